@@ -1,0 +1,73 @@
+package outbox
+
+// EventOverhead is what an event counts beside its bytes when the buffer's limit in bytes is applied.
+const EventOverhead = 64
+
+// Event is one insert into the outbox. Its strings and its payload lie in memory that nobody writes to any more; an event may be
+// copied and kept.
+type Event struct {
+	Pos  Position // LSN is 0 until the commit record has been read
+	Time int64    // the commit's, likewise; see [Commit.Time]
+
+	Doc   string // document
+	Actor string // empty if there is no actor column, or NULL
+	Key   string // seq_key; empty if the table has none, or NULL
+	ID    string // empty if there is no id column, or NULL
+
+	Payload []byte
+	// PayloadSize is the payload's size in bytes. It is larger than len(Payload), which is then 0, where the decoder left out a
+	// payload above its limit: no such payload is ever published.
+	PayloadSize int
+
+	Extra []string // the further columns that subject and headers use, in the order of the decoder's configuration
+	Null  Nulls    // which of the values are NULL
+	Bad   string   // which column could not be decoded and why; empty: none. Such a row is never published as it is
+}
+
+// Nulls is a set of an event's values.
+type Nulls uint64
+
+// The members of a set. Those of Extra follow: see [Event.ExtraNull].
+const (
+	NullDoc Nulls = 1 << iota
+	NullActor
+	NullKey
+	NullID
+	NullPayload
+
+	nullExtra = iota // the bit of Extra[0]
+)
+
+// MaxExtra is the greatest number of further columns: what fits in a [Nulls].
+const MaxExtra = 64 - nullExtra
+
+// ExtraNull reports whether Extra[i] is NULL.
+func (e *Event) ExtraNull(i int) bool { return e.Null&(1<<(nullExtra+i)) != 0 }
+
+// SetExtraNull marks Extra[i] as NULL.
+func (e *Event) SetExtraNull(i int) { e.Null |= 1 << (nullExtra + i) }
+
+// Size is what the event counts against the buffer's limit in bytes: document, actor, key and payload, and EventOverhead.
+func (e *Event) Size() int64 {
+	return int64(len(e.Doc)+len(e.Actor)+len(e.Key)+e.PayloadSize) + EventOverhead
+}
+
+// Kind says which kind of input a commit is.
+type Kind uint8
+
+// The kinds of input. A transaction without any of them is no input.
+const (
+	NoInput        Kind = iota
+	Events              // it holds outbox events (ticks and changes of settings beside them do not count)
+	Tick                // a tick and nothing else
+	SettingsChange      // a change of this slot's ordering settings
+)
+
+// Commit is what is known when a transaction's commit record has been read. Its events came before it, one by one.
+type Commit struct {
+	LSN      LSN      // end LSN of the commit record
+	Time     int64    // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
+	Kind     Kind     //
+	Settings Settings // the new ones, for SettingsChange
+	Events   int      // number of events, for Events
+}

@@ -1,0 +1,71 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Class says what follows from a failure.
+type Class uint8
+
+// The classes.
+const (
+	Transient Class = iota // drop the session, back off, start again; also every error without a class
+	Fatal                  // a setting or the set-up is wrong: stop, exit code 3
+	Gap                    // gap or divergence: stop, exit code 4, an operator decides
+	Poison                 // a row that can't be published: stop, exit code 5
+	Usage                  // command line or configuration: exit code 2
+)
+
+func (c Class) String() string {
+	return [...]string{"transient", "fatal", "gap", "poison", "usage"}[c]
+}
+
+// Fault is a failure with its class and its cure. What and Cure are sentences for the operator: What names the object and its
+// value, Cure what to do about it. From and To give the LSN range that is affected; To 0 means none.
+type Fault struct {
+	Class    Class
+	Code     string // a short stable word for logs and metrics, e.g. "slot_missing"
+	What     string
+	Cure     string
+	From, To LSN
+	Err      error // the cause, if there is one
+}
+
+// CodeSlotInUse is the code of the transient fault that says that another session holds the slot: that makes this one a standby.
+const CodeSlotInUse = "slot_in_use"
+
+// Error implements error: what, the range, the cause, the cure.
+func (f *Fault) Error() string {
+	s := f.What
+	if f.To != 0 {
+		s += fmt.Sprintf("; LSN range %v to %v", f.From, f.To)
+	}
+	if f.Err != nil {
+		s += ": " + f.Err.Error()
+	}
+	if f.Cure != "" {
+		s += ". " + f.Cure
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (f *Fault) Unwrap() error { return f.Err }
+
+// FaultOf returns the fault that err is or wraps, or nil.
+func FaultOf(err error) *Fault {
+	var f *Fault
+	if errors.As(err, &f) {
+		return f
+	}
+	return nil
+}
+
+// ClassOf returns the class of err; an error without one is transient.
+func ClassOf(err error) Class {
+	if f := FaultOf(err); f != nil {
+		return f.Class
+	}
+	return Transient
+}

@@ -1,0 +1,118 @@
+package outbox
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// HeaderName is the name of the packed header of each message.
+const HeaderName = "Outflow"
+
+// Header is the packed header of a message: v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0 pull=0 tl=1 sort=s id=... key=...
+type Header struct {
+	Pos      Position // lsn, i
+	N        int      // place in the window, from 0
+	Of       int      // size of the window
+	Due      LSN      // the window's due
+	Thru     LSN      // the window's thru
+	Pull     int      // how many of the window's events were pulled from beyond what was due
+	Timeline uint32   // the timeline that Pos.LSN lies on
+	Sort     Sort     // the rule in force
+	ID       string   // event id, raw; when parsed from a cut one, its encoded form
+	Key      string   // seq_key, likewise
+}
+
+// Same reports whether two headers agree in what identifies a message: lsn i n of due thru pull.
+func (h *Header) Same(o *Header) bool {
+	return h.Pos == o.Pos && h.N == o.N && h.Of == o.Of && h.Due == o.Due && h.Thru == o.Thru && h.Pull == o.Pull
+}
+
+// Append appends the header's value to b.
+func (h *Header) Append(b []byte) []byte {
+	b = append(b, "v=1 lsn="...)
+	b = h.Pos.LSN.Append(b)
+	b = strconv.AppendUint(append(b, " i="...), uint64(h.Pos.Index), 10)
+	b = strconv.AppendInt(append(b, " n="...), int64(h.N), 10)
+	b = strconv.AppendInt(append(b, " of="...), int64(h.Of), 10)
+	b = h.Due.Append(append(b, " due="...))
+	b = h.Thru.Append(append(b, " thru="...))
+	b = strconv.AppendInt(append(b, " pull="...), int64(h.Pull), 10)
+	b = strconv.AppendUint(append(b, " tl="...), uint64(h.Timeline), 10)
+	if h.Sort == ByCommit {
+		b = append(b, " sort=c id="...)
+	} else {
+		b = append(b, " sort=s id="...)
+	}
+	b = appendEscaped(b, h.ID, &passHeader)
+	return appendEscaped(append(b, " key="...), h.Key, &passHeader)
+}
+
+// String is the header's value.
+func (h *Header) String() string { return string(h.Append(nil)) }
+
+// ParseHeader reads the value of an Outflow header of version 1. Fields that follow those known are passed over, so that a later
+// minor addition does not stop a consumer.
+func ParseHeader(value string) (Header, error) {
+	var h Header
+	rest := value
+	for i, name := range headerFields {
+		var field string
+		field, rest, _ = strings.Cut(rest, " ")
+		v, ok := strings.CutPrefix(field, name)
+		if !ok {
+			return Header{}, fmt.Errorf("header %q: want %s next", value, name)
+		}
+		if err := h.set(i, v); err != nil {
+			return Header{}, fmt.Errorf("header %q: %s%s: %w", value, name, v, err)
+		}
+	}
+	return h, nil
+}
+
+var headerFields = [...]string{"v=", "lsn=", "i=", "n=", "of=", "due=", "thru=", "pull=", "tl=", "sort=", "id=", "key="}
+
+func (h *Header) set(field int, v string) (err error) {
+	var u uint64
+	switch headerFields[field] {
+	case "v=":
+		if v != "1" {
+			return fmt.Errorf("unknown version")
+		}
+	case "lsn=":
+		h.Pos.LSN, err = ParseLSN(v)
+	case "i=":
+		u, err = strconv.ParseUint(v, 10, 32)
+		h.Pos.Index = uint32(u)
+	case "n=":
+		u, err = strconv.ParseUint(v, 10, 63)
+		h.N = int(u)
+	case "of=":
+		u, err = strconv.ParseUint(v, 10, 63)
+		h.Of = int(u)
+	case "due=":
+		h.Due, err = ParseLSN(v)
+	case "thru=":
+		h.Thru, err = ParseLSN(v)
+	case "pull=":
+		u, err = strconv.ParseUint(v, 10, 63)
+		h.Pull = int(u)
+	case "tl=":
+		u, err = strconv.ParseUint(v, 10, 32)
+		h.Timeline = uint32(u)
+	case "sort=":
+		switch v {
+		case "s":
+			h.Sort = BySeqKey
+		case "c":
+			h.Sort = ByCommit
+		default:
+			err = fmt.Errorf("want s or c")
+		}
+	case "id=":
+		h.ID, _ = unescape(v)
+	case "key=":
+		h.Key, _ = unescape(v)
+	}
+	return err
+}

@@ -1,0 +1,63 @@
+package outbox
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// LSN is an address in the write-ahead log, in bytes. The zero value means "none".
+type LSN uint64
+
+// ParseLSN reads the form that PostgreSQL prints: two hexadecimal numbers of at most eight digits with a slash between.
+func ParseLSN(s string) (LSN, error) {
+	hi, lo, ok := strings.Cut(s, "/")
+	if !ok || len(hi) == 0 || len(hi) > 8 || len(lo) == 0 || len(lo) > 8 {
+		return 0, fmt.Errorf("LSN %q: not of the form X/X", s)
+	}
+	h, err := strconv.ParseUint(hi, 16, 32)
+	if err != nil {
+		return 0, fmt.Errorf("LSN %q: not of the form X/X", s)
+	}
+	l, err := strconv.ParseUint(lo, 16, 32)
+	if err != nil {
+		return 0, fmt.Errorf("LSN %q: not of the form X/X", s)
+	}
+	return LSN(h<<32 | l), nil
+}
+
+// String prints the LSN as PostgreSQL does, X/X.
+func (l LSN) String() string { return string(l.Append(make([]byte, 0, 17))) }
+
+// Append appends the text form X/X to b.
+func (l LSN) Append(b []byte) []byte {
+	b = appendHex(b, uint32(l>>32))
+	b = append(b, '/')
+	return appendHex(b, uint32(l))
+}
+
+func appendHex(b []byte, v uint32) []byte {
+	const digits = "0123456789ABCDEF"
+	n := 1
+	for v>>(4*n) != 0 && n < 8 {
+		n++
+	}
+	for n > 0 {
+		n--
+		b = append(b, digits[v>>(4*n)&0xF])
+	}
+	return b
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (l LSN) MarshalText() ([]byte, error) { return l.Append(nil), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (l *LSN) UnmarshalText(b []byte) error {
+	v, err := ParseLSN(string(b))
+	if err != nil {
+		return err
+	}
+	*l = v
+	return nil
+}

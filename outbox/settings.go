@@ -1,0 +1,176 @@
+package outbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Prefixes of the logical messages that are inputs.
+const (
+	TickPrefix     = "outflow.tick"
+	SettingsPrefix = "outflow.settings"
+)
+
+// Sort is the rule by which a window's events are sorted.
+type Sort uint8
+
+// The rules.
+const (
+	BySeqKey Sort = iota // by (doc_id, seq_key, position)
+	ByCommit             // commit order; each sequence's events, in the places that they occupy, ascend by seq_key
+)
+
+// ParseSort reads "seq_key" or "commit".
+func ParseSort(s string) (Sort, error) {
+	switch s {
+	case "seq_key":
+		return BySeqKey, nil
+	case "commit":
+		return ByCommit, nil
+	}
+	return 0, fmt.Errorf("sort %q: want seq_key or commit", s)
+}
+
+func (s Sort) String() string {
+	if s == ByCommit {
+		return "commit"
+	}
+	return "seq_key"
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s Sort) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (s *Sort) UnmarshalText(b []byte) (err error) {
+	*s, err = ParseSort(string(b))
+	return err
+}
+
+// Settings are the ordering settings. With the WAL they decide the order, so changes of them are in the WAL. They are comparable
+// with ==.
+type Settings struct {
+	Horizon   time.Duration // whole microseconds, 0 or more; 0: every transaction is its own window
+	Sort      Sort
+	MaxEvents int   // held events, at least 1
+	MaxBytes  int64 // held bytes by [Event.Size], at least 1
+}
+
+// The defaults.
+const (
+	DefaultHorizon   = 20 * time.Millisecond
+	DefaultMaxEvents = 65536
+	DefaultMaxBytes  = 64 << 20
+)
+
+// Validate names the first setting that is out of its range.
+func (s Settings) Validate() error {
+	switch {
+	case s.Horizon < 0 || s.Horizon > 24*time.Hour:
+		return fmt.Errorf("horizon %v: want 0s to 24h", s.Horizon)
+	case s.Horizon%time.Microsecond != 0:
+		return fmt.Errorf("horizon %v: want whole microseconds", s.Horizon)
+	case s.Sort > ByCommit:
+		return fmt.Errorf("sort %d: unknown", s.Sort)
+	case s.MaxEvents < 1:
+		return fmt.Errorf("max_events %d: want 1 or more", s.MaxEvents)
+	case s.MaxBytes < 1:
+		return fmt.Errorf("max_bytes %d: want 1 or more", s.MaxBytes)
+	}
+	return nil
+}
+
+// String is the text form without the slot, for logs.
+func (s Settings) String() string {
+	return fmt.Sprintf("horizon=%v sort=%v max_events=%d max_bytes=%d", s.Horizon, s.Sort, s.MaxEvents, s.MaxBytes)
+}
+
+// Content is the content of the logical message that changes the settings of a slot's outflow.
+func (s Settings) Content(slot string) string { return "v=1 slot=" + slot + " " + s.String() }
+
+// ErrNewerSettings says that a change of settings was written by a newer version of Outflow than this one.
+var ErrNewerSettings = errors.New("a change of ordering settings of a newer version")
+
+// ParseSettings reads the content of a settings message: each key once, in the order that [Settings.Content] writes. The slot is
+// returned as soon as it is known, so that a caller can pass over what is meant for others. An error that is not
+// [ErrNewerSettings] means malformed.
+func ParseSettings(content string) (slot string, s Settings, err error) {
+	version, rest, _ := strings.Cut(content, " ")
+	v, ok := strings.CutPrefix(version, "v=")
+	n, numErr := strconv.ParseUint(v, 10, 32)
+	if !ok || numErr != nil || n == 0 {
+		return "", s, fmt.Errorf("settings message %q: no version", content)
+	}
+	first, rest, _ := strings.Cut(rest, " ")
+	slot, ok = strings.CutPrefix(first, "slot=")
+	if !ok || slot == "" {
+		return "", s, fmt.Errorf("settings message %q: no slot", content)
+	}
+	if n > 1 {
+		return slot, s, fmt.Errorf("settings message %q: %w", content, ErrNewerSettings)
+	}
+	for _, key := range []string{"horizon=", "sort=", "max_events=", "max_bytes="} {
+		var field string
+		field, rest, _ = strings.Cut(rest, " ")
+		value, ok := strings.CutPrefix(field, key)
+		if !ok {
+			return slot, Settings{}, fmt.Errorf("settings message %q: want %s next", content, key)
+		}
+		switch key {
+		case "horizon=":
+			s.Horizon, err = time.ParseDuration(value)
+		case "sort=":
+			s.Sort, err = ParseSort(value)
+		case "max_events=":
+			s.MaxEvents, err = strconv.Atoi(value)
+		case "max_bytes=":
+			s.MaxBytes, err = strconv.ParseInt(value, 10, 64)
+		}
+		if err != nil {
+			return slot, Settings{}, fmt.Errorf("settings message %q: %w", content, err)
+		}
+	}
+	if rest != "" {
+		return slot, Settings{}, fmt.Errorf("settings message %q: %q after the end", content, rest)
+	}
+	if err := s.Validate(); err != nil {
+		return slot, Settings{}, fmt.Errorf("settings message %q: %w", content, err)
+	}
+	return slot, s, nil
+}
+
+// Unkeyed returns the settings in force where the table has neither a key nor the columns to make one from: commit order.
+func (s Settings) Unkeyed() Settings {
+	s.Horizon, s.Sort = 0, ByCommit
+	return s
+}
+
+type settingsJSON struct {
+	Horizon   string `json:"horizon"`
+	Sort      Sort   `json:"sort"`
+	MaxEvents int    `json:"max_events"`
+	MaxBytes  int64  `json:"max_bytes"`
+}
+
+// MarshalJSON writes the horizon as text, as in the configuration.
+func (s Settings) MarshalJSON() ([]byte, error) {
+	return json.Marshal(settingsJSON{s.Horizon.String(), s.Sort, s.MaxEvents, s.MaxBytes})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes, and validates it.
+func (s *Settings) UnmarshalJSON(b []byte) error {
+	var j settingsJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	h, err := time.ParseDuration(j.Horizon)
+	if err != nil {
+		return err
+	}
+	*s = Settings{Horizon: h, Sort: j.Sort, MaxEvents: j.MaxEvents, MaxBytes: j.MaxBytes}
+	return s.Validate()
+}
