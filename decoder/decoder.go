@@ -1,0 +1,254 @@
+package decoder
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Config says what to read. The zero value of an optional field means that there is none.
+type Config struct {
+	TableOID uint32         // the outbox; of a partitioned one the root
+	Mapping  outbox.Mapping // column names by role
+	ID       string         // the id column, optional
+	Extra    []string       // further columns for Event.Extra, at most outbox.MaxExtra; optional
+	Slot     string         // changes of settings for other slots are no inputs
+
+	// MaxPayload is in bytes of the payload as it would be published. A larger one is not copied: the event then has its
+	// PayloadSize and no Payload. 0: no limit.
+	MaxPayload int
+}
+
+// Kind says what a message has brought.
+type Kind uint8
+
+// The kinds of result.
+const (
+	Nothing Kind = iota // nothing to act on
+	Event               // an insert into the outbox, in Result.Event
+	Commit              // the end of a transaction, in Result.Commit
+)
+
+// Result is what one message gives. The caller may reuse it: Decode overwrites all of it.
+type Result struct {
+	Kind   Kind
+	Event  outbox.Event
+	Commit outbox.Commit
+	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be read as one. It is
+	// no input: to be counted and logged. Kind is Nothing then.
+	Malformed error
+}
+
+// Decoder reads the messages of one replication session, in order. It is not safe for concurrent use.
+type Decoder struct {
+	cfg Config
+	err error // the first one; nothing is decoded after it
+
+	plan     *plan // how to read the outbox's rows; nil before its first Relation message
+	keyed    bool  // a plan of this session has had the mapped key column
+	arena    arena
+	cells    []cell // of the present row, by the plan's columns
+	scratch  [maxFixed]byte
+	last     outbox.LSN // end LSN of the last commit
+	inCommit bool       // between Begin and Commit
+	tx       transaction
+}
+
+// transaction is what is known of the one that is being read.
+type transaction struct {
+	final    outbox.LSN // LSN of the commit record's start, from Begin
+	events   uint32
+	tick     bool
+	settings *outbox.Settings // the last well-formed change for this slot
+	newer    error            // a change that a newer version wrote for this slot
+}
+
+// New returns a decoder for a session that starts.
+func New(cfg Config) *Decoder {
+	d := &Decoder{cfg: cfg}
+	if n := len(cfg.Extra); n > outbox.MaxExtra {
+		d.err = &outbox.Fault{
+			Class: outbox.Usage,
+			Code:  "too_many_columns",
+			What:  fmt.Sprintf("subject and headers use %d further columns of table %s", n, cfg.Mapping.Table),
+			Cure:  fmt.Sprintf("Use at most %d.", outbox.MaxExtra),
+		}
+	}
+	return d
+}
+
+// InTransaction reports whether the last message lies between a Begin and its Commit: a keepalive then says nothing about how
+// far the WAL has been read.
+func (d *Decoder) InTransaction() bool { return d.inCommit }
+
+// Decode reads one message of pgoutput, protocol version 1, and says in r what it brought. msg is not kept.
+//
+// An error ends the session: it is returned again for whatever comes after. It is an [outbox.Fault] where an operator must act
+// (a mapped column is missing, a newer version has changed the settings), [ErrNeedText] where binary values must be turned off,
+// and otherwise says where the bytes are not what the protocol allows.
+func (d *Decoder) Decode(msg []byte, r *Result) error {
+	*r = Result{}
+	if d.err == nil {
+		m := reader{b: msg}
+		if d.err = d.message(&m, r); d.err != nil {
+			*r = Result{}
+		}
+	}
+	return d.err
+}
+
+// message reads any message. Those that say nothing about the outbox are read all the same, so that what the server sends is
+// either understood whole or refused.
+func (d *Decoder) message(m *reader, r *Result) error {
+	kind := m.u8()
+	switch kind {
+	case 'B', 'M':
+	case 'C', 'O', 'R', 'Y', 'I', 'U', 'D', 'T':
+		if !d.inCommit {
+			return d.protocol(m, "outside of a transaction")
+		}
+	default:
+		if len(m.b) == 0 {
+			return d.protocol(m, "an empty message")
+		}
+		return d.protocol(m, "not a message of protocol version 1")
+	}
+	var err error
+	switch kind {
+	case 'I':
+		err = d.insert(m, r)
+	case 'B':
+		err = d.begin(m)
+	case 'C':
+		err = d.commit(m, r)
+	case 'R':
+		err = d.relation(m)
+	case 'M':
+		err = d.logical(m, r)
+	case 'U', 'D':
+		err = d.change(m, kind)
+	case 'T':
+		relations := uint64(m.u32())
+		m.u8() // CASCADE, RESTART IDENTITY
+		m.skip(uint32(min(4*relations, math.MaxUint32)))
+	case 'O':
+		m.u64() // LSN at the origin
+		m.text()
+	case 'Y':
+		m.u32() // OID
+		m.text()
+		m.text()
+	}
+	if err != nil {
+		return err
+	}
+	return d.end(m)
+}
+
+// end is the check that every message ends with: all of it was there, and nothing after it.
+func (d *Decoder) end(m *reader) error {
+	switch {
+	case m.short:
+		return d.protocol(m, "ends in the middle of a field")
+	case m.off != len(m.b):
+		return d.protocol(m, "goes on after its end")
+	}
+	return nil
+}
+
+func (d *Decoder) begin(m *reader) error {
+	if d.inCommit {
+		return d.protocol(m, "inside a transaction")
+	}
+	final := outbox.LSN(m.u64())
+	m.u64() // commit timestamp, again in Commit
+	m.u32() // transaction id
+	if err := d.end(m); err != nil {
+		return err
+	}
+	d.inCommit, d.tx = true, transaction{final: final}
+	return nil
+}
+
+func (d *Decoder) commit(m *reader, r *Result) error {
+	flags, start, end := m.u8(), outbox.LSN(m.u64()), outbox.LSN(m.u64())
+	c := outbox.Commit{LSN: end, Time: int64(m.u64())}
+	if err := d.end(m); err != nil {
+		return err
+	}
+	switch {
+	case flags != 0:
+		return d.protocol(m, "unknown flags %#x", flags)
+	case start != d.tx.final:
+		return d.protocol(m, "commit LSN %v is not the one that Begin announced", start)
+	case end <= start:
+		return d.protocol(m, "end LSN %v is not after the commit LSN", end)
+	case end <= d.last:
+		return d.protocol(m, "end LSN %v is not after that of the commit before, %v", end, d.last)
+	}
+	tx := &d.tx
+	switch {
+	case tx.events > 0:
+		c.Kind, c.Events = outbox.Events, int(tx.events)
+	case tx.newer != nil:
+		return &outbox.Fault{
+			Class: outbox.Fatal,
+			Code:  "settings_newer",
+			What:  fmt.Sprintf("slot %s: the transaction that ends at %v changes the ordering settings", d.cfg.Slot, end),
+			Cure:  "Run the version of Outflow that wrote it, or a later one.",
+			Err:   tx.newer,
+		}
+	case tx.settings != nil:
+		c.Kind, c.Settings = outbox.SettingsChange, *tx.settings
+	case tx.tick:
+		c.Kind = outbox.Tick
+	}
+	d.inCommit, d.last = false, end
+	r.Kind, r.Commit = Commit, c
+	return nil
+}
+
+// protocol makes the error for bytes that protocol version 1 does not allow. It carries no class: the session is dropped and the
+// WAL read again.
+func (d *Decoder) protocol(m *reader, format string, args ...any) error {
+	name := "no"
+	if len(m.b) > 0 {
+		name = messageName(m.b[0])
+	}
+	where := fmt.Sprintf("in the transaction with commit LSN %v", d.tx.final)
+	if !d.inCommit {
+		where = fmt.Sprintf("after the commit that ends at %v", d.last)
+	}
+	return fmt.Errorf("pgoutput: %s message %s, at byte %d of %d: %s", name, where, m.off, len(m.b), fmt.Sprintf(format, args...))
+}
+
+func messageName(kind byte) string {
+	switch kind {
+	case 'B':
+		return "Begin"
+	case 'C':
+		return "Commit"
+	case 'O':
+		return "Origin"
+	case 'R':
+		return "Relation"
+	case 'Y':
+		return "Type"
+	case 'I':
+		return "Insert"
+	case 'U':
+		return "Update"
+	case 'D':
+		return "Delete"
+	case 'T':
+		return "Truncate"
+	case 'M':
+		return "Message"
+	}
+	return fmt.Sprintf("%q", kind)
+}
+
+// errTooManyEvents takes a COPY: a transaction has no more commands than that, but one command may bring more rows.
+var errTooManyEvents = errors.New("decoder: more events in one transaction than a position can number")

@@ -1,0 +1,61 @@
+package decoder
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// maxSettings is more than the content of a well-formed change of settings takes, in bytes. What is longer is not quoted in full.
+const maxSettings = 1024
+
+var errSettingsLength = fmt.Errorf("settings message of more than %d bytes", maxSettings)
+
+// logical reads what pg_logical_emit_message wrote. All messages of the database arrive; only transactional ones with our
+// prefixes can be inputs, and whether they are is known at the commit.
+func (d *Decoder) logical(m *reader, r *Result) error {
+	const transactional = 1
+	flags := m.u8()
+	m.u64() // LSN of the message
+	prefix := m.text()
+	size := m.u32()
+	start := m.skip(size)
+	if err := d.end(m); err != nil {
+		return err
+	}
+	switch {
+	case flags&^transactional != 0:
+		return d.protocol(m, "unknown flags %#x", flags)
+	case flags&transactional == 0:
+		return nil // sent when it was written, not when anything was committed
+	case !d.inCommit:
+		return d.protocol(m, "transactional, but outside of a transaction")
+	}
+	switch string(prefix) {
+	case outbox.TickPrefix:
+		d.tx.tick = true
+	case outbox.SettingsPrefix:
+		r.Malformed = d.settings(m.b[start:])
+	}
+	return nil
+}
+
+// settings takes note of a change for this slot. The result is not nil if the content can't be read as a change and may have been
+// meant for this slot.
+func (d *Decoder) settings(content []byte) (malformed error) {
+	slot, s, err := outbox.ParseSettings(string(content[:min(len(content), maxSettings)]))
+	switch {
+	case slot != "" && slot != d.cfg.Slot:
+		return nil
+	case errors.Is(err, outbox.ErrNewerSettings):
+		d.tx.newer = err
+		return nil
+	case err != nil:
+		return err
+	case len(content) > maxSettings:
+		return errSettingsLength
+	}
+	d.tx.settings = &s
+	return nil
+}

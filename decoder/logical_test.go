@@ -1,0 +1,125 @@
+package decoder
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func settingsOf(horizon time.Duration) outbox.Settings {
+	return outbox.Settings{Horizon: horizon, Sort: outbox.ByCommit, MaxEvents: 512, MaxBytes: 1 << 20}
+}
+
+// padded gives a change of n bytes; its first maxSettings bytes are a well-formed change too.
+func padded(n int) string {
+	head, tail, _ := strings.Cut(settingsOf(time.Second).Content("outflow"), "max_bytes=")
+	head += "max_bytes="
+	return head + strings.Repeat("0", maxSettings-len(head)-len(tail)) + tail + strings.Repeat(" ", n-maxSettings)
+}
+
+func TestKindOfInput(t *testing.T) {
+	t.Parallel()
+	tick := logical(1, outbox.TickPrefix, "at 12:00")
+	set := func(content string) []byte { return logical(1, outbox.SettingsPrefix, content) }
+	ours, later := set(settingsOf(5*time.Millisecond).Content("outflow")), set(settingsOf(7*time.Millisecond).Content("outflow"))
+	theirs, bad := set(settingsOf(time.Second).Content("analytics")), set("v=1 slot=outflow horizon=soon")
+	event, rel := row("1", "[]"), relation(tableOID, columns...)
+	for name, c := range map[string]struct {
+		msgs      [][]byte
+		want      outbox.Commit
+		malformed int
+	}{
+		"nothing":                  {},
+		"tick":                     {msgs: [][]byte{tick}, want: outbox.Commit{Kind: outbox.Tick}},
+		"two ticks":                {msgs: [][]byte{tick, tick}, want: outbox.Commit{Kind: outbox.Tick}},
+		"event after a tick":       {msgs: [][]byte{tick, rel, event}, want: outbox.Commit{Kind: outbox.Events, Events: 1}},
+		"tick after an event":      {msgs: [][]byte{rel, event, tick}, want: outbox.Commit{Kind: outbox.Events, Events: 1}},
+		"event after a change":     {msgs: [][]byte{ours, rel, event}, want: outbox.Commit{Kind: outbox.Events, Events: 1}},
+		"change":                   {msgs: [][]byte{ours}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
+		"change before a tick":     {msgs: [][]byte{ours, tick}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
+		"change after a tick":      {msgs: [][]byte{tick, ours}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
+		"the last change":          {msgs: [][]byte{ours, later}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(7 * time.Millisecond)}},
+		"change and another's":     {msgs: [][]byte{ours, theirs}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
+		"another's":                {msgs: [][]byte{theirs}},
+		"another's and a tick":     {msgs: [][]byte{theirs, tick}, want: outbox.Commit{Kind: outbox.Tick}},
+		"malformed":                {msgs: [][]byte{bad}, malformed: 1},
+		"malformed and a tick":     {msgs: [][]byte{bad, tick}, want: outbox.Commit{Kind: outbox.Tick}, malformed: 1},
+		"malformed after a change": {msgs: [][]byte{ours, bad}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}, malformed: 1},
+		"malformed with an event":  {msgs: [][]byte{bad, rel, event}, want: outbox.Commit{Kind: outbox.Events, Events: 1}, malformed: 1},
+		"malformed for another":    {msgs: [][]byte{set("v=1 slot=analytics horizon=soon")}},
+		"without a slot":           {msgs: [][]byte{set("v=1 horizon=1s")}, malformed: 1},
+		"empty":                    {msgs: [][]byte{set("")}, malformed: 1},
+		"newer for another":        {msgs: [][]byte{set("v=2 slot=analytics shards=4")}},
+		"newer beside an event":    {msgs: [][]byte{set("v=2 slot=outflow shards=4"), rel, event}, want: outbox.Commit{Kind: outbox.Events, Events: 1}},
+		"too long": {
+			msgs:      [][]byte{set(padded(maxSettings + 1)), set(padded(2 * maxSettings))},
+			malformed: 2,
+		},
+		"just not too long": {
+			msgs: [][]byte{set(padded(maxSettings))}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(time.Second)},
+		},
+		"not transactional": {msgs: [][]byte{
+			logical(0, outbox.TickPrefix, ""), logical(0, outbox.SettingsPrefix, "v=2 slot=outflow"), logical(0, outbox.SettingsPrefix, "x"),
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			msgs := append([][]byte{begin(0x100)}, c.msgs...)
+			results, err := decodeAll(config, append(msgs, commit(0x100, 0x130, 9))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.want.LSN, c.want.Time = 0x130, 9
+			if got := commits(results); len(got) != 1 || got[0] != c.want {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+			malformed := 0
+			for _, r := range results {
+				if r.Malformed != nil {
+					malformed++
+					if n := len(r.Malformed.Error()); r.Kind != Nothing || n > 3*maxSettings {
+						t.Errorf("kind %v, %d bytes of text", r.Kind, n)
+					}
+				}
+			}
+			if malformed != c.malformed {
+				t.Errorf("%d malformed, want %d", malformed, c.malformed)
+			}
+		})
+	}
+}
+
+// The inputs of one transaction say nothing of the next.
+func TestInputsEndWithTheirTransaction(t *testing.T) {
+	t.Parallel()
+	results, err := decodeAll(config,
+		begin(0x100), logical(1, outbox.TickPrefix, ""), logical(1, outbox.SettingsPrefix, settingsOf(0).Content("outflow")),
+		relation(tableOID, columns...), row("1", "[]"), commit(0x100, 0x130, 0),
+		begin(0x200), commit(0x200, 0x230, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := commits(results); len(got) != 2 || got[1] != (outbox.Commit{LSN: 0x230}) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestNewerSettings(t *testing.T) {
+	t.Parallel()
+	_, err := decodeAll(config, begin(0x100),
+		logical(1, outbox.SettingsPrefix, "v=2 slot=outflow shards=4"),
+		logical(1, outbox.SettingsPrefix, settingsOf(0).Content("outflow")),
+		commit(0x100, 0x130, 0))
+	f := outbox.FaultOf(err)
+	if f == nil || f.Class != outbox.Fatal || !errors.Is(err, outbox.ErrNewerSettings) {
+		t.Fatalf("got %v", err)
+	}
+	for _, want := range []string{"slot outflow", "0/130", "Run the version"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %q", err, want)
+		}
+	}
+}
