@@ -1,0 +1,24 @@
+FROM golang:1.26-bookworm AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+ARG VERSION=dev
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /image/outflow ./cmd/outflow
+# What an empty image lacks: certificates, a user, and a folder for transactions that are too large for memory.
+RUN mkdir -p /image/etc/ssl/certs /image/licences \
+ && mkdir -m 1777 /image/tmp \
+ && cp /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/ \
+ && echo 'outflow:x:65532:65532::/tmp:/sbin/nologin' > /image/etc/passwd \
+ && cp LICENSE /image/licences/outflow \
+ && cp internal/trace/data/README.md /image/licences/recorded-editing-sessions
+
+FROM scratch
+COPY --from=build /image /
+USER 65532:65532
+# Inside a container the loopback address is the container's own. Publish the port with care: the page shows subjects and LSNs.
+ENV OUTFLOW_LISTEN=0.0.0.0:9187
+EXPOSE 9187
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["/outflow", "healthcheck"]
+ENTRYPOINT ["/outflow"]
+CMD ["run"]

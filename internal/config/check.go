@@ -1,0 +1,112 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func wrong(what, cure string) error {
+	return &outbox.Fault{Class: outbox.Usage, What: what, Cure: cure}
+}
+
+// rules are those that read more than one setting.
+var rules = []Check{
+	{[]string{"nats.url", "nats.context"}, func(c Config) error {
+		switch {
+		case c.NATS.URL == "" && c.NATS.Context == "":
+			return wrong("no server", "Set nats.url or nats.context")
+		case c.NATS.URL != "" && c.NATS.Context != "":
+			return wrong(c.describe("nats.context")+" names servers as well", "Leave one of them out")
+		}
+		return nil
+	}},
+	{[]string{"nats", "nats.context", "nats.creds", "nats.nkey", "nats.user", "nats.token", "nats.token_file", "nats.url"}, oneLogin},
+	{[]string{"nats.password", "nats.password_file"}, func(c Config) error {
+		if c.NATS.Password != "" && c.NATS.PasswordFile != "" {
+			return wrong(c.describe("nats.password_file")+" is set as well", "Leave one of them out")
+		}
+		return nil
+	}},
+	{[]string{"nats.user", "nats.password", "nats.password_file"}, func(c Config) error {
+		if c.NATS.User == "" && (c.NATS.Password != "" || c.NATS.PasswordFile != "") {
+			return wrong("there is a password without a user", "Set nats.user")
+		}
+		return nil
+	}},
+	{[]string{"nats.token", "nats.token_file"}, func(c Config) error {
+		if c.NATS.Token != "" && c.NATS.TokenFile != "" {
+			return wrong(c.describe("nats.token_file")+" is set as well", "Leave one of them out")
+		}
+		return nil
+	}},
+	{[]string{"nats.tls.cert", "nats.tls.key"}, func(c Config) error {
+		if (c.NATS.TLS.Cert == "") != (c.NATS.TLS.Key == "") {
+			return wrong(c.describe("nats.tls.key"), "Set both or neither")
+		}
+		return nil
+	}},
+	{[]string{"init.max_age"}, func(c Config) error {
+		if age := c.Init.MaxAge; age > 0 && age < 100*time.Millisecond {
+			return wrong("JetStream refuses less than 100ms", "Give "+byPath["init.max_age"].want)
+		}
+		return nil
+	}},
+	{[]string{"init.max_age", "sink.durable_after"}, func(c Config) error {
+		if age := c.Init.MaxAge; age > 0 && age/2 < c.Sink.DurableAfter {
+			return wrong("below twice "+c.describe("sink.durable_after")+", messages would be gone before they count as durable",
+				"Give 0s or at least twice that")
+		}
+		return nil
+	}},
+}
+
+// oneLogin refuses two ways to authenticate: which of them wins would be up to the client library.
+func oneLogin(c Config) error {
+	n := c.NATS
+	var set []string
+	for _, w := range []struct {
+		path string
+		set  bool
+	}{
+		{"nats.context", n.Context != ""}, {"nats.creds", n.Creds != ""}, {"nats.nkey", n.NKey != ""},
+		{"nats.user", n.User != ""}, {"nats.token", n.Token != ""},
+		{"nats.token_file", n.TokenFile != "" && n.Token == ""},
+		{"nats.url", strings.Contains(n.URL, "@")},
+	} {
+		if w.set {
+			set = append(set, c.describe(w.path))
+		}
+	}
+	if len(set) < 2 {
+		return nil
+	}
+	return wrong("more than one way to authenticate: "+strings.Join(set, ", "), "Leave one")
+}
+
+// Login returns the password and the token, read from their files where settings name such. It is to be called for each new
+// connection, so that a changed secret is taken up.
+func (n NATS) Login() (password, token string, err error) {
+	password, token = n.Password, n.Token
+	if n.PasswordFile != "" {
+		if password, err = readSecret("nats.password_file", n.PasswordFile); err != nil {
+			return "", "", err
+		}
+	}
+	if n.TokenFile != "" {
+		if token, err = readSecret("nats.token_file", n.TokenFile); err != nil {
+			return "", "", err
+		}
+	}
+	return password, token, nil
+}
+
+func readSecret(path, name string) (string, error) {
+	data, err := readFile(name)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return strings.TrimRight(string(data), "\r\n"), nil
+}

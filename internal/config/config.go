@@ -1,0 +1,134 @@
+// Package config reads Outflow's settings: flags before environment before file before defaults.
+//
+// One table (settings.go) says of each setting its path, default, accepted values and meaning. Flags, environment names, keys of
+// the file, docs/configuration.md and what `outflow config` prints all come from it.
+package config
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Config is the effective configuration. Its fields mirror the paths of the settings; [Load] has checked and completed all of
+// them. It is read-only.
+type Config struct {
+	Postgres    Postgres
+	NATS        NATS
+	Table       string // schema.name, without quotes
+	Columns     Columns
+	Headers     []Header // ascending by name
+	Slot        string
+	Publication string
+	Stream      string
+	Subject     string // a template; its syntax is the sink's
+	Reorder     Reorder
+	Sink        Sink
+	Init        Init
+	Listen      string // host:port; "": no listener
+	Log         Log
+	StopTimeout time.Duration // for what is in flight at a clean stop
+
+	from map[string]origin // by path: where the value came from
+}
+
+// Postgres says how PostgreSQL is reached.
+type Postgres struct {
+	URL      string // "": libpq's PG* variables and defaults
+	WriteURL string // for ticks and changes of settings; URL if it was not given
+}
+
+// NATS says how NATS is reached. At most one way to authenticate is set.
+type NATS struct {
+	URL          string // one or more, separated by commas; "" where Context says it
+	Context      string
+	Creds        string // file
+	NKey         string // file
+	User         string
+	Password     string
+	PasswordFile string
+	Token        string
+	TokenFile    string
+	TLS          TLS
+}
+
+// TLS names PEM files; "" is none.
+type TLS struct {
+	CA   string
+	Cert string
+	Key  string
+}
+
+// Columns names the table's columns by role. See [ResolveMapping].
+type Columns struct {
+	ID      Column
+	Doc     Column
+	Actor   Column
+	Counter Column
+	Key     Column
+	Payload Column
+}
+
+// Column is a column's name. Explicit tells a name that was given from a default, which need not exist. "" means that the table
+// has no such column.
+type Column struct {
+	Name     string
+	Explicit bool
+}
+
+// Header maps a column to a message header.
+type Header struct {
+	Name   string
+	Column string
+}
+
+// Reorder holds the ordering settings.
+type Reorder struct {
+	Horizon   time.Duration // whole microseconds, 0 to 24h
+	Sort      outbox.Sort
+	MaxEvents int   // at least 1
+	MaxBytes  int64 // at least 1
+	Tick      string
+	SpillDir  string // never ""
+}
+
+// The values of reorder.tick.
+const (
+	TickWAL = "wal" // outflow writes ticks
+	TickOff = "off" // others do
+)
+
+// Settings returns the part that the WAL carries.
+func (r Reorder) Settings() outbox.Settings {
+	return outbox.Settings{Horizon: r.Horizon, Sort: r.Sort, MaxEvents: r.MaxEvents, MaxBytes: r.MaxBytes}
+}
+
+// Sink holds the settings of publishing and confirming.
+type Sink struct {
+	DurableAfter      time.Duration // 0 or more
+	OnPoison          string
+	DeadLetterSubject string
+	MaxPayload        int // bytes, 1 KiB to 64 MiB
+	MsgID             bool
+}
+
+// The values of sink.on_poison.
+const (
+	PoisonStop       = "stop"
+	PoisonDeadLetter = "dead_letter"
+)
+
+// Init says how init makes the stream.
+type Init struct {
+	Replicas int    // 1 to 5
+	Storage  string // file or memory
+	MaxAge   time.Duration
+	MaxBytes int64 // 0: no limit
+}
+
+// Log says what is logged, and how.
+type Log struct {
+	Format string // text or json
+	Level  slog.Level
+}

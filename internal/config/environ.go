@@ -1,0 +1,69 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+const (
+	envPrefix = "OUTFLOW_"
+	fileArg   = "config"
+	fileEnv   = envPrefix + "CONFIG"
+)
+
+// otherNames begin with our prefix and are no settings: the file, where PostgreSQL's programs are for a demo, and what the
+// scripts and tests of the project read.
+var otherNames = []string{fileEnv, envPrefix + "PG_BIN", envPrefix + "CACHE"}
+
+const testPrefix = envPrefix + "TEST_"
+
+// kubernetesName matches what Kubernetes puts into every pod for a Service whose name is or begins with "outflow".
+var kubernetesName = regexp.MustCompile(`^OUTFLOW(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// readEnviron takes settings from the environment and finds names that look like settings and are none.
+func (l *loader) readEnviron() {
+	known := map[string]bool{}
+	for _, name := range otherNames {
+		known[name] = true
+	}
+	for i := range settings {
+		s := &settings[i]
+		known[s.env()] = true
+		for _, name := range s.fallback {
+			if text := l.environ[name]; text != "" {
+				l.give(s.path, given{text: text, from: origin{fromFallback, name}})
+				break
+			}
+		}
+		if text, ok := l.environ[s.env()]; ok {
+			l.give(s.path, given{text: text, from: origin{fromEnv, s.env()}})
+		}
+	}
+	var unknown []string
+	for name := range l.environ {
+		if strings.HasPrefix(name, envPrefix) && !known[name] && !strings.HasPrefix(name, testPrefix) && !kubernetesName.MatchString(name) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	for _, name := range unknown {
+		near := byPath[nearest(strings.TrimPrefix(name, envPrefix), paths)].env()
+		l.problem(fmt.Sprintf("environment %s: there is no such setting", name), "The nearest is "+near)
+	}
+}
+
+// libpq says where an empty postgres.url leaves it.
+func (l *loader) libpq() origin {
+	var names []string
+	for _, name := range []string{"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"} {
+		if l.environ[name] != "" {
+			names = append(names, name)
+		}
+	}
+	if names == nil {
+		return origin{name: "libpq's"}
+	}
+	return origin{fromFallback, strings.Join(names, ", ")}
+}

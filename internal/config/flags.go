@@ -1,0 +1,64 @@
+package config
+
+import (
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// AddFlags adds --config and a flag for each setting to cmd. The map it returns is filled when the flags are parsed.
+func AddFlags(cmd *cobra.Command) Args {
+	args := Args{}
+	flags := cmd.Flags()
+	flags.Var(&argument{args, fileArg, "file", ""}, fileArg, "the file with the settings (also "+fileEnv+")")
+	_ = cmd.MarkFlagFilename(fileArg, "yaml", "yml")
+	var scratch Config
+	for i := range settings {
+		s := &settings[i]
+		kind := s.bind(&scratch).kind()
+		f := flags.VarPF(&argument{args, s.path, kind, s.def}, s.path, "", s.doc)
+		f.Annotations = map[string][]string{settingAnnotation: {s.defText()}}
+		if kind == "bool" {
+			f.NoOptDefVal = "true"
+		}
+		_ = cmd.RegisterFlagCompletionFunc(s.path, completion(s))
+	}
+	return args
+}
+
+const settingAnnotation = "outflow_setting"
+
+// IsSetting tells the flags of settings from a command's own.
+func IsSetting(f *pflag.Flag) bool { return f.Annotations[settingAnnotation] != nil }
+
+// NearestFlag returns the flag of the setting that name was most likely meant to be, with its dashes.
+func NearestFlag(name string) string { return "--" + nearest(name, paths) }
+
+// argument keeps the text it is given: values are checked together with those of the other sources.
+type argument struct {
+	args       Args
+	path, kind string
+	def        string
+}
+
+func (f *argument) Set(text string) error {
+	if old := f.args[f.path]; old != "" && f.path == "headers" {
+		text = old + "," + text
+	}
+	f.args[f.path] = text
+	return nil
+}
+
+func (f *argument) String() string { return f.def }
+func (f *argument) Type() string   { return f.kind }
+
+func completion(s *setting) cobra.CompletionFunc {
+	switch {
+	case s.choices != nil:
+		return cobra.FixedCompletions(s.choices, cobra.ShellCompDirectiveNoFileComp)
+	case s.want == wantFile:
+		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
+	case s.want == wantDir:
+		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+	}
+	return cobra.NoFileCompletions
+}

@@ -1,0 +1,164 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Resolved is the mapping of settings to the columns that a table has.
+type Resolved struct {
+	Mapping outbox.Mapping
+	ID      string   // column; "" if there is none
+	Extra   []string // the columns that only subject and headers use, without repetition
+	// Uses says of each name that the template or a mapped header uses where its value is in an event.
+	Uses map[string]Use
+}
+
+// Use is where an event has a value: in the field of a role, or in Extra.
+type Use struct {
+	Role  Role
+	Extra int // index into Event.Extra, if Role is InExtra
+}
+
+// Role is a field of an event.
+type Role uint8
+
+// The roles. A counter has no field: where subject or headers use it, it is a further column.
+const (
+	InExtra Role = iota
+	InDoc
+	InActor
+	InKey
+	InID
+)
+
+// ResolveMapping applies the settings to a table's columns. A column that was named and is not there is a Fault of class Fatal;
+// one that has only its default name is then absent, except document and payload. template lists the columns that the subject's
+// template uses. A name there or among the headers is a column of the table, else the column of the role with that name (doc_id,
+// actor_id, counter, seq_key, id); it is not the payload.
+func ResolveMapping(c Config, table, template []string) (Resolved, error) {
+	r := resolver{c: c, table: table}
+	r.Uses = map[string]Use{}
+	r.Mapping = outbox.Mapping{
+		Table:   c.Table,
+		Doc:     r.role("columns.doc_id", c.Columns.Doc, true),
+		Actor:   r.role("columns.actor_id", c.Columns.Actor, false),
+		Counter: r.role("columns.counter", c.Columns.Counter, false),
+		Key:     r.role("columns.seq_key", c.Columns.Key, false),
+		Payload: r.role("columns.payload", c.Columns.Payload, true),
+	}
+	r.ID = r.role("columns.id", c.Columns.ID, false)
+	for _, name := range template {
+		r.use("subject", name)
+	}
+	for _, h := range c.Headers {
+		r.use("headers."+h.Name, h.Column)
+	}
+	if len(r.missing) > 0 {
+		return Resolved{}, &outbox.Fault{
+			Class: outbox.Fatal, Code: "column_missing",
+			What: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "), strings.Join(table, ", ")),
+			Cure: r.cure,
+		}
+	}
+	if r.payload != "" {
+		return Resolved{}, &outbox.Fault{
+			Class: outbox.Usage, Code: "payload_column",
+			What: fmt.Sprintf("%s uses the column of the payload, %q", r.payload, r.Mapping.Payload),
+			Cure: "Use another column: the payload is the message's data.",
+		}
+	}
+	if len(r.Extra) > outbox.MaxExtra {
+		return Resolved{}, &outbox.Fault{
+			Class: outbox.Usage, Code: "too_many_columns",
+			What: fmt.Sprintf("subject and headers use %d columns beside those with a role", len(r.Extra)),
+			Cure: fmt.Sprintf("Use at most %d.", outbox.MaxExtra),
+		}
+	}
+	return r.Resolved, nil
+}
+
+type resolver struct {
+	Resolved
+	c       Config
+	table   []string
+	missing []string // for the message
+	paths   []string // the settings at fault
+	cure    string   // for the first of missing
+	payload string   // the setting that uses the payload, if one does
+}
+
+func (r *resolver) lack(column, path, cure string) {
+	r.missing = append(r.missing, fmt.Sprintf("column %q (%s)", column, path))
+	r.paths = append(r.paths, path)
+	if r.cure == "" {
+		r.cure = cure
+	}
+}
+
+// role returns the column of a role, "" if it is absent.
+func (r *resolver) role(path string, col Column, required bool) string {
+	switch {
+	case col.Name == "" || slices.Contains(r.table, col.Name):
+		return col.Name
+	case required:
+		r.lack(col.Name, path, "Set "+path+" to one of them.")
+	case col.Explicit:
+		r.lack(col.Name, path, "Set "+path+` to one of them, or to "" if there is none.`)
+	}
+	return ""
+}
+
+// use finds where an event has the value that subject or a header calls name.
+func (r *resolver) use(path, name string) {
+	if _, known := r.Uses[name]; known {
+		return
+	}
+	m := r.Mapping
+	roles := []struct {
+		name, column string
+		role         Role
+	}{
+		{"doc_id", m.Doc, InDoc}, {"actor_id", m.Actor, InActor}, {"seq_key", m.Key, InKey}, {"id", r.ID, InID},
+		{"payload", m.Payload, InExtra}, {"counter", m.Counter, InExtra},
+	}
+	column := name
+	if !slices.Contains(r.table, name) {
+		column = ""
+		for _, role := range roles {
+			if role.name == name {
+				column = role.column
+			}
+		}
+		if column == "" && name == "seq_key" && m.Keyed() {
+			r.Uses[name] = Use{Role: InKey} // computed
+			return
+		}
+	}
+	if column == "" && slices.Contains(r.paths, "columns."+name) {
+		return // one message is enough
+	}
+	if column == "" {
+		r.lack(name, path, "Use columns of the table, or roles that have one, in "+path+".")
+		return
+	}
+	if column == m.Payload {
+		r.payload = path
+		return
+	}
+	for _, role := range roles {
+		if role.column == column && role.role != InExtra {
+			r.Uses[name] = Use{Role: role.role}
+			return
+		}
+	}
+	i := slices.Index(r.Extra, column)
+	if i < 0 {
+		i = len(r.Extra)
+		r.Extra = append(r.Extra, column)
+	}
+	r.Uses[name] = Use{Extra: i}
+}

@@ -1,0 +1,101 @@
+package config
+
+import (
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// maxIdentifier is the greatest length of a PostgreSQL identifier, in bytes.
+const maxIdentifier = 63
+
+// maxStream leaves room in JetStream's 255 bytes for the name of the stream behind the bucket, KV_outflow-<stream>.
+const maxStream = 255 - len("KV_outflow-")
+
+func asciiAlnum(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+// identifier reports whether s can be a name in PostgreSQL.
+func identifier(s string) bool {
+	return s != "" && len(s) <= maxIdentifier && utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
+// tableName accepts schema.name and name.
+func tableName(s string) bool {
+	schema, name, qualified := strings.Cut(s, ".")
+	if !qualified {
+		return identifier(s)
+	}
+	return identifier(schema) && identifier(name) && !strings.Contains(name, ".")
+}
+
+func slotName(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c != '_' && (!asciiAlnum(c) || c >= 'A' && c <= 'Z') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxIdentifier
+}
+
+func streamName(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c != '_' && c != '-' && !asciiAlnum(c) {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxStream
+}
+
+func filled(s string) bool { return s != "" }
+
+// listenAddress accepts host:port with a numeric port, and "".
+func listenAddress(s string) bool {
+	if s == "" {
+		return true
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || strings.ContainsAny(host, " /") {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
+}
+
+// postgresURL accepts a URL, a list of keywords and values, and "". What is in them is for the connection to judge.
+func postgresURL(s string) bool {
+	if s == "" {
+		return true
+	}
+	if scheme, _, ok := strings.Cut(s, "://"); ok && !strings.ContainsAny(scheme, " =") {
+		return scheme == "postgres" || scheme == "postgresql"
+	}
+	return strings.Contains(s, "=")
+}
+
+// natsURLs accepts one or more servers, separated by commas, and "".
+func natsURLs(s string) bool {
+	if s == "" {
+		return true
+	}
+	for one := range strings.SplitSeq(s, ",") {
+		one = strings.TrimSpace(one)
+		if !strings.Contains(one, "://") {
+			one = "nats://" + one
+		}
+		u, err := url.Parse(one)
+		if err != nil || u.Hostname() == "" {
+			return false
+		}
+		switch u.Scheme {
+		case "nats", "tls", "ws", "wss":
+		default:
+			return false
+		}
+	}
+	return true
+}

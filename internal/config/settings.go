@@ -1,0 +1,200 @@
+package config
+
+import (
+	"math"
+	"strings"
+	"time"
+)
+
+//go:generate go test -run TestDocument -update
+
+// setting is a row of the table.
+type setting struct {
+	path     string                // in the file; the flag's name; the environment's with OUTFLOW_
+	def      string                // the default, as it could be written
+	defDoc   string                // what documents say in its place where it depends on something
+	want     string                // what it accepts, so that "Give <want>" is a cure
+	doc      string                // what it does, a line
+	fallback []string              // environment variables that count before the default
+	secret   secrecy               //
+	choices  []string              // all values, for completion
+	bind     func(c *Config) value // the field
+}
+
+// env returns the setting's name in the environment.
+func (s *setting) env() string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(s.path, ".", "_"))
+}
+
+// defText is the default for people.
+func (s *setting) defText() string {
+	if s.defDoc != "" {
+		return s.defDoc
+	}
+	return s.def
+}
+
+const (
+	wantColumn   = `the name of a column, or "" if the table has none`
+	wantRequired = "the name of a column, 1 to 63 bytes"
+	wantFile     = "the path of a file"
+	wantDir      = "the path of a directory"
+	wantSize     = "in bytes or with a unit such as KiB, MiB, MB"
+	longest      = time.Duration(math.MaxInt64)
+)
+
+var settings = []setting{
+	{path: "postgres.url", defDoc: "libpq's PG* variables", fallback: []string{"DATABASE_URL"}, secret: postgresKey,
+		want: "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
+		doc:  "The database that holds the outbox. Where neither this nor DATABASE_URL is set, PGHOST, PGUSER, ... apply.",
+		bind: func(c *Config) value { return textValue{&c.Postgres.URL, postgresURL} }},
+	{path: "postgres.write_url", defDoc: "postgres.url", secret: postgresKey,
+		want: "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
+		doc:  "Where ticks and changes of settings are written: the primary, if postgres.url is a replica.",
+		bind: func(c *Config) value { return textValue{&c.Postgres.WriteURL, postgresURL} }},
+
+	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,
+		want: "one or more of nats://host:4222, tls://..., ws://..., wss://..., separated by commas",
+		doc:  "The servers.",
+		bind: func(c *Config) value { return textValue{&c.NATS.URL, natsURLs} }},
+	{path: "nats.context", want: "the name of a context or the path of its file",
+		doc:  "A context of the nats command, in place of nats.url and the credentials below.",
+		bind: func(c *Config) value { return textValue{&c.NATS.Context, nil} }},
+	{path: "nats.creds", want: wantFile, doc: "A credentials file (JWT and seed).",
+		bind: func(c *Config) value { return textValue{&c.NATS.Creds, nil} }},
+	{path: "nats.nkey", want: wantFile, doc: "A file that holds an NKey seed.",
+		bind: func(c *Config) value { return textValue{&c.NATS.NKey, nil} }},
+	{path: "nats.user", want: "a user's name", doc: "The user.",
+		bind: func(c *Config) value { return textValue{&c.NATS.User, nil} }},
+	{path: "nats.password", secret: secret, want: "a password",
+		doc:  "The user's password. A flag shows it to everyone on the machine: prefer nats.password_file.",
+		bind: func(c *Config) value { return textValue{&c.NATS.Password, nil} }},
+	{path: "nats.password_file", want: wantFile, doc: "A file that holds the password; a newline at its end does not count.",
+		bind: func(c *Config) value { return textValue{&c.NATS.PasswordFile, nil} }},
+	{path: "nats.token", secret: secret, want: "a token",
+		doc:  "A token. A flag shows it to everyone on the machine: prefer nats.token_file.",
+		bind: func(c *Config) value { return textValue{&c.NATS.Token, nil} }},
+	{path: "nats.token_file", want: wantFile, doc: "A file that holds the token; a newline at its end does not count.",
+		bind: func(c *Config) value { return textValue{&c.NATS.TokenFile, nil} }},
+	{path: "nats.tls.ca", want: wantFile, doc: "Certificates (PEM) that vouch for the server, in place of the system's.",
+		bind: func(c *Config) value { return textValue{&c.NATS.TLS.CA, nil} }},
+	{path: "nats.tls.cert", want: wantFile, doc: "Our certificate (PEM), with nats.tls.key.",
+		bind: func(c *Config) value { return textValue{&c.NATS.TLS.Cert, nil} }},
+	{path: "nats.tls.key", want: wantFile, doc: "The key (PEM) of nats.tls.cert.",
+		bind: func(c *Config) value { return textValue{&c.NATS.TLS.Key, nil} }},
+
+	{path: "table", def: "public.outbox", want: "schema.name, or name for a table of the schema public, case as in the catalog, no quotes",
+		doc:  "The outbox. Of a partitioned table, the root.",
+		bind: func(c *Config) value { return textValue{&c.Table, tableName} }},
+
+	{path: "columns.id", def: "id", want: wantColumn, doc: "The event's own id, for the Outflow header.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.ID, false} }},
+	{path: "columns.doc_id", def: "doc_id", want: wantRequired, doc: "The document: events of one document are ordered among themselves.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.Doc, true} }},
+	{path: "columns.actor_id", def: "actor_id", want: wantColumn, doc: "Who made the event; with the document it names the sequence.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.Actor, false} }},
+	{path: "columns.counter", def: "counter", want: wantColumn,
+		doc:  "The actor's counter. With the actor it makes the key where the WAL brings none.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.Counter, false} }},
+	{path: "columns.seq_key", def: "seq_key", want: wantColumn, doc: "The text that orders a document's events, compared as bytes.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.Key, false} }},
+	{path: "columns.payload", def: "payload", want: wantRequired, doc: "The message's data.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.Payload, true} }},
+
+	{path: "headers", want: "a mapping of header names to columns; in a flag or the environment Name=column,Name=column",
+		doc:  "Columns that become headers of the message. Names that begin with Nats- or Outflow are refused.",
+		bind: func(c *Config) value { return headersValue{&c.Headers} }},
+
+	{path: "slot", def: "outflow", want: "1 to 63 characters of a-z 0-9 _",
+		doc:  "The replication slot; also the key of the checkpoint record. The instance that holds it publishes, others wait.",
+		bind: func(c *Config) value { return textValue{&c.Slot, slotName} }},
+	{path: "publication", def: "outflow", want: "a name of 1 to 63 bytes", doc: "The publication of the table.",
+		bind: func(c *Config) value { return textValue{&c.Publication, identifier} }},
+	{path: "stream", def: "OUTBOX", want: "1 to 244 characters of A-Z a-z 0-9 _ -",
+		doc:  "The JetStream stream. The checkpoint's bucket is outflow-<stream>.",
+		bind: func(c *Config) value { return textValue{&c.Stream, streamName} }},
+	{path: "subject", def: "outbox.{doc_id}", want: "a template such as outbox.{doc_id}",
+		doc:  "The template of the subjects: a literal token first, then columns in braces; see the message format.",
+		bind: func(c *Config) value { return textValue{&c.Subject, filled} }},
+
+	{path: "reorder.horizon", def: "20ms", want: "a duration of 0s to 24h in whole microseconds, such as 20ms",
+		doc:  "How long events wait for earlier keys, by commit time. 0s: every transaction is a window of its own.",
+		bind: func(c *Config) value { return durationValue{&c.Reorder.Horizon, 0, 24 * time.Hour, time.Microsecond} }},
+	{path: "reorder.sort", def: "seq_key", want: "seq_key or commit", choices: []string{"seq_key", "commit"},
+		doc:  "How a window is sorted: by document and key, or in commit order with each sequence's keys ascending.",
+		bind: func(c *Config) value { return sortValue{&c.Reorder.Sort} }},
+	{path: "reorder.max_events", def: "65536", want: "a whole number of events, 1 or more",
+		doc:  "Held events; more close the oldest, whatever the horizon.",
+		bind: func(c *Config) value { return intValue{&c.Reorder.MaxEvents, 1, math.MaxInt} }},
+	{path: "reorder.max_bytes", def: "64MiB", want: "a size of 1 or more, " + wantSize,
+		doc:  "Held bytes (document, actor, key, payload and 64 per event); more close the oldest. A larger transaction spills to disk.",
+		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxBytes, 1, math.MaxInt64} }},
+	{path: "reorder.tick", def: TickWAL, want: "wal or off", choices: []string{TickWAL, TickOff},
+		doc:  "wal: a small message in the WAL closes the last window when the outbox falls silent. off: others write it.",
+		bind: func(c *Config) value { return choiceValue{&c.Reorder.Tick, []string{TickWAL, TickOff}} }},
+	{path: "reorder.spill_dir", defDoc: "the system's temporary directory", want: wantDir,
+		doc:  "Where a transaction larger than the buffer spills. It should be on a disk, not in memory.",
+		bind: func(c *Config) value { return textValue{&c.Reorder.SpillDir, filled} }},
+
+	{path: "sink.durable_after", def: "150s", want: "a duration of 0s or more, such as 150s",
+		doc:  "How long after its acknowledgement a message counts as durable; WAL is kept until then. 0s: at once, for servers that sync always.",
+		bind: func(c *Config) value { return durationValue{&c.Sink.DurableAfter, 0, longest, 0} }},
+	{path: "sink.on_poison", def: PoisonStop, want: "stop or dead_letter", choices: []string{PoisonStop, PoisonDeadLetter},
+		doc:  "What a row that cannot be published does: stop with exit code 5, or leave a dead letter in its place.",
+		bind: func(c *Config) value { return choiceValue{&c.Sink.OnPoison, []string{PoisonStop, PoisonDeadLetter}} }},
+	{path: "sink.dead_letter_subject", defDoc: "<stream>.dead_letter", want: "a subject without wildcards that the template cannot produce",
+		doc:  "The subject of dead letters.",
+		bind: func(c *Config) value { return textValue{&c.Sink.DeadLetterSubject, nil} }},
+	{path: "sink.max_payload", def: "1MiB", want: "a size of 1KiB to 64MiB, " + wantSize,
+		doc:  "The largest message: data, headers and 128 bytes. At most what the server and the stream allow.",
+		bind: func(c *Config) value { return sizeValue[int]{&c.Sink.MaxPayload, 1 << 10, 64 << 20} }},
+	{path: "sink.msg_id", def: "false", want: "true or false",
+		doc:  "Sets Nats-Msg-Id to the event's position. Correctness does not need it, and it costs throughput.",
+		bind: func(c *Config) value { return boolValue{&c.Sink.MsgID} }},
+
+	{path: "init.replicas", def: "1", want: "a number from 1 to 5", doc: "Replicas of the stream and of the checkpoint's bucket.",
+		bind: func(c *Config) value { return intValue{&c.Init.Replicas, 1, 5} }},
+	{path: "init.storage", def: "file", want: "file or memory", choices: []string{"file", "memory"}, doc: "Where the stream is stored.",
+		bind: func(c *Config) value { return choiceValue{&c.Init.Storage, []string{"file", "memory"}} }},
+	{path: "init.max_age", def: "0s", want: "0s or a duration of 100ms or more, such as 720h",
+		doc:  "How long messages stay in the stream. 0s: no limit. At least twice sink.durable_after.",
+		bind: func(c *Config) value { return durationValue{&c.Init.MaxAge, 0, longest, 0} }},
+	{path: "init.max_bytes", def: "0", want: "a size, " + wantSize, doc: "How large the stream grows; the oldest messages go. 0: no limit.",
+		bind: func(c *Config) value { return sizeValue[int64]{&c.Init.MaxBytes, 0, math.MaxInt64} }},
+
+	{path: "listen", def: "127.0.0.1:9187", want: `host:port, or "" for none`,
+		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",
+		bind: func(c *Config) value { return textValue{&c.Listen, listenAddress} }},
+	{path: "log.format", def: "text", want: "text or json", choices: []string{"text", "json"}, doc: "The form of the log, on standard error.",
+		bind: func(c *Config) value { return choiceValue{&c.Log.Format, []string{"text", "json"}} }},
+	{path: "log.level", def: "info", want: "debug, info, warn or error", choices: []string{"debug", "info", "warn", "error"},
+		doc:  "The least level that is logged.",
+		bind: func(c *Config) value { return levelValue{&c.Log.Level} }},
+	{path: "stop_timeout", def: "10s", want: "a duration of 0s or more, such as 10s",
+		doc:  "How long a clean stop waits for what is in flight.",
+		bind: func(c *Config) value { return durationValue{&c.StopTimeout, 0, longest, 0} }},
+}
+
+// byPath finds a setting, sections and their settings are told apart by it.
+var byPath = func() map[string]*setting {
+	m := make(map[string]*setting, len(settings))
+	for i := range settings {
+		m[settings[i].path] = &settings[i]
+	}
+	return m
+}()
+
+// paths lists all settings in the table's order, sections the mappings that hold them.
+var paths, sections = func() (paths, sections []string) {
+	seen := map[string]bool{}
+	for _, s := range settings {
+		paths = append(paths, s.path)
+		for i, c := range s.path {
+			if c == '.' && !seen[s.path[:i]] {
+				seen[s.path[:i]] = true
+				sections = append(sections, s.path[:i])
+			}
+		}
+	}
+	return paths, sections
+}()

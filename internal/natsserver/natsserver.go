@@ -1,0 +1,124 @@
+// Package natsserver runs a NATS server with JetStream inside this process, for the tests and for outflow demo.
+package natsserver
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/outflowhq/outflow/internal/loopback"
+)
+
+const (
+	startTimeout = 30 * time.Second // recovery of streams on a busy machine
+	pollInterval = 50 * time.Millisecond
+	portTries    = 10
+)
+
+// Options say which server to start.
+type Options struct {
+	Dir        string // where JetStream keeps its files; must be set
+	Port       int    // on 127.0.0.1; 0: a free one
+	Name       string // of the server; "": one that the server makes up
+	MaxPayload int    // bytes; 0: the server's default of 1 MiB
+	SyncAlways bool   // fsync before each acknowledgement
+
+	Tune func(*server.Options) // changes whatever else, last; nil: nothing
+}
+
+// Server is a running NATS server. Its methods may be called from any goroutine.
+type Server struct {
+	Port int // on 127.0.0.1
+	s    *server.Server
+}
+
+// Start starts a server and returns when it accepts connections.
+func Start(o Options) (*Server, error) {
+	if o.Dir == "" {
+		return nil, errors.New("a NATS server needs a folder for JetStream")
+	}
+	port := o.Port
+	for try := 1; ; try++ {
+		if o.Port == 0 {
+			var err error
+			if port, err = loopback.Port(); err != nil {
+				return nil, err
+			}
+		}
+		s, err := startAt(o, port)
+		if err == nil || o.Port != 0 || try == portTries {
+			return s, err
+		}
+	}
+}
+
+func startAt(o Options, port int) (*Server, error) {
+	options := &server.Options{
+		Host: "127.0.0.1", Port: port, ServerName: o.Name,
+		JetStream: true, StoreDir: o.Dir, SyncAlways: o.SyncAlways,
+		NoLog: true, NoSigs: true,
+	}
+	if o.MaxPayload > 0 {
+		options.MaxPayload = int32(o.MaxPayload)
+	}
+	if o.Tune != nil {
+		o.Tune(options)
+	}
+	s, err := server.NewServer(options)
+	if err != nil {
+		return nil, fmt.Errorf("NATS server: %w", err)
+	}
+	fatal := make(fatalLog, 1)
+	s.SetLoggerV2(fatal, false, false, false)
+	s.Start() // returns, with what went wrong in the log
+	if err := ready(s, fatal); err != nil {
+		s.Shutdown()
+		s.WaitForShutdown()
+		return nil, fmt.Errorf("the NATS server at 127.0.0.1:%d with files in %s did not start: %w", port, o.Dir, err)
+	}
+	return &Server{port, s}, nil
+}
+
+func ready(s *server.Server, fatal <-chan error) error {
+	for waited := time.Duration(0); waited < startTimeout; waited += pollInterval {
+		select {
+		case err := <-fatal:
+			return err
+		default:
+			if s.ReadyForConnections(pollInterval) {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("not ready within %v", startTimeout)
+}
+
+// fatalLog keeps the first of the server's fatal messages and drops all others.
+type fatalLog chan error
+
+func (l fatalLog) Fatalf(format string, args ...any) {
+	select {
+	case l <- fmt.Errorf(format, args...):
+	default:
+	}
+}
+
+func (fatalLog) Errorf(string, ...any)  {}
+func (fatalLog) Warnf(string, ...any)   {}
+func (fatalLog) Noticef(string, ...any) {}
+func (fatalLog) Debugf(string, ...any)  {}
+func (fatalLog) Tracef(string, ...any)  {}
+
+// URL returns the address for clients.
+func (s *Server) URL() string { return s.s.ClientURL() }
+
+// Embedded returns the server itself.
+func (s *Server) Embedded() *server.Server { return s.s }
+
+// Shutdown stops the server as SIGTERM would and returns when it has ended.
+func (s *Server) Shutdown() {
+	s.s.Shutdown()
+	s.s.WaitForShutdown()
+}

@@ -1,0 +1,72 @@
+package natsserver
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestStartAgainKeepsPortAndStreams(t *testing.T) {
+	t.Parallel()
+	o := Options{Dir: t.TempDir(), MaxPayload: 4096}
+	for i, want := range []uint64{1, 2} {
+		s, err := Start(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nc, err := nats.Connect(s.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		js, err := nc.JetStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.AddStream(&nats.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
+			t.Fatal(err)
+		}
+		ack, err := js.Publish("s", nil)
+		if err != nil || ack.Sequence != want {
+			t.Errorf("round %d: acknowledgement %+v, %v, want sequence %d", i, ack, err, want)
+		}
+		if nc.MaxPayload() != 4096 {
+			t.Errorf("max payload %d", nc.MaxPayload())
+		}
+		o.Port = s.Port
+		nc.Close()
+		s.Shutdown()
+	}
+}
+
+func TestStartSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	if _, err := Start(Options{}); err == nil {
+		t.Error("a server without a folder starts")
+	}
+	first, err := Start(Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Shutdown()
+	if _, err := Start(Options{Dir: t.TempDir(), Port: first.Port}); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("error %v for a port in use", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(Options{Dir: file}); err == nil {
+		t.Error("a server starts with a file for a folder")
+	}
+	bad := func(o *server.Options) { o.MaxPayload, o.MaxPending = 100, 10 }
+	if _, err := Start(Options{Dir: t.TempDir(), Tune: bad}); err == nil {
+		t.Error("impossible options start a server")
+	}
+}

@@ -1,0 +1,232 @@
+package pgserver
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("OUTFLOW_TEST_OWNER") != "" {
+		own()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// own is the process of TestServerEndsWithItsOwner: it starts a server, says where, and waits to be killed.
+func own() {
+	s, err := Start(context.Background(), Options{Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		os.Stdout.WriteString("error " + err.Error() + "\n")
+		return
+	}
+	os.Stdout.WriteString(strconv.Itoa(s.PID()) + " " + s.Dir + "\n")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+func start(t *testing.T, o Options) *Server {
+	t.Helper()
+	if o.Installation.Bin == "" {
+		found, err := Find(0)
+		if err != nil {
+			t.Skip(err)
+		}
+		o.Installation = found
+	}
+	o.Settings = map[string]string{"fsync": "off"}
+	s, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Remove(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(s.Dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the folder is still there: %v", err)
+		}
+	})
+	return s
+}
+
+// query returns the one text value that sql gives.
+func query(t *testing.T, url, sql string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var value string
+	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+func TestEachInstallationStarts(t *testing.T) {
+	all := Installations()
+	if len(all) == 0 {
+		_, err := Find(0)
+		t.Skip(err)
+	}
+	for _, i := range all {
+		t.Run(strconv.Itoa(i.Major), func(t *testing.T) {
+			t.Parallel()
+			s := start(t, Options{Installation: i})
+			url, err := s.CreateDatabase(t.Context(), `odd "name`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := query(t, s.URL("postgres"), "SELECT current_setting('server_version_num')::int / 10000 || ' ' || current_setting('wal_level')")
+			if want := strconv.Itoa(i.Major) + " logical"; got != want {
+				t.Errorf("the server is %q, want %q", got, want)
+			}
+			if got := query(t, url, "SELECT current_database()"); got != `odd "name` {
+				t.Errorf("connected to %q", got)
+			}
+		})
+	}
+}
+
+func TestServerComesBackAtItsPort(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{})
+	port := s.Port
+	query(t, s.URL("postgres"), "SELECT pg_create_logical_replication_slot('kept', 'pgoutput')::text")
+	for _, end := range []struct {
+		name string
+		by   func() error
+	}{
+		{"smart", func() error { return s.Stop("smart") }},
+		{"fast", func() error { return s.Stop("fast") }},
+		{"immediate", func() error { return s.Stop("immediate") }},
+		{"kill", s.Kill},
+		{"kill with a client", func() error {
+			conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
+			if err != nil {
+				return err
+			}
+			defer conn.Close(t.Context())
+			return s.Kill()
+		}},
+	} {
+		if err := end.by(); err != nil {
+			t.Fatalf("%s: %v", end.name, err)
+		}
+		if s.PID() != 0 {
+			t.Fatalf("%s: the server still runs", end.name)
+		}
+		if err := s.Start(t.Context()); err != nil {
+			t.Fatalf("start after %s: %v", end.name, err)
+		}
+		if s.Port != port {
+			t.Errorf("after %s the port is %d, was %d", end.name, s.Port, port)
+		}
+		if got := query(t, s.URL("postgres"), "SELECT slot_name::text FROM pg_replication_slots"); got != "kept" {
+			t.Errorf("after %s the slot is %q", end.name, got)
+		}
+	}
+}
+
+func TestPasswordIsAskedFor(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{Password: "p@ss/word"})
+	if got := query(t, s.URL("postgres"), "SELECT 'in'"); got != "in" {
+		t.Errorf("got %q", got)
+	}
+	if conn, err := pgx.Connect(t.Context(), strings.Replace(s.URL("postgres"), "p%40ss", "wrong", 1)); err == nil {
+		conn.Close(t.Context())
+		t.Error("a wrong password is let in")
+	}
+}
+
+func TestStartSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	if _, err := Find(0); err != nil {
+		t.Skip(err)
+	}
+	_, err := Start(t.Context(), Options{Settings: map[string]string{"wal_level": "sideways"}})
+	if err == nil || !strings.Contains(err.Error(), "sideways") {
+		t.Errorf("error %v, want the server's own words", err)
+	}
+	full := t.TempDir()
+	if err := os.WriteFile(filepath.Join(full, "mine"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), Options{Dir: full}); err == nil || !strings.Contains(err.Error(), "not empty") {
+		t.Errorf("error %v for a folder in use", err)
+	}
+	if _, err := os.Stat(filepath.Join(full, "mine")); err != nil {
+		t.Errorf("a folder in use was touched: %v", err)
+	}
+}
+
+func TestServerEndsWithItsOwner(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no parent-death signal here")
+	}
+	t.Parallel()
+	if _, err := Find(0); err != nil {
+		t.Skip(err)
+	}
+	owner := exec.Command(os.Args[0])
+	owner.Env = append(os.Environ(), "OUTFLOW_TEST_OWNER=1")
+	owner.Stderr = os.Stderr
+	in, err := owner.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := owner.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
+	pid, err := strconv.Atoi(first)
+	if err != nil {
+		t.Fatal(line)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Fatalf("the server does not run: %v", err)
+	}
+	_ = owner.Process.Kill()
+	_ = owner.Wait()
+	deadline := time.After(30 * time.Second)
+	for alive(pid) {
+		select {
+		case <-deadline:
+			_ = syscall.Kill(pid, syscall.SIGQUIT)
+			t.Fatal("the server outlived its owner by 30 s")
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// alive tells whether the process exists and is more than a zombie that nobody waits for.
+func alive(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
