@@ -4,21 +4,21 @@ package outbox
 // buffer until Release.
 type Batch struct {
 	Messages []WALMessage
-	Free     func(*Batch) // takes the buffer back; nil: nothing to do
+	Free     func() // takes the buffer back; nil: nothing to do
 }
 
-// WALMessage is a message of the replication stream: a pgoutput message or a keepalive.
+// WALMessage is one thing that the server sent: a pgoutput message, or a keepalive.
 type WALMessage struct {
-	Data   []byte // one pgoutput message; nil for a keepalive
-	WALEnd LSN    // for a keepalive: everything below has been sent before it
+	Keepalive bool
+	// WALEnd is, of a keepalive, a marker: every transaction that ends at or below it came before, or was not to come. It never
+	// goes back in a stream. Of a pgoutput message it is the LSN of the change; of a Commit, the end LSN of the transaction.
+	WALEnd LSN
+	Data   []byte // the pgoutput message, nil for a keepalive; valid until the batch is released
 }
-
-// Keepalive reports whether the message is a keepalive.
-func (m *WALMessage) Keepalive() bool { return m.Data == nil }
 
 // Release gives the buffer back. The messages' bytes must not be used afterwards.
 func (b *Batch) Release() {
 	if b.Free != nil {
-		b.Free(b)
+		b.Free()
 	}
 }

@@ -1,5 +1,7 @@
 package outbox
 
+import "time"
+
 // EventOverhead is what an event counts beside its bytes when the buffer's limit in bytes is applied.
 const EventOverhead = 64
 
@@ -70,4 +72,10 @@ type Commit struct {
 	Kind     Kind     //
 	Settings Settings // the new ones, for SettingsChange
 	Events   int      // number of events, for Events
+}
+
+// CommitTime converts a commit timestamp, microseconds since 2000-01-01 00:00 UTC.
+func CommitTime(t int64) time.Time {
+	const epoch = 946_684_800 // 2000-01-01 in Unix seconds
+	return time.UnixMicro(t).Add(epoch * time.Second).UTC()
 }

@@ -61,3 +61,11 @@ func (l *LSN) UnmarshalText(b []byte) error {
 	*l = v
 	return nil
 }
+
+// Distance returns the bytes of WAL between two LSNs, 0 where from is 0 (unknown) or beyond to.
+func Distance(from, to LSN) uint64 {
+	if from == 0 || to < from {
+		return 0
+	}
+	return uint64(to - from)
+}

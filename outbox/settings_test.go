@@ -1,0 +1,100 @@
+package outbox
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+)
+
+var defaults = Settings{DefaultHorizon, BySeqKey, DefaultMaxEvents, DefaultMaxBytes}
+
+const content = "v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=67108864"
+
+func TestSettingsMessage(t *testing.T) {
+	t.Parallel()
+	if got := defaults.Content("outflow"); got != content {
+		t.Errorf("got %s", got)
+	}
+	slot, s, err := ParseSettings(content)
+	if err != nil || slot != "outflow" || s != defaults {
+		t.Errorf("read as %q %v, %v", slot, s, err)
+	}
+	slot, s, err = ParseSettings("v=1 slot=b horizon=0s sort=commit max_events=1 max_bytes=1")
+	if err != nil || slot != "b" || s != (Settings{0, ByCommit, 1, 1}) {
+		t.Errorf("read as %q %v, %v", slot, s, err)
+	}
+}
+
+func TestSettingsMessagesThatAreNone(t *testing.T) {
+	t.Parallel()
+	for text, slot := range map[string]string{ // with the slot that is known all the same
+		"":                 "",
+		"v=x slot=outflow": "",
+		"v=0 slot=outflow": "",
+		"v=1":              "",
+		"v=1 slot=":        "",
+		"slot=outflow v=1": "",
+		"v=1 slot=outflow": "outflow",
+		content + " more":  "outflow",
+		"v=1 slot=outflow horizon=20 sort=seq_key max_events=65536 max_bytes=67108864":   "outflow",
+		"v=1 slot=outflow horizon=-1s sort=seq_key max_events=65536 max_bytes=67108864":  "outflow",
+		"v=1 slot=outflow horizon=1ns sort=seq_key max_events=65536 max_bytes=67108864":  "outflow",
+		"v=1 slot=outflow horizon=25h sort=seq_key max_events=65536 max_bytes=67108864":  "outflow",
+		"v=1 slot=outflow horizon=20ms sort=key max_events=65536 max_bytes=67108864":     "outflow",
+		"v=1 slot=outflow horizon=20ms sort=seq_key max_events=0 max_bytes=67108864":     "outflow",
+		"v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=0":        "outflow",
+		"v=1 slot=outflow sort=seq_key horizon=20ms max_events=65536 max_bytes=67108864": "outflow",
+		"v=1 slot=outflow  horizon=20ms sort=seq_key max_events=1 max_bytes=1":           "outflow",
+	} {
+		got, s, err := ParseSettings(text)
+		if err == nil || errors.Is(err, ErrNewerSettings) || got != slot {
+			t.Errorf("%q: slot %q, %v, %v", text, got, s, err)
+		}
+	}
+	if slot, _, err := ParseSettings("v=2 slot=outflow anything"); slot != "outflow" || !errors.Is(err, ErrNewerSettings) {
+		t.Errorf("newer: %q, %v", slot, err)
+	}
+}
+
+func FuzzSettings(f *testing.F) {
+	f.Add(content)
+	f.Add("v=2 slot=x")
+	f.Fuzz(func(t *testing.T, text string) {
+		slot, s, err := ParseSettings(text)
+		if err != nil {
+			return
+		}
+		if s.Validate() != nil {
+			t.Fatalf("%q is taken as %v", text, s)
+		}
+		if slot2, s2, err := ParseSettings(s.Content(slot)); err != nil || slot2 != slot || s2 != s {
+			t.Fatalf("%q: %v became %q %v, %v", text, s, slot2, s2, err)
+		}
+	})
+}
+
+func TestSettingsJSON(t *testing.T) {
+	t.Parallel()
+	b, err := json.Marshal(defaults)
+	if want := `{"horizon":"20ms","sort":"seq_key","max_events":65536,"max_bytes":67108864}`; err != nil || string(b) != want {
+		t.Errorf("got %s, %v", b, err)
+	}
+	var s Settings
+	if err := json.Unmarshal(b, &s); err != nil || s != defaults {
+		t.Errorf("read as %v, %v", s, err)
+	}
+	for _, text := range []string{`{}`, `{"horizon":"20ms","sort":"x"}`, `{"horizon":"1h","sort":"commit","max_events":0,"max_bytes":1}`, `[]`} {
+		if err := json.Unmarshal([]byte(text), &s); err == nil {
+			t.Errorf("%s is taken", text)
+		}
+	}
+}
+
+func TestUnkeyed(t *testing.T) {
+	t.Parallel()
+	want := Settings{0, ByCommit, 7, 9}
+	if got := (Settings{time.Second, BySeqKey, 7, 9}).Unkeyed(); got != want {
+		t.Errorf("got %v", got)
+	}
+}

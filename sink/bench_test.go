@@ -1,0 +1,100 @@
+//go:build unix
+
+package sink
+
+import (
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+)
+
+func BenchmarkEncode(b *testing.B) {
+	enc := testEncoder(b, Config{})
+	all := edits(b, 1000)
+	var m message
+	var frame []byte
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		g := &all[i%len(all)]
+		if r := enc.encode(&m, &g.e, &g.h, uint64(i)); r != "" {
+			b.Fatal(r)
+		}
+		frame = appendFrame(frame[:0], &m, nil)
+	}
+}
+
+// BenchmarkPublish compares, on one stream each and with a server in its own process: core publishes without any reply, through
+// nats.go and as frames, and the publisher over both ways out.
+func BenchmarkPublish(b *testing.B) {
+	s := natstest.Process(b)
+	for _, way := range []string{"frames", "library", "plain"} {
+		b.Run(way, func(b *testing.B) {
+			cfg := config(s.URL())
+			cfg.Stream = "BENCH" + way
+			all := edits(b, 100_000)
+			c := door(b, cfg)
+			p := c.Publisher(state(b, c).LastSeq)
+			if way == "library" {
+				p.out = library{c.nc}
+			}
+			b.ResetTimer()
+			before := cpu(b)
+			defer func() { b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op") }() // the client's; the server is elsewhere
+			if way == "plain" {
+				plainPublish(b, c, all)
+				return
+			}
+			for left := b.N; left > 0; left -= len(all) {
+				mustPublish(b, p, all[:min(left, len(all))])
+			}
+		})
+	}
+}
+
+// cpu is the processor time of this process, in nanoseconds.
+func cpu(b *testing.B) int64 {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return r.Utime.Nano() + r.Stime.Nano()
+}
+
+// plainPublish publishes to the stream without any check, and asks for an acknowledgement on every 50th message to stay within
+// 2000.
+func plainPublish(b *testing.B, c *Conn, all []given) {
+	var acked atomic.Int64
+	wake := make(chan struct{}, 1)
+	inbox := c.nc.NewInbox()
+	sub, err := c.nc.Subscribe(inbox, func(*nats.Msg) {
+		acked.Add(ackEvery)
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	subject := c.Ingress() + "outbox.doc"
+	for i := 1; i <= b.N; i++ {
+		m := &nats.Msg{Subject: subject, Data: all[i%len(all)].e.Payload, Header: nats.Header{"Outflow": {"v=1"}}}
+		if i%ackEvery == 0 {
+			m.Reply = inbox
+		}
+		if err := c.nc.PublishMsg(m); err != nil {
+			b.Fatal(err)
+		}
+		for int64(i)-acked.Load() >= maxInFlight {
+			<-wake
+		}
+	}
+	for acked.Load() < int64(b.N/ackEvery*ackEvery) {
+		<-wake
+	}
+}

@@ -1,0 +1,224 @@
+package sink
+
+import (
+	"fmt"
+	"log/slog"
+	"net/url"
+	"regexp"
+	"sort"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// The defaults and limits of a [Config].
+const (
+	DefaultSubject    = "outbox.{doc_id}"
+	DefaultMaxPayload = 1 << 20
+	MinMaxPayload     = 1 << 10 // so that a dead letter always fits
+
+	maxSubject = 1000     // bytes of the public subject; the ingress, the reply and the sizes fit in the server's control line with it
+	maxHeaders = 16 << 10 // bytes of the mapped headers
+	overhead   = 128      // bytes that a message counts for the protocol's headers, whatever they take
+
+	defaultInbox = "_INBOX.outflow" // a narrow prefix that a server's permissions can name
+)
+
+// Config says where to connect, what to publish to, and how an event becomes a message.
+type Config struct {
+	URL     string // one or several server URLs, separated by commas; overrides the context's. Empty without Context: the local server
+	Context string // a context of the nats command, by name or as the absolute path of its file
+	Creds   string // file with a user's JWT and seed
+	NKey    string // file with a user's seed
+
+	User, Password string
+	Token          string
+	TLS            TLS
+
+	Name        string // of the connection, shown by the server; default "outflow"
+	InboxPrefix string // of the subjects that answers come back on; default the context's, else _INBOX.outflow
+
+	Table   string // schema.name of the outbox, for messages and dead letters
+	Stream  string
+	Subject string // template; default DefaultSubject
+	// Resolve says where the value of a column that the template or a mapped header names is found in an event. nil: the roles
+	// doc_id, actor_id, seq_key and id only.
+	Resolve func(column string) (Field, bool)
+	Headers []MappedHeader
+	Keyed   bool // the table has a seq_key, or what it is made from: a NULL one is a row that can't be published
+
+	DeadLetter        bool   // what to do with a row that can't be published: false stop, true publish a dead letter in its place
+	DeadLetterSubject string // default <stream>.dead_letter
+	MaxPayload        int    // bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
+	MsgID             bool   // set Nats-Msg-Id to the position
+
+	Logger *slog.Logger // nil: none
+}
+
+// TLS names the PEM files for TLS: the certificates that sign the server's, and our own certificate with its key. Each may be
+// empty.
+type TLS struct{ CA, Cert, Key string }
+
+// MappedHeader is a header whose value is a column's.
+type MappedHeader struct{ Name, Column string }
+
+// Field says where a column's value is in an event. 0 and above: an index of Event.Extra.
+type Field int
+
+// The fields that are no members of Extra.
+const (
+	FieldDoc Field = -1 - iota
+	FieldActor
+	FieldKey
+	FieldID
+)
+
+// RoleField resolves the names of the roles.
+func RoleField(name string) (Field, bool) {
+	switch name {
+	case "doc_id":
+		return FieldDoc, true
+	case "actor_id":
+		return FieldActor, true
+	case "seq_key":
+		return FieldKey, true
+	case "id":
+		return FieldID, true
+	}
+	return 0, false
+}
+
+// value returns the field's value; it is empty where null is true.
+func (f Field) value(e *outbox.Event) (v string, null bool) {
+	switch f {
+	case FieldDoc:
+		return e.Doc, e.Null&outbox.NullDoc != 0
+	case FieldActor:
+		return e.Actor, e.Null&outbox.NullActor != 0
+	case FieldKey:
+		return e.Key, e.Null&outbox.NullKey != 0
+	case FieldID:
+		return e.ID, e.Null&outbox.NullID != 0
+	}
+	return e.Extra[f], e.ExtraNull(int(f))
+}
+
+// withDefaults fills in what is empty.
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = "outflow"
+	}
+	if c.Subject == "" {
+		c.Subject = DefaultSubject
+	}
+	if c.DeadLetterSubject == "" {
+		c.DeadLetterSubject = c.Stream + ".dead_letter"
+	}
+	if c.MaxPayload == 0 {
+		c.MaxPayload = DefaultMaxPayload
+	}
+	if c.Resolve == nil {
+		c.Resolve = RoleField
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate names the first setting that can't be, as a fault of class Usage. It opens no file and no connection.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	if err := c.validateServers(); err != nil {
+		return err
+	}
+	if !streamName.MatchString(c.Stream) {
+		return usage("stream", fmt.Sprintf("stream %q: not a name of 1 to 255 letters, digits, _ and -", c.Stream), "Choose another name.")
+	}
+	if c.MaxPayload < MinMaxPayload {
+		return usage("max_payload", fmt.Sprintf("sink.max_payload %d: below %d bytes", c.MaxPayload, MinMaxPayload), "Raise it.")
+	}
+	_, err := newEncoder(c)
+	return err
+}
+
+var streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+
+// validateServers reads the URLs before anyone else does, because an error of nats.go would quote them, with the password.
+func (c Config) validateServers() error {
+	if c.URL == "" {
+		return nil
+	}
+	for i, s := range strings.Split(c.URL, ",") {
+		if s = strings.TrimSpace(s); !strings.Contains(s, "://") {
+			s = "nats://" + s
+		}
+		u, err := url.Parse(s)
+		if err != nil || u.Hostname() == "" {
+			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list is not a URL", i+1),
+				"Write nats://host:port, and escape special characters of a password as %XX.")
+		}
+		switch u.Scheme {
+		case "nats", "tls":
+		default:
+			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list has the unknown scheme %q", i+1, u.Scheme),
+				"Write nats://host:port or tls://host:port.")
+		}
+	}
+	return nil
+}
+
+// header is a mapped header whose column is resolved.
+type header struct {
+	name  string
+	field Field
+}
+
+// bindHeaders resolves the mapped headers and sorts them by name: the order of the settings means nothing.
+func bindHeaders(mapped []MappedHeader, resolve func(string) (Field, bool)) ([]header, error) {
+	seen := map[string]bool{}
+	var headers []header
+	for _, m := range mapped {
+		low := strings.ToLower(m.Name)
+		switch {
+		case !validHeaderName(m.Name):
+			return nil, usage("header_name", fmt.Sprintf("headers: %q is not a header name", m.Name), "Use letters, digits and -.")
+		case strings.HasPrefix(low, "nats-") || strings.HasPrefix(low, "outflow"):
+			return nil, usage("header_name", fmt.Sprintf("headers: %q: names that begin with Nats- or Outflow are taken", m.Name), "Choose another name.")
+		case seen[low]:
+			return nil, usage("header_name", fmt.Sprintf("headers: %q is there twice", m.Name), "Names are compared without case: take one away.")
+		}
+		seen[low] = true
+		field, ok := resolve(m.Column)
+		if !ok {
+			return nil, usage("header_column", fmt.Sprintf("headers: %s: the table has no column %q", m.Name, m.Column),
+				"Name a column of the table, or one of the roles doc_id, actor_id, seq_key, id.")
+		}
+		headers = append(headers, header{m.Name, field})
+	}
+	sort.Slice(headers, func(i, j int) bool { return headers[i].name < headers[j].name })
+	return headers, nil
+}
+
+// validHeaderName holds a name to the characters of HTTP's header names; nats.go drops others in silence.
+func validHeaderName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if !(c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func usage(code, what, cure string) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Usage, Code: code, What: what, Cure: cure}
+}
+
+func fatal(code, what, cure string, cause error) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure, Err: cause}
+}
+
+func transient(code, what string, cause error) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Transient, Code: code, What: what, Err: cause}
+}

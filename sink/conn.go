@@ -1,0 +1,298 @@
+package sink
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/synadia-io/orbit.go/natscontext"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	connectTimeout = 2 * time.Second // to each server of the list
+	writeTimeout   = ackTimeout      // a write that takes as long as an acknowledgement may take has failed
+)
+
+// Conn is one connection to NATS, which never reconnects: when it is lost, the session that owns it ends. Its methods may be
+// called from any goroutine.
+type Conn struct {
+	cfg   Config
+	enc   *encoder
+	nc    *nats.Conn
+	wires *wires
+	api   string // prefix of JetStream's API with its last dot, "$JS.API." or a domain's
+	inbox string // acknowledgements come back on inbox + sequence
+
+	publisher atomic.Pointer[Publisher]
+
+	lost     chan struct{}
+	lostOnce sync.Once
+	err      error // why it was lost; written before lost is closed
+
+	mu       sync.Mutex
+	asking   map[string]context.CancelCauseFunc // by subject: requests under way, to end those that the server forbids
+	stream   *streamConfig                      // as last read by CheckStream or EnsureStream
+	noListed bool                               // this user may not list consumers
+}
+
+// Connect opens the connection and checks the server: its version, and that it has JetStream. Errors hold no secrets.
+func Connect(ctx context.Context, cfg Config) (*Conn, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	enc, err := newEncoder(cfg)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{cfg: cfg, enc: enc, api: "$JS.API.", lost: make(chan struct{}), asking: map[string]context.CancelCauseFunc{}, wires: &wires{ctx: ctx}}
+	if err := c.dial(ctx); err != nil {
+		if cause := c.wires.tlsErr(); cause != nil {
+			err = fmt.Errorf("TLS handshake: %w", cause)
+		}
+		return nil, c.connectFault(ctx, err)
+	}
+	if err := c.welcome(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Conn) dial(ctx context.Context) error {
+	opts, err := c.options(ctx)
+	if err != nil {
+		return err
+	}
+	// nats.go knows no context: what is dialled is closed when it ends, which ends the handshake.
+	stop := context.AfterFunc(ctx, c.wires.close)
+	defer stop()
+	if c.cfg.Context == "" {
+		server := c.cfg.URL
+		if server == "" {
+			server = nats.DefaultURL
+		}
+		c.nc, err = nats.Connect(server, opts...)
+		return err
+	}
+	var settings natscontext.Settings
+	c.nc, settings, err = natscontext.Connect(c.cfg.Context, opts...)
+	if err != nil {
+		return err
+	}
+	switch {
+	case settings.JSAPIPrefix != "":
+		c.api = strings.TrimSuffix(settings.JSAPIPrefix, ".") + "."
+	case settings.JSDomain != "":
+		c.api = "$JS." + settings.JSDomain + ".API."
+	}
+	return nil
+}
+
+// options builds the options of nats.go. They come behind a context's own, so those that are only defaults look at what is there.
+func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
+	timeout := connectTimeout
+	if end, ok := ctx.Deadline(); ok {
+		timeout = max(min(timeout, time.Until(end)), time.Millisecond)
+	}
+	opts := []nats.Option{
+		nats.Name(c.cfg.Name),
+		nats.NoReconnect(),
+		nats.Timeout(timeout),
+		nats.SkipHostLookup(), // the dialer must know the name that a certificate is for
+		nats.ClosedHandler(func(nc *nats.Conn) { c.fail(c.lostFault(nc.LastError())) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { c.asyncError(err) }),
+		func(o *nats.Options) error {
+			if c.cfg.URL != "" {
+				o.Servers = strings.Split(c.cfg.URL, ",")
+				for i := range o.Servers {
+					o.Servers[i] = strings.TrimSpace(o.Servers[i])
+				}
+			}
+			if c.cfg.InboxPrefix != "" {
+				o.InboxPrefix = c.cfg.InboxPrefix
+			} else if o.InboxPrefix == "" {
+				o.InboxPrefix = defaultInbox
+			}
+			c.wires.next, c.wires.timeout, c.wires.opts = o.CustomDialer, timeout, o
+			o.CustomDialer = c.wires
+			o.IgnoreDiscoveredServers = true // they are for reconnecting, and their addresses are in no certificate
+			return nil
+		},
+	}
+	if c.cfg.Creds != "" {
+		opts = append(opts, nats.UserCredentials(c.cfg.Creds))
+	}
+	if c.cfg.NKey != "" {
+		o, err := nats.NkeyOptionFromSeed(c.cfg.NKey)
+		if err != nil {
+			return nil, fatal("nats_credentials", fmt.Sprintf("nats.nkey: file %s can't be used", c.cfg.NKey), "Name a file that holds a user's seed.", scrub(err, c.cfg))
+		}
+		opts = append(opts, o)
+	}
+	if c.cfg.User != "" {
+		opts = append(opts, nats.UserInfo(c.cfg.User, c.cfg.Password))
+	}
+	if c.cfg.Token != "" {
+		opts = append(opts, nats.Token(c.cfg.Token))
+	}
+	if c.cfg.TLS.CA != "" {
+		opts = append(opts, nats.RootCAs(c.cfg.TLS.CA))
+	}
+	if c.cfg.TLS.Cert != "" || c.cfg.TLS.Key != "" {
+		opts = append(opts, nats.ClientCert(c.cfg.TLS.Cert, c.cfg.TLS.Key))
+	}
+	return opts, nil
+}
+
+// welcome checks the server and subscribes to the acknowledgements. The answer to its request also says that the server knows the
+// subscription: they go over the wire in this order.
+func (c *Conn) welcome(ctx context.Context) error {
+	if strings.HasPrefix(c.nc.ConnectedUrl(), "ws") {
+		return fatal("nats_url", "the context names a WebSocket server", "Name one with nats:// or tls://.", nil)
+	}
+	if v := c.nc.ConnectedServerVersion(); !atLeast(v, 2, 10, 23) {
+		return fatal("nats_version", fmt.Sprintf("nats-server %s at %s is too old", v, c.nc.ConnectedUrlRedacted()),
+			"Install 2.10.23 or later: earlier ones can lose whole streams.", nil)
+	}
+	c.inbox = c.nc.NewInbox() + "."
+	if _, err := c.nc.Subscribe(c.inbox+"*", c.acknowledged); err != nil {
+		return c.lostFault(err)
+	}
+	var info struct{ apiError }
+	err := c.ask(ctx, "INFO", nil, &info)
+	var refused *apiRefusal
+	switch {
+	case errors.As(err, &refused) && (refused.ErrCode == 10039 || refused.ErrCode == 10076),
+		// In a cluster, and behind a leaf node, it may be that those with JetStream are away for the moment.
+		errors.Is(err, nats.ErrNoResponders) && c.nc.ConnectedClusterName() == "":
+		return fatal("nats_jetstream", fmt.Sprintf("the server at %s has no JetStream for this account", c.nc.ConnectedUrlRedacted()),
+			"Enable JetStream in the server and for the account, or name the right domain in the context.", err)
+	}
+	return err
+}
+
+// atLeast compares a server's version; suffixes such as -beta.1 are passed over.
+func atLeast(version string, want ...int) bool {
+	version, _, _ = strings.Cut(version, "-")
+	for i, s := range strings.SplitN(version, ".", 3) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < want[i] {
+			return false
+		}
+		if n > want[i] {
+			return true
+		}
+	}
+	return strings.Count(version, ".") == 2
+}
+
+// NATS returns the connection, for others who speak over it in the same session.
+func (c *Conn) NATS() *nats.Conn { return c.nc }
+
+// JetStream returns nats.go's view of JetStream over this connection, in the domain of the context.
+func (c *Conn) JetStream() (jetstream.JetStream, error) {
+	return jetstream.NewWithAPIPrefix(c.nc, strings.TrimSuffix(c.api, "."))
+}
+
+// APIPrefix returns the prefix of JetStream's API, with its last dot: a domain has one of its own.
+func (c *Conn) APIPrefix() string { return c.api }
+
+// Lost is closed when the connection is gone or can't be used any more; Err says why.
+func (c *Conn) Lost() <-chan struct{} { return c.lost }
+
+// Err is nil until Lost is closed.
+func (c *Conn) Err() error {
+	select {
+	case <-c.lost:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// Close ends the connection at once. It waits for nothing: what was published and not written is dropped.
+func (c *Conn) Close() {
+	c.fail(transient("closed", "the connection to NATS was closed", nil))
+	c.wires.close() // first, so that nobody who is stuck in a write keeps nats.go from closing
+	c.nc.Close()
+}
+
+func (c *Conn) fail(err error) {
+	c.lostOnce.Do(func() {
+		c.err = err
+		close(c.lost)
+	})
+	if p := c.publisher.Load(); p != nil {
+		p.signal()
+	}
+}
+
+// asyncError takes what the server says outside of any answer. All of it ends the session, except where a request of ours is
+// forbidden: that request ends with it.
+func (c *Conn) asyncError(err error) {
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		c.fail(transient("nats_error", "NATS reports an error", scrub(err, c.cfg)))
+		return
+	}
+	denied := fatal("nats_permission", "NATS forbids what Outflow needs", "Give its user the permissions that `outflow doctor` lists.", err)
+	c.mu.Lock()
+	for subject, cancel := range c.asking {
+		if strings.Contains(err.Error(), `"`+subject+`"`) {
+			cancel(denied)
+			c.mu.Unlock()
+			return
+		}
+	}
+	c.mu.Unlock()
+	c.fail(denied)
+}
+
+func (c *Conn) lostFault(err error) *outbox.Fault {
+	if err == nil {
+		err = nats.ErrConnectionClosed
+	}
+	return transient("nats_lost", "the connection to NATS is lost", scrub(err, c.cfg))
+}
+
+// connectFault says what a failure to connect means.
+func (c *Conn) connectFault(ctx context.Context, err error) error {
+	if f := outbox.FaultOf(err); f != nil {
+		return f
+	}
+	clean := scrub(err, c.cfg)
+	var (
+		unknownCA x509.UnknownAuthorityError
+		wrongHost x509.HostnameError
+		badCert   *tls.CertificateVerificationError
+		op        *net.OpError
+	)
+	switch {
+	case ctx.Err() != nil:
+		return transient("nats_connect", "connect to NATS", context.Cause(ctx))
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
+		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeyButNoSigCB), errors.Is(err, nats.ErrNoUserCB):
+		return fatal("nats_auth", "NATS refuses the credentials", "Check nats.creds, nats.nkey, nats.user, nats.token or the context, and the server's accounts.", clean)
+	case errors.As(err, &unknownCA), errors.As(err, &wrongHost), errors.As(err, &badCert),
+		errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
+		return fatal("nats_tls", "no TLS connection to NATS can be made", "Check nats.tls: ca must hold the certificate that signed the server's.", clean)
+	case errors.Is(err, nats.ErrNoServers), errors.As(err, &op), errors.Is(err, nats.ErrTimeout):
+		return transient("nats_connect", "connect to NATS", clean)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.wires.dialled():
+		return fatal("nats_credentials", "the settings for the connection to NATS can't be used", "Check the context and the files that nats names.", clean)
+	}
+	return transient("nats_connect", "connect to NATS", clean)
+}

@@ -1,0 +1,285 @@
+package sink
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nkeys"
+
+	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// limitedUser gives a server the users all, who may do anything, and some, who may publish to the subjects given. The password of
+// both is pass.
+func limitedUser(publish ...string) func(*server.Options) {
+	return func(o *server.Options) {
+		o.Users = []*server.User{
+			{Username: "all", Password: "pass"},
+			{Username: "some", Password: "pass", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: publish}}},
+		}
+	}
+}
+
+func userURL(s *natsserver.Server, user string) string {
+	return strings.Replace(s.URL(), "://", "://"+user+":pass@", 1)
+}
+
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	for v, want := range map[string]bool{
+		"2.10.22": false, "2.10.23": true, "2.9.30": false, "2.11.0": true, "3.0.0": true, "2.10.23-beta.1": true,
+		"2.10": false, "": false, "1.99.99": false, "x.y.z": false, "2.15.2": true,
+	} {
+		if got := atLeast(v, 2, 10, 23); got != want {
+			t.Errorf("%q: %v", v, got)
+		}
+	}
+}
+
+func TestOldServer(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = conn.Write([]byte(`INFO {"server_id":"A","version":"2.10.22","proto":1,"headers":true,"max_payload":1048576}` + "\r\n"))
+		b := make([]byte, 4096)
+		for all := ""; !strings.Contains(all, "PING\r\n"); {
+			n, err := conn.Read(b)
+			if err != nil {
+				return
+			}
+			all += string(b[:n])
+		}
+		_, _ = conn.Write([]byte("PONG\r\n"))
+		_, _ = conn.Read(b)
+	}()
+	_, err = Connect(t.Context(), config("nats://"+listener.Addr().String()))
+	if f := wantFault(t, err, outbox.Fatal, "nats_version"); !strings.Contains(f.Error(), "2.10.22") || !strings.Contains(f.Cure, "2.10.23") {
+		t.Error(f)
+	}
+}
+
+func TestServerWithoutJetStream(t *testing.T) {
+	t.Parallel()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	defer s.WaitForShutdown()
+	defer s.Shutdown()
+	if !s.ReadyForConnections(30 * time.Second) {
+		t.Fatal("not ready")
+	}
+	_, err = Connect(t.Context(), config(s.ClientURL()))
+	wantFault(t, err, outbox.Fatal, "nats_jetstream")
+}
+
+func TestConnectErrorsHoldNoSecrets(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t, natsserver.Options{Tune: limitedUser(">")})
+	address := strings.TrimPrefix(s.URL(), "nats://")
+	missing := filepath.Join(t.TempDir(), "none")
+	badContext := filepath.Join(t.TempDir(), "bad.json")
+	if err := os.WriteFile(badContext, []byte(`{"url":"nats://me:hush7 pw@host:port"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*Config)
+		class  outbox.Class
+		code   string
+	}{
+		{"wrong password in the URL", func(c *Config) { c.URL = "nats://all:hush7pw@" + address }, outbox.Fatal, "nats_auth"},
+		{"wrong password", func(c *Config) { c.User, c.Password = "all", "hush7pw" }, outbox.Fatal, "nats_auth"},
+		{"wrong token", func(c *Config) { c.Token = "hush7pw" }, outbox.Fatal, "nats_auth"},
+		{"no credentials", func(*Config) {}, outbox.Fatal, "nats_auth"},
+		{"nobody listens", func(c *Config) { c.URL = "nats://all:hush7pw@127.0.0.1:1,nats://hush7pw@127.0.0.1:2" }, outbox.Transient, "nats_connect"},
+		{"no such host", func(c *Config) { c.URL = "nats://all:hush7pw@nowhere.invalid:4222" }, outbox.Transient, "nats_connect"},
+		{"no such creds file", func(c *Config) { c.Creds = missing }, outbox.Fatal, "nats_credentials"},
+		{"no such seed file", func(c *Config) { c.NKey = missing }, outbox.Fatal, "nats_credentials"},
+		{"no such CA file", func(c *Config) { c.TLS.CA = missing }, outbox.Fatal, "nats_credentials"},
+		{"no such context", func(c *Config) { c.URL, c.Context = "", missing }, outbox.Fatal, "nats_credentials"},
+		{"context that can't be read", func(c *Config) { c.URL, c.Context = "", badContext }, outbox.Fatal, "nats_credentials"},
+	} {
+		cfg := config(s.URL())
+		test.change(&cfg)
+		_, err := Connect(t.Context(), cfg)
+		f := wantFault(t, err, test.class, test.code)
+		if text := f.Error(); strings.Contains(text, "hush7") || strings.Contains(text, "pw@") {
+			t.Errorf("%s: %s", test.name, text)
+		}
+	}
+}
+
+func TestConnectEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			cancel(errors.New("enough"))
+			_, _ = conn.Read(make([]byte, 1))
+			conn.Close()
+		}
+	}()
+	_, err = Connect(ctx, config("nats://"+listener.Addr().String()))
+	if f := wantFault(t, err, outbox.Transient, "nats_connect"); !strings.Contains(f.Error(), "enough") {
+		t.Error(f)
+	}
+}
+
+func TestCredentials(t *testing.T) {
+	t.Parallel()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, _ := pair.PublicKey()
+	seed, _ := pair.Seed()
+	seedFile := filepath.Join(t.TempDir(), "seed")
+	if err := os.WriteFile(seedFile, seed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	byKey := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} }})
+	byToken := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Authorization = "t0ken" }})
+	byUser := natstest.Server(t, natsserver.Options{Tune: limitedUser(">")})
+	contextFile := filepath.Join(t.TempDir(), "here.json")
+	text := `{"url":"` + byUser.URL() + `","user":"all","password":"pass","inbox_prefix":"_INBOX.context"}`
+	if err := os.WriteFile(contextFile, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, cfg := range map[string]Config{
+		"seed file":       {URL: byKey.URL(), NKey: seedFile},
+		"token":           {URL: byToken.URL(), Token: "t0ken"},
+		"token in URL":    {URL: strings.Replace(byToken.URL(), "://", "://t0ken@", 1)},
+		"user":            {URL: byUser.URL(), User: "all", Password: "pass"},
+		"user in URL":     {URL: userURL(byUser, "all")},
+		"context":         {Context: contextFile},
+		"several servers": {URL: "127.0.0.1:1, " + userURL(byUser, "all")},
+		"inbox prefix":    {URL: userURL(byUser, "all"), InboxPrefix: "_INBOX.own"},
+	} {
+		cfg.Stream = "OUTBOX"
+		c := door(t, cfg)
+		mustPublish(t, c.Publisher(state(t, c).LastSeq), edits(t, 3))
+		want := "_INBOX.outflow."
+		switch name {
+		case "context":
+			want = "_INBOX.context."
+		case "inbox prefix":
+			want = "_INBOX.own."
+		}
+		if !strings.HasPrefix(c.inbox, want) {
+			t.Errorf("%s: inbox %s", name, c.inbox)
+		}
+	}
+}
+
+func TestDomain(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
+	file := filepath.Join(t.TempDir(), "hub.json")
+	if err := os.WriteFile(file, []byte(`{"url":"`+s.URL()+`","jetstream_domain":"hub"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := door(t, Config{Context: file, Stream: "OUTBOX"})
+	if c.api != "$JS.hub.API." {
+		t.Errorf("prefix %s", c.api)
+	}
+	mustPublish(t, c.Publisher(0), edits(t, 3))
+	js, err := c.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stream, err := js.Stream(t.Context(), "OUTBOX"); err != nil || stream.CachedInfo().State.Msgs != 3 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	ca, cert := certificate(t)
+	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
+		o.TLS, o.TLSTimeout = true, 10
+		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}}
+	}})
+	cfg := config(s.URL())
+	_, err := Connect(t.Context(), cfg)
+	wantFault(t, err, outbox.Fatal, "nats_tls")
+	cfg.TLS.CA = ca
+	c := door(t, cfg)
+	if _, ok := c.wires.current().Conn.(*tls.Conn); !ok {
+		t.Fatal("not encrypted")
+	}
+	all := edits(t, 3000)
+	mustPublish(t, c.Publisher(0), all)
+	same(t, readFrom(t, c.nc, "OUTBOX"), all)
+}
+
+// certificate makes one that signs itself, and a file with it.
+func certificate(t *testing.T) (file string, cert tls.Certificate) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func TestShutdownOfTheServerIsSeen(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t)
+	c := door(t, config(s.URL()))
+	if c.Err() != nil {
+		t.Fatal(c.Err())
+	}
+	s.Shutdown()
+	<-c.Lost()
+	wantFault(t, c.Err(), outbox.Transient, "nats_lost")
+	if _, err := c.State(t.Context()); outbox.ClassOf(err) != outbox.Transient || err == nil {
+		t.Errorf("state of a server that is gone: %v", err)
+	}
+}

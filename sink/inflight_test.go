@@ -1,0 +1,244 @@
+package sink
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// recorder is a way out that leads nowhere.
+type recorder struct {
+	seqs    []uint64
+	replies []uint64 // sequences of the messages that asked for an acknowledgement
+	flushes int
+	bytes   int
+}
+
+func (r *recorder) send(m *message, reply []byte) {
+	r.seqs = append(r.seqs, m.seq)
+	r.bytes += m.size()
+	if reply != nil {
+		r.replies = append(r.replies, m.seq)
+	}
+}
+
+func (r *recorder) flush() { r.flushes++ }
+
+// offline is a publisher without a connection; ack acknowledges.
+func offline(t testing.TB) (p *Publisher, r *recorder, ack func(uint64)) {
+	t.Helper()
+	cfg := config("").withDefaults()
+	cfg.MaxPayload = 64 << 20
+	enc, err := newEncoder(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Conn{cfg: cfg, enc: enc, lost: make(chan struct{}), stream: &streamConfig{Subjects: []string{"_outflow.3f9a.>"}}}
+	p = c.newPublisher(100)
+	r = &recorder{}
+	p.out = r
+	return p, r, func(seq uint64) { p.acked.Store(seq); p.signal() }
+}
+
+func put(t testing.TB, p *Publisher, size int) {
+	t.Helper()
+	g := event(0, "doc", make([]byte, size))
+	if err := p.Publish(&g.e, &g.h); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLastMessageAsksAtOnceWhenNothingIsOutstanding(t *testing.T) {
+	t.Parallel()
+	p, r, _ := offline(t)
+	put(t, p, 10)
+	if len(r.seqs) != 0 {
+		t.Fatal("the last message was not held back")
+	}
+	if n, _ := p.InFlight(); n != 1 || p.Sent() != 101 || p.Acked() != 100 {
+		t.Fatalf("in flight %d, sent %d, acked %d", n, p.Sent(), p.Acked())
+	}
+	if wait := p.Flush(time.Unix(0, 0)); wait != 0 || len(r.replies) != 1 || r.replies[0] != 101 {
+		t.Fatalf("wait %v, replies to %d", wait, r.replies)
+	}
+	if p.Flush(time.Unix(0, 0)) != 0 || len(r.seqs) != 1 {
+		t.Error("sent again")
+	}
+}
+
+func TestLastMessageWaits(t *testing.T) {
+	t.Parallel()
+	at := func(d time.Duration) time.Time { return time.Unix(1000, 0).Add(d) }
+	outstanding := func(t *testing.T) (*Publisher, *recorder, func(uint64)) {
+		p, r, ack := offline(t)
+		put(t, p, 10)
+		p.Flush(at(0))
+		put(t, p, 10)
+		if wait := p.Flush(at(time.Millisecond)); wait != holdBack || len(r.seqs) != 1 {
+			t.Fatalf("wait %v, sent %d", wait, r.seqs)
+		}
+		return p, r, ack
+	}
+	t.Run("for the outstanding acknowledgement", func(t *testing.T) {
+		p, r, ack := outstanding(t)
+		ack(101)
+		<-p.Notify()
+		if wait := p.Flush(at(time.Millisecond)); wait != 0 || r.replies[1] != 102 {
+			t.Errorf("wait %v, replies to %d", wait, r.replies)
+		}
+	})
+	t.Run("two milliseconds", func(t *testing.T) {
+		p, r, _ := outstanding(t)
+		if wait := p.Flush(at(2500 * time.Microsecond)); wait != 500*time.Microsecond || len(r.seqs) != 1 {
+			t.Fatalf("wait %v, sent %d", wait, r.seqs)
+		}
+		if wait := p.Flush(at(3 * time.Millisecond)); wait != 0 || r.replies[1] != 102 {
+			t.Errorf("wait %v, replies to %d", wait, r.replies)
+		}
+	})
+	t.Run("for company", func(t *testing.T) {
+		p, r, _ := outstanding(t)
+		put(t, p, 10)
+		if len(r.seqs) != 2 || len(r.replies) != 1 {
+			t.Fatalf("sent %d, replies to %d", r.seqs, r.replies)
+		}
+		if wait := p.Flush(at(3 * time.Millisecond)); wait != holdBack { // its own two milliseconds begin
+			t.Errorf("wait %v", wait)
+		}
+	})
+}
+
+func TestSparseReplies(t *testing.T) {
+	t.Parallel()
+	p, r, _ := offline(t)
+	for range 1000 {
+		put(t, p, 100)
+	}
+	p.Flush(time.Now())
+	if len(r.replies) != 20 || r.replies[0] != 101 || r.replies[1] != 151 || r.replies[19] != 1051 {
+		t.Errorf("1000 messages, the last held back: replies to %d", r.replies)
+	}
+	p, r, _ = offline(t)
+	for range 100 {
+		put(t, p, 64<<10)
+	}
+	if len(r.replies) < 24 || len(r.replies) > 33 {
+		t.Errorf("100 messages of 64 KiB: %d replies, want about one per 256 KiB", len(r.replies))
+	}
+}
+
+func TestInFlightIsBounded(t *testing.T) {
+	t.Parallel()
+	p, r, ack := offline(t)
+	for i := 0; !p.Full(); i++ {
+		put(t, p, 10)
+	}
+	if n, _ := p.InFlight(); n != maxInFlight {
+		t.Errorf("full at %d messages", n)
+	}
+	p.Flush(time.Now())
+	ack(r.replies[0])
+	if p.Full() {
+		t.Error("still full after an acknowledgement")
+	}
+
+	p, r, ack = offline(t)
+	for i := 0; !p.Full(); i++ {
+		put(t, p, 300_000)
+	}
+	if r.bytes > maxInFlightBytes {
+		t.Errorf("%d bytes on the wire", r.bytes)
+	}
+	if p.Flush(time.Now()) == 0 && r.bytes > maxInFlightBytes {
+		t.Errorf("%d bytes on the wire after the flush", r.bytes)
+	}
+	ack(p.window.sent)
+	if _, bytes := p.InFlight(); bytes != 300_000+p.held.size()-len(p.held.data) {
+		t.Errorf("%d bytes left, one message is held back", bytes)
+	}
+	ack(p.Sent())
+	p.Flush(time.Now())
+	ack(p.Sent())
+	if n, bytes := p.InFlight(); n != 0 || bytes != 0 {
+		t.Errorf("%d messages, %d bytes left", n, bytes)
+	}
+}
+
+// A message above the limit goes alone, and what is before it asks for the acknowledgement that lets it go.
+func TestLargeMessageGoesAlone(t *testing.T) {
+	t.Parallel()
+	p, r, ack := offline(t)
+	put(t, p, 10) // the first one asks anyway
+	p.Flush(time.Now())
+	ack(101)
+	put(t, p, 10)
+	put(t, p, 20<<20)
+	if len(r.replies) != 2 || r.replies[1] != 102 {
+		t.Fatalf("replies to %d", r.replies)
+	}
+	if !p.Full() || p.Flush(time.Now()) == 0 {
+		t.Error("it does not wait")
+	}
+	ack(102)
+	if p.Full() {
+		t.Error("full, though it may go")
+	}
+	if p.Flush(time.Now()) != 0 || len(r.replies) != 3 || !p.Full() {
+		t.Errorf("replies to %d, full %v", r.replies, p.Full())
+	}
+	ack(103)
+	if p.Full() {
+		t.Error("still full")
+	}
+}
+
+func TestAckTimeout(t *testing.T) {
+	t.Parallel()
+	at := func(s float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(s * float64(time.Second))) }
+	p, _, ack := offline(t)
+	ok := func(s float64) {
+		t.Helper()
+		if err := p.Check(at(s)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ok(0)
+	put(t, p, 10)
+	p.Flush(at(3600)) // an hour of silence before does not count
+	ok(3600)
+	ok(3604.9)
+	put(t, p, 10)
+	p.Flush(at(3604.9))
+	p.Flush(at(3604.91))
+	ack(101) // one of two came, and was seen outside of Check
+	p.Full()
+	ok(3605.1)
+	ok(3610)
+	f := wantFault(t, p.Check(at(3610.1)), outbox.Transient, "ack_timeout")
+	ack(102)
+	if err := p.Check(at(3610.1)); !errors.Is(err, f) {
+		t.Errorf("an acknowledgement after the time-out undoes it: %v", err)
+	}
+	g := event(0, "doc", nil)
+	if err := p.Publish(&g.e, &g.h); err == nil {
+		t.Error("publishes after an error")
+	}
+}
+
+func TestPoisonLeavesThePublisherAsItWas(t *testing.T) {
+	t.Parallel()
+	p, r, _ := offline(t)
+	put(t, p, 10)
+	bad := event(1, "", nil)
+	bad.e.Null = outbox.NullDoc
+	wantFault(t, p.Publish(&bad.e, &bad.h), outbox.Poison, "null_doc_id")
+	if len(r.seqs) != 0 || p.Sent() != 101 {
+		t.Errorf("sent %d, predicted %d", r.seqs, p.Sent())
+	}
+	p.Flush(time.Now())
+	if len(r.replies) != 1 || r.replies[0] != 101 {
+		t.Errorf("the message before it: %d", r.replies)
+	}
+}

@@ -1,0 +1,202 @@
+package sink
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestMain(m *testing.M) {
+	natstest.RunChild()
+	goleak.VerifyTestMain(m)
+}
+
+// given is an event with its packed header.
+type given struct {
+	e outbox.Event
+	h outbox.Header
+}
+
+// edits are the first n edits of a recorded session, each a transaction of its own.
+func edits(t testing.TB, n int) []given {
+	t.Helper()
+	ops, err := trace.Load(trace.FriendsForever)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]given, n)
+	for i := range all {
+		op := ops[i%len(ops)]
+		all[i] = event(i, op.Doc, op.Payload)
+		all[i].e.Actor = op.Actor
+	}
+	return all
+}
+
+// event is the only event of the i-th transaction.
+func event(i int, doc string, payload []byte) given {
+	pos := outbox.Position{LSN: outbox.LSN(0x16B3748 + 0x40*i)}
+	g := given{e: outbox.Event{Pos: pos, Doc: doc, Key: "k", ID: "id", Payload: payload, PayloadSize: len(payload)}}
+	g.h = outbox.Header{Pos: pos, Of: 1, Due: pos.LSN, Thru: pos.LSN, Timeline: 1, ID: g.e.ID, Key: g.e.Key}
+	return g
+}
+
+func config(url string) Config {
+	return Config{URL: url, Table: "public.outbox", Stream: "OUTBOX", Keyed: true}
+}
+
+func connect(t testing.TB, cfg Config) *Conn {
+	t.Helper()
+	c, err := Connect(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// door connects and sees to the stream.
+func door(t testing.TB, cfg Config) *Conn {
+	t.Helper()
+	c := connect(t, cfg)
+	if err := c.EnsureStream(t.Context(), StreamOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func state(t testing.TB, c *Conn) outbox.StreamState {
+	t.Helper()
+	s, err := c.State(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// publish publishes and returns the first error; without one, everything is acknowledged.
+func publish(ctx context.Context, p *Publisher, all []given) error {
+	for i := range all {
+		for p.Full() {
+			p.Flush(time.Now())
+			if err := await(ctx, p, time.Second); err != nil {
+				return err
+			}
+		}
+		if err := p.Publish(&all[i].e, &all[i].h); err != nil {
+			return err
+		}
+	}
+	for p.Acked() < p.Sent() {
+		wait := p.Flush(time.Now())
+		if wait == 0 {
+			wait = time.Second
+		}
+		if err := await(ctx, p, wait); err != nil {
+			return err
+		}
+	}
+	return p.Check(time.Now())
+}
+
+func await(ctx context.Context, p *Publisher, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.Notify():
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return p.Check(time.Now())
+}
+
+func mustPublish(t testing.TB, p *Publisher, all []given) {
+	t.Helper()
+	if err := publish(t.Context(), p, all); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stored is a message as it lies in the stream.
+type stored struct {
+	Subject string
+	Header  string
+	Data    string
+}
+
+// readAll reads the stream by itself, without the code under test. A sequence that is missing is left empty.
+func readAll(t testing.TB, url, stream string) []stored {
+	t.Helper()
+	nc, err := nats.Connect(url, nats.NoReconnect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	return readFrom(t, nc, stream)
+}
+
+func readFrom(t testing.TB, nc *nats.Conn, stream string) []stored {
+	t.Helper()
+	js, err := nc.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := js.StreamInfo(stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]stored, info.State.LastSeq)
+	for i := range all {
+		m, err := js.GetMsg(stream, uint64(i+1))
+		if err != nil {
+			if strings.Contains(err.Error(), "not found") {
+				continue
+			}
+			t.Fatal(err)
+		}
+		all[i] = stored{Subject: m.Subject, Data: string(m.Data), Header: headerText(m.Header)}
+	}
+	return all
+}
+
+// headerText writes a header's lines in the order of their names.
+func headerText(h nats.Header) string {
+	var lines []string
+	for name, values := range h {
+		lines = append(lines, name+": "+strings.Join(values, "|"))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// same compares what was published with what is stored.
+func same(t testing.TB, got []stored, want []given) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("the stream has %d messages, want %d", len(got), len(want))
+	}
+	for i, w := range want {
+		if got[i].Data != string(w.e.Payload) || !strings.Contains(got[i].Header, "Outflow: "+w.h.String()) {
+			t.Fatalf("message %d is %+v, want %s with %s", i+1, got[i], w.h.String(), w.e.Payload)
+		}
+	}
+}
+
+func wantFault(t testing.TB, err error, class outbox.Class, code string) *outbox.Fault {
+	t.Helper()
+	f := outbox.FaultOf(err)
+	if f == nil || f.Class != class || f.Code != code {
+		t.Fatalf("got error %v (%+v), want a fault %v %s", err, f, class, code)
+	}
+	return f
+}

@@ -1,0 +1,184 @@
+package sink
+
+import (
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// The headers that are ours or the server's.
+const (
+	headerExpected   = "Nats-Expected-Last-Sequence"
+	headerMsgID      = "Nats-Msg-Id"
+	HeaderDeadLetter = "Outflow-Dead-Letter" // on a dead letter: its Reason
+
+	headerStart = "NATS/1.0\r\n"
+)
+
+// message is a message as it goes out. Its buffers are used again; data is the event's payload, which nobody writes to.
+type message struct {
+	subject []byte // with the ingress
+	header  []byte // the whole block, from NATS/1.0 to the empty line
+	data    []byte
+	seq     uint64 // predicted
+}
+
+// size is what the message counts in flight, in bytes: about what it takes on the wire.
+func (m *message) size() int { return len(m.subject) + len(m.header) + len(m.data) }
+
+// encoder turns events into messages. A message's bytes are a function of the event, its header, the sequence before it and the
+// settings. One goroutine uses it.
+type encoder struct {
+	table    string
+	template *Template
+	mapped   []header
+	order    []int // which header comes where: an index of mapped, or a slot below
+	limit    int   // sink.max_payload
+	keyed    bool
+	msgID    bool
+	deadTo   string // the dead letters' subject; "" if a row that can't be published stops
+	ingress  string // prefix of every subject, with its last dot
+	tookMap  int    // bytes that the mapped headers of the last message take, or would take
+}
+
+// The slots of encoder.order that are no mapped headers.
+const (
+	slotExpected = -1 - iota
+	slotMsgID
+	slotOutflow
+)
+
+func newEncoder(c Config) (*encoder, error) {
+	t, err := ParseTemplate(c.Subject)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.bind(c.Resolve); err != nil {
+		return nil, err
+	}
+	enc := &encoder{table: c.Table, template: t, limit: c.MaxPayload, keyed: c.Keyed, msgID: c.MsgID}
+	if enc.mapped, err = bindHeaders(c.Headers, c.Resolve); err != nil {
+		return nil, err
+	}
+	if c.DeadLetter {
+		if err := checkDeadLetterSubject(c.DeadLetterSubject, t); err != nil {
+			return nil, err
+		}
+		enc.deadTo = c.DeadLetterSubject
+	}
+	enc.setOrder()
+	return enc, nil
+}
+
+// setOrder sorts the headers by name, so that the order of the settings means nothing.
+func (enc *encoder) setOrder() {
+	names := map[int]string{slotExpected: headerExpected, slotOutflow: outbox.HeaderName}
+	if enc.msgID {
+		names[slotMsgID] = headerMsgID
+	}
+	for i, h := range enc.mapped {
+		names[i] = h.name
+	}
+	for slot := range names {
+		enc.order = append(enc.order, slot)
+	}
+	sort.Slice(enc.order, func(i, j int) bool { return names[enc.order[i]] < names[enc.order[j]] })
+}
+
+// encode makes the message that is expected directly behind sequence last. It returns why it can't be published, if it can't:
+// what m holds is of no use then.
+func (enc *encoder) encode(m *message, e *outbox.Event, h *outbox.Header, last uint64) Reason {
+	if r := enc.judgeValues(e); r != "" {
+		return r
+	}
+	m.seq = last + 1
+	m.data = e.Payload
+	m.subject = enc.template.append(append(m.subject[:0], enc.ingress...), e)
+	if len(m.subject)-len(enc.ingress) > maxSubject {
+		return SubjectTooLong
+	}
+	b := append(m.header[:0], headerStart...)
+	own, mapped := 0, 0
+	for _, slot := range enc.order {
+		switch slot {
+		case slotExpected:
+			b = appendExpected(b, last)
+		case slotMsgID:
+			b = appendMsgID(b, e.Pos)
+		case slotOutflow:
+			start := len(b)
+			b = appendOutflow(b, h)
+			own = len(b) - start
+		default:
+			v, null := enc.mapped[slot].field.value(e)
+			if null {
+				continue
+			}
+			v = trim(v)
+			name := enc.mapped[slot].name
+			if mapped += len(name) + len(v) + 4; mapped <= maxHeaders {
+				b = appendMapped(b, name, v)
+			}
+		}
+	}
+	m.header = append(b, "\r\n"...)
+	enc.tookMap = mapped
+	if mapped > maxHeaders {
+		return HeadersTooLarge
+	}
+	if e.PayloadSize+own+mapped+overhead > enc.limit || e.PayloadSize != len(e.Payload) {
+		return TooLarge
+	}
+	return ""
+}
+
+func (enc *encoder) judgeValues(e *outbox.Event) Reason {
+	switch {
+	case e.Bad != "":
+		return Undecodable
+	case e.Null&outbox.NullDoc != 0:
+		return NullDoc
+	case e.Null&outbox.NullKey != 0 && enc.keyed:
+		return NullKey
+	case e.Null&outbox.NullPayload != 0:
+		return NullPayload
+	}
+	return ""
+}
+
+func appendExpected(b []byte, last uint64) []byte {
+	b = append(b, headerExpected+": "...)
+	b = strconv.AppendUint(b, last, 10)
+	return append(b, "\r\n"...)
+}
+
+func appendMsgID(b []byte, p outbox.Position) []byte {
+	b = append(b, headerMsgID+": "...)
+	b = p.Append(b)
+	return append(b, "\r\n"...)
+}
+
+func appendOutflow(b []byte, h *outbox.Header) []byte {
+	b = append(b, outbox.HeaderName+": "...)
+	b = h.Append(b)
+	return append(b, "\r\n"...)
+}
+
+// appendMapped appends a header line. CR and LF in the value become spaces.
+func appendMapped(b []byte, name, v string) []byte {
+	b = append(b, name...)
+	b = append(b, ": "...)
+	start := len(b)
+	b = append(b, v...)
+	for i := start; i < len(b); i++ {
+		if b[i] == '\r' || b[i] == '\n' {
+			b[i] = ' '
+		}
+	}
+	return append(b, "\r\n"...)
+}
+
+// trim takes white space off both ends: whoever reads a header drops it anyway.
+func trim(v string) string { return strings.Trim(v, " \t\r\n") }

@@ -1,0 +1,239 @@
+package sink
+
+import (
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	ackTimeout = 5 * time.Second      // without any acknowledgement while some are due
+	holdBack   = 2 * time.Millisecond // how long the last message of what is ready waits for company or for an acknowledgement
+)
+
+// Publisher publishes messages in order, each at its predicted sequence, and counts what is acknowledged. One goroutine owns it;
+// Notify and Acked may be used from any.
+//
+// After an error of Publish or Check the publisher and its connection are of no more use, except where the error is a fault of
+// class Poison: then nothing was sent.
+type Publisher struct {
+	conn   *Conn
+	enc    *encoder
+	out    outbound
+	window inflight
+	since  time.Time // when the last acknowledgement was seen, or the first became due after a time when none was
+	due    bool      // some were due at the last Check
+	seen   uint64    // what was acknowledged at the last Check
+
+	held    *message // the last message, not sent yet
+	holding bool
+	heldAt  time.Time // the first Flush that left it; zero before
+	next    *message  // a buffer
+	last    uint64    // predicted for the last message, held back or sent
+	letters int       // dead letters
+	reply   []byte    // conn.inbox, and room for a sequence
+
+	// Written where acknowledgements arrive.
+	acked   atomic.Uint64
+	refused atomic.Pointer[outbox.Fault] // the first one that ends it
+	notify  chan struct{}
+}
+
+// Publisher starts publishing; the first message expects lastSeq to be the stream's last sequence. CheckStream must have learned
+// the stream before. A connection has one publisher.
+func (c *Conn) Publisher(lastSeq uint64) *Publisher {
+	p := c.newPublisher(lastSeq)
+	p.out = newFrames(c.wires.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
+	c.publisher.Store(p)
+	return p
+}
+
+func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
+	enc := *c.enc
+	c.mu.Lock()
+	if c.stream != nil {
+		enc.ingress = c.stream.ingress()
+	}
+	c.mu.Unlock()
+	p := &Publisher{
+		conn: c, enc: &enc, last: lastSeq, held: new(message), next: new(message),
+		reply: []byte(c.inbox), notify: make(chan struct{}, 1),
+	}
+	p.window.acked, p.window.sent = lastSeq, lastSeq
+	p.window.countSince = ackEvery - 1
+	p.acked.Store(lastSeq)
+	return p
+}
+
+// Full reports whether 2000 messages or 8 MiB are in flight, or the message that is held back would make them that many: wait for
+// Notify, and call Flush before.
+func (p *Publisher) Full() bool {
+	p.settle()
+	if !p.holding {
+		return !p.window.fits(0)
+	}
+	return !p.window.fits(p.held.size()) || p.window.messages()+1 >= maxInFlight
+}
+
+// Publish takes the event's message and sends the one before it: the last one is held back until the next Publish or Flush. It
+// never blocks. It must not be called while Full. The event's payload is used until the message has been sent. A fault of class Poison means that the row can't be published and that nothing of
+// it was or will be sent.
+func (p *Publisher) Publish(e *outbox.Event, h *outbox.Header) error {
+	if err := p.broken(); err != nil {
+		return err
+	}
+	if r := p.enc.encode(p.next, e, h, p.last); r != "" {
+		if p.enc.deadTo == "" {
+			return p.enc.fault(e, r)
+		}
+		p.enc.deadLetter(p.next, e, h, p.last, r)
+		p.letters++
+		p.conn.cfg.Logger.Warn("dead letter", slog.String("reason", string(r)), slog.String("position", e.Pos.String()),
+			slog.String("id", cut(e.ID, cutValue)), slog.Uint64("seq", p.next.seq))
+	}
+	if p.holding {
+		size := p.held.size()
+		// The next one may have to wait until this one is acknowledged: then this one must ask for it.
+		p.send(p.window.needsReply(size) || p.window.bytes+size+p.next.size() > maxInFlightBytes)
+	}
+	p.held, p.next = p.next, p.held
+	p.holding, p.heldAt = true, time.Time{}
+	p.last++
+	return nil
+}
+
+// Flush says that what is ready is complete. The message held back is sent with a reply subject, unless an acknowledgement is
+// outstanding: then it waits for that one, or for the next message, 2 ms at most. A duration above 0 says so: call Flush again
+// after it or at the next Notify, whichever comes first.
+func (p *Publisher) Flush(now time.Time) time.Duration {
+	p.settle()
+	defer p.out.flush()
+	if !p.holding || p.broken() != nil {
+		return 0
+	}
+	if !p.window.fits(p.held.size()) {
+		return holdBack // an acknowledgement is outstanding that makes room
+	}
+	if len(p.window.dues) > 0 {
+		if p.heldAt.IsZero() {
+			p.heldAt = now
+		}
+		if wait := holdBack - now.Sub(p.heldAt); wait > 0 {
+			return wait
+		}
+	}
+	p.send(true)
+	return 0
+}
+
+// send sends the message held back.
+func (p *Publisher) send(reply bool) {
+	var to []byte
+	if reply {
+		to = strconv.AppendUint(p.reply, p.held.seq, 10)
+	}
+	p.out.send(p.held, to)
+	p.window.add(p.held.seq, p.held.size(), reply)
+	p.holding = false
+	p.held.data = nil
+}
+
+// Notify is sent to when an acknowledgement came, and when Check has something to say. Several may be one.
+func (p *Publisher) Notify() <-chan struct{} { return p.notify }
+
+// Acked is the last sequence that is proved to be in the stream, with all before it.
+func (p *Publisher) Acked() uint64 { return p.acked.Load() }
+
+// Sent is the sequence predicted for the last message, held back or not.
+func (p *Publisher) Sent() uint64 { return p.last }
+
+// InFlight is how many messages are neither acknowledged nor known to have failed, and their bytes; one held back counts.
+func (p *Publisher) InFlight() (messages int, bytes int) {
+	p.settle()
+	messages, bytes = p.window.messages(), p.window.bytes
+	if p.holding {
+		messages, bytes = messages+1, bytes+p.held.size()
+	}
+	return messages, bytes
+}
+
+// DeadLetters is how many rows could not be published and have a dead letter in their place.
+func (p *Publisher) DeadLetters() int { return p.letters }
+
+// Check says whether the session must end: a message was refused, an acknowledgement is not the one that was predicted, the
+// connection is lost, or 5 s have passed without any acknowledgement while some were due. now must not go back. Call it after each
+// Notify, and once a second at least while messages are in flight.
+func (p *Publisher) Check(now time.Time) error {
+	p.settle()
+	if err := p.broken(); err != nil {
+		return err
+	}
+	due := len(p.window.dues) > 0
+	if !due || !p.due || p.window.acked != p.seen {
+		p.since = now
+	}
+	p.due, p.seen = due, p.window.acked
+	if due && now.Sub(p.since) >= ackTimeout {
+		f := transient("ack_timeout", fmt.Sprintf("stream %s: no acknowledgement for %v; sequences %d to %d may be stored or not",
+			p.conn.cfg.Stream, ackTimeout, p.window.acked+1, p.window.sent), nil)
+		p.refuse(f)
+		return f
+	}
+	return nil
+}
+
+// settle takes over what was acknowledged.
+func (p *Publisher) settle() {
+	if a := p.acked.Load(); a != p.window.acked {
+		p.window.settle(a)
+	}
+}
+
+func (p *Publisher) broken() error {
+	if f := p.refused.Load(); f != nil {
+		return f
+	}
+	if p.enc.ingress == "" {
+		return fatal("stream_missing", fmt.Sprintf("stream %s: there is none", p.conn.cfg.Stream), "Run `outflow init`.", nil)
+	}
+	return p.conn.Err()
+}
+
+func (p *Publisher) signal() {
+	select {
+	case p.notify <- struct{}{}:
+	default:
+	}
+}
+
+func (p *Publisher) refuse(f *outbox.Fault) {
+	p.refused.CompareAndSwap(nil, f)
+	p.signal()
+}
+
+// acknowledged takes what comes back on a reply subject.
+func (c *Conn) acknowledged(m *nats.Msg) {
+	p := c.publisher.Load()
+	if p == nil {
+		return
+	}
+	seq, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, c.inbox), 10, 64)
+	if err != nil {
+		return // not a reply to anything we sent
+	}
+	if f := judgeAck(m, c.cfg.Stream, seq); f != nil {
+		p.refuse(f)
+		return
+	}
+	if p.refused.Load() == nil && seq > p.acked.Load() {
+		p.acked.Store(seq)
+	}
+	p.signal()
+}

@@ -1,0 +1,46 @@
+package sink
+
+import (
+	"errors"
+	"net/url"
+	"regexp"
+	"strings"
+)
+
+// scrubbed is an error whose text holds no secrets. It keeps its cause for errors.Is and As; nothing prints that.
+type scrubbed struct {
+	text  string
+	cause error
+}
+
+func (s *scrubbed) Error() string { return s.text }
+
+func (s *scrubbed) Is(target error) bool { return errors.Is(s.cause, target) }
+
+func (s *scrubbed) As(target any) bool { return errors.As(s.cause, target) }
+
+var userinfo = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^"\n]*@`)
+
+// scrub takes out the user information of URLs and the settings that are secret.
+func scrub(err error, cfg Config) error {
+	if err == nil {
+		return nil
+	}
+	text := userinfo.ReplaceAllString(err.Error(), "${1}***@")
+	secrets := []string{cfg.Password, cfg.Token}
+	for _, s := range strings.Split(cfg.URL, ",") {
+		if u, err := url.Parse(strings.TrimSpace(s)); err == nil && u.User != nil {
+			password, has := u.User.Password()
+			if !has {
+				password = u.User.Username() // a token
+			}
+			secrets = append(secrets, u.User.String(), password)
+		}
+	}
+	for _, s := range secrets {
+		if s != "" {
+			text = strings.ReplaceAll(text, s, "***")
+		}
+	}
+	return &scrubbed{text, err}
+}

@@ -1,0 +1,213 @@
+package sink
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// streamInfo is what we read of the answer to STREAM.INFO.
+type streamInfo struct {
+	apiError
+	Config  streamConfig `json:"config"`
+	Created time.Time    `json:"created"`
+	State   struct {
+		Messages  uint64 `json:"messages"`
+		FirstSeq  uint64 `json:"first_seq"`
+		LastSeq   uint64 `json:"last_seq"`
+		Consumers int    `json:"consumer_count"`
+	} `json:"state"`
+	Cluster *struct {
+		Leader string `json:"leader"`
+	} `json:"cluster"`
+}
+
+// streamInfo asks for the stream; nil if there is none. An answer that names no leader comes from a follower, which may lag: it
+// does not count.
+func (c *Conn) streamInfo(ctx context.Context) (*streamInfo, error) {
+	var info streamInfo
+	err := c.ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info)
+	switch {
+	case refusedWith(err, codeStreamNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case info.Cluster != nil && info.Cluster.Leader == "":
+		return nil, transient("no_leader", fmt.Sprintf("stream %s has no leader", c.cfg.Stream), nil)
+	}
+	return &info, nil
+}
+
+// State reads the stream's state and its newest message, through the leader. An error, unless it says otherwise, means that the
+// state is not known now.
+func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
+	info, err := c.streamInfo(ctx)
+	if err != nil || info == nil {
+		return outbox.StreamState{}, err
+	}
+	s := outbox.StreamState{
+		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
+		Replicated: info.Config.Replicas > 1,
+	}
+	newest, err := c.newest(ctx, info)
+	if err != nil {
+		return outbox.StreamState{}, err
+	}
+	if newest != nil {
+		s.NewestSeq, s.Newest = newest.Seq, newest.header()
+	}
+	if info.State.Consumers > 0 {
+		s.Durables, err = c.durablesBeyond(ctx, s.LastSeq)
+	}
+	return s, err
+}
+
+// storedMessage is a message as STREAM.MSG.GET returns it.
+type storedMessage struct {
+	Seq    uint64 `json:"seq"`
+	Header []byte `json:"hdrs"`
+}
+
+// header returns the message's packed header, or nil if it has none of ours.
+func (m *storedMessage) header() *outbox.Header {
+	for line := range bytes.SplitSeq(m.Header, []byte("\r\n")) {
+		if v, ok := bytes.CutPrefix(line, []byte(outbox.HeaderName+":")); ok {
+			if h, err := outbox.ParseHeader(string(bytes.TrimSpace(v))); err == nil {
+				return &h
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// newest finds the newest message that can be read; nil if none can. Mostly it is the one at the last sequence. Where that one is
+// missing although there are messages, a broker has lost the end of its file and kept the count, or somebody deleted it.
+func (c *Conn) newest(ctx context.Context, info *streamInfo) (*storedMessage, error) {
+	s := &info.State
+	if s.LastSeq == 0 {
+		return nil, c.confirmEmpty(ctx, 1)
+	}
+	m, err := c.message(ctx, getRequest{Seq: s.LastSeq})
+	if m != nil || err != nil {
+		return m, err
+	}
+	if s.Messages == 0 {
+		return nil, c.confirmEmpty(ctx, s.FirstSeq)
+	}
+	if m, err = c.newestBelow(ctx, s.FirstSeq, s.LastSeq); err != nil {
+		return nil, err
+	}
+	// Retention may have taken the messages while we looked.
+	again, err := c.streamInfo(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case again == nil || again.Created != info.Created || again.State.LastSeq != s.LastSeq || again.State.Messages == 0 || m == nil && again.State.FirstSeq != s.FirstSeq:
+		return nil, transient("stream_moved", fmt.Sprintf("stream %s changed while it was read", c.cfg.Stream), nil)
+	}
+	return m, nil
+}
+
+// newestBelow searches by halves: "is there a message at or above this sequence" is what next_by_subj answers, and it is found by
+// walking the messages themselves. (last_by_subj ">" goes by the last sequence and finds nothing here.)
+func (c *Conn) newestBelow(ctx context.Context, first, last uint64) (*storedMessage, error) {
+	var found *storedMessage
+	for first < last {
+		mid := first + (last-first)/2
+		m, err := c.message(ctx, getRequest{Seq: mid, Next: ">"})
+		switch {
+		case err != nil:
+			return nil, err
+		case m == nil:
+			last = mid
+		default:
+			found, first = m, m.Seq+1
+		}
+	}
+	return found, nil
+}
+
+// confirmEmpty takes "empty" from the leader only: an answer to STREAM.INFO may be stale.
+func (c *Conn) confirmEmpty(ctx context.Context, first uint64) error {
+	m, err := c.message(ctx, getRequest{Seq: max(first, 1), Next: ">"})
+	if err == nil && m != nil {
+		return transient("stream_moved", fmt.Sprintf("stream %s says that it is empty, but has a message at %d", c.cfg.Stream, m.Seq), nil)
+	}
+	return err
+}
+
+// getRequest asks for the message at Seq, or, if Next is set, for the first one at or above Seq whose subject it matches.
+type getRequest struct {
+	Seq  uint64 `json:"seq"`
+	Next string `json:"next_by_subj,omitempty"`
+}
+
+// message reads a message from the leader, never by direct get, which any replica answers. It returns nil if there is none.
+func (c *Conn) message(ctx context.Context, r getRequest) (*storedMessage, error) {
+	var answer struct {
+		apiError
+		Message *storedMessage `json:"message"`
+	}
+	err := c.ask(ctx, "STREAM.MSG.GET."+c.cfg.Stream, r, &answer)
+	if refusedWith(err, codeNoMessage) {
+		return nil, nil
+	}
+	if err == nil && answer.Message == nil {
+		err = fmt.Errorf("stream %s: an answer without a message", c.cfg.Stream)
+	}
+	return answer.Message, err
+}
+
+// durablesBeyond lists the durable consumers that have seen or acknowledged sequences that the stream does not have any more. They
+// get nothing until it passes them. Without the permission to list consumers there is no such list.
+func (c *Conn) durablesBeyond(ctx context.Context, last uint64) ([]string, error) {
+	c.mu.Lock()
+	skip := c.noListed
+	c.mu.Unlock()
+	if skip {
+		return nil, nil
+	}
+	var names []string
+	for offset := 0; ; {
+		var page struct {
+			apiError
+			Total     int `json:"total"`
+			Consumers []struct {
+				Name   string `json:"name"`
+				Config struct {
+					Durable string `json:"durable_name"`
+				} `json:"config"`
+				Delivered seqs `json:"delivered"`
+				AckFloor  seqs `json:"ack_floor"`
+			} `json:"consumers"`
+		}
+		err := c.ask(ctx, "CONSUMER.LIST."+c.cfg.Stream, map[string]int{"offset": offset}, &page)
+		if f := outbox.FaultOf(err); f != nil && f.Code == "nats_permission" {
+			c.mu.Lock()
+			c.noListed = true
+			c.mu.Unlock()
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range page.Consumers {
+			if k.Config.Durable != "" && max(k.AckFloor.Stream, k.Delivered.Stream) > last {
+				names = append(names, k.Name)
+			}
+		}
+		if offset += len(page.Consumers); len(page.Consumers) == 0 || offset >= page.Total {
+			slices.Sort(names)
+			return names, nil
+		}
+	}
+}
+
+type seqs struct {
+	Stream uint64 `json:"stream_seq"`
+}

@@ -1,0 +1,158 @@
+package sink
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestEnsureStream(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t)
+	c := connect(t, config(s.URL()))
+	if st := state(t, c); st.Exists || c.Ingress() != "" {
+		t.Fatalf("state %+v of a stream that is not there", st)
+	}
+	o := StreamOptions{MaxAge: time.Hour, MaxBytes: 1 << 20, Storage: "memory"}
+	if err := c.EnsureStream(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	first := c.Ingress()
+	if !ingressSubject.MatchString(first + ">") {
+		t.Errorf("ingress %q", first)
+	}
+	info, err := c.streamInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k := info.Config; k.MaxAge != time.Hour || k.MaxBytes != 1<<20 || k.Storage != "memory" || k.Discard != "old" || !k.AllowDirect || k.Replicas != 1 {
+		t.Errorf("made as %+v", k)
+	}
+	if err := c.CheckMaxAge(30 * time.Minute); err != nil {
+		t.Error(err)
+	}
+	wantFault(t, c.CheckMaxAge(31*time.Minute), outbox.Fatal, "stream_max_age")
+	mustPublish(t, c.Publisher(0), edits(t, 3))
+
+	again := connect(t, config(s.URL()))
+	if err := again.EnsureStream(t.Context(), StreamOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if again.Ingress() != first || state(t, again).LastSeq != 3 {
+		t.Errorf("made anew: %s", again.Ingress())
+	}
+	other := config(s.URL())
+	other.Stream = "OTHER"
+	if c := door(t, other); c.Ingress() == first {
+		t.Error("two streams have the same ingress")
+	}
+}
+
+func TestStreamThatCantBeMade(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t)
+	c := connect(t, config(s.URL()))
+	wantFault(t, c.EnsureStream(t.Context(), StreamOptions{Replicas: 3}), outbox.Fatal, "stream_create") // of one server
+}
+
+func TestStreamsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t)
+	admin := connect(t, config(s.URL()))
+	create := func(t *testing.T, cfg map[string]any) {
+		t.Helper()
+		if err := admin.ask(t.Context(), "STREAM.CREATE."+cfg["name"].(string), cfg, &streamInfo{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create(t, map[string]any{"name": "SOURCE", "subjects": []string{"source"}, "retention": "limits", "storage": "memory"})
+	const remove = "remove"
+	for _, test := range []struct {
+		code   string // "": taken
+		change map[string]any
+	}{
+		{"", nil},
+		{"", map[string]any{"max_msg_size": 1 << 20, "metadata": map[string]string{"a": "b"}, "max_msgs_per_subject": 1, "deny_delete": true}},
+		{"stream_subjects", map[string]any{"subjects": []string{"refused.>"}}},
+		{"stream_subjects", map[string]any{"subjects": []string{"_outflow.three.x.>"}}},
+		{"stream_subjects", map[string]any{"subjects": []string{"_outflow.four.*"}}},
+		{"stream_subjects", map[string]any{"subjects": []string{"_outflow.five.>", "_outflow.six.>"}}},
+		{"stream_transform", map[string]any{"subject_transform": remove}},
+		{"stream_transform", map[string]any{"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": "orders.>"}}},
+		{"stream_retention", map[string]any{"retention": "workqueue"}},
+		{"stream_retention", map[string]any{"retention": "interest"}},
+		{"stream_persist_mode", map[string]any{"persist_mode": "async", "storage": "file"}},
+		{"stream_no_ack", map[string]any{"no_ack": true}},
+		{"stream_counter", map[string]any{"allow_msg_counter": true}},
+		{"stream_delete_marker", map[string]any{"allow_msg_ttl": true, "subject_delete_marker_ttl": time.Hour, "allow_rollup_hdrs": true}},
+		{"stream_mirror", map[string]any{"mirror": map[string]string{"name": "SOURCE"}, "subjects": remove, "subject_transform": remove}},
+		{"stream_sources", map[string]any{"sources": []map[string]string{{"name": "SOURCE"}}}},
+		{"stream_max_msg_size", map[string]any{"max_msg_size": 1<<20 - 1}},
+	} {
+		name := "S" + string(rune('A'+len(test.code))) + strings.ToUpper(test.code)
+		cfg := map[string]any{
+			"name": name, "subjects": []string{"_outflow.ab" + name + ".>"}, "retention": "limits", "storage": "memory",
+			"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
+		}
+		maps.Copy(cfg, test.change)
+		maps.DeleteFunc(cfg, func(_ string, v any) bool { return v == remove })
+		create(t, cfg)
+		own := config(s.URL())
+		own.Stream = name
+		err := connect(t, own).CheckStream(t.Context())
+		if test.code == "" && err != nil {
+			t.Errorf("%v: %v", test.change, err)
+		}
+		if test.code != "" {
+			if f := wantFault(t, err, outbox.Fatal, test.code); !strings.Contains(f.What, name) || f.Cure == "" {
+				t.Errorf("%v", f)
+			}
+		}
+		if err := admin.ask(t.Context(), "STREAM.DELETE."+name, nil, &streamInfo{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What a server does not let one make, but another version or an update may show.
+func TestStreamConfigsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	s := streamConfig{Name: "S", Subjects: []string{"_outflow.a.>"}, Retention: "limits", Transform: &subjectTransform{transformSource, transformDest}}
+	if err := s.check(); err != nil {
+		t.Fatal(err)
+	}
+	s.Sealed = true
+	wantFault(t, s.check(), outbox.Fatal, "stream_sealed")
+	s.Sealed, s.Subjects = false, nil
+	wantFault(t, s.check(), outbox.Fatal, "stream_subjects")
+}
+
+func TestServerTakesLessThanMaxPayload(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t, natsserver.Options{MaxPayload: 100_000})
+	c := connect(t, config(s.URL()))
+	f := wantFault(t, c.EnsureStream(t.Context(), StreamOptions{}), outbox.Fatal, "server_max_payload")
+	if !strings.Contains(f.Error(), "100000") {
+		t.Error(f)
+	}
+	cfg := config(s.URL())
+	cfg.MaxPayload = 100_000
+	door(t, cfg)
+}
+
+// A message that counts as much as it may is stored by a stream and a server with that very limit.
+func TestLargestMessageIsTaken(t *testing.T) {
+	t.Parallel()
+	const limit = 10_000
+	s := natstest.Server(t, natsserver.Options{MaxPayload: limit})
+	cfg := config(s.URL())
+	cfg.MaxPayload, cfg.MsgID = limit, true
+	c := door(t, cfg)
+	g := event(0, "doc", make([]byte, limit-overhead-len(eventHeader)))
+	mustPublish(t, c.Publisher(0), []given{g})
+}
