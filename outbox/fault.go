@@ -29,6 +29,7 @@ type Fault struct {
 	What     string
 	Cure     string
 	From, To LSN
+	Seen     bool  // it was seen to happen: no second reading is needed before it counts
 	Err      error // the cause, if there is one
 }
 

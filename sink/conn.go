@@ -111,6 +111,7 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.Name(c.cfg.Name),
 		nats.NoReconnect(),
+		nats.NoEcho(), // see watchIngress
 		nats.Timeout(timeout),
 		nats.SkipHostLookup(), // the dialer must know the name that a certificate is for
 		nats.ClosedHandler(func(nc *nats.Conn) { c.fail(c.lostFault(nc.LastError())) }),
@@ -249,6 +250,9 @@ func (c *Conn) asyncError(err error) {
 		return
 	}
 	denied := fatal("nats_permission", "NATS forbids what Outflow needs", "Give its user the permissions that `outflow doctor` lists.", err)
+	if c.mayNotWatch(err) {
+		return
+	}
 	c.mu.Lock()
 	for subject, cancel := range c.asking {
 		if strings.Contains(err.Error(), `"`+subject+`"`) {

@@ -50,6 +50,7 @@ type Publisher struct {
 // the stream before. A connection has one publisher.
 func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	p := c.newPublisher(lastSeq)
+	c.watchIngress(p.enc.ingress)
 	p.out = newFrames(c.wires.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
 	c.publisher.Store(p)
 	return p

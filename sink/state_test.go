@@ -255,9 +255,10 @@ func answering(t *testing.T, answers map[string][]string) *Conn {
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
 	c.api = "fake."
+	responder := connect(t, config(s.URL()))
 	for method, list := range answers {
 		i := 0
-		_, err := c.nc.Subscribe("fake."+method+".OUTBOX", func(m *nats.Msg) {
+		_, err := responder.nc.Subscribe("fake."+method+".OUTBOX", func(m *nats.Msg) {
 			if err := m.Respond([]byte(list[i])); err != nil {
 				t.Error(err)
 			}
@@ -266,6 +267,9 @@ func answering(t *testing.T, answers map[string][]string) *Conn {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := responder.nc.Flush(); err != nil {
+		t.Fatal(err)
 	}
 	return c
 }

@@ -1,0 +1,53 @@
+package sink
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// watchIngress listens for what others publish to the ingress: the connection has no echo, so our own messages do not come back.
+// The expected sequence alone does not keep a stranger out. His message takes a sequence, the message of ours that was predicted
+// for it is refused, and the next one finds exactly the last sequence that it expects: an event would be gone, and the stream's
+// end would look right. So a stranger ends the run. What a zombie of this slot's outflow still sends is no stranger's: it is
+// the very message that belongs there, and it has our header.
+//
+// Where this user may not subscribe to the ingress, nobody watches it: mayNotWatch says so in the log.
+func (c *Conn) watchIngress(ingress string) {
+	_, err := c.nc.Subscribe(ingress+">", func(m *nats.Msg) {
+		if _, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil && m.Header.Get(nats.ExpectedLastSeqHdr) != "" {
+			return
+		}
+		c.fail(&outbox.Fault{
+			Class: outbox.Gap, Code: "foreign_message", Seen: true,
+			What: fmt.Sprintf("somebody else published to the ingress of stream %s (subject %s): a message of ours may have been refused for it and be missing",
+				c.cfg.Stream, cut(m.Subject, cutValue)),
+			Cure: fmt.Sprintf("Take the right to publish to %s> away from everybody else. Then look for messages of stream %s without the %s header: "+
+				"where one stands, the event between its neighbours' positions is missing; insert its row again", ingress, c.cfg.Stream, outbox.HeaderName),
+		})
+	})
+	if err == nil {
+		err = c.nc.FlushTimeout(watchTimeout) // it is in place before the first message is sent
+	}
+	if err != nil {
+		c.fail(c.lostFault(err))
+	}
+}
+
+// watchTimeout is how long the server may take to know the subscription.
+const watchTimeout = 2 * time.Second
+
+// mayNotWatch reports whether err says that this user may not subscribe to the ingress.
+func (c *Conn) mayNotWatch(err error) bool {
+	ingress := c.Ingress()
+	if ingress == "" || !strings.Contains(err.Error(), `Subscription to "`+ingress+`>"`) {
+		return false
+	}
+	c.cfg.Logger.Warn("NATS does not let this user subscribe to the stream's ingress: a stranger who publishes there is not noticed at once",
+		"subject", ingress+">")
+	return true
+}
