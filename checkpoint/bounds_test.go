@@ -1,0 +1,119 @@
+package checkpoint
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// busy runs a session for a long time, with a window every 10 ms and a marker now and then, and saves and confirms as the pipeline
+// does. It returns the most places and taken events that were held or stored, and the greatest age of what was confirmed.
+func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored, listed int, lag time.Duration) {
+	t.Helper()
+	c := config
+	c.DurableAfter = durable
+	p := at(0x1000, 0, time.Hour)
+	k := NewTracker(c, Start{Place: p.Place, Confirmed: p.Due, Places: []StoredPlace{p}}, epoch)
+	now := epoch
+	reached := map[outbox.LSN]time.Time{p.Due: epoch}
+	var order []outbox.LSN
+	var ack time.Time // when the snapshot on its way will be acknowledged
+	for i := range windows {
+		now = now.Add(10 * time.Millisecond)
+		due := outbox.LSN(0x2000 + 0x1000*i)
+		place := outbox.Place{Due: due, Settings: settings, Timeline: 1}
+		for j := range taken {
+			place.Taken = append(place.Taken, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
+		}
+		k.Made(1)
+		k.Window(place)
+		k.Acked(uint64(i + 1))
+		if i%3 == 0 && taken == 0 {
+			k.Marker(outbox.Place{Due: due + 0x100, Settings: settings, Timeline: 1})
+		}
+		reached[due], order = now, append(order, due)
+		if !ack.IsZero() && !now.Before(ack) {
+			k.Stored(now)
+			ack = time.Time{}
+		}
+		if lsn := k.Confirmable(now); lsn > 0 {
+			k.Confirmed(lsn)
+			for len(order) > 0 && order[0] < lsn {
+				delete(reached, order[0])
+				order = order[1:]
+			}
+			if len(order) > 0 {
+				lag = max(lag, now.Sub(reached[order[0]]))
+			}
+		}
+		if in, ok := k.SaveIn(now); ok && in == 0 {
+			s := k.Snapshot(now)
+			if !slices.IsSortedFunc(s.Places, func(a, b StoredPlace) int { return int(a.Due) - int(b.Due) }) {
+				t.Fatal("places out of order")
+			}
+			n := 0
+			for _, p := range s.Places {
+				n += len(p.Taken)
+			}
+			stored, listed = max(stored, len(s.Places)), max(listed, n)
+			ack = now.Add(25 * time.Millisecond)
+		}
+		held = max(held, len(k.places))
+	}
+	return held, stored, listed, lag
+}
+
+// The list is bounded by how many snapshots fit into durable_after, not by the number of windows.
+func TestPlacesAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, durable := range []time.Duration{0, 10 * time.Second, 150 * time.Second} {
+		interval := max(time.Second, durable/32)
+		bound := 3*int(durable/interval) + 10 // at most two newest and one of a smaller seq each time
+		held, stored, _, lag := busy(t, durable, 0, 40_000)
+		t.Logf("durable_after %v: at most %d places held, %d stored, %v behind", durable, held, stored, lag)
+		if held > bound {
+			t.Errorf("durable_after %v: %d places held, want at most %d", durable, held, bound)
+		}
+		if lag > durable+3*interval {
+			t.Errorf("durable_after %v: confirmed is %v behind", durable, lag)
+		}
+	}
+}
+
+// Nor does it grow where nothing is published and only markers come.
+func TestMarkersAreBounded(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.window(0x2000, 1)
+	k.Acked(6)
+	held := 0
+	for due := outbox.LSN(0x3000); due < 0x10_0000; due += 0x10 {
+		k.marker(due)
+		if in, ok := k.SaveIn(k.now); ok && in == 0 {
+			k.store()
+		}
+		k.Confirmed(k.Confirmable(k.now))
+		k.now = k.now.Add(time.Second)
+		held = max(held, len(k.places))
+	}
+	t.Logf("at most %d places held", held)
+	if held > 32+5 {
+		t.Errorf("%d places held", held)
+	}
+}
+
+// A record stays far below the size of a message, and confirming goes on, when each place lists as many events as it may.
+func TestRecordIsBounded(t *testing.T) {
+	t.Parallel()
+	const durable = 150 * time.Second
+	held, stored, listed, lag := busy(t, durable, outbox.MaxTaken, 40_000)
+	t.Logf("at most %d places held, %d stored with %d taken events, %v behind", held, stored, listed, lag)
+	if listed > maxStoredTaken+4*outbox.MaxTaken {
+		t.Errorf("%d taken events in a record", listed)
+	}
+	if lag > durable*5/4 {
+		t.Errorf("confirmed is %v behind", lag)
+	}
+}

@@ -1,0 +1,88 @@
+package checkpoint
+
+import "fmt"
+
+// The cures: what an operator can do with psql and the nats command line. They are all here, so that they change together.
+
+const (
+	cureVersion = "Run the version of outflow that wrote it, or a newer one"
+
+	cureCorrupt = "Look at its revisions with `nats kv history <bucket> <key>` and put the newest good one back with " +
+		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it goes on"
+)
+
+func cureBucket(stream string) string {
+	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s --max-msgs-per-subject=%d --max-age=0`",
+		stream, history)
+}
+
+func (c Config) cureInit() string { return "Run `outflow init`" }
+
+func (c Config) cureInitAgain() string {
+	return "Run `outflow init` again: it finishes what is missing"
+}
+
+func (c Config) cureMapping() string {
+	return "Set table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
+		"it changes them once all that was written before is published"
+}
+
+// anew is the cure of last resort: a new slot, a new stream, a new record.
+func (c Config) anew(slotExists bool) string {
+	slot := ""
+	if slotExists {
+		slot = fmt.Sprintf("drop the slot with `SELECT pg_drop_replication_slot('%s')`, ", c.Slot)
+	}
+	return fmt.Sprintf("start anew: stop outflow, %skeep a copy of the old messages with `nats stream backup %s <directory>` "+
+		"if they are needed, remove stream and record with `nats stream rm %s` and `nats stream rm KV_%s`, then run `outflow init`. "+
+		"Then insert the rows of that range into %s again, or accept the gap",
+		slot, c.Stream, c.Stream, Bucket(c.Stream), c.Table)
+}
+
+func (c Config) cureLost(slotExists bool) string {
+	return "Rows of " + c.Table + " that were committed in that range are not published. To go on, " + c.anew(slotExists)
+}
+
+func (c Config) cureServer(slotExists bool) string {
+	return "If this is not the server that is meant, correct postgres.url. If it is, to go on, " + c.anew(slotExists)
+}
+
+func (c Config) cureDatabase(database string) string {
+	return fmt.Sprintf("Connect to database %s (postgres.url), or choose another slot name", database)
+}
+
+func (c Config) curePlugin() string {
+	return fmt.Sprintf("Choose another slot name. If the slot %s was outflow's and somebody made it anew, %s", c.Slot, c.anew(true))
+}
+
+func (c Config) cureStream() string {
+	return fmt.Sprintf("If this is not the NATS account that is meant, correct nats.url. If there is a backup, put it back with "+
+		"`nats stream restore <directory>`. Otherwise, to go on, %s", c.anew(true))
+}
+
+func (c Config) cureRecord(slotExists bool) string {
+	return fmt.Sprintf("Put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
+		"or from a backup. Without it nobody knows which of the rows of that range are published; to go on, %[3]s",
+		Bucket(c.Stream), c.Slot, c.anew(slotExists))
+}
+
+func (c Config) cureForeign() string {
+	return fmt.Sprintf("See what it is with `nats stream view %s` and who may publish there. To go on, %s",
+		c.Stream, c.anew(true))
+}
+
+func (c Config) cureBehind() string {
+	return "If this is not the server that is meant, correct postgres.url. If it was restored from an older copy or promoted " +
+		"before it had everything, the stream holds events of that range that the database does not; tell their consumers. " +
+		"To go on, " + c.anew(true)
+}
+
+func (c Config) curePublication() string {
+	return fmt.Sprintf("Rows of %s that were written while it was not published by %s are in no stream; find them by event id. To go on, %s",
+		c.Table, c.Publication, c.anew(true))
+}
+
+func (c Config) cureDivergence() string {
+	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url and nats.url, and whether "+
+		"the server was restored or the slot made anew. To go on, %s", c.Stream, c.anew(true))
+}

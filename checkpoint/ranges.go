@@ -1,0 +1,57 @@
+package checkpoint
+
+import "slices"
+
+// upTo returns what of the ranges lies at or below last.
+func upTo(holes []Range, last uint64) []Range {
+	var out []Range
+	for _, h := range holes {
+		if h.From <= last {
+			out = append(out, Range{h.From, min(h.To, last)})
+		}
+	}
+	return out
+}
+
+// above returns what of the ranges lies above seq.
+func above(holes []Range, seq uint64) []Range {
+	var out []Range
+	for _, h := range holes {
+		if h.To > seq {
+			out = append(out, Range{max(h.From, seq+1), h.To})
+		}
+	}
+	return out
+}
+
+// add returns the ranges and r, joined where they touch.
+func add(holes []Range, r Range) []Range {
+	all := append(slices.Clone(holes), r)
+	slices.SortFunc(all, func(a, b Range) int {
+		if a.From < b.From {
+			return -1
+		}
+		return 1
+	})
+	out := all[:1]
+	for _, h := range all[1:] {
+		if top := &out[len(out)-1]; h.From <= top.To+1 {
+			top.To = max(top.To, h.To)
+		} else {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// count returns how many of the sequences in (from, to] lie in no hole.
+func count(holes []Range, from, to uint64) uint64 {
+	if to <= from {
+		return 0
+	}
+	n := to - from
+	for _, h := range above(upTo(holes, to), from) {
+		n -= h.To - h.From + 1
+	}
+	return n
+}

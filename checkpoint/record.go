@@ -1,0 +1,164 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// recordVersion is the version of the record's JSON document that this program writes, and the only one that it reads.
+const recordVersion = 1
+
+// Record is the checkpoint record: what a start needs to know beside the slot and the stream.
+type Record struct {
+	Version     int             `json:"v"`
+	Slot        string          `json:"slot"`
+	Database    string          `json:"database"`
+	SystemID    string          `json:"system_id"`
+	Publication PublicationSeen `json:"publication"`
+	Mapping     outbox.Mapping  `json:"mapping"`
+	Stream      string          `json:"stream"`
+	Created     time.Time       `json:"stream_created"`
+	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no place yet
+	Places      []StoredPlace   `json:"places"`             // oldest first: from the confirmed one to the newest
+	Holes       []Range         `json:"holes,omitempty"`    // ascending, above the oldest place's sequence
+}
+
+// PublicationSeen is the publication that the rows came through, and up to where that is known.
+type PublicationSeen struct {
+	outbox.PublicationIdentity
+	Seen outbox.LSN `json:"seen"` // it was right when the WAL ended here
+}
+
+// StoredPlace is a place of the record.
+type StoredPlace struct {
+	outbox.Place
+	Since time.Time `json:"since"` // when it was first stored, by the wall clock, UTC
+}
+
+// Range is a range of stream sequences, both ends included.
+type Range struct {
+	From uint64 `json:"from"`
+	To   uint64 `json:"to"`
+}
+
+// With returns the record with the places and holes of a snapshot, and the publication last seen right at seen.
+func (r *Record) With(s Snapshot, seen outbox.LSN) *Record {
+	c := *r
+	c.Creating = false
+	c.Places, c.Holes = s.Places, s.Holes
+	c.Publication.Seen = max(c.Publication.Seen, seen)
+	return &c
+}
+
+// Encode returns the record's JSON document. A record that Decode would refuse is an error.
+func (r *Record) Encode() ([]byte, error) {
+	c := *r
+	c.Version = recordVersion
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("checkpoint record of slot %s: %w", r.Slot, err)
+	}
+	return json.Marshal(&c)
+}
+
+// Decode reads a record. It takes nothing for granted: an unknown version is fatal (code record_version), anything else that
+// Encode could not have written is a gap (code record_corrupt), because where to go on from is not known then.
+func Decode(doc []byte) (*Record, error) {
+	var version struct {
+		V int `json:"v"`
+	}
+	if err := json.Unmarshal(doc, &version); err != nil {
+		return nil, corrupt(err)
+	}
+	if version.V > recordVersion {
+		return nil, &outbox.Fault{
+			Class: outbox.Fatal, Code: "record_version",
+			What: fmt.Sprintf("the checkpoint record has version %d, this outflow reads version %d", version.V, recordVersion),
+			Cure: cureVersion,
+		}
+	}
+	d := json.NewDecoder(bytes.NewReader(doc))
+	d.DisallowUnknownFields()
+	r := new(Record)
+	if err := d.Decode(r); err != nil {
+		return nil, corrupt(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, corrupt(errors.New("something follows the document"))
+	}
+	if err := r.validate(); err != nil {
+		return nil, corrupt(err)
+	}
+	return r, nil
+}
+
+func corrupt(err error) error {
+	return &outbox.Fault{
+		Class: outbox.Gap, Code: "record_corrupt",
+		What: "the checkpoint record can't be read", Cure: cureCorrupt, Err: err,
+	}
+}
+
+// validate holds what every reader of a record relies on.
+func (r *Record) validate() error {
+	switch {
+	case r.Version != recordVersion:
+		return fmt.Errorf("version %d", r.Version)
+	case r.Slot == "" || r.SystemID == "" || r.Stream == "" || r.Mapping.Table == "":
+		return errors.New("slot, system identifier, stream or table is empty")
+	case r.Created.IsZero():
+		return errors.New("no creation time of the stream")
+	case r.Creating != (len(r.Places) == 0):
+		return fmt.Errorf("%d places with creating=%t", len(r.Places), r.Creating)
+	}
+	for i, p := range r.Places {
+		if i > 0 && (p.Due <= r.Places[i-1].Due || p.Seq < r.Places[i-1].Seq) {
+			return fmt.Errorf("place %d (%v, %d) does not follow the one before it", i, p.Due, p.Seq)
+		}
+		if err := validatePlace(p); err != nil {
+			return fmt.Errorf("place %d: %w", i, err)
+		}
+	}
+	for i, h := range r.Holes {
+		if h.From == 0 || h.To < h.From || i > 0 && h.From <= r.Holes[i-1].To {
+			return fmt.Errorf("hole %d (%d to %d) is out of order", i, h.From, h.To)
+		}
+	}
+	return nil
+}
+
+func validatePlace(p StoredPlace) error {
+	if p.Since.IsZero() {
+		return errors.New("no time")
+	}
+	if len(p.Taken) > outbox.MaxTaken {
+		return fmt.Errorf("%d events taken, at most %d", len(p.Taken), outbox.MaxTaken)
+	}
+	for i, t := range p.Taken {
+		if t.LSN <= p.Due || i > 0 && t.Compare(p.Taken[i-1]) <= 0 {
+			return fmt.Errorf("taken event %v is out of order", t)
+		}
+	}
+	return p.Settings.Validate()
+}
+
+// StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision added can't have been
+// there earlier, however long the message was on its way.
+func (r *Record) StoredAt(t time.Time) {
+	var newest time.Time
+	for _, p := range r.Places {
+		if p.Since.After(newest) {
+			newest = p.Since
+		}
+	}
+	for i := range r.Places {
+		if p := &r.Places[i]; p.Since.Equal(newest) && t.After(newest) {
+			p.Since = t.UTC()
+		}
+	}
+}

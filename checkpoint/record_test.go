@@ -1,0 +1,161 @@
+package checkpoint
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestRecordRoundTrip(t *testing.T) {
+	t.Parallel()
+	full := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0))
+	full.Places[1].Taken = []outbox.Position{{LSN: 0x2001}, {LSN: 0x2001, Index: 4}, {LSN: 0x2100}}
+	full.Holes = []Range{{6, 7}, {9, 9}}
+	creating := record()
+	creating.Creating = true
+	for _, want := range []*Record{full, creating} {
+		doc, err := want.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Decode(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want.Version = 1
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got  %+v\nwant %+v", got, want)
+		}
+	}
+}
+
+func TestRecordDocument(t *testing.T) {
+	t.Parallel()
+	r := record(at(0x1000, 5, time.Minute))
+	r.Places[0].Taken = []outbox.Position{{LSN: 0x1001, Index: 4}}
+	r.Holes = []Range{{6, 7}}
+	doc, err := r.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"v":1,"slot":"outflow","database":"app","system_id":"7361530121234511111",` +
+		`"publication":{"oid":16401,"xmin":730,"rel_oid":16402,"rel_xmin":730,"seen":"0/3000"},` +
+		`"mapping":{"table":"public.outbox","doc_id":"doc_id","actor_id":"actor_id","counter":"counter","seq_key":"seq_key","payload":"payload"},` +
+		`"stream":"OUTBOX","stream_created":"2026-03-01T11:00:00Z",` +
+		`"places":[{"due":"0/1000","seq":5,"taken":["0/1001-4"],"settings":{"horizon":"20ms","sort":"seq_key","max_events":65536,"max_bytes":67108864},` +
+		`"timeline":1,"since":"2026-03-01T11:59:00Z"}],"holes":[{"from":6,"to":7}]}`
+	if string(doc) != want {
+		t.Errorf("got  %s\nwant %s", doc, want)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	t.Parallel()
+	doc, err := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0)).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := string(doc)
+	for name, c := range map[string]struct{ doc, code string }{
+		"empty":             {"", "record_corrupt"},
+		"cut":               {good[:len(good)/2], "record_corrupt"},
+		"no version":        {strings.Replace(good, `"v":1,`, "", 1), "record_corrupt"},
+		"newer":             {strings.Replace(good, `"v":1,`, `"v":2,"new":true,`, 1), "record_version"},
+		"older":             {strings.Replace(good, `"v":1`, `"v":0`, 1), "record_corrupt"},
+		"unknown field":     {strings.Replace(good, `"v":1`, `"v":1,"new":true`, 1), "record_corrupt"},
+		"something behind":  {good + " {}", "record_corrupt"},
+		"no slot":           {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
+		"no places":         {good[:strings.Index(good, `"places"`)] + `"places":[]}`, "record_corrupt"},
+		"creating, placed":  {strings.Replace(good, `"places"`, `"creating":true,"places"`, 1), "record_corrupt"},
+		"dues not rising":   {strings.Replace(good, `"0/2000"`, `"0/1000"`, 1), "record_corrupt"},
+		"seqs falling":      {strings.Replace(good, `"seq":9`, `"seq":4`, 1), "record_corrupt"},
+		"no time":           {strings.Replace(good, `"since":"2026-03-01T12:00:00Z"`, `"since":"0001-01-01T00:00:00Z"`, 1), "record_corrupt"},
+		"bad settings":      {strings.Replace(good, `"max_events":65536`, `"max_events":0`, 1), "record_corrupt"},
+		"taken below due":   {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2000-1"],`, 1), "record_corrupt"},
+		"taken unordered":   {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2002-1","0/2001-1"],`, 1), "record_corrupt"},
+		"too many taken":    {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":[`+strings.Repeat(`"0/2002-1",`, 512)+`"0/2002-1"],`, 1), "record_corrupt"},
+		"hole upside down":  {strings.TrimSuffix(good, "}") + `,"holes":[{"from":9,"to":8}]}`, "record_corrupt"},
+		"holes overlapping": {strings.TrimSuffix(good, "}") + `,"holes":[{"from":6,"to":8},{"from":8,"to":9}]}`, "record_corrupt"},
+		"hole at 0":         {strings.TrimSuffix(good, "}") + `,"holes":[{"from":0,"to":8}]}`, "record_corrupt"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.doc == good {
+				t.Fatal("the document was not changed")
+			}
+			class := outbox.Gap
+			if c.code == "record_version" {
+				class = outbox.Fatal
+			}
+			_, err := Decode([]byte(c.doc))
+			refused(t, err, c.code, class, "", nil)
+		})
+	}
+	if _, err := record().Encode(); err == nil {
+		t.Error("Encode wrote a record without places")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	doc, err := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0)).Encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(doc)
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		r, err := Decode(doc)
+		if err != nil {
+			return
+		}
+		if _, err := r.Encode(); err != nil {
+			t.Fatalf("decoded, but: %v", err)
+		}
+	})
+}
+
+// What a revision added can't be older than the revision's own time, however long it was on its way.
+func TestStoredAt(t *testing.T) {
+	t.Parallel()
+	r := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 10*time.Second), at(0x3000, 9, 10*time.Second))
+	r.StoredAt(epoch)
+	for i, want := range []time.Duration{time.Minute, 0, 0} {
+		if got := epoch.Sub(r.Places[i].Since); got != want {
+			t.Errorf("place %d: age %v, want %v", i, got, want)
+		}
+	}
+	r.StoredAt(epoch.Add(-time.Hour)) // another clock
+	if !r.Places[2].Since.Equal(epoch) {
+		t.Error("a time was set back")
+	}
+}
+
+func TestRanges(t *testing.T) {
+	t.Parallel()
+	holes := []Range{{3, 5}, {8, 8}, {10, 20}}
+	for _, c := range []struct {
+		got, want any
+	}{
+		{upTo(holes, 4), []Range{{3, 4}}},
+		{upTo(holes, 2), []Range(nil)},
+		{above(holes, 4), []Range{{5, 5}, {8, 8}, {10, 20}}},
+		{above(holes, 20), []Range(nil)},
+		{add(holes, Range{6, 7}), []Range{{3, 8}, {10, 20}}},
+		{add(holes, Range{15, 30}), []Range{{3, 5}, {8, 8}, {10, 30}}},
+		{add(holes, Range{1, 1}), []Range{{1, 1}, {3, 5}, {8, 8}, {10, 20}}},
+		{add(nil, Range{1, 1}), []Range{{1, 1}}},
+		{count(holes, 0, 30), uint64(30 - 3 - 1 - 11)},
+		{count(holes, 4, 10), uint64(6 - 1 - 1 - 1)},
+		{count(holes, 9, 9), uint64(0)},
+		{count(holes, 9, 5), uint64(0)},
+	} {
+		if !reflect.DeepEqual(c.got, c.want) {
+			t.Errorf("got %v, want %v", c.got, c.want)
+		}
+	}
+	if !reflect.DeepEqual(holes, []Range{{3, 5}, {8, 8}, {10, 20}}) {
+		t.Error("the holes were changed")
+	}
+}

@@ -1,0 +1,281 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// ErrStandby says that the server is a standby in recovery that does not have everything yet: it is waited for.
+var ErrStandby = errors.New("standby in recovery: waiting")
+
+// Config names what the readings are of, and carries the two settings that decide with them.
+type Config struct {
+	Slot         string
+	Stream       string
+	Publication  string
+	Table        string // schema.name
+	Mapping      outbox.Mapping
+	DurableAfter time.Duration // 0 or more
+}
+
+// Readings are what a start knows, read in this order: slot, record, stream, server, publication.
+type Readings struct {
+	Slot        outbox.SlotState
+	Record      *Record // nil: there is none
+	Stream      outbox.StreamState
+	Server      outbox.ServerState
+	Publication outbox.PublicationIdentity
+	Now         time.Time
+}
+
+// Start is where a session starts from, and what is left to prove.
+type Start struct {
+	Place     outbox.Place // replication starts at its Due: the switch point, where the place lies beyond one
+	LastSeq   uint64       // the next message expects it
+	End       uint64       // the newest message that is known to be there; those between End and LastSeq are lost
+	There     uint64       // so many of the messages to be made are in the stream already
+	Confirmed outbox.LSN   // the slot's
+
+	// Newest is the header of the message at End: the last of the There must agree with it. nil where it can't be read; Thru, its
+	// thru, is 0 then.
+	Newest *outbox.Header
+	Thru   outbox.LSN
+
+	Places  []StoredPlace // all that are left, oldest first
+	Holes   []Range       // above the oldest place
+	Rewrite bool          // places or holes are not what the record says: it is written before anything is sent
+	Loss    string        // what shows a loss, "" if nothing does: it counts only when a second reading agrees
+}
+
+// Same reports whether two readings lead to the same start.
+func (s Start) Same(o Start) bool {
+	return s.Place.Same(o.Place) && s.LastSeq == o.LastSeq && s.End == o.End && s.There == o.There && s.Loss == o.Loss
+}
+
+// Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap (each with a code, the
+// LSN range and the cure) or fatal, and ErrStandby. A gap counts only when a second reading, on new connections, agrees.
+func Resolve(cfg Config, r Readings) (Start, error) {
+	v := &resolver{cfg: cfg, Readings: r}
+	for _, check := range []func() error{
+		v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication, v.choose, v.newest,
+	} {
+		if err := check(); err != nil {
+			return Start{}, err
+		}
+	}
+	return v.start, nil
+}
+
+// resolver holds what the checks find out, in their order.
+type resolver struct {
+	Readings
+	cfg    Config
+	places []StoredPlace // those of the record; where they lie beyond a switch point, at it
+	moved  int           // index of the place that was moved to a switch point, -1 if none was
+	start  Start
+}
+
+func (v *resolver) gap(code string, from, to outbox.LSN, cure, what string, args ...any) error {
+	return &outbox.Fault{
+		Class: outbox.Gap, Code: code, What: fmt.Sprintf(what, args...), Cure: cure, From: min(from, to), To: max(from, to),
+	}
+}
+
+func (v *resolver) fatal(code, cure, what string, args ...any) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(what, args...), Cure: cure}
+}
+
+// left is the due of the newest place that the stream still bears out, 0 (the beginning) if there is none.
+func (v *resolver) left() outbox.LSN {
+	if !v.Stream.Exists || !v.Stream.Created.Equal(v.Record.Created) {
+		return 0
+	}
+	for _, p := range slices.Backward(v.Record.Places) {
+		if p.Seq <= v.Stream.LastSeq {
+			return p.Due
+		}
+	}
+	return 0
+}
+
+func (v *resolver) record() error {
+	rec := v.Record
+	if rec == nil {
+		switch {
+		case !v.Slot.Exists && !v.Stream.Exists:
+			return v.fatal("not_initialised", v.cfg.cureInit(), "there is no slot %s, no stream %s and no checkpoint record",
+				v.cfg.Slot, v.cfg.Stream)
+		case !v.Slot.Exists && v.Stream.LastSeq == 0:
+			return v.fatal("init_unfinished", v.cfg.cureInitAgain(), "stream %s is empty, there is no slot %s and no checkpoint record",
+				v.cfg.Stream, v.cfg.Slot)
+		}
+		from := v.Slot.Confirmed
+		if v.Stream.Newest != nil {
+			from = v.Stream.Newest.Due
+		}
+		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.cureRecord(v.Slot.Exists),
+			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
+	}
+	if rec.Creating {
+		return v.fatal("init_unfinished", v.cfg.cureInitAgain(),
+			"outflow init did not finish: the checkpoint record says that slot %s is about to be made", v.cfg.Slot)
+	}
+	if rec.Mapping != v.cfg.Mapping {
+		return v.fatal("mapping_changed", v.cfg.cureMapping(), "table and columns are %s, the checkpoint record of slot %s has %s",
+			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
+	}
+	return nil
+}
+
+func mappingText(m outbox.Mapping) string {
+	return fmt.Sprintf("table=%s doc_id=%s actor_id=%s counter=%s seq_key=%s payload=%s",
+		m.Table, m.Doc, m.Actor, m.Counter, m.Key, m.Payload)
+}
+
+func (v *resolver) server() error {
+	if v.Server.SystemID != v.Record.SystemID {
+		return v.gap("system_changed", v.left(), v.Server.WALEnd, v.cfg.cureServer(v.Slot.Exists),
+			"the server has system identifier %s, the checkpoint record of slot %s has %s: it is another database cluster",
+			v.Server.SystemID, v.cfg.Slot, v.Record.SystemID)
+	}
+	return nil
+}
+
+func (v *resolver) slot() error {
+	from, to := v.left(), v.Server.WALEnd
+	switch s := v.Slot; {
+	case !s.Exists && v.Server.InRecovery:
+		return fmt.Errorf("there is no slot %s: %w", v.cfg.Slot, ErrStandby)
+	case !s.Exists:
+		return v.gap("slot_missing", from, to, v.cfg.cureLost(false), "replication slot %s does not exist", v.cfg.Slot)
+	case s.Database != v.Server.Database:
+		return v.gap("slot_database", from, to, v.cfg.cureDatabase(s.Database),
+			"replication slot %s belongs to database %s, the connection is to %s", v.cfg.Slot, s.Database, v.Server.Database)
+	case s.Plugin != "pgoutput":
+		return v.gap("slot_plugin", from, to, v.cfg.curePlugin(),
+			"replication slot %s has output plugin %q, not pgoutput", v.cfg.Slot, s.Plugin)
+	case s.Invalidation != "" || s.WALStatus == "lost":
+		why := s.Invalidation
+		if why == "" {
+			why = "wal_status is lost"
+		}
+		return v.gap("slot_invalidated", from, to, v.cfg.cureLost(true), "replication slot %s was invalidated: %s", v.cfg.Slot, why)
+	}
+	return nil
+}
+
+func (v *resolver) stream() error {
+	s := v.Stream
+	switch {
+	case !s.Exists:
+		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.cureStream(), "stream %s does not exist", v.cfg.Stream)
+	case !s.Created.Equal(v.Record.Created):
+		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.cureStream(),
+			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
+			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
+	case s.NewestSeq > 0 && s.Newest == nil:
+		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(),
+			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq, outbox.HeaderName)
+	}
+	return nil
+}
+
+// tail finds where the stream ends, which places that leaves, and what is lost.
+func (v *resolver) tail() error {
+	s, st := &v.start, v.Stream
+	s.LastSeq, s.End, s.Confirmed = st.LastSeq, st.LastSeq, v.Slot.Confirmed
+	var loss []string
+	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
+		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by somebody; anything
+		// younger comes again. (Not: what has been in the record for long. The loss may be older than this start.)
+		s.End = st.NewestSeq
+		for _, p := range v.places {
+			if p.Seq <= st.LastSeq && p.Due <= v.Slot.Confirmed {
+				s.End = max(s.End, p.Seq)
+			}
+		}
+	}
+	s.Holes = upTo(v.Record.Holes, s.LastSeq)
+	if s.End < s.LastSeq {
+		hole := Range{s.End + 1, s.LastSeq}
+		if count(s.Holes, s.End, s.LastSeq) > 0 {
+			loss = append(loss, fmt.Sprintf("messages %d to %d of stream %s are missing at its end", hole.From, hole.To, v.cfg.Stream))
+		}
+		s.Holes = add(s.Holes, hole)
+	}
+	s.Rewrite = !slices.Equal(s.Holes, v.Record.Holes)
+	for i, p := range v.places {
+		if p.Seq > s.End {
+			s.Rewrite = true
+			newest := v.places[len(v.places)-1]
+			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the checkpoint record knows a place at %d",
+				v.cfg.Stream, s.End, newest.Seq))
+			s.Places = v.places[:i]
+			break
+		}
+		s.Places = v.places[:i+1]
+	}
+	if st.NewestSeq == 0 && st.LastSeq > 0 {
+		loss = append(loss, fmt.Sprintf("stream %s is empty, its last sequence was %d", v.cfg.Stream, st.LastSeq))
+	}
+	s.Loss = strings.Join(loss, "; ")
+	return nil
+}
+
+func (v *resolver) publication() error {
+	if v.Publication != v.Record.Publication.PublicationIdentity {
+		return v.gap("publication_changed", v.Record.Publication.Seen, v.Server.WALEnd, v.cfg.curePublication(),
+			"publication %s, or its entry for table %s, is not the one that the checkpoint record knows: it was dropped and made again",
+			v.cfg.Publication, v.cfg.Table)
+	}
+	return nil
+}
+
+// choose takes the place to start from: rather one that leaves a message to make again and compare, so that another WAL behind
+// the same names is noticed.
+func (v *resolver) choose() error {
+	s := &v.start
+	top := len(s.Places) - 1
+	if top < 0 || s.Places[top].Due < s.Confirmed {
+		var from outbox.LSN
+		if top >= 0 {
+			from = s.Places[top].Due
+		}
+		if v.places[len(v.places)-1].Due >= s.Confirmed {
+			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.cureStream(),
+				"stream %s ends at sequence %d, before every place at or above the confirmed LSN %v: it lost messages that had been there for %v",
+				v.cfg.Stream, s.End, s.Confirmed, v.cfg.DurableAfter)
+		}
+		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.cureLost(true),
+			"replication slot %s is confirmed at %v, beyond every place that outflow recorded: somebody moved it or made it anew",
+			v.cfg.Slot, s.Confirmed)
+	}
+	readable := v.Stream.NewestSeq == s.End && s.End > 0
+	at := top
+	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to compare they aren't made
+	// again.
+	if readable || v.moved < 0 {
+		for i := top; i >= 0 && s.Places[i].Due >= s.Confirmed; i-- {
+			if s.Places[i].Seq < s.End {
+				at = i
+				break
+			}
+		}
+	}
+	s.Place = s.Places[at].Place
+	s.There = count(s.Holes, s.Place.Seq, s.End)
+	if readable {
+		s.Newest, s.Thru = v.Stream.Newest, v.Stream.Newest.Thru
+	}
+	if v.moved > at && v.moved <= top && s.Places[v.moved].Settings != s.Place.Settings {
+		// It may be that its settings were changed on the branch that is gone; what is read from here on says.
+		s.Places = slices.Delete(slices.Clone(s.Places), v.moved, v.moved+1)
+	}
+	s.Holes = above(s.Holes, s.Places[0].Seq)
+	return nil
+}

@@ -1,0 +1,212 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestResolveStarts(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		change func(r *Readings)
+		want   string // due seq there end last [holes] newest rewrite
+		loss   string
+		places int
+	}{
+		{"a message is left to compare", func(r *Readings) {}, "0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
+		{"no place with one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = 0x3000 }, "0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
+		{"confirmed between two places", func(r *Readings) { r.Slot.Confirmed = 0x2001 }, "0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
+		{"messages beyond the newest place", func(r *Readings) { newest(r, 15) }, "0/3000 12 3 15 15 [] true 0/3000 false", "", 3},
+		{"nothing published yet", func(r *Readings) {
+			r.Record = record(at(0x1000, 0, time.Second))
+			r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created}
+		}, "0/1000 0 0 0 0 [] false 0/0 false", "", 1},
+		{"retention removed all", func(r *Readings) { r.Stream.Messages, r.Stream.NewestSeq, r.Stream.Newest = 0, 0, nil },
+			"0/2000 9 3 12 12 [] false 0/0 false", "stream OUTBOX is empty, its last sequence was 12", 3},
+		{"the tail went back", func(r *Readings) { r.Stream.LastSeq = 10; newest(r, 10) },
+			"0/2000 9 1 10 10 [] true 0/3000 true", "stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
+		{"the tail went back to a place", func(r *Readings) { r.Stream.LastSeq = 9; newest(r, 9) },
+			"0/1000 5 4 9 9 [] true 0/3000 true", "stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+		{"the tail is missing", func(r *Readings) { r.Stream.NewestSeq = 10 },
+			"0/2000 9 1 10 12 [{11 12}] true 0/3000 true", "messages 11 to 12 of stream OUTBOX are missing at its end; " +
+				"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
+		{"a tail without places is missing", func(r *Readings) { newest(r, 15); r.Stream.NewestSeq = 13 },
+			"0/3000 12 1 13 15 [{14 15}] true 0/3000 true", "messages 14 to 15 of stream OUTBOX are missing at its end", 3},
+		{"the missing tail is noted", func(r *Readings) {
+			r.Stream.NewestSeq = 10
+			r.Record = record(r.Record.Places[:2]...)
+			r.Record.Holes = []Range{{11, 12}}
+		}, "0/2000 9 1 10 12 [{11 12}] true 0/3000 false", "", 2},
+		{"what is missing at the end was confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Slot.Confirmed = 7, 0x2000 },
+			"0/2000 9 0 9 12 [{10 12}] false 0/0 true", "messages 10 to 12 of stream OUTBOX are missing at its end; " +
+				"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+		{"old is not confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Now = 7, epoch.Add(time.Hour) },
+			"0/1000 5 2 7 12 [{8 12}] true 0/3000 true", "messages 8 to 12 of stream OUTBOX are missing at its end; " +
+				"stream OUTBOX ends at sequence 7, the checkpoint record knows a place at 12", 1},
+		{"holes are not counted", func(r *Readings) { r.Record.Holes = []Range{{7, 8}, {10, 11}}; newest(r, 14); r.Slot.Confirmed = 0 },
+			"0/3000 12 2 14 14 [{7 8} {10 11}] true 0/3000 false", "", 3},
+		{"holes between place and end", func(r *Readings) { r.Record.Holes = []Range{{7, 8}, {10, 11}} },
+			"0/2000 9 1 12 12 [{7 8} {10 11}] true 0/3000 false", "", 3},
+		{"holes beyond the end", func(r *Readings) { r.Record.Holes = []Range{{10, 11}}; r.Stream.LastSeq = 10; newest(r, 10) },
+			"0/2000 9 0 10 10 [{10 10}] true 0/3000 true", "stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
+		{"holes below the oldest place", func(r *Readings) { r.Record.Holes = []Range{{3, 6}} },
+			"0/2000 9 3 12 12 [{6 6}] true 0/3000 false", "", 3},
+		{"a renamed database", func(r *Readings) { r.Slot.Database, r.Server.Database = "shop", "shop" },
+			"0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := readings()
+			c.change(&r)
+			before := fmt.Sprint(*r.Record)
+			s, err := Resolve(config, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Place.Due, s.Place.Seq, s.There, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
+			if got != c.want || s.Loss != c.loss || len(s.Places) != c.places || s.Confirmed != r.Slot.Confirmed {
+				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Places), c.want, c.places, s.Loss, c.loss)
+			}
+			if again, _ := Resolve(config, r); !again.Same(s) || fmt.Sprint(*r.Record) != before {
+				t.Error("the readings were changed")
+			}
+		})
+	}
+}
+
+// newest makes seq the stream's last message, at the same LSNs.
+func newest(r *Readings, seq uint64) {
+	r.Stream.LastSeq, r.Stream.Messages, r.Stream.NewestSeq = seq, seq, seq
+}
+
+// none of the texts says more than these parts; together they are what an operator needs.
+const (
+	slotCure   = "SELECT pg_drop_replication_slot('outflow')"
+	streamCure = "nats stream rm OUTBOX` and `nats stream rm KV_outflow-OUTBOX`, then run `outflow init`"
+	rowsCure   = "insert the rows of that range into public.outbox again, or accept the gap"
+)
+
+func TestResolveRefuses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		change func(r *Readings)
+		code   string
+		class  outbox.Class
+		rng    string // "" none
+		parts  []string
+	}{
+		{func(r *Readings) { *r = Readings{Server: r.Server} }, "not_initialised", outbox.Fatal, "", []string{"no slot outflow", "no stream OUTBOX", "outflow init"}},
+		{func(r *Readings) { *r = Readings{Server: r.Server, Stream: outbox.StreamState{Exists: true}} }, "init_unfinished", outbox.Fatal, "",
+			[]string{"stream OUTBOX is empty", "outflow init` again"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = outbox.SlotState{} }, "init_unfinished", outbox.Fatal, "",
+			[]string{"slot outflow is about to be made", "outflow init` again"}},
+		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
+		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure, rowsCure}},
+		{func(r *Readings) { r.Record = nil; r.Stream = outbox.StreamState{} }, "record_missing", outbox.Gap, "0/1000 to 0/5000", nil},
+		{func(r *Readings) { r.Record = nil; r.Slot = outbox.SlotState{} }, "record_missing", outbox.Gap, "0/3000 to 0/5000", []string{"stop outflow, keep"}},
+		{func(r *Readings) { r.Server.SystemID = "7361530121234599999" }, "system_changed", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", slotCure, streamCure, rowsCure}},
+		{func(r *Readings) { r.Slot = outbox.SlotState{} }, "slot_missing", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"slot outflow does not exist", "start anew: stop outflow, keep", streamCure, rowsCure}},
+		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{`"wal2json"`, slotCure}},
+		{func(r *Readings) { r.Slot.Database = "shop" }, "slot_database", outbox.Gap, "0/3000 to 0/5000", []string{"database shop", "is to app", "postgres.url"}},
+		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
+		{func(r *Readings) { r.Slot.WALStatus = "lost" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_status is lost"}},
+		{func(r *Readings) { r.Slot.Confirmed = 0x3001 }, "slot_ahead", outbox.Gap, "0/3000 to 0/5000", []string{"confirmed at 0/3001", slotCure, rowsCure}},
+		{func(r *Readings) { r.Stream = outbox.StreamState{} }, "stream_missing", outbox.Gap, "0/0 to 0/1000",
+			[]string{"stream OUTBOX does not exist", "nats.url", "nats stream restore", slotCure, streamCure, rowsCure}},
+		{func(r *Readings) { r.Stream.Created = epoch }, "stream_recreated", outbox.Gap, "0/0 to 0/1000",
+			[]string{"2026-03-01T12:00:00Z", "2026-03-01T11:00:00Z", streamCure}},
+		{func(r *Readings) { r.Slot.Confirmed = 0x2000; newest(r, 8) }, "stream_shortened", outbox.Gap, "0/1000 to 0/2000",
+			[]string{"ends at sequence 8", "0/2000", "2m30s", streamCure, rowsCure}},
+		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
+		{func(r *Readings) { r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
+		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "nats stream view OUTBOX"}},
+		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", []string{"ends at 0/2FFF", "restored", slotCure}},
+		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001", []string{"up to 0/5001"}},
+		{func(r *Readings) { r.Publication.Xmin++ }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"publication outflow", "public.outbox", slotCure, rowsCure}},
+		{func(r *Readings) { r.Publication.RelOID = 16500 }, "publication_changed", outbox.Gap, "0/3000 to 0/5000", nil},
+	} {
+		r := readings()
+		c.change(&r)
+		t.Run(c.code, func(t *testing.T) {
+			t.Parallel()
+			_, err := Resolve(config, r)
+			refused(t, err, c.code, c.class, c.rng, c.parts)
+		})
+	}
+}
+
+func refused(t *testing.T, err error, code string, class outbox.Class, rng string, parts []string) {
+	t.Helper()
+	f := outbox.FaultOf(err)
+	if f == nil || f.Code != code || f.Class != class || f.Cure == "" {
+		t.Fatalf("got %#v, want code %s, class %v, a cure", err, code, class)
+	}
+	if has := strings.Contains(f.Error(), "LSN range "+rng); has != (rng != "") {
+		t.Errorf("range %q: %s", rng, f)
+	}
+	for _, p := range parts {
+		if !strings.Contains(f.Error(), p) {
+			t.Errorf("%q is not in: %s", p, f)
+		}
+	}
+	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Cure, ".") || strings.Contains(f.Error(), "..") {
+		t.Errorf("badly put: %s", f)
+	}
+}
+
+func TestResolveWaitsForStandby(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(r *Readings){
+		"no slot yet":          func(r *Readings) { r.Slot = outbox.SlotState{} },
+		"behind a place":       func(r *Readings) { r.Server.WALEnd = 0x2FFF },
+		"behind a thru":        func(r *Readings) { r.Stream.Newest.Thru = 0x5001 },
+		"timeline to come":     func(r *Readings) { r.Record.Places[2].Timeline = 2 },
+		"newest one's to come": func(r *Readings) { r.Stream.Newest.Timeline = 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := readings()
+			change(&r)
+			if _, err := Resolve(config, r); outbox.ClassOf(err) != outbox.Gap {
+				t.Fatalf("a primary: got %v, want a gap", err)
+			}
+			r.Server.InRecovery = true
+			if _, err := Resolve(config, r); !errors.Is(err, ErrStandby) || outbox.ClassOf(err) != outbox.Transient {
+				t.Fatalf("got %v, want ErrStandby", err)
+			}
+		})
+	}
+}
+
+func TestSameStart(t *testing.T) {
+	t.Parallel()
+	a, err := Resolve(config, readings())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(r *Readings){
+		"another place":  func(r *Readings) { r.Slot.Confirmed = 0x2001 },
+		"more messages":  func(r *Readings) { newest(r, 13) },
+		"lost meanwhile": func(r *Readings) { r.Stream.NewestSeq = 11 },
+	} {
+		r := readings()
+		change(&r)
+		if b, err := Resolve(config, r); err != nil || a.Same(b) {
+			t.Errorf("%s: same, %v", name, err)
+		}
+	}
+	if b, _ := Resolve(config, readings()); !reflect.DeepEqual(a, b) {
+		t.Error("two readings, two starts")
+	}
+}

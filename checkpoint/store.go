@@ -1,0 +1,187 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Outcomes of a write that a caller branches on. Any other error means that nothing was written.
+var (
+	// ErrConflict says that the record is not at the revision that was expected: somebody else wrote it.
+	ErrConflict = errors.New("the checkpoint record was written by somebody else")
+	// ErrUnknown says that no answer came: the record may have been written or not, now or later.
+	ErrUnknown = errors.New("it is not known whether the checkpoint record was written")
+)
+
+// history is how many revisions of a record the bucket keeps: what is left when the broker lost the newest ones.
+const history = 64
+
+const defaultAPIPrefix = "$JS.API."
+
+// Bucket returns the name of the key-value bucket of a stream's record.
+func Bucket(stream string) string { return "outflow-" + stream }
+
+// StoreConfig says where a record is.
+type StoreConfig struct {
+	Stream    string // of the messages; the bucket is named after it
+	Slot      string // the key
+	APIPrefix string // of the JetStream API, "" for the default; a domain d has "$JS.d.API."
+}
+
+// Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent use; the connection
+// stays the caller's.
+type Store struct {
+	nc      *nats.Conn
+	cfg     StoreConfig
+	api     string // prefix of API subjects, with its dot
+	stream  string // the bucket's stream
+	subject string // the key's subject, as it is stored
+	put     string // the key's subject, as it is published
+}
+
+// NewStore returns the store of a record on nc.
+func NewStore(nc *nats.Conn, cfg StoreConfig) *Store {
+	s := &Store{nc: nc, cfg: cfg, api: defaultAPIPrefix, stream: "KV_" + Bucket(cfg.Stream)}
+	s.subject = "$KV." + Bucket(cfg.Stream) + "." + cfg.Slot
+	s.put = s.subject
+	if p := strings.TrimSuffix(cfg.APIPrefix, "."); p != "" && p+"." != defaultAPIPrefix {
+		s.api = p + "."
+		s.put = s.api + s.subject
+	}
+	return s
+}
+
+// EnsureBucket makes the bucket if there is none. One that is there stays as it is, and is refused (a fatal fault, code
+// bucket_config) where it would not keep the record.
+func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstream.StorageType) error {
+	js, err := jetstream.NewWithAPIPrefix(s.nc, strings.TrimSuffix(s.api, "."))
+	if err != nil {
+		return fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+	}
+	kv, err := js.KeyValue(ctx, Bucket(s.cfg.Stream))
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket:      Bucket(s.cfg.Stream),
+			Description: "outflow: where the slots that publish to stream " + s.cfg.Stream + " are",
+			History:     history,
+			Replicas:    replicas,
+			Storage:     storage,
+		})
+		if err != nil {
+			return fmt.Errorf("make checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+	}
+	st, err := kv.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+	}
+	if st.History() < history || st.TTL() != 0 {
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: "bucket_config",
+			What: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(), st.TTL()),
+			Cure: cureBucket(s.stream),
+		}
+	}
+	return nil
+}
+
+// Load returns the record and its revision through the stream's leader. The record is nil where there is none: no bucket, no key,
+// or one that was deleted (the revision is then the deletion's). Faults: those of [Decode].
+func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
+	ask, _ := json.Marshal(map[string]string{"last_by_subj": s.subject})
+	answer, err := s.nc.RequestWithContext(ctx, s.api+"STREAM.MSG.GET."+s.stream, ask)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
+	}
+	var got struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Seq    uint64    `json:"seq"`
+			Header []byte    `json:"hdrs"`
+			Data   []byte    `json:"data"`
+			Time   time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(answer.Data, &got); err != nil {
+		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
+	}
+	switch {
+	case got.Error != nil && (got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound ||
+		got.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound):
+		return nil, 0, nil
+	case got.Error != nil:
+		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, got.Error)
+	case got.Message == nil:
+		return nil, 0, fmt.Errorf("read checkpoint record %s: the answer holds no message", s.subject)
+	}
+	header, err := nats.DecodeHeadersMsg(got.Message.Header)
+	if len(got.Message.Header) > 0 && err != nil {
+		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
+	}
+	if op := header.Get("KV-Operation"); op == "DEL" || op == "PURGE" || header.Get("Nats-Marker-Reason") != "" {
+		return nil, got.Message.Seq, nil
+	}
+	rec, err := Decode(got.Message.Data)
+	if err == nil && (rec.Slot != s.cfg.Slot || rec.Stream != s.cfg.Stream) {
+		err = corrupt(fmt.Errorf("it is of slot %s and stream %s", rec.Slot, rec.Stream))
+	}
+	if f := outbox.FaultOf(err); f != nil {
+		f.What += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, got.Message.Seq)
+		return nil, 0, f
+	}
+	rec.StoredAt(got.Message.Time)
+	return rec, got.Message.Seq, nil
+}
+
+// Save writes the record if its newest revision is still last (0: there is none) and returns the new revision. ErrConflict: it
+// is not. ErrUnknown: no answer came before ctx ended or the connection was lost.
+func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, error) {
+	doc, err := rec.Encode()
+	if err != nil {
+		return 0, err
+	}
+	m := nats.NewMsg(s.put)
+	m.Data = doc
+	m.Header.Set("Nats-Expected-Stream", s.stream)
+	m.Header.Set("Nats-Expected-Last-Subject-Sequence", strconv.FormatUint(last, 10))
+	answer, err := s.nc.RequestMsgWithContext(ctx, m)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return 0, fmt.Errorf("write checkpoint record %s: %w", s.subject, err)
+	case err != nil:
+		return 0, fmt.Errorf("write checkpoint record %s: %w: %w", s.subject, ErrUnknown, err)
+	}
+	var got struct {
+		Error *jetstream.APIError `json:"error"`
+		Seq   uint64              `json:"seq"`
+	}
+	if err := json.Unmarshal(answer.Data, &got); err != nil {
+		return 0, fmt.Errorf("write checkpoint record %s: %w: %w", s.subject, ErrUnknown, err)
+	}
+	if got.Error != nil {
+		// A replicated stream answers the second code while another write of the same key is not applied yet.
+		if code := got.Error.ErrorCode; code == jetstream.JSErrCodeStreamWrongLastSequence ||
+			code == jetstream.JSErrCodeStreamWrongLastSequenceConstant {
+			return 0, fmt.Errorf("write checkpoint record %s at revision %d: %w (%w)", s.subject, last, ErrConflict, got.Error)
+		}
+		return 0, fmt.Errorf("write checkpoint record %s: %w", s.subject, got.Error)
+	}
+	if got.Seq <= last {
+		return 0, fmt.Errorf("write checkpoint record %s: %w: revision %d after %d", s.subject, ErrUnknown, got.Seq, last)
+	}
+	return got.Seq, nil
+}

@@ -1,0 +1,317 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func connect(t *testing.T, url string, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(url, append(options, nats.NoReconnect())...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+func bucket(t *testing.T) (context.Context, *nats.Conn, *Store) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	nc := connect(t, natstest.Server(t).URL())
+	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
+	return ctx, nc, s
+}
+
+func ensure(ctx context.Context, t *testing.T, s *Store) {
+	t.Helper()
+	if err := s.EnsureBucket(ctx, 1, jetstream.FileStorage); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func save(ctx context.Context, t *testing.T, s *Store, r *Record, last uint64) uint64 {
+	t.Helper()
+	rev, err := s.Save(ctx, r, last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rev
+}
+
+func load(ctx context.Context, t *testing.T, s *Store) (*Record, uint64) {
+	t.Helper()
+	r, rev, err := s.Load(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, rev
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	if r, rev := load(ctx, t, s); r != nil || rev != 0 {
+		t.Fatalf("without a bucket: %v at %d", r, rev)
+	}
+	if _, err := s.Save(ctx, record(at(0x1000, 0, 0)), 0); err == nil || errors.Is(err, ErrUnknown) || errors.Is(err, ErrConflict) {
+		t.Fatalf("without a bucket: %v", err)
+	}
+	ensure(ctx, t, s)
+	ensure(ctx, t, s) // as it is
+	if r, rev := load(ctx, t, s); r != nil || rev != 0 {
+		t.Fatalf("without a record: %v at %d", r, rev)
+	}
+	first := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
+	second := save(ctx, t, s, record(at(0x2000, 3, 0)), first)
+	if r, rev := load(ctx, t, s); rev != second || r.Places[0].Due != 0x2000 {
+		t.Fatalf("loaded %+v at %d", r, rev)
+	}
+	for _, last := range []uint64{0, first, second + 1} {
+		if _, err := s.Save(ctx, record(at(0x3000, 5, 0)), last); !errors.Is(err, ErrConflict) || outbox.ClassOf(err) != outbox.Transient {
+			t.Errorf("saved on top of %d, the record is at %d: %v", last, second, err)
+		}
+	}
+
+	// Another slot's record does not move this one's revision.
+	other := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow_2"})
+	r := record(at(0x1000, 0, 0))
+	r.Slot = "outflow_2"
+	save(ctx, t, other, r, 0)
+	third := save(ctx, t, s, record(at(0x3000, 5, 0)), second)
+
+	kv := keyValue(ctx, t, nc)
+	if err := kv.Delete(ctx, "outflow"); err != nil {
+		t.Fatal(err)
+	}
+	gone, rev := load(ctx, t, s)
+	if gone != nil || rev <= third {
+		t.Fatalf("after a deletion: %v at %d", gone, rev)
+	}
+	if _, err := s.Save(ctx, record(at(0x1000, 0, 0)), third); !errors.Is(err, ErrConflict) {
+		t.Errorf("saved on top of a deletion: %v", err)
+	}
+	save(ctx, t, s, record(at(0x1000, 0, 0)), rev)
+	if err := kv.Purge(ctx, "outflow"); err != nil {
+		t.Fatal(err)
+	}
+	if gone, rev := load(ctx, t, s); gone != nil || rev == 0 {
+		t.Fatalf("after a purge: %v at %d", gone, rev)
+	}
+}
+
+func keyValue(ctx context.Context, t *testing.T, nc *nats.Conn) jetstream.KeyValue {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := js.KeyValue(ctx, Bucket("OUTBOX"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kv
+}
+
+func TestStoreKeeps64Revisions(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	var last uint64
+	for i := range 70 {
+		last = save(ctx, t, s, record(at(outbox.LSN(0x1000+i), 0, 0)), last)
+	}
+	revisions, err := keyValue(ctx, t, nc).History(ctx, "outflow")
+	if err != nil || len(revisions) != 64 {
+		t.Fatalf("%d revisions, %v", len(revisions), err)
+	}
+	r, err := Decode(revisions[0].Value())
+	if err != nil || r.Places[0].Due != 0x1006 {
+		t.Fatalf("the oldest: %+v, %v", r, err)
+	}
+}
+
+func TestStoreRefusesWhatItCantRead(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	kv := keyValue(ctx, t, nc)
+	another := record(at(0x1000, 0, 0))
+	another.Slot = "outflow_2"
+	doc, err := another.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, code := range map[string]string{"{": "record_corrupt", `{"v":2}`: "record_version", string(doc): "record_corrupt"} {
+		if _, err := kv.PutString(ctx, "outflow", value); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := s.Load(ctx)
+		class := outbox.Gap
+		if code == "record_version" {
+			class = outbox.Fatal
+		}
+		refused(t, err, code, class, "", []string{"bucket outflow-OUTBOX, key outflow, revision"})
+	}
+}
+
+func TestEnsureBucketRefusesOneThatForgets(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]jetstream.KeyValueConfig{
+		"history": {History: 10},
+		"age":     {History: 64, TTL: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, nc, s := bucket(t)
+			js, err := jetstream.New(nc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Bucket = Bucket("OUTBOX")
+			if _, err := js.CreateKeyValue(ctx, c); err != nil {
+				t.Fatal(err)
+			}
+			refused(t, s.EnsureBucket(ctx, 1, jetstream.FileStorage), "bucket_config", outbox.Fatal, "",
+				[]string{"outflow-OUTBOX", "nats stream edit KV_outflow-OUTBOX --max-msgs-per-subject=64"})
+		})
+	}
+}
+
+// A record that took long to reach the store counts from when it did.
+func TestLoadCountsFromTheStore(t *testing.T) {
+	t.Parallel()
+	ctx, _, s := bucket(t)
+	ensure(ctx, t, s)
+	before := time.Now().Add(-time.Second)
+	p := at(0x1000, 0, 0)
+	p.Since = time.Now().Add(-time.Hour).UTC()
+	save(ctx, t, s, record(p), 0)
+	if r, _ := load(ctx, t, s); r.Places[0].Since.Before(before) {
+		t.Errorf("the place is of %v, before it was sent", r.Places[0].Since)
+	}
+}
+
+// The record is asked for with STREAM.MSG.GET, which only the leader answers, and never with a direct get, which anybody does.
+func TestLoadAsksTheLeader(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
+	asked, err := nc.SubscribeSync("$JS.API.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	load(ctx, t, s)
+	m, err := asked.NextMsgWithContext(ctx)
+	if err != nil || m.Subject != "$JS.API.STREAM.MSG.GET.KV_outflow-OUTBOX" {
+		t.Fatalf("asked %v, %v", m, err)
+	}
+	if n, _, _ := asked.Pending(); n != 0 {
+		t.Errorf("%d more questions", n)
+	}
+}
+
+func TestStoreInADomain(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	srv := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
+	s := NewStore(connect(t, srv.URL()), StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "$JS.hub.API."})
+	ensure(ctx, t, s)
+	last := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
+	if r, rev := load(ctx, t, s); r == nil || rev != last {
+		t.Fatalf("loaded %v at %d, want %d", r, rev, last)
+	}
+	if _, err := s.Save(ctx, record(at(0x1000, 0, 0)), last+1); !errors.Is(err, ErrConflict) {
+		t.Errorf("got %v, want ErrConflict", err)
+	}
+}
+
+// A time-out does not say whether the record was written; here it was.
+func TestNoAnswerIsUnknown(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	// Whoever saves hears nothing: a service that takes the request and does not answer stands before the stream.
+	requests := make(chan *nats.Msg, 1)
+	silent := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "silent.API"})
+	if _, err := nc.ChanSubscribe("silent.API.>", requests); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		_, err := silent.Save(short, record(at(0x1000, 0, 0)), 0)
+		done <- err
+	}()
+	late := <-requests
+	cancel()
+	err := <-done
+	if !errors.Is(err, ErrUnknown) || !errors.Is(err, context.Canceled) || outbox.ClassOf(err) != outbox.Transient {
+		t.Fatalf("got %v, want ErrUnknown and the cause", err)
+	}
+	if late.Subject != "silent.API.$KV.outflow-OUTBOX.outflow" {
+		t.Fatalf("published to %s", late.Subject)
+	}
+	late.Subject, late.Reply = "$KV.outflow-OUTBOX.outflow", ""
+	if _, err := nc.RequestMsgWithContext(ctx, late); err != nil { // and now it arrives
+		t.Fatal(err)
+	}
+	if _, err := s.Save(ctx, record(at(0x1000, 0, 0)), 0); !errors.Is(err, ErrConflict) {
+		t.Fatalf("the next writer: %v, want ErrConflict", err)
+	}
+	if r, rev := load(ctx, t, s); r == nil || rev == 0 {
+		t.Fatal("it was not written")
+	}
+}
+
+func TestStoreReplicated(t *testing.T) {
+	if testing.Short() {
+		t.Skip("three servers")
+	}
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	nc := connect(t, natstest.Cluster(t, 3).URLs())
+	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
+	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := keyValue(ctx, t, nc).Status(ctx); err != nil || st.(*jetstream.KeyValueBucketStatus).StreamInfo().Config.Replicas != 3 {
+		t.Fatalf("replicas: %+v, %v", st, err)
+	}
+	first := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
+
+	// Of many writers at one revision one wins.
+	results := make(chan error)
+	for i := range 20 {
+		go func() {
+			_, err := s.Save(ctx, record(at(outbox.LSN(0x2000+i), 1, 0)), first)
+			results <- err
+		}()
+	}
+	won := 0
+	for range 20 {
+		switch err := <-results; {
+		case err == nil:
+			won++
+		case !errors.Is(err, ErrConflict):
+			t.Errorf("got %v, want ErrConflict", err)
+		}
+	}
+	if r, rev := load(ctx, t, s); won != 1 || rev != first+1 || r.Places[0].Due < 0x2000 {
+		t.Fatalf("%d writers won, the record is %+v at %d", won, r, rev)
+	}
+}

@@ -1,0 +1,109 @@
+package checkpoint
+
+import (
+	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// timelines gives each place the LSN that it counts as: one beyond the point where the present timeline left the place's counts
+// as that point. Several at one point are one place, in the record since the oldest of them was. What lies beyond the point and is
+// in the stream all the same is in the stream only.
+func (v *resolver) timelines() error {
+	v.moved = -1
+	for _, p := range v.Record.Places {
+		end, left, known := v.Server.History.Left(p.Timeline)
+		if !known {
+			return v.unknownTimeline(p.Timeline, "the place at "+p.Due.String())
+		}
+		if !left || p.Due <= end {
+			v.places = append(v.places, p)
+			continue
+		}
+		if len(p.Taken) > 0 {
+			return v.branchLost(end, p.Due, "the checkpoint record knows events on timeline %d beyond it", p.Timeline)
+		}
+		old := p.Due
+		p.Due = end
+		n := len(v.places)
+		if n == 0 || v.places[n-1].Due < end {
+			v.places, v.moved = append(v.places, p), n
+			continue
+		}
+		if q := v.places[n-1]; q.Seq != p.Seq || len(q.Taken) > 0 {
+			return v.branchLost(end, old, "messages up to sequence %d were made from timeline %d beyond it", p.Seq, p.Timeline)
+		}
+	}
+	return nil
+}
+
+func (v *resolver) unknownTimeline(timeline uint32, what string) error {
+	if v.Server.InRecovery {
+		return fmt.Errorf("%s lies on timeline %d: %w", what, timeline, ErrStandby)
+	}
+	return v.gap("timeline_unknown", v.left(), v.Server.WALEnd, v.cfg.cureBehind(),
+		"%s lies on timeline %d, which the server's timeline %d does not descend from", what, timeline, v.Server.History.Timeline)
+}
+
+func (v *resolver) branchLost(end, to outbox.LSN, why string, args ...any) error {
+	return v.gap("timeline_lost", end, to, v.cfg.cureBehind(), "the server that is now primary left the old timeline at %v, and %s",
+		end, fmt.Sprintf(why, args...))
+}
+
+// behind refuses a server whose WAL ends before what was read from it.
+func (v *resolver) behind() error {
+	var top outbox.LSN
+	for _, p := range v.places {
+		top = max(top, p.Due)
+	}
+	if n := v.Stream.Newest; n != nil {
+		// A thru on a branch that was left says nothing about the present WAL: newest looks at it.
+		if end, left, _ := v.Server.History.Left(n.Timeline); !left || n.Thru <= end {
+			top = max(top, n.Thru)
+		}
+	}
+	if v.Server.WALEnd >= top {
+		return nil
+	}
+	if v.Server.InRecovery {
+		return fmt.Errorf("the WAL ends at %v, before %v: %w", v.Server.WALEnd, top, ErrStandby)
+	}
+	return v.gap("server_behind", v.Server.WALEnd, top, v.cfg.cureBehind(),
+		"the server's WAL ends at %v, but events up to %v were read from it: it was restored from an older copy", v.Server.WALEnd, top)
+}
+
+// newest refuses a stream whose newest message was made from a branch of the WAL that was left before it.
+//
+// The header names the timeline of the event, not that of the input that closed its window, so a thru beyond the switch point may
+// be on the present timeline as well: the event was read after the promotion. Where a place shows which one it was, that counts;
+// otherwise the message is made again and compared, and only where there is nothing to compare it is refused.
+func (v *resolver) newest() error {
+	n := v.Stream.Newest
+	if n == nil {
+		return nil
+	}
+	end, left, known := v.Server.History.Left(n.Timeline)
+	if !known {
+		return v.unknownTimeline(n.Timeline, fmt.Sprintf("the newest message of stream %s, at %v,", v.cfg.Stream, n.Pos))
+	}
+	if !left || n.Thru <= end {
+		return nil
+	}
+	compared := v.start.There > 0 && v.start.Newest != nil
+	lost := n.Pos.LSN > end || !compared
+	for _, p := range v.Record.Places {
+		if p.Seq >= v.Stream.NewestSeq && p.Seq <= v.start.End && p.Due > end {
+			lost = n.Pos.LSN > end || p.Timeline == n.Timeline
+			break
+		}
+	}
+	if lost {
+		return v.branchLost(end, n.Thru, "the newest message of stream %s was made from timeline %d up to %v",
+			v.cfg.Stream, n.Timeline, n.Thru)
+	}
+	if v.Server.WALEnd < n.Thru {
+		return v.gap("server_behind", v.Server.WALEnd, n.Thru, v.cfg.cureBehind(),
+			"the server's WAL ends at %v, but stream %s was made from it up to %v", v.Server.WALEnd, v.cfg.Stream, n.Thru)
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package checkpoint
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// A promotion at 0/2800 unless said otherwise; the newest message (of the place at 0/2800 or before) was made from timeline 1.
+func TestResolveAfterPromotion(t *testing.T) {
+	t.Parallel()
+	const end = outbox.LSN(0x2800)
+	marker := func(due outbox.LSN) StoredPlace { return at(due, 12, 10*time.Second) }
+	base := func() Readings {
+		r := readings()
+		r.Server.History = promoted(end)
+		r.Stream.Newest = &outbox.Header{Pos: outbox.Position{LSN: 0x2100}, Of: 1, Due: 0x2200, Thru: 0x2200, Timeline: 1}
+		r.Record = record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 200*time.Second), at(0x2200, 12, 100*time.Second), marker(0x3000))
+		return r
+	}
+	for _, c := range []struct {
+		name   string
+		change func(r *Readings)
+		place  outbox.LSN
+		places []outbox.LSN
+		code   string // "": it starts
+		rng    string
+	}{
+		{"a place beyond the switch counts as it", func(r *Readings) {}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"the only one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = end }, end, []outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"confirmed beyond the switch", func(r *Readings) { r.Slot.Confirmed = end + 1 }, 0, nil, "slot_ahead", "0/2800 to 0/5000"},
+		{"several beyond it are one", func(r *Readings) { r.Record.Places = append(r.Record.Places, marker(0x3100)) }, 0x2000,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"one at it and one beyond", func(r *Readings) {
+			r.Record.Places[2].Due = end
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
+		{"places of the new timeline", func(r *Readings) { r.Record.Places[3] = on(2, marker(0x3000)) }, 0x2000,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
+		{"the switch lies beyond all", func(r *Readings) { r.Server.History = promoted(0x4000) }, 0x2000,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
+		{"other settings beyond the switch", func(r *Readings) { r.Record.Places[3].Settings.Horizon = 0 }, 0x2000,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
+		{"nothing to compare with", func(r *Readings) { r.Stream.NewestSeq, r.Stream.Newest = 0, nil }, end,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"a promotion before the oldest place", func(r *Readings) { r.Server.History = promoted(0x800); newest(r, 12) }, 0, nil, "timeline_lost", "0/800 to 0/2000"},
+
+		{"events of the branch are taken", func(r *Readings) { r.Record.Places[3].Taken = []outbox.Position{{LSN: 0x3001}} }, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
+		{"messages of the branch", func(r *Readings) { newest(r, 13); r.Record.Places = append(r.Record.Places, at(0x3100, 13, 0)) }, 0, nil,
+			"timeline_lost", "0/2800 to 0/3100"},
+		{"an unknown timeline", func(r *Readings) { r.Record.Places[3].Timeline = 3 }, 0, nil, "timeline_unknown", "0/3000 to 0/5000"},
+
+		{"the newest event is on the branch", func(r *Readings) { r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1 }, 0, nil,
+			"timeline_lost", "0/2800 to 0/2801"},
+		{"an event at the switch is not", func(r *Readings) { r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, end }, 0x2000,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"the newest window was closed on the branch", func(r *Readings) { r.Stream.Newest.Thru = end + 1 }, 0, nil, "timeline_lost", "0/2800 to 0/2801"},
+		{"the newest window was closed after the promotion, a place shows it", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2900
+			r.Record.Places[3] = on(2, marker(0x2900))
+			r.Slot.Confirmed = 0x2900
+		}, 0x2900, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x2900}, "", ""},
+		{"the newest window was closed beyond the switch, the comparison shows where", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2900
+			r.Record.Places = r.Record.Places[:2]
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
+		{"nothing shows where", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2900
+			r.Record.Places, r.Slot.Confirmed = r.Record.Places[:3], 0x2200
+		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
+		{"closed after the promotion and behind it", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x5001
+			r.Record.Places = r.Record.Places[:2]
+		}, 0, nil, "server_behind", "0/5000 to 0/5001"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := base()
+			c.change(&r)
+			s, err := Resolve(config, r)
+			if c.code != "" {
+				refused(t, err, c.code, outbox.Gap, c.rng, []string{"pg_drop_replication_slot"})
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var dues []outbox.LSN
+			for _, p := range s.Places {
+				dues = append(dues, p.Due)
+			}
+			if s.Place.Due != c.place || len(dues) != len(c.places) {
+				t.Fatalf("starts at %v of %v, want %v of %v", s.Place.Due, dues, c.place, c.places)
+			}
+			for i := range dues {
+				if dues[i] != c.places[i] {
+					t.Fatalf("places %v, want %v", dues, c.places)
+				}
+			}
+			if _, err := record(s.Places...).Encode(); err != nil {
+				t.Fatalf("the places can't be stored: %v", err)
+			}
+		})
+	}
+}
+
+// Several places beyond a switch point are one, which has been in the record since the oldest of them was.
+func TestSwitchPointKeepsTheOldestTime(t *testing.T) {
+	t.Parallel()
+	r := readings()
+	r.Server.History = promoted(0x2800)
+	r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = 0x2100, 0x2200
+	r.Record = record(at(0x1000, 5, 300*time.Second), at(0x3000, 12, 100*time.Second), at(0x3100, 12, time.Second))
+	s, err := Resolve(config, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := s.Places[1]; len(s.Places) != 2 || p.Due != 0x2800 || p.Timeline != 1 || !p.Since.Equal(epoch.Add(-100*time.Second)) {
+		t.Fatalf("got %+v", s.Places)
+	}
+}

@@ -1,0 +1,265 @@
+package checkpoint
+
+import (
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// maxStoredTaken is how many taken events all places of a record may list together. It keeps the record, which is one message,
+// well below 1 MiB.
+const maxStoredTaken = 8192
+
+// Tracker knows the places of a session: which windows are acknowledged, which places are worth storing, and which LSN may be
+// confirmed. It is a pure state machine: every now is what time.Now() returned (intervals are taken by its monotonic reading,
+// the record's times by its wall clock). Not safe for concurrent use.
+type Tracker struct {
+	durable time.Duration
+	last    uint64 // the stream's last sequence at the start
+	there   uint64 // so many messages to be made were in the stream already
+	made    uint64 // messages made since the start
+	acked   uint64 // the stream is known to hold all up to here
+
+	holes     []Range
+	places    []trackedPlace // ascending; the stored ones first
+	pending   []outbox.Place // places of windows that wait for their last message's acknowledgement, ascending
+	confirmed outbox.LSN     // all that was handed to Confirmed
+
+	rewrite bool      // what the start found must be stored before anything is sent
+	saving  bool      // between Snapshot and Stored
+	saved   bool      // a snapshot was taken in this session
+	savedAt time.Time // when the last one was
+}
+
+type trackedPlace struct {
+	outbox.Place
+	state    placeState
+	marker   bool      // a keepalive's, not a window's
+	since    time.Time // unless fresh: when it was first stored, for the record
+	storedAt time.Time // if stored: the same by this process's clock
+}
+
+type placeState uint8
+
+const (
+	fresh   placeState = iota // in no snapshot yet
+	sent                      // in the snapshot that is being stored
+	inStore                   // in the record
+)
+
+// Snapshot is what is to be stored: the record's places and holes.
+type Snapshot struct {
+	Places []StoredPlace
+	Holes  []Range
+}
+
+// NewTracker returns the tracker of a session from start.
+func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
+	t := &Tracker{
+		durable: cfg.DurableAfter, last: start.LastSeq, there: start.There, acked: start.LastSeq,
+		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite,
+	}
+	for _, p := range start.Places {
+		// A time in the future is another clock's: the place counts as stored now.
+		age := max(0, now.Round(0).Sub(p.Since))
+		t.places = append(t.places, trackedPlace{Place: p.Place, state: inStore, since: p.Since, storedAt: now.Add(-age)})
+	}
+	return t
+}
+
+// Made counts n further messages that the rules made, also those that are in the stream already and not sent.
+func (t *Tracker) Made(n int) { t.made += uint64(n) }
+
+// at is the sequence that the newest message made has or gets.
+func (t *Tracker) at() uint64 { return t.last + t.made - t.there }
+
+// proved: all that was in the stream at the start has been made.
+func (t *Tracker) proved() bool { return t.made >= t.there }
+
+// Window notes that a window with events ended at place, after all its messages were counted with Made. The place counts once the
+// last of them is acknowledged; its Seq is set here, its Timeline by the caller. Places that the record goes beyond already are
+// passed over.
+func (t *Tracker) Window(place outbox.Place) {
+	if !t.proved() || place.Due <= t.newest().Due {
+		return
+	}
+	place.Seq = t.at()
+	t.pending = append(t.pending, place)
+	t.advance()
+}
+
+// Acked notes that the stream holds everything up to sequence seq.
+func (t *Tracker) Acked(seq uint64) {
+	t.acked = max(t.acked, seq)
+	t.advance()
+}
+
+func (t *Tracker) advance() {
+	n := 0
+	for n < len(t.pending) && t.pending[n].Seq <= t.acked {
+		t.append(trackedPlace{Place: t.pending[n]})
+		n++
+	}
+	t.pending = slices.Delete(t.pending, 0, n)
+}
+
+// Marker notes a keepalive's marker, when the buffer holds no event; its place's Seq is set here, its Timeline by the caller. It
+// counts only where no message is unacknowledged, and reports whether it did.
+func (t *Tracker) Marker(place outbox.Place) bool {
+	top := t.newest()
+	if !t.proved() || len(t.pending) > 0 || t.acked < t.at() || place.Due <= top.Due {
+		return false
+	}
+	place.Seq = t.at()
+	if top.marker && top.state == fresh && top.Seq == place.Seq {
+		top.Place = place
+		return true
+	}
+	t.append(trackedPlace{Place: place, marker: true})
+	return true
+}
+
+func (t *Tracker) newest() *trackedPlace { return &t.places[len(t.places)-1] }
+
+// append adds the newest place, and drops of those that are in no snapshot yet all but the two newest and the newest one of a
+// smaller seq: they are all that is stored of them.
+func (t *Tracker) append(p trackedPlace) {
+	t.places = append(t.places, p)
+	smaller := t.smaller()
+	for i := len(t.places) - 3; i >= 0 && t.places[i].state == fresh; i-- {
+		if i != smaller {
+			t.places = slices.Delete(t.places, i, i+1)
+			smaller = t.smaller()
+		}
+	}
+}
+
+// smaller is the index of the newest place with a smaller seq than the newest one, -1 if there is none.
+func (t *Tracker) smaller() int {
+	i := len(t.places) - 1
+	for i >= 0 && t.places[i].Seq == t.newest().Seq {
+		i--
+	}
+	return i
+}
+
+// Newest returns the newest place.
+func (t *Tracker) Newest() outbox.Place { return t.newest().Place }
+
+// Unacknowledged reports whether the stream is not known to hold all messages made.
+func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() || len(t.pending) > 0 }
+
+// MustStore reports whether the record must be written before anything is sent.
+func (t *Tracker) MustStore() bool { return t.rewrite }
+
+// Pending reports whether there is something new to store. Nothing is while a snapshot is being stored, or before all that is in
+// the stream was made.
+func (t *Tracker) Pending() bool {
+	return t.proved() && !t.saving && (t.rewrite || t.newest().state == fresh)
+}
+
+// SaveInterval is the least time between two snapshots of a session, the first excepted: the revisions that the bucket keeps then
+// reach back further than the durable_after that a lost tail may take.
+func (t *Tracker) SaveInterval() time.Duration { return max(time.Second, t.durable/32) }
+
+// SaveIn says in how long the next snapshot is due, 0: now. ok is false while there is nothing to store. At a clean stop a
+// snapshot may be taken at any time.
+func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
+	if !t.Pending() {
+		return 0, false
+	}
+	if !t.saved || t.rewrite {
+		return 0, true
+	}
+	return max(0, t.SaveInterval()-now.Sub(t.savedAt)), true
+}
+
+// Snapshot returns what to store now: the places from the confirmed one to the newest, and the newest one of a smaller seq than
+// that. Stored or the session's end follows before the next one.
+func (t *Tracker) Snapshot(now time.Time) Snapshot {
+	t.saving, t.saved, t.savedAt = true, true, now
+	t.prune()
+	t.thin()
+	s := Snapshot{Places: make([]StoredPlace, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
+	for i := range t.places {
+		p := &t.places[i]
+		if p.state == fresh {
+			p.state, p.since = sent, now.Round(0).UTC()
+		}
+		s.Places[i] = StoredPlace{Place: p.Place, Since: p.since}
+	}
+	t.holes = s.Holes
+	return s
+}
+
+// prune drops the places before the confirmed one, all but the one that is needed for comparison. (Where the outbox is silent, that
+// one stays for as long as the markers go on.)
+func (t *Tracker) prune() {
+	confirmed := 0
+	for i, p := range t.places {
+		if p.Due <= t.confirmed {
+			confirmed = i
+		}
+	}
+	from := 0
+	if smaller := t.smaller(); smaller >= 0 && smaller < confirmed {
+		t.places[0], from = t.places[smaller], 1
+	}
+	t.places = slices.Delete(t.places, from, confirmed)
+}
+
+// thin drops intermediate places, those that were stored shortly before the next one first, until the taken events are few
+// enough for one message. Confirming gets coarser then.
+func (t *Tracker) thin() {
+	taken := 0
+	for _, p := range t.places {
+		taken += len(p.Taken)
+	}
+	for taken > maxStoredTaken {
+		victim, smaller := -1, t.smaller()
+		var closest time.Duration
+		for i := 1; i < len(t.places)-2; i++ {
+			p := &t.places[i]
+			if i == smaller || p.state != inStore || len(p.Taken) == 0 || p.Due <= t.confirmed {
+				continue
+			}
+			if gap := p.storedAt.Sub(t.places[i-1].storedAt); victim < 0 || gap < closest {
+				victim, closest = i, gap
+			}
+		}
+		if victim < 0 {
+			return
+		}
+		taken -= len(t.places[victim].Taken)
+		t.places = slices.Delete(t.places, victim, victim+1)
+	}
+}
+
+// Stored notes that the store acknowledged the last snapshot.
+func (t *Tracker) Stored(now time.Time) {
+	t.saving, t.rewrite = false, false
+	for i := range t.places {
+		if p := &t.places[i]; p.state == sent {
+			// From here on its age counts, also for later revisions: it was on its way until now.
+			p.state, p.storedAt, p.since = inStore, now, now.Round(0).UTC()
+		}
+	}
+}
+
+// Confirmable returns the LSN that may be confirmed: the newest place that has been in the record for durable_after. It never
+// goes back.
+func (t *Tracker) Confirmable(now time.Time) outbox.LSN {
+	if !t.proved() || t.rewrite {
+		return t.confirmed
+	}
+	for i := len(t.places) - 1; i >= 0; i-- {
+		if p := &t.places[i]; p.state == inStore && now.Sub(p.storedAt) >= t.durable {
+			return max(t.confirmed, p.Due)
+		}
+	}
+	return t.confirmed
+}
+
+// Confirmed notes that lsn, from Confirmable, was handed to the server. Older places are then left out of the next snapshot.
+func (t *Tracker) Confirmed(lsn outbox.LSN) { t.confirmed = max(t.confirmed, lsn) }

@@ -1,0 +1,309 @@
+package checkpoint
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// tracked is a tracker of a session that starts at one stored place (0/1000, 5) of a stream of 5 messages, and its clock.
+type tracked struct {
+	*Tracker
+	t   *testing.T
+	now time.Time
+}
+
+func track(t *testing.T, change func(s *Start)) *tracked {
+	p := at(0x1000, 5, time.Hour)
+	s := Start{Place: p.Place, LastSeq: 5, End: 5, Confirmed: 0x1000, Places: []StoredPlace{p}}
+	if change != nil {
+		change(&s)
+	}
+	return &tracked{NewTracker(config, s, epoch), t, epoch}
+}
+
+// window makes a window of n messages that ends at due.
+func (k *tracked) window(due outbox.LSN, n int) {
+	k.Made(n)
+	k.Window(outbox.Place{Due: due, Settings: settings, Timeline: 1})
+}
+
+func (k *tracked) marker(due outbox.LSN) bool {
+	return k.Marker(outbox.Place{Due: due, Settings: settings, Timeline: 1})
+}
+
+// store takes a snapshot and has it stored at once; it returns its places.
+func (k *tracked) store() string {
+	k.t.Helper()
+	if !k.Pending() {
+		k.t.Fatal("nothing to store")
+	}
+	s := k.Snapshot(k.now)
+	if _, err := record(s.Places...).Encode(); err != nil {
+		k.t.Fatal(err)
+	}
+	k.Stored(k.now)
+	return text(s)
+}
+
+func text(s Snapshot) string {
+	var out []string
+	for _, p := range s.Places {
+		out = append(out, fmt.Sprintf("%v:%d", p.Due, p.Seq))
+	}
+	return strings.Join(out, " ")
+}
+
+func (k *tracked) want(what string, got, want any) {
+	k.t.Helper()
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		k.t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func TestWindowsCountWhenAcknowledged(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.want("unacknowledged at first", k.Unacknowledged(), false)
+	k.window(0x2000, 3)
+	k.window(0x3000, 2)
+	k.want("newest", k.Newest().Due, "0/1000")
+	k.Acked(7)
+	k.want("newest after a part", k.Newest().Due, "0/1000")
+	k.want("pending after a part", k.Pending(), false)
+	k.Acked(8)
+	k.want("newest after the first", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/2000 8")
+	k.want("unacknowledged", k.Unacknowledged(), true)
+	k.Acked(10)
+	k.want("newest after both", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/3000 10")
+	k.want("unacknowledged after both", k.Unacknowledged(), false)
+	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/3000:10")
+	k.want("pending after stored", k.Pending(), false)
+}
+
+func TestWhatIsThereMakesNoPlace(t *testing.T) {
+	t.Parallel()
+	// Five messages are there from the place on, sequences 6 to 10, and 11 and 12 are a hole.
+	k := track(t, func(s *Start) { s.There, s.End, s.LastSeq, s.Holes = 5, 10, 12, []Range{{11, 12}} })
+	k.want("marker before", k.marker(0x1800), false)
+	k.window(0x2000, 3)
+	k.want("a window of what is there", k.Newest().Seq, 5)
+	k.want("marker before the proof", k.marker(0x2800), false)
+	k.want("pending before the proof", k.Pending(), false)
+	k.window(0x3000, 2)
+	k.want("the window that ends it", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/3000 12")
+	k.window(0x4000, 4)
+	k.Acked(16)
+	k.want("the first new one", k.Newest().Seq, 16)
+	k.want("stored", k.store(), "0/1000:5 0/3000:12 0/4000:16")
+}
+
+func TestPlacesThatTheRecordGoesBeyond(t *testing.T) {
+	t.Parallel()
+	// The start is not at the newest place, so that messages are made again.
+	k := track(t, func(s *Start) {
+		s.There, s.LastSeq, s.End = 4, 9, 9
+		s.Places = append(s.Places, at(0x2000, 9, time.Minute))
+	})
+	k.window(0x1800, 2)
+	k.window(0x2000, 2)
+	k.want("newest", k.Newest().Due, "0/2000")
+	k.want("pending", k.Pending(), false)
+	k.window(0x2800, 1)
+	k.Acked(10)
+	k.want("newest after a new one", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/2800 10")
+}
+
+func TestMarkers(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.window(0x2000, 3)
+	k.want("while one is unacknowledged", k.marker(0x2100), false)
+	k.Acked(8)
+	k.want("after it", k.marker(0x2100), true)
+	k.want("not beyond the newest place", k.marker(0x2100), false)
+	k.want("the next", k.marker(0x2200), true)
+	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/2200:8") // 0/2100 was replaced
+	k.want("behind a stored one", k.marker(0x2300), true)
+	k.want("and another", k.marker(0x2400), true)
+	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/2200:8 0/2400:8")
+	k.Made(1)
+	k.want("while a message is unacknowledged", k.marker(0x2500), false)
+}
+
+func TestMarkersInASilentOutbox(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.window(0x2000, 1)
+	k.Acked(6)
+	for due := outbox.LSN(0x3000); due < 0x9000; due += 0x100 {
+		k.want("a marker", k.marker(due), true)
+		k.store()
+		k.now = k.now.Add(k.SaveInterval())
+		k.Confirmed(k.Confirmable(k.now))
+	}
+	k.want("confirmed", k.confirmed > 0x4000, true)
+	k.want("the oldest stays", k.places[0].Due, "0/1000") // it is the newest of a smaller seq: what makes the newest message again
+}
+
+// Between two snapshots only what the next one needs is kept: the two newest, and the newest of a smaller seq.
+func TestUnsavedPlacesAreThinned(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	seq := uint64(5)
+	for due := outbox.LSN(0x2000); due < 0x9000; due += 0x100 {
+		seq++
+		k.window(due, 1)
+		k.Acked(seq)
+		if len(k.places) > 4 {
+			t.Fatalf("%d places are held", len(k.places))
+		}
+	}
+	k.want("a marker", k.marker(0x9000), true)
+	k.want("stored", k.store(), fmt.Sprintf("0/1000:5 0/8E00:%d 0/8F00:%d 0/9000:%d", seq-1, seq, seq))
+}
+
+// What comes while a snapshot is on its way to the store neither takes from it nor counts as stored with it.
+func TestPlacesDuringASave(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.window(0x2000, 1)
+	k.window(0x3000, 1)
+	k.Acked(7)
+	s := k.Snapshot(k.now)
+	k.want("snapshot", text(s), "0/1000:5 0/2000:6 0/3000:7")
+	for i := range 4 {
+		k.window(outbox.LSN(0x4000+i), 1)
+		k.Acked(uint64(8 + i))
+	}
+	k.want("pending while it is stored", k.Pending(), false)
+	k.now = k.now.Add(time.Second)
+	k.Stored(k.now)
+	k.want("pending after it", k.Pending(), true)
+	k.now = k.now.Add(config.DurableAfter)
+	k.want("confirmable", k.Confirmable(k.now), "0/3000")
+	k.want("the next", k.store(), "0/1000:5 0/2000:6 0/3000:7 0/4002:10 0/4003:11")
+}
+
+func TestConfirmable(t *testing.T) {
+	t.Parallel()
+	k := track(t, func(s *Start) {
+		s.Places = []StoredPlace{at(0x1000, 3, time.Hour), at(0x1100, 4, 100*time.Second), at(0x1200, 5, -time.Hour)}
+	})
+	k.want("at first", k.Confirmable(k.now), "0/1000")
+	k.now = epoch.Add(50*time.Second - 1)
+	k.want("before the second is old enough", k.Confirmable(k.now), "0/1000")
+	k.now = epoch.Add(50 * time.Second)
+	k.want("when it is", k.Confirmable(k.now), "0/1100")
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.store()
+	k.now = epoch.Add(150*time.Second - 1)
+	k.want("a time in the future counts as now", k.Confirmable(k.now), "0/1100")
+	k.now = epoch.Add(150 * time.Second)
+	k.want("and is old enough then", k.Confirmable(k.now), "0/1200")
+	k.now = epoch.Add(200*time.Second - 1)
+	k.want("its own place, before", k.Confirmable(k.now), "0/1200")
+	k.now = epoch.Add(200 * time.Second)
+	k.want("its own place", k.Confirmable(k.now), "0/2000")
+	k.Confirmed(0x2000)
+	k.want("an earlier now", k.Confirmable(epoch), "0/2000")
+	k.window(0x3000, 1)
+	k.Acked(7)
+	k.want("what is before the confirmed one goes, but for one of a smaller seq", k.store(), "0/2000:6 0/3000:7")
+}
+
+// A place that is not in the record, or whose snapshot is not acknowledged, is not confirmable however old it is.
+func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.now = k.now.Add(time.Hour)
+	k.want("not in a snapshot", k.Confirmable(k.now), "0/1000")
+	k.Snapshot(k.now)
+	k.now = k.now.Add(time.Hour)
+	k.want("not acknowledged", k.Confirmable(k.now), "0/1000")
+	k.Stored(k.now)
+	k.want("just acknowledged", k.Confirmable(k.now), "0/1000")
+	k.now = k.now.Add(config.DurableAfter)
+	k.want("old enough", k.Confirmable(k.now), "0/2000")
+	k.window(0x3000, 1)
+	k.Acked(7)
+	s := k.Snapshot(k.now)
+	if since := s.Places[1].Since; !since.Equal(epoch.Add(2 * time.Hour)) {
+		t.Fatalf("the record's time is %v, want the acknowledgement's", since)
+	}
+}
+
+func TestUnprovedConfirmsNothing(t *testing.T) {
+	t.Parallel()
+	k := track(t, func(s *Start) {
+		s.There, s.LastSeq, s.End = 4, 9, 9
+		s.Places = append(s.Places, at(0x2000, 9, time.Hour))
+	})
+	k.want("before the proof", k.Confirmable(k.now), "0/1000")
+	k.Made(4)
+	k.want("after it", k.Confirmable(k.now), "0/2000")
+}
+
+func TestDurableAtOnce(t *testing.T) {
+	t.Parallel()
+	c := config
+	c.DurableAfter = 0
+	p := at(0x1000, 5, -time.Hour)
+	k := &tracked{NewTracker(c, Start{Place: p.Place, LastSeq: 5, End: 5, Places: []StoredPlace{p}}, epoch), t, epoch}
+	k.want("interval", k.SaveInterval(), time.Second)
+	k.want("a stored place", k.Confirmable(k.now), "0/1000")
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.want("not stored", k.Confirmable(k.now), "0/1000")
+	k.store()
+	k.want("stored", k.Confirmable(k.now), "0/2000")
+}
+
+func TestSaveTimes(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	in := func() string {
+		d, ok := k.SaveIn(k.now)
+		return fmt.Sprint(d, ok)
+	}
+	const interval = 150 * time.Second / 32
+	k.want("interval", k.SaveInterval(), interval)
+	k.want("nothing new", in(), "0s false")
+	k.now = k.now.Add(time.Minute)
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.want("the first at once", in(), "0s true")
+	k.store()
+	k.want("nothing new", in(), "0s false")
+	k.now = k.now.Add(time.Second)
+	k.window(0x3000, 1)
+	k.Acked(7)
+	k.want("the next", in(), fmt.Sprint(interval-time.Second, true))
+	k.want("but it may be stored at a clean stop", k.Pending(), true)
+	k.now = k.now.Add(interval)
+	k.want("and is due then", in(), "0s true")
+}
+
+func TestRewrite(t *testing.T) {
+	t.Parallel()
+	k := track(t, func(s *Start) {
+		s.Rewrite, s.LastSeq, s.End, s.There, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}
+		s.Places[0].Since = epoch.Add(-time.Hour)
+	})
+	k.want("must be stored", k.MustStore(), true)
+	k.want("but not before the proof", k.Pending(), false)
+	k.Made(2)
+	in, ok := k.SaveIn(k.now)
+	k.want("then at once", fmt.Sprint(in, ok, k.Confirmable(k.now)), "0s true 0/1000")
+	s := k.Snapshot(k.now)
+	k.want("snapshot", text(s)+fmt.Sprint(s.Holes), "0/1000:5[{8 9}]")
+	k.want("until the store says so", k.MustStore(), true)
+	k.Stored(k.now)
+	k.want("and then no more", fmt.Sprint(k.MustStore(), k.Pending()), "false false")
+}
