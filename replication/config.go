@@ -1,0 +1,122 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Config says which server, slot, publication and table.
+type Config struct {
+	URL         string // connection URL or keyword string; empty: libpq's PG* environment
+	WriteURL    string // for ticks and changes of settings; empty: URL
+	Slot        string
+	Publication string
+	Table       string // schema.name, or name; a part in double quotes may hold dots
+	Logger      *slog.Logger
+}
+
+func (c Config) logger() *slog.Logger {
+	if c.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return c.Logger.With("component", "replication")
+}
+
+// pins are the session settings that decide how values are printed: with them the text of a value depends on the value alone, not
+// on what is configured for a role, a database or a server. extra_float_digits above zero gives the shortest text that reads back
+// as the same number. client_min_messages lets the warning of a missing publication through (PostgreSQL 18).
+var pins = map[string]string{
+	"client_min_messages": "warning",
+	"client_encoding":     "UTF8",
+	"DateStyle":           "ISO",
+	"IntervalStyle":       "postgres",
+	"TimeZone":            "UTC",
+	"bytea_output":        "hex",
+	"extra_float_digits":  "1",
+}
+
+// clientKeywords are parameters of libpq that pgconn does not know and would hand to the server, which refuses them.
+var clientKeywords = []string{
+	"gssencmode", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "load_balance_hosts",
+}
+
+// peerTimeout is how long a peer may leave sent data unacknowledged, or a probe unanswered, before its connection counts as lost.
+const peerTimeout = 15 * time.Second
+
+// parseConfig reads a connection URL of the setting named. No part of the URL appears in the error: a malformed one can hide a
+// password anywhere.
+func parseConfig(setting, url string) (*pgx.ConnConfig, error) {
+	c, err := pgx.ParseConfig(url)
+	if err != nil {
+		what := setting + " can't be read as a connection URL or keyword string"
+		if url == "" {
+			what = setting + " is not set and libpq's PG* environment can't be used"
+		}
+		f := &outbox.Fault{
+			Class: outbox.Usage, Code: "postgres_url", What: what,
+			Cure: "Write it as postgres://user@host:5432/database?sslmode=verify-full, special characters in the password as %XX",
+		}
+		if path := (*fs.PathError)(nil); errors.As(err, &path) {
+			f.What, f.Cure, f.Err = setting+" names a file that can't be read", "", path
+		}
+		return nil, f
+	}
+	for _, k := range clientKeywords {
+		delete(c.RuntimeParams, k)
+	}
+	if c.RuntimeParams["application_name"] == "" {
+		c.RuntimeParams["application_name"] = "outflow"
+	}
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec // no prepared statements: one round trip, and poolers can take it
+	dialer := &net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: peerTimeout / 3, Interval: peerTimeout / 3, Count: 2},
+		Control:         limitUnacknowledged,
+	}
+	c.DialFunc = dialer.DialContext
+	return c, nil
+}
+
+// pin sets the session settings, whatever the URL says.
+func pin(c *pgconn.Config) {
+	for k := range c.RuntimeParams {
+		for p := range pins {
+			if strings.EqualFold(k, p) {
+				delete(c.RuntimeParams, k)
+			}
+		}
+	}
+	for k, v := range pins {
+		c.RuntimeParams[k] = v
+	}
+}
+
+// connect opens an ordinary connection with the pinned settings.
+func connect(ctx context.Context, setting, url string) (*pgx.Conn, error) {
+	c, err := parseConfig(setting, url)
+	if err != nil {
+		return nil, err
+	}
+	pin(&c.Config)
+	conn, err := pgx.ConnectConfig(ctx, c)
+	if err != nil {
+		return nil, connectFault(err)
+	}
+	return conn, nil
+}
+
+// closeConn closes an ordinary connection without waiting for a server that does not answer.
+func closeConn(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn.Close(ctx) //nolint:errcheck // it is closed whatever this says
+}

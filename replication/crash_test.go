@@ -1,0 +1,169 @@
+package replication
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// PostgreSQL does not stop while a walsender's client has not confirmed everything; an outflow that can't publish never will.
+func TestFastStopIsNotHeldUpByAnUnconfirmedSlot(t *testing.T) {
+	t.Parallel()
+	for _, major := range pgtest.Majors(t) {
+		t.Run("postgres-"+strconv.Itoa(major), func(t *testing.T) {
+			t.Parallel()
+			srv := pgtest.Own(t, major)
+			d := ready(t, srv)
+			s := d.start(0)
+			d.insert(ops(t, 100))
+			read(t, s, inserts(100))
+			closeConn(d.conn)
+			ended := make(chan error, 1)
+			go func() { ended <- end(t, s) }()
+			if err := srv.Stop("fast"); err != nil { // gives up after a minute
+				t.Fatal(err)
+			}
+			if err := <-ended; !errors.Is(err, ErrServerStopping) {
+				t.Errorf("ended with %v", err)
+			}
+		})
+	}
+}
+
+func TestFastStopWithEverythingConfirmed(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Own(t, 0)
+	d := ready(t, srv)
+	s := d.start(0)
+	d.insert(ops(t, 100))
+	s.Confirm(read(t, s, inserts(100)).commits[0])
+	closeConn(d.conn)
+	ended := make(chan error, 1)
+	go func() { ended <- end(t, s) }()
+	if err := srv.Stop("fast"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, ErrServerStopping) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestKilledServerIsTransient(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Own(t, 0)
+	d := ready(t, srv)
+	s := d.start(0)
+	d.insert(ops(t, 10))
+	read(t, s, inserts(10))
+	if err := srv.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := end(t, s); err == nil || outbox.ClassOf(err) != outbox.Transient {
+		t.Errorf("ended with %v", err)
+	}
+	if _, err := Open(within(t), d.cfg.Config); err == nil || outbox.ClassOf(err) != outbox.Transient {
+		t.Errorf("open: %v", err)
+	}
+	if err := srv.Start(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	read(t, d.start(0), inserts(10))
+}
+
+// Nothing is taken off the socket, and still the server hears from us.
+func TestConnectionOutlivesAConsumerThatReadsNothing(t *testing.T) {
+	t.Parallel()
+	for _, major := range pgtest.Majors(t) {
+		t.Run("postgres-"+strconv.Itoa(major), func(t *testing.T) {
+			t.Parallel()
+			d := ready(t, pgtest.Own(t, major, "wal_sender_timeout=500ms"))
+			const rounds = 6 // more than the socket's buffers and the queue hold
+			edits := ops(t, 20000)
+			for range rounds {
+				d.copyIn(edits)
+			}
+			s := d.start(0)
+			server, err := s.Server(within(t))
+			if err != nil || server.WALSenderTimeout.Milliseconds() != 500 {
+				t.Fatal(server, err)
+			}
+			pid := d.text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot)
+			eventually(t, "the queue is full", func() bool { return len(s.Batches()) == queued })
+			eventually(t, "four timeouts have passed at the server", func() bool {
+				return d.text("SELECT (clock_timestamp() - backend_start > '2s')::text FROM pg_stat_activity WHERE pid = $1::int", pid) == "true"
+			})
+			if len(s.Batches()) != queued {
+				t.Errorf("%d batches wait", len(s.Batches()))
+			}
+			if got := read(t, s, inserts(rounds*len(edits))); got.kinds['I'] != rounds*len(edits) {
+				t.Errorf("%d inserts", got.kinds['I'])
+			}
+		})
+	}
+}
+
+// A promotion is a new timeline with a history, and what an earlier session kept of it is not used any longer.
+func TestTimelineAfterAPromotion(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Own(t, 0)
+	d := ready(t, srv)
+	edits := ops(t, 10)
+	d.insert(edits)
+	closeConn(d.conn)
+	if err := srv.Stop("fast"); err != nil {
+		t.Fatal(err)
+	}
+	// A server that starts in standby mode and is promoted is a failover on one machine.
+	if err := os.WriteFile(filepath.Join(srv.Dir, "data", "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := srv.Start(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	standby := d.open()
+	state, err := standby.Server(within(t))
+	if err != nil || !state.InRecovery || state.History.Timeline != 1 || state.WALEnd == 0 {
+		t.Fatalf("standby: %+v, %v", state, err)
+	}
+	w := NewWriter(d.cfg.Config)
+	defer w.Close()
+	wantFault(t, w.Tick(within(t)), outbox.Transient, "write_standby")
+	admin := newDatabaseAt(t, d)
+	admin.exec("SELECT pg_promote()")
+	state, err = standby.Server(within(t))
+	if err != nil || state.InRecovery || state.History.Timeline != 2 || len(state.History.Switches) != 1 {
+		t.Fatalf("promoted: %+v, %v", state, err)
+	}
+	left := state.History.Switches[0]
+	if left.Timeline != 1 || left.End == 0 || left.End > state.WALEnd {
+		t.Errorf("left timeline 1 at %v, WAL ends at %v", left.End, state.WALEnd)
+	}
+	if err := standby.Start(within(t), 0, false); err != nil {
+		t.Fatal(err)
+	}
+	again, err := standby.Server(within(t))
+	if err != nil || again.History.Timeline != 2 || len(again.History.Switches) != 1 {
+		t.Errorf("after Start: %+v, %v", again, err)
+	}
+	standby.identity.history.Timeline = 1
+	if _, err := standby.Server(within(t)); err == nil || outbox.ClassOf(err) != outbox.Transient {
+		t.Errorf("with an outdated history: %v", err)
+	}
+}
+
+// newDatabaseAt connects to a database again.
+func newDatabaseAt(t *testing.T, d *database) *database {
+	t.Helper()
+	again := *d
+	var err error
+	if again.conn, err = connect(within(t), "postgres.url", d.url); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeConn(again.conn) })
+	return &again
+}

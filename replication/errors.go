@@ -1,0 +1,101 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// What callers branch on.
+var (
+	// ErrSlotInUse says that another connection holds the slot: wait, watch [Session.Slot], and call Start again.
+	ErrSlotInUse = errors.New("the replication slot is in use")
+	// ErrServerStopping says that the server is shutting down and waits for us to let it go.
+	ErrServerStopping = errors.New("the PostgreSQL server is stopping")
+	// ErrClosed says that the session was ended from our side, by Stop or Close.
+	ErrClosed = errors.New("the replication session is closed")
+)
+
+// SQLSTATEs that decide something here.
+const (
+	codeInvalidPassword    = "28P01"
+	codeInvalidAuth        = "28000"
+	codeNoDatabase         = "3D000"
+	codeNoPrivilege        = "42501"
+	codeUndefinedObject    = "42704"
+	codeDuplicateObject    = "42710"
+	codeObjectInUse        = "55006"
+	codeNotInPrerequisite  = "55000"
+	codeConfigurationLimit = "53400"
+	codeQueryCanceled      = "57014"
+	codeUndefinedFile      = "58P01"
+)
+
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// connectError is a failed connection attempt. pgconn's own error carries the whole configuration, password included, to whoever
+// prints its fields; this one keeps the text and the cause.
+type connectError struct {
+	text  string
+	cause error // what the server said, or the context's end; nil: neither
+}
+
+func (e *connectError) Error() string { return e.text }
+func (e *connectError) Unwrap() error { return e.cause }
+
+// connectFault classifies a failed connection attempt: what the server refuses for good is fatal, the rest is transient.
+func connectFault(err error) error {
+	e := &connectError{text: strings.Join(strings.Fields(err.Error()), " ")}
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &pg):
+		e.cause = pg
+	case errors.Is(err, context.Canceled):
+		e.cause = context.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		e.cause = context.DeadlineExceeded
+	}
+	fatal := func(code, what, cure string) error {
+		return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure, Err: e}
+	}
+	switch sqlState(err) {
+	case codeInvalidPassword:
+		return fatal("login", "PostgreSQL refuses the password", "Set the right one in postgres.url, PGPASSWORD or the password file")
+	case codeInvalidAuth:
+		return fatal("login", "PostgreSQL refuses the login",
+			"Let the role log in and add a line for it, this database and this host to pg_hba.conf "+
+				"(logical replication matches the database's name)")
+	case codeNoDatabase:
+		return fatal("database_missing", "the database does not exist", "Name the database that holds the outbox in postgres.url")
+	case codeNoPrivilege:
+		return fatal("no_replication_right", "the role may not connect for replication",
+			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT CONNECT ON DATABASE")
+	}
+	return fmt.Errorf("connect to PostgreSQL: %w", error(e))
+}
+
+// fatal makes a fatal fault.
+func fatal(code, cure, format string, args ...any) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(format, args...), Cure: cure}
+}
+
+const publicationCure = "Rows that were written while it did not exist are not in the stream of changes: " +
+	"find out who dropped it, then run `outflow init`"
+
+// publicationMissing is what a stream or a peek finds; the catalog of the moment may say otherwise.
+func publicationMissing(name string, cause error) *outbox.Fault {
+	f := fatal("publication_missing", publicationCure, "publication %q does not exist at this point of the WAL", name)
+	f.Err = cause
+	return f
+}

@@ -1,0 +1,218 @@
+package replication
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Publication reads the publication and checks that it publishes every insert into the outbox, with the columns named: those that
+// are read. Generated columns among them need not be published (below PostgreSQL 18 they can't be). What is wrong is a fatal fault
+// with one of the codes publication_missing, publication_table, publication_insert, publication_filter, publication_columns,
+// publication_root, publication_partition, or one of those of [Session.Table].
+//
+// It is read from the catalog's own rows, prattrs and prqual among them; that takes no right on the table.
+func (s *Session) Publication(ctx context.Context, columns []string) (outbox.PublicationIdentity, error) {
+	giveBack, err := s.take(ctx)
+	if err != nil {
+		return outbox.PublicationIdentity{}, err
+	}
+	defer giveBack()
+	t, err := readTable(ctx, s.conn, s.cfg.Table)
+	if err != nil {
+		return outbox.PublicationIdentity{}, err
+	}
+	p, err := readPublication(ctx, s.conn, s.version, s.cfg.Publication, t)
+	if err != nil {
+		return outbox.PublicationIdentity{}, err
+	}
+	return p.check(t, columns)
+}
+
+// publication is what the catalog says of a publication and a table's membership in it.
+type publication struct {
+	name                       string
+	oid, xmin                  uint32
+	allTables, insert, viaRoot bool
+	members                    []member // the table's own before those of what it is a partition of
+	root                       string   // the topmost table of the partition tree that the table is in; "" if it is its own
+	bad                        string   // a partition whose rows never reach the stream of changes; "" if none
+}
+
+// member is a way in which the table is in a publication: by its own row or by that of a table that it is a partition of, in
+// pg_publication_rel or, for whole schemas, in pg_publication_namespace.
+type member struct {
+	relation  uint32 // the table itself or an ancestor
+	name      string
+	depth     int // 0: the table itself, 1 its parent, ...
+	oid, xmin uint32
+	schema    bool
+	attrs     string // column numbers, space-separated; "" for all
+	filter    bool
+}
+
+func readPublication(ctx context.Context, q querier, version int, name string, t Table) (publication, error) {
+	p := publication{name: name}
+	fail := func(err error) (publication, error) {
+		return publication{}, fmt.Errorf("read publication %s: %w", name, err)
+	}
+	// Row filters, column lists and whole schemas came with PostgreSQL 15.
+	attrs, filter, schemas := "''", "false", ""
+	if version >= 150000 {
+		attrs, filter = "coalesce(r.prattrs::text, '')", "r.prqual IS NOT NULL"
+		schemas = `UNION ALL SELECT a.relid, a.depth, a.name, n.oid, n.xmin, true, '', false
+			FROM above a JOIN pg_publication_namespace n ON n.pnnspid = a.schema JOIN pub ON pub.oid = n.pnpubid`
+	}
+	rows, err := q.Query(ctx, `WITH pub AS (
+			SELECT oid, xmin, puballtables, pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1
+		), above AS (
+			SELECT c.oid AS relid, c.relnamespace AS schema, n.nspname || '.' || c.relname AS name, (x.ordinality - 1)::int AS depth
+			FROM (SELECT $2::oid AS relid, 1 AS ordinality UNION SELECT relid, ordinality
+				FROM pg_partition_ancestors($2::oid) WITH ORDINALITY a(relid, ordinality)) x
+			JOIN pg_class c ON c.oid = x.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+		), members AS (
+			SELECT a.relid, a.depth, a.name, r.oid, r.xmin, false AS schema, `+attrs+` AS attrs, `+filter+` AS filter
+			FROM above a JOIN pg_publication_rel r ON r.prrelid = a.relid JOIN pub ON pub.oid = r.prpubid `+schemas+`
+		)
+		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubviaroot,
+			coalesce((SELECT name FROM above WHERE depth > 0 ORDER BY depth DESC LIMIT 1), ''),
+			coalesce((SELECT n.nspname || '.' || c.relname FROM pg_partition_tree($2::oid) l JOIN pg_class c ON c.oid = l.relid
+				JOIN pg_namespace n ON n.oid = c.relnamespace
+				WHERE l.isleaf AND c.relkind <> 'p' AND (c.relpersistence <> 'p' OR c.relkind <> 'r') LIMIT 1), ''),
+			m.relid, m.depth, m.name, m.oid, m.xmin::text, m.schema, m.attrs, m.filter
+		FROM pub LEFT JOIN members m ON true ORDER BY m.depth, m.schema, m.oid`, name, t.OID)
+	if err != nil {
+		return fail(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var xmin string
+		var relation, oid *uint32
+		var depth *int
+		var label, mxmin, list *string
+		var schema, filtered *bool
+		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.viaRoot, &p.root, &p.bad,
+			&relation, &depth, &label, &oid, &mxmin, &schema, &list, &filtered); err != nil {
+			return fail(err)
+		}
+		if p.xmin, err = parseXID(xmin); err != nil {
+			return fail(err)
+		}
+		if oid == nil {
+			continue
+		}
+		m := member{relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, attrs: *list, filter: *filtered}
+		if m.xmin, err = parseXID(*mxmin); err != nil {
+			return fail(err)
+		}
+		p.members = append(p.members, m)
+	}
+	if err := rows.Err(); err != nil {
+		return fail(err)
+	}
+	if p.oid == 0 {
+		return publication{}, fatal("publication_missing", publicationCure, "publication %q does not exist", name)
+	}
+	return p, nil
+}
+
+func parseXID(s string) (uint32, error) {
+	x, err := strconv.ParseUint(s, 10, 32)
+	return uint32(x), err
+}
+
+// check reports what is wrong with the publication as the outbox's, and its identity if nothing is.
+func (p publication) check(t Table, columns []string) (outbox.PublicationIdentity, error) {
+	none := outbox.PublicationIdentity{}
+	pub, table := pgx.Identifier{p.name}.Sanitize(), t.Schema+"."+t.Name
+	if !p.insert {
+		return none, fatal("publication_insert", fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", pub),
+			"publication %q does not publish inserts", p.name)
+	}
+	if len(p.members) == 0 && !p.allTables {
+		return none, fatal("publication_table",
+			fmt.Sprintf("Rows that were written meanwhile are not in the stream of changes: find out who took it out, "+
+				"then ALTER PUBLICATION %s ADD TABLE %s", pub, t.quoted()),
+			"publication %q does not publish table %s", p.name, table)
+	}
+	if err := p.checkRoot(t); err != nil {
+		return none, err
+	}
+	if p.bad != "" {
+		return none, fatal("publication_partition", "Make it an ordinary logged table, or detach it",
+			"%s, a partition of %s, is unlogged or foreign: what is written to it never reaches the stream of changes", p.bad, table)
+	}
+	for _, name := range columns {
+		if _, ok := t.Column(name); !ok {
+			return none, fatal("column_missing", "Add it, or map another column (columns, subject, headers)",
+				"table %s has no column %q", table, name)
+		}
+	}
+	for _, m := range p.members {
+		if m.filter {
+			return none, fatal("publication_filter",
+				fmt.Sprintf("ALTER PUBLICATION %s SET TABLE without a WHERE clause for %s", pub, m.name),
+				"publication %q publishes only the rows of %s that a filter lets through", p.name, m.name)
+		}
+		if err := p.checkColumns(m, t, columns); err != nil {
+			return none, err
+		}
+	}
+	id := outbox.PublicationIdentity{OID: p.oid, Xmin: p.xmin}
+	if len(p.members) > 0 {
+		if m := p.members[0]; m.schema {
+			id.SchemaOID, id.SchemaXmin = m.oid, m.xmin
+		} else {
+			id.RelOID, id.RelXmin = m.oid, m.xmin
+		}
+	}
+	return id, nil
+}
+
+// checkRoot makes sure that the inserts carry the OID of the table that is configured.
+func (p publication) checkRoot(t Table) error {
+	if t.Partitioned && !p.viaRoot {
+		return fatal("publication_root",
+			fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", pgx.Identifier{p.name}.Sanitize()),
+			"table %s.%s is partitioned and publication %q publishes its partitions as tables of their own", t.Schema, t.Name, p.name)
+	}
+	if !p.viaRoot {
+		return nil
+	}
+	top := ""
+	for _, m := range p.members {
+		if m.depth > 0 {
+			top = m.name
+		}
+	}
+	if p.allTables {
+		top = p.root
+	}
+	if top != "" {
+		return fatal("publication_root", fmt.Sprintf("Set table to %s", top),
+			"publication %q publishes the rows of %s.%s as rows of %s", p.name, t.Schema, t.Name, top)
+	}
+	return nil
+}
+
+func (p publication) checkColumns(m member, t Table, columns []string) error {
+	list := strings.Fields(m.attrs)
+	for _, name := range columns {
+		c, _ := t.Column(name)
+		// An ancestor's column numbers may differ from ours, so its list can't be compared; it applies to a root's rows only.
+		if len(list) == 0 || c.Generated || m.depth > 0 || slices.Contains(list, strconv.Itoa(int(c.Number))) {
+			continue
+		}
+		return fatal("publication_columns",
+			fmt.Sprintf("Add it to the column list of %s in publication %s (ALTER PUBLICATION ... SET TABLE), or take the list away",
+				t.quoted(), pgx.Identifier{p.name}.Sanitize()),
+			"publication %q does not publish column %q of %s.%s", p.name, name, t.Schema, t.Name)
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package replication
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	plainTable = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL, seq_key text, payload jsonb NOT NULL)`
+	partitionedTable = `CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, seq_key text,
+		payload jsonb NOT NULL) PARTITION BY HASH (doc_id);
+		CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+		CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)`
+	generatedTable = `CREATE TABLE outbox (id uuid, doc_id text, actor_id text, counter bigint,
+		seq_key text GENERATED ALWAYS AS (actor_id || ':' || counter::text) STORED, payload jsonb)`
+)
+
+func TestPublication(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := newDatabase(t, srv)
+		d.exec("SET client_min_messages = error")
+		for _, c := range []struct {
+			name  string
+			since int // major
+			table string
+			make  string
+			which string // table; "" for public.outbox
+			code  string // "" for fine
+		}{
+			{name: "as init makes it", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root)"},
+			{name: "publishes more", make: "CREATE PUBLICATION outflow FOR TABLE outbox"},
+			{name: "all tables", make: "CREATE PUBLICATION outflow FOR ALL TABLES"},
+			{name: "schema", since: 15, make: "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public"},
+			{name: "none", make: "SELECT 1", code: "publication_missing"},
+			{name: "of another name", make: `CREATE PUBLICATION "Outflow" FOR TABLE outbox`, code: "publication_missing"},
+			{name: "of no table", make: "CREATE PUBLICATION outflow", code: "publication_table"},
+			{name: "of another table", make: "CREATE TABLE other (id int); CREATE PUBLICATION outflow FOR TABLE other", code: "publication_table"},
+			{
+				name: "of another schema", since: 15, make: "CREATE SCHEMA other; CREATE PUBLICATION outflow FOR TABLES IN SCHEMA other",
+				code: "publication_table",
+			},
+			{
+				name: "without inserts", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'update, delete')",
+				code: "publication_insert",
+			},
+			{name: "a filter", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (counter > 0) WITH (publish = 'insert')", code: "publication_filter"},
+			{
+				name: "a filter that lets everything through", since: 15,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (true) WITH (publish = 'insert')", code: "publication_filter",
+			},
+			{
+				name: "a column list", since: 15,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (payload, seq_key, counter, actor_id, doc_id, id)",
+			},
+			{name: "a short column list", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)", code: "publication_columns"},
+			{
+				// The list of numbers stays what it was: a check by names alone would take the renamed column for the one needed.
+				name: "a column list whose columns have other names now", since: 15,
+				make: `CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload);
+					ALTER TABLE outbox RENAME COLUMN payload TO old; ALTER TABLE outbox RENAME COLUMN seq_key TO payload;
+					ALTER TABLE outbox ADD COLUMN seq_key text`, code: "publication_columns",
+			},
+			{
+				name: "a generated key outside the column list", since: 15, table: generatedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)",
+			},
+			{name: "a column that is not there", table: plainTable + "; ALTER TABLE outbox DROP COLUMN payload", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "column_missing"},
+			{name: "partitions through the root", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)"},
+			{name: "partitions on their own", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_root"},
+			{
+				name: "partitions, all tables", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)",
+			},
+			{name: "only a partition", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox_0 WITH (publish_via_partition_root)", code: "publication_table"},
+			{
+				name: "a partition is the outbox", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox_0",
+				which: "public.outbox_0",
+			},
+			{
+				name: "a partition is the outbox and is published with its root", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox", which: "public.outbox_0",
+			},
+			{
+				name: "a partition is the outbox and is published as its root", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)", which: "public.outbox_0", code: "publication_root",
+			},
+			{
+				name: "a partition is the outbox, all tables, through the root", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", which: "public.outbox_0", code: "publication_root",
+			},
+			{
+				name: "an unlogged partition", table: partitionedTable + "; ALTER TABLE outbox_1 SET UNLOGGED",
+				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", code: "publication_partition",
+			},
+			{name: "an unlogged table", table: strings.Replace(plainTable, "TABLE", "UNLOGGED TABLE", 1), make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_unlogged"},
+			{name: "a view", table: plainTable, make: "CREATE VIEW v AS SELECT * FROM outbox; CREATE PUBLICATION outflow FOR ALL TABLES", which: "v", code: "table_kind"},
+			{name: "no table", table: "SELECT 1", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_missing"},
+		} {
+			if srv.Installation.Major < c.since {
+				continue
+			}
+			t.Run(c.name, func(t *testing.T) {
+				if c.table == "" {
+					c.table = plainTable
+				}
+				const anew = `DROP PUBLICATION IF EXISTS outflow; DROP PUBLICATION IF EXISTS "Outflow";
+					DROP SCHEMA IF EXISTS other CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public; `
+				if _, err := d.conn.PgConn().Exec(within(t), anew+c.table+"; "+c.make).ReadAll(); err != nil {
+					t.Fatal(err)
+				}
+				if d.cfg.Table = c.which; c.which == "" {
+					d.cfg.Table = "public.outbox"
+				}
+				s := d.setup()
+				defer s.Close()
+				id, err := s.Publication(within(t))
+				if c.code != "" {
+					wantFault(t, err, outbox.Fatal, c.code)
+					return
+				}
+				if err != nil || id.OID == 0 || id.Xmin == 0 {
+					t.Fatal(id, err)
+				}
+				if member := id.RelOID != 0 || id.SchemaOID != 0; member == strings.Contains(c.make, "ALL TABLES") {
+					t.Errorf("identity %+v", id)
+				}
+			})
+		}
+	})
+}
+
+func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		s := d.open()
+		read := func() outbox.PublicationIdentity {
+			t.Helper()
+			id, err := s.Publication(within(t), allColumns)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
+		first := read()
+		d.exec("CREATE TABLE other (id int)")
+		d.exec("ALTER PUBLICATION outflow ADD TABLE other")
+		if id := read(); id != first {
+			t.Errorf("another table changed %+v to %+v", first, id)
+		}
+		last := first
+		for _, away := range []struct{ gone, back string }{
+			{"ALTER PUBLICATION outflow DROP TABLE outbox", "ALTER PUBLICATION outflow ADD TABLE outbox"},
+			{"ALTER PUBLICATION outflow SET (publish = 'update')", "ALTER PUBLICATION outflow SET (publish = 'insert')"},
+			{
+				"DROP PUBLICATION outflow",
+				"CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)",
+			},
+		} {
+			d.exec(away.gone)
+			if _, err := s.Publication(within(t), allColumns); outbox.ClassOf(err) != outbox.Fatal {
+				t.Errorf("%s: %v", away.gone, err)
+			}
+			d.exec(away.back)
+			if id := read(); id == last {
+				t.Errorf("%s; %s: the identity is the same", away.gone, away.back)
+			} else {
+				last = id
+			}
+		}
+	})
+}
+
+// Up to PostgreSQL 17 this is an error in the stream, from 18 a notice and silence.
+func TestMissingPublicationEndsTheStream(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		s := d.start(0)
+		edits := ops(t, 30)
+		d.insert(edits[:10])
+		read(t, s, inserts(10))
+		d.exec("DROP PUBLICATION outflow")
+		d.insert(edits[10:20])
+		wantFault(t, end(t, s), outbox.Fatal, "publication_missing")
+		s.Close()
+		// And again, when the stream begins there.
+		eventually(t, "the slot is free", func() bool {
+			s = d.open()
+			err := s.Start(within(t), 0, true)
+			if err != nil {
+				s.Close()
+			}
+			return err == nil
+		})
+		wantFault(t, end(t, s), outbox.Fatal, "publication_missing")
+	})
+}
+
+// The role that runs the service may log in and replicate: it has no right on the table.
+func TestLeastPrivilege(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		role := strings.Replace(d.cfg.Slot, "outflow_", "role_", 1)
+		d.exec("CREATE ROLE " + role + " LOGIN REPLICATION")
+		t.Cleanup(func() { d.exec("DROP ROLE " + role) })
+		d.cfg.URL = withUser(t, d.url, role)
+		s := d.open()
+		if _, err := s.Server(within(t)); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Publication(within(t), allColumns); err != nil {
+			t.Error(err)
+		}
+		if err := s.Start(within(t), 0, true); err != nil {
+			t.Fatal(err)
+		}
+		w := NewWriter(d.cfg.Config)
+		defer w.Close()
+		if err := w.Tick(within(t)); err != nil {
+			t.Error(err)
+		}
+		d.insert(ops(t, 3))
+		read(t, s, func(g *seen) bool { return g.kinds['I'] == 3 && g.kinds['M'] == 1 })
+		if state, err := s.Server(within(t)); err != nil || state.History.Timeline != 1 {
+			t.Error(state, err)
+		}
+		if state, err := s.Slot(within(t)); err != nil || !state.Active {
+			t.Error(state, err)
+		}
+		if err := w.Check(within(t), outbox.ServerState{SystemID: "another", Database: "x"}); err == nil {
+			t.Error("another system was taken for this one")
+		}
+		d.exec("ALTER ROLE " + role + " NOREPLICATION")
+		_, err := Open(within(t), d.cfg.Config)
+		f := wantFault(t, err, outbox.Fatal, "no_replication_right")
+		if errors.Unwrap(f) == nil || sqlState(err) == "" {
+			t.Errorf("no cause in %v", err)
+		}
+		s.Close()
+	})
+}

@@ -1,0 +1,162 @@
+package replication
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pglogrepl"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Server reads what the server says of itself.
+//
+// System identifier and timeline history come over the replication connection, which can't answer any more once it streams. From
+// then on they are kept, and the timeline is asked for over the ordinary connection: if the server has left the one that is kept
+// (a standby was promoted under the stream), that is an error, and a new session learns the new history. On a standby the timeline
+// comes from pg_control_checkpoint(), and is not checked where the role may not call that; all else needs no right at all.
+func (s *Session) Server(ctx context.Context) (outbox.ServerState, error) {
+	giveBack, err := s.take(ctx)
+	if err != nil {
+		return outbox.ServerState{}, err
+	}
+	defer giveBack()
+	if s.streaming() == nil {
+		if err := s.identify(ctx); err != nil {
+			return outbox.ServerState{}, err
+		}
+	}
+	id := s.identity
+	state := outbox.ServerState{
+		SystemID: id.systemID, Database: id.database, Version: s.version, History: id.history, WALSenderTimeout: s.serverTimeout,
+	}
+	var end string
+	var segment *string
+	err = s.conn.QueryRow(ctx, `SELECT r.recovery,
+			CASE WHEN r.recovery THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_lsn() END::text,
+			CASE WHEN r.recovery THEN NULL ELSE pg_walfile_name(pg_current_wal_insert_lsn()) END
+		FROM (SELECT pg_is_in_recovery() AS recovery) r`).Scan(&state.InRecovery, &end, &segment)
+	if err != nil {
+		return outbox.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
+	}
+	if state.WALEnd, err = outbox.ParseLSN(end); err != nil {
+		return outbox.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
+	}
+	if s.streaming() != nil {
+		if err := s.sameTimeline(ctx, segment); err != nil {
+			return outbox.ServerState{}, err
+		}
+	}
+	return state, nil
+}
+
+// sameTimeline reports whether the server is still on the timeline whose history is kept. segment is the name of the present WAL
+// segment, which begins with the timeline; nil on a standby.
+func (s *Session) sameTimeline(ctx context.Context, segment *string) error {
+	kept := s.identity.history.Timeline
+	var now uint64
+	if segment != nil {
+		if len(*segment) < 8 {
+			return fmt.Errorf("WAL segment %q: no timeline", *segment)
+		}
+		var err error
+		if now, err = strconv.ParseUint((*segment)[:8], 16, 32); err != nil {
+			return fmt.Errorf("WAL segment %q: no timeline", *segment)
+		}
+	} else {
+		err := s.conn.QueryRow(ctx, "SELECT timeline_id FROM pg_control_checkpoint()").Scan(&now)
+		if sqlState(err) == codeNoPrivilege {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the timeline: %w", err)
+		}
+		if now < uint64(kept) { // the last restart point may be older than the switch
+			return nil
+		}
+	}
+	if now != uint64(kept) {
+		return fmt.Errorf("the server went from timeline %d to %d during the session", kept, now)
+	}
+	return nil
+}
+
+// identify reads what only the replication connection tells.
+func (s *Session) identify(ctx context.Context) error {
+	sys, err := pglogrepl.IdentifySystem(ctx, s.repl)
+	if err != nil {
+		return fmt.Errorf("identify the system: %w", err)
+	}
+	if sys.Timeline < 1 {
+		return fmt.Errorf("identify the system: timeline %d", sys.Timeline)
+	}
+	id := identity{systemID: sys.SystemID, database: sys.DBName, history: outbox.History{Timeline: uint32(sys.Timeline)}}
+	if id.history.Timeline == s.identity.history.Timeline {
+		id.history = s.identity.history // a timeline's history never changes
+	} else if sys.Timeline > 1 {
+		file, err := pglogrepl.TimelineHistory(ctx, s.repl, sys.Timeline)
+		if sqlState(err) == codeUndefinedFile {
+			f := fatal("timeline_history", "Put the file back into pg_wal, from the archive or from another server of the cluster",
+				"the server is on timeline %d and has no history file of it (%08X.history)", sys.Timeline, sys.Timeline)
+			f.Err = err
+			return f
+		}
+		if err != nil {
+			return fmt.Errorf("read the history of timeline %d: %w", sys.Timeline, err)
+		}
+		if id.history.Switches, err = parseHistory(file.Content); err != nil {
+			return fmt.Errorf("read the history of timeline %d: %w", sys.Timeline, err)
+		}
+	}
+	s.identity = id
+	return nil
+}
+
+// parseHistory reads a timeline history file: a line for each earlier timeline with its number, the LSN where it was left and a
+// reason, ascending; empty lines and those that begin with # say nothing.
+func parseHistory(content []byte) ([]outbox.Switch, error) {
+	var all []outbox.Switch
+	lines := bufio.NewScanner(bytes.NewReader(content))
+	for lines.Scan() {
+		f := strings.Fields(lines.Text())
+		if len(f) == 0 || strings.HasPrefix(f[0], "#") {
+			continue
+		}
+		if len(f) < 2 {
+			return nil, fmt.Errorf("line %q: want a timeline and an LSN", lines.Text())
+		}
+		tl, err := strconv.ParseUint(f[0], 10, 32)
+		if err != nil || tl == 0 {
+			return nil, fmt.Errorf("line %q: want a timeline first", lines.Text())
+		}
+		end, err := outbox.ParseLSN(f[1])
+		if err != nil {
+			return nil, fmt.Errorf("line %q: %w", lines.Text(), err)
+		}
+		if n := len(all); n > 0 && (uint64(all[n-1].Timeline) >= tl || all[n-1].End > end) {
+			return nil, fmt.Errorf("line %q: not in ascending order", lines.Text())
+		}
+		all = append(all, outbox.Switch{Timeline: uint32(tl), End: end})
+	}
+	return all, lines.Err()
+}
+
+func checkVersion(version int) error {
+	if version >= minVersion {
+		return nil
+	}
+	return fatal("server_version", "Upgrade it to PostgreSQL 14 or later", "the server is PostgreSQL %d.%d, which is too old",
+		version/10000, version%10000)
+}
+
+func checkWALLevel(level string) error {
+	if level == "logical" {
+		return nil
+	}
+	return fatal("wal_level", "Set wal_level = logical and restart PostgreSQL (on managed platforms it has a parameter of their own)",
+		"wal_level is %s, which has no logical decoding", level)
+}

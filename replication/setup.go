@@ -1,0 +1,245 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// slotPatience is how long the creation of a slot waits for transactions that write.
+const slotPatience = 30 * time.Second
+
+// SetupConfig says what `outflow init` makes.
+type SetupConfig struct {
+	Config
+	Mapping   outbox.Mapping // columns of the table, if it has to be made; Mapping.Table is not used
+	ID        string         // id column, "" for none
+	Columns   []string       // every column that is read, for the check of the publication
+	Patience  time.Duration  // how long CreateSlot waits for transactions that write; 0: 30 s
+	CreatedAt string         // name of the column with the time of the insert; "": created_at
+}
+
+// Setup makes the outbox's parts in PostgreSQL over an ordinary connection. One goroutine uses it.
+type Setup struct {
+	cfg     SetupConfig
+	conn    *pgx.Conn
+	version int
+}
+
+// OpenSetup connects.
+func OpenSetup(ctx context.Context, cfg SetupConfig) (*Setup, error) {
+	conn, err := connect(ctx, "postgres.url", cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	s := &Setup{cfg: cfg, conn: conn}
+	err = conn.QueryRow(ctx, "SELECT current_setting('server_version_num')::int").Scan(&s.version)
+	if err != nil {
+		closeConn(conn)
+		return nil, fmt.Errorf("read the server's version: %w", err)
+	}
+	return s, nil
+}
+
+// Close closes the connection.
+func (s *Setup) Close() { closeConn(s.conn) }
+
+// Slot reads the slot's row, as [Session.Slot] does.
+func (s *Setup) Slot(ctx context.Context) (outbox.SlotState, error) {
+	return readSlot(ctx, s.conn, s.cfg.Slot)
+}
+
+// Table reads the outbox's description, as [Session.Table] does.
+func (s *Setup) Table(ctx context.Context) (Table, error) {
+	return readTable(ctx, s.conn, s.cfg.Table)
+}
+
+// Publication reads and checks the publication, as [Session.Publication] does.
+func (s *Setup) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+	t, err := s.Table(ctx)
+	if err != nil {
+		return outbox.PublicationIdentity{}, err
+	}
+	p, err := readPublication(ctx, s.conn, s.version, s.cfg.Publication, t)
+	if err != nil {
+		return outbox.PublicationIdentity{}, err
+	}
+	return p.check(t, s.cfg.Columns)
+}
+
+// CheckServer makes sure that the server can hold the slot and that the role may replicate, which is tried rather than read from
+// the role's attributes: managed platforms grant it in ways of their own.
+func (s *Setup) CheckServer(ctx context.Context) error {
+	if err := checkVersion(s.version); err != nil {
+		return err
+	}
+	var level string
+	var recovery, exists bool
+	var slots, maxSlots, maxSenders int
+	err := s.conn.QueryRow(ctx, `SELECT current_setting('wal_level'), pg_is_in_recovery(),
+			(SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int,
+			current_setting('max_wal_senders')::int, EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`,
+		s.cfg.Slot).Scan(&level, &recovery, &slots, &maxSlots, &maxSenders, &exists)
+	if err != nil {
+		return fmt.Errorf("read the server's settings: %w", err)
+	}
+	switch {
+	case recovery:
+		return fatal("in_recovery", "Point postgres.url at the primary", "the server is a standby, on which nothing can be made")
+	case slots >= maxSlots && !exists:
+		return fatal("max_replication_slots", "Drop slots that nobody needs, or raise max_replication_slots and restart PostgreSQL",
+			"max_replication_slots is %d and %d slots exist", maxSlots, slots)
+	case maxSenders == 0:
+		return fatal("max_wal_senders", "Set max_wal_senders to 10, for example, and restart PostgreSQL",
+			"max_wal_senders is 0: the server streams to nobody")
+	}
+	if err := checkWALLevel(level); err != nil {
+		return err
+	}
+	return s.tryReplication(ctx)
+}
+
+func (s *Setup) tryReplication(ctx context.Context) error {
+	c, err := parseConfig("postgres.url", s.cfg.URL)
+	if err != nil {
+		return err
+	}
+	c.RuntimeParams["replication"] = "database"
+	conn, err := pgconn.ConnectConfig(ctx, &c.Config)
+	if err != nil {
+		return connectFault(err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is closed whatever this says
+	if _, err := pglogrepl.IdentifySystem(ctx, conn); err != nil {
+		return fmt.Errorf("identify the system: %w", err)
+	}
+	return nil
+}
+
+// EnsureTable makes the table if it does not exist, and reports whether it did.
+func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
+	if _, err = s.Table(ctx); err == nil {
+		return false, nil
+	}
+	if f := outbox.FaultOf(err); f == nil || f.Code != "table_missing" {
+		return false, err
+	}
+	schema, name, err := resolveTable(ctx, s.conn, s.cfg.Table)
+	if err != nil {
+		return false, err
+	}
+	if _, err = s.conn.Exec(ctx, createTable(s.cfg, pgx.Identifier{schema, name})); err != nil {
+		return false, s.refused("make table "+schema+"."+name, "the right to create tables in its schema", err)
+	}
+	return true, nil
+}
+
+// EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any case.
+func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.PublicationIdentity, err error) {
+	if id, err = s.Publication(ctx); err == nil {
+		return false, id, nil
+	}
+	if f := outbox.FaultOf(err); f == nil || f.Code != "publication_missing" {
+		return false, id, err
+	}
+	schema, name, err := resolveTable(ctx, s.conn, s.cfg.Table)
+	if err != nil {
+		return false, id, err
+	}
+	if _, err = s.conn.Exec(ctx, createPublication(s.cfg, pgx.Identifier{schema, name})); err != nil {
+		return false, id, s.refused("make publication "+s.cfg.Publication, "to own the table and the right CREATE on the database", err)
+	}
+	id, err = s.Publication(ctx)
+	return true, id, err
+}
+
+// refused explains a statement that failed: without the right to it is fatal.
+func (s *Setup) refused(doing, needs string, err error) error {
+	if sqlState(err) != codeNoPrivilege {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "no_right", What: "the role may not " + doing, Err: err,
+		Cure: "It needs " + needs + "; or let `outflow init --print` show the statements and run them as another role",
+	}
+}
+
+// CreateSlot makes the slot and returns its confirmed LSN: what commits after it is decoded. The server waits for every transaction
+// that writes at that moment, in any database; when that takes longer than Patience the fault names them. A slot of that name that
+// exists is an error with code slot_exists.
+func (s *Setup) CreateSlot(ctx context.Context) (outbox.LSN, error) {
+	patience := s.cfg.Patience
+	if patience == 0 {
+		patience = slotPatience
+	}
+	var text string
+	err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
+		limit := fmt.Sprintf("SET LOCAL statement_timeout = %d", max(1, patience.Milliseconds()))
+		if _, err := tx.Exec(ctx, limit); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, "SELECT lsn::text FROM pg_create_logical_replication_slot($1, 'pgoutput')", s.cfg.Slot).Scan(&text)
+	})
+	if err != nil {
+		return 0, s.slotFault(ctx, patience, err)
+	}
+	return outbox.ParseLSN(text)
+}
+
+func (s *Setup) slotFault(ctx context.Context, patience time.Duration, err error) error {
+	var f *outbox.Fault
+	switch sqlState(err) {
+	case codeQueryCanceled:
+		blockers, listErr := s.blockers(ctx)
+		if listErr != nil {
+			return errors.Join(fmt.Errorf("make slot %s: %w", s.cfg.Slot, err), listErr)
+		}
+		f = fatal("slot_blocked", "Let them end, or end them with pg_terminate_backend(pid), then run `outflow init` again: "+blockers,
+			"slot %q could not be made within %v, because transactions that write are open", s.cfg.Slot, patience)
+	case codeDuplicateObject:
+		f = fatal("slot_exists", "Set slot to another name, or drop it if nobody needs it", "slot %q exists already", s.cfg.Slot)
+	case codeConfigurationLimit:
+		f = fatal("max_replication_slots", "Drop slots that nobody needs, or raise max_replication_slots and restart PostgreSQL",
+			"every replication slot of the server is in use")
+	case codeNotInPrerequisite:
+		f = fatal("wal_level", "Set wal_level = logical and restart PostgreSQL", "the server can't make a logical replication slot")
+	case codeNoPrivilege:
+		f = fatal("no_replication_right", "ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
+			"the role may not make a replication slot")
+	default:
+		return fmt.Errorf("make slot %s: %w", s.cfg.Slot, err)
+	}
+	f.Err = err
+	return f
+}
+
+// blockers lists the transactions that a new slot waits for. Of other roles' sessions a role sees only the pid, unless it has
+// pg_read_all_stats.
+func (s *Setup) blockers(ctx context.Context) (string, error) {
+	rows, err := s.conn.Query(ctx, `SELECT format('pid %s%s', pid, coalesce(format(
+				' (%s, database %s, open for %s s, last statement began %s)', nullif(application_name, ''), datname,
+				round(extract(epoch FROM clock_timestamp() - xact_start)), to_char(query_start, 'YYYY-MM-DD HH24:MI:SS "UTC"')), ''))
+			FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+		UNION ALL SELECT format('prepared transaction %L (database %s, prepared %s)', gid, database,
+				to_char(prepared, 'YYYY-MM-DD HH24:MI:SS "UTC"'))
+			FROM pg_prepared_xacts`)
+	if err != nil {
+		return "", fmt.Errorf("list open transactions: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return "", fmt.Errorf("list open transactions: %w", err)
+	}
+	if len(all) == 0 {
+		return "none is open any more", nil
+	}
+	return strings.Join(all, ", "), nil
+}

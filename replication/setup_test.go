@@ -1,0 +1,260 @@
+package replication
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestSetupIsIdempotent(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		s := d.setup()
+		defer s.Close()
+		if made, err := s.EnsureTable(within(t)); err != nil || made {
+			t.Error(made, err)
+		}
+		first, err := s.Publication(within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if made, id, err := s.EnsurePublication(within(t)); err != nil || made || id != first {
+			t.Error(made, id, err)
+		}
+		_, err = s.CreateSlot(within(t))
+		wantFault(t, err, outbox.Fatal, "slot_exists")
+		state, err := s.Slot(within(t))
+		if err != nil || state.Plugin != "pgoutput" || state.Confirmed == 0 || state.Restart == 0 || state.Invalidation != "" ||
+			state.SafeWALSize != -1 || state.WALStatus != "reserved" || state.Active || state.Database != d.text("SELECT current_database()") {
+			t.Errorf("%+v, %v", state, err)
+		}
+	})
+}
+
+func TestSlotStartsWhereItSays(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	s := d.setup()
+	defer s.Close()
+	if _, err := s.EnsureTable(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.EnsurePublication(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	d.insert(ops(t, 5)) // older than the slot
+	lsn, err := s.CreateSlot(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.insert(ops(t, 3))
+	if state, err := s.Slot(within(t)); err != nil || state.Confirmed != lsn {
+		t.Errorf("made at %v, the slot says %v (%v)", lsn, state.Confirmed, err)
+	}
+	if got := read(t, d.start(lsn), inserts(3)); len(got.inserts) != 3 || got.commits[0] <= lsn {
+		t.Errorf("%d inserts, commits %v", len(got.inserts), got.commits)
+	}
+}
+
+// Creating a slot waits for every transaction that writes.
+func TestBlockedSlotNamesWhoBlocks(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := newDatabase(t, srv)
+		d.exec("SET application_name = 'order service'")
+		d.exec("BEGIN")
+		d.exec("CREATE TABLE unfinished (id int)")
+		d.cfg.Patience = 50 * time.Millisecond
+		s := d.setup()
+		defer s.Close()
+		_, err := s.CreateSlot(within(t))
+		f := wantFault(t, err, outbox.Fatal, "slot_blocked")
+		for _, want := range []string{fmt.Sprint("pid ", d.conn.PgConn().PID()), "order service", "open for"} {
+			if !strings.Contains(f.Cure, want) {
+				t.Errorf("%s: does not name %s", f.Cure, want)
+			}
+		}
+		if state, err := s.Slot(within(t)); err != nil || state.Exists {
+			t.Errorf("half a slot is left: %+v, %v", state, err)
+		}
+		d.exec("ROLLBACK")
+		s.cfg.Patience = patience
+		if _, err := s.CreateSlot(within(t)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCheckServer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ setting, code string }{
+		{"wal_level=replica", "wal_level"},
+		{"max_replication_slots=0", "max_replication_slots"},
+	} {
+		t.Run(c.code, func(t *testing.T) {
+			t.Parallel()
+			d := newDatabase(t, pgtest.Own(t, 0, c.setting))
+			s := d.setup()
+			defer s.Close()
+			f := wantFault(t, s.CheckServer(within(t)), outbox.Fatal, c.code)
+			if name, value, _ := strings.Cut(c.setting, "="); !strings.Contains(f.Error(), name) || !strings.Contains(f.What, value) {
+				t.Errorf("%v does not name %s", f, c.setting)
+			}
+		})
+	}
+	t.Run("role", func(t *testing.T) {
+		t.Parallel()
+		d := newDatabase(t, pgtest.Server(t))
+		role := strings.Replace(d.cfg.Slot, "outflow_", "plain_", 1)
+		d.exec("CREATE ROLE " + role + " LOGIN")
+		t.Cleanup(func() { d.exec("DROP ROLE " + role) })
+		d.cfg.URL = withUser(t, d.url, role)
+		s := d.setup()
+		defer s.Close()
+		wantFault(t, s.CheckServer(within(t)), outbox.Fatal, "no_replication_right")
+		d.cfg.Table = "pg_catalog.outbox"
+		s2 := d.setup()
+		defer s2.Close()
+		_, err := s2.EnsureTable(within(t))
+		wantFault(t, err, outbox.Fatal, "no_right")
+		_, err = s.CreateSlot(within(t))
+		wantFault(t, err, outbox.Fatal, "no_replication_right")
+	})
+	for version, bad := range map[int]bool{130022: true, 140000: false, 180004: false} {
+		if err := checkVersion(version); (err != nil) != bad {
+			t.Errorf("version %d: %v", version, err)
+		}
+	}
+}
+
+// What --print shows makes what init makes.
+func TestPrintedStatements(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	d.cfg.Table, d.cfg.Publication = `public.out"box`, `pub's "one"`
+	d.cfg.Mapping.Doc, d.cfg.Mapping.Actor = "Doc Id", `a"ctor`
+	d.cfg.Columns = []string{"id", "Doc Id", `a"ctor`, "counter", "seq_key", "payload"}
+	statements, err := SQL(d.cfg)
+	if err != nil || len(statements) != 3 {
+		t.Fatal(statements, err)
+	}
+	for _, sql := range statements {
+		d.exec(sql)
+	}
+	s := d.setup()
+	defer s.Close()
+	if made, err := s.EnsureTable(within(t)); err != nil || made {
+		t.Error(made, err)
+	}
+	if made, _, err := s.EnsurePublication(within(t)); err != nil || made {
+		t.Error(made, err)
+	}
+	d.exec(`INSERT INTO "out""box" ("Doc Id", "a""ctor", counter, payload) VALUES ('d', 'anna', 42, '{}')`)
+	if key := d.text(`SELECT seq_key FROM "out""box"`); key != "anna:00000000000000000042" {
+		t.Errorf("seq_key %q", key)
+	}
+	read(t, d.start(0), inserts(1))
+	if err := Peek(within(t), d.cfg.Config, 0, false, nil); err == nil {
+		t.Error("a peek at a slot that is in use")
+	}
+}
+
+func TestTableWithoutTheOptionalColumns(t *testing.T) {
+	t.Parallel()
+	cfg := SetupConfig{
+		Config: Config{Table: "outbox", Slot: "s", Publication: "p"}, Mapping: outbox.Mapping{Doc: "topic", Payload: "message"},
+		CreatedAt: "at",
+	}
+	statements, err := SQL(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "CREATE TABLE \"outbox\" (\n  \"topic\" text NOT NULL,\n  \"message\" jsonb NOT NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
+	if statements[0] != want {
+		t.Errorf("got %s, want %s", statements[0], want)
+	}
+}
+
+func TestPeek(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		edits := ops(t, 60)
+		d.copyIn(edits[:20])
+		d.copyIn(edits[20:40])
+		d.copyIn(edits[40:])
+		count := func(limit int, binary bool) *seen {
+			t.Helper()
+			got := &seen{kinds: map[byte]int{}}
+			err := Peek(within(t), d.cfg.Config, limit, binary, func(m Message) error {
+				got.add(Message{WALEnd: m.WALEnd, Data: append([]byte(nil), m.Data...)})
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		all := count(0, false)
+		if len(all.inserts) != 60 || len(count(0, true).inserts) != 60 || len(count(25, false).inserts) != 40 {
+			t.Errorf("%d inserts", len(all.inserts))
+		}
+		// It is the same as what the stream brings, and nothing was consumed.
+		s := d.start(0)
+		streamed := read(t, s, inserts(60))
+		if fmt.Sprint(streamed.commits) != fmt.Sprint(all.commits) || strings.Join(streamed.inserts, "") != strings.Join(all.inserts, "") {
+			t.Error("the stream brings something else")
+		}
+		err := Peek(within(t), d.cfg.Config, 0, false, func(Message) error { return nil })
+		f := wantFault(t, err, outbox.Fatal, "slot_in_use")
+		if pid := d.text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot); !strings.Contains(f.What, pid) {
+			t.Errorf("%v does not name pid %s", f, pid)
+		}
+		s.Close()
+		stop := errors.New("enough")
+		eventually(t, "the slot is free", func() bool {
+			err := Peek(within(t), d.cfg.Config, 0, false, func(Message) error { return stop })
+			return errors.Is(err, stop)
+		})
+		d.cfg.Slot = "no_such_slot"
+		err = Peek(within(t), d.cfg.Config, 0, false, nil)
+		wantFault(t, err, outbox.Fatal, "slot_missing")
+	})
+}
+
+// A slot that lost its WAL says so, in the words of each version.
+func TestInvalidatedSlot(t *testing.T) {
+	t.Parallel()
+	for _, major := range pgtest.Majors(t) {
+		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
+			t.Parallel()
+			d := ready(t, pgtest.Own(t, major, "max_slot_wal_keep_size=1MB", "wal_keep_size=0", "max_wal_size=32MB"))
+			s := d.open()
+			for range 4 {
+				d.exec("SELECT pg_logical_emit_message(false, 'x', repeat('y', 1000000)) FROM generate_series(1, 3)")
+				d.exec("SELECT pg_switch_wal()")
+				d.exec("CHECKPOINT")
+			}
+			state, err := s.Slot(within(t))
+			if err != nil || state.WALStatus != "lost" || state.Invalidation == "" {
+				t.Errorf("%+v, %v", state, err)
+			}
+			err = s.Start(within(t), 0, false)
+			if sqlState(err) != codeNotInPrerequisite || outbox.ClassOf(err) != outbox.Transient {
+				t.Errorf("start: %v", err)
+			}
+			err = Peek(within(t), d.cfg.Config, 0, false, nil)
+			wantFault(t, err, outbox.Fatal, "slot_unusable")
+		})
+	}
+}

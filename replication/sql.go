@@ -1,0 +1,63 @@
+package replication
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// SQL returns the statements that make table, publication and slot, in their order, for a role that may do so to run by hand. The
+// slot comes last, in a transaction of its own: a publication that did not exist when a row was written does not publish it.
+func SQL(cfg SetupConfig) ([]string, error) {
+	schema, name, err := splitTable(cfg.Table)
+	if err != nil {
+		return nil, err
+	}
+	table := pgx.Identifier{schema, name}
+	if schema == "" {
+		table = pgx.Identifier{name}
+	}
+	return []string{
+		createTable(cfg, table),
+		createPublication(cfg, table),
+		fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", literal(cfg.Slot)),
+	}, nil
+}
+
+// createTable is the outbox as documented, with the columns that the mapping names. seq_key is made from actor and counter where
+// both exist; "C" makes PostgreSQL compare it as Outflow does, byte by byte.
+func createTable(cfg SetupConfig, table pgx.Identifier) string {
+	m, created := cfg.Mapping, cfg.CreatedAt
+	if created == "" {
+		created = "created_at"
+	}
+	var columns []string
+	add := func(name, definition string) {
+		if name != "" {
+			columns = append(columns, "  "+quote(name)+" "+definition)
+		}
+	}
+	add(cfg.ID, "uuid PRIMARY KEY DEFAULT gen_random_uuid()")
+	add(m.Doc, "text NOT NULL")
+	add(m.Actor, "text NOT NULL")
+	add(m.Counter, "bigint NOT NULL")
+	if m.Actor != "" && m.Counter != "" {
+		add(m.Key, fmt.Sprintf(`text COLLATE "C" NOT NULL GENERATED ALWAYS AS (%s || ':' || lpad(%s::text, 20, '0')) STORED`,
+			quote(m.Actor), quote(m.Counter)))
+	} else {
+		add(m.Key, `text COLLATE "C" NOT NULL`)
+	}
+	add(m.Payload, "jsonb NOT NULL")
+	add(created, "timestamptz NOT NULL DEFAULT now()")
+	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)"
+}
+
+// createPublication leaves PostgreSQL 18's publish_generated_columns off: seq_key is made from actor and counter on every version,
+// so the same rows give the same order on all of them.
+func createPublication(cfg SetupConfig, table pgx.Identifier) string {
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
+		quote(cfg.Publication), table.Sanitize())
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

@@ -1,0 +1,105 @@
+package replication
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Start starts the stream at from, which has to be at or above the slot's confirmed LSN to have an effect: the server never starts
+// below that. binary asks for column values in binary form. After ErrSlotInUse, and any other error that the server gives as an
+// answer, Start may be called again.
+//
+// A missing or invalidated slot is a plain error: what follows from it is decided by who reads the slot's state.
+func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	giveBack, err := s.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	if s.streaming() != nil {
+		return fmt.Errorf("start replication: already started")
+	}
+	if err := s.startReplication(ctx, startCommand(s.cfg, from, binary)); err != nil {
+		if sqlState(err) == codeObjectInUse {
+			return fmt.Errorf("%w: %w", ErrSlotInUse, err)
+		}
+		return fmt.Errorf("start replication of slot %s at %v: %w", s.cfg.Slot, from, err)
+	}
+	h, err := s.repl.Hijack()
+	if err != nil {
+		return fmt.Errorf("take the replication connection over: %w", err)
+	}
+	rest, err := s.from.take()
+	if err == nil && h.Frontend.ReadBufferLen() != 0 {
+		err = fmt.Errorf("%d bytes are left in pgconn's buffer", h.Frontend.ReadBufferLen())
+	}
+	if err != nil {
+		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
+		return fmt.Errorf("take the replication connection over: %w", err)
+	}
+	st := newStream(h.Conn, s.from.src, rest, from, s.timeout)
+	st.log, st.publication = s.log, s.cfg.Publication
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
+		return ErrClosed
+	}
+	s.stream = st
+	st.run()
+	return nil
+}
+
+// startReplication sends the command and waits for the stream to begin. An error that the server answers with leaves the
+// connection usable.
+func (s *Session) startReplication(ctx context.Context, command string) error {
+	if err := s.repl.Conn().SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	s.repl.Frontend().SendQuery(&pgproto3.Query{String: command})
+	if err := s.repl.Frontend().Flush(); err != nil {
+		return err
+	}
+	var refused error
+	for {
+		m, err := s.repl.ReceiveMessage(ctx)
+		if err != nil {
+			return err
+		}
+		switch m := m.(type) {
+		case *pgproto3.CopyBothResponse:
+			return nil
+		case *pgproto3.ErrorResponse:
+			refused = pgconn.ErrorResponseToPgError(m)
+		case *pgproto3.ReadyForQuery:
+			if refused == nil {
+				refused = fmt.Errorf("the server did not begin to stream")
+			}
+			return refused
+		}
+	}
+}
+
+// startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to itself until it commits,
+// and sends in commit order.
+func startCommand(cfg Config, from outbox.LSN, binary bool) string {
+	options := "proto_version '1', publication_names " + literal(publicationNames(cfg.Publication)) + ", messages 'true'"
+	if binary {
+		options += ", binary 'true'"
+	}
+	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", pgx.Identifier{cfg.Slot}.Sanitize(), from, options)
+}
+
+// publicationNames is the value of pgoutput's option: a list of identifiers, here of one.
+func publicationNames(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// literal quotes a string for the replication grammar, which knows no backslashes.
+func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -1,0 +1,159 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Table is what the catalog says of the outbox.
+type Table struct {
+	OID          uint32
+	Schema, Name string
+	Partitioned  bool     // it is the root, or an inner node, of a partition tree
+	Columns      []Column // in the table's order
+}
+
+// Column is a column of the outbox.
+type Column struct {
+	Name       string
+	Number     int16  // attnum
+	TypeOID    uint32 // of a domain: the domain's
+	TypeName   string // as in CREATE TABLE
+	NotNull    bool
+	Generated  bool   // GENERATED ALWAYS AS (...); its values are not in the WAL's stream by default
+	Expression string // of a generated column, as PostgreSQL prints it
+}
+
+// Column returns the column of that name.
+func (t Table) Column(name string) (Column, bool) {
+	for _, c := range t.Columns {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return Column{}, false
+}
+
+// Table reads the outbox's description.
+func (s *Session) Table(ctx context.Context) (Table, error) {
+	giveBack, err := s.take(ctx)
+	if err != nil {
+		return Table{}, err
+	}
+	defer giveBack()
+	return readTable(ctx, s.conn, s.cfg.Table)
+}
+
+// splitTable reads schema.name or name; a part that holds dots stands in double quotes. Names are taken as they are: nothing is
+// folded to lower case.
+func splitTable(table string) (schema, name string, err error) {
+	var parts []string
+	for rest := table; ; {
+		var part string
+		if q, ok := strings.CutPrefix(rest, `"`); ok {
+			for {
+				head, tail, found := strings.Cut(q, `"`)
+				if !found {
+					return "", "", badTable(table)
+				}
+				part += head
+				if q, ok = strings.CutPrefix(tail, `"`); !ok {
+					rest = tail
+					break
+				}
+				part += `"`
+			}
+			if rest != "" && rest[0] != '.' {
+				return "", "", badTable(table)
+			}
+		} else if i := strings.IndexByte(rest, '.'); i >= 0 {
+			part, rest = rest[:i], rest[i:]
+		} else {
+			part, rest = rest, ""
+		}
+		if part == "" || len(parts) == 2 {
+			return "", "", badTable(table)
+		}
+		parts = append(parts, part)
+		if rest == "" {
+			break
+		}
+		rest = rest[1:]
+	}
+	if len(parts) == 1 {
+		return "", parts[0], nil
+	}
+	return parts[0], parts[1], nil
+}
+
+func badTable(table string) error {
+	return &outbox.Fault{
+		Class: outbox.Usage, Code: "table", What: fmt.Sprintf("table %q is not a table's name", table),
+		Cure: `Write schema.name, or name; a part that holds dots in double quotes`,
+	}
+}
+
+// resolveTable gives a name without a schema the schema in which the search path finds it, else public.
+func resolveTable(ctx context.Context, q querier, table string) (schema, name string, err error) {
+	schema, name, err = splitTable(table)
+	if err != nil || schema != "" {
+		return schema, name, err
+	}
+	err = q.QueryRow(ctx, `SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relname = $1 AND pg_table_is_visible(c.oid)`, name).Scan(&schema)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "public", name, nil
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("look for table %s: %w", table, err)
+	}
+	return schema, name, nil
+}
+
+func readTable(ctx context.Context, q querier, table string) (Table, error) {
+	schema, name, err := resolveTable(ctx, q, table)
+	if err != nil {
+		return Table{}, err
+	}
+	t := Table{Schema: schema, Name: name}
+	var kind, persistence string
+	err = q.QueryRow(ctx, `SELECT c.oid, c.relkind::text, c.relpersistence::text
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, schema, name).Scan(&t.OID, &kind, &persistence)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Table{}, fatal("table_missing", "Run `outflow init`, or set table to the outbox's name",
+			"table %s.%s does not exist", schema, name)
+	}
+	if err != nil {
+		return Table{}, fmt.Errorf("read table %s.%s: %w", schema, name, err)
+	}
+	if kind != "r" && kind != "p" {
+		return Table{}, fatal("table_kind", "Set table to the table that the services write to",
+			"%s.%s is not a table or a partitioned table", schema, name)
+	}
+	if persistence != "p" {
+		return Table{}, fatal("table_unlogged", fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.quoted()),
+			"table %s.%s is unlogged or temporary: what is written to it never reaches the WAL", schema, name)
+	}
+	t.Partitioned = kind == "p"
+	rows, err := q.Query(ctx, `SELECT a.attname, a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END, '')
+		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, t.OID)
+	if err != nil {
+		return Table{}, fmt.Errorf("read the columns of %s.%s: %w", schema, name, err)
+	}
+	t.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
+	if err != nil {
+		return Table{}, fmt.Errorf("read the columns of %s.%s: %w", schema, name, err)
+	}
+	return t, nil
+}
+
+func (t Table) quoted() string { return pgx.Identifier{t.Schema, t.Name}.Sanitize() }

@@ -1,0 +1,70 @@
+package replication
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestSplitTable(t *testing.T) {
+	t.Parallel()
+	for table, want := range map[string][]string{
+		"outbox": {"", "outbox"}, "public.outbox": {"public", "outbox"}, "Public.Out box": {"Public", "Out box"},
+		`"my.schema".outbox`: {"my.schema", "outbox"}, `"a""b"."c.d"`: {`a"b`, "c.d"}, `"x"`: {"", "x"},
+		"": nil, ".": nil, "a.": nil, ".a": nil, "a.b.c": nil, `"a`: nil, `"a"b`: nil, `""`: nil, `"a".`: nil,
+	} {
+		schema, name, err := splitTable(table)
+		if want == nil {
+			wantFault(t, err, outbox.Usage, "table")
+			continue
+		}
+		if err != nil || schema != want[0] || name != want[1] {
+			t.Errorf("%s: %q %q %v, want %q", table, schema, name, err, want)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	t.Parallel()
+	d := ready(t, pgtest.Server(t))
+	s := d.open()
+	table, err := s.Table(within(t))
+	if err != nil || table.OID == 0 || table.Partitioned || table.Schema != "public" {
+		t.Fatal(table, err)
+	}
+	names := make([]string, len(table.Columns))
+	for i, c := range table.Columns {
+		names[i] = c.Name
+	}
+	if want := append(slices.Clone(allColumns), "created_at"); !slices.Equal(names, want) {
+		t.Errorf("columns %v, want %v", names, want)
+	}
+	key, _ := table.Column("seq_key")
+	if !key.Generated || !strings.Contains(key.Expression, "lpad") || key.TypeName != "text" || !key.NotNull {
+		t.Errorf("seq_key: %+v", key)
+	}
+	if c, _ := table.Column("counter"); c.TypeOID != 20 || c.Generated || c.Expression != "" {
+		t.Errorf("counter: %+v", c)
+	}
+	d.exec("CREATE DOMAIN doc AS varchar(40)")
+	d.exec(`CREATE SCHEMA "other.one"`)
+	d.exec(`CREATE TABLE "other.one"."Out box" (id int, a doc) PARTITION BY LIST (id)`)
+	d.cfg.Table = `"other.one".Out box`
+	table, err = d.open().Table(within(t))
+	if err != nil || !table.Partitioned || len(table.Columns) != 2 {
+		t.Fatal(table, err)
+	}
+	d.exec(`ALTER DATABASE ` + d.text("SELECT quote_ident(current_database())") + ` SET search_path = "other.one"`)
+	d.cfg.Table = "Out box"
+	if table, err = d.open().Table(within(t)); err != nil || table.Schema != "other.one" {
+		t.Errorf("through the search path: %+v, %v", table, err)
+	}
+	d.cfg.Table = "nothing"
+	_, err = d.open().Table(within(t))
+	if f := wantFault(t, err, outbox.Fatal, "table_missing"); !strings.Contains(f.What, "public.nothing") {
+		t.Error(f)
+	}
+}

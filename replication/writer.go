@@ -1,0 +1,120 @@
+package replication
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Writer writes ticks and changes of settings into the WAL, over a connection of its own that it opens when needed, and again
+// after an error. Its methods may be called from any goroutine; they wait for each other.
+type Writer struct {
+	cfg Config
+
+	mu     sync.Mutex
+	conn   *pgx.Conn // nil: none is open
+	closed bool
+}
+
+// NewWriter returns a writer for cfg.WriteURL, or cfg.URL if that is empty. It connects at the first call.
+func NewWriter(cfg Config) *Writer { return &Writer{cfg: cfg} }
+
+// Tick writes a tick. Give it a context with a deadline: the server may be gone without a word.
+func (w *Writer) Tick(ctx context.Context) error {
+	if err := w.emit(ctx, outbox.TickPrefix, ""); err != nil {
+		return fmt.Errorf("write a tick: %w", err)
+	}
+	return nil
+}
+
+// Change writes a change of the ordering settings of this slot's outflow. After an error it is unknown whether it was written.
+func (w *Writer) Change(ctx context.Context, s outbox.Settings) error {
+	if err := w.emit(ctx, outbox.SettingsPrefix, s.Content(w.cfg.Slot)); err != nil {
+		return fmt.Errorf("write a change of settings: %w", err)
+	}
+	return nil
+}
+
+// Check makes sure that what is written arrives in the WAL of that server and database.
+func (w *Writer) Check(ctx context.Context, server outbox.ServerState) error {
+	var system, database string
+	err := w.do(ctx, func(c *pgx.Conn) error {
+		return c.QueryRow(ctx, `SELECT system_identifier::text, current_database() FROM pg_control_system()`).Scan(&system, &database)
+	})
+	if sqlState(err) == codeNoPrivilege {
+		return nil // a platform that hides it
+	}
+	if err != nil {
+		return fmt.Errorf("ask where ticks are written: %w", err)
+	}
+	if system != server.SystemID || database != server.Database {
+		return fatal("write_url", "Point postgres.write_url at the primary of the cluster and at the database that postgres.url names",
+			"postgres.write_url leads to database %s of system %s, the outbox is in database %s of system %s",
+			database, system, server.Database, server.SystemID)
+	}
+	return nil
+}
+
+// Close closes the connection. It waits for a call that is under way.
+func (w *Writer) Close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	w.hangUp()
+}
+
+func (w *Writer) hangUp() {
+	if w.conn != nil {
+		closeConn(w.conn)
+		w.conn = nil
+	}
+}
+
+// emit writes a transactional logical message. The setting is for its own transaction only: no replica needs to have a tick
+// before it is decoded, and behind a pooler a setting of the session would stay with somebody else.
+func (w *Writer) emit(ctx context.Context, prefix, content string) error {
+	var lsn *string
+	err := w.do(ctx, func(c *pgx.Conn) error {
+		return c.QueryRow(ctx, `SELECT CASE WHEN pg_is_in_recovery() THEN NULL
+				ELSE pg_logical_emit_message(true, $1::text, $2::text)::text END
+			FROM (SELECT set_config('synchronous_commit', 'local', true) OFFSET 0) s`, prefix, content).Scan(&lsn)
+	})
+	if err == nil && lsn == nil {
+		return &outbox.Fault{
+			Class: outbox.Transient, Code: "write_standby", What: "the server that ticks are written to is a standby and takes no writes",
+			Cure: "Point postgres.write_url at the primary",
+		}
+	}
+	return err
+}
+
+func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return ErrClosed
+	}
+	if w.conn == nil {
+		setting, url := "postgres.write_url", w.cfg.WriteURL
+		if url == "" {
+			setting, url = "postgres.url", w.cfg.URL
+		}
+		c, err := parseConfig(setting, url)
+		if err != nil {
+			return err
+		}
+		if w.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
+			w.conn = nil
+			return connectFault(err)
+		}
+	}
+	err := f(w.conn)
+	if err != nil {
+		w.hangUp()
+	}
+	return err
+}

@@ -1,0 +1,92 @@
+package replication
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func messages(n int) func(*seen) bool {
+	return func(s *seen) bool { return s.kinds['M'] >= n && s.kinds['C'] >= n }
+}
+
+func TestWriterComesBackAfterAnError(t *testing.T) {
+	t.Parallel()
+	d := ready(t, pgtest.Server(t))
+	s := d.start(0)
+	w := NewWriter(d.cfg.Config)
+	defer w.Close()
+	if err := w.Tick(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	settings := outbox.Settings{Horizon: outbox.DefaultHorizon, MaxEvents: 5, MaxBytes: 6}
+	if err := w.Change(within(t), settings); err != nil {
+		t.Fatal(err)
+	}
+	read(t, s, messages(2))
+	d.exec("SELECT pg_terminate_backend($1)", int32(w.conn.PgConn().PID()))
+	if err := w.Tick(within(t)); err == nil {
+		t.Fatal("a tick over a connection that was terminated")
+	}
+	if err := w.Tick(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	read(t, s, messages(1))
+	server, err := s.Server(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Check(within(t), server); err != nil {
+		t.Error(err)
+	}
+	server.Database = "elsewhere"
+	wantFault(t, w.Check(within(t), server), outbox.Fatal, "write_url")
+	w.Close()
+	if err := w.Tick(within(t)); err == nil {
+		t.Error("a tick after Close")
+	}
+}
+
+func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
+	t.Parallel()
+	d := ready(t, pgtest.Server(t))
+	w := NewWriter(d.cfg.Config)
+	defer w.Close()
+	settings := outbox.Settings{Horizon: outbox.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5, MaxBytes: 6}
+	if err := w.Tick(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Change(within(t), settings); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	err := Peek(within(t), d.cfg.Config, 0, false, func(m Message) error {
+		if m.Data[0] == 'M' {
+			if m.Data[1] != 1 {
+				t.Errorf("%q is not transactional", m.Data)
+			}
+			got = append(got, string(m.Data[10:]))
+		}
+		return nil
+	})
+	if err != nil || len(got) != 2 || !strings.HasPrefix(got[0], outbox.TickPrefix+"\x00\x00\x00\x00\x00") ||
+		!strings.HasPrefix(got[1], outbox.SettingsPrefix+"\x00") || !strings.HasSuffix(got[1], settings.Content(d.cfg.Slot)) {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// No replica has to have a tick before it is decoded.
+func TestTickDoesNotWaitForASynchronousStandby(t *testing.T) {
+	t.Parallel()
+	d := ready(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
+	d.exec("ALTER DATABASE " + d.text("SELECT quote_ident(current_database())") + " SET synchronous_commit = on")
+	w := NewWriter(d.cfg.Config)
+	defer w.Close()
+	for range 3 {
+		if err := w.Tick(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
