@@ -86,3 +86,8 @@ func (c Config) cureDivergence() string {
 	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url and nats.url, and whether "+
 		"the server was restored or the slot made anew. To go on, %s", c.Stream, c.anew(true))
 }
+
+func cureOtherSlot(c StoreConfig, other string) string {
+	return fmt.Sprintf("Give each slot a stream of its own (setting stream). If nobody uses slot %s any more, remove its record: nats kv del %s %s",
+		other, Bucket(c.Stream), other)
+}

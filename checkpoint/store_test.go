@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -313,5 +314,30 @@ func TestStoreReplicated(t *testing.T) {
 	}
 	if r, rev := load(ctx, t, s); won != 1 || rev != first+1 || r.Places[0].Due < 0x2000 {
 		t.Fatalf("%d writers won, the record is %+v at %d", won, r, rev)
+	}
+}
+
+// Two outflows must not publish to one stream.
+func TestCheckAlone(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	if err := s.CheckAlone(ctx); err != nil {
+		t.Fatalf("without a bucket: %v", err)
+	}
+	ensure(ctx, t, s)
+	rev := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
+	if err := s.CheckAlone(ctx); err != nil {
+		t.Fatalf("with its own record: %v", err)
+	}
+	other := NewStore(nc, StoreConfig{Stream: s.cfg.Stream, Slot: "other"})
+	err := other.CheckAlone(ctx)
+	if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Fatal || f.Code != "other_slot" || !strings.Contains(f.Error(), s.cfg.Slot) {
+		t.Fatalf("beside another slot's record: %v", err)
+	}
+	if err := keyValue(ctx, t, nc).Delete(ctx, s.cfg.Slot, jetstream.LastRevision(rev)); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.CheckAlone(ctx); err != nil {
+		t.Fatalf("beside one that was removed: %v", err)
 	}
 }

@@ -28,7 +28,7 @@ type Tracker struct {
 
 	rewrite bool      // what the start found must be stored before anything is sent
 	saving  bool      // between Snapshot and Stored
-	saved   bool      // a snapshot was taken in this session
+	saved   bool      // a snapshot was taken, in this session or before
 	savedAt time.Time // when the last one was
 }
 
@@ -64,6 +64,8 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 		// A time in the future is another clock's: the place counts as stored now.
 		age := max(0, now.Round(0).Sub(p.Since))
 		t.places = append(t.places, trackedPlace{Place: p.Place, state: inStore, since: p.Since, storedAt: now.Add(-age)})
+		// The interval holds across sessions: sessions that follow each other fast must not use up the bucket's history.
+		t.saved, t.savedAt = true, now.Add(-age)
 	}
 	return t
 }
@@ -159,7 +161,7 @@ func (t *Tracker) Pending() bool {
 	return t.proved() && !t.saving && (t.rewrite || t.newest().state == fresh)
 }
 
-// SaveInterval is the least time between two snapshots of a session, the first excepted: the revisions that the bucket keeps then
+// SaveInterval is the least time between two snapshots of a session, also across sessions: the revisions that the bucket keeps then
 // reach back further than the durable_after that a lost tail may take.
 func (t *Tracker) SaveInterval() time.Duration { return max(time.Second, t.durable/32) }
 

@@ -267,7 +267,7 @@ func TestDurableAtOnce(t *testing.T) {
 
 func TestSaveTimes(t *testing.T) {
 	t.Parallel()
-	k := track(t, nil)
+	k := track(t, func(s *Start) { s.Places[0].Since = epoch })
 	in := func() string {
 		d, ok := k.SaveIn(k.now)
 		return fmt.Sprint(d, ok)
@@ -275,10 +275,12 @@ func TestSaveTimes(t *testing.T) {
 	const interval = 150 * time.Second / 32
 	k.want("interval", k.SaveInterval(), interval)
 	k.want("nothing new", in(), "0s false")
-	k.now = k.now.Add(time.Minute)
+	k.now = k.now.Add(time.Second)
 	k.window(0x2000, 1)
 	k.Acked(6)
-	k.want("the first at once", in(), "0s true")
+	k.want("the last session stored a second ago", in(), fmt.Sprint(interval-time.Second, true))
+	k.now = k.now.Add(time.Minute)
+	k.want("the first at once, if that is long ago", in(), "0s true")
 	k.store()
 	k.want("nothing new", in(), "0s false")
 	k.now = k.now.Add(time.Second)
