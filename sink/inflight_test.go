@@ -24,7 +24,7 @@ func (r *recorder) send(m *message, reply []byte) {
 	}
 }
 
-func (r *recorder) flush() { r.flushes++ }
+func (r *recorder) flush(bool) { r.flushes++ }
 
 // offline is a publisher without a connection; ack acknowledges.
 func offline(t testing.TB) (p *Publisher, r *recorder, ack func(uint64)) {
@@ -98,14 +98,24 @@ func TestLastMessageWaits(t *testing.T) {
 			t.Errorf("wait %v, replies to %d", wait, r.replies)
 		}
 	})
-	t.Run("for company", func(t *testing.T) {
-		p, r, _ := outstanding(t)
+	t.Run("with company", func(t *testing.T) {
+		p, r, ack := outstanding(t)
 		put(t, p, 10)
-		if len(r.seqs) != 2 || len(r.replies) != 1 {
-			t.Fatalf("sent %d, replies to %d", r.seqs, r.replies)
+		if wait := p.Flush(at(2500 * time.Microsecond)); wait != 500*time.Microsecond || r.flushes != 1 { // company prolongs nothing
+			t.Fatalf("wait %v, %d writes", wait, r.flushes)
 		}
-		if wait := p.Flush(at(3 * time.Millisecond)); wait != holdBack { // its own two milliseconds begin
-			t.Errorf("wait %v", wait)
+		ack(101)
+		if wait := p.Flush(at(2600 * time.Microsecond)); wait != 0 || r.flushes != 2 || len(r.seqs) != 3 || r.replies[1] != 103 {
+			t.Errorf("wait %v, %d writes, sent %d, replies to %d: want one write of both", wait, r.flushes, r.seqs, r.replies)
+		}
+	})
+	t.Run("not for what is not on the wire", func(t *testing.T) {
+		p, r, _ := offline(t)
+		for range 2 * ackEvery {
+			put(t, p, 10)
+		}
+		if wait := p.Flush(at(0)); wait != 0 || r.flushes != 1 {
+			t.Errorf("wait %v, %d writes: replies are asked for, but nobody has been asked yet", wait, r.flushes)
 		}
 	})
 }
@@ -117,8 +127,8 @@ func TestSparseReplies(t *testing.T) {
 		put(t, p, 100)
 	}
 	p.Flush(time.Now())
-	if len(r.replies) != 20 || r.replies[0] != 101 || r.replies[1] != 151 || r.replies[19] != 1051 {
-		t.Errorf("1000 messages, the last held back: replies to %d", r.replies)
+	if len(r.replies) != 21 || r.replies[0] != 101 || r.replies[1] != 151 || r.replies[19] != 1051 || r.replies[20] != 1100 {
+		t.Errorf("1000 messages: replies to %d", r.replies)
 	}
 	p, r, _ = offline(t)
 	for range 100 {

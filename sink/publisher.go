@@ -15,7 +15,10 @@ import (
 
 const (
 	ackTimeout = 5 * time.Second      // without any acknowledgement while some are due
-	holdBack   = 2 * time.Millisecond // how long the last message of what is ready waits for company or for an acknowledgement
+	holdBack   = 2 * time.Millisecond // how long what is ready waits for an acknowledgement that is outstanding
+
+	// directBytes is how many bytes in flight fit into the sockets' buffers for certain, so that a write of them does not block.
+	directBytes = 64 << 10
 )
 
 // Publisher publishes messages in order, each at its predicted sequence, and counts what is acknowledged. One goroutine owns it;
@@ -34,7 +37,8 @@ type Publisher struct {
 
 	held    *message // the last message, not sent yet
 	holding bool
-	heldAt  time.Time // the first Flush that left it; zero before
+	heldAt  time.Time // the first Flush that left something unwritten; zero if none did
+	written uint64    // the last sequence that was put on the wire
 	next    *message  // a buffer
 	last    uint64    // predicted for the last message, held back or sent
 	letters int       // dead letters
@@ -67,7 +71,7 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 		conn: c, enc: &enc, last: lastSeq, held: new(message), next: new(message),
 		reply: []byte(c.inbox), notify: make(chan struct{}, 1),
 	}
-	p.window.acked, p.window.sent = lastSeq, lastSeq
+	p.window.acked, p.window.sent, p.written = lastSeq, lastSeq, lastSeq
 	p.window.countSince = ackEvery - 1
 	p.acked.Store(lastSeq)
 	return p
@@ -105,24 +109,20 @@ func (p *Publisher) Publish(e *outbox.Event, h *outbox.Header) error {
 		p.send(p.window.needsReply(size) || p.window.bytes+size+p.next.size() > maxInFlightBytes)
 	}
 	p.held, p.next = p.next, p.held
-	p.holding, p.heldAt = true, time.Time{}
+	p.holding = true
 	p.last++
 	return nil
 }
 
-// Flush says that what is ready is complete. The message held back is sent with a reply subject, unless an acknowledgement is
-// outstanding: then it waits for that one, or for the next message, 2 ms at most. A duration above 0 says so: call Flush again
-// after it or at the next Notify, whichever comes first.
+// Flush says that what is ready is complete. It goes on the wire, the message held back with a reply subject, unless the
+// acknowledgement of something on the wire is outstanding: then it waits for that one, 2 ms at most, and goes in one write with what
+// is published meanwhile. A duration above 0 says so: call Flush again after it or at the next Notify, whichever comes first.
 func (p *Publisher) Flush(now time.Time) time.Duration {
 	p.settle()
-	defer p.out.flush()
-	if !p.holding || p.broken() != nil {
+	if p.broken() != nil || !p.holding && p.window.sent == p.written {
 		return 0
 	}
-	if !p.window.fits(p.held.size()) {
-		return holdBack // an acknowledgement is outstanding that makes room
-	}
-	if len(p.window.dues) > 0 {
+	if len(p.window.dues) > 0 && p.window.dues[0].seq <= p.written {
 		if p.heldAt.IsZero() {
 			p.heldAt = now
 		}
@@ -130,7 +130,15 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 			return wait
 		}
 	}
-	p.send(true)
+	fits := p.holding && p.window.fits(p.held.size())
+	if fits {
+		p.send(true)
+	}
+	p.written, p.heldAt = p.window.sent, time.Time{}
+	p.out.flush(p.window.bytes <= directBytes)
+	if p.holding {
+		return holdBack // an acknowledgement is outstanding that makes room
+	}
 	return 0
 }
 

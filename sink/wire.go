@@ -144,7 +144,8 @@ func (w *wire) Close() error { return w.raw.Close() }
 // outbound is the way out of a publisher's messages. One goroutine uses it.
 type outbound interface {
 	send(m *message, reply []byte) // keeps nothing of its arguments; errors end the connection
-	flush()                        // what was sent so far goes on the wire now
+	// flush puts what was sent so far on the wire. direct says that it can't block: it may be done in the caller's goroutine.
+	flush(direct bool)
 }
 
 // flushAt is how many bytes are collected before they are written without being asked to, as in nats.go.
@@ -162,8 +163,11 @@ type frames struct {
 	fail func(error)
 	wake chan struct{} // capacity 1
 
-	mu  sync.Mutex
-	buf []byte
+	writing sync.Mutex // held while writing: by the goroutine, or by a direct flush
+
+	mu    sync.Mutex
+	buf   []byte
+	spare []byte // for buf, while it is being written
 }
 
 func newFrames(w *wire, lost <-chan struct{}, fail func(error)) *frames {
@@ -178,7 +182,7 @@ func (f *frames) send(m *message, reply []byte) {
 	n := len(f.buf)
 	f.mu.Unlock()
 	if n >= flushAt {
-		f.flush()
+		f.flush(false)
 	}
 }
 
@@ -199,7 +203,12 @@ func appendFrame(b []byte, m *message, reply []byte) []byte {
 	return append(b, "\r\n"...)
 }
 
-func (f *frames) flush() {
+func (f *frames) flush(direct bool) {
+	if direct && f.writing.TryLock() { // it saves waking the goroutine, which takes longer than the write
+		f.write()
+		f.writing.Unlock()
+		return
+	}
 	select {
 	case f.wake <- struct{}{}:
 	default:
@@ -208,25 +217,37 @@ func (f *frames) flush() {
 
 // run writes until the connection is lost.
 func (f *frames) run() {
-	var spare []byte
 	for {
 		select {
 		case <-f.lost:
 			return
 		case <-f.wake:
 		}
-		f.mu.Lock()
-		out := f.buf
-		f.buf = spare[:0]
-		f.mu.Unlock()
-		if len(out) > 0 {
-			if _, err := f.wire.Write(out); err != nil {
-				f.fail(err)
-				return
-			}
-		}
-		if spare = out; cap(spare) > keepBuffer {
-			spare = nil
+		f.writing.Lock()
+		ok := f.write()
+		f.writing.Unlock()
+		if !ok {
+			return
 		}
 	}
+}
+
+// write writes what there is; false: the connection is lost. The caller holds writing.
+func (f *frames) write() bool {
+	f.mu.Lock()
+	out := f.buf
+	f.buf, f.spare = f.spare[:0], nil
+	f.mu.Unlock()
+	if len(out) > 0 {
+		if _, err := f.wire.Write(out); err != nil {
+			f.fail(err)
+			return false
+		}
+	}
+	if cap(out) <= keepBuffer {
+		f.mu.Lock()
+		f.spare = out
+		f.mu.Unlock()
+	}
+	return true
 }

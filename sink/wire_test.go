@@ -31,7 +31,7 @@ func (l library) send(m *message, reply []byte) {
 	}
 }
 
-func (l library) flush() {}
+func (l library) flush(bool) {}
 
 // Frames store what nats.go would store, but for the order of the headers.
 func TestFramesStoreWhatTheLibraryStores(t *testing.T) {
@@ -89,7 +89,7 @@ func TestFramesWriteErrorEndsTheSession(t *testing.T) {
 	g := event(0, "doc", []byte("x"))
 	m := message{subject: []byte("a"), header: []byte("NATS/1.0\r\n\r\n"), data: g.e.Payload}
 	f.send(&m, nil)
-	f.flush()
+	f.flush(false)
 	if err := <-errs; err == nil {
 		t.Error("no error")
 	}
