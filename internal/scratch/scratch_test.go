@@ -1,0 +1,49 @@
+package scratch
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestFileHasNoName(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "not", "there", "yet")
+	f, err := Dir(dir).Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := os.ReadDir(dir)
+	if err != nil || len(names) > 0 {
+		t.Fatalf("the directory holds %v, %v; want nothing", names, err)
+	}
+	for _, part := range []string{`{"doc":"note",`, `"n":1}`} {
+		if _, err := f.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make([]byte, 6)
+	if _, err := f.ReadAt(got, 14); err != nil || !bytes.Equal(got, []byte(`"n":1}`)) {
+		t.Fatalf("read %q, %v", got, err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestErrorNamesDirectory(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Dir(file).Create()
+	var path *fs.PathError
+	if err == nil || !errors.As(err, &path) || !strings.Contains(err.Error(), file) {
+		t.Fatalf("file %v, error %v; want one that names %s", f, err, file)
+	}
+}

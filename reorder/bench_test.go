@@ -1,0 +1,118 @@
+package reorder
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// load is a WAL to measure with: commits of some rows each, over some documents, of two actors each.
+type load struct {
+	horizon  time.Duration
+	sort     outbox.Sort
+	docs     int
+	rows     int   // in a commit
+	spacing  int64 // microseconds between commits
+	disorder int   // events come up to so many places late
+}
+
+const loadEvents = 1 << 17
+
+// events makes the load's events, each with its own strings, as the decoder does.
+func (l load) events() []outbox.Event {
+	r := rand.New(rand.NewPCG(1, 4))
+	counters := make([]int, 2*l.docs)
+	list := make([]outbox.Event, loadEvents)
+	payload := make([]byte, 200)
+	for i := range list {
+		c := r.IntN(len(counters))
+		counters[c]++
+		actor := fmt.Sprintf("author-%02d", c%2)
+		list[i] = outbox.Event{
+			Doc: fmt.Sprintf("document-%06d", c/2), Actor: actor, Key: fmt.Sprintf("%s:%020d", actor, counters[c]),
+			ID: fmt.Sprintf("6f1c2c5e-8c2a-4b1e-9d52-%012d", i), Payload: payload, PayloadSize: len(payload),
+		}
+	}
+	for i := range list {
+		if j := i + r.IntN(l.disorder+1); j < len(list) {
+			list[i], list[j] = list[j], list[i]
+		}
+	}
+	return list
+}
+
+func (l load) run(b *testing.B) {
+	events := l.events()
+	buffer := New(Config{Settings: outbox.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20, MaxBytes: 1 << 30}})
+	b.ReportAllocs()
+	b.ResetTimer()
+	var out outbox.Event
+	lsn, now, windows, pulled, held := outbox.LSN(1), int64(0), 0, 0, 0
+	for i := 0; i < b.N; {
+		n := min(l.rows, b.N-i, loadEvents-i%loadEvents)
+		for k := range n {
+			e := &events[(i+k)%loadEvents]
+			e.Pos.Index = uint32(k)
+			if err := buffer.Append(e); err != nil {
+				b.Fatal(err)
+			}
+		}
+		i += n
+		lsn += 100
+		now += l.spacing
+		if i%loadEvents == 0 { // the keys begin again: everything before leaves
+			now += 1_000_000
+		}
+		if err := buffer.Commit(outbox.Commit{LSN: lsn, Time: now, Kind: outbox.Events, Events: n}); err != nil {
+			b.Fatal(err)
+		}
+		w, err := buffer.Close()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if w == nil {
+			continue
+		}
+		windows++
+		pulled += w.Pull
+		for {
+			ok, err := w.Next(&out)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+		}
+		held = max(held, buffer.held.events)
+	}
+	b.ReportMetric(float64(b.N)/float64(max(windows, 1)), "events/window")
+	b.ReportMetric(float64(pulled)/float64(b.N), "pulled/event")
+	b.ReportMetric(float64(held), "held")
+}
+
+// BenchmarkBuffer is the cost of one event on its way through the buffer.
+func BenchmarkBuffer(b *testing.B) {
+	const horizon = 20 * time.Millisecond
+	for _, c := range []struct {
+		name string
+		load
+	}{
+		{"horizon=0,rows=1", load{docs: 1000, rows: 1, spacing: 10}},
+		{"horizon=0,rows=100", load{docs: 1000, rows: 100, spacing: 1000}},
+		{"horizon=0,rows=100,sort=commit", load{docs: 1000, rows: 100, spacing: 1000, sort: outbox.ByCommit}},
+		{"horizon=20ms,docs=1", load{horizon: horizon, docs: 1, rows: 1, spacing: 10}},
+		{"horizon=20ms,docs=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10}},
+		{"horizon=20ms,docs=1000,rows=10", load{horizon: horizon, docs: 1000, rows: 10, spacing: 100}},
+		{"horizon=20ms,docs=1000,sort=commit", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, sort: outbox.ByCommit}},
+		{"horizon=20ms,docs=100000", load{horizon: horizon, docs: 100_000, rows: 1, spacing: 10}},
+		{"horizon=20ms,docs=1,late=30", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 30}},
+		{"horizon=20ms,docs=1,late=1000", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 1000}},
+		{"horizon=20ms,docs=1000,late=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, disorder: 1000}},
+	} {
+		b.Run(c.name, c.load.run)
+	}
+}

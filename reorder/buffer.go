@@ -1,0 +1,265 @@
+package reorder
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Config is what a Buffer starts from: a place, and how the process is set up.
+type Config struct {
+	Settings outbox.Settings   // in force at Start
+	Start    outbox.LSN        // the place's due: commits at or below are no inputs
+	Taken    []outbox.Position // the place's: events beyond Start that are in the stream already
+	Unkeyed  bool              // horizon 0 and sort commit are in force whatever the settings say
+	MaxTaken int               // 0: outbox.MaxTaken. It decides the order: nothing but tests may set another
+	Scratch  Scratch           // where a transaction larger than the buffer spills
+}
+
+// Buffer holds events in their order of commit until they are due. It is owned by one goroutine.
+type Buffer struct {
+	cfg    Config
+	set    outbox.Settings   // in force, as read
+	atDue  outbox.Settings   // in force at the last due
+	taken  []outbox.Position // events beyond the last due that have left, ascending; shared with places, so never written to
+	newest outbox.LSN        // of the last input
+
+	// What is held. A spilled transaction that stays held is the newest commit and comes into the fifo with the next call.
+	fifo    fifo
+	commits queue[commit] // those with held events, oldest first; one within may have lost them all to pulls
+	held    tally
+	marks   queue[mark]   // inputs above the last due that may still decide by rule 2: see due
+	changes queue[change] // changes of settings above the last due
+	index   index         // of the events below indexed
+	indexed uint64
+
+	// The transaction that is being read: from slot start on, or in spill. A spill with an LSN is not read but held.
+	read  tally
+	start uint64
+	spill *spill
+
+	input   mark // the last input, if Close has still to be called
+	waiting bool
+
+	window  Window
+	order   []*slot // the window's events, in order
+	other   []*slot // to put them in order
+	pulled  []*slot
+	touched []*sequence // of the window
+	unread  bool        // the window has not been read to its end
+	leaving int64       // weight of what the window took that is in memory
+	release uint64      // slots below are the window's, or were taken before
+
+	sorting int64 // weight of what sorters hold in memory
+
+	late late
+	disk disk
+	tune tuning
+	err  error // the first: nothing is done after it
+}
+
+// commit is an input with held events.
+type commit struct {
+	lsn   outbox.LSN
+	end   uint64 // number of the slot behind its last one
+	tally        // of those that are still held
+}
+
+// mark is an input as the rules of time see it.
+type mark struct {
+	lsn  outbox.LSN
+	time int64
+}
+
+type change struct {
+	lsn outbox.LSN
+	set outbox.Settings
+}
+
+// New returns an empty buffer that goes on from a place.
+func New(cfg Config) *Buffer {
+	if cfg.MaxTaken == 0 {
+		cfg.MaxTaken = outbox.MaxTaken
+	}
+	b := &Buffer{cfg: cfg, set: cfg.Settings, atDue: cfg.Settings, newest: cfg.Start, tune: defaultTuning}
+	b.disk.scratch = cfg.Scratch
+	b.taken = slices.Clone(cfg.Taken)
+	slices.SortFunc(b.taken, outbox.Position.Compare)
+	b.index.init()
+	return b
+}
+
+var (
+	errIndex  = errors.New("reorder: an event's index does not follow its predecessor's")
+	errEvents = errors.New("reorder: a commit record does not agree with the events before it")
+	errBack   = errors.New("reorder: a commit's LSN is not above its predecessor's")
+)
+
+// Append adds one event of the transaction that is being read; its Pos.Index counts them from 0, its LSN is not known yet. The event
+// is copied, its bytes are not. An error leaves the buffer useless: see Discard.
+func (b *Buffer) Append(e *outbox.Event) error {
+	if err := b.ready(); err != nil {
+		return err
+	}
+	if int(e.Pos.Index) != b.read.events {
+		return b.fail(errIndex)
+	}
+	b.read.add(tallyOf(e))
+	if b.spill != nil {
+		return b.fail(b.spill.add(e))
+	}
+	b.fifo.at(b.fifo.grow(1)).Event = *e
+	if b.read.weight > b.allowance() {
+		return b.fail(b.overflow())
+	}
+	return nil
+}
+
+// Commit ends the transaction that is being read. Call Close after it.
+func (b *Buffer) Commit(c outbox.Commit) error {
+	if err := b.ready(); err != nil {
+		return err
+	}
+	if c.Kind == outbox.Events && c.Events != b.read.events || c.Kind != outbox.Events && b.read.events != 0 {
+		return b.fail(errEvents)
+	}
+	if c.Kind == outbox.NoInput || c.LSN <= b.cfg.Start {
+		b.forget()
+		return nil
+	}
+	if c.LSN <= b.newest {
+		return b.fail(errBack)
+	}
+	b.newest = c.LSN
+	switch c.Kind {
+	case outbox.SettingsChange:
+		b.set = c.Settings
+		b.changes.push(change{c.LSN, c.Settings})
+	case outbox.Events:
+		if err := b.hold(c.LSN, c.Time); err != nil {
+			return b.fail(err)
+		}
+	}
+	b.input, b.waiting = mark{c.LSN, c.Time}, true
+	return nil
+}
+
+// hold makes the transaction that was read a held commit. Its events that have left already are dropped.
+func (b *Buffer) hold(lsn outbox.LSN, time int64) error {
+	from, _ := slices.BinarySearchFunc(b.taken, outbox.Position{LSN: lsn}, outbox.Position.Compare)
+	to, _ := slices.BinarySearchFunc(b.taken, outbox.Position{LSN: lsn + 1}, outbox.Position.Compare)
+	if b.spill != nil {
+		if err := b.spill.commit(lsn, time, b.taken[from:to], &b.read); err != nil {
+			return err
+		}
+	} else {
+		for n := b.start; n < b.fifo.tail; n++ {
+			s := b.fifo.at(n)
+			s.Pos.LSN, s.Time = lsn, time
+		}
+		for _, p := range b.taken[from:to] {
+			if n := b.start + uint64(p.Index); n < b.fifo.tail {
+				b.read.sub(tallyOf(&b.fifo.at(n).Event))
+				*b.fifo.at(n) = slot{}
+			}
+		}
+	}
+	if b.read.events == 0 {
+		b.forget()
+		return nil
+	}
+	b.held.add(b.read)
+	b.commits.push(commit{lsn, b.fifo.tail, b.read})
+	b.read, b.start = tally{}, b.fifo.tail
+	return nil
+}
+
+// forget drops the transaction that is being read.
+func (b *Buffer) forget() {
+	if b.spill != nil {
+		b.spill.drop()
+		b.spill = nil
+	}
+	b.fifo.truncate(b.start)
+	b.read = tally{}
+}
+
+// ready checks that the caller keeps to the order of calls, and brings back what the last close left in scratch files.
+func (b *Buffer) ready() error {
+	if b.err != nil {
+		return b.err
+	}
+	if b.unread || b.waiting {
+		panic("reorder: Append or Commit before the last input's window was closed and read")
+	}
+	if b.spill != nil && b.spill.lsn != 0 {
+		return b.fail(b.restore())
+	}
+	return nil
+}
+
+// fail keeps the first error.
+func (b *Buffer) fail(err error) error {
+	if err != nil && b.err == nil {
+		b.err = err
+	}
+	return err
+}
+
+func (b *Buffer) inForce() outbox.Settings {
+	if b.cfg.Unkeyed {
+		return b.set.Unkeyed()
+	}
+	return b.set
+}
+
+// Held returns how many committed events are held, and their bytes by [outbox.Event.Size].
+func (b *Buffer) Held() (events int, bytes int64) { return b.held.events, b.held.bytes }
+
+// OldestLSN returns the LSN of the oldest held event's commit; false if nothing is held.
+func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
+	if b.held.events == 0 {
+		return 0, false
+	}
+	return b.commits.at(0).lsn, true
+}
+
+// Settings returns the settings that are in force, as they were read: what Unkeyed does to them is not in them.
+func (b *Buffer) Settings() outbox.Settings { return b.set }
+
+// Marker returns the place that a keepalive's marker makes: lsn is at or above the last input and below the next. It may be called
+// only when no event is held. Seq and Timeline are left to the caller, and Taken may
+// not be changed.
+func (b *Buffer) Marker(lsn outbox.LSN) outbox.Place {
+	if b.held.events > 0 {
+		panic("reorder: Marker while events are held")
+	}
+	return outbox.Place{Due: lsn, Taken: b.takenBeyond(lsn), Settings: b.set}
+}
+
+// takenBeyond returns what of taken lies beyond due, nil if nothing does. Nobody writes to it any more.
+func (b *Buffer) takenBeyond(due outbox.LSN) []outbox.Position {
+	if n := b.passed(due); n < len(b.taken) {
+		return slices.Clip(b.taken[n:])
+	}
+	return nil
+}
+
+// passed returns how many of taken lie at or below due.
+func (b *Buffer) passed(due outbox.LSN) int {
+	n, _ := slices.BinarySearchFunc(b.taken, outbox.Position{LSN: due + 1}, outbox.Position.Compare)
+	return n
+}
+
+// Late returns how many events have left after a higher key of their sequence had left in an earlier window. It counts with a
+// table of fixed size and forgets at a restart: at least so many were late.
+func (b *Buffer) Late() uint64 { return b.late.count }
+
+// Discard drops the scratch files and everything held. The buffer must not be used any more.
+func (b *Buffer) Discard() {
+	b.disk.drop()
+	*b = Buffer{err: errDiscarded, late: late{count: b.late.count}}
+}
+
+var errDiscarded = errors.New("reorder: the buffer was discarded")

@@ -1,0 +1,43 @@
+package reorder
+
+import "github.com/outflowhq/outflow/outbox"
+
+// late counts events that leave after a higher key of their sequence. A table of fixed size remembers the greatest key of the
+// sequences seen last, its first bytes at least: what it has forgotten is not counted. Nothing depends on the count.
+type late struct {
+	count uint64
+	table []lastKey
+}
+
+// The table takes up 768 KiB, and nothing before the first event with a key. Its length is a power of two.
+const lateTable = 8192
+
+type lastKey struct {
+	hash uint64
+	n    uint8
+	key  [87]byte
+}
+
+// see takes note of an event that leaves. h is the hash of its sequence's name, 0 if it is not known. Inside a window a sequence's
+// keys ascend, so a higher key is one of an earlier window.
+func (l *late) see(x *index, e *outbox.Event, h uint64) {
+	if e.Key == "" {
+		return
+	}
+	if l.table == nil {
+		l.table = make([]lastKey, lateTable)
+	}
+	if h == 0 {
+		h = hash(x.seed, e.Doc, e.Actor)
+	}
+	last := &l.table[h&uint64(len(l.table)-1)]
+	if last.hash == h {
+		// A string is not below its own beginning, so a key that was cut counts only when the whole one would.
+		if string(last.key[:last.n]) > e.Key {
+			l.count++
+			return
+		}
+	}
+	last.hash = h
+	last.n = uint8(copy(last.key[:], e.Key))
+}

@@ -1,0 +1,71 @@
+package reorder
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const vocabulary = "github.com/outflowhq/outflow/outbox"
+
+// TestPure holds that the package starts nothing, reads no clock and reaches no network, context or file by itself.
+func TestPure(t *testing.T) {
+	t.Parallel()
+	files := list(t, "-f", "{{range .GoFiles}}{{.}}\n{{end}}", ".")
+	if len(files) < 10 {
+		t.Fatalf("only %v", files)
+	}
+	var imports []string
+	for _, name := range files {
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range f.Imports {
+			path, _ := strconv.Unquote(spec.Path.Value)
+			imports = append(imports, path)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt, *ast.SelectStmt, *ast.ChanType, *ast.SendStmt:
+				t.Errorf("%v: %T", fset.Position(n.Pos()), n)
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" {
+					t.Errorf("%v: time.%s", fset.Position(n.Pos()), n.Sel.Name)
+				}
+			case *ast.MapType:
+				t.Errorf("%v: a map, whose order could decide something", fset.Position(n.Pos()))
+			}
+			return true
+		})
+	}
+	slices.Sort(imports)
+	imports = slices.Compact(imports)
+	for _, path := range list(t, "-deps", ".") {
+		if path == "net" || strings.HasPrefix(path, "net/") || path == "context" || strings.HasPrefix(path, "math/rand") {
+			t.Errorf("reaches %s", path)
+		}
+	}
+	// The vocabulary prints and parses, so it reaches os by way of fmt. Nothing else does.
+	imports = slices.DeleteFunc(imports, func(path string) bool { return path == vocabulary })
+	for _, path := range list(t, append([]string{"-deps"}, imports...)...) {
+		if path == "os" || path == "time" || path == "syscall" {
+			t.Errorf("reaches %s without the vocabulary", path)
+		}
+	}
+}
+
+func list(t *testing.T, args ...string) []string {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list"}, args...)...).Output()
+	if err != nil {
+		t.Skip("needs the go command:", err)
+	}
+	return strings.Fields(string(out))
+}

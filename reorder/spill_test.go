@@ -1,0 +1,356 @@
+package reorder
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/scratch"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// edit makes the i-th event of a large transaction. With the same i it is the same event, in memory of its own.
+func edit(r *rand.Rand, i int) outbox.Event {
+	author := fmt.Sprintf("author-%02d", r.IntN(20))
+	e := outbox.Event{
+		Pos: outbox.Position{Index: uint32(i)}, Doc: fmt.Sprintf("note-%03d", r.IntN(200)), Actor: author,
+		Key: fmt.Sprintf("%s:%08d", author, r.IntN(100_000)), ID: fmt.Sprint("id-", i),
+		Payload: make([]byte, 20+r.IntN(300)),
+	}
+	for k := range e.Payload {
+		e.Payload[k] = byte(i >> (8 * (k % 4)))
+	}
+	e.PayloadSize = len(e.Payload)
+	return e
+}
+
+// TestHugeTransaction puts a transaction in order that is many times as large as the memory for it.
+func TestHugeTransaction(t *testing.T) {
+	t.Parallel()
+	const limit = 4 << 20
+	for _, c := range []struct {
+		name    string
+		sort    outbox.Sort
+		horizon time.Duration
+		fanIn   int
+		events  int
+	}{
+		{"seq_key", outbox.BySeqKey, 0, 64, 300_000},
+		{"seq_key, several passes", outbox.BySeqKey, time.Second, 4, 100_000},
+		{"commit", outbox.ByCommit, 0, 64, 150_000},
+		{"commit, several passes", outbox.ByCommit, time.Second, 3, 100_000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			events := c.events
+			if testing.Short() {
+				events /= 4
+			}
+			dir := t.TempDir()
+			files := &memScratch{failAfter: -1}
+			set := outbox.Settings{Horizon: c.horizon, Sort: c.sort, MaxEvents: 65536, MaxBytes: limit}
+			b := New(Config{Settings: set, Scratch: watched{scratch.Dir(dir), files}})
+			b.tune.fanIn = c.fanIn
+			peak := int64(0)
+			files.onWrite = func() { peak = max(peak, b.memory()) }
+
+			// Something is held already when it comes.
+			held := []outbox.Event{
+				{Doc: "note-007", Actor: "author-03", Key: "author-03:00050000"}, {Doc: "note-008", Actor: "author-03", Key: "z"},
+			}
+			before := input{commit: outbox.Commit{LSN: 0x100, Kind: outbox.Events, Events: 2}, events: held}
+			held[1].Pos.Index = 1
+			for i := range held {
+				held[i].Pos.LSN = 0x100
+			}
+			first, err := feed(b, before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := rand.New(rand.NewPCG(5, 5))
+			for i := range events {
+				e := edit(r, i)
+				if err := b.Append(&e); err != nil {
+					t.Fatal(err)
+				}
+				peak = max(peak, b.memory())
+			}
+			if err := b.Commit(outbox.Commit{LSN: 0x200, Time: 1000, Kind: outbox.Events, Events: events}); err != nil {
+				t.Fatal(err)
+			}
+			w, err := b.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := hugeOrder(events, c.sort, held, first == nil)
+			if w.Of != len(want) || w.Due != 0x200 || w.Pull != 0 {
+				t.Fatalf("%+v, want %d events", w, len(want))
+			}
+			var e outbox.Event
+			for i, p := range want {
+				if ok, err := w.Next(&e); !ok || err != nil {
+					t.Fatalf("event %d: %v %v", i, ok, err)
+				}
+				if e.Pos != p {
+					t.Fatalf("event %d is %v, want %v", i, e.Pos, p)
+				}
+				whole := e.Time == 1000 && len(e.Payload) == e.PayloadSize && e.ID == fmt.Sprint("id-", e.Pos.Index)
+				if e.Pos.LSN == 0x200 && (!whole || e.Payload[1] != byte(e.Pos.Index>>8)) {
+					t.Fatalf("event %d: %+v", i, e)
+				}
+				peak = max(peak, b.memory())
+			}
+			if ok, err := w.Next(&e); ok || err != nil {
+				t.Fatalf("after the end: %v %v", ok, err)
+			}
+			t.Logf("peak %d KiB by weight, %d files, %d KiB written", peak>>10, files.made, files.written>>10)
+			if fixed := int64(1 << 20); peak > limit+fixed {
+				t.Errorf("peak weight %d, limit %d", peak, limit)
+			}
+			if files.most > 4 {
+				t.Errorf("%d files were open at a time", files.most)
+			}
+			if files.open != 0 || b.memory() != 0 {
+				t.Errorf("%d files, %d bytes are left", files.open, b.memory())
+			}
+			if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+				t.Errorf("left in the directory: %v %v", names, err)
+			}
+		})
+	}
+}
+
+// hugeOrder returns the positions that the window of a huge transaction has, from the keys alone.
+func hugeOrder(events int, by outbox.Sort, held []outbox.Event, withHeld bool) []outbox.Position {
+	var list []outbox.Event
+	if withHeld {
+		list = slices.Clone(held)
+	}
+	r := rand.New(rand.NewPCG(5, 5))
+	for i := range events {
+		e := edit(r, i)
+		e.Pos.LSN, e.Payload = 0x200, nil
+		list = append(list, e)
+	}
+	list = modelSort(list, by)
+	positions := make([]outbox.Position, len(list))
+	for i := range list {
+		positions[i] = list[i].Pos
+	}
+	return positions
+}
+
+// watched is a scratch whose files tell another one's watcher what happens.
+type watched struct {
+	Scratch interface {
+		Create() (scratch.File, error)
+	}
+	m *memScratch
+}
+
+type watchedFile struct {
+	ScratchFile
+	m *memScratch
+}
+
+func (w watched) Create() (ScratchFile, error) {
+	f, err := w.Scratch.Create()
+	w.m.open++
+	w.m.made++
+	w.m.most = max(w.m.most, w.m.open)
+	return watchedFile{f, w.m}, err
+}
+
+func (f watchedFile) Write(p []byte) (int, error) {
+	f.m.onWrite()
+	n, err := f.ScratchFile.Write(p)
+	f.m.written += int64(n)
+	return n, err
+}
+
+func (f watchedFile) Close() error {
+	f.m.open--
+	return f.ScratchFile.Close()
+}
+
+// TestScratchFails lets the disk fill up, or reading fail, at every point there is: the error comes out, stays, and Discard leaves
+// no file. Nothing wrong is handed out on the way.
+func TestScratchFails(t *testing.T) {
+	t.Parallel()
+	seen := map[string]int{}
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		s := randomScene(r)
+		s.memory = 600
+		fine := &memScratch{failAfter: -1}
+		var want []*closed
+		b := s.start(outbox.Place{Settings: s.cfg.Settings}, fine)
+		for _, in := range s.wal {
+			w, err := feed(b, in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, w)
+		}
+		for _, broken := range []*memScratch{
+			{failCreate: true}, {failAfter: -1, failRead: true}, {failAfter: -1, flip: true},
+			{failAfter: 0}, {failAfter: r.Int64N(fine.written + 1)}, {failAfter: r.Int64N(fine.written + 1)},
+		} {
+			b := s.start(outbox.Place{Settings: s.cfg.Settings}, broken)
+			var err error
+			for i, in := range s.wal {
+				var w *closed
+				if w, err = feed(b, in); err != nil {
+					break
+				}
+				if !reflect.DeepEqual(w, want[i]) {
+					t.Fatalf("seed %d: input %v: %+v, want %+v", seed, in.commit.LSN, w, want[i])
+				}
+			}
+			if err == nil {
+				continue // it did not come to that
+			}
+			if _, again := feed(b, input{commit: outbox.Commit{Kind: outbox.Tick, LSN: 1 << 40}}); again == nil {
+				t.Fatalf("seed %d: the buffer goes on after %v", seed, err)
+			}
+			switch {
+			case errors.Is(err, errDisk):
+				seen["disk"]++
+			case errors.Is(err, errDamaged):
+				seen["damaged"]++
+			default:
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if outbox.ClassOf(err) != outbox.Transient {
+				t.Fatalf("seed %d: %v is not transient", seed, err)
+			}
+			b.Discard()
+			b.Discard()
+			if broken.open != 0 {
+				t.Fatalf("seed %d: %d files after Discard", seed, broken.open)
+			}
+			if err := b.Append(&outbox.Event{}); err == nil {
+				t.Fatal("a discarded buffer takes an event")
+			}
+		}
+	}
+	if seen["disk"] < 20 || seen["damaged"] < 5 {
+		t.Errorf("errors seen: %v", seen)
+	}
+}
+
+// TestNoScratch says what is missing.
+func TestNoScratch(t *testing.T) {
+	t.Parallel()
+	b := New(Config{Settings: outbox.Settings{MaxEvents: 10, MaxBytes: 1}})
+	var err error
+	for i := 0; err == nil; i++ {
+		err = b.Append(&outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note"})
+	}
+	if !errors.Is(err, errNoScratch) {
+		t.Fatal(err)
+	}
+}
+
+// TestDiscardedCommits reads transactions at or below the start: they leave nothing, neither in memory nor on disk.
+func TestDiscardedCommits(t *testing.T) {
+	t.Parallel()
+	files := &memScratch{failAfter: -1}
+	b := New(Config{Start: 0x1000, Settings: outbox.Settings{Horizon: time.Hour, MaxEvents: 1000, MaxBytes: 100_000}, Scratch: files})
+	b.tune.least = 10_000
+	for lsn := outbox.LSN(1); lsn <= 0x1000; lsn += 0x100 {
+		var events []outbox.Event
+		for i := range 2000 {
+			events = append(events, outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)})
+		}
+		in := input{commit: outbox.Commit{LSN: lsn, Kind: outbox.Events, Events: len(events)}, events: events}
+		if w, err := feed(b, in); w != nil || err != nil {
+			t.Fatal(w, err)
+		}
+	}
+	if n, _ := b.Held(); n != 0 || b.memory() != 0 || files.made == 0 {
+		t.Errorf("held %d, %d bytes, %d files made", n, b.memory(), files.made)
+	}
+	if err := checkClean(b, files); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRecord writes and reads events with every value there can be.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(7, 7))
+	for range 2000 {
+		e := outbox.Event{
+			Pos: outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}, Time: int64(r.Uint64()),
+			Doc: string(make([]byte, r.IntN(300))), Actor: "b\xff", Key: "",
+		}
+		fillValues(r, &e)
+		e.Null |= outbox.Nulls(1) << r.IntN(64)
+		place := outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}
+		b, err := appendRecord([]byte("before"), &item{&e, place})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = b[len("before"):]
+		var got outbox.Event
+		if at, err := decodeRecord(b, &got); err != nil || at != place || !reflect.DeepEqual(got, e) {
+			t.Fatalf("%+v at %v, %v; want %+v at %v", got, at, err, e, place)
+		}
+		bad := slices.Clone(b)
+		bad[recordHead+r.IntN(len(b)-recordHead)] ^= 1 << r.IntN(8)
+		if _, err := decodeRecord(bad, &got); err == nil {
+			t.Fatal("a flipped bit is not seen")
+		}
+	}
+}
+
+// TestOutOfTurn holds that misuse is noticed.
+func TestOutOfTurn(t *testing.T) {
+	t.Parallel()
+	at := func(i int) *outbox.Event {
+		return &outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)}
+	}
+	fresh := func() *Buffer { return New(Config{Settings: outbox.Settings{MaxEvents: 10, MaxBytes: 1000}}) }
+	for name, f := range map[string]func(b *Buffer) error{
+		"index":   func(b *Buffer) error { return b.Append(at(1)) },
+		"missing": func(b *Buffer) error { return b.Commit(outbox.Commit{LSN: 1, Kind: outbox.Events, Events: 1}) },
+		"too many": func(b *Buffer) error {
+			return cmp.Or(b.Append(at(0)), b.Commit(outbox.Commit{LSN: 1, Kind: outbox.Tick}))
+		},
+		"back": func(b *Buffer) error {
+			_, err := feed(b, input{commit: outbox.Commit{LSN: 5, Kind: outbox.Tick}})
+			return cmp.Or(err, b.Commit(outbox.Commit{LSN: 5, Kind: outbox.Tick}))
+		},
+	} {
+		if f(fresh()) == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	for name, f := range map[string]func(b *Buffer){
+		"not closed": func(b *Buffer) {
+			_ = b.Commit(outbox.Commit{LSN: 5, Kind: outbox.Tick})
+			_ = b.Append(at(0))
+		},
+		"not read": func(b *Buffer) {
+			_ = cmp.Or(b.Append(at(0)), b.Commit(outbox.Commit{LSN: 5, Kind: outbox.Events, Events: 1}))
+			_, _ = b.Close()
+			_ = b.Append(at(0))
+		},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f(fresh())
+		}()
+	}
+}
