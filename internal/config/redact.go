@@ -77,3 +77,11 @@ func redactNATS(s string) string {
 	}
 	return strings.Join(urls, ",")
 }
+
+// Where names the setting that says where NATS is, and its value without secrets.
+func (n NATS) Where() string {
+	if n.Context != "" {
+		return "nats.context " + n.Context
+	}
+	return "nats.url " + redactNATS(n.URL)
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// configured completes a command that needs the configuration: the settings are flags of it, and do gets what is in force.
+func (a *app) configured(cmd *cobra.Command, do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
+	args := config.AddFlags(cmd)
+	cmd.Args = cobra.NoArgs
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := config.Load(args, a.environ, checks...)
+		if err != nil {
+			return err
+		}
+		return do(cmd.Context(), cfg)
+	}
+	return cmd
+}
+
+// checks are the rules about settings that belong to the sink.
+var checks = []config.Check{
+	{Paths: []string{"subject"}, Of: func(c config.Config) error {
+		_, err := sink.ParseTemplate(c.Subject)
+		return err
+	}},
+	{Paths: []string{"sink.dead_letter_subject", "subject", "stream", "headers"}, Of: func(c config.Config) error {
+		return sink.Config{
+			Stream: c.Stream, Subject: c.Subject, DeadLetter: c.Sink.OnPoison == config.PoisonDeadLetter,
+			DeadLetterSubject: c.Sink.DeadLetterSubject, MaxPayload: c.Sink.MaxPayload,
+			Resolve: func(string) (sink.Field, bool) { return 0, true }, // the columns are the table's to say
+		}.Validate()
+	}},
+}
+
+func (a *app) configCommand() *cobra.Command {
+	return a.configured(&cobra.Command{
+		Use:   "config",
+		Short: "Print the configuration in force, and where each value comes from",
+		Long: `Prints the effective configuration in the form of the file, each value with where it comes from, secrets
+hidden. Nothing is connected to. Exit code 2 if a setting is unknown or a value is not possible.`,
+		Example: "  outflow config --config outflow.yaml --reorder.horizon 50ms",
+	}, func(_ context.Context, cfg config.Config) error {
+		_, err := a.stdout.Write(cfg.YAML())
+		return err
+	})
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"errors"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/demo"
+)
+
+func (a *app) demoCommand() *cobra.Command {
+	o := demo.Options{}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show it: PostgreSQL and NATS for the moment, a real editing trace, a verdict",
+		Long: `Starts a PostgreSQL (found on this machine) and a NATS server for the moment, writes a recorded editing session
+through connections that commit out of order, shows what a consumer of the stream sees, kills outflow with kill -9
+on the way and starts it again, and ends with a verdict that a separate reader computes. Nothing is left behind.
+
+Exit code 0 if the verdict is good, 1 if not.`,
+		Example:           "  outflow demo\n  outflow demo --keep",
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.Binary, err = os.Executable(); err != nil {
+				return err
+			}
+			o.Out = a.stdout
+			good, err := demo.Run(cmd.Context(), o)
+			if err == nil && !good {
+				err = errors.New("the demo's verdict is not good")
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical); a database is made there and dropped at the end")
+	f.IntVar(&o.Writers, "writers", 8, "connections that write")
+	f.IntVar(&o.Rate, "rate", 2500, "events per second that they write, about")
+	f.BoolVar(&o.All, "all", false, "show every message")
+	f.BoolVar(&o.Keep, "keep", false, "leave everything running at the end, until Ctrl-C, and print how to connect")
+	return cmd
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/outflowhq/outflow/internal/config"
+)
+
+// usage prints how a command is called. The flags of the settings are left to a topic of their own: they are many, and the same
+// everywhere.
+func usage(cmd *cobra.Command) error {
+	var b strings.Builder
+	b.WriteString("Usage:\n")
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "  %s <command> [flags]\n", cmd.CommandPath())
+	} else {
+		fmt.Fprintf(&b, "  %s\n", cmd.UseLine())
+	}
+	list(&b, "Commands", cmd, (*cobra.Command).IsAvailableCommand)
+	list(&b, "Topics", cmd, (*cobra.Command).IsAdditionalHelpTopicCommand)
+	if cmd.HasExample() {
+		fmt.Fprintf(&b, "\nExample:\n%s\n", cmd.Example)
+	}
+	own, settings := splitFlags(cmd.Flags())
+	if own.HasAvailableFlags() {
+		fmt.Fprintf(&b, "\nFlags:\n%s", own.FlagUsages())
+	}
+	if settings.HasFlags() {
+		b.WriteString("\nEvery setting is a flag as well: outflow help settings\n")
+	}
+	_, err := fmt.Fprint(cmd.OutOrStderr(), b.String())
+	return err
+}
+
+func list(b *strings.Builder, title string, cmd *cobra.Command, which func(*cobra.Command) bool) {
+	head := "\n" + title + ":\n"
+	for _, c := range cmd.Commands() {
+		if which(c) {
+			fmt.Fprintf(b, "%s  %-11s %s\n", head, c.Name(), c.Short)
+			head = ""
+		}
+	}
+}
+
+// splitFlags tells a command's own flags from those of the settings.
+func splitFlags(all *pflag.FlagSet) (own, settings *pflag.FlagSet) {
+	own, settings = pflag.NewFlagSet("", pflag.ContinueOnError), pflag.NewFlagSet("", pflag.ContinueOnError)
+	settings.SortFlags = false
+	all.VisitAll(func(f *pflag.Flag) {
+		if config.IsSetting(f) {
+			settings.AddFlag(f)
+		} else {
+			own.AddFlag(f)
+		}
+	})
+	return own, settings
+}
+
+// settingsTopic is the page with all settings.
+func settingsTopic() *cobra.Command {
+	scratch := &cobra.Command{}
+	scratch.Flags().SortFlags = false
+	config.AddFlags(scratch)
+	_, settings := splitFlags(scratch.Flags())
+	return &cobra.Command{
+		Use:   "settings",
+		Short: "All settings: as flags, in the environment, in the file",
+		Long: `Each setting can be given as a flag, in the environment as OUTFLOW_ and its path in upper case with _ for
+each dot, or in the YAML file that --config or OUTFLOW_CONFIG names. Flags come before the environment, the
+environment before the file, the file before the defaults:
+
+  --reorder.horizon 50ms
+  OUTFLOW_REORDER_HORIZON=50ms
+  reorder: {horizon: 50ms}
+
+` + strings.TrimRight(settings.FlagUsagesWrapped(110), "\n"),
+	}
+}
+
+// helpCommand is cobra's, but for what it does when there is no such command.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command or topic]",
+		Short: "Help about a command or a topic",
+		Args: func(_ *cobra.Command, args []string) error {
+			if found, rest, err := root.Find(args); err != nil || found == nil || len(rest) > 0 {
+				return fmt.Errorf("there is no command or topic %q", strings.Join(args, " "))
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			found, _, err := root.Find(args)
+			if err != nil {
+				return err
+			}
+			found.InitDefaultHelpFlag()
+			return found.Help()
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			var names []cobra.Completion
+			if found, _, err := root.Find(args); err == nil {
+				for _, c := range found.Commands() {
+					names = append(names, cobra.CompletionWithDesc(c.Name(), c.Short))
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+}
+
+// flagError names the flag that an unknown one was meant to be, where the command knows the settings.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	_, settings := splitFlags(cmd.Flags())
+	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" && settings.HasFlags() {
+		return fmt.Errorf("%w. The nearest setting is %s", err, config.NearestFlag(unknown.GetSpecifiedName()))
+	}
+	return err
+}

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/inspect"
+)
+
+func (a *app) inspectCommand() *cobra.Command {
+	var o inspect.Options
+	cmd := a.configured(&cobra.Command{
+		Use:   "inspect",
+		Short: "Decode a slot without consuming it: commits, events, windows",
+		Long: `Decodes what the slot holds and shows each commit with its events and each window that the ordering rules make of
+them, without consuming, publishing or changing anything. The slot must not be in use. The rules start from the
+newest place of the checkpoint record, where NATS can be reached, else from the slot's confirmed LSN with the
+configured settings.`,
+		Example: "  outflow inspect --config outflow.yaml --limit 1000",
+	}, func(ctx context.Context, cfg config.Config) error {
+		return inspect.Run(ctx, cfg, newLogger(a.stderr, cfg.Log), o, a.stdout)
+	})
+	cmd.Flags().IntVar(&o.Limit, "limit", 10_000, "read no further transaction after so many changes; 0: all")
+	cmd.Flags().BoolVar(&o.Payload, "payload", false, "show payloads")
+	return cmd
+}

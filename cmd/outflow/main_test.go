@@ -1,0 +1,304 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// binary is the built program.
+var binary string
+
+// signalMode makes this test binary the program that TestSignals sends signals to.
+const signalMode = "OUTFLOW_TEST_SIGNALS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(signalMode) != "" {
+		waitForSignals()
+	}
+	os.Exit(withBinary(m))
+}
+
+func withBinary(m *testing.M) int {
+	if binary = os.Getenv("OUTFLOW_TEST_BINARY"); binary != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "outflow")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "outflow")
+	build := exec.Command("go", "build", "-ldflags", "-X main.version=v1.2.3 -X main.commit=abc1234", "-o", binary, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// result is what a run of the program left.
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+func outflow(t *testing.T, environ []string, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(binary, args...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, environ...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	want := regexp.MustCompile(`^outflow \S+( commit \S+)? go\S+ \w+/\w+\n$`)
+	for _, arg := range []string{"version", "--version"} {
+		r := outflow(t, nil, arg)
+		if r.code != 0 || r.stderr != "" || !want.MatchString(r.stdout) {
+			t.Errorf("%s: %+v", arg, r)
+		}
+		if os.Getenv("OUTFLOW_TEST_BINARY") == "" && !strings.HasPrefix(r.stdout, "outflow v1.2.3 commit abc1234 ") {
+			t.Errorf("%s: %s, want what the linker set", arg, r.stdout)
+		}
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	sample := "../../docs/samples/partitioned.yaml"
+	r := outflow(t, []string{"OUTFLOW_STREAM=ENV", "OUTFLOW_NATS_TOKEN=s3cr3t", "PGPASSWORD=s3cr3t"},
+		"config", "--config", sample, "--reorder.horizon", "50ms", "--sink.msg_id")
+	if r.code != 0 || r.stderr != "" {
+		t.Fatalf("%+v", r)
+	}
+	for _, line := range []string{
+		"  url: \"postgres://outflow@127.0.0.1:5432/app\"  # file " + sample + ":",
+		"stream: ENV  # environment OUTFLOW_STREAM\n",
+		"  horizon: 50ms  # flag --reorder.horizon\n",
+		"  msg_id: true  # flag --sink.msg_id\n",
+		"  durable_after: 150s  # default\n",
+		"  token: \"***\"  # environment OUTFLOW_NATS_TOKEN\n",
+	} {
+		if !strings.Contains(r.stdout, line) {
+			t.Errorf("%q is not in\n%s", line, r.stdout)
+		}
+	}
+	if strings.Contains(r.stdout, "s3cr3t") {
+		t.Errorf("a secret is in\n%s", r.stdout)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "outflow.yaml")
+	if err := os.WriteFile(file, []byte("stream: A\nreorder:\n  horizn: 20ms\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name          string
+		environ, args []string
+		want          string // all of standard error
+	}{
+		{"unknown command", nil, []string{"strat"}, "outflow: there is no command \"strat\"\nsee outflow --help\n"},
+		{"nearly a command", nil, []string{"verson"},
+			"outflow: there is no command \"verson\". The nearest is version\nsee outflow --help\n"},
+		{"unknown flag", nil, []string{"config", "--horizon", "1s"},
+			"outflow: unknown flag: --horizon. The nearest setting is --reorder.horizon\nsee outflow config --help\n"},
+		{"unknown flag of a command without settings", nil, []string{"version", "--json"},
+			"outflow: unknown flag: --json\nsee outflow version --help\n"},
+		{"flag without value", nil, []string{"config", "--stream"}, "outflow: flag needs an argument: --stream\nsee outflow config --help\n"},
+		{"argument", nil, []string{"config", "x"}, "outflow: unknown command \"x\" for \"outflow config\"\nsee outflow config --help\n"},
+		{"completion of nothing", nil, []string{"completion", "elvish"},
+			"outflow: there is no command \"elvish\"\nsee outflow completion --help\n"},
+		{"help of nothing", nil, []string{"help", "nothing"}, "outflow: there is no command or topic \"nothing\"\nsee outflow help --help\n"},
+		{"unknown key", nil, []string{"config", "--config", file},
+			"outflow: " + file + ":3: reorder.horizn: there is no such key. The nearest is reorder.horizon.\n"},
+		{"unknown variable", []string{"OUTFLOW_HORIZON=1s"}, []string{"config"},
+			"outflow: environment OUTFLOW_HORIZON: there is no such setting. The nearest is OUTFLOW_REORDER_HORIZON.\n"},
+		{"impossible", nil, []string{"config", "--init.replicas=6"},
+			"outflow: init.replicas = \"6\" (flag --init.replicas) is not possible. Give a number from 1 to 5.\n"},
+		{"several", []string{"OUTFLOW_SLOT=A"}, []string{"config", "--stream", "A.B"},
+			"outflow: 2 problems in the configuration:\n" +
+				"  slot = \"A\" (environment OUTFLOW_SLOT) is not possible. Give 1 to 63 characters of a-z 0-9 _.\n" +
+				"  stream = \"A.B\" (flag --stream) is not possible. Give 1 to 244 characters of A-Z a-z 0-9 _ -.\n"},
+		{"no file", nil, []string{"config", "--config", "none.yaml"},
+			"outflow: config (flag --config): open none.yaml: no such file or directory. Name a file that can be read.\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if r := outflow(t, tt.environ, tt.args...); r.code != 2 || r.stdout != "" || r.stderr != tt.want {
+				t.Errorf("code %d, stdout %q, stderr\n%s\nwant 2 and\n%s", r.code, r.stdout, r.stderr, tt.want)
+			}
+		})
+	}
+}
+
+// What the sink knows about subjects is said with all the rest.
+func TestSubjects(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args []string
+		want string // part of standard error
+	}{
+		{[]string{"--subject", "{doc_id}"}, "subject"},
+		{[]string{"--subject", "_outflow.{doc_id}"}, "subject"},
+		{[]string{"--sink.on_poison", "dead_letter", "--sink.dead_letter_subject", "outbox.a"}, "sink.dead_letter_subject"},
+	} {
+		r := outflow(t, nil, append([]string{"config"}, tt.args...)...)
+		if r.code != 2 || !strings.Contains(r.stderr, tt.want) {
+			t.Errorf("%v: code %d, %s", tt.args, r.code, r.stderr)
+		}
+	}
+	for _, sample := range []string{"crdt", "topic", "partitioned"} {
+		if r := outflow(t, nil, "config", "--config", "../../docs/samples/"+sample+".yaml"); r.code != 0 {
+			t.Errorf("%s: code %d, %s", sample, r.code, r.stderr)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args       []string
+		with, sans string
+	}{
+		{nil, "\n  config ", "--stream"},
+		{[]string{"--help"}, "\n  config ", "--stream"},
+		{[]string{"help"}, "Topics:\n  settings ", "--stream"},
+		{[]string{"config", "--help"}, "outflow help settings", "--stream"},
+		{[]string{"help", "config"}, "  -h, --help          help for config", "--stream"},
+		{[]string{"help", "settings"}, "--stream string", "--config file"},
+	} {
+		r := outflow(t, nil, tt.args...)
+		if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, tt.with) || strings.Contains(r.stdout, tt.sans) {
+			t.Errorf("%v: want %q and not %q: %+v", tt.args, tt.with, tt.sans, r)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if r := outflow(t, nil, "completion", shell); r.code != 0 || r.stderr != "" || len(r.stdout) < 1000 {
+			t.Errorf("%s: %+v", shell, r)
+		}
+	}
+	for want, args := range map[string][]string{
+		"seq_key\ncommit\n:4\n":       {"config", "--reorder.sort", ""},
+		"--reorder.horizon\t":         {"config", "--reorder.ho"},
+		"yaml\nyml\n:8\n":             {"config", "--config", ""},
+		"settings\tAll settings":      {"help", ""},
+		"version\tPrint the version,": {"ver"},
+	} {
+		if r := outflow(t, nil, append([]string{"__complete"}, args...)...); !strings.Contains(r.stdout, want) {
+			t.Errorf("%v: %q, want %q", args, r.stdout, want)
+		}
+	}
+}
+
+// Every command has an example, and none hides the hook of the root.
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	a := &app{stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{}}
+	for _, cmd := range a.root().Commands() {
+		if cmd.Runnable() && !cmd.HasSubCommands() && cmd.Name() != "help" && cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.Name())
+		}
+		if cmd.PersistentPreRun != nil || cmd.PersistentPreRunE != nil {
+			t.Errorf("%s hides the root's hook, which tells usage errors from others", cmd.Name())
+		}
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0},
+		{errors.New("odd"), 1},
+		{&outbox.Fault{Class: outbox.Transient}, 1},
+		{&outbox.Fault{Class: outbox.Usage}, 2},
+		{fmt.Errorf("start: %w", &outbox.Fault{Class: outbox.Fatal}), 3},
+		{&outbox.Fault{Class: outbox.Gap}, 4},
+		{&outbox.Fault{Class: outbox.Poison}, 5},
+	} {
+		a := &app{stderr: &bytes.Buffer{}, started: true}
+		if got := a.report(t.Context(), nil, tt.err); got != tt.want {
+			t.Errorf("%v: %d, want %d", tt.err, got, tt.want)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("stopped by a signal (interrupt)"))
+	var stderr bytes.Buffer
+	a := &app{stderr: &stderr, started: true}
+	if got := a.report(ctx, nil, fmt.Errorf("read: %w", ctx.Err())); got != 1 || stderr.String() != "outflow: stopped by a signal (interrupt)\n" {
+		t.Errorf("%d, %q", got, stderr.String())
+	}
+}
+
+// waitForSignals says when the first signal has canceled the context, and then hangs.
+func waitForSignals() {
+	ctx, _ := interruptible(context.Background())
+	fmt.Println("ready")
+	<-ctx.Done()
+	fmt.Println(context.Cause(ctx))
+	select {}
+}
+
+// The first signal cancels the context, the second one ends a stop that hangs.
+func TestSignals(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), signalMode+"=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for _, step := range []struct {
+		want string
+		send os.Signal
+	}{
+		{"ready", syscall.SIGTERM},
+		{"stopped by a signal (terminated)", os.Interrupt},
+	} {
+		if !lines.Scan() || lines.Text() != step.want {
+			t.Fatalf("%q, want %q; %v", lines.Text(), step.want, lines.Err())
+		}
+		if err := cmd.Process.Signal(step.send); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(stderr.String(), "stopped at once") {
+		t.Errorf("%v, %s", err, stderr.String())
+	}
+}

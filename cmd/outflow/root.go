@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// root returns the command line.
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "outflow",
+		Short: "Publish a PostgreSQL outbox to NATS JetStream, in order and exactly once",
+		Long: `Outflow publishes the inserts of a PostgreSQL outbox table to a NATS JetStream stream:
+committed rows only, each exactly once, in an order that depends on the WAL alone.`,
+		Example:       "  outflow demo\n  outflow init --config outflow.yaml\n  outflow run --config outflow.yaml",
+		Version:       versionLine(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		// What fails before this is a wrong command line.
+		PersistentPreRun: func(*cobra.Command, []string) { a.started = true },
+	}
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	root.SetUsageFunc(usage)
+	root.SetFlagErrorFunc(flagError)
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetHelpCommand(helpCommand(root))
+	root.AddCommand(
+		a.demoCommand(),
+		a.initCommand(),
+		a.runCommand(),
+		a.statusCommand(),
+		a.inspectCommand(),
+		a.configCommand(),
+		a.healthcheckCommand(),
+		a.versionCommand(),
+		settingsTopic(),
+	)
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range append(root.Commands(), root) {
+		if cmd.HasSubCommands() {
+			cmd.Args, cmd.RunE, cmd.SuggestionsMinimumDistance = noSuchCommand, showHelp, 2
+		}
+	}
+	return root
+}
+
+// showHelp is what a command with subcommands does by itself.
+func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+// noSuchCommand refuses the arguments of such a command: what stands there was meant to be a subcommand.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		return fmt.Errorf("there is no command %q. The nearest is %s", args[0], near[0])
+	}
+	return fmt.Errorf("there is no command %q", args[0])
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/monitor"
+	"github.com/outflowhq/outflow/internal/wiring"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	return a.configured(&cobra.Command{
+		Use:   "run",
+		Short: "Publish the outbox until stopped",
+		Long: `Streams the slot, publishes the outbox's events in order, and confirms to PostgreSQL what is durable. It
+reconnects and recovers by itself. While another outflow holds the slot it stands by and takes over when that ends.
+
+SIGTERM or SIGINT stop it cleanly: what is in flight is acknowledged first, within stop_timeout. A second signal
+ends it at once, which loses nothing either.
+
+Exit code 3 if the set-up can't work, 4 for a gap or a divergence that an operator has to decide about, 5 for a
+row that can't be published (sink.on_poison: stop).`,
+		Example: "  outflow run --config outflow.yaml",
+	}, a.run)
+}
+
+func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
+	version, _ := buildVersion()
+	log := newLogger(a.stderr, cfg.Log)
+	metrics := prometheus.NewRegistry()
+	prefixed := prometheus.WrapRegistererWithPrefix("outflow_", metrics)
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	prefixed.MustRegister(buildInfo(version))
+	p, closeWriter := wiring.Pipeline(cfg, log, prefixed)
+	defer closeWriter()
+
+	if cfg.Listen != "" {
+		l, err := monitor.Listen(ctx, cfg.Listen)
+		if err != nil {
+			return err
+		}
+		pages := monitor.Serve(l, monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Table: cfg.Table}, p.Snapshot, metrics)
+		defer func() { err = errors.Join(err, pages.Close()) }()
+		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
+	}
+	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "table", cfg.Table)
+	if err = p.Run(ctx); err == nil {
+		log.Info("outflow stopped")
+	}
+	return err
+}
+
+// buildInfo is the metric that carries the version.
+func buildInfo(version string) prometheus.Collector {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, with the version as a label."}, []string{"version"})
+	g.WithLabelValues(version).Set(1)
+	return g
+}

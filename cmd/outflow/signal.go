@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// interruptible returns a context that the first SIGINT or SIGTERM cancels, with the signal's name as the cause. A second one ends
+// the process at once, with exit code 1: a clean stop was asked for and took too long. stop takes the signals back.
+func interruptible(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 2)
+	stopped := make(chan struct{})
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		for received := 0; ; received++ {
+			select {
+			case s := <-signals:
+				if received > 0 {
+					fmt.Fprintf(os.Stderr, "outflow: stopped at once by a second signal (%v)\n", s)
+					os.Exit(exitUnexpected)
+				}
+				cancel(fmt.Errorf("stopped by a signal (%v)", s))
+			case <-stopped:
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(stopped)
+		cancel(nil)
+	}
+}

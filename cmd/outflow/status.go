@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/status"
+)
+
+func (a *app) statusCommand() *cobra.Command {
+	var asJSON bool
+	cmd := a.configured(&cobra.Command{
+		Use:   "status",
+		Short: "Show lag, watermarks, and the health of slot and stream",
+		Long: `Reads slot, checkpoint record, stream and server, and shows where outflow is. It needs no running outflow, and
+changes nothing. The exit code is 0 if everything could be read, also where the health says that run would not start.`,
+		Example: "  outflow status --config outflow.yaml\n  outflow status --json",
+	}, func(ctx context.Context, cfg config.Config) error {
+		ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+		defer cancel()
+		report, err := status.Read(ctx, cfg, newLogger(a.stderr, cfg.Log))
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			e := json.NewEncoder(a.stdout)
+			e.SetIndent("", "  ")
+			return e.Encode(report)
+		}
+		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		for _, line := range report.Lines() {
+			fmt.Fprintf(w, "%s\t%s\n", line[0], line[1])
+		}
+		return w.Flush()
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

@@ -1,0 +1,2 @@
+// Package deptest holds the rules of who may import whom. It holds tests only.
+package deptest

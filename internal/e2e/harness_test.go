@@ -1,0 +1,279 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/loopback"
+	"github.com/outflowhq/outflow/internal/process"
+	"github.com/outflowhq/outflow/internal/verify"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 60 * time.Second
+
+// outflow is one installation of the program: a slot, a stream, and the process, if it runs.
+type outflow struct {
+	t      testing.TB
+	env    []string
+	slot   string
+	stream string
+	listen string
+	child  *process.Process
+	log    *syncBuffer
+}
+
+// newOutflow returns an installation between a database and a NATS server. Settings are further NAME=value, without OUTFLOW_.
+func newOutflow(t testing.TB, pgURL, natsURL, slot string, settings ...string) *outflow {
+	t.Helper()
+	port, err := loopback.Port()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &outflow{t: t, slot: slot, stream: "OUTBOX", listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), log: &syncBuffer{}}
+	o.env = []string{
+		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(),
+		"OUTFLOW_POSTGRES_URL=" + pgURL, "OUTFLOW_NATS_URL=" + natsURL, "OUTFLOW_SLOT=" + slot, "OUTFLOW_PUBLICATION=" + slot,
+		"OUTFLOW_LISTEN=" + o.listen, "OUTFLOW_SINK_DURABLE_AFTER=1s",
+	}
+	o.set(settings...)
+	t.Cleanup(func() {
+		o.kill()
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", slot, o.log.tail(6000))
+		}
+	})
+	return o
+}
+
+// set adds settings, over those there are.
+func (o *outflow) set(settings ...string) {
+	for _, s := range settings {
+		o.env = append(o.env, "OUTFLOW_"+s)
+	}
+}
+
+// exec runs a command to its end.
+func (o *outflow) exec(args ...string) (stdout, stderr string, code int) {
+	o.t.Helper()
+	ctx, cancel := context.WithTimeout(o.t.Context(), 2*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, args...)
+	var out, errOut bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		o.t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		o.t.Fatalf("outflow %v did not end: %s", args, errOut.String())
+	}
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+// init runs outflow init, which must succeed.
+func (o *outflow) init() {
+	o.t.Helper()
+	if out, errOut, code := o.exec("init"); code != 0 {
+		o.t.Fatalf("outflow init: exit code %d\n%s%s", code, out, errOut)
+	}
+}
+
+// start starts outflow run.
+func (o *outflow) start() {
+	o.t.Helper()
+	cmd := exec.Command(binary, "run")
+	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, o.log, o.log
+	child, err := process.Start(cmd, syscall.SIGKILL)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	o.child = child
+}
+
+// kill ends it with kill -9, if it runs.
+func (o *outflow) kill() {
+	if o.child != nil && o.child.Running() {
+		_ = o.child.Kill() // it may just have ended
+	}
+}
+
+// term ends it with SIGTERM and returns its exit code.
+func (o *outflow) term() int {
+	o.t.Helper()
+	if err := o.child.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		o.t.Fatal(err)
+	}
+	return o.wait()
+}
+
+// wait waits for the end and returns the exit code.
+func (o *outflow) wait() int {
+	o.t.Helper()
+	select {
+	case <-o.child.Done():
+	case <-time.After(patience):
+		o.t.Fatalf("outflow did not end")
+	}
+	var exit *exec.ExitError
+	switch err := o.child.Wait(); {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	default:
+		o.t.Fatal(err)
+		return -1
+	}
+}
+
+// get asks one of its pages.
+func (o *outflow) get(path string) (status int, body string) {
+	o.t.Helper()
+	resp, err := http.Get("http://" + o.listen + path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	if _, err := b.ReadFrom(resp.Body); err != nil {
+		return 0, err.Error()
+	}
+	return resp.StatusCode, b.String()
+}
+
+// ready waits until /readyz says so.
+func (o *outflow) ready() {
+	o.t.Helper()
+	eventually(o.t, "ready", func() error {
+		if code, body := o.get("/readyz"); code != http.StatusOK {
+			return fmt.Errorf("%d %s", code, body)
+		}
+		return nil
+	})
+}
+
+// eventually waits until check returns nil.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// js connects to JetStream.
+func js(t testing.TB, url string) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+// db connects to PostgreSQL.
+func db(t testing.TB, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) }) //nolint:errcheck // the test is over
+	return conn
+}
+
+func mustExec(t testing.TB, conn *pgx.Conn, sql string, args ...any) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// awaitMessages waits until the stream has had n messages.
+func awaitMessages(t testing.TB, js jetstream.JetStream, stream string, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d messages", n), func() error {
+		s, err := js.Stream(t.Context(), stream)
+		if err != nil {
+			return err
+		}
+		if got := s.CachedInfo().State.LastSeq; got < uint64(n) {
+			return fmt.Errorf("%d messages", got)
+		}
+		return nil
+	})
+}
+
+// messages reads the whole stream.
+func messages(t testing.TB, js jetstream.JetStream, stream string) []*verify.Message {
+	t.Helper()
+	var all []*verify.Message
+	if err := verify.Read(t.Context(), js, stream, func(m *verify.Message) error { all = append(all, m); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// syncBuffer is a log that may be written and read at the same time.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// Reset forgets what was written.
+func (s *syncBuffer) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.b.Reset()
+}
+
+func (s *syncBuffer) tail(n int) string {
+	text := s.String()
+	return strings.TrimLeft(text[max(0, len(text)-n):], "\n")
+}

@@ -1,0 +1,37 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgtest"
+)
+
+// binary is the program under test.
+var binary string
+
+func TestMain(m *testing.M) {
+	natstest.RunChild()
+	os.Exit(withBinary(m))
+}
+
+func withBinary(m *testing.M) int {
+	if binary = os.Getenv("OUTFLOW_TEST_BINARY"); binary == "" {
+		dir, err := os.MkdirTemp("", "outflow")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		binary = filepath.Join(dir, "outflow")
+		if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/outflow").CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+			return 1
+		}
+	}
+	return pgtest.Tests(m).Run()
+}

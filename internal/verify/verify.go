@@ -1,0 +1,268 @@
+// Package verify reads a stream back as any consumer would and compares it with the outbox table. It shares nothing with the
+// streamer but the format of the header: what it says is a second opinion.
+package verify
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"hash"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Message is one message of the stream.
+type Message struct {
+	Seq     uint64
+	Subject string
+	Header  nats.Header
+	Outflow outbox.Header
+	Data    []byte
+	Stored  time.Time // the server's time
+}
+
+// Read calls f for each message of the stream from the first to the one that is the last when it is called, in order.
+func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
+	st, err := js.Stream(ctx, stream)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", stream, err)
+	}
+	last := st.CachedInfo().State.LastSeq
+	if st.CachedInfo().State.Msgs == 0 {
+		return nil
+	}
+	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		return fmt.Errorf("consumer on %s: %w", stream, err)
+	}
+	it, err := cons.Messages()
+	if err != nil {
+		return fmt.Errorf("consumer on %s: %w", stream, err)
+	}
+	defer it.Stop()
+	for {
+		msg, err := it.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return fmt.Errorf("read %s: %w", stream, err)
+		}
+		m, err := parse(msg)
+		if err != nil {
+			return err
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+		if m.Seq >= last {
+			return nil
+		}
+	}
+}
+
+func parse(msg jetstream.Msg) (*Message, error) {
+	meta, err := msg.Metadata()
+	if err != nil {
+		return nil, fmt.Errorf("message without metadata: %w", err)
+	}
+	m := &Message{Seq: meta.Sequence.Stream, Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Stored: meta.Timestamp}
+	value := msg.Headers().Get(outbox.HeaderName)
+	if value == "" {
+		return nil, fmt.Errorf("message %d on %s has no %s header: not one of ours", m.Seq, m.Subject, outbox.HeaderName)
+	}
+	if m.Outflow, err = outbox.ParseHeader(value); err != nil {
+		return nil, fmt.Errorf("message %d: %w", m.Seq, err)
+	}
+	return m, nil
+}
+
+// Row is one row of the outbox as the table has it.
+type Row struct {
+	Doc, Actor, Key string
+	Payload         string
+	Committed       time.Time // zero where the server does not track it (track_commit_timestamp)
+}
+
+// Table reads the rows of a table of the default shape, by event id.
+func Table(ctx context.Context, conn *pgx.Conn, table string) (map[string]Row, error) {
+	name := pgx.Identifier{table}
+	rows, err := conn.Query(ctx, `SELECT id::text, doc_id, actor_id, seq_key, payload::text,
+		CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN pg_xact_commit_timestamp(xmin) END FROM `+name.Sanitize())
+	if err != nil {
+		return nil, fmt.Errorf("read table %s: %w", table, err)
+	}
+	out := map[string]Row{}
+	var id string
+	var r Row
+	var committed *time.Time
+	_, err = pgx.ForEachRow(rows, []any{&id, &r.Doc, &r.Actor, &r.Key, &r.Payload, &committed}, func() error {
+		r.Committed = time.Time{}
+		if committed != nil {
+			r.Committed = *committed
+		}
+		out[id] = r
+		return nil
+	})
+	return out, err
+}
+
+// Verdict is what a comparison found.
+type Verdict struct {
+	Written    int // rows in the table
+	Published  int // messages in the stream
+	Missing    int // rows without a message
+	Repeated   int // messages beyond the first of a row
+	Foreign    int // messages without a row
+	Changed    int // messages with another payload, key or subject than their row
+	OutOfOrder int // messages after one with a higher seq_key of the same document and actor
+	Late       int // of them: committed a horizon or more after a higher one, so that they have to come after it
+
+	Digest string // SHA-256 over subject, headers and data of all messages: equal for equal streams
+	First  string // the first thing that is wrong, in words
+}
+
+// OK reports whether everything is there exactly once, unchanged. Order is judged by the caller: an event that committed later than
+// the horizon comes after.
+func (v *Verdict) OK() bool {
+	return v.Missing == 0 && v.Repeated == 0 && v.Foreign == 0 && v.Changed == 0 && v.Written == v.Published
+}
+
+func (v *Verdict) String() string {
+	s := fmt.Sprintf("written %d, published %d, missing %d, repeated %d, foreign %d, changed %d, out of order %d (%d of them late)",
+		v.Written, v.Published, v.Missing, v.Repeated, v.Foreign, v.Changed, v.OutOfOrder, v.Late)
+	if v.First != "" {
+		s += " (first: " + v.First + ")"
+	}
+	return s
+}
+
+// Checker compares messages, given in stream order, with rows.
+type Checker struct {
+	rows   map[string]Row
+	seen   map[string]bool
+	newest map[[2]string]string
+	behind []Row // those out of order
+	sum    hash.Hash
+	v      Verdict
+}
+
+// NewChecker returns a checker for the table's rows.
+func NewChecker(rows map[string]Row) *Checker {
+	return &Checker{rows: rows, seen: map[string]bool{}, newest: map[[2]string]string{}, sum: sha256.New(), v: Verdict{Written: len(rows)}}
+}
+
+// Add takes the next message.
+func (c *Checker) Add(m *Message) {
+	c.v.Published++
+	digest(c.sum, m)
+	row, ok := c.rows[m.Outflow.ID]
+	switch {
+	case !ok:
+		c.v.Foreign++
+		c.note("message %d (event %s) has no row", m.Seq, m.Outflow.ID)
+		return
+	case c.seen[m.Outflow.ID]:
+		c.v.Repeated++
+		c.note("message %d repeats event %s", m.Seq, m.Outflow.ID)
+		return
+	case row.Payload != string(m.Data) || row.Key != m.Outflow.Key:
+		c.v.Changed++
+		c.note("message %d (event %s) differs from its row", m.Seq, m.Outflow.ID)
+	}
+	c.seen[m.Outflow.ID] = true
+	sequence := [2]string{row.Doc, row.Actor}
+	if c.newest[sequence] > row.Key {
+		c.v.OutOfOrder++
+		c.behind = append(c.behind, row)
+	} else {
+		c.newest[sequence] = row.Key
+	}
+}
+
+// clockSkew is by how much commit timestamps may disagree with the order of commits.
+const clockSkew = time.Millisecond
+
+// late counts the events out of order that were committed a horizon or more after a higher one of their sequence.
+func (c *Checker) late(horizon time.Duration) (n int) {
+	if len(c.behind) == 0 {
+		return 0
+	}
+	sequences := map[[2]string][]Row{}
+	for _, r := range c.rows {
+		sequences[[2]string{r.Doc, r.Actor}] = append(sequences[[2]string{r.Doc, r.Actor}], r)
+	}
+	for _, rows := range sequences {
+		slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.Key, b.Key) })
+		for i := len(rows) - 2; i >= 0; i-- { // the earliest commit among those that are higher, or this one
+			if rows[i+1].Committed.Before(rows[i].Committed) {
+				rows[i].Committed = rows[i+1].Committed
+			}
+		}
+	}
+	for _, r := range c.behind {
+		rows := sequences[[2]string{r.Doc, r.Actor}]
+		i, _ := slices.BinarySearchFunc(rows, r.Key, func(x Row, key string) int { return strings.Compare(x.Key, key) })
+		if !r.Committed.IsZero() && i+1 < len(rows) && r.Committed.Sub(rows[i+1].Committed) >= horizon-clockSkew {
+			n++
+		}
+	}
+	return n
+}
+
+// Verdict ends the comparison. The horizon is the one that was in force.
+func (c *Checker) Verdict(horizon time.Duration) Verdict {
+	v := c.v
+	v.Late = c.late(horizon)
+	for id := range c.rows {
+		if !c.seen[id] {
+			v.Missing++
+		}
+	}
+	if v.Missing > 0 && v.First == "" {
+		v.First = fmt.Sprintf("%d rows without a message", v.Missing)
+	}
+	v.Digest = fmt.Sprintf("%x", c.sum.Sum(nil))
+	return v
+}
+
+func (c *Checker) note(format string, args ...any) {
+	if c.v.First == "" {
+		c.v.First = fmt.Sprintf(format, args...)
+	}
+}
+
+// digest adds the whole of a message to a digest.
+func digest(h hash.Hash, m *Message) {
+	fmt.Fprintf(h, "%s\n", m.Subject)
+	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+		for _, v := range m.Header[name] {
+			fmt.Fprintf(h, "%s: %s\n", name, v)
+		}
+	}
+	fmt.Fprintf(h, "%d\n", len(m.Data))
+	h.Write(m.Data)
+}
+
+// Compare reads stream and table and compares them.
+func Compare(ctx context.Context, conn *pgx.Conn, table string, js jetstream.JetStream, stream string, horizon time.Duration) (Verdict, error) {
+	rows, err := Table(ctx, conn, table)
+	if err != nil {
+		return Verdict{}, err
+	}
+	c := NewChecker(rows)
+	err = Read(ctx, js, stream, func(m *Message) error { c.Add(m); return nil })
+	return c.Verdict(horizon), err
+}
+
+// Digest reads a stream and returns its number of messages and the digest of all of them.
+func Digest(ctx context.Context, js jetstream.JetStream, stream string) (n int, sum string, err error) {
+	h := sha256.New()
+	err = Read(ctx, js, stream, func(m *Message) error { n++; digest(h, m); return nil })
+	return n, fmt.Sprintf("%x", h.Sum(nil)), err
+}

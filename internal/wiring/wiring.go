@@ -1,0 +1,287 @@
+// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one place
+// that knows all parts.
+package wiring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/scratch"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
+	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// Layout is the configuration applied to the table as it is: which column is what.
+type Layout struct {
+	config.Resolved
+	Table  replication.Table
+	Binary bool // every type that is read has a binary reader
+}
+
+// Columns lists every column that is read.
+func (l *Layout) Columns() []string {
+	m := l.Mapping
+	var all []string
+	for _, name := range append([]string{l.ID, m.Doc, m.Actor, m.Counter, m.Key, m.Payload}, l.Extra...) {
+		if name != "" {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// ApplyTo applies the configuration to a table.
+func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
+	template, err := sink.ParseTemplate(cfg.Subject)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		names[i] = c.Name
+	}
+	r, err := config.ResolveMapping(cfg, names, template.Columns())
+	if err != nil {
+		return nil, err
+	}
+	r.Mapping.Table = t.Schema + "." + t.Name
+	l := &Layout{Resolved: r, Table: t, Binary: true}
+	for _, name := range l.Columns() {
+		if c, ok := t.Column(name); ok && !decoder.BinaryReadable(c.TypeOID) {
+			l.Binary = false
+		}
+	}
+	return l, nil
+}
+
+// Replication is the configuration of the PostgreSQL side.
+func Replication(cfg config.Config, log *slog.Logger) replication.Config {
+	return replication.Config{
+		URL: cfg.Postgres.URL, WriteURL: cfg.Postgres.WriteURL, Slot: cfg.Slot, Publication: cfg.Publication, Table: cfg.Table, Logger: log,
+	}
+}
+
+// Sink is the configuration of the JetStream side.
+func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
+	password, token, err := cfg.NATS.Login()
+	if err != nil {
+		return sink.Config{}, err
+	}
+	sc := sink.Config{
+		URL: cfg.NATS.URL, Context: cfg.NATS.Context, Creds: cfg.NATS.Creds, NKey: cfg.NATS.NKey,
+		User: cfg.NATS.User, Password: password, Token: token,
+		TLS:    sink.TLS{CA: cfg.NATS.TLS.CA, Cert: cfg.NATS.TLS.Cert, Key: cfg.NATS.TLS.Key},
+		Name:   "outflow " + cfg.Slot,
+		Stream: cfg.Stream, Subject: cfg.Subject,
+		DeadLetter: cfg.Sink.OnPoison == config.PoisonDeadLetter, DeadLetterSubject: cfg.Sink.DeadLetterSubject,
+		MaxPayload: cfg.Sink.MaxPayload, MsgID: cfg.Sink.MsgID, Logger: log,
+	}
+	for _, h := range cfg.Headers {
+		sc.Headers = append(sc.Headers, sink.MappedHeader{Name: h.Name, Column: h.Column})
+	}
+	sc.Table, sc.Keyed, sc.Resolve = l.Mapping.Table, l.Mapping.Keyed(), l.field
+	return sc, sc.Validate()
+}
+
+// Connect connects to NATS; its error says which setting says where.
+func Connect(ctx context.Context, cfg config.Config, sc sink.Config) (*sink.Conn, error) {
+	conn, err := sink.Connect(ctx, sc)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cfg.NATS.Where(), err)
+	}
+	return conn, nil
+}
+
+// field says where the value of a column that subject or headers name is in an event.
+func (l *Layout) field(column string) (sink.Field, bool) {
+	use, ok := l.Uses[column]
+	if !ok {
+		return 0, false
+	}
+	switch use.Role {
+	case config.InExtra:
+		return sink.Field(use.Extra), true
+	case config.InDoc:
+		return sink.FieldDoc, true
+	case config.InActor:
+		return sink.FieldActor, true
+	case config.InKey:
+		return sink.FieldKey, true
+	case config.InID:
+		return sink.FieldID, true
+	}
+	return 0, false // the payload is no part of a subject or a header
+}
+
+// Decoder is the decoder's configuration.
+func Decoder(cfg config.Config, l *Layout) decoder.Config {
+	return decoder.Config{
+		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot, MaxPayload: cfg.Sink.MaxPayload,
+	}
+}
+
+// Checkpoint is the configuration of the checkpoint.
+func Checkpoint(cfg config.Config, l *Layout) checkpoint.Config {
+	return checkpoint.Config{
+		Slot: cfg.Slot, Stream: cfg.Stream, Publication: cfg.Publication, Table: l.Mapping.Table, Mapping: l.Mapping,
+		DurableAfter: cfg.Sink.DurableAfter,
+	}
+}
+
+// Store is the store of the record on a connection.
+func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
+	return checkpoint.NewStore(c.NATS(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot, APIPrefix: c.APIPrefix()})
+}
+
+// Pipeline is the whole streamer. The function it returns closes what outlives sessions; call it after Run.
+func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer) (*pipeline.Pipeline, func()) {
+	writer := replication.NewWriter(Replication(cfg, log))
+	o := &opener{cfg: cfg, log: log, writer: writer}
+	p := pipeline.New(pipeline.Config{
+		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
+		Scratch: scratch.Dir(cfg.Reorder.SpillDir), StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
+	})
+	return p, writer.Close
+}
+
+// opener opens sessions' connections.
+type opener struct {
+	cfg    config.Config
+	log    *slog.Logger
+	writer pipeline.Writer
+
+	mu     sync.Mutex
+	layout *Layout // as the last session had it
+}
+
+// open opens NATS first: while NATS is away, PostgreSQL is let go.
+func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
+	layout, err := o.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sc, err := Sink(o.cfg, layout, o.log)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := Connect(ctx, o.cfg, sc)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			conn.Close()
+		}
+	}()
+	store := Store(o.cfg, conn)
+	if err := store.CheckAlone(ctx); err != nil {
+		return nil, err
+	}
+	session, err := replication.Open(ctx, Replication(o.cfg, o.log))
+	if err != nil {
+		return nil, fmt.Errorf("connect to postgres: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			session.Close()
+		}
+	}()
+	table, err := session.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now, err := ApplyTo(o.cfg, table)
+	if err != nil {
+		return nil, err
+	}
+	if !now.same(layout) {
+		o.forget()
+		return nil, fmt.Errorf("table %s was altered while the session was opened", now.Mapping.Table)
+	}
+	return &pipeline.Links{
+		Upstream:   &upstream{session, now.Columns()},
+		Broker:     broker{conn},
+		Store:      store,
+		Writer:     o.writer,
+		Checkpoint: Checkpoint(o.cfg, now),
+		Decoder:    Decoder(o.cfg, now),
+		Binary:     now.Binary,
+	}, nil
+}
+
+// known returns the layout of the last session, or reads it over a connection of its own.
+func (o *opener) known(ctx context.Context) (*Layout, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.layout != nil {
+		return o.layout, nil
+	}
+	l, err := ReadLayout(ctx, o.cfg, o.log)
+	if err != nil {
+		return nil, err
+	}
+	o.layout = l
+	return l, nil
+}
+
+func (o *opener) forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.layout = nil
+}
+
+// ReadLayout reads the table over a connection of its own and applies the configuration to it.
+func ReadLayout(ctx context.Context, cfg config.Config, log *slog.Logger) (*Layout, error) {
+	pg, err := replication.OpenSetup(ctx, replication.SetupConfig{Config: Replication(cfg, log)})
+	if err != nil {
+		return nil, fmt.Errorf("connect to postgres: %w", err)
+	}
+	defer pg.Close()
+	table, err := pg.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return ApplyTo(cfg, table)
+}
+
+// same reports whether two layouts read the same columns in the same way.
+func (l *Layout) same(o *Layout) bool {
+	return l.Table.OID == o.Table.OID && l.Mapping == o.Mapping && l.ID == o.ID && slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
+}
+
+// upstream is a replication session as the pipeline sees it.
+type upstream struct {
+	*replication.Session
+	columns []string
+}
+
+func (u *upstream) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+	return u.Session.Publication(ctx, u.columns)
+}
+
+// Start makes a slot in use the fault that the pipeline looks for.
+func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	err := u.Session.Start(ctx, from, binary)
+	if errors.Is(err, replication.ErrSlotInUse) {
+		return &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeSlotInUse, What: "start replication", Err: err}
+	}
+	return err
+}
+
+// broker is a NATS connection as the pipeline sees it.
+type broker struct{ *sink.Conn }
+
+func (b broker) Check(ctx context.Context) error             { return b.CheckStream(ctx) }
+func (b broker) Publisher(lastSeq uint64) pipeline.Publisher { return b.Conn.Publisher(lastSeq) }

@@ -1,0 +1,82 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// drain is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest place is recorded, and the
+// last confirmation goes out; all within the stop timeout. What is only held stays in the WAL.
+func (s *session) drain() error {
+	s.p.health.set(StateStopping, nil)
+	if !s.proof.Proved() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.p.cfg.StopTimeout)
+	defer cancel()
+	err := s.settle(ctx)
+	if err == nil {
+		err = s.recordLast(ctx)
+	}
+	s.confirm(time.Now())
+	go discard(s.links.Upstream.Batches())
+	if stopErr := s.links.Upstream.Stop(ctx); err == nil && stopErr != nil {
+		err = fmt.Errorf("end replication: %w", stopErr)
+	}
+	return err
+}
+
+// settle waits until everything that was sent is acknowledged.
+func (s *session) settle(ctx context.Context) error {
+	for s.pub.Acked() != s.pub.Sent() {
+		now := time.Now()
+		wait := s.pub.Flush(now)
+		if wait <= 0 {
+			wait = heartbeat
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d messages not acknowledged within the stop timeout", s.pub.Sent()-s.pub.Acked())
+		case <-s.links.Broker.Lost():
+			return fmt.Errorf("nats connection lost: %w", s.links.Broker.Err())
+		case <-s.pub.Notify():
+		case <-time.After(wait):
+		}
+		if err := s.pub.Check(time.Now()); err != nil {
+			return err
+		}
+	}
+	s.tracker.Acked(s.pub.Acked())
+	s.latency.acked(s.pub.Acked(), s.metrics)
+	return nil
+}
+
+// recordLast waits for the record that is being stored and stores the newest place.
+func (s *session) recordLast(ctx context.Context) error {
+	for {
+		if !s.recorder.busy {
+			if !s.tracker.Pending() {
+				return nil
+			}
+			s.recorder.offer(s.tracker.Snapshot(time.Now()))
+		}
+		select {
+		case <-ctx.Done():
+			return errors.New("the checkpoint record was not stored within the stop timeout")
+		case r := <-s.recorder.done:
+			if err := s.recorded(r); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func discard(batches <-chan *outbox.Batch) {
+	for b := range batches {
+		b.Release()
+	}
+}

@@ -1,0 +1,164 @@
+package pipeline
+
+import (
+	"sync"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// State is what the pipeline is doing.
+type State string
+
+// The states.
+const (
+	StateConnecting State = "connecting"  // opening connections, finding the place
+	StateStandby    State = "standby"     // another session holds the slot
+	StateCatchingUp State = "catching up" // making again what is in the stream already
+	StateRunning    State = "running"     // proved
+	StateWaiting    State = "waiting"     // between sessions
+	StateStopping   State = "stopping"    // draining
+	StateStopped    State = "stopped"
+)
+
+// stalled is how long the loop may be silent, or an attempt to start may take, before it counts as hanging.
+const stalled = 30 * time.Second
+
+// levels are the loop's figures at a moment.
+type levels struct {
+	held, inFlight                 int
+	heldBytes                      int64
+	inFlightBytes                  int
+	oldest                         time.Time // commit time of the oldest event that is not acknowledged
+	received, published, confirmed outbox.LSN
+	seq                            uint64 // acknowledged
+}
+
+// Snapshot is the pipeline's state at a moment, for probes and the status page.
+type Snapshot struct {
+	State     State      `json:"state"`
+	Since     time.Time  `json:"since"`               // when the state began
+	Error     string     `json:"error,omitempty"`     // why the last session ended
+	Held      int        `json:"held"`                // events in the buffer
+	InFlight  int        `json:"in_flight"`           // messages not acknowledged
+	Received  outbox.LSN `json:"received"`            //
+	Published outbox.LSN `json:"published"`           //
+	Confirmed outbox.LSN `json:"confirmed"`           //
+	WALEnd    outbox.LSN `json:"wal_end"`             // the server's, as last read
+	Retained  uint64     `json:"slot_retained_bytes"` //
+	Seq       uint64     `json:"sequence"`            // acknowledged in the stream
+	Oldest    time.Time  `json:"oldest_unpublished"`  // commit time; zero if none
+	CaughtUp  time.Time  `json:"caught_up"`           // when everything that the server had was last published
+	Sessions  int        `json:"sessions"`            //
+
+	beat time.Time
+}
+
+// Ready reports whether a proved session runs, or this is a standby that waits for the slot.
+func (s *Snapshot) Ready() bool {
+	return s.State == StateRunning || s.State == StateStandby || s.State == StateCatchingUp
+}
+
+// Alive reports whether the pipeline moves: the loop goes round, or attempts to start are made.
+func (s *Snapshot) Alive(now time.Time) bool {
+	switch s.State {
+	case StateStopped:
+		return false
+	case StateRunning, StateCatchingUp:
+		return now.Sub(s.beat) < stalled
+	case StateStandby:
+		return true
+	}
+	return now.Sub(s.Since) < stalled
+}
+
+// Age is the age of the oldest event that was read and is not acknowledged, 0 if there is none.
+func (s *Snapshot) Age(now time.Time) time.Duration {
+	if s.Oldest.IsZero() {
+		return 0
+	}
+	return max(now.Sub(s.Oldest), 0)
+}
+
+// Lag is the time since everything that the server had was published.
+func (s *Snapshot) Lag(now time.Time) time.Duration {
+	if s.CaughtUp.IsZero() {
+		return 0
+	}
+	return max(now.Sub(s.CaughtUp), 0)
+}
+
+// health is the pipeline's state, shared between the loop and whoever asks.
+type health struct {
+	mu   sync.Mutex
+	snap Snapshot
+	repl bool
+}
+
+func (h *health) init() {
+	now := time.Now()
+	h.snap = Snapshot{State: StateConnecting, Since: now, CaughtUp: now, beat: now}
+}
+
+func (h *health) set(s State, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	if h.snap.State != s {
+		h.snap.State, h.snap.Since = s, now
+	}
+	h.snap.beat = now
+	switch {
+	case err != nil:
+		h.snap.Error = err.Error()
+	case s == StateRunning || s == StateStandby:
+		h.snap.Error = ""
+	}
+	if s == StateConnecting {
+		h.snap.Sessions++
+	}
+}
+
+func (h *health) replicated() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.repl
+}
+
+// read takes note of what a start has read.
+func (h *health) read(r *checkpoint.Readings) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.repl = r.Stream.Replicated
+	h.snap.WALEnd, h.snap.Confirmed = r.Server.WALEnd, r.Slot.Confirmed
+	h.snap.Retained = outbox.Distance(r.Slot.Restart, r.Server.WALEnd)
+}
+
+// watched takes note of what the server said while the session runs. asked is when.
+func (h *health) watched(end outbox.LSN, slot outbox.SlotState) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.WALEnd = end
+	h.snap.Retained = outbox.Distance(slot.Restart, end)
+}
+
+func (h *health) levels(l *levels, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.beat = now
+	h.snap.Held, h.snap.InFlight, h.snap.Oldest = l.held, l.inFlight, l.oldest
+	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = l.received, l.published, l.confirmed, l.seq
+	if l.held == 0 && l.inFlight == 0 && l.received >= h.snap.WALEnd {
+		h.snap.CaughtUp = now
+	}
+}
+
+func (h *health) snapshot() Snapshot {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.snap
+}
+
+// Snapshot returns the state at this moment. Safe for concurrent use.
+func (p *Pipeline) Snapshot() Snapshot { return p.health.snapshot() }

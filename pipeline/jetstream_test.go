@@ -1,0 +1,379 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// jetstream is a broker with one stream and one record. The world's lock guards it.
+type jetstream struct {
+	w   *world
+	rnd *rand.Rand
+
+	created    time.Time
+	exists     bool
+	messages   []*storedMessage // by sequence; lost ones stay as nil where the broker did not go back
+	removed    int              // retention has removed all up to this sequence
+	replicated bool
+	revisions  []revision
+	last       uint64 // of the record's revisions
+
+	ackEvery int           // a publisher asks for an acknowledgement with each so many messages
+	limit    int           // messages in flight
+	latency  time.Duration // one way
+	paused   time.Time     // it does nothing until then
+	down     time.Time     // nothing can connect until then
+	lostAcks time.Time     // acknowledgements are lost until then
+	drop     int           // so many of the next messages are lost on the way
+	saves    saving        // what happens to the next record
+	poison   string        // a payload that can't be published
+	onFull   func(int)     // called with the number of calls of a publisher's Full
+
+	lossAt  int // number of revisions at the last loss, -1 if there was none
+	lost    int
+	refused int
+	holes   int
+	late    int // messages of dead sessions that were stored
+}
+
+type storedMessage struct {
+	text   string
+	header outbox.Header
+	at     time.Time // when it was stored
+}
+
+type revision struct {
+	number uint64
+	doc    []byte
+	at     time.Time
+}
+
+// saving is what happens to a write of the record.
+type saving uint8
+
+const (
+	saveWell    saving = iota
+	saveUnheard        // it is stored, the answer is lost
+	saveLate           // it is stored seconds later, if at all
+	saveNever
+)
+
+func newJetstream(w *world, seed uint64) *jetstream {
+	return &jetstream{
+		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50, limit: 2000,
+		latency: 200 * time.Microsecond, lossAt: -1,
+	}
+}
+
+func (js *jetstream) newest() int {
+	for q := len(js.messages); q > js.removed; q-- {
+		if js.messages[q-1] != nil {
+			return q
+		}
+	}
+	return 0
+}
+
+// firm is how many messages, from the first, the broker can't lose any more.
+func (js *jetstream) firm() int {
+	now := time.Now()
+	for q, m := range js.messages {
+		if m != nil && now.Sub(m.at) < js.w.durable {
+			return q
+		}
+	}
+	return len(js.messages)
+}
+
+// arrive lets a message reach the broker, which stores it only at the sequence that its sender predicted.
+func (js *jetstream) arrive(l *link, s sent) {
+	if js.drop > 0 {
+		js.drop--
+		return
+	}
+	ok := s.last == uint64(len(js.messages))
+	if ok {
+		js.messages = append(js.messages, &storedMessage{text: s.text, header: s.header, at: time.Now()})
+		if l.dead {
+			js.late++
+		}
+	} else {
+		js.refused++
+	}
+	if !s.reply || l.dead || time.Now().Before(js.lostAcks) {
+		return
+	}
+	time.AfterFunc(js.latency, func() {
+		js.w.mu.Lock()
+		defer js.w.mu.Unlock()
+		if !l.dead {
+			l.pub.answered(s.last+1, ok)
+		}
+	})
+}
+
+// powerLoss makes the broker forget what it stored less than durable_after ago, from any point on; stream and record separately.
+// It loses no more before that is durable which the first process to come stores.
+func (js *jetstream) powerLoss() bool {
+	now := time.Now()
+	if js.lossAt >= 0 && (len(js.revisions) <= js.lossAt || now.Sub(js.revisions[js.lossAt].at) < js.w.durable) {
+		return false
+	}
+	for _, l := range js.w.links() {
+		l.cut(js.rnd.IntN(2) == 0)
+	}
+	firm := js.firm()
+	cut := firm + js.rnd.IntN(len(js.messages)-firm+1)
+	js.lost += len(js.messages) - cut
+	readable := false
+	for q := js.removed; q < cut; q++ {
+		readable = readable || js.messages[q] != nil
+	}
+	if readable && js.rnd.IntN(3) == 0 { // the index survived: the sequence does not go back
+		if cut < len(js.messages) {
+			js.holes++
+		}
+		for q := cut; q < len(js.messages); q++ {
+			js.messages[q] = nil
+		}
+		for _, l := range js.w.all { // what was on its way to a server that died is gone
+			l.wire = nil
+		}
+	} else {
+		js.messages = js.messages[:cut]
+	}
+	js.removed = min(js.removed, cut)
+	oldest := 0
+	for i, r := range js.revisions {
+		if now.Sub(r.at) >= js.w.durable {
+			oldest = i
+		}
+	}
+	js.revisions = js.revisions[:oldest+js.rnd.IntN(len(js.revisions)-oldest)+1]
+	js.w.epoch++ // writes of the record that are on their way are gone
+	for _, m := range js.messages {
+		if m != nil {
+			m.at = now.Add(-js.w.durable)
+		}
+	}
+	for i := range js.revisions {
+		js.revisions[i].at = minTime(js.revisions[i].at, now.Add(-js.w.durable))
+	}
+	js.lossAt = len(js.revisions)
+	return true
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// retention removes from the front what is durable, sometimes all there is.
+func (js *jetstream) retention() {
+	if js.newest() == len(js.messages) {
+		js.removed = max(js.removed, js.rnd.IntN(js.firm()+1))
+	}
+}
+
+// link is the JetStream side of a session.
+type link struct {
+	js   *jetstream
+	lost chan struct{}
+	dead bool
+	pub  *publisher
+
+	wire    []sent
+	running bool
+	extra   time.Duration // what is on its way after the end takes so much longer
+}
+
+// sent is a message on its way.
+type sent struct {
+	text   string
+	header outbox.Header
+	last   uint64 // the expected last sequence
+	reply  bool
+	at     time.Time // when it arrives
+}
+
+func (l *link) lock()   { l.js.w.mu.Lock() }
+func (l *link) unlock() { l.js.w.mu.Unlock() }
+
+// send puts a message on the wire. The lock is held.
+func (l *link) send(s sent) {
+	if l.dead {
+		return
+	}
+	s.at = time.Now().Add(l.js.latency)
+	l.wire = append(l.wire, s)
+	if !l.running {
+		l.running = true
+		go l.deliver()
+	}
+}
+
+func (l *link) deliver() {
+	l.lock()
+	defer l.unlock()
+	for len(l.wire) > 0 {
+		at := l.wire[0].at.Add(l.extra)
+		if at.Before(l.js.paused) {
+			at = l.js.paused
+		}
+		if d := time.Until(at); d > 0 {
+			l.unlock()
+			time.Sleep(d)
+			l.lock()
+			continue
+		}
+		s := l.wire[0]
+		l.wire = l.wire[1:]
+		l.js.arrive(l, s)
+	}
+	l.running = false
+}
+
+// cut ends the connection; what is on its way is lost, or comes late.
+func (l *link) cut(dropped bool) {
+	if l.dead {
+		return
+	}
+	l.dead = true
+	close(l.lost)
+	if dropped {
+		l.wire = nil
+	} else if len(l.wire) > 0 {
+		l.extra = time.Duration(l.js.rnd.IntN(1500)) * time.Millisecond
+	}
+}
+
+// ask takes the time of one question and its answer.
+func (l *link) ask(ctx context.Context) error {
+	l.lock()
+	d := max(2*l.js.latency, time.Until(l.js.paused))
+	l.unlock()
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-l.lost:
+	}
+	l.lock()
+	defer l.unlock()
+	if l.dead {
+		return errDown
+	}
+	return nil
+}
+
+func (l *link) Check(ctx context.Context) error { return l.ask(ctx) }
+
+func (l *link) State(ctx context.Context) (outbox.StreamState, error) {
+	err := l.ask(ctx)
+	l.lock()
+	defer l.unlock()
+	js := l.js
+	s := outbox.StreamState{
+		Exists: js.exists, Created: js.created, LastSeq: uint64(len(js.messages)), NewestSeq: uint64(js.newest()), Replicated: js.replicated,
+	}
+	if n := js.newest(); n > 0 {
+		h := js.messages[n-1].header
+		s.Newest = &h
+	}
+	return s, err
+}
+
+func (l *link) Publisher(last uint64) Publisher {
+	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1), since: 1}
+	return l.pub
+}
+
+func (l *link) Lost() <-chan struct{} { return l.lost }
+func (l *link) Err() error            { return errDown }
+
+func (l *link) Close() {
+	l.lock()
+	defer l.unlock()
+	l.cut(false)
+}
+
+// Load reads the newest revision through the leader.
+func (l *link) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+	if err := l.ask(ctx); err != nil {
+		return nil, 0, err
+	}
+	l.lock()
+	defer l.unlock()
+	if len(l.js.revisions) == 0 {
+		return nil, 0, nil
+	}
+	r := l.js.revisions[len(l.js.revisions)-1]
+	rec, err := checkpoint.Decode(r.doc)
+	if err != nil {
+		return nil, 0, err
+	}
+	rec.StoredAt(r.at)
+	return rec, r.number, nil
+}
+
+// Save compares and sets. The outcome may stay unknown, whether it was stored or not.
+func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+	doc, err := rec.Encode()
+	if err != nil {
+		return 0, err
+	}
+	type outcome struct {
+		revision uint64
+		err      error
+	}
+	done := make(chan outcome, 1)
+	l.lock()
+	how, epoch := l.js.saves, l.js.w.epoch
+	l.js.saves = saveWell
+	d := max(l.js.latency, time.Until(l.js.paused))
+	if how == saveLate {
+		d += time.Duration(l.js.rnd.IntN(8000)) * time.Millisecond
+	}
+	if !l.dead && how != saveNever {
+		time.AfterFunc(d, func() {
+			l.lock()
+			defer l.unlock()
+			if epoch != l.js.w.epoch {
+				return
+			}
+			var o outcome
+			o.revision, o.err = l.js.land(doc, last)
+			if how == saveWell && !l.dead {
+				done <- o
+			}
+		})
+	}
+	l.unlock()
+	select {
+	case o := <-done:
+		return o.revision, o.err
+	case <-ctx.Done():
+	case <-l.lost:
+	}
+	return 0, errors.Join(checkpoint.ErrUnknown, ctx.Err())
+}
+
+func (js *jetstream) land(doc []byte, last uint64) (uint64, error) {
+	now := uint64(0)
+	if n := len(js.revisions); n > 0 {
+		now = js.revisions[n-1].number
+	}
+	if now != last {
+		return 0, checkpoint.ErrConflict
+	}
+	js.last++
+	js.revisions = append(js.revisions, revision{number: js.last, doc: doc, at: time.Now()})
+	return js.last, nil
+}

@@ -1,0 +1,83 @@
+package pipeline
+
+import (
+	"context"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Links are the two connections of a session and what was learned from the table when they were opened.
+type Links struct {
+	Upstream Upstream
+	Broker   Broker
+	Store    Store
+	Writer   Writer // nil: ticks are left to others and settings are not changed
+
+	Checkpoint checkpoint.Config
+	Decoder    decoder.Config // of the table as it is now
+	Binary     bool           // every type that is read has a binary reader
+}
+
+// Close closes both connections at once. It does not close the Writer, which outlives sessions.
+func (l *Links) Close() {
+	l.Upstream.Close()
+	l.Broker.Close()
+}
+
+// Upstream is the PostgreSQL side of a session: a replication connection and an ordinary one to the same server.
+type Upstream interface {
+	Server(ctx context.Context) (outbox.ServerState, error)
+	Slot(ctx context.Context) (outbox.SlotState, error)
+	// Publication returns a fault where the publication does not publish the table's inserts whole.
+	Publication(ctx context.Context) (outbox.PublicationIdentity, error)
+	// Start starts the stream. A slot in use is a fault with code outbox.CodeSlotInUse.
+	Start(ctx context.Context, from outbox.LSN, binary bool) error
+	// Batches is closed when the stream ends; Err then says why.
+	Batches() <-chan *outbox.Batch
+	Err() error
+	// Confirm sets the LSN that is reported as written, flushed and applied. It never blocks.
+	Confirm(lsn outbox.LSN)
+	// Stop ends the stream in order: the last status has been sent when it returns.
+	Stop(ctx context.Context) error
+	Close()
+}
+
+// Broker is the JetStream side of a session: one connection without reconnect.
+type Broker interface {
+	// Check returns a fault where the stream is not set up as it must be. A missing stream is none: State says so.
+	Check(ctx context.Context) error
+	State(ctx context.Context) (outbox.StreamState, error)
+	// Publisher returns the only publisher of this session; its first message expects lastSeq.
+	Publisher(lastSeq uint64) Publisher
+	// Lost is closed when the connection is gone; Err then says why.
+	Lost() <-chan struct{}
+	Err() error
+	Close()
+}
+
+// Publisher publishes messages in order; see package sink. All methods are for one goroutine.
+type Publisher interface {
+	Full() bool
+	Publish(e *outbox.Event, h *outbox.Header) error
+	Flush(now time.Time) time.Duration
+	Notify() <-chan struct{}
+	Acked() uint64
+	Sent() uint64
+	Check(now time.Time) error
+	InFlight() (messages, bytes int)
+}
+
+// Store keeps the checkpoint record. Save is a compare-and-set: it fails unless revision is the record's present one.
+type Store interface {
+	Load(ctx context.Context) (record *checkpoint.Record, revision uint64, err error)
+	Save(ctx context.Context, record *checkpoint.Record, revision uint64) (uint64, error)
+}
+
+// Writer writes logical messages into the WAL over a connection of its own, which it opens and reopens by itself.
+type Writer interface {
+	Tick(ctx context.Context) error
+	Change(ctx context.Context, s outbox.Settings) error
+}

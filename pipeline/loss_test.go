@@ -1,0 +1,256 @@
+package pipeline
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// stopped is a world in which two windows were published and recorded, and nothing runs.
+func stopped(t *testing.T, w *world) {
+	t.Helper()
+	pr := w.running(options{})
+	for range 3 {
+		w.write(3)
+		w.published()
+		w.sleep(1200 * time.Millisecond)
+	}
+	if err := pr.stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What shows a loss counts only when a second reading, on new connections, agrees.
+func TestLossIsReadTwice(t *testing.T) {
+	for name, c := range map[string]struct {
+		replicated bool
+		wait       time.Duration
+		hole       bool
+	}{
+		"one server": {false, 5 * time.Second, false},
+		"replicated": {true, 15 * time.Second, false},
+		"hole":       {false, 5 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+				stopped(t, w)
+				w.js.replicated = c.replicated
+				if c.hole {
+					w.js.messages[7], w.js.messages[8] = nil, nil
+				} else {
+					w.js.messages = w.js.messages[:7]
+				}
+				revisions := len(w.js.revisions)
+				pr := w.running(options{})
+				if n := len(pr.opens); n != 2 {
+					t.Fatalf("%d sessions", n)
+				}
+				if d := pr.opens[1].Sub(pr.opens[0]); d < c.wait || d > c.wait+100*time.Millisecond {
+					t.Errorf("read again after %v", d)
+				}
+				if len(w.js.revisions) == revisions {
+					t.Error("the record was not written before the start")
+				}
+				w.until(time.Minute, "published", func() bool { return len(w.js.messages) == 9+2*b2i(c.hole) })
+				w.same()
+			})
+		})
+	}
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// A reading that is not confirmed has no consequence.
+func TestLossThatWasNone(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		stopped(t, w)
+		all := w.js.messages
+		w.js.messages = all[:7:7]
+		places, revisions := len(w.record().Places), len(w.js.revisions)
+		pr := w.run(options{})
+		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
+		w.with(func() { w.js.messages = all })
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions || len(w.record().Places) != places {
+			t.Errorf("%d messages, %d new records", len(w.js.messages), len(w.js.revisions)-revisions)
+		}
+		w.write(3)
+		w.published()
+		w.same()
+	})
+}
+
+// Gaps end the run with the second reading, faults of the set-up with the first.
+func TestFaultsOfTheStart(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    func(w *world)
+		class outbox.Class
+		code  string
+		wait  time.Duration
+	}{
+		"slot lost":          {func(w *world) { w.pg.slot = outbox.SlotState{} }, outbox.Gap, "slot_missing", 5 * time.Second},
+		"slot moved":         {func(w *world) { w.pg.grow(w.pg.end + 5000); w.pg.confirmed = w.pg.end }, outbox.Gap, "slot_ahead", 5 * time.Second},
+		"stream lost":        {func(w *world) { w.js.exists = false }, outbox.Gap, "stream_missing", 5 * time.Second},
+		"stream made anew":   {func(w *world) { w.js.created = time.Now() }, outbox.Gap, "stream_recreated", 5 * time.Second},
+		"replicated":         {func(w *world) { w.js.created, w.js.replicated = time.Now(), true }, outbox.Gap, "stream_recreated", 15 * time.Second},
+		"record lost":        {func(w *world) { w.js.revisions = nil }, outbox.Gap, "record_missing", 5 * time.Second},
+		"server from a copy": {func(w *world) { w.pg.end -= 2000 }, outbox.Gap, "server_behind", 5 * time.Second},
+		"nothing there": {func(w *world) {
+			w.js.revisions, w.js.exists, w.pg.slot = nil, false, outbox.SlotState{}
+		}, outbox.Fatal, "not_initialised", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+				stopped(t, w)
+				w.with(func() { c.do(w) })
+				pr := w.run(options{})
+				f := pr.ends(time.Minute)
+				if f == nil || f.Class != c.class || f.Code != c.code {
+					t.Fatalf("ended with %v", pr.err)
+				}
+				if d := pr.opens[len(pr.opens)-1].Sub(pr.opens[0]); d < c.wait || d > c.wait+time.Second {
+					t.Errorf("%d sessions in %v", len(pr.opens), d)
+				}
+				if pr.p.Snapshot().State != StateStopped {
+					t.Error(pr.p.Snapshot().State)
+				}
+			})
+		})
+	}
+}
+
+// A gap that goes away before the second reading is none; a later one starts from the first reading again.
+func TestGapThatWasNone(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		stopped(t, w)
+		w.js.exists = false
+		pr := w.run(options{})
+		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
+		w.with(func() { w.js.exists = true })
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.with(func() {
+			w.js.exists = false
+			pr.link().cut(true)
+		})
+		again := time.Now()
+		if f := pr.ends(time.Minute); f == nil || f.Code != "stream_missing" || time.Since(again) < 5*time.Second {
+			t.Errorf("ended after %v with %v", time.Since(again), pr.err)
+		}
+	})
+}
+
+// A clean reading takes back what the one before it showed, also where the process only becomes a standby.
+func TestStandbyForgetsALoss(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		owner := w.running(options{})
+		w.write(3)
+		w.published()
+		w.with(func() { w.js.exists = false })
+		standby := w.run(options{})
+		w.until(time.Minute, "a first reading", func() bool { return standby.p.Snapshot().State == StateWaiting })
+		w.with(func() { w.js.exists = true })
+		w.until(time.Minute, "standby", func() bool { return standby.p.Snapshot().State == StateStandby })
+		w.sleep(time.Hour)
+		w.with(func() { w.js.exists = false })
+		owner.kill()
+		w.until(time.Minute, "a new reading", func() bool { return len(standby.opens) == 3 })
+		again := time.Now()
+		if f := standby.ends(time.Minute); f == nil || f.Code != "stream_missing" || time.Since(again) < 5*time.Second {
+			t.Errorf("ended after %v with %v", time.Since(again), standby.err)
+		}
+	})
+}
+
+// Two readings that show different losses do not agree.
+func TestDifferentLosses(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		stopped(t, w)
+		w.js.messages = w.js.messages[:7:7]
+		pr := w.run(options{})
+		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
+		w.with(func() { w.js.messages = w.js.messages[:6:6] })
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		if n := len(pr.opens); n != 3 || pr.opens[2].Sub(pr.opens[1]) < 5*time.Second {
+			t.Errorf("%d sessions", n)
+		}
+		w.published()
+		w.same()
+	})
+}
+
+// Where the place moved while the slot was taken over, everything is read anew.
+func TestPlaceMoves(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		first := w.running(options{})
+		for range 3 {
+			w.write(3)
+			w.published()
+			w.sleep(4 * time.Minute) // a record each
+		}
+		if err := first.stop(); err != nil {
+			t.Fatal(err)
+		}
+		messages, revisions := w.js.messages, w.js.revisions
+		for i, r := range revisions { // as it was while the last owner was still at work
+			rec, err := checkpoint.Decode(r.doc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rec.Places[len(rec.Places)-1].Seq == 6 {
+				w.js.messages, w.js.revisions = messages[:6:6], revisions[:i+1:i+1]
+				break
+			}
+		}
+		pr := w.running(options{open: func(l *Links) {
+			l.Upstream = &starting{l.Upstream.(*upstream), func() { w.js.messages, w.js.revisions = messages, revisions }}
+		}})
+		if n := len(pr.opens); n != 2 {
+			t.Errorf("%d sessions", n)
+		}
+		w.write(3)
+		w.published()
+		w.same()
+	})
+}
+
+// starting does something when replication starts.
+type starting struct {
+	*upstream
+	do func()
+}
+
+func (s *starting) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	s.lock()
+	s.do()
+	s.unlock()
+	return s.upstream.Start(ctx, from, binary)
+}
+
+// A stream that was emptied is read twice at each start anew: what one session was told is no second reading for the next.
+func TestEmptied(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		stopped(t, w)
+		w.js.removed = len(w.js.messages)
+		pr := w.running(options{})
+		if n := len(pr.opens); n != 2 {
+			t.Errorf("%d sessions", n)
+		}
+		pr.link().cut(true)
+		w.sleep(time.Millisecond)
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		if n := len(pr.opens); n != 4 {
+			t.Errorf("%d sessions", n)
+		}
+		w.write(3)
+		w.published()
+		w.same()
+	})
+}

@@ -1,0 +1,180 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
+)
+
+// Config is what a pipeline needs. All fields but Registerer and Logger are required.
+type Config struct {
+	// Open opens both connections. It is called once a session; ctx limits the opening, not what it returns.
+	Open func(ctx context.Context) (*Links, error)
+
+	Settings outbox.Settings // the configured ordering settings
+	Ticks    bool            // write ticks (reorder.tick: wal)
+	Scratch  reorder.Scratch
+	// StopTimeout limits how long a clean stop waits for what is in flight.
+	StopTimeout time.Duration
+
+	Registerer prometheus.Registerer // nil: metrics go nowhere
+	Logger     *slog.Logger          // nil: no logs
+}
+
+// The pauses between sessions.
+const (
+	backoffMin = 50 * time.Millisecond
+	backoffMax = 400 * time.Millisecond
+
+	// A loss counts only when a second reading on new connections agrees, this much later: a server that is just starting, or a
+	// follower that lags, must not be believed at once.
+	secondReading           = 5 * time.Second
+	secondReadingReplicated = 15 * time.Second
+
+	complaintInterval = 30 * time.Second
+)
+
+// Pipeline runs sessions until it is told to stop or one ends with a fault that needs a person.
+type Pipeline struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *metrics
+	health  health
+
+	text    bool    // a type without a binary reader came: text form from now on
+	suspect suspect // the loss that the last reading showed
+
+	complaint  string // what was last logged as a session's end
+	complained time.Time
+}
+
+// suspect is a loss that one reading has shown and no second one confirmed yet.
+type suspect struct {
+	loss       string
+	at         time.Time
+	replicated bool
+}
+
+// errSuspect ends a session that saw a loss for the first time.
+type errSuspect struct{ suspect }
+
+func (e *errSuspect) Error() string { return "to be read again: " + e.loss }
+
+// New returns a pipeline. It starts nothing.
+func New(cfg Config) *Pipeline {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Pipeline{cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer)}
+	p.health.init()
+	p.metrics.observe(&p.health)
+	return p
+}
+
+// Run runs session after session until ctx is cancelled, which is a clean stop and returns nil, or until a fault that is not
+// transient: that is returned, as *outbox.Fault.
+func (p *Pipeline) Run(ctx context.Context) error {
+	defer p.health.set(StateStopped, nil)
+	for attempt := 0; ; attempt++ {
+		proved, err := p.session(ctx)
+		if ctx.Err() != nil && outbox.ClassOf(err) == outbox.Transient {
+			if err != nil && !errors.Is(err, context.Canceled) {
+				p.log.Warn("stopped before everything in flight was acknowledged; it is found again at the next start", "err", err)
+			}
+			return nil
+		}
+		if proved {
+			attempt = 0
+		}
+		wait, err := p.after(err, attempt)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// after says how long to wait before the next session, or returns the error that ends the run.
+func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
+	var again *errSuspect
+	switch fault := outbox.FaultOf(err); {
+	case errors.As(err, &again):
+	case err == nil, fault == nil, fault.Class == outbox.Transient:
+		wait := backoff(attempt)
+		p.metrics.sessionEnded(err)
+		p.health.set(StateWaiting, err)
+		if fault != nil && fault.Code == outbox.CodeSlotInUse || errors.Is(err, errSlotFree) {
+			wait = 0
+		} else {
+			p.complain(wait, err)
+		}
+		return wait, nil
+	case fault.Class == outbox.Gap:
+		if fault.Seen || p.suspect.confirms(fault.Code, time.Now()) {
+			return 0, err
+		}
+		again = &errSuspect{suspect{loss: fault.Code, at: time.Now(), replicated: p.health.replicated()}}
+		err = fault
+	default:
+		return 0, err
+	}
+	p.metrics.sessionEnded(err)
+	p.health.set(StateWaiting, err)
+	if p.suspect.loss != again.loss {
+		p.suspect = again.suspect
+	}
+	p.log.Warn("a loss was read; reading again before it counts", "in", p.suspect.wait(), "err", err)
+	return time.Until(p.suspect.at.Add(p.suspect.wait())), nil
+}
+
+// complain logs why a session ended: the same reason once in complaintInterval, whatever the number of attempts.
+func (p *Pipeline) complain(wait time.Duration, err error) {
+	level, now := slog.LevelWarn, time.Now()
+	if text := fmt.Sprint(err); text == p.complaint && now.Sub(p.complained) < complaintInterval {
+		level = slog.LevelDebug
+	} else {
+		p.complaint, p.complained = text, now
+	}
+	p.log.Log(context.Background(), level, "session ended; starting again", "in", wait.Round(time.Millisecond), "err", err)
+}
+
+// confirms reports whether a reading at now that shows loss is the second one that agrees.
+func (s *suspect) confirms(loss string, now time.Time) bool {
+	return s.loss == loss && now.Sub(s.at) >= s.wait()
+}
+
+func (s *suspect) wait() time.Duration {
+	if s.replicated {
+		return secondReadingReplicated
+	}
+	return secondReading
+}
+
+// backoff grows from backoffMin to backoffMax, with jitter so that two outflows do not run in step.
+func backoff(attempt int) time.Duration {
+	d := min(2*backoffMin<<min(attempt, 8), backoffMax)
+	return d/2 + rand.N(d/2+1)
+}
+
+// within runs one read of the start with its own time limit; the limit's end is reported with what was read.
+func within[T any](ctx context.Context, what string, read func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	v, err := read(ctx)
+	if err != nil {
+		return v, fmt.Errorf("read %s: %w", what, err)
+	}
+	return v, nil
+}

@@ -1,0 +1,393 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	timeline = 1
+	systemID = "7361530121234511111"
+)
+
+var errDown = errors.New("the connection is gone")
+
+// postgres is a server with one slot. The world's lock guards it.
+type postgres struct {
+	w   *world
+	rnd *rand.Rand
+
+	wal     []*transaction
+	end     outbox.LSN    // of the WAL
+	grown   chan struct{} // closed when it grows
+	lsnOf   map[string]outbox.LSN
+	payload uint32 // type of the payload column
+
+	slot        outbox.SlotState
+	active      *upstream
+	confirmed   outbox.LSN
+	earlier     []outbox.LSN // what was confirmed before
+	confirmedAt []moment
+	identity    outbox.PublicationIdentity
+	recovery    bool
+
+	down       time.Time     // nothing can connect until then
+	delay      time.Duration // between batches
+	quiet      bool          // it sends no keepalive by itself
+	writeDelay time.Duration
+	writeFails int         // so many of the next writes fail,
+	failsLate  bool        // though they are in the WAL
+	ticks      []time.Time // that the pipeline wrote
+	changes    []outbox.Settings
+}
+
+// moment is when an LSN was reached.
+type moment struct {
+	at  time.Time
+	lsn outbox.LSN
+}
+
+func newPostgres(w *world, seed uint64) *postgres {
+	return &postgres{
+		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}), payload: oidText,
+		confirmed: 0x1000000, writeDelay: 300 * time.Microsecond,
+		slot:     outbox.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1},
+		identity: outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730},
+	}
+}
+
+// commitTime is the server's clock, as commit timestamps have it.
+func commitTime(t time.Time) int64 {
+	return t.Sub(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).Microseconds()
+}
+
+// commit appends a transaction. The lock is held.
+func (pg *postgres) commit(rows []row, messages ...logical) *transaction {
+	return pg.commitAt(time.Now(), rows, messages...)
+}
+
+func (pg *postgres) commitAt(at time.Time, rows []row, messages ...logical) *transaction {
+	x := &transaction{rows: rows, logical: messages, time: commitTime(at)}
+	x.start = pg.end + outbox.LSN(48+64*len(rows))
+	x.end = x.start + 48
+	pg.wal = append(pg.wal, x)
+	pg.grow(x.end)
+	return x
+}
+
+// grow moves the end of the WAL; by itself, it is what other databases write.
+func (pg *postgres) grow(end outbox.LSN) {
+	pg.end = end
+	close(pg.grown)
+	pg.grown = make(chan struct{})
+}
+
+// crash lets the slot go back to what was on disk, and ends all connections.
+func (pg *postgres) crash() {
+	if n := len(pg.earlier); n > 0 {
+		pg.confirmed = pg.earlier[pg.rnd.IntN(n)]
+	}
+	for _, u := range pg.w.upstreams() {
+		u.cut(true)
+	}
+}
+
+func (pg *postgres) settle(lsn outbox.LSN) {
+	if lsn <= pg.confirmed {
+		return
+	}
+	pg.earlier = append(pg.earlier, pg.confirmed)
+	pg.confirmed = lsn
+	pg.confirmedAt = append(pg.confirmedAt, moment{time.Now(), lsn})
+	pg.w.checkConfirmed(lsn)
+}
+
+// upstream is the PostgreSQL side of a session.
+type upstream struct {
+	pg      *postgres
+	batches chan *outbox.Batch
+	gone    chan struct{} // closed when the connection is
+	dead    bool
+	err     error
+	started bool
+	stopped bool // in order
+	report  outbox.LSN
+	timer   bool
+	binary  bool
+	from    outbox.LSN
+	sent    outbox.LSN // newest marker
+	taken   int        // batches handed out
+}
+
+func (u *upstream) lock()   { u.pg.w.mu.Lock() }
+func (u *upstream) unlock() { u.pg.w.mu.Unlock() }
+
+// ask takes the time of one question.
+func (u *upstream) ask(ctx context.Context) error {
+	select {
+	case <-time.After(200 * time.Microsecond):
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-u.gone:
+	}
+	u.lock()
+	defer u.unlock()
+	if u.dead || time.Now().Before(u.pg.down) {
+		return errDown
+	}
+	return nil
+}
+
+func (u *upstream) Server(ctx context.Context) (outbox.ServerState, error) {
+	err := u.ask(ctx)
+	u.lock()
+	defer u.unlock()
+	return outbox.ServerState{
+		SystemID: systemID, Database: "app", Version: 180000, History: outbox.History{Timeline: timeline}, WALEnd: u.pg.end,
+		InRecovery: u.pg.recovery, WALSenderTimeout: time.Minute,
+	}, err
+}
+
+func (u *upstream) Slot(ctx context.Context) (outbox.SlotState, error) {
+	err := u.ask(ctx)
+	u.lock()
+	defer u.unlock()
+	s := u.pg.slot
+	s.Active, s.Confirmed, s.Restart = u.pg.active != nil, u.pg.confirmed, u.pg.confirmed
+	if s.Active {
+		s.ActivePID = 4711
+	}
+	return s, err
+}
+
+func (u *upstream) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+	err := u.ask(ctx)
+	u.lock()
+	defer u.unlock()
+	return u.pg.identity, err
+}
+
+func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	if err := u.ask(ctx); err != nil {
+		return err
+	}
+	u.lock()
+	defer u.unlock()
+	if u.pg.active != nil {
+		return &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeSlotInUse, What: "slot in use"}
+	}
+	u.pg.active, u.started, u.binary, u.from = u, true, binary, from
+	u.pg.w.started = append(u.pg.w.started, start{time.Now(), from, binary})
+	go u.stream(max(from, u.pg.confirmed))
+	return nil
+}
+
+// stream sends what is in the WAL: every transaction whose commit record starts at from or later.
+func (u *upstream) stream(from outbox.LSN) {
+	defer close(u.batches)
+	var pending []outbox.WALMessage
+	next, described := 0, false
+	rnd := rand.New(rand.NewPCG(uint64(from), 7))
+	for {
+		u.lock()
+		for len(pending) < 8 && next < len(u.pg.wal) {
+			x := u.pg.wal[next]
+			next++
+			if x.start < from {
+				continue
+			}
+			messages := x.messages(!described, u.pg.payload, u.binary)
+			described = described || len(x.rows) > 0
+			if rnd.IntN(4) == 0 && !u.pg.quiet { // a keepalive inside reports the start of the commit record
+				u.sent = max(u.sent, x.start)
+				messages = slices.Insert(messages, len(messages)-1, outbox.WALMessage{Keepalive: true, WALEnd: u.sent})
+			}
+			pending = append(pending, messages...)
+		}
+		if len(pending) == 0 && u.sent < u.pg.end && !u.pg.quiet {
+			u.sent = u.pg.end
+			pending = append(pending, outbox.WALMessage{Keepalive: true, WALEnd: u.pg.end})
+		}
+		grown, delay := u.pg.grown, u.pg.delay
+		u.unlock()
+		if len(pending) == 0 {
+			select {
+			case <-grown:
+				// It comes a moment later.
+				if !u.pause(time.Duration(rnd.IntN(800)) * time.Microsecond) {
+					return
+				}
+			case <-u.gone:
+				return
+			}
+			continue
+		}
+		if !u.pause(delay) {
+			return
+		}
+		n := min(1+rnd.IntN(12), len(pending))
+		select {
+		case u.batches <- batchOf(pending[:n]):
+			u.lock()
+			u.taken++
+			u.unlock()
+		case <-u.gone:
+			return
+		}
+		pending = pending[n:]
+	}
+}
+
+func (u *upstream) pause(d time.Duration) bool {
+	if d == 0 {
+		return true
+	}
+	select {
+	case <-time.After(d):
+		return true
+	case <-u.gone:
+		return false
+	}
+}
+
+// batchOf copies messages into a buffer that is overwritten when it is given back.
+func batchOf(messages []outbox.WALMessage) *outbox.Batch {
+	b := &outbox.Batch{Messages: append([]outbox.WALMessage(nil), messages...)}
+	for i := range b.Messages {
+		b.Messages[i].Data = append([]byte(nil), b.Messages[i].Data...)
+	}
+	released := false
+	b.Free = func() {
+		if released {
+			panic("a batch is given back twice")
+		}
+		released = true
+		for _, m := range b.Messages {
+			for i := range m.Data {
+				m.Data[i] = 0xFF
+			}
+		}
+	}
+	return b
+}
+
+func (u *upstream) Batches() <-chan *outbox.Batch { return u.batches }
+
+func (u *upstream) Err() error {
+	u.lock()
+	defer u.unlock()
+	return u.err
+}
+
+// Confirm reports within 100 ms.
+func (u *upstream) Confirm(lsn outbox.LSN) {
+	u.lock()
+	defer u.unlock()
+	u.report = max(u.report, lsn)
+	if u.timer || u.dead {
+		return
+	}
+	u.timer = true
+	time.AfterFunc(100*time.Millisecond, func() {
+		u.lock()
+		defer u.unlock()
+		u.timer = false
+		if !u.dead {
+			u.pg.settle(u.report)
+		}
+	})
+}
+
+func (u *upstream) Stop(ctx context.Context) error {
+	u.lock()
+	defer u.unlock()
+	if u.dead {
+		return errDown
+	}
+	u.pg.settle(u.report)
+	u.stopped = true
+	u.pg.w.stops++
+	u.end(true)
+	return nil
+}
+
+func (u *upstream) Close() {
+	u.lock()
+	defer u.unlock()
+	u.end(true)
+}
+
+// cut ends the connection. The server notices at once, or keeps the slot for a while.
+func (u *upstream) cut(noticed bool) {
+	if u.dead {
+		return
+	}
+	u.err = errDown
+	u.end(noticed)
+}
+
+func (u *upstream) end(noticed bool) {
+	if u.dead {
+		return
+	}
+	u.dead = true
+	close(u.gone)
+	if !u.started {
+		close(u.batches)
+	}
+	free := func() {
+		if u.pg.active == u {
+			u.pg.active = nil
+		}
+	}
+	if noticed {
+		free()
+		return
+	}
+	time.AfterFunc(time.Duration(u.pg.rnd.IntN(3000))*time.Millisecond, func() {
+		u.lock()
+		defer u.unlock()
+		free()
+	})
+}
+
+// writer writes logical messages as a process does.
+type writer struct{ pr *process }
+
+func (w *writer) Tick(ctx context.Context) error {
+	return w.write(ctx, logical{prefix: outbox.TickPrefix}, func(pg *postgres) { pg.ticks = append(pg.ticks, time.Now()) })
+}
+
+func (w *writer) Change(ctx context.Context, s outbox.Settings) error {
+	return w.write(ctx, logical{prefix: outbox.SettingsPrefix, content: s.Content("outflow")},
+		func(pg *postgres) { pg.changes = append(pg.changes, s) })
+}
+
+func (w *writer) write(ctx context.Context, m logical, note func(*postgres)) error {
+	pg := w.pr.w.pg
+	select {
+	case <-time.After(pg.writeDelay):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	pg.w.mu.Lock()
+	defer pg.w.mu.Unlock()
+	if w.pr.dead || time.Now().Before(pg.down) {
+		return errDown
+	}
+	if pg.writeFails > 0 {
+		pg.writeFails--
+		if pg.failsLate {
+			pg.commit(nil, m)
+		}
+		return errDown
+	}
+	note(pg)
+	pg.commit(nil, m)
+	return nil
+}

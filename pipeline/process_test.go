@@ -1,0 +1,297 @@
+package pipeline
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// A second process waits, is ready, and takes over when the slot is free.
+func TestStandby(t *testing.T) {
+	for name, kill := range map[string]bool{"after a kill": true, "after a stop": false} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+				owner := w.running(options{})
+				w.write(5)
+				standby := w.run(options{})
+				w.until(time.Second, "standby", func() bool { return standby.p.Snapshot().State == StateStandby })
+				w.sleep(time.Minute)
+				s := standby.p.Snapshot()
+				if s.State != StateStandby || !s.Ready() || !s.Alive(time.Now()) || len(standby.opens) != 1 || len(w.started) != 1 {
+					t.Fatalf("%+v, %d sessions, %d starts", s, len(standby.opens), len(w.started))
+				}
+				w.write(5)
+				if kill {
+					owner.kill()
+				} else if err := owner.stop(); err != nil {
+					t.Error(err)
+				}
+				w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil || w.pg.active == standby.up() })
+				free := time.Now()
+				w.until(time.Minute, "running", func() bool { return standby.p.Snapshot().State == StateRunning })
+				if d := w.started[1].at.Sub(free); d > 250*time.Millisecond {
+					t.Errorf("taken over after %v", d)
+				}
+				w.write(5)
+				w.published()
+				w.same()
+			})
+		})
+	}
+}
+
+// A standby that is told to stop stops.
+func TestStandbyStops(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.running(options{})
+		standby := w.run(options{})
+		w.until(time.Second, "standby", func() bool { return standby.p.Snapshot().State == StateStandby })
+		begun := time.Now()
+		if err := standby.stop(); err != nil || time.Since(begun) > time.Second {
+			t.Errorf("%v after %v", err, time.Since(begun))
+		}
+	})
+}
+
+// A clean stop: what is in flight is acknowledged, the newest place is recorded, the last confirmation goes out, replication ends
+// in order.
+func TestDrain(t *testing.T) {
+	in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.write(1)
+		w.sleep(20 * time.Millisecond)
+		w.with(func() { w.js.latency = 500 * time.Millisecond })
+		w.write(100)
+		w.until(time.Second, "everything is sent", func() bool { return pr.link().pub.last == 101 })
+		if n := len(w.js.messages); n != 1 {
+			t.Fatalf("%d messages are there too soon", n)
+		}
+		begun := time.Now()
+		if err := pr.stop(); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(begun); d < 900*time.Millisecond || d > 3*time.Second {
+			t.Errorf("it took %v", d)
+		}
+		end := w.pg.wal[len(w.pg.wal)-1].end
+		places := w.record().Places
+		if top := places[len(places)-1]; len(w.js.messages) != 101 || top.Seq != 101 || top.Due != end {
+			t.Errorf("%d messages, the newest place is %v, %d, the WAL ends at %v", len(w.js.messages), top.Due, top.Seq, end)
+		}
+		if w.stops != 1 || w.pg.confirmed != end || w.pg.active != nil {
+			t.Errorf("%d ended in order, confirmed %v of %v", w.stops, w.pg.confirmed, end)
+		}
+		if s := pr.p.Snapshot(); s.State != StateStopped || s.Ready() || s.Alive(time.Now()) {
+			t.Errorf("%+v", s)
+		}
+		w.same()
+	})
+}
+
+// What does not come within the stop timeout is not waited for.
+func TestDrainTimeout(t *testing.T) {
+	in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{stop: 3 * time.Second})
+		w.write(10)
+		w.published()
+		w.with(func() { w.js.paused = time.Now().Add(time.Hour) })
+		w.write(10)
+		w.sleep(100 * time.Millisecond)
+		begun := time.Now()
+		if err := pr.stop(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(begun); d < 2900*time.Millisecond || d > 3100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+		if w.stops != 1 {
+			t.Error("replication did not end in order")
+		}
+		w.with(func() { w.js.paused = time.Time{} })
+		w.sleep(time.Hour)
+		w.running(options{})
+		w.published()
+		w.same()
+	})
+}
+
+// A stop before anything is connected, and one in the middle of a start, end at once.
+func TestStopWhileStarting(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		for i := range 40 {
+			pr := w.run(options{})
+			w.sleep(time.Duration(i) * 150 * time.Microsecond)
+			begun := time.Now()
+			if err := pr.stop(); err != nil || time.Since(begun) > 50*time.Millisecond {
+				t.Errorf("stopped after %d: %v after %v", i, err, time.Since(begun))
+			}
+		}
+		w.with(func() { w.pg.down = time.Now().Add(time.Hour) })
+		pr := w.run(options{})
+		w.sleep(10 * time.Second)
+		begun := time.Now()
+		if err := pr.stop(); err != nil || time.Since(begun) > 50*time.Millisecond {
+			t.Errorf("%v after %v", err, time.Since(begun))
+		}
+	})
+}
+
+// The pauses between sessions lie between 50 and 400 ms, and grow.
+func TestBackoff(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		for range 3 { // a proved session begins them anew
+			n, cut := len(pr.opens), time.Now()
+			w.with(func() {
+				w.pg.down = time.Now().Add(time.Minute)
+				pr.up().cut(true)
+			})
+			w.sleep(time.Minute)
+			opens := pr.opens[n:]
+			if d := opens[0].Sub(cut); d > 102*time.Millisecond {
+				t.Errorf("the first attempt after %v", d)
+			}
+			if len(opens) < 60_000/405 {
+				t.Errorf("%d attempts in a minute", len(opens))
+			}
+			for i := 1; i < len(opens); i++ {
+				d := opens[i].Sub(opens[i-1]) - time.Millisecond // opening takes one
+				if d < 50*time.Millisecond || d > 400*time.Millisecond || i > 3 && d < 150*time.Millisecond {
+					t.Errorf("pause %d: %v", i, d)
+				}
+			}
+			w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+			if d := pr.opens[len(pr.opens)-1].Sub(w.pg.down); d > 401*time.Millisecond {
+				t.Errorf("connected after %v", d)
+			}
+		}
+	})
+	for attempt := range 100 {
+		for range 100 {
+			if d := backoff(attempt); d < backoffMin || d > backoffMax || attempt == 0 && d > 2*backoffMin {
+				t.Fatalf("attempt %d: %v", attempt, d)
+			}
+		}
+	}
+}
+
+// The states and what probes make of them.
+func TestHealth(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		stopped(t, w)
+		w.with(func() {
+			w.pg.down = time.Now().Add(time.Second)
+			w.pg.delay = 100 * time.Millisecond
+		})
+		pr := w.run(options{})
+		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) {
+			t.Errorf("%+v", s)
+		}
+		w.until(time.Second, "waiting", func() bool { return pr.p.Snapshot().State == StateWaiting })
+		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) || s.Error != errDown.Error() {
+			t.Errorf("%+v", s)
+		}
+		w.until(time.Minute, "catching up", func() bool { return pr.p.Snapshot().State == StateCatchingUp })
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.sleep(time.Minute)
+		if s := pr.p.Snapshot(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" || s.Lag(time.Now()) > time.Second {
+			t.Errorf("%+v", s)
+		}
+		w.with(func() { pr.link().cut(true) })
+		w.until(time.Second, "not ready", func() bool { s := pr.p.Snapshot(); return !s.Ready() && s.Error != "" })
+		w.with(func() { w.js.down = time.Now().Add(time.Hour) })
+		w.until(time.Second, "waiting", func() bool { return pr.p.Snapshot().State == StateWaiting })
+		w.sleep(time.Minute)
+		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) < time.Minute {
+			t.Errorf("%+v; an outage of the broker is no hanging process", s)
+		}
+	})
+}
+
+// A loop that hangs is not alive.
+func TestHanging(t *testing.T) {
+	now := time.Now()
+	for state, alive := range map[State]bool{StateRunning: false, StateCatchingUp: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
+		s := Snapshot{State: state, Since: now.Add(-time.Minute), beat: now.Add(-time.Minute)}
+		if s.Alive(now) != alive {
+			t.Errorf("%s: alive %t", state, !alive)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	in(t, defaults, time.Second, func(t *testing.T, w *world) {
+		reg := prometheus.NewRegistry()
+		pr := w.running(options{registry: reg})
+		w.write(12)
+		w.published()
+		w.sleep(time.Second)
+		w.with(func() { pr.up().cut(true) })
+		w.until(time.Minute, "a second session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		w.with(func() {
+			w.pg.commit(nil, logical{prefix: outbox.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
+		})
+		w.insert("friendsforever", "a:000001") // late: its window is gone
+		w.published()
+		w.sleep(10 * time.Second)
+		payload := 0
+		for _, x := range w.pg.wal {
+			for _, r := range x.rows {
+				payload += len(r.payload)
+			}
+		}
+		for name, want := range map[string]float64{
+			"events_published_total": 13, "published_bytes_total": float64(payload), "sessions_total": 2, "publish_errors_total": 1,
+			"commit_to_ack_seconds": 13, "ticks_total": float64(len(w.pg.ticks)), "tick_errors_total": 0, "settings_malformed_total": 1,
+			"late_events_total": 1, "held_events": 0, "held_bytes": 0, "in_flight_messages": 0, "in_flight_bytes": 0,
+			"received_lsn": float64(w.pg.end), "confirmed_lsn": float64(w.pg.confirmed), "published_lsn": float64(w.pg.end),
+			"slot_retained_bytes": 0, "lag_bytes": 0, "outbox_unpublished_count": 0, "outbox_age_seconds": 0, "ready": 1,
+		} {
+			if got := metric(t, reg, name); got != want {
+				t.Errorf("%s is %v, want %v", name, got, want)
+			}
+		}
+		if got := metric(t, reg, "lag_seconds"); got > heartbeat.Seconds() {
+			t.Errorf("lag %v s", got)
+		}
+		w.with(func() { w.js.paused = time.Now().Add(4 * time.Second) })
+		w.write(5)
+		w.sleep(3 * time.Second)
+		if n, age := metric(t, reg, "outbox_unpublished_count"), metric(t, reg, "outbox_age_seconds"); n != 5 || age < 2.9 || age > 3.1 {
+			t.Errorf("%v events unpublished for %v s", n, age)
+		}
+		if got := metric(t, reg, "lag_seconds"); got < 2.5 || got > 3.5 {
+			t.Errorf("lag %v s", got)
+		}
+	})
+}
+
+// A lost connection ends the session at once, also where nothing is in flight; what is not read stays with PostgreSQL.
+func TestConnectionLost(t *testing.T) {
+	for name, cut := range map[string]func(pr *process){
+		"broker":   func(pr *process) { pr.link().cut(true) },
+		"postgres": func(pr *process) { pr.up().cut(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, 0, func(t *testing.T, w *world) {
+				pr := w.running(options{})
+				w.sleep(time.Second)
+				for range 20 {
+					cut(pr)
+					w.sleep(time.Millisecond)
+					if s := pr.p.Snapshot(); s.State == StateRunning || len(w.links()) > 0 || len(w.upstreams()) > 0 {
+						t.Fatalf("%s, %d connections to the broker, %d to the server", s.State, len(w.links()), len(w.upstreams()))
+					}
+					w.write(1)
+					w.published()
+					w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+					w.sleep(13 * time.Millisecond)
+				}
+				w.same()
+			})
+		})
+	}
+}

@@ -1,0 +1,144 @@
+package pipeline
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// publisher keeps the contract of sink.Publisher: the last message is held back until it is known whether more come, and only some
+// ask for an acknowledgement, which proves all before it.
+type publisher struct {
+	link         *link
+	last         uint64 // predicted for the last message
+	acknowledged uint64
+	dues         []uint64 // asked for and not acknowledged
+	since        int      // messages since the last that asked
+	held         *sent
+	heldAt       time.Time
+	waiting      time.Time // since when no acknowledgement has come though some are due
+	err          error
+	notify       chan struct{}
+	rounds       int      // of the loop, by Flush
+	calls        int      // of Full: about one for each message made
+	sent         []string // all that was handed to it
+}
+
+func (p *publisher) Full() bool {
+	p.link.lock()
+	defer p.link.unlock()
+	if p.calls++; p.link.js.onFull != nil {
+		p.link.js.onFull(p.calls)
+	}
+	return int(p.last-p.acknowledged) >= p.link.js.limit
+}
+
+func (p *publisher) Publish(e *outbox.Event, h *outbox.Header) error {
+	p.link.lock()
+	defer p.link.unlock()
+	if int(p.last-p.acknowledged) >= p.link.js.limit {
+		panic("published while full")
+	}
+	if p.err != nil {
+		return p.err
+	}
+	if p.link.js.poison != "" && string(e.Payload) == p.link.js.poison {
+		return &outbox.Fault{Class: outbox.Poison, Code: "too_large", What: fmt.Sprintf("the row at %v can't be published", e.Pos)}
+	}
+	if p.held != nil {
+		p.out(p.since+1 >= p.link.js.ackEvery)
+	}
+	p.held = &sent{text: line(e, h), header: *h, last: p.last}
+	p.heldAt = time.Time{}
+	p.last++
+	return nil
+}
+
+func (p *publisher) out(reply bool) {
+	p.since++
+	if reply {
+		p.dues = append(p.dues, p.held.last+1)
+		p.since = 0
+	}
+	p.held.reply = reply
+	p.sent = append(p.sent, p.held.text)
+	p.link.send(*p.held)
+	p.held = nil
+}
+
+func (p *publisher) Flush(now time.Time) time.Duration {
+	p.link.lock()
+	defer p.link.unlock()
+	p.rounds++
+	if p.held == nil || p.err != nil {
+		return 0
+	}
+	if len(p.dues) > 0 {
+		if p.heldAt.IsZero() {
+			p.heldAt = now
+		}
+		if wait := 2*time.Millisecond - now.Sub(p.heldAt); wait > 0 {
+			return wait
+		}
+	}
+	p.out(true)
+	return 0
+}
+
+// answered takes an acknowledgement or a refusal. The lock is held.
+func (p *publisher) answered(seq uint64, ok bool) {
+	if !ok && p.err == nil {
+		p.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", What: fmt.Sprintf("message %d was refused", seq)}
+	}
+	if p.err == nil && seq > p.acknowledged {
+		p.acknowledged = seq
+		for len(p.dues) > 0 && p.dues[0] <= seq {
+			p.dues = p.dues[1:]
+		}
+		p.waiting = time.Time{}
+	}
+	select {
+	case p.notify <- struct{}{}:
+	default:
+	}
+}
+
+func (p *publisher) Notify() <-chan struct{} { return p.notify }
+
+func (p *publisher) Acked() uint64 {
+	p.link.lock()
+	defer p.link.unlock()
+	return p.acknowledged
+}
+
+func (p *publisher) Sent() uint64 {
+	p.link.lock()
+	defer p.link.unlock()
+	return p.last
+}
+
+func (p *publisher) Check(now time.Time) error {
+	p.link.lock()
+	defer p.link.unlock()
+	switch {
+	case p.err != nil:
+		return p.err
+	case p.link.dead:
+		return errDown
+	case len(p.dues) == 0:
+		p.waiting = time.Time{}
+	case p.waiting.IsZero():
+		p.waiting = now
+	case now.Sub(p.waiting) >= 5*time.Second:
+		p.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", What: "no acknowledgement for 5s"}
+		return p.err
+	}
+	return nil
+}
+
+func (p *publisher) InFlight() (messages, bytes int) {
+	p.link.lock()
+	defer p.link.unlock()
+	return int(p.last - p.acknowledged), 0
+}

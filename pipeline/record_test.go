@@ -1,0 +1,189 @@
+package pipeline
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// The first record of a session is stored at once, the others at the interval.
+func TestRecordInterval(t *testing.T) {
+	for name, c := range map[string]struct{ durable, interval time.Duration }{
+		"a second":    {2 * time.Second, time.Second},
+		"a 32nd part": {160 * time.Second, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, c.durable, func(t *testing.T, w *world) {
+				w.running(options{})
+				w.sleep(time.Minute)
+				n, begun := len(w.js.revisions), time.Now()
+				for range 300 {
+					w.write(1)
+					w.sleep(100 * time.Millisecond)
+				}
+				revisions := w.js.revisions[n:]
+				if d := revisions[0].at.Sub(begun); d > 200*time.Millisecond {
+					t.Errorf("the first record after %v", d)
+				}
+				if got, want := len(revisions), int(30*time.Second/c.interval); got < want-1 || got > want+1 {
+					t.Errorf("%d records in 30s, want about %d", got, want)
+				}
+				for i := 1; i < len(revisions); i++ {
+					if d := revisions[i].at.Sub(revisions[i-1].at); d < c.interval-time.Millisecond {
+						t.Errorf("records %v apart", d)
+					}
+				}
+				w.same()
+			})
+		})
+	}
+}
+
+// A place is confirmed once it has been in the record for durable_after, and soon after that.
+func TestConfirmation(t *testing.T) {
+	const durable = 10 * time.Second
+	in(t, defaults, durable, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.sleep(time.Minute)
+		for range 50 {
+			w.write(1)
+			w.sleep(300 * time.Millisecond)
+		}
+		w.sleep(time.Minute)
+		stored := map[outbox.LSN]time.Time{}
+		w.eachPlace(func(lsn outbox.LSN, at time.Time) {
+			if _, ok := stored[lsn]; !ok {
+				stored[lsn] = at
+			}
+		})
+		moments := w.pg.confirmedAt
+		if len(moments) < 10 {
+			t.Fatalf("%d confirmations", len(moments))
+		}
+		for _, m := range moments {
+			at, ok := stored[m.lsn]
+			if d := m.at.Sub(at); !ok || d < durable || d > durable+500*time.Millisecond {
+				t.Errorf("%v is confirmed %v after it was stored (%t)", m.lsn, d, ok)
+			}
+		}
+		if top := w.pg.wal[len(w.pg.wal)-1].end; w.pg.confirmed < top {
+			t.Errorf("confirmed up to %v, the WAL ends at %v", w.pg.confirmed, top)
+		}
+	})
+}
+
+// Where the outbox is silent, keepalives move the place and the confirmed LSN; never past an event that is held.
+func TestMarkers(t *testing.T) {
+	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+		w.running(options{noTicks: true})
+		others := func() {
+			for range 20 {
+				w.with(func() { w.pg.grow(w.pg.end + 1000) })
+				w.sleep(500 * time.Millisecond)
+			}
+		}
+		others()
+		w.sleep(5 * time.Second)
+		places := w.record().Places
+		if top := places[len(places)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
+			t.Errorf("place %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
+		}
+		w.write(1)
+		held := w.pg.wal[0]
+		others()
+		w.sleep(5 * time.Second)
+		if places = w.record().Places; places[len(places)-1].Due >= held.end || w.pg.confirmed >= held.end {
+			t.Errorf("place %v, confirmed %v, though %v is held", places[len(places)-1].Due, w.pg.confirmed, held.end)
+		}
+		w.with(func() { w.pg.commit(nil, logical{prefix: outbox.TickPrefix}) })
+		w.published()
+		others()
+		w.sleep(5 * time.Second)
+		if w.pg.confirmed != w.pg.end {
+			t.Errorf("confirmed %v, the WAL ends at %v", w.pg.confirmed, w.pg.end)
+		}
+	})
+}
+
+// No place of a keepalive while a message is not acknowledged.
+func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
+	in(t, outbox.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.sleep(time.Second)
+		w.with(func() { w.js.latency = 2 * time.Second })
+		w.write(1)
+		x := w.pg.wal[0]
+		w.with(func() { w.pg.grow(w.pg.end + 1000) })
+		w.sleep(3 * time.Second) // stored, not acknowledged
+		if places := w.record().Places; places[len(places)-1].Due >= x.end {
+			t.Errorf("the record has %v, the message of %v is not acknowledged", places[len(places)-1].Due, x.end)
+		}
+		w.sleep(20 * time.Second)
+		if places := w.record().Places; places[len(places)-1].Due != w.pg.end {
+			t.Errorf("the record has %v, the WAL ends at %v", places[len(places)-1].Due, w.pg.end)
+		}
+	})
+}
+
+// A record that somebody else wrote, or whose outcome is unknown, ends the session; the next one goes on.
+func TestRecordRefused(t *testing.T) {
+	for name, how := range map[string]saving{"unheard": saveUnheard, "late": saveLate, "never": saveNever, "foreign": saveWell} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+				pr := w.running(options{})
+				w.write(1)
+				w.published()
+				w.sleep(5 * time.Second)
+				w.with(func() {
+					w.js.saves = how
+					if how == saveWell {
+						top := w.js.revisions[len(w.js.revisions)-1]
+						if _, err := w.js.land(top.doc, top.number); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				w.write(1)
+				w.until(time.Minute, "a second session", func() bool { return len(pr.opens) >= 2 })
+				w.write(1)
+				w.published()
+				w.sleep(10 * time.Second)
+				if w.pg.confirmed < w.pg.wal[len(w.pg.wal)-1].end || pr.over() {
+					t.Errorf("confirmed %v; %v", w.pg.confirmed, pr.err)
+				}
+				w.same()
+			})
+		})
+	}
+}
+
+// Rows that are written while the table is out of the publication are in no WAL data: nothing is recorded or confirmed after it
+// was changed, and when a second reading agrees, a person decides.
+func TestPublicationChanged(t *testing.T) {
+	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.write(3)
+		w.sleep(1500 * time.Millisecond)
+		w.with(func() { w.pg.identity.RelXmin++ })
+		revisions, changed := len(w.js.revisions), w.pg.end
+		for range 20 {
+			w.write(1)
+			w.sleep(100 * time.Millisecond)
+		}
+		f := pr.ends(time.Minute)
+		if f == nil || f.Class != outbox.Gap || f.Code != "publication_changed" {
+			t.Fatalf("ended with %v", pr.err)
+		}
+		if f.From == 0 || f.From > changed || f.To < changed {
+			t.Errorf("range %v to %v, it was changed at %v", f.From, f.To, changed)
+		}
+		if len(w.js.revisions) != revisions || w.pg.confirmed > changed {
+			t.Errorf("%d records after it, confirmed %v", len(w.js.revisions)-revisions, w.pg.confirmed)
+		}
+		n := len(pr.opens)
+		if d := pr.opens[n-1].Sub(pr.opens[n-2]); n != 3 || d < 5*time.Second || d > 5100*time.Millisecond {
+			t.Errorf("%d sessions, the last after %v", n, d)
+		}
+	})
+}

@@ -1,0 +1,148 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	openTimeout  = 10 * time.Second
+	readTimeout  = time.Second
+	standbyPoll  = 200 * time.Millisecond
+	writeTimeout = 5 * time.Second
+)
+
+// codeDivergence is the code of the fault of checkpoint.Proof: the one gap that no reading shows.
+const codeDivergence = "divergence"
+
+// errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.
+var errSlotFree = errors.New("the slot has become free")
+
+// readings are everything that a start decides from, and the revision of the record among it.
+type readings struct {
+	checkpoint.Readings
+	revision uint64
+}
+
+// session runs one session: connect, read, find the place, hold the slot, read again, then the loop. proved says whether it came
+// so far that the pauses between sessions start small again.
+func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
+	p.health.set(StateConnecting, nil)
+	p.metrics.sessions.Inc()
+	openCtx, cancel := context.WithTimeout(ctx, openTimeout)
+	links, err := p.cfg.Open(openCtx)
+	cancel()
+	if err != nil {
+		return false, err
+	}
+	defer links.Close()
+	if err := links.Broker.Check(ctx); err != nil {
+		return false, err
+	}
+
+	first, start, err := p.findPlace(ctx, links)
+	if err != nil {
+		return false, err
+	}
+	if first.Slot.Active {
+		return false, p.standBy(ctx, links, first.Slot)
+	}
+	binary := links.Binary && !p.text
+	if err := links.Upstream.Start(ctx, start.Place.Due, binary); err != nil {
+		if fault := outbox.FaultOf(err); fault != nil && fault.Code == outbox.CodeSlotInUse {
+			return false, p.standBy(ctx, links, first.Slot)
+		}
+		return false, fmt.Errorf("start replication at %v: %w", start.Place.Due, err)
+	}
+
+	// The slot is ours. What was read before may have been the work of its last owner in the middle.
+	held, again, err := p.findPlace(ctx, links)
+	if err != nil {
+		return false, err
+	}
+	if !start.Same(again) {
+		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Place.Due, start.Place.Seq, again.Place.Due, again.Place.Seq)
+	}
+	s := newSession(p, links, held, again)
+	defer s.close()
+	p.log.Info("session started", "place", again.Place.Due, "seq", again.Place.Seq, "last_seq", again.LastSeq,
+		"there", again.There, "binary", binary, "settings", again.Place.Settings)
+	err = s.run(ctx)
+	if errors.Is(err, decoder.ErrNeedText) {
+		p.text = true
+	}
+	return s.proof.Proved(), err
+}
+
+// findPlace reads slot, record, stream and server, in this order, and resolves the place to go on from. A loss that this is the
+// first reading to show ends the session.
+func (p *Pipeline) findPlace(ctx context.Context, links *Links) (readings, checkpoint.Start, error) {
+	r, err := read(ctx, links)
+	if err != nil {
+		return r, checkpoint.Start{}, err
+	}
+	p.health.read(&r.Readings)
+	start, err := checkpoint.Resolve(links.Checkpoint, r.Readings)
+	if err != nil {
+		return r, start, err
+	}
+	if start.Loss != "" && !p.suspect.confirms(start.Loss, r.Now) {
+		return r, start, &errSuspect{suspect{loss: start.Loss, at: r.Now, replicated: r.Stream.Replicated}}
+	}
+	if start.Loss == "" && p.suspect.loss != codeDivergence {
+		p.suspect = suspect{} // this reading does not agree; a divergence shows only later
+	}
+	return r, start, nil
+}
+
+func read(ctx context.Context, links *Links) (r readings, err error) {
+	if r.Slot, err = within(ctx, "slot", links.Upstream.Slot); err != nil {
+		return r, err
+	}
+	r.Record, err = within(ctx, "checkpoint record", func(ctx context.Context) (rec *checkpoint.Record, err error) {
+		rec, r.revision, err = links.Store.Load(ctx)
+		return rec, err
+	})
+	if err != nil {
+		return r, err
+	}
+	if r.Stream, err = within(ctx, "stream", links.Broker.State); err != nil {
+		return r, err
+	}
+	if r.Server, err = within(ctx, "server", links.Upstream.Server); err != nil {
+		return r, err
+	}
+	r.Now = time.Now()
+	if r.Slot.Exists || r.Record != nil { // with nothing set up yet, that is what is to be said, not that there is no publication
+		r.Publication, err = within(ctx, "publication", links.Upstream.Publication)
+	}
+	return r, err
+}
+
+// standBy waits until nobody holds the slot any more.
+func (p *Pipeline) standBy(ctx context.Context, links *Links, slot outbox.SlotState) error {
+	p.health.set(StateStandby, nil)
+	p.log.Info("standby: the slot is held by another session", "slot", links.Checkpoint.Slot, "pid", slot.ActivePID, "holder", slot.Holder)
+	poll := time.NewTicker(standbyPoll)
+	defer poll.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-poll.C:
+		}
+		slot, err := within(ctx, "slot", links.Upstream.Slot)
+		if err != nil {
+			return err
+		}
+		if !slot.Active {
+			return errSlotFree
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package pipeline
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+var wanted = outbox.Settings{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: 500, MaxBytes: 1 << 20}
+
+func foreign(horizon time.Duration) logical {
+	s := defaults
+	s.Horizon = horizon
+	return logical{prefix: outbox.SettingsPrefix, content: s.Content("outflow")}
+}
+
+// A session writes its settings once where others are in force, and again when it reads a change that is not its own.
+func TestChangeOfSettings(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.running(options{settings: wanted})
+		w.until(time.Second, "a change", func() bool { return len(w.pg.changes) == 1 })
+		w.write(3)
+		w.published()
+		w.sleep(10 * time.Second)
+		if len(w.pg.changes) != 1 || w.pg.changes[0] != wanted {
+			t.Fatalf("changes: %v", w.pg.changes)
+		}
+		w.with(func() { w.pg.commit(nil, foreign(time.Millisecond)) })
+		w.sleep(10 * time.Second)
+		if len(w.pg.changes) != 2 || w.pg.changes[1] != wanted {
+			t.Fatalf("changes: %v", w.pg.changes)
+		}
+		w.write(3)
+		w.published()
+		w.same()
+	})
+}
+
+func TestNoChangeOfTheSameSettings(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.sleep(10 * time.Second)
+		if len(w.pg.changes) != 0 {
+			t.Errorf("changes: %v", w.pg.changes)
+		}
+	})
+}
+
+// While a change is on its way through the WAL no other is written: also when a foreign one that was there before is read.
+func TestOneChangeOutstanding(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.with(func() {
+			w.pg.delay = 300 * time.Millisecond
+			w.pg.commit(nil, logical{prefix: "another", content: "x"})
+		})
+		w.run(options{settings: wanted})
+		w.until(time.Second, "a start", func() bool { return len(w.started) == 1 })
+		w.sleep(50 * time.Millisecond)
+		w.with(func() { w.pg.commit(nil, foreign(time.Millisecond)) }) // before its own
+		w.until(time.Minute, "a change", func() bool { return len(w.pg.changes) > 0 })
+		w.sleep(10 * time.Second)
+		if len(w.pg.changes) != 1 {
+			t.Errorf("%d changes", len(w.pg.changes))
+		}
+	})
+}
+
+// It is not written before the WAL was read up to where it ended when the session started.
+func TestChangeComesAfterCatchingUp(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.with(func() { w.pg.delay = 100 * time.Millisecond })
+		w.write(10)
+		w.with(func() { w.pg.commit(nil, logical{prefix: outbox.SettingsPrefix, content: wanted.Content("outflow")}) })
+		w.run(options{settings: wanted})
+		w.published()
+		w.sleep(10 * time.Second)
+		if len(w.pg.changes) != 0 {
+			t.Errorf("changes: %v", w.pg.changes)
+		}
+	})
+}
+
+// A change that failed is tried again.
+func TestChangeFails(t *testing.T) {
+	for name, late := range map[string]bool{"not written": false, "written all the same": true} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, 0, func(t *testing.T, w *world) {
+				w.pg.writeFails, w.pg.failsLate = 1, late
+				w.running(options{settings: wanted})
+				w.sleep(10 * time.Second)
+				if late && len(w.pg.changes) > 1 || !late && len(w.pg.changes) != 1 {
+					t.Errorf("changes: %v", w.pg.changes)
+				}
+				w.write(2)
+				w.published()
+				w.same()
+			})
+		})
+	}
+}

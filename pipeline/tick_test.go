@@ -1,0 +1,183 @@
+package pipeline
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestOneTickAfterOneHorizon(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.sleep(time.Second)
+		begun := time.Now()
+		w.write(1)
+		w.published()
+		w.sleep(10 * time.Second)
+		if n := len(w.pg.ticks); n != 1 {
+			t.Fatalf("%d ticks", n)
+		}
+		if d := w.pg.ticks[0].Sub(begun); d < 20*time.Millisecond || d > 25*time.Millisecond {
+			t.Errorf("the tick came after %v", d)
+		}
+		w.same()
+	})
+}
+
+func TestNoTickWhileDataComesIn(t *testing.T) {
+	in(t, outbox.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.write(1)
+		var last time.Time
+		for range 40 { // less than half a horizon apart, and nothing that closes a window
+			w.sleep(30 * time.Millisecond)
+			w.with(func() { w.pg.commit(nil, logical{prefix: "another", content: "x"}) })
+			last = time.Now()
+		}
+		if n := len(w.pg.ticks); n != 0 {
+			t.Errorf("%d ticks while data came in", n)
+		}
+		w.published()
+		if n := len(w.pg.ticks); n != 1 || w.pg.ticks[0].Sub(last) < 50*time.Millisecond {
+			t.Errorf("ticks at %v, the last data at %v", w.pg.ticks, last)
+		}
+		w.same()
+	})
+}
+
+// A tick that is slow to come back is followed by another one, one horizon later at the earliest.
+func TestOneTickPerHorizon(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.write(1)
+		w.sleep(5 * time.Millisecond)
+		w.with(func() { w.pg.delay = 300 * time.Millisecond })
+		w.published()
+		if n := len(w.pg.ticks); n < 5 {
+			t.Errorf("%d ticks", n)
+		}
+		for i := 1; i < len(w.pg.ticks); i++ {
+			if d := w.pg.ticks[i].Sub(w.pg.ticks[i-1]); d < 20*time.Millisecond {
+				t.Errorf("two ticks within %v", d)
+			}
+		}
+	})
+}
+
+// Before a session is proved it writes nothing, however long it holds events.
+func TestNoTickBeforeProof(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		pr := w.running(options{settings: defaults})
+		for range 5 {
+			w.write(4)
+			w.published()
+			w.sleep(1500 * time.Millisecond)
+		}
+		pr.kill()
+		w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil })
+		w.with(func() { w.pg.delay = 200 * time.Millisecond })
+		ticks := len(w.pg.ticks)
+		other := defaults
+		other.Horizon = 10 * time.Millisecond
+		pr = w.run(options{settings: other})
+		w.until(time.Minute, "catching up", func() bool { return pr.p.Snapshot().State == StateCatchingUp })
+		begun := time.Now()
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		if d := time.Since(begun); d < 100*time.Millisecond {
+			t.Fatalf("proved after %v: too soon to show anything", d)
+		}
+		if len(w.pg.ticks) != ticks || len(w.pg.changes) != 0 {
+			t.Errorf("%d ticks, %d changes of settings before the proof", len(w.pg.ticks)-ticks, len(w.pg.changes))
+		}
+	})
+}
+
+func TestTicksOff(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		w.running(options{noTicks: true})
+		w.write(1)
+		w.sleep(10 * time.Second)
+		if len(w.pg.ticks) != 0 || len(w.js.messages) != 0 {
+			t.Errorf("%d ticks, %d messages", len(w.pg.ticks), len(w.js.messages))
+		}
+		w.with(func() { w.pg.commit(nil, logical{prefix: outbox.TickPrefix}) }) // somebody else's
+		w.published()
+		w.same()
+	})
+}
+
+// A tick that could not be written is tried again a second later, and drops no session.
+func TestTickFails(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.with(func() { w.pg.writeFails = 2 })
+		begun := time.Now()
+		w.write(1)
+		w.published()
+		if d := time.Since(begun); d < 2*time.Second || d > 2500*time.Millisecond || len(pr.opens) != 1 {
+			t.Errorf("published after %v in %d sessions", d, len(pr.opens))
+		}
+	})
+}
+
+// While a tick is being written, the loop waits for it and for nothing else; no second one is asked for.
+func TestTickIsSlow(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.with(func() { w.pg.writeDelay = 3 * time.Second })
+		w.write(1)
+		w.sleep(time.Second)
+		var rounds int
+		w.with(func() { rounds = pr.link().pub.rounds })
+		w.sleep(time.Second)
+		w.with(func() { rounds = pr.link().pub.rounds - rounds })
+		if rounds > 20 {
+			t.Errorf("the loop went round %d times in a second with nothing to do", rounds)
+		}
+		w.published()
+		if len(w.pg.ticks) != 1 {
+			t.Errorf("%d ticks", len(w.pg.ticks))
+		}
+	})
+}
+
+// Where nothing is held nothing is remembered of what came in.
+func TestArrivalsAreForgotten(t *testing.T) {
+	first := outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}
+	in(t, first, 0, func(t *testing.T, w *world) {
+		pr := &process{w: w}
+		pr.writer = &writer{pr}
+		w.mu.Unlock()
+		defer w.mu.Lock()
+		links, err := pr.open(t.Context(), options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer links.Close()
+		place := outbox.Place{Settings: first, Timeline: timeline}
+		s := newSession(New(Config{Scratch: memory{}}), links, readings{}, checkpoint.Start{
+			Place: place, Places: []checkpoint.StoredPlace{{Place: place}},
+		})
+		defer s.close()
+		for i := range 3000 {
+			s.lastData = time.Now()
+			if err := s.buffer.Append(&outbox.Event{Doc: "d", Actor: "a", Key: "k"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.commit(&outbox.Commit{LSN: outbox.LSN(i + 1), Kind: outbox.Events, Events: 1}); err != nil {
+				t.Fatal(err)
+			}
+			for more := s.window != nil; more; {
+				if more, err = s.window.Next(&s.event); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+		if n := cap(s.held.queue); n > 64 {
+			t.Errorf("room for %d arrivals", n)
+		}
+	})
+}

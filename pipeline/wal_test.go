@@ -1,0 +1,104 @@
+package pipeline
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	tableOID   = 16385
+	oidText    = 25
+	oidNumeric = 1700 // has no binary reader
+)
+
+var (
+	mapping = outbox.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key", Payload: "payload"}
+	columns = [...]string{"doc_id", "actor_id", "seq_key", "payload"}
+)
+
+// row is an insert into the outbox.
+type row struct{ doc, actor, key, payload string }
+
+// logical is a logical message.
+type logical struct {
+	prefix, content string
+	outside         bool // not transactional
+}
+
+// transaction is a committed transaction in the WAL.
+type transaction struct {
+	start, end outbox.LSN // of the commit record
+	time       int64      // commit timestamp, microseconds since 2000
+	rows       []row
+	logical    []logical
+}
+
+// messages are what pgoutput sends of the transaction; relation says that the table was not described in this session yet.
+func (x *transaction) messages(relation bool, payload uint32, bin bool) []outbox.WALMessage {
+	be := binary.BigEndian
+	var out []outbox.WALMessage
+	add := func(lsn outbox.LSN, b []byte) { out = append(out, outbox.WALMessage{WALEnd: lsn, Data: b}) }
+	message := func(m logical) {
+		b := []byte{'M', 1}
+		if m.outside {
+			b[1] = 0
+		}
+		b = cstring(be.AppendUint64(b, uint64(x.start)), m.prefix)
+		add(x.start, append(be.AppendUint32(b, uint32(len(m.content))), m.content...))
+	}
+	for _, m := range x.logical {
+		if m.outside {
+			message(m) // sent when it was written
+		}
+	}
+	b := be.AppendUint64([]byte{'B'}, uint64(x.start))
+	b = be.AppendUint64(b, uint64(x.time))
+	add(x.start, be.AppendUint32(b, 731))
+	if relation && len(x.rows) > 0 {
+		b := be.AppendUint32([]byte{'R'}, tableOID)
+		b = append(cstring(cstring(b, "public"), "outbox"), 'd')
+		b = be.AppendUint16(b, uint16(len(columns)))
+		for i, name := range columns {
+			typ := uint32(oidText)
+			if i == len(columns)-1 {
+				typ = payload
+			}
+			b = be.AppendUint32(cstring(append(b, 0), name), typ)
+			b = be.AppendUint32(b, 0xFFFFFFFF)
+		}
+		add(0, b)
+	}
+	for _, r := range x.rows {
+		b := append(be.AppendUint32([]byte{'I'}, tableOID), 'N')
+		b = be.AppendUint16(b, uint16(len(columns)))
+		for _, v := range []string{r.doc, r.actor, r.key, r.payload} {
+			kind := byte('t')
+			if bin {
+				kind = 'b'
+			}
+			b = append(be.AppendUint32(append(b, kind), uint32(len(v))), v...)
+		}
+		add(x.start, b)
+	}
+	for _, m := range x.logical {
+		if !m.outside {
+			message(m)
+		}
+	}
+	b = be.AppendUint64([]byte{'C', 0}, uint64(x.start))
+	b = be.AppendUint64(b, uint64(x.end))
+	add(x.end, be.AppendUint64(b, uint64(x.time)))
+	return out
+}
+
+func cstring(b []byte, s string) []byte { return append(append(b, s...), 0) }
+
+var decoderConfig = decoder.Config{TableOID: tableOID, Mapping: mapping, Slot: "outflow"}
+
+// line is a message of the stream as the tests compare it.
+func line(e *outbox.Event, h *outbox.Header) string {
+	return fmt.Sprintf("%s %s|%s", e.Doc, h, e.Payload)
+}

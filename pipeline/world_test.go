@@ -1,0 +1,427 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// world is what outlives a session: PostgreSQL, the broker, and the processes. Everything in it lives in one synctest bubble, so
+// its clock is the bubble's and waiting takes no time.
+type world struct {
+	t  *testing.T
+	mu sync.Mutex
+
+	held bool // the test holds mu, and gives it away only where it waits
+
+	pg      *postgres
+	js      *jetstream
+	durable time.Duration
+	first   outbox.Settings
+	epoch   int // grows when the broker dies
+
+	ups     []*upstream
+	all     []*link
+	started []start // of replication
+	stops   int     // in order
+	procs   []*process
+	wrote   int   // events by write
+	broken  error // what the world itself found wrong
+}
+
+// start is a start of replication.
+type start struct {
+	at     time.Time
+	from   outbox.LSN
+	binary bool
+}
+
+var defaults = outbox.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
+
+func newWorld(t *testing.T, seed uint64, first outbox.Settings, durable time.Duration) *world {
+	w := &world{t: t, first: first, durable: durable}
+	w.pg, w.js = newPostgres(w, seed), newJetstream(w, seed)
+	rec := &checkpoint.Record{
+		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: w.js.created,
+		Publication: checkpoint.PublicationSeen{PublicationIdentity: w.pg.identity, Seen: w.pg.end},
+		Places: []checkpoint.StoredPlace{{
+			Place: outbox.Place{Due: w.pg.end, Settings: first, Timeline: timeline}, Since: time.Now().UTC(),
+		}},
+	}
+	doc, err := rec.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.js.land(doc, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.js.revisions[0].at = time.Now().Add(-time.Hour)
+	return w
+}
+
+// with runs f under the world's lock, which a directed test holds except where it waits.
+func (w *world) with(f func()) {
+	if w.held {
+		f()
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+// upstreams are the connections to PostgreSQL that live, links those to the broker.
+func (w *world) upstreams() []*upstream {
+	var live []*upstream
+	for _, u := range w.ups {
+		if !u.dead {
+			live = append(live, u)
+		}
+	}
+	return live
+}
+
+func (w *world) links() []*link {
+	var live []*link
+	for _, l := range w.all {
+		if !l.dead {
+			live = append(live, l)
+		}
+	}
+	return live
+}
+
+// checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a place is left at or above it.
+func (w *world) checkConfirmed(lsn outbox.LSN) {
+	firm := uint64(w.js.firm())
+	oldest := 0
+	for i, r := range w.js.revisions {
+		if time.Since(r.at) >= w.durable {
+			oldest = i
+		}
+	}
+	for _, r := range w.js.revisions[oldest:] {
+		rec, err := checkpoint.Decode(r.doc)
+		if err != nil {
+			w.broken = err
+			return
+		}
+		safe := false
+		for _, p := range rec.Places {
+			safe = safe || p.Due >= lsn && p.Seq <= firm
+		}
+		if !safe {
+			w.broken = errors.Join(w.broken, fmt.Errorf("%v was confirmed; if revision %d of the record and %d messages are left, no place is at or above it",
+				lsn, r.number, firm))
+		}
+	}
+}
+
+// record is the newest revision of the record.
+func (w *world) record() *checkpoint.Record {
+	rec, err := checkpoint.Decode(w.js.revisions[len(w.js.revisions)-1].doc)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return rec
+}
+
+// stream is what consumers see, without what was lost.
+func (w *world) stream() (out []string) {
+	w.with(func() {
+		for _, m := range w.js.messages {
+			if m != nil {
+				out = append(out, m.text)
+			}
+		}
+	})
+	return out
+}
+
+// events is the number of events in the WAL.
+func (w *world) events() int {
+	n := 0
+	for _, x := range w.pg.wal {
+		n += len(x.rows)
+	}
+	return n
+}
+
+// compare holds the stream against that of an undisturbed process over the same WAL.
+func (w *world) compare() error {
+	want, err := replay(w.pg.wal, w.first)
+	if err != nil {
+		return err
+	}
+	got := w.stream()
+	for i := range max(len(got), len(want)) {
+		switch {
+		case i >= len(got):
+			return fmt.Errorf("the stream has %d messages; the next of %d is\n%s", len(got), len(want), want[i])
+		case i >= len(want):
+			return fmt.Errorf("the stream has %d messages more than the %d of an undisturbed run; the first is\n%s", len(got)-len(want), len(want), got[i])
+		case got[i] != want[i]:
+			return fmt.Errorf("message %d of the stream is\n%s\nthat of an undisturbed run\n%s", i+1, got[i], want[i])
+		}
+	}
+	if n := w.events(); n != len(want) {
+		return fmt.Errorf("%d messages of %d events", len(want), n)
+	}
+	return w.broken
+}
+
+// process is a running pipeline.
+type process struct {
+	w      *world
+	p      *Pipeline
+	cancel context.CancelFunc
+	ended  chan struct{}
+	err    error
+	dead   bool
+	opens  []time.Time
+	ups    []*upstream
+	nats   []*link
+	writer Writer
+	reg    *prometheus.Registry
+}
+
+// options are what differs between processes.
+type options struct {
+	settings outbox.Settings
+	noTicks  bool
+	binary   bool
+	stop     time.Duration
+	registry *prometheus.Registry
+	open     func(*Links) // changes what was opened
+}
+
+// run starts a process.
+func (w *world) run(o options) *process {
+	if o.settings == (outbox.Settings{}) {
+		o.settings = w.first
+	}
+	if o.stop == 0 {
+		o.stop = 10 * time.Second
+	}
+	pr := &process{w: w, ended: make(chan struct{}), reg: o.registry}
+	w.procs = append(w.procs, pr)
+	pr.writer = &writer{pr}
+	ctx, cancel := context.WithCancel(context.Background())
+	pr.cancel = cancel
+	cfg := Config{
+		Open:     func(ctx context.Context) (*Links, error) { return pr.open(ctx, o) },
+		Settings: o.settings, Ticks: !o.noTicks, Scratch: memory{}, StopTimeout: o.stop,
+	}
+	if o.registry != nil {
+		cfg.Registerer = o.registry
+	}
+	pr.p = New(cfg)
+	go func() {
+		defer close(pr.ended)
+		pr.err = pr.p.Run(ctx)
+	}()
+	return pr
+}
+
+func (pr *process) open(ctx context.Context, o options) (*Links, error) {
+	select {
+	case <-time.After(time.Millisecond):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	w := pr.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pr.opens = append(pr.opens, time.Now())
+	if pr.dead || time.Now().Before(w.pg.down) || time.Now().Before(w.js.down) {
+		return nil, errDown
+	}
+	u := &upstream{pg: w.pg, batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
+	l := &link{js: w.js, lost: make(chan struct{})}
+	w.ups, w.all = append(w.ups, u), append(w.all, l)
+	pr.ups, pr.nats = append(pr.ups, u), append(pr.nats, l)
+	links := &Links{
+		Upstream: u, Broker: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
+		Checkpoint: checkpoint.Config{
+			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping, DurableAfter: w.durable,
+		},
+	}
+	if o.open != nil {
+		o.open(links)
+	}
+	return links, nil
+}
+
+// kill ends the process at once: nothing that it does from now on has an effect. What it had sent may still arrive.
+func (pr *process) kill() {
+	pr.w.with(func() {
+		pr.dead = true
+		for _, u := range pr.ups {
+			u.cut(pr.w.pg.rnd.IntN(3) > 0)
+		}
+		for _, l := range pr.nats {
+			l.cut(pr.w.js.rnd.IntN(3) == 0)
+		}
+	})
+	pr.cancel()
+	pr.w.away(func() { <-pr.ended })
+}
+
+// stop ends the process in order.
+func (pr *process) stop() error {
+	pr.cancel()
+	pr.w.away(func() { <-pr.ended })
+	return pr.err
+}
+
+func (pr *process) up() *upstream { return pr.ups[len(pr.ups)-1] }
+func (pr *process) link() *link   { return pr.nats[len(pr.nats)-1] }
+
+func (pr *process) over() bool {
+	select {
+	case <-pr.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// in runs a test in a bubble with a world, and stops what it started.
+func in(t *testing.T, first outbox.Settings, durable time.Duration, f func(t *testing.T, w *world)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, first, durable)
+		w.held = true
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f(t, w)
+		for _, pr := range w.procs {
+			if !pr.over() {
+				pr.kill()
+			}
+		}
+		w.sleep(time.Minute) // what is still on its way arrives
+		if w.broken != nil {
+			t.Error(w.broken)
+		}
+	})
+}
+
+// until waits for a condition, and fails the test when it does not come within limit.
+func (w *world) until(limit time.Duration, what string, cond func() bool) {
+	w.t.Helper()
+	begun := time.Now()
+	for {
+		ok := cond()
+		switch {
+		case ok:
+			return
+		case time.Since(begun) > limit:
+			for _, pr := range w.procs {
+				w.t.Logf("%+v; %v", pr.p.Snapshot(), pr.err)
+				pr.kill()
+			}
+			w.t.Fatalf("not within %v: %s", limit, what)
+		}
+		w.sleep(100 * time.Microsecond)
+	}
+}
+
+// sleep lets time pass in a directed test.
+func (w *world) sleep(d time.Duration) { w.away(func() { time.Sleep(d) }) }
+
+// away runs f, which waits, without the world's lock.
+func (w *world) away(f func()) {
+	if w.held {
+		w.mu.Unlock()
+		defer w.mu.Lock()
+	}
+	f()
+}
+
+// running starts a process and waits until its session is proved.
+func (w *world) running(o options) *process {
+	w.t.Helper()
+	pr := w.run(o)
+	w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+	return pr
+}
+
+// insert commits one transaction with one event.
+func (w *world) insert(doc, key string) (x *transaction) {
+	w.with(func() { x = w.pg.commit([]row{{doc, "a", key, `{"at":"` + key + `"}`}}) })
+	return x
+}
+
+// write commits n transactions of one event each.
+func (w *world) write(n int) {
+	for range n {
+		w.wrote++
+		w.insert("friendsforever", fmt.Sprintf("a:%06d", w.wrote))
+	}
+}
+
+// published waits until all events of the WAL are in the stream.
+func (w *world) published() {
+	w.t.Helper()
+	w.until(time.Minute, "published", func() bool { return len(w.js.messages) >= w.events() })
+}
+
+// same fails the test if the stream is not that of an undisturbed run.
+func (w *world) same() {
+	w.t.Helper()
+	if err := w.compare(); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// ends waits until the process has ended by itself, and returns its fault.
+func (pr *process) ends(limit time.Duration) *outbox.Fault {
+	pr.w.t.Helper()
+	pr.w.until(limit, "the pipeline ends", pr.over)
+	return outbox.FaultOf(pr.err)
+}
+
+// eachPlace goes through the places of all revisions of the record.
+func (w *world) eachPlace(f func(lsn outbox.LSN, stored time.Time)) {
+	for _, r := range w.js.revisions {
+		rec, err := checkpoint.Decode(r.doc)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, p := range rec.Places {
+			f(p.Due, r.at)
+		}
+	}
+}
+
+// metric is the value of a counter or gauge.
+func metric(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		sum := 0.
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+		return sum
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
