@@ -200,7 +200,7 @@ func TestLargeMessagesWaitForRoom(t *testing.T) {
 	if err := p.reserve(b, 1); !errors.Is(err, ErrClosed) {
 		t.Fatalf("no room is left: %v", err)
 	}
-	a.Release()
+	a.giveBack()
 	if err := p.reserve(b, largeRoom); err != nil {
 		t.Fatalf("after a release: %v", err)
 	}

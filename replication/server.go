@@ -46,6 +46,7 @@ func (s *Session) Server(ctx context.Context) (outbox.ServerState, error) {
 	if state.WALEnd, err = outbox.ParseLSN(end); err != nil {
 		return outbox.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
 	}
+	s.walEnd.Store(uint64(state.WALEnd))
 	if s.streaming() != nil {
 		if err := s.sameTimeline(ctx, segment); err != nil {
 			return outbox.ServerState{}, err

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,11 +35,14 @@ type Session struct {
 	conn *pgx.Conn     // ordinary
 	repl *pgconn.PgConn
 	from *handover // what repl reads through
+	wire *wire     // below it, and below TLS
 
 	version       int
 	serverTimeout time.Duration // wal_sender_timeout as the server has it
 	timeout       time.Duration // as it is on the replication connection; 0: off
 	identity      identity      // as last read over the replication connection
+
+	walEnd atomic.Uint64 // the server's, as last read
 
 	mu     sync.Mutex
 	stream *stream // nil before Start
@@ -51,6 +55,9 @@ type identity struct {
 	history            outbox.History
 	recovery           bool
 }
+
+// backlog is how far behind the server's end of WAL, in bytes, the stream counts as catching up.
+const backlog = 1 << 20
 
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
@@ -66,6 +73,7 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	c.DialFunc, c.LookupFunc = route.first, route.resolve
 
 	r := c.Config.Copy()
+	r.DialFunc = dialWire(r.DialFunc, func(w *wire) { s.wire = w })
 	r.RuntimeParams["replication"] = "database"
 	r.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
 		s.from = newHandover(src)

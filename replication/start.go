@@ -45,8 +45,13 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
 		return fmt.Errorf("take the replication connection over: %w", err)
 	}
+	if err := s.wire.unpoll(); err != nil {
+		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
+		return fmt.Errorf("take the replication connection over: %w", err)
+	}
 	st := newStream(h.Conn, s.from.src, rest, from, s.timeout)
 	st.log, st.publication = s.log, s.cfg.Publication
+	s.wire.behind = func() bool { return st.received.Load()+backlog < s.walEnd.Load() }
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
