@@ -42,7 +42,7 @@ func (s *session) settle(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("%d messages not acknowledged within the stop timeout", s.pub.Sent()-s.pub.Acked())
 		case <-s.links.Broker.Lost():
-			return fmt.Errorf("nats connection lost: %w", s.links.Broker.Err())
+			return s.brokerLost()
 		case <-s.pub.Notify():
 		case <-time.After(wait):
 		}

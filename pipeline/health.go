@@ -55,7 +55,7 @@ type Snapshot struct {
 	beat time.Time
 }
 
-// Ready reports whether a proved session runs, or this is a standby that waits for the slot.
+// Ready reports whether a session holds the slot, also while it makes again what is in the stream, or this is a standby that waits for it.
 func (s *Snapshot) Ready() bool {
 	return s.State == StateRunning || s.State == StateStandby || s.State == StateCatchingUp
 }

@@ -169,7 +169,7 @@ func (s *session) loop(ctx context.Context) error {
 		case r := <-s.scribe.done:
 			s.scribe.finished(r, time.Now(), s.log, s.metrics)
 		case <-s.links.Broker.Lost():
-			return fmt.Errorf("nats connection lost: %w", s.links.Broker.Err())
+			return s.brokerLost()
 		case <-timer.C:
 		}
 	}
@@ -189,6 +189,23 @@ func (s *session) between(ctx context.Context, now time.Time) error {
 	default:
 	}
 	return s.housekeep(now, false)
+}
+
+// brokerLost says why the connection to NATS is gone. What was seen to happen to the stream, rather than read, is put into the range that
+// it may concern: from the newest place on.
+func (s *session) brokerLost() error {
+	err := s.links.Broker.Err()
+	fault := outbox.FaultOf(err)
+	switch {
+	case fault == nil:
+		return fmt.Errorf("nats connection lost: %w", err)
+	case fault.Class == outbox.Gap && fault.To == 0:
+		ranged := *fault
+		ranged.From = s.tracker.Newest().Due
+		ranged.To = max(s.last, ranged.From)
+		return &ranged
+	}
+	return err
 }
 
 func (s *session) upstreamEnded() error {

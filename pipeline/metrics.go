@@ -89,7 +89,7 @@ func (m *metrics) observe(h *health) {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "lag_seconds",
 			Help: "Seconds since everything that the server had was last published."},
 			func() float64 { s := h.snapshot(); return s.Lag(time.Now()).Seconds() }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "ready", Help: "1 while a proved session runs or this is a standby."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "ready", Help: "1 while a session holds the slot, or this is a standby that waits for it."},
 			func() float64 {
 				if s := h.snapshot(); s.Ready() {
 					return 1

@@ -123,12 +123,12 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 		return wait, nil
 	case fault.Class == outbox.Gap:
 		if fault.Seen || p.suspect.confirms(fault.Code, time.Now()) {
-			return 0, err
+			return 0, fault // by itself: what it was wrapped in is of no use to the operator
 		}
 		again = &errSuspect{suspect{loss: fault.Code, at: time.Now(), replicated: p.health.replicated()}}
 		err = fault
 	default:
-		return 0, err
+		return 0, fault
 	}
 	p.metrics.sessionEnded(err)
 	p.health.set(StateWaiting, err)
