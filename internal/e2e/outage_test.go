@@ -65,7 +65,7 @@ func (s *outages) end() {
 	s.load.wait(s.t)
 	awaitMessages(s.t, js(s.t, s.nats.URL()), s.victim.stream, s.ops)
 	awaitMessages(s.t, js(s.t, s.twinNATS.URL()), s.twin.stream, s.ops)
-	compareTwins(s.t, s.url, s.nats.URL(), s.twinNATS.URL(), s.victim.stream)
+	compareTwins(s.t, s.url, s.nats.URL(), s.twinNATS.URL(), s.victim.stream, 0)
 	if s.victim.term() != 0 || s.twin.term() != 0 {
 		s.t.Error("the stop was not clean")
 	}

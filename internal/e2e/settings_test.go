@@ -117,7 +117,7 @@ func TestKillsAcrossSettings(t *testing.T) {
 	l.wait(t)
 	awaitMessages(t, js(t, ns.URL()), victim.stream, ops)
 	awaitMessages(t, js(t, twinNATS.URL()), twin.stream, ops)
-	compareTwins(t, url, ns.URL(), twinNATS.URL(), victim.stream)
+	compareTwins(t, url, ns.URL(), twinNATS.URL(), victim.stream, 0)
 	for _, o := range both {
 		if strings.Contains(o.log.String(), "wrote a change") {
 			t.Errorf("%s wrote a change of its own: the comparison says nothing then", o.slot)
