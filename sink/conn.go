@@ -163,7 +163,8 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 // subscription: they go over the wire in this order.
 func (c *Conn) welcome(ctx context.Context) error {
 	if strings.HasPrefix(c.nc.ConnectedUrl(), "ws") {
-		return fatal("nats_url", "the context names a WebSocket server", "Name one with nats:// or tls://.", nil)
+		return fatal("nats_url", "the connection to NATS goes through WebSocket, which Outflow cannot use",
+			"Name a server with nats:// or tls:// in nats.url or in the context.", nil)
 	}
 	if v := c.nc.ConnectedServerVersion(); !atLeast(v, 2, 10, 23) {
 		return fatal("nats_version", fmt.Sprintf("nats-server %s at %s is too old", v, c.nc.ConnectedUrlRedacted()),
@@ -249,7 +250,7 @@ func (c *Conn) asyncError(err error) {
 		c.fail(transient("nats_error", "NATS reports an error", scrub(err, c.cfg)))
 		return
 	}
-	denied := fatal("nats_permission", "NATS forbids what Outflow needs", "Give its user the permissions that `outflow doctor` lists.", err)
+	denied := fatal("nats_permission", "NATS forbids what Outflow needs", "Give its user the permissions that docs/nats.md lists.", err)
 	if c.mayNotWatch(err) {
 		return
 	}

@@ -237,6 +237,32 @@ func TestAckTimeout(t *testing.T) {
 	}
 }
 
+// A caller that reads from a slow disk for long comes back to messages that it has not flushed: nobody can have acknowledged them.
+func TestWhatWasNotWrittenIsNotLate(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	p, r, ack := offline(t)
+	put(t, p, 10)
+	put(t, p, 10) // the first one asks, but stays in the buffer
+	for range 2 {
+		if err := p.Check(now); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(time.Minute)
+	}
+	p.Flush(now)
+	if err := p.Check(now); err != nil || r.flushes != 1 {
+		t.Fatal(err, r.flushes)
+	}
+	if err := p.Check(now.Add(ackTimeout - 1)); err != nil {
+		t.Fatal(err)
+	}
+	ack(102)
+	if err := p.Check(now.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestPoisonLeavesThePublisherAsItWas(t *testing.T) {
 	t.Parallel()
 	p, r, _ := offline(t)

@@ -122,7 +122,7 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 	if p.broken() != nil || !p.holding && p.window.sent == p.written {
 		return 0
 	}
-	if len(p.window.dues) > 0 && p.window.dues[0].seq <= p.written {
+	if p.outstanding() {
 		if p.heldAt.IsZero() {
 			p.heldAt = now
 		}
@@ -140,6 +140,11 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 		return holdBack // an acknowledgement is outstanding that makes room
 	}
 	return 0
+}
+
+// outstanding reports whether the acknowledgement of something that a Flush put on the wire is due.
+func (p *Publisher) outstanding() bool {
+	return len(p.window.dues) > 0 && p.window.dues[0].seq <= p.written
 }
 
 // send sends the message held back.
@@ -177,14 +182,14 @@ func (p *Publisher) InFlight() (messages int, bytes int) {
 func (p *Publisher) DeadLetters() int { return p.letters }
 
 // Check says whether the session must end: a message was refused, an acknowledgement is not the one that was predicted, the
-// connection is lost, or 5 s have passed without any acknowledgement while some were due. now must not go back. Call it after each
-// Notify, and once a second at least while messages are in flight.
+// connection is lost, or 5 s have passed without any acknowledgement while some were due of what Flush has written. now must not go
+// back. Call it after each Notify, and once a second at least while messages are in flight.
 func (p *Publisher) Check(now time.Time) error {
 	p.settle()
 	if err := p.broken(); err != nil {
 		return err
 	}
-	due := len(p.window.dues) > 0
+	due := p.outstanding() // what was not written can't be late: the caller may have been busy elsewhere since
 	if !due || !p.due || p.window.acked != p.seen {
 		p.since = now
 	}

@@ -61,10 +61,18 @@ func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
 		s.NewestSeq, s.Newest = newest.Seq, newest.header()
 	}
 	if info.State.Consumers > 0 {
-		s.Durables, err = c.durablesBeyond(ctx, s.LastSeq)
+		listCtx, cancel := context.WithTimeout(ctx, listTimeout)
+		defer cancel()
+		if s.Durables, err = c.durablesBeyond(listCtx, s.LastSeq); err != nil {
+			c.cfg.Logger.Debug("the stream's consumers can't be listed now", "err", err)
+		}
 	}
-	return s, err
+	return s, nil
 }
+
+// listTimeout is how long the list of consumers may take. It is for messages only, and the server asks each consumer's leader for it:
+// seconds while one is away. No start waits for that.
+const listTimeout = 250 * time.Millisecond
 
 // storedMessage is a message as STREAM.MSG.GET returns it.
 type storedMessage struct {

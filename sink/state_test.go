@@ -325,3 +325,24 @@ func TestDurablesBeyondTheEnd(t *testing.T) {
 		t.Errorf("got %q", st.Durables)
 	}
 }
+
+// Somebody else's consumer whose leader is away keeps nobody from publishing.
+func TestStateWithoutTheConsumers(t *testing.T) {
+	t.Parallel()
+	c := answering(t, map[string][]string{
+		"STREAM.INFO":    {`{"config":{},"state":{"last_seq":6,"first_seq":7,"consumer_count":1}}`},
+		"STREAM.MSG.GET": {`{"error":{"code":404,"err_code":10037}}`},
+	})
+	silent := connect(t, config(c.nc.ConnectedUrl()))
+	if _, err := silent.nc.Subscribe("fake.CONSUMER.LIST.OUTBOX", func(*nats.Msg) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := silent.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // as a start has it
+	defer cancel()
+	if st, err := c.State(ctx); err != nil || !st.Exists || st.LastSeq != 6 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
