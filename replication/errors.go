@@ -26,6 +26,7 @@ const (
 	codeInvalidPassword    = "28P01"
 	codeInvalidAuth        = "28000"
 	codeNoDatabase         = "3D000"
+	codeNoSchema           = "3F000"
 	codeNoPrivilege        = "42501"
 	codeUndefinedObject    = "42704"
 	codeDuplicateObject    = "42710"

@@ -68,7 +68,7 @@ func peekFault(cfg Config, state outbox.SlotState, err error) error {
 		f = fatal("no_replication_right", "ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
 			"the role may not read from a replication slot")
 	case codeNotInPrerequisite:
-		f = fatal("slot_unusable", "Run `outflow doctor`: it says what happened to the slot and what to do",
+		f = fatal("slot_unusable", "Run `outflow status`: it says what happened to the slot and what to do",
 			"slot %q can't be read", cfg.Slot)
 	default:
 		return fmt.Errorf("peek at slot %s: %w", cfg.Slot, err)

@@ -137,8 +137,9 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 	}
 	if len(p.members) == 0 && !p.allTables {
 		return none, fatal("publication_table",
-			fmt.Sprintf("Rows that were written meanwhile are not in the stream of changes: find out who took it out, "+
-				"then ALTER PUBLICATION %s ADD TABLE %s", pub, t.quoted()),
+			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s, or set publication to another name. If outflow published the table before, find out "+
+				"who took it out: rows that were written meanwhile are not in the stream of changes, and outflow stops with exit code 4 and the range",
+				pub, t.quoted()),
 			"publication %q does not publish table %s", p.name, table)
 	}
 	if err := p.checkRoot(t); err != nil {

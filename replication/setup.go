@@ -163,7 +163,11 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 
 // refused explains a statement that failed: without the right to it is fatal.
 func (s *Setup) refused(doing, needs string, err error) error {
-	if sqlState(err) != codeNoPrivilege {
+	switch sqlState(err) {
+	case codeNoPrivilege:
+	case codeNoSchema:
+		return fatal("schema_missing", "Make the schema, or correct table", "there is no schema for the table %s", s.cfg.Table)
+	default:
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return &outbox.Fault{

@@ -23,7 +23,10 @@ type wire struct {
 	file    atomic.Pointer[os.File] // the socket, once it has left the poller: blocking
 
 	behind func() bool // whether there is a backlog, so that latency does not count
-	rate   rate        // of what is read; the reader's
+
+	// The reader's own.
+	rate rate // of what is read
+	full bool // the last read filled what it was given: there is more, and nothing to wait for. TLS reads in small pieces
 }
 
 // How long data may gather: while much comes in, and while there is a backlog.
@@ -80,12 +83,14 @@ func (w *wire) Read(p []byte) (int, error) {
 		f = w.file.Load()
 	}
 	switch {
+	case w.full:
 	case w.behind != nil && w.behind():
 		rest(longNap)
 	case w.rate.much:
 		rest(nap)
 	}
 	n, err := f.Read(p)
+	w.full = n == len(p)
 	w.rate.add(n, time.Now())
 	return n, err
 }
