@@ -38,21 +38,22 @@ type levels struct {
 // Snapshot is the pipeline's state at a moment, for probes and the status page.
 type Snapshot struct {
 	State     State      `json:"state"`
-	Since     time.Time  `json:"since"`               // when the state began
-	Error     string     `json:"error,omitempty"`     // why the last session ended
-	Held      int        `json:"held"`                // events in the buffer
-	InFlight  int        `json:"in_flight"`           // messages not acknowledged
-	Received  outbox.LSN `json:"received"`            //
-	Published outbox.LSN `json:"published"`           //
-	Confirmed outbox.LSN `json:"confirmed"`           //
-	WALEnd    outbox.LSN `json:"wal_end"`             // the server's, as last read
-	Retained  uint64     `json:"slot_retained_bytes"` //
-	Seq       uint64     `json:"sequence"`            // acknowledged in the stream
-	Oldest    time.Time  `json:"oldest_unpublished"`  // commit time; zero if none
-	CaughtUp  time.Time  `json:"caught_up"`           // when everything that the server had was last published
-	Sessions  int        `json:"sessions"`            //
+	Since     time.Time  `json:"since"`                       // when the state began
+	Error     string     `json:"error,omitempty"`             // why the last session ended
+	Held      int        `json:"held"`                        // events in the buffer
+	InFlight  int        `json:"in_flight"`                   // messages not acknowledged
+	Received  outbox.LSN `json:"received"`                    //
+	Published outbox.LSN `json:"published"`                   //
+	Confirmed outbox.LSN `json:"confirmed"`                   //
+	WALEnd    outbox.LSN `json:"wal_end"`                     // the server's, as last read
+	Retained  uint64     `json:"slot_retained_bytes"`         //
+	Seq       uint64     `json:"sequence"`                    // acknowledged in the stream
+	Oldest    time.Time  `json:"oldest_unpublished,omitzero"` // commit time; zero if none
+	CaughtUp  time.Time  `json:"caught_up,omitzero"`          // when everything that the server had was last published
+	Sessions  int        `json:"sessions"`                    //
 
-	beat time.Time
+	beat    time.Time
+	sorting bool // a transaction larger than the buffer is put in order: the loop is in one call for as long as that takes
 }
 
 // Ready reports whether a session holds the slot, also while it makes again what is in the stream, or this is a standby that waits for it.
@@ -66,7 +67,7 @@ func (s *Snapshot) Alive(now time.Time) bool {
 	case StateStopped:
 		return false
 	case StateRunning, StateCatchingUp:
-		return now.Sub(s.beat) < stalled
+		return s.sorting || now.Sub(s.beat) < stalled
 	case StateStandby:
 		return true
 	}
@@ -118,6 +119,12 @@ func (h *health) set(s State, err error) {
 	if s == StateConnecting {
 		h.snap.Sessions++
 	}
+}
+
+func (h *health) sorting(now bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.sorting, h.snap.beat = now, time.Now()
 }
 
 func (h *health) replicated() bool {

@@ -19,6 +19,10 @@ const heartbeat = 100 * time.Millisecond
 // burst is how many messages of a window are handed out before the loop looks around: a window has no limit.
 const burst = 1024
 
+// flushInterval is how long messages may stay unwritten while there is always more to read: what follows them may be a transaction
+// that takes minutes to read and yields nothing.
+const flushInterval = 5 * time.Millisecond
+
 // session is the state of one session. All of it belongs to the loop's goroutine.
 type session struct {
 	p       *Pipeline
@@ -45,11 +49,12 @@ type session struct {
 
 	last      outbox.LSN // newest transaction read
 	confirmed outbox.LSN
-	marker    outbox.LSN // newest keepalive since the last WAL data, 0 if none
+	marker    outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
 	lastData  time.Time  // when WAL data last came in
 	held      arrivals   // when what is held came in
 	latency   latencies
 
+	flushedAt time.Time // when Flush was last called
 	announced bool      // that the session is proved
 	levelsAt  time.Time // when the figures were last set
 
@@ -74,6 +79,7 @@ func newSession(p *Pipeline, links *Links, r readings, start checkpoint.Start) *
 	}
 	p.metrics.lateSeen = 0
 	s.confirmed = start.Confirmed
+	s.metrics.confirmed(start.Confirmed)
 	s.recorder = newRecorder(links, r.Record, r.revision)
 	s.scribe = newScribe(links.Writer, p.effective(links.Decoder.Mapping))
 	return s
@@ -143,7 +149,7 @@ func (s *session) loop(ctx context.Context) error {
 			}
 			continue
 		}
-		wait := s.pub.Flush(now)
+		wait := s.flush(now)
 		if err := s.housekeep(now, true); err != nil {
 			return err
 		}
@@ -188,24 +194,36 @@ func (s *session) between(ctx context.Context, now time.Time) error {
 		s.scribe.finished(r, now, s.log, s.metrics)
 	default:
 	}
+	if now.Sub(s.flushedAt) >= flushInterval {
+		s.flush(now)
+	}
 	return s.housekeep(now, false)
 }
 
-// brokerLost says why the connection to NATS is gone. What was seen to happen to the stream, rather than read, is put into the range that
-// it may concern: from the newest place on.
+func (s *session) flush(now time.Time) time.Duration {
+	s.flushedAt = now
+	return s.pub.Flush(now)
+}
+
+// brokerLost says why the connection to NATS is gone.
 func (s *session) brokerLost() error {
 	err := s.links.Broker.Err()
-	fault := outbox.FaultOf(err)
-	switch {
-	case fault == nil:
+	if outbox.FaultOf(err) == nil {
 		return fmt.Errorf("nats connection lost: %w", err)
-	case fault.Class == outbox.Gap && fault.To == 0:
-		ranged := *fault
-		ranged.From = s.tracker.Newest().Due
-		ranged.To = max(s.last, ranged.From)
-		return &ranged
 	}
 	return err
+}
+
+// ranged puts what was seen to happen to the stream, rather than read, into the range that it may concern: from the newest place on.
+func (s *session) ranged(err error) error {
+	fault := outbox.FaultOf(err)
+	if fault == nil || fault.Class != outbox.Gap || fault.To != 0 {
+		return err
+	}
+	ranged := *fault
+	ranged.From = s.tracker.Newest().Due
+	ranged.To = max(s.last, ranged.From)
+	return &ranged
 }
 
 func (s *session) upstreamEnded() error {
@@ -213,257 +231,4 @@ func (s *session) upstreamEnded() error {
 		return fmt.Errorf("replication: %w", err)
 	}
 	return errors.New("replication: the server ended the stream")
-}
-
-func (s *session) take(b *outbox.Batch, now time.Time) {
-	s.batch, s.next = b, 0
-	for i := range b.Messages {
-		if !b.Messages[i].Keepalive {
-			s.lastData = now
-			break
-		}
-	}
-}
-
-// work goes on with the window and the batch in hand until they are done or the publisher is full.
-func (s *session) work(ctx context.Context) error {
-	for {
-		if s.window != nil {
-			if done, err := s.publish(ctx); err != nil || !done {
-				return err
-			}
-		}
-		if s.batch == nil {
-			return nil
-		}
-		if s.next == len(s.batch.Messages) {
-			s.batch.Release()
-			s.batch = nil
-			return nil
-		}
-		m := &s.batch.Messages[s.next]
-		s.next++
-		if err := s.read(m); err != nil {
-			return err
-		}
-	}
-}
-
-// read takes one message of the replication stream.
-func (s *session) read(m *outbox.WALMessage) error {
-	if m.Keepalive {
-		if !s.decoder.InTransaction() {
-			if err := s.proof.Input(m.WALEnd); err != nil {
-				return err
-			}
-			s.marker = max(s.marker, m.WALEnd)
-			s.metrics.received(m.WALEnd)
-		}
-		return nil
-	}
-	s.marker = 0
-	if err := s.decoder.Decode(m.Data, &s.result); err != nil {
-		return err
-	}
-	if s.result.Malformed != nil {
-		s.metrics.malformed.Inc()
-		s.log.Warn("a change of ordering settings is malformed and has no effect", "err", s.result.Malformed)
-	}
-	switch s.result.Kind {
-	case decoder.Event:
-		return s.buffer.Append(&s.result.Event)
-	case decoder.Commit:
-		return s.commit(&s.result.Commit)
-	}
-	return nil
-}
-
-func (s *session) commit(c *outbox.Commit) error {
-	if c.Kind != outbox.NoInput && c.LSN > s.from {
-		if err := s.proof.Input(c.LSN); err != nil {
-			return err
-		}
-		if c.Kind == outbox.SettingsChange {
-			s.log.Info("ordering settings changed in the WAL", "lsn", c.LSN, "settings", c.Settings)
-			s.scribe.read(c.Settings)
-		}
-		if c.Kind == outbox.Events {
-			s.held.add(c.LSN, s.lastData)
-		}
-	}
-	s.last = max(s.last, c.LSN)
-	s.metrics.received(c.LSN)
-	if err := s.buffer.Commit(*c); err != nil {
-		return err
-	}
-	w, err := s.buffer.Close()
-	if err != nil {
-		return err
-	}
-	s.window, s.n = w, 0
-	if oldest, held := s.buffer.OldestLSN(); held {
-		s.held.of(oldest) // forgets what is older
-	} else {
-		s.held.clear()
-	}
-	return nil
-}
-
-// publish hands out the window's events until it is empty (done), the publisher is full, or burst of them are out.
-func (s *session) publish(ctx context.Context) (done bool, err error) {
-	w := s.window
-	for n := 0; n < burst && !s.pub.Full(); n++ {
-		more, err := w.Next(&s.event)
-		if err != nil {
-			return false, err
-		}
-		if !more {
-			s.windowDone()
-			return true, nil
-		}
-		s.header = outbox.Header{
-			Pos: s.event.Pos, N: s.n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
-			Timeline: s.server.History.At(s.event.Pos.LSN), Sort: w.Sort, ID: s.event.ID, Key: s.event.Key,
-		}
-		s.n++
-		skip, err := s.proof.Skip(&s.header)
-		if err != nil {
-			return false, err
-		}
-		if err := s.whenProved(ctx); err != nil {
-			return false, err
-		}
-		if skip {
-			continue
-		}
-		if err := s.pub.Publish(&s.event, &s.header); err != nil {
-			return false, err
-		}
-		s.latency.sent(s.pub.Sent(), s.event.Time)
-		s.metrics.sent(len(s.event.Payload))
-	}
-	return false, nil
-}
-
-func (s *session) windowDone() {
-	w := s.window
-	s.window = nil
-	place := w.Place
-	place.Timeline = s.server.History.At(place.Due)
-	s.tracker.Made(w.Of)
-	s.tracker.Window(place)
-	s.metrics.window(w)
-}
-
-// whenProved notes, once, that the session is proved: all messages that are in the stream already have been made again. What the start
-// found to be lost is recorded now, before anything is sent: a later start must not take the new messages for the lost ones.
-func (s *session) whenProved(ctx context.Context) error {
-	if !s.proof.Proved() || s.announced {
-		return nil
-	}
-	s.announced = true
-	if s.tracker.MustStore() {
-		snap := s.tracker.Snapshot(time.Now())
-		if err := s.recorder.store(ctx, &snap); err != nil {
-			return fmt.Errorf("checkpoint record: %w", err)
-		}
-		s.tracker.Stored(time.Now())
-	}
-	s.p.suspect = suspect{}
-	s.p.health.set(StateRunning, nil)
-	s.log.Info("session proved: the stream ends where the WAL says", "last_seq", s.pub.Sent())
-	return nil
-}
-
-// housekeep moves the watermarks. idle says that nothing is ready to be read.
-func (s *session) housekeep(now time.Time, idle bool) error {
-	acked := s.pub.Acked()
-	s.latency.acked(acked, s.metrics)
-	s.tracker.Acked(acked)
-	if now.Sub(s.levelsAt) >= heartbeat {
-		s.levelsAt = now
-		s.report(now)
-	}
-	if err := s.pub.Check(now); err != nil {
-		return err
-	}
-	if !s.proof.Proved() {
-		return nil
-	}
-	events, _ := s.buffer.Held()
-	if idle && s.window == nil && s.batch == nil {
-		if s.marker > s.tracker.Newest().Due && events == 0 && !s.tracker.Unacknowledged() {
-			place := s.buffer.Marker(s.marker)
-			place.Timeline = s.server.History.At(place.Due)
-			s.tracker.Marker(place)
-		}
-		s.offerTick(now, events)
-		if max(s.last, s.marker) >= s.server.WALEnd {
-			s.scribe.offerChange(now, s.buffer.Settings())
-		}
-	}
-	if in, ok := s.tracker.SaveIn(now); ok && in == 0 && !s.recorder.busy {
-		s.recorder.offer(s.tracker.Snapshot(now))
-	}
-	if s.recorder.watchDue(now) {
-		s.recorder.watch(now)
-	}
-	s.confirm(now)
-	return nil
-}
-
-// confirm tells PostgreSQL what it need not keep any more, if that moved.
-func (s *session) confirm(now time.Time) {
-	lsn := s.tracker.Confirmable(now)
-	if lsn <= s.confirmed {
-		return
-	}
-	s.confirmed = lsn
-	s.links.Upstream.Confirm(lsn)
-	s.tracker.Confirmed(lsn)
-	s.metrics.confirmed(lsn)
-}
-
-// report sets the figures that probes and metrics show.
-func (s *session) report(now time.Time) {
-	l := levels{
-		received: max(s.last, s.marker), published: s.tracker.Newest().Due, confirmed: s.confirmed,
-		seq: s.pub.Acked(), oldest: s.latency.oldest(),
-	}
-	l.held, l.heldBytes = s.buffer.Held()
-	l.inFlight, l.inFlightBytes = s.pub.InFlight()
-	if oldest, held := s.buffer.OldestLSN(); held && l.oldest.IsZero() {
-		l.oldest, _ = s.held.of(oldest)
-	}
-	s.metrics.levels(&l, s.buffer.Late())
-	s.p.health.levels(&l, now)
-}
-
-// sleep is how long the loop may wait when nothing happens.
-func (s *session) sleep(now time.Time, flush time.Duration) time.Duration {
-	d := heartbeat
-	if flush > 0 {
-		d = min(d, flush)
-	}
-	if at, ok := s.tickAt(); ok && s.batch == nil && !s.scribe.busy { // else something other than time comes first
-		d = min(d, max(at.Sub(now), 0))
-	}
-	return max(d, 10*time.Microsecond)
-}
-
-// recorded takes the recorder's answer.
-func (s *session) recorded(r recorded) error {
-	s.recorder.busy = false
-	switch {
-	case r.err != nil && r.snapshot == nil:
-		return fmt.Errorf("read the server's state: %w", r.err)
-	case r.err != nil:
-		return fmt.Errorf("checkpoint record: %w", r.err)
-	case r.snapshot == nil:
-		s.metrics.server(r.end, r.slot)
-		s.p.health.watched(r.end, r.slot)
-	default:
-		s.tracker.Stored(time.Now())
-	}
-	return nil
 }

@@ -116,6 +116,39 @@ func TestStopInEndlessWAL(t *testing.T) {
 	})
 }
 
+// What is held back goes out though there is always more to read: it may be one transaction for minutes.
+func TestFlushInEndlessWAL(t *testing.T) {
+	in(t, outbox.Settings{MaxEvents: 1 << 20, MaxBytes: 1 << 30}, 0, func(t *testing.T, w *world) {
+		const all = 2000
+		batches := make(chan *outbox.Batch, all)
+		pr := w.run(options{open: func(l *Links) { l.Upstream = &flood{l.Upstream.(*upstream), batches} }})
+		lsn, stored := w.pg.end, 0
+		for i := range all {
+			x := &transaction{start: lsn + 10, end: lsn + 20}
+			if i < 2 {
+				x.rows = []row{{"friendsforever", "a", fmt.Sprintf("a:%06d", i), "{}"}}
+			}
+			lsn += 20
+			b := batchOf(x.messages(i == 0, oidText, false))
+			b.Free = func() {
+				time.Sleep(time.Millisecond) // a slow disk
+				if i == all/2 {
+					w.mu.Lock()
+					stored = len(w.js.messages)
+					w.mu.Unlock()
+					pr.cancel()
+				}
+			}
+			batches <- b
+		}
+		close(batches)
+		w.until(time.Minute, "the end", pr.over)
+		if stored != 2 {
+			t.Errorf("%d of 2 messages in the stream after a second of other transactions", stored)
+		}
+	})
+}
+
 // A stop is heard in the middle of a window that the broker takes as fast as it comes, and in one that is made again.
 func TestStopInLongWindow(t *testing.T) {
 	for name, again := range map[string]bool{"published": false, "made again": true} {

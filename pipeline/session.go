@@ -36,13 +36,13 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	p.health.set(StateConnecting, nil)
 	p.metrics.sessions.Inc()
 	openCtx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
 	links, err := p.cfg.Open(openCtx)
-	cancel()
 	if err != nil {
 		return false, err
 	}
 	defer links.Close()
-	if err := links.Broker.Check(ctx); err != nil {
+	if err := links.Broker.Check(openCtx); err != nil { // a stream without a leader may never answer
 		return false, err
 	}
 
@@ -54,7 +54,9 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 		return false, p.standBy(ctx, links, first.Slot)
 	}
 	binary := links.Binary && !p.text
-	if err := links.Upstream.Start(ctx, start.Place.Due, binary); err != nil {
+	startCtx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	if err := links.Upstream.Start(startCtx, start.Place.Due, binary); err != nil {
 		if fault := outbox.FaultOf(err); fault != nil && fault.Code == outbox.CodeSlotInUse {
 			return false, p.standBy(ctx, links, first.Slot)
 		}
@@ -73,7 +75,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	defer s.close()
 	p.log.Info("session started", "place", again.Place.Due, "seq", again.Place.Seq, "last_seq", again.LastSeq,
 		"there", again.There, "binary", binary, "settings", again.Place.Settings)
-	err = s.run(ctx)
+	err = s.ranged(s.run(ctx))
 	if errors.Is(err, decoder.ErrNeedText) {
 		p.text = true
 	}

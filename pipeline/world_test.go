@@ -13,6 +13,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
 )
 
 // world is what outlives a session: PostgreSQL, the broker, and the processes. Everything in it lives in one synctest bubble, so
@@ -200,6 +201,7 @@ type options struct {
 	noTicks  bool
 	binary   bool
 	stop     time.Duration
+	scratch  reorder.Scratch
 	registry *prometheus.Registry
 	open     func(*Links) // changes what was opened
 }
@@ -212,6 +214,9 @@ func (w *world) run(o options) *process {
 	if o.stop == 0 {
 		o.stop = 10 * time.Second
 	}
+	if o.scratch == nil {
+		o.scratch = memory{}
+	}
 	pr := &process{w: w, ended: make(chan struct{}), reg: o.registry}
 	w.procs = append(w.procs, pr)
 	pr.writer = &writer{pr}
@@ -219,7 +224,7 @@ func (w *world) run(o options) *process {
 	pr.cancel = cancel
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Links, error) { return pr.open(ctx, o) },
-		Settings: o.settings, Ticks: !o.noTicks, Scratch: memory{}, StopTimeout: o.stop,
+		Settings: o.settings, Ticks: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop,
 	}
 	if o.registry != nil {
 		cfg.Registerer = o.registry

@@ -1,0 +1,137 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
+)
+
+// silent is a broker and a server of which the first of their kind never answers one question.
+type silent struct {
+	Broker
+	Upstream
+	check, start bool
+}
+
+func (s *silent) Check(ctx context.Context) error {
+	if s.check {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.Broker.Check(ctx)
+}
+
+func (s *silent) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	if s.start {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.Upstream.Start(ctx, from, binary)
+}
+
+type silentBroker struct {
+	Broker
+	s *silent
+}
+
+func (b silentBroker) Check(ctx context.Context) error { return b.s.Check(ctx) }
+
+type silentUpstream struct {
+	Upstream
+	s *silent
+}
+
+func (u silentUpstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	return u.s.Start(ctx, from, binary)
+}
+
+// Each question of a start has its time; one that nobody answers ends the session, and the next one goes on.
+func TestNoAnswer(t *testing.T) {
+	for name, first := range map[string]silent{"check of the stream": {check: true}, "start of replication": {start: true}} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, 0, func(t *testing.T, w *world) {
+				opened := 0
+				pr := w.run(options{open: func(l *Links) {
+					if opened++; opened == 1 {
+						s := first
+						s.Broker, s.Upstream = l.Broker, l.Upstream
+						l.Broker, l.Upstream = silentBroker{l.Broker, &s}, silentUpstream{l.Upstream, &s}
+					}
+				}})
+				w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+				w.write(3)
+				w.published()
+				w.same()
+			})
+		})
+	}
+}
+
+// seen is a broker whose connection is lost because of something that was seen on it.
+type seen struct{ Broker }
+
+func (seen) Err() error {
+	return &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Seen: true, What: "somebody else published"}
+}
+
+// What the publisher reports, rather than the broker, gets its range as well: the loop may hear of it from either.
+func TestSeenGapHasItsRange(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{open: func(l *Links) { l.Broker = seen{l.Broker} }})
+		w.write(3)
+		w.published()
+		w.with(func() { pr.link().pub.err = (seen{}).Err() })
+		w.until(time.Minute, "the end", pr.over)
+		f := outbox.FaultOf(pr.err)
+		if f == nil || f.Code != "foreign_message" || f.To == 0 || f.From == 0 || f.To < f.From {
+			t.Errorf("%+v", f)
+		}
+	})
+}
+
+// slow is a disk that takes its time to read.
+type slow struct{ memory }
+
+type slowFile struct{ reorder.ScratchFile }
+
+func (s slow) Create() (reorder.ScratchFile, error) {
+	f, err := s.memory.Create()
+	return slowFile{f}, err
+}
+
+func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
+	time.Sleep(100 * time.Millisecond)
+	return f.ScratchFile.ReadAt(p, off)
+}
+
+// A transaction that takes minutes to sort is no standstill: whoever watches must not end the process, which would begin it anew.
+func TestSortingIsAlive(t *testing.T) {
+	set := outbox.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
+	in(t, set, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{scratch: slow{}})
+		rows := make([]row, 3000)
+		for i := range rows {
+			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i), fmt.Sprintf(`{"text":"%01000d"}`, i)}
+		}
+		w.with(func() { w.pg.commit(rows) })
+		begun, silent := time.Now(), time.Duration(0)
+		w.until(time.Hour, "published", func() bool {
+			s := pr.p.Snapshot()
+			silent = max(silent, time.Since(s.beat))
+			if !s.Alive(time.Now()) {
+				t.Errorf("not alive after %v", time.Since(begun))
+				return true
+			}
+			w.sleep(time.Second)
+			return len(w.js.messages) >= w.events()
+		})
+		if silent < stalled {
+			t.Errorf("the loop was silent for %v only", silent)
+		}
+		w.same()
+	})
+}

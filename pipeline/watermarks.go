@@ -1,0 +1,99 @@
+package pipeline
+
+import (
+	"fmt"
+	"time"
+)
+
+// housekeep moves the watermarks. idle says that nothing is ready to be read.
+func (s *session) housekeep(now time.Time, idle bool) error {
+	acked := s.pub.Acked()
+	s.latency.acked(acked, s.metrics)
+	s.tracker.Acked(acked)
+	if now.Sub(s.levelsAt) >= heartbeat {
+		s.levelsAt = now
+		s.report(now)
+	}
+	if err := s.pub.Check(now); err != nil {
+		return err
+	}
+	if !s.proof.Proved() {
+		return nil
+	}
+	events, _ := s.buffer.Held()
+	if idle && s.window == nil && s.batch == nil {
+		if s.marker > s.tracker.Newest().Due && events == 0 && !s.tracker.Unacknowledged() {
+			place := s.buffer.Marker(s.marker)
+			place.Timeline = s.server.History.At(place.Due)
+			s.tracker.Marker(place)
+		}
+		s.offerTick(now, events)
+		if max(s.last, s.marker) >= s.server.WALEnd {
+			s.scribe.offerChange(now, s.buffer.Settings())
+		}
+	}
+	if in, ok := s.tracker.SaveIn(now); ok && in == 0 && !s.recorder.busy {
+		s.recorder.offer(s.tracker.Snapshot(now))
+	}
+	if s.recorder.watchDue(now) {
+		s.recorder.watch(now)
+	}
+	s.confirm(now)
+	return nil
+}
+
+// confirm tells PostgreSQL what it need not keep any more, if that moved.
+func (s *session) confirm(now time.Time) {
+	lsn := s.tracker.Confirmable(now)
+	if lsn <= s.confirmed {
+		return
+	}
+	s.confirmed = lsn
+	s.links.Upstream.Confirm(lsn)
+	s.tracker.Confirmed(lsn)
+	s.metrics.confirmed(lsn)
+}
+
+// report sets the figures that probes and metrics show.
+func (s *session) report(now time.Time) {
+	l := levels{
+		received: max(s.last, s.marker), published: s.tracker.Newest().Due, confirmed: s.confirmed,
+		seq: s.pub.Acked(), oldest: s.latency.oldest(),
+	}
+	l.held, l.heldBytes = s.buffer.Held()
+	l.inFlight, l.inFlightBytes = s.pub.InFlight()
+	if oldest, held := s.buffer.OldestLSN(); held && l.oldest.IsZero() {
+		l.oldest, _ = s.held.of(oldest)
+	}
+	s.metrics.levels(&l, s.buffer.Late())
+	s.p.health.levels(&l, now)
+}
+
+// sleep is how long the loop may wait when nothing happens.
+func (s *session) sleep(now time.Time, flush time.Duration) time.Duration {
+	d := heartbeat
+	if flush > 0 {
+		d = min(d, flush)
+	}
+	if at, ok := s.tickAt(); ok && s.batch == nil && !s.scribe.busy { // else something other than time comes first
+		d = min(d, max(at.Sub(now), 0))
+	}
+	return max(d, 10*time.Microsecond)
+}
+
+// recorded takes the recorder's answer.
+func (s *session) recorded(r recorded) error {
+	s.recorder.busy = false
+	switch {
+	case r.err != nil && r.snapshot == nil:
+		return fmt.Errorf("read the server's state: %w", r.err)
+	case r.err != nil:
+		return fmt.Errorf("checkpoint record: %w", r.err)
+	case r.snapshot == nil:
+		s.metrics.server(r.end, r.slot)
+		s.p.health.watched(r.end, r.slot)
+	default:
+		s.tracker.Stored(time.Now())
+	}
+	return nil
+}
