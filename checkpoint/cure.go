@@ -35,7 +35,8 @@ func (c Config) anew(slotExists bool) string {
 	}
 	return fmt.Sprintf("start anew: stop outflow, %skeep a copy of the old messages with `nats stream backup %s <directory>` "+
 		"if they are needed, remove stream and record with `nats stream rm %s` and `nats stream rm KV_%s`, then run `outflow init`. "+
-		"Then insert the rows of that range into %s again, or accept the gap",
+		"Then insert the rows of that range into %s again, or accept the gap; likewise those that were committed after it "+
+		"and before the LSN at which init makes the new slot",
 		slot, c.Stream, c.Stream, Bucket(c.Stream), c.Table)
 }
 

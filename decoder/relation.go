@@ -67,7 +67,8 @@ func (d *Decoder) relation(m *reader) error {
 				"of columns uses it", schema, table, missing, d.tx.final),
 			Cure: "Give the table the column again (a generated column is in the WAL only from PostgreSQL 18 on, with " +
 				"publish_generated_columns = stored; a column list of the publication must name it), or map another column " +
-				"and run `outflow init`.",
+				"and run `outflow init`. Rows that are in the WAL without it can't be published: to get past them, start anew " +
+				"(docs/operations.md).",
 		}
 	}
 	d.plan, d.cells = p, make([]cell, len(p.columns))

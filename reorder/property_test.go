@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	trials   = flag.Int("trials", 20000, "random WALs that the buffer is compared on")
+	trials   = flag.Int("trials", 6000, "random WALs that the buffer is compared on")
 	fromSeed = flag.Uint64("seed", 0, "seed of the first of them")
 )
 

@@ -2,11 +2,13 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/demo"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 func (a *app) demoCommand() *cobra.Command {
@@ -26,6 +28,12 @@ Exit code 0 if the verdict is good, 1 if not.`,
 			if o.Binary, err = os.Executable(); err != nil {
 				return err
 			}
+			if o.Writers < 1 || o.Rate < 1 {
+				return &outbox.Fault{
+					Class: outbox.Usage, Code: "demo", What: fmt.Sprintf("--writers %d --rate %d is not possible", o.Writers, o.Rate),
+					Cure: "Give numbers of 1 or more",
+				}
+			}
 			o.Out = a.stdout
 			good, err := demo.Run(cmd.Context(), o)
 			if err == nil && !good {
@@ -35,7 +43,7 @@ Exit code 0 if the verdict is good, 1 if not.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical); a database is made there and dropped at the end")
+	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical, track_commit_timestamp=on); a database is made there and dropped at the end")
 	f.IntVar(&o.Writers, "writers", 8, "connections that write")
 	f.IntVar(&o.Rate, "rate", 2500, "events per second that they write, about")
 	f.BoolVar(&o.All, "all", false, "show every message")

@@ -6,7 +6,11 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
+
+// echo is how soon after it the same signal is the same wish: timeout(1) and some supervisors signal a process and its group.
+const echo = 200 * time.Millisecond
 
 // interruptible returns a context that the first SIGINT or SIGTERM cancels, with the signal's name as the cause. A second one ends
 // the process at once, with exit code 1: a clean stop was asked for and took too long. stop takes the signals back.
@@ -16,13 +20,19 @@ func interruptible(ctx context.Context) (_ context.Context, stop func()) {
 	stopped := make(chan struct{})
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
-		for received := 0; ; received++ {
+		var first os.Signal
+		var at time.Time
+		for {
 			select {
 			case s := <-signals:
-				if received > 0 {
+				if first != nil && s == first && time.Since(at) < echo {
+					continue
+				}
+				if first != nil {
 					fmt.Fprintf(os.Stderr, "outflow: stopped at once by a second signal (%v)\n", s)
 					os.Exit(exitUnexpected)
 				}
+				first, at = s, time.Now()
 				cancel(fmt.Errorf("stopped by a signal (%v)", s))
 			case <-stopped:
 				return

@@ -20,18 +20,19 @@ import (
 func main() {
 	server := flag.String("server", nats.DefaultURL, "NATS server")
 	stream := flag.String("stream", "OUTBOX", "JetStream stream")
+	prefix := flag.String("prefix", "outbox", "what the subject template has before the document: outbox for outbox.{doc_id}")
 	doc := flag.String("doc", "", "document to read")
 	durable := flag.String("durable", "", "name of a durable consumer, which goes on where it was; empty: read from the beginning")
 	count := flag.Int("count", 0, "stop after so many events; 0: go on until interrupted")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := read(ctx, *server, *stream, *doc, *durable, *count); err != nil && ctx.Err() == nil {
+	if err := read(ctx, *server, *stream, subject(*prefix, *doc), *durable, *count); err != nil && ctx.Err() == nil {
 		log.Fatal(err)
 	}
 }
 
-func read(ctx context.Context, server, stream, doc, durable string, count int) error {
+func read(ctx context.Context, server, stream, subject, durable string, count int) error {
 	nc, err := nats.Connect(server)
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func read(ctx context.Context, server, stream, doc, durable string, count int) e
 	if err != nil {
 		return err
 	}
-	consumer, err := subscribe(ctx, js, stream, doc, durable)
+	consumer, err := subscribe(ctx, js, stream, subject, durable)
 	if err != nil {
 		return err
 	}
@@ -70,9 +71,13 @@ func read(ctx context.Context, server, stream, doc, durable string, count int) e
 	return nil
 }
 
-// subscribe filters by the document's subject: its id, encoded as one token.
-func subscribe(ctx context.Context, js jetstream.JetStream, stream, doc, durable string) (jetstream.Consumer, error) {
-	subject := string(outbox.AppendToken([]byte("outbox."), doc))
+// subject is the document's: its id, encoded as one token.
+func subject(prefix, doc string) string {
+	return string(outbox.AppendToken([]byte(prefix+"."), doc))
+}
+
+// subscribe filters by the document's subject.
+func subscribe(ctx context.Context, js jetstream.JetStream, stream, subject, durable string) (jetstream.Consumer, error) {
 	if durable == "" {
 		return js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{FilterSubjects: []string{subject}})
 	}

@@ -61,7 +61,7 @@ func TestPossible(t *testing.T) {
 	t.Parallel()
 	for path, values := range map[string][]string{
 		"postgres.url":       {"", "postgres://u:p@h/db", "postgresql:///db", "host=/run dbname=x", "dbname=postgres://x"},
-		"nats.url":           {"localhost", "tls://a:4222, nats://b:4222", "ws://a:80"},
+		"nats.url":           {"localhost", "tls://a:4222, nats://b:4222"},
 		"table":              {"outbox", "app.Outbox"},
 		"slot":               {"o", strings.Repeat("s", 63)},
 		"stream":             {"a-B_9", strings.Repeat("S", 244)},

@@ -92,7 +92,7 @@ func natsURLs(s string) bool {
 			return false
 		}
 		switch u.Scheme {
-		case "nats", "tls", "ws", "wss":
+		case "nats", "tls": // not ws, wss: see sink
 		default:
 			return false
 		}

@@ -54,7 +54,7 @@ var settings = []setting{
 		bind: func(c *Config) value { return textValue{&c.Postgres.WriteURL, postgresURL} }},
 
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,
-		want: "one or more of nats://host:4222, tls://..., ws://..., wss://..., separated by commas",
+		want: "one or more of nats://host:4222, tls://host:4222, separated by commas",
 		doc:  "The servers.",
 		bind: func(c *Config) value { return textValue{&c.NATS.URL, natsURLs} }},
 	{path: "nats.context", want: "the name of a context or the path of its file",

@@ -64,7 +64,11 @@ func (s *screen) verdict(v verify.Verdict, f figures) {
 	row("missing", v.Missing, "")
 	row("repeated", v.Repeated, "")
 	row("changed", v.Changed+v.Foreign, "")
-	row("out of order", v.OutOfOrder-v.Late, "against seq_key, for each actor of the document; %d had been committed out of order", f.inversions)
+	if v.Timed || v.OutOfOrder == 0 {
+		row("out of order", v.OutOfOrder-v.Late, "against seq_key, for each actor of the document; %d had been committed out of order", f.inversions)
+	} else {
+		row("behind", v.OutOfOrder, "after a higher one; without track_commit_timestamp nobody can tell whether they were committed that late")
+	}
 	if v.Late > 0 {
 		row("late", v.Late, "committed a horizon (20 ms) or more after a higher one, on a machine that was busy: they come after it")
 	}
@@ -77,6 +81,8 @@ func (s *screen) verdict(v verify.Verdict, f figures) {
 	switch {
 	case !v.OK():
 		s.line("\nNOT as promised.")
+	case v.OutOfOrder > v.Late && !v.Timed:
+		s.line("\nEverything is there, exactly once.")
 	case v.OutOfOrder > v.Late:
 		s.line("\nNOT in order.")
 	default:

@@ -135,6 +135,38 @@ func TestInitRefuses(t *testing.T) {
 	}
 }
 
+// TestInitSlotBeingMade: an init that was killed leaves a server process behind that goes on making the slot. Its slot is not adopted
+// before it is whole: nobody knows yet where it begins.
+func TestInitSlotBeingMade(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := &faulty{js: js(t, ns.URL())}
+	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), ns.URL(), "halfslot")
+	f.init()
+	mustExec(t, f.conn, "SELECT pg_drop_replication_slot($1)", f.slot)
+	editRecord(t, f, creating)
+
+	open, maker := db(t, f.url), db(t, f.url)
+	mustExec(t, open, "BEGIN")
+	row(t, open, "doc", 1, "{}") // a new slot waits for its end
+	made := make(chan error, 1)
+	go func() {
+		_, err := maker.Exec(t.Context(), "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", f.slot)
+		made <- err
+	}()
+	for n := 0; n == 0; time.Sleep(10 * time.Millisecond) {
+		must(t, f.conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", f.slot).Scan(&n))
+	}
+	f.fails(3, []string{"init"}, f.slot, "being made", "pid")
+	mustExec(t, open, "ROLLBACK")
+	must(t, <-made)
+	f.init()
+	f.start()
+	row(t, f.conn, "doc", 2, "{}")
+	awaitMessages(t, f.js, f.stream, 1)
+	f.mustBeComplete(f.conn, ns.URL())
+}
+
 // TestInitPrint: the owner runs the SQL that is printed; init then finds it, and neither init nor run needs more than the role that
 // docs/postgres.md describes.
 func TestInitPrint(t *testing.T) {

@@ -33,6 +33,7 @@ type inspector struct {
 	payload bool
 	dec     *decoder.Decoder
 	buf     *reorder.Buffer
+	start   outbox.LSN     // what ends at or below it is no input
 	events  []outbox.Event // of the transaction that is being read
 	commits int
 	windows int
@@ -46,7 +47,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	}
 	place, source := start(ctx, cfg, layout, log)
 	i := &inspector{
-		out: bufio.NewWriter(out), payload: o.Payload, dec: decoder.New(wiring.Decoder(cfg, layout)),
+		out: bufio.NewWriter(out), payload: o.Payload, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
 		buf: reorder.New(reorder.Config{
 			Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !layout.Mapping.Keyed(),
 			Scratch: scratch.Dir(cfg.Reorder.SpillDir),
@@ -110,7 +111,11 @@ func (i *inspector) commit(c *outbox.Commit) error {
 	switch c.Kind {
 	case outbox.Events:
 		i.commits++
-		fmt.Fprintf(i.out, "commit %v  %s  %d events\n", c.LSN, at, c.Events)
+		before := ""
+		if c.LSN <= i.start {
+			before = "  (at or below the start: no input)"
+		}
+		fmt.Fprintf(i.out, "commit %v  %s  %d events%s\n", c.LSN, at, c.Events, before)
 		for n := range i.events {
 			i.event("  ", &i.events[n])
 		}

@@ -64,7 +64,7 @@ func (s *setup) close() {
 func (s *setup) table(ctx context.Context) error {
 	pg, err := replication.OpenSetup(ctx, SQLConfig(s.cfg, s.log))
 	if err != nil {
-		return fmt.Errorf("connect to postgres: %w", err)
+		return fmt.Errorf("postgres.url: %w", err)
 	}
 	defer pg.Close()
 	if err := pg.CheckServer(ctx); err != nil {
@@ -105,10 +105,10 @@ func (s *setup) connect(ctx context.Context) error {
 	pc := SQLConfig(s.cfg, s.log)
 	pc.Columns = s.layout.Columns()
 	if s.pg, err = replication.OpenSetup(ctx, pc); err != nil {
-		return fmt.Errorf("connect to postgres: %w", err)
+		return fmt.Errorf("postgres.url: %w", err)
 	}
 	if s.session, err = replication.Open(ctx, pc.Config); err != nil {
-		return fmt.Errorf("connect to postgres: %w", err)
+		return fmt.Errorf("postgres.url: %w", err)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (s *setup) makeStream(ctx context.Context) error {
 	if err := s.store.EnsureBucket(ctx, in.Replicas, storage); err != nil {
 		return err
 	}
-	s.report("bucket %s: there", checkpoint.Bucket(s.cfg.Stream))
+	s.report("bucket %s: ready", checkpoint.Bucket(s.cfg.Stream))
 	return s.store.CheckAlone(ctx)
 }
 
@@ -168,6 +168,13 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		return s.existing(ctx, r)
 	case r.Record == nil && (r.Slot.Exists || r.Stream.LastSeq > 0), r.Stream.LastSeq > 0:
 		return s.resolve(r.Readings) // a gap: it says which
+	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
+		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: "slot_unfinished",
+			What: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot, r.Slot.ActivePID),
+			Cure: "It waits until the transactions that write now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init` again",
+		}
 	}
 	if r.Record == nil {
 		rec := &checkpoint.Record{

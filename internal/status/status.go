@@ -68,7 +68,7 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 	defer conn.Close()
 	pg, err := replication.Open(ctx, wiring.Replication(cfg, log))
 	if err != nil {
-		return nil, fmt.Errorf("connect to postgres: %w", err)
+		return nil, fmt.Errorf("postgres.url: %w", err)
 	}
 	defer pg.Close()
 	var r checkpoint.Readings

@@ -114,14 +114,15 @@ func Table(ctx context.Context, conn *pgx.Conn, table string) (map[string]Row, e
 
 // Verdict is what a comparison found.
 type Verdict struct {
-	Written    int // rows in the table
-	Published  int // messages in the stream
-	Missing    int // rows without a message
-	Repeated   int // messages beyond the first of a row
-	Foreign    int // messages without a row
-	Changed    int // messages with another payload, key or subject than their row
-	OutOfOrder int // messages after one with a higher seq_key of the same document and actor
-	Late       int // of them: committed a horizon or more after a higher one, so that they have to come after it
+	Written    int  // rows in the table
+	Published  int  // messages in the stream
+	Missing    int  // rows without a message
+	Repeated   int  // messages beyond the first of a row
+	Foreign    int  // messages without a row
+	Changed    int  // messages with another payload, key or subject than their row
+	OutOfOrder int  // messages after one with a higher seq_key of the same document and actor
+	Timed      bool // the server tracks commit timestamps, so that Late can be told
+	Late       int  // of OutOfOrder: committed a horizon or more after a higher one, so that they have to come after it
 
 	Digest string // SHA-256 over subject, headers and data of all messages: equal for equal streams
 	First  string // the first thing that is wrong, in words
@@ -218,6 +219,10 @@ func (c *Checker) late(horizon time.Duration) (n int) {
 // Verdict ends the comparison. The horizon is the one that was in force.
 func (c *Checker) Verdict(horizon time.Duration) Verdict {
 	v := c.v
+	for _, r := range c.rows {
+		v.Timed = !r.Committed.IsZero()
+		break // one for all: the server's setting
+	}
 	v.Late = c.late(horizon)
 	for id := range c.rows {
 		if !c.seen[id] {

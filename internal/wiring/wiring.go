@@ -160,7 +160,7 @@ func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer
 type opener struct {
 	cfg    config.Config
 	log    *slog.Logger
-	writer pipeline.Writer
+	writer *replication.Writer
 
 	mu     sync.Mutex
 	layout *Layout // as the last session had it
@@ -191,7 +191,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	}
 	session, err := replication.Open(ctx, Replication(o.cfg, o.log))
 	if err != nil {
-		return nil, fmt.Errorf("connect to postgres: %w", err)
+		return nil, fmt.Errorf("postgres.url: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -210,6 +210,9 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 		o.forget()
 		return nil, fmt.Errorf("table %s was altered while the session was opened", now.Mapping.Table)
 	}
+	if err := o.checkWriter(ctx, session); err != nil {
+		return nil, err
+	}
 	return &pipeline.Links{
 		Upstream:   &upstream{session, now.Columns()},
 		Broker:     broker{conn},
@@ -219,6 +222,22 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 		Decoder:    Decoder(o.cfg, now),
 		Binary:     now.Binary,
 	}, nil
+}
+
+// checkWriter makes sure that ticks arrive in the WAL that is read, where they are written somewhere else. A server that does not answer
+// is no reason not to read.
+func (o *opener) checkWriter(ctx context.Context, session *replication.Session) error {
+	if o.cfg.Postgres.WriteURL == o.cfg.Postgres.URL {
+		return nil
+	}
+	server, err := session.Server(ctx)
+	if err != nil {
+		return err
+	}
+	if err := o.writer.Check(ctx, server); outbox.ClassOf(err) == outbox.Fatal {
+		return err
+	}
+	return nil
 }
 
 // known returns the layout of the last session, or reads it over a connection of its own.
@@ -246,7 +265,7 @@ func (o *opener) forget() {
 func ReadLayout(ctx context.Context, cfg config.Config, log *slog.Logger) (*Layout, error) {
 	pg, err := replication.OpenSetup(ctx, replication.SetupConfig{Config: Replication(cfg, log)})
 	if err != nil {
-		return nil, fmt.Errorf("connect to postgres: %w", err)
+		return nil, fmt.Errorf("postgres.url: %w", err)
 	}
 	defer pg.Close()
 	table, err := pg.Table(ctx)

@@ -1,0 +1,99 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgtest"
+)
+
+// TestConsumerExample runs the example of the documentation: it reads one document in order, and a durable one goes on where it was.
+func TestConsumerExample(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t, pgtest.Server(t))
+	nats := natstest.Server(t)
+	o := newOutflow(t, url, nats.URL(), "consumer_example", "REORDER_SORT=commit")
+	o.init()
+	o.start()
+	ops := traces(t, 900)
+	startLoad(t, url, ops, 1, 0, 1).wait(t)
+	awaitMessages(t, js(t, nats.URL()), o.stream, len(ops))
+
+	example := filepath.Join(t.TempDir(), "consumer")
+	if out, err := exec.Command("go", "build", "-o", example, "../../examples/consumer").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var want []string
+	for _, op := range ops {
+		if op.Doc == ops[0].Doc {
+			want = append(want, fmt.Sprintf("%s:%020d", op.Actor, op.Counter))
+		}
+	}
+	read := func(args ...string) []string {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		args = append([]string{"-server", nats.URL(), "-doc", ops[0].Doc}, args...)
+		out, err := exec.CommandContext(ctx, example, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		var keys []string
+		for line := range strings.Lines(string(out)) {
+			key, _, _ := strings.Cut(line, " ")
+			keys = append(keys, key)
+		}
+		return keys
+	}
+	half := len(want) / 2
+	for name, got := range map[string][]string{
+		"ordered": read("-count", fmt.Sprint(len(want))),
+		"durable": append(read("-durable", "reader", "-count", fmt.Sprint(half)), read("-durable", "reader", "-count", fmt.Sprint(len(want)-half))...),
+	} {
+		if strings.Join(got, " ") != strings.Join(want, " ") {
+			t.Errorf("%s: %d keys, want %d in the order of the trace", name, len(got), len(want))
+		}
+	}
+}
+
+// TestNATSPermissions runs outflow as a user that may do no more than docs/nats.md lists.
+func TestNATSPermissions(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t, pgtest.Server(t))
+	nats := natstest.Server(t, natsserver.Options{Dir: t.TempDir(), Tune: func(o *server.Options) {
+		o.Users = []*server.User{
+			{Username: "admin", Password: "admin"},
+			{Username: "run", Password: "run", Permissions: &server.Permissions{
+				Publish: &server.SubjectPermission{Allow: []string{
+					"_outflow.>", "$JS.API.INFO", "$JS.API.STREAM.INFO.OUTBOX", "$JS.API.STREAM.MSG.GET.OUTBOX",
+					"$JS.API.STREAM.INFO.KV_outflow-OUTBOX", "$JS.API.STREAM.MSG.GET.KV_outflow-OUTBOX", "$KV.outflow-OUTBOX.>",
+				}},
+				Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.outflow.>", "_outflow.>"}},
+			}},
+		}
+	}})
+	o := newOutflow(t, url, nats.URL(), "permissions", "NATS_USER=admin", "NATS_PASSWORD=admin")
+	o.init()
+	o.set("NATS_USER=run", "NATS_PASSWORD=run")
+	o.start()
+	ops := traces(t, 300)
+	startLoad(t, url, ops, 2, 0, 1).wait(t)
+	admin := strings.Replace(nats.URL(), "nats://", "nats://admin:admin@", 1)
+	awaitMessages(t, js(t, admin), o.stream, len(ops))
+	eventually(t, "a confirmed LSN, which needs a stored record", func() error {
+		if metric(t, o, "outflow_confirmed_lsn") == 0 {
+			return fmt.Errorf("nothing is confirmed")
+		}
+		return nil
+	})
+	if code := o.term(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
