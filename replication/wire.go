@@ -35,8 +35,8 @@ const (
 	longNap = time.Millisecond
 )
 
-// rate tells whether much comes in, over the last millisecond or more: 4 MB/s, or 6,000 reads a second. A small transaction takes
-// three reads, one for each of its messages, unless they gather.
+// rate tells whether much comes in, over the last millisecond or more: 8 MB/s, or 15,000 reads a second. A small transaction takes
+// three reads, one for each of its messages, unless they gather; a few that come together by chance must not be delayed.
 type rate struct {
 	since        time.Time
 	bytes, reads int
@@ -45,8 +45,8 @@ type rate struct {
 
 const (
 	rateSpan  = time.Millisecond
-	rateBytes = 4 << 10 // in rateSpan
-	rateReads = 6       // in rateSpan
+	rateBytes = 8 << 10 // in rateSpan
+	rateReads = 15      // in rateSpan
 )
 
 func (r *rate) add(n int, now time.Time) {

@@ -13,7 +13,7 @@ func TestRate(t *testing.T) {
 		much  bool
 	}{
 		"1,000 commits a second":   {150, time.Second / 3000, false},
-		"4,000 commits a second":   {150, time.Second / 12000, true},
+		"8,000 commits a second":   {150, time.Second / 24000, true},
 		"rows of one transaction":  {300, 20 * time.Microsecond, true},
 		"small reads, much apart":  {30, time.Millisecond, false},
 		"what gathered during nap": {1500, 150 * time.Microsecond, true},
