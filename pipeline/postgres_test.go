@@ -25,8 +25,7 @@ type postgres struct {
 	wal     []*transaction
 	end     outbox.LSN    // of the WAL
 	grown   chan struct{} // closed when it grows
-	lsnOf   map[string]outbox.LSN
-	payload uint32 // type of the payload column
+	payload uint32        // type of the payload column
 
 	slot        outbox.SlotState
 	active      *upstream

@@ -53,7 +53,6 @@ type Session struct {
 type identity struct {
 	systemID, database string
 	history            outbox.History
-	recovery           bool
 }
 
 // backlog is how far behind the server's end of WAL, in bytes, the stream counts as catching up.
