@@ -280,7 +280,7 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 
 func TestStoreReplicated(t *testing.T) {
 	if testing.Short() {
-		t.Skip("three servers")
+		t.Skip("-short leaves out what needs three servers")
 	}
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -106,6 +106,23 @@ func TestMarkers(t *testing.T) {
 	})
 }
 
+// PostgreSQL 14 sends the transactions of other tables as empty ones. They move the place as keepalives do, also where none comes.
+func TestEmptyTransactionsAreMarkers(t *testing.T) {
+	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+		w.running(options{noTicks: true})
+		w.with(func() { w.pg.quiet = true })
+		for range 20 {
+			w.with(func() { w.pg.commit(nil) })
+			w.sleep(500 * time.Millisecond)
+		}
+		w.sleep(5 * time.Second)
+		places := w.record().Places
+		if top := places[len(places)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
+			t.Errorf("place %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
+		}
+	})
+}
+
 // No place of a keepalive while a message is not acknowledged.
 func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
 	in(t, outbox.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {

@@ -109,7 +109,11 @@ func (w *wire) SetWriteDeadline(t time.Time) error {
 	if f == nil {
 		return w.Conn.SetWriteDeadline(t)
 	}
-	return control(f, func(fd int) error { return sendTimeout(fd, time.Until(t)) })
+	limit := time.Duration(0) // none
+	if !t.IsZero() {
+		limit = max(time.Until(t), time.Millisecond)
+	}
+	return control(f, func(fd int) error { return sendTimeout(fd, limit) })
 }
 
 // Close implements [net.Conn]. It ends a read that waits.

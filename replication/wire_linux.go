@@ -41,9 +41,9 @@ func (w *wire) unpoll() error {
 	return nil
 }
 
-// sendTimeout limits how long a write may block.
+// sendTimeout limits how long a write may block; 0: it does not.
 func sendTimeout(fd int, d time.Duration) error {
-	tv := unix.NsecToTimeval(max(d, time.Millisecond).Nanoseconds())
+	tv := unix.NsecToTimeval(d.Nanoseconds())
 	return os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
 }
 

@@ -24,10 +24,10 @@ func (c *Conn) watchIngress(ingress string) {
 		}
 		c.fail(&outbox.Fault{
 			Class: outbox.Gap, Code: "foreign_message", Seen: true,
-			What: fmt.Sprintf("somebody else published to the ingress of stream %s (subject %s): a message of ours may have been refused for it and be missing",
-				c.cfg.Stream, cut(m.Subject, cutValue)),
-			Cure: fmt.Sprintf("Take the right to publish to %s> away from everybody else. Then look for messages of stream %s without the %s header: "+
-				"where one stands, the event between its neighbours' positions is missing; insert its row again", ingress, c.cfg.Stream, outbox.HeaderName),
+			What: fmt.Sprintf("somebody else published to the ingress of stream %s (as %s): a message of ours may have been refused for it and be missing",
+				c.cfg.Stream, cut(strings.TrimPrefix(m.Subject, ingress), cutValue)),
+			Cure: fmt.Sprintf("Take the right to publish to _outflow.> away from everybody else. Then look for messages of stream %s without the %s header: "+
+				"where one stands, the event between its neighbours' positions is missing; insert its row again", c.cfg.Stream, outbox.HeaderName),
 		})
 	})
 	if err == nil {
@@ -48,6 +48,6 @@ func (c *Conn) mayNotWatch(err error) bool {
 		return false
 	}
 	c.cfg.Logger.Warn("NATS does not let this user subscribe to the stream's ingress: a stranger who publishes there is not noticed at once",
-		"subject", ingress+">")
+		"stream", c.cfg.Stream)
 	return true
 }

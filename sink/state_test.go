@@ -215,7 +215,7 @@ func TestStateWithLeastPrivilege(t *testing.T) {
 
 func TestReplicatedStream(t *testing.T) {
 	if testing.Short() {
-		t.Skip("three servers")
+		t.Skip("-short leaves out what needs three servers")
 	}
 	t.Parallel()
 	cluster := natstest.Cluster(t, 3)

@@ -158,3 +158,15 @@ func TestPostgresUnreachable(t *testing.T) {
 	o.ready()
 	o.mustBeComplete(conn, ns.URL())
 }
+
+// Ticks that are written into another database would never be read, and the last events would be held for ever.
+func TestWriteURLLeadsElsewhere(t *testing.T) {
+	t.Parallel()
+	pg := pgtest.Server(t)
+	nats := natstest.Server(t)
+	o, _, _ := installation(t, pg, nats.URL(), "elsewhere")
+	o.init()
+	o.set("POSTGRES_WRITE_URL=" + pgtest.Database(t, pg))
+	o.start()
+	o.ends(3, "postgres.write_url leads to database")
+}

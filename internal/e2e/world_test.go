@@ -18,7 +18,7 @@ import (
 func slow(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("slow")
+		t.Skip("-short leaves out the slow tests")
 	}
 }
 
