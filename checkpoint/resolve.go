@@ -179,7 +179,7 @@ func (v *resolver) stream() error {
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
 	case s.NewestSeq > 0 && s.Newest == nil:
-		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(),
+		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(s.NewestSeq),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq, outbox.HeaderName)
 	}
 	return nil
