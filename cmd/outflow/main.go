@@ -11,9 +11,12 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/natsserver"
 )
 
 func main() {
+	natsserver.Child() // outflow torture starts its NATS servers as processes of this program
 	ctx, stop := interruptible(context.Background())
 	code := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	stop()

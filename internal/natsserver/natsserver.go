@@ -1,9 +1,11 @@
-// Package natsserver runs a NATS server with JetStream inside this process, for the tests and for outflow demo.
+// Package natsserver runs NATS servers with JetStream, for the tests, for outflow demo and for outflow torture: inside this process
+// (Start), as a child process that can be killed and frozen (StartProcess), or several of those as a cluster (StartCluster).
 package natsserver
 
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -25,7 +27,19 @@ type Options struct {
 	MaxPayload int    // bytes; 0: the server's default of 1 MiB
 	SyncAlways bool   // fsync before each acknowledgement
 
-	Tune func(*server.Options) // changes whatever else, last; nil: nothing
+	// SyncInterval is how often what was written is synced to disk. 0: the server's default of 2 minutes.
+	SyncInterval time.Duration
+	Monitor      int     // port on 127.0.0.1 of the server's monitoring pages; 0: none
+	Cluster      *Routes // nil: the server stands alone
+
+	Tune func(*server.Options) `json:"-"` // changes whatever else, last; nil: nothing. Not for a process of its own
+}
+
+// Routes make a server a node of a cluster. Its Name must be unique there.
+type Routes struct {
+	Cluster string   // its name, the same for all nodes
+	Port    int      // on 127.0.0.1, where other nodes connect
+	Nodes   []string // host:port of all nodes' routes; the node's own may be among them
 }
 
 // Server is a running NATS server. Its methods may be called from any goroutine.
@@ -57,8 +71,17 @@ func Start(o Options) (*Server, error) {
 func startAt(o Options, port int) (*Server, error) {
 	options := &server.Options{
 		Host: "127.0.0.1", Port: port, ServerName: o.Name,
-		JetStream: true, StoreDir: o.Dir, SyncAlways: o.SyncAlways,
+		JetStream: true, StoreDir: o.Dir, SyncAlways: o.SyncAlways, SyncInterval: o.SyncInterval,
 		NoLog: true, NoSigs: true,
+	}
+	if o.Monitor != 0 {
+		options.HTTPHost, options.HTTPPort = "127.0.0.1", o.Monitor
+	}
+	if r := o.Cluster; r != nil {
+		options.Cluster = server.ClusterOpts{Name: r.Cluster, Host: "127.0.0.1", Port: r.Port}
+		for _, address := range r.Nodes {
+			options.Routes = append(options.Routes, &url.URL{Scheme: "nats", Host: address})
+		}
 	}
 	if o.MaxPayload > 0 {
 		options.MaxPayload = int32(o.MaxPayload)

@@ -11,7 +11,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	Child()
+	goleak.VerifyTestMain(m)
+}
 
 func TestStartAgainKeepsPortAndStreams(t *testing.T) {
 	t.Parallel()

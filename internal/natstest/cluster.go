@@ -32,7 +32,7 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 		if err != nil {
 			t.Fatal(err)
 		}
-		routes[i], addresses[i] = port, "nats://127.0.0.1:"+strconv.Itoa(port)
+		routes[i], addresses[i] = port, "127.0.0.1:"+strconv.Itoa(port)
 	}
 	c := &ServerCluster{nodes: make([]*natsserver.Server, n), options: make([]natsserver.Options, n)}
 	t.Cleanup(func() {
@@ -45,10 +45,10 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.options[i] = natsserver.Options{Dir: t.TempDir(), Port: port, Name: fmt.Sprintf("node%d", i), Tune: func(o *server.Options) {
-			o.Cluster = server.ClusterOpts{Name: "cluster", Host: "127.0.0.1", Port: routes[i]}
-			o.Routes = server.RoutesFromStr(strings.Join(addresses, ","))
-		}}
+		c.options[i] = natsserver.Options{
+			Dir: t.TempDir(), Port: port, Name: fmt.Sprintf("node%d", i),
+			Cluster: &natsserver.Routes{Cluster: "cluster", Port: routes[i], Nodes: addresses},
+		}
 		if err := c.Start(i); err != nil {
 			t.Fatal(err)
 		}
