@@ -109,6 +109,16 @@ func TestReorderIsPure(t *testing.T) {
 	}
 }
 
+// The judge is a second opinion: it shares no code with what it judges, not even the vocabulary.
+func TestTheJudgeSharesNothing(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Deps"), "internal/verify") {
+		if within(path, module) {
+			t.Errorf("internal/verify reaches %s", path)
+		}
+	}
+}
+
 // A user's service that imports the vocabulary, producer or consumer gets nothing of the rest.
 func TestNobodyImportsTheProgram(t *testing.T) {
 	t.Parallel()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/verify"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -37,10 +38,10 @@ func TestSettingsChange(t *testing.T) {
 	row(t, conn, "doc", 2, "{}")
 	awaitMessages(t, js(t, ns.URL()), o.stream, 2)
 	all := messages(t, js(t, ns.URL()), o.stream)
-	if h := all[0].Outflow; h.Sort != outbox.BySeqKey || h.Thru == h.Pos.LSN {
+	if h := all[0].Outflow; h.Sort != verify.BySeqKey || h.Thru == h.Pos.LSN {
 		t.Errorf("before the change: %v, want sort s and a window closed by a later input", &h)
 	}
-	if h := all[1].Outflow; h.Sort != outbox.ByCommit || h.Due != h.Pos.LSN || h.Thru != h.Pos.LSN {
+	if h := all[1].Outflow; h.Sort != verify.ByCommit || h.Due != h.Pos.LSN || h.Thru != h.Pos.LSN {
 		t.Errorf("after the change: %v, want sort c and a window of the transaction alone", &h)
 	}
 	if n := strings.Count(o.log.String(), "wrote a change"); n != 1 {
@@ -123,7 +124,7 @@ func TestKillsAcrossSettings(t *testing.T) {
 			t.Errorf("%s wrote a change of its own: the comparison says nothing then", o.slot)
 		}
 	}
-	sorts := map[outbox.Sort]int{}
+	sorts := map[verify.Sort]int{}
 	for _, m := range messages(t, js(t, ns.URL()), victim.stream) {
 		sorts[m.Outflow.Sort]++
 	}

@@ -1,5 +1,3 @@
-// Package verify reads a stream back as any consumer would and compares it with the outbox table. It shares nothing with the
-// streamer but the format of the header: what it says is a second opinion.
 package verify
 
 import (
@@ -15,8 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/outflowhq/outflow/outbox"
 )
 
 // Message is one message of the stream.
@@ -24,13 +20,25 @@ type Message struct {
 	Seq     uint64
 	Subject string
 	Header  nats.Header
-	Outflow outbox.Header
+	Outflow Header
+	Problem error // why Outflow could not be read
 	Data    []byte
 	Stored  time.Time // the server's time
 }
 
-// Read calls f for each message of the stream from the first to the one that is the last when it is called, in order.
+// Read calls f for each message of the stream from the first to the one that is the last when it is called, in order. A message
+// without our header is an error.
 func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
+	return readAll(ctx, js, stream, func(m *Message) error {
+		if m.Problem != nil {
+			return m.Problem
+		}
+		return f(m)
+	})
+}
+
+// readAll is Read with messages of whatever kind.
+func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
 	st, err := js.Stream(ctx, stream)
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", stream, err)
@@ -53,53 +61,50 @@ func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Me
 		if err != nil {
 			return fmt.Errorf("read %s: %w", stream, err)
 		}
-		m, err := parse(msg)
+		meta, err := msg.Metadata()
 		if err != nil {
+			return fmt.Errorf("message without metadata: %w", err)
+		}
+		if err := f(parse(msg, meta)); err != nil {
 			return err
 		}
-		if err := f(m); err != nil {
-			return err
-		}
-		if m.Seq >= last {
+		if meta.Sequence.Stream >= last || meta.NumPending == 0 { // the end of the stream may be a hole
 			return nil
 		}
 	}
 }
 
-func parse(msg jetstream.Msg) (*Message, error) {
-	meta, err := msg.Metadata()
-	if err != nil {
-		return nil, fmt.Errorf("message without metadata: %w", err)
-	}
+func parse(msg jetstream.Msg, meta *jetstream.MsgMetadata) *Message {
 	m := &Message{Seq: meta.Sequence.Stream, Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Stored: meta.Timestamp}
-	value := msg.Headers().Get(outbox.HeaderName)
+	value := msg.Headers().Get(packedHeader)
 	if value == "" {
-		return nil, fmt.Errorf("message %d on %s has no %s header: not one of ours", m.Seq, m.Subject, outbox.HeaderName)
+		m.Problem = fmt.Errorf("message %d on %s has no %s header: not one of ours", m.Seq, m.Subject, packedHeader)
+	} else if h, err := ParseHeader(value); err != nil {
+		m.Problem = fmt.Errorf("message %d: %w", m.Seq, err)
+	} else {
+		m.Outflow = h
 	}
-	if m.Outflow, err = outbox.ParseHeader(value); err != nil {
-		return nil, fmt.Errorf("message %d: %w", m.Seq, err)
-	}
-	return m, nil
+	return m
 }
 
-// Row is one row of the outbox as the table has it.
-type Row struct {
+// TableRow is one row of the outbox as the table has it.
+type TableRow struct {
 	Doc, Actor, Key string
 	Payload         string
 	Committed       time.Time // zero where the server does not track it (track_commit_timestamp)
 }
 
 // Table reads the rows of a table of the default shape, by event id.
-func Table(ctx context.Context, conn *pgx.Conn, table string) (map[string]Row, error) {
+func Table(ctx context.Context, conn *pgx.Conn, table string) (map[string]TableRow, error) {
 	name := pgx.Identifier{table}
 	rows, err := conn.Query(ctx, `SELECT id::text, doc_id, actor_id, seq_key, payload::text,
 		CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN pg_xact_commit_timestamp(xmin) END FROM `+name.Sanitize())
 	if err != nil {
 		return nil, fmt.Errorf("read table %s: %w", table, err)
 	}
-	out := map[string]Row{}
+	out := map[string]TableRow{}
 	var id string
-	var r Row
+	var r TableRow
 	var committed *time.Time
 	_, err = pgx.ForEachRow(rows, []any{&id, &r.Doc, &r.Actor, &r.Key, &r.Payload, &committed}, func() error {
 		r.Committed = time.Time{}
@@ -145,16 +150,16 @@ func (v *Verdict) String() string {
 
 // Checker compares messages, given in stream order, with rows.
 type Checker struct {
-	rows   map[string]Row
+	rows   map[string]TableRow
 	seen   map[string]bool
 	newest map[[2]string]string
-	behind []Row // those out of order
+	behind []TableRow // those out of order
 	sum    hash.Hash
 	v      Verdict
 }
 
 // NewChecker returns a checker for the table's rows.
-func NewChecker(rows map[string]Row) *Checker {
+func NewChecker(rows map[string]TableRow) *Checker {
 	return &Checker{rows: rows, seen: map[string]bool{}, newest: map[[2]string]string{}, sum: sha256.New(), v: Verdict{Written: len(rows)}}
 }
 
@@ -194,12 +199,12 @@ func (c *Checker) late(horizon time.Duration) (n int) {
 	if len(c.behind) == 0 {
 		return 0
 	}
-	sequences := map[[2]string][]Row{}
+	sequences := map[[2]string][]TableRow{}
 	for _, r := range c.rows {
 		sequences[[2]string{r.Doc, r.Actor}] = append(sequences[[2]string{r.Doc, r.Actor}], r)
 	}
 	for _, rows := range sequences {
-		slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.Key, b.Key) })
+		slices.SortFunc(rows, func(a, b TableRow) int { return strings.Compare(a.Key, b.Key) })
 		for i := len(rows) - 2; i >= 0; i-- { // the earliest commit among those that are higher, or this one
 			if rows[i+1].Committed.Before(rows[i].Committed) {
 				rows[i].Committed = rows[i+1].Committed
@@ -208,7 +213,7 @@ func (c *Checker) late(horizon time.Duration) (n int) {
 	}
 	for _, r := range c.behind {
 		rows := sequences[[2]string{r.Doc, r.Actor}]
-		i, _ := slices.BinarySearchFunc(rows, r.Key, func(x Row, key string) int { return strings.Compare(x.Key, key) })
+		i, _ := slices.BinarySearchFunc(rows, r.Key, func(x TableRow, key string) int { return strings.Compare(x.Key, key) })
 		if !r.Committed.IsZero() && i+1 < len(rows) && r.Committed.Sub(rows[i+1].Committed) >= horizon-clockSkew {
 			n++
 		}

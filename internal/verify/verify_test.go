@@ -4,23 +4,21 @@ import (
 	"fmt"
 	"testing"
 	"time"
-
-	"github.com/outflowhq/outflow/outbox"
 )
 
 // The judge must find each fault: rows 1 to 4 of one actor, committed a millisecond apart, and a message for each.
 func TestCheckerFindsEachFault(t *testing.T) {
 	t.Parallel()
 	begun := time.Unix(1000, 0)
-	rows := func() map[string]Row {
-		m := map[string]Row{}
+	rows := func() map[string]TableRow {
+		m := map[string]TableRow{}
 		for i := 1; i <= 4; i++ {
-			m[fmt.Sprint("id", i)] = Row{Doc: "note", Actor: "a", Key: fmt.Sprint("a:", i), Payload: fmt.Sprint(i), Committed: begun.Add(time.Duration(i) * time.Millisecond)}
+			m[fmt.Sprint("id", i)] = TableRow{Doc: "note", Actor: "a", Key: fmt.Sprint("a:", i), Payload: fmt.Sprint(i), Committed: begun.Add(time.Duration(i) * time.Millisecond)}
 		}
 		return m
 	}
 	message := func(i int) *Message {
-		return &Message{Subject: "outbox.note", Outflow: outbox.Header{ID: fmt.Sprint("id", i), Key: fmt.Sprint("a:", i)}, Data: []byte(fmt.Sprint(i))}
+		return &Message{Subject: "outbox.note", Outflow: Header{ID: fmt.Sprint("id", i), Key: fmt.Sprint("a:", i)}, Data: []byte(fmt.Sprint(i))}
 	}
 	changed := message(3)
 	changed.Data = []byte("three")
