@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/failpoint"
 	"github.com/outflowhq/outflow/internal/monitor"
 	"github.com/outflowhq/outflow/internal/wiring"
 )
@@ -30,13 +31,20 @@ row that can't be published (sink.on_poison: stop).`,
 }
 
 func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
+	faults, err := failpoint.FromEnviron(a.environ)
+	if err != nil {
+		return err
+	}
 	version, _ := buildVersion()
 	log := newLogger(a.stderr, cfg.Log)
+	if faults != nil {
+		log.Warn(failpoint.Env + " is set: this outflow does harm to itself, as tests want it to")
+	}
 	metrics := prometheus.NewRegistry()
 	prefixed := prometheus.WrapRegistererWithPrefix("outflow_", metrics)
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	prefixed.MustRegister(buildInfo(version))
-	p, closeWriter := wiring.Pipeline(cfg, log, prefixed)
+	p, closeWriter := wiring.Pipeline(cfg, log, prefixed, faults.Decorate)
 	defer closeWriter()
 
 	if cfg.Listen != "" {

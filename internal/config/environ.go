@@ -15,7 +15,7 @@ const (
 
 // otherNames begin with our prefix and are no settings: the file, where PostgreSQL's programs are for a demo, and what the
 // scripts and tests of the project read.
-var otherNames = []string{fileEnv, envPrefix + "PG_BIN", envPrefix + "CACHE"}
+var otherNames = []string{fileEnv, envPrefix + "PG_BIN", envPrefix + "CACHE", envPrefix + "FAILPOINT"}
 
 const testPrefix = envPrefix + "TEST_"
 

@@ -145,15 +145,19 @@ func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 	return checkpoint.NewStore(c.NATS(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot, APIPrefix: c.APIPrefix()})
 }
 
-// Pipeline is the whole streamer. The function it returns closes what outlives sessions; call it after Run.
-func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer) (*pipeline.Pipeline, func()) {
+// Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns closes what outlives
+// sessions; call it after Run.
+func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer, decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
 	writer := replication.NewWriter(Replication(cfg, log))
 	o := &opener{cfg: cfg, log: log, writer: writer}
-	p := pipeline.New(pipeline.Config{
+	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
 		Scratch: scratch.Dir(cfg.Reorder.SpillDir), StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
-	})
-	return p, writer.Close
+	}
+	for _, d := range decorate {
+		d(&pc)
+	}
+	return pipeline.New(pc), writer.Close
 }
 
 // opener opens sessions' connections.

@@ -1,0 +1,219 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/failpoint"
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/verify"
+)
+
+// doomed is an outflow with a failpoint.
+type doomed struct {
+	*outflow
+	point string
+}
+
+// doom makes an installation with a slot and a stream of its own, which dies at the point when it is started.
+func doom(t *testing.T, pgURL, natsURL, point string, settings ...string) *doomed {
+	t.Helper()
+	slot := slotName("doomed")
+	d := &doomed{newOutflow(t, pgURL, natsURL, slot, "STREAM="+slot), point}
+	d.stream = slot
+	d.init()
+	d.set(settings...)
+	d.set("FAILPOINT=" + point)
+	d.start()
+	return d
+}
+
+// again starts it without the failpoint.
+func (d *doomed) again() {
+	d.t.Helper()
+	d.env = d.env[:len(d.env)-1]
+	d.start()
+}
+
+// killed makes sure that it has ended as by kill -9.
+func (d *doomed) killed() {
+	d.t.Helper()
+	d.wait()
+	var exit *exec.ExitError
+	if err := d.child.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		d.t.Errorf("%s: it ended with %v\n%s", d.point, err, d.log.tail(1000))
+	}
+}
+
+// compare makes sure that the stream is the table.
+func (d *doomed) compare(conn *pgx.Conn, natsURL string) verify.Verdict {
+	d.t.Helper()
+	v, err := verify.Compare(d.t.Context(), conn, "outbox", js(d.t, natsURL), d.stream, 0)
+	if err != nil {
+		d.t.Fatalf("%s: %v", d.point, err)
+	}
+	if !v.OK() {
+		d.t.Errorf("%s: %s", d.point, v.String())
+	}
+	return v
+}
+
+// TestFailpoints: wherever outflow is killed, the next one finds the place again. All read the same table, each over a slot of its own into
+// a stream of its own, so that the streams must also be equal to each other.
+func TestFailpoints(t *testing.T) {
+	slow(t)
+	url, err := pgtest.Own(t, 0).CreateDatabase(t.Context(), "traces")
+	must(t, err)
+	nats := natstest.Process(t)
+	var all []*doomed
+	for _, point := range failpoint.Names() {
+		// What comes once a second, or once a session, is not waited for long.
+		at := []int{1, 23}
+		settings := []string{"REORDER_TICK=off"} // or those that are to write ticks would hardly come to it
+		switch name, _, _ := strings.Cut(point, "."); name {
+		case "record", "confirm":
+			at[1] = 3
+		case "tick":
+			at[1], settings = 3, nil
+		case "change":
+			at, settings = at[:1], append(settings, "REORDER_HORIZON=30ms")
+		case "start":
+			at = at[:1]
+		case "spill": // see TestFailpointsOfTheSpill
+			continue
+		}
+		for _, n := range at {
+			all = append(all, doom(t, url, nats.URL(), fmt.Sprintf("%s:%d", point, n), settings...))
+		}
+	}
+
+	ops, written := traces(t, 40_000), 0
+	burst := func() {
+		const size = 100
+		if written+size > len(ops) {
+			t.Fatal("the traces are at their end")
+		}
+		startLoad(t, url, ops[written:written+size], 4, 0, uint64(written)).wait(t)
+		written += size
+		time.Sleep(50 * time.Millisecond) // a pause in which ticks are due
+	}
+	eventually(t, "all are dead", func() error {
+		burst()
+		var alive []string
+		for _, d := range all {
+			if d.child.Running() {
+				alive = append(alive, d.point)
+			}
+		}
+		if alive != nil {
+			return fmt.Errorf("alive: %v", alive)
+		}
+		return nil
+	})
+	for _, d := range all {
+		d.killed()
+		d.again()
+	}
+	burst()
+
+	conn := db(t, url)
+	digests := map[string]string{}
+	for _, d := range all {
+		awaitMessages(t, js(t, nats.URL()), d.stream, written)
+		v := d.compare(conn, nats.URL())
+		if strings.HasPrefix(d.point, "change") { // another horizon
+			continue
+		}
+		if digests[v.Digest] = d.point; len(digests) > 1 {
+			t.Errorf("the streams differ: %v", digests)
+		}
+	}
+	t.Logf("%d operations, %d failpoints", written, len(all))
+}
+
+// TestFailpointsOfTheSpill: a transaction that is larger than the buffer, killed while it is written to disk, and on a disk that is full.
+func TestFailpointsOfTheSpill(t *testing.T) {
+	slow(t)
+	url := pgtest.Database(t, pgtest.Server(t))
+	nats := natstest.Process(t)
+	var dead, full []*doomed
+	for _, sort := range []string{"seq_key", "commit"} {
+		settings := []string{"REORDER_MAX_BYTES=65536", "REORDER_SORT=" + sort}
+		for _, point := range []string{"spill.before:1", "spill.after:1", "spill.after:2"} {
+			if point == "spill.after:2" && sort == "seq_key" { // one file is all that it needs
+				continue
+			}
+			dead = append(dead, doom(t, url, nats.URL(), point, settings...))
+		}
+		for _, point := range []string{"spill.full:1+6", "spill.full:3+6"} {
+			full = append(full, doom(t, url, nats.URL(), point, settings...))
+		}
+	}
+	conn := db(t, url)
+	ops := traces(t, 20_000)
+	insertAll(t, conn, ops)
+
+	for _, d := range full {
+		// Between two attempts it says that it is not ready, and why. It does not give up.
+		eventually(t, d.point+" says that the disk is full", func() error {
+			code, body := d.get("/readyz")
+			if code != 503 || !strings.Contains(body, "no space left") {
+				return fmt.Errorf("%d %s", code, body)
+			}
+			return nil
+		})
+	}
+	for _, d := range dead {
+		d.killed()
+		d.again()
+	}
+	digests := map[string]bool{}
+	for _, d := range append(dead, full...) {
+		awaitMessages(t, js(t, nats.URL()), d.stream, len(ops))
+		digests[d.compare(conn, nats.URL()).Digest] = true
+	}
+	if len(digests) != 2 {
+		t.Errorf("%d different streams of 2 ways to sort", len(digests))
+	}
+	for _, d := range full {
+		if n := metric(t, d.outflow, `outflow_publish_errors_total{class="transient"}`); n < 6 {
+			t.Errorf("%s: %v sessions ended with an error", d.point, n)
+		}
+		d.ready()
+		if code := d.term(); code != 0 {
+			t.Errorf("%s: exit code %d", d.point, code)
+		}
+	}
+}
+
+// insertAll writes operations in one transaction.
+func insertAll(t *testing.T, conn *pgx.Conn, ops []trace.Op) {
+	t.Helper()
+	_, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"},
+		pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) {
+			return []any{ops[i].Doc, ops[i].Actor, ops[i].Counter, string(ops[i].Payload)}, nil
+		}))
+	must(t, err)
+}
+
+// TestFailpointIsRefused: a value that can't be used ends with exit code 2, and outflow config knows nothing of it.
+func TestFailpointIsRefused(t *testing.T) {
+	o := newOutflow(t, "postgres://127.0.0.1:1/none", "nats://127.0.0.1:1", "none", "FAILPOINT=nowhere:1")
+	_, errOut, code := o.exec("run")
+	if code != 2 || !strings.Contains(errOut, "publish.after") {
+		t.Errorf("exit code %d: %s", code, errOut)
+	}
+	out, errOut, code := o.exec("config")
+	if code != 0 || strings.Contains(out, "nowhere") {
+		t.Errorf("outflow config: exit code %d: %s%s", code, out, errOut)
+	}
+}

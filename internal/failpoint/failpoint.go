@@ -1,0 +1,146 @@
+// Package failpoint lets outflow run kill itself at a named point, for tests of what is found again afterwards: a kill from outside
+// almost never hits the moment between a message that is stored and its acknowledgement that is read.
+//
+// The environment variable OUTFLOW_FAILPOINT arms it; it is no setting and for tests alone. Its value is a list, comma-separated, of
+//
+//	<point>:<n>            kill -9 of this process when it comes to the point for the n-th time (from 1), see Names
+//	spill.full:<n>         from the n-th write on, all writes to scratch files fail as on a full disk
+//	spill.full:<n>+<k>     the same, and after k failures there is room again
+//	clock:<duration>       the record is written and read as by a machine whose clock is so much ahead (1h) or behind (-1h)
+//
+// Where it is not set, nothing is wrapped and nothing is counted. What is counted goes on from session to session.
+//
+// The points lie around the calls between the pipeline and what it is connected to:
+//
+//	start     the stream is started
+//	publish   a message is handed to the publisher
+//	flush     messages go on the wire; after: they have been written
+//	ack       an acknowledgement was read, and the pipeline does not know yet
+//	record    the checkpoint record is stored; after: it is, and the pipeline does not know yet
+//	confirm   a new LSN is handed over to be confirmed
+//	tick      a tick is written into the WAL
+//	change    a change of settings is written into the WAL
+//	spill     before: a scratch file is made; after: something was written to it for the first time
+package failpoint
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Env is the name of the environment variable.
+const Env = "OUTFLOW_FAILPOINT"
+
+// Faults that are no kills.
+const (
+	SpillFull = "spill.full"
+	Clock     = "clock"
+)
+
+var points = []string{
+	"start.before", "start.after", "publish.before", "publish.after", "flush.before", "flush.after", "ack", "record.before", "record.after",
+	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after", "spill.before", "spill.after",
+}
+
+// Names returns the points at which the process can kill itself.
+func Names() []string { return slices.Clone(points) }
+
+// Set is what was armed. A nil one is nothing.
+type Set struct {
+	counts map[string]*count
+	full   *full
+	clock  time.Duration
+	die    func()
+}
+
+// count counts how often a point was come to. It may be used by several goroutines.
+type count struct {
+	at   int64
+	seen atomic.Int64
+}
+
+// FromEnviron reads the variable from an environment (as of os.Environ); nil if it is not there. A value that can't be used is a
+// fault of class Usage that lists the points.
+func FromEnviron(environ []string) (*Set, error) {
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, Env+"="); ok && value != "" {
+			return Parse(value)
+		}
+	}
+	return nil, nil
+}
+
+// Parse reads a value of the variable.
+func Parse(value string) (*Set, error) {
+	s := &Set{counts: map[string]*count{}, die: die}
+	for item := range strings.SplitSeq(value, ",") {
+		if err := s.add(strings.TrimSpace(item)); err != nil {
+			return nil, &outbox.Fault{
+				Class: outbox.Usage, Code: "failpoint", What: fmt.Sprintf("%s=%q: %q %v", Env, value, item, err),
+				Cure: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n with points %s, of %s:n or %s:n+k, and of %s:duration",
+					strings.Join(points, " "), SpillFull, SpillFull, Clock),
+			}
+		}
+	}
+	return s, nil
+}
+
+func (s *Set) add(item string) (err error) {
+	name, text, _ := strings.Cut(item, ":")
+	switch {
+	case name == SpillFull && s.full == nil:
+		s.full, err = parseFull(text)
+	case name == Clock && s.clock == 0:
+		if s.clock, err = time.ParseDuration(text); err != nil || s.clock == 0 {
+			return fmt.Errorf("has no duration such as 1h or -30m")
+		}
+	case name == SpillFull || name == Clock || s.counts[name] != nil:
+		return fmt.Errorf("comes twice")
+	case slices.Contains(points, name):
+		c := &count{}
+		if c.at, err = number(text); err == nil {
+			s.counts[name] = c
+		}
+	default:
+		return fmt.Errorf("names no point")
+	}
+	return err
+}
+
+func number(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("has no number from 1 on")
+	}
+	return n, nil
+}
+
+// hit says that the process is at a point.
+func (s *Set) hit(point string) {
+	if c := s.counts[point]; c != nil && c.seen.Add(1) == c.at {
+		s.die()
+	}
+}
+
+// around calls do between a point's before and after; after comes only where it succeeds.
+func (s *Set) around(point string, do func() error) error {
+	s.hit(point + ".before")
+	err := do()
+	if err == nil {
+		s.hit(point + ".after")
+	}
+	return err
+}
+
+// die ends the process as kill -9 does.
+func die() {
+	_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+	select {} // the signal is on its way to the other threads
+}

@@ -1,0 +1,141 @@
+package failpoint
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
+)
+
+// Decorate puts the points around what a pipeline is connected to.
+func (s *Set) Decorate(c *pipeline.Config) {
+	if s == nil {
+		return
+	}
+	open := c.Open
+	c.Open = func(ctx context.Context) (*pipeline.Links, error) {
+		l, err := open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		l.Upstream = &upstream{Upstream: l.Upstream, set: s}
+		l.Broker = &broker{l.Broker, s}
+		l.Store = &store{l.Store, s}
+		if l.Writer != nil {
+			l.Writer = &writer{l.Writer, s}
+		}
+		return l, nil
+	}
+	c.Scratch = &disk{c.Scratch, s}
+}
+
+type upstream struct {
+	pipeline.Upstream
+	set       *Set
+	confirmed outbox.LSN
+}
+
+func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	return u.set.around("start", func() error { return u.Upstream.Start(ctx, from, binary) })
+}
+
+func (u *upstream) Confirm(lsn outbox.LSN) {
+	if lsn <= u.confirmed {
+		u.Upstream.Confirm(lsn)
+		return
+	}
+	u.confirmed = lsn
+	_ = u.set.around("confirm", func() error { u.Upstream.Confirm(lsn); return nil })
+}
+
+type broker struct {
+	pipeline.Broker
+	set *Set
+}
+
+func (b *broker) Publisher(lastSeq uint64) pipeline.Publisher {
+	return &publisher{Publisher: b.Broker.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
+}
+
+type publisher struct {
+	pipeline.Publisher
+	set     *Set
+	acked   uint64 // as last told to the pipeline
+	flushed uint64 // sent by a Flush
+}
+
+func (p *publisher) Publish(e *outbox.Event, h *outbox.Header) error {
+	return p.set.around("publish", func() error { return p.Publisher.Publish(e, h) })
+}
+
+// Flush counts where there is something to send, and after where nothing of it waits for company.
+func (p *publisher) Flush(now time.Time) time.Duration {
+	sent := p.Sent()
+	if sent == p.flushed {
+		return p.Publisher.Flush(now)
+	}
+	p.set.hit("flush.before")
+	wait := p.Publisher.Flush(now)
+	if wait == 0 {
+		p.flushed = sent
+		p.set.hit("flush.after")
+	}
+	return wait
+}
+
+func (p *publisher) Acked() uint64 {
+	acked := p.Publisher.Acked()
+	if acked > p.acked {
+		p.acked = acked
+		p.set.hit("ack")
+	}
+	return acked
+}
+
+type store struct {
+	pipeline.Store
+	set *Set
+}
+
+// Load turns the record's times back by as much as this clock is said to be ahead: all that is done with them is to compare them with
+// this clock.
+func (s *store) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+	r, revision, err := s.Store.Load(ctx)
+	return shifted(r, -s.set.clock), revision, err
+}
+
+func (s *store) Save(ctx context.Context, r *checkpoint.Record, revision uint64) (saved uint64, err error) {
+	err = s.set.around("record", func() error {
+		saved, err = s.Store.Save(ctx, shifted(r, s.set.clock), revision)
+		return err
+	})
+	return saved, err
+}
+
+func shifted(r *checkpoint.Record, by time.Duration) *checkpoint.Record {
+	if r == nil || by == 0 {
+		return r
+	}
+	c := *r
+	c.Places = slices.Clone(r.Places)
+	for i := range c.Places {
+		c.Places[i].Since = c.Places[i].Since.Add(by)
+	}
+	return &c
+}
+
+type writer struct {
+	pipeline.Writer
+	set *Set
+}
+
+func (w *writer) Tick(ctx context.Context) error {
+	return w.set.around("tick", func() error { return w.Writer.Tick(ctx) })
+}
+
+func (w *writer) Change(ctx context.Context, settings outbox.Settings) error {
+	return w.set.around("change", func() error { return w.Writer.Change(ctx, settings) })
+}
