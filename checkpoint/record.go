@@ -148,17 +148,15 @@ func validatePlace(p StoredPlace) error {
 }
 
 // StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision added can't have been
-// there earlier, however long the message was on its way.
+// there earlier, however long the message was on its way. What it added are the last places, which share a time; it need not be the
+// latest one, as the clocks of those who wrote the others may have been ahead.
 func (r *Record) StoredAt(t time.Time) {
-	var newest time.Time
-	for _, p := range r.Places {
-		if p.Since.After(newest) {
-			newest = p.Since
-		}
+	n := len(r.Places)
+	if n == 0 {
+		return
 	}
-	for i := range r.Places {
-		if p := &r.Places[i]; p.Since.Equal(newest) && t.After(newest) {
-			p.Since = t.UTC()
-		}
+	added := r.Places[n-1].Since
+	for i := n - 1; i >= 0 && r.Places[i].Since.Equal(added) && t.After(added); i-- {
+		r.Places[i].Since = t.UTC()
 	}
 }

@@ -130,6 +130,12 @@ func TestStoredAt(t *testing.T) {
 	if !r.Places[2].Since.Equal(epoch) {
 		t.Error("a time was set back")
 	}
+	// Who wrote the first place had a clock that was ahead: what was added last counts from when it was stored all the same.
+	r = record(at(0x1000, 5, -time.Hour), at(0x2000, 9, 10*time.Second))
+	r.StoredAt(epoch)
+	if age := epoch.Sub(r.Places[1].Since); age != 0 {
+		t.Errorf("the newest place: age %v, want 0", age)
+	}
 }
 
 func TestRanges(t *testing.T) {
