@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -29,28 +30,43 @@ type jetstream struct {
 	paused   time.Time     // it does nothing until then
 	down     time.Time     // nothing can connect until then
 	lostAcks time.Time     // acknowledgements are lost until then
+	loseAcks int           // so many of the next acknowledgements are lost
+	slow     time.Duration // what acknowledgements take longer
 	drop     int           // so many of the next messages are lost on the way
 	saves    saving        // what happens to the next record
 	poison   string        // a payload that can't be published
 	onFull   func(int)     // called with the number of calls of a publisher's Full
 
-	lossAt  int // number of revisions at the last loss, -1 if there was none
+	lossAt  uint64 // the first revision after the last loss, 0 if there was none
 	lost    int
 	refused int
 	holes   int
 	late    int // messages of dead sessions that were stored
+	between int // messages of dead sessions that came between those of a living one
 }
 
 type storedMessage struct {
-	text   string
-	header outbox.Header
-	at     time.Time // when it was stored
+	line
+	at time.Time // when it was stored
 }
 
 type revision struct {
 	number uint64
 	doc    []byte
+	rec    *checkpoint.Record // what doc says
 	at     time.Time
+}
+
+// record is what the revision says. It is nobody's own.
+func (r *revision) record() (*checkpoint.Record, error) {
+	if r.rec == nil {
+		rec, err := checkpoint.Decode(r.doc)
+		if err != nil {
+			return nil, err
+		}
+		r.rec = rec
+	}
+	return r.rec, nil
 }
 
 // saving is what happens to a write of the record.
@@ -63,10 +79,13 @@ const (
 	saveNever
 )
 
+// history is how many revisions the record's bucket keeps.
+const history = 64
+
 func newJetstream(w *world, seed uint64) *jetstream {
 	return &jetstream{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50, limit: 2000,
-		latency: 200 * time.Microsecond, lossAt: -1,
+		latency: 200 * time.Microsecond,
 	}
 }
 
@@ -83,7 +102,7 @@ func (js *jetstream) newest() int {
 func (js *jetstream) firm() int {
 	now := time.Now()
 	for q, m := range js.messages {
-		if m != nil && now.Sub(m.at) < js.w.durable {
+		if m != nil && now.Sub(m.at) < js.w.loses {
 			return q
 		}
 	}
@@ -94,41 +113,72 @@ func (js *jetstream) firm() int {
 func (js *jetstream) arrive(l *link, s sent) {
 	if js.drop > 0 {
 		js.drop--
+		js.w.step("dropped", s.last+1)
 		return
+	}
+	if l.dead || l.orphan {
+		for _, o := range js.w.links() {
+			if !o.orphan && o.sent > 0 {
+				js.between++
+				break
+			}
+		}
 	}
 	ok := s.last == uint64(len(js.messages))
 	if ok {
-		js.messages = append(js.messages, &storedMessage{text: s.text, header: s.header, at: time.Now()})
+		js.messages = append(js.messages, &storedMessage{line: s.line, at: time.Now()})
 		if l.dead {
 			js.late++
 		}
+		js.w.step("stored", s.last+1)
 	} else {
 		js.refused++
+		js.w.step("refused", s.last+1)
 	}
 	if !s.reply || l.dead || time.Now().Before(js.lostAcks) {
 		return
 	}
-	time.AfterFunc(js.latency, func() {
+	if js.loseAcks > 0 {
+		js.loseAcks--
+		js.w.step("ack lost", s.last+1)
+		return
+	}
+	// Acknowledgements come one after the other, as on one connection.
+	l.ackAt = later(later(time.Now().Add(js.w.about(js.latency+js.slow)), l.frozen), l.ackAt.Add(time.Nanosecond))
+	time.AfterFunc(time.Until(l.ackAt), func() {
 		js.w.mu.Lock()
 		defer js.w.mu.Unlock()
 		if !l.dead {
 			l.pub.answered(s.last+1, ok)
+			js.w.step("acknowledged", s.last+1)
 		}
 	})
 }
 
-// powerLoss makes the broker forget what it stored less than durable_after ago, from any point on; stream and record separately.
-// It loses no more before that is durable which the first process to come stores.
-func (js *jetstream) powerLoss() bool {
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// powerLoss makes the broker forget what it stored less than durable_after ago, from any point on, of the stream, of the record, or
+// of each. It loses no more before that is durable which the first process to come stores.
+func (js *jetstream) powerLoss(stream, record bool) bool {
 	now := time.Now()
-	if js.lossAt >= 0 && (len(js.revisions) <= js.lossAt || now.Sub(js.revisions[js.lossAt].at) < js.w.durable) {
-		return false
+	if js.lossAt != 0 {
+		i := slices.IndexFunc(js.revisions, func(r revision) bool { return r.number >= js.lossAt })
+		if i < 0 || now.Sub(js.revisions[i].at) < js.w.loses {
+			return false
+		}
 	}
 	for _, l := range js.w.links() {
 		l.cut(js.rnd.IntN(2) == 0)
 	}
-	firm := js.firm()
-	cut := firm + js.rnd.IntN(len(js.messages)-firm+1)
+	cut := len(js.messages)
+	if firm := js.firm(); stream {
+		cut = firm + js.rnd.IntN(cut-firm+1)
+	}
 	js.lost += len(js.messages) - cut
 	readable := false
 	for q := js.removed; q < cut; q++ {
@@ -150,21 +200,26 @@ func (js *jetstream) powerLoss() bool {
 	js.removed = min(js.removed, cut)
 	oldest := 0
 	for i, r := range js.revisions {
-		if now.Sub(r.at) >= js.w.durable {
+		if now.Sub(r.at) >= js.w.loses {
 			oldest = i
 		}
 	}
-	js.revisions = js.revisions[:oldest+js.rnd.IntN(len(js.revisions)-oldest)+1]
+	if record {
+		js.revisions = js.revisions[:oldest+js.rnd.IntN(len(js.revisions)-oldest)+1]
+		if js.rnd.IntN(2) == 0 { // the bucket's sequence goes back too
+			js.last = js.revisions[len(js.revisions)-1].number
+		}
+	}
 	js.w.epoch++ // writes of the record that are on their way are gone
 	for _, m := range js.messages {
 		if m != nil {
-			m.at = now.Add(-js.w.durable)
+			m.at = minTime(m.at, now.Add(-js.w.loses))
 		}
 	}
 	for i := range js.revisions {
-		js.revisions[i].at = minTime(js.revisions[i].at, now.Add(-js.w.durable))
+		js.revisions[i].at = minTime(js.revisions[i].at, now.Add(-js.w.loses))
 	}
-	js.lossAt = len(js.revisions)
+	js.lossAt = js.last + 1
 	return true
 }
 
@@ -192,15 +247,21 @@ type link struct {
 	wire    []sent
 	running bool
 	extra   time.Duration // what is on its way after the end takes so much longer
+	gap     time.Duration // and comes this far apart
+	frozen  time.Time     // the process that owns it sleeps until then: nothing leaves it and nothing comes in
+	orphan  bool          // it lost the slot and does not know
+	ackAt   time.Time     // when the last acknowledgement comes
+	sent    int
+
+	skew func() time.Duration // by how much the process's clock differs
 }
 
 // sent is a message on its way.
 type sent struct {
-	text   string
-	header outbox.Header
-	last   uint64 // the expected last sequence
-	reply  bool
-	at     time.Time // when it arrives
+	line
+	last  uint64 // the expected last sequence
+	reply bool
+	at    time.Time // when it arrives
 }
 
 func (l *link) lock()   { l.js.w.mu.Lock() }
@@ -211,8 +272,10 @@ func (l *link) send(s sent) {
 	if l.dead {
 		return
 	}
-	s.at = time.Now().Add(l.js.latency)
+	s.at = time.Now().Add(l.js.w.about(l.js.latency))
 	l.wire = append(l.wire, s)
+	l.sent++
+	l.js.w.step("sent", s.last+1)
 	if !l.running {
 		l.running = true
 		go l.deliver()
@@ -223,10 +286,7 @@ func (l *link) deliver() {
 	l.lock()
 	defer l.unlock()
 	for len(l.wire) > 0 {
-		at := l.wire[0].at.Add(l.extra)
-		if at.Before(l.js.paused) {
-			at = l.js.paused
-		}
+		at := later(later(l.wire[0].at.Add(l.extra), l.js.paused), l.frozen)
 		if d := time.Until(at); d > 0 {
 			l.unlock()
 			time.Sleep(d)
@@ -235,6 +295,7 @@ func (l *link) deliver() {
 		}
 		s := l.wire[0]
 		l.wire = l.wire[1:]
+		l.extra += l.gap
 		l.js.arrive(l, s)
 	}
 	l.running = false
@@ -250,14 +311,17 @@ func (l *link) cut(dropped bool) {
 	if dropped {
 		l.wire = nil
 	} else if len(l.wire) > 0 {
-		l.extra = time.Duration(l.js.rnd.IntN(1500)) * time.Millisecond
+		l.extra = time.Duration(l.js.rnd.Int64N(int64(pick(l.js.rnd, 20*time.Millisecond, 200*time.Millisecond, 1500*time.Millisecond))))
+		if l.js.rnd.IntN(2) == 0 {
+			l.gap = l.js.w.about(time.Millisecond)
+		}
 	}
 }
 
 // ask takes the time of one question and its answer.
 func (l *link) ask(ctx context.Context) error {
 	l.lock()
-	d := max(2*l.js.latency, time.Until(l.js.paused))
+	d := l.js.w.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
 	l.unlock()
 	select {
 	case <-time.After(d):
@@ -315,17 +379,29 @@ func (l *link) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 		return nil, 0, nil
 	}
 	r := l.js.revisions[len(l.js.revisions)-1]
-	rec, err := checkpoint.Decode(r.doc)
+	decoded, err := r.record()
 	if err != nil {
 		return nil, 0, err
 	}
+	rec := *decoded
+	rec.Places = slices.Clone(rec.Places)
 	rec.StoredAt(r.at)
-	return rec, r.number, nil
+	for i := range rec.Places { // this process's clock is the bubble's: the record's times are off
+		rec.Places[i].Since = rec.Places[i].Since.Add(-l.skew())
+	}
+	return &rec, r.number, nil
 }
 
 // Save compares and sets. The outcome may stay unknown, whether it was stored or not.
 func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
-	doc, err := rec.Encode()
+	c := *rec
+	c.Places = slices.Clone(rec.Places)
+	l.lock()
+	for i := range c.Places {
+		c.Places[i].Since = c.Places[i].Since.Add(l.skew())
+	}
+	l.unlock()
+	doc, err := c.Encode()
 	if err != nil {
 		return 0, err
 	}
@@ -337,7 +413,8 @@ func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (u
 	l.lock()
 	how, epoch := l.js.saves, l.js.w.epoch
 	l.js.saves = saveWell
-	d := max(l.js.latency, time.Until(l.js.paused))
+	d := l.js.w.about(max(l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
+	l.js.w.step("record sent", last)
 	if how == saveLate {
 		d += time.Duration(l.js.rnd.IntN(8000)) * time.Millisecond
 	}
@@ -375,5 +452,9 @@ func (js *jetstream) land(doc []byte, last uint64) (uint64, error) {
 	}
 	js.last++
 	js.revisions = append(js.revisions, revision{number: js.last, doc: doc, at: time.Now()})
+	if n := len(js.revisions) - history; n > 0 {
+		js.revisions = js.revisions[n:]
+	}
+	js.w.step("record stored", js.last)
 	return js.last, nil
 }

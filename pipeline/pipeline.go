@@ -54,6 +54,8 @@ type Pipeline struct {
 
 	complaint  string // what was last logged as a session's end
 	complained time.Time
+
+	jitter func(n time.Duration) time.Duration // random, from 0 to below n; of a test's own making, where runs must repeat
 }
 
 // suspect is a loss that one reading has shown and no second one confirmed yet.
@@ -73,7 +75,7 @@ func New(cfg Config) *Pipeline {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Pipeline{cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer)}
+	p := &Pipeline{cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer), jitter: rand.N[time.Duration]}
 	p.health.init()
 	p.metrics.observe(&p.health)
 	return p
@@ -112,7 +114,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 	switch fault := outbox.FaultOf(err); {
 	case errors.As(err, &again):
 	case err == nil, fault == nil, fault.Class == outbox.Transient:
-		wait := backoff(attempt)
+		wait := backoff(attempt, p.jitter)
 		p.metrics.sessionEnded(err)
 		p.health.set(StateWaiting, err)
 		if fault != nil && fault.Code == outbox.CodeSlotInUse || errors.Is(err, errSlotFree) {
@@ -163,9 +165,9 @@ func (s *suspect) wait() time.Duration {
 }
 
 // backoff grows from backoffMin to backoffMax, with jitter so that two outflows do not run in step.
-func backoff(attempt int) time.Duration {
+func backoff(attempt int, jitter func(time.Duration) time.Duration) time.Duration {
 	d := min(2*backoffMin<<min(attempt, 8), backoffMax)
-	return d/2 + rand.N(d/2+1)
+	return d/2 + jitter(d/2+1)
 }
 
 // within runs one read of the start with its own time limit; the limit's end is reported with what was read.

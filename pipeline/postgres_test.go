@@ -76,6 +76,7 @@ func (pg *postgres) commitAt(at time.Time, rows []row, messages ...logical) *tra
 	x.end = x.start + 48
 	pg.wal = append(pg.wal, x)
 	pg.grow(x.end)
+	pg.w.step("committed", uint64(x.end))
 	return x
 }
 
@@ -104,6 +105,7 @@ func (pg *postgres) settle(lsn outbox.LSN) {
 	pg.confirmed = lsn
 	pg.confirmedAt = append(pg.confirmedAt, moment{time.Now(), lsn})
 	pg.w.checkConfirmed(lsn)
+	pg.w.step("confirmed", uint64(lsn))
 }
 
 // upstream is the PostgreSQL side of a session.
@@ -121,6 +123,8 @@ type upstream struct {
 	from    outbox.LSN
 	sent    outbox.LSN // newest marker
 	taken   int        // batches handed out
+
+	frozen time.Time // the process that owns it sleeps until then
 }
 
 func (u *upstream) lock()   { u.pg.w.mu.Lock() }
@@ -128,8 +132,11 @@ func (u *upstream) unlock() { u.pg.w.mu.Unlock() }
 
 // ask takes the time of one question.
 func (u *upstream) ask(ctx context.Context) error {
+	u.lock()
+	d := u.pg.w.about(max(200*time.Microsecond, time.Until(u.frozen)))
+	u.unlock()
 	select {
-	case <-time.After(200 * time.Microsecond):
+	case <-time.After(d):
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-u.gone:
@@ -183,6 +190,7 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	u.pg.active, u.started, u.binary, u.from = u, true, binary, from
 	u.pg.w.started = append(u.pg.w.started, start{time.Now(), from, binary})
 	go u.stream(max(from, u.pg.confirmed))
+	u.pg.w.step("started", uint64(from))
 	return nil
 }
 
@@ -194,6 +202,11 @@ func (u *upstream) stream(from outbox.LSN) {
 	rnd := rand.New(rand.NewPCG(uint64(from), 7))
 	for {
 		u.lock()
+		if u.pg.active != u { // the server has ended it; the process does not know yet
+			u.unlock()
+			<-u.gone
+			return
+		}
 		for len(pending) < 8 && next < len(u.pg.wal) {
 			x := u.pg.wal[next]
 			next++
@@ -218,7 +231,7 @@ func (u *upstream) stream(from outbox.LSN) {
 			select {
 			case <-grown:
 				// It comes a moment later.
-				if !u.pause(time.Duration(rnd.IntN(800)) * time.Microsecond) {
+				if !u.pause(time.Duration(rnd.IntN(800_000) + 1)) {
 					return
 				}
 			case <-u.gone:
@@ -234,6 +247,7 @@ func (u *upstream) stream(from outbox.LSN) {
 		case u.batches <- batchOf(pending[:n]):
 			u.lock()
 			u.taken++
+			u.pg.w.step("batch", uint64(n))
 			u.unlock()
 		case <-u.gone:
 			return
@@ -292,11 +306,11 @@ func (u *upstream) Confirm(lsn outbox.LSN) {
 		return
 	}
 	u.timer = true
-	time.AfterFunc(100*time.Millisecond, func() {
+	time.AfterFunc(u.pg.w.about(100*time.Millisecond), func() {
 		u.lock()
 		defer u.unlock()
 		u.timer = false
-		if !u.dead {
+		if !u.dead && u.pg.active == u {
 			u.pg.settle(u.report)
 		}
 	})
@@ -308,7 +322,12 @@ func (u *upstream) Stop(ctx context.Context) error {
 	if u.dead {
 		return errDown
 	}
-	u.pg.settle(u.report)
+	if u.pg.active == u {
+		u.pg.settle(u.report)
+	}
+	if u.dead { // at this very moment
+		return errDown
+	}
 	u.stopped = true
 	u.pg.w.stops++
 	u.end(true)
@@ -369,8 +388,11 @@ func (w *writer) Change(ctx context.Context, s outbox.Settings) error {
 
 func (w *writer) write(ctx context.Context, m logical, note func(*postgres)) error {
 	pg := w.pr.w.pg
+	pg.w.mu.Lock()
+	d := pg.w.about(pg.writeDelay)
+	pg.w.mu.Unlock()
 	select {
-	case <-time.After(pg.writeDelay):
+	case <-time.After(d):
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -171,7 +172,7 @@ func TestBackoff(t *testing.T) {
 	})
 	for attempt := range 100 {
 		for range 100 {
-			if d := backoff(attempt); d < backoffMin || d > backoffMax || attempt == 0 && d > 2*backoffMin {
+			if d := backoff(attempt, rand.N); d < backoffMin || d > backoffMax || attempt == 0 && d > 2*backoffMin {
 				t.Fatalf("attempt %d: %v", attempt, d)
 			}
 		}

@@ -20,9 +20,9 @@ type publisher struct {
 	waiting      time.Time // since when no acknowledgement has come though some are due
 	err          error
 	notify       chan struct{}
-	rounds       int      // of the loop, by Flush
-	calls        int      // of Full: about one for each message made
-	sent         []string // all that was handed to it
+	rounds       int    // of the loop, by Flush
+	calls        int    // of Full: about one for each message made
+	sent         []line // all that was handed to it
 }
 
 func (p *publisher) Full() bool {
@@ -49,7 +49,7 @@ func (p *publisher) Publish(e *outbox.Event, h *outbox.Header) error {
 	if p.held != nil {
 		p.out(p.since+1 >= p.link.js.ackEvery)
 	}
-	p.held = &sent{text: line(e, h), header: *h, last: p.last}
+	p.held = &sent{line: lineOf(e, h), last: p.last}
 	p.heldAt = time.Time{}
 	p.last++
 	return nil
@@ -62,7 +62,7 @@ func (p *publisher) out(reply bool) {
 		p.since = 0
 	}
 	p.held.reply = reply
-	p.sent = append(p.sent, p.held.text)
+	p.sent = append(p.sent, p.held.line)
 	p.link.send(*p.held)
 	p.held = nil
 }

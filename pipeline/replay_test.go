@@ -10,12 +10,12 @@ import (
 )
 
 // replay makes the stream that an undisturbed process makes of a WAL, in one go, without the loop.
-func replay(wal []*transaction, first outbox.Settings) ([]string, error) {
+func replay(wal []*transaction, first outbox.Settings) ([]line, error) {
 	d := decoder.New(decoderConfig)
 	b := reorder.New(reorder.Config{Settings: first, Scratch: memory{}})
 	defer b.Discard()
 	var (
-		out []string
+		out []line
 		r   decoder.Result
 		e   outbox.Event
 	)
@@ -43,7 +43,7 @@ func replay(wal []*transaction, first outbox.Settings) ([]string, error) {
 					} else if !more {
 						break
 					}
-					out = append(out, line(&e, &outbox.Header{
+					out = append(out, lineOf(&e, &outbox.Header{
 						Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull, Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key,
 					}))
 				}

@@ -99,6 +99,11 @@ func cstring(b []byte, s string) []byte { return append(append(b, s...), 0) }
 var decoderConfig = decoder.Config{TableOID: tableOID, Mapping: mapping, Slot: "outflow"}
 
 // line is a message of the stream as the tests compare it.
-func line(e *outbox.Event, h *outbox.Header) string {
-	return fmt.Sprintf("%s %s|%s", e.Doc, h, e.Payload)
+type line struct {
+	doc, payload string
+	header       outbox.Header
 }
+
+func lineOf(e *outbox.Event, h *outbox.Header) line { return line{e.Doc, string(e.Payload), *h} }
+
+func (l line) String() string { return fmt.Sprintf("%s %s|%s", l.doc, &l.header, l.payload) }

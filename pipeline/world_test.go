@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -37,6 +38,14 @@ type world struct {
 	procs   []*process
 	wrote   int   // events by write
 	broken  error // what the world itself found wrong
+
+	loses time.Duration // what is younger the broker may lose: durable_after, less what clocks may be off
+
+	noise  *rand.Rand // nil: everything takes as long as it says, and no steps are counted
+	begun  time.Time
+	steps  int
+	plan   []planned // what is to go wrong, by step
+	traced []step    // what happened
 }
 
 // start is a start of replication.
@@ -49,7 +58,7 @@ type start struct {
 var defaults = outbox.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
 
 func newWorld(t *testing.T, seed uint64, first outbox.Settings, durable time.Duration) *world {
-	w := &world{t: t, first: first, durable: durable}
+	w := &world{t: t, first: first, durable: durable, loses: durable, begun: time.Now()}
 	w.pg, w.js = newPostgres(w, seed), newJetstream(w, seed)
 	rec := &checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: w.js.created,
@@ -106,12 +115,13 @@ func (w *world) checkConfirmed(lsn outbox.LSN) {
 	firm := uint64(w.js.firm())
 	oldest := 0
 	for i, r := range w.js.revisions {
-		if time.Since(r.at) >= w.durable {
+		if time.Since(r.at) >= w.loses {
 			oldest = i
 		}
 	}
-	for _, r := range w.js.revisions[oldest:] {
-		rec, err := checkpoint.Decode(r.doc)
+	for i := range w.js.revisions[oldest:] {
+		r := &w.js.revisions[oldest+i]
+		rec, err := r.record()
 		if err != nil {
 			w.broken = err
 			return
@@ -137,11 +147,11 @@ func (w *world) record() *checkpoint.Record {
 }
 
 // stream is what consumers see, without what was lost.
-func (w *world) stream() (out []string) {
+func (w *world) stream() (out []line) {
 	w.with(func() {
 		for _, m := range w.js.messages {
 			if m != nil {
-				out = append(out, m.text)
+				out = append(out, m.line)
 			}
 		}
 	})
@@ -193,6 +203,9 @@ type process struct {
 	nats   []*link
 	writer Writer
 	reg    *prometheus.Registry
+	skew   time.Duration // of its host's clock
+
+	stopping bool // told to stop
 }
 
 // options are what differs between processes.
@@ -228,8 +241,14 @@ func (w *world) run(o options) *process {
 	}
 	if o.registry != nil {
 		cfg.Registerer = o.registry
+	} else {
+		cfg.Registerer = nowhere{}
 	}
 	pr.p = New(cfg)
+	if w.noise != nil {
+		own := rand.New(rand.NewPCG(w.noise.Uint64(), 9))
+		pr.p.jitter = func(n time.Duration) time.Duration { return time.Duration(own.Int64N(int64(n))) }
+	}
 	go func() {
 		defer close(pr.ended)
 		pr.err = pr.p.Run(ctx)
@@ -238,12 +257,15 @@ func (w *world) run(o options) *process {
 }
 
 func (pr *process) open(ctx context.Context, o options) (*Links, error) {
+	w := pr.w
+	w.mu.Lock()
+	d := w.about(time.Millisecond)
+	w.mu.Unlock()
 	select {
-	case <-time.After(time.Millisecond):
+	case <-time.After(d):
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	w := pr.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	pr.opens = append(pr.opens, time.Now())
@@ -251,9 +273,10 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 		return nil, errDown
 	}
 	u := &upstream{pg: w.pg, batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
-	l := &link{js: w.js, lost: make(chan struct{})}
+	l := &link{js: w.js, lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
 	w.ups, w.all = append(w.ups, u), append(w.all, l)
 	pr.ups, pr.nats = append(pr.ups, u), append(pr.nats, l)
+	w.step("opened", uint64(len(pr.opens)))
 	links := &Links{
 		Upstream: u, Broker: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
@@ -268,21 +291,25 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 
 // kill ends the process at once: nothing that it does from now on has an effect. What it had sent may still arrive.
 func (pr *process) kill() {
-	pr.w.with(func() {
-		pr.dead = true
-		for _, u := range pr.ups {
-			u.cut(pr.w.pg.rnd.IntN(3) > 0)
-		}
-		for _, l := range pr.nats {
-			l.cut(pr.w.js.rnd.IntN(3) == 0)
-		}
-	})
-	pr.cancel()
+	pr.w.with(pr.dies)
 	pr.w.away(func() { <-pr.ended })
+}
+
+// dies is kill without waiting for what is left of it. The lock is held.
+func (pr *process) dies() {
+	pr.dead = true
+	for _, u := range pr.ups {
+		u.cut(pr.w.pg.rnd.IntN(3) > 0)
+	}
+	for _, l := range pr.nats {
+		l.cut(pr.w.js.rnd.IntN(3) == 0)
+	}
+	pr.cancel()
 }
 
 // stop ends the process in order.
 func (pr *process) stop() error {
+	pr.w.with(func() { pr.stopping = true })
 	pr.cancel()
 	pr.w.away(func() { <-pr.ended })
 	return pr.err

@@ -1,0 +1,73 @@
+package pipeline
+
+import (
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// step is one thing that happened in the world: a message was sent or stored, an acknowledgement came, the record was written, an
+// LSN was confirmed. Faults are planned by step, so that they fall between any two of them; the steps of a run are its trace.
+type step struct {
+	at   time.Duration // since the world began
+	what string
+	n    uint64
+}
+
+// planned is what is to happen right after a step.
+type planned struct {
+	after int
+	do    func()
+}
+
+// step takes note of what happened, and lets happen what is planned after it. The lock is held.
+func (w *world) step(what string, n uint64) {
+	if w.noise == nil {
+		return
+	}
+	w.steps++
+	w.traced = append(w.traced, step{time.Since(w.begun), what, n})
+	for len(w.plan) > 0 && w.plan[0].after <= w.steps {
+		do := w.plan[0].do
+		w.plan = w.plan[1:]
+		do()
+	}
+}
+
+// about is d and a moment. No two things happen at the same time then: the order in which the Go runtime would let them happen is
+// the one thing that a seed does not decide.
+func (w *world) about(d time.Duration) time.Duration {
+	if w.noise == nil {
+		return d
+	}
+	return d + time.Duration(1+w.noise.IntN(9973))
+}
+
+// trace is what happened at the end of the run.
+func (w *world) trace(last int) string {
+	var b strings.Builder
+	from := max(0, len(w.traced)-last)
+	for i, s := range w.traced[from:] {
+		fmt.Fprintf(&b, "%6d %14v %s %d\n", from+i+1, s.at, s.what, s.n)
+	}
+	return b.String()
+}
+
+// fingerprint tells two runs apart.
+func (w *world) fingerprint() uint64 {
+	h := fnv.New64a()
+	for _, s := range w.traced {
+		fmt.Fprintln(h, s.at, s.what, s.n)
+	}
+	return h.Sum64()
+}
+
+// nowhere takes metrics and keeps none.
+type nowhere struct{}
+
+func (nowhere) Register(prometheus.Collector) error  { return nil }
+func (nowhere) MustRegister(...prometheus.Collector) {}
+func (nowhere) Unregister(prometheus.Collector) bool { return true }
