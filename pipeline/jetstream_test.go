@@ -426,7 +426,7 @@ func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (u
 				return
 			}
 			var o outcome
-			o.revision, o.err = l.js.land(doc, last)
+			o.revision, o.err = l.js.land(doc, &c, last)
 			if how == saveWell && !l.dead {
 				done <- o
 			}
@@ -442,7 +442,8 @@ func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (u
 	return 0, errors.Join(checkpoint.ErrUnknown, ctx.Err())
 }
 
-func (js *jetstream) land(doc []byte, last uint64) (uint64, error) {
+// land lets a record reach the broker, which compares and sets. rec is what doc says; nil: that is read from it.
+func (js *jetstream) land(doc []byte, rec *checkpoint.Record, last uint64) (uint64, error) {
 	now := uint64(0)
 	if n := len(js.revisions); n > 0 {
 		now = js.revisions[n-1].number
@@ -451,7 +452,7 @@ func (js *jetstream) land(doc []byte, last uint64) (uint64, error) {
 		return 0, checkpoint.ErrConflict
 	}
 	js.last++
-	js.revisions = append(js.revisions, revision{number: js.last, doc: doc, at: time.Now()})
+	js.revisions = append(js.revisions, revision{number: js.last, doc: doc, rec: rec, at: time.Now()})
 	if n := len(js.revisions) - history; n > 0 {
 		js.revisions = js.revisions[n:]
 	}

@@ -156,7 +156,7 @@ func TestRecordRefused(t *testing.T) {
 					w.js.saves = how
 					if how == saveWell {
 						top := w.js.revisions[len(w.js.revisions)-1]
-						if _, err := w.js.land(top.doc, top.number); err != nil {
+						if _, err := w.js.land(top.doc, nil, top.number); err != nil {
 							t.Error(err)
 						}
 					}

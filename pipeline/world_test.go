@@ -71,7 +71,7 @@ func newWorld(t *testing.T, seed uint64, first outbox.Settings, durable time.Dur
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.js.land(doc, 0); err != nil {
+	if _, err := w.js.land(doc, rec, 0); err != nil {
 		t.Fatal(err)
 	}
 	w.js.revisions[0].at = time.Now().Add(-time.Hour)

@@ -9,8 +9,12 @@ type late struct {
 	table []lastKey
 }
 
-// The table takes up 768 KiB, and nothing before the first event with a key. Its length is a power of two.
-const lateTable = 8192
+// The table takes up 768 KiB at most; it begins small and grows while sequences get into each other's way. Its lengths are powers
+// of two.
+const (
+	lateTable = 8192
+	lateFirst = 64
+)
 
 type lastKey struct {
 	hash uint64
@@ -25,12 +29,16 @@ func (l *late) see(x *index, e *outbox.Event, h uint64) {
 		return
 	}
 	if l.table == nil {
-		l.table = make([]lastKey, lateTable)
+		l.table = make([]lastKey, lateFirst)
 	}
 	if h == 0 {
 		h = hash(x.seed, e.Doc, e.Actor)
 	}
-	last := &l.table[h&uint64(len(l.table)-1)]
+	last := l.of(h)
+	for last.hash != h && last.hash != 0 && len(l.table) < lateTable {
+		l.grow()
+		last = l.of(h)
+	}
 	if last.hash == h {
 		// A string is not below its own beginning, so a key that was cut counts only when the whole one would.
 		if string(last.key[:last.n]) > e.Key {
@@ -40,4 +48,16 @@ func (l *late) see(x *index, e *outbox.Event, h uint64) {
 	}
 	last.hash = h
 	last.n = uint8(copy(last.key[:], e.Key))
+}
+
+func (l *late) of(h uint64) *lastKey { return &l.table[h&uint64(len(l.table)-1)] }
+
+func (l *late) grow() {
+	old := l.table
+	l.table = make([]lastKey, 2*len(old))
+	for i := range old {
+		if old[i].hash != 0 {
+			*l.of(old[i].hash) = old[i]
+		}
+	}
 }
