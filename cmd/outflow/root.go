@@ -31,6 +31,7 @@ committed rows only, each exactly once, in an order that depends on the WAL alon
 		a.initCommand(),
 		a.runCommand(),
 		a.statusCommand(),
+		a.drainCommand(),
 		a.inspectCommand(),
 		a.configCommand(),
 		a.healthcheckCommand(),

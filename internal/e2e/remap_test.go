@@ -35,7 +35,7 @@ func TestRemap(t *testing.T) {
 	}
 	insert(51, 60)
 	o.fails(3, []string{"run"}, "payload=body", "payload=payload", "outflow init")
-	o.fails(3, []string{"init"}, "cannot be changed yet", "is not published")
+	o.fails(3, []string{"init"}, "cannot be changed yet", "10 events are not published")
 
 	o.set(old...)
 	o.start()

@@ -5,10 +5,9 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
-	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/drain"
 	"github.com/outflowhq/outflow/internal/wiring"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
 )
 
 // remap changes the column mapping in the record. Another mapping orders otherwise, so nothing that was published under the old one
@@ -50,35 +49,17 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 
 // nothingBeyond makes sure that the slot holds no event beyond a place.
 func (s *setup) nothingBeyond(ctx context.Context, place outbox.Place, old outbox.Mapping) error {
-	taken := map[outbox.Position]bool{}
-	for _, p := range place.Taken {
-		taken[p] = true
+	w, err := drain.Beyond(ctx, s.cfg, s.layout, old, place, s.log)
+	if err != nil || w.Events == 0 {
+		return err
 	}
-	dec := decoder.New(decoder.Config{
-		TableOID: s.layout.Table.OID, Mapping: old, Slot: s.cfg.Slot, MaxPayload: 1,
-	})
-	var res decoder.Result
-	return replication.Peek(ctx, wiring.Replication(s.cfg, s.log), 0, false, func(m replication.Message) error {
-		if err := dec.Decode(m.Data, &res); err != nil {
-			return err
-		}
-		c := res.Commit
-		if res.Kind != decoder.Commit || c.Kind != outbox.Events || c.LSN <= place.Due {
-			return nil
-		}
-		for i := range c.Events {
-			if !taken[outbox.Position{LSN: c.LSN, Index: uint32(i)}] {
-				return s.notYet("the transaction at %v, of %v, is not published", c.LSN, outbox.CommitTime(c.Time))
-			}
-		}
-		return nil
-	})
+	return s.notYet("%d events are not published, the first in the transaction at %v, of %v", w.Events, w.First.LSN, outbox.CommitTime(w.First.Time))
 }
 
 func (s *setup) notYet(format string, args ...any) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "not_published",
 		What: "the column mapping cannot be changed yet: " + fmt.Sprintf(format, args...),
-		Cure: "Stop the writers, let `outflow run` with the old mapping publish everything, stop it, then run `outflow init` again",
+		Cure: "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow init` again",
 	}
 }
