@@ -41,7 +41,8 @@ type expected struct {
 type expectation struct {
 	timeline func(LSN) uint32
 	messages []expected
-	loose    []*Event // a reset left them without a window
+	loose    []*Event // a reset left them without a window: a repair has to publish them
+	before   []*Event // the start: nobody has to
 	held     []*Event // nothing has closed a window for them yet
 	windows  int
 }
@@ -88,7 +89,7 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 	for i := range t.commits {
 		c := &t.commits[i]
 		if c.lsn <= cfg.Start {
-			x.loose = append(x.loose, c.events...)
+			x.before = append(x.before, c.events...)
 			continue
 		}
 		for len(resets) > 0 && c.lsn > resets[0].At {

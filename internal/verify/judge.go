@@ -294,11 +294,11 @@ func (e *Event) is(m *Message) bool { return m.Subject == e.subject() && e.hasPa
 
 // index makes it possible to find messages that are not where they should be.
 func (c *judged) index() {
-	c.others = make([]*Event, 0, len(c.want.messages)+len(c.want.loose)+len(c.want.held))
+	c.others = make([]*Event, 0, len(c.want.messages)+len(c.want.loose)+len(c.want.held)+len(c.want.before))
 	for i := range c.want.messages {
 		c.others = append(c.others, c.want.messages[i].Event)
 	}
-	c.others = append(append(c.others, c.want.loose...), c.want.held...)
+	c.others = slices.Concat(c.others, c.want.loose, c.want.held, c.want.before)
 	c.seenMore = make([]bool, len(c.others)-len(c.want.messages))
 	c.byID, c.byPos = make(map[string]int, len(c.others)), make(map[Position]int, len(c.others))
 	twice := map[string]bool{}
@@ -355,6 +355,14 @@ func (c *judged) judgement(removed int) Judgement {
 	if j.Missing > 0 && j.First == "" {
 		e := &c.want.messages[first]
 		j.First = fmt.Sprintf("message %d of the WAL is missing, header %q, subject %q", first+1, c.want.header(e), e.subject())
+	}
+	for i, e := range c.want.loose {
+		if c.seenMore == nil || !c.seenMore[i] {
+			j.Missing++
+			if j.First == "" {
+				j.First = fmt.Sprintf("no message of a repair is about %v", e)
+			}
+		}
 	}
 	if j.Held > 0 && j.First == "" {
 		j.First = fmt.Sprintf("nothing in the WAL has closed a window yet for %v", c.want.held[0])
