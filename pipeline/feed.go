@@ -81,6 +81,7 @@ func (s *session) commit(c *outbox.Commit) error {
 		if c.Kind == outbox.SettingsChange {
 			s.log.Info("ordering settings changed in the WAL", "lsn", c.LSN, "settings", c.Settings)
 			s.scribe.read(c.Settings)
+			s.p.inForce(c.Settings)
 		}
 		if c.Kind == outbox.Events {
 			s.held.add(c.LSN, s.lastData)

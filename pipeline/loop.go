@@ -62,14 +62,15 @@ type session struct {
 	scribe   *scribe
 }
 
-func newSession(p *Pipeline, links *Links, r readings, start checkpoint.Start) *session {
+func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, start checkpoint.Start) *session {
 	now := time.Now()
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, links: links, server: r.Server,
 		decoder: decoder.New(links.Decoder),
 		buffer: reorder.New(reorder.Config{
 			Settings: start.Place.Settings, Start: start.Place.Due, Taken: start.Place.Taken,
-			Unkeyed: !links.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch,
+			Unkeyed: !links.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch, MaxSpill: p.cfg.MaxSpill,
+			Stop: ctx.Err, // a large transaction is read and sorted for minutes
 		}),
 		from:     start.Place.Due,
 		proof:    checkpoint.NewProof(links.Checkpoint, start),
@@ -78,6 +79,7 @@ func newSession(p *Pipeline, links *Links, r readings, start checkpoint.Start) *
 		lastData: now,
 	}
 	p.metrics.lateSeen = 0
+	p.inForce(start.Place.Settings)
 	s.confirmed = start.Confirmed
 	s.metrics.confirmed(start.Confirmed)
 	s.recorder = newRecorder(links, r.Record, r.revision)
@@ -91,6 +93,12 @@ func (p *Pipeline) effective(m outbox.Mapping) outbox.Settings {
 		return p.cfg.Settings.Unkeyed()
 	}
 	return p.cfg.Settings
+}
+
+func (p *Pipeline) inForce(s outbox.Settings) {
+	if p.cfg.InForce != nil {
+		p.cfg.InForce(s)
+	}
 }
 
 func (s *session) close() {

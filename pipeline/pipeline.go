@@ -22,6 +22,10 @@ type Config struct {
 	Settings outbox.Settings // the configured ordering settings
 	Ticks    bool            // write ticks (reorder.tick: wal)
 	Scratch  reorder.Scratch
+	MaxSpill int64 // bytes of scratch files at a time; 0: no limit
+	// InForce is called with the ordering settings that are in force, at the start of a session and after each change in the WAL, from
+	// the goroutine of Run; nil: nobody wants to know.
+	InForce func(outbox.Settings)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
 

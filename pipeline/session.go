@@ -71,7 +71,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	if !start.Same(again) {
 		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Place.Due, start.Place.Seq, again.Place.Due, again.Place.Seq)
 	}
-	s := newSession(p, links, held, again)
+	s := newSession(ctx, p, links, held, again)
 	defer s.close()
 	p.log.Info("session started", "place", again.Place.Due, "seq", again.Place.Seq, "last_seq", again.LastSeq,
 		"there", again.There, "binary", binary, "settings", again.Place.Settings)

@@ -157,7 +157,7 @@ func TestArrivalsAreForgotten(t *testing.T) {
 		}
 		defer links.Close()
 		place := outbox.Place{Settings: first, Timeline: timeline}
-		s := newSession(New(Config{Scratch: memory{}}), links, readings{}, checkpoint.Start{
+		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, readings{}, checkpoint.Start{
 			Place: place, Places: []checkpoint.StoredPlace{{Place: place}},
 		})
 		defer s.close()

@@ -15,6 +15,10 @@ type Config struct {
 	Unkeyed  bool              // horizon 0 and sort commit are in force whatever the settings say
 	MaxTaken int               // 0: outbox.MaxTaken. It decides the order: nothing but tests may set another
 	Scratch  Scratch           // where a transaction larger than the buffer spills
+	MaxSpill int64             // bytes of scratch files at a time; 0: no limit. More is a fatal fault
+	// Stop is asked again and again while scratch files are read, which may take minutes in one call. An error of it ends the call
+	// with that error. nil: never stopped.
+	Stop func() error
 }
 
 // Buffer holds events in their order of commit until they are due. It is owned by one goroutine.
@@ -83,7 +87,7 @@ func New(cfg Config) *Buffer {
 		cfg.MaxTaken = outbox.MaxTaken
 	}
 	b := &Buffer{cfg: cfg, set: cfg.Settings, atDue: cfg.Settings, newest: cfg.Start, tune: defaultTuning}
-	b.disk.scratch = cfg.Scratch
+	b.disk.scratch, b.disk.limit, b.disk.stop = cfg.Scratch, cfg.MaxSpill, cfg.Stop
 	b.taken = slices.Clone(cfg.Taken)
 	slices.SortFunc(b.taken, outbox.Position.Compare)
 	b.index.init()

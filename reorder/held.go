@@ -1,6 +1,7 @@
 package reorder
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -155,6 +156,17 @@ func tallyOf(e *outbox.Event) tally { return tally{1, e.Size(), weight(e)} }
 // slotWeight is what an event takes up beside its bytes, as measured: the slot, its entries in the index and in a window's order or a
 // sorter, the room that chunks and lists waste, and a commit that holds nothing else.
 const slotWeight = int(unsafe.Sizeof(slot{})) + 72
+
+// MaxWeight returns what a buffer with these settings holds at most, in bytes of memory: max_bytes as they are counted, and what an
+// event weighs beyond the 64 bytes that it counts for, with a sequence of its own. Ids and further columns are not counted either:
+// they come on top.
+func MaxWeight(s outbox.Settings) int64 {
+	n := min(int64(s.MaxEvents), s.MaxBytes/outbox.EventOverhead)
+	if s.MaxBytes > math.MaxInt64/16 {
+		return math.MaxInt64 / 2
+	}
+	return s.MaxBytes + n*(int64(slotWeight)+sequenceWeight-outbox.EventOverhead)
+}
 
 // weight estimates the memory that an event takes up: slotWeight and the bytes of all its values. What the values lie in may be
 // larger by what the decoder's arena holds beside them; arenas are freed as their last event leaves, in the order of the WAL.

@@ -171,6 +171,11 @@ func (r *reader) fill(n int) error {
 	if int64(n-have) > r.end-r.off {
 		return &ioError{"read", errDamaged}
 	}
+	if stop := r.file.disk.stop; stop != nil { // all that takes long reads scratch files
+		if err := stop(); err != nil {
+			return err
+		}
+	}
 	block := make([]byte, have+int(min(r.end-r.off, int64(max(n, r.size)-have))))
 	copy(block, r.block)
 	got, err := r.file.ReadAt(block[have:], r.off)

@@ -3,6 +3,9 @@ package reorder
 import (
 	"errors"
 	"io"
+	"strconv"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // Scratch is where a transaction that is too large for memory spills. Files are used by one goroutine, the buffer's.
@@ -17,10 +20,13 @@ type ScratchFile = interface {
 	io.Closer
 }
 
-// disk keeps count of the scratch files, so that all can be dropped at once after an error.
+// disk keeps count of the scratch files: so that all can be dropped at once after an error, and of their size.
 type disk struct {
 	scratch Scratch
 	open    []*file
+	size    int64 // of the open files
+	limit   int64 // of size; 0: none
+	stop    func() error
 }
 
 var errNoScratch = errors.New("no scratch directory is configured")
@@ -73,16 +79,31 @@ func (f *file) drop() {
 			f.disk.open[i] = f.disk.open[last]
 			f.disk.open[last] = nil
 			f.disk.open = f.disk.open[:last]
+			f.disk.size -= f.size
 			_ = f.Close()
 			break
 		}
 	}
 }
 
+// errLimit is fatal, unlike a disk that is full: the same transaction comes again and is no smaller.
+func (d *disk) errLimit() error {
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "spill_limit",
+		What: "a transaction needs more than " + strconv.FormatInt(d.limit, 10) + " bytes on disk to be sorted (reorder.max_spill)",
+		Cure: "Raise reorder.max_spill to about three times the transaction's size, with reorder.spill_dir on a disk that has the room. " +
+			"Nothing is lost: PostgreSQL keeps the transaction until it is published",
+	}
+}
+
 // flush writes out what is in buf.
 func (f *file) flush() error {
+	if d := f.disk; d.limit > 0 && d.size+int64(len(f.buf)) > d.limit {
+		return d.errLimit()
+	}
 	n, err := f.Write(f.buf)
 	f.size += int64(n)
+	f.disk.size += int64(n)
 	if err == nil && n < len(f.buf) {
 		err = io.ErrShortWrite
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -352,5 +354,120 @@ func TestOutOfTurn(t *testing.T) {
 			}()
 			f(fresh())
 		}()
+	}
+}
+
+// large reads a transaction of n events that spills, its events in descending order of keys, up to its commit record.
+func large(b *Buffer, n int) error {
+	for i := range n {
+		e := outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7), Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, 50)}
+		e.PayloadSize = len(e.Payload)
+		if err := b.Append(&e); err != nil {
+			return err
+		}
+	}
+	return b.Commit(outbox.Commit{LSN: 0x100, Kind: outbox.Events, Events: n})
+}
+
+// TestStop asks a long sort to end: it does, before it has read much more, wherever it is.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	const events, memory = 8000, 32 << 10
+	stopped := errors.New("stopped")
+	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
+		asked, at := 0, -1
+		files := &memScratch{failAfter: -1}
+		start := func() *Buffer {
+			asked = 0
+			b := New(Config{
+				Settings: outbox.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files,
+				Stop: func() error {
+					if asked++; at >= 0 && asked > at {
+						return stopped
+					}
+					return nil
+				},
+			})
+			b.tune.least, b.tune.fanIn, b.tune.block = 0, 4, 4<<10
+			return b
+		}
+		b := start()
+		if err := large(b, events); err != nil {
+			t.Fatal(err)
+		}
+		w, err := b.Close()
+		if err != nil || w.Of != events {
+			t.Fatalf("%v: %v %v", sort, w, err)
+		}
+		whole := asked
+		b.Discard()
+		// Every record that is read in the call lies in a block before which it was asked.
+		if least := events * 50 / (8 << 10); whole < least {
+			t.Errorf("%v: asked %d times in one call, want %d or more", sort, whole, least)
+		}
+		r := rand.New(rand.NewPCG(8, uint64(sort)))
+		for range 20 {
+			at = r.IntN(whole)
+			b := start()
+			err := large(b, events)
+			if err == nil {
+				_, err = b.Close()
+			}
+			if err != stopped || asked != at+1 {
+				t.Fatalf("%v: stopped after %d of %d: %v, asked %d times", sort, at, whole, err, asked)
+			}
+			b.Discard()
+		}
+		if at = -1; files.open != 0 {
+			t.Errorf("%v: %d files are left", sort, files.open)
+		}
+	}
+}
+
+// TestSpillLimit holds that the files never grow beyond the limit, and that what needs more is fatal: it would come again.
+func TestSpillLimit(t *testing.T) {
+	t.Parallel()
+	const events, memory = 8000, 32 << 10
+	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
+		run := func(limit int64) (most int64, err error) {
+			files := &memScratch{failAfter: -1}
+			b := New(Config{Settings: outbox.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files, MaxSpill: limit})
+			defer b.Discard()
+			b.tune.least, b.tune.fanIn = 0, 4
+			files.onWrite = func() { most = max(most, b.disk.size) }
+			if err = large(b, events); err != nil {
+				return most, err
+			}
+			w, err := b.Close()
+			var e outbox.Event
+			for more := true; more && err == nil; {
+				more, err = w.Next(&e)
+			}
+			if err == nil && b.disk.size != 0 {
+				t.Errorf("%v: %d bytes are left", sort, b.disk.size)
+			}
+			return most, err
+		}
+		most, err := run(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The transaction: values and 48 bytes an event, twice for passes, three times by commit. The last write is not in most.
+		size := int64(events * (6 + 8 + 50 + 48))
+		if copies := int64(2 + sort); most > copies*size || most < size {
+			t.Errorf("%v: %d bytes on disk for a transaction of %d", sort, most, size)
+		}
+		if _, err := run(most + writeSize*2); err != nil {
+			t.Errorf("%v: just enough: %v", sort, err)
+		}
+		for _, limit := range []int64{1, size / 2, most} {
+			got, err := run(limit)
+			if fault := outbox.FaultOf(err); fault == nil || fault.Class != outbox.Fatal || !strings.Contains(fault.Error(), "reorder.max_spill") {
+				t.Errorf("%v: limit %d of %d: %v", sort, limit, most, err)
+			}
+			if got > limit {
+				t.Errorf("%v: %d bytes on disk, limit %d", sort, got, limit)
+			}
+		}
 	}
 }

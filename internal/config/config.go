@@ -91,6 +91,7 @@ type Reorder struct {
 	MaxBytes  int64 // at least 1
 	Tick      string
 	SpillDir  string // never ""
+	MaxSpill  int64  // bytes; 0: no limit
 }
 
 // The values of reorder.tick.

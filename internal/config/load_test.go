@@ -47,7 +47,7 @@ func TestDefaults(t *testing.T) {
 		Slot: "outflow", Publication: "outflow", Stream: "OUTBOX", Subject: "outbox.{doc_id}",
 		Reorder: Reorder{
 			Horizon: outbox.DefaultHorizon, Sort: outbox.BySeqKey, MaxEvents: outbox.DefaultMaxEvents,
-			MaxBytes: outbox.DefaultMaxBytes, Tick: TickWAL, SpillDir: os.TempDir(),
+			MaxBytes: outbox.DefaultMaxBytes, Tick: TickWAL, SpillDir: os.TempDir(), MaxSpill: 64 << 30,
 		},
 		Sink: Sink{
 			DurableAfter: 150 * time.Second, OnPoison: PoisonStop, DeadLetterSubject: "OUTBOX.dead_letter", MaxPayload: 1 << 20,

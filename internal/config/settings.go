@@ -135,6 +135,9 @@ var settings = []setting{
 	{path: "reorder.spill_dir", defDoc: "the system's temporary directory", want: wantDir,
 		doc:  "Where a transaction larger than the buffer spills. It should be on a disk, not in memory.",
 		bind: func(c *Config) value { return textValue{&c.Reorder.SpillDir, filled} }},
+	{path: "reorder.max_spill", def: "64GiB", want: "a size, " + wantSize,
+		doc:  "What the spill takes on disk at most, about three times the transaction; for a larger one run ends with exit code 3. 0: no limit.",
+		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxSpill, 0, math.MaxInt64} }},
 
 	{path: "sink.durable_after", def: "150s", want: "a duration of 0s or more, such as 150s",
 		doc:  "How long after its acknowledgement a message counts as durable; WAL is kept until then. 0s: at once, for servers that sync always.",

@@ -1,11 +1,12 @@
-// Package scratch makes temporary files that nothing outlives: a file loses its name as soon as it is open, and with the process
-// that holds it open it loses its bytes.
+// Package scratch makes temporary files that nothing outlives: a file has no name, and with the process that holds it open it loses
+// its bytes.
 package scratch
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 )
 
@@ -19,24 +20,42 @@ type File = interface {
 	io.Closer
 }
 
-// Create makes a file and removes its name at once, so that a kill at any moment leaves no data: if the process ends between the
-// two, an empty file. The directory is made if it is missing. An error (no space, no permission) names the directory.
+// Create makes a file without a name, so that a kill at any moment leaves nothing. Where the file system can't do that it removes the
+// name at once: a kill between the two leaves an empty file. The directory is made if it is missing. An error (no space, no
+// permission) names the directory.
 func (d Dir) Create() (File, error) {
 	dir := string(d)
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	f, err := os.CreateTemp(dir, "outflow-*.tmp")
-	if errors.Is(err, os.ErrNotExist) {
+	f, err := create(dir)
+	if errors.Is(err, fs.ErrNotExist) {
 		if err = os.MkdirAll(dir, 0o700); err == nil {
-			f, err = os.CreateTemp(dir, "outflow-*.tmp")
+			f, err = create(dir)
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("temporary file in %s: %w", dir, err)
 	}
+	return f, nil
+}
+
+func create(dir string) (*os.File, error) {
+	f, err := unnamed(dir)
+	if err != nil {
+		return named(dir)
+	}
+	return f, nil
+}
+
+// named makes a file and removes its name.
+func named(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "outflow-*.tmp")
+	if err != nil {
+		return nil, err
+	}
 	if err := os.Remove(f.Name()); err != nil {
-		return nil, errors.Join(fmt.Errorf("temporary file in %s: %w", dir, err), f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

@@ -35,6 +35,20 @@ func TestFileHasNoName(t *testing.T) {
 	}
 }
 
+// TestNamedFileLosesItsName is the way of file systems that make no file without a name.
+func TestNamedFileLosesItsName(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	f, err := named(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+		t.Fatalf("the directory holds %v, %v; want nothing", names, err)
+	}
+}
+
 func TestErrorNamesDirectory(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/memory"
 	"github.com/outflowhq/outflow/internal/scratch"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -152,7 +153,8 @@ func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer
 	o := &opener{cfg: cfg, log: log, writer: writer}
 	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
-		Scratch: scratch.Dir(cfg.Reorder.SpillDir), StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
+		Scratch: scratch.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
+		InForce: memory.Limiter(cfg.Reorder.Settings(), cfg.Sink.MaxPayload), StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
 	}
 	for _, d := range decorate {
 		d(&pc)
