@@ -3,6 +3,7 @@ package replication
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -112,6 +113,18 @@ func connect(ctx context.Context, setting, url string) (*pgx.Conn, error) {
 		return nil, connectFault(err)
 	}
 	return conn, nil
+}
+
+// asStored turns off the conversion of values where the database has no encoding (SQL_ASCII): it may hold any bytes, and the server
+// would end the stream at the first that are no UTF-8. They are published as they are.
+func asStored(ctx context.Context, conn *pgconn.PgConn) error {
+	if conn.ParameterStatus("server_encoding") != "SQL_ASCII" {
+		return nil
+	}
+	if _, err := conn.Exec(ctx, "SET client_encoding = 'SQL_ASCII'").ReadAll(); err != nil {
+		return fmt.Errorf("set client_encoding: %w", err)
+	}
+	return nil
 }
 
 // closeConn closes an ordinary connection without waiting for a server that does not answer.

@@ -20,6 +20,9 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 		return err
 	}
 	defer closeConn(conn)
+	if err := asStored(ctx, conn.PgConn()); err != nil {
+		return err
+	}
 	state, err := readSlot(ctx, conn, cfg.Slot)
 	if err != nil {
 		return err

@@ -89,6 +89,9 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 			s.Close()
 		}
 	}()
+	if err = asStored(ctx, s.repl); err != nil {
+		return nil, err
+	}
 	c.DialFunc = route.again
 	if s.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
 		return nil, connectFault(err)
