@@ -69,18 +69,18 @@ func (j *judge) mustAgree(natsURL string) verify.Judgement {
 	return v
 }
 
-// shapes writes events in every shape that a transaction can have, until it is told to stop.
-type shapes struct {
+// mixedLoad writes events in every shape that a transaction can have, until it is told to stop.
+type mixedLoad struct {
 	group   sync.WaitGroup
 	stop    context.CancelFunc
 	failure error
 	rounds  int
 }
 
-func startShapes(t *testing.T, url string, seed uint64) *shapes {
+func startMixedLoad(t *testing.T, url string, seed uint64) *mixedLoad {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
-	s := &shapes{stop: stop}
+	s := &mixedLoad{stop: stop}
 	t.Cleanup(func() { stop(); s.group.Wait() })
 	s.group.Go(func() {
 		rnd := rand.New(rand.NewPCG(seed, 7))
@@ -97,7 +97,7 @@ func startShapes(t *testing.T, url string, seed uint64) *shapes {
 	return s
 }
 
-func (s *shapes) wait(t *testing.T) {
+func (s *mixedLoad) wait(t *testing.T) {
 	t.Helper()
 	s.stop()
 	s.group.Wait()
@@ -110,7 +110,7 @@ const insertRow = "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUE
 
 // round writes one of each: COPY, rows that one statement makes, savepoints, rollbacks, strange and large values, statements that are
 // no input.
-func (s *shapes) round(ctx context.Context, conn *pgx.Conn, rnd *rand.Rand) error {
+func (s *mixedLoad) round(ctx context.Context, conn *pgx.Conn, rnd *rand.Rand) error {
 	n := s.rounds * 1000
 	var rows [][]any
 	for i := range 1 + rnd.IntN(40) {
@@ -202,7 +202,7 @@ func testJudge(t *testing.T, pg *pgserver.Server, ops, kills int, seed uint64, s
 	half := len(all) / 2
 	write := func(ops int, from int, disturb func()) {
 		l := startLoad(t, url, all[from:from+ops], 6, 2000, seed)
-		s := startShapes(t, url, seed+uint64(from))
+		s := startMixedLoad(t, url, seed+uint64(from))
 		disturb()
 		l.wait(t)
 		s.wait(t)

@@ -28,7 +28,7 @@ type entry struct {
 	gone bool // it has left
 }
 
-func (e *entry) byKey(o *entry) int { return cmp.Or(cmp.Compare(e.Key, o.Key), e.Pos.compare(o.Pos)) }
+func (e *entry) byKey(o *entry) int { return cmp.Or(cmp.Compare(e.Key, o.Key), e.Pos.Compare(o.Pos)) }
 
 // input is an input above the last due, with what it still holds.
 type input struct {
@@ -257,7 +257,7 @@ func sorted(take []*entry, by Sort) {
 		return
 	}
 	// Each sequence keeps its places and ascends in them.
-	slices.SortFunc(take, func(a, b *entry) int { return a.Pos.compare(b.Pos) })
+	slices.SortFunc(take, func(a, b *entry) int { return a.Pos.Compare(b.Pos) })
 	places := map[*sequence][]int{}
 	for i, e := range take {
 		places[e.seq] = append(places[e.seq], i)

@@ -103,12 +103,12 @@ func (p *plain) add(in testInput) (*window, []*Event) {
 	if len(take) == 0 {
 		return nil, nil
 	}
-	byKey := func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Key, b.Key), a.Pos.compare(b.Pos)) }
+	byKey := func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Key, b.Key), a.Pos.Compare(b.Pos)) }
 	if p.set.Sort == BySeqKey {
 		slices.SortFunc(take, func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Doc, b.Doc), byKey(a, b)) })
 		return &window{due, in.lsn, pull, len(take), BySeqKey}, take
 	}
-	slices.SortFunc(take, func(a, b *Event) int { return a.Pos.compare(b.Pos) })
+	slices.SortFunc(take, func(a, b *Event) int { return a.Pos.Compare(b.Pos) })
 	own := map[[2]string][]*Event{}
 	for _, e := range take {
 		q := [2]string{e.Doc, e.Actor}

@@ -31,6 +31,7 @@ type Position struct {
 
 func (p Position) String() string { return fmt.Sprintf("%v-%d", p.LSN, p.Index) }
 
-func (p Position) compare(q Position) int {
+// Compare orders positions as the WAL does.
+func (p Position) Compare(q Position) int {
 	return cmp.Or(cmp.Compare(p.LSN, q.LSN), cmp.Compare(p.Index, q.Index))
 }
