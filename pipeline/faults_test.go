@@ -94,9 +94,9 @@ func (s *schedule) zombie() {
 		if s.rnd.IntN(2) == 0 {
 			u.frozen = time.Now().Add(d)
 			l.frozen = u.frozen
-			d += s.about(time.Duration(s.rnd.IntN(200)) * time.Millisecond)
+			d += s.noise.about(time.Duration(s.rnd.IntN(200)) * time.Millisecond)
 		}
-		time.AfterFunc(s.about(d), func() { s.with(func() { u.cut(true) }) })
+		time.AfterFunc(s.noise.about(d), func() { s.with(func() { u.cut(true) }) })
 	}
 }
 

@@ -144,7 +144,7 @@ func (js *jetstream) arrive(l *link, s sent) {
 		return
 	}
 	// Acknowledgements come one after the other, as on one connection.
-	l.ackAt = later(later(time.Now().Add(js.w.about(js.latency+js.slow)), l.frozen), l.ackAt.Add(time.Nanosecond))
+	l.ackAt = later(later(time.Now(), l.frozen).Add(l.noise.about(js.latency+js.slow)), l.ackAt.Add(time.Nanosecond))
 	time.AfterFunc(time.Until(l.ackAt), func() {
 		js.w.mu.Lock()
 		defer js.w.mu.Unlock()
@@ -253,7 +253,9 @@ type link struct {
 	ackAt   time.Time     // when the last acknowledgement comes
 	sent    int
 
-	skew func() time.Duration // by how much the process's clock differs
+	noise *noise
+	off   time.Duration        // when the broker goes on after a pause, it comes to this connection a moment later
+	skew  func() time.Duration // by how much the process's clock differs
 }
 
 // sent is a message on its way.
@@ -272,7 +274,7 @@ func (l *link) send(s sent) {
 	if l.dead {
 		return
 	}
-	s.at = time.Now().Add(l.js.w.about(l.js.latency))
+	s.at = time.Now().Add(l.noise.about(l.js.latency))
 	l.wire = append(l.wire, s)
 	l.sent++
 	l.js.w.step("sent", s.last+1)
@@ -286,7 +288,7 @@ func (l *link) deliver() {
 	l.lock()
 	defer l.unlock()
 	for len(l.wire) > 0 {
-		at := later(later(l.wire[0].at.Add(l.extra), l.js.paused), l.frozen)
+		at := later(later(l.wire[0].at.Add(l.extra), l.js.paused.Add(l.off)), l.frozen)
 		if d := time.Until(at); d > 0 {
 			l.unlock()
 			time.Sleep(d)
@@ -313,7 +315,7 @@ func (l *link) cut(dropped bool) {
 	} else if len(l.wire) > 0 {
 		l.extra = time.Duration(l.js.rnd.Int64N(int64(pick(l.js.rnd, 20*time.Millisecond, 200*time.Millisecond, 1500*time.Millisecond))))
 		if l.js.rnd.IntN(2) == 0 {
-			l.gap = l.js.w.about(time.Millisecond)
+			l.gap = l.noise.about(time.Millisecond)
 		}
 	}
 }
@@ -321,7 +323,7 @@ func (l *link) cut(dropped bool) {
 // ask takes the time of one question and its answer.
 func (l *link) ask(ctx context.Context) error {
 	l.lock()
-	d := l.js.w.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
+	d := l.noise.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
 	l.unlock()
 	select {
 	case <-time.After(d):
@@ -413,7 +415,7 @@ func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (u
 	l.lock()
 	how, epoch := l.js.saves, l.js.w.epoch
 	l.js.saves = saveWell
-	d := l.js.w.about(max(l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
+	d := l.noise.about(max(l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
 	l.js.w.step("record sent", last)
 	if how == saveLate {
 		d += time.Duration(l.js.rnd.IntN(8000)) * time.Millisecond

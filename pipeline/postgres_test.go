@@ -124,6 +124,7 @@ type upstream struct {
 	sent    outbox.LSN // newest marker
 	taken   int        // batches handed out
 
+	noise  *noise
 	frozen time.Time // the process that owns it sleeps until then
 }
 
@@ -133,7 +134,7 @@ func (u *upstream) unlock() { u.pg.w.mu.Unlock() }
 // ask takes the time of one question.
 func (u *upstream) ask(ctx context.Context) error {
 	u.lock()
-	d := u.pg.w.about(max(200*time.Microsecond, time.Until(u.frozen)))
+	d := u.noise.about(max(200*time.Microsecond, time.Until(u.frozen)))
 	u.unlock()
 	select {
 	case <-time.After(d):
@@ -226,6 +227,9 @@ func (u *upstream) stream(from outbox.LSN) {
 			pending = append(pending, outbox.WALMessage{Keepalive: true, WALEnd: u.pg.end})
 		}
 		grown, delay := u.pg.grown, u.pg.delay
+		if delay > 0 {
+			delay = u.noise.about(delay)
+		}
 		u.unlock()
 		if len(pending) == 0 {
 			select {
@@ -306,7 +310,7 @@ func (u *upstream) Confirm(lsn outbox.LSN) {
 		return
 	}
 	u.timer = true
-	time.AfterFunc(u.pg.w.about(100*time.Millisecond), func() {
+	time.AfterFunc(u.noise.about(100*time.Millisecond), func() {
 		u.lock()
 		defer u.unlock()
 		u.timer = false
@@ -389,7 +393,7 @@ func (w *writer) Change(ctx context.Context, s outbox.Settings) error {
 func (w *writer) write(ctx context.Context, m logical, note func(*postgres)) error {
 	pg := w.pr.w.pg
 	pg.w.mu.Lock()
-	d := pg.w.about(pg.writeDelay)
+	d := w.pr.noise.about(pg.writeDelay)
 	pg.w.mu.Unlock()
 	select {
 	case <-time.After(d):

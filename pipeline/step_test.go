@@ -3,6 +3,7 @@ package pipeline
 import (
 	"fmt"
 	"hash/fnv"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -37,13 +38,26 @@ func (w *world) step(what string, n uint64) {
 	}
 }
 
-// about is d and a moment. No two things happen at the same time then: the order in which the Go runtime would let them happen is
-// the one thing that a seed does not decide.
-func (w *world) about(d time.Duration) time.Duration {
-	if w.noise == nil {
+// noise makes a duration longer by a moment. No two things happen at the same time then: the order in which the Go runtime would
+// let them happen is the one thing that a seed does not decide. Each connection has its own, so that two that are woken by the
+// same event do not depend on who comes first. nil: everything takes as long as it says.
+type noise struct{ *rand.Rand }
+
+func newNoise(seed, of uint64) *noise { return &noise{rand.New(rand.NewPCG(seed, of))} }
+
+func (n *noise) about(d time.Duration) time.Duration {
+	if n == nil {
 		return d
 	}
-	return d + time.Duration(1+w.noise.IntN(9973))
+	return d + time.Duration(1+n.IntN(9973))
+}
+
+// another is the noise of a part.
+func (n *noise) another() *noise {
+	if n == nil {
+		return nil
+	}
+	return newNoise(n.Uint64(), n.Uint64())
 }
 
 // trace is what happened at the end of the run.

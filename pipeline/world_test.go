@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -41,7 +40,7 @@ type world struct {
 
 	loses time.Duration // what is younger the broker may lose: durable_after, less what clocks may be off
 
-	noise  *rand.Rand // nil: everything takes as long as it says, and no steps are counted
+	noise  *noise // nil: no steps are counted
 	begun  time.Time
 	steps  int
 	plan   []planned // what is to go wrong, by step
@@ -205,6 +204,7 @@ type process struct {
 	reg    *prometheus.Registry
 	skew   time.Duration // of its host's clock
 
+	noise    *noise
 	stopping bool // told to stop
 }
 
@@ -245,8 +245,8 @@ func (w *world) run(o options) *process {
 		cfg.Registerer = nowhere{}
 	}
 	pr.p = New(cfg)
-	if w.noise != nil {
-		own := rand.New(rand.NewPCG(w.noise.Uint64(), 9))
+	if pr.noise = w.noise.another(); pr.noise != nil {
+		own := pr.noise.another()
 		pr.p.jitter = func(n time.Duration) time.Duration { return time.Duration(own.Int64N(int64(n))) }
 	}
 	go func() {
@@ -259,7 +259,7 @@ func (w *world) run(o options) *process {
 func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 	w := pr.w
 	w.mu.Lock()
-	d := w.about(time.Millisecond)
+	d := pr.noise.about(time.Millisecond)
 	w.mu.Unlock()
 	select {
 	case <-time.After(d):
@@ -272,8 +272,9 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 	if pr.dead || time.Now().Before(w.pg.down) || time.Now().Before(w.js.down) {
 		return nil, errDown
 	}
-	u := &upstream{pg: w.pg, batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
-	l := &link{js: w.js, lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
+	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
+	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
+	l.off = l.noise.about(0)
 	w.ups, w.all = append(w.ups, u), append(w.all, l)
 	pr.ups, pr.nats = append(pr.ups, u), append(pr.nats, l)
 	w.step("opened", uint64(len(pr.opens)))
