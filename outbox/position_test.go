@@ -74,3 +74,17 @@ func TestPositionText(t *testing.T) {
 		}
 	}
 }
+
+func FuzzPosition(f *testing.F) {
+	f.Add("0/16B3748-3")
+	f.Add("FFFFFFFF/FFFFFFFF-4294967295")
+	f.Fuzz(func(t *testing.T, text string) {
+		var p, back Position
+		if p.UnmarshalText([]byte(text)) != nil {
+			return
+		}
+		if err := back.UnmarshalText([]byte(p.String())); err != nil || back != p {
+			t.Fatalf("%q: %v became %v, %v", text, p, back, err)
+		}
+	})
+}

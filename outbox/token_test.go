@@ -90,3 +90,21 @@ func ExampleAppendToken() {
 	fmt.Printf("%s\n", AppendToken([]byte("orders."), "eu/42"))
 	// Output: orders.eu=2F42
 }
+
+// Other values make other tokens, all of them printable.
+func FuzzTokensDiffer(f *testing.F) {
+	f.Add("a.b", "a=2Eb")
+	f.Add("", "=")
+	f.Add(strings.Repeat("x", 201), strings.Repeat("x", 128)+"=~")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		one, two := string(AppendToken(nil, a)), string(AppendToken(nil, b))
+		if (one == two) != (a == b) {
+			t.Fatalf("%q and %q become %q and %q", a, b, one, two)
+		}
+		for i := range len(one) {
+			if one[i] <= ' ' || one[i] > '~' {
+				t.Fatalf("%q becomes %q", a, one)
+			}
+		}
+	})
+}

@@ -357,15 +357,16 @@ func TestSimulation(t *testing.T) {
 		n /= 10
 	}
 	var all tally
-	begun := time.Now()
+	begun, tried := time.Now(), 0
+	defer func() {
+		if t.Failed() {
+			t.Logf("found by schedule %d", tried)
+		}
+	}()
 	for i := range n {
 		seed := *simSeed + uint64(i)
-		s := simulate(t, seed, sizeOf(seed), true)
-		if t.Failed() {
-			t.Logf("found by schedule %d", i+1)
-			return
-		}
-		all.add(&s.tally)
+		tried++
+		all.add(&simulate(t, seed, sizeOf(seed), true).tally) // ends the test when it fails
 		collect()
 	}
 	t.Logf("from seed %d, %.0f a second: %v", *simSeed, float64(n)/time.Since(begun).Seconds(), &all)
