@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/verify"
+)
+
+// planned is a change that is planned: an outflow with servers under a load of traces, which goes on all the time.
+type planned struct {
+	*outflow
+	t       *testing.T
+	conn    *pgx.Conn
+	url     string
+	natsURL string
+	load    *load
+	ops     int
+}
+
+// timedServer starts a server that tracks commit timestamps, so that what is late can be told from what is out of order.
+func timedServer(t *testing.T) *pgserver.Server { return pgtest.Own(t, 0, "track_commit_timestamp=on") }
+
+// underLoad starts outflow and the load. prepare may make the table, say, before outflow init; nil: nothing.
+func underLoad(t *testing.T, pg *pgserver.Server, natsURL, slot string, ops, rate int, prepare func(*pgx.Conn), settings ...string) *planned {
+	t.Helper()
+	p := &planned{t: t, natsURL: natsURL, ops: ops}
+	p.outflow, p.conn, p.url = installation(t, pg, natsURL, slot, settings...)
+	if prepare != nil {
+		prepare(p.conn)
+	}
+	p.init()
+	p.start()
+	p.load = startLoad(t, p.url, traces(t, ops), 8, rate, 17)
+	p.publishing()
+	return p
+}
+
+// publishing waits until what is written from now on is published.
+func (p *planned) publishing() {
+	p.t.Helper()
+	if err, _ := p.load.failure.Load().(error); err != nil {
+		p.t.Fatalf("write: %v", err)
+	}
+	awaitMessages(p.t, js(p.t, p.natsURL), p.stream, min(int(p.load.written.Load())+100, p.ops))
+}
+
+// busy makes sure that the load did not end before the change did: it would prove nothing then.
+func (p *planned) busy() {
+	p.t.Helper()
+	if n := int(p.load.written.Load()); n >= p.ops {
+		p.t.Errorf("the load of %d operations was over before the change was", p.ops)
+	}
+}
+
+// end waits for the end of the load and compares stream and table.
+func (p *planned) end() {
+	p.t.Helper()
+	p.load.wait(p.t)
+	awaitMessages(p.t, js(p.t, p.natsURL), p.stream, p.ops)
+	p.complete()
+	if code := p.term(); code != 0 {
+		p.t.Errorf("stop: exit code %d", code)
+	}
+}
+
+// complete compares stream and table: nothing missing, nothing twice, and out of order only what came later than the horizon.
+func (p *planned) complete() {
+	p.t.Helper()
+	const horizon = 20 * time.Millisecond
+	v, err := verify.Compare(p.t.Context(), p.conn, "outbox", js(p.t, p.natsURL), p.stream, horizon)
+	must(p.t, err)
+	p.t.Log(v.String())
+	if !v.OK() {
+		p.t.Errorf("stream and table differ: %s", v.String())
+	}
+	if v.Timed && v.OutOfOrder != v.Late {
+		p.t.Errorf("%d events are out of order though they were committed within the horizon", v.OutOfOrder-v.Late)
+	}
+}
+
+// twin is a second instance of the same installation, with pages of its own.
+func (o *outflow) twin(natsURL string) *outflow {
+	o.t.Helper()
+	url := ""
+	for _, e := range o.env {
+		if v, ok := strings.CutPrefix(e, "OUTFLOW_POSTGRES_URL="); ok {
+			url = v
+		}
+	}
+	twin := newOutflow(o.t, url, natsURL, o.slot)
+	twin.named(o.stream)
+	return twin
+}
+
+// owners watches who holds a slot.
+type owners struct {
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+	free   []time.Duration // how long nobody held it, each time
+	err    error
+}
+
+func watchOwners(t *testing.T, url, slot string) *owners {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	w := &owners{cancel: cancel}
+	conn := db(t, url)
+	w.group.Go(func() {
+		var since time.Time // since when nobody holds it
+		for ctx.Err() == nil {
+			var held bool
+			if err := conn.QueryRow(context.WithoutCancel(ctx), "SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot).Scan(&held); err != nil {
+				w.err = err
+				return
+			}
+			switch now := time.Now(); {
+			case !held && since.IsZero():
+				since = now
+			case held && !since.IsZero():
+				w.free, since = append(w.free, now.Sub(since)), time.Time{}
+			}
+			time.Sleep(time.Millisecond) // the resolution of what is measured
+		}
+	})
+	return w
+}
+
+// times ends the watching.
+func (w *owners) times(t *testing.T) []time.Duration {
+	t.Helper()
+	w.cancel()
+	w.group.Wait()
+	must(t, w.err)
+	return w.free
+}
+
+// consumer notes when messages arrive.
+type consumer struct {
+	mu       sync.Mutex
+	arrivals []time.Time
+	stop     jetstream.ConsumeContext
+}
+
+func watchArrivals(t *testing.T, natsURL, stream string) *consumer {
+	t.Helper()
+	c := &consumer{}
+	oc, err := js(t, natsURL).OrderedConsumer(t.Context(), stream, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+	must(t, err)
+	c.stop, err = oc.Consume(func(jetstream.Msg) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.arrivals = append(c.arrivals, time.Now())
+	})
+	must(t, err)
+	t.Cleanup(c.stop.Stop)
+	return c
+}
+
+// silence is the longest pause between two messages that ended within a stretch of time.
+func (c *consumer) silence(from, to time.Time) (longest time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, at := range c.arrivals {
+		if i > 0 && at.After(from) && at.Before(to) {
+			longest = max(longest, at.Sub(c.arrivals[i-1]))
+		}
+	}
+	return longest
+}
+
+// TestRollingDeploy: the new version is started beside the old one, stands by, and takes over when the old one is stopped, or dies. The
+// last one in the row brings other ordering settings.
+func TestRollingDeploy(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	deploys := number(t, "OUTFLOW_TEST_DEPLOYS", 3) // of each kind
+	ns := natstest.Process(t)
+	p := underLoad(t, timedServer(t), ns.URL(), "deploy", deploys*2500+2000, 1000, nil)
+	consumer := watchArrivals(t, ns.URL(), p.stream)
+	old := p.outflow
+	for _, kind := range []string{"SIGTERM", "kill -9"} {
+		for n := range deploys {
+			next := p.twin(ns.URL())
+			if n == deploys-1 {
+				next.set("REORDER_HORIZON=50ms", "REORDER_SORT=commit")
+			}
+			next.start()
+			next.state("standby")
+			p.publishing()
+			watch := watchOwners(t, p.url, p.slot)
+			begun := time.Now()
+			if kind == "SIGTERM" {
+				if code := old.term(); code != 0 {
+					t.Errorf("stop: exit code %d", code)
+				}
+			} else {
+				old.kill()
+			}
+			next.state("running")
+			running := time.Since(begun)
+			p.publishing()
+			quiet := consumer.silence(begun, time.Now())
+			free := watch.times(t)
+			if len(free) != 1 {
+				t.Errorf("%s: nobody held the slot %d times, want once", kind, len(free))
+			}
+			t.Logf("%s: nobody held the slot for %v, the new one ran after %v, a consumer waited %v", kind, free, running, quiet)
+			old = next
+		}
+	}
+	p.busy()
+	p.outflow = old
+	p.end()
+	if !strings.Contains(old.log.String(), "horizon=50ms sort=commit") {
+		t.Error("the new settings were never in force")
+	}
+}
