@@ -23,6 +23,7 @@ type load struct {
 	rate      int // operations per second, about; 0: as fast as it goes
 	start     time.Time
 	next      atomic.Int64
+	ending    atomic.Bool // no further transaction is begun
 	group     sync.WaitGroup
 	failure   atomic.Value
 	cancelled context.CancelFunc
@@ -91,7 +92,7 @@ func (l *load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 	for {
 		n := 1 + rnd.IntN(5)
 		from := int(l.next.Add(int64(n))) - n
-		if from >= l.total {
+		if from >= l.total || l.ending.Load() {
 			return nil
 		}
 		to := min(from+n, l.total)

@@ -94,14 +94,14 @@ type restored struct {
 // beforeRestore publishes a part of the load, lets backup take a backup under it, and stops outflow when more is published.
 func beforeRestore(t *testing.T, natsURL, slot string, backup func(*restored), settings ...string) *restored {
 	t.Helper()
-	r := &restored{planned: underLoad(t, timedServer(t), natsURL, slot, 4000, 1200, nil, settings...), js: js(t, natsURL)}
+	r := &restored{planned: underLoad(t, timedServer(t), natsURL, slot, 1200, nil, settings...), js: js(t, natsURL)}
 	var err error
 	r.durable, err = r.js.CreateConsumer(t.Context(), r.stream, jetstream.ConsumerConfig{Durable: "worker", AckPolicy: jetstream.AckExplicitPolicy})
 	must(t, err)
 	batch, err := r.durable.Fetch(100)
 	must(t, err)
 	for m := range batch.Messages() {
-		must(t, m.Ack())
+		must(t, m.DoubleAck(t.Context()))
 	}
 	must(t, batch.Error())
 	backup(r)

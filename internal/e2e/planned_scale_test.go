@@ -59,7 +59,7 @@ func TestScaleReplicas(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	c := natstest.Cluster(t, 3)
-	p := underLoad(t, timedServer(t), c.URLs(), "scale", 14_000, 1000, nil)
+	p := underLoad(t, timedServer(t), c.URLs(), "scale", 1000, nil)
 	bucket := "KV_outflow-" + p.stream
 	for _, n := range []int{3, 1} {
 		for _, stream := range []string{p.stream, bucket} {
@@ -78,7 +78,6 @@ func TestScaleReplicas(t *testing.T) {
 			p.publishing()
 		}
 	}
-	p.busy()
 	p.end()
 }
 
@@ -86,12 +85,11 @@ func TestScaleReplicas(t *testing.T) {
 func TestNewIngress(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	p := underLoad(t, timedServer(t), ns.URL(), "ingress", 5000, 1500, nil)
+	p := underLoad(t, timedServer(t), ns.URL(), "ingress", 1500, nil)
 	for _, token := range []string{"0123456789abcdef", "other"} {
 		edit(t, ns.URL(), p.stream, func(cfg *jetstream.StreamConfig) { cfg.Subjects = []string{"_outflow." + token + ".>"} })
 		p.publishing()
 	}
-	p.busy()
 	p.init()
 	p.end()
 }
