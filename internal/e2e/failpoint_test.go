@@ -71,6 +71,7 @@ func (d *doomed) compare(conn *pgx.Conn, natsURL string) verify.Verdict {
 // a stream of its own, so that the streams must also be equal to each other.
 func TestFailpoints(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	url, err := pgtest.Own(t, 0).CreateDatabase(t.Context(), "traces")
 	must(t, err)
 	nats := natstest.Process(t)
@@ -143,6 +144,7 @@ func TestFailpoints(t *testing.T) {
 // TestFailpointsOfTheSpill: a transaction that is larger than the buffer, killed while it is written to disk, and on a disk that is full.
 func TestFailpointsOfTheSpill(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Process(t)
 	var dead, full []*doomed
@@ -207,6 +209,7 @@ func insertAll(t *testing.T, conn *pgx.Conn, ops []trace.Op) {
 
 // TestFailpointIsRefused: a value that can't be used ends with exit code 2, and outflow config knows nothing of it.
 func TestFailpointIsRefused(t *testing.T) {
+	t.Parallel()
 	o := newOutflow(t, "postgres://127.0.0.1:1/none", "nats://127.0.0.1:1", "none", "FAILPOINT=nowhere:1")
 	_, errOut, code := o.exec("run")
 	if code != 2 || !strings.Contains(errOut, "publish.after") {
