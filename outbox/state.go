@@ -48,5 +48,5 @@ type StreamState struct {
 	NewestSeq  uint64   // sequence of the newest message that can be read, 0 if none can
 	Newest     *Header  // its header; nil if there is no message or it has none of ours
 	Replicated bool     // more than one replica
-	Durables   []string // durable consumers whose acknowledged floor lies beyond LastSeq, for messages
+	Durables   []string // durable consumers at the newest message or beyond: after a loss, those that may have had more
 }

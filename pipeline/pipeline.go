@@ -56,6 +56,8 @@ type Pipeline struct {
 	text    bool    // a type without a binary reader came: text form from now on
 	suspect suspect // the loss that the last reading showed
 
+	durables []string // the durable consumers that were last named in the log
+
 	complaint  string // what was last logged as a session's end
 	complained time.Time
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -75,6 +76,9 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	defer s.close()
 	p.log.Info("session started", "place", again.Place.Due, "seq", again.Place.Seq, "last_seq", again.LastSeq,
 		"there", again.There, "binary", binary, "settings", again.Place.Settings)
+	if again.Loss != "" {
+		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
+	}
 	err = s.ranged(s.run(ctx))
 	if errors.Is(err, decoder.ErrNeedText) {
 		p.text = true
@@ -91,6 +95,9 @@ func (p *Pipeline) findPlace(ctx context.Context, links *Links) (readings, check
 	}
 	p.health.read(&r.Readings)
 	start, err := checkpoint.Resolve(links.Checkpoint, r.Readings)
+	if f := outbox.FaultOf(err); start.Loss != "" || f != nil && f.Code == "stream_shortened" {
+		p.nameDurables(&r)
+	}
 	if err != nil {
 		return r, start, err
 	}
@@ -101,6 +108,14 @@ func (p *Pipeline) findPlace(ctx context.Context, links *Links) (readings, check
 		p.suspect = suspect{} // this reading does not agree; a divergence shows only later
 	}
 	return r, start, nil
+}
+
+// nameDurables says, once, whom the loss of messages that were in the stream concerns. The list may be missing from a reading.
+func (p *Pipeline) nameDurables(r *readings) {
+	if names := r.Stream.Durables; len(names) > 0 && !slices.Equal(names, p.durables) {
+		p.log.Warn("durable consumers at the end of the stream may have had messages that it lost", "consumers", names)
+		p.durables = names
+	}
 }
 
 func read(ctx context.Context, links *Links) (r readings, err error) {

@@ -63,7 +63,11 @@ func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
 	if info.State.Consumers > 0 {
 		listCtx, cancel := context.WithTimeout(ctx, listTimeout)
 		defer cancel()
-		if s.Durables, err = c.durablesBeyond(listCtx, s.LastSeq); err != nil {
+		last := s.LastSeq
+		if s.NewestSeq > 0 {
+			last = s.NewestSeq // the end may be missing without the sequence having gone back
+		}
+		if s.Durables, err = c.durablesAt(listCtx, last); err != nil {
 			c.cfg.Logger.Debug("the stream's consumers can't be listed now", "err", err)
 		}
 	}
@@ -171,9 +175,10 @@ func (c *Conn) message(ctx context.Context, r getRequest) (*storedMessage, error
 	return answer.Message, err
 }
 
-// durablesBeyond lists the durable consumers that have seen or acknowledged sequences that the stream does not have any more. They
-// get nothing until it passes them. Without the permission to list consumers there is no such list.
-func (c *Conn) durablesBeyond(ctx context.Context, last uint64) ([]string, error) {
+// durablesAt lists the durable consumers that have come to the newest message, or beyond it. If the stream lost its end, they are those
+// that may have had what is lost: a server that starts with the shortened stream sets them back to its end. Without the permission
+// to list consumers there is no such list.
+func (c *Conn) durablesAt(ctx context.Context, last uint64) ([]string, error) {
 	c.mu.Lock()
 	skip := c.noListed
 	c.mu.Unlock()
@@ -205,7 +210,7 @@ func (c *Conn) durablesBeyond(ctx context.Context, last uint64) ([]string, error
 			return nil, err
 		}
 		for _, k := range page.Consumers {
-			if k.Config.Durable != "" && max(k.AckFloor.Stream, k.Delivered.Stream) > last {
+			if k.Config.Durable != "" && max(k.AckFloor.Stream, k.Delivered.Stream) >= last {
 				names = append(names, k.Name)
 			}
 		}

@@ -307,7 +307,7 @@ func TestAnswersThatDontCount(t *testing.T) {
 	}
 }
 
-func TestDurablesBeyondTheEnd(t *testing.T) {
+func TestDurablesAtTheEnd(t *testing.T) {
 	t.Parallel()
 	c := answering(t, map[string][]string{
 		"STREAM.INFO":    {`{"config":{},"state":{"last_seq":6,"first_seq":7,"consumer_count":4}}`},
@@ -315,10 +315,10 @@ func TestDurablesBeyondTheEnd(t *testing.T) {
 		"CONSUMER.LIST": {
 			`{"total":4,"consumers":[
 				{"name":"z","config":{"durable_name":"z"},"ack_floor":{"stream_seq":7},"delivered":{"stream_seq":7}},
-				{"name":"b","config":{"durable_name":"b"},"ack_floor":{"stream_seq":6},"delivered":{"stream_seq":6}}]}`,
+				{"name":"b","config":{"durable_name":"b"},"ack_floor":{"stream_seq":5},"delivered":{"stream_seq":5}}]}`,
 			`{"total":4,"consumers":[
 				{"name":"e","config":{},"ack_floor":{"stream_seq":9},"delivered":{"stream_seq":9}},
-				{"name":"a","config":{"durable_name":"a"},"ack_floor":{"stream_seq":0},"delivered":{"stream_seq":8}}]}`,
+				{"name":"a","config":{"durable_name":"a"},"ack_floor":{"stream_seq":0},"delivered":{"stream_seq":6}}]}`,
 		},
 	})
 	if st := state(t, c); !slices.Equal(st.Durables, []string{"a", "z"}) {

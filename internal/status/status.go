@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -49,6 +50,9 @@ type Stream struct {
 	Messages     uint64 `json:"messages"`
 	LastSequence uint64 `json:"last_sequence"`
 	Replicated   bool   `json:"replicated"`
+
+	Loss             string   `json:"loss,omitempty"`              // what shows that it lost messages
+	DurablesAffected []string `json:"durables_affected,omitempty"` // durable consumers that may have had them
 }
 
 // Read reads everything. An error means that something could not be read; what is wrong with what was read is in the report.
@@ -114,9 +118,15 @@ func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, set
 		rep.LagBytes = outbox.Distance(newest.Due, r.Server.WALEnd)
 	}
 	if setup == nil {
-		_, setup = checkpoint.Resolve(cc, *r)
+		var start checkpoint.Start
+		start, setup = checkpoint.Resolve(cc, *r)
+		rep.Stream.Loss = start.Loss
 	}
-	switch fault := outbox.FaultOf(setup); {
+	fault := outbox.FaultOf(setup)
+	if rep.Stream.Loss != "" || fault != nil && fault.Code == "stream_shortened" {
+		rep.Stream.DurablesAffected = r.Stream.Durables
+	}
+	switch {
 	case fault != nil:
 		rep.Health, rep.Problem = fault.Code, fault.Error()
 	case setup != nil:
@@ -152,6 +162,12 @@ func (r *Report) Lines() [][2]string {
 		add("stream", "%s: %d messages, last sequence %d", r.Stream.Name, r.Stream.Messages, r.Stream.LastSequence)
 	} else {
 		add("stream", "%s: missing", r.Stream.Name)
+	}
+	if r.Stream.Loss != "" {
+		add("", "a loss: %s", r.Stream.Loss)
+	}
+	if len(r.Stream.DurablesAffected) > 0 {
+		add("", "durable consumers that may have had more: %s", strings.Join(r.Stream.DurablesAffected, ", "))
 	}
 	add("end of WAL", "%v", r.WALEnd)
 	if r.Place != nil {
