@@ -7,13 +7,31 @@ import "fmt"
 const (
 	cureVersion = "Run the version of outflow that wrote it, or a newer one"
 
-	cureCorrupt = "Look at its revisions with `nats kv history <bucket> <key>` and put the newest good one back with " +
+	cureCorrupt = "Run `outflow repair`: it says what can be done and changes nothing; `outflow repair --accept record_corrupt` then makes " +
+		"the record again from stream, slot and table. Or look at its revisions with `nats kv history <bucket> <key>` and put the newest good one back with " +
 		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it goes on"
 )
 
 func cureBucket(stream string) string {
 	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s --max-msgs-per-subject=%d --max-age=0`",
 		stream, history)
+}
+
+// cureOf is the cure of a gap: the repair first, but where a slot stands in its way that may be somebody else's.
+func (c Config) cureOf(code, otherwise string) string {
+	if code == "slot_database" || code == "slot_plugin" {
+		return otherwise
+	}
+	return fmt.Sprintf("Run `outflow repair`: it says what is missing and changes nothing; `outflow repair --accept %s` then closes the gap "+
+		"from the rows of %s. %s", code, c.Table, otherwise)
+}
+
+func (c Config) cureUnfinished() string {
+	return "It goes on where it was, as often as it takes; nothing is published until it has finished"
+}
+
+func (c Config) cureNotEmpty() string {
+	return fmt.Sprintf("Or, if its messages are of no use, remove it with `nats stream rm %s` and run `outflow init` again", c.Stream)
 }
 
 func (c Config) cureInit() string { return "Run `outflow init`" }
@@ -41,11 +59,11 @@ func (c Config) anew(slotExists bool) string {
 }
 
 func (c Config) cureLost(slotExists bool) string {
-	return "Rows of " + c.Table + " that were committed in that range are not published. To go on, " + c.anew(slotExists)
+	return "Rows of " + c.Table + " that were committed in that range are not published. As the last resort, " + c.anew(slotExists)
 }
 
 func (c Config) cureServer(slotExists bool) string {
-	return "If this is not the server that is meant, correct postgres.url. If it is, to go on, " + c.anew(slotExists)
+	return "If this is not the server that is meant, correct postgres.url. As the last resort, " + c.anew(slotExists)
 }
 
 func (c Config) cureDatabase(database string) string {
@@ -53,22 +71,24 @@ func (c Config) cureDatabase(database string) string {
 }
 
 func (c Config) curePlugin() string {
-	return fmt.Sprintf("Choose another slot name. If the slot %s was outflow's and somebody made it anew, %s", c.Slot, c.anew(true))
+	return fmt.Sprintf("Choose another slot name. If the slot %[1]s was outflow's and somebody made it anew, drop it with "+
+		"`SELECT pg_drop_replication_slot('%[1]s')` and run `outflow repair --accept slot_missing`: it closes the gap from the rows of %[2]s. "+
+		"As the last resort, %[3]s", c.Slot, c.Table, c.anew(true))
 }
 
 func (c Config) cureStream() string {
 	return fmt.Sprintf("If this is not the NATS account that is meant, correct nats.url. If there is a backup, put it back with "+
-		"`nats stream restore <directory>`. Otherwise, to go on, %s", c.anew(true))
+		"`nats stream restore <directory>`. As the last resort, %s", c.anew(true))
 }
 
 func (c Config) cureRecord(slotExists bool) string {
-	return fmt.Sprintf("Put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
-		"or from a backup. Without it nobody knows which of the rows of that range are published; to go on, %[3]s",
+	return fmt.Sprintf("Or put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
+		"or from a backup. Without it nobody knows which of the rows of that range are published. As the last resort, %[3]s",
 		Bucket(c.Stream), c.Slot, c.anew(slotExists))
 }
 
 func (c Config) cureForeign(seq uint64) string {
-	return fmt.Sprintf("Take the right to publish to _outflow.> away from everybody else, and see with `nats stream view %s` which of the "+
+	return fmt.Sprintf("But first take the right to publish to _outflow.> away from everybody else, and see with `nats stream view %s` which of the "+
 		"last messages have no Outflow header. If they stand at the very end, remove them (`nats stream rmm %s %d`, and so on downwards) "+
 		"and start again: the events whose place they took follow. If one stands before a message with the header, an event is missing "+
 		"there: insert its row again", c.Stream, c.Stream, seq)
@@ -77,17 +97,17 @@ func (c Config) cureForeign(seq uint64) string {
 func (c Config) cureBehind() string {
 	return "If this is not the server that is meant, correct postgres.url. If it was restored from an older copy or promoted " +
 		"before it had everything, the stream holds events of that range that the database does not; tell their consumers. " +
-		"To go on, " + c.anew(true)
+		"As the last resort, " + c.anew(true)
 }
 
 func (c Config) curePublication() string {
-	return fmt.Sprintf("Rows of %s that were written while it was not published by %s are in no stream; find them by event id. To go on, %s",
+	return fmt.Sprintf("Rows of %s that were written while it was not published by %s are in no stream. As the last resort, %s",
 		c.Table, c.Publication, c.anew(true))
 }
 
 func (c Config) cureDivergence() string {
 	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url and nats.url, and whether "+
-		"the server was restored or the slot made anew. To go on, %s", c.Stream, c.anew(true))
+		"the server was restored or the slot made anew. As the last resort, %s", c.Stream, c.anew(true))
 }
 
 func cureOtherSlot(c StoreConfig, other string) string {

@@ -47,7 +47,7 @@ func (p *Proof) Input(lsn outbox.LSN) error {
 
 func (p *Proof) divergence(what string, args ...any) error {
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: "divergence", What: fmt.Sprintf(what, args...), Cure: p.cfg.cureDivergence(),
+		Class: outbox.Gap, Code: "divergence", What: fmt.Sprintf(what, args...), Cure: p.cfg.cureOf("divergence", p.cfg.cureDivergence()),
 		From: p.start.Place.Due, To: max(p.start.Thru, p.start.Place.Due),
 	}
 }

@@ -25,8 +25,15 @@ type Record struct {
 	Stream      string          `json:"stream"`
 	Created     time.Time       `json:"stream_created"`
 	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no place yet
-	Places      []StoredPlace   `json:"places"`             // oldest first: from the confirmed one to the newest
-	Holes       []Range         `json:"holes,omitempty"`    // ascending, above the oldest place's sequence
+
+	// Repairing is the code of the fault that a repair is under way for. Without places the slot is still to be made; with them, the
+	// newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
+	Repairing string `json:"repairing,omitempty"`
+	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL, its end or its timelines.
+	Base uint64 `json:"base,omitempty"`
+
+	Places []StoredPlace `json:"places"`          // oldest first: from the confirmed one to the newest
+	Holes  []Range       `json:"holes,omitempty"` // ascending, above the oldest place's sequence
 }
 
 // PublicationSeen is the publication that the rows came through, and up to where that is known.
@@ -113,7 +120,9 @@ func (r *Record) validate() error {
 		return errors.New("slot, system identifier, stream or table is empty")
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
-	case r.Creating != (len(r.Places) == 0):
+	case r.Creating && r.Repairing != "":
+		return errors.New("creating and repairing")
+	case r.Creating && len(r.Places) > 0, !r.Creating && len(r.Places) == 0 && r.Repairing == "":
 		return fmt.Errorf("%d places with creating=%t", len(r.Places), r.Creating)
 	}
 	for i, p := range r.Places {

@@ -10,6 +10,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// CodeUnfinished is the code of the fault of a record that a repair left in the middle.
+const CodeUnfinished = "repair_unfinished"
+
 // ErrStandby says that the server is a standby in recovery that does not have everything yet: it is waited for.
 var ErrStandby = errors.New("standby in recovery: waiting")
 
@@ -82,7 +85,8 @@ type resolver struct {
 
 func (v *resolver) gap(code string, from, to outbox.LSN, cure, what string, args ...any) error {
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: code, What: fmt.Sprintf(what, args...), Cure: cure, From: min(from, to), To: max(from, to),
+		Class: outbox.Gap, Code: code, What: fmt.Sprintf(what, args...), Cure: v.cfg.cureOf(code, cure),
+		From: min(from, to), To: max(from, to),
 	}
 }
 
@@ -121,6 +125,10 @@ func (v *resolver) record() error {
 		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.cureRecord(v.Slot.Exists),
 			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
 	}
+	if rec.Creating && v.Stream.LastSeq > 0 {
+		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.cureNotEmpty(),
+			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d", v.cfg.Stream, v.Stream.LastSeq)
+	}
 	if rec.Creating {
 		return v.fatal("init_unfinished", v.cfg.cureInitAgain(),
 			"outflow init did not finish: the checkpoint record says that slot %s is about to be made", v.cfg.Slot)
@@ -129,7 +137,20 @@ func (v *resolver) record() error {
 		return v.fatal("mapping_changed", v.cfg.cureMapping(), "table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
 	}
+	if rec.Repairing != "" {
+		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.cureUnfinished(),
+			"a repair of slot %s (--accept %s) did not finish", v.cfg.Slot, rec.Repairing)
+	}
 	return nil
+}
+
+// headed returns the header of the newest message that can be read; nil where there is none, or where a repair accepted the message:
+// then it says nothing about the WAL.
+func (v *resolver) headed() *outbox.Header {
+	if v.Stream.NewestSeq <= v.Record.Base {
+		return nil
+	}
+	return v.Stream.Newest
 }
 
 func mappingText(m outbox.Mapping) string {
@@ -178,7 +199,7 @@ func (v *resolver) stream() error {
 		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.cureStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
-	case s.NewestSeq > 0 && s.Newest == nil:
+	case s.NewestSeq > v.Record.Base && s.Newest == nil:
 		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(s.NewestSeq),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq, outbox.HeaderName)
 	}
@@ -255,7 +276,7 @@ func (v *resolver) choose() error {
 			"replication slot %s is confirmed at %v, beyond every place that outflow recorded: somebody moved it or made it anew",
 			v.cfg.Slot, s.Confirmed)
 	}
-	readable := v.Stream.NewestSeq == s.End && s.End > 0
+	readable := v.Stream.NewestSeq == s.End && v.headed() != nil
 	at := top
 	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to compare they aren't made
 	// again.
@@ -270,7 +291,8 @@ func (v *resolver) choose() error {
 	s.Place = s.Places[at].Place
 	s.There = count(s.Holes, s.Place.Seq, s.End)
 	if readable {
-		s.Newest, s.Thru = v.Stream.Newest, v.Stream.Newest.Thru
+		s.Newest = v.headed()
+		s.Thru = s.Newest.Thru
 	}
 	if v.moved > at && v.moved <= top && s.Places[v.moved].Settings != s.Place.Settings {
 		// It may be that its settings were changed on the branch that is gone; what is read from here on says.

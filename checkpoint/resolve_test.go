@@ -58,6 +58,22 @@ func TestResolveStarts(t *testing.T) {
 			"0/2000 9 0 10 10 [{10 10}] true 0/3000 true", "stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
 		{"holes below the oldest place", func(r *Readings) { r.Record.Holes = []Range{{3, 6}} },
 			"0/2000 9 3 12 12 [{6 6}] true 0/3000 false", "", 3},
+		{"a repair accepted a stranger's message", func(r *Readings) {
+			r.Record = record(at(0x1000, 13, time.Second))
+			r.Record.Base = 13
+			newest(r, 13)
+			r.Stream.Newest = nil
+		}, "0/1000 13 0 13 13 [] false 0/0 false", "", 1},
+		{"a repair accepted another WAL's messages", func(r *Readings) {
+			r.Record = record(at(0x1000, 12, time.Second))
+			r.Record.Base = 12
+			r.Stream.Newest.Thru, r.Stream.Newest.Timeline = 0x9000, 7
+		}, "0/1000 12 0 12 12 [] false 0/0 false", "", 1},
+		{"a window after a repair", func(r *Readings) {
+			r.Record = record(at(0x1000, 12, time.Second), at(0x3000, 15, time.Second))
+			r.Record.Base = 12
+			newest(r, 15)
+		}, "0/1000 12 3 15 15 [] true 0/3000 false", "", 2},
 		{"a renamed database", func(r *Readings) { r.Slot.Database, r.Server.Database = "shop", "shop" },
 			"0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
 	} {
@@ -105,8 +121,15 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { *r = Readings{Server: r.Server} }, "not_initialised", outbox.Fatal, "", []string{"no slot outflow", "no stream OUTBOX", "outflow init"}},
 		{func(r *Readings) { *r = Readings{Server: r.Server, Stream: outbox.StreamState{Exists: true}} }, "init_unfinished", outbox.Fatal, "",
 			[]string{"stream OUTBOX is empty", "outflow init` again"}},
-		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = outbox.SlotState{} }, "init_unfinished", outbox.Fatal, "",
-			[]string{"slot outflow is about to be made", "outflow init` again"}},
+		{func(r *Readings) {
+			r.Record, r.Slot, r.Stream = record(), outbox.SlotState{}, outbox.StreamState{Exists: true, Created: r.Record.Created}
+			r.Record.Creating = true
+		}, "init_unfinished", outbox.Fatal, "", []string{"slot outflow is about to be made", "outflow init` again"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = outbox.SlotState{} }, "stream_not_empty", outbox.Gap,
+			"0/0 to 0/5000", []string{"last sequence is 12", "outflow repair --accept stream_not_empty"}},
+		{func(r *Readings) { r.Record.Repairing = "slot_missing"; r.Server.SystemID = "1" }, "repair_unfinished", outbox.Gap,
+			"0/3000 to 0/5000", []string{"--accept slot_missing", "outflow repair --accept repair_unfinished"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure, rowsCure}},
@@ -127,6 +150,11 @@ func TestResolveRefuses(t *testing.T) {
 			[]string{"2026-03-01T12:00:00Z", "2026-03-01T11:00:00Z", streamCure}},
 		{func(r *Readings) { r.Slot.Confirmed = 0x2000; newest(r, 8) }, "stream_shortened", outbox.Gap, "0/1000 to 0/2000",
 			[]string{"ends at sequence 8", "0/2000", "2m30s", streamCure, rowsCure}},
+		{func(r *Readings) {
+			r.Record = record(at(0x1000, 12, time.Second))
+			r.Record.Base = 12
+			newest(r, 11)
+		}, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 11"}},
 		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
 		{func(r *Readings) { r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
 		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "nats stream view OUTBOX"}},
@@ -159,6 +187,10 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 		if !strings.Contains(f.Error(), p) {
 			t.Errorf("%q is not in: %s", p, f)
 		}
+	}
+	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" &&
+		(!strings.HasPrefix(f.Cure, "Run `outflow repair`: ") || !strings.Contains(f.Cure, "`outflow repair --accept "+code+"`")) {
+		t.Errorf("the cure does not begin with the repair: %s", f.Cure)
 	}
 	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Cure, ".") || strings.Contains(f.Error(), "..") {
 		t.Errorf("badly put: %s", f)

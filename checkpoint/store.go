@@ -100,7 +100,7 @@ func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstrea
 }
 
 // Load returns the record and its revision through the stream's leader. The record is nil where there is none: no bucket, no key,
-// or one that was deleted (the revision is then the deletion's). Faults: those of [Decode].
+// or one that was deleted (the revision is then the deletion's). Faults: those of [Decode]; the revision is that of what can't be read.
 func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	ask, _ := json.Marshal(map[string]string{"last_by_subj": s.subject})
 	answer, err := s.nc.RequestWithContext(ctx, s.api+"STREAM.MSG.GET."+s.stream, ask)
@@ -141,7 +141,7 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	}
 	if f := outbox.FaultOf(err); f != nil {
 		f.What += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, got.Message.Seq)
-		return nil, 0, f
+		return nil, got.Message.Seq, f
 	}
 	rec.StoredAt(got.Message.Time)
 	return rec, got.Message.Seq, nil

@@ -56,7 +56,7 @@ func (v *resolver) behind() error {
 	for _, p := range v.places {
 		top = max(top, p.Due)
 	}
-	if n := v.Stream.Newest; n != nil {
+	if n := v.headed(); n != nil {
 		// A thru on a branch that was left says nothing about the present WAL: newest looks at it.
 		if end, left, _ := v.Server.History.Left(n.Timeline); !left || n.Thru <= end {
 			top = max(top, n.Thru)
@@ -78,7 +78,7 @@ func (v *resolver) behind() error {
 // be on the present timeline as well: the event was read after the promotion. Where a place shows which one it was, that counts;
 // otherwise the message is made again and compared, and only where there is nothing to compare it is refused.
 func (v *resolver) newest() error {
-	n := v.Stream.Newest
+	n := v.headed()
 	if n == nil {
 		return nil
 	}

@@ -70,6 +70,16 @@ func ParseHeader(value string) (Header, error) {
 	return h, nil
 }
 
+// AppendHeaderValue appends an event id or a key as it stands in the header.
+func AppendHeaderValue(b []byte, value string) []byte { return appendEscaped(b, value, &passHeader) }
+
+// HeaderID returns the event id of a header's value as it stands there, which tells cut ones apart too.
+func HeaderID(value string) string {
+	_, rest, _ := strings.Cut(value, " id=")
+	id, _, _ := strings.Cut(rest, " ")
+	return id
+}
+
 var headerFields = [...]string{"v=", "lsn=", "i=", "n=", "of=", "due=", "thru=", "pull=", "tl=", "sort=", "id=", "key="}
 
 func (h *Header) set(field int, v string) (err error) {

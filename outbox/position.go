@@ -22,6 +22,13 @@ func (p Position) Compare(q Position) int {
 	return cmp.Compare(p.Index, q.Index)
 }
 
+// RepairedIndex is the first index that no row of a commit has: from it on, outflow repair numbers the events that it publishes from
+// the table, where the WAL that held them is gone. Their LSN is that from which on the WAL brings what follows.
+const RepairedIndex = 1 << 30
+
+// Repaired reports whether the position is one that outflow repair gave.
+func (p Position) Repaired() bool { return p.Index >= RepairedIndex }
+
 // String prints the position as <lsn>-<index>, the form of the optional Nats-Msg-Id.
 func (p Position) String() string { return string(p.Append(make([]byte, 0, 24))) }
 
