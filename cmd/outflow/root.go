@@ -33,6 +33,7 @@ committed rows only, each exactly once, in an order that depends on the WAL alon
 		a.statusCommand(),
 		a.drainCommand(),
 		a.inspectCommand(),
+		a.repairCommand(),
 		a.configCommand(),
 		a.healthcheckCommand(),
 		a.versionCommand(),

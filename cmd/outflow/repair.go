@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/repair"
+)
+
+func (a *app) repairCommand() *cobra.Command {
+	var o repair.Options
+	var asJSON bool
+	cmd := a.configured(&cobra.Command{
+		Use:   "repair",
+		Short: "Say what a gap has cost, and close it from the outbox table",
+		Long: `Reads everything as a start does, says what outflow run stops with (exit code 4), which rows of the table are in no
+message of the stream, and what a repair would do. It changes nothing, unless --accept names the fault: then it
+publishes the missing rows at the end of the stream, in the order (doc_id, seq_key), and writes the checkpoint
+record that outflow run goes on from. It may be killed at any point and run again. Outflow must be stopped,
+writers may go on.
+
+Rows are found by their id: rows that were deleted from the table, or that have no id, can't be. Memory grows with
+the rows of the table for which --where holds, about 40 bytes each.
+
+Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found.`,
+		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where \"created_at > now() - interval '2 days'\"",
+	}, func(ctx context.Context, cfg config.Config) error {
+		progress := a.stdout
+		if asJSON {
+			progress = a.stderr
+		}
+		o.Progress = func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) }
+		report, err := repair.Run(ctx, cfg, newLogger(a.stderr, cfg.Log), o)
+		if report == nil {
+			return err
+		}
+		if asJSON {
+			e := json.NewEncoder(a.stdout)
+			e.SetIndent("", "  ")
+			if jsonErr := e.Encode(report); err == nil {
+				err = jsonErr
+			}
+			return err
+		}
+		for _, line := range report.Lines() {
+			fmt.Fprintln(a.stdout, line)
+		}
+		return err
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.Accept, "accept", "", "repair this fault: its code, as outflow repair prints it")
+	f.StringVar(&o.Where, "where", "", "an SQL condition on the outbox table: only rows for which it holds can be missing")
+	f.BoolVar(&o.NewSlot, "new-slot", false, "make the slot anew also where it could be kept")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON, progress on standard error")
+	return cmd
+}

@@ -1,0 +1,218 @@
+package repair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// The times between two readings that must agree, as in a start.
+const (
+	secondReading           = 5 * time.Second
+	secondReadingReplicated = 15 * time.Second
+)
+
+// slotPatience is how long a slot that is held is waited for: so long the server may take to notice that an outflow has gone.
+const slotPatience = 15 * time.Second
+
+// finding is what is wrong.
+type finding struct {
+	readings
+	code  string        // as outflow run says it; "": nothing
+	inner string        // under repair_unfinished: what is wrong beside that; "": nothing more
+	fault *outbox.Fault // nil if nothing is wrong
+}
+
+// cause is what decides how it is repaired.
+func (f *finding) cause() string {
+	if f.code == checkpoint.CodeUnfinished {
+		return f.inner
+	}
+	return f.code
+}
+
+// accepts reports whether code names the finding. A repair that was begun may be named by what it was begun for.
+func (f *finding) accepts(code string) bool {
+	return code == f.code || f.code == checkpoint.CodeUnfinished && (code == f.inner || code == f.Record.Repairing)
+}
+
+// diagnose reads everything until two readings, some time apart and on new connections, agree.
+func (r *repair) diagnose(ctx context.Context) (*finding, error) {
+	var last *finding
+	for n := 1; ; n++ {
+		f, err := r.reading(ctx)
+		switch {
+		case err != nil && (n == attempts || !again(err)):
+			return nil, err
+		case err != nil:
+			r.say("could not read everything, reading again: %v", err)
+			last = nil
+		case f.code == "", f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Places) == 0),
+			last != nil && last.code == f.code && last.inner == f.inner:
+			return f, nil
+		case n == attempts:
+			return nil, fmt.Errorf("no two readings agree: the last ones found %s and %s", last.cause(), f.cause())
+		default:
+			last = f
+			r.say("found %s: reading again in %v, as only what two readings find counts", f.cause(), wait(f))
+		}
+		pause := time.Second
+		if last != nil {
+			pause = wait(last)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+func wait(f *finding) time.Duration {
+	if f.Stream.Replicated {
+		return secondReadingReplicated
+	}
+	return secondReading
+}
+
+// reading is one reading, on connections of its own.
+func (r *repair) reading(ctx context.Context) (*finding, error) {
+	l, err := r.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	if err := r.awaitSlot(ctx, l); err != nil {
+		return nil, err
+	}
+	rd, err := l.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.judge(ctx, l, rd)
+}
+
+// awaitSlot waits until nobody holds the slot. An outflow that holds it has found nothing wrong, or is about to stop.
+func (r *repair) awaitSlot(ctx context.Context, l *links) error {
+	for begun := time.Now(); ; {
+		slot, err := l.pg.Slot(ctx)
+		if err != nil || !slot.Active {
+			return err
+		}
+		if time.Since(begun) > slotPatience {
+			return slotHeld(r.cfg.Slot, slot)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func slotHeld(name string, slot outbox.SlotState) error {
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "slot_held", What: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
+		Cure: "Stop outflow first. While it runs there is no gap: it stops when it finds one",
+	}
+}
+
+// judge says what is wrong, as a start would, and beside that what only a session would notice.
+func (r *repair) judge(ctx context.Context, l *links, rd readings) (*finding, error) {
+	f := &finding{readings: rd}
+	if rd.corrupt != nil {
+		f.code, f.fault = rd.corrupt.Code, rd.corrupt
+		return f, nil
+	}
+	start, err := checkpoint.Resolve(l.cc, rd.Readings)
+	if err = f.take(err); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.code == checkpoint.CodeUnfinished && len(rd.Record.Places) == 0:
+		f.inner = rd.Record.Repairing // the slot is still to be made, whatever is there
+	case f.code == checkpoint.CodeUnfinished:
+		inner := &finding{}
+		rec := *rd.Record
+		rec.Repairing = ""
+		rd.Record = &rec
+		_, err := checkpoint.Resolve(l.cc, rd.Readings)
+		if err := inner.take(err); err != nil {
+			return nil, err
+		}
+		f.inner = inner.code
+	case f.code == "":
+		if err := f.take(r.prove(ctx, l, rd, start)); err != nil {
+			return nil, err
+		}
+		if f.code == "" {
+			if err := f.take(r.strangers(ctx, l, rd)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return f, nil
+}
+
+// take notes a gap, and gives back every other error.
+func (f *finding) take(err error) error {
+	fault := outbox.FaultOf(err)
+	if fault == nil || fault.Class != outbox.Gap {
+		return err
+	}
+	f.code, f.fault = fault.Code, fault
+	return nil
+}
+
+// errProved ends a reading of the slot.
+var errProved = errors.New("proved")
+
+// prove makes the messages that the stream has beyond the place, as a session would, and compares the last one.
+func (r *repair) prove(ctx context.Context, l *links, rd readings, start checkpoint.Start) error {
+	proof := checkpoint.NewProof(l.cc, start)
+	if proof.Proved() {
+		return nil
+	}
+	err := r.rehearse(ctx, l, start.Place, rd.Server.History, proof.Input, func(h *outbox.Header) error {
+		if _, err := proof.Skip(h); err != nil {
+			return err
+		}
+		if proof.Proved() {
+			return errProved
+		}
+		return nil
+	})
+	if errors.Is(err, errProved) {
+		return nil
+	}
+	if err == nil {
+		err = proof.Input(rd.Server.WALEnd) // a silent WAL shows a divergence as well
+	}
+	return err
+}
+
+// strangers looks for a message that is not ours among those that no repair has accepted. A run that sees one being stored stops; the next
+// one can't tell by the end of the stream that an event is missing before it.
+func (r *repair) strangers(ctx context.Context, l *links, rd readings) error {
+	var seq uint64
+	var n int
+	r.say("no gap at the end of the stream; looking through its messages")
+	err := l.messages(ctx, r.cfg.Stream, rd.Record.Base+1, rd.Stream.NewestSeq, func(m message) error {
+		if _, err := outbox.ParseHeader(m.header); err != nil {
+			seq = m.seq
+			n++
+		}
+		return nil
+	})
+	if err != nil || n == 0 {
+		return err
+	}
+	return &outbox.Fault{
+		Class: outbox.Gap, Code: "foreign_message", To: rd.Server.WALEnd,
+		What: fmt.Sprintf("%d messages of stream %s have no %s header, the last one at sequence %d", n, r.cfg.Stream, outbox.HeaderName, seq),
+	}
+}

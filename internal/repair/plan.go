@@ -1,0 +1,203 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+)
+
+// mode is a way to repair.
+type mode string
+
+// The modes.
+const (
+	modeRecord mode = "record"   // only the record is written: slot and stream bear it out
+	modeKeep   mode = "keep"     // the slot is kept, what it will not bring comes from the table
+	modeRenew  mode = "new-slot" // the slot is made anew, what the stream lacks comes from the table
+)
+
+// plan is what a repair would do, with what it was found from.
+type plan struct {
+	mode   mode
+	why    string             // of the mode, in words
+	record *checkpoint.Record // modeRecord: what is written
+	notes  []string           // what the operator should know beside it
+	survey *survey            // nil for modeRecord
+}
+
+func (p *plan) close() {
+	if p.survey != nil && p.survey.snap != nil {
+		p.survey.snap.Close()
+	}
+}
+
+// refuse is the fault of something that no repair can do.
+func refuse(code, what, cure string) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure}
+}
+
+// plan finds out how the finding is to be repaired, and what is missing. It changes nothing.
+func (r *repair) plan(ctx context.Context, l *links, f *finding) (*plan, error) {
+	p, err := r.choose(ctx, l, f)
+	if err != nil || p.mode == modeRecord {
+		return p, err
+	}
+	if err := r.allowed(l, f); err != nil {
+		return nil, err
+	}
+	if p.mode == modeKeep {
+		err := r.surveyed(ctx, l, f, p)
+		if why, ok := isUntrusted(err); ok {
+			p.mode, p.why = modeRenew, "the slot can't be kept: "+why
+		} else {
+			return p, err
+		}
+	}
+	return p, r.surveyed(ctx, l, f, p)
+}
+
+// allowed refuses what the table can't repair.
+func (r *repair) allowed(l *links, f *finding) error {
+	table := l.layout.Mapping.Table
+	if f.Server.InRecovery {
+		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired", "Point postgres.url at the primary")
+	}
+	if l.layout.ID == "" {
+		return refuse("repair_ids", fmt.Sprintf("table %s has no id column (columns.id): nobody can tell which of its rows are published", table),
+			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart and was set when they were published")
+	}
+	if n := removed(f.readings); n > 0 && r.o.Where == "" {
+		return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more (retention, or somebody removed them): their rows, if the table "+
+			"still has them, look like missing ones", n, r.cfg.Stream),
+			"Give a condition that only rows hold to that may be missing, for example --where \"created_at > '...'\"")
+	}
+	return nil
+}
+
+// choose says which mode the fault asks for.
+func (r *repair) choose(ctx context.Context, l *links, f *finding) (*plan, error) {
+	slot, cause := f.Slot, f.cause()
+	switch {
+	case cause == "slot_database" || slot.Exists && slot.Database != f.Server.Database:
+		return nil, refuse("slot_database", fmt.Sprintf("slot %s belongs to database %s, the connection is to %s", r.cfg.Slot, slot.Database, f.Server.Database),
+			"Correct postgres.url, or choose another slot name")
+	case cause == "slot_plugin" || slot.Exists && slot.Plugin != "pgoutput":
+		return nil, refuse("slot_plugin", fmt.Sprintf("slot %s has output plugin %q: it is not outflow's", r.cfg.Slot, slot.Plugin),
+			fmt.Sprintf("Choose another slot name, or drop it with `SELECT pg_drop_replication_slot('%s')` and run `outflow repair` again", r.cfg.Slot))
+	case f.Record != nil && f.Record.Database != f.Server.Database && cause == "system_changed":
+		return nil, refuse("database", fmt.Sprintf("the record is of database %s, the connection is to %s", f.Record.Database, f.Server.Database),
+			"Point postgres.url at the database that holds the outbox")
+	}
+	renew := func(why string, notes ...string) (*plan, error) {
+		return &plan{mode: modeRenew, why: why, notes: notes}, nil
+	}
+	usable := slot.Exists && slot.Invalidation == "" && slot.WALStatus != "lost" && slot.Confirmed != 0
+	switch cause {
+	case "slot_missing":
+		return renew("there is no slot")
+	case "slot_invalidated":
+		return renew("the slot has lost its WAL")
+	case "system_changed":
+		return renew("the server is another cluster than the one that the stream was made from: after pg_upgrade, a dump or a copy",
+			fmt.Sprintf("make sure that this server is the one that is meant: its system identifier %s takes the place of the recorded one", f.Server.SystemID))
+	case "server_behind", "timeline_lost", "timeline_unknown", "divergence":
+		return renew("the stream was not made from this WAL alone",
+			"the stream may hold events that this database does not have: their consumers should be told")
+	case "stream_not_empty":
+		return renew("init did not finish")
+	}
+	if r.o.NewSlot {
+		return renew("--new-slot")
+	}
+	if cause != "" && f.code == checkpoint.CodeUnfinished && len(f.Record.Places) == 0 {
+		return renew("the repair that was begun makes the slot anew")
+	}
+	if !usable {
+		return renew("the slot can't be used")
+	}
+	switch cause {
+	case "record_missing", "record_corrupt":
+		if f.Stream.LastSeq > 0 {
+			return r.rebuild(ctx, l, f)
+		}
+	case "stream_recreated":
+		if rec, ok := r.adopted(ctx, l, f); ok {
+			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to a place that outflow can go on from: it was put back from a copy"}, nil
+		}
+	case "publication_changed":
+		if f.Publication.OID != f.Record.Publication.OID {
+			return renew("the publication was made anew: the WAL from before can't be decoded with it, or leaves out rows")
+		}
+	}
+	if rec := f.Record; rec != nil && rec.Base > f.Stream.LastSeq && cause != "stream_missing" && cause != "stream_recreated" {
+		return renew("the stream lost messages that an earlier repair had accepted")
+	}
+	return &plan{mode: modeKeep, why: "the slot is usable, and brings what follows"}, nil
+}
+
+// adopted looks whether the record holds for the stream that is there now, which has another creation time.
+func (r *repair) adopted(ctx context.Context, l *links, f *finding) (*checkpoint.Record, bool) {
+	rec := *f.Record
+	rec.Created, rec.Repairing = f.Stream.Created, ""
+	rd := f.readings
+	rd.Record = &rec
+	start, err := checkpoint.Resolve(l.cc, rd.Readings)
+	if err == nil {
+		err = r.prove(ctx, l, rd, start)
+	}
+	return &rec, err == nil
+}
+
+// surveyed compares table and stream in the plan's mode.
+func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) error {
+	snap, err := replication.OpenSnapshot(ctx, l.pgc.Config, "")
+	if err != nil {
+		return err
+	}
+	p.close()
+	p.survey = r.newSurvey(l, snap)
+	s := p.survey
+	if p.mode == modeKeep {
+		switch f.cause() {
+		case "stream_missing", "stream_recreated", "record_missing", "record_corrupt":
+			s.anchored(f.readings, false, r.settings(l))
+		default:
+			s.anchored(f.readings, true, r.settings(l))
+		}
+		if err := snap.AwaitFlush(ctx); err != nil {
+			return err
+		}
+	}
+	return s.run(ctx, f.readings, p.mode == modeKeep)
+}
+
+// run makes the whole comparison.
+func (s *survey) run(ctx context.Context, rd readings, keep bool) error {
+	s.r.say("reading the ids of table %s", s.l.layout.Mapping.Table)
+	if err := s.candidates(ctx); err != nil {
+		return err
+	}
+	s.r.say("%d rows; reading the headers of stream %s", len(s.fates), s.r.cfg.Stream)
+	if err := s.stream(ctx, rd, keep); err != nil {
+		return err
+	}
+	if keep {
+		s.r.say("reading what slot %s will bring", s.r.cfg.Slot)
+		if err := s.slot(ctx); err != nil {
+			return err
+		}
+	}
+	return s.edges(ctx)
+}
+
+// settings are the ordering settings that are in force where nothing says which were.
+func (r *repair) settings(l *links) outbox.Settings {
+	if set := r.cfg.Reorder.Settings(); l.layout.Mapping.Keyed() {
+		return set
+	} else {
+		return set.Unkeyed()
+	}
+}

@@ -1,0 +1,124 @@
+// Package repair is `outflow repair`: it closes a gap that outflow run has stopped at.
+//
+// What is missing is found by event id, not by positions: the rows of the outbox table that are in no message of the stream, and
+// that the slot will not bring either. So it does not matter how the gap came about. They are published as one window in the order
+// (document, key), and the record gets a place behind them.
+//
+// # Steps, each of which may be the last before a kill -9
+//
+//  1. Everything is read as a start reads it, twice. The fault must be the one that was accepted.
+//  2. The record says `repairing`, by compare-and-set. From now on run and init stop (repair_unfinished).
+//  3. The slot is kept, if what it will bring is known to follow what the stream has: then the anchor, the place from which on the
+//     WAL is trusted to bring everything, is at or above its confirmed LSN. Otherwise it is made anew, and the anchor is where it
+//     begins. A record without places means that the slot is still to be made; one with the anchor, that it is the right one.
+//  4. The missing rows are published, each at its predicted sequence. A refused message means that somebody else wrote: everything is
+//     read and compared anew.
+//  5. After sink.durable_after the stream is read again, and the record is saved without `repairing`: with the anchor as its only
+//     place, and base, up to which messages are not compared with any WAL.
+//
+// A repair that died is run again. It finds the rows that are in the stream by now, publishes the others, and goes on.
+package repair
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Options say what to do.
+type Options struct {
+	Accept  string // the code of the fault that is to be repaired; "": look, and change nothing
+	Where   string // a condition on the outbox table: rows for which it does not hold are not missed
+	NewSlot bool   // make the slot anew also where it could be kept, or the record rebuilt
+
+	// Progress is called with a line for each step.
+	Progress func(format string, args ...any)
+}
+
+// attempts is how often a repair begins again when a connection is lost or somebody else wrote.
+const attempts = 6
+
+type repair struct {
+	cfg config.Config
+	log *slog.Logger
+	o   Options
+	rep *Report
+}
+
+// Run looks, and repairs if something is accepted. Where a gap is left, the error is its fault; the report then says what was found.
+// It is nil only where nothing could be found out.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where, newSlot: o.NewSlot}}
+	f, err := r.diagnose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.rep.found(f)
+	if f.code == "" {
+		return r.rep, nil
+	}
+	if o.Accept != "" && !f.accepts(o.Accept) {
+		return r.rep, &outbox.Fault{
+			Class: outbox.Usage, Code: "accept", What: fmt.Sprintf("--accept %s is not what is found: %s. %s", o.Accept, f.code, f.fault.What),
+			Cure: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
+		}
+	}
+	if o.Accept == "" {
+		return r.rep, r.look(ctx, f)
+	}
+	return r.rep, r.carryOut(ctx, f)
+}
+
+// look says what a repair would do. The fault that it returns is the one found: nothing is repaired.
+func (r *repair) look(ctx context.Context, f *finding) error {
+	l, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	p, err := r.plan(ctx, l, f)
+	if err != nil {
+		r.rep.Command = ""
+		return err
+	}
+	defer p.close()
+	r.rep.planned(p)
+	fault := *f.fault
+	fault.Cure = fmt.Sprintf("Nothing was changed. To repair it: `%s`", r.rep.Command)
+	return &fault
+}
+
+// carryOut makes the repair, from the beginning as often as it takes.
+func (r *repair) carryOut(ctx context.Context, confirmed *finding) error {
+	for attempt := 1; ; attempt++ {
+		err := r.attempt(ctx, confirmed)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || attempt == attempts || !again(err) {
+			return err
+		}
+		r.say("begins again: %v", err)
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Duration(attempt) * 200 * time.Millisecond):
+		}
+	}
+}
+
+// again reports whether a repair that failed in this way is begun again. A stranger who publishes meanwhile is one of its causes.
+func again(err error) bool {
+	f := outbox.FaultOf(err)
+	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Seen
+}
+
+func (r *repair) say(format string, args ...any) {
+	if r.o.Progress != nil {
+		r.o.Progress(format, args...)
+	}
+}

@@ -1,0 +1,134 @@
+package repair
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Report is what was found and done. The JSON names are stable.
+type Report struct {
+	Slot   string `json:"slot"`
+	Stream string `json:"stream"`
+	Where  string `json:"where,omitempty"`
+
+	newSlot bool
+
+	Fault   string     `json:"fault,omitempty"` // the code that outflow run would stop with; "": no gap
+	Beneath string     `json:"beneath,omitempty"`
+	What    string     `json:"what,omitempty"`
+	From    outbox.LSN `json:"from"`
+	To      outbox.LSN `json:"to"`
+
+	Mode  string   `json:"mode,omitempty"` // record, keep or new-slot
+	Why   string   `json:"why,omitempty"`
+	Notes []string `json:"notes,omitempty"`
+
+	Rows     int    `json:"rows"`      // of the table, under Where
+	InStream int    `json:"in_stream"` // of them
+	InWAL    int    `json:"in_wal"`    // of them, still to come from the slot
+	Missing  int    `json:"missing"`   // of them
+	First    *Event `json:"first,omitempty"`
+	Last     *Event `json:"last,omitempty"`
+	Compared bool   `json:"compared"` // whether table and stream were compared
+
+	Command   string `json:"command,omitempty"` // carries it out
+	Repaired  bool   `json:"repaired"`
+	Published uint64 `json:"published"`
+}
+
+// Event names an event.
+type Event struct {
+	Doc string `json:"doc_id"`
+	Key string `json:"seq_key"`
+	ID  string `json:"id"`
+}
+
+func (e *Event) String() string {
+	return fmt.Sprintf("doc_id %q, seq_key %q, id %s", e.Doc, e.Key, e.ID)
+}
+
+func (r *Report) found(f *finding) {
+	if r.Fault = f.code; f.fault == nil {
+		return
+	}
+	r.What, r.From, r.To, r.Beneath = f.fault.What, f.fault.From, f.fault.To, f.inner
+	r.Command = "outflow repair --accept " + f.code
+	if r.Where != "" {
+		r.Command += " --where " + quoted(r.Where)
+	}
+	if r.newSlot {
+		r.Command += " --new-slot"
+	}
+}
+
+// quoted is s as one word for a shell.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+func (r *Report) planned(p *plan) {
+	r.Mode, r.Why, r.Notes = string(p.mode), p.why, p.notes
+	if s := p.survey; s != nil {
+		r.Compared = true
+		r.Rows, r.Missing, r.InStream, r.InWAL = len(s.fates), s.counts[missing], s.counts[inStream], s.counts[inWAL]
+		r.First, r.Last = s.first, s.last
+		if s.strangers > 0 {
+			r.Notes = append(r.Notes, fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.strangers))
+		}
+	}
+}
+
+func (r *Report) done(published uint64) { r.Repaired, r.Published = true, published }
+
+// Lines is the report for people.
+func (r *Report) Lines() []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if r.Fault == "" {
+		add("no gap: outflow run finds nothing wrong, there is nothing to repair")
+		return out
+	}
+	add("fault    %s: %s", r.Fault, r.What)
+	if r.Beneath != "" {
+		add("         beneath it: %s", r.Beneath)
+	}
+	if r.To != 0 {
+		add("range    %v to %v", r.From, r.To)
+	}
+	if r.Mode != "" {
+		add("plan     %s: %s", modes[mode(r.Mode)], r.Why)
+	}
+	for _, n := range r.Notes {
+		add("note     %s", n)
+	}
+	if r.Compared {
+		under := ""
+		if r.Where != "" {
+			under = " where " + r.Where
+		}
+		add("rows     %d in the table%s: %d of them in the stream, %d still to come from the slot, %d missing", r.Rows, under, r.InStream, r.InWAL, r.Missing)
+		if r.First != nil {
+			add("first    %v", r.First)
+			add("last     %v", r.Last)
+		}
+		if r.Missing > 0 && !r.Repaired {
+			add("note     rows that were in the table before outflow init, and rows whose messages somebody removed, count as missing: leave them out with --where. " +
+				"Rows that were deleted from the table can't be found")
+		}
+	}
+	switch {
+	case r.Repaired && r.Compared:
+		add("done     %d events published. Start outflow run", r.Published)
+	case r.Repaired:
+		add("done     nothing had to be published. Start outflow run")
+	case r.Command != "":
+		add("to do    %s", r.Command)
+	}
+	return out
+}
+
+var modes = map[mode]string{
+	modeRecord: "only the checkpoint record is written",
+	modeKeep:   "the slot stays; the missing rows are published at the end of the stream, then outflow run goes on where the slot is",
+	modeRenew:  "the slot is made anew; the missing rows are published at the end of the stream, then outflow run goes on from the new slot",
+}

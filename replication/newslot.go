@@ -1,0 +1,97 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// NewSlot is a slot that was just made, and the replication connection that made it: while that lives and is not used, the server
+// keeps a snapshot of exactly what committed before the slot's begin.
+type NewSlot struct {
+	At       outbox.LSN // what commits after it is decoded
+	Snapshot string     // for [OpenSnapshot]
+	conn     *pgconn.PgConn
+}
+
+// Close ends the connection. A transaction that has taken the snapshot keeps it.
+func (n *NewSlot) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	n.conn.Close(ctx) //nolint:errcheck // it is closed whatever this says
+}
+
+// CreateSlot makes the slot, as [Setup.CreateSlot] does, and exports a snapshot of what it does not decode. failover makes it one
+// that standbys synchronize (PostgreSQL 17).
+func CreateSlot(ctx context.Context, cfg SetupConfig, failover bool) (*NewSlot, error) {
+	s, err := OpenSetup(ctx, cfg) // says what is in the way
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	c, err := parseConfig("postgres.url", cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	pin(&c.Config)
+	c.RuntimeParams["replication"] = "database"
+	conn, err := pgconn.ConnectConfig(ctx, &c.Config)
+	if err != nil {
+		return nil, connectFault(err)
+	}
+	n := &NewSlot{conn: conn}
+	patience := cfg.Patience
+	if patience == 0 {
+		patience = slotPatience
+	}
+	// The server waits for open transactions, and no statement_timeout ends that.
+	timer := time.AfterFunc(patience, func() { conn.CancelRequest(ctx) }) //nolint:errcheck // then it goes on waiting
+	command := fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput EXPORT_SNAPSHOT", pgx.Identifier{cfg.Slot}.Sanitize())
+	if failover && s.version >= 170000 {
+		command = fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)", pgx.Identifier{cfg.Slot}.Sanitize())
+	}
+	rows, err := simpleQuery(ctx, conn, command)
+	timer.Stop()
+	if err == nil && (len(rows) != 1 || len(rows[0]) < 3) {
+		err = errors.New("an answer of another form")
+	}
+	if err == nil {
+		n.At, err = outbox.ParseLSN(rows[0][1])
+		n.Snapshot = rows[0][2]
+	}
+	if err != nil {
+		n.Close()
+		return nil, s.slotFault(ctx, patience, err)
+	}
+	return n, nil
+}
+
+// DropSlot drops the slot, and reports whether it was one that standbys synchronize. One that is not there is no error.
+func (s *Setup) DropSlot(ctx context.Context) (failover bool, err error) {
+	err = s.conn.QueryRow(ctx, `SELECT coalesce((to_jsonb(s)->>'failover')::boolean, false) FROM pg_replication_slots s WHERE slot_name = $1`,
+		s.cfg.Slot).Scan(&failover)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err == nil {
+		_, err = s.conn.Exec(ctx, "SELECT pg_drop_replication_slot($1)", s.cfg.Slot)
+	}
+	switch sqlState(err) {
+	case codeObjectInUse:
+		f := fatal("slot_in_use", "Stop outflow first", "slot %q is in use", s.cfg.Slot)
+		f.Err = err
+		return failover, f
+	case codeUndefinedObject:
+		return failover, nil
+	}
+	if err != nil {
+		return failover, fmt.Errorf("drop slot %s: %w", s.cfg.Slot, err)
+	}
+	return failover, nil
+}

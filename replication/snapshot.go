@@ -1,0 +1,234 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Snapshot reads the outbox's rows as they were at one moment, over a connection with the pinned settings of a session: a value has
+// the text that it has in the stream of changes. It holds a transaction open. One goroutine uses it.
+type Snapshot struct {
+	cfg       Config
+	conn      *pgx.Conn
+	table     Table
+	published []string // columns, as the publication has them; nil: not said (PostgreSQL 14)
+}
+
+// RowQuery says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
+type RowQuery struct {
+	Mapping outbox.Mapping
+	ID      string   // the id column
+	Columns []string // what to read of each row; a name is a column, SortDoc or SortKey
+	Where   string   // a condition; "": all rows
+	Only    []string // rows with these ids, in the text that PostgreSQL prints; nil: all
+	Sorted  bool     // by document, key and id, bytewise
+}
+
+// What the rows are sorted by, as columns of a RowQuery: text, never NULL.
+const (
+	SortDoc = "\x00doc"
+	SortKey = "\x00key"
+)
+
+// OpenSnapshot takes the exported snapshot of that name, or, if it is empty, one of now.
+func OpenSnapshot(ctx context.Context, cfg Config, exported string) (_ *Snapshot, err error) {
+	conn, err := connect(ctx, "postgres.url", cfg.URL)
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{cfg: cfg, conn: conn}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	begin := []string{
+		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0", "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+	}
+	if exported != "" {
+		begin = append(begin, "SET TRANSACTION SNAPSHOT "+literal(exported))
+	}
+	for _, sql := range begin {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return nil, fmt.Errorf("take a snapshot: %w", err)
+		}
+	}
+	if s.table, err = readTable(ctx, conn, cfg.Table); err != nil { // the first query takes it
+		return nil, err
+	}
+	err = conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) FROM pg_publication_tables p
+		WHERE pubname = $1 AND schemaname = $2 AND tablename = $3 AND to_jsonb(p) ? 'attnames'`,
+		cfg.Publication, s.table.Schema, s.table.Name).Scan(&s.published)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("read the published columns of %s.%s: %w", s.table.Schema, s.table.Name, err)
+	}
+	return s, nil
+}
+
+// Close ends the transaction and the connection.
+func (s *Snapshot) Close() { closeConn(s.conn) }
+
+// Table is the outbox's description.
+func (s *Snapshot) Table() Table { return s.table }
+
+// InWAL returns those of the columns that are in the stream of changes: a generated one only where the publication has it.
+func (s *Snapshot) InWAL(columns []string) []Column {
+	var in []Column
+	for _, name := range columns {
+		c, ok := s.table.Column(name)
+		if ok && (!c.Generated || slices.Contains(s.published, name)) {
+			in = append(in, c)
+		}
+	}
+	return in
+}
+
+// flushPatience is how long WAL may take to reach the disk: by default the server's WAL writer needs 0.6 s.
+const flushPatience = 30 * time.Second
+
+// AwaitFlush waits until the WAL is on disk as far as it was written when the snapshot was taken. Only what is on disk can be
+// decoded, and a transaction with synchronous_commit = off is visible before.
+func (s *Snapshot) AwaitFlush(ctx context.Context) error {
+	var target outbox.LSN
+	begun := time.Now()
+	for {
+		var inserted, flushed string
+		if err := s.conn.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text").Scan(&inserted, &flushed); err != nil {
+			return fmt.Errorf("read the end of WAL: %w", err)
+		}
+		at, err := outbox.ParseLSN(inserted)
+		if err != nil {
+			return err
+		}
+		if target == 0 {
+			target = at
+		}
+		if edge := target % walPage; time.Since(begun) > walWriter && (edge == shortHeader || edge == longHeader) {
+			target -= edge // behind a page's end it points behind the next page's header, which is written with the next record only
+		}
+		if at, err = outbox.ParseLSN(flushed); err != nil {
+			return err
+		}
+		if at >= target {
+			return nil
+		}
+		if time.Since(begun) > flushPatience {
+			return fmt.Errorf("the WAL up to %v was not on disk within %v", target, flushPatience)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// The layout of WAL (xlog_internal.h).
+const (
+	walPage     = 8192
+	shortHeader = 24
+	longHeader  = 40
+
+	walWriter = 2 * time.Second // more than the WAL writer takes
+)
+
+// Rows calls f with each row: the text of its values as PostgreSQL prints it, nil for NULL. They are valid until f returns. An error
+// of f ends it and is returned; the snapshot is of no more use then.
+func (s *Snapshot) Rows(ctx context.Context, q RowQuery, f func(values [][]byte) error) error {
+	sql, params := s.query(q)
+	formats := make([]int16, len(q.Columns)) // text
+	types := make([]uint32, len(params))
+	for i := range types {
+		types[i] = pgtype.TextArrayOID
+	}
+	rows := s.conn.PgConn().ExecParams(ctx, sql, params, types, nil, formats)
+	for rows.NextRow() {
+		if err := f(rows.Values()); err != nil {
+			closeConn(s.conn) // with the rest of the rows unread
+			return err
+		}
+	}
+	if _, err := rows.Close(); err != nil {
+		return s.rowsFault(q, err)
+	}
+	return nil
+}
+
+func (s *Snapshot) rowsFault(q RowQuery, err error) error {
+	table := s.table.Schema + "." + s.table.Name
+	state := sqlState(err)
+	switch {
+	case state == codeNoPrivilege:
+		f := fatal("no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the repair takes", s.table.quoted()),
+			"the role may not read table %s", table)
+		f.Err = err
+		return f
+	case q.Where != "" && (strings.HasPrefix(state, "42") || strings.HasPrefix(state, "22")):
+		return &outbox.Fault{
+			Class: outbox.Usage, Code: "where", What: fmt.Sprintf("--where %q is no condition on table %s", q.Where, table), Err: err,
+			Cure: "Write what could stand behind WHERE in a query of the table",
+		}
+	}
+	return fmt.Errorf("read table %s: %w", table, err)
+}
+
+func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
+	doc, key, id := s.sortDoc(q.Mapping), s.sortKey(q.Mapping), printed(q.ID)
+	columns := make([]string, len(q.Columns))
+	for i, name := range q.Columns {
+		switch name {
+		case SortDoc:
+			columns[i] = doc
+		case SortKey:
+			columns[i] = key
+		default:
+			columns[i] = quote(name)
+		}
+	}
+	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.table.quoted()
+	var conditions []string
+	if q.Where != "" {
+		conditions = append(conditions, "("+q.Where+"\n)") // a comment at its end ends there
+	}
+	if q.Only != nil {
+		conditions = append(conditions, id+" = ANY($1)")
+		array, err := pgtype.NewMap().Encode(pgtype.TextArrayOID, pgtype.TextFormatCode, q.Only, nil)
+		if err != nil {
+			panic("replication: encode ids: " + err.Error()) // strings only
+		}
+		params = append(params, array)
+	}
+	if len(conditions) > 0 {
+		sql += " WHERE " + strings.Join(conditions, " AND ")
+	}
+	if q.Sorted {
+		sql += fmt.Sprintf(` ORDER BY %s COLLATE "C", %s COLLATE "C", %s COLLATE "C"`, doc, key, id)
+	}
+	return sql, params
+}
+
+// printed is a column as the server prints it, which a cast to text is not for every type.
+func printed(column string) string { return "concat(" + quote(column) + ")" }
+
+func (s *Snapshot) sortDoc(m outbox.Mapping) string { return printed(m.Doc) }
+
+// sortKey is the key as the decoder has it: a generated column that is not published is computed from actor and counter.
+func (s *Snapshot) sortKey(m outbox.Mapping) string {
+	both := m.Actor != "" && m.Counter != ""
+	switch {
+	case m.Key != "" && (len(s.InWAL([]string{m.Key})) > 0 || !both):
+		return printed(m.Key)
+	case both:
+		return fmt.Sprintf("coalesce(%s::text || ':' || lpad(%s::text, 20, '0'), '')", quote(m.Actor), quote(m.Counter))
+	}
+	return "''"
+}
