@@ -79,6 +79,11 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	if again.Loss != "" {
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
 	}
+	if st := held.Stream; 0 < st.NewestSeq && st.NewestSeq < again.End {
+		// A loss of what was durable can't be told from that; it may not pass in silence.
+		p.log.Warn("messages at the end of the stream that were confirmed are not there: somebody deleted them, or the NATS server lost them",
+			"from", st.NewestSeq+1, "to", again.End)
+	}
 	err = s.ranged(s.run(ctx))
 	if errors.Is(err, decoder.ErrNeedText) {
 		p.text = true
