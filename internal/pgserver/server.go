@@ -188,7 +188,11 @@ func (s *Server) ready(pid int) bool {
 		return false
 	}
 	lines := strings.Split(string(b), "\n")
-	return len(lines) >= 8 && lines[0] == strconv.Itoa(pid) && strings.TrimSpace(lines[7]) == "ready"
+	if len(lines) < 8 || lines[0] != strconv.Itoa(pid) {
+		return false
+	}
+	state := strings.TrimSpace(lines[7])
+	return state == "ready" || state == "standby"
 }
 
 // hasRun tells whether the server was ever ready, and clients may know its port.
