@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ const mib = 1 << 20
 // memoryBound is the formula of docs/guarantees.md, section Memory.
 func memoryBound(maxBytes, maxEvents int64) int64 {
 	held := maxBytes + 352*min(maxEvents, maxBytes/64)
-	return held + held/8 + 48*mib
+	return held + held/8 + 56*mib
 }
 
 // bounded is an installation with an outbox of plain columns: with no index and no default a row costs the server little.
@@ -158,7 +159,7 @@ func TestMemoryOfOneTransaction(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("sort=%s,max_bytes=%dMiB", c.sort, c.maxBytes/mib), func(t *testing.T) {
 			b := newBounded(t, "", c.maxBytes, 65536, "REORDER_SORT="+c.sort)
-			mustExec(t, b.conn, `INSERT INTO outbox SELECT n, 'doc' || n % 1000, 'actor', $1::int - n, repeat('x', 100) FROM generate_series(1, $1::int) n`, rows)
+			b.oneTransaction(rows)
 			b.start()
 			f := b.watch(t)
 			b.await(rows)
@@ -273,4 +274,97 @@ func TestMemoryOfTinyEvents(t *testing.T) {
 	f := b.watch(t)
 	b.await(rows - int(maxBytes/64) - 1000)
 	b.check(fmt.Sprintf("%d empty events", rows), f, 0)
+}
+
+// oneTransaction writes rows in one transaction, each out of order.
+func (b *bounded) oneTransaction(rows int) {
+	b.t.Helper()
+	mustExec(b.t, b.conn, "INSERT INTO outbox SELECT n, 'doc' || n % 1000, 'actor', $1::int - n, repeat('x', 100) FROM generate_series(1, $1::int) n", rows)
+}
+
+// spilling waits until so many bytes lie in scratch files.
+func (b *bounded) spilling(f *footprint, least int64) {
+	b.t.Helper()
+	eventually(b.t, fmt.Sprintf("%d MiB of scratch files", least/mib), func() error {
+		if got := f.spilled(); got < least {
+			return fmt.Errorf("%d MiB", got/mib)
+		}
+		return nil
+	})
+}
+
+// TestStopWhileSorting: a large transaction is sorted in one call, which may take minutes. SIGTERM ends outflow in the middle of it,
+// before a message of it is published; afterwards all of it is.
+func TestStopWhileSorting(t *testing.T) {
+	rows := sized(5_000_000, 300_000)
+	b := newBounded(t, "", mib, 65536, "REORDER_SORT=commit")
+	b.oneTransaction(rows)
+	b.start()
+	f := b.watch(t)
+	b.spilling(f, int64(rows)*200) // the transaction is read: its second copy is being made
+	if code := b.term(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	s, err := b.js.Stream(t.Context(), b.stream)
+	must(t, err)
+	if last := s.CachedInfo().State.LastSeq; last != 0 {
+		t.Errorf("%d messages: it was not stopped while it sorted", last)
+	}
+	b.nothingLeft()
+	b.start()
+	b.await(rows)
+	b.each(rows, nil)
+}
+
+// TestKillWhileSpilling: kill -9 leaves neither a name in the folder nor a block on the disk.
+func TestKillWhileSpilling(t *testing.T) {
+	const rows = 200_000
+	b := newBounded(t, "", mib, 65536)
+	b.oneTransaction(rows)
+	if dir, err := os.MkdirTemp("/dev/shm", "outflow"); err == nil { // a disk on which little else happens
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		b.dir = dir
+		b.set("REORDER_SPILL_DIR=" + dir)
+	}
+	before := free(t, b.dir)
+	for range 3 {
+		b.start()
+		f := b.watch(t)
+		b.spilling(f, 16*mib)
+		b.kill()
+		if f.peaks(); f.named != "" {
+			t.Errorf("a scratch file had a name: %s", f.named)
+		}
+		b.nothingLeft()
+	}
+	eventually(t, "the blocks are free", func() error {
+		if now := free(t, b.dir); now < before-8*mib {
+			return fmt.Errorf("%d MiB are missing", (before-now)/mib)
+		}
+		return nil
+	})
+	b.start()
+	b.await(rows)
+	b.each(rows, nil)
+}
+
+func free(t *testing.T, dir string) int64 {
+	t.Helper()
+	var st syscall.Statfs_t
+	must(t, syscall.Statfs(dir, &st))
+	return int64(st.Bfree) * st.Bsize
+}
+
+// TestSpillLimit: what needs more than reorder.max_spill ends run, says what to do, and loses nothing.
+func TestSpillLimit(t *testing.T) {
+	const rows = 50_000
+	b := newBounded(t, "", mib, 65536, "REORDER_MAX_SPILL=2MiB")
+	b.oneTransaction(rows)
+	b.start()
+	b.ends(3, "reorder.max_spill", "2097152", "Raise", "Nothing is lost")
+	b.nothingLeft()
+	b.set("REORDER_MAX_SPILL=64MiB")
+	b.start()
+	b.await(rows)
+	b.each(rows, nil)
 }
