@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -62,10 +63,32 @@ func underLoad(t *testing.T, pg *pgserver.Server, natsURL, slot string, rate int
 // publishing waits until what is written from now on is published.
 func (p *planned) publishing() {
 	p.t.Helper()
-	if err, _ := p.load.failure.Load().(error); err != nil {
-		p.t.Fatalf("write: %v", err)
-	}
-	awaitMessages(p.t, js(p.t, p.natsURL), p.stream, min(int(p.load.written.Load())+100, enough))
+	js := js(p.t, p.natsURL)
+	n := min(p.load.written.Load()+100, enough)
+	eventually(p.t, fmt.Sprintf("%d messages", n), func() error {
+		if err, _ := p.load.failure.Load().(error); err != nil {
+			p.t.Fatalf("write: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(p.t.Context(), time.Second)
+		defer cancel()
+		s, err := js.Stream(ctx, p.stream)
+		if err == nil && s.CachedInfo().State.LastSeq < uint64(n) {
+			err = fmt.Errorf("%d messages", s.CachedInfo().State.LastSeq)
+		}
+		return err
+	})
+}
+
+// written waits until n more operations are committed.
+func (p *planned) written(n int) {
+	p.t.Helper()
+	goal := p.load.written.Load() + int64(n)
+	eventually(p.t, fmt.Sprintf("%d operations written", goal), func() error {
+		if got := p.load.written.Load(); got < goal {
+			return fmt.Errorf("%d", got)
+		}
+		return nil
+	})
 }
 
 // end ends the load and compares stream and table.
