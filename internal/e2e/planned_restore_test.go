@@ -168,3 +168,28 @@ func TestFolderRestored(t *testing.T) {
 	r.end()
 	r.unchanged()
 }
+
+// TestStreamRestored: the stream is restored from its own backup, which the server counts as another stream: what stands in the record says
+// so, an operator accepts it.
+func TestStreamRestored(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	// Where everything after the backup is younger than durable_after, and where it counted as durable.
+	for _, durable := range []string{"1h", "0s"} {
+		t.Run("durable_after="+durable, func(t *testing.T) {
+			t.Parallel()
+			ns := natstest.Server(t)
+			var b *backup
+			r := beforeRestore(t, ns.URL(), "restored", func(r *restored) {
+				b = takeBackup(t, r.js.Conn(), r.stream)
+			}, "SINK_DURABLE_AFTER="+durable)
+			must(t, r.js.DeleteStream(t.Context(), r.stream))
+			b.restore(t, r.js.Conn(), r.stream)
+			r.shortened()
+			r.fails(4, []string{"run"}, "outflow repair --accept stream_recreated")
+			r.accept("stream_recreated")
+			r.start()
+			r.end()
+		})
+	}
+}

@@ -147,7 +147,7 @@ func testPGUpgrade(t *testing.T, from, to pgserver.Installation) {
 	// Somebody did not wait and writes already.
 	startLoad(t, url, all[ops/2+100:ops/2+400], 4, 0, 7).wait(t)
 	// 6. The new system is accepted. 7. Outflow runs, the writers write.
-	o.repair("system_changed")
+	o.accept("system_changed")
 	o.start()
 	startLoad(t, url, all[ops/2+400:], 8, 2000, 8).wait(t)
 	awaitMessages(t, js(t, ns.URL()), o.stream, ops)
@@ -163,8 +163,8 @@ func testPGUpgrade(t *testing.T, from, to pgserver.Installation) {
 	o.mustBeComplete(p.conn, ns.URL())
 }
 
-// repair runs outflow repair, which must succeed.
-func (o *outflow) repair(code string) {
+// accept runs outflow repair, which must succeed.
+func (o *outflow) accept(code string) {
 	o.t.Helper()
 	out, errOut, exit := o.exec("repair", "--accept", code)
 	if exit != 0 {
