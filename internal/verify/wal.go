@@ -111,6 +111,7 @@ type Reader struct {
 	source Source
 	insert []string // what the lines of an insert begin with
 	names  []string // of mapped headers, sorted
+	atOnce int      // after how many changes the server ends a piece, at the end of the transaction
 	truth  Truth
 	texts  map[string]string // documents and actors, once each
 
@@ -127,7 +128,7 @@ func NewReader(s Source) *Reader {
 	if s.Columns == (Columns{}) {
 		s.Columns = DefaultColumns
 	}
-	r := &Reader{source: s, texts: map[string]string{}, names: slices.Sorted(maps.Keys(s.Headers))}
+	r := &Reader{source: s, atOnce: 20_000, texts: map[string]string{}, names: slices.Sorted(maps.Keys(s.Headers))}
 	for _, t := range s.Tables {
 		r.insert = append(r.insert, "table "+t+": INSERT:")
 	}
@@ -139,9 +140,6 @@ func (r *Reader) Truth() *Truth { return &r.truth }
 
 // AddTable says that the inserts into one more table are events: a partition that was made meanwhile. It rules what is read from now on.
 func (r *Reader) AddTable(name string) { r.insert = append(r.insert, "table "+name+": INSERT:") }
-
-// changesAtOnce is after how many changes the server ends a piece, at the end of the transaction.
-const changesAtOnce = 20_000
 
 // pins are the settings of a session that decide how values are printed.
 var pins = [][2]string{
@@ -183,7 +181,7 @@ func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string) (lines i
 		return 0, err
 	}
 	rows, err := tx.Query(ctx, `SELECT lsn::text, data FROM pg_logical_slot_peek_changes($1, $2::text::pg_lsn, $3,
-		'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0')`, r.source.Slot, end, changesAtOnce)
+		'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0')`, r.source.Slot, end, r.atOnce)
 	if err != nil {
 		return 0, err
 	}
