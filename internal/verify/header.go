@@ -117,6 +117,13 @@ func headerValue(value string) string {
 // escaped writes each byte that does not pass as =XX. What is longer than 200 bytes then becomes what of its units fits in 128
 // bytes, "=~", and 32 digits of the raw value's SHA-256.
 func escaped(value string, passes func(byte) bool) string {
+	plain := len(value) <= 200
+	for i := 0; plain && i < len(value); i++ {
+		plain = passes(value[i])
+	}
+	if plain {
+		return value
+	}
 	var all strings.Builder
 	fits := 0 // bytes of the whole units that fit in 128
 	for i := range len(value) {

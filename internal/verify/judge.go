@@ -117,11 +117,14 @@ func (c *judged) add(m *Message) {
 		c.note(m, "has no %s header", packedHeader)
 		return
 	}
-	at := -1
-	if c.next < len(c.want.messages) && value == c.want.header(&c.want.messages[c.next]) {
-		at = c.next
-	} else {
-		at = c.find(m)
+	at, want := c.next, ""
+	if at < len(c.want.messages) {
+		want = c.want.header(&c.want.messages[at])
+	}
+	if value != want {
+		if at = c.find(m); at >= 0 && at < len(c.want.messages) {
+			want = c.want.header(&c.want.messages[at])
+		}
 	}
 	repaired := c.cfg.Repaired && m.Problem == nil && m.Outflow.Pos.Index >= repairedIndex
 	if repaired {
@@ -134,12 +137,12 @@ func (c *judged) add(m *Message) {
 	case at >= len(c.want.messages):
 		c.stray(m, at, repaired)
 	default:
-		c.expected(m, at, repaired, value)
+		c.expected(m, at, repaired, want)
 	}
 }
 
-// expected compares a message with the one that it ought to be.
-func (c *judged) expected(m *Message, at int, repaired bool, value string) {
+// expected compares a message with the one that it ought to be, and its header with the one wanted.
+func (c *judged) expected(m *Message, at int, repaired bool, want string) {
 	e := &c.want.messages[at]
 	if c.seen[at] {
 		c.j.Repeated++
@@ -163,7 +166,7 @@ func (c *judged) expected(m *Message, at int, repaired bool, value string) {
 		c.placed++
 		c.moved(at)
 		c.next = at + 1
-		c.headers(m, e, value)
+		c.headers(m, e, want)
 	}
 	c.content(m, e.Event)
 }
@@ -181,10 +184,10 @@ func (c *judged) onlySeen(from, to int) bool {
 	return true
 }
 
-// headers compares everything in the headers.
-func (c *judged) headers(m *Message, e *expected, value string) {
+// headers compares everything in the headers with what ought to be there; want is the packed one.
+func (c *judged) headers(m *Message, e *expected, want string) {
 	wrong := ""
-	if want := c.want.header(e); value != want {
+	if value := m.Header.Get(packedHeader); value != want {
 		wrong = fmt.Sprintf("%s header %q, want %q", packedHeader, value, want)
 	}
 	if got, want := m.Header.Get(expectedHeader), strconv.FormatUint(m.Seq-1, 10); got != want && wrong == "" {
