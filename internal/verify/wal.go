@@ -93,7 +93,7 @@ type commit struct {
 	events  []*Event
 }
 
-// Truth is what the WAL holds. It takes about 300 bytes an event, and the texts of id and key; payloads are not kept.
+// Truth is what the WAL holds. It takes about half a kilobyte of memory an event, whatever the size of its payload, which is not kept.
 type Truth struct {
 	Commits   int // transactions read, also those without events
 	Events    int
