@@ -188,6 +188,7 @@ func TestStreamRestored(t *testing.T) {
 			r.shortened()
 			r.fails(4, []string{"run"}, "outflow repair --accept stream_recreated")
 			r.accept("stream_recreated")
+			r.mixed = durable == "0s"
 			r.start()
 			r.end()
 		})
