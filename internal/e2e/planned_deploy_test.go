@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -215,7 +216,7 @@ func (c *consumer) silence(from, to time.Time) (longest time.Duration) {
 }
 
 // TestRollingDeploy: the new version is started beside the old one, stands by, and takes over when the old one is stopped, or dies. The
-// last one in the row brings other ordering settings.
+// last one in the row brings other ordering settings, another subject and a header.
 func TestRollingDeploy(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -228,12 +229,13 @@ func TestRollingDeploy(t *testing.T) {
 		for n := range deploys {
 			next := p.twin(ns.URL())
 			if n == deploys-1 {
-				next.set("REORDER_HORIZON=50ms", "REORDER_SORT=commit")
+				next.set("REORDER_HORIZON=50ms", "REORDER_SORT=commit", "SUBJECT=changed.{doc_id}", "HEADERS=Written=created_at")
 			}
 			next.start()
 			next.state("standby")
 			p.publishing()
 			watch := watchOwners(t, p.url, p.slot)
+			time.Sleep(rand.N(200 * time.Millisecond)) // at any time between two looks of the standby
 			begun := time.Now()
 			if kind == "SIGTERM" {
 				if code := old.term(); code != 0 {
@@ -258,5 +260,9 @@ func TestRollingDeploy(t *testing.T) {
 	p.end()
 	if !strings.Contains(old.log.String(), "horizon=50ms sort=commit") {
 		t.Error("the new settings were never in force")
+	}
+	all := messages(t, js(t, ns.URL()), p.stream)
+	if last := all[len(all)-1]; !strings.HasPrefix(last.Subject, "changed.") || last.Header.Get("Written") == "" {
+		t.Errorf("the newest message is on %s, with headers %v", last.Subject, last.Header)
 	}
 }
