@@ -146,12 +146,14 @@ func TestMemoryOfOneTransaction(t *testing.T) {
 	for _, c := range []struct {
 		sort        string
 		maxBytes    int64
+		payload     int
 		long, small int
 	}{
-		{"seq_key", 64 * mib, 10_000_000, 500_000},
-		{"seq_key", 8 * mib, 10_000_000, 250_000},
-		{"commit", 64 * mib, 10_000_000, 0},
-		{"commit", 8 * mib, 2_000_000, 200_000},
+		{"seq_key", 64 * mib, 100, 10_000_000, 300_000},
+		{"seq_key", 8 * mib, 100, 10_000_000, 200_000},
+		{"seq_key", 128 * mib, 1000, 1_000_000, 250_000}, // so much that a heap of twice what is live would be too large
+		{"commit", 64 * mib, 100, 10_000_000, 0},
+		{"commit", 8 * mib, 100, 2_000_000, 100_000},
 	} {
 		rows := sized(c.long, c.small)
 		if rows == 0 {
@@ -159,11 +161,12 @@ func TestMemoryOfOneTransaction(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("sort=%s,max_bytes=%dMiB", c.sort, c.maxBytes/mib), func(t *testing.T) {
 			b := newBounded(t, "", c.maxBytes, 65536, "REORDER_SORT="+c.sort)
-			b.oneTransaction(rows)
+			b.t = t
+			b.oneTransaction(rows, c.payload)
 			b.start()
 			f := b.watch(t)
 			b.await(rows)
-			b.check(fmt.Sprintf("one transaction of %d rows, sort %s", rows, c.sort), f, spillBound(rows, 150, c.sort))
+			b.check(fmt.Sprintf("one transaction of %d rows of %d bytes, sort %s", rows, c.payload, c.sort), f, spillBound(rows, c.payload+50, c.sort))
 			last := map[string]string{}
 			b.each(rows, func(m *verify.Message, id int) {
 				if last[m.Subject] > m.Outflow.Key {
@@ -277,9 +280,9 @@ func TestMemoryOfTinyEvents(t *testing.T) {
 }
 
 // oneTransaction writes rows in one transaction, each out of order.
-func (b *bounded) oneTransaction(rows int) {
+func (b *bounded) oneTransaction(rows, payload int) {
 	b.t.Helper()
-	mustExec(b.t, b.conn, "INSERT INTO outbox SELECT n, 'doc' || n % 1000, 'actor', $1::int - n, repeat('x', 100) FROM generate_series(1, $1::int) n", rows)
+	mustExec(b.t, b.conn, "INSERT INTO outbox SELECT n, 'doc' || n % 1000, 'actor', $1::int - n, repeat('x', $2::int) FROM generate_series(1, $1::int) n", rows, payload)
 }
 
 // spilling waits until so many bytes lie in scratch files.
@@ -298,7 +301,7 @@ func (b *bounded) spilling(f *footprint, least int64) {
 func TestStopWhileSorting(t *testing.T) {
 	rows := sized(5_000_000, 300_000)
 	b := newBounded(t, "", mib, 65536, "REORDER_SORT=commit")
-	b.oneTransaction(rows)
+	b.oneTransaction(rows, 100)
 	b.start()
 	f := b.watch(t)
 	b.spilling(f, int64(rows)*200) // the transaction is read: its second copy is being made
@@ -320,7 +323,7 @@ func TestStopWhileSorting(t *testing.T) {
 func TestKillWhileSpilling(t *testing.T) {
 	const rows = 200_000
 	b := newBounded(t, "", mib, 65536)
-	b.oneTransaction(rows)
+	b.oneTransaction(rows, 100)
 	if dir, err := os.MkdirTemp("/dev/shm", "outflow"); err == nil { // a disk on which little else happens
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		b.dir = dir
@@ -359,7 +362,7 @@ func free(t *testing.T, dir string) int64 {
 func TestSpillLimit(t *testing.T) {
 	const rows = 50_000
 	b := newBounded(t, "", mib, 65536, "REORDER_MAX_SPILL=2MiB")
-	b.oneTransaction(rows)
+	b.oneTransaction(rows, 100)
 	b.start()
 	b.ends(3, "reorder.max_spill", "2097152", "Raise", "Nothing is lost")
 	b.nothingLeft()

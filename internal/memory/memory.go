@@ -13,7 +13,7 @@ import (
 
 // Fixed is what is live beside the buffer, and the room to work in: messages in flight (8 MiB), blocks of WAL data on their way in,
 // those of a merge (2 MiB), connections, pages, stacks.
-const Fixed = 28 << 20
+const Fixed = 20 << 20
 
 // Limit returns the memory that Go may take up with these settings: what the buffer holds at most and an eighth of that, so that the
 // collector does not run without end when the buffer is full; four messages of the largest size, which is how many copies of one
