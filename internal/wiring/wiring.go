@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -100,9 +101,23 @@ func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
 func Connect(ctx context.Context, cfg config.Config, sc sink.Config) (*sink.Conn, error) {
 	conn, err := sink.Connect(ctx, sc)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", cfg.NATS.Where(), err)
+		return nil, at(cfg.NATS.Where(), err)
 	}
 	return conn, nil
+}
+
+// at says which setting an error is about; a fault says so itself, because run reports it without what it is wrapped in.
+func at(setting string, err error) error {
+	fault := outbox.FaultOf(err)
+	switch {
+	case fault == nil:
+		return fmt.Errorf("%s: %w", setting, err)
+	case strings.HasPrefix(fault.What, setting):
+		return err
+	}
+	named := *fault
+	named.What = setting + ": " + fault.What
+	return &named
 }
 
 // field says where the value of a column that subject or headers name is in an event.
@@ -197,7 +212,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	}
 	session, err := replication.Open(ctx, Replication(o.cfg, o.log))
 	if err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, at("postgres.url", err)
 	}
 	defer func() {
 		if err != nil {
@@ -271,7 +286,7 @@ func (o *opener) forget() {
 func ReadLayout(ctx context.Context, cfg config.Config, log *slog.Logger) (*Layout, error) {
 	pg, err := replication.OpenSetup(ctx, replication.SetupConfig{Config: Replication(cfg, log)})
 	if err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, at("postgres.url", err)
 	}
 	defer pg.Close()
 	table, err := pg.Table(ctx)
