@@ -14,7 +14,7 @@ type fault struct {
 // faults are set by init: they lead back to the tally, which counts them.
 var faults [kinds]fault
 
-const kinds = 21
+const kinds = 22
 
 func init() {
 	faults = [kinds]fault{
@@ -35,6 +35,9 @@ func init() {
 		{"postgres crash", func(s *schedule) { s.pg.crash() }},
 		{"tick fails", func(s *schedule) { s.pg.writeFails, s.pg.failsLate = 1+s.rnd.IntN(2), s.rnd.IntN(2) == 0 }},
 		{"clock step", (*schedule).stepClock},
+		{"slow questions", func(s *schedule) {
+			s.alive[s.one()].lag = pick(s.rnd, 20*time.Millisecond, 200*time.Millisecond, 900*time.Millisecond)
+		}},
 	}
 }
 

@@ -254,6 +254,7 @@ type link struct {
 	sent    int
 
 	noise *noise
+	lag   time.Duration        // questions take up to so much longer
 	off   time.Duration        // when the broker goes on after a pause, it comes to this connection a moment later
 	skew  func() time.Duration // by how much the process's clock differs
 }
@@ -323,7 +324,7 @@ func (l *link) cut(dropped bool) {
 // ask takes the time of one question and its answer.
 func (l *link) ask(ctx context.Context) error {
 	l.lock()
-	d := l.noise.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)))
+	d := l.noise.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)) + l.noise.upTo(l.lag))
 	l.unlock()
 	select {
 	case <-time.After(d):

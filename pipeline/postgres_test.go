@@ -125,7 +125,8 @@ type upstream struct {
 	taken   int        // batches handed out
 
 	noise  *noise
-	frozen time.Time // the process that owns it sleeps until then
+	lag    time.Duration // questions take up to so much longer
+	frozen time.Time     // the process that owns it sleeps until then
 }
 
 func (u *upstream) lock()   { u.pg.w.mu.Lock() }
@@ -134,7 +135,7 @@ func (u *upstream) unlock() { u.pg.w.mu.Unlock() }
 // ask takes the time of one question.
 func (u *upstream) ask(ctx context.Context) error {
 	u.lock()
-	d := u.noise.about(max(200*time.Microsecond, time.Until(u.frozen)))
+	d := u.noise.about(max(200*time.Microsecond, time.Until(u.frozen)) + u.noise.upTo(u.lag))
 	u.unlock()
 	select {
 	case <-time.After(d):

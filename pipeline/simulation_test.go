@@ -60,19 +60,19 @@ func (l *workload) write(pg *postgres) {
 	switch n := l.rnd.IntN(40); {
 	case n < 2:
 		pg.commitAt(at, nil, logical{prefix: outbox.TickPrefix})
-	case n < 4 && l.changes:
+	case n < 7 && l.changes:
 		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: randomSettings(l.rnd).Content("outflow")})
-	case n == 4:
-		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: randomSettings(l.rnd).Content("another")})
-	case n == 5:
-		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
-	case n == 6:
-		pg.commitAt(at, nil) // PostgreSQL 14 sends them
 	case n == 7:
+		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: randomSettings(l.rnd).Content("another")})
+	case n == 8:
+		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
+	case n == 9:
+		pg.commitAt(at, nil) // PostgreSQL 14 sends them
+	case n == 10:
 		pg.commitAt(at, l.rows(), logical{prefix: outbox.TickPrefix}, logical{prefix: "another", content: "x", outside: true})
-	case n < 10:
+	case n < 13:
 		pg.grow(pg.end + outbox.LSN(l.rnd.IntN(5000))) // other databases' WAL
-	case n < 18:
+	case n < 20:
 		l.pending = append(l.pending, l.rows()) // commits later
 	default:
 		pg.commitAt(at, l.rows())

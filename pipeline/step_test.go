@@ -52,6 +52,14 @@ func (n *noise) about(d time.Duration) time.Duration {
 	return d + time.Duration(1+n.IntN(9973))
 }
 
+// upTo is 0 to below d.
+func (n *noise) upTo(d time.Duration) time.Duration {
+	if n == nil || d == 0 {
+		return 0
+	}
+	return time.Duration(n.Int64N(int64(d)))
+}
+
 // another is the noise of a part.
 func (n *noise) another() *noise {
 	if n == nil {

@@ -205,7 +205,8 @@ type process struct {
 	skew   time.Duration // of its host's clock
 
 	noise    *noise
-	stopping bool // told to stop
+	lag      time.Duration // its questions take up to so much longer, for one session
+	stopping bool          // told to stop
 }
 
 // options are what differs between processes.
@@ -275,6 +276,7 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
 	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
 	l.off = l.noise.about(0)
+	u.lag, l.lag, pr.lag = pr.lag, pr.lag, 0
 	w.ups, w.all = append(w.ups, u), append(w.all, l)
 	pr.ups, pr.nats = append(pr.ups, u), append(pr.nats, l)
 	w.step("opened", uint64(len(pr.opens)))
