@@ -28,6 +28,7 @@ committed rows only, each exactly once, in an order that depends on the WAL alon
 	root.SetHelpCommand(helpCommand(root))
 	root.AddCommand(
 		a.demoCommand(),
+		a.tortureCommand(),
 		a.initCommand(),
 		a.runCommand(),
 		a.statusCommand(),

@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// torture runs outflow torture in a temporary directory of its own.
+func torture(t *testing.T, tmp string, environ []string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, append([]string{"torture"}, args...)...)
+	var out, errOut bytes.Buffer
+	cmd.Env = append(append(os.Environ(), "TMPDIR="+tmp), environ...)
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+// roomForServers is a temporary directory that PostgreSQL's own user may enter.
+func roomForServers(t *testing.T) string {
+	t.Helper()
+	tmp, err := os.MkdirTemp("", "outflow-e2e-torture")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(tmp) })
+	must(t, os.Chmod(tmp, 0o755)) //nolint:gosec // the same
+	return tmp
+}
+
+// TestTorture is a short run of everything that one NATS server and one PostgreSQL can be made to do.
+func TestTorture(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	tmp := roomForServers(t)
+	out, log, code := torture(t, tmp, nil, "--duration", "10s", "--every", "800ms", "--faults", "all,-nats.away", "--json")
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s\n%s", code, log, out)
+	}
+	var r struct {
+		Good    bool
+		Rows    int
+		Streams []struct {
+			Published int
+			Twin      string
+		}
+		Faults []struct{ Strikes int }
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	strikes := 0
+	for _, f := range r.Faults {
+		strikes += f.Strikes
+	}
+	if !r.Good || r.Rows < 1000 || len(r.Streams) != 3 || strikes < 5 {
+		t.Errorf("%d rows, %d streams, %d faults: not a plausible run\n%s", r.Rows, len(r.Streams), strikes, log)
+	}
+	for _, s := range r.Streams {
+		if s.Published != r.Rows {
+			t.Errorf("%d messages of %d rows", s.Published, r.Rows)
+		}
+	}
+	if r.Streams[1].Twin != "equal" {
+		t.Errorf("the first victim and its twin: %q", r.Streams[1].Twin)
+	}
+	left, err := os.ReadDir(tmp)
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("%s is left behind", left[0].Name())
+	}
+}
+
+// TestTortureNotices: a stream that was spoilt behind outflow's back is a bad verdict, and what is kept is named.
+func TestTortureNotices(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	for how, says := range map[string]string{
+		"duplicate": `repeats`, "drop": `wrong place`, "swap": `wrong place`, "change": `other data`, "abort": `no committed transaction`,
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			out, log, code := torture(t, roomForServers(t), []string{"OUTFLOW_TORTURE_SABOTAGE=" + how},
+				"--duration", "2s", "--faults", "outflow.kill", "--victims", "1", "--seed", "5")
+			if code != 4 {
+				t.Errorf("exit code %d\n%s", code, log)
+			}
+			for _, want := range []string{`first: .*` + says, `DIFFERENT`, `NOT as promised. Seed 5`, `kept: .*outflow-torture`} {
+				if !regexp.MustCompile(want).MatchString(out) {
+					t.Errorf("it does not say %s:\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+func TestTortureSchedule(t *testing.T) {
+	t.Parallel()
+	dry := func(seed string) string {
+		out, log, code := torture(t, t.TempDir(), nil, "--dry-run", "--duration", "5m", "--seed", seed)
+		if code != 0 || strings.Count(out, "outflow.kill") < 20 {
+			t.Fatalf("exit code %d\n%s%s", code, log, out)
+		}
+		return out
+	}
+	first := dry("42")
+	if dry("42") != first || dry("43") == first {
+		t.Error("the schedule is not a function of the seed")
+	}
+	if _, log, code := torture(t, t.TempDir(), nil, "--faults", "nats.kil"); code != 2 || !strings.Contains(log, "nats.kil") {
+		t.Errorf("exit code %d: %s", code, log)
+	}
+}

@@ -1,0 +1,176 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// fault is a kind of fault. It holds no state: the same value is used by all strikes.
+type fault interface {
+	about() about
+	// fits tells whether there is what it needs.
+	fits(s *shape) bool
+	// plan chooses the parameters of one strike.
+	plan(r *rand.Rand, s *shape) Params
+	// strike does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed where there was nothing to
+	// strike at; another error says that the run can't go on.
+	strike(ctx context.Context, a *strike) error
+}
+
+// about describes a kind.
+type about struct {
+	name   string // group.kind
+	does   string // a phrase
+	weight int    // how often, against the others
+	holds  []resource
+	shared bool // strikes all victims at once
+	kills  bool // counts as a kill of outflow
+	// gap is the least time between two strikes of this kind on one victim.
+	gap time.Duration
+}
+
+func (a about) group() string { return strings.SplitN(a.name, ".", 2)[0] }
+
+// resource is what only one fault at a time may hold.
+type resource string
+
+const (
+	theOutflows      resource = "outflow" // a victim's instances
+	theNATS          resource = "nats"    // a victim's servers
+	theLink          resource = "link"    // a victim's proxies on the side that the parameters name
+	theNATSLink      resource = "link " + sideNATS
+	thePostgres      resource = "postgres"
+	thePostgresClock resource = "clock"
+)
+
+// sharedByVictim stands for the number of a victim where all are meant, or none.
+const sharedByVictim = -1
+
+// errMissed: there was nothing to strike at.
+var errMissed = errors.New("nothing to strike at")
+
+// Params are what a strike is done with. Zero values are not printed.
+type Params struct {
+	Hold     time.Duration `json:"hold,omitempty"`     // how long it lasts
+	Standby  bool          `json:"standby,omitempty"`  // the instance that waits, not the one that publishes
+	Point    string        `json:"point,omitempty"`    // where outflow ends itself
+	Node     int           `json:"node,omitempty"`     // of a cluster, counted from the leader
+	Side     string        `json:"side,omitempty"`     // which connections
+	Delay    time.Duration `json:"delay,omitempty"`    // added to each write
+	Rate     int           `json:"rate,omitempty"`     // bytes per second
+	Settings string        `json:"settings,omitempty"` // other ordering settings
+	What     string        `json:"what,omitempty"`     // a variant
+	Step     time.Duration `json:"step,omitempty"`     // of the clock
+	Age      time.Duration `json:"age,omitempty"`      // of what is lost, at most
+}
+
+func (p Params) String() string {
+	var b strings.Builder
+	add := func(name string, value any, there bool) {
+		if there {
+			fmt.Fprintf(&b, " %s=%v", name, value)
+		}
+	}
+	add("what", p.What, p.What != "")
+	add("point", p.Point, p.Point != "")
+	add("side", p.Side, p.Side != "")
+	add("instance", "standby", p.Standby)
+	add("node", fmt.Sprintf("leader+%d", p.Node), p.Node > 0)
+	add("step", p.Step, p.Step != 0)
+	add("age", p.Age, p.Age > 0)
+	add("settings", p.Settings, p.Settings != "")
+	add("delay", p.Delay, p.Delay > 0)
+	add("rate", fmt.Sprintf("%dB/s", p.Rate), p.Rate > 0)
+	add("hold", p.Hold, p.Hold > 0)
+	return strings.TrimPrefix(b.String(), " ")
+}
+
+// shape is what there is to attack. With the seed it is all that the schedule depends on.
+type shape struct {
+	victims     int
+	replicas    int
+	ownPostgres bool
+	ownNATS     bool
+	pgLink      bool // a proxy can stand between outflow and PostgreSQL
+	natsLink    bool
+	clock       string // the library that moves PostgreSQL's clock; "": none
+	long        bool
+	settings    string // those in force at first
+}
+
+func shapeOf(o *Options) shape {
+	return shape{
+		victims: o.Victims, replicas: o.Replicas, ownPostgres: o.PostgresURL == "", ownNATS: o.NATSURL == "",
+		pgLink: proxyablePostgres(o.PostgresURL), natsLink: proxyableNATS(o.NATSURL), clock: clockLibrary(o),
+		long: o.Duration >= longRun || o.Kills >= 200, settings: settingsOf(o.Horizon, o.Sort),
+	}
+}
+
+// all kinds, in the order in which they are shown.
+var all = []fault{
+	kill{}, term{}, point{}, zombie{}, resettings{},
+	pgCrash{"kill"}, pgCrash{"immediate"}, pgCrash{"fast"}, pgTerminate{},
+	natsKill{}, natsPause{}, natsAway{}, natsTail{}, natsStepDown{},
+	linkCut{}, linkRefuse{}, linkHalfOpen{}, linkSlow{}, linkAckLost{},
+	spillFull{}, clockStep{},
+}
+
+// Faults lists all kinds of faults with what they do, for the help text.
+func Faults() string {
+	var b strings.Builder
+	for _, f := range all {
+		fmt.Fprintf(&b, "  %-18s %s\n", f.about().name, f.about().does)
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// choose returns the kinds that a list names and that fit.
+func choose(list string, s *shape) ([]fault, error) {
+	var chosen []fault
+	matches := func(name string) (found []fault) {
+		for _, f := range all {
+			if a := f.about(); name == "all" || name == a.name || name == a.group() {
+				found = append(found, f)
+			}
+		}
+		return found
+	}
+	for i, word := range strings.Split(list, ",") {
+		name, without := strings.CutPrefix(strings.TrimSpace(word), "-")
+		if i == 0 && (name == "" || without) {
+			chosen = slices.Clone(all)
+		}
+		if name == "" {
+			continue
+		}
+		found := matches(name)
+		if len(found) == 0 {
+			return nil, usage(fmt.Sprintf("--faults %s: there is no fault %q", list, name), "outflow torture --help lists them")
+		}
+		if without {
+			chosen = slices.DeleteFunc(chosen, func(f fault) bool { return slices.Contains(found, f) })
+		} else {
+			chosen = append(chosen, found...)
+		}
+	}
+	var fit []fault
+	for _, f := range all { // each once, in the order of the list
+		if slices.Contains(chosen, f) && f.fits(s) {
+			fit = append(fit, f)
+		}
+	}
+	if len(fit) == 0 {
+		return nil, usage(fmt.Sprintf("--faults %s: none of them is possible here", list), "outflow torture --help lists them, and what each needs")
+	}
+	return fit, nil
+}
+
+// between returns a random duration from least to most, in whole milliseconds.
+func between(r *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(r.Int64N(int64((most-least)/time.Millisecond)+1))*time.Millisecond
+}

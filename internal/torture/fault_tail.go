@@ -1,0 +1,79 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/natsserver"
+)
+
+// natsTail is a machine's crash that comes before fsync: the end of the stream, of the checkpoint's bucket, or of both is gone though
+// it was acknowledged. What is lost is younger than sink.durable_after, so it must be published again from the WAL.
+type natsTail struct{}
+
+const (
+	ofStream = "stream"
+	ofRecord = "record"
+	ofBoth   = "both"
+	// What was confirmed by outflow's clock while the crash was not noticed yet is older than durableAfter less this.
+	tailMargin = 700 * time.Millisecond
+)
+
+func (natsTail) about() about {
+	return about{name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or both; the sequence goes back, or stays with a hole)", weight: 3,
+		holds: []resource{theNATS, theNATSLink}, gap: 20 * time.Second}
+}
+func (natsTail) fits(s *shape) bool { return s.ownNATS && s.replicas == 1 }
+func (natsTail) plan(r *rand.Rand, _ *shape) Params {
+	form := []natsserver.Form{natsserver.Back, natsserver.Hole}[r.IntN(2)]
+	return Params{
+		What: []string{ofStream, ofStream, ofRecord, ofBoth}[r.IntN(4)] + ", " + form.String(),
+		Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin), Hold: between(r, 0, 300*time.Millisecond),
+	}
+}
+
+func (natsTail) strike(ctx context.Context, a *strike) error {
+	n := a.v.nats.nodes[0]
+	// One such loss in durable_after is what outflow stands: what came after the last one must have been confirmed.
+	if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
+		return err
+	}
+	if err := n.Kill(); err != nil {
+		return err
+	}
+	crashed := time.Now()
+	_ = pause(ctx, a.Hold) // it is started in any case
+	err := a.tear(n, crashed.Add(-a.Age))
+	startErr := n.Start()
+	a.v.tornAt = time.Now()
+	return errors.Join(err, startErr)
+}
+
+// tornAgain is the least time between two such losses: a second reading, a durable_after, and what a busy machine adds.
+const tornAgain = 10 * time.Second
+
+func (a *strike) tear(n *natsserver.Process, since time.Time) error {
+	what, formText, _ := strings.Cut(a.What, ", ")
+	form := natsserver.Back
+	if formText == natsserver.Hole.String() {
+		form = natsserver.Hole
+	}
+	for _, t := range []struct {
+		stream string
+		not    string
+	}{{a.v.stream, ofRecord}, {"KV_" + checkpoint.Bucket(a.v.stream), ofStream}} {
+		if what == t.not {
+			continue
+		}
+		torn, err := natsserver.Tear(n.Dir(), t.stream, form, func(_ uint64, stored time.Time) bool { return stored.Before(since) })
+		if err != nil {
+			return err
+		}
+		a.note("%s: %v", t.stream, torn)
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package torture
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/verify"
+)
+
+func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// truth is what was committed, read from a slot of its own with test_decoding.
+type truth struct {
+	w      *world
+	slot   string
+	reader *verify.Reader
+}
+
+func newTruth(ctx context.Context, w *world) (*truth, error) {
+	t := &truth{w: w, slot: w.name + "_truth"}
+	t.reader = verify.NewReader(verify.Source{
+		Slot: t.slot, Tables: []string{"public." + w.table},
+		Subject: func(r verify.Row) string { return w.name + "." + verify.Token(r.Text("doc_id")) },
+	})
+	return t, t.with(ctx, func(conn *pgx.Conn) error { return verify.CreateSlot(ctx, conn, t.slot) })
+}
+
+// with runs something on a connection of its own.
+func (t *truth) with(ctx context.Context, do func(*pgx.Conn) error) error {
+	conn, err := pgx.Connect(ctx, t.w.pgURL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
+	return do(conn)
+}
+
+func (t *truth) drop(ctx context.Context) error {
+	return t.w.query(ctx, nil, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", t.slot)
+}
+
+// judge compares everything. Where outflow has failed already there is nothing to compare: that is the verdict.
+func (a *attack) judge(ctx context.Context) (*Report, error) {
+	r := a.report()
+	if r.Failure != "" {
+		return r, nil
+	}
+	w := a.w
+	if w.o.Sabotage != "" {
+		if err := sabotage(ctx, w.victims[0], w.o.Sabotage); err != nil {
+			return nil, fmt.Errorf("sabotage: %w", err)
+		}
+	}
+	w.screen.event("stopped; the judge reads the WAL, the table and %d streams", len(w.victims)+1)
+	err := w.truth.with(ctx, func(conn *pgx.Conn) error {
+		if err := w.truth.reader.Read(ctx, conn); err != nil {
+			return err
+		}
+		check, err := w.truth.reader.Truth().CheckTable(ctx, conn, "public."+quoted(w.table), verify.DefaultColumns)
+		r.Table = check.First
+		r.Rows = check.Rows
+		if err == nil && !check.OK(false) && r.Table == "" {
+			r.Table = fmt.Sprintf("%d rows are gone from the table", check.Gone)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the truth: %w", err)
+	}
+	t := w.truth.reader.Truth()
+	r.Transactions, r.Ticks, r.Changes = t.Commits, t.Ticks, t.Changes
+	timeline, err := verify.Timelines(ctx, w.pgURL)
+	if err != nil {
+		return nil, fmt.Errorf("timelines: %w", err)
+	}
+	twin := ""
+	for _, v := range append([]*victim{w.twin}, w.victims...) {
+		s, err := v.judge(ctx, t, timeline)
+		if err != nil {
+			return nil, fmt.Errorf("judge %s: %w", v.stream, err)
+		}
+		switch {
+		case v == w.twin:
+			twin = s.Digest
+		case v.resetted.Load():
+			s.Twin = "not compared: other ordering settings on the way"
+		case s.Digest == twin:
+			s.Twin = "equal"
+		default:
+			s.Twin = "DIFFERENT"
+		}
+		r.Streams = append(r.Streams, s)
+	}
+	r.decide()
+	return r, nil
+}
+
+// judge compares a victim's stream with the WAL.
+func (v *victim) judge(ctx context.Context, t *verify.Truth, timeline func(verify.LSN) uint32) (s Stream, err error) {
+	sort := verify.BySeqKey
+	if v.w.o.Sort == "commit" {
+		sort = verify.ByCommit
+	}
+	j, err := verify.Judge(ctx, v.nats.js, v.stream, t, verify.Config{
+		Slot: v.slot, Start: v.began, Timeline: timeline,
+		Settings: verify.Settings{Horizon: v.w.o.Horizon, Sort: sort, MaxEvents: verify.DefaultSettings.MaxEvents, MaxBytes: maxBytes},
+	})
+	if err != nil {
+		return s, err
+	}
+	s = Stream{Name: v.stream, Slot: v.slot, Judgement: j, Good: j.OK()}
+	s.Digest, err = v.digest(ctx)
+	return s, err
+}
+
+// digest is over everything in all messages but their numbers: after a lost tail the same messages may have other ones.
+func (v *victim) digest(ctx context.Context) (string, error) {
+	h := sha256.New()
+	err := verify.Read(ctx, v.nats.js, v.stream, func(m *verify.Message) error {
+		fmt.Fprintf(h, "%q\n", m.Subject)
+		for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+			if !strings.HasPrefix(name, "Nats-Expected-") {
+				fmt.Fprintf(h, "%q: %q\n", name, m.Header[name])
+			}
+		}
+		fmt.Fprintf(h, "%d\n", len(m.Data))
+		h.Write(m.Data)
+		return nil
+	})
+	return fmt.Sprintf("%x", h.Sum(nil)), err
+}
+
+// drain reads the truth while the run lasts, so that PostgreSQL need not keep all its WAL.
+func (t *truth) drain(ctx context.Context, every time.Duration) {
+	for pause(ctx, every) == nil {
+		_ = t.with(ctx, func(conn *pgx.Conn) error { return t.reader.Read(ctx, conn) }) // PostgreSQL may be down: the next time will do
+	}
+}

@@ -1,0 +1,60 @@
+package torture
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/outflowhq/outflow/internal/trace"
+)
+
+// operation is a row to be.
+type operation struct {
+	doc, actor string
+	counter    int64
+	payload    json.RawMessage
+}
+
+// operations are those of all traces, interleaved, again and again; each round has documents of its own.
+type operations struct {
+	all []trace.Op
+	n   int // handed out
+}
+
+func newOperations() (*operations, error) {
+	var lists [][]trace.Op
+	total := 0
+	for _, name := range trace.Names() {
+		ops, err := trace.Load(name)
+		if err != nil {
+			return nil, err
+		}
+		lists, total = append(lists, ops), total+len(ops)
+	}
+	o := &operations{all: make([]trace.Op, 0, total)}
+	taken := make([]int, len(lists))
+	for len(o.all) < total {
+		best := -1 // the one that is furthest behind
+		for i, l := range lists {
+			if taken[i] < len(l) && (best < 0 || taken[i]*len(lists[best]) < taken[best]*len(l)) {
+				best = i
+			}
+		}
+		o.all = append(o.all, lists[best][taken[best]])
+		taken[best]++
+	}
+	return o, nil
+}
+
+// next hands out the next n.
+func (o *operations) next(n int) []operation {
+	out := make([]operation, n)
+	for i := range out {
+		op, round := &o.all[o.n%len(o.all)], o.n/len(o.all)
+		out[i] = operation{op.Doc, op.Actor, op.Counter, op.Payload}
+		if round > 0 {
+			out[i].doc = fmt.Sprintf("%s-%d", op.Doc, round+1)
+		}
+		o.n++
+	}
+	return out
+}

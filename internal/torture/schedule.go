@@ -1,0 +1,129 @@
+package torture
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Entry is one fault of the schedule.
+type Entry struct {
+	At     time.Duration `json:"at"`     // from the beginning of the attack, at the earliest
+	Victim int           `json:"victim"` // counted from 0; -1: all
+	Fault  string        `json:"fault"`
+	Params Params        `json:"params"`
+
+	kind fault
+}
+
+func (e *Entry) who() string {
+	if e.Victim == sharedByVictim {
+		return "all"
+	}
+	return fmt.Sprintf("%d", e.Victim+1)
+}
+
+// warmUp is before the first fault.
+const warmUp = 500 * time.Millisecond
+
+// sharedEvery: what strikes all victims comes so many times less often than what strikes one.
+const sharedEvery = 4
+
+// schedule is the plan of the attack: a pure function of seed, options and shape.
+func schedule(o *Options, s *shape, chosen []fault) []Entry {
+	if o.Kills == 0 {
+		return timetable(o, s, chosen, o.Duration)
+	}
+	for d := max(o.Every, time.Duration(o.Kills)*o.Every/time.Duration(s.victims)); ; d *= 2 {
+		all := timetable(o, s, chosen, d)
+		n := 0
+		for i := range all {
+			if all[i].kind.about().kills {
+				n++
+			}
+			if n == o.Kills {
+				return all[:i+1]
+			}
+		}
+		if n == 0 && len(all) > 1000 { // none of the chosen kinds kills
+			return all[:min(len(all), o.Kills)]
+		}
+	}
+}
+
+// timetable plans for a time.
+func timetable(o *Options, s *shape, chosen []fault, d time.Duration) []Entry {
+	var own, shared []fault
+	for _, f := range chosen {
+		if f.about().shared {
+			shared = append(shared, f)
+		} else {
+			own = append(own, f)
+		}
+	}
+	var all []Entry
+	for v := range s.victims {
+		fits := slices.DeleteFunc(slices.Clone(own), func(f fault) bool {
+			_, changes := f.(resettings)
+			return changes && v != s.victims-1 // the others stay comparable with the twin
+		})
+		all = append(all, line(rand.New(rand.NewPCG(o.Seed, uint64(v))), s, fits, v, o.Every, d)...)
+	}
+	every := o.Every * sharedEvery
+	if len(own) == 0 {
+		every = o.Every
+	}
+	all = append(all, line(rand.New(rand.NewPCG(o.Seed, 1<<32)), s, shared, sharedByVictim, every, d)...)
+	slices.SortStableFunc(all, func(a, b Entry) int { return cmp.Compare(a.At, b.At) })
+	return all
+}
+
+// line plans what happens to one victim.
+func line(r *rand.Rand, s *shape, kinds []fault, victim int, every, d time.Duration) (entries []Entry) {
+	if len(kinds) == 0 {
+		return nil
+	}
+	last := map[string]time.Duration{}
+	at := warmUp
+	for {
+		at += min(time.Duration(r.ExpFloat64()*float64(every)), 4*every).Round(time.Millisecond)
+		if at >= d {
+			return entries
+		}
+		f := pick(r, kinds, func(f fault) bool {
+			a := f.about()
+			before, ok := last[a.name]
+			return !ok || at-before >= a.gap
+		})
+		if f == nil {
+			continue
+		}
+		last[f.about().name] = at
+		entries = append(entries, Entry{At: at, Victim: victim, Fault: f.about().name, Params: f.plan(r, s), kind: f})
+	}
+}
+
+// pick chooses a kind by weight.
+func pick(r *rand.Rand, kinds []fault, allowed func(fault) bool) fault {
+	total := 0
+	for _, f := range kinds {
+		if allowed(f) {
+			total += f.about().weight
+		}
+	}
+	if total == 0 {
+		return nil
+	}
+	n := r.IntN(total)
+	for _, f := range kinds {
+		if !allowed(f) {
+			continue
+		}
+		if n -= f.about().weight; n < 0 {
+			return f
+		}
+	}
+	return nil
+}

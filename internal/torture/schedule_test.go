@@ -1,0 +1,152 @@
+package torture
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func planned(t *testing.T, o Options) []Entry {
+	t.Helper()
+	if err := o.complete(); err != nil {
+		t.Fatal(err)
+	}
+	s := shapeOf(&o)
+	s.clock = "" // the same on every machine
+	chosen, err := choose(o.Faults, &s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schedule(&o, &s, chosen)
+}
+
+func text(plan []Entry) string {
+	var b strings.Builder
+	for i := range plan {
+		e := &plan[i]
+		b.WriteString(e.At.String() + " " + e.who() + " " + e.Fault + " " + e.Params.String() + "\n")
+	}
+	return b.String()
+}
+
+func TestScheduleIsAFunctionOfTheSeed(t *testing.T) {
+	t.Parallel()
+	o := Options{Seed: 42, Duration: 5 * time.Minute}
+	first := text(planned(t, o))
+	if again := text(planned(t, o)); again != first {
+		t.Errorf("the same seed gave two schedules:\n%s\n%s", first, again)
+	}
+	o.Seed++
+	if text(planned(t, o)) == first {
+		t.Error("another seed gave the same schedule")
+	}
+}
+
+func TestScheduleHoldsEveryKind(t *testing.T) {
+	t.Parallel()
+	for _, replicas := range []int{1, 3} {
+		seen := map[string]bool{}
+		for _, e := range planned(t, Options{Seed: 1, Duration: time.Hour, Replicas: replicas}) {
+			seen[e.Fault] = true
+			if (e.Fault == "outflow.settings") && e.Victim != defaultVictims-1 {
+				t.Errorf("victim %d gets other settings: it could not be compared with the twin", e.Victim)
+			}
+		}
+		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true}
+		for _, f := range all {
+			if name := f.about().name; f.fits(&s) != seen[name] {
+				t.Errorf("with %d replicas: %s fits: %v, planned: %v", replicas, name, f.fits(&s), seen[name])
+			}
+		}
+	}
+}
+
+func TestScheduleEndsAtTheKills(t *testing.T) {
+	t.Parallel()
+	plan := planned(t, Options{Seed: 3, Kills: 200})
+	n := 0
+	for i := range plan {
+		if plan[i].kind.about().kills {
+			n++
+		}
+	}
+	if n != 200 || !plan[len(plan)-1].kind.about().kills {
+		t.Errorf("%d kills, the last fault is %s", n, plan[len(plan)-1].Fault)
+	}
+}
+
+func TestServersOfSomebodyElseAreNotHarmed(t *testing.T) {
+	t.Parallel()
+	o := Options{Seed: 1, Duration: time.Hour, PostgresURL: "postgres://u@db:5432/app", NATSURL: "nats://n:4222"}
+	for _, e := range planned(t, o) {
+		group := e.kind.about().group()
+		if group == "nats" || group == "clock" || group == "postgres" && e.Fault != "postgres.terminate" || e.Params.What == byTimeout {
+			t.Errorf("%s %v", e.Fault, e.Params)
+		}
+	}
+	o.PostgresURL, o.NATSURL = "postgres://u@db:5432/app?sslmode=verify-full", "tls://n:4222"
+	for _, e := range planned(t, o) {
+		if e.kind.about().group() == "network" {
+			t.Errorf("%s, though no proxy can stand there", e.Fault)
+		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	s := shape{victims: 2, replicas: 1, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true}
+	for list, want := range map[string][]string{
+		"outflow.kill, nats.kill":               {"outflow.kill", "nats.kill"},
+		"disk,outflow.kill,outflow.kill":        {"outflow.kill", "disk.full"},
+		"outflow,-outflow.zombie,-outflow.term": {"outflow.kill", "outflow.point", "outflow.settings"},
+		"-network,-nats,-postgres,-outflow":     {"disk.full"},
+	} {
+		chosen, err := choose(list, &s)
+		var got []string
+		for _, f := range chosen {
+			got = append(got, f.about().name)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, %v; want %v", list, got, err, want)
+		}
+	}
+	for _, list := range []string{"outflow.kil", "nats.stepdown", "-all"} {
+		if _, err := choose(list, &s); outbox.ClassOf(err) != outbox.Usage {
+			t.Errorf("%s: %v", list, err)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	for _, o := range []Options{{Replicas: 2}, {Kills: -1}, {Sort: "x"}, {Horizon: -1}, {Every: -1}, {Sabotage: "x"}} {
+		_, err := Run(t.Context(), o)
+		if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Usage {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
+func TestOperationsRepeatWithOtherDocuments(t *testing.T) {
+	t.Parallel()
+	o, err := newOperations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	type id struct {
+		doc, actor string
+		counter    int64
+	}
+	seen := map[id]bool{}
+	for range 2*len(o.all) + 5 {
+		op := o.next(1)[0]
+		k := id{op.doc, op.actor, op.counter}
+		if seen[k] {
+			t.Fatalf("%v comes twice", k)
+		}
+		seen[k] = true
+	}
+}
