@@ -88,7 +88,7 @@ func TestTortureNotices(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	for how, says := range map[string]string{
-		"duplicate": `repeats`, "drop": `wrong place`, "swap": `wrong place`, "change": `other data`, "abort": `no committed transaction`,
+		"duplicate": `repeats`, "drop": `wrong place`, "abort": `no committed transaction`,
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
