@@ -251,12 +251,15 @@ func (t *Tracker) Stored(now time.Time) {
 
 // Confirmable returns the LSN that may be confirmed: the newest place that has been in the record for durable_after. It never
 // goes back.
-func (t *Tracker) Confirmable(now time.Time) outbox.LSN {
+//
+// The broker was known to be alive at heard, so it has had durable_after to sync what was stored that long before. Later times do not
+// count: a broker that died in silence syncs nothing any more.
+func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
 	if !t.proved() || t.rewrite {
 		return t.confirmed
 	}
 	for i := len(t.places) - 1; i >= 0; i-- {
-		if p := &t.places[i]; p.state == inStore && now.Sub(p.storedAt) >= t.durable {
+		if p := &t.places[i]; p.state == inStore && (t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
 			return max(t.confirmed, p.Due)
 		}
 	}

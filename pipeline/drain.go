@@ -22,7 +22,7 @@ func (s *session) drain() error {
 	if err == nil {
 		err = s.recordLast(ctx)
 	}
-	s.confirm(time.Now())
+	s.confirm()
 	go discard(s.links.Upstream.Batches())
 	if stopErr := s.links.Upstream.Stop(ctx); err == nil && stopErr != nil {
 		err = fmt.Errorf("end replication: %w", stopErr)

@@ -173,9 +173,11 @@ func (s *session) whenProved(ctx context.Context) error {
 	s.announced = true
 	if s.tracker.MustStore() {
 		snap := s.tracker.Snapshot(time.Now())
-		if err := s.recorder.store(ctx, &snap); err != nil {
+		heard, err := s.recorder.store(ctx, &snap)
+		if err != nil {
 			return fmt.Errorf("checkpoint record: %w", err)
 		}
+		s.heard = heard
 		s.tracker.Stored(time.Now())
 	}
 	s.p.suspect = suspect{}

@@ -51,6 +51,7 @@ type session struct {
 	confirmed outbox.LSN
 	marker    outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
 	lastData  time.Time  // when WAL data last came in
+	heard     time.Time  // the broker was alive then
 	held      arrivals   // when what is held came in
 	latency   latencies
 
@@ -58,8 +59,11 @@ type session struct {
 	announced bool      // that the session is proved
 	levelsAt  time.Time // when the figures were last set
 
-	recorder *recorder
-	scribe   *scribe
+	recorder    *recorder
+	watchedSeq  uint64 // acknowledged when the recorder was last told to look
+	startSeq    uint64 // the stream's last sequence at the start
+	startNewest uint64 // and that of its newest message
+	scribe      *scribe
 }
 
 func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, start checkpoint.Start) *session {
@@ -76,7 +80,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, star
 		proof:    checkpoint.NewProof(links.Checkpoint, start),
 		tracker:  checkpoint.NewTracker(links.Checkpoint, start, now),
 		pub:      links.Broker.Publisher(start.LastSeq),
-		lastData: now,
+		lastData: now, heard: r.asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
 	}
 	p.metrics.lateSeen = 0
 	p.inForce(start.Place.Settings)

@@ -61,6 +61,25 @@ func TestLossIsReadTwice(t *testing.T) {
 	}
 }
 
+// Where the server that holds the stream is not the one that outflow is connected to, it can crash and come back without its end while
+// the connection stays: then it is the look at the stream that notices.
+func TestLossWithoutADisconnect(t *testing.T) {
+	in(t, defaults, 30*time.Second, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		for range 2 {
+			w.write(3)
+			w.published()
+			w.sleep(1200 * time.Millisecond)
+		}
+		w.with(func() { w.js.messages = w.js.messages[:4] })
+		w.until(time.Minute, "published again", func() bool { return len(w.js.messages) == 6 })
+		if n := len(pr.opens); n < 3 {
+			t.Errorf("%d sessions: a loss is read twice", n)
+		}
+		w.same()
+	})
+}
+
 func b2i(b bool) int {
 	if b {
 		return 1

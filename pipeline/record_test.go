@@ -40,7 +40,7 @@ func TestRecordInterval(t *testing.T) {
 	}
 }
 
-// A place is confirmed once it has been in the record for durable_after, and soon after that.
+// A place is confirmed once it has been in the record for durable_after and the broker was heard after that, which is soon.
 func TestConfirmation(t *testing.T) {
 	const durable = 10 * time.Second
 	in(t, defaults, durable, func(t *testing.T, w *world) {
@@ -63,12 +63,33 @@ func TestConfirmation(t *testing.T) {
 		}
 		for _, m := range moments {
 			at, ok := stored[m.lsn]
-			if d := m.at.Sub(at); !ok || d < durable || d > durable+500*time.Millisecond {
+			if d := m.at.Sub(at); !ok || d < durable || d > durable+watchInterval+500*time.Millisecond {
 				t.Errorf("%v is confirmed %v after it was stored (%t)", m.lsn, d, ok)
 			}
 		}
 		if top := w.pg.wal[len(w.pg.wal)-1].end; w.pg.confirmed < top {
 			t.Errorf("confirmed up to %v, the WAL ends at %v", w.pg.confirmed, top)
+		}
+	})
+}
+
+// A broker that died in silence syncs nothing any more: what it did not have for durable_after while it was known to live is not
+// confirmed, however long the silence lasts.
+func TestSilenceConfirmsNothing(t *testing.T) {
+	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+		w.running(options{})
+		w.sleep(time.Minute)
+		w.write(3)
+		w.published()
+		w.sleep(1200 * time.Millisecond)
+		places, confirmed := w.record().Places, w.pg.confirmed
+		if places[len(places)-1].Due <= confirmed {
+			t.Fatalf("place %v, confirmed %v: nothing is to be confirmed", places[len(places)-1].Due, confirmed)
+		}
+		w.with(func() { w.js.paused = time.Now().Add(time.Minute) })
+		w.sleep(50 * time.Second)
+		if w.pg.confirmed != confirmed {
+			t.Errorf("%v was confirmed in silence, after %v", w.pg.confirmed, confirmed)
 		}
 	})
 }

@@ -11,7 +11,8 @@ import (
 
 // recorder stores the record in a goroutine of its own. Before each storing the publication is read again: rows that were written
 // while the table was out of it are not in the WAL data, so nothing may be recorded or confirmed then. It also reads how far the
-// server is, for metrics: it owns the ordinary connection while the session runs.
+// server is, for metrics: it owns the ordinary connection while the session runs. And it asks the broker, which may have died in silence:
+// what is stored there counts as durable only for as long as it is known to live.
 type recorder struct {
 	links    *Links
 	record   *checkpoint.Record // the goroutine's while busy, else the loop's
@@ -31,6 +32,8 @@ type recorded struct {
 	snapshot *checkpoint.Snapshot // what was stored; nil: the server's state was read
 	end      outbox.LSN
 	slot     outbox.SlotState
+	stream   outbox.StreamState
+	heard    time.Time // when the broker was asked what it has answered
 	err      error
 }
 
@@ -57,42 +60,48 @@ func (r *recorder) run(ctx context.Context) {
 		case snap := <-r.requests:
 			answer := recorded{snapshot: snap}
 			if snap != nil {
-				answer.err = r.store(ctx, snap)
+				answer.heard, answer.err = r.store(ctx, snap)
 			} else {
-				answer.end, answer.slot, answer.err = r.look(ctx)
+				answer.err = r.look(ctx, &answer)
 			}
 			r.done <- answer
 		}
 	}
 }
 
-func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) error {
+func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	server, err := r.links.Upstream.Server(ctx) // before the publication: up to here it is known to be right
 	if err != nil {
-		return err
+		return heard, err
 	}
 	identity, err := r.links.Upstream.Publication(ctx)
 	if err != nil {
-		return err
+		return heard, err
 	}
 	if identity != r.record.Publication.PublicationIdentity {
-		return errors.New("the publication is not the one that it was when the session started")
+		return heard, errors.New("the publication is not the one that it was when the session started")
 	}
 	r.record = r.record.With(*snap, server.WALEnd)
+	heard = time.Now()
 	r.revision, err = r.links.Store.Save(ctx, r.record, r.revision)
-	return err
+	return heard, err
 }
 
-func (r *recorder) look(ctx context.Context) (end outbox.LSN, slot outbox.SlotState, err error) {
+func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	if slot, err = r.links.Upstream.Slot(ctx); err != nil {
-		return 0, slot, err
+	if answer.slot, err = r.links.Upstream.Slot(ctx); err != nil {
+		return err
 	}
 	server, err := r.links.Upstream.Server(ctx)
-	return server.WALEnd, slot, err
+	if err != nil {
+		return err
+	}
+	answer.end, answer.heard = server.WALEnd, time.Now()
+	answer.stream, err = r.links.Broker.State(ctx)
+	return err
 }
 
 func (r *recorder) offer(snap checkpoint.Snapshot) {

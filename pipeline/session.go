@@ -29,6 +29,7 @@ var errSlotFree = errors.New("the slot has become free")
 type readings struct {
 	checkpoint.Readings
 	revision uint64
+	asked    time.Time // before anything was read
 }
 
 // session runs one session: connect, read, find the place, hold the slot, read again, then the loop. proved says whether it came
@@ -124,6 +125,7 @@ func (p *Pipeline) nameDurables(r *readings) {
 }
 
 func read(ctx context.Context, links *Links) (r readings, err error) {
+	r.asked = time.Now()
 	if r.Slot, err = within(ctx, "slot", links.Upstream.Slot); err != nil {
 		return r, err
 	}

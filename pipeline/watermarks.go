@@ -36,15 +36,16 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		s.recorder.offer(s.tracker.Snapshot(now))
 	}
 	if s.recorder.watchDue(now) {
+		s.watchedSeq = s.pub.Acked()
 		s.recorder.watch(now)
 	}
-	s.confirm(now)
+	s.confirm()
 	return nil
 }
 
 // confirm tells PostgreSQL what it need not keep any more, if that moved.
-func (s *session) confirm(now time.Time) {
-	lsn := s.tracker.Confirmable(now)
+func (s *session) confirm() {
+	lsn := s.tracker.Confirmable(s.heard)
 	if lsn <= s.confirmed {
 		return
 	}
@@ -52,6 +53,14 @@ func (s *session) confirm(now time.Time) {
 	s.links.Upstream.Confirm(lsn)
 	s.tracker.Confirmed(lsn)
 	s.metrics.confirmed(lsn)
+}
+
+// newestSeq is the least that the newest message's sequence can be when the stream is watched.
+func (s *session) newestSeq() uint64 {
+	if s.watchedSeq > s.startSeq {
+		return s.watchedSeq
+	}
+	return s.startNewest
 }
 
 // report sets the figures that probes and metrics show.
@@ -92,7 +101,13 @@ func (s *session) recorded(r recorded) error {
 	case r.snapshot == nil:
 		s.metrics.server(r.end, r.slot)
 		s.p.health.watched(r.end, r.slot)
+		if r.stream.LastSeq < s.watchedSeq || r.stream.Messages > 0 && r.stream.NewestSeq < s.newestSeq() {
+			return fmt.Errorf("the stream has lost its end: its newest message is %d, its last sequence %d, and %d was acknowledged",
+				r.stream.NewestSeq, r.stream.LastSeq, s.watchedSeq)
+		}
+		s.heard = r.heard
 	default:
+		s.heard = r.heard
 		s.tracker.Stored(time.Now())
 	}
 	return nil
