@@ -208,6 +208,9 @@ func (a *attack) strike(ctx context.Context, e *Entry) error {
 	})
 	a.count(about, func(t *Tally) {
 		t.Strikes++
+		if about.name == "nats.kill" && a.w.o.Replicas > 1 && e.Params.Node == 0 {
+			t.leaders++
+		}
 		t.lasted = append(t.lasted, ended.Sub(begun))
 		t.Events += max(0, published(victims)-before)
 		if recovered {

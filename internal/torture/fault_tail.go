@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/faultproxy"
 	"github.com/outflowhq/outflow/internal/natsserver"
 )
 
@@ -19,7 +20,9 @@ const (
 	ofStream = "stream"
 	ofRecord = "record"
 	ofBoth   = "both"
-	// What was confirmed by outflow's clock while the crash was not noticed yet is older than durableAfter less this.
+	// unnoticed: the machine loses power, so no connection is reset; outflow finds out by itself.
+	unnoticed = ", unnoticed"
+	// A place in the record is confirmed durableAfter after it was stored; what it stands for was stored before.
 	tailMargin = 700 * time.Millisecond
 )
 
@@ -30,10 +33,14 @@ func (natsTail) about() about {
 func (natsTail) fits(s *shape) bool { return s.ownNATS && s.replicas == 1 }
 func (natsTail) plan(r *rand.Rand, _ *shape) Params {
 	form := []natsserver.Form{natsserver.Back, natsserver.Hole}[r.IntN(2)]
-	return Params{
+	p := Params{
 		What: []string{ofStream, ofStream, ofRecord, ofBoth}[r.IntN(4)] + ", " + form.String(),
 		Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin), Hold: between(r, 0, 300*time.Millisecond),
 	}
+	if r.IntN(3) == 0 {
+		p.What, p.Hold = p.What+unnoticed, between(r, 0, 4*time.Second)
+	}
+	return p
 }
 
 func (natsTail) strike(ctx context.Context, a *strike) error {
@@ -42,6 +49,14 @@ func (natsTail) strike(ctx context.Context, a *strike) error {
 	if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
 		return err
 	}
+	a.Side = sideNATS
+	silent := strings.HasSuffix(a.What, unnoticed) && len(a.links()) > 0
+	if silent {
+		a.each(func(p *faultproxy.Proxy) {
+			p.Mute(faultproxy.ToServer, true)
+			p.Mute(faultproxy.ToClient, true)
+		})
+	}
 	if err := n.Kill(); err != nil {
 		return err
 	}
@@ -49,6 +64,10 @@ func (natsTail) strike(ctx context.Context, a *strike) error {
 	_ = pause(ctx, a.Hold) // it is started in any case
 	err := a.tear(n, crashed.Add(-a.Age))
 	startErr := n.Start()
+	if silent {
+		a.each((*faultproxy.Proxy).Cut)
+		a.each((*faultproxy.Proxy).Heal)
+	}
 	a.v.tornAt = time.Now()
 	return errors.Join(err, startErr)
 }
@@ -57,7 +76,7 @@ func (natsTail) strike(ctx context.Context, a *strike) error {
 const tornAgain = 10 * time.Second
 
 func (a *strike) tear(n *natsserver.Process, since time.Time) error {
-	what, formText, _ := strings.Cut(a.What, ", ")
+	what, formText, _ := strings.Cut(strings.TrimSuffix(a.What, unnoticed), ", ")
 	form := natsserver.Back
 	if formText == natsserver.Hole.String() {
 		form = natsserver.Hole

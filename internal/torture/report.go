@@ -55,6 +55,7 @@ type Tally struct {
 	Max    time.Duration `json:"recovery_max"`
 
 	lasted, recovered []time.Duration
+	leaders           int // of the servers that were struck
 }
 
 // Kills are how often something was ended hard.
@@ -62,7 +63,7 @@ type Kills struct {
 	Outflow  int `json:"outflow"`
 	Postgres int `json:"postgres"` // kill -9 and immediate stops
 	NATS     int `json:"nats"`
-	Leaders  int `json:"leader_changes"` // step-downs
+	Leaders  int `json:"leader_changes"` // of replicated streams: step-downs, and kills of the leader
 }
 
 func (a *attack) report() *Report {
@@ -92,6 +93,7 @@ func (a *attack) report() *Report {
 			r.Kills.Postgres += t.Strikes
 		case "nats.kill", "nats.away", "nats.tail":
 			r.Kills.NATS += t.Strikes
+			r.Kills.Leaders += t.leaders
 		case "nats.stepdown":
 			r.Kills.Leaders += t.Strikes
 		}

@@ -111,7 +111,7 @@ func (s *screen) report(r *Report) {
 		s.line("%-20s %8d %10d %12s %12s%s", t.Fault, t.Strikes, t.Events, ms(t.Median), ms(t.Max), note)
 	}
 	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, other faults going on meanwhile")
-	s.line("\nkilled: outflow %d, PostgreSQL %d, NATS %d; leader step-downs %d. Left out for want of time: %d", r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
+	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d; leaders %d. Left out for want of time: %d", r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
 	s.line("caught up %v after the end of the attack; %v in all", ms(r.CatchUp), r.Took.Round(time.Second))
 	if r.Failure != "" {
 		s.line("\nFAILED: %s", r.Failure)
