@@ -180,7 +180,7 @@ func (s *session) whenProved(ctx context.Context) error {
 		s.heard = heard
 		s.tracker.Stored(time.Now())
 	}
-	s.p.suspect = suspect{}
+	s.p.suspect, s.p.diverged = suspect{}, suspect{}
 	s.p.health.set(StateRunning, nil)
 	s.log.Info("session proved: the stream ends where the WAL says", "last_seq", s.pub.Sent())
 	return nil

@@ -53,8 +53,9 @@ type Pipeline struct {
 	metrics *metrics
 	health  health
 
-	text    bool    // a type without a binary reader came: text form from now on
-	suspect suspect // the loss that the last reading showed
+	text     bool    // a type without a binary reader came: text form from now on
+	suspect  suspect // the loss that the last reading showed
+	diverged suspect // the divergence that the last session showed: behind readings, which may show a loss each time
 
 	durables []string // the durable consumers that were last named in the log
 
@@ -130,7 +131,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 		}
 		return wait, nil
 	case fault.Class == outbox.Gap:
-		if fault.Seen || p.suspect.confirms(fault.Code, time.Now()) {
+		if fault.Seen || p.suspected(fault.Code).confirms(fault.Code, time.Now()) {
 			return 0, fault // by itself: what it was wrapped in is of no use to the operator
 		}
 		again = &errSuspect{suspect{loss: fault.Code, at: time.Now(), replicated: p.health.replicated()}}
@@ -140,11 +141,12 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 	}
 	p.metrics.sessionEnded(err)
 	p.health.set(StateWaiting, err)
-	if p.suspect.loss != again.loss {
-		p.suspect = again.suspect
+	s := p.suspected(again.loss)
+	if s.loss != again.loss {
+		*s = again.suspect
 	}
-	p.log.Warn("a loss was read; reading again before it counts", "in", p.suspect.wait(), "err", err)
-	return time.Until(p.suspect.at.Add(p.suspect.wait())), nil
+	p.log.Warn("a loss was read; reading again before it counts", "in", s.wait(), "err", err)
+	return time.Until(s.at.Add(s.wait())), nil
 }
 
 // complain logs why a session ended: the same reason once in complaintInterval, whatever the number of attempts.
@@ -156,6 +158,14 @@ func (p *Pipeline) complain(wait time.Duration, err error) {
 		p.complaint, p.complained = text, now
 	}
 	p.log.Log(context.Background(), level, "session ended; starting again", "in", wait.Round(time.Millisecond), "err", err)
+}
+
+// suspected is where a loss waits for its second reading.
+func (p *Pipeline) suspected(loss string) *suspect {
+	if loss == codeDivergence {
+		return &p.diverged
+	}
+	return &p.suspect
 }
 
 // confirms reports whether a reading at now that shows loss is the second one that agrees.

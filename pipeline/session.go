@@ -110,8 +110,8 @@ func (p *Pipeline) findPlace(ctx context.Context, links *Links) (readings, check
 	if start.Loss != "" && !p.suspect.confirms(start.Loss, r.Now) {
 		return r, start, &errSuspect{suspect{loss: start.Loss, at: r.Now, replicated: r.Stream.Replicated}}
 	}
-	if start.Loss == "" && p.suspect.loss != codeDivergence {
-		p.suspect = suspect{} // this reading does not agree; a divergence shows only later
+	if start.Loss == "" {
+		p.suspect = suspect{} // this reading does not agree
 	}
 	return r, start, nil
 }

@@ -240,7 +240,7 @@ func TestPublicationDropped(t *testing.T) {
 	row(t, f.conn, "doc", 3, "{}")
 	f.log.Reset()
 	f.start()
-	f.ends(4, "publication", "LSN range", "event id")
+	f.ends(4, "publication", "LSN range", "outflow repair --accept publication_changed")
 	if n := len(messages(t, f.js, f.stream)); n != 1 {
 		t.Errorf("%d messages, want 1: nothing is published beyond the gap", n)
 	}

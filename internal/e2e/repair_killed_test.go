@@ -146,7 +146,7 @@ func TestRepairKilled(t *testing.T) {
 			f.start()
 			f.ready()
 			stop()
-			f.complete(t, ns.URL(), false)
+			f.complete(t, ns.URL(), 0)
 		})
 	}
 }
@@ -166,7 +166,7 @@ func TestRepairUnfinished(t *testing.T) {
 	f.ends(4, "a repair of slot", "--accept slot_missing", "LSN range", "`outflow repair --accept repair_unfinished`")
 	f.killedAt(t, "repair_unfinished", "", 0)
 	f.start()
-	f.goesOn(t, ns.URL(), false)
+	f.goesOn(t, ns.URL(), 0)
 	if r, stderr, code := f.repair("--accept", "slot_missing"); code != 0 || r.Fault != "" {
 		t.Errorf("repaired once more: exit code %d, %+v %s", code, r, stderr)
 	}
@@ -193,7 +193,7 @@ func TestRepairZombie(t *testing.T) {
 	f.killedAt(t, "slot_missing", "", 0)
 	must(t, f.child.Resume())
 	row(t, f.conn, "after", 2000, "{}")
-	f.complete(t, ns.URL(), false)
+	f.complete(t, ns.URL(), 0)
 	if code := f.term(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/verify"
 )
 
 // gap is a set-up that lost something: what outflow run says, and what a repair finds.
@@ -135,14 +136,20 @@ func (f *faulty) loseRows(t *testing.T) {
 // remakeStream makes the stream anew with the first n of its messages, as a backup that was put back would.
 func (f *faulty) remakeStream(t *testing.T, n int) {
 	t.Helper()
+	f.putStream(t, messages(t, f.js, f.stream)[:n])
+}
+
+// putStream makes the stream anew, with these messages.
+func (f *faulty) putStream(t *testing.T, all []*verify.Message) {
+	t.Helper()
 	s, err := f.js.Stream(t.Context(), f.stream)
 	must(t, err)
 	cfg := s.CachedInfo().Config
-	all := messages(t, f.js, f.stream)
 	must(t, f.js.DeleteStream(t.Context(), f.stream))
 	_, err = f.js.CreateStream(t.Context(), cfg)
 	must(t, err)
-	for _, m := range all[:n] {
+	for _, m := range all {
+		m.Header.Del(nats.ExpectedLastSeqHdr)
 		_, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: strings.TrimSuffix(cfg.Subjects[0], ">") + m.Subject, Header: m.Header, Data: m.Data})
 		must(t, err)
 	}
@@ -317,13 +324,17 @@ func TestRepair(t *testing.T) {
 	for i, g := range gaps {
 		t.Run(g.name, func(t *testing.T) {
 			broken[i].t = t
-			broken[i].goesOn(t, ns.URL(), g.code == "foreign_message")
+			var stranger uint64
+			if g.code == "foreign_message" {
+				stranger = before + 1
+			}
+			broken[i].goesOn(t, ns.URL(), stranger)
 		})
 	}
 }
 
 // goesOn makes sure that outflow run, started after a repair, goes on: every row is in the stream once.
-func (f *faulty) goesOn(t *testing.T, natsURL string, stranger bool) {
+func (f *faulty) goesOn(t *testing.T, natsURL string, stranger uint64) {
 	t.Helper()
 	f.ready()
 	row(t, f.conn, "after", 2000, "{}")
@@ -334,7 +345,7 @@ func (f *faulty) goesOn(t *testing.T, natsURL string, stranger bool) {
 }
 
 // complete waits until as many messages as rows are there, and compares them.
-func (f *faulty) complete(t *testing.T, natsURL string, stranger bool) {
+func (f *faulty) complete(t *testing.T, natsURL string, stranger uint64) {
 	t.Helper()
 	var n int
 	must(t, f.conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n))
@@ -343,8 +354,8 @@ func (f *faulty) complete(t *testing.T, natsURL string, stranger bool) {
 		if err != nil {
 			return err
 		}
-		if stranger { // its message is in the way of the comparison only
-			_ = s.DeleteMsg(t.Context(), before+1) // again and again
+		if stranger > 0 { // its message is in the way of the comparison only
+			_ = s.DeleteMsg(t.Context(), stranger) // again and again
 			if _, err := s.Info(t.Context()); err != nil {
 				return err
 			}
