@@ -45,8 +45,11 @@ func TestMinorUpgradePostgres(t *testing.T) {
 	if len(majors) == 0 {
 		t.Skip("no PostgreSQL 17 or 18 on this machine (scripts/postgres fetches them)")
 	}
-	for _, i := range majors {
+	for n, i := range majors {
 		t.Run(fmt.Sprint(i.Major), func(t *testing.T) {
+			if n < len(majors)-1 {
+				long(t)
+			}
 			t.Parallel()
 			pg := newer(t, i, map[string]string{"fsync": "off", "track_commit_timestamp": "on"})
 			p := underLoad(t, pg, natstest.Process(t).URL(), "minor", 1000, nil)
