@@ -135,3 +135,26 @@ func TestSortingIsAlive(t *testing.T) {
 		w.same()
 	})
 }
+
+// A stop is heard in the middle of the sorting, which is one call that may take minutes; nothing of the transaction is published then.
+func TestStopWhileSorting(t *testing.T) {
+	set := outbox.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
+	in(t, set, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{scratch: slow{}})
+		rows := make([]row, 3000)
+		for i := range rows {
+			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i), fmt.Sprintf(`{"text":"%01000d"}`, i)}
+		}
+		w.with(func() { w.pg.commit(rows) })
+		w.until(time.Minute, "sorting", func() bool { return pr.p.Snapshot().sorting })
+		w.sleep(5 * time.Second)
+		pr.cancel()
+		pr.ends(time.Second)
+		if pr.err != nil || len(w.js.messages) != 0 {
+			t.Errorf("ended with %v and %d messages", pr.err, len(w.js.messages))
+		}
+		w.running(options{})
+		w.published()
+		w.same()
+	})
+}

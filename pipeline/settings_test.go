@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -98,4 +99,19 @@ func TestChangeFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whoever wants to know hears which settings are in force: those of the place at the start of a session, and each change that is read.
+func TestSettingsInForce(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		var heard []outbox.Settings
+		pr := w.running(options{settings: wanted, inForce: func(s outbox.Settings) { w.with(func() { heard = append(heard, s) }) }})
+		w.until(time.Second, "a change", func() bool { return len(heard) == 2 })
+		if want := []outbox.Settings{defaults, wanted}; !slices.Equal(heard, want) {
+			t.Errorf("heard %v, want %v", heard, want)
+		}
+		if err := pr.stop(); err != nil {
+			t.Error(err)
+		}
+	})
 }

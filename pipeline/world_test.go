@@ -218,6 +218,7 @@ type options struct {
 	scratch  reorder.Scratch
 	registry *prometheus.Registry
 	open     func(*Links) // changes what was opened
+	inForce  func(outbox.Settings)
 }
 
 // run starts a process.
@@ -238,7 +239,7 @@ func (w *world) run(o options) *process {
 	pr.cancel = cancel
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Links, error) { return pr.open(ctx, o) },
-		Settings: o.settings, Ticks: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop,
+		Settings: o.settings, Ticks: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop, InForce: o.inForce,
 	}
 	if o.registry != nil {
 		cfg.Registerer = o.registry

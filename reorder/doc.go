@@ -59,14 +59,16 @@
 // and the lists that it is in; 160 for each sequence in the index):
 //
 //   - Held events are bounded by rule 3: at most max_events, at most max_bytes as it counts them. They weigh more than that by at
-//     most 352 bytes an event and their ids and further columns.
+//     most 352 bytes an event and their ids and further columns: MaxWeight.
 //   - The transaction that is being read spills when it weighs more than max_bytes less what is held, but not before it weighs a
 //     fourth of max_bytes, or 1 MiB. So held and read stay within max_bytes, or exceed what is held by a fourth.
 //   - Sorting a spilled window takes no more than that again; a merge adds 2 MiB for its blocks (64 runs at a time, or twice the
 //     largest event for each of them), two merges at most.
 //   - The table for Late takes 768 KiB, spare chunks 192 KiB.
 //
-// A spilled transaction lies on disk once, and twice while runs are merged into larger ones.
+// A spilled transaction lies on disk once, and twice while runs are merged into larger ones; with sort commit up to three times, because
+// its names are there once more. Config.MaxSpill bounds that. What takes long reads scratch files, and asks Config.Stop before each
+// block: a call may sort for minutes, and can be ended within milliseconds of work.
 //
 // # Cost
 //

@@ -51,6 +51,9 @@ type bounded struct {
 func newBounded(t *testing.T, key string, maxBytes, maxEvents int64, settings ...string) *bounded {
 	t.Helper()
 	slow(t)
+	if sized(1, 0) == 0 {
+		t.Parallel()
+	}
 	pg := pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=16GB", "autovacuum=off")
 	url, err := pg.CreateDatabase(t.Context(), "bounds")
 	must(t, err)
@@ -161,7 +164,6 @@ func TestMemoryOfOneTransaction(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("sort=%s,max_bytes=%dMiB", c.sort, c.maxBytes/mib), func(t *testing.T) {
 			b := newBounded(t, "", c.maxBytes, 65536, "REORDER_SORT="+c.sort)
-			b.t = t
 			b.oneTransaction(rows, c.payload)
 			b.start()
 			f := b.watch(t)
@@ -202,7 +204,6 @@ func TestMemoryOfDocuments(t *testing.T) {
 	}
 	t.Run("held at once", func(t *testing.T) {
 		b := newBounded(t, "", 256*mib, int64(docs), "REORDER_HORIZON=24h")
-		b.t = t
 		fill(b)
 		b.start()
 		f := b.watch(t)

@@ -60,7 +60,7 @@ func TestStopInsideATransaction(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			rnd := rand.New(rand.NewPCG(seed, uint64(len(c.name))))
-			o, conn, _ := installation(t, pgtest.Server(t), ns.URL(), "stopped", inCommitOrder...)
+			o, conn, _ := installation(t, pgtest.Server(t), ns.URL(), "stopped", append(inCommitOrder, "SINK_DURABLE_AFTER=0s")...) // confirmed at once
 			o.init()
 			o.start()
 			const trials = 3
