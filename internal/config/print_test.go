@@ -26,8 +26,8 @@ func TestRedaction(t *testing.T) {
 		`host=h sslpassword=s3cr3t\ s3cr3t user=u`:                "host=h sslpassword=*** user=u",
 		"PASSWORD='s3cr3t":                                        "PASSWORD=***",
 		"password=s3cr3t://s3cr3t@s3cr3t":                         "password=***",
-		"u:s3cr3t@h/db":                                           "u:***@h/db",
-		"u:s3cr3t=@h/db":                                          "u:***@h/db",
+		"u:s3cr3t@h/db":                                           "***",
+		"u:s3cr3t=@h/db":                                          "***",
 	} {
 		if got := postgresKey.show(text); got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)

@@ -43,17 +43,15 @@ func redactPostgres(s string) string {
 	switch {
 	case keywords.MatchString(s):
 		return passwordWord.ReplaceAllString(s, "${1}"+hidden)
-	case isURL:
-		scheme += "://"
-	default:
-		scheme, rest = "", s
+	case !isURL:
+		return hidden // perhaps nothing but a password
 	}
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		if user, _, ok := strings.Cut(rest[:at], ":"); ok {
 			rest = user + ":" + hidden + rest[at:]
 		}
 	}
-	return scheme + passwordParam.ReplaceAllString(rest, "${1}"+hidden)
+	return scheme + "://" + passwordParam.ReplaceAllString(rest, "${1}"+hidden)
 }
 
 // redactNATS hides all that stands before the @ of each URL: a user alone may be a token.
