@@ -45,7 +45,8 @@ type PublicationSeen struct {
 // StoredPlace is a place of the record.
 type StoredPlace struct {
 	outbox.Place
-	Since time.Time `json:"since"` // when it was first stored, by the wall clock, UTC
+	Since  time.Time `json:"since"`           // when it was first stored, by the wall clock, UTC
+	Broker time.Time `json:"broker,omitzero"` // the same by the broker's clock, or later; zero where that was not known
 }
 
 // Range is a range of stream sequences, both ends included.
@@ -165,7 +166,13 @@ func (r *Record) StoredAt(t time.Time) {
 		return
 	}
 	added := r.Places[n-1].Since
-	for i := n - 1; i >= 0 && r.Places[i].Since.Equal(added) && t.After(added); i-- {
-		r.Places[i].Since = t.UTC()
+	for i := n - 1; i >= 0 && r.Places[i].Since.Equal(added); i-- {
+		p := &r.Places[i]
+		if t.After(p.Since) {
+			p.Since = t.UTC()
+		}
+		if !p.Broker.IsZero() && t.After(p.Broker) {
+			p.Broker = t.UTC()
+		}
 	}
 }

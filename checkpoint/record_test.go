@@ -136,6 +136,13 @@ func TestStoredAt(t *testing.T) {
 	if age := epoch.Sub(r.Places[1].Since); age != 0 {
 		t.Errorf("the newest place: age %v, want 0", age)
 	}
+	// The broker's own clock is the same one.
+	r = record(at(0x1000, 5, time.Minute), at(0x2000, 9, 10*time.Second))
+	r.Places[1].Broker = epoch.Add(-5 * time.Second)
+	r.StoredAt(epoch)
+	if p := r.Places[1]; !p.Broker.Equal(epoch) || !r.Places[0].Broker.IsZero() {
+		t.Errorf("by the broker's clock: %v, and what was not known: %v", p.Broker, r.Places[0].Broker)
+	}
 }
 
 func TestRanges(t *testing.T) {

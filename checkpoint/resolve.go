@@ -33,6 +33,7 @@ type Readings struct {
 	Stream      outbox.StreamState
 	Server      outbox.ServerState
 	Publication outbox.PublicationIdentity
+	Asked       time.Time // before anything was read
 	Now         time.Time
 }
 
@@ -43,6 +44,9 @@ type Start struct {
 	End       uint64       // the newest message that is known to be there; those between End and LastSeq are lost
 	There     uint64       // so many of the messages to be made are in the stream already
 	Confirmed outbox.LSN   // the slot's
+
+	Asked  time.Time // by this process's clock: not after
+	Broker time.Time // the broker's clock said so; zero: it did not say
 
 	// Newest is the header of the message at End: the last of the There must agree with it. nil where it can't be read; Thru, its
 	// thru, is 0 then.
@@ -210,6 +214,7 @@ func (v *resolver) stream() error {
 func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
 	s.LastSeq, s.End, s.Confirmed = st.LastSeq, st.LastSeq, v.Slot.Confirmed
+	s.Asked, s.Broker = v.Asked, st.Now
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
 		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by somebody; anything

@@ -26,6 +26,8 @@ type Tracker struct {
 	pending   []outbox.Place // places of windows that wait for their last message's acknowledgement, ascending
 	confirmed outbox.LSN     // all that was handed to Confirmed
 
+	asked, broker time.Time // when broker's clock was asked, by ours, and what it said; see brokerTime
+
 	rewrite bool      // what the start found must be stored before anything is sent
 	saving  bool      // between Snapshot and Stored
 	saved   bool      // a snapshot was taken, in this session or before
@@ -37,6 +39,7 @@ type trackedPlace struct {
 	state    placeState
 	marker   bool      // a keepalive's, not a window's
 	since    time.Time // unless fresh: when it was first stored, for the record
+	broker   time.Time // the same by the broker's clock, zero if that is not known
 	storedAt time.Time // if stored: the same by this process's clock
 }
 
@@ -58,16 +61,36 @@ type Snapshot struct {
 func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 	t := &Tracker{
 		durable: cfg.DurableAfter, last: start.LastSeq, there: start.There, acked: start.LastSeq,
-		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite,
+		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite, asked: start.Asked, broker: start.Broker,
 	}
 	for _, p := range start.Places {
-		// A time in the future is another clock's: the place counts as stored now.
-		age := max(0, now.Round(0).Sub(p.Since))
-		t.places = append(t.places, trackedPlace{Place: p.Place, state: inStore, since: p.Since, storedAt: now.Add(-age)})
+		age := t.age(p, now)
+		t.places = append(t.places, trackedPlace{
+			Place: p.Place, state: inStore, since: p.Since, broker: p.Broker, storedAt: now.Add(-age),
+		})
 		// The interval holds across sessions: sessions that follow each other fast must not use up the bucket's history.
 		t.saved, t.savedAt = true, now.Add(-age)
 	}
 	return t
+}
+
+// age is how long a place that was read at the start has been in the record: by this machine's clock or by the broker's, whichever
+// says less. So a clock that was set forward in between, or a machine whose clock is ahead, does not make a place look durable. A time in
+// the future is another clock's: the place counts as stored now.
+func (t *Tracker) age(p StoredPlace, now time.Time) time.Duration {
+	age := now.Round(0).Sub(p.Since)
+	if !p.Broker.IsZero() && !t.broker.IsZero() {
+		age = min(age, t.broker.Sub(p.Broker))
+	}
+	return max(0, age)
+}
+
+// brokerTime is what the broker's clock says at now, or somewhat later: it was asked after t.asked. Zero: it is not known.
+func (t *Tracker) brokerTime(now time.Time) time.Time {
+	if t.broker.IsZero() {
+		return time.Time{}
+	}
+	return t.broker.Add(now.Sub(t.asked)).UTC()
 }
 
 // Made counts n further messages that the rules made, also those that are in the stream already and not sent.
@@ -187,9 +210,9 @@ func (t *Tracker) Snapshot(now time.Time) Snapshot {
 	for i := range t.places {
 		p := &t.places[i]
 		if p.state == fresh {
-			p.state, p.since = sent, now.Round(0).UTC()
+			p.state, p.since, p.broker = sent, now.Round(0).UTC(), t.brokerTime(now)
 		}
-		s.Places[i] = StoredPlace{Place: p.Place, Since: p.since}
+		s.Places[i] = StoredPlace{Place: p.Place, Since: p.since, Broker: p.broker}
 	}
 	t.holes = s.Holes
 	return s
@@ -244,7 +267,7 @@ func (t *Tracker) Stored(now time.Time) {
 	for i := range t.places {
 		if p := &t.places[i]; p.state == sent {
 			// From here on its age counts, also for later revisions: it was on its way until now.
-			p.state, p.storedAt, p.since = inStore, now, now.Round(0).UTC()
+			p.state, p.storedAt, p.since, p.broker = inStore, now, now.Round(0).UTC(), t.brokerTime(now)
 		}
 	}
 }

@@ -239,6 +239,52 @@ func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
 	}
 }
 
+// A clock that is ahead, ours or the broker's, makes no place older than the other one says.
+func TestAgeByTwoClocks(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name         string
+		ours, broker time.Duration // the place's age; broker 0: the record does not say
+		silent       bool          // the broker does not say what its clock shows
+		want         outbox.LSN
+	}{
+		{"both old", 200 * time.Second, 160 * time.Second, false, 0x2000},
+		{"ours is ahead", time.Hour, 149 * time.Second, false, 0x1000},
+		{"the broker's is ahead", 149 * time.Second, time.Hour, false, 0x1000},
+		{"the broker's went back", time.Hour, -time.Minute, false, 0x1000},
+		{"a record without", 200 * time.Second, 0, false, 0x2000},
+		{"a broker without", 200 * time.Second, time.Second, true, 0x2000},
+	} {
+		broker := epoch.Add(17 * time.Minute) // its clock is another one
+		k := track(t, func(s *Start) {
+			p := at(0x2000, 5, c.ours)
+			if c.broker != 0 {
+				p.Broker = broker.Add(-c.broker)
+			}
+			s.Places, s.Asked = append(s.Places, p), epoch
+			if !c.silent {
+				s.Broker = broker
+			}
+		})
+		k.want(c.name, k.Confirmable(k.now), c.want)
+	}
+
+	// What is stored is stored by both clocks. The broker was asked before it answered: its time is not put too early.
+	k := track(t, func(s *Start) { s.Asked, s.Broker = epoch.Add(-time.Second), epoch.Add(17*time.Minute) })
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.now = epoch.Add(10 * time.Second)
+	s := k.Snapshot(k.now)
+	k.want("sent, by the broker's clock", s.Places[1].Broker.Sub(epoch), 17*time.Minute+11*time.Second)
+	k.now = epoch.Add(12 * time.Second)
+	k.Stored(k.now)
+	k.window(0x3000, 1)
+	k.Acked(7)
+	s = k.Snapshot(k.now)
+	k.want("stored, by the broker's clock", s.Places[1].Broker.Sub(epoch), 17*time.Minute+13*time.Second)
+	k.want("one that was there without", s.Places[0].Broker.IsZero(), true)
+}
+
 func TestUnprovedConfirmsNothing(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {

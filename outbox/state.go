@@ -43,10 +43,11 @@ type PublicationIdentity struct {
 type StreamState struct {
 	Exists     bool
 	Created    time.Time
-	LastSeq    uint64   // of the last message ever stored, 0 if none was
-	Messages   uint64   // how many there are
-	NewestSeq  uint64   // sequence of the newest message that can be read, 0 if none can
-	Newest     *Header  // its header; nil if there is no message or it has none of ours
-	Replicated bool     // more than one replica
-	Durables   []string // durable consumers at the newest message or beyond: after a loss, those that may have had more
+	LastSeq    uint64    // of the last message ever stored, 0 if none was
+	Messages   uint64    // how many there are
+	NewestSeq  uint64    // sequence of the newest message that can be read, 0 if none can
+	Newest     *Header   // its header; nil if there is no message or it has none of ours
+	Replicated bool      // more than one replica
+	Now        time.Time // the broker's clock when it was asked; zero where it does not say
+	Durables   []string  // durable consumers at the newest message or beyond: after a loss, those that may have had more
 }

@@ -80,7 +80,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, star
 		proof:    checkpoint.NewProof(links.Checkpoint, start),
 		tracker:  checkpoint.NewTracker(links.Checkpoint, start, now),
 		pub:      links.Broker.Publisher(start.LastSeq),
-		lastData: now, heard: r.asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
+		lastData: now, heard: r.Asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
 	}
 	p.metrics.lateSeen = 0
 	p.inForce(start.Place.Settings)

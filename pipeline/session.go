@@ -29,7 +29,6 @@ var errSlotFree = errors.New("the slot has become free")
 type readings struct {
 	checkpoint.Readings
 	revision uint64
-	asked    time.Time // before anything was read
 }
 
 // session runs one session: connect, read, find the place, hold the slot, read again, then the loop. proved says whether it came
@@ -125,7 +124,7 @@ func (p *Pipeline) nameDurables(r *readings) {
 }
 
 func read(ctx context.Context, links *Links) (r readings, err error) {
-	r.asked = time.Now()
+	r.Asked = time.Now()
 	if r.Slot, err = within(ctx, "slot", links.Upstream.Slot); err != nil {
 		return r, err
 	}

@@ -15,6 +15,7 @@ type streamInfo struct {
 	apiError
 	Config  streamConfig `json:"config"`
 	Created time.Time    `json:"created"`
+	Now     time.Time    `json:"ts"`
 	State   struct {
 		Messages  uint64 `json:"messages"`
 		FirstSeq  uint64 `json:"first_seq"`
@@ -51,7 +52,7 @@ func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
 	}
 	s := outbox.StreamState{
 		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
-		Replicated: info.Config.Replicas > 1,
+		Replicated: info.Config.Replicas > 1, Now: info.Now,
 	}
 	newest, err := c.newest(ctx, info)
 	if err != nil {

@@ -39,6 +39,17 @@ func admin(t *testing.T, c *Conn, method string, request any) {
 	}
 }
 
+// The broker's clock is read between the question and the answer: on one machine it is ours.
+func TestStateSaysTheTime(t *testing.T) {
+	t.Parallel()
+	c := door(t, config(natstest.Server(t).URL()))
+	before := time.Now()
+	s := state(t, c)
+	if after := time.Now(); s.Now.Before(before.Round(0)) || s.Now.After(after) {
+		t.Errorf("the broker's clock says %v, between %v and %v", s.Now, before, after)
+	}
+}
+
 func TestStateWhereMessagesAreDeleted(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)

@@ -67,6 +67,53 @@ func (d *doomed) compare(conn *pgx.Conn, natsURL string) verify.Verdict {
 	return v
 }
 
+// TestClockAhead: another machine takes over, and its clock is ahead by more than durable_after. What was recorded a moment ago is not
+// durable for that.
+func TestClockAhead(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t, pgtest.Server(t))
+	nats := natstest.Server(t)
+	o := newOutflow(t, url, nats.URL(), slotName("clock"), "SINK_DURABLE_AFTER=2m")
+	o.init()
+	conn, stream := db(t, url), js(t, nats.URL())
+	revisions := func(least uint64) uint64 {
+		var last uint64
+		eventually(t, "a record", func() error {
+			s, err := stream.Stream(t.Context(), "KV_outflow-"+o.stream)
+			if err == nil {
+				last = s.CachedInfo().State.LastSeq
+			}
+			if err == nil && last < least {
+				err = fmt.Errorf("revision %d", last)
+			}
+			return err
+		})
+		return last
+	}
+	confirmed := func() (lsn string) {
+		must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", o.slot).Scan(&lsn))
+		return lsn
+	}
+	first := confirmed()
+	made := revisions(1)
+	o.start()
+	row(t, conn, "doc", 1, "{}")
+	recorded := revisions(made + 1)
+	o.kill()
+	o.set("FAILPOINT=clock:2h")
+	o.start()
+	o.ready()
+	row(t, conn, "doc", 2, "{}")
+	awaitMessages(t, stream, o.stream, 2)
+	if code := o.term(); code != 0 { // it records and confirms once more
+		t.Fatalf("exit code %d", code)
+	}
+	revisions(recorded + 1)
+	if now := confirmed(); now != first {
+		t.Errorf("confirmed moved from %s to %s", first, now)
+	}
+}
+
 // TestFailpoints: wherever outflow is killed, the next one finds the place again. All read the same table, each over a slot of its own into
 // a stream of its own, so that the streams must also be equal to each other.
 func TestFailpoints(t *testing.T) {
