@@ -106,57 +106,80 @@ func TestRepairKilled(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	publishingOften := []string{"publishing", "publishing", "publishing", "reading the headers", "publishing", "waiting"}
-	for i, c := range []struct {
-		gap
-		at []string // what a repair says when it is killed, or a moment later
-	}{
+	cases := []killing{
 		{gaps[0], append([]string{"making slot", "made, at"}, publishingOften...)}, // the slot is made anew
 		{gaps[1], publishingOften},                                      // it is kept
 		{gaps[5], append([]string{"begins again"}, publishingOften...)}, // the stream is made anew
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			rng := rand.New(rand.NewPCG(seed, uint64(i)))
-			f := publishing(t, ns.URL(), "killed").stopped(t)
-			stop := writing(t, f.url)
-			defer stop()
-			mustExec(t, f.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 10000) n")
-			c.smash(t, f)
-			kills, accept := 0, c.code
-			for _, word := range c.at {
-				later := time.Duration(0)
-				if word == "publishing" {
-					later = time.Duration(rng.IntN(60)) * time.Millisecond
-				}
-				if !f.killedAt(t, accept, word, later) {
-					break // it came to its end before
-				}
-				if kills++; kills == 2 {
-					f.fails(4, []string{"init"}, "did not finish", "--accept repair_unfinished")
-				}
-				if kills > 1 { // before, it may have died before its first step
-					accept = []string{c.code, "repair_unfinished"}[rng.IntN(2)]
-				}
-			}
-			if f.killedAt(t, c.code, "", 0); kills < 2 {
-				t.Errorf("%d kills are too few", kills)
-			}
-			t.Logf("%d kills", kills)
-			f.log.Reset()
-			f.start()
-			f.ready()
-			stop()
-			f.complete(t, ns.URL(), 0)
-		})
 	}
+	together(t, cases, func(c killing) string { return c.name }, func(t *testing.T, i int, c killing) {
+		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		f := publishing(t, ns.URL(), "killed").stopped(t)
+		stop := writing(t, f.url)
+		defer stop()
+		mustExec(t, f.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 10000) n")
+		c.smash(t, f)
+		kills, accept := 0, c.code
+		for _, word := range c.at {
+			later := time.Duration(0)
+			if word == "publishing" {
+				later = time.Duration(rng.IntN(60)) * time.Millisecond
+			}
+			if !f.killedAt(t, accept, word, later) {
+				break // it came to its end before
+			}
+			if kills++; kills == 2 {
+				f.fails(4, []string{"init"}, "did not finish", "--accept repair_unfinished")
+			}
+			if kills > 1 { // before, it may have died before its first step
+				accept = []string{c.code, "repair_unfinished"}[rng.IntN(2)]
+			}
+		}
+		if f.killedAt(t, c.code, "", 0); kills < 2 {
+			t.Errorf("%d kills are too few", kills)
+		}
+		t.Logf("%d kills", kills)
+		f.log.Reset()
+		f.start()
+		f.ready()
+		stop()
+		f.complete(t, ns.URL(), 0)
+	})
 }
 
-// TestRepairUnfinished: between a repair that died and the next one outflow run stops.
-func TestRepairUnfinished(t *testing.T) {
+// killing is a gap, and what a repair says when it is killed, or a moment later.
+type killing struct {
+	gap
+	at []string
+}
+
+// together runs a subtest for each case, all at the same time: they wait more than they work.
+func together[C any](t *testing.T, cases []C, name func(C) string, test func(t *testing.T, i int, c C)) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i, c := range cases {
+		wg.Go(func() { t.Run(name(c), func(t *testing.T) { test(t, i, c) }) })
+	}
+	wg.Wait()
+}
+
+// TestRepairs are repairs of further kinds.
+func TestRepairs(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := publishing(t, ns.URL(), "half").stopped(t)
+	type repairTest struct {
+		name string
+		test func(t *testing.T, natsURL string)
+	}
+	together(t, []repairTest{
+		{"unfinished", repairUnfinished}, {"zombie", repairZombie}, {"where", repairWhere}, {"other settings", repairOtherSettings},
+		{"other cluster", repairOtherCluster},
+	}, func(c repairTest) string { return c.name }, func(t *testing.T, _ int, c repairTest) { c.test(t, ns.URL()) })
+}
+
+// repairUnfinished: between a repair that died and the next one outflow run stops.
+func repairUnfinished(t *testing.T, natsURL string) {
+	f := publishing(t, natsURL, "half").stopped(t)
 	f.dropSlot(t)
 	row(t, f.conn, "lost", 1000, "{}")
 	if !f.killedAt(t, "slot_missing", "waiting", 0) {
@@ -166,19 +189,16 @@ func TestRepairUnfinished(t *testing.T) {
 	f.ends(4, "a repair of slot", "--accept slot_missing", "LSN range", "`outflow repair --accept repair_unfinished`")
 	f.killedAt(t, "repair_unfinished", "", 0)
 	f.start()
-	f.goesOn(t, ns.URL(), 0)
+	f.goesOn(t, natsURL, 0)
 	if r, stderr, code := f.repair("--accept", "slot_missing"); code != 0 || r.Fault != "" {
 		t.Errorf("repaired once more: exit code %d, %+v %s", code, r, stderr)
 	}
 }
 
-// TestRepairZombie: an outflow sleeps while the slot is lost and the gap is repaired. What it still has in hand when it wakes up is
+// repairZombie: an outflow sleeps while the slot is lost and the gap is repaired. What it still has in hand when it wakes up is
 // refused, and it goes on from what the repair left.
-func TestRepairZombie(t *testing.T) {
-	slow(t)
-	t.Parallel()
-	ns := natstest.Server(t)
-	f := publishing(t, ns.URL(), "zombie")
+func repairZombie(t *testing.T, natsURL string) {
+	f := publishing(t, natsURL, "zombie")
 	awaitMessages(t, f.js, f.stream, before)
 	f.ready()
 	must(t, f.child.Pause())
@@ -193,19 +213,16 @@ func TestRepairZombie(t *testing.T) {
 	f.killedAt(t, "slot_missing", "", 0)
 	must(t, f.child.Resume())
 	row(t, f.conn, "after", 2000, "{}")
-	f.complete(t, ns.URL(), 0)
+	f.complete(t, natsURL, 0)
 	if code := f.term(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-// TestRepairWhere: rows that were there before init, and rows whose messages retention has removed, are told apart by a condition.
-func TestRepairWhere(t *testing.T) {
-	slow(t)
-	t.Parallel()
-	ns := natstest.Server(t)
-	f := &faulty{js: js(t, ns.URL())}
-	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), ns.URL(), "cond")
+// repairWhere: rows that were there before init, and rows whose messages retention has removed, are told apart by a condition.
+func repairWhere(t *testing.T, natsURL string) {
+	f := &faulty{js: js(t, natsURL)}
+	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), natsURL, "cond")
 	mustExec(t, f.conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
 		seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL)`)
 	row(t, f.conn, "old", 1, "{}")
@@ -253,11 +270,9 @@ func TestRepairedBytes(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	pg := pgtest.Server(t)
-	for name, c := range map[string]struct {
-		table, rows string
-		settings    []string
-	}{
-		"computed key": {
+	together(t, []shape{
+		{
+			"computed key",
 			`CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
 			seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL,
 			at timestamptz, d date, n numeric, f float8, raw bytea, flag bool, iv interval, words text)`,
@@ -269,51 +284,55 @@ func TestRepairedBytes(t *testing.T) {
 			[]string{"HEADERS=At=at,Day=d,Num=n,Float=f,Raw=raw,Flag=flag,Span=iv,Words=words,Count=counter", "SINK_MAX_PAYLOAD=2KiB", "SINK_ON_POISON=dead_letter", "SINK_DEAD_LETTER_SUBJECT=dead",
 				"SUBJECT=x.{doc_id}.{flag}.{partition(actor_id, 7)}"},
 		},
-		"bytea": {
+		{
+			"bytea",
 			`CREATE TABLE outbox (id bytea, doc_id int, seq_key text, payload bytea, kind varchar(9))`,
 			`INSERT INTO outbox SELECT decode(lpad(to_hex(n), 6, '0'), 'hex'), n % 3, 'k' || n, decode(lpad(to_hex(n * 7919), 8, '0'), 'hex'), 'kind ' || n FROM generate_series(1, 40) n`,
 			[]string{"HEADERS=Kind=kind", "REORDER_SORT=seq_key", "SINK_MSG_ID=true"},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a := &faulty{js: js(t, ns.URL())}
-			a.outflow, a.conn, a.url = installation(t, pg, ns.URL(), "bytes_run", c.settings...)
-			b := &faulty{js: a.js, conn: a.conn, url: a.url}
-			b.outflow = newOutflow(t, a.url, ns.URL(), slotName("bytes_repair"), c.settings...)
-			b.named(strings.ToUpper(b.slot))
-			mustExec(t, a.conn, c.table)
-			a.init()
-			b.init()
-			b.dropSlot(t)
-			mustExec(t, a.conn, c.rows)
-			var n int
-			must(t, a.conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n))
-			a.start()
-			awaitMessages(t, a.js, a.stream, n)
-			b.killedAt(t, "slot_missing", "", 0)
-			want, got := map[string]*verify.Message{}, messages(t, b.js, b.stream)
-			for _, m := range messages(t, a.js, a.stream) {
-				want[m.Outflow.ID] = m
+	}, func(c shape) string { return c.name }, func(t *testing.T, _ int, c shape) {
+		a := &faulty{js: js(t, ns.URL())}
+		a.outflow, a.conn, a.url = installation(t, pg, ns.URL(), "bytes_run", c.settings...)
+		b := &faulty{js: a.js, conn: a.conn, url: a.url}
+		b.outflow = newOutflow(t, a.url, ns.URL(), slotName("bytes_repair"), c.settings...)
+		b.named(strings.ToUpper(b.slot))
+		mustExec(t, a.conn, c.table)
+		a.init()
+		b.init()
+		b.dropSlot(t)
+		mustExec(t, a.conn, c.rows)
+		var n int
+		must(t, a.conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n))
+		a.start()
+		awaitMessages(t, a.js, a.stream, n)
+		b.killedAt(t, "slot_missing", "", 0)
+		want, got := map[string]*verify.Message{}, messages(t, b.js, b.stream)
+		for _, m := range messages(t, a.js, a.stream) {
+			want[m.Outflow.ID] = m
+		}
+		if len(got) != n || len(want) != n {
+			t.Fatalf("%d messages repaired, %d from the WAL, want %d", len(got), len(want), n)
+		}
+		for i, m := range got {
+			w := want[m.Outflow.ID]
+			h := m.Outflow
+			if h.N != i || h.Of != n || h.Due != h.Thru || h.Due != h.Pos.LSN || h.Pull != 0 || h.Pos.Index != 1<<30+uint32(i) || h.Key != w.Outflow.Key {
+				t.Errorf("header %v, from the WAL %v", &h, &w.Outflow)
 			}
-			if len(got) != n || len(want) != n {
-				t.Fatalf("%d messages repaired, %d from the WAL, want %d", len(got), len(want), n)
+			if i > 0 && c.name == "bytea" && m.Subject < got[i-1].Subject {
+				t.Errorf("%s after %s", m.Subject, got[i-1].Subject)
 			}
-			for i, m := range got {
-				w := want[m.Outflow.ID]
-				h := m.Outflow
-				if h.N != i || h.Of != n || h.Due != h.Thru || h.Due != h.Pos.LSN || h.Pull != 0 || h.Pos.Index != 1<<30+uint32(i) || h.Key != w.Outflow.Key {
-					t.Errorf("header %v, from the WAL %v", &h, &w.Outflow)
-				}
-				if i > 0 && name == "bytea" && m.Subject < got[i-1].Subject {
-					t.Errorf("%s after %s", m.Subject, got[i-1].Subject)
-				}
-				if x, y := comparable(m, w), comparable(w, w); x != y {
-					t.Errorf("repaired\n%s\nfrom the WAL\n%s", x, y)
-				}
+			if x, y := comparable(m, w), comparable(w, w); x != y {
+				t.Errorf("repaired\n%s\nfrom the WAL\n%s", x, y)
 			}
-		})
-	}
+		}
+	})
+}
+
+// shape is a table, its rows, and settings.
+type shape struct {
+	name, table, rows string
+	settings          []string
 }
 
 // comparable is all of a message but its place: its own sequence, position and window.

@@ -44,15 +44,7 @@ func TestRepairOfStreams(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	for _, c := range []struct {
-		name, code string
-		runs       bool // outflow run does not see it
-		confirmed  bool // what is in the stream, to PostgreSQL
-		change     func([]*verify.Message) []*verify.Message
-		mode       string
-		missing    int
-		stranger   uint64 // its sequence, for the comparison
-	}{
+	together(t, []tampered{
 		{"another last message", "divergence", false, false, func(all []*verify.Message) []*verify.Message {
 			last := all[len(all)-1]
 			last.Outflow.Thru++
@@ -67,54 +59,59 @@ func TestRepairOfStreams(t *testing.T) {
 		{"a stranger behind a cut window", "foreign_message", false, false, func(all []*verify.Message) []*verify.Message {
 			return append(all[:30:30], &verify.Message{Subject: "outbox.stranger", Data: []byte("{}")})
 		}, "keep", 0, 31}, // what was cut off is in the WAL
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			var f *faulty
-			if c.confirmed {
-				f = publishing(t, ns.URL(), "odd").stopped(t)
-			} else {
-				f = unconfirmed(t, ns.URL(), "odd")
-			}
-			f.replaceStream(t, c.change)
-			for i := range meanwhile {
-				row(t, f.conn, "meanwhile", 500+i, "{}")
-			}
-			if !c.runs {
-				f.log.Reset()
-				f.start()
-				f.ends(4, "outflow repair --accept "+c.code)
-			}
-			was := f.state(t)
-			r, stderr, code := f.repair()
-			if code != 4 || r.Fault != c.code || r.Mode != c.mode || r.Missing != c.missing || f.state(t) != was {
-				t.Fatalf("look: exit code %d, %+v\n%s", code, r, stderr)
-			}
-			if r, stderr, code := f.repair("--accept", c.code); code != 0 || r.Published != c.missing {
-				t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
-			}
+	}, func(c tampered) string { return c.name }, func(t *testing.T, _ int, c tampered) {
+		var f *faulty
+		if c.confirmed {
+			f = publishing(t, ns.URL(), "odd").stopped(t)
+		} else {
+			f = unconfirmed(t, ns.URL(), "odd")
+		}
+		f.replaceStream(t, c.change)
+		for i := range meanwhile {
+			row(t, f.conn, "meanwhile", 500+i, "{}")
+		}
+		if !c.runs {
 			f.log.Reset()
 			f.start()
-			f.ready()
-			row(t, f.conn, "after", 2000, "{}")
-			f.complete(t, ns.URL(), c.stranger)
-			if code := f.term(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
-			if r, stderr, code := f.repair(); code != 0 || r.Fault != "" {
-				t.Errorf("afterwards: exit code %d, %+v\n%s", code, r, stderr)
-			}
-		})
-	}
+			f.ends(4, "outflow repair --accept "+c.code)
+		}
+		was := f.state(t)
+		r, stderr, code := f.repair()
+		if code != 4 || r.Fault != c.code || r.Mode != c.mode || r.Missing != c.missing || f.state(t) != was {
+			t.Fatalf("look: exit code %d, %+v\n%s", code, r, stderr)
+		}
+		if r, stderr, code := f.repair("--accept", c.code); code != 0 || r.Published != c.missing {
+			t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
+		}
+		f.log.Reset()
+		f.start()
+		f.ready()
+		row(t, f.conn, "after", 2000, "{}")
+		f.complete(t, ns.URL(), c.stranger)
+		if code := f.term(); code != 0 {
+			t.Errorf("stop: exit code %d", code)
+		}
+		if r, stderr, code := f.repair(); code != 0 || r.Fault != "" {
+			t.Errorf("afterwards: exit code %d, %+v\n%s", code, r, stderr)
+		}
+	})
 }
 
-// TestRepairRecordOfOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has to help.
-func TestRepairRecordOfOtherSettings(t *testing.T) {
-	slow(t)
-	t.Parallel()
-	ns := natstest.Server(t)
-	f := &faulty{js: js(t, ns.URL())}
-	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), ns.URL(), "other", "SINK_DURABLE_AFTER=1h", "REORDER_HORIZON=300ms")
+// tampered is a stream that somebody changed.
+type tampered struct {
+	name, code string
+	runs       bool // outflow run does not see it
+	confirmed  bool // what is in the stream, to PostgreSQL
+	change     func([]*verify.Message) []*verify.Message
+	mode       string
+	missing    int
+	stranger   uint64 // its sequence, for the comparison
+}
+
+// repairOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has to help.
+func repairOtherSettings(t *testing.T, natsURL string) {
+	f := &faulty{js: js(t, natsURL)}
+	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), natsURL, "other", "SINK_DURABLE_AFTER=1h", "REORDER_HORIZON=300ms")
 	f.init()
 	f.start()
 	f.ready()
@@ -140,20 +137,17 @@ func TestRepairRecordOfOtherSettings(t *testing.T) {
 	}
 	f.log.Reset()
 	f.start()
-	f.goesOn(t, ns.URL(), 0)
+	f.goesOn(t, natsURL, 0)
 }
 
-// TestRepairOtherCluster: the rows went to another cluster, of another version; the stream goes on from there.
-func TestRepairOtherCluster(t *testing.T) {
-	slow(t)
-	t.Parallel()
-	ns := natstest.Server(t)
+// repairOtherCluster: the rows went to another cluster, of another version; the stream goes on from there.
+func repairOtherCluster(t *testing.T, natsURL string) {
 	const name = "shop"
 	old, oldURL := own(t, pgtest.Server(t).Installation.Major, name)
 	now, url := own(t, otherMajor(t), name)
 	t.Logf("%v to %v", old.Installation, now.Installation)
-	f := &faulty{js: js(t, ns.URL()), url: oldURL, conn: db(t, oldURL)}
-	f.outflow = newOutflow(t, oldURL, ns.URL(), slotName("moved"))
+	f := &faulty{js: js(t, natsURL), url: oldURL, conn: db(t, oldURL)}
+	f.outflow = newOutflow(t, oldURL, natsURL, slotName("moved"))
 	f.named(strings.ToUpper(f.slot))
 	f.init()
 	f.start()
@@ -172,7 +166,7 @@ func TestRepairOtherCluster(t *testing.T) {
 	}
 	f.log.Reset()
 	f.start()
-	f.goesOn(t, ns.URL(), 0)
+	f.goesOn(t, natsURL, 0)
 }
 
 // own is a server of its own with a database.
