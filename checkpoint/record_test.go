@@ -16,7 +16,11 @@ func TestRecordRoundTrip(t *testing.T) {
 	full.Holes = []Range{{6, 7}, {9, 9}}
 	creating := record()
 	creating.Creating = true
-	for _, want := range []*Record{full, creating} {
+	begun, repairing, repaired := record(), record(at(0x1000, 5, 0)), record(at(0x1000, 7, 0))
+	begun.Repairing, begun.Base = "slot_missing", 5
+	repairing.Repairing, repairing.Base = "slot_missing", 5
+	repaired.Base = 7
+	for _, want := range []*Record{full, creating, begun, repairing, repaired} {
 		doc, err := want.Encode()
 		if err != nil {
 			t.Fatal(err)

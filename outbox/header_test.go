@@ -123,3 +123,17 @@ func FuzzHeaderRoundTrip(f *testing.F) {
 		}
 	})
 }
+
+// The id as it stands in the header tells events apart, also where it was cut.
+func TestHeaderID(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"", "6f9619ff-8b86", "a b=c id=d", " key=", strings.Repeat("x", 300), "=~" + strings.Repeat("0", 32)} {
+		h := Header{ID: id, Key: "k id=other"}
+		if got, want := HeaderID(h.String()), string(AppendHeaderValue(nil, id)); got != want {
+			t.Errorf("%q: %q stands in the header, want %q", id, got, want)
+		}
+	}
+	if got := HeaderID("none of ours"); got != "" {
+		t.Errorf("%q", got)
+	}
+}

@@ -20,7 +20,7 @@ type Snapshot struct {
 	cfg       Config
 	conn      *pgx.Conn
 	table     Table
-	published []string // columns, as the publication has them; nil: not said (PostgreSQL 14)
+	published []string // columns, as the publication has them; nil below PostgreSQL 18, which publishes no generated ones (and lists them)
 }
 
 // RowQuery says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
@@ -66,7 +66,7 @@ func OpenSnapshot(ctx context.Context, cfg Config, exported string) (_ *Snapshot
 		return nil, err
 	}
 	err = conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) FROM pg_publication_tables p
-		WHERE pubname = $1 AND schemaname = $2 AND tablename = $3 AND to_jsonb(p) ? 'attnames'`,
+		WHERE pubname = $1 AND schemaname = $2 AND tablename = $3 AND current_setting('server_version_num')::int >= 180000`,
 		cfg.Publication, s.table.Schema, s.table.Name).Scan(&s.published)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("read the published columns of %s.%s: %w", s.table.Schema, s.table.Name, err)
