@@ -107,13 +107,14 @@ func TestRepairKilled(t *testing.T) {
 	t.Logf("seed %d", seed)
 	publishingOften := []string{"publishing", "publishing", "publishing", "reading the headers", "publishing", "waiting"}
 	cases := []killing{
-		{gaps[0], append([]string{"making slot", "made, at"}, publishingOften...)}, // the slot is made anew
+		{gaps[0], append([]string{"making slot", "made, at"}, publishingOften...)},                     // the slot is made anew
+		{diverged, append([]string{"dropping slot", "dropping slot", "made, at"}, publishingOften...)}, // the same, with a slot that is there
 		{gaps[1], publishingOften},                                      // it is kept
 		{gaps[5], append([]string{"begins again"}, publishingOften...)}, // the stream is made anew
 	}
 	together(t, cases, func(c killing) string { return c.name }, func(t *testing.T, i int, c killing) {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		f := publishing(t, ns.URL(), "killed").stopped(t)
+		f := begin(t, ns.URL(), c.gap)
 		stop := writing(t, f.url)
 		defer stop()
 		mustExec(t, f.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 10000) n")
@@ -144,6 +145,24 @@ func TestRepairKilled(t *testing.T) {
 		stop()
 		f.complete(t, ns.URL(), 0)
 	})
+}
+
+// diverged has a slot that holds events which the stream has.
+var diverged = gap{name: "diverged", code: "divergence", smash: func(t *testing.T, f *faulty) {
+	f.replaceStream(t, func(all []*verify.Message) []*verify.Message {
+		last := all[len(all)-1]
+		last.Outflow.Thru++
+		last.Header.Set("Outflow", last.Outflow.String())
+		return all
+	})
+}}
+
+func begin(t *testing.T, natsURL string, g gap) *faulty {
+	t.Helper()
+	if g.code == "divergence" {
+		return unconfirmed(t, natsURL, "killed")
+	}
+	return publishing(t, natsURL, "killed").stopped(t)
 }
 
 // killing is a gap, and what a repair says when it is killed, or a moment later.

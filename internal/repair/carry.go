@@ -170,6 +170,9 @@ func (r *repair) renew(ctx context.Context, l *links, f *finding, p *plan) error
 	if err := r.awaitSlot(ctx, l); err != nil {
 		return err
 	}
+	if f.Slot.Exists {
+		r.say("dropping slot %s", r.cfg.Slot)
+	}
 	failover, err := l.pg.DropSlot(ctx)
 	if err != nil {
 		return err
