@@ -70,7 +70,7 @@ func (a *app) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	}
 	fmt.Fprintf(a.stdout, "drained: everything up to %v is published and confirmed; safe to stop, upgrade or move PostgreSQL\n", r.Confirmed)
 	if r.Holder != 0 {
-		fmt.Fprintf(a.stdout, "The outflow that holds the slot (server process %d) still runs: stop it before an upgrade.\n", r.Holder)
+		fmt.Fprintf(a.stdout, "The outflow that holds the slot (server process %d) still runs: stop it, and those that stand by, before an upgrade.\n", r.Holder)
 	}
 	return nil
 }

@@ -78,7 +78,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("under load: %+v, want %d messages, published by the outflow that runs, in several rounds", r, 2*ops)
 	}
 	out, _, code := o.exec("drain")
-	if code != 0 || !strings.Contains(out, "drained: everything up to ") || !strings.Contains(out, "still runs: stop it before an upgrade") {
+	if code != 0 || !strings.Contains(out, "drained: everything up to ") || !strings.Contains(out, "still runs: stop it") {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
 
