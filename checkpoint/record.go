@@ -64,6 +64,13 @@ func (r *Record) With(s Snapshot, seen outbox.LSN) *Record {
 	return &c
 }
 
+// LostFirstPlace tells a set-up that was complete, with a record of the first place that was lost again, with the end of the broker's
+// files. Nothing was confirmed then but that place, which is what the slot still says: outflow init takes it from there, and run
+// makes the messages again and compares.
+func (r *Record) LostFirstPlace(slot outbox.SlotState, stream outbox.StreamState) bool {
+	return r.Creating && slot.Exists && stream.Created.Equal(r.Created)
+}
+
 // Encode returns the record's JSON document. A record that Decode would refuse is an error.
 func (r *Record) Encode() ([]byte, error) {
 	c := *r

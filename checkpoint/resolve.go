@@ -105,6 +105,9 @@ func (v *resolver) left() outbox.LSN {
 	}
 	for _, p := range slices.Backward(v.Record.Places) {
 		if p.Seq <= v.Stream.LastSeq {
+			if end, left, _ := v.Server.History.Left(p.Timeline); left {
+				return min(p.Due, end) // what this server wrote from there on was not read
+			}
 			return p.Due
 		}
 	}
@@ -129,7 +132,7 @@ func (v *resolver) record() error {
 		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.cureRecord(v.Slot.Exists),
 			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
 	}
-	if rec.Creating && v.Stream.LastSeq > 0 {
+	if rec.Creating && v.Stream.LastSeq > 0 && !rec.LostFirstPlace(v.Slot, v.Stream) {
 		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.cureNotEmpty(),
 			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d", v.cfg.Stream, v.Stream.LastSeq)
 	}

@@ -127,6 +127,7 @@ func TestResolveRefuses(t *testing.T) {
 		}, "init_unfinished", outbox.Fatal, "", []string{"slot outflow is about to be made", "outflow init` again"}},
 		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = outbox.SlotState{} }, "stream_not_empty", outbox.Gap,
 			"0/0 to 0/5000", []string{"last sequence is 12", "outflow repair --accept stream_not_empty"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true }, "init_unfinished", outbox.Fatal, "", []string{"outflow init` again"}},
 		{func(r *Readings) { r.Record.Repairing = "slot_missing"; r.Server.SystemID = "1" }, "repair_unfinished", outbox.Gap,
 			"0/3000 to 0/5000", []string{"--accept slot_missing", "outflow repair --accept repair_unfinished"}},
 		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished", outbox.Gap, "0/0 to 0/5000", nil},

@@ -45,8 +45,10 @@ func (v *resolver) unknownTimeline(timeline uint32, what string) error {
 		"%s lies on timeline %d, which the server's timeline %d does not descend from", what, timeline, v.Server.History.Timeline)
 }
 
+// branchLost has the range that the old timeline has beyond the point where it was left; a slot that begins later than that, on the new
+// one, lacks what was committed up to it.
 func (v *resolver) branchLost(end, to outbox.LSN, why string, args ...any) error {
-	return v.gap("timeline_lost", end, to, v.cfg.cureBehind(), "the server that is now primary left the old timeline at %v, and %s",
+	return v.gap("timeline_lost", end, max(to, v.Slot.Confirmed), v.cfg.cureBehind(), "the server that is now primary left the old timeline at %v, and %s",
 		end, fmt.Sprintf(why, args...))
 }
 

@@ -48,6 +48,12 @@ func TestResolveAfterPromotion(t *testing.T) {
 		{"events of the branch are taken", func(r *Readings) { r.Record.Places[3].Taken = []outbox.Position{{LSN: 0x3001}} }, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
 		{"messages of the branch", func(r *Readings) { newest(r, 13); r.Record.Places = append(r.Record.Places, at(0x3100, 13, 0)) }, 0, nil,
 			"timeline_lost", "0/2800 to 0/3100"},
+		{"messages of the branch, and the slot begins on the new timeline", func(r *Readings) {
+			newest(r, 13)
+			r.Record.Places = append(r.Record.Places, at(0x3100, 13, 0))
+			r.Slot.Confirmed = 0x4000
+		}, 0, nil, "timeline_lost", "0/2800 to 0/4000"},
+		{"the slot is lost", func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, 0, nil, "slot_invalidated", "0/2800 to 0/5000"},
 		{"an unknown timeline", func(r *Readings) { r.Record.Places[3].Timeline = 3 }, 0, nil, "timeline_unknown", "0/3000 to 0/5000"},
 
 		{"the newest event is on the branch", func(r *Readings) { r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1 }, 0, nil,

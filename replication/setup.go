@@ -190,7 +190,11 @@ func (s *Setup) CreateSlot(ctx context.Context) (outbox.LSN, error) {
 		if _, err := tx.Exec(ctx, limit); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, "SELECT lsn::text FROM pg_create_logical_replication_slot($1, 'pgoutput')", s.cfg.Slot).Scan(&text)
+		arguments := "$1, 'pgoutput'"
+		if s.version >= 170000 {
+			arguments += ", failover => true" // standbys that synchronise slots have it after a promotion
+		}
+		return tx.QueryRow(ctx, "SELECT lsn::text FROM pg_create_logical_replication_slot("+arguments+")", s.cfg.Slot).Scan(&text)
 	})
 	if err != nil {
 		return 0, s.slotFault(ctx, patience, err)

@@ -64,6 +64,27 @@ func TestSlotStartsWhereItSays(t *testing.T) {
 	}
 }
 
+// From 17 on the slot is one that standbys may synchronise.
+func TestSlotIsForFailover(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		d := newDatabase(t, srv)
+		s := d.setup()
+		defer s.Close()
+		if _, err := s.CreateSlot(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		want := ""
+		if srv.Installation.Major >= 17 {
+			want = "true"
+		}
+		const failover = "SELECT coalesce(to_jsonb(s) ->> 'failover', '') FROM pg_replication_slots s WHERE slot_name = $1"
+		if got := d.text(failover, d.cfg.Slot); got != want {
+			t.Errorf("failover is %q, want %q", got, want)
+		}
+	})
+}
+
 // Creating a slot waits for every transaction that writes.
 func TestBlockedSlotNamesWhoBlocks(t *testing.T) {
 	t.Parallel()

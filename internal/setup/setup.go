@@ -166,7 +166,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	switch {
 	case r.Record != nil && !r.Record.Creating:
 		return s.existing(ctx, r)
-	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && !lostFirstPlace(r.Readings):
+	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstPlace(r.Slot, r.Stream)):
 		return s.resolve(r.Readings) // a gap: it says which
 	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
 		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
@@ -212,12 +212,6 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.report("checkpoint record: made, first place %v", start)
 	return nil
-}
-
-// lostFirstPlace tells a set-up that was complete: the record with the first place was made and lost again, with the end of the broker's
-// files. Nothing was confirmed then but that place, which is what the slot still says; run makes the messages again and compares.
-func lostFirstPlace(r checkpoint.Readings) bool {
-	return r.Record != nil && r.Record.Creating && r.Slot.Exists && r.Stream.Created.Equal(r.Record.Created)
 }
 
 // existing looks at a set-up that is complete.
