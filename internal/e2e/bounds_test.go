@@ -69,6 +69,7 @@ func newBounded(t *testing.T, key string, maxBytes, maxEvents int64, settings ..
 // await waits until the stream has had n messages, for as long as that takes while it moves.
 func (b *bounded) await(n int) {
 	b.t.Helper()
+	quiet := time.Duration(sized(20, 3)) * patience // the server decodes and sends a large transaction for minutes
 	last, since := uint64(0), time.Now()
 	for {
 		s, err := b.js.Stream(b.t.Context(), b.stream)
@@ -81,7 +82,7 @@ func (b *bounded) await(n int) {
 				last, since = got, time.Now()
 			}
 		}
-		if time.Since(since) > 5*patience || !b.child.Running() {
+		if time.Since(since) > quiet || !b.child.Running() {
 			b.t.Fatalf("no message since %v: %d of %d, %v", time.Since(since), last, n, err)
 		}
 		time.Sleep(20 * time.Millisecond) // until it is asked again
@@ -300,7 +301,7 @@ func (b *bounded) spilling(f *footprint, least int64) {
 // TestStopWhileSorting: a large transaction is sorted in one call, which may take minutes. SIGTERM ends outflow in the middle of it,
 // before a message of it is published; afterwards all of it is.
 func TestStopWhileSorting(t *testing.T) {
-	rows := sized(5_000_000, 300_000)
+	rows := sized(5_000_000, 200_000)
 	b := newBounded(t, "", mib, 65536, "REORDER_SORT=commit")
 	b.oneTransaction(rows, 100)
 	b.start()
