@@ -50,7 +50,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 		out: bufio.NewWriter(out), payload: o.Payload, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
 		buf: reorder.New(reorder.Config{
 			Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !layout.Mapping.Keyed(),
-			Scratch: scratch.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
+			Scratch: scratch.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
 		}),
 	}
 	defer i.buf.Discard()

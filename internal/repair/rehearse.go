@@ -18,7 +18,8 @@ func (r *repair) rehearse(ctx context.Context, l *links, place outbox.Place, his
 ) error {
 	dec := decoder.New(wiring.Decoder(r.cfg, l.layout))
 	buf := reorder.New(reorder.Config{
-		Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !l.layout.Mapping.Keyed(), Scratch: scratch.Dir(r.cfg.Reorder.SpillDir),
+		Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !l.layout.Mapping.Keyed(),
+		Scratch: scratch.Dir(r.cfg.Reorder.SpillDir), MaxSpill: r.cfg.Reorder.MaxSpill, Stop: ctx.Err,
 	})
 	defer buf.Discard()
 	var res decoder.Result
