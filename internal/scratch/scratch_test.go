@@ -21,6 +21,14 @@ func TestFileHasNoName(t *testing.T) {
 	if err != nil || len(names) > 0 {
 		t.Fatalf("the directory holds %v, %v; want nothing", names, err)
 	}
+	for what, c := range map[string]struct {
+		stat func() (fs.FileInfo, error)
+		want fs.FileMode
+	}{"file": {f.(*os.File).Stat, 0o600}, "directory": {func() (fs.FileInfo, error) { return os.Stat(dir) }, 0o700}} {
+		if info, err := c.stat(); err != nil || info.Mode().Perm() != c.want {
+			t.Errorf("the %s has mode %v, %v; want %v", what, info.Mode().Perm(), err, c.want)
+		}
+	}
 	for _, part := range []string{`{"doc":"note",`, `"n":1}`} {
 		if _, err := f.Write([]byte(part)); err != nil {
 			t.Fatal(err)
