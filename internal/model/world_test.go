@@ -2,6 +2,7 @@ package model
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -43,8 +44,9 @@ type world struct {
 type revision struct {
 	number uint64
 	doc    []byte
-	at     int // when it was stored
-	synced int // when it is on disk
+	rec    *checkpoint.Record // what doc says, once it was read
+	at     int                // when it was stored
+	synced int                // when it is on disk
 }
 
 type sent struct {
@@ -101,11 +103,16 @@ func (w *world) newest() int {
 }
 
 func (w *world) readings() (checkpoint.Readings, uint64, error) {
-	last := w.records[len(w.records)-1]
-	rec, err := checkpoint.Decode(last.doc)
-	if err != nil {
-		return checkpoint.Readings{}, 0, err
+	last := &w.records[len(w.records)-1]
+	if last.rec == nil {
+		var err error
+		if last.rec, err = checkpoint.Decode(last.doc); err != nil {
+			return checkpoint.Readings{}, 0, err
+		}
 	}
+	c := *last.rec
+	rec := &c
+	rec.Places = slices.Clone(c.Places)
 	rec.StoredAt(epoch.Add(time.Duration(last.at) * time.Second))
 	r := checkpoint.Readings{
 		Slot:   outbox.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: w.confirmed},
