@@ -51,7 +51,7 @@ Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be ca
 	f.Uint64Var(&o.Seed, "seed", 0, "of schedule and load; 0: a random one, which is printed")
 	f.DurationVar(&o.Duration, "duration", 0, "how long the attack lasts (default 1m, or until --kills are reached)")
 	f.IntVar(&o.Kills, "kills", 0, "end the attack after so many kills of outflow")
-	f.StringVar(&o.Faults, "faults", "all", "which faults: names and groups (outflow, postgres, nats, network, disk, clock), comma-separated; a minus in front leaves out")
+	f.StringVar(&o.Faults, "faults", "all", "which faults: names and groups (outflow, postgres, nats, network, disk, clock), comma-separated; -name leaves out, name*3 strikes more often")
 	f.IntVar(&o.Replicas, "replicas", 1, "of the streams: 1, or 3 with three NATS servers for each victim")
 	f.IntVar(&o.Victims, "victims", 2, "slots that are attacked at the same time, each with two outflows and a NATS of its own")
 	f.DurationVar(&o.Every, "every", o.Every, "mean time between two faults on one victim (default 1.5s)")

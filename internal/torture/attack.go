@@ -189,7 +189,7 @@ func (a *attack) strike(ctx context.Context, e *Entry) error {
 		victims = victims[e.Victim : e.Victim+1]
 	}
 	a.w.screen.strike(e)
-	begun, before := time.Now(), published(victims)
+	before := published(victims)
 	err = e.kind.strike(ctx, s)
 	release()
 	switch {
@@ -211,7 +211,6 @@ func (a *attack) strike(ctx context.Context, e *Entry) error {
 		if about.name == "nats.kill" && a.w.o.Replicas > 1 && e.Params.Node == 0 {
 			t.leaders++
 		}
-		t.lasted = append(t.lasted, ended.Sub(begun))
 		t.Events += max(0, published(victims)-before)
 		if recovered {
 			t.recovered = append(t.recovered, time.Since(ended))
@@ -283,7 +282,8 @@ func (a *attack) settle(ctx context.Context) {
 	behind := func() (names []string) {
 		for _, v := range a.w.everybody() {
 			if !v.caughtUp(rows) {
-				names = append(names, fmt.Sprintf("%s has %d of %d messages; the log of %v ends with:\n%s", v.slot, v.published.Load(), rows, v.instances[0], v.instances[0].tail()))
+				names = append(names, fmt.Sprintf("%s has %d of %d messages; the log of %v ends with:\n%s",
+					v.slot, v.published.Load(), rows, v.instances[0], v.instances[0].tail()))
 			}
 		}
 		return names

@@ -45,7 +45,8 @@ func newBroker(dir, url string, replicas int, stream string) (b *broker, err err
 	}
 	b.conn, err = nats.Connect(strings.Join(b.urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
 		nats.ReconnectJitter(20*time.Millisecond, 20*time.Millisecond), nats.IgnoreDiscoveredServers(),
-		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2), nats.Timeout(time.Second), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2), nats.Timeout(time.Second),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		return b, err
 	}

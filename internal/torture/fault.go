@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -117,7 +117,7 @@ var all = []fault{
 	pgCrash{"kill"}, pgCrash{"immediate"}, pgCrash{"fast"}, pgTerminate{},
 	natsKill{}, natsPause{}, natsAway{}, natsTail{}, natsStepDown{},
 	linkCut{}, linkRefuse{}, linkHalfOpen{}, linkSlow{}, linkAckLost{},
-	spillFull{}, clockStep{},
+	spillFull{}, clockStep{}, clockOutflow{},
 }
 
 // Faults lists all kinds of faults with what they do, for the help text.
@@ -129,9 +129,15 @@ func Faults() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// choose returns the kinds that a list names and that fit.
-func choose(list string, s *shape) ([]fault, error) {
-	var chosen []fault
+// chosen is a kind that may strike, and how often against the others.
+type chosen struct {
+	fault
+	weight int
+}
+
+// choose returns the kinds that a list names and that fit. "name*3" makes them strike three times as often as they would.
+func choose(list string, s *shape) ([]chosen, error) {
+	times := map[fault]int{}
 	matches := func(name string) (found []fault) {
 		for _, f := range all {
 			if a := f.about(); name == "all" || name == a.name || name == a.group() {
@@ -142,8 +148,11 @@ func choose(list string, s *shape) ([]fault, error) {
 	}
 	for i, word := range strings.Split(list, ",") {
 		name, without := strings.CutPrefix(strings.TrimSpace(word), "-")
+		name, factor, multiplied := strings.Cut(name, "*")
 		if i == 0 && (name == "" || without) {
-			chosen = slices.Clone(all)
+			for _, f := range all {
+				times[f] = 1
+			}
 		}
 		if name == "" {
 			continue
@@ -152,16 +161,24 @@ func choose(list string, s *shape) ([]fault, error) {
 		if len(found) == 0 {
 			return nil, usage(fmt.Sprintf("--faults %s: there is no fault %q", list, name), "outflow torture --help lists them")
 		}
-		if without {
-			chosen = slices.DeleteFunc(chosen, func(f fault) bool { return slices.Contains(found, f) })
-		} else {
-			chosen = append(chosen, found...)
+		n := 1
+		if multiplied {
+			var err error
+			if n, err = strconv.Atoi(factor); err != nil || n < 1 || n > 1000 || without {
+				return nil, usage(fmt.Sprintf("--faults %s: %q is not possible", list, word), "Give a name and a factor from 1 to 1000, such as nats.tail*10")
+			}
+		}
+		for _, f := range found {
+			times[f] = n
+			if without {
+				delete(times, f)
+			}
 		}
 	}
-	var fit []fault
-	for _, f := range all { // each once, in the order of the list
-		if slices.Contains(chosen, f) && f.fits(s) {
-			fit = append(fit, f)
+	var fit []chosen
+	for _, f := range all {
+		if times[f] > 0 && f.fits(s) {
+			fit = append(fit, chosen{f, times[f] * f.about().weight})
 		}
 	}
 	if len(fit) == 0 {

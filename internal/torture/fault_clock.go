@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/failpoint"
 	"github.com/outflowhq/outflow/internal/pgserver"
 )
 
@@ -17,8 +18,8 @@ func clockLibrary(o *Options) string {
 	if o.PostgresURL != "" {
 		return ""
 	}
-	for _, pattern := range []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1"} {
-		if found, _ := filepath.Glob(pattern); len(found) > 0 { // the only error is a bad pattern
+	for _, dir := range []string{"/usr/lib/*", "/usr/lib*", "/usr/local/lib"} {
+		if found, _ := filepath.Glob(dir + "/faketime/libfaketime.so.1"); len(found) > 0 { // the only error is a bad pattern
 			return found[0]
 		}
 	}
@@ -54,8 +55,10 @@ func newClock(dir, library string, i pgserver.Installation) (*clock, error) {
 	if err := os.Remove(postgres); err != nil {
 		return nil, err
 	}
-	script := fmt.Sprintf("#!/bin/sh\nexport LD_PRELOAD='%s' FAKETIME_TIMESTAMP_FILE='%s' FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_NO_CACHE=0\nexec '%s' \"$@\"\n",
-		library, c.file, filepath.Join(i.Bin, "postgres"))
+	script := fmt.Sprintf(`#!/bin/sh
+export LD_PRELOAD='%s' FAKETIME_TIMESTAMP_FILE='%s' FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1
+exec '%s' "$@"
+`, library, c.file, filepath.Join(i.Bin, "postgres"))
 	if err := os.WriteFile(postgres, []byte(script), 0o755); err != nil { //nolint:gosec // the same
 		return nil, err
 	}
@@ -79,7 +82,10 @@ func (c *clock) set(offset time.Duration) error {
 type clockStep struct{}
 
 func (clockStep) about() about {
-	return about{name: "clock.step", does: "PostgreSQL's clock steps by up to 10 s, forth or back, and returns (needs libfaketime)", weight: 2, holds: []resource{thePostgresClock}, shared: true}
+	return about{
+		name: "clock.step", does: "PostgreSQL's clock steps by up to 10 s, forth or back, and returns (needs libfaketime)",
+		weight: 2, holds: []resource{thePostgresClock}, shared: true,
+	}
 }
 func (clockStep) fits(s *shape) bool { return s.clock != "" }
 func (clockStep) plan(r *rand.Rand, _ *shape) Params {
@@ -96,4 +102,36 @@ func (clockStep) strike(ctx context.Context, a *strike) error {
 	}
 	_ = pause(ctx, a.Hold) // it goes back in any case
 	return a.w.clock.set(0)
+}
+
+// clockOutflow is an outflow on a machine whose clock is wrong: it holds the slot for a while, then the others take over what it wrote.
+type clockOutflow struct{}
+
+func (clockOutflow) about() about {
+	return about{
+		name: "clock.outflow", does: "the clock of one outflow's machine is up to an hour ahead or behind",
+		weight: 3, holds: []resource{theOutflows},
+	}
+}
+func (clockOutflow) fits(*shape) bool { return true }
+func (clockOutflow) plan(r *rand.Rand, _ *shape) Params {
+	step := between(r, time.Second, time.Hour).Round(time.Second)
+	if r.IntN(2) == 0 {
+		step = -step
+	}
+	return Params{Step: step, Hold: between(r, 500*time.Millisecond, 4*time.Second)}
+}
+
+func (clockOutflow) strike(ctx context.Context, a *strike) error {
+	i, err := only(a, fmt.Sprintf("%s%s:%v", pointEnv, failpoint.Clock, a.Step))
+	if err != nil {
+		return err
+	}
+	_ = await(ctx, a.Hold, func() bool { return i.state(ctx) == "running" })
+	err = a.v.all(nil) // they stand by
+	if err == nil {
+		err = pause(ctx, a.Hold)
+	}
+	i.kill()
+	return a.v.all(err)
 }

@@ -34,7 +34,10 @@ func nodeOf(r *rand.Rand, s *shape) int {
 type natsKill struct{}
 
 func (natsKill) about() about {
-	return about{name: "nats.kill", does: "kill -9 of a NATS server (of three: of the leader or another)", weight: 10, holds: []resource{theNATS}}
+	return about{
+		name: "nats.kill", does: "kill -9 of a NATS server (of three: of the leader or another)",
+		weight: 10, holds: []resource{theNATS},
+	}
 }
 func (natsKill) fits(s *shape) bool { return s.ownNATS }
 func (natsKill) plan(r *rand.Rand, s *shape) Params {
@@ -54,7 +57,10 @@ func (natsKill) strike(ctx context.Context, a *strike) error {
 type natsPause struct{}
 
 func (natsPause) about() about {
-	return about{name: "nats.pause", does: "SIGSTOP of a NATS server for up to 7 s (an acknowledgement is waited for 5 s), SIGCONT", weight: 4, holds: []resource{theNATS}}
+	return about{
+		name: "nats.pause", does: "SIGSTOP of a NATS server for up to 7 s (an acknowledgement is waited for 5 s), SIGCONT",
+		weight: 4, holds: []resource{theNATS},
+	}
 }
 func (natsPause) fits(s *shape) bool { return s.ownNATS }
 func (natsPause) plan(r *rand.Rand, s *shape) Params {
@@ -78,8 +84,10 @@ func (natsPause) strike(ctx context.Context, a *strike) error {
 type natsAway struct{}
 
 func (natsAway) about() about {
-	return about{name: "nats.away", does: "NATS is away for longer than wal_sender_timeout (5 s): 6 s, a minute in long runs", weight: 1, holds: []resource{theNATS},
-		gap: 40 * time.Second}
+	return about{
+		name: "nats.away", does: "NATS is away for longer than wal_sender_timeout (5 s): 6 s, a minute in long runs",
+		weight: 1, holds: []resource{theNATS}, gap: 40 * time.Second,
+	}
 }
 func (natsAway) fits(s *shape) bool { return s.ownNATS }
 func (natsAway) plan(r *rand.Rand, s *shape) Params {

@@ -66,7 +66,10 @@ func (linkCut) strike(_ context.Context, a *strike) error {
 type linkRefuse struct{}
 
 func (linkRefuse) about() about {
-	return about{name: "network.refuse", does: "connections are reset, and new ones refused for up to 3 s", weight: 3, holds: []resource{theLink}}
+	return about{
+		name: "network.refuse", does: "connections are reset, and new ones refused for up to 3 s",
+		weight: 3, holds: []resource{theLink},
+	}
 }
 func (linkRefuse) fits(s *shape) bool { return linked(s) }
 func (linkRefuse) plan(r *rand.Rand, s *shape) Params {
@@ -87,7 +90,10 @@ const (
 )
 
 func (linkHalfOpen) about() about {
-	return about{name: "network.halfopen", does: "connections stay open and pass nothing, in one direction or both, for up to 8 s", weight: 4, holds: []resource{theLink}}
+	return about{
+		name: "network.halfopen", does: "connections stay open and pass nothing, in one direction or both, for up to 8 s",
+		weight: 4, holds: []resource{theLink},
+	}
 }
 func (linkHalfOpen) fits(s *shape) bool { return linked(s) }
 func (linkHalfOpen) plan(r *rand.Rand, s *shape) Params {
@@ -95,7 +101,8 @@ func (linkHalfOpen) plan(r *rand.Rand, s *shape) Params {
 	if r.IntN(2) == 0 {
 		what += stallDropped
 	}
-	return Params{Side: side(r, s), Hold: between(r, 200*time.Millisecond, []time.Duration{2 * time.Second, 8 * time.Second}[r.IntN(2)]), What: what}
+	most := []time.Duration{2 * time.Second, 8 * time.Second}[r.IntN(2)]
+	return Params{Side: side(r, s), Hold: between(r, 200*time.Millisecond, most), What: what}
 }
 func (linkHalfOpen) strike(ctx context.Context, a *strike) error {
 	lost := a.What == bothWays+stallDropped || a.What == fromOutflow+stallDropped || a.What == towardsIt+stallDropped
@@ -109,7 +116,10 @@ func (linkHalfOpen) strike(ctx context.Context, a *strike) error {
 type linkSlow struct{}
 
 func (linkSlow) about() about {
-	return about{name: "network.slow", does: "a slow link: up to 300 ms more each way, or down to 32 KiB/s", weight: 4, holds: []resource{theLink}}
+	return about{
+		name: "network.slow", does: "a slow link: up to 300 ms more each way, or down to 32 KiB/s",
+		weight: 4, holds: []resource{theLink},
+	}
 }
 func (linkSlow) fits(s *shape) bool { return linked(s) }
 func (linkSlow) plan(r *rand.Rand, s *shape) Params {
@@ -129,11 +139,18 @@ func (linkSlow) strike(ctx context.Context, a *strike) error {
 type linkAckLost struct{}
 
 func (linkAckLost) about() about {
-	return about{name: "network.acklost", does: "messages are stored, and the acknowledgements are lost on their way; then a reset", weight: 6, holds: []resource{theLink}}
+	return about{
+		name: "network.acklost", does: "messages are stored, and the acknowledgements are lost on their way; then a reset",
+		weight: 6, holds: []resource{theLink},
+	}
 }
 func (linkAckLost) fits(s *shape) bool { return s.natsLink }
 func (linkAckLost) plan(r *rand.Rand, _ *shape) Params {
-	return Params{Side: sideNATS, Hold: between(r, 10*time.Millisecond, []time.Duration{300 * time.Millisecond, 6 * time.Second}[min(r.IntN(6), 1)*min(r.IntN(2), 1)])}
+	most := 300 * time.Millisecond
+	if r.IntN(3) == 0 {
+		most = 6 * time.Second // an acknowledgement is waited for 5 s
+	}
+	return Params{Side: sideNATS, Hold: between(r, 10*time.Millisecond, most)}
 }
 func (linkAckLost) strike(ctx context.Context, a *strike) error {
 	return a.during(ctx, func(p *faultproxy.Proxy) { p.Drop(faultproxy.ToClient, true) }, true)

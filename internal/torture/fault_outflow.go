@@ -68,7 +68,10 @@ const (
 )
 
 func (zombie) about() about {
-	return about{name: "outflow.zombie", does: "SIGSTOP of the outflow that publishes, another takes over, SIGCONT", weight: 5, holds: []resource{theOutflows}}
+	return about{
+		name: "outflow.zombie", does: "SIGSTOP of the outflow that publishes, another takes over, SIGCONT",
+		weight: 5, holds: []resource{theOutflows},
+	}
 }
 func (zombie) fits(*shape) bool { return true }
 func (zombie) plan(r *rand.Rand, s *shape) Params {
@@ -119,8 +122,10 @@ func (zombie) strike(ctx context.Context, a *strike) error {
 type resettings struct{}
 
 func (resettings) about() about {
-	return about{name: "outflow.settings", does: "an instance starts with other ordering settings (the last victim only; its order is judged by the WAL alone)", weight: 3,
-		holds: []resource{theOutflows}}
+	return about{
+		name: "outflow.settings", does: "an instance starts with other ordering settings (the last victim only; its order is judged by the WAL alone)",
+		weight: 3, holds: []resource{theOutflows},
+	}
 }
 func (resettings) fits(s *shape) bool { return s.victims > 1 }
 func (resettings) plan(r *rand.Rand, _ *shape) Params {

@@ -64,7 +64,8 @@ func (pgTerminate) strike(ctx context.Context, a *strike) error {
 
 func terminateWalsender(ctx context.Context, a *strike) error {
 	var n int
-	err := a.w.query(ctx, []any{&n}, `SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL`, a.v.slot)
+	err := a.w.query(ctx, []any{&n}, `SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots
+		WHERE slot_name = $1 AND active_pid IS NOT NULL`, a.v.slot)
 	if err == nil && n == 0 {
 		err = errMissed
 	}

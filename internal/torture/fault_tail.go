@@ -27,8 +27,10 @@ const (
 )
 
 func (natsTail) about() about {
-	return about{name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or both; the sequence goes back, or stays with a hole)", weight: 3,
-		holds: []resource{theNATS, theNATSLink}, gap: 20 * time.Second}
+	return about{
+		name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or both; the sequence goes back, or stays with a hole)",
+		weight: 3, holds: []resource{theNATS, theNATSLink}, gap: tornAgain,
+	}
 }
 func (natsTail) fits(s *shape) bool { return s.ownNATS && s.replicas == 1 }
 func (natsTail) plan(r *rand.Rand, _ *shape) Params {

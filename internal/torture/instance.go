@@ -31,7 +31,7 @@ type instance struct {
 	mu       sync.Mutex
 	settings string           // ordering settings, as environment
 	child    *process.Process // nil: never started
-	mayEnd   *atomic.Bool     // the child's end is our doing
+	end      *ending          // of the child
 	starts   int
 	started  time.Time
 }
@@ -91,14 +91,20 @@ func (i *instance) start(extra ...string) error {
 	if err != nil {
 		return fmt.Errorf("start outflow: %w", err)
 	}
-	i.child, i.mayEnd, i.started = child, &atomic.Bool{}, time.Now()
-	go i.guard(child, i.mayEnd)
+	i.child, i.end, i.started = child, &ending{}, time.Now()
+	go i.guard(child, i.end)
 	return nil
 }
 
-// guard waits for the end, which must be our doing.
-func (i *instance) guard(child *process.Process, mayEnd *atomic.Bool) {
-	if err := child.Wait(); !mayEnd.Load() {
+// ending says which end of a child is no surprise.
+type ending struct {
+	ours    atomic.Bool // any: it is our doing
+	byPoint atomic.Bool // by kill -9: it does that to itself
+}
+
+// guard waits for the end, which must be no surprise.
+func (i *instance) guard(child *process.Process, end *ending) {
+	if err := child.Wait(); !end.ours.Load() && !(end.byPoint.Load() && endedBy(err, syscall.SIGKILL)) {
 		i.v.w.fail("outflow %v ended by itself: %v; its log ends with:\n%s", i, exitText(err), i.tail())
 	}
 }
@@ -108,7 +114,7 @@ func (i *instance) expectEnd() *process.Process {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.child != nil {
-		i.mayEnd.Store(true)
+		i.end.ours.Store(true)
 	}
 	return i.child
 }
@@ -147,14 +153,26 @@ func (i *instance) term() {
 
 // tooEarly tells whether a process ended by SIGTERM itself, because it had only just begun and handled no signals yet.
 func (i *instance) tooEarly(err error) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return endedBy(err, syscall.SIGTERM) && time.Since(i.started) < time.Second
+}
+
+// endedBy tells whether a process was ended by a signal.
+func endedBy(err error, signal syscall.Signal) bool {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
 		return false
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == signal
+}
+
+// endsItself says that it will end as by kill -9.
+func (i *instance) endsItself() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM && time.Since(i.started) < time.Second
+	i.end.byPoint.Store(true)
 }
 
 func (i *instance) pause() error { return ignoreGone(i.expectAlive().Pause()) }

@@ -3,6 +3,7 @@ package torture
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/verify"
 )
@@ -60,7 +62,7 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 	}
 	w.screen.event("stopped; the judge reads the WAL, the table and %d streams", len(w.victims)+1)
 	err := w.truth.with(ctx, func(conn *pgx.Conn) error {
-		if err := w.truth.reader.Read(ctx, conn); err != nil {
+		if err := w.truth.readAll(ctx, conn); err != nil {
 			return err
 		}
 		check, err := w.truth.reader.Truth().CheckTable(ctx, conn, "public."+quoted(w.table), verify.DefaultColumns)
@@ -101,6 +103,18 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 	r.decide()
 	return r, nil
 }
+
+// readAll reads to the end. A reading that was cut short, by the end of the attack or by a fault, may hold the slot for a moment.
+func (t *truth) readAll(ctx context.Context, conn *pgx.Conn) (err error) {
+	await(ctx, catchUpLimit, func() bool {
+		err = t.reader.Read(ctx, conn)
+		inUse, ok := errors.AsType[*pgconn.PgError](err)
+		return !ok || inUse.Code != objectInUse
+	})
+	return err
+}
+
+const objectInUse = "55006"
 
 // judge compares a victim's stream with the WAL.
 func (v *victim) judge(ctx context.Context, t *verify.Truth, timeline func(verify.LSN) uint32) (s Stream, err error) {

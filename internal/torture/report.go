@@ -54,8 +54,8 @@ type Tally struct {
 	Median time.Duration `json:"recovery_median"` // from the fault's end until all that was committed by then was published
 	Max    time.Duration `json:"recovery_max"`
 
-	lasted, recovered []time.Duration
-	leaders           int // of the servers that were struck
+	recovered []time.Duration
+	leaders   int // of the servers that were struck
 }
 
 // Kills are how often something was ended hard.

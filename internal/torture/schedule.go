@@ -32,12 +32,12 @@ const warmUp = 500 * time.Millisecond
 const sharedEvery = 4
 
 // schedule is the plan of the attack: a pure function of seed, options and shape.
-func schedule(o *Options, s *shape, chosen []fault) []Entry {
+func schedule(o *Options, s *shape, kinds []chosen) []Entry {
 	if o.Kills == 0 {
-		return timetable(o, s, chosen, o.Duration)
+		return timetable(o, s, kinds, o.Duration)
 	}
 	for d := max(o.Every, time.Duration(o.Kills)*o.Every/time.Duration(s.victims)); ; d *= 2 {
-		all := timetable(o, s, chosen, d)
+		all := timetable(o, s, kinds, d)
 		n := 0
 		for i := range all {
 			if all[i].kind.about().kills {
@@ -54,9 +54,9 @@ func schedule(o *Options, s *shape, chosen []fault) []Entry {
 }
 
 // timetable plans for a time.
-func timetable(o *Options, s *shape, chosen []fault, d time.Duration) []Entry {
-	var own, shared []fault
-	for _, f := range chosen {
+func timetable(o *Options, s *shape, kinds []chosen, d time.Duration) []Entry {
+	var own, shared []chosen
+	for _, f := range kinds {
 		if f.about().shared {
 			shared = append(shared, f)
 		} else {
@@ -65,8 +65,8 @@ func timetable(o *Options, s *shape, chosen []fault, d time.Duration) []Entry {
 	}
 	var all []Entry
 	for v := range s.victims {
-		fits := slices.DeleteFunc(slices.Clone(own), func(f fault) bool {
-			_, changes := f.(resettings)
+		fits := slices.DeleteFunc(slices.Clone(own), func(f chosen) bool {
+			_, changes := f.fault.(resettings)
 			return changes && v != s.victims-1 // the others stay comparable with the twin
 		})
 		all = append(all, line(rand.New(rand.NewPCG(o.Seed, uint64(v))), s, fits, v, o.Every, d)...)
@@ -81,7 +81,7 @@ func timetable(o *Options, s *shape, chosen []fault, d time.Duration) []Entry {
 }
 
 // line plans what happens to one victim.
-func line(r *rand.Rand, s *shape, kinds []fault, victim int, every, d time.Duration) (entries []Entry) {
+func line(r *rand.Rand, s *shape, kinds []chosen, victim int, every, d time.Duration) (entries []Entry) {
 	if len(kinds) == 0 {
 		return nil
 	}
@@ -92,8 +92,7 @@ func line(r *rand.Rand, s *shape, kinds []fault, victim int, every, d time.Durat
 		if at >= d {
 			return entries
 		}
-		f := pick(r, kinds, func(f fault) bool {
-			a := f.about()
+		f := pick(r, kinds, func(a about) bool {
 			before, ok := last[a.name]
 			return !ok || at-before >= a.gap
 		})
@@ -106,11 +105,11 @@ func line(r *rand.Rand, s *shape, kinds []fault, victim int, every, d time.Durat
 }
 
 // pick chooses a kind by weight.
-func pick(r *rand.Rand, kinds []fault, allowed func(fault) bool) fault {
+func pick(r *rand.Rand, kinds []chosen, allowed func(about) bool) fault {
 	total := 0
 	for _, f := range kinds {
-		if allowed(f) {
-			total += f.about().weight
+		if allowed(f.about()) {
+			total += f.weight
 		}
 	}
 	if total == 0 {
@@ -118,11 +117,11 @@ func pick(r *rand.Rand, kinds []fault, allowed func(fault) bool) fault {
 	}
 	n := r.IntN(total)
 	for _, f := range kinds {
-		if !allowed(f) {
+		if !allowed(f.about()) {
 			continue
 		}
-		if n -= f.about().weight; n < 0 {
-			return f
+		if n -= f.weight; n < 0 {
+			return f.fault
 		}
 	}
 	return nil

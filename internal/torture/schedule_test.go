@@ -16,11 +16,11 @@ func planned(t *testing.T, o Options) []Entry {
 	}
 	s := shapeOf(&o)
 	s.clock = "" // the same on every machine
-	chosen, err := choose(o.Faults, &s)
+	kinds, err := choose(o.Faults, &s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return schedule(&o, &s, chosen)
+	return schedule(&o, &s, kinds)
 }
 
 func text(plan []Entry) string {
@@ -83,7 +83,7 @@ func TestServersOfSomebodyElseAreNotHarmed(t *testing.T) {
 	o := Options{Seed: 1, Duration: time.Hour, PostgresURL: "postgres://u@db:5432/app", NATSURL: "nats://n:4222"}
 	for _, e := range planned(t, o) {
 		group := e.kind.about().group()
-		if group == "nats" || group == "clock" || group == "postgres" && e.Fault != "postgres.terminate" || e.Params.What == byTimeout {
+		if group == "nats" || e.Fault == "clock.step" || group == "postgres" && e.Fault != "postgres.terminate" || e.Params.What == byTimeout {
 			t.Errorf("%s %v", e.Fault, e.Params)
 		}
 	}
@@ -102,7 +102,7 @@ func TestChoose(t *testing.T) {
 		"outflow.kill, nats.kill":               {"outflow.kill", "nats.kill"},
 		"disk,outflow.kill,outflow.kill":        {"outflow.kill", "disk.full"},
 		"outflow,-outflow.zombie,-outflow.term": {"outflow.kill", "outflow.point", "outflow.settings"},
-		"-network,-nats,-postgres,-outflow":     {"disk.full"},
+		"-network,-nats,-postgres,-outflow":     {"disk.full", "clock.outflow"},
 	} {
 		chosen, err := choose(list, &s)
 		var got []string
@@ -113,10 +113,23 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", list, got, err, want)
 		}
 	}
-	for _, list := range []string{"outflow.kil", "nats.stepdown", "-all"} {
+	for _, list := range []string{"outflow.kil", "nats.stepdown", "-all", "nats.tail*0", "nats.tail*x", "-nats.tail*2"} {
 		if _, err := choose(list, &s); outbox.ClassOf(err) != outbox.Usage {
 			t.Errorf("%s: %v", list, err)
 		}
+	}
+}
+
+func TestFactor(t *testing.T) {
+	t.Parallel()
+	count := func(list string) (tails int) {
+		for _, e := range planned(t, Options{Seed: 1, Duration: time.Hour, Every: time.Minute, Faults: list}) {
+			tails += strings.Count(e.Fault, "nats.tail")
+		}
+		return tails
+	}
+	if once, often := count("all"), count("all,nats.tail*50"); often < 5*once {
+		t.Errorf("%d lost tails, and %d with a factor", once, often)
 	}
 }
 

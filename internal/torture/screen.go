@@ -31,13 +31,14 @@ func (s *screen) line(format string, args ...any) {
 	fmt.Fprintf(s.out, format+"\n", args...)
 }
 
-func (s *screen) head(o *Options, shape *shape, chosen []fault, plan []Entry) {
+func (s *screen) head(o *Options, shape *shape, kinds []chosen, plan []Entry) {
 	until := fmt.Sprintf("for %v", o.Duration)
 	if o.Kills > 0 {
 		until = fmt.Sprintf("until %d kills of outflow", o.Kills)
 	}
 	s.line("seed      %d", o.Seed)
-	s.line("attack    %s: %d faults of %d kinds on %d victims with %d replicas, horizon %v, sort %s", until, len(plan), len(chosen), shape.victims, shape.replicas, o.Horizon, o.Sort)
+	s.line("attack    %s: %d faults of %d kinds on %d victims with %d replicas, horizon %v, sort %s",
+		until, len(plan), len(kinds), shape.victims, shape.replicas, o.Horizon, o.Sort)
 	var out []string
 	for _, f := range all {
 		if !f.fits(shape) {
@@ -70,7 +71,8 @@ func (s *screen) outflows(w *world) {
 		if v == w.twin {
 			who = "the twin"
 		}
-		s.line("outflow   %s: slot %s, %d instances, nats %s, status page http://%s/", who, v.slot, len(v.instances), strings.Join(v.nats.urls, ","), v.instances[0].listen)
+		s.line("outflow   %s: slot %s, %d instances, nats %s, status page http://%s/",
+			who, v.slot, len(v.instances), strings.Join(v.nats.urls, ","), v.instances[0].listen)
 	}
 }
 
@@ -111,7 +113,8 @@ func (s *screen) report(r *Report) {
 		s.line("%-20s %8d %10d %12s %12s%s", t.Fault, t.Strikes, t.Events, ms(t.Median), ms(t.Max), note)
 	}
 	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, other faults going on meanwhile")
-	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d; leaders %d. Left out for want of time: %d", r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
+	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d, leaders %d. Left out for want of time: %d",
+		r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
 	s.line("caught up %v after the end of the attack; %v in all", ms(r.CatchUp), r.Took.Round(time.Second))
 	if r.Failure != "" {
 		s.line("\nFAILED: %s", r.Failure)
@@ -132,10 +135,12 @@ func (s *screen) verdict(r *Report) {
 	if r.Table != "" {
 		s.line("  WAL and table differ: %s", r.Table)
 	}
-	s.line("  %-28s %9s %8s %8s %8s %8s %8s %8s %8s  %s", "stream", "published", "missing", "repeated", "changed", "header", "order", "aborted", "foreign", "twin")
+	s.line("  %-28s %9s %8s %8s %8s %8s %8s %8s %8s  %s",
+		"stream", "published", "missing", "repeated", "changed", "header", "order", "aborted", "foreign", "twin")
 	for i := range r.Streams {
 		t := &r.Streams[i]
-		s.line("  %-28s %9d %8d %8d %8d %8d %8d %8d %8d  %s", t.Name, t.Published, t.Missing, t.Repeated, t.Changed, t.Header, t.OutOfOrder, t.Aborted, t.Foreign, t.Twin)
+		s.line("  %-28s %9d %8d %8d %8d %8d %8d %8d %8d  %s",
+			t.Name, t.Published, t.Missing, t.Repeated, t.Changed, t.Header, t.OutOfOrder, t.Aborted, t.Foreign, t.Twin)
 		if t.First != "" {
 			s.line("    first: %s", t.First)
 		}

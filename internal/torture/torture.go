@@ -117,13 +117,13 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 		return false, err
 	}
 	s := shapeOf(&o)
-	chosen, err := choose(o.Faults, &s)
+	kinds, err := choose(o.Faults, &s)
 	if err != nil {
 		return false, err
 	}
-	plan := schedule(&o, &s, chosen)
+	plan := schedule(&o, &s, kinds)
 	p := newScreen(&o)
-	p.head(&o, &s, chosen, plan)
+	p.head(&o, &s, kinds, plan)
 	if o.DryRun {
 		p.plan(plan)
 		return true, nil

@@ -105,7 +105,8 @@ func (w *world) startPostgres(ctx context.Context) (err error) {
 		if _, err := pgx.ParseConfig(w.pgURL); err != nil {
 			return errors.New("--postgres.url cannot be read") // pgx would show it, with its password
 		}
-		w.screen.line("postgres  somebody else's: only our own walsenders are harmed; table %s, slots and publications %s_*, removed at the end", w.table, w.name)
+		w.screen.line("postgres  somebody else's: only our own walsenders are harmed; table %s, slots and publications %s_*, removed at the end",
+			w.table, w.name)
 		return nil
 	}
 	found, err := pgserver.Find(w.o.PGMajor)
