@@ -16,13 +16,13 @@ import (
 	"github.com/outflowhq/outflow/internal/pgserver"
 )
 
-// wholeInstallations are those that OUTFLOW_TEST_PG_UPGRADE names, oldest first: folders with all of PostgreSQL's programs, which the
-// servers that the tests otherwise use need not have.
+// wholeInstallations are those that OUTFLOW_TEST_PG_UPGRADE names, folders with all of PostgreSQL's programs, which the servers that the
+// tests otherwise use need not have, and those of other majors that are installed whole; oldest first.
 func wholeInstallations(t *testing.T) []pgserver.Installation {
 	t.Helper()
 	const name = "OUTFLOW_TEST_PG_UPGRADE"
 	list := filepath.SplitList(os.Getenv(name))
-	if len(list) < 2 {
+	if len(list) == 0 {
 		t.Skipf("pg_upgrade needs all programs of two majors: %s=/usr/lib/postgresql/15/bin:/usr/lib/postgresql/17/bin", name)
 	}
 	all := make([]pgserver.Installation, len(list))
@@ -38,6 +38,12 @@ func wholeInstallations(t *testing.T) []pgserver.Installation {
 		major, err := strconv.Atoi(version[1])
 		must(t, err)
 		all[i] = pgserver.Installation{Major: major, Version: version[0], Bin: bin}
+	}
+	for _, i := range pgserver.Installations() {
+		_, whole := i.Tool("pg_upgrade")
+		if whole && !slices.ContainsFunc(all, func(o pgserver.Installation) bool { return o.Major == i.Major }) {
+			all = append(all, i)
+		}
 	}
 	slices.SortFunc(all, func(a, b pgserver.Installation) int { return a.Major - b.Major })
 	return all
