@@ -38,6 +38,10 @@
 // be made again: a start from there would go on behind a stream that some other WAL made. From one with a smaller sequence the last
 // message is made again and compared. It is the last window's beginning, not the last record's, so a restart makes little again.
 //
+// A repair (outflow repair) publishes what no WAL makes. So up to its base the record says that messages are accepted: none of them is
+// compared with the WAL, its end or its timelines, and its only place lies at base, so that none has to be made again. It waited for
+// durable_after before it said so: what lies below base is durable, as what lies below a confirmed place is.
+//
 // The record is written with compare-and-set. A writer that was overtaken is refused, and one whose answer is late does not
 // know ([ErrUnknown]): both drop the session.
 package checkpoint

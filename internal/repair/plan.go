@@ -195,9 +195,9 @@ func (s *survey) run(ctx context.Context, rd readings, keep bool) error {
 
 // settings are the ordering settings that are in force where nothing says which were.
 func (r *repair) settings(l *links) outbox.Settings {
-	if set := r.cfg.Reorder.Settings(); l.layout.Mapping.Keyed() {
-		return set
-	} else {
-		return set.Unkeyed()
+	set := r.cfg.Reorder.Settings()
+	if !l.layout.Mapping.Keyed() {
+		set = set.Unkeyed()
 	}
+	return set
 }
