@@ -12,6 +12,8 @@ const (
 		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it goes on"
 )
 
+const cureStopped = "But first take the right to publish to _outflow.> away from everybody else"
+
 func cureBucket(stream string) string {
 	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s --max-msgs-per-subject=%d --max-age=0`",
 		stream, history)

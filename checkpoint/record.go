@@ -29,6 +29,9 @@ type Record struct {
 	// Repairing is the code of the fault that a repair is under way for. Without places the slot is still to be made; with them, the
 	// newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
 	Repairing string `json:"repairing,omitempty"`
+	// Stopped is the code of a fault that was seen to happen and that no reading shows any more. It stands until a repair accepts it:
+	// otherwise a supervisor that starts outflow again would pass over it.
+	Stopped string `json:"stopped,omitempty"`
 	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL, its end or its timelines.
 	Base uint64 `json:"base,omitempty"`
 

@@ -148,6 +148,11 @@ func (v *resolver) record() error {
 		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.cureUnfinished(),
 			"a repair of slot %s (--accept %s) did not finish", v.cfg.Slot, rec.Repairing)
 	}
+	if rec.Stopped != "" {
+		return v.gap(rec.Stopped, v.left(), v.Server.WALEnd, cureStopped,
+			"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have been refused for it and be missing",
+			v.cfg.Stream)
+	}
 	return nil
 }
 

@@ -90,6 +90,9 @@ func TestSeenGapHasItsRange(t *testing.T) {
 		if f == nil || f.Code != "foreign_message" || f.To == 0 || f.From == 0 || f.To < f.From {
 			t.Errorf("%+v", f)
 		}
+		if rec := w.record(); rec.Stopped != "foreign_message" {
+			t.Errorf("the record says %q: whoever is started next goes on", rec.Stopped)
+		}
 	})
 }
 

@@ -104,6 +104,28 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 	return err
 }
 
+// remember puts a fault that was seen to happen into the record, so that the next start stops at it as well. It ends the recorder.
+func (s *session) remember(fault *outbox.Fault) {
+	s.recorder.close()
+	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
+	defer cancel()
+	for {
+		rec, revision, err := s.links.Store.Load(ctx)
+		if err == nil && rec != nil {
+			rec.Stopped = fault.Code
+			_, err = s.links.Store.Save(ctx, rec, revision)
+		}
+		switch {
+		case errors.Is(err, checkpoint.ErrConflict): // of this session, on its way, or of the one that took over
+		case err != nil:
+			s.log.Warn("the checkpoint record does not say that this happened: the next start may not stop at it", "code", fault.Code, "err", err)
+			return
+		default:
+			return
+		}
+	}
+}
+
 func (r *recorder) offer(snap checkpoint.Snapshot) {
 	r.busy = true
 	r.requests <- &snap

@@ -85,6 +85,9 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 			"from", st.NewestSeq+1, "to", again.End)
 	}
 	err = s.ranged(s.run(ctx))
+	if fault := outbox.FaultOf(err); fault != nil && fault.Class == outbox.Gap && fault.Seen {
+		s.remember(fault)
+	}
 	if errors.Is(err, decoder.ErrNeedText) {
 		p.text = true
 	}
