@@ -40,7 +40,7 @@ func (natsTail) plan(r *rand.Rand, _ *shape) Params {
 		Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin), Hold: between(r, 0, 300*time.Millisecond),
 	}
 	if r.IntN(3) == 0 {
-		p.What, p.Hold = p.What+unnoticed, between(r, 0, 4*time.Second)
+		p.What, p.Hold = p.What+unnoticed, between(r, time.Second, 5*time.Second) // longer than what remains of durableAfter
 	}
 	return p
 }
