@@ -271,11 +271,13 @@ func simulate(t *testing.T, seed uint64, size size, faulty bool) (out *schedule)
 		if err != nil {
 			t.Errorf("seed %d: %v\nagain: go test ./pipeline -run 'TestSimulation$' -pipeline.seed=%d -pipeline.trials=1\n%s", seed, err, seed, s.trace(80))
 		}
-		s.tally.steps, s.tally.messages, s.tally.confirmed = s.steps, len(s.js.messages), len(s.pg.earlier)
-		s.tally.lost, s.tally.holes, s.tally.refused, s.tally.late, s.tally.between = s.js.lost, s.js.holes, s.js.refused, s.js.late, s.js.between
-		for _, pr := range s.procs {
-			s.tally.sessions += len(pr.opens)
-		}
+		s.with(func() {
+			s.tally.steps, s.tally.messages, s.tally.confirmed = s.steps, len(s.js.messages), len(s.pg.earlier)
+			s.tally.lost, s.tally.holes, s.tally.refused, s.tally.late, s.tally.between = s.js.lost, s.js.holes, s.js.refused, s.js.late, s.js.between
+			for _, pr := range s.procs {
+				s.tally.sessions += len(pr.opens)
+			}
+		})
 	})
 	return out
 }
@@ -296,8 +298,10 @@ func (s *schedule) finish() error {
 	}
 	if s.rnd.IntN(4) == 0 {
 		time.Sleep(s.durable + 20*time.Second)
-		if last := s.lastEvent(); s.pg.confirmed < last {
-			return fmt.Errorf("nothing happened for %v, and only %v of %v is confirmed", s.durable+20*time.Second, s.pg.confirmed, last)
+		var last, confirmed outbox.LSN
+		s.with(func() { last, confirmed = s.lastEvent(), s.pg.confirmed })
+		if confirmed < last {
+			return fmt.Errorf("nothing happened for %v, and only %v of %v is confirmed", s.durable+20*time.Second, confirmed, last)
 		}
 	}
 	for _, pr := range s.procs {
