@@ -262,7 +262,7 @@ func simulate(t *testing.T, seed uint64, size size, faulty bool) (out *schedule)
 		})
 		s.write(seed)
 		err := s.finish()
-		for _, pr := range s.procs {
+		for _, pr := range s.everyone() {
 			if !pr.over() {
 				pr.kill()
 			}
@@ -285,18 +285,26 @@ func simulate(t *testing.T, seed uint64, size size, faulty bool) (out *schedule)
 // finish waits until everything is published, stops the processes and compares.
 func (s *schedule) finish() error {
 	begun := time.Now()
+	var own *noise
+	s.with(func() { own = s.noise.another() })
 	for !s.complete() {
-		time.Sleep(s.noise.about(20 * time.Millisecond))
-		for _, pr := range s.procs {
-			if pr.over() && !pr.dead && (!pr.stopping || pr.err != nil) {
-				return fmt.Errorf("the pipeline ended: %w", pr.err)
+		time.Sleep(own.about(20 * time.Millisecond))
+		var ended error
+		s.with(func() {
+			for _, pr := range s.procs {
+				if pr.over() && !pr.dead && (!pr.stopping || pr.err != nil) {
+					ended = fmt.Errorf("the pipeline ended: %w", pr.err)
+				}
 			}
+		})
+		if ended != nil {
+			return ended
 		}
 		if time.Since(begun) > 10*time.Minute {
 			return fmt.Errorf("not everything is published after %v: %d of %d; %+v", time.Since(begun), len(s.stream()), s.events(), s.alive[0].p.Snapshot())
 		}
 	}
-	if s.rnd.IntN(4) == 0 {
+	if own.IntN(4) == 0 {
 		time.Sleep(s.durable + 20*time.Second)
 		var last, confirmed outbox.LSN
 		s.with(func() { last, confirmed = s.lastEvent(), s.pg.confirmed })
@@ -304,12 +312,18 @@ func (s *schedule) finish() error {
 			return fmt.Errorf("nothing happened for %v, and only %v of %v is confirmed", s.durable+20*time.Second, confirmed, last)
 		}
 	}
-	for _, pr := range s.procs {
+	for _, pr := range s.everyone() {
 		if err := pr.stop(); err != nil && !pr.dead {
 			return fmt.Errorf("stopped with %w", err)
 		}
 	}
 	return s.compare()
+}
+
+// everyone is all processes that there were.
+func (s *schedule) everyone() (all []*process) {
+	s.with(func() { all = slices.Clone(s.procs) })
+	return all
 }
 
 // lastEvent is where the last transaction with events ends.
