@@ -8,9 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats-server/v2/server"
-
-	"github.com/outflowhq/outflow/internal/natsserver"
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgtest"
 )
@@ -60,40 +57,5 @@ func TestConsumerExample(t *testing.T) {
 		if strings.Join(got, " ") != strings.Join(want, " ") {
 			t.Errorf("%s: %d keys, want %d in the order of the trace", name, len(got), len(want))
 		}
-	}
-}
-
-// TestNATSPermissions runs outflow as a user that may do no more than docs/nats.md lists.
-func TestNATSPermissions(t *testing.T) {
-	t.Parallel()
-	url := pgtest.Database(t, pgtest.Server(t))
-	nats := natstest.Server(t, natsserver.Options{Dir: t.TempDir(), Tune: func(o *server.Options) {
-		o.Users = []*server.User{
-			{Username: "admin", Password: "admin"},
-			{Username: "run", Password: "run", Permissions: &server.Permissions{
-				Publish: &server.SubjectPermission{Allow: []string{
-					"_outflow.>", "$JS.API.INFO", "$JS.API.STREAM.INFO.OUTBOX", "$JS.API.STREAM.MSG.GET.OUTBOX",
-					"$JS.API.STREAM.INFO.KV_outflow-OUTBOX", "$JS.API.STREAM.MSG.GET.KV_outflow-OUTBOX", "$KV.outflow-OUTBOX.>",
-				}},
-				Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.outflow.>", "_outflow.>"}},
-			}},
-		}
-	}})
-	o := newOutflow(t, url, nats.URL(), "permissions", "NATS_USER=admin", "NATS_PASSWORD=admin")
-	o.init()
-	o.set("NATS_USER=run", "NATS_PASSWORD=run")
-	o.start()
-	ops := traces(t, 300)
-	startLoad(t, url, ops, 2, 0, 1).wait(t)
-	admin := strings.Replace(nats.URL(), "nats://", "nats://admin:admin@", 1)
-	awaitMessages(t, js(t, admin), o.stream, len(ops))
-	eventually(t, "a confirmed LSN, which needs a stored record", func() error {
-		if metric(t, o, "outflow_confirmed_lsn") == 0 {
-			return fmt.Errorf("nothing is confirmed")
-		}
-		return nil
-	})
-	if code := o.term(); code != 0 {
-		t.Errorf("exit code %d", code)
 	}
 }
