@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,6 +17,12 @@ var binary string
 
 func TestMain(m *testing.M) {
 	natstest.RunChild()
+	flag.Parse()
+	// The tests wait, for servers and for second readings, more than they compute: more of them run at the same time than there are
+	// cores. -test.parallel has its way.
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("6")
+	}
 	os.Exit(withBinary(m))
 }
 

@@ -67,8 +67,8 @@ func TestDrain(t *testing.T) {
 	o.start()
 	o.state("running")
 	all := traces(t, 2*ops)
-	l := startLoad(t, url, all[ops:], 4, 600, 3)
-	o.fails(1, []string{"drain", "--timeout", "3s"}, "not drained within 3s", "events were written meanwhile", "are the writers stopped?")
+	l := startLoad(t, url, all[ops:], 4, 250, 3) // for 12 s
+	o.fails(1, []string{"drain", "--timeout", "9s"}, "not drained within 9s", "events were written meanwhile", "are the writers stopped?")
 	if n := l.written.Load(); n >= ops {
 		t.Errorf("all %d operations were written before drain gave up", n)
 	}
