@@ -89,11 +89,9 @@ func (c Config) cureRecord(slotExists bool) string {
 		Bucket(c.Stream), c.Slot, c.anew(slotExists))
 }
 
-func (c Config) cureForeign(seq uint64) string {
-	return fmt.Sprintf("But first take the right to publish to _outflow.> away from everybody else, and see with `nats stream view %s` which of the "+
-		"last messages have no Outflow header. If they stand at the very end, remove them (`nats stream rmm %s %d`, and so on downwards) "+
-		"and start again: the events whose place they took follow. If one stands before a message with the header, an event is missing "+
-		"there: insert its row again", c.Stream, c.Stream, seq)
+func (c Config) cureForeign() string {
+	return fmt.Sprintf("%s. `nats stream view %s` shows what was published: the messages without the header. Leave them where they are: to remove them "+
+		"brings back no event whose place they took further up", cureStopped, c.Stream)
 }
 
 func (c Config) cureBehind() string {

@@ -212,7 +212,7 @@ func (v *resolver) stream() error {
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
 	case s.NewestSeq > v.Record.Base && s.Newest == nil:
-		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(s.NewestSeq),
+		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq, outbox.HeaderName)
 	}
 	return nil

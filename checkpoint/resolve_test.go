@@ -160,7 +160,7 @@ func TestResolveRefuses(t *testing.T) {
 		}, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 11"}},
 		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
 		{func(r *Readings) { r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
-		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "nats stream view OUTBOX"}},
+		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "take the right to publish", "nats stream view OUTBOX"}},
 		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", []string{"ends at 0/2FFF", "restored", slotCure}},
 		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001", []string{"up to 0/5001"}},
 		{func(r *Readings) { r.Publication.Xmin++ }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
