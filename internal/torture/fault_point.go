@@ -45,7 +45,9 @@ func (point) strike(ctx context.Context, a *strike) error {
 		a.w.load.spill()
 	}
 	if !await(ctx, pointLimit, func() bool { return !i.running() }) {
-		a.note("point %s was not reached within %v: killed", a.Point, pointLimit)
+		if ctx.Err() == nil {
+			a.note("point %s was not reached within %v: killed", a.Point, pointLimit)
+		}
 		i.kill()
 	}
 	return a.v.all(again(ctx, a, i))

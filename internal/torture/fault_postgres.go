@@ -2,6 +2,7 @@ package torture
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -56,7 +57,9 @@ func (pgTerminate) plan(r *rand.Rand, _ *shape) Params { return Params{} }
 
 func (pgTerminate) strike(ctx context.Context, a *strike) error {
 	if err := terminateWalsender(ctx, a); err != nil {
-		a.note("%v", err)
+		if !errors.Is(err, errMissed) { // which is noted anyway
+			a.note("%v", err)
+		}
 		return errMissed
 	}
 	return nil
