@@ -31,8 +31,8 @@ rows are still written it goes on, and says how many came.
 Where an outflow holds the slot, drain only watches it. Where none does, drain publishes itself. What counts as
 confirmed has been in the stream for sink.durable_after: that is how long it takes at least.
 
-Exit code 0 when everything is confirmed, 1 when that was not so within the timeout (nothing is lost by that: run it
-again), 3 to 5 as of outflow run.`,
+Exit code 0 when everything is confirmed, 1 when that was not so within the timeout or before a signal (nothing is
+lost by that: run it again), 3 to 5 as of outflow run.`,
 		Example: "  outflow drain --config outflow.yaml\n  outflow drain --timeout 1h --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		return a.drain(ctx, cfg, timeout, asJSON)

@@ -22,8 +22,10 @@ func (a *app) initCommand() *cobra.Command {
 		Use:   "init",
 		Short: "Make what is missing: table, publication, stream, slot, checkpoint record",
 		Long: `Makes the outbox table (if there is none), the publication, the JetStream stream, the slot and the checkpoint
-record. Run again it finishes what is missing, and changes nothing that is there. Rows older than the slot are not
-published.`,
+record. Run again it finishes what is missing, and changes nothing that is there, but for the table's columns in the
+record, once all that was written before is published. Rows older than the slot are not published.
+
+Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost.`,
 		Example: "  outflow init --config outflow.yaml\n  outflow init --print",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if printOnly {

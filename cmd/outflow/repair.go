@@ -26,7 +26,9 @@ writers may go on.
 Rows are found by their id: rows that were deleted from the table, or that have no id, can't be. Memory grows with
 the rows of the table for which --where holds, about 40 bytes each.
 
-Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found.`,
+Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found, 3 if no repair
+is possible as things are (outflow still runs, no id column, ...), 5 if a missing row can't be published, 1 if it was
+interrupted or a server can't be reached.`,
 		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where \"created_at > now() - interval '2 days'\"",
 	}, func(ctx context.Context, cfg config.Config) error {
 		progress := a.stdout

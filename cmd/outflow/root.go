@@ -12,7 +12,10 @@ func (a *app) root() *cobra.Command {
 		Use:   "outflow",
 		Short: "Publish a PostgreSQL outbox to NATS JetStream, in order and exactly once",
 		Long: `Outflow publishes the inserts of a PostgreSQL outbox table to a NATS JetStream stream:
-committed rows only, each exactly once, in an order that depends on the WAL alone.`,
+committed rows only, each exactly once, in an order that depends on the WAL alone.
+
+Exit codes: 0 clean, 1 unexpected or interrupted, 2 a wrong option or setting, 3 the set-up cannot work, 4 a gap or a
+divergence that an operator has to decide about, 5 a row that cannot be published.`,
 		Example:       "  outflow demo\n  outflow init --config outflow.yaml\n  outflow run --config outflow.yaml",
 		Version:       versionLine(),
 		SilenceErrors: true,

@@ -25,7 +25,7 @@ SIGTERM or SIGINT stop it cleanly: what is in flight is acknowledged first, with
 ends it at once, which loses nothing either.
 
 Exit code 3 if the set-up can't work, 4 for a gap or a divergence that an operator has to decide about, 5 for a
-row that can't be published (sink.on_poison: stop).`,
+row that can't be published (sink.on_poison: stop), 1 after a second signal. Outages have none: it goes on after them.`,
 		Example: "  outflow run --config outflow.yaml",
 	}, a.run)
 }

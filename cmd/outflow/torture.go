@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -26,7 +25,8 @@ has names of its own and is removed at the end.
 The faults:
 ` + torture.Faults() + `
 
-Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be carried out.`,
+Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be carried out, 2 for a wrong option, 1 if it
+was interrupted.`,
 		Example: "  outflow torture\n  outflow torture --seed 42 --duration 10m --replicas 3\n  outflow torture --kills 500 --faults outflow,postgres,-outflow.zombie\n" +
 			"  outflow torture --postgres.url postgres://me@db/app --nats.url nats://nats:4222",
 		Args:              cobra.NoArgs,
@@ -41,7 +41,7 @@ Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be ca
 			if err == nil && !good {
 				err = &outbox.Fault{
 					Class: outbox.Gap, Code: "torture", What: "the verdict is not good",
-					Cure: fmt.Sprintf("The report names the first difference; the same seed repeats the schedule. %s", "Please report it with the kept files"),
+					Cure: "The report names the first difference; the same seed repeats the schedule. Please report it with the kept files",
 				}
 			}
 			return err
