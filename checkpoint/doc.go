@@ -22,9 +22,9 @@
 // lies beyond the stream's end is not true any more, and Resolve drops it.
 //
 // The confirmed LSN is safe, and a place is always left at or above it. Let c be the place that was confirmed. It was in the record
-// for durable_after before, and its messages were acknowledged before it was stored. So they are durable, and so is the revision
-// that first held c: whatever revision the broker is left with is that one or a later one. A later one holds c, or c was pruned from
-// it because a newer place had been confirmed, for which the same holds. The stream reaches c's sequence, so c is not dropped, and
+// for durable_after before, by the clock that makes it younger and with a broker that has answered since, and its messages were
+// acknowledged before it was stored. So they are durable, and so is the revision that first held c: whatever revision the broker is
+// left with is that one or a later one. A later one holds c, or c was pruned from it because a newer place had been confirmed, for which the same holds. The stream reaches c's sequence, so c is not dropped, and
 // its due is not below the confirmed LSN. A place read at the start counts from the time beside it, which is never before the store
 // acknowledged it ([Tracker.Stored], [Record.StoredAt]); that it could be read shows that it was not lost meanwhile.
 //
