@@ -1,2 +1,3 @@
-// Package deptest holds the rules of who may import whom. It holds tests only.
+// Package deptest holds the rules of who may import whom, and of what the documents may name: sections, tests and codes that are
+// there. It holds tests only.
 package deptest
