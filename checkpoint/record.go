@@ -11,8 +11,13 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// recordVersion is the version of the record's JSON document that this program writes, and the only one that it reads.
-const recordVersion = 1
+// The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
+// stopped and base, and has the broker's time beside a place: a program that does not know these refuses it by its version, and does
+// not take it for corrupt.
+const (
+	recordVersion = 2
+	oldestVersion = 1
+)
 
 // Record is the checkpoint record: what a start needs to know beside the slot and the stream.
 type Record struct {
@@ -96,7 +101,7 @@ func Decode(doc []byte) (*Record, error) {
 	if version.V > recordVersion {
 		return nil, &outbox.Fault{
 			Class: outbox.Fatal, Code: "record_version",
-			What: fmt.Sprintf("the checkpoint record has version %d, this outflow reads version %d", version.V, recordVersion),
+			What: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d", version.V, recordVersion),
 			Cure: cureVersion,
 		}
 	}
@@ -125,7 +130,7 @@ func corrupt(err error) error {
 // validate holds what every reader of a record relies on.
 func (r *Record) validate() error {
 	switch {
-	case r.Version != recordVersion:
+	case r.Version < oldestVersion || r.Version > recordVersion:
 		return fmt.Errorf("version %d", r.Version)
 	case r.Slot == "" || r.SystemID == "" || r.Stream == "" || r.Mapping.Table == "":
 		return errors.New("slot, system identifier, stream or table is empty")

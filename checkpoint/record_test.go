@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"reflect"
 	"strings"
 	"testing"
@@ -29,7 +30,7 @@ func TestRecordRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want.Version = 1
+		want.Version = recordVersion
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
@@ -45,7 +46,7 @@ func TestRecordDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"v":1,"slot":"outflow","database":"app","system_id":"7361530121234511111",` +
+	const want = `{"v":2,"slot":"outflow","database":"app","system_id":"7361530121234511111",` +
 		`"publication":{"oid":16401,"xmin":730,"rel_oid":16402,"rel_xmin":730,"seen":"0/3000"},` +
 		`"mapping":{"table":"public.outbox","doc_id":"doc_id","actor_id":"actor_id","counter":"counter","seq_key":"seq_key","payload":"payload"},` +
 		`"stream":"OUTBOX","stream_created":"2026-03-01T11:00:00Z",` +
@@ -66,10 +67,10 @@ func TestDecodeRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ doc, code string }{
 		"empty":             {"", "record_corrupt"},
 		"cut":               {good[:len(good)/2], "record_corrupt"},
-		"no version":        {strings.Replace(good, `"v":1,`, "", 1), "record_corrupt"},
-		"newer":             {strings.Replace(good, `"v":1,`, `"v":2,"new":true,`, 1), "record_version"},
-		"older":             {strings.Replace(good, `"v":1`, `"v":0`, 1), "record_corrupt"},
-		"unknown field":     {strings.Replace(good, `"v":1`, `"v":1,"new":true`, 1), "record_corrupt"},
+		"no version":        {strings.Replace(good, `"v":2,`, "", 1), "record_corrupt"},
+		"newer":             {strings.Replace(good, `"v":2,`, `"v":3,"new":true,`, 1), "record_version"},
+		"older":             {strings.Replace(good, `"v":2`, `"v":0`, 1), "record_corrupt"},
+		"unknown field":     {strings.Replace(good, `"v":2`, `"v":2,"new":true`, 1), "record_corrupt"},
 		"something behind":  {good + " {}", "record_corrupt"},
 		"no slot":           {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
 		"no places":         {good[:strings.Index(good, `"places"`)] + `"places":[]}`, "record_corrupt"},
@@ -100,6 +101,22 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	if _, err := record().Encode(); err == nil {
 		t.Error("Encode wrote a record without places")
+	}
+}
+
+// An older outflow's record is read, and is of this version when it is stored again.
+func TestDecodeReadsTheOlderVersion(t *testing.T) {
+	t.Parallel()
+	doc, err := record(at(0x1000, 5, time.Minute)).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Decode(bytes.Replace(doc, []byte(`"v":2`), []byte(`"v":1`), 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.Encode(); err != nil || !bytes.Equal(again, doc) {
+		t.Errorf("%s, %v", again, err)
 	}
 }
 
