@@ -69,7 +69,7 @@ func (s Start) Same(o Start) bool {
 func Resolve(cfg Config, r Readings) (Start, error) {
 	v := &resolver{cfg: cfg, Readings: r}
 	for _, check := range []func() error{
-		v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication, v.choose, v.newest,
+		v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication, v.choose, v.newest, v.stopped,
 	} {
 		if err := check(); err != nil {
 			return Start{}, err
@@ -148,12 +148,17 @@ func (v *resolver) record() error {
 		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.cureUnfinished(),
 			"a repair of slot %s (--accept %s) did not finish", v.cfg.Slot, rec.Repairing)
 	}
-	if rec.Stopped != "" {
-		return v.gap(rec.Stopped, v.left(), v.Server.WALEnd, cureStopped,
-			"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have been refused for it and be missing",
-			v.cfg.Stream)
-	}
 	return nil
+}
+
+// stopped comes last: whatever else is wrong is repaired in a way of its own, which clears it as well.
+func (v *resolver) stopped() error {
+	if v.Record.Stopped == "" {
+		return nil
+	}
+	return v.gap(v.Record.Stopped, v.left(), v.Server.WALEnd, cureStopped,
+		"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have been refused for it and be missing",
+		v.cfg.Stream)
 }
 
 // headed returns the header of the newest message that can be read; nil where there is none, or where a repair accepted the message:

@@ -133,6 +133,7 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message" }, "foreign_message", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"somebody else published", "outflow repair --accept foreign_message", "take the right to publish"}},
+		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure, rowsCure}},
