@@ -52,7 +52,9 @@ func OpenSnapshot(ctx context.Context, cfg Config, exported string) (_ *Snapshot
 		}
 	}()
 	begin := []string{
-		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0", "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0",
+		"SET row_security = off", // a policy that hides rows is an error: the WAL has them
+		"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
 	}
 	if exported != "" {
 		begin = append(begin, "SET TRANSACTION SNAPSHOT "+literal(exported))
@@ -167,6 +169,11 @@ func (s *Snapshot) rowsFault(q RowQuery, err error) error {
 	table := s.table.Schema + "." + s.table.Name
 	state := sqlState(err)
 	switch {
+	case state == codeNoPrivilege && strings.Contains(err.Error(), "row-level security"):
+		f := fatal("row_security", fmt.Sprintf("Run the repair as the owner of %s, or as a role with BYPASSRLS", s.table.quoted()),
+			"row-level security hides rows of table %s from the role", table)
+		f.Err = err
+		return f
 	case state == codeNoPrivilege:
 		f := fatal("no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the repair takes", s.table.quoted()),
 			"the role may not read table %s", table)

@@ -116,6 +116,29 @@ func TestSnapshotRows(t *testing.T) {
 	wantFault(t, rows(RowQuery{Where: "true; DROP TABLE outbox"}), outbox.Usage, "where")
 }
 
+// A policy that hides rows from the role hides none from the WAL: what is read of the table must not look complete.
+func TestSnapshotOfHiddenRows(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	s := d.setup()
+	defer s.Close()
+	if _, err := s.EnsureTable(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	role := strings.ReplaceAll(t.Name(), "/", "_")
+	d.exec(fmt.Sprintf(`DROP ROLE IF EXISTS %[1]q; CREATE ROLE %[1]q; GRANT SELECT ON outbox TO %[1]q; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY`, role))
+	snap, err := OpenSnapshot(within(t), d.cfg.Config, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Close()
+	if _, err := snap.conn.Exec(within(t), fmt.Sprintf("SET ROLE %q", role)); err != nil {
+		t.Fatal(err)
+	}
+	err = snap.Rows(within(t), RowQuery{Mapping: documented, ID: "id", Columns: []string{"id"}}, func([][]byte) error { return nil })
+	wantFault(t, err, outbox.Fatal, "row_security")
+}
+
 func TestNewSlotWaits(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
