@@ -22,6 +22,7 @@ import (
 	"github.com/outflowhq/outflow/internal/pgtest"
 	"github.com/outflowhq/outflow/internal/process"
 	"github.com/outflowhq/outflow/internal/verify"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // writing inserts rows until the function that it returns is called.
@@ -192,7 +193,7 @@ func TestRepairs(t *testing.T) {
 	}
 	together(t, []repairTest{
 		{"unfinished", repairUnfinished}, {"zombie", repairZombie}, {"where", repairWhere}, {"other settings", repairOtherSettings},
-		{"other cluster", repairOtherCluster},
+		{"other cluster", repairOtherCluster}, {"zombie in between", repairZombieInBetween},
 	}, func(c repairTest) string { return c.name }, func(t *testing.T, _ int, c repairTest) { c.test(t, ns.URL()) })
 }
 
@@ -235,6 +236,68 @@ func repairZombie(t *testing.T, natsURL string) {
 	f.complete(t, natsURL, 0)
 	if code := f.term(); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// repairZombieInBetween: an outflow that slept wakes up while a repair publishes, and sends what it had in hand. Its messages take sequences,
+// those of the repair are refused there and the ones behind them accepted: nothing may be missing for that.
+func repairZombieInBetween(t *testing.T, natsURL string) {
+	f := publishing(t, natsURL, "between").stopped(t)
+	f.dropSlot(t)
+	mustExec(t, f.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 100000) n")
+	in := ingress(t, f)
+	s, err := f.js.Stream(t.Context(), f.stream)
+	must(t, err)
+	r := f.repairing("--accept", "slot_missing")
+	was := s.CachedInfo().State.LastSeq
+	for bursts := 0; bursts < 8; {
+		info, err := s.Info(t.Context())
+		must(t, err)
+		last := info.State.LastSeq
+		if last < was+100 {
+			continue // it does not publish yet
+		}
+		if last >= was+90_000 {
+			break
+		}
+		for seq := last; seq < last+2000; seq++ {
+			if seq%30 > 9 {
+				continue // few enough that none of those that are refused for them asks for an acknowledgement
+			}
+			m := nats.NewMsg(in + "outbox.zombie")
+			h := outbox.Header{Pos: outbox.Position{LSN: 0x100, Index: uint32(seq)}, Of: 1, Due: 0x100, Thru: 0x100, Timeline: 1, ID: fmt.Sprint("zombie", seq)}
+			m.Header.Set(outbox.HeaderName, h.String())
+			m.Header.Set(nats.ExpectedLastSeqHdr, fmt.Sprint(seq))
+			must(t, f.js.Conn().PublishMsg(m))
+		}
+		bursts++
+	}
+	report, stderr, code := r.wait()
+	if code != 0 || !report.Repaired {
+		t.Fatalf("exit code %d, %+v %s", code, report, stderr)
+	}
+	times, zombies := map[string]int{}, 0
+	for _, m := range messages(t, f.js, f.stream) {
+		if times[m.Outflow.ID]++; strings.HasPrefix(m.Outflow.ID, "zombie") {
+			zombies++
+		}
+	}
+	var lost, double int
+	rows, err := f.conn.Query(t.Context(), "SELECT id::text FROM outbox")
+	must(t, err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	for _, id := range ids {
+		switch n := times[id]; {
+		case n == 0:
+			lost++
+		case n > 1:
+			double++
+		}
+	}
+	t.Logf("%d messages of the zombie came in between", zombies)
+	if lost > 0 || double > 0 {
+		t.Errorf("%d of %d rows are in no message, %d in several, %d messages are the zombie's\n%s", lost, len(ids), double, zombies, stderr)
 	}
 }
 

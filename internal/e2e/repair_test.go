@@ -61,6 +61,10 @@ var gaps = []gap{
 	{"record deleted with its bucket", "record_missing", 0, func(t *testing.T, f *faulty) {
 		must(t, f.js.DeleteKeyValue(t.Context(), "outflow-"+f.stream))
 	}, "record", -1},
+	{"record deleted, stream put back from an older copy", "record_missing", 0, func(t *testing.T, f *faulty) {
+		f.deleteRecord(t)
+		f.remakeStream(t, before-7)
+	}, "keep", 7},
 	{"record corrupt", "record_corrupt", 0, func(t *testing.T, f *faulty) {
 		kv, err := f.js.KeyValue(t.Context(), "outflow-"+f.stream)
 		must(t, err)

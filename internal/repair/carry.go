@@ -2,6 +2,7 @@ package repair
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -36,8 +37,8 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	case f.code == "":
 		r.rep.done(0)
 		return nil
-	case f.code != checkpoint.CodeUnfinished && f.code != confirmed.code:
-		return fmt.Errorf("now %s is found, no more %s", f.code, confirmed.code)
+	case f.code != confirmed.code || f.cause() != confirmed.cause():
+		return fmt.Errorf("now %s is found, no more %s", f.cause(), confirmed.cause())
 	}
 	p, err := r.plan(ctx, l, f)
 	if err != nil {
@@ -105,6 +106,10 @@ func (r *repair) keep(ctx context.Context, l *links, f *finding, p *plan) error 
 	rec := r.under(l, f)
 	if err := r.anchorAt(ctx, l, f, rec, s.anchor); err != nil {
 		return err
+	}
+	// One that was started before the record said so may hold the slot, and publish: its next record is refused.
+	if slot, err := l.pg.Slot(ctx); err != nil || slot.Active {
+		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID, slot.Holder))
 	}
 	return r.fill(ctx, l, f, s, rec)
 }
@@ -216,18 +221,24 @@ func (r *repair) fill(ctx context.Context, l *links, f *finding, s *survey, rec 
 		return err
 	}
 	s.snap.Close()
-	if err := r.awaitDurable(ctx, s, published); err != nil {
+	if err := s.readBack(ctx, published); err != nil {
+		return err
+	}
+	if err := r.awaitDurable(ctx, f.readings, s, published); err != nil {
 		return err
 	}
 	rd, err := l.read(ctx)
 	if err != nil {
 		return err
 	}
-	last := s.anchor.Seq + published
+	last, newest := s.anchor.Seq+published, s.newest
+	if published > 0 {
+		newest = last
+	}
 	switch {
 	case rd.Slot.Active:
 		return slotHeld(r.cfg.Slot, rd.Slot)
-	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != last || published > 0 && rd.Stream.NewestSeq != last:
+	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != last || rd.Stream.NewestSeq != newest:
 		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq, rd.Stream.NewestSeq, last)
 	}
 	done := *rec
@@ -249,13 +260,15 @@ func (r *repair) fill(ctx context.Context, l *links, f *finding, s *survey, rec 
 
 // awaitDurable waits until what the stream ends with has been there for durable_after: the anchor may be confirmed to PostgreSQL
 // already, so that nothing would bring it again.
-func (r *repair) awaitDurable(ctx context.Context, s *survey, published uint64) error {
+func (r *repair) awaitDurable(ctx context.Context, rd readings, s *survey, published uint64) error {
 	left := r.cfg.Sink.DurableAfter
 	if published == 0 {
 		if s.newestAt.IsZero() {
 			return nil
 		}
-		left = min(left, left-time.Since(s.newestAt))
+		if now := rd.Stream.Now; !now.IsZero() { // the broker's clock, as that of newestAt: ours may be ahead
+			left = min(left, left-now.Sub(s.newestAt)-time.Since(rd.Now))
+		}
 	}
 	if left <= 0 {
 		return nil

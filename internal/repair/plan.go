@@ -42,7 +42,7 @@ func refuse(code, what, cure string) *outbox.Fault {
 // plan finds out how the finding is to be repaired, and what is missing. It changes nothing.
 func (r *repair) plan(ctx context.Context, l *links, f *finding) (*plan, error) {
 	p, err := r.choose(ctx, l, f)
-	if err != nil || p.mode == modeRecord {
+	if err != nil || p.mode == modeRecord || p.survey != nil {
 		return p, err
 	}
 	if err := r.allowed(l, f); err != nil {
@@ -121,7 +121,7 @@ func (r *repair) choose(ctx context.Context, l *links, f *finding) (*plan, error
 	switch cause {
 	case "record_missing", "record_corrupt":
 		if f.Stream.LastSeq > 0 {
-			return r.rebuild(ctx, l, f)
+			return r.rebuilt(ctx, l, f)
 		}
 	case "stream_recreated":
 		if rec, ok := r.adopted(ctx, l, f); ok {
@@ -184,7 +184,15 @@ func (s *survey) run(ctx context.Context, rd readings, keep bool) error {
 	if err := s.stream(ctx, rd, keep); err != nil {
 		return err
 	}
+	if s.nameless > 0 && s.r.o.Where == "" && s.counts[missing] > 0 {
+		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if the table still has them, look like missing ones",
+			s.nameless, s.r.cfg.Stream), "Give a condition that only rows hold to that may be missing, for example --where \"created_at > '...'\"")
+	}
 	if keep {
+		if end := rd.Server.WALEnd; s.anchor.Due > end {
+			// What commits up to there from now on is neither in the snapshot nor would it be read.
+			return &untrusted{fmt.Sprintf("stream or record go up to %v, the WAL ends at %v", s.anchor.Due, end)}
+		}
 		s.r.say("reading what slot %s will bring", s.r.cfg.Slot)
 		if err := s.slot(ctx); err != nil {
 			return err

@@ -65,6 +65,28 @@ func (r *repair) publish(ctx context.Context, l *links, history outbox.History, 
 	return uint64(n), err
 }
 
+// readBack makes sure that the stream has what was published, and nothing in between. The expected sequences do not show that by themselves:
+// where a sleeping outflow wakes up in the middle, its message takes a sequence, ours is refused, and our next one finds the last sequence
+// that it expects.
+func (s *survey) readBack(ctx context.Context, published uint64) error {
+	if published == 0 {
+		return nil
+	}
+	n, first, wrong := uint64(0), s.next(), uint64(0)
+	err := s.l.messages(ctx, s.r.cfg.Stream, s.anchor.Seq+1, s.anchor.Seq+published, func(m message) error {
+		h, err := outbox.ParseHeader(m.header)
+		if (err != nil || h.Pos != outbox.Position{LSN: s.anchor.Due, Index: first + uint32(n)}) && wrong == 0 {
+			wrong = m.seq
+		}
+		n++
+		return nil
+	})
+	if err == nil && (wrong > 0 || n != published) {
+		err = fmt.Errorf("the stream has %d of %d messages that were published, message %d is another: somebody else publishes", n, published, wrong)
+	}
+	return err
+}
+
 // writer publishes with back-pressure.
 type writer struct {
 	pub     *sink.Publisher

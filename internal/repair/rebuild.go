@@ -45,6 +45,32 @@ func (r *repair) rebuild(ctx context.Context, l *links, f *finding) (*plan, erro
 		place.Due, place.Due, place.Seq)}, nil
 }
 
+// rebuilt is the plan of a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond the place
+// show that the stream ends where it did. Where there is none it may be an older copy: then the WAL is confirmed beyond its end.
+func (r *repair) rebuilt(ctx context.Context, l *links, f *finding) (*plan, error) {
+	p, err := r.rebuild(ctx, l, f)
+	if err != nil || p.record.Places[0].Seq < f.Stream.NewestSeq {
+		return p, err
+	}
+	if err := r.allowed(l, f); err != nil {
+		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the confirmed LSN %v, and the table was not compared: %s",
+			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).What))
+		return p, nil
+	}
+	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the stream was put back from an older copy, or they were never published"}
+	err = r.surveyed(ctx, l, f, keep)
+	why, renew := isUntrusted(err)
+	switch {
+	case renew:
+		keep.close()
+		return &plan{mode: modeRenew, why: "the slot can't be kept: " + why}, nil
+	case err != nil || keep.survey.counts[missing] > 0:
+		return keep, err
+	}
+	keep.close()
+	return p, nil
+}
+
 // fresh is a record without places, of what is there now.
 func (r *repair) fresh(l *links, rd readings) *checkpoint.Record {
 	return &checkpoint.Record{

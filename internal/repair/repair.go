@@ -61,16 +61,21 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if f.code == "" {
 		return r.rep, nil
 	}
-	if o.Accept != "" && !f.accepts(o.Accept) {
-		return r.rep, &outbox.Fault{
-			Class: outbox.Usage, Code: "accept", What: fmt.Sprintf("--accept %s is not what is found: %s. %s", o.Accept, f.code, f.fault.What),
-			Cure: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
-		}
-	}
 	if o.Accept == "" {
 		return r.rep, r.look(ctx, f)
 	}
 	return r.rep, r.carryOut(ctx, f)
+}
+
+// accepted is nil if what was found is what the operator accepts.
+func (r *repair) accepted(f *finding) error {
+	if f.code == "" || f.accepts(r.o.Accept) {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Usage, Code: "accept", What: fmt.Sprintf("--accept %s is not what is found: %s. %s", r.o.Accept, f.code, f.fault.What),
+		Cure: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
+	}
 }
 
 // look says what a repair would do. The fault that it returns is the one found: nothing is repaired.
@@ -92,10 +97,13 @@ func (r *repair) look(ctx context.Context, f *finding) error {
 	return &fault
 }
 
-// carryOut makes the repair, from the beginning as often as it takes.
-func (r *repair) carryOut(ctx context.Context, confirmed *finding) error {
+// carryOut makes the repair, from the beginning as often as it takes. What is found then counts, as ever, only when two readings agree.
+func (r *repair) carryOut(ctx context.Context, found *finding) error {
 	for attempt := 1; ; attempt++ {
-		err := r.attempt(ctx, confirmed)
+		if err := r.accepted(found); err != nil {
+			return err
+		}
+		err := r.attempt(ctx, found)
 		if err == nil {
 			return nil
 		}
@@ -107,6 +115,9 @@ func (r *repair) carryOut(ctx context.Context, confirmed *finding) error {
 		case <-ctx.Done():
 			return err
 		case <-time.After(time.Duration(attempt) * 200 * time.Millisecond):
+		}
+		if found, err = r.diagnose(ctx); err != nil {
+			return err
 		}
 	}
 }

@@ -44,14 +44,18 @@ type survey struct {
 	first  *Event
 	last   *Event
 
+	nameless  int       // messages with our header and no event id
 	strangers int       // messages without our header, above the record's base
-	newestAt  time.Time // when the newest message was stored
+	newest    uint64    // the newest message that was read
+	newestAt  time.Time // when it was stored
 
 	anchor outbox.Place          // where the outflow goes on; Seq is the stream's last sequence
 	known  uint64                // messages up to here are known by the place that the anchor began as
 	since  outbox.LSN            // that place's due, or 0: its settings were in force there
 	beyond []published           // events above the anchor that the stream has
 	ours   map[outbox.LSN]uint32 // the next free index at LSNs that repairs published at
+
+	repaired map[eventID]struct{} // what repairs published and is no candidate
 }
 
 // published is an event of the stream, by position.
@@ -73,7 +77,7 @@ type untrusted struct{ why string }
 func (u *untrusted) Error() string { return u.why }
 
 func (r *repair) newSurvey(l *links, snap *replication.Snapshot) *survey {
-	return &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}}
+	return &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}, repaired: map[eventID]struct{}{}}
 }
 
 // candidates reads the ids of the rows that may be missing.
@@ -152,7 +156,7 @@ func (s *survey) stream(ctx context.Context, rd readings, keep bool) error {
 		if read++; read%1_000_000 == 0 {
 			s.r.say("read %d messages of stream %s", read, s.r.cfg.Stream)
 		}
-		s.newestAt = m.stored
+		s.newest, s.newestAt = m.seq, m.stored
 		h, err := outbox.ParseHeader(m.header)
 		if err != nil {
 			if m.seq > base {
@@ -160,9 +164,16 @@ func (s *survey) stream(ctx context.Context, rd readings, keep bool) error {
 			}
 			return nil
 		}
-		id := idOf(outbox.HeaderID(m.header))
+		name := outbox.HeaderID(m.header)
+		if name == "" {
+			s.nameless++
+		}
+		id := idOf(name)
 		s.set(id, inStream)
 		if h.Pos.Repaired() {
+			if _, candidate := s.fates[id]; !candidate && keep {
+				s.repaired[id] = struct{}{}
+			}
 			s.ours[h.Pos.LSN] = max(s.ours[h.Pos.LSN], h.Pos.Index+1)
 			return nil
 		}
@@ -243,6 +254,10 @@ func (s *survey) slot(ctx context.Context) error {
 	for _, p := range s.beyond {
 		have[p.pos] = p
 	}
+	elsewhere := func(id eventID) bool {
+		_, repaired := s.repaired[id]
+		return repaired || s.fates[id] == inStream
+	}
 	var res decoder.Result
 	var tx []eventID
 	err := replication.Peek(ctx, s.l.pgc.Config, 0, false, func(m replication.Message) error {
@@ -269,7 +284,7 @@ func (s *survey) slot(ctx context.Context) error {
 					return &untrusted{fmt.Sprintf("the stream has another event at position %v than the WAL", pos)}
 				case there:
 					delete(have, pos)
-				case s.fates[id] == inStream:
+				case elsewhere(id):
 					return &untrusted{fmt.Sprintf("the event at position %v of the WAL is in the stream under another position", pos)}
 				default:
 					s.set(id, inWAL)
