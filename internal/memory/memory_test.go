@@ -2,8 +2,10 @@ package memory
 
 import (
 	"math"
+	"runtime"
 	"runtime/debug"
 	"testing"
+	"time"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -56,4 +58,32 @@ func TestLimiter(t *testing.T) {
 	if got := debug.SetMemoryLimit(-1); got != old {
 		t.Errorf("the operator's limit became %d", got)
 	}
+}
+
+// More is live than the settings say: the limit follows, and comes back. Not parallel.
+func TestLimiterFollowsWhatIsLive(t *testing.T) {
+	old := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(old)
+	t.Setenv("GOMEMLIMIT", "")
+	s := settings(1000, 1<<20)
+	Limiter(s, 1<<20)(s)
+	least := Limit(s, 1<<20)
+	await := func(what string, reached func(limit int64) bool) {
+		t.Helper()
+		for begun := time.Now(); ; {
+			runtime.GC()
+			limit := debug.SetMemoryLimit(-1)
+			if reached(limit) {
+				return
+			}
+			if time.Since(begun) > 30*time.Second {
+				t.Fatalf("%s: the limit is %d", what, limit)
+			}
+		}
+	}
+	large := make([]byte, 2*least)
+	await("as much again is live", func(limit int64) bool { return limit > 2*least+least/4 })
+	runtime.KeepAlive(large)
+	large = nil
+	await("little is live", func(limit int64) bool { return limit == least })
 }
