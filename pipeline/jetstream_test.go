@@ -21,6 +21,7 @@ type jetstream struct {
 	messages   []*storedMessage // by sequence; lost ones stay as nil where the broker did not go back
 	removed    int              // retention has removed all up to this sequence
 	replicated bool
+	moving     bool // its newest message is replaced before it can be read
 	revisions  []revision
 	last       uint64 // of the record's revisions
 
@@ -211,7 +212,7 @@ func (js *jetstream) powerLoss(stream, record bool) bool {
 		}
 	}
 	js.w.epoch++ // writes of the record that are on their way are gone
-	for _, m := range js.messages {
+	for _, m := range js.messages[js.removed:] {
 		if m != nil {
 			m.at = minTime(m.at, now.Add(-js.w.loses))
 		}
@@ -350,9 +351,24 @@ func (l *link) State(ctx context.Context) (outbox.StreamState, error) {
 	s := outbox.StreamState{
 		Exists: js.exists, Created: js.created, LastSeq: uint64(len(js.messages)), NewestSeq: uint64(js.newest()), Replicated: js.replicated,
 	}
+	for _, m := range js.messages {
+		if m != nil {
+			s.Messages++
+		}
+	}
 	if n := js.newest(); n > 0 {
 		h := js.messages[n-1].header
 		s.Newest = &h
+	}
+	return s, err
+}
+
+func (l *link) Tail(ctx context.Context) (outbox.StreamState, error) {
+	s, err := l.State(ctx)
+	l.lock()
+	defer l.unlock()
+	if err == nil && l.js.moving {
+		err = &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeStreamMoved, What: "the stream changed while it was read"}
 	}
 	return s, err
 }

@@ -50,6 +50,9 @@ type Broker interface {
 	// Check returns a fault where the stream is not set up as it must be. A missing stream is none: State says so.
 	Check(ctx context.Context) error
 	State(ctx context.Context) (outbox.StreamState, error)
+	// Tail is State while messages are published, and cheaper: its Durables are not set. A stream that changed too fast to be read is
+	// a fault with code outbox.CodeStreamMoved.
+	Tail(ctx context.Context) (outbox.StreamState, error)
 	// Publisher returns the only publisher of this session; its first message expects lastSeq.
 	Publisher(lastSeq uint64) Publisher
 	// Lost is closed when the connection is gone; Err then says why.

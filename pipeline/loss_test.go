@@ -80,6 +80,47 @@ func TestLossWithoutADisconnect(t *testing.T) {
 	})
 }
 
+// The same where the count does not go back.
+func TestHoleWithoutADisconnect(t *testing.T) {
+	in(t, defaults, 30*time.Second, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		for range 2 {
+			w.write(3)
+			w.published()
+			w.sleep(1200 * time.Millisecond)
+		}
+		w.with(func() { w.js.messages[4], w.js.messages[5] = nil, nil })
+		w.until(time.Minute, "published again", func() bool { return len(w.js.messages) == 8 })
+		w.sleep(time.Minute)
+		if n := len(pr.opens); n < 3 || n > 4 {
+			t.Errorf("%d sessions: a loss is read twice, and then it is over", n)
+		}
+		w.same()
+	})
+}
+
+// A stream that keeps the newest message of each subject only may never show its newest one while it is published to. That is no
+// reason to start again, and what is stored becomes durable all the same.
+func TestStreamThatMovesTooFast(t *testing.T) {
+	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.with(func() { w.js.moving = true })
+		for range 10 {
+			w.write(3)
+			w.published()
+			w.sleep(3 * time.Second)
+		}
+		if n := len(pr.opens); n != 1 {
+			t.Errorf("%d sessions", n)
+		}
+		w.sleep(15 * time.Second)
+		if s := pr.p.Snapshot(); s.Confirmed < s.Published {
+			t.Errorf("confirmed %v, published %v", s.Confirmed, s.Published)
+		}
+		w.same()
+	})
+}
+
 func b2i(b bool) int {
 	if b {
 		return 1

@@ -33,6 +33,7 @@ type recorded struct {
 	end      outbox.LSN
 	slot     outbox.SlotState
 	stream   outbox.StreamState
+	moved    bool      // the stream changed too fast to be read: it lives, and its acknowledgements say where it is
 	heard    time.Time // when the broker was asked what it has answered
 	err      error
 }
@@ -100,7 +101,10 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 		return err
 	}
 	answer.end, answer.heard = server.WALEnd, time.Now()
-	answer.stream, err = r.links.Broker.State(ctx)
+	answer.stream, err = r.links.Broker.Tail(ctx)
+	if f := outbox.FaultOf(err); f != nil && f.Code == outbox.CodeStreamMoved {
+		answer.moved, err = true, nil
+	}
 	return err
 }
 

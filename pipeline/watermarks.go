@@ -101,7 +101,7 @@ func (s *session) recorded(r recorded) error {
 	case r.snapshot == nil:
 		s.metrics.server(r.end, r.slot)
 		s.p.health.watched(r.end, r.slot)
-		if r.stream.LastSeq < s.watchedSeq || r.stream.Messages > 0 && r.stream.NewestSeq < s.newestSeq() {
+		if !r.moved && (r.stream.LastSeq < s.watchedSeq || r.stream.Messages > 0 && r.stream.NewestSeq < s.newestSeq()) {
 			return fmt.Errorf("the stream has lost its end: its newest message is %d, its last sequence %d, and %d was acknowledged",
 				r.stream.NewestSeq, r.stream.LastSeq, s.watchedSeq)
 		}

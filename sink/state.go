@@ -46,33 +46,47 @@ func (c *Conn) streamInfo(ctx context.Context) (*streamInfo, error) {
 // State reads the stream's state and its newest message, through the leader. An error, unless it says otherwise, means that the
 // state is not known now.
 func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
-	info, err := c.streamInfo(ctx)
-	if err != nil || info == nil {
-		return outbox.StreamState{}, err
-	}
-	s := outbox.StreamState{
-		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
-		Replicated: info.Config.Replicas > 1, Now: info.Now,
-	}
-	newest, err := c.newest(ctx, info)
-	if err != nil {
-		return outbox.StreamState{}, err
-	}
-	if newest != nil {
-		s.NewestSeq, s.Newest = newest.Seq, newest.header()
-	}
-	if info.State.Consumers > 0 {
+	s, consumers, err := c.state(ctx)
+	if err == nil && consumers > 0 {
 		listCtx, cancel := context.WithTimeout(ctx, listTimeout)
 		defer cancel()
 		last := s.LastSeq
 		if s.NewestSeq > 0 {
 			last = s.NewestSeq // the end may be missing without the sequence having gone back
 		}
-		if s.Durables, err = c.durablesAt(listCtx, last); err != nil {
-			c.cfg.Logger.Debug("the stream's consumers can't be listed now", "err", err)
+		var listErr error
+		if s.Durables, listErr = c.durablesAt(listCtx, last); listErr != nil {
+			c.cfg.Logger.Debug("the stream's consumers can't be listed now", "err", listErr)
 		}
 	}
-	return s, nil
+	return s, err
+}
+
+// Tail is State without the list of consumers, which costs the server much where there are many. Messages may be published
+// meanwhile: where the newest one was replaced before it could be read (max_msgs_per_subject, a low max_msgs), that is a fault of
+// class Transient with code outbox.CodeStreamMoved.
+func (c *Conn) Tail(ctx context.Context) (outbox.StreamState, error) {
+	s, _, err := c.state(ctx)
+	return s, err
+}
+
+func (c *Conn) state(ctx context.Context) (s outbox.StreamState, consumers int, err error) {
+	info, err := c.streamInfo(ctx)
+	if err != nil || info == nil {
+		return s, 0, err
+	}
+	newest, err := c.newest(ctx, info)
+	if err != nil {
+		return s, 0, err
+	}
+	s = outbox.StreamState{
+		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
+		Replicated: info.Config.Replicas > 1, Now: info.Now,
+	}
+	if newest != nil {
+		s.NewestSeq, s.Newest = newest.Seq, newest.header()
+	}
+	return s, info.State.Consumers, nil
 }
 
 // listTimeout is how long the list of consumers may take. It is for messages only, and the server asks each consumer's leader for it:
@@ -121,7 +135,7 @@ func (c *Conn) newest(ctx context.Context, info *streamInfo) (*storedMessage, er
 	case err != nil:
 		return nil, err
 	case again == nil || again.Created != info.Created || again.State.LastSeq != s.LastSeq || again.State.Messages == 0 || m == nil && again.State.FirstSeq != s.FirstSeq:
-		return nil, transient("stream_moved", fmt.Sprintf("stream %s changed while it was read", c.cfg.Stream), nil)
+		return nil, transient(outbox.CodeStreamMoved, fmt.Sprintf("stream %s changed while it was read", c.cfg.Stream), nil)
 	}
 	return m, nil
 }
@@ -149,7 +163,7 @@ func (c *Conn) newestBelow(ctx context.Context, first, last uint64) (*storedMess
 func (c *Conn) confirmEmpty(ctx context.Context, first uint64) error {
 	m, err := c.message(ctx, getRequest{Seq: max(first, 1), Next: ">"})
 	if err == nil && m != nil {
-		return transient("stream_moved", fmt.Sprintf("stream %s says that it is empty, but has a message at %d", c.cfg.Stream, m.Seq), nil)
+		return transient(outbox.CodeStreamMoved, fmt.Sprintf("stream %s says that it is empty, but has a message at %d", c.cfg.Stream, m.Seq), nil)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -332,8 +333,14 @@ func TestDurablesAtTheEnd(t *testing.T) {
 				{"name":"a","config":{"durable_name":"a"},"ack_floor":{"stream_seq":0},"delivered":{"stream_seq":6}}]}`,
 		},
 	})
-	if st := state(t, c); !slices.Equal(st.Durables, []string{"a", "z"}) {
-		t.Errorf("got %q", st.Durables)
+	whole := state(t, c)
+	if !slices.Equal(whole.Durables, []string{"a", "z"}) {
+		t.Errorf("got %q", whole.Durables)
+	}
+	tail, err := c.Tail(t.Context())
+	whole.Durables = nil
+	if err != nil || !reflect.DeepEqual(tail, whole) {
+		t.Errorf("tail %+v, %v", tail, err)
 	}
 }
 
