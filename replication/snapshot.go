@@ -51,6 +51,9 @@ func OpenSnapshot(ctx context.Context, cfg Config, exported string) (_ *Snapshot
 			s.Close()
 		}
 	}()
+	if err = asStored(ctx, conn.PgConn()); err != nil {
+		return nil, err
+	}
 	begin := []string{
 		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0",
 		"SET row_security = off", // a policy that hides rows is an error: the WAL has them

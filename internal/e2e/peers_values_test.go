@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgserver"
 	"github.com/outflowhq/outflow/internal/pgtest"
@@ -132,7 +135,28 @@ func TestArbitraryDocumentIDs(t *testing.T) {
 					}
 				}
 			}
+			if encoding == "SQL_ASCII" {
+				repairsBytes(t, o, conn, js(t, ns.URL()), all)
+			}
 		})
+	}
+}
+
+// repairsBytes: what a repair reads from the table is what the stream of changes would have had.
+func repairsBytes(t *testing.T, o *outflow, conn *pgx.Conn, stream jetstream.JetStream, ids []string) {
+	t.Helper()
+	if code := o.term(); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	last := ids[len(ids)-1]
+	mustExec(t, conn, "SELECT pg_drop_replication_slot($1)", o.slot)
+	mustExec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES (convert_from($1, 'SQL_ASCII'), 'a', $2, '{}')", []byte(last), len(ids))
+	if out, errOut, code := o.exec("repair", "--accept", "slot_missing"); code != 0 {
+		t.Fatalf("outflow repair: exit code %d\n%s%s", code, out, errOut)
+	}
+	got := messages(t, stream, o.stream)
+	if len(got) != len(ids)+1 || got[len(ids)].Subject != got[len(ids)-1].Subject {
+		t.Errorf("%d messages after the repair, want %d", len(got), len(ids)+1)
 	}
 }
 
