@@ -76,8 +76,11 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	defer s.close()
 	p.log.Info("session started", "place", again.Place.Due, "seq", again.Place.Seq, "last_seq", again.LastSeq,
 		"there", again.There, "binary", binary, "settings", again.Place.Settings)
-	if again.Loss != "" {
+	switch {
+	case again.Loss != "" && again.Rewrite:
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
+	case again.Loss != "":
+		p.log.Info("the stream was emptied, by its limits or a purge: nothing of that is published again", "seen", again.Loss)
 	}
 	if st := held.Stream; 0 < st.NewestSeq && st.NewestSeq < again.End {
 		// A loss of what was durable can't be told from that; it may not pass in silence.
