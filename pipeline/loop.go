@@ -121,7 +121,7 @@ func (s *session) run(ctx context.Context) error {
 	if err == nil {
 		err = s.loop(ctx)
 	}
-	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
+	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) { // also when its time is up
 		return s.drain()
 	}
 	if outbox.ClassOf(err) == outbox.Poison {

@@ -95,7 +95,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 	for attempt := 0; ; attempt++ {
 		proved, err := p.session(ctx)
 		if ctx.Err() != nil && outbox.ClassOf(err) == outbox.Transient {
-			if err != nil && !errors.Is(err, context.Canceled) {
+			if err != nil && !errors.Is(err, ctx.Err()) {
 				p.log.Warn("stopped before everything in flight was acknowledged; it is found again at the next start", "err", err)
 			}
 			return nil

@@ -44,6 +44,23 @@ func TestStandby(t *testing.T) {
 	}
 }
 
+// A run whose time is up stops as one that is told to.
+func TestStopWhenTimeIsUp(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		pr := w.running(options{limit: 30 * time.Second})
+		for range 2 { // the next record is due in minutes
+			w.write(3)
+			w.published()
+		}
+		w.until(time.Minute, "the end", pr.over)
+		places := w.record().Places
+		if seq := places[len(places)-1].Seq; pr.err != nil || seq != uint64(len(w.js.messages)) {
+			t.Errorf("%v, recorded up to %d of %d", pr.err, seq, len(w.js.messages))
+		}
+		w.same()
+	})
+}
+
 // A standby that is told to stop stops.
 func TestStandbyStops(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {

@@ -215,6 +215,7 @@ type options struct {
 	noTicks  bool
 	binary   bool
 	stop     time.Duration
+	limit    time.Duration // of the run; 0: none
 	scratch  reorder.Scratch
 	registry *prometheus.Registry
 	open     func(*Links) // changes what was opened
@@ -236,6 +237,9 @@ func (w *world) run(o options) *process {
 	w.procs = append(w.procs, pr)
 	pr.writer = &writer{pr}
 	ctx, cancel := context.WithCancel(context.Background())
+	if o.limit > 0 {
+		ctx, cancel = context.WithTimeout(context.Background(), o.limit)
+	}
 	pr.cancel = cancel
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Links, error) { return pr.open(ctx, o) },
