@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -78,13 +79,41 @@ func (c *Conn) EnsureStream(ctx context.Context, o StreamOptions) error {
 	return c.CheckStream(ctx)
 }
 
-func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
+// newIngress returns a subject that nobody knows yet.
+func newIngress() (string, error) {
 	token := make([]byte, 8)
-	if _, err := rand.Read(token); err != nil {
+	_, err := rand.Read(token)
+	return "_outflow." + hex.EncodeToString(token) + ".>", err
+}
+
+// RenewIngress gives the stream a new private ingress. Nothing else of it is changed, nor what this program does not know of it. Who
+// knows the old one publishes to nobody from then on; but what the server had taken in before it may still store, until it has
+// acknowledged a message through the new one. This connection is of no use for publishing afterwards: it watches the old one.
+func (c *Conn) RenewIngress(ctx context.Context) error {
+	var info struct {
+		apiError
+		Config map[string]json.RawMessage `json:"config"`
+	}
+	if err := c.ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info); err != nil {
+		return err
+	}
+	subject, err := newIngress()
+	if err != nil {
+		return err
+	}
+	if info.Config["subjects"], err = json.Marshal([]string{subject}); err != nil {
+		return err
+	}
+	return c.ask(ctx, "STREAM.UPDATE."+c.cfg.Stream, info.Config, &streamInfo{})
+}
+
+func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
+	subject, err := newIngress()
+	if err != nil {
 		return err
 	}
 	cfg := streamConfig{
-		Name: c.cfg.Stream, Subjects: []string{"_outflow." + hex.EncodeToString(token) + ".>"},
+		Name: c.cfg.Stream, Subjects: []string{subject},
 		Transform: &subjectTransform{transformSource, transformDest},
 		Retention: "limits", Discard: "old", Storage: o.Storage, Replicas: max(o.Replicas, 1), AllowDirect: true,
 		MaxAge: o.MaxAge, MaxBytes: o.MaxBytes, MaxConsumers: -1, MaxMsgs: -1, MaxMsgsPer: -1, MaxMsgSize: -1,
@@ -95,7 +124,7 @@ func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = -1
 	}
-	err := c.ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
+	err = c.ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
 	var r *apiRefusal
 	switch {
 	case refusedWith(err, codeStreamExists): // somebody else made it at the same time

@@ -1,10 +1,14 @@
 package sink
 
 import (
+	"encoding/json"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/natsserver"
 	"github.com/outflowhq/outflow/internal/natstest"
@@ -155,4 +159,43 @@ func TestLargestMessageIsTaken(t *testing.T) {
 	c := door(t, cfg)
 	g := event(0, "doc", make([]byte, limit-overhead-len(eventHeader)))
 	mustPublish(t, c.Publisher(0), []given{g})
+}
+
+// A new ingress changes nothing but the subjects, and who knows the old one publishes to nobody.
+func TestRenewIngress(t *testing.T) {
+	t.Parallel()
+	s := natstest.Server(t)
+	c := door(t, config(s.URL()))
+	mustPublish(t, c.Publisher(0), edits(t, 3))
+	ask := func() (config map[string]json.RawMessage) {
+		var info struct {
+			apiError
+			Config map[string]json.RawMessage `json:"config"`
+		}
+		if err := c.ask(t.Context(), "STREAM.INFO.OUTBOX", nil, &info); err != nil {
+			t.Fatal(err)
+		}
+		return info.Config
+	}
+	before, old := ask(), c.Ingress()
+	if err := c.RenewIngress(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	after := ask()
+	if string(before["subjects"]) == string(after["subjects"]) {
+		t.Error("the ingress is the old one")
+	}
+	for name := range after {
+		if name != "subjects" && string(before[name]) != string(after[name]) || len(after) != len(before) {
+			t.Errorf("%s was %s, is %s", name, before[name], after[name])
+		}
+	}
+	if _, err := c.NATS().Request(old+"outbox.sleeper", nil, time.Second); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("through the old ingress: %v", err)
+	}
+	next := connect(t, config(s.URL()))
+	if err := next.CheckStream(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustPublish(t, next.Publisher(3), edits(t, 3))
 }

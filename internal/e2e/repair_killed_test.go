@@ -239,12 +239,12 @@ func repairZombie(t *testing.T, natsURL string) {
 	}
 }
 
-// repairZombieInBetween: an outflow that slept wakes up while a repair publishes, and sends what it had in hand. Its messages take sequences,
-// those of the repair are refused there and the ones behind them accepted: nothing may be missing for that.
+// repairZombieInBetween: an outflow that slept wakes up while a repair publishes, and sends what it had in hand. If its messages took
+// sequences, those of the repair would be refused there and the ones behind them accepted. The door that it knows is shut.
 func repairZombieInBetween(t *testing.T, natsURL string) {
 	f := publishing(t, natsURL, "between").stopped(t)
 	f.dropSlot(t)
-	mustExec(t, f.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 100000) n")
+	mustExec(t, f.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 40000) n")
 	in := ingress(t, f)
 	s, err := f.js.Stream(t.Context(), f.stream)
 	must(t, err)
@@ -257,7 +257,7 @@ func repairZombieInBetween(t *testing.T, natsURL string) {
 		if last < was+100 {
 			continue // it does not publish yet
 		}
-		if last >= was+90_000 {
+		if last >= was+30_000 {
 			break
 		}
 		for seq := last; seq < last+2000; seq++ {
@@ -295,8 +295,7 @@ func repairZombieInBetween(t *testing.T, natsURL string) {
 			double++
 		}
 	}
-	t.Logf("%d messages of the zombie came in between", zombies)
-	if lost > 0 || double > 0 {
+	if lost > 0 || double > 0 || zombies > 0 {
 		t.Errorf("%d of %d rows are in no message, %d in several, %d messages are the zombie's\n%s", lost, len(ids), double, zombies, stderr)
 	}
 }

@@ -25,6 +25,9 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	if err := r.awaitSlot(ctx, l); err != nil {
 		return err
 	}
+	if !r.renewed {
+		return r.renewIngress(ctx, l)
+	}
 	rd, err := l.read(ctx)
 	if err != nil {
 		return err
@@ -55,6 +58,23 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 		return r.renew(ctx, l, f, p)
 	}
 }
+
+// renewIngress shuts the door that an outflow which sleeps knows: what it sends when it wakes up must get in nowhere among what the
+// repair publishes.
+func (r *repair) renewIngress(ctx context.Context, l *links) error {
+	st, err := l.conn.State(ctx)
+	if err == nil && st.Exists {
+		err = l.conn.RenewIngress(ctx)
+	}
+	r.renewed = err == nil
+	if err == nil {
+		err = errRenewed
+	}
+	return err
+}
+
+// errRenewed asks for connections that know the new ingress.
+var errRenewed = errors.New("the stream has a new ingress")
 
 // writeRecord repairs what only the record lacked.
 func (r *repair) writeRecord(ctx context.Context, l *links, f *finding, p *plan) error {

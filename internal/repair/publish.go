@@ -50,6 +50,11 @@ func (r *repair) publish(ctx context.Context, l *links, history outbox.History, 
 		if err := w.publish(ctx, e, &h); err != nil {
 			return err
 		}
+		if n == 0 { // once it is acknowledged nothing more comes in by the old ingress
+			if err := w.settle(ctx); err != nil {
+				return err
+			}
+		}
 		if n++; time.Since(said) > progressEvery {
 			said = time.Now()
 			r.say("%d of %d published", n, of)

@@ -21,6 +21,7 @@ package repair
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -47,6 +48,8 @@ type repair struct {
 	log *slog.Logger
 	o   Options
 	rep *Report
+
+	renewed bool // the stream has an ingress that nobody else knows
 }
 
 // Run looks, and repairs if something is accepted. Where a gap is left, the error is its fault; the report then says what was found.
@@ -106,6 +109,10 @@ func (r *repair) carryOut(ctx context.Context, found *finding) error {
 		err := r.attempt(ctx, found)
 		if err == nil {
 			return nil
+		}
+		if errors.Is(err, errRenewed) {
+			attempt--
+			continue
 		}
 		if ctx.Err() != nil || attempt == attempts || !again(err) {
 			return err
