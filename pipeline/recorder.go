@@ -120,7 +120,8 @@ func (s *session) remember(fault *outbox.Fault) {
 			_, err = s.links.Store.Save(ctx, rec, revision)
 		}
 		switch {
-		case errors.Is(err, checkpoint.ErrConflict): // of this session, on its way, or of the one that took over
+		case ctx.Err() == nil && (errors.Is(err, checkpoint.ErrConflict) || errors.Is(err, checkpoint.ErrUnknown)):
+			// A record of this session was on its way, or one of whoever took over; or it may have been written.
 		case err != nil:
 			s.log.Warn("the checkpoint record does not say that this happened: the next start may not stop at it", "code", fault.Code, "err", err)
 			return

@@ -56,6 +56,7 @@ func OpenSnapshot(ctx context.Context, cfg Config, exported string) (_ *Snapshot
 	}
 	begin := []string{
 		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0",
+		"SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'", // from PostgreSQL 17 on
 		"SET row_security = off", // a policy that hides rows is an error: the WAL has them
 		"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
 	}
