@@ -32,9 +32,13 @@ func stream(t *testing.T, url string, replicas int) (nats.JetStreamContext, uint
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := js.AddStream(&nats.StreamConfig{Name: "S", Subjects: []string{"s"}, Replicas: replicas})
-	if err != nil {
-		t.Fatal(err)
+	// Where the node that led the cluster has just ended, nobody answers for some seconds.
+	var info *nats.StreamInfo
+	for deadline := time.Now().Add(time.Minute); info == nil; {
+		info, err = js.AddStream(&nats.StreamConfig{Name: "S", Subjects: []string{"s"}, Replicas: replicas})
+		if err != nil && time.Now().After(deadline) {
+			t.Fatal(err)
+		}
 	}
 	return js, info.State.Msgs
 }

@@ -18,8 +18,8 @@ import (
 // settings of every server of ours, unless Options say otherwise.
 var settings = map[string]string{
 	"wal_level":             "logical",
-	"max_replication_slots": "50",
-	"max_wal_senders":       "50",
+	"max_replication_slots": "200",
+	"max_wal_senders":       "200",
 	"max_connections":       "200",
 	"listen_addresses":      "127.0.0.1",
 	"log_line_prefix":       "%m [%p] %a ",
