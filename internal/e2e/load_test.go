@@ -83,6 +83,9 @@ func (l *load) wait(t *testing.T) {
 	}
 }
 
+// noPartition is the SQLSTATE of a row for which the table has no partition.
+const noPartition = "23514"
+
 func (l *load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -101,7 +104,14 @@ func (l *load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 			if err == nil {
 				break
 			}
-			if _, ok := errors.AsType[*pgconn.PgError](err); ok && !conn.IsClosed() {
+			refused, ok := errors.AsType[*pgconn.PgError](err)
+			if ok && refused.Code == noPartition { // it is being attached: nothing was written
+				if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
+					return err
+				}
+				continue
+			}
+			if ok && !conn.IsClosed() {
 				return err // the server's answer to a wrong statement
 			}
 			// The server went away: whether the transaction was committed is to be seen in the table, when it is back.
