@@ -131,7 +131,10 @@ func (p *Process) begin(cmd *exec.Cmd) (*process.Process, error) {
 // Stop ends the server cleanly (SIGTERM), also while it is paused, and waits for its end.
 func (p *Process) Stop() error {
 	return p.with(func(child *process.Process) error {
-		if err := errors.Join(child.Signal(syscall.SIGTERM), child.Resume()); err != nil {
+		if err := child.Signal(syscall.SIGTERM); err != nil {
+			return err
+		}
+		if err := child.Resume(); err != nil && !errors.Is(err, os.ErrProcessDone) { // it may have ended by then
 			return err
 		}
 		return child.Wait()
