@@ -6,7 +6,8 @@
 //
 // # Steps, each of which may be the last before a kill -9
 //
-//  1. Everything is read as a start reads it, twice. The fault must be the one that was accepted.
+//  1. Everything is read as a start reads it, twice. The fault must be the one that was accepted. Then the stream gets a new ingress: an
+//     outflow that sleeps, and wakes up meanwhile, finds its door shut.
 //  2. The record says `repairing`, by compare-and-set. From now on run and init stop (repair_unfinished).
 //  3. The slot is kept, if what it will bring is known to follow what the stream has: then the anchor, the place from which on the
 //     WAL is trusted to bring everything, is at or above its confirmed LSN. Otherwise it is made anew, and the anchor is where it
