@@ -55,8 +55,9 @@ func writing(t *testing.T, url string) (stop func()) {
 	}
 }
 
-// killedAt runs outflow repair until it says something, and kills it then, or a random moment later. Without a word it runs to its end.
-// It reports whether it was killed.
+// killedAt runs outflow repair until it says something, and kills it then, or a random moment later. A step that an earlier one has
+// done is not said again: then it is killed when it begins to publish. Without a word it runs to its end. It reports whether it was
+// killed.
 func (f *faulty) killedAt(t *testing.T, accept, word string, later time.Duration) bool {
 	t.Helper()
 	cmd := exec.Command(binary, "repair", "--json", "--accept", accept)
@@ -81,7 +82,7 @@ func (f *faulty) killedAt(t *testing.T, accept, word string, later time.Duration
 				lines = nil
 			}
 			all = append(all, line)
-			if word != "" && strings.Contains(line, word) && !killed {
+			if word != "" && (strings.Contains(line, word) || strings.Contains(line, "publishing")) && !killed {
 				time.Sleep(later)
 				killed = child.Kill() == nil
 			}
@@ -136,8 +137,8 @@ func TestRepairKilled(t *testing.T) {
 				accept = []string{c.code, "repair_unfinished"}[rng.IntN(2)]
 			}
 		}
-		if f.killedAt(t, c.code, "", 0); kills < 2 {
-			t.Errorf("%d kills are too few", kills)
+		if f.killedAt(t, c.code, "", 0); kills == 0 {
+			t.Error("the repair came to its end before it could be killed")
 		}
 		t.Logf("%d kills", kills)
 		f.log.Reset()
