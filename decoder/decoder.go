@@ -10,11 +10,15 @@ import (
 
 // Config says what to read. The zero value of an optional field means that there is none.
 type Config struct {
-	TableOID uint32         // the outbox; of a partitioned one the root
+	TableOID uint32         // the outbox; of a partitioned one the root; 0 where Mapping.Source has none
 	Mapping  outbox.Mapping // column names by role
 	ID       string         // the id column, optional
 	Extra    []string       // further columns for Event.Extra, at most outbox.MaxExtra; optional
 	Slot     string         // changes of settings for other slots are no inputs
+
+	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says that rows are none. They are
+	// counted. Optional.
+	Unread string
 
 	// MaxPayload is in bytes of the payload as it would be published. A larger one is not copied: the event then has its
 	// PayloadSize and no Payload. 0: no limit.
@@ -27,9 +31,25 @@ type Kind uint8
 // The kinds of result.
 const (
 	Nothing Kind = iota // nothing to act on
-	Event               // an insert into the outbox, in Result.Event
+	Event               // an insert into the outbox, or a message in place of it, in Result.Event
 	Commit              // the end of a transaction, in Result.Commit
 )
+
+// Ignored says what was passed over that somebody may have meant as an event.
+type Ignored uint8
+
+// The kinds of what is ignored.
+const (
+	NothingIgnored Ignored = iota
+	IgnoredMessage         // a message event, where Mapping.Source says that messages are none
+	IgnoredOutside         // a message event outside of any transaction: it stays in the WAL whatever becomes of its writer's
+	IgnoredRow             // a row of Config.Unread
+)
+
+// String is a word for metrics and logs.
+func (i Ignored) String() string {
+	return [...]string{"nothing", "message", "not_transactional", "row"}[i]
+}
 
 // Result is what one message gives. The caller may reuse it: Decode overwrites all of it.
 type Result struct {
@@ -39,6 +59,7 @@ type Result struct {
 	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be read as one. It is
 	// no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
+	Ignored   Ignored // it is no input either
 }
 
 // Decoder reads the messages of one replication session, in order. It is not safe for concurrent use.
@@ -54,6 +75,10 @@ type Decoder struct {
 	last     outbox.LSN // end LSN of the last commit
 	inCommit bool       // between Begin and Commit
 	tx       transaction
+
+	content content        // of the present message event
+	extraAt map[string]int // the index in Config.Extra of a header of a message event
+	unread  uint32         // OID of Config.Unread; 0: not seen
 }
 
 // transaction is what is known of the one that is being read.
@@ -67,7 +92,10 @@ type transaction struct {
 
 // New returns a decoder for a session that starts.
 func New(cfg Config) *Decoder {
-	d := &Decoder{cfg: cfg}
+	d := &Decoder{cfg: cfg, extraAt: make(map[string]int, len(cfg.Extra))}
+	for i, name := range cfg.Extra {
+		d.extraAt[name] = i
+	}
 	if n := len(cfg.Extra); n > outbox.MaxExtra {
 		d.err = &outbox.Fault{
 			Class: outbox.Usage,

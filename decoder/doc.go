@@ -15,6 +15,14 @@
 // The order of the stream is a function of the inputs, so what is one is decided here, at the commit, from the transaction's
 // content alone: events if it has any, else the last well-formed change of this slot's settings, else a tick, else nothing.
 //
+// # Rows and messages
+//
+// Where the mapping's source says so, a transactional logical message with the prefix outflow.event is an event too, or the only kind
+// of event. It takes its index among the rows of its transaction in the order of the WAL, which is the order in which the server sends
+// them; those of a savepoint that was rolled back never arrive. Its content is JSON, of which nothing is converted: the payload is the
+// bytes that stand there. What is not exactly as it should be (an unknown member, one that comes twice, a number where a string must
+// be) marks the event as one that can't be published, and says why: a guess at what was meant would be a silent change of it.
+//
 // # Same bytes in both forms
 //
 // A session may receive values as text or as binary, and a later one the other way. Each event must come out the same, to the

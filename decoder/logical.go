@@ -27,8 +27,11 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 	switch {
 	case flags&^transactional != 0:
 		return d.protocol(m, "unknown flags %#x", flags)
-	case flags&transactional == 0:
-		return nil // sent when it was written, not when anything was committed
+	case flags&transactional == 0: // sent when it was written, not when anything was committed
+		if string(prefix) == outbox.EventPrefix {
+			r.Ignored = IgnoredOutside
+		}
+		return nil
 	case !d.inCommit:
 		return d.protocol(m, "transactional, but outside of a transaction")
 	}
@@ -37,6 +40,11 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 		d.tx.tick = true
 	case outbox.SettingsPrefix:
 		r.Malformed = d.settings(m.b[start:])
+	case outbox.EventPrefix:
+		if d.cfg.Mapping.Source.Messages() {
+			return d.event(m.b[start:], r)
+		}
+		r.Ignored = IgnoredMessage
 	}
 	return nil
 }

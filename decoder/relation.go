@@ -44,7 +44,10 @@ func (d *Decoder) relation(m *reader) error {
 	if n > maxColumns {
 		return d.protocol(m, "%d columns", n)
 	}
-	if oid != d.cfg.TableOID {
+	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() {
+		if d.cfg.Unread != "" && string(schema)+"."+string(table) == d.cfg.Unread {
+			d.unread = oid
+		}
 		for range n {
 			attributeOf(m)
 		}

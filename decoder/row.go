@@ -85,7 +85,10 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	if part != 'N' && !m.short {
 		return d.protocol(m, "unknown part %q", part)
 	}
-	if oid != d.cfg.TableOID {
+	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() {
+		if oid == d.unread && oid != 0 {
+			r.Ignored = IgnoredRow
+		}
 		return d.tuple(m, nil, true)
 	}
 	p := d.plan

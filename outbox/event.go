@@ -5,7 +5,7 @@ import "time"
 // EventOverhead is what an event counts beside its bytes when the buffer's limit in bytes is applied.
 const EventOverhead = 64
 
-// Event is one insert into the outbox. Its strings and its payload lie in memory that nobody writes to any more; an event may be
+// Event is one insert into the outbox, or one logical message in place of it. Its strings and its payload lie in memory that nobody writes to any more; an event may be
 // copied and kept.
 type Event struct {
 	Pos  Position // LSN is 0 until the commit record has been read
@@ -24,6 +24,8 @@ type Event struct {
 	Extra []string // the further columns that subject and headers use, in the order of the decoder's configuration
 	Null  Nulls    // which of the values are NULL
 	Bad   string   // which column could not be decoded and why; empty: none. Such a row is never published as it is
+
+	Message bool // it came as a logical message, not as a row
 }
 
 // Nulls is a set of an event's values.

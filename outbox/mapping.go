@@ -1,9 +1,50 @@
 package outbox
 
-// Mapping says which table is the outbox and which of its columns have the roles that decide the order and the content. It is
-// settled by init and kept in the checkpoint record. An empty column name means that there is none.
+import "fmt"
+
+// Source says what of the WAL is an event. The zero value is the table: so a record from before there was a choice says it.
+type Source string
+
+// The sources.
+const (
+	FromTable   Source = ""        // inserts into the outbox table
+	FromMessage Source = "message" // transactional logical messages with the prefix EventPrefix; there is no table
+	FromBoth    Source = "both"    // either, in the order of the WAL
+)
+
+// ParseSource reads "table", "message" or "both".
+func ParseSource(s string) (Source, error) {
+	switch s {
+	case "table":
+		return FromTable, nil
+	case string(FromMessage), string(FromBoth):
+		return Source(s), nil
+	}
+	return "", fmt.Errorf("source %q: want table, message or both", s)
+}
+
+// String is what ParseSource reads.
+func (s Source) String() string {
+	if s == FromTable {
+		return "table"
+	}
+	return string(s)
+}
+
+// Rows reports whether inserts into the table are events.
+func (s Source) Rows() bool { return s != FromMessage }
+
+// Messages reports whether logical messages are events.
+func (s Source) Messages() bool { return s == FromMessage || s == FromBoth }
+
+// Mapping says where events come from, and which columns of the outbox table have the roles that decide the order and the content. It
+// is settled by init and kept in the checkpoint record. An empty column name means that there is none.
+//
+// A logical message names its values by the roles themselves. Without a table the mapping has the roles' own names, and says only
+// whether events have a key.
 type Mapping struct {
-	Table   string `json:"table"` // schema.name
+	Source  Source `json:"source,omitempty"`
+	Table   string `json:"table"` // schema.name; "" if there is none
 	Doc     string `json:"doc_id"`
 	Actor   string `json:"actor_id,omitempty"`
 	Counter string `json:"counter,omitempty"`
@@ -13,3 +54,14 @@ type Mapping struct {
 
 // Keyed reports whether events have a seq_key: a column of their own, or actor and counter to make it from.
 func (m Mapping) Keyed() bool { return m.Key != "" || m.Actor != "" && m.Counter != "" }
+
+// Origin names what events come from, for people.
+func (m Mapping) Origin() string {
+	switch m.Source {
+	case FromMessage:
+		return "logical messages (" + EventPrefix + ")"
+	case FromBoth:
+		return m.Table + " and logical messages (" + EventPrefix + ")"
+	}
+	return m.Table
+}

@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// Prefixes of the logical messages that are inputs.
+// Prefixes of the logical messages that are inputs; one with EventPrefix only where the [Source] says so.
 const (
 	TickPrefix     = "outflow.tick"
 	SettingsPrefix = "outflow.settings"
+	EventPrefix    = "outflow.event"
 )
 
 // Sort is the rule by which a window's events are sorted.

@@ -16,7 +16,8 @@ import (
 type Config struct {
 	Postgres    Postgres
 	NATS        NATS
-	Table       string // schema.name, without quotes
+	Source      outbox.Source
+	Table       string // schema.name, without quotes; of no use without rows
 	Columns     Columns
 	Headers     []Header // ascending by name
 	Slot        string

@@ -39,10 +39,18 @@ const (
 // one that has only its default name is then absent, except document and payload. template lists the columns that the subject's
 // template uses. A name there or among the headers is a column of the table, else the column of the role with that name (doc_id,
 // actor_id, counter, seq_key, id); it is not the payload.
+//
+// Where there are messages only, table is of no use: what a column of a role is called in the settings is that role's member, and every
+// other name is one of headers.
 func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	r := resolver{c: c, table: table}
 	r.Uses = map[string]Use{}
+	if c.Source == outbox.FromMessage {
+		r.withoutTable()
+		c = r.c
+	}
 	r.Mapping = outbox.Mapping{
+		Source:  c.Source,
 		Table:   c.Table,
 		Doc:     r.role("columns.doc_id", c.Columns.Doc, true),
 		Actor:   r.role("columns.actor_id", c.Columns.Actor, false),
@@ -89,6 +97,26 @@ type resolver struct {
 	paths   []string // the settings at fault
 	cure    string   // for the first of missing
 	payload string   // the setting that uses the payload, if one does
+
+	alias map[string]string // without a table: what a role's column is called in the settings
+}
+
+// withoutTable gives the roles their own names. A setting that says that there is no such column stands.
+func (r *resolver) withoutTable() {
+	r.c.Table, r.alias = "", map[string]string{}
+	for _, role := range []struct {
+		name   string
+		column *Column
+	}{
+		{"doc_id", &r.c.Columns.Doc}, {"actor_id", &r.c.Columns.Actor}, {"counter", &r.c.Columns.Counter},
+		{"seq_key", &r.c.Columns.Key}, {"id", &r.c.Columns.ID}, {"payload", &r.c.Columns.Payload},
+	} {
+		if role.column.Name != "" {
+			r.alias[role.column.Name] = role.name
+			r.table = append(r.table, role.name)
+			role.column.Name = role.name
+		}
+	}
 }
 
 func (r *resolver) lack(column, path, cure string) {
@@ -126,7 +154,10 @@ func (r *resolver) use(path, name string) {
 		{"payload", m.Payload, InExtra}, {"counter", m.Counter, InExtra},
 	}
 	column := name
-	if !slices.Contains(r.table, name) {
+	if role, ok := r.alias[name]; ok {
+		column = role
+	}
+	if !slices.Contains(r.table, column) {
 		column = ""
 		for _, role := range roles {
 			if role.name == name {
@@ -137,6 +168,9 @@ func (r *resolver) use(path, name string) {
 			r.Uses[name] = Use{Role: InKey} // computed
 			return
 		}
+	}
+	if column == "" && r.alias != nil {
+		column = name // of headers
 	}
 	if column == "" && slices.Contains(r.paths, "columns."+name) {
 		return // one message is enough

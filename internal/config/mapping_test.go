@@ -191,3 +191,76 @@ func TestTooManyColumns(t *testing.T) {
 		t.Errorf("%v, want a usage error", err)
 	}
 }
+
+// Without a table the roles have their own names, whatever the settings call their columns, and any other name is a header's.
+func TestMessageMapping(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		args     Args
+		template []string
+		want     Resolved
+		keyed    bool
+	}{
+		"defaults": {
+			Args{}, []string{"doc_id"},
+			Resolved{
+				Mapping: outbox.Mapping{Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
+			},
+			true,
+		},
+		"names of a table": {
+			Args{"columns.doc_id": "topic", "columns.counter": "n", "headers": "Type=event_type,N=n,Topic=topic,Id=id", "table": "app.events"},
+			[]string{"topic", "doc_id", "seq_key", "tenant", "counter"},
+			Resolved{
+				Mapping: outbox.Mapping{Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+				ID:      "id", Extra: []string{"tenant", "counter", "event_type"},
+				Uses: map[string]Use{
+					"topic": {Role: InDoc}, "doc_id": {Role: InDoc}, "seq_key": {Role: InKey}, "id": {Role: InID},
+					"tenant": {Extra: 0}, "counter": {Extra: 1}, "event_type": {Extra: 2}, "n": {Extra: 1},
+				},
+			},
+			true,
+		},
+		"commit order": {
+			Args{"columns.seq_key": "", "columns.counter": ""}, []string{"doc_id"},
+			Resolved{
+				Mapping: outbox.Mapping{Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Payload: "payload"},
+				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
+			},
+			false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tt.args["source"] = "message"
+			c, err := Load(tt.args, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := ResolveMapping(c, nil, tt.template)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, tt.want) || got.Mapping.Keyed() != tt.keyed {
+				t.Errorf("got  %+v\nwant %+v", got, tt.want)
+			}
+		})
+	}
+	c, err := Load(Args{"source": "message", "columns.payload": "body", "subject": "outbox.{body}"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ResolveMapping(c, nil, []string{"body"}); outbox.ClassOf(err) != outbox.Usage {
+		t.Errorf("the payload as a part of the subject: %v", err)
+	}
+	if c, err = Load(Args{"source": "both"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, nil); err != nil || r.Mapping.Source != outbox.FromBoth || r.Mapping.Table != "public.outbox" {
+		t.Errorf("%+v %v", r, err)
+	}
+	if _, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, []string{"event_type"}); outbox.ClassOf(err) != outbox.Fatal {
+		t.Errorf("with both, a column that the table lacks: %v", err)
+	}
+}

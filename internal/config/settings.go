@@ -83,6 +83,9 @@ var settings = []setting{
 	{path: "nats.tls.key", want: wantFile, doc: "The key (PEM) of nats.tls.cert.",
 		bind: func(c *Config) value { return textValue{&c.NATS.TLS.Key, nil} }},
 
+	{path: "source", def: "table", want: "table, message or both", choices: []string{"table", "message", "both"},
+		doc:  "What is an event: an insert into the table, a logical message with the prefix outflow.event (no table is needed), or both in one order.",
+		bind: func(c *Config) value { return sourceValue{&c.Source} }},
 	{path: "table", def: "public.outbox", want: "schema.name, or name for a table of the schema public, case as in the catalog, no quotes",
 		doc:  "The outbox. Of a partitioned table, the root.",
 		bind: func(c *Config) value { return textValue{&c.Table, tableName} }},

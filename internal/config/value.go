@@ -216,6 +216,19 @@ func (v sortValue) set(s string) error {
 func (v sortValue) text() string { return v.p.String() }
 func (v sortValue) kind() string { return "seq_key|commit" }
 
+type sourceValue struct{ p *outbox.Source }
+
+func (v sourceValue) set(s string) error {
+	source, err := outbox.ParseSource(s)
+	if err != nil {
+		return errWant
+	}
+	*v.p = source
+	return nil
+}
+func (v sourceValue) text() string { return v.p.String() }
+func (v sourceValue) kind() string { return "table|message|both" }
+
 type levelValue struct{ p *slog.Level }
 
 var levels = map[string]slog.Level{

@@ -1,0 +1,381 @@
+package decoder
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// messages is the configuration of a slot without a table; both has the table beside it, with other column names.
+var (
+	messages = Config{Slot: "outflow", ID: "id", Extra: []string{"event_type", "counter", "tenant"}, Mapping: outbox.Mapping{
+		Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
+	}}
+	both = func() Config {
+		c := config
+		c.Mapping.Source = outbox.FromBoth
+		c.Extra = []string{"event_type", "counter", "tenant"}
+		return c
+	}()
+)
+
+// decodeContent decodes a transaction that holds one message event.
+func decodeContent(t testing.TB, cfg Config, text string) (outbox.Event, error) {
+	t.Helper()
+	d, r := New(cfg), Result{}
+	if err := d.Decode(begin(100), &r); err != nil {
+		t.Fatal(err)
+	}
+	msg := logical(1, outbox.EventPrefix, text)
+	if err := d.Decode(msg, &r); err != nil {
+		return outbox.Event{}, err
+	}
+	for i := range msg {
+		msg[i] = 0xEE // the buffer is used again
+	}
+	if r.Kind != Event || r.Ignored != 0 || !r.Event.Message {
+		return outbox.Event{}, fmt.Errorf("%+v", r)
+	}
+	e := r.Event
+	if err := d.Decode(commit(100, 108, 1), &r); err != nil || r.Commit.Kind != outbox.Events || r.Commit.Events != 1 {
+		return outbox.Event{}, fmt.Errorf("commit %+v: %w", r.Commit, err)
+	}
+	return e, nil
+}
+
+func TestContent(t *testing.T) {
+	t.Parallel()
+	const required = `"doc_id":"d","payload":1`
+	nulls := outbox.NullActor | outbox.NullKey | outbox.NullID
+	deep := strings.Repeat("[", maxDepth-1) + strings.Repeat("]", maxDepth-1)
+	for name, c := range map[string]struct {
+		text string
+		want outbox.Event // without Extra where nothing is said about it: all NULL
+	}{
+		"everything": {
+			`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","seq_key":"k","headers":{"event_type":"moved","other":"x"},"payload":{"n":1.10}}`,
+			outbox.Event{Doc: "d", Actor: "a", ID: "i", Key: "k", Payload: []byte(`{"n":1.10}`), Extra: []string{"moved", "42", ""}},
+		},
+		"computed key": {
+			`{"doc_id":"d","actor_id":"a","counter":42,"payload":[]}`,
+			outbox.Event{Doc: "d", Actor: "a", Key: "a:00000000000000000042", Null: outbox.NullID, Payload: []byte("[]"), Extra: []string{"", "42", ""}},
+		},
+		"greatest counter": {
+			`{"doc_id":"d","actor_id":"","counter":9223372036854775807,"payload":[]}`,
+			outbox.Event{Doc: "d", Key: ":09223372036854775807", Null: outbox.NullID, Payload: []byte("[]"), Extra: []string{"", "9223372036854775807", ""}},
+		},
+		"no key":            {`{` + required + `}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
+		"no actor, no key":  {`{` + required + `,"counter":0}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "0", ""}}},
+		"null is absent":    {`{` + required + `,"id":null,"actor_id":null,"counter":null,"seq_key":null,"headers":null}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
+		"null header":       {`{` + required + `,"headers":{"event_type":null,"tenant":""}}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "", "."}}},
+		"no doc_id":         {`{"payload":1}`, outbox.Event{Null: nulls | outbox.NullDoc, Payload: []byte("1")}},
+		"null doc_id":       {`{"doc_id":null,"payload":1}`, outbox.Event{Null: nulls | outbox.NullDoc, Payload: []byte("1")}},
+		"no payload":        {`{"doc_id":"d"}`, outbox.Event{Doc: "d", Null: nulls | outbox.NullPayload}},
+		"payload null":      {`{"doc_id":"d","payload":null}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("null")}},
+		"payload as it is":  {" {\"doc_id\" : \"d\" ,\n\"payload\"\t: {\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]} } ", outbox.Event{Doc: "d", Null: nulls, Payload: []byte("{\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]}")}},
+		"escapes":           {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\q"}`, outbox.Event{Bad: "content is not JSON"}},
+		"escapes, good":     {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\u0041"}`, outbox.Event{Doc: "é😀\"\\/\b\f\n\r\t", Null: nulls, Payload: []byte(`"\u0041"`)}},
+		"deep":              {`{"doc_id":"d","payload":` + deep + `}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte(deep)}},
+		"too deep":          {`{"doc_id":"d","payload":[` + deep + `]}`, outbox.Event{Bad: "too deep"}},
+		"no JSON":           {`doc_id=d`, outbox.Event{Bad: "at byte 0 of 8: no JSON object"}},
+		"empty":             {``, outbox.Event{Bad: "no JSON object"}},
+		"array":             {`[` + `{` + required + `}]`, outbox.Event{Bad: "no JSON object"}},
+		"cut":               {`{` + required, outbox.Event{Bad: "no comma and no brace"}},
+		"more":              {`{` + required + `}{}`, outbox.Event{Bad: "goes on after its end"}},
+		"trailing comma":    {`{` + required + `,}`, outbox.Event{Bad: "no name of a member"}},
+		"not UTF-8":         {"{\"doc_id\":\"\xe9\",\"payload\":1}", outbox.Event{Bad: "content is not UTF-8"}},
+		"control character": {"{\"doc_id\":\"\n\",\"payload\":1}", outbox.Event{Bad: "a control character"}},
+		"empty doc_id":      {`{"doc_id":"","payload":1}`, outbox.Event{Bad: "doc_id is empty"}},
+		"number as doc_id":  {`{"doc_id":7,"payload":1}`, outbox.Event{Bad: "doc_id is not a string"}},
+		"NUL":               {`{"doc_id":"a\u0000","payload":1}`, outbox.Event{Bad: `doc_id holds \u0000`}},
+		"half a pair":       {`{"doc_id":"d","actor_id":"\ud800","payload":1}`, outbox.Event{Doc: "d", Bad: "actor_id holds"}},
+		"unknown member":    {`{` + required + `,"docid":"x","id":"i"}`, outbox.Event{Doc: "d", ID: "i", Bad: `unknown member "docid"`}},
+		"twice":             {`{` + required + `,"doc_id":"e"}`, outbox.Event{Doc: "d", Bad: "doc_id twice"}},
+		"twice, escaped":    {`{` + required + `,"\u0064oc_id":"e"}`, outbox.Event{Doc: "d", Bad: "doc_id twice"}},
+		"counter as text":   {`{` + required + `,"counter":"1"}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter below 0":   {`{` + required + `,"counter":-1}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter too large": {`{` + required + `,"counter":9223372036854775808}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 1.0":       {`{` + required + `,"counter":1.0}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 1e3":       {`{` + required + `,"counter":1e3}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 01":        {`{` + required + `,"counter":01}`, outbox.Event{Bad: "content is not JSON"}},
+		"headers a list":    {`{` + required + `,"headers":[]}`, outbox.Event{Doc: "d", Bad: "headers is not an object"}},
+		"header a number":   {`{` + required + `,"headers":{"schema_version":2}}`, outbox.Event{Doc: "d", Bad: "header schema_version is not a string"}},
+		"header twice":      {`{` + required + `,"headers":{"tenant":"a","t\u0065nant":"b"}}`, outbox.Event{Doc: "d", Bad: `headers has the member "tenant" twice`}},
+		"many headers":      {`{` + required + `,"headers":{` + manyHeaders(maxHeaders+1) + `}}`, outbox.Event{Doc: "d", Bad: "more than 256"}},
+		"header name NUL":   {`{` + required + `,"headers":{"\u0000":"a"}}`, outbox.Event{Doc: "d", Bad: "headers has a name"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, cfg := range []Config{messages, both} {
+				e, err := decodeContent(t, cfg, c.text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.want.Bad != "" {
+					if !strings.Contains(e.Bad, c.want.Bad) || e.Payload != nil || e.Doc != c.want.Doc || e.ID != c.want.ID {
+						t.Errorf("%+v", e)
+					}
+					continue
+				}
+				want := c.want
+				want.Message, want.PayloadSize = true, len(want.Payload)
+				if want.Extra = slices.Clone(want.Extra); want.Extra == nil {
+					want.Extra = []string{"", "", ""}
+				}
+				for i, v := range want.Extra {
+					if v == "" {
+						want.SetExtraNull(i)
+					} else if v == "." {
+						want.Extra[i] = ""
+					}
+				}
+				if !reflect.DeepEqual(e, want) {
+					t.Errorf("got  %+v\nwant %+v", e, want)
+				}
+			}
+		})
+	}
+}
+
+func manyHeaders(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `,"h%d":""`, i)
+	}
+	return b.String()[1:]
+}
+
+// Rows and messages of one transaction share the index, in the order in which they come.
+func TestRowsAndMessagesShareTheIndex(t *testing.T) {
+	t.Parallel()
+	const text = `{"doc_id":"d","actor_id":"a","counter":1,"payload":"of a message"}`
+	event, tick := logical(1, outbox.EventPrefix, text), logical(1, outbox.TickPrefix, "")
+	cfg := both
+	cfg.Extra = nil
+	for name, c := range map[string]struct {
+		source  outbox.Source
+		want    string // which events: r row, m message
+		ignored []Ignored
+	}{
+		"both":    {outbox.FromBoth, "mrmmr", []Ignored{IgnoredOutside}},
+		"table":   {outbox.FromTable, "rr", []Ignored{IgnoredMessage, IgnoredMessage, IgnoredOutside, IgnoredMessage}},
+		"message": {outbox.FromMessage, "mmm", []Ignored{IgnoredRow, IgnoredOutside, IgnoredRow}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := cfg
+			cfg.Mapping.Source, cfg.Unread = c.source, "public.outbox"
+			d, r, got := New(cfg), Result{}, ""
+			var ignored []Ignored
+			for _, msg := range [][]byte{
+				begin(100), tick, event, relation(tableOID, columns...), row("1", "{}"), event,
+				logical(0, outbox.EventPrefix, text), event, logical(1, "outflow.events", text), row("2", "{}"), commit(100, 108, 1),
+			} {
+				if err := d.Decode(msg, &r); err != nil {
+					t.Fatal(err)
+				}
+				if r.Ignored != NothingIgnored {
+					ignored = append(ignored, r.Ignored)
+				}
+				switch r.Kind {
+				case Event:
+					if r.Event.Pos.Index != uint32(len(got)) {
+						t.Errorf("event %d has index %d", len(got), r.Event.Pos.Index)
+					}
+					got += map[bool]string{true: "m", false: "r"}[r.Event.Message]
+				case Commit:
+					if r.Commit.Kind != outbox.Events || r.Commit.Events != len(c.want) {
+						t.Errorf("%+v", r.Commit)
+					}
+				}
+			}
+			if got != c.want || !reflect.DeepEqual(ignored, c.ignored) {
+				t.Errorf("events %s, ignored %v; want %s, %v", got, ignored, c.want, c.ignored)
+			}
+		})
+	}
+}
+
+// A payload above the limit is not copied, and a large content takes no more memory than what is kept of it.
+func TestLargeContent(t *testing.T) {
+	t.Parallel()
+	cfg := messages
+	cfg.MaxPayload = 1000
+	text := `{"doc_id":"d","payload":"` + strings.Repeat("x", 1<<20) + `"}`
+	e, err := decodeContent(t, cfg, text)
+	if err != nil || e.Payload != nil || e.PayloadSize != 1<<20+2 || e.Bad != "" {
+		t.Errorf("%v %+v", err, e)
+	}
+}
+
+// errNotContent is what the oracle says of a content that is no event.
+var errNotContent = errors.New("no event")
+
+// oracle reads a content with encoding/json, as simply as can be.
+func oracle(text []byte) (want map[string]json.RawMessage, headers map[string]*string, err error) {
+	if !utf8.Valid(text) || !json.Valid(text) || depthOf(text) > maxDepth {
+		return nil, nil, errNotContent
+	}
+	members := func(raw []byte) (m map[string]json.RawMessage, err error) {
+		d := json.NewDecoder(bytes.NewReader(raw))
+		if t, err := d.Token(); err != nil || t != json.Delim('{') {
+			return nil, errNotContent
+		}
+		m = map[string]json.RawMessage{}
+		for d.More() {
+			name, err := d.Token()
+			if err != nil {
+				return nil, err
+			}
+			if _, twice := m[name.(string)]; twice {
+				return nil, errNotContent
+			}
+			var v json.RawMessage
+			if err := d.Decode(&v); err != nil {
+				return nil, err
+			}
+			m[name.(string)] = v
+		}
+		return m, nil
+	}
+	if want, err = members(text); err != nil {
+		return nil, nil, err
+	}
+	for name, v := range want {
+		switch name {
+		case "payload":
+			continue
+		case "headers":
+			if string(v) == "null" {
+				continue
+			}
+			all, err := members(v)
+			if err != nil || len(all) > maxHeaders {
+				return nil, nil, errNotContent
+			}
+			headers = map[string]*string{}
+			for name, v := range all {
+				var s *string
+				if json.Unmarshal(v, &s) != nil || s != nil && broken(v, *s) || broken([]byte(name), name) {
+					return nil, nil, errNotContent
+				}
+				headers[name] = s
+			}
+		case "counter":
+			if n, err := strconv.ParseInt(string(v), 10, 64); string(v) != "null" && (err != nil || n < 0 || v[0] == '-') {
+				return nil, nil, errNotContent
+			}
+		case "doc_id", "actor_id", "id", "seq_key":
+			var s *string
+			if json.Unmarshal(v, &s) != nil || s != nil && (broken(v, *s) || name == "doc_id" && *s == "") {
+				return nil, nil, errNotContent
+			}
+		default:
+			return nil, nil, errNotContent
+		}
+	}
+	return want, headers, nil
+}
+
+// broken reports whether a string has what text can't hold; encoding/json makes U+FFFD of half a pair.
+func broken(raw []byte, s string) bool {
+	return strings.ContainsRune(s, 0) || strings.Count(s, "\uFFFD") != bytes.Count(raw, []byte("\uFFFD"))+strings.Count(strings.ToLower(string(raw)), `\ufffd`)
+}
+
+func depthOf(text []byte) (deepest int) {
+	d, depth := json.NewDecoder(bytes.NewReader(text)), 0
+	for {
+		switch t, err := d.Token(); {
+		case errors.Is(err, io.EOF):
+			return deepest
+		case err != nil:
+			return math.MaxInt
+		case t == json.Delim('{'), t == json.Delim('['):
+			depth++
+			deepest = max(deepest, depth)
+		case t == json.Delim('}'), t == json.Delim(']'):
+			depth--
+		}
+	}
+}
+
+// FuzzContent holds the reading of a message event against encoding/json: what is one of them an event is one of the other, with the
+// same values. Beside that: no panic, and no more memory than in proportion to the bytes.
+func FuzzContent(f *testing.F) {
+	for _, text := range []string{
+		`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","seq_key":"k","headers":{"event_type":"moved"},"payload":{"n":1.10}}`,
+		`{"doc_id":"\u00e9\ud83d\ude00","payload":[1,-0.5e+7,true,false,null,"x\\"]}`, `{"doc_id":"d","payload":{},"payload":{}}`,
+		`{"doc_id":"","counter":-1}`, `{"headers":{"a":"\ud800","a":null}}`, `[[[]]]`, `{"doc_id":"d","payload":"` + "\xff" + `"}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if bytes.Contains(text, []byte(`\\u`)) || bytes.Contains(text, []byte("\uFFFD")) || bytes.Contains(bytes.ToLower(text), []byte(`\ufffd`)) {
+			t.Skip("the oracle counts replacement characters")
+		}
+		before := allocated()
+		e, err := decodeContent(t, messages, string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := allocated() - before; got > 2<<20+400*uint64(len(text)) {
+			t.Errorf("%d bytes allocated for %d", got, len(text))
+		}
+		want, headers, err := oracle(text)
+		if (err == nil) != (e.Bad == "") {
+			t.Fatalf("%q: %q here, %v by encoding/json", text, e.Bad, err)
+		}
+		if err != nil {
+			return
+		}
+		text1 := func(name string) (s string, null bool) {
+			var p *string
+			if raw, ok := want[name]; ok {
+				_ = json.Unmarshal(raw, &p) // it was read before
+			}
+			if p == nil {
+				return "", true
+			}
+			return *p, false
+		}
+		for name, v := range map[string]struct {
+			got  string
+			null outbox.Nulls
+		}{"doc_id": {e.Doc, outbox.NullDoc}, "actor_id": {e.Actor, outbox.NullActor}, "id": {e.ID, outbox.NullID}} {
+			if s, null := text1(name); s != v.got || null != (e.Null&v.null != 0) {
+				t.Errorf("%q: %s %q (NULL: %v), want %q (%v)", text, name, v.got, e.Null&v.null != 0, s, null)
+			}
+		}
+		key, null := text1("seq_key")
+		if actor, none := text1("actor_id"); null && !none && want["counter"] != nil && string(want["counter"]) != "null" {
+			n, _ := strconv.ParseInt(string(want["counter"]), 10, 64)
+			key, null = fmt.Sprintf("%s:%020d", actor, n), false
+		}
+		if e.Key != key || null != (e.Null&outbox.NullKey != 0) {
+			t.Errorf("%q: key %q, want %q", text, e.Key, key)
+		}
+		if raw, there := want["payload"]; string(e.Payload) != string(raw) || there != (e.Null&outbox.NullPayload == 0) {
+			t.Errorf("%q: payload %q, want %q", text, e.Payload, raw)
+		}
+		for i, name := range messages.Extra {
+			want := headers[name]
+			if name == "counter" {
+				continue
+			}
+			if e.ExtraNull(i) != (want == nil) || want != nil && *want != e.Extra[i] {
+				t.Errorf("%q: header %s is %q", text, name, e.Extra[i])
+			}
+		}
+	})
+}
