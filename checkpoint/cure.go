@@ -1,6 +1,10 @@
 package checkpoint
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
+)
 
 // The cures: what an operator can do with psql and the nats command line. They are all here, so that they change together.
 
@@ -24,8 +28,26 @@ func (c Config) cureOf(code, otherwise string) string {
 	if code == "slot_database" || code == "slot_plugin" {
 		return otherwise
 	}
+	switch c.Mapping.Source {
+	case outbox.FromMessage:
+		return "Run `outflow repair`: it says what can be done and changes nothing. There is no table: what is neither in the stream nor in the WAL " +
+			"any more can't be brought back. " + otherwise
+	case outbox.FromBoth:
+		otherwise = "Events that were written as messages can't be brought back from it. " + otherwise
+	}
 	return fmt.Sprintf("Run `outflow repair`: it says what is missing and changes nothing; `outflow repair --accept %s` then closes the gap "+
 		"from the rows of %s. %s", code, c.Table, otherwise)
+}
+
+// events are those of a range of the WAL, at the beginning of a sentence.
+func (c Config) events() string {
+	switch c.Mapping.Source {
+	case outbox.FromMessage:
+		return "Events"
+	case outbox.FromBoth:
+		return "Rows of " + c.Table + " and message events"
+	}
+	return "Rows of " + c.Table
 }
 
 func (c Config) cureUnfinished() string {
@@ -43,7 +65,7 @@ func (c Config) cureInitAgain() string {
 }
 
 func (c Config) cureMapping() string {
-	return "Set table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
+	return "Set source, table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
 		"it changes them once all that was written before is published"
 }
 
@@ -53,15 +75,19 @@ func (c Config) anew(slotExists bool) string {
 	if slotExists {
 		slot = fmt.Sprintf("drop the slot with `SELECT pg_drop_replication_slot('%s')`, ", c.Slot)
 	}
+	again := "insert the rows of that range into " + c.Table + " again"
+	if c.Mapping.Source.Messages() {
+		again = "let the services write the events of that range again"
+	}
 	return fmt.Sprintf("start anew: stop outflow, %skeep a copy of the old messages with `nats stream backup %s <directory>` "+
 		"if they are needed, remove stream and record with `nats stream rm %s` and `nats stream rm KV_%s`, then run `outflow init`. "+
-		"Then insert the rows of that range into %s again, or accept the gap; likewise those that were committed after it "+
+		"Then %s, or accept the gap; likewise those that were committed after it "+
 		"and before the LSN at which init makes the new slot",
-		slot, c.Stream, c.Stream, Bucket(c.Stream), c.Table)
+		slot, c.Stream, c.Stream, Bucket(c.Stream), again)
 }
 
 func (c Config) cureLost(slotExists bool) string {
-	return "Rows of " + c.Table + " that were committed in that range are not published. As the last resort, " + c.anew(slotExists)
+	return c.events() + " that were committed in that range are not published. As the last resort, " + c.anew(slotExists)
 }
 
 func (c Config) cureServer(slotExists bool) string {
@@ -73,9 +99,13 @@ func (c Config) cureDatabase(database string) string {
 }
 
 func (c Config) curePlugin() string {
+	closes := "it closes the gap from the rows of " + c.Table
+	if !c.Mapping.Source.Rows() {
+		closes = "it says what can be done without a table"
+	}
 	return fmt.Sprintf("Choose another slot name. If the slot %[1]s was outflow's and somebody made it anew, drop it with "+
-		"`SELECT pg_drop_replication_slot('%[1]s')` and run `outflow repair --accept slot_missing`: it closes the gap from the rows of %[2]s. "+
-		"As the last resort, %[3]s", c.Slot, c.Table, c.anew(true))
+		"`SELECT pg_drop_replication_slot('%[1]s')` and run `outflow repair --accept slot_missing`: %[2]s. "+
+		"As the last resort, %[3]s", c.Slot, closes, c.anew(true))
 }
 
 func (c Config) cureStream() string {
@@ -85,7 +115,7 @@ func (c Config) cureStream() string {
 
 func (c Config) cureRecord(slotExists bool) string {
 	return fmt.Sprintf("Or put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
-		"or from a backup. Without it nobody knows which of the rows of that range are published. As the last resort, %[3]s",
+		"or from a backup. Without it nobody knows which of the events of that range are published. As the last resort, %[3]s",
 		Bucket(c.Stream), c.Slot, c.anew(slotExists))
 }
 

@@ -13,9 +13,10 @@ import (
 
 // The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
 // stopped and base, and has the broker's time beside a place: a program that does not know these refuses it by its version, and does
-// not take it for corrupt.
+// not take it for corrupt. Version 3 may have a mapping with a source other than the table; it is written only where there is one.
 const (
-	recordVersion = 2
+	recordVersion = 3
+	tableVersion  = 2
 	oldestVersion = 1
 )
 
@@ -82,7 +83,10 @@ func (r *Record) LostFirstPlace(slot outbox.SlotState, stream outbox.StreamState
 // Encode returns the record's JSON document. A record that Decode would refuse is an error.
 func (r *Record) Encode() ([]byte, error) {
 	c := *r
-	c.Version = recordVersion
+	c.Version = tableVersion
+	if c.Mapping.Source != outbox.FromTable {
+		c.Version = recordVersion
+	}
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("checkpoint record of slot %s: %w", r.Slot, err)
 	}
@@ -132,8 +136,12 @@ func (r *Record) validate() error {
 	switch {
 	case r.Version < oldestVersion || r.Version > recordVersion:
 		return fmt.Errorf("version %d", r.Version)
-	case r.Slot == "" || r.SystemID == "" || r.Stream == "" || r.Mapping.Table == "":
-		return errors.New("slot, system identifier, stream or table is empty")
+	case r.Slot == "" || r.SystemID == "" || r.Stream == "":
+		return errors.New("slot, system identifier or stream is empty")
+	case r.Mapping.Source.Rows() == (r.Mapping.Table == ""):
+		return fmt.Errorf("source %v with table %q", r.Mapping.Source, r.Mapping.Table)
+	case r.Mapping.Source != outbox.FromTable && (!r.Mapping.Source.Messages() || r.Version < recordVersion):
+		return fmt.Errorf("source %v in version %d", r.Mapping.Source, r.Version)
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":

@@ -141,7 +141,7 @@ func (v *resolver) record() error {
 			"outflow init did not finish: the checkpoint record says that slot %s is about to be made", v.cfg.Slot)
 	}
 	if rec.Mapping != v.cfg.Mapping {
-		return v.fatal("mapping_changed", v.cfg.cureMapping(), "table and columns are %s, the checkpoint record of slot %s has %s",
+		return v.fatal("mapping_changed", v.cfg.cureMapping(), "source, table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
 	}
 	if rec.Repairing != "" {
@@ -171,8 +171,15 @@ func (v *resolver) headed() *outbox.Header {
 }
 
 func mappingText(m outbox.Mapping) string {
-	return fmt.Sprintf("table=%s doc_id=%s actor_id=%s counter=%s seq_key=%s payload=%s",
-		m.Table, m.Doc, m.Actor, m.Counter, m.Key, m.Payload)
+	if !m.Source.Rows() {
+		key := "in commit order"
+		if m.Keyed() {
+			key = "ordered by key"
+		}
+		return fmt.Sprintf("source=%v, %s", m.Source, key)
+	}
+	return fmt.Sprintf("source=%v table=%s doc_id=%s actor_id=%s counter=%s seq_key=%s payload=%s",
+		m.Source, m.Table, m.Doc, m.Actor, m.Counter, m.Key, m.Payload)
 }
 
 func (v *resolver) server() error {

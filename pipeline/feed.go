@@ -64,6 +64,9 @@ func (s *session) read(m *outbox.WALMessage) error {
 		s.metrics.malformed.Inc()
 		s.log.Warn("a change of ordering settings is malformed and has no effect", "err", s.result.Malformed)
 	}
+	if s.result.Ignored != decoder.NothingIgnored {
+		s.ignored(s.result.Ignored)
+	}
 	switch s.result.Kind {
 	case decoder.Event:
 		return s.buffer.Append(&s.result.Event)
@@ -71,6 +74,25 @@ func (s *session) read(m *outbox.WALMessage) error {
 		return s.commit(&s.result.Commit)
 	}
 	return nil
+}
+
+// ignoredEvery is how often something that is no event, but may have been meant as one, is logged.
+const ignoredEvery = time.Minute
+
+var ignoredWhy = map[decoder.Ignored]string{
+	decoder.IgnoredMessage: "message events are in the WAL, and source is table: they are not published",
+	decoder.IgnoredOutside: "message events that were not written transactionally are in the WAL: they are not published",
+	decoder.IgnoredRow:     "rows of the outbox table are in the WAL, and source is message: they are not published",
+}
+
+func (s *session) ignored(what decoder.Ignored) {
+	s.metrics.ignored.WithLabelValues(what.String()).Inc()
+	n := &s.p.ignored[what]
+	n.count++
+	if now := time.Now(); now.Sub(n.logged) >= ignoredEvery {
+		s.log.Warn(ignoredWhy[what], "count", n.count, "after", s.last)
+		n.logged = now
+	}
 }
 
 func (s *session) commit(c *outbox.Commit) error {

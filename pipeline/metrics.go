@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -15,7 +16,7 @@ type metrics struct {
 	windows, late                prometheus.Counter
 	ticks, tickErrors, malformed prometheus.Counter
 	sessions                     prometheus.Counter
-	errors                       *prometheus.CounterVec
+	errors, ignored              *prometheus.CounterVec
 	windowEvents                 prometheus.Histogram
 	commitToAck                  prometheus.Histogram
 
@@ -64,13 +65,20 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		lagBytes:       gauge("lag_bytes", "WAL between the confirmed LSN and the server's end of WAL."),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "publish_errors_total", Help: "Sessions that ended with an error, by class."}, []string{"class"}),
+		ignored: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "ignored_total", Help: "What was read from the WAL (again, after a restart), may have been meant as an event, and is none: message events " +
+				"where source is table (message), or that were not transactional (not_transactional), rows of the table where source is message (row)."},
+			[]string{"what"}),
 		windowEvents: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "window_events", Help: "Events in a window.", Buckets: prometheus.ExponentialBuckets(1, 4, 10)}),
 		commitToAck: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "commit_to_ack_seconds", Help: "From an event's commit timestamp (PostgreSQL's clock) to JetStream's acknowledgement (this clock).",
 			Buckets: []float64{.00025, .0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1, 2, 4, 8, 16, 32, 64, 128, 256}}),
 	}
-	r.MustRegister(m.errors, m.windowEvents, m.commitToAck)
+	r.MustRegister(m.errors, m.ignored, m.windowEvents, m.commitToAck)
+	for _, what := range []decoder.Ignored{decoder.IgnoredMessage, decoder.IgnoredOutside, decoder.IgnoredRow} {
+		m.ignored.WithLabelValues(what.String())
+	}
 	for _, class := range []string{"transient", "fatal", "gap", "poison"} {
 		m.errors.WithLabelValues(class)
 	}

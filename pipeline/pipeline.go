@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -59,10 +60,18 @@ type Pipeline struct {
 
 	durables []string // the durable consumers that were last named in the log
 
+	ignored [decoder.IgnoredRow + 1]ignored // by what it is
+
 	complaint  string // what was last logged as a session's end
 	complained time.Time
 
 	jitter func(n time.Duration) time.Duration // random, from 0 to below n; of a test's own making, where runs must repeat
+}
+
+// ignored is how often something came that is no event.
+type ignored struct {
+	count  uint64
+	logged time.Time // last
 }
 
 // suspect is a loss that one reading has shown and no second one confirmed yet.

@@ -22,7 +22,7 @@ type Config struct {
 	WriteURL    string // for ticks and changes of settings; empty: URL
 	Slot        string
 	Publication string
-	Table       string // schema.name, or name; a part in double quotes may hold dots
+	Table       string // schema.name, or name; a part in double quotes may hold dots. "": events are logical messages, there is no table
 	Logger      *slog.Logger
 }
 

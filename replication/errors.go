@@ -94,6 +94,10 @@ func fatal(code, cure, format string, args ...any) *outbox.Fault {
 const publicationCure = "Rows that were written while it did not exist are not in the stream of changes: " +
 	"find out who dropped it, then run `outflow init`"
 
+// emptyPublicationCure is that of a slot without a table.
+const emptyPublicationCure = "Run `outflow init`: it makes an empty one. Nothing is missing for that. Where the server can't read the WAL from before it was " +
+	"made, set publication to one that existed all the time, whatever it publishes"
+
 // publicationMissing is what a stream or a peek finds; the catalog of the moment may say otherwise.
 func publicationMissing(name string, cause error) *outbox.Fault {
 	f := fatal("publication_missing", publicationCure, "publication %q does not exist at this point of the WAL", name)

@@ -24,13 +24,30 @@ func (s *Session) Publication(ctx context.Context, columns []string) (outbox.Pub
 		return outbox.PublicationIdentity{}, err
 	}
 	defer giveBack()
-	t, err := readTable(ctx, s.conn, s.cfg.Table)
-	if err != nil {
-		return outbox.PublicationIdentity{}, err
+	return checkPublication(ctx, s.conn, s.version, s.cfg, columns)
+}
+
+// checkPublication reads and checks the publication. Messages do not come through it: without a table it only has to exist, because the
+// stream can't be asked for without one, and it has no identity: whoever makes it anew has taken nothing out of the stream.
+func checkPublication(ctx context.Context, q querier, version int, cfg Config, columns []string) (id outbox.PublicationIdentity, err error) {
+	if cfg.Table == "" {
+		var exists bool
+		err := q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)", cfg.Publication).Scan(&exists)
+		if err != nil {
+			return id, fmt.Errorf("read publication %s: %w", cfg.Publication, err)
+		}
+		if !exists {
+			return id, fatal("publication_missing", emptyPublicationCure, "publication %q does not exist", cfg.Publication)
+		}
+		return id, nil
 	}
-	p, err := readPublication(ctx, s.conn, s.version, s.cfg.Publication, t)
+	t, err := readTable(ctx, q, cfg.Table)
 	if err != nil {
-		return outbox.PublicationIdentity{}, err
+		return id, err
+	}
+	p, err := readPublication(ctx, q, version, cfg.Publication, t)
+	if err != nil {
+		return id, err
 	}
 	return p.check(t, columns)
 }

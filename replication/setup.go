@@ -64,15 +64,7 @@ func (s *Setup) Table(ctx context.Context) (Table, error) {
 
 // Publication reads and checks the publication, as [Session.Publication] does.
 func (s *Setup) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
-	t, err := s.Table(ctx)
-	if err != nil {
-		return outbox.PublicationIdentity{}, err
-	}
-	p, err := readPublication(ctx, s.conn, s.version, s.cfg.Publication, t)
-	if err != nil {
-		return outbox.PublicationIdentity{}, err
-	}
-	return p.check(t, s.cfg.Columns)
+	return checkPublication(ctx, s.conn, s.version, s.cfg.Config, s.cfg.Columns)
 }
 
 // CheckServer makes sure that the server can hold the slot and that the role may replicate, which is tried rather than read from
@@ -150,12 +142,17 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 	if f := outbox.FaultOf(err); f == nil || f.Code != "publication_missing" {
 		return false, id, err
 	}
-	schema, name, err := resolveTable(ctx, s.conn, s.cfg.Table)
-	if err != nil {
-		return false, id, err
+	var table pgx.Identifier
+	needs := "the right CREATE on the database"
+	if s.cfg.Table != "" {
+		schema, name, err := resolveTable(ctx, s.conn, s.cfg.Table)
+		if err != nil {
+			return false, id, err
+		}
+		table, needs = pgx.Identifier{schema, name}, "to own the table and "+needs
 	}
-	if _, err = s.conn.Exec(ctx, createPublication(s.cfg, pgx.Identifier{schema, name})); err != nil {
-		return false, id, s.refused("make publication "+s.cfg.Publication, "to own the table and the right CREATE on the database", err)
+	if _, err = s.conn.Exec(ctx, createPublication(s.cfg, table)); err != nil {
+		return false, id, s.refused("make publication "+s.cfg.Publication, needs, err)
 	}
 	id, err = s.Publication(ctx)
 	return true, id, err

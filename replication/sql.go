@@ -10,6 +10,10 @@ import (
 // SQL returns the statements that make table, publication and slot, in their order, for a role that may do so to run by hand. The
 // slot comes last, in a transaction of its own: a publication that did not exist when a row was written does not publish it.
 func SQL(cfg SetupConfig) ([]string, error) {
+	slot := fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", literal(cfg.Slot))
+	if cfg.Table == "" {
+		return []string{createPublication(cfg, nil), slot}, nil
+	}
 	schema, name, err := splitTable(cfg.Table)
 	if err != nil {
 		return nil, err
@@ -21,7 +25,7 @@ func SQL(cfg SetupConfig) ([]string, error) {
 	return []string{
 		createTable(cfg, table),
 		createPublication(cfg, table),
-		fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", literal(cfg.Slot)),
+		slot,
 	}, nil
 }
 
@@ -54,8 +58,11 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 }
 
 // createPublication leaves PostgreSQL 18's publish_generated_columns off: seq_key is made from actor and counter on every version,
-// so the same rows give the same order on all of them.
+// so the same rows give the same order on all of them. Without a table it publishes nothing: the stream can't be asked for without one.
 func createPublication(cfg SetupConfig, table pgx.Identifier) string {
+	if table == nil {
+		return fmt.Sprintf("CREATE PUBLICATION %s WITH (publish = 'insert')", quote(cfg.Publication))
+	}
 	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
 		quote(cfg.Publication), table.Sanitize())
 }

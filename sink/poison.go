@@ -15,7 +15,7 @@ type Reason string
 
 // The reasons.
 const (
-	Undecodable     Reason = "undecodable"       // a column that could not be decoded
+	Undecodable     Reason = "undecodable"       // a column, or the content of a message, that could not be decoded
 	NullDoc         Reason = "null_doc_id"       //
 	NullKey         Reason = "null_seq_key"      // in a table that has a seq_key
 	NullPayload     Reason = "null_payload"      //
@@ -29,8 +29,8 @@ const (
 type DeadLetter struct {
 	Reason       Reason          `json:"reason"`
 	Detail       string          `json:"detail,omitempty"`
-	Table        string          `json:"table,omitempty"`
-	ID           string          `json:"id,omitempty"` // event id; empty if there is none
+	Table        string          `json:"table,omitempty"` // empty for a logical message
+	ID           string          `json:"id,omitempty"`    // event id; empty if there is none
 	Doc          string          `json:"doc_id,omitempty"`
 	Position     outbox.Position `json:"position"`
 	Subject      string          `json:"subject,omitempty"` // the one it would have had
@@ -49,8 +49,12 @@ func (enc *encoder) deadLetter(m *message, e *outbox.Event, h *outbox.Header, la
 	if r != Undecodable {
 		subject = enc.template.append(nil, e)
 	}
+	table := enc.table
+	if e.Message {
+		table = ""
+	}
 	d := DeadLetter{
-		Reason: r, Detail: cut(enc.detail(e, r), cutDetail), Table: cut(enc.table, cutValue),
+		Reason: r, Detail: cut(enc.detail(e, r), cutDetail), Table: cut(table, cutValue),
 		ID: cut(e.ID, cutValue), Doc: cut(e.Doc, cutValue), Position: e.Pos,
 		Subject: cut(string(subject), maxSubject), PayloadBytes: e.PayloadSize,
 	}
@@ -91,11 +95,26 @@ func (enc *encoder) fault(e *outbox.Event, r Reason) *outbox.Fault {
 	if e.ID != "" {
 		id = fmt.Sprintf("id %q", cut(e.ID, cutValue))
 	}
+	what, cure, place := fmt.Sprintf("table %s: the row", enc.table), cures[r], "row"
+	if e.Message {
+		what, place = "the logical message ("+outbox.EventPrefix+")", "message"
+		if c, ok := messageCures[r]; ok {
+			cure = c
+		}
+	}
 	return &outbox.Fault{
 		Class: outbox.Poison, Code: string(r),
-		What: fmt.Sprintf("table %s: the row %s at position %v can't be published: %s", enc.table, id, e.Pos, enc.detail(e, r)),
-		Cure: cures[r] + " Or set sink.on_poison to dead_letter: the row's place then holds a message about it, and everything else goes on.",
+		What: fmt.Sprintf("%s %s at position %v can't be published: %s", what, id, e.Pos, enc.detail(e, r)),
+		Cure: cure + " Or set sink.on_poison to dead_letter: the " + place + "'s place then holds a message about it, and everything else goes on.",
 	}
+}
+
+// messageCures are the cures of messages where they are others than those of rows.
+var messageCures = map[Reason]string{
+	Undecodable: "Correct what writes it; docs/format.md says what the content is.",
+	NullDoc:     "Give the content a doc_id.",
+	NullKey:     "Give the content a seq_key, or an actor_id and a counter.",
+	NullPayload: "Give the content a payload.",
 }
 
 var cures = map[Reason]string{

@@ -47,16 +47,21 @@ func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
 	p, closeWriter := wiring.Pipeline(cfg, log, prefixed, faults.Decorate)
 	defer closeWriter()
 
+	table := cfg.Table
+	if !cfg.Source.Rows() {
+		table = ""
+	}
 	if cfg.Listen != "" {
 		l, err := monitor.Listen(ctx, cfg.Listen)
 		if err != nil {
 			return err
 		}
-		pages := monitor.Serve(l, monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Table: cfg.Table}, p.Snapshot, metrics)
+		info := monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table}
+		pages := monitor.Serve(l, info, p.Snapshot, metrics)
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}
-	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "table", cfg.Table)
+	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "source", cfg.Source, "table", table)
 	if err = p.Run(ctx); err == nil {
 		log.Info("outflow stopped")
 	}

@@ -18,14 +18,14 @@ type Waiting struct {
 }
 
 // Beyond decodes the slot, which nobody may hold, without consuming it, and counts the events that a place does not cover: those
-// beyond its due that are not taken. mapping is the one under which the rows were written.
-func Beyond(ctx context.Context, cfg config.Config, layout *wiring.Layout, mapping outbox.Mapping, place outbox.Place, log *slog.Logger) (Waiting, error) {
+// beyond its due that are not taken. table and mapping are those under which they were written; 0 where there was no table.
+func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping outbox.Mapping, place outbox.Place, log *slog.Logger) (Waiting, error) {
 	taken := map[outbox.Position]bool{}
 	for _, p := range place.Taken {
 		taken[p] = true
 	}
 	// Payloads are counted, not read.
-	dec := decoder.New(decoder.Config{TableOID: layout.Table.OID, Mapping: mapping, Slot: cfg.Slot, MaxPayload: 1})
+	dec := decoder.New(decoder.Config{TableOID: table, Mapping: mapping, Slot: cfg.Slot, MaxPayload: 1})
 	var w Waiting
 	var res decoder.Result
 	err := replication.Peek(ctx, wiring.Replication(cfg, log), 0, false, func(m replication.Message) error {

@@ -143,7 +143,7 @@ func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, 
 // look decodes what the free slot holds.
 func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed outbox.Place) (bool, error) {
 	for try := 1; ; try++ {
-		w, err := Beyond(ctx, d.cfg, d.links.layout, r.Record.Mapping, confirmed, d.log)
+		w, err := Beyond(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
 		switch fault := outbox.FaultOf(err); {
 		case err == nil && w.Events == 0:
 			return true, nil

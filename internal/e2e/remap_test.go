@@ -29,7 +29,7 @@ func TestRemap(t *testing.T) {
 	old := []string{"COLUMNS_PAYLOAD=payload", "COLUMNS_DOC_ID=doc_id", "SUBJECT=outbox.{doc_id}"}
 
 	o.set(other...)
-	o.fails(3, []string{"init"}, "column mapping", "outflow is running", "Stop the writers")
+	o.fails(3, []string{"init"}, "mapping of source and columns", "outflow is running", "Stop the writers")
 	if code := o.term(); code != 0 {
 		t.Fatalf("stop: exit code %d", code)
 	}

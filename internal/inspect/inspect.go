@@ -31,6 +31,7 @@ const recordTimeout = 3 * time.Second
 type inspector struct {
 	out     *bufio.Writer
 	payload bool
+	source  outbox.Source
 	dec     *decoder.Decoder
 	buf     *reorder.Buffer
 	start   outbox.LSN     // what ends at or below it is no input
@@ -47,7 +48,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	}
 	place, source := start(ctx, cfg, layout, log)
 	i := &inspector{
-		out: bufio.NewWriter(out), payload: o.Payload, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
+		out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
 		buf: reorder.New(reorder.Config{
 			Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !layout.Mapping.Keyed(),
 			Scratch: scratch.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
@@ -95,6 +96,9 @@ func (i *inspector) message(m replication.Message) error {
 	}
 	if r.Malformed != nil {
 		fmt.Fprintf(i.out, "malformed: %v\n", r.Malformed)
+	}
+	if r.Ignored != decoder.NothingIgnored {
+		fmt.Fprintf(i.out, "ignored: %v (source is %v)\n", r.Ignored, i.source)
 	}
 	switch r.Kind {
 	case decoder.Event:
@@ -146,6 +150,9 @@ func (i *inspector) commit(c *outbox.Commit) error {
 
 func (i *inspector) event(prefix string, e *outbox.Event) {
 	fmt.Fprintf(i.out, "%si=%d doc=%q actor=%q key=%q id=%q %d bytes", prefix, e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.PayloadSize)
+	if e.Message {
+		fmt.Fprint(i.out, " (message)")
+	}
 	if e.Bad != "" {
 		fmt.Fprintf(i.out, " bad: %s", e.Bad)
 	}

@@ -37,7 +37,8 @@ type Info struct {
 	Version string `json:"version"`
 	Slot    string `json:"slot"`
 	Stream  string `json:"stream"`
-	Table   string `json:"table"`
+	Source  string `json:"source"`
+	Table   string `json:"table"` // "" where there is none
 }
 
 // Listen takes the address. One that is in use is a fault of class Usage that names the setting.

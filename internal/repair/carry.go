@@ -49,6 +49,9 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	}
 	defer p.close()
 	r.rep.planned(p)
+	if err := r.consent(p); err != nil {
+		return err
+	}
 	switch p.mode {
 	case modeRecord:
 		return r.writeRecord(ctx, l, f, p)
@@ -209,7 +212,7 @@ func (r *repair) renew(ctx context.Context, l *links, f *finding, p *plan) error
 	}
 	defer slot.Close()
 	r.say("slot %s: made, at %v", r.cfg.Slot, slot.At)
-	snap, err := replication.OpenSnapshot(ctx, l.pgc.Config, slot.Snapshot)
+	snap, err := l.snapshot(ctx, slot.Snapshot)
 	if err != nil {
 		return err
 	}
@@ -240,7 +243,9 @@ func (r *repair) fill(ctx context.Context, l *links, f *finding, s *survey, rec 
 	if err != nil {
 		return err
 	}
-	s.snap.Close()
+	if s.snap != nil {
+		s.snap.Close()
+	}
 	if err := s.readBack(ctx, published); err != nil {
 		return err
 	}

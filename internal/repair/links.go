@@ -79,6 +79,14 @@ func (l *links) close() {
 	}
 }
 
+// snapshot takes a snapshot of the table; nil if there is none.
+func (l *links) snapshot(ctx context.Context, exported string) (*replication.Snapshot, error) {
+	if !l.layout.Mapping.Source.Rows() {
+		return nil, nil
+	}
+	return replication.OpenSnapshot(ctx, l.pgc.Config, exported)
+}
+
 // readings are what a start would read, with the record's revision.
 type readings struct {
 	checkpoint.Readings

@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/wiring"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
 )
 
 // mode is a way to repair.
@@ -26,6 +26,7 @@ type plan struct {
 	record *checkpoint.Record // modeRecord: what is written
 	notes  []string           // what the operator should know beside it
 	survey *survey            // nil for modeRecord
+	loss   string             // what is lost that no table has; "" if nothing
 }
 
 func (p *plan) close() {
@@ -41,11 +42,19 @@ func refuse(code, what, cure string) *outbox.Fault {
 
 // plan finds out how the finding is to be repaired, and what is missing. It changes nothing.
 func (r *repair) plan(ctx context.Context, l *links, f *finding) (*plan, error) {
+	p, err := r.detailed(ctx, l, f)
+	if err == nil {
+		p.loss = r.loses(p)
+	}
+	return p, err
+}
+
+func (r *repair) detailed(ctx context.Context, l *links, f *finding) (*plan, error) {
 	p, err := r.choose(ctx, l, f)
 	if err != nil || p.mode == modeRecord || p.survey != nil {
 		return p, err
 	}
-	if err := r.allowed(l, f); err != nil {
+	if err := r.allowed(l, f); err != nil && outbox.FaultOf(err).Code != codeNoTable {
 		return nil, err
 	}
 	if p.mode == modeKeep {
@@ -59,11 +68,17 @@ func (r *repair) plan(ctx context.Context, l *links, f *finding) (*plan, error) 
 	return p, r.surveyed(ctx, l, f, p)
 }
 
+// codeNoTable is the code of the fault of what there has to be a table for.
+const codeNoTable = "no_table"
+
 // allowed refuses what the table can't repair.
 func (r *repair) allowed(l *links, f *finding) error {
 	table := l.layout.Mapping.Table
 	if f.Server.InRecovery {
 		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired", "Point postgres.url at the primary")
+	}
+	if err := wiring.NeedTable(r.cfg, "what is missing"); err != nil {
+		return err
 	}
 	if l.layout.ID == "" {
 		return refuse("repair_ids", fmt.Sprintf("table %s has no id column (columns.id): nobody can tell which of its rows are published", table),
@@ -153,7 +168,7 @@ func (r *repair) adopted(ctx context.Context, l *links, f *finding) (*checkpoint
 
 // surveyed compares table and stream in the plan's mode.
 func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) error {
-	snap, err := replication.OpenSnapshot(ctx, l.pgc.Config, "")
+	snap, err := l.snapshot(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -167,8 +182,10 @@ func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) er
 		default:
 			s.anchored(f.readings, true, r.settings(l))
 		}
-		if err := snap.AwaitFlush(ctx); err != nil {
-			return err
+		if snap != nil { // without rows none can be missed for being in WAL that can't be read yet
+			if err := snap.AwaitFlush(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	return s.run(ctx, f.readings, p.mode == modeKeep)
@@ -176,9 +193,11 @@ func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) er
 
 // run makes the whole comparison.
 func (s *survey) run(ctx context.Context, rd readings, keep bool) error {
-	s.r.say("reading the ids of table %s", s.l.layout.Mapping.Table)
-	if err := s.candidates(ctx); err != nil {
-		return err
+	if s.snap != nil {
+		s.r.say("reading the ids of table %s", s.l.layout.Mapping.Table)
+		if err := s.candidates(ctx); err != nil {
+			return err
+		}
 	}
 	s.r.say("%d rows; reading the headers of stream %s", len(s.fates), s.r.cfg.Stream)
 	if err := s.stream(ctx, rd, keep); err != nil {

@@ -17,6 +17,12 @@
 //  5. After sink.durable_after the stream is read again, and the record is saved without `repairing`: with the anchor as its only
 //     place, and base, up to which messages are not compared with any WAL.
 //
+// # Events that are no rows
+//
+// Events that were written as logical messages are in the WAL and in the stream, and nowhere else. Where a repair needs the table (steps 3
+// and 4), those of the range are lost unless the slot still brings them. It says so, and goes on only if the operator accepts that in words.
+// Without a table it publishes nothing then: it makes slot and record such that outflow goes on.
+//
 // A repair that died is run again. It finds the rows that are in the stream by now, publishes the others, and goes on.
 package repair
 
@@ -36,6 +42,9 @@ type Options struct {
 	Accept  string // the code of the fault that is to be repaired; "": look, and change nothing
 	Where   string // a condition on the outbox table: rows for which it does not hold are not missed
 	NewSlot bool   // make the slot anew also where it could be kept, or the record rebuilt
+
+	// AcceptLoss is LossWords, in these words, where events may be lost that no table has.
+	AcceptLoss string
 
 	// Progress is called with a line for each step.
 	Progress func(format string, args ...any)
@@ -67,6 +76,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	}
 	if o.Accept == "" {
 		return r.rep, r.look(ctx, f)
+	}
+	if err := r.consented(ctx, f); err != nil {
+		return r.rep, err
 	}
 	return r.rep, r.carryOut(ctx, f)
 }

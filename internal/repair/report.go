@@ -2,6 +2,7 @@ package repair
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -24,6 +25,7 @@ type Report struct {
 	Mode  string   `json:"mode,omitempty"` // record, keep or new-slot
 	Why   string   `json:"why,omitempty"`
 	Notes []string `json:"notes,omitempty"`
+	Loss  string   `json:"loss,omitempty"` // what is lost that no table has, among the notes
 
 	Rows     int    `json:"rows"`      // of the table, under Where
 	InStream int    `json:"in_stream"` // of them
@@ -67,9 +69,15 @@ func (r *Report) found(f *finding) {
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 func (r *Report) planned(p *plan) {
-	r.Mode, r.Why, r.Notes = string(p.mode), p.why, p.notes
+	r.Mode, r.Why, r.Notes = string(p.mode), p.why, slices.Clone(p.notes)
+	const consent = " --accept-loss '" + LossWords + "'"
+	if r.Loss = p.loss; r.Loss != "" {
+		if r.Notes = append(r.Notes, r.Loss); r.Command != "" && !strings.HasSuffix(r.Command, consent) {
+			r.Command += consent
+		}
+	}
 	if s := p.survey; s != nil {
-		r.Compared = true
+		r.Compared = s.snap != nil
 		r.Rows, r.Missing, r.InStream, r.InWAL = len(s.fates), s.counts[missing], s.counts[inStream], s.counts[inWAL]
 		r.First, r.Last = s.first, s.last
 		if s.strangers > 0 {

@@ -60,7 +60,7 @@ func (s *setup) close() {
 	}
 }
 
-// table makes the table if there is none, and applies the configuration to it.
+// table makes the table if there is to be one and is none, and applies the configuration to it.
 func (s *setup) table(ctx context.Context) error {
 	pg, err := replication.OpenSetup(ctx, SQLConfig(s.cfg, s.log))
 	if err != nil {
@@ -70,16 +70,14 @@ func (s *setup) table(ctx context.Context) error {
 	if err := pg.CheckServer(ctx); err != nil {
 		return err
 	}
-	created, err := pg.EnsureTable(ctx)
-	if err != nil {
-		return err
+	if s.cfg.Source.Rows() {
+		created, err := pg.EnsureTable(ctx)
+		if err != nil {
+			return err
+		}
+		s.say(created, "table %s", s.cfg.Table)
 	}
-	t, err := pg.Table(ctx)
-	if err != nil {
-		return err
-	}
-	s.say(created, "table %s.%s", t.Schema, t.Name)
-	s.layout, err = wiring.ApplyTo(s.cfg, t)
+	s.layout, err = wiring.Apply(ctx, s.cfg, pg)
 	return err
 }
 

@@ -20,7 +20,8 @@ type Report struct {
 	Health  string `json:"health"` // ok, not running, or the code of what is wrong
 	Problem string `json:"problem,omitempty"`
 
-	Table    string        `json:"table"`
+	Source   string        `json:"source"` // table, message or both
+	Table    string        `json:"table"`  // "" where there is none
 	Slot     Slot          `json:"slot"`
 	Stream   Stream        `json:"stream"`
 	Place    *outbox.Place `json:"place,omitempty"` // the newest recorded one
@@ -100,7 +101,7 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 
 func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, setup error) *Report {
 	rep := &Report{
-		Health: "ok", Table: cc.Table, WALEnd: r.Server.WALEnd,
+		Health: "ok", Source: cc.Mapping.Source.String(), Table: cc.Table, WALEnd: r.Server.WALEnd,
 		Slot: Slot{
 			Name: cfg.Slot, Exists: r.Slot.Exists, Active: r.Slot.Active, PID: r.Slot.ActivePID, Confirmed: r.Slot.Confirmed,
 			RetainedBytes: outbox.Distance(r.Slot.Restart, r.Server.WALEnd), WALStatus: r.Slot.WALStatus, Invalidation: r.Slot.Invalidation,
@@ -146,7 +147,15 @@ func (r *Report) Lines() [][2]string {
 	if r.Problem != "" {
 		add("", "%s", r.Problem)
 	}
-	add("table", "%s", r.Table)
+	switch r.Source {
+	case string(outbox.FromMessage):
+		add("source", "logical messages (%s)", outbox.EventPrefix)
+	case string(outbox.FromBoth):
+		add("table", "%s", r.Table)
+		add("", "and logical messages (%s)", outbox.EventPrefix)
+	default:
+		add("table", "%s", r.Table)
+	}
 	switch {
 	case !r.Slot.Exists:
 		add("slot", "%s: missing", r.Slot.Name)

@@ -36,6 +36,9 @@ type Layout struct {
 func (l *Layout) Columns() []string {
 	m := l.Mapping
 	var all []string
+	if !m.Source.Rows() {
+		return nil
+	}
 	for _, name := range append([]string{l.ID, m.Doc, m.Actor, m.Counter, m.Key, m.Payload}, l.Extra...) {
 		if name != "" {
 			all = append(all, name)
@@ -44,7 +47,36 @@ func (l *Layout) Columns() []string {
 	return all
 }
 
-// ApplyTo applies the configuration to a table.
+// ReadsTable reads a table's description.
+type ReadsTable interface {
+	Table(ctx context.Context) (replication.Table, error)
+}
+
+// Apply reads the table, if there is one, and applies the configuration to it.
+func Apply(ctx context.Context, cfg config.Config, from ReadsTable) (*Layout, error) {
+	if !cfg.Source.Rows() {
+		return ApplyTo(cfg, replication.Table{})
+	}
+	t, err := from.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return ApplyTo(cfg, t)
+}
+
+// NeedTable refuses what there has to be a table for.
+func NeedTable(cfg config.Config, what string) error {
+	if cfg.Source.Rows() {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "no_table",
+		What: fmt.Sprintf("source is message: there is no outbox table, and %s can only come from one", what),
+		Cure: "What is in the stream can be read again from the stream. What is neither there nor in the WAL any more is nowhere",
+	}
+}
+
+// ApplyTo applies the configuration to a table; without rows, to none.
 func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
 	template, err := sink.ParseTemplate(cfg.Subject)
 	if err != nil {
@@ -58,8 +90,11 @@ func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.Mapping.Table = t.Schema + "." + t.Name
 	l := &Layout{Resolved: r, Table: t, Binary: true}
+	if !cfg.Source.Rows() {
+		return l, nil
+	}
+	l.Mapping.Table = t.Schema + "." + t.Name
 	for _, name := range l.Columns() {
 		if c, ok := t.Column(name); ok && !decoder.BinaryReadable(c.TypeOID) {
 			l.Binary = false
@@ -70,9 +105,13 @@ func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
 
 // Replication is the configuration of the PostgreSQL side.
 func Replication(cfg config.Config, log *slog.Logger) replication.Config {
-	return replication.Config{
-		URL: cfg.Postgres.URL, WriteURL: cfg.Postgres.WriteURL, Slot: cfg.Slot, Publication: cfg.Publication, Table: cfg.Table, Logger: log,
+	rc := replication.Config{
+		URL: cfg.Postgres.URL, WriteURL: cfg.Postgres.WriteURL, Slot: cfg.Slot, Publication: cfg.Publication, Logger: log,
 	}
+	if cfg.Source.Rows() {
+		rc.Table = cfg.Table
+	}
+	return rc
 }
 
 // Sink is the configuration of the JetStream side.
@@ -143,9 +182,13 @@ func (l *Layout) field(column string) (sink.Field, bool) {
 
 // Decoder is the decoder's configuration.
 func Decoder(cfg config.Config, l *Layout) decoder.Config {
-	return decoder.Config{
+	dc := decoder.Config{
 		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot, MaxPayload: cfg.Sink.MaxPayload,
 	}
+	if !cfg.Source.Rows() {
+		dc.Unread = cfg.Table
+	}
+	return dc
 }
 
 // Checkpoint is the configuration of the checkpoint.
@@ -219,11 +262,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 			session.Close()
 		}
 	}()
-	table, err := session.Table(ctx)
-	if err != nil {
-		return nil, err
-	}
-	now, err := ApplyTo(o.cfg, table)
+	now, err := Apply(ctx, o.cfg, session)
 	if err != nil {
 		return nil, err
 	}
@@ -289,11 +328,7 @@ func ReadLayout(ctx context.Context, cfg config.Config, log *slog.Logger) (*Layo
 		return nil, at("postgres.url", err)
 	}
 	defer pg.Close()
-	table, err := pg.Table(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return ApplyTo(cfg, table)
+	return Apply(ctx, cfg, pg)
 }
 
 // same reports whether two layouts read the same columns in the same way.
