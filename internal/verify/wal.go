@@ -44,13 +44,14 @@ var DefaultColumns = Columns{"id", "doc_id", "actor_id", "counter", "seq_key", "
 // Source says where the truth is and what of it is an event. Zero values mean the default table and subject.
 type Source struct {
 	Slot    string            // made by CreateSlot
+	Events  Origin            // "": OfTable
 	Tables  []string          // as quote_ident prints them, with the schema: public.outbox. Of a partitioned table: its leaves too
 	Columns Columns           //
 	Subject func(Row) string  // nil: outbox.{doc_id}
 	Headers map[string]string // mapped headers: name, column
 }
 
-// Event is a committed insert.
+// Event is a committed insert, or a committed message in place of one.
 type Event struct {
 	Pos                  Position
 	ID, Doc, Actor, Key  string
@@ -61,6 +62,9 @@ type Event struct {
 	Head                 string   // how the payload begins
 	NullDoc, NullPayload bool
 	NullKey              bool
+
+	Message bool   // it is a logical message, no row
+	Bad     string // what is wrong with its content; "": nothing
 }
 
 func (e *Event) String() string {
@@ -97,6 +101,7 @@ type commit struct {
 type Truth struct {
 	Commits   int // transactions read, also those without events
 	Events    int
+	Messages  int // of them
 	Ticks     int
 	Changes   int // changes of settings, for whatever slot
 	Malformed int // settings messages that can't be read
@@ -122,7 +127,7 @@ type Reader struct {
 
 // NewReader returns a reader that has read nothing.
 func NewReader(s Source) *Reader {
-	if len(s.Tables) == 0 {
+	if len(s.Tables) == 0 && s.Events != OfMessage {
 		s.Tables = []string{"public.outbox"}
 	}
 	if s.Columns == (Columns{}) {
@@ -264,6 +269,9 @@ func (r *Reader) commit(lsn LSN, line string) (err error) {
 	}
 	for i, e := range r.tx.events {
 		e.Pos = Position{lsn, uint32(i)}
+		if e.Message {
+			t.Messages++
+		}
 	}
 	if len(r.tx.events) > 0 || r.tx.tick || len(r.tx.changes) > 0 {
 		t.commits = append(t.commits, r.tx)
@@ -278,6 +286,10 @@ func (r *Reader) logical(m logical) {
 	switch m.prefix {
 	case "outflow.tick":
 		r.tx.tick = true
+	case eventPrefix:
+		if r.source.Events.messages() {
+			r.tx.events = append(r.tx.events, r.fromMessage(m.content))
+		}
 	case "outflow.settings":
 		if c, ok := parseChange(m.content); ok {
 			r.tx.changes = append(r.tx.changes, c)
