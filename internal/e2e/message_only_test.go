@@ -1,0 +1,268 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/verify"
+)
+
+func emit(t *testing.T, conn *pgx.Conn, contents ...string) {
+	t.Helper()
+	for _, c := range contents {
+		mustExec(t, conn, emitEvent, c)
+	}
+}
+
+// TestMessageOnly: without any table everything works that needs none, from init to a repair; what needs one says so.
+func TestMessageOnly(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	o, conn, url := installation(t, pgtest.Server(t), ns.URL(), "nothing", "SOURCE=message", "REORDER_HORIZON=0s",
+		"SUBJECT=app.{tenant}.{doc_id}", "HEADERS=Type=event_type,N=counter")
+	out, _, code := o.exec("init", "--print")
+	if code != 0 || strings.Contains(out, "TABLE") || !strings.Contains(out, `CREATE PUBLICATION "`+o.slot+`" WITH`) {
+		t.Errorf("init --print: exit code %d\n%s", code, out)
+	}
+	o.init()
+	o.init() // and again
+	set := verify.DefaultSettings
+	set.Horizon = 0
+	j := o.judgeOf(verify.OfMessage, url, set)
+	j.reader = verify.NewReader(verify.Source{
+		Slot: o.slot + "_judge", Events: verify.OfMessage, Headers: map[string]string{"Type": "event_type", "N": "counter"},
+		Subject: func(r verify.Row) string {
+			return "app." + verify.Token(r.Text("tenant")) + "." + verify.Token(r.Text("doc_id"))
+		},
+	})
+	o.start()
+	o.ready()
+	emit(t, conn,
+		`{"doc_id":"a b","actor_id":"anna","counter":7,"id":"one","headers":{"event_type":"moved","tenant":"x.y","other":"-"},"payload": {"n":  1.10} }`,
+		`{"doc_id":"c","seq_key":"k","payload":"\u00e9"}`)
+	mustExec(t, conn, "SELECT pg_logical_emit_message(false, 'outflow.event', $1::text)", `{"doc_id":"no","seq_key":"k","payload":1}`)
+	j.mustAgree(ns.URL())
+	all := messages(t, js(t, ns.URL()), o.stream)
+	if len(all) != 2 {
+		t.Fatalf("%d messages", len(all))
+	}
+	if m := all[0]; m.Subject != "app.x=2Ey.a=20b" || string(m.Data) != `{"n":  1.10}` || m.Outflow.ID != "one" || m.Outflow.Key != "anna:00000000000000000007" ||
+		m.Header.Get("Type") != "moved" || m.Header.Get("N") != "7" {
+		t.Errorf("%+v %s", m, m.Data)
+	}
+	if m := all[1]; m.Subject != "app.=.c" || string(m.Data) != `"\u00e9"` || m.Outflow.ID != "" || m.Outflow.Key != "k" || m.Header.Get("Type") != "" {
+		t.Errorf("%+v %s", m, m.Data)
+	}
+	eventually(t, "what is ignored is counted", func() error {
+		if _, text := o.get("/metrics"); !strings.Contains(text, `outflow_ignored_total{what="not_transactional"} 1`) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
+	o.mustSay("run", o.log.String(), "not written transactionally")
+	if _, text := o.get("/"); !strings.Contains(text, "logical messages →") {
+		t.Errorf("page: %s", text)
+	}
+	var st struct{ Health, Source, Table string }
+	out, _, _ = o.exec("status", "--json")
+	if err := json.Unmarshal([]byte(out), &st); err != nil || st.Health != "ok" || st.Source != "message" || st.Table != "" {
+		t.Errorf("status: %v %s", err, out)
+	}
+
+	// Rows of a table that somebody takes for the outbox are no events; they are noticed if the publication has them.
+	mustExec(t, conn, "CREATE TABLE outbox (doc_id text)")
+	mustExec(t, conn, "ALTER PUBLICATION "+o.slot+" ADD TABLE outbox")
+	mustExec(t, conn, "INSERT INTO outbox VALUES ('d')")
+	eventually(t, "the row is counted", func() error {
+		if _, text := o.get("/metrics"); !strings.Contains(text, `outflow_ignored_total{what="row"} 1`) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
+
+	// One that can't be published stops it, and says where and why; as a dead letter it holds nothing up.
+	emit(t, conn, `{"doc_id":"d","id":"bad \"one\"","actor_id":"a","counter":-1,"payload":1}`, `{"doc_id":"e","payload":1}`, `{"doc_id":"f","seq_key":"k","payload":1}`)
+	o.ends(5, "logical message (outflow.event)", `id "bad \"one\""`, "at position", "counter is not a whole number", "docs/format.md", "dead_letter")
+	out, errOut, code := o.exec("inspect", "--payload")
+	if code != 0 || !strings.Contains(out, "(message)") || !strings.Contains(out, "bad: content: counter") {
+		t.Errorf("inspect: exit code %d\n%s%s", code, out, errOut)
+	}
+	o.set("SINK_ON_POISON=dead_letter")
+	o.start()
+	j.cfg.DeadLetters = true
+	if v := j.mustAgree(ns.URL()); v.DeadLetters != 2 {
+		t.Errorf("%+v", v)
+	}
+	letters := messages(t, js(t, ns.URL()), o.stream)[2:]
+	for i, want := range []string{`{"reason":"undecodable","detail":"content: counter is not`, `{"reason":"null_seq_key","detail":"seq_key is NULL","doc_id":"e","position"`} {
+		if !strings.HasPrefix(string(letters[i].Data), want) {
+			t.Errorf("dead letter %d: %s, want %s...", i, letters[i].Data, want)
+		}
+	}
+	o.log.Reset()
+	if code := o.term(); code != 0 {
+		t.Errorf("stop: exit code %d", code)
+	}
+	out, errOut, code = o.exec("drain", "--timeout", "60s")
+	if code != 0 {
+		t.Errorf("drain: exit code %d\n%s%s", code, out, errOut)
+	}
+	mustExec(t, conn, "DROP PUBLICATION "+o.slot)
+	o.fails(3, []string{"run"}, "publication", "does not exist", "outflow init")
+	o.init()
+	emit(t, conn, `{"doc_id":"g","seq_key":"k","payload":1}`)
+	o.start()
+	j.mustAgree(ns.URL()) // no message was lost by that
+}
+
+// TestSourceIsMapped: the source is part of the mapping. run with another one stops, init changes it when everything before is published,
+// and from there on the new one rules.
+func TestSourceIsMapped(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	o, conn, _ := installation(t, pgtest.Server(t), ns.URL(), "remapped", "REORDER_HORIZON=0s")
+	o.init()
+	o.start()
+	both := func(doc string) {
+		t.Helper()
+		tx, err := conn.Begin(t.Context())
+		must(t, err)
+		_, err = tx.Exec(t.Context(), insertRow, doc, "row", 1, "1")
+		must(t, err)
+		_, err = tx.Exec(t.Context(), emitEvent, content(doc, "message", 1, "1"))
+		must(t, err)
+		must(t, tx.Commit(t.Context()))
+	}
+	n := 0
+	// turn goes over to another source; each transaction then gives so many events.
+	turn := func(source string, events int, says ...string) {
+		t.Helper()
+		o.set("SOURCE=" + source)
+		o.fails(3, []string{"init"}, "outflow is running")
+		if code := o.term(); code != 0 {
+			t.Fatalf("stop: exit code %d", code)
+		}
+		o.fails(3, []string{"run"}, append(says, "source="+source, "outflow init")...)
+		o.init()
+		o.init()
+		both(source)
+		o.start()
+		n += events
+		awaitMessages(t, js(t, ns.URL()), o.stream, n)
+		o.ready()
+	}
+	both("table")
+	n++
+	awaitMessages(t, js(t, ns.URL()), o.stream, n)
+	o.ready()
+	eventually(t, "the message is counted", func() error {
+		if _, text := o.get("/metrics"); !strings.Contains(text, `outflow_ignored_total{what="message"} 1`) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
+	turn("both", 2, "source=table table=public.outbox")
+	turn("message", 1, "source=both table=public.outbox")
+	turn("table", 1, "source=message, ordered by key")
+	turn("message", 1, "source=table table=public.outbox")
+	mustExec(t, conn, "ALTER PUBLICATION "+o.slot+" DROP TABLE outbox") // of no account now
+	both("message")
+	n++
+	awaitMessages(t, js(t, ns.URL()), o.stream, n)
+	o.set("SOURCE=both")
+	if code := o.term(); code != 0 {
+		t.Fatalf("stop: exit code %d", code)
+	}
+	o.fails(3, []string{"init"}, "does not publish table public.outbox", "ADD TABLE")
+	mustExec(t, conn, "ALTER PUBLICATION "+o.slot+" ADD TABLE outbox")
+	o.init()
+	o.start()
+	both("both again")
+	n += 2
+	awaitMessages(t, js(t, ns.URL()), o.stream, n)
+	var got []string
+	for _, m := range messages(t, js(t, ns.URL()), o.stream) {
+		got = append(got, strings.TrimPrefix(m.Subject, "outbox.")+" "+strings.Split(m.Outflow.Key, ":")[0])
+	}
+	want := []string{"table row", "both message", "both row", "message message", "table row", "message message", "message message", "both=20again message", "both=20again row"}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestRepairWithoutTable: a gap that only a table could close is said to be one, and is passed only by who accepts in words that events
+// are lost; a gap that needs no table is closed. With both sources the rows come back.
+func TestRepairWithoutTable(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	for _, source := range []string{"message", "both"} {
+		t.Run(source, func(t *testing.T) {
+			t.Parallel()
+			o, conn, _ := installation(t, pgtest.Server(t), ns.URL(), "lossy", "SOURCE="+source, "REORDER_HORIZON=0s")
+			o.init()
+			f := &faulty{outflow: o, js: js(t, ns.URL()), conn: conn}
+			o.start()
+			emit(t, conn, content("a", "x", 1, "1"), content("a", "x", 2, "2"))
+			want := 2
+			if source == "both" {
+				row(t, conn, "r", 1, "1")
+				want++
+			}
+			awaitMessages(t, f.js, o.stream, want)
+			if code := o.term(); code != 0 {
+				t.Fatalf("stop: exit code %d", code)
+			}
+			f.deleteRecord(t)
+			o.fails(4, []string{"run"}, "record")
+			if r, stderr, code := o.repair("--accept", "record_missing"); code != 0 || r.Mode != "record" || !r.Repaired {
+				t.Fatalf("exit code %d, %+v: %s", code, r, stderr)
+			}
+			o.start()
+			emit(t, conn, content("a", "x", 3, "3"))
+			want++
+			awaitMessages(t, f.js, o.stream, want)
+			if code := o.term(); code != 0 {
+				t.Fatalf("stop: exit code %d", code)
+			}
+			f.dropSlot(t)
+			emit(t, conn, content("lost", "x", 1, "1"))
+			missing := 0
+			if source == "both" {
+				row(t, conn, "found", 1, "1")
+				missing++
+			}
+			o.fails(4, []string{"run"}, "outflow repair", "can't be brought back")
+			state := f.state(t)
+			r, stderr, code := o.repair()
+			if code != 4 || r.Mode != "new-slot" || r.Missing != missing || !strings.HasSuffix(r.Command, "--accept slot_missing --accept-loss 'message events'") {
+				t.Errorf("exit code %d, %+v: %s", code, r, stderr)
+			}
+			for _, words := range []string{"", "yes"} {
+				if _, stderr, code := o.repair("--accept", "slot_missing", "--accept-loss", words); code != 2 ||
+					!strings.Contains(stderr, "source is "+source) || !strings.Contains(stderr, "--accept-loss 'message events'") {
+					t.Errorf("%q: exit code %d: %s", words, code, stderr)
+				}
+			}
+			if now := f.state(t); now != state {
+				t.Errorf("something was changed: %s, was %s", now, state)
+			}
+			if r, stderr, code := o.repair("--accept", "slot_missing", "--accept-loss", "message events"); code != 0 || !r.Repaired || r.Published != missing {
+				t.Fatalf("exit code %d, %+v: %s", code, r, stderr)
+			}
+			want += missing
+			o.start()
+			emit(t, conn, content("a", "x", 4, "4"))
+			want++
+			awaitMessages(t, f.js, o.stream, want)
+			if all := messages(t, f.js, o.stream); len(all) != want || all[want-1].Outflow.ID != "m-a-x-4" {
+				t.Errorf("%d messages, want %d; the last one is %s", len(all), want, all[len(all)-1].Outflow.ID)
+			}
+		})
+	}
+}
