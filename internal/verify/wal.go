@@ -159,13 +159,18 @@ func (r *Reader) Read(ctx context.Context, conn *pgx.Conn) error {
 	if err := conn.QueryRow(ctx, "SELECT pg_current_wal_flush_lsn()::text").Scan(&end); err != nil {
 		return fmt.Errorf("end of the WAL: %w", err)
 	}
-	for {
-		n, err := r.piece(ctx, conn, end)
+	for atOnce := r.atOnce; ; {
+		before := r.truth.End
+		n, err := r.piece(ctx, conn, end, atOnce)
 		if err != nil {
 			return fmt.Errorf("slot %s: %w", r.source.Slot, err)
 		}
-		if n == 0 {
-			return nil
+		if r.truth.End == before { // messages without a transaction, which come again until one that follows them is let go
+			if n < atOnce {
+				return nil
+			}
+			atOnce *= 2
+			continue
 		}
 		// Only what has arrived here is let go.
 		if _, err := conn.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::text::pg_lsn)", r.source.Slot, r.truth.End.String()); err != nil {
@@ -175,7 +180,7 @@ func (r *Reader) Read(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // piece reads some whole transactions and returns the number of lines.
-func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string) (lines int, err error) {
+func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string, atOnce int) (lines int, err error) {
 	r.open = false
 	tx, err := conn.Begin(ctx)
 	if err != nil {
@@ -186,7 +191,7 @@ func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string) (lines i
 		return 0, err
 	}
 	rows, err := tx.Query(ctx, `SELECT lsn::text, data FROM pg_logical_slot_peek_changes($1, $2::text::pg_lsn, $3,
-		'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0')`, r.source.Slot, end, r.atOnce)
+		'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0')`, r.source.Slot, end, atOnce)
 	if err != nil {
 		return 0, err
 	}

@@ -80,6 +80,8 @@ func TestReader(t *testing.T) {
 			}
 		}
 		read()
+		run(t, conn, "SELECT pg_logical_emit_message(false, 'none', '') FROM generate_series(1, 20)") // the end of the WAL, and more than a piece
+		read()
 		run(t, conn, insert("outbox", "three", 6, `"last"`), "DELETE FROM outbox WHERE doc_id = 'three'")
 		read()
 		read()
