@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgserver"
 	"github.com/outflowhq/outflow/internal/pgtest"
 	"github.com/outflowhq/outflow/internal/verify"
 )
@@ -23,8 +24,15 @@ func emit(t *testing.T, conn *pgx.Conn, contents ...string) {
 // TestMessageOnly: without any table everything works that needs none, from init to a repair; what needs one says so.
 func TestMessageOnly(t *testing.T) {
 	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
+		t.Parallel()
+		testMessageOnly(t, pg)
+	})
+}
+
+func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	ns := natstest.Server(t)
-	o, conn, url := installation(t, pgtest.Server(t), ns.URL(), "nothing", "SOURCE=message", "REORDER_HORIZON=0s",
+	o, conn, url := installation(t, pg, ns.URL(), "nothing", "SOURCE=message", "REORDER_HORIZON=0s",
 		"SUBJECT=app.{tenant}.{doc_id}", "HEADERS=Type=event_type,N=counter")
 	out, _, code := o.exec("init", "--print")
 	if code != 0 || strings.Contains(out, "TABLE") || !strings.Contains(out, `CREATE PUBLICATION "`+o.slot+`" WITH`) {
