@@ -99,8 +99,12 @@ const emptyPublicationCure = "Run `outflow init`: it makes an empty one. Nothing
 	"made, set publication to one that existed all the time, whatever it publishes"
 
 // publicationMissing is what a stream or a peek finds; the catalog of the moment may say otherwise.
-func publicationMissing(name string, cause error) *outbox.Fault {
-	f := fatal("publication_missing", publicationCure, "publication %q does not exist at this point of the WAL", name)
+func publicationMissing(name string, table bool, cause error) *outbox.Fault {
+	cure := publicationCure
+	if !table {
+		cure = emptyPublicationCure
+	}
+	f := fatal("publication_missing", cure, "publication %q does not exist at this point of the WAL", name)
 	f.Err = cause
 	return f
 }

@@ -66,7 +66,7 @@ func peekFault(cfg Config, state outbox.SlotState, err error) error {
 		}
 		f = fatal("slot_in_use", "Stop outflow first, or inspect another slot", "slot %q is in use by %s", cfg.Slot, holder)
 	case codeUndefinedObject:
-		f = publicationMissing(cfg.Publication, nil)
+		f = publicationMissing(cfg.Publication, cfg.Table != "", nil)
 	case codeNoPrivilege:
 		f = fatal("no_replication_right", "ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
 			"the role may not read from a replication slot")

@@ -19,6 +19,7 @@ type stream struct {
 	conn        net.Conn
 	log         *slog.Logger
 	publication string
+	table       bool          // events are rows, too
 	timeout     time.Duration // wal_sender_timeout, 0: off
 
 	batches   chan *outbox.Batch
