@@ -78,8 +78,8 @@ func (s *stream) notice(body []byte) error {
 	}
 	n := pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(&m))
 	skipped := n.Routine == "LoadPublications" || strings.Contains(n.Message, "skipped loading publication")
-	if n.Code == codeNotInPrerequisite && skipped && s.table { // messages are not skipped by that
-		return publicationMissing(s.publication, s.table, n)
+	if n.Code == codeNotInPrerequisite && skipped && !s.noTable { // messages are not skipped by that
+		return publicationMissing(s.publication, !s.noTable, n)
 	}
 	s.log.Warn("notice in the replication stream", "code", n.Code, "notice", n.Message)
 	return nil
@@ -93,7 +93,7 @@ func (s *stream) serverError(body []byte) error {
 	}
 	e := pgconn.ErrorResponseToPgError(&m)
 	if e.Code == codeUndefinedObject { // the slot was there when the stream started
-		return publicationMissing(s.publication, s.table, e)
+		return publicationMissing(s.publication, !s.noTable, e)
 	}
 	return e
 }

@@ -50,7 +50,7 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 		return fmt.Errorf("take the replication connection over: %w", err)
 	}
 	st := newStream(h.Conn, s.from.src, rest, from, s.timeout)
-	st.log, st.publication, st.table = s.log, s.cfg.Publication, s.cfg.Table != ""
+	st.log, st.publication, st.noTable = s.log, s.cfg.Publication, s.cfg.Table == ""
 	s.wire.behind = func() bool { return st.received.Load()+backlog < s.walEnd.Load() }
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ type stream struct {
 	conn        net.Conn
 	log         *slog.Logger
 	publication string
-	table       bool          // events are rows, too
+	noTable     bool          // events are messages only
 	timeout     time.Duration // wal_sender_timeout, 0: off
 
 	batches   chan *outbox.Batch
