@@ -60,6 +60,7 @@ was interrupted.`,
 	f.IntVar(&o.Writers, "writers", 8, "connections that write")
 	f.DurationVar(&o.Horizon, "horizon", outbox.DefaultHorizon, "reorder.horizon of all outflows")
 	f.StringVar(&o.Sort, "sort", outbox.BySeqKey.String(), "reorder.sort of all outflows: seq_key or commit")
+	f.StringVar(&o.Source, "source", outbox.FromTable.String(), "source of all outflows: table, or both, and then many events are logical messages")
 	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical, with the plugin test_decoding) in place of our own")
 	f.StringVar(&o.NATSURL, "nats.url", "", "use this NATS with JetStream for the victims in place of our own")
 	f.IntVar(&o.PGMajor, "pg-major", 0, "the major version of our own PostgreSQL, of those on this machine")

@@ -45,14 +45,15 @@ func TestTorture(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	tmp := roomForServers(t)
-	out, log, code := torture(t, tmp, nil, "--duration", "10s", "--every", "800ms", "--faults", "all,-nats.away", "--json")
+	out, log, code := torture(t, tmp, nil, "--duration", "10s", "--every", "800ms", "--faults", "all,-nats.away", "--source", "both", "--json")
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, log, out)
 	}
 	var r struct {
-		Good    bool
-		Rows    int
-		Streams []struct {
+		Good     bool
+		Rows     int
+		Messages int
+		Streams  []struct {
 			Published int
 			Twin      string
 		}
@@ -65,11 +66,11 @@ func TestTorture(t *testing.T) {
 	for _, f := range r.Faults {
 		strikes += f.Strikes
 	}
-	if !r.Good || r.Rows < 1000 || len(r.Streams) != 3 || strikes < 5 {
-		t.Errorf("%d rows, %d streams, %d faults: not a plausible run\n%s", r.Rows, len(r.Streams), strikes, log)
+	if !r.Good || r.Rows < 1000 || r.Messages < 100 || len(r.Streams) != 3 || strikes < 5 {
+		t.Errorf("%d rows, %d messages, %d streams, %d faults: not a plausible run\n%s", r.Rows, r.Messages, len(r.Streams), strikes, log)
 	}
 	for _, s := range r.Streams {
-		if s.Published != r.Rows {
+		if s.Published != r.Rows+r.Messages {
 			t.Errorf("%d messages of %d rows", s.Published, r.Rows)
 		}
 	}

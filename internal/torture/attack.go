@@ -278,7 +278,8 @@ func (a *attack) settle(ctx context.Context) {
 		a.w.fail("count the rows: %v", err)
 		return
 	}
-	a.w.screen.event("the attack is over: %d rows are committed, everything must catch up within %v", rows, catchUpLimit)
+	rows += a.w.load.messages.Load() // which no table has; the load has ended
+	a.w.screen.event("the attack is over: %d events are committed, everything must catch up within %v", rows, catchUpLimit)
 	behind := func() (names []string) {
 		for _, v := range a.w.everybody() {
 			if !v.caughtUp(rows) {

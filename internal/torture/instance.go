@@ -55,7 +55,7 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 	i.log = v.w.file(fmt.Sprintf("%s-%c.log", v.slot, 'a'+n))
 	i.env = append(environ(),
 		"OUTFLOW_POSTGRES_URL="+pgURL, "OUTFLOW_NATS_URL="+natsURL, "OUTFLOW_SLOT="+v.slot, "OUTFLOW_PUBLICATION="+v.slot,
-		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_TABLE="+v.w.table, "OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
+		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_SOURCE="+v.w.o.Source, "OUTFLOW_TABLE="+v.w.table, "OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
 		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+strconv.Itoa(maxBytes),
 		"OUTFLOW_REORDER_SPILL_DIR="+spill, "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(replicas))
 	return i, nil

@@ -28,7 +28,7 @@ type truth struct {
 func newTruth(ctx context.Context, w *world) (*truth, error) {
 	t := &truth{w: w, slot: w.name + "_truth"}
 	t.reader = verify.NewReader(verify.Source{
-		Slot: t.slot, Tables: []string{"public." + w.table},
+		Slot: t.slot, Events: verify.Origin(w.o.Source), Tables: []string{"public." + w.table},
 		Subject: func(r verify.Row) string { return w.name + "." + verify.Token(r.Text("doc_id")) },
 	})
 	return t, t.with(ctx, func(conn *pgx.Conn) error { return verify.CreateSlot(ctx, conn, t.slot) })
@@ -77,7 +77,7 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 		return nil, fmt.Errorf("the truth: %w", err)
 	}
 	t := w.truth.reader.Truth()
-	r.Transactions, r.Ticks, r.Changes = t.Commits, t.Ticks, t.Changes
+	r.Transactions, r.Ticks, r.Changes, r.Messages = t.Commits, t.Ticks, t.Changes, t.Messages
 	timeline, err := verify.Timelines(ctx, w.pgURL)
 	if err != nil {
 		return nil, fmt.Errorf("timelines: %w", err)

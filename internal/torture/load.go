@@ -21,7 +21,8 @@ type load struct {
 	rate  int
 	limit int // rows; 0: none
 
-	committed atomic.Int64 // rows
+	committed atomic.Int64 // rows and messages
+	messages  atomic.Int64 // of them
 	rolled    atomic.Int64 // rows that were rolled back
 	large     atomic.Int64 // transactions of largeRows
 	wanted    chan struct{}
@@ -92,6 +93,9 @@ func (l *load) take(ctx context.Context, n int) (ops []operation, ok bool) {
 	}
 	l.taken += n
 	ops = l.ops.next(n)
+	for i := range ops { // the first of a transaction is a row: the table then says whether it was committed
+		ops[i].message = l.w.o.Source == sourceBoth && i%2 == 1
+	}
 	l.mu.Unlock()
 	return ops, pause(ctx, max(0, wait)) == nil
 }
@@ -162,6 +166,11 @@ func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Contex
 			}
 		}
 		l.committed.Add(int64(len(ops)))
+		for i := range ops {
+			if ops[i].message {
+				l.messages.Add(1)
+			}
+		}
 	}
 }
 

@@ -7,11 +7,26 @@ import (
 	"github.com/outflowhq/outflow/internal/trace"
 )
 
-// operation is a row to be.
+// operation is a row to be, or a logical message in place of one.
 type operation struct {
 	doc, actor string
 	counter    int64
 	payload    json.RawMessage
+	message    bool
+}
+
+// statement writes it.
+func (op *operation) statement(table string) (sql string, args []any) {
+	if !op.message {
+		return insert(table, 1), op.values()
+	}
+	content, err := json.Marshal(map[string]any{
+		"doc_id": op.doc, "actor_id": op.actor, "counter": op.counter, "id": fmt.Sprintf("%s/%s/%d", op.doc, op.actor, op.counter), "payload": op.payload,
+	})
+	if err != nil {
+		panic("torture: content of a message: " + err.Error()) // strings, a number and JSON
+	}
+	return "SELECT pg_logical_emit_message(true, 'outflow.event', $1::text)", []any{string(content)}
 }
 
 // operations are those of all traces, interleaved, again and again; each round has documents of its own.
@@ -50,7 +65,7 @@ func (o *operations) next(n int) []operation {
 	out := make([]operation, n)
 	for i := range out {
 		op, round := &o.all[o.n%len(o.all)], o.n/len(o.all)
-		out[i] = operation{op.Doc, op.Actor, op.Counter, op.Payload}
+		out[i] = operation{doc: op.Doc, actor: op.Actor, counter: op.Counter, payload: op.Payload}
 		if round > 0 {
 			out[i].doc = fmt.Sprintf("%s-%d", op.Doc, round+1)
 		}

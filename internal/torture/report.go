@@ -20,6 +20,7 @@ type Report struct {
 	CatchUp  time.Duration `json:"catch_up"` // from the end of the attack until everything was published
 
 	Rows         int    `json:"rows"`            // committed
+	Messages     int    `json:"messages"`        // committed, in place of rows
 	RolledBack   int64  `json:"rolled_back"`     // rows
 	Large        int64  `json:"large"`           // transactions that are larger than the buffer
 	Transactions int    `json:"transactions"`    // in the WAL
@@ -69,7 +70,7 @@ type Kills struct {
 func (a *attack) report() *Report {
 	o := a.w.o
 	r := &Report{
-		Seed: o.Seed, Settings: fmt.Sprintf("horizon=%v sort=%s replicas=%d", o.Horizon, o.Sort, o.Replicas),
+		Seed: o.Seed, Settings: fmt.Sprintf("horizon=%v sort=%s source=%s replicas=%d", o.Horizon, o.Sort, o.Source, o.Replicas),
 		Took: time.Since(a.begun), CatchUp: a.catchUp, RolledBack: a.w.load.rolled.Load(), Large: a.w.load.large.Load(), LeftOut: a.leftOut,
 	}
 	if err := a.w.failed(); err != nil {

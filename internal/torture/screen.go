@@ -130,8 +130,8 @@ func (s *screen) report(r *Report) {
 }
 
 func (s *screen) verdict(r *Report) {
-	s.line("\nverdict, from an independent reading of the WAL and from the table: %d rows committed in %d transactions (%d larger than the buffer), "+
-		"%d rows rolled back, %d ticks, %d changes of settings", r.Rows, r.Transactions, r.Large, r.RolledBack, r.Ticks, r.Changes)
+	s.line("\nverdict, from an independent reading of the WAL and from the table: %d rows and %d messages committed in %d transactions (%d larger than the buffer), "+
+		"%d rows rolled back, %d ticks, %d changes of settings", r.Rows, r.Messages, r.Transactions, r.Large, r.RolledBack, r.Ticks, r.Changes)
 	if r.Table != "" {
 		s.line("  WAL and table differ: %s", r.Table)
 	}

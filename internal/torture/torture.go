@@ -36,6 +36,7 @@ type Options struct {
 	Writers    int           // connections that write
 	Horizon    time.Duration // reorder.horizon; 0 is 0
 	Sort       string        // reorder.sort
+	Source     string        // source: table, or both, and then many events are logical messages
 
 	PostgresURL, NATSURL string // servers of somebody else; "": our own for the moment
 	PGMajor              int    // of our own; 0: the best found
@@ -57,6 +58,9 @@ const (
 	defaultWriters  = 8
 	defaultVictims  = 2
 )
+
+// sourceBoth is the source of rows and messages.
+const sourceBoth = string(outbox.FromBoth)
 
 // What the installations are made with.
 const (
@@ -85,6 +89,9 @@ func (o *Options) complete() error {
 	if o.Every == 0 {
 		o.Every = defaultEvery
 	}
+	if o.Source == "" {
+		o.Source = outbox.FromTable.String()
+	}
 	if o.Sort == "" {
 		o.Sort = outbox.BySeqKey.String()
 	}
@@ -97,6 +104,7 @@ func (o *Options) complete() error {
 		{o.Every > 0 && o.Rate > 0 && o.Writers > 0 && o.Victims > 0, "--every, --rate, --writers and --victims must be above 0"},
 		{o.Horizon >= 0, fmt.Sprintf("--horizon %v: it must not be negative", o.Horizon)},
 		{o.Sort == "seq_key" || o.Sort == "commit", fmt.Sprintf("--sort %s: it must be seq_key or commit", o.Sort)},
+		{o.Source == "table" || o.Source == sourceBoth, fmt.Sprintf("--source %s: it must be table or both (what became of a commit is seen in the table)", o.Source)},
 		{slices.Contains(sabotages, o.Sabotage), fmt.Sprintf("sabotage %q: it must be one of %q", o.Sabotage, sabotages)},
 	} {
 		if !c.ok {

@@ -53,6 +53,11 @@ func insert(table string, rows int) string {
 
 func (op *operation) values() []any { return []any{op.doc, op.actor, op.counter, string(op.payload)} }
 
+func queue(batch *pgx.Batch, table string, op *operation) {
+	sql, args := op.statement(table)
+	batch.Queue(sql, args...)
+}
+
 // single is a statement that is a transaction.
 func single(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int, error) {
 	_, err := conn.Exec(ctx, insert(table, 1), ops[0].values()...)
@@ -64,24 +69,28 @@ func statements(ctx context.Context, conn *pgx.Conn, table string, ops []operati
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
 	for i := range ops {
-		batch.Queue(insert(table, 1), ops[i].values()...)
+		queue(batch, table, &ops[i])
 	}
 	batch.Queue("COMMIT")
 	return 0, conn.SendBatch(ctx, batch).Close()
 }
 
-// manyValues is one statement with several rows.
+// manyValues is one statement with several rows; it writes no messages.
 func manyValues(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int, error) {
 	var args []any
 	for i := range ops {
+		ops[i].message = false
 		args = append(args, ops[i].values()...)
 	}
 	_, err := conn.Exec(ctx, insert(table, len(ops)), args...)
 	return 0, err
 }
 
-// copyIn is a COPY: all its rows have the same LSN.
+// copyIn is a COPY: all its rows have the same LSN. It writes no messages.
 func copyIn(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int, error) {
+	for i := range ops {
+		ops[i].message = false
+	}
 	_, err := conn.CopyFrom(ctx, pgx.Identifier{table}, columns, pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) {
 		return []any{ops[i].doc, ops[i].actor, ops[i].counter, ops[i].payload}, nil
 	}))
@@ -93,7 +102,7 @@ func rolledBack(ctx context.Context, conn *pgx.Conn, table string, ops []operati
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
 	for i := range ops {
-		batch.Queue(insert(table, 1), ops[i].values()...)
+		queue(batch, table, &ops[i])
 	}
 	batch.Queue("ROLLBACK")
 	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
@@ -112,12 +121,12 @@ func savepoint(ctx context.Context, conn *pgx.Conn, table string, ops []operatio
 		if i == 0 || r.IntN(3) == 0 {
 			batch.Queue("SAVEPOINT s")
 			for range 1 + r.IntN(4) {
-				batch.Queue(insert(table, 1), ops[i].values()...)
+				queue(batch, table, &ops[i])
 				rolled++
 			}
 			batch.Queue("ROLLBACK TO SAVEPOINT s")
 		}
-		batch.Queue(insert(table, 1), ops[i].values()...)
+		queue(batch, table, &ops[i])
 	}
 	batch.Queue("COMMIT")
 	return rolled, conn.SendBatch(ctx, batch).Close()
@@ -130,7 +139,8 @@ func long(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r 
 		return 0, err
 	}
 	for i := range ops {
-		if _, err := tx.Exec(ctx, insert(table, 1), ops[i].values()...); err != nil {
+		sql, args := ops[i].statement(table)
+		if _, err := tx.Exec(ctx, sql, args...); err != nil {
 			return 0, err
 		}
 		// Half of them end within the usual horizon, half long after it.
