@@ -68,6 +68,16 @@ func TestOutboxIsTheStandardLibraryOnly(t *testing.T) {
 	}
 }
 
+// What a user's service imports to write knows the vocabulary and outside libraries: a database driver, and nothing of the program.
+func TestProducerIsAloneWithOutbox(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Deps"), "producer") {
+		if path != module+"/outbox" && within(path, module) || within(path, "github.com/nats-io") || within(path, "github.com/prometheus") {
+			t.Errorf("producer reaches %s", path)
+		}
+	}
+}
+
 // The pipeline declares the interfaces that it needs; what connects is wired elsewhere.
 func TestPipelineConnectsNothing(t *testing.T) {
 	t.Parallel()

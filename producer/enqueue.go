@@ -1,0 +1,154 @@
+package producer
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Enqueue inserts the events in the caller's transaction, in their order and in one round trip, and returns their ids in that order (nil if the
+// table has no id column). An error of type [*Invalid] means that nothing was sent; after any other the transaction is to be rolled back. They are
+// published, all of them in this order, if and only if the transaction commits.
+func (o *Outbox) Enqueue(ctx context.Context, tx pgx.Tx, events ...Event) (ids []string, err error) {
+	return o.enqueue(ctx, pgxQuerier{tx}, events)
+}
+
+// EnqueueSQL is Enqueue for a transaction of database/sql, with any driver of PostgreSQL.
+func (o *Outbox) EnqueueSQL(ctx context.Context, tx *sql.Tx, events ...Event) (ids []string, err error) {
+	return o.enqueue(ctx, sqlQuerier{tx}, events)
+}
+
+// rows are a query's rows, of either kind of transaction.
+type rows interface {
+	Next() bool
+	Scan(to ...any) error
+	Err() error
+}
+
+// querier runs a query and hands its rows to read.
+type querier interface {
+	query(ctx context.Context, read func(rows) error, sql string, args ...any) error
+}
+
+type pgxQuerier struct{ tx pgx.Tx }
+
+// query sends parse, bind and execute together: one round trip, also the first time on a connection and through poolers that know no prepared
+// statements.
+func (q pgxQuerier) query(ctx context.Context, read func(rows) error, sql string, args ...any) error {
+	r, err := q.tx.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if err != nil {
+		return err
+	}
+	err = read(r)
+	r.Close()
+	return errors.Join(err, unlessSame(r.Err(), err))
+}
+
+// unlessSame is the error that ended the rows, if read has not returned it.
+func unlessSame(err, read error) error {
+	if errors.Is(read, err) {
+		return nil
+	}
+	return err
+}
+
+type sqlQuerier struct{ tx *sql.Tx }
+
+func (q sqlQuerier) query(ctx context.Context, read func(rows) error, sql string, args ...any) error {
+	r, err := q.tx.QueryContext(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	return errors.Join(read(r), r.Close())
+}
+
+func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []string, err error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	l, err := o.known(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	var s statement
+	if o.message {
+		s, err = o.buildMessages(events)
+	} else {
+		s, err = o.build(l, events)
+	}
+	if err != nil {
+		return nil, err
+	}
+	doing := fmt.Sprintf("enqueue %d events into %s", len(events), o.into())
+	n := 0
+	err = q.query(ctx, func(r rows) error {
+		var id, counter string
+		for ; r.Next(); n++ {
+			if err := r.Scan(&id, &counter); err != nil {
+				return err
+			}
+			if n >= len(events) {
+				continue
+			}
+			if s.returnsID {
+				ids = append(ids, id)
+			}
+			if to := events[n].CounterTo; s.returnsCounter && to != nil {
+				if *to, err = strconv.ParseInt(counter, 10, 64); err != nil {
+					return fmt.Errorf("counter %q: %w", counter, err)
+				}
+			}
+		}
+		return r.Err()
+	}, s.sql, s.args...)
+	switch {
+	case err != nil:
+		return nil, o.failed(doing, l, events, err)
+	case n != len(events):
+		return nil, fmt.Errorf("producer: %s: %d rows were inserted. A trigger or a rule of the table keeps rows back: roll back, and take it away", doing, n)
+	case s.ids != nil:
+		return s.ids, nil
+	}
+	return ids, nil
+}
+
+func (o *Outbox) into() string {
+	if o.message {
+		return "the WAL"
+	}
+	return "table " + o.cfg.Table
+}
+
+// known returns the table's layout; the first call reads it.
+func (o *Outbox) known(ctx context.Context, q querier) (*layout, error) {
+	if o.message {
+		return nil, nil
+	}
+	if l := o.layout.Load(); l != nil {
+		return l, nil
+	}
+	var all []layoutRow
+	err := q.query(ctx, func(r rows) error {
+		for r.Next() {
+			var row layoutRow
+			if err := r.Scan(row.fields()...); err != nil {
+				return err
+			}
+			all = append(all, row)
+		}
+		return r.Err()
+	}, layoutSQL, o.table.quoted(), o.cfg.Publication)
+	if err != nil {
+		return nil, o.failed("read the columns of table "+o.cfg.Table, nil, nil, err)
+	}
+	l, err := o.newLayout(all)
+	if err != nil {
+		return nil, err
+	}
+	o.layout.Store(l)
+	return l, nil
+}

@@ -1,0 +1,211 @@
+package producer
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TestTaken: where a unique constraint watches, a counter or an id that was taken in another transaction is an error that names the event.
+func TestTaken(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, defaultTable, "CREATE UNIQUE INDEX once ON outbox (doc_id, actor_id, counter)")
+	d.both(t, func(t *testing.T, call inTx) {
+		o := outboxOf(t, Config{})
+		first := mustCall(t, call, o, Event{Document: "d, e", Actor: "a", Counter: 7, Payload: []byte("1")})
+		_, err := call(t.Context(), o, Event{Document: "d, e", Actor: "a", Counter: 6, Payload: []byte("1")},
+			Event{Document: "d, e", Actor: "a", Counter: 7, Payload: []byte("1")})
+		wantError(t, err, `event 1 (Document "d, e", Actor "a", Counter 7`, "once", "already exists", "NextCounter")
+		if !errors.Is(err, ErrTaken) {
+			t.Error("not ErrTaken")
+		}
+		_, err = call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 8, ID: first[0], Payload: []byte("1")})
+		wantError(t, err, `event 0 (Document "d"`, first[0], "outbox_pkey")
+		if got := d.texts("SELECT counter::text FROM outbox"); len(got) != 1 {
+			t.Errorf("counters %q", got)
+		}
+		d.exec("DELETE FROM outbox")
+	})
+}
+
+func wantError(t testing.TB, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %v", part, err)
+		}
+	}
+}
+
+// TestServerErrors: what PostgreSQL alone can refuse is reported with its cure, and a table that has changed is read again.
+func TestServerErrors(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t)
+	d.both(t, func(t *testing.T, call inTx) {
+		d.exec("DROP TABLE IF EXISTS outbox")
+		o := outboxOf(t, Config{})
+		e := Event{Document: "d", Actor: "a", Counter: 1, Payload: []byte("1")}
+		_, err := call(t.Context(), o, e)
+		wantError(t, err, "table public.outbox is not there", "outflow init")
+		d.exec(defaultTable)
+		mustCall(t, call, o, e)
+
+		d.exec("ALTER TABLE outbox ADD needed int, DROP seq_key, ALTER payload TYPE json, ALTER doc_id TYPE varchar(3)")
+		d.exec("UPDATE outbox SET needed = 1")
+		d.exec("ALTER TABLE outbox ALTER needed SET NOT NULL")
+		_, err = call(t.Context(), o, e)
+		wantError(t, err, "enqueue 1 events into table public.outbox", `"needed"`, "Columns")
+		e.Columns = map[string]any{"needed": 5}
+		_, err = call(t.Context(), o, e)
+		wantError(t, err, `Columns["needed"]`, "no such column") // what it knows of the table is old
+
+		d.exec("ALTER TABLE outbox RENAME actor_id TO author")
+		e.Columns = nil
+		_, err = call(t.Context(), o, e)
+		wantError(t, err, `"actor_id"`, "the next call reads it again")
+		e.Actor, e.Columns = "", map[string]any{"needed": 5, "author": "me"}
+		mustCall(t, call, o, e)
+		e.Document = "long"
+		_, err = call(t.Context(), o, e)
+		wantError(t, err, "event 0: Document", "3 characters")
+
+		d.exec(`CREATE OR REPLACE FUNCTION pg_temp.drop_it() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
+		d.exec("CREATE TRIGGER t BEFORE INSERT ON outbox FOR EACH ROW WHEN (new.doc_id = 'no') EXECUTE FUNCTION pg_temp.drop_it()")
+		no := e
+		no.Document, no.Counter = "no", 2
+		e.Document = "yes"
+		_, err = call(t.Context(), o, e, no)
+		wantError(t, err, "1 rows were inserted", "trigger")
+	})
+}
+
+// TestConfigErrors: a mapping that the table does not have, and a table that nobody publishes.
+func TestConfigErrors(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, "CREATE TABLE outbox (id int, doc_id text, payload text)", "CREATE TABLE other (doc_id text, payload text)",
+		"CREATE PUBLICATION one FOR TABLE outbox WITH (publish = 'insert')", "CREATE PUBLICATION updates FOR TABLE outbox WITH (publish = 'update')")
+	for _, c := range []struct {
+		cfg  Config
+		want []string
+	}{
+		{Config{Columns: Columns{Document: "topic"}}, []string{`no column "topic" (Columns.Document)`, "id, doc_id, payload"}},
+		{Config{Columns: Columns{Actor: "who"}}, []string{`no column "who" (Columns.Actor)`}},
+		{Config{Columns: Columns{Payload: "-"}}, []string{"Columns.Payload"}},
+		{Config{NextCounter: true}, []string{"no column for the counter"}},
+		{Config{Table: "other", Publication: "one"}, []string{`publication "one" does not publish`, "skipped in silence"}},
+		{Config{Publication: "updates"}, []string{`publication "updates"`}},
+		{Config{Publication: "none"}, []string{`publication "none"`}},
+		{Config{Publication: "one"}, nil},
+	} {
+		_, err := d.pgx(t.Context(), outboxOf(t, c.cfg), Event{Document: "d", Payload: []byte("1"), ID: ""}.orID(c.want == nil))
+		if c.want == nil {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		wantError(t, err, c.want...)
+	}
+	for _, cfg := range []Config{
+		{Table: "a.b.c"}, {Table: `"a`}, {Table: "a."}, {Table: ".a"}, {Table: `"a"b`}, {Table: "a\x00"}, {CounterTable: "x.y.z"}, {MaxPayload: 100},
+		{MaxPayload: 65 << 20}, {Headers: map[string]string{"A": ""}},
+	} {
+		if _, err := New(cfg); err == nil {
+			t.Errorf("%+v passed", cfg)
+		}
+	}
+	for text, want := range map[string]name{
+		"a": {"", "a"}, "a.b": {"a", "b"}, `"a.b".c`: {"a.b", "c"}, `a."b""c."`: {"a", `b"c.`}, "Über.Maß": {"Über", "Maß"},
+	} {
+		if got, err := parseName("Table", text); err != nil || got != want {
+			t.Errorf("%s is %v, %v", text, got, err)
+		}
+	}
+}
+
+// orID gives the event the id that the table of TestConfigErrors wants.
+func (e Event) orID(give bool) Event {
+	if give {
+		e.ID = "1"
+	}
+	return e
+}
+
+// turns counts how often a connection began to wait for the server after it had sent something.
+type turns struct {
+	net.Conn
+	n    *atomic.Int64
+	sent atomic.Bool
+}
+
+func (c *turns) Write(b []byte) (int, error) { c.sent.Store(true); return c.Conn.Write(b) }
+
+func (c *turns) Read(b []byte) (int, error) {
+	if c.sent.Swap(false) {
+		c.n.Add(1)
+	}
+	return c.Conn.Read(b)
+}
+
+// TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too, on a connection that has never seen the statement.
+func TestOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, defaultTable)
+	counting := outboxOf(t, Config{NextCounter: true})
+	d.exec(counting.Schema())
+	message, err := Message(Config{NextCounter: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := pgx.ParseConfig(d.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n atomic.Int64
+	dial := cfg.DialFunc
+	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		return &turns{Conn: c, n: &n}, err
+	}
+	for _, o := range []*Outbox{outboxOf(t, Config{}), counting, message} {
+		mustCall(t, d.pgx, o, many(1, o.cfg.NextCounter)...) // the columns are read once for all connections
+		for _, size := range []int{1, 10_000} {
+			conn, err := pgx.ConnectConfig(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tx, err := conn.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := n.Load()
+			if _, err := o.Enqueue(t.Context(), tx, many(size, o.cfg.NextCounter)...); err != nil {
+				t.Fatal(err)
+			}
+			if got := n.Load() - before; got != 1 {
+				t.Errorf("%d events took %d round trips", size, got)
+			}
+			conn.Close(t.Context()) //nolint:errcheck // nothing is kept
+		}
+	}
+}
+
+// many are events of ten documents.
+func many(n int, nextCounter bool) []Event {
+	all := make([]Event, n)
+	for i := range all {
+		all[i] = Event{Document: "doc-" + string(rune('0'+i%10)), Actor: "alice", Payload: []byte(`{"op": "insert", "at": 17, "text": "x"}`)}
+		if !nextCounter {
+			all[i].Counter = int64(i)
+		}
+	}
+	return all
+}
