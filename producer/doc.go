@@ -20,6 +20,7 @@
 // Each column's values travel as one parameter, the text of an array of text, which PostgreSQL takes apart and reads as the column's type. No driver
 // has to know an array or a JSON type, no number becomes a float64, and a call of any size has a handful of parameters. The payload is
 // what was given: in json, text and bytea byte for byte; jsonb prints it in its own form, with every digit.
+// (Where the database's encoding is not UTF-8, the connection must say client_encoding=UTF8, which pgx does not by itself.)
 //
 // # Order
 //

@@ -30,7 +30,16 @@ const defaultTable = `CREATE TABLE outbox (
 
 func newDatabase(t testing.TB, statements ...string) *database {
 	t.Helper()
-	d := &database{t: t, url: pgtest.Database(t, pgtest.Server(t))}
+	d := connect(t, pgtest.Database(t, pgtest.Server(t)))
+	for _, s := range statements {
+		d.exec(s)
+	}
+	return d
+}
+
+func connect(t testing.TB, url string) *database {
+	t.Helper()
+	d := &database{t: t, url: url}
 	var err error
 	if d.conn, err = pgx.Connect(t.Context(), d.url); err != nil {
 		t.Fatal(err)
@@ -40,15 +49,12 @@ func newDatabase(t testing.TB, statements ...string) *database {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.sql.Close() }) //nolint:errcheck // the test is over
-	for _, s := range statements {
-		d.exec(s)
-	}
 	return d
 }
 
 func (d *database) exec(statement string, args ...any) {
 	d.t.Helper()
-	if _, err := d.conn.Exec(d.t.Context(), statement, args...); err != nil {
+	if _, err := d.conn.Exec(context.WithoutCancel(d.t.Context()), statement, args...); err != nil {
 		d.t.Fatalf("%s: %v", statement, err)
 	}
 }
