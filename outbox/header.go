@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -50,6 +51,17 @@ func (h *Header) Append(b []byte) []byte {
 
 // String is the header's value.
 func (h *Header) String() string { return string(h.Append(nil)) }
+
+// MaxHeaderLine is how many bytes the header's line takes in a message at most, with an id and a key that take so many bytes there. Which
+// numbers it will have is known only when the event is published: most have about 100 bytes less.
+func MaxHeaderLine(id, key int) int {
+	const last = LSN(math.MaxUint64)
+	h := Header{
+		Pos: Position{LSN: last, Index: math.MaxUint32}, N: math.MaxInt, Of: math.MaxInt, Due: last, Thru: last, Pull: math.MaxInt,
+		Timeline: math.MaxUint32,
+	}
+	return len(HeaderName) + len(": ") + len(h.Append(nil)) + len("\r\n") + id + key
+}
 
 // ParseHeader reads the value of an Outflow header of version 1. Fields that follow those known are passed over, so that a later
 // minor addition does not stop a consumer.

@@ -137,3 +137,14 @@ func TestHeaderID(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+func TestMaxHeaderLine(t *testing.T) {
+	t.Parallel()
+	h := Header{
+		Pos: Position{LSN: 1<<64 - 1, Index: 1<<32 - 1}, N: 1<<63 - 1, Of: 1<<63 - 1, Due: 1<<64 - 1, Thru: 1<<64 - 1, Pull: 1<<63 - 1, Timeline: 1<<32 - 1,
+		Sort: ByCommit, ID: "an id", Key: "a key",
+	}
+	if got, want := MaxHeaderLine(len("an=20id"), len("a=20key")), len(HeaderName+": "+h.String()+"\r\n"); got != want {
+		t.Errorf("%d bytes, want %d", got, want)
+	}
+}

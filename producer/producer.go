@@ -103,6 +103,9 @@ func (o *Outbox) Schema() string {
 		") WITH (fillfactor = 50)"
 }
 
+// CounterTable is the quoted name of the table of counters.
+func (o *Outbox) CounterTable() string { return o.counter.quoted() }
+
 // name is the name of a table; schema may be empty.
 type name struct{ schema, table string }
 

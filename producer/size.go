@@ -2,7 +2,6 @@ package producer
 
 import (
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -14,16 +13,9 @@ const protocol = 128
 // maxHeaders is how much mapped headers may take together.
 const maxHeaders = 16 << 10
 
-// fixedHeader is what the Outflow header's line takes at most, without event id and key: which numbers it will have is known only when the event
-// is published. What is refused for that is at most about 100 bytes below the limit.
-var fixedHeader = func() int {
-	last := outbox.LSN(math.MaxUint64)
-	h := outbox.Header{
-		Pos: outbox.Position{LSN: last, Index: math.MaxUint32}, N: math.MaxInt, Of: math.MaxInt, Due: last, Thru: last, Pull: math.MaxInt,
-		Timeline: math.MaxUint32,
-	}
-	return len(outbox.HeaderName) + len(": ") + len(h.Append(nil)) + len("\r\n")
-}()
+// fixedHeader is what the Outflow header's line takes at most, without event id and key. What is refused for being only nearly too large is at most
+// about 100 bytes below the limit.
+var fixedHeader = outbox.MaxHeaderLine(0, 0)
 
 // longestValue is how long an id of unknown length is in the header at most.
 const longestValue = 200

@@ -158,6 +158,28 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 	return true, id, err
 }
 
+// Run runs statements in one transaction. needs says which right they need, for the error of a role that lacks it.
+func (s *Setup) Run(ctx context.Context, doing, needs string, statements []string) error {
+	err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
+		for _, statement := range statements {
+			if _, err := tx.Exec(ctx, statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return s.refused(doing, needs, err)
+	}
+	return nil
+}
+
+// HasTable reports whether there is a table of that quoted name.
+func (s *Setup) HasTable(ctx context.Context, quoted string) (there bool, err error) {
+	err = s.conn.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", quoted).Scan(&there)
+	return there, err
+}
+
 // refused explains a statement that failed: without the right to it is fatal.
 func (s *Setup) refused(doing, needs string, err error) error {
 	switch sqlState(err) {

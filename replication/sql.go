@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // SQL returns the statements that make table, publication and slot, in their order, for a role that may do so to run by hand. The
@@ -55,6 +56,36 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 	add(m.Payload, "jsonb NOT NULL")
 	add(created, "timestamptz NOT NULL DEFAULT now()")
 	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)"
+}
+
+// NewTable is the description of the table that init would make.
+func NewTable(cfg SetupConfig) (Table, error) {
+	schema, name, err := splitTable(cfg.Table)
+	if err != nil {
+		return Table{}, err
+	}
+	if schema == "" {
+		schema = "public"
+	}
+	t, m, created := Table{Schema: schema, Name: name}, cfg.Mapping, cfg.CreatedAt
+	if created == "" {
+		created = "created_at"
+	}
+	for _, c := range []Column{
+		{Name: cfg.ID, TypeOID: pgtype.UUIDOID, Default: true},
+		{Name: m.Doc, TypeOID: pgtype.TextOID},
+		{Name: m.Actor, TypeOID: pgtype.TextOID},
+		{Name: m.Counter, TypeOID: pgtype.Int8OID},
+		{Name: m.Key, TypeOID: pgtype.TextOID, Generated: m.Actor != "" && m.Counter != ""},
+		{Name: m.Payload, TypeOID: pgtype.JSONBOID},
+		{Name: created, TypeOID: pgtype.TimestamptzOID, Default: true},
+	} {
+		if c.Name != "" {
+			c.NotNull, c.Default = true, c.Default || c.Generated
+			t.Columns = append(t.Columns, c)
+		}
+	}
+	return t, nil
 }
 
 // createPublication leaves PostgreSQL 18's publish_generated_columns off: seq_key is made from actor and counter on every version,

@@ -28,6 +28,8 @@ type Column struct {
 	NotNull    bool
 	Generated  bool   // GENERATED ALWAYS AS (...); its values are not in the WAL's stream by default
 	Expression string // of a generated column, as PostgreSQL prints it
+	Default    bool   // it has a value where none is given: a default, an identity, or it is generated
+	Identity   bool   // GENERATED ALWAYS AS IDENTITY
 }
 
 // Column returns the column of that name.
@@ -143,7 +145,8 @@ func readTable(ctx context.Context, q querier, table string) (Table, error) {
 	}
 	t.Partitioned = kind == "p"
 	rows, err := q.Query(ctx, `SELECT a.attname, a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END, '')
+			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END, ''),
+			a.atthasdef OR a.attidentity <> '', a.attidentity = 'a'
 		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, t.OID)
 	if err != nil {
