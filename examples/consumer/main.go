@@ -10,6 +10,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"syscall"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -25,7 +26,7 @@ func main() {
 	durable := flag.String("durable", "", "name of a durable consumer, which goes on where it was; empty: read from the beginning")
 	count := flag.Int("count", 0, "stop after so many events; 0: go on until interrupted")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := read(ctx, *server, *stream, subject(*prefix, *doc), *durable, *count); err != nil && ctx.Err() == nil {
 		log.Fatal(err)
