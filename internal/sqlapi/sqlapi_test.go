@@ -298,7 +298,7 @@ func TestItHasTheRightsOfTheCaller(t *testing.T) {
 		t.Errorf("without rights on the table: %v", err)
 	}
 	d.exec("RESET ROLE")
-	d.exec("GRANT INSERT, SELECT ON outbox TO " + role)
+	d.exec("GRANT INSERT, SELECT (id) ON outbox TO " + role)
 	d.exec("GRANT SELECT, INSERT, UPDATE ON outflow_counter TO " + role)
 	// Nobody's objects stand in for PostgreSQL's own.
 	d.exec("CREATE SCHEMA evil AUTHORIZATION " + role)
