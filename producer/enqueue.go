@@ -36,10 +36,10 @@ type querier interface {
 
 type pgxQuerier struct{ tx pgx.Tx }
 
-// query sends parse, bind and execute together: one round trip, also the first time on a connection and through poolers that know no prepared
-// statements.
+// query runs it in the way that the connection has been set to. By default that is a prepared statement: pgx prepares it when a connection first sees
+// it, and from then on a call is one round trip. On a connection in mode exec it is one always, and PostgreSQL plans it each time.
 func (q pgxQuerier) query(ctx context.Context, read func(rows) error, sql string, args ...any) error {
-	r, err := q.tx.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	r, err := q.tx.Query(ctx, sql, args...)
 	if err != nil {
 		return err
 	}

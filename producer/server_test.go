@@ -155,29 +155,27 @@ func (c *turns) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too, on a connection that has never seen the statement.
+// TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too: once pgx has prepared the statement on a
+// connection, and from the first on where it prepares none.
 func TestOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable)
 	counting := outboxOf(t, Config{NextCounter: true})
 	d.exec(counting.Schema())
-	message, err := Message(Config{NextCounter: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := pgx.ParseConfig(d.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var n atomic.Int64
-	dial := cfg.DialFunc
-	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dial(ctx, network, addr)
-		return &turns{Conn: c, n: &n}, err
-	}
-	for _, o := range []*Outbox{outboxOf(t, Config{}), counting, message} {
-		mustCall(t, d.pgx, o, many(1, o.cfg.NextCounter)...) // the columns are read once for all connections
-		for _, size := range []int{1, 10_000} {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		cfg, err := pgx.ParseConfig(d.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.DefaultQueryExecMode = mode
+		var n atomic.Int64
+		dial := cfg.DialFunc
+		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := dial(ctx, network, addr)
+			return &turns{Conn: c, n: &n}, err
+		}
+		for _, o := range []*Outbox{outboxOf(t, Config{}), counting, messageOf(t, Config{NextCounter: true})} {
+			mustCall(t, d.pgx, o, many(1, o.cfg.NextCounter)...) // the columns are read once for all connections
 			conn, err := pgx.ConnectConfig(t.Context(), cfg)
 			if err != nil {
 				t.Fatal(err)
@@ -186,12 +184,14 @@ func TestOneRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := n.Load()
-			if _, err := o.Enqueue(t.Context(), tx, many(size, o.cfg.NextCounter)...); err != nil {
-				t.Fatal(err)
-			}
-			if got := n.Load() - before; got != 1 {
-				t.Errorf("%d events took %d round trips", size, got)
+			for call, size := range []int{1, 2, 10_000} {
+				before := n.Load()
+				if _, err := o.Enqueue(t.Context(), tx, many(size, o.cfg.NextCounter)...); err != nil {
+					t.Fatal(err)
+				}
+				if got := n.Load() - before; got != 1 && (call > 0 || mode != pgx.QueryExecModeCacheStatement) {
+					t.Errorf("mode %v: %d events took %d round trips", mode, size, got)
+				}
 			}
 			conn.Close(t.Context()) //nolint:errcheck // nothing is kept
 		}
