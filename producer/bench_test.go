@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// BenchmarkEnqueue is one call in a transaction of its own, by the number of its events; events/s is the figure. "by hand" is what a service writes without
-// this package: the same rows with one INSERT of many parameters, which pgx has prepared.
+// BenchmarkEnqueue is one call in a transaction of its own, by the number of its events; events/s is the figure. "by hand" is what a
+// service writes without this package: the same rows with one INSERT of many parameters, which pgx has prepared.
 func BenchmarkEnqueue(b *testing.B) {
 	d := newDatabase(b, defaultTable)
 	counting, plain, message := outboxOf(b, Config{NextCounter: true}), outboxOf(b, Config{}), messageOf(b, Config{})

@@ -9,7 +9,8 @@ import (
 	"strconv"
 )
 
-// maxCall is how many bytes the parameters of one call may have together. PostgreSQL holds a value, and what it is made from, within 1 GB each.
+// maxCall is how many bytes the parameters of one call may have together. PostgreSQL holds a value, and what it is made from, within 1
+// GB each.
 const maxCall = 256 << 20
 
 // statement is a call's one statement.
@@ -93,7 +94,7 @@ func (b *rowBuilder) choose(first *Event) error {
 // further refuses a name in Columns that is no further column.
 func (b *rowBuilder) further(name string, c *column) *Invalid {
 	bad := func(problem, cure string) *Invalid {
-		return &Invalid{Field: fmt.Sprintf("Columns[%q]", name), Value: "(column)", Problem: problem, Cure: cure}
+		return &Invalid{Field: fmt.Sprintf("Columns[%q]", name), Value: "(column)", Problem: problem, Cure: cure, table: true}
 	}
 	if c == nil {
 		return bad("table "+b.o.cfg.Table+" has no such column", "Take it out, or add the column to the table")
@@ -146,7 +147,7 @@ func (b *rowBuilder) add(i int, e *Event) *Invalid {
 func takenInCall(e *Event, before int) *Invalid {
 	return &Invalid{
 		Field: "Counter", Value: strconv.FormatInt(e.Counter, 10), taken: true,
-		Problem: fmt.Sprintf("event %d of this call has it already, of the same document %s and actor %s", before, shown(e.Document), shown(e.Actor)),
+		Problem: fmt.Sprintf("event %d of this call has it already, of document %s and actor %s", before, shown(e.Document), shown(e.Actor)),
 		Cure:    "Give each event of an actor a counter of its own, or let NextCounter count",
 	}
 }
@@ -158,25 +159,41 @@ func callTooLarge(e *Event) *Invalid {
 	}
 }
 
-// roles checks what does not depend on a value's type.
-func (b *rowBuilder) roles(e *Event) *Invalid {
-	l, table := b.l, b.o.cfg.Table
-	bad := func(field, value, problem, cure string) *Invalid {
-		return &Invalid{Field: field, Value: value, Problem: problem, Cure: cure}
-	}
+func invalid(field, value, problem, cure string) *Invalid {
+	return &Invalid{Field: field, Value: value, Problem: problem, Cure: cure}
+}
+
+// judgeAlways checks what every event must have, whatever it goes into.
+func (o *Outbox) judgeAlways(e *Event) *Invalid {
 	counter := strconv.FormatInt(e.Counter, 10)
-	none := "table " + table + " has no column for it"
 	switch {
 	case e.Document == "":
-		return bad("Document", `""`, "it is empty", "Give each event the document that it belongs to")
+		return invalid("Document", `""`, "it is empty", "Give each event the document that it belongs to")
 	case e.Counter < 0:
-		return bad("Counter", counter, "it is below 0", "Count from 0 or 1 upwards")
-	case e.Counter != 0 && b.o.cfg.NextCounter:
-		return bad("Counter", counter, "NextCounter takes the counter", "Leave it 0, or turn NextCounter off")
+		return invalid("Counter", counter, "it is below 0", "Count from 0 or 1 upwards")
+	case e.Counter != 0 && o.cfg.NextCounter:
+		return invalid("Counter", counter, "NextCounter takes the counter", "Leave it 0, or turn NextCounter off")
+	case e.CounterTo != nil && !o.cfg.NextCounter:
+		return invalid("CounterTo", "(set)", "no counter is taken", "Turn NextCounter on, or leave it nil")
+	case e.Payload == nil:
+		return invalid("Payload", "nil", "it is missing", "Give the event's content; an empty one is []byte{}")
+	}
+	return nil
+}
+
+// roles checks that the event gives what the table has columns for, and nothing else.
+func (b *rowBuilder) roles(e *Event) *Invalid {
+	if bad := b.o.judgeAlways(e); bad != nil {
+		return bad
+	}
+	l := b.l
+	bad := func(field, value, problem, cure string) *Invalid {
+		return &Invalid{Field: field, Value: value, Problem: problem, Cure: cure, table: true}
+	}
+	counter, none := strconv.FormatInt(e.Counter, 10), "table "+b.o.cfg.Table+" has no column for it"
+	switch {
 	case e.Counter != 0 && l.counter == nil:
 		return bad("Counter", counter, none, "Leave it 0, or set Columns.Counter")
-	case e.CounterTo != nil && !b.o.cfg.NextCounter:
-		return bad("CounterTo", "(set)", "no counter is taken", "Turn NextCounter on, or leave it nil")
 	case e.Actor != "" && l.actor == nil:
 		return bad("Actor", shown(e.Actor), none, "Leave it empty, or set Columns.Actor")
 	case e.Key != "" && l.key == nil:
@@ -191,8 +208,6 @@ func (b *rowBuilder) roles(e *Event) *Invalid {
 		return bad("ID", `""`, fmt.Sprintf("column %q has no default", l.id.name), "Give one, or give the column a default")
 	case e.Key == "" && l.key != nil && !l.key.generated && !l.computesKey() && !l.key.byItself:
 		return bad("Key", `""`, "there are no columns for actor and counter to make it from", "Give one")
-	case e.Payload == nil:
-		return bad("Payload", "nil", "it is missing", "Give the event's content; an empty one is []byte{}")
 	}
 	return b.alike(e)
 }
@@ -200,7 +215,7 @@ func (b *rowBuilder) roles(e *Event) *Invalid {
 // alike makes sure that the event has the columns that the call's first one has: one statement writes them all.
 func (b *rowBuilder) alike(e *Event) *Invalid {
 	differs := func(field, value string) *Invalid {
-		return &Invalid{Field: field, Value: value, Problem: "event 0 of the call differs in whether it is given", Cure: "Give it in all events of a call or in none"}
+		return invalid(field, value, "event 0 of the call differs in whether it is given", "Give it in all events of a call or in none")
 	}
 	switch {
 	case (e.ID != "") != slices.Contains(b.columns, b.l.id):
@@ -242,12 +257,13 @@ func (b *rowBuilder) value(c *column, to *list, e *Event, size *int) *Invalid {
 		text = e.ID
 	default:
 		if f := c.add(to, e.Columns[c.name]); f != nil {
-			return &Invalid{Field: fmt.Sprintf("Columns[%q]", c.name), Value: shown(fmt.Sprint(e.Columns[c.name])), Problem: f.problem, Cure: f.cure}
+			value := shown(fmt.Sprint(e.Columns[c.name]))
+			return &Invalid{Field: fmt.Sprintf("Columns[%q]", c.name), Value: value, Problem: f.problem, Cure: f.cure, table: true}
 		}
 		return nil
 	}
 	if f := c.check(text); f != nil {
-		return &Invalid{Field: field, Value: shown(text), Problem: f.problem, Cure: f.cure}
+		return &Invalid{Field: field, Value: shown(text), Problem: f.problem, Cure: f.cure, table: true}
 	}
 	to.add(text)
 	return nil
@@ -266,7 +282,7 @@ func (b *rowBuilder) payload(c *column, to *list, e *Event, size *int) *Invalid 
 		f = c.check(string(e.Payload))
 	}
 	if f != nil {
-		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: f.problem, Cure: f.cure}
+		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: f.problem, Cure: f.cure, table: true}
 	}
 	to.addBytes(e.Payload)
 	return nil

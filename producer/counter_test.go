@@ -16,8 +16,9 @@ import (
 
 var errChanged = errors.New("the caller changed its mind")
 
-// TestNextCounterIsGapless: many writers of the same documents and actors, several events in a call, half of the transactions rolled back, in every
-// isolation level: the counters of what committed are 1, 2, 3 … in the order of the commits, and each caller was told its own.
+// TestNextCounterIsGapless: many writers of the same documents and actors, several events in a call, half of the transactions rolled
+// back, in every isolation level: the counters of what committed are 1, 2, 3 … in the order of the commits, and each caller was told
+// its own.
 func TestNextCounterIsGapless(t *testing.T) {
 	t.Parallel()
 	const writers, calls = 6, 40
@@ -95,7 +96,8 @@ func TestNextCounterIsGapless(t *testing.T) {
 	}
 }
 
-// TestNextCounterInOneCall: the events of a call get their counters in the order of the call, whatever is between them, and the next call counts on.
+// TestNextCounterInOneCall: the events of a call get their counters in the order of the call, whatever is between them, and the next
+// call counts on.
 func TestNextCounterInOneCall(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, `CREATE TABLE outbox (id int GENERATED ALWAYS AS IDENTITY, doc_id uuid NOT NULL, actor_id char(3) NOT NULL, counter int NOT NULL,
@@ -143,9 +145,16 @@ func TestCallsDoNotDeadlock(t *testing.T) {
 	d := newDatabase(t, defaultTable)
 	o := outboxOf(t, Config{NextCounter: true})
 	d.exec(o.Schema())
-	events := many(10, true)
-	reversed := slices.Clone(events)
-	slices.Reverse(reversed)
+	var calls [][]Event // of 2, 6, 18 … documents
+	for n := 2; n < 1000; n *= 3 {
+		events := make([]Event, n)
+		for i := range events {
+			events[i] = Event{Document: fmt.Sprint(i), Payload: []byte("1")}
+		}
+		reversed := slices.Clone(events)
+		slices.Reverse(reversed)
+		calls = append(calls, events, reversed)
+	}
 	var all sync.WaitGroup
 	failed := make([]error, 4)
 	for w := range failed {
@@ -157,8 +166,8 @@ func TestCallsDoNotDeadlock(t *testing.T) {
 			}
 			defer db.Close() //nolint:errcheck // the test is over
 			mine := &database{t: t, sql: db}
-			for range 40 {
-				if _, err := mine.std(t.Context(), o, [][]Event{events, reversed}[w%2]...); err != nil {
+			for i := range 6 * len(calls) {
+				if _, err := mine.std(t.Context(), o, calls[(i*(w+1)+w)%len(calls)]...); err != nil {
 					failed[w] = err
 					return
 				}
@@ -168,8 +177,5 @@ func TestCallsDoNotDeadlock(t *testing.T) {
 	all.Wait()
 	if err := errors.Join(failed...); err != nil {
 		t.Fatal(err)
-	}
-	if got := d.texts("SELECT DISTINCT counter::text FROM outflow_counter"); !slices.Equal(got, []string{"160"}) {
-		t.Errorf("counters %q", got)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Enqueue inserts the events in the caller's transaction, in their order and in one round trip, and returns their ids in that order (nil if the
-// table has no id column). An error of type [*Invalid] means that nothing was sent; after any other the transaction is to be rolled back. They are
-// published, all of them in this order, if and only if the transaction commits.
+// Enqueue inserts the events in the caller's transaction, in their order and in one round trip, and returns their ids in that order
+// (nil if the table has no id column). An error of type [*Invalid] means that nothing was sent; after any other the transaction is to
+// be rolled back. They are published, all of them in this order, if and only if the transaction commits.
 func (o *Outbox) Enqueue(ctx context.Context, tx pgx.Tx, events ...Event) (ids []string, err error) {
 	return o.enqueue(ctx, pgxQuerier{tx}, events)
 }
@@ -36,8 +36,9 @@ type querier interface {
 
 type pgxQuerier struct{ tx pgx.Tx }
 
-// query runs it in the way that the connection has been set to. By default that is a prepared statement: pgx prepares it when a connection first sees
-// it, and from then on a call is one round trip. On a connection in mode exec it is one always, and PostgreSQL plans it each time.
+// query runs it in the way that the connection has been set to. By default that is a prepared statement: pgx prepares it when a
+// connection first sees it, and from then on a call is one round trip. On a connection in mode exec it is one always, and PostgreSQL
+// plans it each time.
 func (q pgxQuerier) query(ctx context.Context, read func(rows) error, sql string, args ...any) error {
 	r, err := q.tx.Query(ctx, sql, args...)
 	if err != nil {
@@ -70,16 +71,7 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 	if len(events) == 0 {
 		return nil, nil
 	}
-	l, err := o.known(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	var s statement
-	if o.message {
-		s, err = o.buildMessages(events)
-	} else {
-		s, err = o.build(l, events)
-	}
+	l, s, err := o.prepare(ctx, q, events)
 	if err != nil {
 		return nil, err
 	}
@@ -109,11 +101,31 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 	case err != nil:
 		return nil, o.failed(doing, l, events, err)
 	case n != len(events):
-		return nil, fmt.Errorf("producer: %s: %d rows were inserted. A trigger or a rule of the table keeps rows back: roll back, and take it away", doing, n)
+		return nil, fmt.Errorf("producer: %s: %d rows were inserted. A trigger or a rule of the table keeps rows back. Roll back, and take it away",
+			doing, n)
 	case s.ids != nil:
 		return s.ids, nil
 	}
 	return ids, nil
+}
+
+// prepare makes the statement. An event that the table as it was read once does not take is held against the table as it is.
+func (o *Outbox) prepare(ctx context.Context, q querier, events []Event) (l *layout, s statement, err error) {
+	if o.message {
+		s, err = o.buildMessages(events)
+		return nil, s, err
+	}
+	for known := o.layout.Load(); ; known = nil {
+		if l = known; l == nil {
+			if l, err = o.read(ctx, q); err != nil {
+				return nil, s, err
+			}
+		}
+		s, err = o.build(l, events)
+		if bad := (*Invalid)(nil); known == nil || !errors.As(err, &bad) || !bad.table {
+			return l, s, err
+		}
+	}
 }
 
 func (o *Outbox) into() string {
@@ -123,14 +135,8 @@ func (o *Outbox) into() string {
 	return "table " + o.cfg.Table
 }
 
-// known returns the table's layout; the first call reads it.
-func (o *Outbox) known(ctx context.Context, q querier) (*layout, error) {
-	if o.message {
-		return nil, nil
-	}
-	if l := o.layout.Load(); l != nil {
-		return l, nil
-	}
+// read reads the table's columns.
+func (o *Outbox) read(ctx context.Context, q querier) (*layout, error) {
 	var all []layoutRow
 	err := q.query(ctx, func(r rows) error {
 		for r.Next() {

@@ -18,6 +18,7 @@ type Invalid struct {
 	Cure    string // what to do
 
 	taken bool
+	table bool // it may be the table's columns that are not as they were
 }
 
 // Error names the event, the field, its value and the cure.
@@ -33,8 +34,8 @@ func (e *Invalid) Unwrap() error {
 	return nil
 }
 
-// ErrTaken is wrapped by the error of an event whose counter, id or key another event of the table has already, where a unique constraint says
-// so, or another event of the same call. In the first case the transaction has failed.
+// ErrTaken is wrapped by the error of an event whose counter, id or key another event of the table has already, where a unique
+// constraint says so, or another event of the same call. In the first case the transaction has failed.
 var ErrTaken = errors.New("taken before")
 
 // shown is the beginning of a value, for an error.
@@ -65,7 +66,8 @@ const (
 	stateCannotCast = "42846"
 )
 
-// failed explains why the statement failed: the transaction is aborted. What was read of the table is forgotten where that may be the reason.
+// failed explains why the statement failed: the transaction is aborted. What was read of the table is forgotten where that may be the
+// reason.
 func (o *Outbox) failed(doing string, l *layout, events []Event, err error) error {
 	var coded interface{ SQLState() string } // pgx and lib/pq have it
 	if !errors.As(err, &coded) {
@@ -114,7 +116,8 @@ func (o *Outbox) taken(doing string, l *layout, events []Event, err error) error
 	if errors.As(err, &detailed) {
 		if i, ok := l.find(detailed.Detail, events); ok {
 			e := &events[i]
-			which = fmt.Sprintf("event %d (Document %s, Actor %s, Counter %d, ID %s)", i, shown(e.Document), shown(e.Actor), e.Counter, shown(e.ID))
+			which = fmt.Sprintf("event %d (Document %s, Actor %s, Counter %d, ID %s)",
+				i, shown(e.Document), shown(e.Actor), e.Counter, shown(e.ID))
 		}
 		if detailed.TableName == o.counter.table {
 			cure = "Roll back and try again"

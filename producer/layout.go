@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// layout is what the catalog says of the table: which columns there are and of which types. It is read once, by the first call in its own
-// transaction, rather than configured: a type in a configuration would be a second truth, and the one that is wrong decides whether a payload is
-// held to be JSON. A statement that fails because the table is another now makes the next call read it again.
+// layout is what the catalog says of the table: which columns there are and of which types. It is read once, by the first call in its
+// own transaction, rather than configured: a type in a configuration would be a second truth, and the one that is wrong decides whether
+// a payload is held to be JSON. A statement that fails because the table is another now makes the next call read it again.
 type layout struct {
 	columns                               map[string]*column
 	id, doc, actor, counter, key, payload *column // nil: the table has none
@@ -45,8 +45,8 @@ var kinds = map[uint32]kind{
 
 func (k kind) json() bool { return k == document || k == documentB }
 
-// layoutSQL reads the columns, a domain's as the type under it, and whether the publication has the table. The type's name is given without its
-// modifier: a cast to varchar(3) would cut in silence what an assignment to the column refuses.
+// layoutSQL reads the columns, a domain's as the type under it, and whether the publication has the table. The type's name is given
+// without its modifier: a cast to varchar(3) would cut in silence what an assignment to the column refuses.
 const layoutSQL = `WITH RECURSIVE base AS (
     SELECT a.attnum, a.attname, a.atttypid AS typ, a.atttypmod AS mod, a.attgenerated <> '' AS generated, a.attidentity = 'a' AS identity,
       a.atthasdef AND a.attgenerated = '' OR a.attidentity <> '' AS by_itself, a.attrelid
@@ -54,9 +54,11 @@ const layoutSQL = `WITH RECURSIVE base AS (
   UNION ALL
     SELECT b.attnum, b.attname, t.typbasetype, t.typtypmod, b.generated, b.identity, b.by_itself OR t.typdefault IS NOT NULL, b.attrelid
     FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typ WHERE t.typtype = 'd')
-SELECT b.attname::pg_catalog.text, pg_catalog.format('%I.%I', n.nspname, t.typname), t.oid::pg_catalog.int8, b.mod, b.generated, b.identity, b.by_itself,
+SELECT b.attname::pg_catalog.text, pg_catalog.format('%I.%I', n.nspname, t.typname), t.oid::pg_catalog.int8, b.mod,
+  b.generated, b.identity, b.by_itself,
   $2::pg_catalog.text = '' OR EXISTS (SELECT FROM pg_catalog.pg_publication_tables p JOIN pg_catalog.pg_publication u ON u.pubname = p.pubname
-    WHERE p.pubname = $2::pg_catalog.text AND u.pubinsert AND pg_catalog.format('%I.%I', p.schemaname, p.tablename)::pg_catalog.regclass = b.attrelid)
+    WHERE p.pubname = $2::pg_catalog.text AND u.pubinsert
+      AND pg_catalog.format('%I.%I', p.schemaname, p.tablename)::pg_catalog.regclass = b.attrelid)
 FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typ JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
 WHERE t.typtype <> 'd' ORDER BY b.attnum`
 
@@ -75,7 +77,8 @@ func (r *layoutRow) fields() []any {
 // newLayout applies the configuration to the columns.
 func (o *Outbox) newLayout(rows []layoutRow) (*layout, error) {
 	if len(rows) == 0 {
-		return nil, fmt.Errorf("producer: table %s is not there, or not on the search path. Run `outflow init`, or set Table to the outbox's name", o.cfg.Table)
+		return nil, fmt.Errorf("producer: table %s is not there, or not on the search path. "+
+			"Run `outflow init`, or set Table to the outbox's name", o.cfg.Table)
 	}
 	if !rows[0].publishes {
 		return nil, fmt.Errorf("producer: publication %q does not publish inserts into %s: an event there would be skipped in silence. "+
@@ -98,7 +101,8 @@ func (o *Outbox) newLayout(rows []layoutRow) (*layout, error) {
 		needed             bool
 	}{
 		{&l.id, "ID", c.ID, "id", false}, {&l.doc, "Document", c.Document, "doc_id", true}, {&l.actor, "Actor", c.Actor, "actor_id", false},
-		{&l.counter, "Counter", c.Counter, "counter", false}, {&l.key, "Key", c.Key, "seq_key", false}, {&l.payload, "Payload", c.Payload, "payload", true},
+		{&l.counter, "Counter", c.Counter, "counter", false}, {&l.key, "Key", c.Key, "seq_key", false},
+		{&l.payload, "Payload", c.Payload, "payload", true},
 	} {
 		name := role.given
 		if name == "" {
@@ -110,7 +114,8 @@ func (o *Outbox) newLayout(rows []layoutRow) (*layout, error) {
 		}
 	}
 	if o.cfg.NextCounter && l.counter == nil {
-		return nil, fmt.Errorf("producer: NextCounter: table %s has no column for the counter; it has %s. Set Columns.Counter, or leave NextCounter off",
+		return nil, fmt.Errorf("producer: NextCounter: table %s has no column for the counter; it has %s. "+
+			"Set Columns.Counter, or leave NextCounter off",
 			o.cfg.Table, strings.Join(names, ", "))
 	}
 	return l, nil

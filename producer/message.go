@@ -9,15 +9,18 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
-// Message returns an Outbox without a table, for Outflow's `source: message` (or both): an event is a logical message in the WAL,
-// which is published if and only if the caller's transaction commits, and of which nothing stays in the database. So there is nothing to clean up,
-// and nothing to read again but the stream.
+// Message returns an Outbox without a table, for Outflow's `source: message` (or both): an event is a logical message in the WAL, which
+// is published if and only if the caller's transaction commits, and of which nothing stays in the database. So there is nothing to
+// clean up, and nothing to read again but the stream.
 //
-// The payload is a JSON text, and goes out byte for byte, but for white space around it. Columns are the event's headers, under the names of columns
-// that Outflow's settings headers and subject have; NULL is none. An event without an ID gets a random UUID; the ids are returned as they are
-// published. Of cfg, Columns and Publication are of no use here, and Table says only in which schema the table of counters is.
+// The payload is a JSON text, and goes out byte for byte, but for white space around it. Columns are the event's headers, under the
+// names of columns that Outflow's settings headers and subject have; NULL is none. An event without an ID gets a random UUID; the ids
+// are returned as they are published. Of cfg, Columns and Publication are of no use here, and Table says only in which schema the table
+// of counters is.
 func Message(cfg Config) (*Outbox, error) {
 	o, err := New(cfg)
 	if err != nil {
@@ -27,13 +30,16 @@ func Message(cfg Config) (*Outbox, error) {
 	return o, nil
 }
 
-// The statements. The messages are made one by one in the order of the array, and their bytes are UTF-8 whatever the database's encoding is.
-const (
-	emitSQL = "SELECT ''::pg_catalog.text, pg_catalog.pg_logical_emit_message(true, 'outflow.event', pg_catalog.convert_to(t.c, 'UTF8'))::pg_catalog.text\n" +
-		"FROM pg_catalog.unnest($1::pg_catalog.text::pg_catalog.text[]) WITH ORDINALITY AS t(c, n) ORDER BY t.n"
+// emit is the call that emits a content: as UTF-8, whatever the database's encoding is.
+func emit(content string) string {
+	return "pg_catalog.pg_logical_emit_message(true, '" + outbox.EventPrefix + "', pg_catalog.convert_to(" + content + ", 'UTF8'))::pg_catalog.text"
+}
+
+// The statements. The messages are made one by one in the order of the arrays.
+var (
+	emitSQL = "SELECT ''::pg_catalog.text, " + emit("t.c0") + "\nFROM " + source(1) + " ORDER BY t.n"
 	// The counter stands between what comes before it in the content and what comes after it.
-	emitNextSQL = "SELECT pg_catalog.pg_logical_emit_message(true, 'outflow.event', pg_catalog.convert_to(r.head || r.counter || r.tail, 'UTF8'))::pg_catalog.text,\n" +
-		"  r.counter::pg_catalog.text\nFROM r ORDER BY r.n"
+	emitNextSQL = "SELECT " + emit("r.head || r.counter || r.tail") + ", r.counter::pg_catalog.text\nFROM r ORDER BY r.n"
 )
 
 // buildMessages checks the events and makes the statement that emits them.
@@ -86,27 +92,17 @@ func (o *Outbox) buildMessages(events []Event) (statement, error) {
 
 // judgeMessage checks the roles of an event.
 func (o *Outbox) judgeMessage(e *Event) *Invalid {
-	switch {
-	case e.Document == "":
-		return &Invalid{Field: "Document", Value: `""`, Problem: "it is empty", Cure: "Give each event the document that it belongs to"}
-	case e.Counter < 0:
-		return &Invalid{Field: "Counter", Value: strconv.FormatInt(e.Counter, 10), Problem: "it is below 0", Cure: "Count from 0 or 1 upwards"}
-	case e.Counter != 0 && o.cfg.NextCounter:
-		return &Invalid{Field: "Counter", Value: strconv.FormatInt(e.Counter, 10), Problem: "NextCounter takes the counter",
-			Cure: "Leave it 0, or turn NextCounter off"}
-	case e.CounterTo != nil && !o.cfg.NextCounter:
-		return &Invalid{Field: "CounterTo", Value: "(set)", Problem: "no counter is taken", Cure: "Turn NextCounter on, or leave it nil"}
-	case e.Payload == nil:
-		return &Invalid{Field: "Payload", Value: "nil", Problem: "it is missing", Cure: "Give the event's content, a JSON text"}
+	if bad := o.judgeAlways(e); bad != nil {
+		return bad
 	}
 	for _, f := range []struct{ field, text string }{{"Document", e.Document}, {"Actor", e.Actor}, {"Key", e.Key}, {"ID", e.ID}} {
 		if bad := (&column{}).check(f.text); bad != nil {
-			return &Invalid{Field: f.field, Value: shown(f.text), Problem: bad.problem, Cure: bad.cure}
+			return invalid(f.field, shown(f.text), bad.problem, bad.cure)
 		}
 	}
 	size, problem := checkJSON(e.Payload, false)
 	if problem != "" {
-		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: "not JSON: " + problem, Cure: "Give a JSON text, such as json.Marshal returns"}
+		return invalid("Payload", shown(string(e.Payload)), "not JSON: "+problem, "Give a JSON text, such as json.Marshal returns")
 	}
 	id, key := 36, headerValue(e.Actor+":00000000000000000000")
 	if e.ID != "" {
@@ -143,7 +139,7 @@ func (o *Outbox) content(head, tail []byte, e *Event, id string) (_, _ []byte, b
 			f = (&column{}).check(val.text)
 		}
 		if f != nil {
-			return nil, nil, &Invalid{Field: fmt.Sprintf("Columns[%q]", name), Value: shown(fmt.Sprint(e.Columns[name])), Problem: f.problem, Cure: f.cure}
+			return nil, nil, invalid(fmt.Sprintf("Columns[%q]", name), shown(fmt.Sprint(e.Columns[name])), f.problem, f.cure)
 		}
 		tail = appendJSON(append(appendJSON(append(tail, before...), name), ':'), val.text)
 		before = ","
@@ -161,8 +157,19 @@ func lookupMessage(column string, e *Event) (string, bool) {
 		val, _, err := plain(v)
 		return val.text, err == nil && !val.null
 	}
-	v, ok := map[string]string{"doc_id": e.Document, "actor_id": e.Actor, "counter": strconv.FormatInt(e.Counter, 10), "seq_key": e.Key, "id": e.ID}[column]
-	return v, ok
+	switch column {
+	case "doc_id":
+		return e.Document, true
+	case "actor_id":
+		return e.Actor, true
+	case "counter":
+		return strconv.FormatInt(e.Counter, 10), true
+	case "seq_key":
+		return e.Key, true
+	case "id":
+		return e.ID, true
+	}
+	return "", false
 }
 
 // newID is a random UUID, version 4.

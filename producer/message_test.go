@@ -58,8 +58,8 @@ func messageOf(t testing.TB, cfg Config) *Outbox {
 	return o
 }
 
-// TestMessage: an event without a table is one logical message with the documented content, in the order of the call, and nothing if the transaction
-// is rolled back.
+// TestMessage: an event without a table is one logical message with the documented content, in the order of the call, and nothing if
+// the transaction is rolled back.
 func TestMessage(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)

@@ -15,15 +15,15 @@ type Event struct {
 	Counter  int64  // 0 or more, the actor's own; only where the table has the column. With NextCounter it is taken, and must be 0 here
 	// CounterTo, if not nil, is where the counter is stored that NextCounter took. It is not valid before the transaction has committed.
 	CounterTo *int64
-	// Key orders the document's events. It is given only where the table has a plain column for it. There, and empty, it is made from Actor and
-	// Counter if the table has both; else it must be given.
+	// Key orders the document's events. It is given only where the table has a plain column for it. There, and empty, it is made from
+	// Actor and Counter if the table has both; else it must be given.
 	Key string
 	// Payload is a JSON text where the column is json or jsonb, text where it is text, and any bytes where it is bytea.
 	Payload []byte
 	ID      string // empty: what the column's default or its identity gives
-	// Columns are further columns, such as event_type; nil is NULL, a column that is not named has its default. All events of a call name the same.
-	// A value may be a string, bytes (hex for bytea, else text), a number, a bool, a time, a driver.Valuer or an encoding.TextMarshaler.
-	// With [Message] they are the event's headers.
+	// Columns are further columns, such as event_type; nil is NULL, a column that is not named has its default. All events of a call
+	// name the same. A value may be a string, bytes (hex for bytea, else text), a number, a bool, a time, a driver.Valuer or an
+	// encoding.TextMarshaler. With [Message] they are the event's headers.
 	Columns map[string]any
 }
 
@@ -34,8 +34,9 @@ const DefaultMaxPayload = 1 << 20
 type Config struct {
 	Table   string // schema.name, or name for the search path to find; a part with dots stands in double quotes. Default public.outbox
 	Columns Columns
-	// NextCounter: the counter of each event is the next one of its document and actor, taken in the same transaction: without a gap, whatever is
-	// rolled back. Two transactions that write for one document and actor then wait for each other. It needs the table of [Outbox.Schema].
+	// NextCounter: the counter of each event is the next one of its document and actor, taken in the same transaction: without a gap,
+	// whatever is rolled back. Two transactions that write for one document and actor then wait for each other. It needs the table of
+	// [Outbox.Schema].
 	NextCounter  bool
 	CounterTable string // schema.name; default outflow_counter, in the schema of Table
 	// MaxPayload is the setting sink.max_payload, in bytes: an event whose message could be larger is refused. Default [DefaultMaxPayload].
@@ -47,8 +48,9 @@ type Config struct {
 	Publication string
 }
 
-// Columns names the table's columns, as the setting columns does. One that is not named has its default name, id, doc_id, actor_id, counter,
-// seq_key, payload, and ID, Actor, Counter and Key are then absent where the table has no such column. "-" says that there is none.
+// Columns names the table's columns, as the setting columns does. One that is not named has its default name, id, doc_id, actor_id,
+// counter, seq_key, payload, and ID, Actor, Counter and Key are then absent where the table has no such column. "-" says that there is
+// none.
 type Columns struct {
 	ID, Document, Actor, Counter, Key, Payload string
 }
@@ -119,11 +121,12 @@ func (n name) quoted() string {
 // quote makes an identifier of SQL.
 func quote(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
 
-// parseName reads schema.name or name, as the setting table is read: a part that holds dots stands in double quotes, and nothing is folded to
-// lower case.
+// parseName reads schema.name or name, as the setting table is read: a part that holds dots stands in double quotes, and nothing is
+// folded to lower case.
 func parseName(setting, text string) (name, error) {
 	bad := func() (name, error) {
-		return name{}, fmt.Errorf("producer: %s %q is not a table's name. Write schema.name, or name; a part that holds dots in double quotes", setting, text)
+		return name{}, fmt.Errorf("producer: %s %q is not a table's name. Write schema.name, or name; a part that holds dots in double quotes",
+			setting, text)
 	}
 	var parts []string
 	for rest, more := text, true; more; {

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TestEveryShape writes through each shape of table that a mapping can describe, with either kind of transaction, and reads back what is there.
+// TestEveryShape writes through each shape of table that a mapping can describe, with either kind of transaction, and reads back what
+// is there.
 func TestEveryShape(t *testing.T) {
 	t.Parallel()
 	uuid1, uuid2 := "6f1c7a52-0b5e-4d7c-8f7e-0123456789ab", "6f1c7a52-0b5e-4d7c-8f7e-0123456789ac"
@@ -101,7 +102,8 @@ func TestEveryShape(t *testing.T) {
 	}
 }
 
-// TestTheOrderIsThatOfTheCall: many events in one call, more than a statement may have parameters, in the table and in the ids as they were given.
+// TestTheOrderIsThatOfTheCall: many events in one call, more than a statement may have parameters, in the table and in the ids as they
+// were given.
 func TestTheOrderIsThatOfTheCall(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, payload jsonb NOT NULL)`)

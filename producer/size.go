@@ -13,8 +13,8 @@ const protocol = 128
 // maxHeaders is how much mapped headers may take together.
 const maxHeaders = 16 << 10
 
-// fixedHeader is what the Outflow header's line takes at most, without event id and key. What is refused for being only nearly too large is at most
-// about 100 bytes below the limit.
+// fixedHeader is what the Outflow header's line takes at most, without event id and key. What is refused for being only nearly too
+// large is at most about 100 bytes below the limit.
 var fixedHeader = outbox.MaxHeaderLine(0, 0)
 
 // longestValue is how long an id of unknown length is in the header at most.
@@ -42,13 +42,13 @@ func (o *Outbox) judgeSize(e *Event, payload, id, key int, lookup func(column st
 		}
 	}
 	if mapped > maxHeaders {
-		return &Invalid{Field: "Columns", Value: fmt.Sprintf("(%d bytes)", mapped), Problem: fmt.Sprintf("its mapped headers are over %d bytes", maxHeaders),
-			Cure: "Map fewer or shorter columns to headers"}
+		return invalid("Columns", fmt.Sprintf("(%d bytes)", mapped), fmt.Sprintf("its mapped headers are over %d bytes", maxHeaders),
+			"Map fewer or shorter columns to headers")
 	}
 	if size := messageSize(payload, id, key, mapped); size > o.cfg.MaxPayload {
-		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)),
-			Problem: fmt.Sprintf("it is %d bytes, with its headers up to %d, more than sink.max_payload, %d", payload, size, o.cfg.MaxPayload),
-			Cure:    "Make it smaller, or raise sink.max_payload and MaxPayload here"}
+		return invalid("Payload", shown(string(e.Payload)),
+			fmt.Sprintf("it is %d bytes, with its headers up to %d, more than sink.max_payload, %d", payload, size, o.cfg.MaxPayload),
+			"Make it smaller, or raise sink.max_payload and MaxPayload here")
 	}
 	return nil
 }

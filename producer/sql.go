@@ -18,8 +18,8 @@ func source(n int) string {
 	return "ROWS FROM (" + arrays.String() + ") WITH ORDINALITY AS t(" + names.String() + "n)"
 }
 
-// sql is the statement. PostgreSQL inserts the rows in the order in which the SELECT gives them, one by one, and returns each as it is inserted: so
-// the events' order is that of the call in the WAL, in the ids, and in what a sequence or a default gives them.
+// sql is the statement. PostgreSQL inserts the rows in the order in which the SELECT gives them, one by one, and returns each as it is
+// inserted: so the events' order is that of the call in the WAL, in the ids, and in what a sequence or a default gives them.
 func (b *rowBuilder) sql() string {
 	if b.o.cfg.NextCounter {
 		return b.countingSQL()
@@ -79,15 +79,16 @@ func (b *rowBuilder) countingSQL() string {
 
 // takeSQL takes counters for the rows of e and gives them, beside their counters, as r.
 //
-// The row of a document and actor stays locked until the transaction ends. Who comes second waits, and then counts on from what was committed: so
-// there is no gap and no repeat, and counters ascend in the order of the commits. A transaction that is rolled back gives its counters back,
-// because the row is as it was. A call locks its rows in ascending order, so two calls never wait for each other; two transactions of several calls
-// may, and then PostgreSQL ends one of them (40P01).
+// The row of a document and actor stays locked until the transaction ends. Who comes second waits, and then counts on from what was
+// committed: so there is no gap and no repeat, and counters ascend in the order of the commits. A transaction that is rolled back gives
+// its counters back, because the row is as it was. A call locks its rows in ascending order, so two calls never wait for each other;
+// two transactions of several calls may, and then PostgreSQL ends one of them (40P01).
 func takeSQL(counter name, doc, actor string) string {
 	return "taken AS (\n  INSERT INTO " + counter.quoted() + " AS k (doc_id, actor_id, counter)\n" +
 		"  SELECT " + doc + ", " + actor + ", pg_catalog.count(*) FROM e GROUP BY " + doc + ", " + actor +
 		" ORDER BY " + doc + ` COLLATE "C", ` + actor + " COLLATE \"C\"\n" +
-		"  ON CONFLICT (doc_id, actor_id) DO UPDATE SET counter = k.counter + excluded.counter RETURNING k.doc_id, k.actor_id, k.counter),\n" +
+		"  ON CONFLICT (doc_id, actor_id) DO UPDATE SET counter = k.counter + excluded.counter\n" +
+		"  RETURNING k.doc_id, k.actor_id, k.counter),\n" +
 		"r AS (\n  SELECT e.*, k.counter - pg_catalog.count(*) OVER (PARTITION BY k.doc_id, k.actor_id)\n" +
 		"      + pg_catalog.row_number() OVER (PARTITION BY k.doc_id, k.actor_id ORDER BY e.n) AS counter\n" +
 		"  FROM e JOIN taken k ON k.doc_id = " + doc + " AND k.actor_id = " + actor + ")\n"

@@ -86,7 +86,7 @@ func (c *column) check(s string) *finding {
 		return &finding{fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(s)), "Give text in UTF-8; bytes need a column of type bytea"}
 	}
 	if c.length > 0 && utf8.RuneCountInString(s) > c.length {
-		return &finding{fmt.Sprintf("longer than the %d characters of column %q", c.length, c.name), "Give a shorter one, or make the column wider"}
+		return &finding{fmt.Sprintf("longer than the %d characters of column %q", c.length, c.name), "Shorten it, or make the column wider"}
 	}
 	switch bits := map[kind]int{int2: 16, int4: 32, int8: 64}[c.kind]; {
 	case bits > 0:

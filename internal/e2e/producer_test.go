@@ -105,8 +105,8 @@ func (o *outflow) mustHave(t *testing.T, natsURL string, want []produced) {
 	}
 }
 
-// TestProducer: what a service enqueues through package producer is the stream: in a table whose payload is json (byte for byte) and without a
-// table, on each major; the counters that it does not have are taken for it.
+// TestProducer: what a service enqueues through package producer is the stream: in a table whose payload is json (byte for byte) and
+// without a table, on each major; the counters that it does not have are taken for it.
 func TestProducer(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -184,8 +184,8 @@ func (o *outflow) sqlAPI() (out string) {
 	return out
 }
 
-// TestSQLAPI: init makes the function in an installation that is there, as often as it is run, and prints the SQL that makes the same; what it is
-// called with is in the stream, from a table and as a message.
+// TestSQLAPI: init makes the function in an installation that is there, as often as it is run, and prints the SQL that makes the same;
+// what it is called with is in the stream, from a table and as a message.
 func TestSQLAPI(t *testing.T) {
 	t.Parallel()
 	slow(t)

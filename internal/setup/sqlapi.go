@@ -15,8 +15,8 @@ import (
 // apiLock keeps two runs of init from making the same objects at once.
 const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
-// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is made anew each time; the counters
-// are filled from the rows that there are when their table is made.
+// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is made anew each time; the
+// counters are filled from the rows that there are when their table is made.
 func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any)) error {
 	pg, err := replication.OpenSetup(ctx, SQLConfig(cfg, log))
 	if err != nil {

@@ -27,8 +27,10 @@ func refuse(condition, field, value, problem, cure string) string {
 
 // checks are the same as those of package producer, as far as PostgreSQL does not make them itself: a payload of JSON is one already.
 func (w *writer) checks() string {
-	s := refuse("enqueue.doc_id IS NULL OR enqueue.doc_id = ''", "doc_id", "enqueue.doc_id", "'it is empty'", "Give each event the document that it belongs to.")
-	s += refuse("enqueue.counter < 0", "counter", "enqueue.counter::text", "'it is below 0'", "Count from 0 or 1 upwards, or give NULL for the next counter.")
+	s := refuse("enqueue.doc_id IS NULL OR enqueue.doc_id = ''", "doc_id", "enqueue.doc_id", "'it is empty'",
+		"Give each event the document that it belongs to.")
+	s += refuse("enqueue.counter < 0", "counter", "enqueue.counter::text", "'it is below 0'",
+		"Count from 0 or 1 upwards, or give NULL for the next counter.")
 	s += refuse("enqueue.payload IS NULL", "payload", "NULL::text", "'it is missing'", "Give the event's content.")
 	return s + refuse("jsonb_typeof(enqueue.columns) <> 'object'", "columns", "enqueue.columns::text", "'it is no JSON object'",
 		"Give an object of column names and values, or NULL.")
@@ -54,7 +56,8 @@ func (w *writer) size(idLength string, keyed bool) string {
 	return "  mapped := " + mapped + ";\n" +
 		fmt.Sprintf("  size := %s::bigint + %d + %s + %s + mapped;\n", payload, outbox.MaxHeaderLine(0, 0)+protocol, id, key) +
 		refuse(fmt.Sprintf("mapped > %d", maxHeaders), "columns", "enqueue.columns::text",
-			fmt.Sprintf("format('the mapped headers take %%s bytes, more than %d', mapped)", maxHeaders), "Map fewer or shorter columns to headers.") +
+			fmt.Sprintf("format('the mapped headers take %%s bytes, more than %d', mapped)", maxHeaders),
+			"Map fewer or shorter columns to headers.") +
 		refuse(fmt.Sprintf("size > %d", w.cfg.Sink.MaxPayload), "payload", "enqueue.payload::text", over,
 			"Make it smaller, or raise sink.max_payload and run outflow init --sql-api again.")
 }
@@ -110,12 +113,13 @@ func (w *writer) take(doc, actor string) string {
 // message writes the function that emits a logical message.
 func (w *writer) message() {
 	w.create("Enqueues an event for Outflow, in the transaction of the caller, as a logical message: there is no table. "+
-		"counter NULL: the next one of document and actor. columns: the event's headers, and id and seq_key if it has them. Returns the event's id.",
+		"counter NULL: the next one of document and actor. columns: the event's headers, and id and seq_key if it has them. "+
+		"Returns the event's id.",
 		"DECLARE\n  n bigint := enqueue.counter;\n  id text := coalesce(enqueue.columns->>'id', gen_random_uuid()::text);\n"+
 			"  mapped bigint;\n  size bigint;\n  content text;\nBEGIN\n"+
 			w.checks()+w.size(fmt.Sprint(uuidLength), true)+w.take("enqueue.doc_id", "coalesce(enqueue.actor_id, '')")+
-			"  content := format('{\"doc_id\":%s,\"actor_id\":%s,\"counter\":%s,\"id\":%s', to_json(enqueue.doc_id), to_json(coalesce(enqueue.actor_id, '')), n,\n"+
-			"      to_json(id))\n"+
+			"  content := format('{\"doc_id\":%s,\"actor_id\":%s,\"counter\":%s,\"id\":%s', to_json(enqueue.doc_id),\n"+
+			"      to_json(coalesce(enqueue.actor_id, '')), n, to_json(id))\n"+
 			"    || coalesce(',\"seq_key\":' || to_json(enqueue.columns->>'seq_key'), '')\n"+
 			"    || coalesce(',\"headers\":' || (SELECT json_object_agg(h.key, h.value) FROM jsonb_each_text(enqueue.columns) h\n"+
 			"      WHERE h.value IS NOT NULL AND h.key NOT IN ('id', 'seq_key')), '')\n"+
@@ -124,8 +128,8 @@ func (w *writer) message() {
 			"  RETURN id;\nEND ")
 }
 
-// insert writes the function that inserts a row. Its variables have the columns' own types, so that a text is read as the column reads it, and
-// what is too long is refused rather than cut.
+// insert writes the function that inserts a row. Its variables have the columns' own types, so that a text is read as the column reads
+// it, and what is too long is refused rather than cut.
 func (w *writer) insert() {
 	var declare, names, values []string
 	add := func(column, variable, value string) {
@@ -133,20 +137,20 @@ func (w *writer) insert() {
 		names, values = append(names, quote(column)), append(values, variable)
 	}
 	add(w.m.Doc, "d", "enqueue.doc_id")
-	checks := w.checks()
+	checks, none := w.checks(), literal("table "+w.m.Table+" has no column for it")
 	actor, doc := "''", "d"
 	if w.m.Actor != "" {
 		add(w.m.Actor, "a", "coalesce(enqueue.actor_id, '')")
 		actor = "a::text"
 	} else {
-		checks += refuse("enqueue.actor_id <> ''", "actor_id", "enqueue.actor_id", literal("table "+w.m.Table+" has no column for it"), "Give NULL.")
+		checks += refuse("enqueue.actor_id <> ''", "actor_id", "enqueue.actor_id", none, "Give NULL.")
 	}
 	take := ""
 	if w.m.Counter != "" {
 		add(w.m.Counter, "c", "NULL")
 		take = w.take(doc, actor) + "  c := n;\n"
 	} else {
-		checks += refuse("enqueue.counter IS NOT NULL", "counter", "enqueue.counter::text", literal("table "+w.m.Table+" has no column for it"), "Give NULL.")
+		checks += refuse("enqueue.counter IS NOT NULL", "counter", "enqueue.counter::text", none, "Give NULL.")
 	}
 	add(w.m.Payload, "p", "enqueue.payload")
 	if len(w.api.Needs) > 0 {

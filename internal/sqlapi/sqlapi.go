@@ -87,8 +87,8 @@ func (w *writer) readTable() error {
 		c, ok := w.l.Table.Column(name)
 		if ok && (c.Generated || c.Identity) {
 			return &outbox.Fault{
-				Class: outbox.Fatal, Code: "sql_api", What: fmt.Sprintf("%s cannot be made: column %q of %s is generated", Name, name, w.m.Table),
-				Cure: "Map a plain column",
+				Class: outbox.Fatal, Code: "sql_api",
+				What: fmt.Sprintf("%s cannot be made: column %q of %s is generated", Name, name, w.m.Table), Cure: "Map a plain column",
 			}
 		}
 		filled[name] = true
@@ -134,8 +134,8 @@ func (w *writer) fill() string {
 		" WHERE " + quote(w.m.Doc) + " IS NOT NULL AND " + quote(w.m.Counter) + " IS NOT NULL GROUP BY " + group + " ON CONFLICT DO NOTHING"
 }
 
-// create writes the statements that make schema and function. Functions with another type of payload, of an earlier mapping, go: with two a call
-// would be ambiguous.
+// create writes the statements that make schema and function. Functions with another type of payload, of an earlier mapping, go: with
+// two a call would be ambiguous.
 func (w *writer) create(comment, body string) {
 	arguments := func(payload string) string { return Name + "(text, text, bigint, " + payload + ", jsonb)" }
 	all := []string{"CREATE SCHEMA IF NOT EXISTS outflow"}
