@@ -2,9 +2,9 @@ package producer
 
 // The limits of PostgreSQL's numeric, in which jsonb keeps a number.
 const (
-	maxWhole    = 131072        // digits before the decimal point
-	maxFraction = 16383         // digits after it, zeros too
-	maxExponent = 1<<30 - 1 - 1 // of either sign, whatever the number is then
+	maxWhole    = 131072    // digits before the decimal point
+	maxFraction = 16383     // digits after it, zeros too
+	maxExponent = 1<<30 - 2 // of either sign, whatever the number is then; PostgreSQL 16 takes one more, of a zero
 )
 
 // number reads a number and returns its size as jsonb prints it: all digits, no exponent, as many decimals as were written.

@@ -218,3 +218,23 @@ func TestRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestCallIsBounded: a call whose parameters PostgreSQL could not hold is refused.
+func TestCallIsBounded(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, defaultTable)
+	o := outboxOf(t, Config{})
+	e := Event{Document: "d", Actor: "a", Payload: []byte("1")}
+	mustCall(t, d.pgx, o, e)
+	b := &rowBuilder{o: o, l: o.layout.Load(), bytes: maxCall - 100}
+	if err := b.choose(&e); err != nil {
+		t.Fatal(err)
+	}
+	if bad := b.add(0, &e); bad != nil {
+		t.Fatal(bad)
+	}
+	e.Payload = []byte(`"` + strings.Repeat("x", 100) + `"`)
+	if bad := b.add(1, &e); bad == nil || !strings.Contains(bad.Error(), "over 256 MiB. Enqueue the events in several calls") {
+		t.Fatalf("got %v", bad)
+	}
+}

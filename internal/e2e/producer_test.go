@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -230,4 +231,68 @@ func TestSQLAPI(t *testing.T) {
 
 func describe(m *verify.Message) string {
 	return fmt.Sprintf("%s %s %s %s %v", m.Outflow.ID, m.Outflow.Key, m.Subject, m.Data, m.Header["Event-Type"])
+}
+
+// TestProducerLargest: the largest event that the producer takes is published, as a row and as a message, with the longest id and key, mapped
+// headers, and a payload that jsonb prints longer than it was given.
+func TestProducerLargest(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	ns := natstest.Server(t)
+	const limit = 2048
+	for _, source := range []string{"table", "message"} {
+		t.Run(source, func(t *testing.T) {
+			t.Parallel()
+			o, conn, _ := installation(t, pgtest.Server(t), ns.URL(), "largest_"+source, "SOURCE="+source, "HEADERS=Event-Type=event_type,Actor=actor_id",
+				fmt.Sprintf("SINK_MAX_PAYLOAD=%d", limit))
+			mustExec(t, conn, `CREATE TABLE outbox (id text PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+				payload jsonb NOT NULL, event_type text)`)
+			o.init()
+			o.start()
+			cfg := producer.Config{MaxPayload: limit, Headers: map[string]string{"Event-Type": "event_type", "Actor": "actor_id"}}
+			p, err := producer.New(cfg)
+			if source == "message" {
+				p, err = producer.Message(cfg)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			tx, err := conn.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			event := func(n int) producer.Event {
+				return producer.Event{
+					ID: strings.Repeat("é", 100), Document: strings.Repeat("ü", 3000), Actor: strings.Repeat(" a", 90), Counter: 1,
+					Payload: []byte("[0" + strings.Repeat(",0", n) + "]"), Columns: map[string]any{"event_type": strings.Repeat("t", 200)},
+				}
+			}
+			n := limit
+			for ; n > 0; n-- {
+				_, err = p.Enqueue(t.Context(), tx, event(n))
+				if bad := (*producer.Invalid)(nil); errors.As(err, &bad) && bad.Field == "Payload" {
+					continue
+				}
+				break
+			}
+			if err != nil || n < 50 {
+				t.Fatalf("payload of %d: %v", n, err)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			awaitMessages(t, js(t, ns.URL()), o.stream, 1)
+			m := messages(t, js(t, ns.URL()), o.stream)[0]
+			size := len(m.Data)
+			for name, values := range m.Header {
+				if name != "Nats-Expected-Last-Sequence" {
+					size += len(name) + len(values[0]) + 4
+				}
+			}
+			// Only what is not known before could have made it larger.
+			if size += 128; size > limit || size < limit-120 || !strings.HasSuffix(string(m.Data), "0]") {
+				t.Errorf("the message counts %d bytes of %d: %.100q", size, limit, m.Data)
+			}
+		})
+	}
 }
