@@ -302,7 +302,7 @@ func TestItHasTheRightsOfTheCaller(t *testing.T) {
 	d.exec("GRANT SELECT, INSERT, UPDATE ON outflow_counter TO " + role)
 	// Nobody's objects stand in for PostgreSQL's own.
 	d.exec("CREATE SCHEMA evil AUTHORIZATION " + role)
-	d.exec("CREATE FUNCTION evil.lpad(text, int, text) RETURNS text LANGUAGE sql AS 'SELECT ''evil'''")
+	d.exec("CREATE FUNCTION evil.octet_length(text) RETURNS int LANGUAGE sql AS 'SELECT 2000000000'")
 	d.exec("SET search_path = evil, pg_catalog")
 	d.exec("SET ROLE " + role)
 	d.exec(call)
