@@ -15,10 +15,15 @@ const maxDepth = 1000
 // size is how long the text is when PostgreSQL prints it: of json the text itself; of jsonb at most that, for keys that occur twice in
 // an object count twice here. [jsonbSize] is exact.
 func checkJSON(text []byte, jsonb bool) (size int, problem string) {
+	return checkJSONWithin(text, jsonb, maxDepth)
+}
+
+// checkJSONWithin is checkJSON with another limit of depth.
+func checkJSONWithin(text []byte, jsonb bool, depth int) (size int, problem string) {
 	if !utf8.Valid(text) {
 		return 0, fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(text))
 	}
-	w := walker{text: text, jsonb: jsonb}
+	w := walker{text: text, jsonb: jsonb, most: depth}
 	size = w.document()
 	if w.problem != "" {
 		return 0, fmt.Sprintf("%s at byte %d", w.problem, w.at)
@@ -31,7 +36,7 @@ func checkJSON(text []byte, jsonb bool) (size int, problem string) {
 
 // jsonbSize is the length of a valid text as jsonb prints it: of a key that occurs twice, the last value alone.
 func jsonbSize(text []byte) int {
-	w := walker{text: text, jsonb: true, distinct: true}
+	w := walker{text: text, jsonb: true, distinct: true, most: maxDepth}
 	return w.document()
 }
 
@@ -40,6 +45,7 @@ type walker struct {
 	text     []byte
 	at       int
 	depth    int
+	most     int // of depth
 	jsonb    bool
 	distinct bool // count a key's last value alone
 	problem  string
@@ -106,8 +112,8 @@ func (w *walker) word(word string) int {
 
 // enter steps over a bracket; false if that is one too many.
 func (w *walker) enter() bool {
-	if w.depth++; w.depth > maxDepth {
-		w.fail(fmt.Sprintf("nested deeper than %d", maxDepth))
+	if w.depth++; w.depth > w.most {
+		w.fail(fmt.Sprintf("nested deeper than %d", w.most))
 		return false
 	}
 	w.at++

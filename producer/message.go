@@ -30,6 +30,10 @@ func Message(cfg Config) (*Outbox, error) {
 	return o, nil
 }
 
+// maxMessageHeaders is how many headers a content may have. It is an object: so its payload may be nested one less than maxDepth, which holds for
+// the whole of it.
+const maxMessageHeaders = 256
+
 // emit is the call that emits a content: as UTF-8, whatever the database's encoding is.
 func emit(content string) string {
 	return "pg_catalog.pg_logical_emit_message(true, '" + outbox.EventPrefix + "', pg_catalog.convert_to(" + content + ", 'UTF8'))::pg_catalog.text"
@@ -100,7 +104,10 @@ func (o *Outbox) judgeMessage(e *Event) *Invalid {
 			return invalid(f.field, shown(f.text), bad.problem, bad.cure)
 		}
 	}
-	size, problem := checkJSON(e.Payload, false)
+	if len(e.Columns) > maxMessageHeaders {
+		return invalid("Columns", fmt.Sprintf("(%d)", len(e.Columns)), fmt.Sprintf("more than %d headers", maxMessageHeaders), "Give fewer")
+	}
+	size, problem := checkJSONWithin(e.Payload, false, maxDepth-1)
 	if problem != "" {
 		return invalid("Payload", shown(string(e.Payload)), "not JSON: "+problem, "Give a JSON text, such as json.Marshal returns")
 	}

@@ -178,6 +178,8 @@ func TestMessageRefused(t *testing.T) {
 		{Event{Document: "d"}, Config{}, "Payload", "missing"},
 		{Event{Document: "d", Payload: []byte("{")}, Config{}, "Payload", "not JSON"},
 		{Event{Document: "d", Payload: []byte("1}")}, Config{}, "Payload", "follows"},
+		{Event{Document: "d", Payload: nested(1000)}, Config{}, "Payload", "nested deeper than 999"},
+		{Event{Document: "d", Payload: []byte("1"), Columns: headers(257)}, Config{}, "Columns", "more than 256 headers"},
 		{Event{Document: "d", Counter: -1, Payload: []byte("1")}, Config{}, "Counter", "below 0"},
 		{Event{Document: "d", Counter: 1, Payload: []byte("1")}, Config{NextCounter: true}, "Counter", "NextCounter takes"},
 		{Event{Document: "d", CounterTo: new(int64), Payload: []byte("1")}, Config{}, "CounterTo", "Turn NextCounter on"},
@@ -194,4 +196,15 @@ func TestMessageRefused(t *testing.T) {
 			t.Errorf("%+v: %v; want %s refused: %s", c.event, err, c.field, c.want)
 		}
 	}
+}
+
+// nested is a payload of that depth.
+func nested(depth int) []byte { return []byte(strings.Repeat("[", depth) + strings.Repeat("]", depth)) }
+
+func headers(n int) map[string]any {
+	all := map[string]any{}
+	for i := range n {
+		all[fmt.Sprint("h", i)] = i
+	}
+	return all
 }

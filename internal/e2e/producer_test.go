@@ -122,6 +122,8 @@ func TestProducer(t *testing.T) {
 			ops[i].Payload = []byte(p)
 		}
 	}
+	ops[300].Payload = []byte(strings.Repeat("[", 999) + strings.Repeat("]", 999))
+	ops[301].Payload = []byte(`"\u0000\ud834"`)
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()
 		ns := natstest.Server(t, natsserver.Options{MaxPayload: 8 << 20})

@@ -15,7 +15,9 @@ const (
 	maxHeaders   = 16 << 10
 	longestValue = 200 // of an id or a key in the Outflow header
 	uuidLength   = 36
-	keyLength    = 21 // what a key has beside the actor
+	maxNested    = 999 // of a payload within a message's content
+	maxNames     = 256 // of a message's headers
+	keyLength    = 21  // what a key has beside the actor
 )
 
 // refuse is an IF that raises an error. value is an SQL expression that may be NULL.
@@ -110,6 +112,14 @@ func (w *writer) take(doc, actor string) string {
 		"    ON CONFLICT (doc_id, actor_id) DO UPDATE SET counter = k.counter + 1 RETURNING k.counter INTO n;\n  END IF;\n"
 }
 
+// contentChecks are for what the content of a message can't hold. A text that is nested so deep has two brackets for each level.
+func (w *writer) contentChecks() string {
+	return refuse(fmt.Sprintf("octet_length(enqueue.payload::text) >= %d AND enqueue.payload @? '$.**{%d}'", 2*maxNested, maxNested),
+		"payload", "enqueue.payload::text", literal(fmt.Sprintf("it is nested deeper than %d", maxNested)), "Make it flatter.") +
+		refuse(fmt.Sprintf("(SELECT count(*) FROM jsonb_object_keys(enqueue.columns)) > %d", maxNames), "columns", "enqueue.columns::text",
+			literal(fmt.Sprintf("it has more than %d names", maxNames)), "Give fewer.")
+}
+
 // message writes the function that emits a logical message.
 func (w *writer) message() {
 	w.create("Enqueues an event for Outflow, in the transaction of the caller, as a logical message: there is no table. "+
@@ -117,7 +127,7 @@ func (w *writer) message() {
 		"Returns the event's id.",
 		"DECLARE\n  n bigint := enqueue.counter;\n  id text := coalesce(enqueue.columns->>'id', gen_random_uuid()::text);\n"+
 			"  mapped bigint;\n  size bigint;\n  content text;\nBEGIN\n"+
-			w.checks()+w.size(fmt.Sprint(uuidLength), true)+w.take("enqueue.doc_id", "coalesce(enqueue.actor_id, '')")+
+			w.checks()+w.contentChecks()+w.size(fmt.Sprint(uuidLength), true)+w.take("enqueue.doc_id", "coalesce(enqueue.actor_id, '')")+
 			"  content := format('{\"doc_id\":%s,\"actor_id\":%s,\"counter\":%s,\"id\":%s', to_json(enqueue.doc_id),\n"+
 			"      to_json(coalesce(enqueue.actor_id, '')), n, to_json(id))\n"+
 			"    || coalesce(',\"seq_key\":' || to_json(enqueue.columns->>'seq_key'), '')\n"+

@@ -223,6 +223,10 @@ func TestRefused(t *testing.T) {
 		{topic, "'long', NULL, NULL, '1', '{\"id\": 1}'", []string{"varying(3)"}},
 		{message, "'', 'a', 1, '1'", []string{"doc_id ''", "empty"}},
 		{message, "'d', 'a', 1, to_jsonb(repeat('x', 800))", []string{"more than sink.max_payload, 1024"}},
+		{message, "'d', 'a', 1, (repeat('[', 1000) || repeat(']', 1000))::jsonb", []string{"nested deeper than 999"}},
+		{message, "'d', 'a', 1, (repeat('{\"a\":', 1000) || '1' || repeat('}', 1000))::jsonb", []string{"nested deeper than 999"}},
+		{message, "'d', 'a', 1, (repeat('[', 999) || repeat(']', 999))::jsonb", []string{"more than sink.max_payload"}},
+		{message, "'d', 'a', 1, '1', (SELECT jsonb_object_agg(i, i) FROM generate_series(1, 257) i)", []string{"more than 256 names"}},
 	} {
 		_, err := c.d.conn.Exec(t.Context(), "SELECT outflow.enqueue("+c.call+")")
 		if err == nil {
