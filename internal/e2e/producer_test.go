@@ -231,6 +231,35 @@ func TestSQLAPI(t *testing.T) {
 	}
 }
 
+// TestSQLAPIPrintedBefore: what is printed before the table is made is what is printed then, and a role that may not make it is told so.
+func TestSQLAPIPrintedBefore(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	o, conn, url := installation(t, pgtest.Server(t), ns.URL(), "sql_api_before")
+	before, errOut, code := o.exec("init", "--print", "--sql-api")
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s", code, errOut)
+	}
+	o.init()
+	if after, _, _ := o.exec("init", "--print", "--sql-api"); after != before {
+		t.Errorf("before the table was made\n%s\nafter\n%s", before, after)
+	}
+	role := slotName("sql_api_role")
+	mustExec(t, conn, "CREATE ROLE "+role+" LOGIN REPLICATION")
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		admin, err := pgx.Connect(ctx, url)
+		must(t, err)
+		defer admin.Close(ctx) //nolint:errcheck // the test is over
+		_, err = admin.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		must(t, err)
+	})
+	mustExec(t, conn, "GRANT SELECT ON outbox TO "+role)
+	o.set("POSTGRES_URL=" + strings.Replace(url, "postgres@", role+"@", 1))
+	o.fails(3, []string{"init", "--sql-api"}, "the role may not make function outflow.enqueue", "the right CREATE on the database", "outflow init --print")
+}
+
 func describe(m *verify.Message) string {
 	return fmt.Sprintf("%s %s %s %s %v", m.Outflow.ID, m.Outflow.Key, m.Subject, m.Data, m.Header["Event-Type"])
 }
