@@ -44,7 +44,7 @@ func (d *Decoder) event(b []byte, r *Result) error {
 		return errTooManyEvents
 	}
 	e := &r.Event
-	e.Message, e.Pos.Index = true, d.tx.events
+	e.Null, e.Pos.Index = outbox.IsMessage, d.tx.events
 	d.tx.events++
 	r.Kind = Event
 

@@ -44,7 +44,7 @@ func decodeContent(t testing.TB, cfg Config, text string) (outbox.Event, error) 
 	for i := range msg {
 		msg[i] = 0xEE // the buffer is used again
 	}
-	if r.Kind != Event || r.Ignored != 0 || !r.Event.Message {
+	if r.Kind != Event || r.Ignored != 0 || r.Event.Null&outbox.IsMessage == 0 {
 		return outbox.Event{}, fmt.Errorf("%+v", r)
 	}
 	e := r.Event
@@ -129,7 +129,8 @@ func TestContent(t *testing.T) {
 					continue
 				}
 				want := c.want
-				want.Message, want.PayloadSize = true, len(want.Payload)
+				want.PayloadSize = len(want.Payload)
+				want.Null |= outbox.IsMessage
 				if want.Extra = slices.Clone(want.Extra); want.Extra == nil {
 					want.Extra = []string{"", "", ""}
 				}
@@ -193,7 +194,7 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 					if r.Event.Pos.Index != uint32(len(got)) {
 						t.Errorf("event %d has index %d", len(got), r.Event.Pos.Index)
 					}
-					got += map[bool]string{true: "m", false: "r"}[r.Event.Message]
+					got += map[bool]string{true: "m", false: "r"}[r.Event.Null&outbox.IsMessage != 0]
 				case Commit:
 					if r.Commit.Kind != outbox.Events || r.Commit.Events != len(c.want) {
 						t.Errorf("%+v", r.Commit)

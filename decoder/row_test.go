@@ -184,7 +184,7 @@ func TestNulls(t *testing.T) {
 		vals[i] = null
 		e := decodeRow(t, cfg, columns, vals...)
 		extra := [2]bool{e.ExtraNull(0), e.ExtraNull(1)}
-		const ofExtra = 3 << (64 - outbox.MaxExtra)
+		const ofExtra = 3 << (63 - outbox.MaxExtra)
 		if e.Null&^ofExtra != c.want || extra != c.extra || e.Bad != "" {
 			t.Errorf("%s is NULL: %b, extra %v, bad %q", columns[i].name, e.Null, extra, e.Bad)
 		}

@@ -5,8 +5,8 @@ import "time"
 // EventOverhead is what an event counts beside its bytes when the buffer's limit in bytes is applied.
 const EventOverhead = 64
 
-// Event is one insert into the outbox, or one logical message in place of it. Its strings and its payload lie in memory that nobody writes to any more; an event may be
-// copied and kept.
+// Event is one insert into the outbox, or one logical message in place of it. Its strings and its payload lie in memory that nobody
+// writes to any more; an event may be copied and kept.
 type Event struct {
 	Pos  Position // LSN is 0 until the commit record has been read
 	Time int64    // the commit's, likewise; see [Commit.Time]
@@ -22,13 +22,11 @@ type Event struct {
 	PayloadSize int
 
 	Extra []string // the further columns that subject and headers use, in the order of the decoder's configuration
-	Null  Nulls    // which of the values are NULL
+	Null  Nulls    // which of the values are NULL; and whether it is a message
 	Bad   string   // which column could not be decoded and why; empty: none. Such a row is never published as it is
-
-	Message bool // it came as a logical message, not as a row
 }
 
-// Nulls is a set of an event's values.
+// Nulls is a set of an event's values, and says beside them where it came from: a field of its own would make each held event larger.
 type Nulls uint64
 
 // The members of a set. Those of Extra follow: see [Event.ExtraNull].
@@ -42,8 +40,11 @@ const (
 	nullExtra = iota // the bit of Extra[0]
 )
 
-// MaxExtra is the greatest number of further columns: what fits in a [Nulls].
-const MaxExtra = 64 - nullExtra
+// IsMessage says that the event came as a logical message, not as a row.
+const IsMessage Nulls = 1 << 63
+
+// MaxExtra is the greatest number of further columns: what fits in a [Nulls] beside IsMessage.
+const MaxExtra = 63 - nullExtra
 
 // ExtraNull reports whether Extra[i] is NULL.
 func (e *Event) ExtraNull(i int) bool { return e.Null&(1<<(nullExtra+i)) != 0 }

@@ -33,11 +33,6 @@ func appendRecord(b []byte, it *item) ([]byte, error) {
 	}
 	b = binary.AppendUvarint(b, uint64(e.PayloadSize))
 	b = binary.AppendUvarint(b, uint64(e.Null))
-	if e.Message {
-		b = append(b, 1)
-	} else {
-		b = append(b, 0)
-	}
 	if e.Payload == nil { // 0 is nil, else one more than the length
 		b = append(b, 0)
 	} else {
@@ -126,7 +121,6 @@ func decodeRecord(record []byte, e *outbox.Event) (place outbox.Position, err er
 	}
 	e.PayloadSize = int(r.number())
 	e.Null = outbox.Nulls(r.number())
-	e.Message = r.number() != 0
 	if n := r.number(); n > 0 {
 		e.Payload = r.bytes(n - 1)
 	}

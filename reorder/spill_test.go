@@ -291,7 +291,7 @@ func TestRecord(t *testing.T) {
 	for range 2000 {
 		e := outbox.Event{
 			Pos: outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}, Time: int64(r.Uint64()),
-			Doc: string(make([]byte, r.IntN(300))), Actor: "b\xff", Key: "", Message: r.IntN(2) == 0,
+			Doc: string(make([]byte, r.IntN(300))), Actor: "b\xff", Key: "",
 		}
 		fillValues(r, &e)
 		e.Null |= outbox.Nulls(1) << r.IntN(64)

@@ -50,7 +50,7 @@ func (enc *encoder) deadLetter(m *message, e *outbox.Event, h *outbox.Header, la
 		subject = enc.template.append(nil, e)
 	}
 	table := enc.table
-	if e.Message {
+	if e.Null&outbox.IsMessage != 0 {
 		table = ""
 	}
 	d := DeadLetter{
@@ -96,7 +96,7 @@ func (enc *encoder) fault(e *outbox.Event, r Reason) *outbox.Fault {
 		id = fmt.Sprintf("id %q", cut(e.ID, cutValue))
 	}
 	what, cure, place := fmt.Sprintf("table %s: the row", enc.table), cures[r], "row"
-	if e.Message {
+	if e.Null&outbox.IsMessage != 0 {
 		what, place = "the logical message ("+outbox.EventPrefix+")", "message"
 		if c, ok := messageCures[r]; ok {
 			cure = c

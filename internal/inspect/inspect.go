@@ -150,7 +150,7 @@ func (i *inspector) commit(c *outbox.Commit) error {
 
 func (i *inspector) event(prefix string, e *outbox.Event) {
 	fmt.Fprintf(i.out, "%si=%d doc=%q actor=%q key=%q id=%q %d bytes", prefix, e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.PayloadSize)
-	if e.Message {
+	if e.Null&outbox.IsMessage != 0 {
 		fmt.Fprint(i.out, " (message)")
 	}
 	if e.Bad != "" {
