@@ -23,9 +23,10 @@ func cureBucket(stream string) string {
 		stream, history)
 }
 
-// cureOf is the cure of a gap: the repair first, but where a slot stands in its way that may be somebody else's.
+// cureOf is the cure of a gap: the repair first, but where a slot stands in its way that may be somebody else's, or where it is not
+// the repair that is to go on.
 func (c Config) cureOf(code, otherwise string) string {
-	if code == "slot_database" || code == "slot_plugin" {
+	if code == "slot_database" || code == "slot_plugin" || code == CodeSnapshotUnfinished {
 		return otherwise
 	}
 	switch c.Mapping.Source {
@@ -52,6 +53,10 @@ func (c Config) events() string {
 
 func (c Config) cureUnfinished() string {
 	return "It goes on where it was, as often as it takes; nothing is published until it has finished"
+}
+
+func (c Config) cureSnapshot() string {
+	return "Run `outflow init --snapshot` again: it goes on behind what is published, as often as it takes; outflow run publishes nothing before"
 }
 
 func (c Config) cureNotEmpty() string {

@@ -32,7 +32,7 @@ type Record struct {
 	Created     time.Time       `json:"stream_created"`
 	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no place yet
 
-	// Repairing is the code of the fault that a repair is under way for. Without places the slot is still to be made; with them, the
+	// Repairing is the code of the fault that a repair is under way for, or ForSnapshot. Without places the slot is still to be made; with them, the
 	// newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
 	Repairing string `json:"repairing,omitempty"`
 	// Stopped is the code of a fault that was seen to happen and that no reading shows any more. It stands until a repair accepts it:
@@ -44,6 +44,10 @@ type Record struct {
 	Places []StoredPlace `json:"places"`          // oldest first: from the confirmed one to the newest
 	Holes  []Range       `json:"holes,omitempty"` // ascending, above the oldest place's sequence
 }
+
+// ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there before the slot. A program that
+// does not know it takes it for a repair, and refuses to run as well.
+const ForSnapshot = "snapshot"
 
 // PublicationSeen is the publication that the rows came through, and up to where that is known.
 type PublicationSeen struct {

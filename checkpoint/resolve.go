@@ -13,6 +13,9 @@ import (
 // CodeUnfinished is the code of the fault of a record that a repair left in the middle.
 const CodeUnfinished = "repair_unfinished"
 
+// CodeSnapshotUnfinished is the code of the fault of a record that `outflow init --snapshot` left in the middle.
+const CodeSnapshotUnfinished = "snapshot_unfinished"
+
 // ErrStandby says that the server is a standby in recovery that does not have everything yet: it is waited for.
 var ErrStandby = errors.New("standby in recovery: waiting")
 
@@ -143,6 +146,11 @@ func (v *resolver) record() error {
 	if rec.Mapping != v.cfg.Mapping {
 		return v.fatal("mapping_changed", v.cfg.cureMapping(), "source, table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
+	}
+	if rec.Repairing == ForSnapshot {
+		return v.gap(CodeSnapshotUnfinished, 0, v.Server.WALEnd, v.cfg.cureSnapshot(),
+			"the snapshot of table %s did not finish: stream %s may have a part of the rows that were there before slot %s, and nothing of what follows them",
+			v.cfg.Table, v.cfg.Stream, v.cfg.Slot)
 	}
 	if rec.Repairing != "" {
 		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.cureUnfinished(),

@@ -131,6 +131,9 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Record.Repairing = "slot_missing"; r.Server.SystemID = "1" }, "repair_unfinished", outbox.Gap,
 			"0/3000 to 0/5000", []string{"--accept slot_missing", "outflow repair --accept repair_unfinished"}},
 		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Record = record(); r.Record.Repairing = ForSnapshot }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000",
+			[]string{"snapshot of table", "Run `outflow init --snapshot` again"}},
+		{func(r *Readings) { r.Record.Repairing = ForSnapshot; r.Slot = outbox.SlotState{} }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message" }, "foreign_message", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"somebody else published", "outflow repair --accept foreign_message", "take the right to publish"}},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
@@ -192,7 +195,7 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 			t.Errorf("%q is not in: %s", p, f)
 		}
 	}
-	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" &&
+	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" && code != CodeSnapshotUnfinished &&
 		(!strings.HasPrefix(f.Cure, "Run `outflow repair`: ") || !strings.Contains(f.Cure, "`outflow repair --accept "+code+"`")) {
 		t.Errorf("the cure does not begin with the repair: %s", f.Cure)
 	}

@@ -1,6 +1,8 @@
 package outbox
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"math"
 	"strconv"
@@ -137,4 +139,21 @@ func (h *Header) set(field int, v string) (err error) {
 		h.Key, _ = unescape(v)
 	}
 	return err
+}
+
+// HeaderIDSum returns the first half of the SHA-256 of the event id as it was before it was written into a header's value: of a cut one
+// the header has it.
+func HeaderIDSum(value string) (sum [16]byte) {
+	id := HeaderID(value)
+	raw, ok := unescape(id)
+	if !ok {
+		if _, cut, _ := strings.Cut(id, "=~"); hex.DecodedLen(len(cut)) == len(sum) {
+			if _, err := hex.Decode(sum[:], []byte(cut)); err == nil {
+				return sum
+			}
+		}
+	}
+	full := sha256.Sum256([]byte(raw))
+	copy(sum[:], full[:])
+	return sum
 }

@@ -1,6 +1,8 @@
 package outbox
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"strings"
 	"testing"
 )
@@ -146,5 +148,17 @@ func TestMaxHeaderLine(t *testing.T) {
 	}
 	if got, want := MaxHeaderLine(len("an=20id"), len("a=20key")), len(HeaderName+": "+h.String()+"\r\n"); got != want {
 		t.Errorf("%d bytes, want %d", got, want)
+	}
+}
+
+// The sum of an event id is that of its bytes, whatever the header makes of them.
+func TestHeaderIDSum(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"", "7", "a b=c", "ü", "\x00\xff", strings.Repeat("x", 200), strings.Repeat("x", 201), strings.Repeat("ü", 60), "=~" + strings.Repeat("0", 32)} {
+		h := Header{ID: id, Of: 1}
+		want := sha256.Sum256([]byte(id))
+		if got := HeaderIDSum(h.String()); !bytes.Equal(got[:], want[:16]) {
+			t.Errorf("%.20q: %x, want %x", id, got, want[:16])
+		}
 	}
 }

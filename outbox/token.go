@@ -3,6 +3,7 @@ package outbox
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 )
 
 // The limits of an encoded token, in bytes: a longer one is cut to the first cutToken and ends in a hash of the raw value.
@@ -30,6 +31,24 @@ func AppendToken(b []byte, value string) []byte {
 	return appendEscaped(b, value, &passSubject)
 }
 
+// ParseToken reverses AppendToken. The token of a value that was cut comes back as it is: no other value has it, so that it can stand
+// for the value. ok is false where AppendToken makes this token of no value.
+func ParseToken(token string) (value string, ok bool) {
+	if token == "=" {
+		return "", true
+	}
+	if kept, sum, cut := strings.Cut(token, "=~"); cut {
+		raw, ok := unescape(kept)
+		whole := ok && len(kept) <= cutToken && len(kept) > cutToken-3 && encodes(raw, kept)
+		return token, whole && len(sum) == 32 && strings.Trim(sum, "0123456789abcdef") == ""
+	}
+	value, ok = unescape(token)
+	return value, ok && encodes(value, token)
+}
+
+// encodes reports whether token is the encoding of value: escapes are upper case, and only what may not pass is escaped.
+func encodes(value, token string) bool { return string(AppendToken(nil, value)) == token }
+
 // appendEscaped appends value, each byte that may not pass as =XX, and cuts it when it gets too long.
 func appendEscaped(b []byte, value string, pass *[256]bool) []byte {
 	const digits = "0123456789ABCDEF"
@@ -55,6 +74,9 @@ func appendEscaped(b []byte, value string, pass *[256]bool) []byte {
 	}
 	return b
 }
+
+// ParseHeaderValue reverses [AppendHeaderValue]. ok is false where the text is not an encoding, or was cut: the value is the text then.
+func ParseHeaderValue(text string) (value string, ok bool) { return unescape(text) }
 
 // unescape reverses appendEscaped. What was cut stays as it is: ok is false then, and where s is not an encoding.
 func unescape(s string) (value string, ok bool) {

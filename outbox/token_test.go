@@ -108,3 +108,42 @@ func FuzzTokensDiffer(f *testing.F) {
 		}
 	})
 }
+
+func TestParseToken(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 127) + strings.Repeat(".", 30)
+	for _, value := range []string{"", "=", "a b.*", "\x00\xff", "né", "=~", strings.Repeat("a", 200)} {
+		if got, ok := ParseToken(string(AppendToken(nil, value))); !ok || got != value {
+			t.Errorf("%q comes back as %q, %v", value, got, ok)
+		}
+	}
+	for _, value := range []string{long, strings.Repeat(".", 67), strings.Repeat("x", 5000)} {
+		token := string(AppendToken(nil, value))
+		if got, ok := ParseToken(token); !ok || got != token {
+			t.Errorf("the cut token %q comes back as %q, %v", token, got, ok)
+		}
+	}
+	for _, token := range []string{
+		"a.b", "a b", "=2e", "=2", "a=", "=41", "é", "=~", "a=~" + strings.Repeat("0", 32), strings.Repeat("a", 201), "",
+		strings.Repeat("a", 128) + "=~" + strings.Repeat("0", 31), strings.Repeat("a", 128) + "=~" + strings.Repeat("G", 32),
+	} {
+		if got, ok := ParseToken(token); ok {
+			t.Errorf("%q is the token of no value, and comes back as %q", token, got)
+		}
+	}
+}
+
+func FuzzParseToken(f *testing.F) {
+	for _, seed := range []string{"", "=", "a=2Eb", "=~", strings.Repeat("a", 300)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		token := string(AppendToken(nil, s))
+		if value, ok := ParseToken(token); !ok || value != s && value != token {
+			t.Errorf("%q: %q, %v", s, value, ok)
+		}
+		if value, ok := ParseToken(s); ok && value != s && string(AppendToken(nil, value)) != s {
+			t.Errorf("%q is read as %q, of which it is not the token", s, value)
+		}
+	})
+}

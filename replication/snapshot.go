@@ -19,6 +19,7 @@ import (
 type Snapshot struct {
 	cfg       Config
 	conn      *pgx.Conn
+	known     bool // see [Reader.Know]
 	table     Table
 	published []string // columns, as the publication has them; nil below PostgreSQL 18, which publishes no generated ones (and lists them)
 }
@@ -30,7 +31,10 @@ type RowQuery struct {
 	Columns []string // what to read of each row; a name is a column, SortDoc or SortKey
 	Where   string   // a condition; "": all rows
 	Only    []string // rows with these ids, in the text that PostgreSQL prints; nil: all
-	Sorted  bool     // by document, key and id, bytewise
+	Unknown bool     // rows alone whose ids the reader does not know ([Reader.Know])
+	Sorted  bool     // by document, key and id, bytewise; without a key by document and id, a number or a time as such
+	Bounds  []Bound
+	After   *RowPlace // only rows behind this place of that order; nil: all
 }
 
 // What the rows are sorted by, as columns of a RowQuery: text, never NULL.
@@ -40,40 +44,74 @@ const (
 )
 
 // OpenSnapshot takes the exported snapshot of that name, or, if it is empty, one of now.
-func OpenSnapshot(ctx context.Context, cfg Config, exported string) (_ *Snapshot, err error) {
+func OpenSnapshot(ctx context.Context, cfg Config, exported string) (*Snapshot, error) {
+	r, err := OpenReader(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return r.Snapshot(ctx, exported)
+}
+
+// Reader is a connection that is to take a snapshot. One goroutine uses it.
+type Reader struct {
+	cfg   Config
+	conn  *pgx.Conn
+	known bool
+}
+
+// OpenReader connects.
+func OpenReader(ctx context.Context, cfg Config) (_ *Reader, err error) {
 	conn, err := connect(ctx, "postgres.url", cfg.URL)
 	if err != nil {
 		return nil, err
 	}
-	s := &Snapshot{cfg: cfg, conn: conn}
+	r := &Reader{cfg: cfg, conn: conn}
+	defer func() {
+		if err != nil {
+			r.Close()
+		}
+	}()
+	if err := asStored(ctx, conn.PgConn()); err != nil {
+		return nil, err
+	}
+	for _, sql := range []string{
+		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0",
+		"SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'", // from PostgreSQL 17 on
+		"SET row_security = off", // a policy that hides rows is an error: the WAL has them
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return nil, fmt.Errorf("take a snapshot: %w", err)
+		}
+	}
+	return r, nil
+}
+
+// Close closes the connection.
+func (r *Reader) Close() { closeConn(r.conn) }
+
+// Snapshot takes the exported snapshot of that name, or, if it is empty, one of now. The reader's connection is the snapshot's then.
+func (r *Reader) Snapshot(ctx context.Context, exported string) (_ *Snapshot, err error) {
+	s := &Snapshot{cfg: r.cfg, conn: r.conn, known: r.known}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	if err = asStored(ctx, conn.PgConn()); err != nil {
-		return nil, err
-	}
-	begin := []string{
-		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0",
-		"SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'", // from PostgreSQL 17 on
-		"SET row_security = off", // a policy that hides rows is an error: the WAL has them
-		"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-	}
+	begin := []string{"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"}
 	if exported != "" {
 		begin = append(begin, "SET TRANSACTION SNAPSHOT "+literal(exported))
 	}
 	for _, sql := range begin {
-		if _, err := conn.Exec(ctx, sql); err != nil {
+		if _, err := s.conn.Exec(ctx, sql); err != nil {
 			return nil, fmt.Errorf("take a snapshot: %w", err)
 		}
 	}
-	if s.table, err = readTable(ctx, conn, cfg.Table); err != nil { // the first query takes it
+	if s.table, err = readTable(ctx, s.conn, s.cfg.Table); err != nil { // the first query takes it
 		return nil, err
 	}
-	err = conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) FROM pg_publication_tables p
+	err = s.conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) FROM pg_publication_tables p
 		WHERE pubname = $1 AND schemaname = $2 AND tablename = $3 AND current_setting('server_version_num')::int >= 180000`,
-		cfg.Publication, s.table.Schema, s.table.Name).Scan(&s.published)
+		s.cfg.Publication, s.table.Schema, s.table.Name).Scan(&s.published)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("read the published columns of %s.%s: %w", s.table.Schema, s.table.Name, err)
 	}
@@ -173,13 +211,18 @@ func (s *Snapshot) rowsFault(q RowQuery, err error) error {
 	table := s.table.Schema + "." + s.table.Name
 	state := sqlState(err)
 	switch {
+	case state == codeDiskFull || state == codeConfigurationLimit:
+		f := fatal("temp_space", "Give the server room for temporary files (temp_tablespaces, temp_file_limit): it sorts the rows of "+table+
+			", and needs about as much as they take, then run the command again", "the server has no room to sort table %s", table)
+		f.Err = err
+		return f
 	case state == codeNoPrivilege && strings.Contains(err.Error(), "row-level security"):
-		f := fatal("row_security", fmt.Sprintf("Run the repair as the owner of %s, or as a role with BYPASSRLS", s.table.quoted()),
+		f := fatal("row_security", fmt.Sprintf("Run the command as the owner of %s, or as a role with BYPASSRLS", s.table.quoted()),
 			"row-level security hides rows of table %s from the role", table)
 		f.Err = err
 		return f
 	case state == codeNoPrivilege:
-		f := fatal("no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the repair takes", s.table.quoted()),
+		f := fatal("no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", s.table.quoted()),
 			"the role may not read table %s", table)
 		f.Err = err
 		return f
@@ -189,11 +232,14 @@ func (s *Snapshot) rowsFault(q RowQuery, err error) error {
 			Cure: "Write what could stand behind WHERE in a query of the table",
 		}
 	}
+	if f := q.boundsFault(err); f != nil {
+		return f
+	}
 	return fmt.Errorf("read table %s: %w", table, err)
 }
 
 func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
-	doc, key, id := s.sortDoc(q.Mapping), s.sortKey(q.Mapping), printed(q.ID)
+	doc, key, id := s.sortDoc(q.Mapping), s.sortKey(q.Mapping), sortID(q.ID)
 	columns := make([]string, len(q.Columns))
 	for i, name := range q.Columns {
 		switch name {
@@ -201,12 +247,17 @@ func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
 			columns[i] = doc
 		case SortKey:
 			columns[i] = key
+		case SortID:
+			columns[i] = id
 		default:
 			columns[i] = quote(name)
 		}
 	}
-	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.table.quoted()
+	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from()
 	var conditions []string
+	if q.Unknown && s.known {
+		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+knownTable+" WHERE sum = "+s.sum(q.ID)+")")
+	}
 	if q.Where != "" {
 		conditions = append(conditions, "("+q.Where+"\n)") // a comment at its end ends there
 	}
@@ -218,13 +269,35 @@ func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
 		}
 		params = append(params, array)
 	}
+	conditions = append(conditions, s.conditions(q)...)
 	if len(conditions) > 0 {
 		sql += " WHERE " + strings.Join(conditions, " AND ")
 	}
 	if q.Sorted {
-		sql += fmt.Sprintf(` ORDER BY %s COLLATE "C", %s COLLATE "C", %s COLLATE "C"`, doc, key, id)
+		sql += fmt.Sprintf(` ORDER BY %s COLLATE "C", %s COLLATE "C", %s`, doc, key, s.tie(q, id))
 	}
 	return sql, params
+}
+
+// from is the table without those that inherit from it: their rows are in the stream of changes as rows of their own tables.
+func (s *Snapshot) from() string {
+	if s.table.Partitioned {
+		return s.table.quoted()
+	}
+	return "ONLY " + s.table.quoted()
+}
+
+// tie orders what has the same key. Where no row has one it is all the order there is: a number or a time is one as such, then.
+func (s *Snapshot) tie(q RowQuery, printed string) string {
+	if c, _ := s.table.Column(q.ID); !q.Mapping.Keyed() && slices.Contains(countable, c.TypeOID) {
+		return quote(q.ID)
+	}
+	return printed + ` COLLATE "C"`
+}
+
+// countable are the types whose order is not that of their text.
+var countable = []uint32{
+	pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.OIDOID, pgtype.NumericOID, pgtype.DateOID, pgtype.TimestampOID, pgtype.TimestamptzOID,
 }
 
 // printed is a column as the server prints it, which a cast to text is not for every type.

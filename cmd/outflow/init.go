@@ -10,6 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/config"
 	"github.com/outflowhq/outflow/internal/setup"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
 
@@ -17,7 +18,7 @@ import (
 const initTimeout = 2 * time.Minute
 
 func (a *app) initCommand() *cobra.Command {
-	var printOnly, sqlAPI bool
+	var printOnly, withSnapshot, asJSON, sqlAPI bool
 	cmd := a.configured(&cobra.Command{
 		Use:   "init",
 		Short: "Make what is missing: table, publication, stream, slot, checkpoint record",
@@ -25,28 +26,47 @@ func (a *app) initCommand() *cobra.Command {
 record. Run again it finishes what is missing, and changes nothing that is there, but for the table's columns in the
 record, once all that was written before is published. Rows older than the slot are not published.
 
+With --snapshot they are: first the rows that are there, in the order (doc_id, seq_key), then what is written from then
+on, each row once. It may be killed at any point and run again; outflow run starts when it has finished. Writers may go on.
+
 With --sql-api it also makes the function outflow.enqueue(doc_id, actor_id, counter, payload), for services in any language, and
 the table outflow_counter, from which it takes the next counter where the call gives none. Run it again after a change of the
 table, of columns, headers, source or sink.max_payload.
 
-Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost.`,
-		Example: "  outflow init --config outflow.yaml\n  outflow init --print\n  outflow init --sql-api",
+Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost or a snapshot did
+not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
+		Example: "  outflow init --config outflow.yaml\n  outflow init --print\n  outflow init --snapshot\n  outflow init --sql-api",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if printOnly {
 			return a.printSQL(ctx, cfg, sqlAPI)
 		}
-		ctx, cancel := context.WithTimeout(ctx, initTimeout)
-		defer cancel()
+		if asJSON && !withSnapshot {
+			return &outbox.Fault{Class: outbox.Usage, Code: "json", What: "--json is for --snapshot", Cure: "Give both, or neither"}
+		}
 		log, report := newLogger(a.stderr, cfg.Log), func(format string, args ...any) {
 			fmt.Fprintf(a.stdout, format+"\n", args...)
 		}
-		if err := setup.Run(ctx, cfg, log, report); err != nil || !sqlAPI {
+		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON) } // it takes as long as the table is
+		if !withSnapshot {
+			made = func(ctx context.Context) error {
+				ctx, cancel := context.WithTimeout(ctx, initTimeout)
+				defer cancel()
+				return setup.Run(ctx, cfg, log, report)
+			}
+		}
+		if err := made(ctx); err != nil || !sqlAPI {
 			return err
 		}
+		ctx, cancel := context.WithTimeout(ctx, initTimeout)
+		defer cancel()
 		return setup.SQLAPI(ctx, cfg, log, report)
 	})
 	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, which their owner can run, and do nothing")
 	cmd.Flags().BoolVar(&sqlAPI, "sql-api", false, "also make the SQL function outflow.enqueue; with --print, read the table and print its SQL")
+	cmd.Flags().BoolVar(&withSnapshot, "snapshot", false, "publish the rows that are in the table already, before all others")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "with --snapshot: print the report as JSON, progress as JSON lines on standard error")
+	cmd.MarkFlagsMutuallyExclusive("print", "snapshot")
+	cmd.MarkFlagsMutuallyExclusive("print", "json")
 	return cmd
 }
 

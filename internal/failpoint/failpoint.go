@@ -4,6 +4,7 @@
 // The environment variable OUTFLOW_FAILPOINT arms it; it is no setting and for tests alone. Its value is a list, comma-separated, of
 //
 //	<point>:<n>            kill -9 of this process when it comes to the point for the n-th time (from 1), see Names
+//	stop.<point>:<n>       the same with kill -STOP: it goes on when it gets SIGCONT
 //	spill.full:<n>         from the n-th write on, all writes to scratch files fail as on a full disk
 //	spill.full:<n>+<k>     the same, and after k failures there is room again
 //	clock:<duration>       the record is written and read as by a machine whose clock is so much ahead (1h) or behind (-1h)
@@ -21,6 +22,15 @@
 //	tick      a tick is written into the WAL
 //	change    a change of settings is written into the WAL
 //	spill     before: a scratch file is made; after: something was written to it for the first time
+//
+// Those of outflow init --snapshot are steps, in this order:
+//
+//	snapshot.begin, .begun          before and after the record says that it is under way
+//	snapshot.known                  the ids of what the stream has are known
+//	snapshot.slot, .made, .taken    before and after the slot is made; its snapshot is taken
+//	snapshot.row                    a row was handed to the publisher
+//	snapshot.published, .durable    all is acknowledged; nothing of it can be lost any more
+//	snapshot.finished               the record is complete
 package failpoint
 
 import (
@@ -47,6 +57,8 @@ const (
 var points = []string{
 	"start.before", "start.after", "publish.before", "publish.after", "flush.before", "flush.after", "ack", "record.before", "record.after",
 	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after", "spill.before", "spill.after",
+	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken", "snapshot.row",
+	"snapshot.published", "snapshot.durable", "snapshot.finished",
 }
 
 // Names returns the points at which the process can kill itself.
@@ -58,12 +70,14 @@ type Set struct {
 	full   *full
 	clock  time.Duration
 	die    func()
+	sleep  func()
 }
 
 // count counts how often a point was come to. It may be used by several goroutines.
 type count struct {
-	at   int64
-	seen atomic.Int64
+	at    int64
+	sleep bool // and not die
+	seen  atomic.Int64
 }
 
 // FromEnviron reads the variable from an environment (as of os.Environ); nil if it is not there. A value that can't be used is a
@@ -79,12 +93,12 @@ func FromEnviron(environ []string) (*Set, error) {
 
 // Parse reads a value of the variable.
 func Parse(value string) (*Set, error) {
-	s := &Set{counts: map[string]*count{}, die: die}
+	s := &Set{counts: map[string]*count{}, die: die, sleep: sleep}
 	for item := range strings.SplitSeq(value, ",") {
 		if err := s.add(strings.TrimSpace(item)); err != nil {
 			return nil, &outbox.Fault{
 				Class: outbox.Usage, Code: "failpoint", What: fmt.Sprintf("%s=%q: %q %v", Env, value, item, err),
-				Cure: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n with points %s, of %s:n or %s:n+k, and of %s:duration",
+				Cure: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n or stop.point:n with points %s, of %s:n or %s:n+k, and of %s:duration",
 					strings.Join(points, " "), SpillFull, SpillFull, Clock),
 			}
 		}
@@ -94,7 +108,10 @@ func Parse(value string) (*Set, error) {
 
 func (s *Set) add(item string) (err error) {
 	name, text, _ := strings.Cut(item, ":")
+	name, sleep := strings.CutPrefix(name, "stop.")
 	switch {
+	case sleep && !slices.Contains(points, name):
+		return fmt.Errorf("names no point")
 	case name == SpillFull && s.full == nil:
 		s.full, err = parseFull(text)
 	case name == Clock && s.clock == 0:
@@ -104,7 +121,7 @@ func (s *Set) add(item string) (err error) {
 	case name == SpillFull || name == Clock || s.counts[name] != nil:
 		return fmt.Errorf("comes twice")
 	case slices.Contains(points, name):
-		c := &count{}
+		c := &count{sleep: sleep}
 		if c.at, err = number(text); err == nil {
 			s.counts[name] = c
 		}
@@ -122,11 +139,23 @@ func number(text string) (int64, error) {
 	return n, nil
 }
 
-// hit says that the process is at a point.
-func (s *Set) hit(point string) {
-	if c := s.counts[point]; c != nil && c.seen.Add(1) == c.at {
-		s.die()
+// Hit says that the process is at a point.
+func (s *Set) Hit(point string) {
+	if s != nil {
+		s.hit(point)
 	}
+}
+
+func (s *Set) hit(point string) {
+	c := s.counts[point]
+	if c == nil || c.seen.Add(1) != c.at {
+		return
+	}
+	if c.sleep {
+		s.sleep()
+		return
+	}
+	s.die()
 }
 
 // around calls do between a point's before and after; after comes only where it succeeds.
@@ -138,6 +167,9 @@ func (s *Set) around(point string, do func() error) error {
 	}
 	return err
 }
+
+// sleep stops the process as kill -STOP does.
+func sleep() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) }
 
 // die ends the process as kill -9 does.
 func die() {

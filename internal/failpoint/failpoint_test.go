@@ -120,6 +120,9 @@ func TestEveryPointIsCounted(t *testing.T) {
 			name, _, _ := strings.Cut(point, ".")
 			died := func() int { return slices.Index(w.log, "dies") }
 			do := call[name]
+			if name == "snapshot" {
+				do = func() error { l.Upstream.(*upstream).set.Hit(point); return nil }
+			}
 			if err := do(); err != nil || died() >= 0 {
 				t.Fatalf("after the first time: %v, %v", w.log, err)
 			}
@@ -135,6 +138,20 @@ func TestEveryPointIsCounted(t *testing.T) {
 				t.Errorf("it dies again: %v, %v", w.log, err)
 			}
 		})
+	}
+}
+
+func TestStop(t *testing.T) {
+	t.Parallel()
+	w, _, l := decorated(t, "stop.snapshot.row:2")
+	set := l.Upstream.(*upstream).set
+	set.sleep = func() { w.did("sleeps") }
+	for range 4 {
+		set.Hit("snapshot.row")
+	}
+	(*Set)(nil).Hit("snapshot.row")
+	if !slices.Equal(w.log, []string{"sleeps"}) {
+		t.Error(w.log)
 	}
 }
 
@@ -210,7 +227,7 @@ func TestClock(t *testing.T) {
 func TestParse(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{
-		"publish", "publish.after", "publish.after:", "publish.after:0", "publish.after:-1", "publish.after:x", "nowhere:1", "ack:1,", "ack:1,ack:2",
+		"publish", "stop.ack", "stop.clock:1h", "stop.nowhere:1", "stop.ack:1,ack:1", "publish.after", "publish.after:", "publish.after:0", "publish.after:-1", "publish.after:x", "nowhere:1", "ack:1,", "ack:1,ack:2",
 		"spill.full:", "spill.full:1+", "spill.full:1+0", "spill.full:1,spill.full:2", "clock:", "clock:5", "clock:0s", "clock:1h,clock:2h", ",",
 	} {
 		_, err := FromEnviron([]string{"PATH=/", Env + "=" + value})

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
@@ -17,18 +17,18 @@ import (
 
 // attempt is one whole repair, on connections of its own.
 func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
-	l, err := r.open(ctx)
+	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return err
 	}
-	defer l.close()
-	if err := r.awaitSlot(ctx, l); err != nil {
+	defer l.Close()
+	if err := l.AwaitSlot(ctx); err != nil {
 		return err
 	}
 	if !r.renewed {
 		return r.renewIngress(ctx, l)
 	}
-	rd, err := l.read(ctx)
+	rd, err := l.Read(ctx)
 	if err != nil {
 		return err
 	}
@@ -64,10 +64,10 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 
 // renewIngress shuts the door that an outflow which sleeps knows: what it sends when it wakes up must get in nowhere among what the
 // repair publishes.
-func (r *repair) renewIngress(ctx context.Context, l *links) error {
-	st, err := l.conn.State(ctx)
+func (r *repair) renewIngress(ctx context.Context, l *backfill.Links) error {
+	st, err := l.Conn.State(ctx)
 	if err == nil && st.Exists {
-		err = l.conn.RenewIngress(ctx)
+		err = l.Conn.RenewIngress(ctx)
 	}
 	r.renewed = err == nil
 	if err == nil {
@@ -80,11 +80,11 @@ func (r *repair) renewIngress(ctx context.Context, l *links) error {
 var errRenewed = errors.New("the stream has a new ingress")
 
 // writeRecord repairs what only the record lacked.
-func (r *repair) writeRecord(ctx context.Context, l *links, f *finding, p *plan) error {
+func (r *repair) writeRecord(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
 	if err := r.bucket(ctx, l); err != nil {
 		return err
 	}
-	if _, err := l.store.Save(ctx, p.record, f.revision); err != nil {
+	if _, err := l.Store.Save(ctx, p.record, f.Revision); err != nil {
 		return fmt.Errorf("write the checkpoint record: %w", err)
 	}
 	r.rep.done(0)
@@ -101,25 +101,21 @@ func (f *finding) original() string {
 }
 
 // under is the record of a repair that is under way.
-func (r *repair) under(l *links, f *finding) *checkpoint.Record {
-	rec := r.fresh(l, f.readings)
+func (r *repair) under(l *backfill.Links, f *finding) *checkpoint.Record {
+	rec := l.Fresh(f.Readings)
 	if f.Record != nil {
 		rec.Base, rec.Places, rec.Holes = f.Record.Base, f.Record.Places, f.Record.Holes
 		if !f.Stream.Exists {
 			rec.Created = f.Record.Created
 		}
 	}
-	if st := f.Stream; 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
-		lost := checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq}
-		known := slices.DeleteFunc(slices.Clone(rec.Holes), func(h checkpoint.Range) bool { return h.From > st.NewestSeq })
-		rec.Holes = append(known, lost)
-	}
+	rec.Holes = f.Holes(rec.Holes)
 	rec.Repairing = f.original()
 	return rec
 }
 
 // keep repairs with the slot that is there.
-func (r *repair) keep(ctx context.Context, l *links, f *finding, p *plan) error {
+func (r *repair) keep(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
 	if !f.Stream.Exists {
 		return r.makeStream(ctx, l, f, r.under(l, f))
 	}
@@ -131,7 +127,7 @@ func (r *repair) keep(ctx context.Context, l *links, f *finding, p *plan) error 
 		return err
 	}
 	// One that was started before the record said so may hold the slot, and publish: its next record is refused.
-	if slot, err := l.pg.Slot(ctx); err != nil || slot.Active {
+	if slot, err := l.PG.Slot(ctx); err != nil || slot.Active {
 		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID, slot.Holder))
 	}
 	return r.fill(ctx, l, f, s, rec)
@@ -139,29 +135,29 @@ func (r *repair) keep(ctx context.Context, l *links, f *finding, p *plan) error 
 
 // anchorAt writes the record with which a repair that dies goes on: the slot is the right one, and from the anchor on it brings all that
 // the stream lacks.
-func (r *repair) anchorAt(ctx context.Context, l *links, f *finding, rec *checkpoint.Record, anchor outbox.Place) (err error) {
+func (r *repair) anchorAt(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor outbox.Place) (err error) {
 	rec.Places = []checkpoint.StoredPlace{{Place: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
 }
 
-func (r *repair) save(ctx context.Context, l *links, f *finding, rec *checkpoint.Record) (err error) {
+func (r *repair) save(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record) (err error) {
 	if err := r.bucket(ctx, l); err != nil {
 		return err
 	}
-	if f.revision, err = l.store.Save(ctx, rec, f.revision); err != nil {
+	if f.Revision, err = l.Store.Save(ctx, rec, f.Revision); err != nil {
 		return fmt.Errorf("write the checkpoint record: %w", err)
 	}
 	return nil
 }
 
 // bucket makes the record's bucket, if there is none.
-func (r *repair) bucket(ctx context.Context, l *links) error {
+func (r *repair) bucket(ctx context.Context, l *backfill.Links) error {
 	storage := jetstream.FileStorage
 	if r.cfg.Init.Storage == "memory" {
 		storage = jetstream.MemoryStorage
 	}
-	return l.store.EnsureBucket(ctx, r.cfg.Init.Replicas, storage)
+	return l.Store.EnsureBucket(ctx, r.cfg.Init.Replicas, storage)
 }
 
 // errAnew begins the repair again: what it needed is there now.
@@ -171,21 +167,21 @@ func (e *errAnew) Error() string { return e.what }
 
 // makeStream makes the stream as init would. Where there is a record it says first that a repair is under way, with the places that
 // it had: an empty record would say that the slot is still to be made.
-func (r *repair) makeStream(ctx context.Context, l *links, f *finding, rec *checkpoint.Record) error {
+func (r *repair) makeStream(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record) error {
 	if f.Record != nil {
 		if err := r.save(ctx, l, f, rec); err != nil {
 			return err
 		}
 	}
 	in := r.cfg.Init
-	if err := l.conn.EnsureStream(ctx, sink.StreamOptions{Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes}); err != nil {
+	if err := l.Conn.EnsureStream(ctx, sink.StreamOptions{Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes}); err != nil {
 		return err
 	}
 	return &errAnew{fmt.Sprintf("stream %s was made", r.cfg.Stream)}
 }
 
 // renew repairs with a new slot.
-func (r *repair) renew(ctx context.Context, l *links, f *finding, p *plan) error {
+func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
 	rec := r.under(l, f)
 	// Whatever the stream has is accepted: its positions may be those of another WAL.
 	rec.Places, rec.Base = nil, max(rec.Base, f.Stream.LastSeq)
@@ -195,36 +191,36 @@ func (r *repair) renew(ctx context.Context, l *links, f *finding, p *plan) error
 	if err := r.save(ctx, l, f, rec); err != nil {
 		return err
 	}
-	if err := r.awaitSlot(ctx, l); err != nil {
+	if err := l.AwaitSlot(ctx); err != nil {
 		return err
 	}
 	if f.Slot.Exists {
 		r.say("dropping slot %s", r.cfg.Slot)
 	}
-	failover, err := l.pg.DropSlot(ctx)
+	failover, err := l.PG.DropSlot(ctx)
 	if err != nil {
 		return err
 	}
 	r.say("making slot %s: the server waits for the transactions that write now", r.cfg.Slot)
-	slot, err := replication.CreateSlot(ctx, l.pgc, failover)
+	slot, err := replication.CreateSlot(ctx, l.PGC, failover)
 	if err != nil {
 		return err
 	}
 	defer slot.Close()
 	r.say("slot %s: made, at %v", r.cfg.Slot, slot.At)
-	snap, err := l.snapshot(ctx, slot.Snapshot)
+	snap, err := openSnapshot(ctx, l, slot.Snapshot)
 	if err != nil {
 		return err
 	}
 	p.close()
 	p.survey = r.newSurvey(l, snap)
 	s := p.survey
-	rd, err := l.read(ctx)
+	rd, err := l.Read(ctx)
 	if err != nil {
 		return err
 	}
 	s.anchor = outbox.Place{
-		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: r.settings(l), Timeline: rd.Server.History.At(slot.At),
+		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
 	if err := r.anchorAt(ctx, l, f, rec, s.anchor); err != nil {
 		return err
@@ -238,62 +234,40 @@ func (r *repair) renew(ctx context.Context, l *links, f *finding, p *plan) error
 }
 
 // fill publishes what is missing, waits until it is durable, and finishes the record.
-func (r *repair) fill(ctx context.Context, l *links, f *finding, s *survey, rec *checkpoint.Record) error {
-	published, err := r.publish(ctx, l, f.Server.History, s)
+func (r *repair) fill(ctx context.Context, l *backfill.Links, f *finding, s *survey, rec *checkpoint.Record) error {
+	w := r.window(l, f.Server.History, s)
+	published, err := w.Publish(ctx)
 	if err != nil {
 		return err
 	}
 	if s.snap != nil {
 		s.snap.Close()
 	}
-	if err := s.readBack(ctx, published); err != nil {
+	if err := w.ReadBack(ctx); err != nil {
 		return err
 	}
-	if err := r.awaitDurable(ctx, f.readings, s, published); err != nil {
+	if err := r.awaitDurable(ctx, f.Readings, s, published); err != nil {
 		return err
 	}
-	rd, err := l.read(ctx)
-	if err != nil {
-		return err
-	}
-	last, newest := s.anchor.Seq+published, s.newest
-	if published > 0 {
-		newest = last
-	}
-	switch {
-	case rd.Slot.Active:
-		return slotHeld(r.cfg.Slot, rd.Slot)
-	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != last || rd.Stream.NewestSeq != newest:
-		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq, rd.Stream.NewestSeq, last)
-	}
-	done := *rec
-	done.Repairing, done.Base, done.Holes = "", last, nil
+	newest := s.newest
 	place := s.anchor
-	place.Seq = last
-	done.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
-	rd.Record = &done
-	if _, err := checkpoint.Resolve(l.cc, rd.Readings); err != nil {
-		return err
+	if place.Seq += published; published > 0 {
+		newest = place.Seq
 	}
-	if err := r.save(ctx, l, f, &done); err != nil {
+	if err := l.Finish(ctx, rec, f.Revision, place, newest); err != nil {
 		return err
 	}
 	r.rep.done(published)
-	r.say("checkpoint record: written, outflow goes on from %v at sequence %d", place.Due, last)
+	r.say("checkpoint record: written, outflow goes on from %v at sequence %d", place.Due, place.Seq)
 	return nil
 }
 
 // awaitDurable waits until what the stream ends with has been there for durable_after: the anchor may be confirmed to PostgreSQL
 // already, so that nothing would bring it again.
-func (r *repair) awaitDurable(ctx context.Context, rd readings, s *survey, published uint64) error {
+func (r *repair) awaitDurable(ctx context.Context, rd backfill.Readings, s *survey, published uint64) error {
 	left := r.cfg.Sink.DurableAfter
 	if published == 0 {
-		if s.newestAt.IsZero() {
-			return nil
-		}
-		if now := rd.Stream.Now; !now.IsZero() { // the broker's clock, as that of newestAt: ours may be ahead
-			left = min(left, left-now.Sub(s.newestAt)-time.Since(rd.Now))
-		}
+		left = rd.Undurable(left, s.newestAt)
 	}
 	if left <= 0 {
 		return nil

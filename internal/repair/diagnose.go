@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -16,12 +17,9 @@ const (
 	secondReadingReplicated = 15 * time.Second
 )
 
-// slotPatience is how long a slot that is held is waited for: so long the server may take to notice that an outflow has gone.
-const slotPatience = 15 * time.Second
-
 // finding is what is wrong.
 type finding struct {
-	readings
+	backfill.Readings
 	code  string        // as outflow run says it; "": nothing
 	inner string        // under repair_unfinished: what is wrong beside that; "": nothing more
 	fault *outbox.Fault // nil if nothing is wrong
@@ -51,7 +49,7 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 		case err != nil:
 			r.say("could not read everything, reading again: %v", err)
 			last = nil
-		case f.code == "", f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Places) == 0),
+		case f.code == "", f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Places) == 0),
 			last != nil && last.code == f.code && last.inner == f.inner:
 			return f, nil
 		case n == attempts:
@@ -81,54 +79,29 @@ func wait(f *finding) time.Duration {
 
 // reading is one reading, on connections of its own.
 func (r *repair) reading(ctx context.Context) (*finding, error) {
-	l, err := r.open(ctx)
+	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
-	if err := r.awaitSlot(ctx, l); err != nil {
+	defer l.Close()
+	if err := l.AwaitSlot(ctx); err != nil {
 		return nil, err
 	}
-	rd, err := l.read(ctx)
+	rd, err := l.Read(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return r.judge(ctx, l, rd)
 }
 
-// awaitSlot waits until nobody holds the slot. An outflow that holds it has found nothing wrong, or is about to stop.
-func (r *repair) awaitSlot(ctx context.Context, l *links) error {
-	for begun := time.Now(); ; {
-		slot, err := l.pg.Slot(ctx)
-		if err != nil || !slot.Active {
-			return err
-		}
-		if time.Since(begun) > slotPatience {
-			return slotHeld(r.cfg.Slot, slot)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
-}
-
-func slotHeld(name string, slot outbox.SlotState) error {
-	return &outbox.Fault{
-		Class: outbox.Fatal, Code: "slot_held", What: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
-		Cure: "Stop outflow first. While it runs there is no gap: it stops when it finds one",
-	}
-}
-
 // judge says what is wrong, as a start would, and beside that what only a session would notice.
-func (r *repair) judge(ctx context.Context, l *links, rd readings) (*finding, error) {
-	f := &finding{readings: rd}
-	if rd.corrupt != nil {
-		f.code, f.fault = rd.corrupt.Code, rd.corrupt
+func (r *repair) judge(ctx context.Context, l *backfill.Links, rd backfill.Readings) (*finding, error) {
+	f := &finding{Readings: rd}
+	if rd.Corrupt != nil {
+		f.code, f.fault = rd.Corrupt.Code, rd.Corrupt
 		return f, nil
 	}
-	start, err := checkpoint.Resolve(l.cc, rd.Readings)
+	start, err := checkpoint.Resolve(l.CC, rd.Readings)
 	if err = f.take(err); err != nil {
 		return nil, err
 	}
@@ -140,7 +113,7 @@ func (r *repair) judge(ctx context.Context, l *links, rd readings) (*finding, er
 		rec := *rd.Record
 		rec.Repairing = ""
 		rd.Record = &rec
-		_, err := checkpoint.Resolve(l.cc, rd.Readings)
+		_, err := checkpoint.Resolve(l.CC, rd.Readings)
 		if err := inner.take(err); err != nil {
 			return nil, err
 		}
@@ -172,8 +145,8 @@ func (f *finding) take(err error) error {
 var errProved = errors.New("proved")
 
 // prove makes the messages that the stream has beyond the place, as a session would, and compares the last one.
-func (r *repair) prove(ctx context.Context, l *links, rd readings, start checkpoint.Start) error {
-	proof := checkpoint.NewProof(l.cc, start)
+func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readings, start checkpoint.Start) error {
+	proof := checkpoint.NewProof(l.CC, start)
 	if proof.Proved() {
 		return nil
 	}
@@ -197,13 +170,13 @@ func (r *repair) prove(ctx context.Context, l *links, rd readings, start checkpo
 
 // strangers looks for a message that is not ours among those that no repair has accepted. A run that sees one being stored stops; the next
 // one can't tell by the end of the stream that an event is missing before it.
-func (r *repair) strangers(ctx context.Context, l *links, rd readings) error {
+func (r *repair) strangers(ctx context.Context, l *backfill.Links, rd backfill.Readings) error {
 	var seq uint64
 	var n int
 	r.say("no gap at the end of the stream; looking through its messages")
-	err := l.messages(ctx, r.cfg.Stream, rd.Record.Base+1, rd.Stream.NewestSeq, func(m message) error {
-		if _, err := outbox.ParseHeader(m.header); err != nil {
-			seq = m.seq
+	err := l.Messages(ctx, rd.Record.Base+1, rd.Stream.NewestSeq, func(m backfill.Message) error {
+		if _, err := outbox.ParseHeader(m.Header); err != nil {
+			seq = m.Seq
 			n++
 		}
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -47,11 +48,11 @@ func (r *repair) consented(ctx context.Context, f *finding) error {
 	if !r.cfg.Source.Messages() || r.o.AcceptLoss == LossWords || r.accepted(f) != nil {
 		return nil // what is not accepted at all is said in its place
 	}
-	l, err := r.open(ctx)
+	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer l.Close()
 	p, err := r.plan(ctx, l, f)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/internal/wiring"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -41,7 +42,7 @@ func refuse(code, what, cure string) *outbox.Fault {
 }
 
 // plan finds out how the finding is to be repaired, and what is missing. It changes nothing.
-func (r *repair) plan(ctx context.Context, l *links, f *finding) (*plan, error) {
+func (r *repair) plan(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	p, err := r.detailed(ctx, l, f)
 	if err == nil {
 		p.loss = r.loses(p)
@@ -49,7 +50,7 @@ func (r *repair) plan(ctx context.Context, l *links, f *finding) (*plan, error) 
 	return p, err
 }
 
-func (r *repair) detailed(ctx context.Context, l *links, f *finding) (*plan, error) {
+func (r *repair) detailed(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	p, err := r.choose(ctx, l, f)
 	if err != nil || p.mode == modeRecord || p.survey != nil {
 		return p, err
@@ -72,19 +73,19 @@ func (r *repair) detailed(ctx context.Context, l *links, f *finding) (*plan, err
 const codeNoTable = "no_table"
 
 // allowed refuses what the table can't repair.
-func (r *repair) allowed(l *links, f *finding) error {
-	table := l.layout.Mapping.Table
+func (r *repair) allowed(l *backfill.Links, f *finding) error {
+	table := l.Layout.Mapping.Table
 	if f.Server.InRecovery {
 		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired", "Point postgres.url at the primary")
 	}
 	if err := wiring.NeedTable(r.cfg, "what is missing"); err != nil {
 		return err
 	}
-	if l.layout.ID == "" {
+	if l.Layout.ID == "" {
 		return refuse("repair_ids", fmt.Sprintf("table %s has no id column (columns.id): nobody can tell which of its rows are published", table),
 			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart and was set when they were published")
 	}
-	if n := removed(f.readings); n > 0 && r.o.Where == "" {
+	if n := f.Removed(); n > 0 && r.o.Where == "" {
 		return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more (retention, or somebody removed them): their rows, if the table "+
 			"still has them, look like missing ones", n, r.cfg.Stream),
 			"Give a condition that only rows hold to that may be missing, for example --where \"created_at > '...'\"")
@@ -93,7 +94,7 @@ func (r *repair) allowed(l *links, f *finding) error {
 }
 
 // choose says which mode the fault asks for.
-func (r *repair) choose(ctx context.Context, l *links, f *finding) (*plan, error) {
+func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	slot, cause := f.Slot, f.cause()
 	switch {
 	case cause == "slot_database" || slot.Exists && slot.Database != f.Server.Database:
@@ -154,12 +155,12 @@ func (r *repair) choose(ctx context.Context, l *links, f *finding) (*plan, error
 }
 
 // adopted looks whether the record holds for the stream that is there now, which has another creation time.
-func (r *repair) adopted(ctx context.Context, l *links, f *finding) (*checkpoint.Record, bool) {
+func (r *repair) adopted(ctx context.Context, l *backfill.Links, f *finding) (*checkpoint.Record, bool) {
 	rec := *f.Record
 	rec.Created, rec.Repairing = f.Stream.Created, ""
-	rd := f.readings
+	rd := f.Readings
 	rd.Record = &rec
-	start, err := checkpoint.Resolve(l.cc, rd.Readings)
+	start, err := checkpoint.Resolve(l.CC, rd.Readings)
 	if err == nil {
 		err = r.prove(ctx, l, rd, start)
 	}
@@ -167,8 +168,8 @@ func (r *repair) adopted(ctx context.Context, l *links, f *finding) (*checkpoint
 }
 
 // surveyed compares table and stream in the plan's mode.
-func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) error {
-	snap, err := l.snapshot(ctx, "")
+func (r *repair) surveyed(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
+	snap, err := openSnapshot(ctx, l, "")
 	if err != nil {
 		return err
 	}
@@ -178,9 +179,9 @@ func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) er
 	if p.mode == modeKeep {
 		switch f.cause() {
 		case "stream_missing", "stream_recreated", "record_missing", "record_corrupt":
-			s.anchored(f.readings, false, r.settings(l))
+			s.anchored(f.Readings, false, l.Settings())
 		default:
-			s.anchored(f.readings, true, r.settings(l))
+			s.anchored(f.Readings, true, l.Settings())
 		}
 		if snap != nil { // without rows none can be missed for being in WAL that can't be read yet
 			if err := snap.AwaitFlush(ctx); err != nil {
@@ -188,13 +189,13 @@ func (r *repair) surveyed(ctx context.Context, l *links, f *finding, p *plan) er
 			}
 		}
 	}
-	return s.run(ctx, f.readings, p.mode == modeKeep)
+	return s.run(ctx, f.Readings, p.mode == modeKeep)
 }
 
 // run makes the whole comparison.
-func (s *survey) run(ctx context.Context, rd readings, keep bool) error {
+func (s *survey) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if s.snap != nil {
-		s.r.say("reading the ids of table %s", s.l.layout.Mapping.Table)
+		s.r.say("reading the ids of table %s", s.l.Layout.Mapping.Table)
 		if err := s.candidates(ctx); err != nil {
 			return err
 		}
@@ -218,13 +219,4 @@ func (s *survey) run(ctx context.Context, rd readings, keep bool) error {
 		}
 	}
 	return s.edges(ctx)
-}
-
-// settings are the ordering settings that are in force where nothing says which were.
-func (r *repair) settings(l *links) outbox.Settings {
-	set := r.cfg.Reorder.Settings()
-	if !l.layout.Mapping.Keyed() {
-		set = set.Unkeyed()
-	}
-	return set
 }

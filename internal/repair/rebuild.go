@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -16,8 +17,8 @@ const firstLook = 4096
 
 // rebuild makes the record from the headers of the stream. What is confirmed to PostgreSQL is a place's due; its sequence is that of
 // the last message whose due is not beyond it. Then the WAL behind it must make exactly the messages that follow.
-func (r *repair) rebuild(ctx context.Context, l *links, f *finding) (*plan, error) {
-	place := outbox.Place{Due: f.Slot.Confirmed, Settings: r.settings(l), Timeline: f.Server.History.At(f.Slot.Confirmed)}
+func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+	place := outbox.Place{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
 	why, err := r.locate(ctx, l, f, &place)
 	if err == nil && why == "" {
 		why, err = r.agrees(ctx, l, f, place)
@@ -34,11 +35,11 @@ func (r *repair) rebuild(ctx context.Context, l *links, f *finding) (*plan, erro
 				"`outflow repair --new-slot`",
 		}
 	}
-	rec := r.fresh(l, f.readings)
+	rec := l.Fresh(f.Readings)
 	rec.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
-	rd := f.readings
+	rd := f.Readings
 	rd.Record = rec
-	if _, err := checkpoint.Resolve(l.cc, rd.Readings); err != nil {
+	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
 		return nil, err
 	}
 	return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("the headers of the stream and the WAL behind %v agree: the record can be made from them, with the place %v = sequence %d",
@@ -47,7 +48,7 @@ func (r *repair) rebuild(ctx context.Context, l *links, f *finding) (*plan, erro
 
 // rebuilt is the plan of a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond the place
 // show that the stream ends where it did. Where there is none it may be an older copy: then the WAL is confirmed beyond its end.
-func (r *repair) rebuilt(ctx context.Context, l *links, f *finding) (*plan, error) {
+func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	p, err := r.rebuild(ctx, l, f)
 	if err != nil || p.record.Places[0].Seq < f.Stream.NewestSeq {
 		return p, err
@@ -71,17 +72,8 @@ func (r *repair) rebuilt(ctx context.Context, l *links, f *finding) (*plan, erro
 	return p, nil
 }
 
-// fresh is a record without places, of what is there now.
-func (r *repair) fresh(l *links, rd readings) *checkpoint.Record {
-	return &checkpoint.Record{
-		Version: 1, Slot: r.cfg.Slot, Database: rd.Server.Database, SystemID: rd.Server.SystemID,
-		Publication: checkpoint.PublicationSeen{PublicationIdentity: rd.Publication, Seen: rd.Server.WALEnd},
-		Mapping:     l.layout.Mapping, Stream: r.cfg.Stream, Created: rd.Stream.Created,
-	}
-}
-
 // locate finds the place's sequence and taken events. why says why they can't be found.
-func (r *repair) locate(ctx context.Context, l *links, f *finding, place *outbox.Place) (why string, err error) {
+func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *outbox.Place) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
 		return "no message can be read", nil
@@ -99,17 +91,17 @@ func (r *repair) locate(ctx context.Context, l *links, f *finding, place *outbox
 }
 
 // locateFrom is enough where the first message read lies before the place with all of its window: then so does everything before it.
-func (r *repair) locateFrom(ctx context.Context, l *links, from, end uint64, place *outbox.Place) (why string, enough bool, err error) {
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *outbox.Place) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
-	err = l.messages(ctx, r.cfg.Stream, from, end, func(m message) error {
-		h, err := outbox.ParseHeader(m.header)
+	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
+		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
-			why = fmt.Sprintf("message %d has no %s header", m.seq, outbox.HeaderName)
+			why = fmt.Sprintf("message %d has no %s header", m.Seq, outbox.HeaderName)
 			return nil
 		}
 		if first == 0 {
-			first = m.seq
+			first = m.Seq
 			enough = h.Thru <= place.Due && !h.Pos.Repaired()
 		}
 		place.Settings.Sort = h.Sort
@@ -117,7 +109,7 @@ func (r *repair) locateFrom(ctx context.Context, l *links, from, end uint64, pla
 			maybe = append(maybe, h.Pos)
 		}
 		if h.Due <= place.Due {
-			before = m.seq
+			before = m.Seq
 			taken = append(taken, maybe...)
 			maybe = maybe[:0]
 		} else if len(maybe) > outbox.MaxTaken {
@@ -143,7 +135,7 @@ func (r *repair) locateFrom(ctx context.Context, l *links, from, end uint64, pla
 var errAgreed = errors.New("agreed")
 
 // agrees makes the messages behind the place and compares them with those that the stream has.
-func (r *repair) agrees(ctx context.Context, l *links, f *finding, place outbox.Place) (why string, err error) {
+func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place outbox.Place) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if place.Seq >= end {
 		return "", nil
@@ -158,13 +150,13 @@ func (r *repair) agrees(ctx context.Context, l *links, f *finding, place outbox.
 	messages, ended := make(chan read, 256), make(chan error, 1)
 	go func() {
 		defer close(messages)
-		ended <- l.messages(ctx, r.cfg.Stream, place.Seq+1, end, func(m message) error {
-			h, err := outbox.ParseHeader(m.header)
+		ended <- l.Messages(ctx, place.Seq+1, end, func(m backfill.Message) error {
+			h, err := outbox.ParseHeader(m.Header)
 			if err != nil {
 				return err
 			}
 			select {
-			case messages <- read{m.seq, h}:
+			case messages <- read{m.Seq, h}:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/internal/scratch"
 	"github.com/outflowhq/outflow/internal/wiring"
 	"github.com/outflowhq/outflow/outbox"
@@ -13,18 +14,18 @@ import (
 
 // rehearse makes the messages that a session from a place would make of what the slot holds now, and consumes nothing. input is called
 // with the LSN of each input before it is read, message with the header of each message. An error of theirs ends it.
-func (r *repair) rehearse(ctx context.Context, l *links, place outbox.Place, history outbox.History,
+func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place outbox.Place, history outbox.History,
 	input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
-	dec := decoder.New(wiring.Decoder(r.cfg, l.layout))
+	dec := decoder.New(wiring.Decoder(r.cfg, l.Layout))
 	buf := reorder.New(reorder.Config{
-		Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !l.layout.Mapping.Keyed(),
+		Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !l.Layout.Mapping.Keyed(),
 		Scratch: scratch.Dir(r.cfg.Reorder.SpillDir), MaxSpill: r.cfg.Reorder.MaxSpill, Stop: ctx.Err,
 	})
 	defer buf.Discard()
 	var res decoder.Result
 	var e outbox.Event
-	return replication.Peek(ctx, l.pgc.Config, 0, false, func(m replication.Message) error {
+	return replication.Peek(ctx, l.PGC.Config, 0, false, func(m replication.Message) error {
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
 		}

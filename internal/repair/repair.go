@@ -33,6 +33,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/internal/config"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -74,6 +76,10 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if f.code == "" {
 		return r.rep, nil
 	}
+	if f.code == checkpoint.CodeSnapshotUnfinished { // it may be under way: not even the ingress is touched
+		r.rep.Command = "outflow init --snapshot"
+		return r.rep, f.fault
+	}
 	if o.Accept == "" {
 		return r.rep, r.look(ctx, f)
 	}
@@ -96,11 +102,11 @@ func (r *repair) accepted(f *finding) error {
 
 // look says what a repair would do. The fault that it returns is the one found: nothing is repaired.
 func (r *repair) look(ctx context.Context, f *finding) error {
-	l, err := r.open(ctx)
+	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer l.Close()
 	p, err := r.plan(ctx, l, f)
 	if err != nil {
 		r.rep.Command = ""
@@ -131,6 +137,7 @@ func (r *repair) carryOut(ctx context.Context, found *finding) error {
 			return err
 		}
 		r.say("begins again: %v", err)
+		r.renewed = false // what this attempt has sent may still be on its way
 		select {
 		case <-ctx.Done():
 			return err

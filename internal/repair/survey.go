@@ -10,10 +10,19 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/internal/wiring"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
+
+// openSnapshot takes a snapshot of the table; nil if there is none.
+func openSnapshot(ctx context.Context, l *backfill.Links, exported string) (*replication.Snapshot, error) {
+	if !l.Layout.Mapping.Source.Rows() {
+		return nil, nil
+	}
+	return replication.OpenSnapshot(ctx, l.PGC.Config, exported)
+}
 
 // eventID stands for an event id in the form that the header has: its SHA-256, cut. So many rows fit into memory.
 type eventID [16]byte
@@ -35,7 +44,7 @@ const (
 // survey compares the table with the stream, and with what a slot that is kept will bring.
 type survey struct {
 	r    *repair
-	l    *links
+	l    *backfill.Links
 	snap *replication.Snapshot
 
 	fates  map[eventID]fate // of the candidates: the rows for which --where holds
@@ -76,18 +85,18 @@ type untrusted struct{ why string }
 
 func (u *untrusted) Error() string { return u.why }
 
-func (r *repair) newSurvey(l *links, snap *replication.Snapshot) *survey {
+func (r *repair) newSurvey(l *backfill.Links, snap *replication.Snapshot) *survey {
 	return &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}, repaired: map[eventID]struct{}{}}
 }
 
 // candidates reads the ids of the rows that may be missing.
 func (s *survey) candidates(ctx context.Context) error {
-	name := s.l.layout.ID
+	name := s.l.Layout.ID
 	column, _ := s.snap.Table().Column(name)
 	var none, double int
 	var example string
 	err := s.snap.Rows(ctx, replication.RowQuery{
-		Mapping: s.l.layout.Mapping, ID: name, Columns: []string{name}, Where: s.r.o.Where,
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name}, Where: s.r.o.Where,
 	}, func(v [][]byte) error {
 		raw, ok := rawID(column, v[0])
 		if !ok {
@@ -110,7 +119,7 @@ func (s *survey) candidates(ctx context.Context) error {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "repair_ids",
 			What: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by their id nobody can tell whether they are published",
-				s.l.layout.Mapping.Table, none, name, double, example),
+				s.l.Layout.Mapping.Table, none, name, double, example),
 			Cure: "Leave them out with --where, and decide about them by hand",
 		}
 	}
@@ -142,7 +151,7 @@ func (s *survey) set(id eventID, f fate) {
 }
 
 // stream crosses out what the stream has. Where the slot is kept, it also finds the events beyond the anchor.
-func (s *survey) stream(ctx context.Context, rd readings, keep bool) error {
+func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if !rd.Stream.Exists {
 		return nil
 	}
@@ -152,19 +161,19 @@ func (s *survey) stream(ctx context.Context, rd readings, keep bool) error {
 	}
 	var due outbox.LSN
 	read := 0
-	err := s.l.messages(ctx, s.r.cfg.Stream, 1, rd.Stream.NewestSeq, func(m message) error {
+	err := s.l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 		if read++; read%1_000_000 == 0 {
 			s.r.say("read %d messages of stream %s", read, s.r.cfg.Stream)
 		}
-		s.newest, s.newestAt = m.seq, m.stored
-		h, err := outbox.ParseHeader(m.header)
+		s.newest, s.newestAt = m.Seq, m.Stored
+		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
-			if m.seq > base {
+			if m.Seq > base {
 				s.strangers++
 			}
 			return nil
 		}
-		name := outbox.HeaderID(m.header)
+		name := outbox.HeaderID(m.Header)
 		if name == "" {
 			s.nameless++
 		}
@@ -177,7 +186,7 @@ func (s *survey) stream(ctx context.Context, rd readings, keep bool) error {
 			s.ours[h.Pos.LSN] = max(s.ours[h.Pos.LSN], h.Pos.Index+1)
 			return nil
 		}
-		if !keep || m.seq <= s.known {
+		if !keep || m.Seq <= s.known {
 			return nil
 		}
 		due = max(due, h.Due)
@@ -205,7 +214,7 @@ func (s *survey) raise(due outbox.LSN) {
 
 // anchored sets what the anchor begins as, for a slot that is kept: the oldest place at or above the confirmed LSN, or the LSN itself
 // with what is known about it.
-func (s *survey) anchored(rd readings, trusted bool, settings outbox.Settings) {
+func (s *survey) anchored(rd backfill.Readings, trusted bool, settings outbox.Settings) {
 	s.anchor = outbox.Place{Due: rd.Slot.Confirmed, Settings: settings}
 	if rd.Record == nil {
 		return
@@ -249,7 +258,7 @@ func (s *survey) anchored(rd readings, trusted bool, settings outbox.Settings) {
 // slot crosses out what the slot will bring beyond the anchor, and makes sure that it is the WAL that the stream's newest events came
 // from.
 func (s *survey) slot(ctx context.Context) error {
-	dec := decoder.New(wiring.Decoder(s.r.cfg, s.l.layout))
+	dec := decoder.New(wiring.Decoder(s.r.cfg, s.l.Layout))
 	have := map[outbox.Position]published{}
 	for _, p := range s.beyond {
 		have[p.pos] = p
@@ -260,7 +269,7 @@ func (s *survey) slot(ctx context.Context) error {
 	}
 	var res decoder.Result
 	var tx []eventID
-	err := replication.Peek(ctx, s.l.pgc.Config, 0, false, func(m replication.Message) error {
+	err := replication.Peek(ctx, s.l.PGC.Config, 0, false, func(m replication.Message) error {
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
 		}
@@ -318,13 +327,13 @@ func (s *survey) edges(ctx context.Context) error {
 	if s.counts[missing] == 0 {
 		return nil
 	}
-	name := s.l.layout.ID
+	name := s.l.Layout.ID
 	column, _ := s.snap.Table().Column(name)
 	if s.counts[missing] <= maxListed {
 		s.listed = make([]string, 0, s.counts[missing])
 	}
 	return s.snap.Rows(ctx, replication.RowQuery{
-		Mapping: s.l.layout.Mapping, ID: name, Columns: []string{name, replication.SortDoc, replication.SortKey}, Where: s.r.o.Where, Sorted: true,
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, replication.SortDoc, replication.SortKey}, Where: s.r.o.Where, Sorted: true,
 	}, func(v [][]byte) error {
 		raw, _ := rawID(column, v[0])
 		if f, ok := s.fates[idOf(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {
@@ -344,25 +353,6 @@ func (s *survey) edges(ctx context.Context) error {
 
 // next is the first index that is free for what is published at the anchor.
 func (s *survey) next() uint32 { return max(outbox.RepairedIndex, s.ours[s.anchor.Due]) }
-
-// removed is how many messages of the stream are not there any more, beside the holes that the record knows and a lost end: what
-// retention or somebody took away.
-func removed(rd readings) uint64 {
-	st := rd.Stream
-	end := st.NewestSeq
-	if end == 0 {
-		end = st.LastSeq
-	}
-	gone := end - min(end, st.Messages)
-	if rd.Record != nil {
-		for _, h := range rd.Record.Holes {
-			if h.From <= end {
-				gone -= min(gone, min(h.To, end)-h.From+1)
-			}
-		}
-	}
-	return gone
-}
 
 // isUntrusted reports whether err says that the slot can't be kept, and why.
 func isUntrusted(err error) (why string, ok bool) {

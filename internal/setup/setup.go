@@ -24,9 +24,10 @@ import (
 
 // setup is one run of init.
 type setup struct {
-	cfg    config.Config
-	log    *slog.Logger
-	report func(format string, args ...any)
+	cfg      config.Config
+	log      *slog.Logger
+	report   func(format string, args ...any)
+	snapshot bool // the slot is made by a snapshot
 
 	layout      *wiring.Layout
 	pg          *replication.Setup
@@ -39,8 +40,18 @@ type setup struct {
 // Run makes what is missing. report is called with a line for each step.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any)) error {
 	s := &setup{cfg: cfg, log: log, report: report}
+	return s.steps(ctx, s.table, s.connect, s.makePublication, s.makeStream, s.makeSlot)
+}
+
+// Prepare makes what a slot needs: table, publication, stream and bucket. It is the first part of a set-up that begins with a snapshot.
+func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any)) error {
+	s := &setup{cfg: cfg, log: log, report: report, snapshot: true}
+	return s.steps(ctx, s.table, s.connect, s.makePublication, s.makeStream)
+}
+
+func (s *setup) steps(ctx context.Context, steps ...func(context.Context) error) error {
 	defer s.close()
-	for _, step := range []func(context.Context) error{s.table, s.connect, s.makePublication, s.makeStream, s.makeSlot} {
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -132,7 +143,8 @@ func (s *setup) makeStream(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if r.Slot.Exists || r.Record != nil && !r.Record.Creating {
+		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot // it takes all rows again
+		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
 			return s.resolve(r.Readings)
 		}
 	}

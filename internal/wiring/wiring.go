@@ -116,6 +116,25 @@ func Replication(cfg config.Config, log *slog.Logger) replication.Config {
 
 // Sink is the configuration of the JetStream side.
 func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
+	sc, err := base(cfg, log)
+	if err != nil {
+		return sink.Config{}, err
+	}
+	sc.Table, sc.Keyed, sc.Resolve = l.Mapping.Table, l.Mapping.Keyed(), l.field
+	return sc, sc.Validate()
+}
+
+// Broker is the configuration of the JetStream side for commands that make no messages: they need no table.
+func Broker(cfg config.Config, log *slog.Logger) (sink.Config, error) {
+	sc, err := base(cfg, log)
+	if err != nil {
+		return sink.Config{}, err
+	}
+	sc.Resolve = func(string) (sink.Field, bool) { return 0, true }
+	return sc, sc.Validate()
+}
+
+func base(cfg config.Config, log *slog.Logger) (sink.Config, error) {
 	password, token, err := cfg.NATS.Login()
 	if err != nil {
 		return sink.Config{}, err
@@ -132,8 +151,7 @@ func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
 	for _, h := range cfg.Headers {
 		sc.Headers = append(sc.Headers, sink.MappedHeader{Name: h.Name, Column: h.Column})
 	}
-	sc.Table, sc.Keyed, sc.Resolve = l.Mapping.Table, l.Mapping.Keyed(), l.field
-	return sc, sc.Validate()
+	return sc, nil
 }
 
 // Connect connects to NATS; its error says which setting says where.

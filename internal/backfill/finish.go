@@ -1,0 +1,85 @@
+package backfill
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Removed is how many messages of the stream are not there any more, beside the holes that the record knows and a lost end: what
+// retention or somebody took away.
+func (r *Readings) Removed() uint64 {
+	st := r.Stream
+	end := st.NewestSeq
+	if end == 0 {
+		end = st.LastSeq
+	}
+	gone := end - min(end, st.Messages)
+	if r.Record != nil {
+		for _, h := range r.Record.Holes {
+			if h.From <= end {
+				gone -= min(gone, min(h.To, end)-h.From+1)
+			}
+		}
+	}
+	return gone
+}
+
+// Holes are the holes that are known, and the end that the broker lost without going back.
+func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
+	st := r.Stream
+	if st.NewestSeq == 0 || st.NewestSeq == st.LastSeq {
+		return known
+	}
+	known = slices.DeleteFunc(slices.Clone(known), func(h checkpoint.Range) bool { return h.From > st.NewestSeq })
+	return append(known, checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq})
+}
+
+// Undurable is how much is left of after until the stream's newest message, which was stored at that time, can't be lost any more. The
+// zero time: there is none.
+func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duration {
+	switch {
+	case stored.IsZero():
+		return 0
+	case r.Stream.Now.IsZero():
+		return after
+	}
+	// The broker's clock, as that of stored: ours may be ahead.
+	return max(0, min(after, after-r.Stream.Now.Sub(stored)-time.Since(r.Now)))
+}
+
+// Finish takes repairing from the record: everything up to the place's sequence is accepted, and outflow run goes on from the place,
+// which is its only one. The stream must end there, its newest message at newest, and nobody may hold the slot. It connects anew: what
+// was published, and sink.durable_after, may have taken longer than a server leaves a connection idle.
+func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place outbox.Place, newest uint64) error {
+	l, err := Open(ctx, l.cfg, l.log)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	rd, err := l.Read(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case rd.Slot.Active:
+		return SlotHeld(l.cfg.Slot, rd.Slot)
+	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != place.Seq || rd.Stream.NewestSeq != newest:
+		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq, rd.Stream.NewestSeq, place.Seq)
+	}
+	done := *rec
+	done.Repairing, done.Base, done.Holes = "", place.Seq, nil
+	done.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
+	rd.Record = &done
+	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
+		return err
+	}
+	if _, err := l.Store.Save(ctx, &done, revision); err != nil {
+		return fmt.Errorf("write the checkpoint record: %w", err)
+	}
+	return nil
+}

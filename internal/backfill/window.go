@@ -1,0 +1,165 @@
+package backfill
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/sink"
+)
+
+const pollEvery = 50 * time.Millisecond
+
+// Window is the window in which rows are published: one message each, at consecutive sequences and indexes.
+type Window struct {
+	Links    *Links
+	Snapshot *replication.Snapshot
+	Query    replication.RowQuery // which rows, in which order; the columns are the window's to set
+
+	Of       int        // so many rows there are
+	Due      outbox.LSN // from here on the WAL brings what follows
+	Timeline uint32     // of Due
+	Seq      uint64     // the stream's last sequence before it
+	Index    uint32     // of the first event
+
+	Wanted   func(*outbox.Event) bool // nil: every row that the query brings
+	Progress func(done int)           // called after each row that was handed over; nil: nobody
+
+	done uint64
+}
+
+// Publish publishes the rows, waits until all is acknowledged, and returns how many there were. It must be as many as Of. A fault of
+// class Poison names a row that can't be published; what comes before it is acknowledged then.
+func (w *Window) Publish(ctx context.Context) (uint64, error) {
+	if w.Of == 0 {
+		return 0, nil
+	}
+	l, q := w.Links, w.Query
+	columns := w.Snapshot.InWAL(l.Layout.Columns())
+	read, err := NewRows(l.cfg, l.Layout, columns)
+	if err != nil {
+		return 0, err
+	}
+	q.Columns = make([]string, len(columns))
+	for i, c := range columns {
+		q.Columns[i] = c.Name
+	}
+	out := &writer{pub: l.Conn.Publisher(w.Seq), lost: l.Conn.Lost()}
+	n := 0
+	h := outbox.Header{Of: w.Of, Due: w.Due, Thru: w.Due, Timeline: w.Timeline}
+	err = w.Snapshot.Rows(ctx, q, func(values [][]byte) error {
+		e, err := read.Event(values)
+		if err != nil {
+			return err
+		}
+		if w.Wanted != nil && !w.Wanted(e) {
+			return nil
+		}
+		e.Pos = outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}
+		h.Pos, h.N, h.ID, h.Key = e.Pos, n, e.ID, e.Key
+		if err := out.publish(ctx, e, &h); err != nil {
+			return err
+		}
+		if n == 0 { // once it is acknowledged nothing more comes in by the old ingress
+			if err := out.settle(ctx); err != nil {
+				return err
+			}
+		}
+		if n++; w.Progress != nil {
+			w.Progress(n)
+		}
+		return nil
+	})
+	if err == nil {
+		err = out.settle(ctx)
+	}
+	if err == nil && n != w.Of {
+		err = fmt.Errorf("%d events were missing, and %d rows were read of them", w.Of, n)
+	}
+	w.done = uint64(n)
+	return w.done, err
+}
+
+// ReadBack makes sure that the stream has what was published, and nothing in between. The expected sequences do not show that by themselves:
+// where a sleeping outflow wakes up in the middle, its message takes a sequence, ours is refused, and our next one finds the last sequence
+// that it expects.
+func (w *Window) ReadBack(ctx context.Context) error {
+	if w.done == 0 {
+		return nil
+	}
+	n, wrong := uint64(0), uint64(0)
+	err := w.Links.Messages(ctx, w.Seq+1, w.Seq+w.done, func(m Message) error {
+		h, err := outbox.ParseHeader(m.Header)
+		if (err != nil || h.Pos != outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}) && wrong == 0 {
+			wrong = m.Seq
+		}
+		n++
+		return nil
+	})
+	if err == nil && (wrong > 0 || n != w.done) {
+		err = fmt.Errorf("the stream has %d of %d messages that were published, message %d is another: somebody else publishes", n, w.done, wrong)
+	}
+	return err
+}
+
+// writer publishes with back-pressure.
+type writer struct {
+	pub     *sink.Publisher
+	lost    <-chan struct{}
+	flushed time.Time
+}
+
+func (w *writer) publish(ctx context.Context, e *outbox.Event, h *outbox.Header) error {
+	for w.pub.Full() {
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+	}
+	if err := w.pub.Publish(e, h); err != nil {
+		if outbox.ClassOf(err) == outbox.Poison {
+			err = w.before(ctx, err)
+		}
+		return err
+	}
+	if now := time.Now(); now.Sub(w.flushed) > 5*time.Millisecond {
+		w.flushed = now
+		w.pub.Flush(now)
+	}
+	return nil
+}
+
+// before lets what comes before a row that can't be published be acknowledged.
+func (w *writer) before(ctx context.Context, poison error) error {
+	if err := w.settle(ctx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return poison
+}
+
+// settle waits until all is acknowledged.
+func (w *writer) settle(ctx context.Context) error {
+	for w.pub.Acked() != w.pub.Sent() {
+		if err := w.wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait writes what is ready and waits for an acknowledgement.
+func (w *writer) wait(ctx context.Context) error {
+	pause := w.pub.Flush(time.Now())
+	if pause <= 0 {
+		pause = pollEvery
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.lost:
+	case <-w.pub.Notify():
+	case <-time.After(pause):
+	}
+	return w.pub.Check(time.Now())
+}

@@ -1,0 +1,87 @@
+package snapshot
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// progressEvery is how often it is said how many rows are published.
+const progressEvery = 5 * time.Second
+
+// Report is what was done. The JSON names are stable.
+type Report struct {
+	Slot   string `json:"slot"`
+	Stream string `json:"stream"`
+	Table  string `json:"table"`
+
+	At        outbox.LSN `json:"at"`        // rows that were committed up to here were published; those behind it come from the slot
+	Already   uint64     `json:"already"`   // messages that a snapshot which did not finish had left
+	Rows      int        `json:"rows"`      // beside them
+	Published uint64     `json:"published"` // of them
+	First     uint64     `json:"first,omitempty"`
+	Last      uint64     `json:"last,omitempty"` // the stream sequences of these
+	Order     string     `json:"order"`
+	Seconds   float64    `json:"seconds"` // of sorting and publishing
+	Finished  bool       `json:"finished"`
+}
+
+// String is the report for people.
+func (r *Report) String() string {
+	s := fmt.Sprintf("snapshot finished: %d rows of %s published in stream %s", r.Published, r.Table, r.Stream)
+	if r.Published > 0 {
+		s += fmt.Sprintf(" (sequences %d to %d, in the order %s)", r.First, r.Last, r.Order)
+	}
+	if r.Already > 0 {
+		s += fmt.Sprintf(", behind %d that were there from one that did not finish", r.Already)
+	}
+	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start outflow run", r.At, r.Slot)
+}
+
+// Progress says how far it is.
+type Progress struct {
+	Done      int           `json:"done"`
+	Of        int           `json:"of"`
+	Rate      float64       `json:"per_second"`
+	Remaining time.Duration `json:"-"`
+	Seconds   float64       `json:"remaining_seconds"`
+}
+
+func (p Progress) String() string {
+	return fmt.Sprintf("%d of %d rows published (%.0f %%), %.0f a second, about %v left",
+		p.Done, p.Of, 100*float64(p.Done)/float64(max(p.Of, 1)), p.Rate, p.Remaining.Round(time.Second))
+}
+
+// pace tells Progress now and then.
+type pace struct {
+	of          int
+	begun, said time.Time
+	tell        func(Progress)
+}
+
+func newPace(of int, tell func(Progress)) *pace {
+	now := time.Now()
+	return &pace{of: of, begun: now, said: now, tell: tell}
+}
+
+// pacing is how many rows go by between two looks at the clock.
+const pacing = 64
+
+func (p *pace) row(done int) {
+	if done%pacing != 0 || p.tell == nil {
+		return
+	}
+	now := time.Now()
+	if now.Sub(p.said) < progressEvery {
+		return
+	}
+	p.said = now
+	p.tell(p.at(done, now))
+}
+
+func (p *pace) at(done int, now time.Time) Progress {
+	rate := float64(done) / max(now.Sub(p.begun).Seconds(), 1e-3)
+	left := float64(p.of-done) / max(rate, 1e-3)
+	return Progress{Done: done, Of: p.of, Rate: rate, Remaining: time.Duration(left * float64(time.Second)), Seconds: left}
+}

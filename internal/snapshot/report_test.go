@@ -1,0 +1,32 @@
+package snapshot
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	var told []Progress
+	p := newPace(1000, func(p Progress) { told = append(told, p) })
+	for n := 1; n <= 3*pacing; n++ {
+		p.row(n)
+	}
+	if len(told) != 0 {
+		t.Errorf("told at once: %v", told)
+	}
+	p.said = p.said.Add(-progressEvery)
+	p.begun = p.begun.Add(-progressEvery)
+	p.row(4*pacing - 1)
+	p.row(4 * pacing)
+	p.row(5 * pacing)
+	if len(told) != 1 || told[0].Done != 4*pacing || told[0].Of != 1000 {
+		t.Fatalf("%v", told)
+	}
+	got := p.at(250, p.begun.Add(5*time.Second))
+	if got.Rate != 50 || got.Remaining != 15*time.Second || got.Seconds != 15 || !strings.Contains(got.String(), "250 of 1000 rows published (25 %), 50 a second, about 15s left") {
+		t.Errorf("%+v %v", got, got)
+	}
+	(&pace{of: 1}).row(pacing) // nobody listens
+}

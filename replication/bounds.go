@@ -1,0 +1,102 @@
+package replication
+
+import (
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Bound is a condition on the rows of a RowQuery.
+type Bound struct {
+	By     string   // a column, SortDoc or SortKey
+	Op     string   // =, >= or <=; = holds if one of the values does
+	Values []string // as an event has them; of a bytea its bytes
+}
+
+// SortID is the id, as a column of a RowQuery: text, "" where there is none.
+const SortID = "\x00id"
+
+// RowPlace is a row's place in the order of a sorted RowQuery.
+type RowPlace struct{ Doc, Key, ID string }
+
+const typeBytea = 17
+
+// conditions are the bounds as SQL. Documents and keys are compared as the bytes of their text; beside it stands a condition that an
+// index of the column can serve.
+func (s *Snapshot) conditions(q RowQuery) (sql []string) {
+	for _, b := range q.Bounds {
+		switch {
+		case b.By == SortKey && b.Op == "=":
+			sql = append(sql, fmt.Sprintf("%s IN (%s)", s.sortKey(q.Mapping), list(b.Values)))
+		case b.By == SortKey:
+			sql = append(sql, fmt.Sprintf(`%s COLLATE "C" %s %s`, s.sortKey(q.Mapping), b.Op, text(b.Values[0])))
+		case b.By == SortDoc:
+			sql = append(sql, s.equal(q.Mapping.Doc, b.Values))
+		case b.Op == "=":
+			sql = append(sql, s.equal(b.By, b.Values))
+		default:
+			sql = append(sql, fmt.Sprintf("%s %s %s", quote(b.By), b.Op, text(b.Values[0])))
+		}
+	}
+	if p := q.After; p != nil {
+		sql = append(sql, fmt.Sprintf(`(%s COLLATE "C", %s COLLATE "C", %s) > (%s, %s, %s)`,
+			s.sortDoc(q.Mapping), s.sortKey(q.Mapping), s.tie(q, sortID(q.ID)), text(p.Doc), text(p.Key), text(p.ID)))
+	}
+	return sql
+}
+
+// Ordered reports whether a sorted query has each document's rows in an order that means something: by a key, or, without one, by ids that
+// count up.
+func (s *Snapshot) Ordered(q RowQuery) bool {
+	c, _ := s.table.Column(q.ID)
+	return q.Mapping.Keyed() || slices.Contains(countable, c.TypeOID)
+}
+
+// equal compares a column with values: as its type does, and as text, where 1 is not 01.
+func (s *Snapshot) equal(column string, values []string) string {
+	if c, ok := s.table.Column(column); ok && c.TypeOID == typeBytea {
+		printed := make([]string, len(values))
+		for i, v := range values {
+			printed[i] = `\x` + hex.EncodeToString([]byte(v))
+		}
+		values = printed
+	}
+	return fmt.Sprintf("%s IN (%s) AND %s IN (%s)", quote(column), list(values), printed(column), list(values))
+}
+
+func list(values []string) string {
+	quoted := make([]string, len(values))
+	for i, v := range values {
+		quoted[i] = text(v)
+	}
+	return strings.Join(quoted, ", ")
+}
+
+// text is a value in SQL, whatever standard_conforming_strings is.
+func text(v string) string {
+	if strings.Contains(v, `\`) {
+		return " E" + literal(strings.ReplaceAll(v, `\`, `\\`))
+	}
+	return literal(v)
+}
+
+func sortID(column string) string {
+	if column == "" {
+		return "''"
+	}
+	return printed(column)
+}
+
+// boundsFault says that a value can't be one of its column, where that is what the server says.
+func (q RowQuery) boundsFault(err error) error {
+	if len(q.Bounds) == 0 || !strings.HasPrefix(sqlState(err), "22") {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Usage, Code: "row_value", What: "a value that was given can't be one of its column", Err: err,
+		Cure: "Write it as PostgreSQL prints it",
+	}
+}
