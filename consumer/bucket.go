@@ -1,0 +1,275 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// JetStream keeps the marks in a key-value bucket beside the stream, outflow-consumers-<stream>, for handlers whose effect is not in
+// PostgreSQL. What was handled shortly before a crash comes again: at least once, in the same order. An event that fails for good goes
+// to [Config.OnPoison], as there is no table to park it in.
+func JetStream() Marks { return bucketMarks{} }
+
+type bucketMarks struct{}
+
+// Bucket is the name of the bucket in which [JetStream] keeps the marks of a stream's consumers, one key each.
+func Bucket(stream string) string { return "outflow-consumers-" + stream }
+
+func (bucketMarks) open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error) {
+	if js == nil {
+		return nil, errors.New("consumer: JetStream marks without a JetStream context")
+	}
+	kv, err := js.KeyValue(ctx, Bucket(cfg.Stream))
+	if errors.Is(err, jetstream.ErrBucketNotFound) && !cfg.NoCreate {
+		var stream jetstream.Stream
+		if stream, err = js.Stream(ctx, cfg.Stream); err == nil {
+			kv, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+				Bucket: Bucket(cfg.Stream), History: 64, Replicas: stream.CachedInfo().Config.Replicas,
+				Description: "how far Outflow's consumers are",
+			})
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", Bucket(cfg.Stream), err)
+	}
+	return newDocumentStore(bucketCell{kv, cfg.Name}, cfg), nil
+}
+
+// cell is one value that is replaced by compare-and-set.
+type cell interface {
+	load(ctx context.Context) (value []byte, revision uint64, err error) // nil, 0: there is none
+	save(ctx context.Context, value []byte, revision uint64) (uint64, error)
+}
+
+type bucketCell struct {
+	kv  jetstream.KeyValue
+	key string
+}
+
+func (b bucketCell) load(ctx context.Context) ([]byte, uint64, error) {
+	e, err := b.kv.Get(ctx, b.key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return e.Value(), e.Revision(), nil
+}
+
+func (b bucketCell) save(ctx context.Context, value []byte, revision uint64) (uint64, error) {
+	var r uint64
+	var err error
+	if revision == 0 {
+		r, err = b.kv.Create(ctx, b.key, value)
+	} else {
+		r, err = b.kv.Update(ctx, b.key, value, revision)
+	}
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		err = errMoved
+	}
+	return r, err
+}
+
+// Memory keeps the marks in this process, for tests: consumers that share it are instances of one. At least once.
+func Memory() Marks { return &memoryMarks{cells: map[string]*memoryCell{}} }
+
+type memoryMarks struct {
+	mu    sync.Mutex
+	cells map[string]*memoryCell
+}
+
+func (m *memoryMarks) open(_ context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cells[cfg.Name] == nil {
+		m.cells[cfg.Name] = &memoryCell{}
+	}
+	return newDocumentStore(m.cells[cfg.Name], cfg), nil
+}
+
+type memoryCell struct {
+	mu       sync.Mutex
+	value    []byte
+	revision uint64
+}
+
+func (c *memoryCell) load(context.Context) ([]byte, uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.value, c.revision, nil
+}
+
+func (c *memoryCell) save(_ context.Context, value []byte, revision uint64) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if revision != c.revision {
+		return 0, errMoved
+	}
+	c.value, c.revision = value, c.revision+1
+	return c.revision, nil
+}
+
+// document is the JSON of one consumer.
+type document struct {
+	Version    int                  `json:"v"`
+	Stream     string               `json:"stream"`
+	Created    map[string]time.Time `json:"created"`
+	Filter     string               `json:"filter"`
+	Partitions int                  `json:"partitions"`
+	Before     []generation         `json:"before,omitempty"`
+	ReplayedTo uint64               `json:"replayed_to,omitempty"`
+	Marks      map[string][]mark    `json:"marks"`
+	Owner      string               `json:"owner,omitempty"` // empty: nobody has the lease
+	Lease      time.Duration        `json:"lease,omitempty"` // so long without a new revision, and the owner counts as dead
+}
+
+// documentStore keeps a consumer's marks in one document: the session has it in memory and writes it again and again. A handler's
+// effect is elsewhere, so it may be ahead of the document, never behind it.
+type documentStore struct {
+	cell cell
+	cfg  *Config
+	me   string
+
+	watched      uint64 // the revision that take saw last, of another owner's document, and when it saw it first
+	watchedSince time.Time
+
+	mu       sync.Mutex
+	doc      document
+	revision uint64
+	lost     bool // another instance has written the document
+	dirty    bool // a mark has moved since it was written
+	written  time.Time
+}
+
+func newDocumentStore(c cell, cfg *Config) *documentStore {
+	return &documentStore{cell: c, cfg: cfg, me: instance()}
+}
+
+func (s *documentStore) exact() bool { return false }
+
+// every is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what a server writes to disk at its leisure
+// by a minute or so.
+func (s *documentStore) every() time.Duration { return min(time.Second, s.cfg.Lease/3) }
+
+func (s *documentStore) close() {}
+func (s *documentStore) drop()  {}
+
+// take asks for the lease. An owner is dead when its document has not changed for a lease, by this instance's clock.
+func (s *documentStore) take(ctx context.Context) (*state, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	value, revision, err := s.cell.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := document{Version: 1, Stream: s.cfg.Stream, Filter: s.cfg.Filter}
+	if value != nil {
+		if err := json.Unmarshal(value, &d); err != nil || d.Version != 1 {
+			return nil, &Fault{What: fmt.Sprintf("key %s of bucket %s can't be read (version %d)", s.cfg.Name, Bucket(s.cfg.Stream), d.Version), Err: err,
+				Cure: "A newer outflow may have written it: run the same version everywhere"}
+		}
+	}
+	if d.Owner != "" && d.Owner != s.me {
+		if s.watched != revision {
+			s.watched, s.watchedSince = revision, time.Now()
+		}
+		if time.Since(s.watchedSince) < max(d.Lease, s.cfg.Lease) {
+			return nil, &heldError{owner: d.Owner, partitions: d.Partitions}
+		}
+	}
+	d.Owner, d.Lease = s.me, s.cfg.Lease
+	s.doc, s.revision, s.lost = d, revision, false
+	if err := s.writeLocked(ctx); err != nil {
+		return nil, err
+	}
+	st := &state{Filter: d.Filter, Partitions: d.Partitions, Before: d.Before, ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Marks: map[string][]mark{}}
+	maps.Copy(st.Created, d.Created)
+	for source, marks := range d.Marks {
+		st.Marks[source] = slices.Clone(marks)
+	}
+	return st, nil
+}
+
+// writeLocked writes the document. After an error that leaves open whether it was stored the session is over.
+func (s *documentStore) writeLocked(ctx context.Context) error {
+	if s.lost {
+		return errMoved
+	}
+	value, err := json.Marshal(&s.doc)
+	if err != nil {
+		return err
+	}
+	revision, err := s.cell.save(ctx, value, s.revision)
+	if err != nil {
+		s.lost = true
+		return err
+	}
+	s.revision, s.dirty, s.written = revision, false, time.Now()
+	return nil
+}
+
+func (s *documentStore) set(ctx context.Context, st *state) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doc.Filter, s.doc.Partitions, s.doc.Before, s.doc.Created = st.Filter, st.Partitions, st.Before, maps.Clone(st.Created)
+	s.doc.Marks = map[string][]mark{}
+	for source, marks := range st.Marks {
+		s.doc.Marks[source] = slices.Clone(marks)
+	}
+	return s.writeLocked(ctx)
+}
+
+func (s *documentStore) forget(ctx context.Context, source string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doc.Before = without(s.doc.Before, source)
+	return s.writeLocked(ctx)
+}
+
+func (s *documentStore) renew(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.lost && !s.dirty && time.Since(s.written) < s.cfg.Lease/3 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Lease)
+	defer cancel()
+	return s.writeLocked(ctx)
+}
+
+func (s *documentStore) give(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doc.Owner, s.doc.Lease = "", 0
+	return s.writeLocked(ctx)
+}
+
+func (s *documentStore) read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+	return do(ctx, nil)
+}
+
+func (s *documentStore) move(ctx context.Context, source string, partition int, from, to mark, do func(ctx context.Context, tx pgx.Tx) error) error {
+	s.mu.Lock()
+	lost := s.lost
+	s.mu.Unlock()
+	if lost {
+		return errMoved
+	}
+	if err := do(ctx, nil); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doc.Marks[source][partition], s.dirty = to, true
+	return nil
+}

@@ -1,0 +1,76 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Consumer reads a stream for one handler. Make it with [New]; [Consumer.Run] once at a time.
+type Consumer struct {
+	js    jetstream.JetStream
+	marks Marks
+	cfg   Config
+	dec   *decoder
+	met   *metrics
+
+	running atomic.Bool
+}
+
+// New checks the settings. It connects nothing.
+func New(js jetstream.JetStream, marks Marks, cfg Config) (*Consumer, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if marks == nil {
+		return nil, errors.New("consumer: no marks: want consumer.Postgres(pool), or consumer.JetStream() for at-least-once")
+	}
+	if js == nil && cfg.Source == nil {
+		return nil, errors.New("consumer: no JetStream context")
+	}
+	if cfg.Schema != nil {
+		if err := cfg.Schema.Check(); err != nil {
+			return nil, fmt.Errorf("consumer: %w", err)
+		}
+	}
+	dec, err := newDecoder(&cfg)
+	if err != nil {
+		return nil, fmt.Errorf("consumer: %w", err)
+	}
+	met, err := newMetrics(cfg.Registerer, cfg.Name, cfg.Partitions)
+	if err != nil {
+		return nil, fmt.Errorf("consumer: metrics: %w", err)
+	}
+	return &Consumer{js: js, marks: marks, cfg: cfg, dec: dec, met: met}, nil
+}
+
+// Partition returns the partition of a message's document. Its error says that it is no message of Outflow's, or not on one of the subjects.
+func (c *Consumer) Partition(m *Message) (int, error) {
+	e, err := c.dec.event(m)
+	if err != nil {
+		return 0, err
+	}
+	return partitionOf(e.hash, c.cfg.Partitions), nil
+}
+
+// Run reads and calls the handler until ctx ends, and returns nil then, after a clean stop. While another instance of the same name is
+// active it stands by. Connections that fail are tried again without end; an error means that somebody has to decide (see [Fault]).
+func (c *Consumer) Run(ctx context.Context, h Handler) error {
+	if h == nil {
+		return errors.New("consumer: no handler")
+	}
+	if !c.running.CompareAndSwap(false, true) {
+		return errors.New("consumer: Run is running already: make another Consumer for another instance")
+	}
+	defer c.running.Store(false)
+	r := &run{Consumer: c, handler: h}
+	err := r.run(ctx)
+	if r.store != nil {
+		r.store.close()
+	}
+	return err
+}

@@ -1,0 +1,11 @@
+package consumertest
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/outflowhq/outflow/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }

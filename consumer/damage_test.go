@@ -1,0 +1,333 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// readAll has the effects of what is in the stream, and stops.
+func (w *world) readAll(cfg Config, all []*Message) {
+	w.t.Helper()
+	r := w.start(w.consumer(cfg), handler)
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}
+
+// fails runs a consumer that must end with an error of the kind, whose text has all the words.
+func (w *world) fails(cfg Config, kind error, words ...string) {
+	w.t.Helper()
+	err := w.start(w.consumer(cfg), handler).ends()
+	if !errors.Is(err, kind) {
+		w.t.Fatalf("Run: %v, want %v", err, kind)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			w.t.Errorf("%q does not say %q", err, word)
+		}
+	}
+}
+
+// The broker loses its end, and outflow publishes it again: at the same sequences, or, behind a hole, under new ones.
+func TestStreamLosesItsEnd(t *testing.T) {
+	t.Parallel()
+	for _, back := range []bool{true, false} {
+		for _, partitions := range []int{3, 5} { // afterwards
+			t.Run(fmt.Sprintf("back=%t,partitions=%d", back, partitions), func(t *testing.T) {
+				t.Parallel()
+				w, s, src := newWorld(t), &script{}, newMemory()
+				all := s.events(100, 12)
+				src.publish(all...)
+				cfg := w.config(src)
+				cfg.Partitions, cfg.Batch = 3, 4
+				w.readAll(cfg, all)
+				src.lose(61, back)
+				src.publish(all[60:80]...)
+				cfg.Partitions = partitions
+				r := w.start(w.consumer(cfg), handler)
+				src.publish(all[80:]...)
+				more := s.events(30, 12)
+				src.publish(more...)
+				w.await(slices.Concat(all, more))
+				r.stopped()
+				w.readAll(cfg, slices.Concat(all, more))
+			})
+		}
+	}
+}
+
+// A hole appears while a session runs: what it has read before is gone, and comes again.
+func TestStreamLosesItsEndWhileItIsRead(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(100, 12)
+	src.publish(all...)
+	r := w.start(w.consumer(w.config(src)), handler)
+	w.await(all)
+	more := s.events(20, 12)
+	src.lose(61, false)
+	src.publish(slices.Concat(all[60:], more)...)
+	w.await(slices.Concat(all, more))
+	r.stopped()
+	w.exactly(slices.Concat(all, more))
+}
+
+// A database that was moved to another cluster has lower positions. These events are none that come again.
+func TestPositionsGoBack(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprint("running=", running), func(t *testing.T) {
+			t.Parallel()
+			w, src := newWorld(t), newMemory()
+			old, moved := &script{lsn: 1 << 30}, &script{n: 1000}
+			all := old.events(50, 7)
+			src.publish(all...)
+			r := w.start(w.consumer(w.config(src)), handler)
+			w.await(all)
+			if !running {
+				r.stopped()
+			}
+			more := moved.events(50, 7)
+			src.publish(more...)
+			if !running {
+				r = w.start(w.consumer(w.config(src)), handler)
+			}
+			w.await(slices.Concat(all, more))
+			r.stopped()
+			w.exactly(slices.Concat(all, more))
+		})
+	}
+}
+
+// Events of a repair share one due; windows of repairs that were killed are unfinished.
+func TestRepairedEvents(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(20, 5)
+	for i := range 30 { // two windows, the first one unfinished
+		h := outbox.Header{Pos: outbox.Position{LSN: s.lsn, Index: outbox.RepairedIndex + uint32(i)}, N: i % 18, Of: 25, Due: s.lsn, Thru: s.lsn, ID: fmt.Sprint("r", i)}
+		all = append(all, message(fmt.Sprintf("d%d", i%5), &h))
+	}
+	all = append(all, s.events(20, 5)...)
+	cfg := w.config(src)
+	cfg.Batch = 3
+	src.publish(all[:33]...)
+	w.readAll(cfg, all[:33])
+	src.lose(26, false) // in the middle of the repair
+	src.publish(all[25:]...)
+	w.readAll(cfg, all)
+}
+
+func TestGaps(t *testing.T) {
+	t.Parallel()
+	t.Run("removed before it was read", func(t *testing.T) {
+		t.Parallel()
+		w, s, src := newWorld(t), &script{}, newMemory()
+		all := s.events(100, 9)
+		src.publish(all[:40]...)
+		w.readAll(w.config(src), all[:40])
+		src.publish(all[40:]...)
+		src.removeTo(60)
+		w.fails(w.config(src), ErrGap, "sequences 41 to 60", "outflow replay", "AcceptGap")
+		w.exactly(all[:40])
+		cfg := w.config(src)
+		cfg.AcceptGap = true
+		w.readAll(cfg, slices.Concat(all[:40], all[60:]))
+	})
+	t.Run("removed after it was read", func(t *testing.T) {
+		t.Parallel()
+		w, s, src := newWorld(t), &script{}, newMemory()
+		all := s.events(40, 3) // most partitions have nothing
+		src.publish(all...)
+		w.readAll(w.config(src), all)
+		w.awaitMarks(40)
+		src.removeTo(40)
+		more := s.events(5, 3)
+		src.publish(more...)
+		w.readAll(w.config(src), slices.Concat(all, more))
+	})
+	t.Run("inside a window", func(t *testing.T) {
+		t.Parallel()
+		w, src := newWorld(t), newMemory()
+		for _, n := range []int{0, 1, 3} {
+			src.publish(message("d", &outbox.Header{Pos: outbox.Position{LSN: 16, Index: uint32(n)}, N: n, Of: 4, Due: 16, Thru: 16}))
+		}
+		w.fails(w.config(src), ErrGap, "sequence 3")
+	})
+	t.Run("deleted by hand", func(t *testing.T) {
+		t.Parallel()
+		w, s, src := newWorld(t), &script{}, newMemory()
+		all := s.events(10, 3)
+		src.publish(all...)
+		src.remove(4, 5)
+		w.readAll(w.config(src), slices.Concat(all[:3], all[5:]))
+	})
+}
+
+func TestAnotherStream(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(30, 4)
+	src.publish(all...)
+	w.readAll(w.config(src), all)
+
+	restored := newMemory().publish(all...) // from a backup: it counts as another one, with the same messages
+	more := s.events(5, 4)
+	restored.publish(more...)
+	restored.created = src.created.Add(time.Hour)
+	all = append(all, more...)
+	w.readAll(w.config(restored), all)
+
+	other := newMemory().publish((&script{lsn: 7}).events(60, 4)...)
+	w.fails(w.config(other), ErrStream, "sequence 35", "position", "rewind")
+	empty := newMemory()
+	empty.created = src.created.Add(2 * time.Hour)
+	w.fails(w.config(empty), ErrStream, "sequence 35")
+	cfg := w.config(restored)
+	cfg.Stream = "OTHER"
+	w.fails(cfg, ErrStream, "OUTBOX", "OTHER")
+	w.exactly(all)
+}
+
+func TestForeignAndRepeated(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(5, 2)
+	src.publish(all...)
+	src.publish(&Message{Subject: "outbox.x", Header: nats.Header{}})
+	w.fails(w.config(src), ErrForeign, "message 6")
+
+	w2, src2 := newWorld(t), newMemory()
+	src2.publish(all...).publish(all[4])
+	w2.fails(w2.config(src2), ErrRepeat, "5 and 6")
+}
+
+// The number of partitions changes at any point, many times.
+func TestPartitionsChange(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(240, 40)
+	src.publish(all...)
+	for i, partitions := range []int{3, 5, 2, 8, 1, 4} {
+		cfg := w.config(src)
+		cfg.Partitions, cfg.Batch = partitions, 3
+		cfg.Faults = &crashAt{n: 25 + 5*i}
+		if err := w.start(w.consumer(cfg), handler).ends(); !errors.Is(err, errCrash) {
+			t.Fatal(err)
+		}
+		w.expire()
+	}
+	var before int
+	if err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before); err != nil || before == 0 {
+		t.Errorf("%d generations are kept (%v)", before, err)
+	}
+	w.readAll(w.config(src), all)
+	r := w.start(w.consumer(w.config(src)), handler)
+	if !eventually(func() bool {
+		err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before)
+		return err == nil && before == 0
+	}) {
+		t.Errorf("%d generations are kept when nothing is left to say", before)
+	}
+	r.stopped()
+	w.exactly(all)
+}
+
+// An instance with another number of partitions must not run beside the first.
+func TestPartitionsDiffer(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(10, 4)
+	src.publish(all...)
+	r := w.start(w.consumer(w.config(src)), handler)
+	w.await(all)
+	cfg := w.config(src)
+	cfg.Partitions = 3
+	w.fails(cfg, ErrPartitions, "8 partitions", "has 3")
+	r.stopped()
+}
+
+// Two instances: the second one stands by, and takes over when the first one stops. One that sleeps through a take-over can do nothing.
+func TestZombie(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(60, 6)
+	src.publish(all...)
+	asleep, awake := make(chan struct{}), make(chan struct{})
+	var once atomic.Bool
+	cfg := w.config(src)
+	cfg.Partitions, cfg.Batch = 2, 2
+	zombie := cfg
+	zombie.Faults = faults(func(at Point, e *Event) error {
+		if at == AtBegin && e.seq > 20 && once.CompareAndSwap(false, true) {
+			close(asleep)
+			<-awake
+		}
+		return nil
+	})
+	sleeping := w.start(w.consumer(zombie), handler)
+	<-asleep
+	r := w.start(w.consumer(cfg), handler)
+	for !eventually(func() bool { w.expire(); return fmt.Sprint(w.effects()) == fmt.Sprint(want(all)) }) {
+		t.Fatal(w.effects())
+	}
+	close(awake)
+	r.stopped()
+	sleeping.stopped()
+	w.exactly(all)
+}
+
+// A transaction that is open when another instance takes over is waited for.
+func TestZombieInATransaction(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(20, 1)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.Batch = 1
+	asleep, awake := make(chan struct{}), make(chan struct{})
+	zombie := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if err := handler(ctx, tx, e); err != nil {
+			return err
+		}
+		if e.seq == 10 {
+			close(asleep)
+			<-awake
+		}
+		return nil
+	})
+	<-asleep
+	var second atomic.Int64 // the first event that the second instance handles
+	r := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		second.CompareAndSwap(0, int64(e.seq))
+		return handler(ctx, tx, e)
+	})
+	var waits bool
+	if !eventually(func() bool {
+		w.expire()
+		err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'consumer'
+			AND wait_event_type = 'Lock' AND query LIKE 'UPDATE %outflow_mark%epoch%')`).Scan(&waits)
+		return err == nil && waits
+	}) {
+		t.Fatal("nobody waits for the open transaction")
+	}
+	close(awake)
+	w.await(all)
+	r.stopped()
+	zombie.stopped()
+	w.exactly(all)
+	if n := second.Load(); n != 0 && n < 11 {
+		t.Errorf("the second instance began with event %d", n)
+	}
+}

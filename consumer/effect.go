@@ -1,0 +1,83 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// effect brings the event to the current version and calls the handler, once. The handler's panic is an error; so is what it must not
+// do with its transaction.
+func effect(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
+	if err := cfg.Schema.upcast(e); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	if tx == nil {
+		return call(ctx, h, nil, e)
+	}
+	if err := call(ctx, h, handlerTx{tx}, e); err != nil {
+		return err
+	}
+	switch conn := tx.Conn().PgConn(); {
+	case conn.IsClosed():
+		return errors.New("the connection broke while the handler ran")
+	case conn.TxStatus() == 'E':
+		return errSwallowed
+	case conn.TxStatus() != 'T':
+		return errEnded
+	}
+	return nil
+}
+
+// errSwallowed is what an event fails with whose handler went on after an error: PostgreSQL would roll everything back at the commit.
+var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return that error, or run what may " +
+	"fail in a savepoint (tx.Begin)")
+
+// errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may be committed.
+var errEnded = errors.New("the handler ended the transaction that it was given, with an SQL command of its own: it must not")
+
+const cureEnded = "Leave the end of the transaction to the consumer: return nil or an error"
+
+func call(ctx context.Context, h Handler, tx pgx.Tx, e *Event) (err error) {
+	defer recovered(&err)
+	return h(ctx, tx, e)
+}
+
+// handlerTx is the transaction as a handler gets it: to end it is the consumer's, with the mark.
+type handlerTx struct{ pgx.Tx }
+
+// Commit implements [pgx.Tx]. It does nothing but return an error.
+func (handlerTx) Commit(context.Context) error {
+	return errors.New("the consumer commits the transaction of a handler, not the handler")
+}
+
+// Rollback implements [pgx.Tx]. It does nothing but return an error.
+func (handlerTx) Rollback(context.Context) error {
+	return errors.New("the consumer rolls back the transaction of a handler if that returns an error, not the handler")
+}
+
+// wait waits after the n-th failed attempt, from 1, or until ctx ends.
+func (b Backoff) wait(ctx context.Context, n int) error {
+	pause := b.First
+	for ; n > 1 && pause < b.Max; n-- {
+		pause *= 2
+	}
+	pause = min(pause, b.Max)
+	pause += time.Duration((rand.Float64() - 0.5) * 0.4 * float64(pause))
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("while waiting for the next attempt: %w", context.Cause(ctx))
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// flow tracks the messages that were read and are not done. It bounds them, and knows up to where all are done.
+type flow struct {
+	maxMessages int
+	maxBytes    int64
+
+	mu       sync.Mutex
+	entries  []entry // in the order of reading; the first is not done
+	first    uint64  // number of entries[0]
+	messages int     // not done
+	bytes    int64   // of those
+	room     chan struct{}
+	done     uint64 // sequence up to which all is done
+}
+
+// aheadOf is how many times the messages in flight others may be read beyond one that is held up.
+const aheadOf = 16
+
+type entry struct {
+	seq  uint64
+	size int
+	at   time.Time // when the stream took it
+	done bool
+}
+
+func newFlow(maxMessages, maxBytes int, done uint64) *flow {
+	return &flow{maxMessages: maxMessages, maxBytes: int64(maxBytes), done: done, room: make(chan struct{}, 1)}
+}
+
+// add waits for room and adds a message, whose number it returns. A message that is larger than all the room waits until nothing else
+// is there.
+func (f *flow) add(ctx context.Context, seq uint64, size int, at time.Time) (uint64, error) {
+	for {
+		f.mu.Lock()
+		if f.messages == 0 || f.messages < f.maxMessages && f.bytes+int64(size) <= f.maxBytes && len(f.entries) < aheadOf*f.maxMessages {
+			f.entries = append(f.entries, entry{seq: seq, size: size, at: at})
+			f.messages++
+			f.bytes += int64(size)
+			n := f.first + uint64(len(f.entries)) - 1
+			f.mu.Unlock()
+			return n, nil
+		}
+		f.mu.Unlock()
+		select {
+		case <-f.room:
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+	}
+}
+
+// finish says that a message is done.
+func (f *flow) finish(n uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := &f.entries[n-f.first]
+	e.done = true
+	f.messages--
+	f.bytes -= int64(e.size)
+	k := 0
+	for k < len(f.entries) && f.entries[k].done {
+		f.done = f.entries[k].seq
+		k++
+	}
+	f.entries = f.entries[k:]
+	f.first += uint64(k)
+	select {
+	case f.room <- struct{}{}:
+	default:
+	}
+}
+
+// flowing is what a flow says of itself.
+type flowing struct {
+	done     uint64
+	messages int
+	bytes    int64
+	oldest   time.Time // of what is not done; zero if there is none
+}
+
+func (f *flow) look() flowing {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := flowing{done: f.done, messages: f.messages, bytes: f.bytes}
+	if len(f.entries) > 0 {
+		l.oldest = f.entries[0].at
+	}
+	return l
+}

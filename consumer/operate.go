@@ -1,0 +1,227 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// DB is what a pool, a connection and a transaction have in common.
+type DB interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// Parked is what is parked in a consumers' database, for operators: to look at it, and to say what is to be released. Releasing is the
+// running consumer's. It is what the command outflow parked uses.
+//
+// Errors that are to be read by the operator are an [outbox.Fault].
+type Parked struct {
+	db               DB
+	consumers, table string // quoted
+}
+
+// NewParked returns the parked events of the consumers whose tables are in a schema of a database; an empty one is that of the
+// connection's search_path.
+func NewParked(db DB, schema string) *Parked {
+	return &Parked{db: db, consumers: inSchema(schema, "outflow_consumer"), table: inSchema(schema, "outflow_parked")}
+}
+
+// ParkedDocument is a document that is parked. The JSON names are stable.
+type ParkedDocument struct {
+	Consumer string    `json:"consumer"`
+	Document string    `json:"document"`
+	Events   int64     `json:"events"`         // with the first one
+	Release  string    `json:"release"`        // retry or skip: it is to be released; empty: nobody has asked
+	First    ParkedRow `json:"first"`          // the event that failed
+	Last     time.Time `json:"last_parked_at"` // when the newest one was parked
+}
+
+// ParkedRow is a parked event.
+type ParkedRow struct {
+	Order    int64       `json:"order"`  // events of a document are released in this order
+	Source   string      `json:"source"` // live or replay
+	Sequence int64       `json:"sequence"`
+	Position string      `json:"position"`
+	ID       string      `json:"id"`
+	Subject  string      `json:"subject"`
+	Cause    string      `json:"cause"` // poison: it failed; behind: an earlier one did
+	Error    string      `json:"error,omitempty"`
+	Attempts int         `json:"attempts"`
+	Time     time.Time   `json:"published_at"`
+	ParkedAt time.Time   `json:"parked_at"`
+	Bytes    int64       `json:"bytes"`
+	Headers  ParkedBytes `json:"headers,omitempty"` // only where an event is shown by itself
+	Data     ParkedBytes `json:"data,omitempty"`
+}
+
+// ParkedBytes are bytes that are shown as JSON where they are JSON, else as a string in base64.
+type ParkedBytes []byte
+
+// MarshalJSON implements [json.Marshaler].
+func (b ParkedBytes) MarshalJSON() ([]byte, error) {
+	if json.Valid(b) {
+		return b, nil
+	}
+	return json.Marshal([]byte(b))
+}
+
+// List returns the documents that are parked, of one consumer or of all (""), at most limit, in the order of their names.
+func (p *Parked) List(ctx context.Context, consumer string, limit int) ([]ParkedDocument, error) {
+	if consumer != "" {
+		if err := p.Known(ctx, consumer); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := p.db.Query(ctx, `WITH RECURSIVE d AS (
+			(SELECT name, document FROM `+p.table+` WHERE $1 IN ('', name) ORDER BY name, document LIMIT 1)
+			UNION ALL
+			SELECT n.name, n.document FROM d, LATERAL (
+				SELECT t.name, t.document FROM `+p.table+` t WHERE (t.name, t.document) > (d.name, d.document) AND $1 IN ('', t.name)
+				ORDER BY t.name, t.document LIMIT 1) AS n
+		)
+		SELECT d.name, d.document, `+rowColumns+`, f.release,
+			(SELECT count(*) FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document),
+			(SELECT t.parked_at FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document ORDER BY t.ord DESC LIMIT 1)
+		FROM d, LATERAL (SELECT * FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document ORDER BY t.ord LIMIT 1) AS f
+		LIMIT $2`, consumer, limit)
+	if err != nil {
+		return nil, p.explain(err)
+	}
+	documents, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d ParkedDocument, err error) {
+		into := append([]any{&d.Consumer, &d.Document}, d.First.columns()...)
+		err = row.Scan(append(into, &d.Release, &d.Events, &d.Last)...)
+		return d, err
+	})
+	return documents, p.explain(err)
+}
+
+const rowColumns = `f.ord, f.source, f.seq, f.position, f.event_id, f.subject, f.cause, f.error, f.attempts, f.published_at, f.parked_at,
+	octet_length(f.data)`
+
+func (r *ParkedRow) columns() []any {
+	return []any{
+		&r.Order, &r.Source, &r.Sequence, &r.Position, &r.ID, &r.Subject, &r.Cause, &r.Error, &r.Attempts, &r.Time, &r.ParkedAt, &r.Bytes,
+	}
+}
+
+// Document returns one parked document.
+func (p *Parked) Document(ctx context.Context, consumer, document string) (*ParkedDocument, error) {
+	if err := p.Known(ctx, consumer); err != nil {
+		return nil, err
+	}
+	d := ParkedDocument{Consumer: consumer, Document: storable(document)}
+	err := p.db.QueryRow(ctx, `SELECT `+rowColumns+`, f.release,
+			(SELECT count(*) FROM `+p.table+` t WHERE t.name = f.name AND t.document = f.document),
+			(SELECT t.parked_at FROM `+p.table+` t WHERE t.name = f.name AND t.document = f.document ORDER BY t.ord DESC LIMIT 1)
+		FROM `+p.table+` f WHERE f.name = $1 AND f.document = $2 ORDER BY f.ord LIMIT 1`, consumer, d.Document).
+		Scan(append(d.First.columns(), &d.Release, &d.Events, &d.Last)...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, notParked(consumer, document)
+	}
+	return &d, p.explain(err)
+}
+
+// CodeNotParked is the code of the fault that says that a document is not parked.
+const CodeNotParked = "not_parked"
+
+func notParked(consumer, document string) error {
+	return &outbox.Fault{Class: outbox.Usage, Code: CodeNotParked,
+		What: fmt.Sprintf("document %q of consumer %s is not parked", document, consumer),
+		Cure: "outflow parked list " + consumer + " shows what is"}
+}
+
+// Events returns the first events of a parked document, with headers and data, at most limit.
+func (p *Parked) Events(ctx context.Context, consumer, document string, limit int) ([]ParkedRow, error) {
+	rows, err := p.db.Query(ctx, `SELECT `+rowColumns+`, f.headers, f.data FROM `+p.table+` f WHERE f.name = $1 AND f.document = $2
+		ORDER BY f.ord LIMIT $3`, consumer, storable(document), limit)
+	if err != nil {
+		return nil, p.explain(err)
+	}
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r ParkedRow, err error) {
+		var headers, data []byte
+		err = row.Scan(append(r.columns(), &headers, &data)...)
+		r.Headers, r.Data = headers, data
+		return r, err
+	})
+	return all, p.explain(err)
+}
+
+// Retry says that a document is to be released: its first event is tried again, and if it has its effect all the others follow.
+func (p *Parked) Retry(ctx context.Context, consumer, document string) error {
+	return p.release(ctx, consumer, document, releaseRetry)
+}
+
+// Skip says that the first event of a document is to be dropped without its effect, and the others released.
+func (p *Parked) Skip(ctx context.Context, consumer, document string) error {
+	return p.release(ctx, consumer, document, releaseSkip)
+}
+
+func (p *Parked) release(ctx context.Context, consumer, document, how string) error {
+	if err := p.Known(ctx, consumer); err != nil {
+		return err
+	}
+	tag, err := p.db.Exec(ctx, `UPDATE `+p.table+` SET release = $3 WHERE ord =
+		(SELECT min(ord) FROM `+p.table+` WHERE name = $1 AND document = $2)`, consumer, storable(document), how)
+	if err == nil && tag.RowsAffected() == 0 {
+		return notParked(consumer, document)
+	}
+	return p.explain(err)
+}
+
+// Running returns which instance of a consumer is active; "" if none is.
+func (p *Parked) Running(ctx context.Context, consumer string) (instance string, err error) {
+	err = p.db.QueryRow(ctx, `SELECT coalesce(CASE WHEN expires > clock_timestamp() THEN owner END, '') FROM `+p.consumers+`
+		WHERE name = $1`, consumer).Scan(&instance)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil
+	}
+	return instance, p.explain(err)
+}
+
+// Known returns an error if the database has no such consumer.
+func (p *Parked) Known(ctx context.Context, consumer string) error {
+	var names []string
+	err := p.db.QueryRow(ctx, `SELECT array_agg(name ORDER BY name) FROM (
+		SELECT name FROM `+p.consumers+` ORDER BY name = $1 DESC, name LIMIT 20) AS c`, consumer).Scan(&names)
+	if err != nil {
+		return p.explain(err)
+	}
+	for _, name := range names {
+		if name == consumer {
+			return nil
+		}
+	}
+	f := &outbox.Fault{Class: outbox.Usage, Code: "unknown_consumer", What: fmt.Sprintf("no consumer %q has run with this database", consumer)}
+	if f.Cure = "It has none at all: is it the right database?"; len(names) > 0 {
+		f.Cure = fmt.Sprintf("It has %q", names)
+	}
+	return f
+}
+
+// explain makes faults of errors that an operator can do something about.
+func (p *Parked) explain(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err
+	}
+	switch pg.Code {
+	case "42P01", "3F000":
+		return &outbox.Fault{Class: outbox.Fatal, Code: "no_consumer_tables",
+			What: "the database has no tables of a consumer, or not in this schema", Err: err,
+			Cure: "Name the database that the consumer keeps its marks in, and Config.DatabaseSchema if it is set there (--database, --schema). " +
+				"A consumer makes the tables when it runs for the first time"}
+	case "42501":
+		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right", What: "the role may not read or change the consumer's tables", Err: err,
+			Cure: "Connect as the consumer's role, or grant SELECT on outflow_consumer, and SELECT and UPDATE on outflow_parked"}
+	}
+	return err
+}

@@ -1,0 +1,479 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// ward is a parking with its database, and what a lane would do with it.
+type ward struct {
+	*parking
+	t       testing.TB
+	pool    *pgxpool.Pool
+	effects []string // what the handler did and was committed
+	refuse  func(e *Event) error
+	tried   []string // attempts, committed or not
+	next    uint64
+}
+
+func newWard(t testing.TB) *ward {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), pgtest.Database(t, pgtest.Server(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if _, err := pool.Exec(t.Context(), strings.ReplaceAll(parkedSchema, "%s", "")); err != nil {
+		t.Fatal(err)
+	}
+	w := &ward{t: t, pool: pool, next: 1}
+	w.restart()
+	return w
+}
+
+// restart begins another session.
+func (w *ward) restart() {
+	w.t.Helper()
+	cfg, err := Config{
+		Name: "orders", Stream: "OUTBOX", MaxAttempts: 3, Backoff: Backoff{First: time.Nanosecond, Max: time.Nanosecond},
+	}.withDefaults()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cfg.Log = slog.New(slog.DiscardHandler)
+	dec, err := newDecoder(&cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	met, err := newMetrics(nil, cfg.Name, cfg.Partitions)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.parking = newParking(&cfg, dec, met)
+	w.tx(w.load)
+}
+
+// tx runs do in a transaction that must succeed.
+func (w *ward) tx(do func(ctx context.Context, tx pgx.Tx) error) {
+	w.t.Helper()
+	if err := w.within(w.t.Context(), do); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *ward) within(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+	n := len(w.effects)
+	err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	if err != nil {
+		w.effects = w.effects[:n]
+	}
+	return err
+}
+
+func (w *ward) handle(_ context.Context, _ pgx.Tx, e *Event) error {
+	word := fmt.Sprintf("%s%d", e.Document, e.seq)
+	w.tried = append(w.tried, fmt.Sprintf("%s/%d", word, e.Attempt))
+	if w.refuse != nil {
+		if err := w.refuse(e); err != nil {
+			return err
+		}
+	}
+	w.effects = append(w.effects, word)
+	return nil
+}
+
+// event is the next event of a document.
+func (w *ward) event(document string) *Event {
+	w.t.Helper()
+	h := outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(w.next), Index: 1}, Of: 1, ID: "id", Key: "k"}
+	e, err := w.dec.event(&Message{
+		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Sequence: w.next, Time: time.Now(), Data: []byte(`{"a": 1}`),
+		Header: nats.Header{"Outflow": {h.String()}, "Bad": {"\xff\x00", "a"}},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.next++
+	return e
+}
+
+// fail parks the next event of a document as the first one.
+func (w *ward) fail(document string) {
+	w.t.Helper()
+	e := w.event(document)
+	e.Attempt = 3
+	w.tx(func(ctx context.Context, tx pgx.Tx) error { return w.park(ctx, tx, e, errors.New("no\x00 good\xff")) })
+	w.keep(document)
+}
+
+// come lets the next events of documents come by: those that are parked go behind, the others have their effect.
+func (w *ward) come(documents ...string) {
+	w.t.Helper()
+	var maybe, all []*Event
+	for _, document := range documents {
+		e := w.event(document)
+		if all = append(all, e); w.may(document) {
+			maybe = append(maybe, e)
+		}
+	}
+	w.tx(func(ctx context.Context, tx pgx.Tx) error {
+		parked, err := w.behind(ctx, tx, maybe)
+		for _, e := range all {
+			if err == nil && !parked[e] {
+				err = w.handle(ctx, tx, e)
+			}
+		}
+		return err
+	})
+}
+
+// word sets the word of release at the first row of a document, as the command does.
+func (w *ward) word(document, how string) {
+	w.t.Helper()
+	tag, err := w.pool.Exec(w.t.Context(), `UPDATE outflow_parked SET release = $2
+		WHERE ord = (SELECT min(ord) FROM outflow_parked WHERE document = $1)`, document, how)
+	if err != nil || tag.RowsAffected() != 1 {
+		w.t.Fatal(tag, err)
+	}
+}
+
+// out releases what is wanted, to the end.
+func (w *ward) out() {
+	w.t.Helper()
+	var wanted []parkedDocument
+	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.wanted(ctx, tx); return err })
+	for _, d := range wanted {
+		for again := true; again; {
+			var err error
+			if _, again, err = w.release(w.t.Context(), w.t.Context(), d.document, w.within, w.handle); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// table is what is parked: document, sequence, cause, attempts, word.
+func (w *ward) rows() string {
+	w.t.Helper()
+	rows, err := w.pool.Query(w.t.Context(), `SELECT format('%s%s %s %s %s', document, seq, cause, attempts, release)
+		FROM outflow_parked ORDER BY ord`)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := range all {
+		all[i] = strings.TrimSpace(all[i])
+	}
+	return strings.Join(all, ", ")
+}
+
+func (w *ward) want(effects, rows string) {
+	w.t.Helper()
+	if got := strings.Join(w.effects, " "); got != effects {
+		w.t.Errorf("effects %q, want %q", got, effects)
+	}
+	if got := w.rows(); got != rows {
+		w.t.Errorf("parked are %q, want %q", got, rows)
+	}
+}
+
+func TestParkedDocumentIsReleasedInOrder(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.come("b", "a", "b", "a")
+	w.want("b2 b4", "a1 poison 3, a3 behind 0, a5 behind 0")
+	w.out() // nobody asked
+	w.restart()
+	w.come("a", "b")
+	w.want("b2 b4 b7", "a1 poison 3, a3 behind 0, a5 behind 0, a6 behind 0")
+	w.word("a", "retry")
+	w.out()
+	w.come("a")
+	w.want("b2 b4 b7 a1 a3 a5 a6 a8", "")
+	if len(w.count) != 0 || w.may("a") {
+		t.Errorf("%v is still kept", w.count)
+	}
+	if want := "a1/4"; !slices.Contains(w.tried, want) {
+		t.Errorf("attempts %v, want %s", w.tried, want)
+	}
+}
+
+func TestSkippedEventHasNoEffect(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.fail("b")
+	w.come("a", "a")
+	w.word("a", "skip")
+	w.word("b", "skip")
+	w.out()
+	w.come("a", "b")
+	w.want("a3 a4 a5 b6", "")
+}
+
+// A retry that fails parks the document again, with the attempts of before and those of now; what was behind stays behind.
+func TestRetryThatFails(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.come("a", "a", "a")
+	w.refuse = func(e *Event) error {
+		if e.seq == 1 || e.seq == 3 {
+			return errors.New("still not")
+		}
+		return nil
+	}
+	w.word("a", "retry")
+	w.out()
+	w.want("", "a1 poison 6, a2 behind 0, a3 behind 0, a4 behind 0")
+	if got, want := strings.Join(w.tried, " "), "a1/4 a1/5 a1/6"; got != want {
+		t.Errorf("attempts %s, want %s", got, want)
+	}
+	w.refuse = func(e *Event) error {
+		if e.seq == 3 {
+			return Poison(errors.New("never"))
+		}
+		return nil
+	}
+	w.word("a", "retry")
+	w.out()
+	w.want("a1 a2", "a3 poison 1, a4 behind 0")
+	w.refuse = nil
+	w.come("a")
+	w.word("a", "retry")
+	w.out()
+	w.want("a1 a2 a3 a4 a5", "")
+}
+
+// While a document with many events is released, in batches, new ones come: they go behind the others.
+func TestReleaseWhileEventsCome(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	var want []string
+	for i := range 3 * releaseEvents {
+		w.come("a")
+		want = append(want, fmt.Sprintf("a%d", i+1))
+	}
+	w.word("a", "retry")
+	steps := 0
+	for again := true; again; steps++ {
+		var err error
+		if _, again, err = w.release(t.Context(), t.Context(), "a", w.within, w.handle); err != nil {
+			t.Fatal(err)
+		}
+		if steps == 0 {
+			if n := len(w.effects); n != releaseEvents {
+				t.Errorf("%d events in one transaction, want %d", n, releaseEvents)
+			}
+			w.come("a", "b")
+			w.restart() // the word is handed on: another session goes on
+			w.out()
+			again = false
+		}
+	}
+	w.come("a")
+	n := 3*releaseEvents + 1
+	got := slices.DeleteFunc(slices.Clone(w.effects), func(s string) bool { return s[0] == 'b' })
+	want = append(want, fmt.Sprintf("a%d", n), fmt.Sprintf("a%d", n+1), fmt.Sprintf("a%d", n+3))
+	if !slices.Equal(got, want) {
+		t.Errorf("effects\n%v, want\n%v", got, want)
+	}
+	w.effects = nil
+	w.want("", "")
+}
+
+// What the commit refuses is the event's fault as well: the others of the transaction have their effect, it is parked again.
+func TestReleaseThatTheCommitRefuses(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	if _, err := w.pool.Exec(t.Context(), `CREATE TABLE effect (seq bigint UNIQUE DEFERRABLE INITIALLY DEFERRED);
+		INSERT INTO effect VALUES (3)`); err != nil {
+		t.Fatal(err)
+	}
+	w.fail("a")
+	w.come("a", "a", "a")
+	w.word("a", "retry")
+	handle := func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if _, err := tx.Exec(ctx, `INSERT INTO effect VALUES ($1)`, e.seq); err != nil {
+			return err
+		}
+		return w.handle(ctx, tx, e)
+	}
+	for again := true; again; {
+		var err error
+		if _, again, err = w.release(t.Context(), t.Context(), "a", w.within, handle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.want("a1 a2", "a3 poison 3, a4 behind 0")
+}
+
+// A release that a crash, a lost session or the end of its context cuts off leaves everything as it was.
+func TestReleaseThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.come("a")
+	w.word("a", "retry")
+	lost := errors.New("session lost")
+	late := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+		return w.within(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			if err := do(ctx, tx); err != nil {
+				return err
+			}
+			return lost
+		})
+	}
+	if _, _, err := w.release(t.Context(), t.Context(), "a", late, w.handle); !errors.Is(err, lost) {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	w.cfg.Backoff = Backoff{First: time.Hour, Max: time.Hour} // nobody waits any more
+	w.refuse = func(*Event) error { cancel(); return errors.New("it failed while everything stopped") }
+	if _, _, err := w.release(ctx, t.Context(), "a", w.within, w.handle); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	w.refuse = func(*Event) error { cancel(); return errors.New("it failed while the consumer was told to stop") }
+	if left, again, err := w.release(t.Context(), ctx, "a", w.within, w.handle); !left || again || err != nil {
+		t.Error(left, again, err)
+	}
+	w.refuse = func(*Event) error { w.word("a", "skip"); return nil } // the operator thinks again, in the middle of it
+	if _, _, err := w.release(t.Context(), t.Context(), "a", w.within, w.handle); err == nil || !strings.Contains(err.Error(), "1 of 2 rows") {
+		t.Error(err)
+	}
+	w.want("", "a1 poison 3 skip, a2 behind 0")
+}
+
+// An event that comes again, since the consumer was rewound, is not parked twice.
+func TestParkedEventThatComesAgain(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.come("a")
+	w.next = 1
+	w.come("a", "a", "a")
+	w.want("", "a1 poison 3, a2 behind 0, a3 behind 0")
+}
+
+// What memory says too much the table corrects.
+func TestDocumentThatMayBeParked(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.full = true
+	w.come("a", "a")
+	w.fail("b")
+	w.come("b", "a")
+	w.want("a1 a2 a5", "b3 poison 3, b4 behind 0")
+
+	w.restart()
+	w.keep("c") // as would another document of the same hash
+	w.keep("c")
+	if w.drop("c"); !w.may("c") {
+		t.Error("a document is let go that is parked")
+	}
+}
+
+// Names, headers and errors that PostgreSQL can't hold are parked all the same, and come out as they were.
+func TestParkedBytes(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	documents := []string{"", "\xff", "a\x00b", strings.Repeat("é", 30), "=FF "}
+	for _, document := range documents {
+		w.fail(document)
+		w.come(document)
+		w.restart()
+		if !w.may(document) {
+			t.Errorf("%q is not kept", document)
+		}
+		w.word(storable(document), "retry")
+	}
+	var events []*Event
+	w.refuse = func(e *Event) error { events = append(events, e); return nil }
+	var wanted []parkedDocument
+	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.wanted(ctx, tx); return err })
+	for i, d := range wanted {
+		if want := partitionHash(documents[i]); d.hash != want {
+			t.Errorf("%q is looked for in the partition of hash %d, not %d", documents[i], d.hash, want)
+		}
+	}
+	w.out()
+	if len(events) != 2*len(documents) || w.rows() != "" {
+		t.Fatalf("%d events; parked are %s", len(events), w.rows())
+	}
+	for i, e := range events {
+		if e.Document != documents[i/2] || !slices.Equal(e.Header["Bad"], []string{"\xff\x00", "a"}) ||
+			string(e.Data) != `{"a": 1}` || e.ID != "id" {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
+// What one transaction releases is bounded in bytes too; an event that is larger than that goes alone.
+func TestReleaseOfLargeEvents(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	for range 3 {
+		e := w.event("a")
+		e.raw.Data = make([]byte, releaseBytes/2+1)
+		w.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := w.behind(ctx, tx, []*Event{e}); return err })
+	}
+	w.word("a", "retry")
+	var steps []int
+	for again := true; again; {
+		var err error
+		if _, again, err = w.release(t.Context(), t.Context(), "a", w.within, w.handle); err != nil {
+			t.Fatal(err)
+		}
+		steps = append(steps, len(w.effects))
+	}
+	if want := []int{2, 3, 4}; !slices.Equal(steps, want) {
+		t.Errorf("after the steps %v effects, want %v", steps, want)
+	}
+}
+
+func FuzzHeaderText(f *testing.F) {
+	f.Add("Name", "a", "\xff\x00")
+	f.Add("", "", "{}")
+	f.Fuzz(func(t *testing.T, name, a, b string) {
+		h := nats.Header{strings.ToValidUTF8(name, "?"): {a, b}}
+		all := headerText(h)
+		for _, values := range all {
+			for _, v := range values {
+				if s, ok := v.(string); ok && (strings.Contains(s, "\x00") || !utf8.ValidString(s)) {
+					t.Errorf("PostgreSQL can't take %q", s)
+				}
+			}
+		}
+		text, err := json.Marshal(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := parseHeaderText(text)
+		if err != nil || !reflect.DeepEqual(back, h) {
+			t.Errorf("%q came back as %q, %v", h, back, err)
+		}
+	})
+}

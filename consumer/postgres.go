@@ -1,0 +1,312 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Postgres keeps the marks in the database that the handler writes to, in the handler's transactions: each effect exactly once.
+//
+// The pool needs two connections at least; Partitions + 2 let all partitions work at the same time.
+func Postgres(pool *pgxpool.Pool) Marks { return postgresMarks{pool} }
+
+type postgresMarks struct{ pool *pgxpool.Pool }
+
+// postgres is the store of one consumer in a database.
+type postgres struct {
+	pool  *pgxpool.Pool
+	cfg   *Config
+	me    string        // this instance
+	idle  time.Duration // so long a transaction of ours may wait for the handler before the server ends it
+	slots chan struct{} // one for each connection that lanes may have
+
+	lease *pgxpool.Conn // of the session, so that lanes that have all others can't keep the lease from being renewed
+	epoch int64         // of the session
+}
+
+func (p postgresMarks) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
+	if p.pool == nil {
+		return nil, errors.New("consumer: Postgres(nil): want a pool")
+	}
+	most := int(p.pool.Config().MaxConns)
+	if most < 2 {
+		return nil, &Fault{What: fmt.Sprintf("the pool has %d connection", most), Cure: "Give it Partitions + 2, and 2 at least: pool_max_conns"}
+	}
+	s := &postgres{pool: p.pool, cfg: cfg, me: instance(), idle: cfg.Timeout + 5*time.Second}
+	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
+	if cfg.NoCreate {
+		return s, nil
+	}
+	return s, s.create(ctx)
+}
+
+// instance names this instance: it tells the operator who has the lease.
+func instance() string { return hostname() + "-" + strconv.Itoa(processID()) + "-" + nuid.Next() }
+
+func (s *postgres) exact() bool { return true }
+
+func (s *postgres) every() time.Duration { return s.cfg.Lease / 3 }
+
+func (s *postgres) close() {}
+
+// table is the name of a table of ours in SQL.
+func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSchema, name) }
+
+// take asks for the lease, and gives the consumer a new epoch if it gets it. All marks get the epoch too: that waits for transactions of
+// an earlier session that are still open, and none can begin after it. So the marks that it returns are the last word.
+func (s *postgres) take(ctx context.Context) (*state, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	st := &state{Created: map[string]time.Time{}, Marks: map[string][]mark{}}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return s.taken(ctx, tx, st) })
+	if err != nil {
+		conn.Release()
+		return nil, err
+	}
+	s.lease = conn
+	return st, nil
+}
+
+func (s *postgres) taken(ctx context.Context, tx pgx.Tx, st *state) error {
+	consumers, marks := s.table("outflow_consumer"), s.table("outflow_mark")
+	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
+		s.cfg.Name, s.cfg.Stream, s.cfg.Filter); err != nil {
+		return err
+	}
+	var stream, before string
+	var created, replayed *time.Time
+	var owner *string
+	var replayedTo int64
+	err := tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text, replayed_to,
+		CASE WHEN expires > clock_timestamp() AND owner <> $2 THEN owner END FROM `+consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name, s.me).
+		Scan(&stream, &created, &replayed, &st.Filter, &st.Partitions, &before, &replayedTo, &owner)
+	if err != nil {
+		return err
+	}
+	if stream != s.cfg.Stream {
+		return &Fault{Kind: ErrStream, What: fmt.Sprintf("consumer %s reads stream %s, not %s", s.cfg.Name, stream, s.cfg.Stream),
+			Cure: "Give the new consumer another name: marks belong to a stream"}
+	}
+	if owner != nil {
+		return &heldError{owner: *owner, partitions: st.Partitions}
+	}
+	if err := json.Unmarshal([]byte(before), &st.Before); err != nil {
+		return fmt.Errorf("%s.before of %s: %w", consumers, s.cfg.Name, err)
+	}
+	st.ReplayedTo = uint64(replayedTo)
+	for source, at := range map[string]*time.Time{live: created, replay: replayed} {
+		if at != nil {
+			st.Created[source] = at.UTC()
+		}
+	}
+	err = tx.QueryRow(ctx, `UPDATE `+consumers+` SET owner = $2, expires = clock_timestamp() + $3::interval, epoch = epoch + 1 WHERE name = $1
+		RETURNING epoch`, s.cfg.Name, s.me, s.cfg.Lease).Scan(&s.epoch)
+	if err != nil {
+		return err
+	}
+	rows, err := tx.Query(ctx, `UPDATE `+marks+` SET epoch = $2 WHERE name = $1 RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
+		s.cfg.Name, s.epoch)
+	if err != nil {
+		return err
+	}
+	return scanMarks(rows, st)
+}
+
+func scanMarks(rows pgx.Rows, st *state) error {
+	found := map[string]map[int]mark{}
+	var source, due, lsn string
+	var partition int
+	var seq, n, index int64
+	var holed bool
+	_, err := pgx.ForEachRow(rows, []any{&source, &partition, &seq, &due, &n, &lsn, &index, &holed}, func() error {
+		m := mark{Seq: uint64(seq), N: uint32(n), Pos: outbox.Position{Index: uint32(index)}, Holed: holed}
+		var err, also error
+		m.Due, err = outbox.ParseLSN(due)
+		m.Pos.LSN, also = outbox.ParseLSN(lsn)
+		if found[source] == nil {
+			found[source] = map[int]mark{}
+		}
+		found[source][partition] = m
+		return errors.Join(err, also)
+	})
+	if err != nil {
+		return err
+	}
+	for source, marks := range found {
+		all := make([]mark, len(marks))
+		for p := range all {
+			m, ok := marks[p]
+			if !ok || len(marks) != st.Partitions {
+				return &Fault{Kind: ErrStream, What: fmt.Sprintf("outflow_mark has %d marks (%s), not those of %d partitions", len(marks), source, st.Partitions),
+					Cure: "Somebody changed the table: put it back, or delete the consumer's rows in outflow_consumer and outflow_mark to begin anew"}
+			}
+			all[p] = m
+		}
+		st.Marks[source] = all
+	}
+	return nil
+}
+
+func (s *postgres) set(ctx context.Context, st *state) error {
+	before, err := json.Marshal(append([]generation{}, st.Before...))
+	if err != nil {
+		return err
+	}
+	at := func(source string) *time.Time {
+		if t, ok := st.Created[source]; ok {
+			return &t
+		}
+		return nil
+	}
+	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET stream_created = $3, replay_created = $4, filter = $5, partitions = $6,
+			before = $7::jsonb WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch, at(live), at(replay), st.Filter, st.Partitions, string(before))
+		if err == nil && tag.RowsAffected() != 1 {
+			err = errMoved
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM `+s.table("outflow_mark")+` WHERE name = $1`, s.cfg.Name); err != nil {
+			return err
+		}
+		for source, marks := range st.Marks {
+			for p, m := range marks {
+				if _, err := tx.Exec(ctx, `INSERT INTO `+s.table("outflow_mark")+` (name, source, partition, epoch, seq, due, n, lsn, i, holed)
+					VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7, $8::text::pg_lsn, $9, $10)`, s.cfg.Name, source, p, s.epoch,
+					int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index), m.Holed); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func (s *postgres) forget(ctx context.Context, source string) error {
+	_, err := s.pool.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET before =
+		(SELECT coalesce(jsonb_agg(g), '[]') FROM jsonb_array_elements(before) g WHERE g->>'source' <> $3) WHERE name = $1 AND epoch = $2`,
+		s.cfg.Name, s.epoch, source)
+	return err
+}
+
+func (s *postgres) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Lease)
+	defer cancel()
+	tag, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET expires = clock_timestamp() + $3::interval WHERE name = $1 AND epoch = $2`,
+		s.cfg.Name, s.epoch, s.cfg.Lease)
+	if err == nil && tag.RowsAffected() != 1 {
+		err = errMoved
+	}
+	return err
+}
+
+func (s *postgres) give(ctx context.Context) error {
+	defer s.drop()
+	_, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET owner = NULL, expires = NULL WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch)
+	return err
+}
+
+func (s *postgres) drop() {
+	if s.lease != nil {
+		s.lease.Release()
+		s.lease = nil
+	}
+}
+
+func (s *postgres) read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error { return do(ctx, tx) })
+}
+
+func (s *postgres) move(ctx context.Context, source string, partition int, from, to mark, do func(ctx context.Context, tx pgx.Tx) error) error {
+	select {
+	case s.slots <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.slots }()
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.begin(source, partition, from, to)})
+	if err != nil {
+		return refusedMove(err)
+	}
+	if err := do(ctx, tx); err != nil {
+		s.rollback(ctx, tx)
+		return err
+	}
+	return s.commit(ctx, tx)
+}
+
+// begin is the SQL that begins a transaction and moves the mark, in one round trip. A mark that is not the one that we know makes a
+// division by zero. The row stays locked until the end, so nobody else works on this partition meanwhile. All values are numbers, or
+// names that Config has checked.
+func (s *postgres) begin(source string, partition int, from, to mark) string {
+	var b strings.Builder
+	b.WriteString("BEGIN")
+	if s.cfg.Isolation != "" {
+		b.WriteString(" ISOLATION LEVEL " + string(s.cfg.Isolation))
+	}
+	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; WITH moved AS (UPDATE %s SET seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
+		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) SELECT 1 / count(*) FROM moved",
+		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index, to.Holed,
+		s.cfg.Name, source, partition, s.epoch, from.Seq)
+	return b.String()
+}
+
+// refusedMove says what an error of begin means. A serialization failure is a mark that somebody else moved at the same time.
+func refusedMove(err error) error {
+	if code := sqlState(err); code == "22012" || code == "40001" {
+		return errMoved
+	}
+	return err
+}
+
+func sqlState(err error) string {
+	var e *pgconn.PgError
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// commit commits even while the consumer stops: the transaction is complete. After any error but a refusal it may have been committed.
+func (s *postgres) commit(ctx context.Context, tx pgx.Tx) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
+	defer cancel()
+	err := tx.Commit(ctx)
+	if err == nil || refused(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errUnknown, err)
+}
+
+// refused reports whether the server rolled back what was to be committed, such as for a deferred constraint.
+func refused(err error) bool {
+	var e *pgconn.PgError
+	return errors.Is(err, pgx.ErrTxCommitRollback) || errors.As(err, &e) && e.SeverityUnlocalized == "ERROR"
+}
+
+func (s *postgres) rollback(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = tx.Rollback(ctx) // a connection that can't is closed, which rolls back as well
+}

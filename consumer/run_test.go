@@ -1,0 +1,46 @@
+package consumer
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(500, 20)
+	src.publish(all[:300]...)
+	r := w.start(w.consumer(w.config(src)), handler)
+	w.await(all[:300])
+	src.publish(all[300:]...)
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+	w.awaitMarks(500)
+
+	// The next one has nothing to do.
+	r = w.start(w.consumer(w.config(src)), handler)
+	more := s.events(10, 3)
+	src.publish(more...)
+	all = append(all, more...)
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}
+
+func TestRunOnJetStream(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), &script{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(500, 20)
+	publish(t, js, all...)
+	c, err := New(js, Postgres(w.pool), w.config(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := w.start(c, handler)
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}

@@ -1,0 +1,177 @@
+package consumer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Schema brings payloads of older versions to the current one before a handler sees them: a handler knows one version only. A
+// payload of a version that is not known, or that an upcaster refuses, is poison at once: no attempt would change it.
+//
+//	&consumer.Schema{
+//		Current: "3",
+//		From:    consumer.HeaderVersion("schema_version"),
+//		Missing: "1", // what was written before there were versions
+//		Up: map[string]consumer.Up{
+//			"1": {To: "2", Do: addCurrency},
+//			"2": {To: "3", Do: splitName},
+//		},
+//	}
+//
+// Once New has it, it must not be changed.
+type Schema struct {
+	Current string        // the version that the handler knows
+	From    VersionOf     // where a message has its version
+	Missing string        // the version of a message that names none; empty: such a message is poison
+	Up      map[string]Up // how each older version becomes a later one
+}
+
+// VersionOf finds the version of a payload; it returns "" where there is none, and an error where it can't tell.
+type VersionOf func(h nats.Header, data []byte) (string, error)
+
+// Up is an upcaster: the step from one version to a later one. Do gets the payload and returns another one. It must depend on
+// nothing but the payload, so that the same event becomes the same bytes each time that it comes.
+type Up struct {
+	To string
+	Do func(data []byte) ([]byte, error)
+}
+
+// HeaderVersion finds the version in a mapped header (outflow's setting headers).
+func HeaderVersion(name string) VersionOf {
+	return func(h nats.Header, _ []byte) (string, error) {
+		values := h[name]
+		if len(values) == 0 {
+			return "", nil
+		}
+		return values[0], nil
+	}
+}
+
+// FieldVersion finds the version in a field of the payload, which is a JSON object. A number counts as it is written: 2 is version "2".
+func FieldVersion(name string) VersionOf {
+	return func(_ nats.Header, data []byte) (string, error) {
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(data, &fields); err != nil {
+			return "", fmt.Errorf("field %s: the payload is no JSON object: %w", name, err)
+		}
+		raw := string(fields[name])
+		switch {
+		case raw == "" || raw == "null":
+			return "", nil
+		case raw[0] == '"':
+			var s string
+			err := json.Unmarshal([]byte(raw), &s)
+			return s, err
+		case raw[0] == '-' || raw[0] >= '0' && raw[0] <= '9':
+			return raw, nil
+		}
+		return "", fmt.Errorf("field %s is %.40s, neither a text nor a number", name, raw)
+	}
+}
+
+// ErrUnknownVersion is what an event fails with whose payload has a version that [Schema] does not know.
+var ErrUnknownVersion = errors.New("unknown version of the payload")
+
+// Check says what is wrong with the schema: each version must lead to the current one in steps that never come back. New calls it.
+func (s *Schema) Check() error {
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("Config.Schema: %s", fmt.Sprintf(format, args...))
+	}
+	switch {
+	case s.Current == "":
+		return wrong("Current is empty. Name the version that the handler knows")
+	case s.From == nil:
+		return wrong("From is nil. Say where the version is: HeaderVersion or FieldVersion")
+	case s.Missing != "" && !s.knows(s.Missing):
+		return wrong("Missing is %q, which is neither Current nor in Up. Known are %s", s.Missing, s.known())
+	}
+	if _, ok := s.Up[s.Current]; ok {
+		return wrong("Up has version %q, which is Current. Set Current to the version that it leads to", s.Current)
+	}
+	for _, version := range slices.Sorted(maps.Keys(s.Up)) {
+		path := []string{version}
+		for v := version; v != s.Current; {
+			up := s.Up[v]
+			switch {
+			case up.Do == nil:
+				return wrong("version %q has no function Do", v)
+			case !s.knows(up.To):
+				return wrong("version %q leads to %q, which is neither Current (%q) nor in Up. Add the missing step", v, up.To, s.Current)
+			case slices.Contains(path, up.To):
+				return wrong("version %q leads back to %q. Each step must lead to a later version", strings.Join(path, " to "), up.To)
+			}
+			v = up.To
+			path = append(path, v)
+		}
+	}
+	return nil
+}
+
+func (s *Schema) knows(version string) bool {
+	_, ok := s.Up[version]
+	return ok || version == s.Current
+}
+
+// known lists the versions for people.
+func (s *Schema) known() string {
+	return strings.Join(append(slices.Sorted(maps.Keys(s.Up)), s.Current), ", ")
+}
+
+// Upcast takes a payload of a version to the current one. It is what happens to each event, for tests: see consumertest.Golden.
+func (s *Schema) Upcast(version string, data []byte) ([]byte, error) {
+	if version != s.Current {
+		data = bytes.Clone(data) // an upcaster may write to what it gets; the next attempt begins with what was read
+	}
+	for version != s.Current {
+		up, ok := s.Up[version]
+		if !ok {
+			return nil, fmt.Errorf("%w: %q. Known are %s; add an upcaster to Config.Schema.Up", ErrUnknownVersion, version, s.known())
+		}
+		var err error
+		if data, err = up.apply(data); err != nil {
+			return nil, fmt.Errorf("upcaster from version %q to %q: %w", version, up.To, err)
+		}
+		version = up.To
+	}
+	return data, nil
+}
+
+func (u Up) apply(data []byte) (_ []byte, err error) {
+	defer recovered(&err)
+	return u.Do(data)
+}
+
+// upcast brings what was read to the current version, each time anew. Its error is poison. A dead letter has no payload and stays as it is.
+func (s *Schema) upcast(e *Event) error {
+	if s == nil || e.DeadLetter != "" {
+		return nil
+	}
+	version, err := s.version(e)
+	if err != nil {
+		return Poison(err)
+	}
+	if version == "" {
+		if s.Missing == "" {
+			return Poison(fmt.Errorf("%w: the message names none, and Config.Schema.Missing is empty", ErrUnknownVersion))
+		}
+		version = s.Missing
+	}
+	data, err := s.Upcast(version, e.raw.Data)
+	if err != nil {
+		return Poison(err)
+	}
+	e.Data, e.Schema = data, s.Current
+	return nil
+}
+
+func (s *Schema) version(e *Event) (version string, err error) {
+	defer recovered(&err)
+	return s.From(e.Header, e.raw.Data)
+}

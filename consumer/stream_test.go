@@ -1,0 +1,224 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+)
+
+func (w *world) onStream(js jetstream.JetStream, change func(*Config)) *Consumer {
+	w.t.Helper()
+	cfg := w.config(nil)
+	if change != nil {
+		change(&cfg)
+	}
+	c, err := New(js, Postgres(w.pool), cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c.cfg.confirm, c.cfg.tick = time.Millisecond, 50*time.Millisecond
+	return c
+}
+
+// Somebody else takes messages from the durable: in the midst, and at the end.
+func TestThief(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), &script{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(50, 7)
+	publish(t, js, all...)
+	r := w.start(w.onStream(js, nil), handler)
+	w.await(all)
+	for _, n := range []int{30, 1} {
+		thief, err := js.Consumer(t.Context(), "OUTBOX", "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		stolen, err := thief.Messages(jetstream.PullMaxMessages(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		more := s.events(n, 7)
+		publish(t, js, more...)
+		all = append(all, more...)
+		w.await(all)
+		stolen.Stop()
+	}
+	r.stopped()
+	w.exactly(all)
+}
+
+func TestNATSRestarts(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), &script{}
+	server := natstest.Process(t)
+	connect := func() jetstream.JetStream {
+		nc, err := nats.Connect(server.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return js
+	}
+	js := connect()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	all := s.events(200, 9)
+	publish(t, js, all...)
+	r := w.start(w.onStream(js, func(c *Config) { c.Batch = 2 }), handler)
+	for range 3 {
+		if !eventually(func() bool { return len(w.effects()) > 0 }) {
+			t.Fatal("nothing is read")
+		}
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
+		more := s.events(100, 9)
+		publish(t, connect(), more...)
+		all = append(all, more...)
+	}
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}
+
+func TestFilter(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), &script{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(30, 3)
+	publish(t, js, all...)
+	var mine []*Message
+	for _, m := range all {
+		if m.Subject == "outbox.d1" {
+			mine = append(mine, m)
+		}
+	}
+	filter := func(c *Config) { c.Filter = "outbox.d1" }
+	r := w.start(w.onStream(js, filter), handler)
+	w.await(mine)
+	w.awaitMarks(30) // it moves on over what it does not see
+	r.stopped()
+	if err := w.start(w.onStream(js, nil), handler).ends(); !errors.Is(err, ErrFilter) {
+		t.Errorf("Run: %v", err)
+	}
+	stream, err := js.Stream(t.Context(), "OUTBOX")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	more := s.event("d1")
+	publish(t, js, more)
+	r = w.start(w.onStream(js, filter), handler)
+	w.await(append(mine, more))
+	r.stopped()
+}
+
+// Without a database: at least once, in order.
+func TestWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	s := &script{}
+	all := s.events(120, 6)
+	publish(t, js, all...)
+	var mu sync.Mutex
+	had := map[string][]string{}
+	h := func(_ context.Context, tx pgx.Tx, e *Event) error {
+		if tx != nil {
+			return errors.New("a transaction")
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if e.ID == "id-7" {
+			return Poison(errors.New("no"))
+		}
+		had[e.Document] = append(had[e.Document], e.ID)
+		return nil
+	}
+	w := &world{t: t}
+	cfg := Config{Name: "orders", Stream: "OUTBOX", Lease: 300 * time.Millisecond}
+	run := func(cfg Config) *running {
+		c, err := New(js, JetStream(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.start(c, h)
+	}
+	if err := run(cfg).ends(); !errors.Is(err, ErrPoison) || !strings.Contains(err.Error(), "OnPoison") {
+		t.Errorf("Run: %v", err)
+	}
+	var poisoned []string
+	cfg.OnPoison = func(_ context.Context, e *Event, _ error) error {
+		mu.Lock()
+		defer mu.Unlock()
+		poisoned = append(poisoned, e.ID)
+		return nil
+	}
+	crash := cfg
+	crash.Faults = &crashAt{n: 90}
+	if err := run(crash).ends(); !errors.Is(err, errCrash) {
+		t.Errorf("Run: %v", err)
+	}
+	r := run(cfg)
+	last := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for d := range 6 {
+			if l := had[fmt.Sprintf("d%d", d)]; len(l) == 0 || l[len(l)-1] != fmt.Sprintf("id-%d", 115+d) {
+				return false
+			}
+		}
+		return true
+	}
+	if !eventually(last) {
+		t.Fatal(had)
+	}
+	r.stopped()
+	for d := range 6 { // first appearances are complete and in order
+		list := slices.Clone(had[fmt.Sprintf("d%d", d)])
+		seen, n := map[string]bool{}, 0
+		for _, id := range list {
+			if seen[id] {
+				continue
+			}
+			seen[id] = true
+			if n++; d == 0 && n == 2 {
+				n++ // id-7
+			}
+			if want := fmt.Sprintf("id-%d", (n-1)*6+d+1); id != want {
+				t.Fatalf("document d%d: %s, want %s: %v", d, id, want, list)
+			}
+		}
+	}
+	if !slices.Contains(poisoned, "id-7") {
+		t.Errorf("OnPoison was given %v", poisoned)
+	}
+	before := fmt.Sprint(had)
+	r = run(cfg) // after a clean stop nothing comes again
+	time.Sleep(100 * time.Millisecond)
+	r.stopped()
+	if after := fmt.Sprint(had); after != before {
+		t.Errorf("after a clean stop events came again")
+	}
+}

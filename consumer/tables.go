@@ -1,0 +1,65 @@
+package consumer
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The tables. outflow_mark is updated in every transaction: room in its pages lets PostgreSQL do that in place.
+const tables = `CREATE TABLE IF NOT EXISTS %soutflow_consumer (
+  name text PRIMARY KEY, stream text NOT NULL, stream_created timestamptz, replay_created timestamptz, filter text NOT NULL,
+  partitions int NOT NULL,
+  before jsonb NOT NULL DEFAULT '[]',       -- marks of earlier numbers of partitions
+  replayed_to bigint NOT NULL DEFAULT 0,    -- events up to this stream sequence are marked as replayed
+  owner text, expires timestamptz,          -- the lease, by the database's clock
+  epoch bigint NOT NULL DEFAULT 0);         -- of the lease: each one that is taken has another
+CREATE TABLE IF NOT EXISTS %soutflow_mark (
+  name text NOT NULL, source text NOT NULL, -- live or replay
+  partition int NOT NULL,
+  epoch bigint NOT NULL,                    -- of the lease that may move it
+  seq bigint NOT NULL,                      -- stream sequence of the message up to which the partition is done
+  due pg_lsn NOT NULL, n bigint NOT NULL, lsn pg_lsn NOT NULL, i bigint NOT NULL, -- of its header
+  holed boolean NOT NULL DEFAULT false,     -- the broker has lost that message, and what it had comes again under new sequences
+  updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (name, source, partition)) WITH (fillfactor = 50);
+`
+
+// Tables returns the SQL that makes the consumer's tables where they are missing; schema may be empty. The consumer runs it itself
+// unless Config.NoCreate is set.
+func Tables(schema string) string {
+	prefix := ""
+	if schema != "" {
+		prefix = pgx.Identifier{schema}.Sanitize() + "."
+	}
+	return strings.ReplaceAll(tables+parkedSchema, "%s", prefix)
+}
+
+// create makes the tables, unless all of them are there: then no right to create is needed. Several instances may do so at once.
+func (s *postgres) create(ctx context.Context) error {
+	var there bool
+	err := s.pool.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL AND to_regclass($2) IS NOT NULL AND to_regclass($3) IS NOT NULL`,
+		s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked")).Scan(&there)
+	if err != nil || there {
+		return err
+	}
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		// IF NOT EXISTS is no protection against another instance that does the same at the same time.
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext('outflow_consumer'))`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, Tables(s.cfg.DatabaseSchema))
+		return err
+	})
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "unknown"
+	}
+	return name
+}
+
+func processID() int { return os.Getpid() }

@@ -1,0 +1,458 @@
+package consumer
+
+import (
+	"context"
+	"crypto/md5"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// limit is how long a test waits for what must come.
+const limit = 60 * time.Second
+
+// script is a stream's content to be: each event has a window of its own unless a test says otherwise.
+type script struct {
+	lsn outbox.LSN
+	n   int
+}
+
+// event makes the next message of a document.
+func (s *script) event(document string) *Message {
+	s.lsn += 16
+	s.n++
+	h := outbox.Header{
+		Pos: outbox.Position{LSN: s.lsn}, Of: 1, Due: s.lsn, Thru: s.lsn, Timeline: 1, ID: fmt.Sprintf("id-%d", s.n), Key: fmt.Sprintf("%08d", s.n),
+	}
+	return message(document, &h)
+}
+
+func message(document string, h *outbox.Header) *Message {
+	return &Message{
+		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte(h.ID), Time: time.Now(),
+	}
+}
+
+// events makes n messages of documents d0, d1, ... in turn.
+func (s *script) events(n, documents int) []*Message {
+	var all []*Message
+	for i := range n {
+		all = append(all, s.event(fmt.Sprintf("d%d", i%documents)))
+	}
+	return all
+}
+
+// memory is a stream in memory that can be damaged. Its messages are those of the filter ">".
+type memory struct {
+	mu      sync.Mutex
+	created time.Time
+	first   uint64
+	last    uint64
+	held    map[uint64]*Message
+	reader  *memoryReader
+	opened  int
+	changed chan struct{}
+	steal   int // so many messages are handed to somebody else
+}
+
+func newMemory() *memory {
+	return &memory{created: time.Now().UTC(), first: 1, held: map[uint64]*Message{}, changed: make(chan struct{})}
+}
+
+func (s *memory) publish(all ...*Message) *memory {
+	s.change(func() {
+		for _, m := range all {
+			s.last++
+			c := *m
+			c.Sequence = s.last
+			s.held[s.last] = &c
+		}
+	})
+	return s
+}
+
+// change changes the stream and rouses its reader.
+func (s *memory) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	s.first = s.last + 1
+	for seq := range s.held {
+		s.first = min(s.first, seq)
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// lose removes messages; back says whether the last sequence goes back with them.
+func (s *memory) lose(from uint64, back bool) {
+	s.change(func() {
+		maps.DeleteFunc(s.held, func(seq uint64, _ *Message) bool { return seq >= from })
+		if back {
+			s.last = from - 1
+		}
+	})
+}
+
+func (s *memory) remove(seqs ...uint64) {
+	s.change(func() {
+		for _, seq := range seqs {
+			delete(s.held, seq)
+		}
+	})
+}
+
+// removeTo removes what retention would: the oldest messages.
+func (s *memory) removeTo(seq int64) {
+	s.change(func() { maps.DeleteFunc(s.held, func(at uint64, _ *Message) bool { return at <= uint64(seq) }) })
+}
+
+func (s *memory) State(context.Context) (StreamState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return StreamState{Created: s.created, First: s.first, Last: s.last}, nil
+}
+
+func (s *memory) Get(_ context.Context, seq uint64) (*Message, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held[seq], nil
+}
+
+func (s *memory) Next(_ context.Context, seq uint64) (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ; seq <= s.last; seq++ {
+		if s.held[seq] != nil {
+			return seq, nil
+		}
+	}
+	return 0, nil
+}
+
+func (s *memory) Open(_ context.Context, after uint64) (Reader, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened++
+	s.reader = &memoryReader{s: s, at: after}
+	return s.reader, nil
+}
+
+type memoryReader struct {
+	s  *memory
+	at uint64
+
+	mu    sync.Mutex
+	acked uint64
+}
+
+func (r *memoryReader) Read(ctx context.Context) (*Message, error) {
+	for {
+		r.s.mu.Lock()
+		if r.s.reader != r {
+			r.s.mu.Unlock()
+			return nil, errors.New("cut off")
+		}
+		for seq := r.at + 1; seq <= r.s.last; seq++ {
+			m := r.s.held[seq]
+			if m == nil {
+				continue
+			}
+			r.at = seq
+			if r.s.steal > 0 {
+				r.s.steal--
+				r.s.mu.Unlock()
+				return nil, errors.New("a delivery is missing")
+			}
+			r.s.mu.Unlock()
+			return m, nil
+		}
+		changed := r.s.changed
+		r.s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (r *memoryReader) Ack(seq uint64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.acked = max(r.acked, seq)
+	return nil
+}
+
+func (r *memoryReader) Check(context.Context) (uint64, error) {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return r.at, nil
+}
+
+func (r *memoryReader) Close() {}
+
+// world is a database with effects that depend on the order and the number of events: for each document a hash over the ids.
+type world struct {
+	t    *testing.T
+	url  string
+	mine *pgxpool.Pool // of the test
+	pool *pgxpool.Pool // of the consumers
+	log  *slog.Logger
+
+	newest *running
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, url: pgtest.Database(t, pgtest.Server(t)), log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	w.mine, w.pool = w.connect("test"), w.connect("consumer")
+	w.exec(Tables(""))
+	w.exec(`CREATE TABLE effect (document text PRIMARY KEY, n int NOT NULL, hash text NOT NULL)`)
+	return w
+}
+
+func (w *world) connect(name string) *pgxpool.Pool {
+	w.t.Helper()
+	cfg, err := pgxpool.ParseConfig(w.url)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cfg.MaxConns = 8
+	cfg.ConnConfig.RuntimeParams["application_name"] = name
+	pool, err := pgxpool.NewWithConfig(w.t.Context(), cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(pool.Close)
+	return pool
+}
+
+func (w *world) exec(sql string, args ...any) {
+	w.t.Helper()
+	if _, err := w.mine.Exec(w.t.Context(), sql, args...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// expire lets the lease end, unless somebody is just taking it.
+func (w *world) expire() {
+	w.t.Helper()
+	w.exec(`UPDATE outflow_consumer SET expires = now() - interval '1 second' WHERE name IN (SELECT name FROM outflow_consumer FOR UPDATE SKIP LOCKED)`)
+}
+
+// handler has the effect of an event.
+func handler(ctx context.Context, tx pgx.Tx, e *Event) error {
+	_, err := tx.Exec(ctx, `INSERT INTO effect VALUES ($1, 1, md5($2)) ON CONFLICT (document) DO UPDATE SET n = effect.n + 1, hash = md5(effect.hash || $2)`, e.Document, e.ID)
+	return err
+}
+
+// config is that of a consumer which reads src.
+func (w *world) config(src Source) Config {
+	return Config{
+		Name: "orders", Stream: "OUTBOX", Source: src, Log: w.log, Lease: time.Second, Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
+		Backoff: Backoff{First: time.Millisecond, Max: 2 * time.Millisecond},
+	}
+}
+
+func (w *world) consumer(cfg Config) *Consumer {
+	w.t.Helper()
+	c, err := New(nil, Postgres(w.pool), cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c.cfg.confirm = time.Millisecond
+	return c
+}
+
+// running is a consumer that runs.
+type running struct {
+	t     *testing.T
+	stop  context.CancelFunc
+	ended chan struct{}
+	err   error // once ended
+}
+
+func (w *world) start(c *Consumer, h Handler) *running {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{t: w.t, stop: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(r.ended)
+		r.err = c.Run(ctx, h)
+	}()
+	w.t.Cleanup(func() {
+		cancel()
+		<-r.ended
+	})
+	w.newest = r
+	return r
+}
+
+// ends waits for the end of Run.
+func (r *running) ends() error {
+	r.t.Helper()
+	select {
+	case <-r.ended:
+		return r.err
+	case <-time.After(limit):
+		r.t.Fatal("Run does not end")
+		return nil
+	}
+}
+
+// stopped stops it cleanly.
+func (r *running) stopped() {
+	r.t.Helper()
+	r.stop()
+	if err := r.ends(); err != nil {
+		r.t.Fatalf("Run: %v", err)
+	}
+}
+
+// want is what effects must be of messages that are each had once, in this order.
+func want(all []*Message) map[string]string {
+	effects := map[string]string{}
+	counts := map[string]int{}
+	for _, m := range all {
+		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err != nil {
+			panic(err)
+		}
+		document, _ := outbox.ParseToken(strings.TrimPrefix(m.Subject, "outbox."))
+		_, hash, _ := strings.Cut(effects[document], " ")
+		sum := md5.Sum([]byte(hash + h.ID))
+		counts[document]++
+		effects[document] = fmt.Sprint(counts[document]) + " " + hex.EncodeToString(sum[:])
+	}
+	return effects
+}
+
+func (w *world) effects() map[string]string {
+	w.t.Helper()
+	rows, err := w.mine.Query(w.t.Context(), `SELECT document, n || ' ' || hash FROM effect`)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	got := map[string]string{}
+	var document, effect string
+	if _, err := pgx.ForEachRow(rows, []any{&document, &effect}, func() error {
+		got[document] = effect
+		return nil
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return got
+}
+
+// await waits until the effects are exactly those of the messages.
+func (w *world) await(all []*Message) {
+	w.t.Helper()
+	wanted := want(all)
+	var got map[string]string
+	ended := false
+	if !eventually(func() bool {
+		select {
+		case <-w.newest.ended:
+			ended = true
+		default:
+		}
+		got = w.effects()
+		return ended || maps.Equal(got, wanted)
+	}) || !maps.Equal(got, wanted) {
+		if ended {
+			w.t.Errorf("Run ended: %v", w.newest.err)
+		}
+		w.t.Fatalf("effects\n%v\nwant\n%v", got, wanted)
+	}
+}
+
+// exactly checks the effects now.
+func (w *world) exactly(all []*Message) {
+	w.t.Helper()
+	if got, wanted := w.effects(), want(all); !maps.Equal(got, wanted) {
+		w.t.Errorf("effects\n%v\nwant\n%v", got, wanted)
+	}
+}
+
+func (w *world) marks() []int64 {
+	w.t.Helper()
+	rows, err := w.mine.Query(w.t.Context(), `SELECT seq FROM outflow_mark WHERE source = 'live' ORDER BY partition`)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return seqs
+}
+
+// awaitMarks waits until all marks are at seq.
+func (w *world) awaitMarks(seq int64) {
+	w.t.Helper()
+	var got []int64
+	if !eventually(func() bool {
+		got = w.marks()
+		return len(got) > 0 && slices.Min(got) == seq && slices.Max(got) == seq
+	}) {
+		w.t.Fatalf("marks %v, want all at %d", got, seq)
+	}
+}
+
+func eventually(ok func() bool) bool {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return true
+		}
+	}
+	return false
+}
+
+// real makes a stream on a server.
+func realStream(t *testing.T, config jetstream.StreamConfig) (jetstream.JetStream, *nats.Conn) {
+	t.Helper()
+	s := natstest.Server(t)
+	nc, err := nats.Connect(s.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Name = "OUTBOX"
+	if config.Subjects == nil {
+		config.Subjects = []string{"outbox.>", "other.>"}
+	}
+	if _, err := js.CreateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	return js, nc
+}
+
+func publish(t *testing.T, js jetstream.JetStream, all ...*Message) {
+	t.Helper()
+	for _, m := range all {
+		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
