@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/consumers"
+	"github.com/outflowhq/outflow/internal/replay"
+	"github.com/outflowhq/outflow/internal/wiring"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func (a *app) consumerCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "consumer",
+		Short:   "The consumers of the stream: list them, set one back",
+		Long:    "Shows who reads the stream and how far each one is, and sets one back so that it reads events again.",
+		Example: "  outflow consumer list\n  outflow consumer rewind search --to time:2h",
+	}
+	cmd.AddCommand(a.consumerListCommand(), a.consumerRewindCommand())
+	return cmd
+}
+
+// consumerWorld connects to where consumers are. The database counts as given only if it was: else postgres.url is asked, if it answers.
+func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumers.World, closeAll func(), err error) {
+	log := newLogger(a.stderr, cfg.Log)
+	sc, err := wiring.Broker(cfg, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := wiring.Connect(ctx, cfg, sc)
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := conn.JetStream()
+	if err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	w = &consumers.World{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema, From: "the consumer's database"}
+	w.DB, err = d.connect(ctx, a, cfg)
+	if err != nil {
+		if d.url != "" {
+			conn.Close()
+			return nil, nil, err
+		}
+		fmt.Fprintf(a.stderr, "without what consumers keep in a database: %v\n", err)
+		w.DB = nil
+	}
+	return w, func() {
+		if w.DB != nil {
+			w.DB.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
+		}
+		conn.Close()
+	}, nil
+}
+
+func (a *app) consumerListCommand() *cobra.Command {
+	var d consumerDatabase
+	var asJSON bool
+	cmd := a.configured(&cobra.Command{
+		Use:   "list",
+		Short: "The consumers of the stream, with lag and position",
+		Long: `Lists the consumers of the stream: how many messages each has still to be given (lag) and has not acknowledged, the
+sequence and the position up to which everything is done, and whether somebody reads from it now. Of those of the Go
+package consumer also where they keep their marks, the smallest and the largest mark, and how many events are parked,
+where their database is at hand.`,
+		Example: "  outflow consumer list\n  outflow consumer list --database postgres://app@db/search --json",
+	}, func(ctx context.Context, cfg config.Config) error {
+		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+		lasting, meaning := replay.While(ctx, w.Conn)
+		all, err := w.List(lasting)
+		err = meaning(err)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			e := json.NewEncoder(a.stdout)
+			e.SetIndent("", "  ")
+			return e.Encode(append([]consumers.Consumer{}, all...))
+		}
+		return a.printConsumers(cfg, all)
+	})
+	d.flags(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (a *app) printConsumers(cfg config.Config, all []consumers.Consumer) error {
+	if len(all) == 0 {
+		_, err := fmt.Fprintf(a.stdout, "stream %s has no consumers\n", cfg.Stream)
+		return err
+	}
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "CONSUMER\tMARKS\tLAG\tUNACKED\tDONE UP TO\tPOSITION\tREAD NOW\tPARTITIONS\tPARKED\tFILTER")
+	for _, c := range all {
+		name, position, running, partitions, parked := c.Name, "-", "no", "-", "-"
+		if !c.Durable {
+			name += " (not durable)"
+		}
+		if c.Position != nil {
+			position = c.Position.String()
+		}
+		if c.Running {
+			running = "yes"
+		}
+		if c.Partitions > 0 {
+			partitions = fmt.Sprint(c.Partitions)
+			if c.Least != nil && *c.Least != *c.Most {
+				partitions += fmt.Sprintf(" (%d to %d)", *c.Least, *c.Most)
+			}
+		}
+		if c.Parked != nil {
+			parked = fmt.Sprint(*c.Parked)
+		}
+		filter := strings.Join(c.Filters, " ")
+		if filter == "" {
+			filter = ">"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", name, c.Marks, c.Pending, c.AckPending, c.Sequence, position, running, partitions, parked, filter)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.Note != "" {
+			fmt.Fprintf(a.stdout, "%s: %s\n", c.Name, c.Note)
+		}
+	}
+	return nil
+}
+
+func (a *app) consumerRewindCommand() *cobra.Command {
+	var d consumerDatabase
+	var r consumers.Rewind
+	var yes bool
+	cmd := a.configured(&cobra.Command{
+		Use:   "rewind <consumer>",
+		Short: "Set a consumer back, so that it reads events again",
+		Long: `Sets a consumer back to a place in the stream: start, seq:N (the first one that comes again), position:LSN-i,
+time:2026-01-31T12:00:00Z, or time:2h for two hours ago. Says what will come again, and asks first.
+
+A consumer of the Go package consumer sees the events that it had before marked as replayed. Of any other durable the
+configuration is kept and the durable made again. It has to be stopped. It only goes back, and only to what the stream
+still has: what retention removed, outflow replay --from table --to consumer:NAME reads.
+
+Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place, 1 if a server
+is away: run it again.`,
+		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to time:2026-01-31T12:00:00Z --yes",
+	}, func(ctx context.Context, cfg config.Config) error {
+		if r.To == "" {
+			return &outbox.Fault{Class: outbox.Usage, Code: "rewind_to", What: "--to is missing", Cure: "Write --to start, seq:N, position:P or time:T"}
+		}
+		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+		r.Confirm = func(p *consumers.Plan) error {
+			for _, line := range p.Lines() {
+				fmt.Fprintln(a.stdout, line)
+			}
+			if yes {
+				return nil
+			}
+			return a.ask(ctx, fmt.Sprintf("Set consumer %s back?", p.Name))
+		}
+		lasting, meaning := replay.While(ctx, w.Conn)
+		if err := meaning(w.Rewind(lasting, r)); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.stdout, "done: start consumer %s again\n", r.Name)
+		return nil
+	})
+	run := cmd.RunE
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		r.Name = args[0]
+		return run(cmd, args)
+	}
+	d.flags(cmd)
+	cmd.Flags().StringVar(&r.To, "to", "", "start, seq:N, position:LSN-i or time:T")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+// ask asks a person for a yes. Where there is none, that is a refusal.
+func (a *app) ask(ctx context.Context, question string) error {
+	refused := func(what string) error {
+		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", What: what + ": nothing was changed", Cure: "Give --yes to go on without being asked"}
+	}
+	if !isTerminal(os.Stdin) {
+		return refused("nobody can be asked, standard input is no terminal")
+	}
+	fmt.Fprintf(a.stdout, "%s [y/N] ", question)
+	answer := make(chan string, 1)
+	go func() { // reading a terminal can't be interrupted; the process ends with it
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case line := <-answer:
+		if line == "y" || line == "yes" {
+			return nil
+		}
+		return refused("not confirmed")
+	}
+}
+
+// isTerminal reports whether a person may sit at the other end.
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return false
+	}
+	null, err := os.Stat(os.DevNull)
+	return err == nil && !os.SameFile(info, null)
+}

@@ -1,0 +1,289 @@
+// Package parked is what outflow parked does: it looks at the parked events of consumers, says which are to be released, and waits for
+// the running consumer to do it.
+package parked
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Ward is a database with parked events.
+type Ward struct {
+	Parked   *consumer.Parked
+	JSON     bool
+	Out, Log io.Writer // results; what is said beside them
+}
+
+// List prints the parked documents of a consumer, or of all ("").
+func (w *Ward) List(ctx context.Context, name string, limit int) error {
+	all, err := w.Parked.List(ctx, name, limit)
+	if err != nil {
+		return err
+	}
+	if w.JSON {
+		return w.print(append([]consumer.ParkedDocument{}, all...))
+	}
+	if len(all) == 0 {
+		fmt.Fprintln(w.Out, "nothing is parked")
+		return nil
+	}
+	table := tabwriter.NewWriter(w.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "CONSUMER\tDOCUMENT\tEVENTS\tSINCE\tATTEMPTS\tRELEASE\tERROR")
+	for _, d := range all {
+		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%d\t%s\t%s\n", d.Consumer, visible(d.Document), d.Events, d.First.ParkedAt.UTC().Format(time.RFC3339),
+			d.First.Attempts, d.Release, line(d.First.Error, 80))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if len(all) == limit {
+		fmt.Fprintf(w.Log, "There may be more: these are the first %d (--limit).\n", limit)
+	}
+	return nil
+}
+
+// Show prints a parked document and its first events.
+func (w *Ward) Show(ctx context.Context, name, document string, limit int) error {
+	d, err := w.Parked.Document(ctx, name, document)
+	if err != nil {
+		return err
+	}
+	rows, err := w.Parked.Events(ctx, name, document, limit)
+	if err != nil {
+		return err
+	}
+	if w.JSON {
+		return w.print(struct {
+			*consumer.ParkedDocument
+			Rows []consumer.ParkedRow `json:"rows"`
+		}{d, rows})
+	}
+	fmt.Fprintf(w.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document), name, d.Events,
+		d.Last.UTC().Format(time.RFC3339))
+	if d.Release != "" {
+		fmt.Fprintf(w.Out, "; to be released (%s)", d.Release)
+	}
+	fmt.Fprintln(w.Out)
+	for i := range rows {
+		w.row(&rows[i])
+	}
+	if more := d.Events - int64(len(rows)); more > 0 {
+		fmt.Fprintf(w.Out, "\nand %d more (--limit)\n", more)
+	}
+	return nil
+}
+
+func (w *Ward) row(r *consumer.ParkedRow) {
+	fmt.Fprintf(w.Out, "\n%s  sequence %d (%s)  position %s  id %s\n", r.Cause, r.Sequence, r.Source, r.Position, visible(r.ID))
+	table := tabwriter.NewWriter(w.Out, 0, 0, 2, ' ', 0)
+	for _, field := range [][2]string{
+		{"subject", r.Subject}, {"published", r.Time.UTC().Format(time.RFC3339Nano)}, {"parked", r.ParkedAt.UTC().Format(time.RFC3339)},
+		{"attempts", strconv.Itoa(r.Attempts)}, {"headers", line(string(r.Headers), 400)}, {"data", line(string(r.Data), 2000)},
+	} {
+		fmt.Fprintf(table, "  %s\t%s\n", field[0], field[1])
+	}
+	_ = table.Flush() // the writer's error comes again with the next line
+	for l := range strings.Lines(r.Error) {
+		fmt.Fprintf(w.Out, "  | %s\n", strings.TrimRight(l, "\r\n"))
+	}
+}
+
+// Release says what is to be done with documents: retry or skip.
+type Release struct {
+	Consumer  string
+	Documents []string
+	All       bool // all that are parked
+	Skip      bool
+	Wait      bool
+	Timeout   time.Duration // of the waiting
+}
+
+// Result is what became of a document. The JSON names are stable.
+type Result struct {
+	Document string `json:"document"`
+	State    string `json:"state"`           // asked, released, failed, waiting
+	Left     int64  `json:"left"`            // events that are still parked
+	Error    string `json:"error,omitempty"` // of the first one of them
+}
+
+// The states of a result.
+const (
+	asked    = "asked"    // the consumer will do it
+	released = "released" // nothing of it is parked any more
+	failed   = "failed"   // an event failed again
+	waiting  = "waiting"  // the time was up before it was done
+)
+
+// maxAll is how many documents are asked for at a time with All.
+const maxAll = 1000
+
+// ErrNotDone says that not every document was released while the command waited. What became of each is printed.
+var ErrNotDone = errors.New("not everything was released")
+
+// Release asks the running consumer to release documents, and waits until it has done so, if it is to.
+func (w *Ward) Release(ctx context.Context, r Release) error {
+	documents := r.Documents
+	if r.All {
+		list, err := w.Parked.List(ctx, r.Consumer, maxAll)
+		if err != nil {
+			return err
+		}
+		for _, d := range list {
+			documents = append(documents, d.Document)
+		}
+		if len(documents) == maxAll {
+			fmt.Fprintf(w.Log, "There may be more: these are the first %d. Run it again.\n", maxAll)
+		}
+	}
+	do := w.Parked.Retry
+	if r.Skip {
+		do = w.Parked.Skip
+	}
+	results := make([]Result, 0, len(documents))
+	for _, document := range documents {
+		err := do(ctx, r.Consumer, document)
+		if f := outbox.FaultOf(err); r.All && f != nil && f.Code == consumer.CodeNotParked {
+			continue // it has just been released
+		}
+		if err != nil {
+			return err
+		}
+		results = append(results, Result{Document: document, State: asked})
+	}
+	instance, err := w.Parked.Running(ctx, r.Consumer)
+	if err != nil {
+		return err
+	}
+	if instance == "" {
+		fmt.Fprintf(w.Log, "Consumer %s does not run at present: it is done when it runs again.\n", r.Consumer)
+	}
+	if r.Wait {
+		err = w.wait(ctx, r, results)
+	}
+	return errors.Join(w.results(results), err)
+}
+
+// wait waits for all results.
+func (w *Ward) wait(ctx context.Context, r Release, results []Result) error {
+	timeout := time.NewTimer(r.Timeout)
+	defer timeout.Stop()
+	look := time.NewTicker(200 * time.Millisecond)
+	defer look.Stop()
+	open := len(results)
+	for late := false; ; {
+		open = 0
+		for i := range results {
+			if err := w.look(ctx, r.Consumer, &results[i]); err != nil {
+				return err
+			}
+			if results[i].State == asked {
+				open++
+			}
+		}
+		if open == 0 || late {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timeout.C:
+			late = true
+		case <-look.C:
+		}
+	}
+	bad := open
+	for i := range results {
+		switch results[i].State {
+		case asked:
+			results[i].State = waiting
+		case failed:
+			bad++
+		}
+	}
+	if bad > 0 {
+		return fmt.Errorf("%w: %d of %d documents; those still waiting after %v are released when the consumer gets to them", ErrNotDone, bad,
+			len(results), r.Timeout)
+	}
+	return nil
+}
+
+// look brings a result up to date.
+func (w *Ward) look(ctx context.Context, name string, r *Result) error {
+	if r.State != asked {
+		return nil
+	}
+	d, err := w.Parked.Document(ctx, name, r.Document)
+	switch f := outbox.FaultOf(err); {
+	case f != nil && f.Code == consumer.CodeNotParked:
+		r.State, r.Left = released, 0
+		return nil
+	case err != nil:
+		return err
+	}
+	if r.Left = d.Events; d.Release == "" {
+		r.State, r.Error = failed, d.First.Error
+	}
+	return nil
+}
+
+func (w *Ward) results(results []Result) error {
+	if w.JSON {
+		return w.print(results)
+	}
+	for _, r := range results {
+		switch r.State {
+		case asked:
+			fmt.Fprintf(w.Out, "%s: to be released\n", visible(r.Document))
+		case released:
+			fmt.Fprintf(w.Out, "%s: released\n", visible(r.Document))
+		case failed:
+			fmt.Fprintf(w.Out, "%s: failed again, %d events are still parked: %s\n", visible(r.Document), r.Left, line(r.Error, 200))
+		case waiting:
+			fmt.Fprintf(w.Out, "%s: still to be released, %d events are parked\n", visible(r.Document), r.Left)
+		}
+	}
+	if len(results) == 0 {
+		fmt.Fprintln(w.Out, "nothing is parked")
+	}
+	return nil
+}
+
+func (w *Ward) print(v any) error {
+	e := json.NewEncoder(w.Out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// visible is a name as it is printed: quoted where it would not be seen, or would be taken for something else.
+func visible(s string) string {
+	if q := strconv.Quote(s); s == "" || strings.ContainsAny(s, " \t") || q != `"`+s+`"` {
+		return q
+	}
+	return s
+}
+
+// line is the first line of a text, cut after n bytes.
+func line(s string, n int) string {
+	first, _, more := strings.Cut(s, "\n")
+	if !utf8.ValidString(first) || strings.ContainsFunc(first, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		first = strconv.Quote(first)
+	}
+	if len(first) > n {
+		first, more = strings.ToValidUTF8(first[:n], ""), true
+	}
+	if more {
+		first += "…"
+	}
+	return first
+}

@@ -1,0 +1,156 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// choice is where the events come from, and why.
+type choice struct {
+	source Source
+	why    string
+	sum    *Summary // of what is left of the selection; nil: not looked at yet
+}
+
+// choose says where to read. The stream holds what was published in the order in which it was; it is taken while it is known that it
+// has all of the selection. Else the table is, if it has all that the stream still has of it: then nobody has anything that the table lacks,
+// as far as can be known. Where both lack something they are not mixed: the order between their events would be made up.
+func (r *replay) choose(ctx context.Context) (choice, error) {
+	switch {
+	case r.resume != nil && r.o.From != "" && Source(r.o.From) != r.resume.from:
+		return choice{}, usage("replay_from", fmt.Sprintf("--from %s: replay %s was begun from the %s", r.o.From, r.o.ID, r.resume.from), "Go on with it without --from")
+	case r.resume != nil && r.resume.from == FromStream && r.stream.first > r.resume.seq+1:
+		if holds, why := r.stream.holds(); !holds {
+			return choice{}, r.gone(ctx, "what comes behind the events that were read already: "+why)
+		}
+		return choice{source: FromStream, why: "where this replay was begun"}, nil
+	case r.resume != nil:
+		return choice{source: r.resume.from, why: "where this replay was begun"}, nil
+	case r.o.From == string(FromTable):
+		return choice{source: FromTable, why: "--from table"}, nil
+	case r.o.From == string(FromStream):
+		if r.streamErr != nil {
+			return choice{}, r.streamErr
+		}
+		holds, why := r.stream.holds()
+		if !holds && r.o.Selection.Seq.Given() {
+			return choice{}, r.gone(ctx, why)
+		}
+		if !holds {
+			r.say("what was removed from the stream is not in it any more: %s", why)
+		}
+		return choice{source: FromStream, why: "--from stream; " + why}, nil
+	case r.streamErr != nil && r.cfg.Source.Messages():
+		return choice{}, r.streamErr
+	case r.streamErr != nil:
+		return choice{source: FromTable, why: r.streamErr.Error()}, nil
+	}
+	holds, why := r.stream.holds()
+	if holds {
+		return choice{source: FromStream, why: why}, nil
+	}
+	if err := r.needTable(ctx); err != nil {
+		return choice{}, r.gone(ctx, fmt.Sprintf("%s. Nor can the table be read instead: %s", why, what(err)))
+	}
+	if r.cfg.Source.Messages() {
+		return choice{}, fatal("replay_unsure", fmt.Sprintf("%s; table %s has only what was written to it, not the events that were messages (source: both)", why, r.layout.Mapping.Table),
+			"Decide: --from stream reads what the stream still has, --from table what the table has")
+	}
+	return r.compare(ctx, why)
+}
+
+// compareBatch is how many ids the table is asked for at a time.
+const compareBatch = 500
+
+// compare finds out whether the table has every event of the selection that the stream still has.
+func (r *replay) compare(ctx context.Context, why string) (choice, error) {
+	left := &Summary{Source: FromStream}
+	var batch []string
+	var lacking uint64
+	untold := "" // why some event can't be looked for
+	ask := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		n, err := r.table.has(ctx, batch)
+		lacking += uint64(len(batch) - n)
+		batch = batch[:0]
+		return err
+	}
+	err := r.stream.summarize(ctx, 0, left, func(m *Message) error {
+		text := outbox.HeaderID(m.Header.Get(outbox.HeaderName))
+		id, whole := outbox.ParseHeaderValue(text)
+		switch {
+		case r.layout.ID == "" || text == "":
+			untold = "events have no id"
+		case !whole:
+			untold = fmt.Sprintf("the id of the message at sequence %d is cut", m.Seq)
+		default:
+			if batch = append(batch, id); len(batch) == compareBatch {
+				return ask()
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		err = ask()
+	}
+	if err != nil {
+		return choice{}, err
+	}
+	if n := len(r.o.Selection.IDs); n > 0 && left.Events == uint64(n) {
+		return choice{FromStream, fmt.Sprintf("stream %s has each of the %d ids", r.stream.name, n), left}, nil
+	}
+	demand := func(what string) error {
+		return fatal("replay_unsure", fmt.Sprintf("%s; %s", why, what),
+			fmt.Sprintf("Decide: --from stream reads the %d events that it still has, --from table what the table has", left.Events))
+	}
+	switch {
+	case left.Events > 0 && untold != "":
+		return choice{}, demand(fmt.Sprintf("whether the table has those that are left can't be known: %s", untold))
+	case lacking > 0:
+		return choice{}, demand(fmt.Sprintf("table %s lacks %d of the %d events of the selection that the stream still has", r.layout.Mapping.Table, lacking, left.Events))
+	}
+	rows := &Summary{Source: FromTable}
+	if err := r.table.summarize(ctx, nil, rows); err != nil {
+		return choice{}, err
+	}
+	if rows.Events == left.Events && left.Events > 0 {
+		return choice{FromStream, fmt.Sprintf("%s, but the %d events that it has of the selection are all that the table has", why, left.Events), left}, nil
+	}
+	return choice{FromTable, fmt.Sprintf("%s; the table has all %d events of the selection that the stream still has, and %d more",
+		why, left.Events, rows.Events-min(rows.Events, left.Events)), rows}, nil
+}
+
+// gone is the error for what nobody has any more.
+func (r *replay) gone(ctx context.Context, why string) error {
+	return r.nothing(ctx, "nobody has this range any more: "+why)
+}
+
+// nothing is an error that says what there is.
+func (r *replay) nothing(ctx context.Context, what string) error {
+	exists := "the stream was not asked"
+	if r.stream != nil {
+		exists = r.stream.exists()
+	}
+	cure := "Choose what is there"
+	if r.openTable(ctx) == nil {
+		text, err := r.table.exists(ctx)
+		if err != nil {
+			return err
+		}
+		exists += "; " + text
+		cure = "Choose what is there; rows of the table by --doc, --key, --id or --time"
+	}
+	return fatal("replay_gone", fmt.Sprintf("%s. There is: %s", what, exists), cure)
+}
+
+// what is an error without its cure.
+func what(err error) string {
+	if f := outbox.FaultOf(err); f != nil {
+		return f.What
+	}
+	return err.Error()
+}

@@ -1,0 +1,11 @@
+package replay
+
+import "github.com/outflowhq/outflow/outbox"
+
+func usage(code, what, cure string) error {
+	return &outbox.Fault{Class: outbox.Usage, Code: code, What: what, Cure: cure}
+}
+
+func fatal(code, what, cure string) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure}
+}

@@ -1,0 +1,81 @@
+package replay
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// The headers of a message that is published again, beside those that it had.
+const (
+	HeaderReplay   = "Outflow-Replay"          // the replay's id
+	HeaderSequence = "Outflow-Replay-Sequence" // its sequence in the stream; from the table: not there
+	HeaderPlace    = "Outflow-Replay-Place"    // where the replay goes on behind it, for outflow alone
+)
+
+// place is where a replay goes on: behind this message. It is a header of the message itself, so that there is no record beside the
+// target which a crash could part from it.
+type place struct {
+	n    uint64 // how many messages of the replay there are with this one
+	hash string // of the selection
+	from Source
+	seq  uint64 // from the stream: of the message
+	end  uint64 // from the stream: where the replay ends, the stream's last sequence when it began
+	row  rowKey // from the table: of the row
+}
+
+// rowKey is a row's place in the canonical order.
+type rowKey struct{ doc, key, id string }
+
+func (p place) String() string {
+	s := fmt.Sprintf("v=1 n=%d of=%s from=%s ", p.n, p.hash, p.from)
+	if p.from == FromStream {
+		return s + fmt.Sprintf("seq=%d end=%d", p.seq, p.end)
+	}
+	return s + fmt.Sprintf("doc=%s key=%s id=%s", url.QueryEscape(p.row.doc), url.QueryEscape(p.row.key), url.QueryEscape(p.row.id))
+}
+
+func parsePlace(text string) (p place, err error) {
+	for field := range strings.FieldsSeq(text) {
+		name, v, _ := strings.Cut(field, "=")
+		switch name {
+		case "v":
+			if v != "1" {
+				err = fmt.Errorf("version %s", v)
+			}
+		case "n":
+			p.n, err = strconv.ParseUint(v, 10, 64)
+		case "of":
+			p.hash = v
+		case "from":
+			p.from = Source(v)
+		case "seq":
+			p.seq, err = strconv.ParseUint(v, 10, 64)
+		case "end":
+			p.end, err = strconv.ParseUint(v, 10, 64)
+		case "doc":
+			p.row.doc, err = url.QueryUnescape(v)
+		case "key":
+			p.row.key, err = url.QueryUnescape(v)
+		case "id":
+			p.row.id, err = url.QueryUnescape(v)
+		}
+		if err != nil {
+			return place{}, fmt.Errorf("header %s: %q: %w", HeaderPlace, text, err)
+		}
+	}
+	if p.n == 0 || p.hash == "" || p.from != FromStream && p.from != FromTable {
+		return place{}, fmt.Errorf("header %s: %q is none", HeaderPlace, text)
+	}
+	return p, nil
+}
+
+// Source is where events are read from.
+type Source string
+
+// The sources.
+const (
+	FromStream Source = "stream"
+	FromTable  Source = "table"
+)

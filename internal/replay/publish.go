@@ -1,0 +1,238 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	publishTimeout = 5 * time.Second
+	publishTries   = 100 // of one message, while others publish as well
+	publishWithin  = time.Minute
+	retryPause     = 100 * time.Millisecond
+
+	storeFailed = 10077 // the server's code for a stream at its limits that discards new messages
+)
+
+// publisher publishes the messages of a replay one after the other, each where the one before is known to be: the next message expects the
+// target's last sequence as it was read. What cannot be known (a lost answer, a message of somebody else) is settled by reading what has
+// come in since: if the message is among it, it is there, else it is sent again. So each message of a replay is in the target once and in
+// order, whoever else publishes there, and whatever a process of the same replay that was killed had still sent.
+type publisher struct {
+	js      jetstream.JetStream
+	nc      *nats.Conn
+	api     string // prefix of JetStream's API
+	target  *target
+	id      string
+	last    uint64 // the target's last sequence, all of which is looked at
+	timeout time.Duration
+}
+
+// stored is a message of the target.
+type stored struct {
+	Seq    uint64 `json:"seq"`
+	Header []byte `json:"hdrs"`
+}
+
+// message makes what is published of a message.
+func (p *publisher) message(m *Message) *nats.Msg {
+	out := &nats.Msg{Subject: p.target.subject(m.Subject), Header: nats.Header{}, Data: m.Data}
+	for name, values := range eventHeaders(m.Header) {
+		out.Header[name] = values
+	}
+	out.Header[HeaderReplay] = []string{p.id}
+	out.Header[HeaderPlace] = []string{m.place.String()}
+	if m.Seq > 0 {
+		out.Header[HeaderSequence] = []string{fmt.Sprint(m.Seq)}
+	}
+	return out
+}
+
+// publish returns when the message is there.
+func (p *publisher) publish(ctx context.Context, m *Message) error {
+	out := p.message(m)
+	begun := time.Now()
+	var err error
+	for try := 1; ; try++ {
+		one, cancel := context.WithTimeout(ctx, p.timeout)
+		var ack *jetstream.PubAck
+		ack, err = p.js.PublishMsg(one, out, jetstream.WithExpectLastSequence(p.last), jetstream.WithRetryAttempts(0))
+		cancel()
+		if err == nil && ack.Stream != p.target.stream.CachedInfo().Config.Name {
+			return fmt.Errorf("subject %s: stream %s took it, not %s", out.Subject, ack.Stream, p.target.stream.CachedInfo().Config.Name)
+		}
+		if err == nil && ack.Sequence > p.last {
+			p.last = ack.Sequence
+			return nil
+		}
+		var refused *jetstream.APIError
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, nats.ErrMaxPayload):
+			return fatal("replay_refused", fmt.Sprintf("the message for %s (%d bytes of data) is above the server's max_payload with the headers of a replay", out.Subject, len(m.Data)),
+				"Raise max_payload of the server, or leave the event out")
+		case p.nc.IsClosed():
+			return fmt.Errorf("publish to %s: the connection to NATS is lost: %w", out.Subject, err)
+		case errors.As(err, &refused) && refused.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequence &&
+			(refused.Code != 503 || refused.ErrorCode == storeFailed):
+			return fatal("replay_refused", fmt.Sprintf("stream %s refuses the message for %s: %v", p.target.stream.CachedInfo().Config.Name, out.Subject, err),
+				"Give the stream room, or name another one")
+		}
+		known := p.last
+		there, lookErr := p.lookFor(ctx, m.place.n)
+		if there || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if try == publishTries || time.Since(begun) > publishWithin {
+			return fmt.Errorf("publish to %s: no success in %d tries; is stream %s there, and does nobody else publish to it all the time? %w", out.Subject, try,
+				p.target.stream.CachedInfo().Config.Name, errors.Join(err, lookErr))
+		}
+		if p.last > known && lookErr == nil {
+			continue // somebody else was faster: at once, before he is again
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(retryPause):
+		}
+	}
+}
+
+// lookFor reads what has come into the target since, and reports whether this replay's n-th message is among it.
+func (p *publisher) lookFor(ctx context.Context, n uint64) (bool, error) {
+	last, err := p.lastSeq(ctx)
+	if err != nil {
+		return false, err
+	}
+	for seq := p.last + 1; seq <= last; seq++ {
+		m, err := p.get(ctx, seq)
+		if err != nil {
+			return false, err
+		}
+		p.last = seq
+		if m == nil { // removed
+			continue
+		}
+		if at, mine := p.placeOf(m.Header); mine && at.n == n {
+			return true, nil
+		}
+	}
+	if last < p.last {
+		return false, fatal("replay_target", fmt.Sprintf("stream %s went back from sequence %d to %d while it was published to", p.target.stream.CachedInfo().Config.Name, p.last, last),
+			"Its server lost what it had acknowledged: run the same command again")
+	}
+	return false, nil
+}
+
+// lastSeq reads the target's last sequence from its leader.
+func (p *publisher) lastSeq(ctx context.Context) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	info, err := p.target.stream.Info(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("stream %s: %w", p.target.stream.CachedInfo().Config.Name, err)
+	}
+	if info.Cluster != nil && info.Cluster.Leader == "" {
+		return 0, fmt.Errorf("stream %s has no leader", info.Config.Name)
+	}
+	return info.State.LastSeq, nil
+}
+
+// get reads a message from the leader, not from a replica that may lag; nil if it is not there.
+func (p *publisher) get(ctx context.Context, seq uint64) (*stored, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	name := p.target.stream.CachedInfo().Config.Name
+	answer, err := p.nc.RequestWithContext(ctx, p.api+"STREAM.MSG.GET."+name, fmt.Appendf(nil, `{"seq":%d}`, seq))
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: read sequence %d: %w", name, seq, err)
+	}
+	var a struct {
+		Message *stored `json:"message"`
+		Error   *struct {
+			ErrCode int    `json:"err_code"`
+			Text    string `json:"description"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(answer.Data, &a); err != nil {
+		return nil, fmt.Errorf("stream %s: read sequence %d: %w", name, seq, err)
+	}
+	if a.Error != nil && a.Error.ErrCode != int(jetstream.JSErrCodeMessageNotFound) {
+		return nil, fmt.Errorf("stream %s: read sequence %d: %s", name, seq, a.Error.Text)
+	}
+	return a.Message, nil
+}
+
+// placeOf reads the place in a header block, if the message is one of this replay.
+func (p *publisher) placeOf(block []byte) (at place, mine bool) {
+	id, text := "", ""
+	for line := range strings.SplitSeq(string(block), "\r\n") {
+		if v, ok := strings.CutPrefix(line, HeaderReplay+":"); ok {
+			id = strings.TrimSpace(v)
+		}
+		if v, ok := strings.CutPrefix(line, HeaderPlace+":"); ok {
+			text = strings.TrimSpace(v)
+		}
+	}
+	if id != p.id {
+		return place{}, false
+	}
+	at, err := parsePlace(text)
+	return at, err == nil
+}
+
+// begin learns where the target ends, and finds this replay's last message in it, if there is one.
+func (p *publisher) begin(ctx context.Context, known bool) (*place, error) {
+	last, err := p.lastSeq(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.last = last
+	if !known || last == 0 {
+		return nil, nil // an id that was just made up
+	}
+	newest, err := p.get(ctx, last)
+	if err != nil {
+		return nil, err
+	}
+	if newest != nil {
+		if at, mine := p.placeOf(newest.Header); mine {
+			return &at, nil
+		}
+	}
+	return p.scan(ctx, last)
+}
+
+// scan looks through the target's messages for the last one of this replay.
+func (p *publisher) scan(ctx context.Context, last uint64) (found *place, err error) {
+	name := p.target.stream.CachedInfo().Config.Name
+	err = Read(ctx, p.js, name, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true, FilterSubjects: []string{p.target.filter()},
+	}, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		if m.Headers().Get(HeaderReplay) == p.id {
+			at, err := parsePlace(m.Headers().Get(HeaderPlace))
+			if err != nil {
+				return fmt.Errorf("stream %s, sequence %d: %w", name, meta.Sequence.Stream, err)
+			}
+			if found == nil || at.n > found.n {
+				found = &at
+			}
+		}
+		if meta.Sequence.Stream >= last {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return found, err
+}

@@ -1,0 +1,155 @@
+package replay
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Selection says which events are read again: those for which all that is given holds.
+type Selection struct {
+	Docs   []string // one of these documents
+	Actors []string // by one of these actors
+	IDs    []string // with one of these event ids
+	Filter string   // whose subject matches; "": all
+
+	Key      Range[string]
+	Position Range[outbox.Position]
+	Time     Range[time.Time] // stored in the stream, or in the table's column
+	Seq      Range[uint64]    // in the stream
+
+	text [4]string // the ranges as they were given
+}
+
+// Range is a range with both its ends; nil is an open end.
+type Range[T any] struct{ From, To *T }
+
+// Given reports whether the range bounds anything.
+func (r Range[T]) Given() bool { return r.From != nil || r.To != nil }
+
+// Ranges are a selection's ranges as they stand on a command line: from..to, where either may be missing.
+type Ranges struct{ Key, Position, Time, Seq string }
+
+// SetRanges reads the ranges. Durations count back from now.
+func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
+	s.text = [4]string{r.Key, r.Position, r.Time, r.Seq}
+	if s.Key, err = parseRange("--key", r.Key, true, func(text string, _ bool) (string, error) { return text, nil }); err != nil {
+		return err
+	}
+	if s.Position, err = parseRange("--position", r.Position, true, parsePosition); err != nil {
+		return err
+	}
+	if s.Time, err = parseRange("--time", r.Time, false, func(text string, _ bool) (time.Time, error) { return ParseTime(text, now) }); err != nil {
+		return err
+	}
+	s.Seq, err = parseRange("--seq", r.Seq, true, func(text string, _ bool) (uint64, error) {
+		n, err := strconv.ParseUint(text, 10, 63)
+		if err == nil && n == 0 {
+			err = fmt.Errorf("sequences begin at 1")
+		}
+		return n, err
+	})
+	if err != nil {
+		return err
+	}
+	return s.check()
+}
+
+// check refuses ranges that hold nothing.
+func (s *Selection) check() error {
+	empty := func(flag string) error {
+		return usage("replay_range", fmt.Sprintf("%s: the range ends before it begins", flag), "Write from..to, the smaller one first")
+	}
+	switch {
+	case s.Key.From != nil && s.Key.To != nil && *s.Key.To < *s.Key.From:
+		return empty("--key")
+	case s.Position.From != nil && s.Position.To != nil && s.Position.To.Compare(*s.Position.From) < 0:
+		return empty("--position")
+	case s.Time.From != nil && s.Time.To != nil && s.Time.To.Before(*s.Time.From):
+		return empty("--time")
+	case s.Seq.From != nil && s.Seq.To != nil && *s.Seq.To < *s.Seq.From:
+		return empty("--seq")
+	}
+	if s.Filter != "" {
+		if err := checkFilter(s.Filter); err != nil {
+			return usage("replay_filter", fmt.Sprintf("--filter %q: %v", s.Filter, err), "Write a subject, with * for one token and > at the end for the rest")
+		}
+	}
+	return nil
+}
+
+// hash tells selections apart, so that a replay is not gone on with under another one.
+func (s *Selection) hash(more ...string) string {
+	b, err := json.Marshal([]any{s.Docs, s.Actors, s.IDs, s.Filter, s.text, more})
+	if err != nil {
+		panic("replay: selection: " + err.Error()) // strings only
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:6])
+}
+
+// parseRange reads from..to. A single value is both ends, or, unless single, the beginning.
+func parseRange[T any](flag, text string, single bool, parse func(text string, end bool) (T, error)) (r Range[T], err error) {
+	if text == "" {
+		return r, nil
+	}
+	from, to, isRange := strings.Cut(text, "..")
+	if !isRange && single {
+		to = from
+	}
+	if from == "" && to == "" {
+		return r, usage("replay_range", fmt.Sprintf("%s %q: a range without ends", flag, text), "Write from..to; one of them may be left out")
+	}
+	read := func(text string, end bool) *T {
+		if text == "" || err != nil {
+			return nil
+		}
+		v, e := parse(text, end)
+		if e != nil {
+			err = usage("replay_range", fmt.Sprintf("%s: %q: %v", flag, text, e), "Write from..to; one of them may be left out")
+			return nil
+		}
+		return &v
+	}
+	r.From, r.To = read(from, false), read(to, true)
+	return r, err
+}
+
+// parsePosition reads LSN-i, or an LSN: the first or the last position of it.
+func parsePosition(text string, end bool) (p outbox.Position, err error) {
+	if strings.Contains(text, "-") {
+		return p, p.UnmarshalText([]byte(text))
+	}
+	if p.LSN, err = outbox.ParseLSN(text); err != nil {
+		return p, fmt.Errorf("neither X/X nor X/X-i")
+	}
+	if end {
+		p.Index = ^uint32(0)
+	}
+	return p, nil
+}
+
+// ParsePosition reads a position, LSN-i, or the end of all that has the LSN.
+func ParsePosition(text string) (outbox.Position, error) { return parsePosition(text, true) }
+
+// ParseTime reads a moment: RFC 3339, or how long ago it is, such as 90m or 7d.
+func ParseTime(text string, now time.Time) (time.Time, error) {
+	if t, err := time.Parse(time.RFC3339Nano, text); err == nil {
+		return t, nil
+	}
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
+			return now.Add(-time.Duration(n) * 24 * time.Hour), nil
+		}
+	}
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+		return now.Add(-ago), nil
+	}
+	return time.Time{}, fmt.Errorf("neither a time such as 2026-01-31T12:00:00Z nor how long ago, such as 90m or 7d")
+}

@@ -1,0 +1,275 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// clockSlack is by how much stored times may go back from one message to the next: another server may have become the leader.
+const clockSlack = time.Minute
+
+// streamSource reads from the stream.
+type streamSource struct {
+	js    jetstream.JetStream
+	name  string
+	match *matcher
+	lens  *lens
+
+	stream  jetstream.Stream
+	info    *jetstream.StreamInfo
+	first   uint64 // sequence of the first message that is there; beyond last if there is none
+	last    uint64 // the stream's last sequence
+	firstAt time.Time
+	header  *outbox.Header // of the first message; nil: it has none of ours
+	end     uint64         // nothing behind it belongs to the replay
+}
+
+// open reads the stream's state. A stream that does not exist is an empty one.
+func (s *streamSource) open(ctx context.Context) error {
+	st, err := s.js.Stream(ctx, s.name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		s.first = 1
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", s.name, err)
+	}
+	info, err := st.Info(ctx, jetstream.WithDeletedDetails(true))
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", s.name, err)
+	}
+	s.stream, s.info, s.last, s.end = st, info, info.State.LastSeq, info.State.LastSeq
+	s.first = max(info.State.FirstSeq, 1)
+	if info.State.Msgs == 0 {
+		s.first = s.last + 1
+		return nil
+	}
+	m, err := st.GetMsg(ctx, s.first)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return fmt.Errorf("stream %s: its first message went away while it was read", s.name)
+	}
+	if err != nil {
+		return fmt.Errorf("stream %s: read sequence %d: %w", s.name, s.first, err)
+	}
+	s.firstAt = m.Time
+	if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil {
+		s.header = &h
+	}
+	return nil
+}
+
+// exists says what the stream has, for errors.
+func (s *streamSource) exists() string {
+	switch {
+	case s.info == nil:
+		return fmt.Sprintf("stream %s does not exist", s.name)
+	case s.first > s.last:
+		return fmt.Sprintf("stream %s is empty, its last sequence was %d", s.name, s.last)
+	}
+	text := fmt.Sprintf("stream %s has sequence %d (stored %s", s.name, s.first, s.firstAt.UTC().Format(time.RFC3339))
+	if s.header != nil {
+		text += fmt.Sprintf(", position %v", s.header.Pos)
+	}
+	return text + fmt.Sprintf(") to %d", s.last)
+}
+
+// holds says whether the stream has every message of the selection that it ever had, and why that is known, or is not.
+//
+// Messages go missing at the beginning (retention) and inside (somebody, a limit per subject, or a broker that lost its end). What is
+// missing can't be looked at; that none of it belongs to the selection follows from a lower end that lies behind all of it:
+//
+//   - sequence: directly;
+//   - time: messages are stored in the order of time, so what is gone from the beginning was stored no later than the first message;
+//   - position: a window takes no event that was read behind its thru, and thru never falls, so what is gone from the beginning has
+//     no position behind the thru of the first message.
+func (s *streamSource) holds() (bool, string) {
+	sel := s.match.sel
+	gone := uint64(s.numDeleted())
+	switch {
+	case s.info == nil || s.first > s.last:
+		return s.info != nil && s.last == 0, s.exists()
+	case sel.Seq.From != nil && *sel.Seq.From >= s.first || sel.Seq.Given() && s.first == 1:
+		return s.holdsSequences()
+	case sel.Seq.Given():
+		return false, fmt.Sprintf("the sequences below %d are gone", s.first)
+	case gone > 0:
+		return false, fmt.Sprintf("%d messages inside of stream %s are gone, and nobody knows whose they were", gone, s.name)
+	case s.first == 1:
+		return true, fmt.Sprintf("stream %s has every message from sequence 1 on", s.name)
+	case sel.Time.From != nil && sel.Time.From.After(s.firstAt.Add(clockSlack)):
+		return true, fmt.Sprintf("%s, and what it had before was stored before that", s.exists())
+	case sel.Position.From != nil && s.header != nil && sel.Position.From.LSN > s.header.Thru:
+		return true, fmt.Sprintf("%s, and what it had before lies at or below %v", s.exists(), s.header.Thru)
+	}
+	return false, fmt.Sprintf("%s: %d older messages are gone, and nobody knows whether they belong to the selection", s.exists(), s.first-1)
+}
+
+// holdsSequences says whether the messages of a range of sequences are all there.
+func (s *streamSource) holdsSequences() (bool, string) {
+	r := s.match.sel.Seq
+	for _, seq := range s.info.State.Deleted {
+		if (r.From == nil || seq >= *r.From) && (r.To == nil || seq <= *r.To) {
+			return false, fmt.Sprintf("sequence %d of stream %s is gone", seq, s.name)
+		}
+	}
+	return true, s.exists()
+}
+
+func (s *streamSource) numDeleted() int {
+	if s.info == nil {
+		return 0
+	}
+	return max(s.info.State.NumDeleted, len(s.info.State.Deleted))
+}
+
+// span is where in the stream the selection can be. It is empty if from is beyond to.
+func (s *streamSource) span(after uint64) (from, to uint64) {
+	from, to = max(s.first, after+1), min(s.end, s.last)
+	if r := s.match.sel.Seq; r.From != nil {
+		from = max(from, *r.From)
+	}
+	if r := s.match.sel.Seq; r.To != nil {
+		to = min(to, *r.To)
+	}
+	return from, to
+}
+
+// summarize looks at what the selection holds behind a sequence, and calls f with each message, if there is an f. It reads headers only.
+func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary, f func(*Message) error) error {
+	from, to := s.span(after)
+	err := s.read(ctx, from, to, true, func(m *Message) error {
+		if m.Header.Get(headerDead) != "" && s.match.needsBody() {
+			if err := s.fetchBody(ctx, m); err != nil {
+				return err
+			}
+		}
+		ok, err := s.match.selects(m)
+		if err != nil || !ok {
+			return err
+		}
+		m.Doc, m.DocOK = s.lens.document(m)
+		sum.add(m)
+		if f != nil {
+			return f(m)
+		}
+		return nil
+	})
+	sum.close()
+	return err
+}
+
+func (s *streamSource) fetchBody(ctx context.Context, m *Message) error {
+	full, err := s.stream.GetMsg(ctx, m.Seq)
+	if err != nil {
+		return fmt.Errorf("stream %s: read sequence %d: %w", s.name, m.Seq, err)
+	}
+	m.Data = full.Data
+	return nil
+}
+
+// each calls f with each message of the selection behind a sequence, which sum has looked at. That they are all still there is made sure.
+func (s *streamSource) each(ctx context.Context, after uint64, sum *Summary, f func(*Message) error) error {
+	if sum.Events == 0 {
+		return nil
+	}
+	var n uint64
+	take := func(m *Message) error {
+		ok, err := s.match.selects(m)
+		if err != nil || !ok {
+			return err
+		}
+		n++
+		m.Doc, m.DocOK = s.lens.document(m)
+		m.place = place{from: FromStream, seq: m.Seq, end: s.end}
+		return f(m)
+	}
+	from, to := max(sum.First.Sequence, after+1), sum.Last.Sequence
+	var err error
+	if few := sum.sequences; few != nil && uint64(len(few))*8 < to-from {
+		err = s.fetch(ctx, few, take)
+	} else {
+		err = s.read(ctx, from, to, false, take)
+	}
+	if err == nil && n != sum.Events {
+		err = s.vanished(fmt.Sprintf("%d of %d events were removed from stream %s while it was read", sum.Events-n, sum.Events, s.name))
+	}
+	return err
+}
+
+func (s *streamSource) vanished(what string) error {
+	return fatal("replay_removed", what, "What came before them was read in order. Look with --dry-run what there is now, and go on with --from table")
+}
+
+// fetch reads messages one by one.
+func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Message) error) error {
+	for _, seq := range sequences {
+		raw, err := s.stream.GetMsg(ctx, seq)
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			return s.vanished(fmt.Sprintf("sequence %d was removed from stream %s while it was read", seq, s.name))
+		case err != nil:
+			return fmt.Errorf("stream %s: read sequence %d: %w", s.name, seq, err)
+		}
+		m := &Message{Seq: raw.Sequence, Subject: raw.Subject, Header: raw.Header, Data: raw.Data, Time: raw.Time}
+		if err := s.parse(m); err != nil {
+			return err
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read calls f with each message from sequence from to the one at to, if there is one, whose subject matches.
+func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bool, f func(*Message) error) error {
+	if from > to || len(s.match.filters) == 0 {
+		return nil
+	}
+	oc := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: headersOnly, FilterSubjects: s.match.filters,
+	}
+	if slices.Equal(oc.FilterSubjects, []string{">"}) {
+		oc.FilterSubjects = nil
+	}
+	if t := s.match.sel.Time.From; t != nil && t.After(s.firstAt.Add(2*clockSlack)) && from == s.first {
+		start := t.Add(-clockSlack)
+		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
+	}
+	err := Read(ctx, s.js, s.name, oc, func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(), Data: raw.Data(), Time: meta.Timestamp}
+		if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {
+			return errEnough
+		}
+		if err := s.parse(m); err != nil {
+			return err
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+		if m.Seq == to {
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// parse reads the packed header.
+func (s *streamSource) parse(m *Message) (err error) {
+	if m.Outflow, err = outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err != nil {
+		return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d (%s) is not outflow's: %v", s.name, m.Seq, m.Subject, err),
+			"Leave it out: replay what is before and behind it with --seq")
+	}
+	return nil
+}
