@@ -92,6 +92,19 @@ func TestPipelineConnectsNothing(t *testing.T) {
 	}
 }
 
+// What a user's service imports brings nothing of the program along.
+func TestConsumerIsALibrary(t *testing.T) {
+	t.Parallel()
+	all := list(t, "Deps")
+	for _, name := range []string{"consumer", "consumer/consumertest"} {
+		for _, path := range of(t, all, name) {
+			if path != module+"/outbox" && !within(path, module+"/consumer") && within(path, module) {
+				t.Errorf("%s reaches %s", name, path)
+			}
+		}
+	}
+}
+
 // The order must not depend on anything but what is read.
 func TestReorderIsPure(t *testing.T) {
 	t.Parallel()

@@ -27,6 +27,7 @@ import (
 type pageRun struct {
 	t       *testing.T
 	page    string
+	base    string // everything of the page is in it: bin is in PATH
 	dir     string // where the reader works
 	state   string // a script that restores what the blocks before exported
 	pgURL   string
@@ -52,9 +53,9 @@ func newPageRun(t *testing.T, page string, pg *pgserver.Server) *pageRun {
 		t.Fatal(err)
 	}
 	p.listen = fmt.Sprintf("127.0.0.1:%d", port)
-	base := t.TempDir()
-	bin := filepath.Join(base, "bin")
-	p.dir, p.state = filepath.Join(base, "work"), filepath.Join(base, "state")
+	p.base = t.TempDir()
+	bin := filepath.Join(p.base, "bin")
+	p.dir, p.state = filepath.Join(p.base, "work"), filepath.Join(p.base, "state")
 	for _, dir := range []string{bin, p.dir} {
 		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // nothing secret
 			t.Fatal(err)
@@ -72,8 +73,10 @@ func newPageRun(t *testing.T, page string, pg *pgserver.Server) *pageRun {
 			p.env = append(p.env, v)
 		}
 	}
-	p.env = append(p.env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "TMPDIR="+base, "LC_ALL=C.UTF-8", "PSQLRC="+os.DevNull,
-		"PAGER=", "GOWORK=off", "DATABASE_URL="+p.pgURL, "NATS_URL="+p.natsURL, "OUTFLOW_LISTEN="+p.listen, "OUTFLOW_SINK_DURABLE_AFTER=1s")
+	p.env = append(p.env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "TMPDIR="+p.base, "LC_ALL=C.UTF-8", "PSQLRC="+os.DevNull,
+		"PAGER=", "GOWORK=off",
+		"GOFLAGS=-ldflags=-w -vet=off", // quicker, and nothing that a page shows
+		"DATABASE_URL="+p.pgURL, "NATS_URL="+p.natsURL, "OUTFLOW_LISTEN="+p.listen, "OUTFLOW_SINK_DURABLE_AFTER=1s")
 	t.Cleanup(p.kill)
 	return p
 }
