@@ -273,3 +273,37 @@ func TestSnapshotSlotMadeAnew(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// TestSnapshotSleepsBeforeItsSlot: a snapshot sleeps just before it would drop the slot and make it anew, and another comes to its end.
+// What the sleeper finds when it wakes up is an installation that is whole, and it leaves its slot alone.
+func TestSnapshotSleepsBeforeItsSlot(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	ns := natstest.Server(t)
+	const rows = 50
+	f := older(t, pgtest.Server(t), ns.URL(), "beforeslot", rows)
+	f.set("FAILPOINT=stop.snapshot.begun:2")
+	k := f.taking(t)
+	f.env = f.env[:len(f.env)-1]
+	k.asleep(t)
+	if r := f.takes(); r.Published != rows {
+		t.Errorf("%+v", r)
+	}
+	row(t, f.conn, "between", 1, "{}") // only the slot has it, once the row is gone
+	mustExec(t, f.conn, "DELETE FROM outbox WHERE doc_id = 'between'")
+	must(t, k.child.Resume())
+	if code, stderr := k.ends(t); code != 3 || !strings.Contains(stderr, "another outflow init --snapshot") {
+		t.Errorf("the sleeper: exit code %d\n%s", code, stderr)
+	}
+	f.start()
+	eventually(t, "the row that was written between is published", func() error {
+		st, err := f.js.Stream(t.Context(), f.stream)
+		if err == nil && st.CachedInfo().State.LastSeq != rows+1 {
+			err = fmt.Errorf("last sequence %d", st.CachedInfo().State.LastSeq)
+		}
+		return err
+	})
+	if code := f.term(); code != 0 {
+		t.Errorf("outflow run: exit code %d", code)
+	}
+}

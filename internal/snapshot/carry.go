@@ -180,6 +180,9 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 	if err != nil {
 		return nil, err
 	}
+	if err := s.stillOurs(ctx, l); err != nil {
+		return nil, err
+	}
 	if _, err := l.PG.DropSlot(ctx); err != nil {
 		return nil, err
 	}
@@ -196,6 +199,16 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 	s.o.Hit("snapshot.made")
 	s.o.Step("slot %s at %v: made", s.cfg.Slot, slot.At)
 	return slot, nil
+}
+
+// stillOurs looks at the record once more before the slot is dropped: whoever slept since this attempt wrote it may find a slot that
+// another one has finished, and that is all that has what was written since.
+func (s *snapshot) stillOurs(ctx context.Context, l *backfill.Links) error {
+	_, revision, err := l.Store.Load(ctx)
+	if err == nil && revision != s.revision {
+		err = s.takenOver()
+	}
+	return err
 }
 
 // place is where the slot begins, behind what the stream has.

@@ -20,7 +20,7 @@
 //     gets a new ingress, so that another one that sleeps, or still runs, publishes nothing any more, and nothing that an earlier attempt
 //     has sent comes in late.
 //  3. The event ids that the stream has are read into a temporary table of the server: memory does not grow with them.
-//  4. A slot that is there is dropped, and made anew, with a snapshot. The table is locked before against ALTER TABLE and TRUNCATE,
+//  4. The record is looked at once more. A slot that is there is dropped, and made anew, with a snapshot. The table is locked before against ALTER TABLE and TRUNCATE,
 //     which a snapshot does not see as it should.
 //  5. The rows are published as one window in the order (document, key, id), which the server sorts.
 //  6. The window is read back. After sink.durable_after the record is saved without the mark, with its first place: where the slot

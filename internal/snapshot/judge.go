@@ -17,6 +17,12 @@ func refuse(code, cure, format string, args ...any) error {
 	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(format, args...), Cure: cure}
 }
 
+// takenOver is the fault of one that another one has gone on for.
+func (s *snapshot) takenOver() error {
+	return refuse("snapshot_taken_over", "Let that one finish; if there is none any more, run `outflow init --snapshot` again",
+		"another outflow init --snapshot has begun for slot %s", s.cfg.Slot)
+}
+
 // judge refuses what a snapshot must not touch: an installation that is there, a stream that has messages, and what a killed snapshot
 // can't go on from. Nothing was changed before, but that table, publication and stream were made where they were missing.
 func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
@@ -24,8 +30,7 @@ func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
 		return rd.Corrupt
 	}
 	if s.begun && rd.Revision != s.revision {
-		return refuse("snapshot_taken_over", "Let that one finish; if there is none any more, run `outflow init --snapshot` again",
-			"another outflow init --snapshot has begun for slot %s", s.cfg.Slot)
+		return s.takenOver()
 	}
 	if !rd.Stream.Exists {
 		return refuse("stream_missing", "Run `outflow init --snapshot` again: it makes it, and starts over",
