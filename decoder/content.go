@@ -65,6 +65,13 @@ func (d *Decoder) event(b []byte, r *Result) error {
 		e.Key = d.arena.key(e.Actor, string(b[counter.start:counter.end]))
 		e.Null &^= outbox.NullKey
 	}
+	// What the mapping has no place for decides nothing, as of a row: else messages would be ordered among each other, and rows not.
+	if !d.cfg.Mapping.Keyed() {
+		e.Key, e.Null = "", e.Null&^outbox.NullKey
+	}
+	if d.cfg.Mapping.Actor == "" {
+		e.Actor, e.Null = "", e.Null&^outbox.NullActor
+	}
 	switch p := c.value[memberPayload]; {
 	case !p.set:
 		e.Null |= outbox.NullPayload

@@ -208,6 +208,30 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 	}
 }
 
+// What the mapping has no role for is of no message either: without a key events keep the order of the commits, and without actors a
+// document is one sequence, of rows and messages together.
+func TestContentWithoutRoles(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		mapping    outbox.Mapping
+		text       string
+		actor, key string
+	}{
+		"no key":            {outbox.Mapping{Doc: "topic", Payload: "body"}, `"actor_id":"a","counter":2,"seq_key":"k"`, "", ""},
+		"no key to make":    {outbox.Mapping{Doc: "topic", Actor: "who", Payload: "body"}, `"actor_id":"a","counter":2`, "a", ""},
+		"no actor":          {outbox.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","counter":2`, "", "a:00000000000000000002"},
+		"no actor, its key": {outbox.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","seq_key":"x"`, "", "x"},
+	} {
+		cfg := both
+		cfg.Mapping, cfg.Extra = c.mapping, nil
+		cfg.Mapping.Source, cfg.Mapping.Table = outbox.FromBoth, "public.outbox"
+		e, err := decodeContent(t, cfg, `{"doc_id":"d","id":"i","payload":1,`+c.text+`}`)
+		if err != nil || e.Bad != "" || e.Null != 0 || e.Actor != c.actor || e.Key != c.key {
+			t.Errorf("%s: actor %q, key %q, %+v, %v", name, e.Actor, e.Key, e, err)
+		}
+	}
+}
+
 // A payload above the limit is not copied, and a large content takes no more memory than what is kept of it.
 func TestLargeContent(t *testing.T) {
 	t.Parallel()
