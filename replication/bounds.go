@@ -1,6 +1,7 @@
 package replication
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
 	"slices"
@@ -41,11 +42,40 @@ func (s *Snapshot) conditions(q RowQuery) (sql []string) {
 			sql = append(sql, fmt.Sprintf("%s %s %s", quote(b.By), b.Op, text(b.Values[0])))
 		}
 	}
-	if p := q.After; p != nil {
-		sql = append(sql, fmt.Sprintf(`(%s COLLATE "C", %s COLLATE "C", %s) > (%s, %s, %s)`,
-			s.sortDoc(q.Mapping), s.sortKey(q.Mapping), s.tie(q, sortID(q.ID)), text(p.Doc), text(p.Key), text(p.ID)))
+	if q.After != nil {
+		sql = append(sql, s.behind(q, *q.After))
 	}
 	return sql
+}
+
+// behind is the condition of the rows behind a place of the order. Where the id is compared as a number or a time, those without one come
+// last, and no comparison holds for them.
+func (s *Snapshot) behind(q RowQuery, p RowPlace) string {
+	before := fmt.Sprintf(`%s COLLATE "C", %s COLLATE "C"`, s.sortDoc(q.Mapping), s.sortKey(q.Mapping))
+	tie := s.tie(q, sortID(q.ID))
+	switch {
+	case tie != quote(q.ID):
+		return fmt.Sprintf("(%s, %s) > (%s, %s, %s)", before, tie, text(p.Doc), text(p.Key), text(p.ID))
+	case p.ID == "":
+		return fmt.Sprintf("(%s) > (%s, %s)", before, text(p.Doc), text(p.Key))
+	}
+	return fmt.Sprintf("((%[1]s, %[2]s) > (%[3]s, %[4]s, %[5]s) OR (%[1]s) = (%[3]s, %[4]s) AND %[2]s IS NULL)",
+		before, tie, text(p.Doc), text(p.Key), text(p.ID))
+}
+
+// Alike counts the rows at a place of a sorted query's order: more than one can't be told apart by it.
+func (s *Snapshot) Alike(ctx context.Context, q RowQuery, p RowPlace) (n int, err error) {
+	tie := s.tie(q, sortID(q.ID))
+	id := tie + " = " + text(p.ID)
+	if tie == quote(q.ID) && p.ID == "" {
+		id = tie + " IS NULL"
+	}
+	err = s.conn.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM %s WHERE %s = %s AND %s = %s AND %s`, s.from(),
+		s.sortDoc(q.Mapping), text(p.Doc), s.sortKey(q.Mapping), text(p.Key), id)).Scan(&n)
+	if err != nil {
+		return 0, s.rowsFault(q, err)
+	}
+	return n, nil
 }
 
 // Ordered reports whether a sorted query has each document's rows in an order that means something: by a key, or, without one, by ids that

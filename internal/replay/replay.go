@@ -274,6 +274,11 @@ func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
 		if err := r.needTable(ctx); err != nil {
 			return nil, err
 		}
+		if behind != nil {
+			if err := r.table.goOn(ctx, r.o.ID, *behind); err != nil {
+				return nil, err
+			}
+		}
 		c.why += r.table.note()
 		if r.o.Selection.Time.Given() {
 			c.why += fmt.Sprintf("; --time goes by column %s", r.table.column)

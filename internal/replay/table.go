@@ -87,6 +87,17 @@ func (t *tableSource) check() error {
 	return nil
 }
 
+// goOn refuses to go on behind a row that others have the place of: which of them are in the target can't be told.
+func (t *tableSource) goOn(ctx context.Context, id string, behind rowKey) error {
+	n, err := t.snap.Alike(ctx, t.query(), replication.RowPlace{Doc: behind.doc, Key: behind.key, ID: behind.id})
+	if err == nil && n > 1 {
+		err = fatal("replay_alike", fmt.Sprintf("--replay-id %s: %d rows of table %s have document, key and id of the one that was "+
+			"published last: which of them are there can't be told", id, n, t.layout.Mapping.Table),
+			"Begin again with another id, into another subject or stream. Where an id column (columns.id) tells rows apart, a replay can go on anywhere")
+	}
+	return err
+}
+
 // timeColumns are the columns that are taken to say when a row was written: the first that is there.
 var timeColumns = []string{"created_at", "inserted_at", "occurred_at", "created", "inserted", "event_time"}
 
