@@ -226,7 +226,7 @@ func TestContentWithoutRoles(t *testing.T) {
 		cfg.Mapping, cfg.Extra = c.mapping, nil
 		cfg.Mapping.Source, cfg.Mapping.Table = outbox.FromBoth, "public.outbox"
 		e, err := decodeContent(t, cfg, `{"doc_id":"d","id":"i","payload":1,`+c.text+`}`)
-		if err != nil || e.Bad != "" || e.Null != 0 || e.Actor != c.actor || e.Key != c.key {
+		if err != nil || e.Bad != "" || e.Null != outbox.IsMessage || e.Actor != c.actor || e.Key != c.key {
 			t.Errorf("%s: actor %q, key %q, %+v, %v", name, e.Actor, e.Key, e, err)
 		}
 	}

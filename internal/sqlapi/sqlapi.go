@@ -134,6 +134,15 @@ func (w *writer) fill() string {
 		" WHERE " + quote(w.m.Doc) + " IS NOT NULL AND " + quote(w.m.Counter) + " IS NOT NULL GROUP BY " + group + " ON CONFLICT DO NOTHING"
 }
 
+// dollars quotes a text with a tag that is not in it: names of columns are.
+func dollars(text string) string {
+	tag := "$outflow$"
+	for n := 1; strings.Contains(text, tag); n++ {
+		tag = fmt.Sprintf("$outflow%d$", n)
+	}
+	return tag + text + tag
+}
+
 // create writes the statements that make schema and function. Functions with another type of payload, of an earlier mapping, go: with
 // two a call would be ambiguous.
 func (w *writer) create(comment, body string) {
@@ -146,8 +155,7 @@ func (w *writer) create(comment, body string) {
 	}
 	all = append(all,
 		"CREATE OR REPLACE FUNCTION "+Name+"(doc_id text, actor_id text, counter bigint, payload "+w.payload+", columns jsonb DEFAULT NULL)\n"+
-			"RETURNS text LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $outflow$\n"+
-			"#variable_conflict use_column\n"+body+"$outflow$",
+			"RETURNS text LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS "+dollars("#variable_conflict use_column\n"+body),
 		"COMMENT ON FUNCTION "+arguments(w.payload)+" IS "+literal(comment))
 	w.api.Function = all
 }

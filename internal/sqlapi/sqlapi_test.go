@@ -192,6 +192,21 @@ func TestEveryShape(t *testing.T) {
 	})
 }
 
+// A column's name, which whoever owns the table has chosen, stays a name in the function: it does not end its text.
+func TestNamesThatEndText(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"x$outflow$; DROP TABLE outbox; --", "$outflow$", "$outflow1$ $outflow$", "$$", "a'; $q$"} {
+		d := newDatabase(t, pgtest.Server(t), "CREATE TABLE outbox (doc_id text, payload text, "+quote(name)+" text NOT NULL)")
+		if api := d.api(); !slices.Equal(api.Needs, []string{name}) {
+			t.Errorf("%q: needs %q", name, api.Needs)
+		}
+		d.exec("SELECT outflow.enqueue('d', NULL, NULL, 'p', jsonb_build_object($1::text, 'v'))", name)
+		if got := d.texts("SELECT " + quote(name) + " FROM outbox"); !slices.Equal(got, []string{"v"}) {
+			t.Errorf("%q: %q", name, got)
+		}
+	}
+}
+
 // TestRefused: the same is refused as in package producer, with what, value and cure.
 func TestRefused(t *testing.T) {
 	t.Parallel()
