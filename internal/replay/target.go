@@ -242,13 +242,27 @@ func (t *target) refuseLive(cfg config.Config) error {
 	return nil
 }
 
-// transformed is a filter for what a transform's destination makes.
+// transformed is a filter for what a transform's destination makes. A function that splits a token makes any number of them.
 func transformed(destination string) string {
-	tokens := strings.Split(destination, ".")
-	for i, token := range tokens {
-		if strings.ContainsAny(token, "{$") {
-			tokens[i] = "*"
+	var tokens []string
+	for rest := destination; rest != ""; {
+		token, after, _ := strings.Cut(rest, ".")
+		if i := strings.Index(token, "{{"); i >= 0 { // what stands in braces may hold dots
+			end := strings.Index(rest, "}}")
+			if end < 0 {
+				return strings.Join(append(tokens, ">"), ".")
+			}
+			var behind string
+			behind, after, _ = strings.Cut(rest[end:], ".")
+			token = rest[:end] + behind
+			if name := strings.ToLower(token[i:]); strings.Contains(name, "split") || strings.Contains(name, "slice") {
+				return strings.Join(append(tokens, ">"), ".")
+			}
 		}
+		if rest = after; strings.ContainsAny(token, "{$") {
+			token = "*"
+		}
+		tokens = append(tokens, token)
 	}
 	return strings.Join(tokens, ".")
 }
