@@ -57,6 +57,9 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		if w.Wanted != nil && !w.Wanted(e) {
 			return nil
 		}
+		if n == w.Of { // it would stand behind the window's last place
+			return fmt.Errorf("%d events were missing, and more rows were read of them", w.Of)
+		}
 		e.Pos = outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}
 		h.Pos, h.N, h.ID, h.Key = e.Pos, n, e.ID, e.Key
 		if err := out.publish(ctx, e, &h); err != nil {

@@ -22,7 +22,7 @@ const maxRows = math.MaxUint32 - outbox.RepairedIndex
 func (s *snapshot) begin(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
 	rec := l.Fresh(*rd)
 	rec.Repairing, rec.Base = checkpoint.ForSnapshot, rd.Stream.LastSeq
-	if rd.Record != nil {
+	if rd.Record != nil && rd.Record.Created.Equal(rd.Stream.Created) { // a stream that was made anew has none
 		rec.Holes = rd.Record.Holes
 	}
 	rec.Holes = rd.Holes(rec.Holes)
