@@ -38,8 +38,8 @@ func newMatcher(l *lens, s *Selection, bounds [][]string) (*matcher, error) {
 	return m, nil
 }
 
-// needsBody reports whether the message's data decides, beside its headers.
-func (m *matcher) needsBody() bool { return m.doc != nil && m.lens.dead != "" }
+// needsBody reports whether a dead letter's data decides, beside its headers. There may be some from when they were configured.
+func (m *matcher) needsBody() bool { return m.doc != nil }
 
 // selects reports whether a message is selected. Its error says that the message does not tell.
 func (m *matcher) selects(msg *Message) (bool, error) {
@@ -61,7 +61,8 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 			continue
 		}
 		if is, known := t(msg); !known {
-			return false, fmt.Errorf("the message at sequence %d (%s) does not say its document or actor", msg.Seq, msg.Subject)
+			return false, fatal("replay_untold", fmt.Sprintf("the message at sequence %d (%s) does not say its document or actor", msg.Seq, msg.Subject),
+				"Read from the table: --from table. Or leave it out with --seq or --filter")
 		} else if !is {
 			return false, nil
 		}

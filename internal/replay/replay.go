@@ -169,6 +169,9 @@ func (r *replay) open(ctx context.Context) (err error) {
 	if err := r.stream.open(ctx); err != nil {
 		return err
 	}
+	if err := r.stream.widen(ctx); err != nil {
+		return err
+	}
 	return r.openTarget(ctx)
 }
 
