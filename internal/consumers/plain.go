@@ -38,6 +38,10 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 		if info, err = w.leftAlone(ctx, stream, r.Name); err != nil {
 			return err
 		}
+	}
+	// Killed behind the new durable, which nobody has used yet: the record still says what there was.
+	anew := info != nil && rec != nil && info.Config.OptStartSeq == rec.To+1 && info.Delivered.Consumer == 0
+	if info != nil && !anew {
 		config := info.Config
 		config.Metadata = map[string]string{}
 		for k, v := range info.Config.Metadata {
@@ -63,6 +67,9 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	if err := r.Confirm(p); err != nil {
 		return err
 	}
+	if anew && rec.To == to {
+		return w.forget(ctx, stream, r.Name)
+	}
 	if rec.To = to; info != nil {
 		if err := w.write(ctx, stream, rec); err != nil {
 			return err
@@ -76,8 +83,13 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	if _, err := stream.CreateConsumer(ctx, config); err != nil {
 		return fmt.Errorf("make consumer %s again (it was deleted; its record is consumer %s, and the same command goes on): %w", r.Name, recordName(r.Name), err)
 	}
-	if err := stream.DeleteConsumer(ctx, recordName(r.Name)); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return fmt.Errorf("delete the record %s: %w", recordName(r.Name), err)
+	return w.forget(ctx, stream, r.Name)
+}
+
+// forget deletes the record.
+func (w *World) forget(ctx context.Context, stream jetstream.Stream, name string) error {
+	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("delete the record %s: %w", recordName(name), err)
 	}
 	return nil
 }

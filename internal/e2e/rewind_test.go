@@ -330,6 +330,15 @@ func TestRewindWithoutDatabase(t *testing.T) {
 	if _, err := stream.Consumer(t.Context(), "plain_rewinding"); err == nil {
 		t.Error("the record is still there")
 	}
+	// Killed behind the new durable: the same command finishes here, too.
+	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain_rewinding", Metadata: map[string]string{"outflow.rewind": string(record)}})
+	must(t, err)
+	if out, errOut, code := o.exec("consumer", "rewind", "plain", "--to", "seq:3", "--yes"); code != 0 {
+		t.Fatalf("rewind: exit code %d\n%s%s", code, out, errOut)
+	}
+	if _, err := stream.Consumer(t.Context(), "plain_rewinding"); err == nil {
+		t.Error("the record is still there")
+	}
 	if got := fmt.Sprint(take(again, 3)); got != "[3 5 7]" {
 		t.Errorf("the durable was given %s again", got)
 	}
