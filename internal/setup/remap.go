@@ -44,7 +44,9 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	}
 	rec := *r.Record
 	rec.Mapping = s.layout.Mapping
-	rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: max(rec.Publication.Seen, r.Server.WALEnd)}
+	if rec.Publication.PublicationIdentity != s.publication { // it was read before the server's LSN was: so far it is known only up to here
+		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: max(rec.Publication.Seen, newest.Due)}
+	}
 	rec.Places = []checkpoint.StoredPlace{newest}
 	rec.Holes = nil
 	if _, err := s.store.Save(ctx, &rec, r.revision); err != nil {
