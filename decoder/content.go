@@ -181,7 +181,7 @@ func (d *Decoder) readMember(i int) {
 		}
 		c.value[i] = whole
 	default:
-		c.value[i] = c.string(memberNames[i], first, whole)
+		c.value[i] = c.string("", memberNames[i], first, whole)
 	}
 }
 
@@ -212,17 +212,18 @@ func (d *Decoder) readHeaders() {
 		if s.bad != "" || first == 'n' {
 			return
 		}
-		v := c.string("header "+string(text[:min(len(text), 40)]), first, span{start: start, end: s.off, set: true})
+		v := c.string("header ", asString(text), first, span{start: start, end: s.off, set: true})
 		if i, used := d.extraAt[string(text)]; used {
 			c.extra[i] = v
 		}
 	})
 }
 
-// string is what lies between the quotes of a value, unset if it is no string that PostgreSQL could hold as text.
-func (c *content) string(what string, first byte, whole span) span {
+// string is what lies between the quotes of a value, unset if it is no string that PostgreSQL could hold as text. Its name is in two parts,
+// and in the message's memory.
+func (c *content) string(kind, name string, first byte, whole span) span {
 	if first != '"' {
-		c.spoil("%s is not a string", what)
+		c.spoil("%s is not a string", kind+name[:min(len(name), 40)])
 		return span{}
 	}
 	whole.start++
@@ -230,7 +231,7 @@ func (c *content) string(what string, first byte, whole span) span {
 	raw := c.json.b[whole.start:whole.end]
 	whole.escaped = slices.Contains(raw, '\\')
 	if whole.escaped && !readable(raw) {
-		c.spoil(`%s holds \u0000 or half of a surrogate pair`, what)
+		c.spoil(`%s holds \u0000 or half of a surrogate pair`, kind+name[:min(len(name), 40)])
 		return span{}
 	}
 	return whole

@@ -244,6 +244,25 @@ func TestLargeContent(t *testing.T) {
 	}
 }
 
+// A message event takes its values from the arena, as a row does, and beside that nothing.
+func TestContentAllocates(t *testing.T) {
+	d, r := New(messages), Result{}
+	if err := d.Decode(begin(100), &r); err != nil {
+		t.Fatal(err)
+	}
+	msg := logical(1, outbox.EventPrefix, `{"doc_id":"d","actor_id":"a","counter":42,"id":"i","headers":{"event_type":"moved","tenant":"x","other":"y"},"payload":{"n":1.10}}`)
+	const events = 100
+	if n := testing.AllocsPerRun(10, func() {
+		for range events {
+			if err := d.Decode(msg, &r); err != nil || r.Kind != Event {
+				t.Fatal(err)
+			}
+		}
+	}); n > events/4 {
+		t.Errorf("%v allocations for %d events", n, events)
+	}
+}
+
 // errNotContent is what the oracle says of a content that is no event.
 var errNotContent = errors.New("no event")
 
