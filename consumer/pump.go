@@ -247,15 +247,14 @@ func (p *pump) forget() error {
 	if p.begin.again || len(p.before) == 0 || p.forgotten {
 		return nil
 	}
-	var last uint64
-	for i := range p.before {
-		last = max(last, newest(p.before[i].Marks).Seq)
-	}
-	for _, l := range p.lanes {
+	marks := make([]mark, len(p.lanes))
+	for i, l := range p.lanes {
 		l.mu.Lock()
-		at := l.moved
+		marks[i] = l.moved
 		l.mu.Unlock()
-		if !at.known() || at.Seq < last {
+	}
+	for i := range p.before {
+		if !p.before[i].passed(marks) {
 			return nil
 		}
 	}
@@ -283,12 +282,11 @@ func (p *pump) judge(here mark, h *outbox.Header) error {
 		return err
 	}
 	prev := p.head
+	if was := p.behind(here); was.known() && !p.begin.again && here.order(was) <= 0 {
+		return p.back(was, here)
+	}
 	if prev == nil {
 		return nil
-	}
-	if here.Pos == p.at.Pos {
-		return &Fault{Kind: ErrRepeat, What: fmt.Sprintf("stream %s: sequences %d and %d are the same event, position %v", p.cfg.Stream, p.at.Seq, here.Seq, here.Pos),
-			Cure: "Something copies messages into this stream: read the stream that outflow publishes to"}
 	}
 	jumped := here.Seq > p.at.Seq+1
 	if jumped && p.cfg.Filter == ">" {
@@ -297,7 +295,7 @@ func (p *pump) judge(here mark, h *outbox.Header) error {
 		}
 	}
 	if here.order(p.at) <= 0 {
-		return p.back(here)
+		return p.back(p.at, here)
 	}
 	if p.cfg.Filter == ">" && !prev.Pos.Repaired() && !h.Pos.Repaired() && missing(prev, h) {
 		return p.gap(here.Seq, here.Seq, false)
@@ -326,18 +324,35 @@ func (p *pump) jumped(here mark) error {
 	return nil
 }
 
+// behind is the newest message before here that was done or read, as far as it was not read by this session just before: the newest mark
+// while the session reads again, or the one to which idle moved on. It may have been lost since it was looked at.
+func (p *pump) behind(here mark) mark {
+	newest := p.begin.newest
+	switch {
+	case p.at.Seq >= newest.Seq && p.head == nil:
+		return p.at
+	case p.at.Seq < newest.Seq && newest.Seq < here.Seq:
+		return newest
+	}
+	return mark{}
+}
+
 // back looks why the order of headers goes back. If the message before is gone, the broker has lost its end while this session ran: the
 // next session knows what to pass over. If it is there, what follows is from another stretch of WAL: the database was moved.
-func (p *pump) back(here mark) error {
-	m, err := p.from.Get(p.work, p.at.Seq)
+func (p *pump) back(before, here mark) error {
+	m, err := p.from.Get(p.work, before.Seq)
 	if err != nil {
 		return err
 	}
 	if m == nil {
-		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", p.cfg.Stream, p.at.Seq, here.Seq, errHole)
+		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", p.cfg.Stream, before.Seq, here.Seq, errHole)
+	}
+	if here.Pos == before.Pos {
+		return &Fault{Kind: ErrRepeat, What: fmt.Sprintf("stream %s: sequences %d and %d are the same event, position %v", p.cfg.Stream, before.Seq, here.Seq, here.Pos),
+			Cure: "Something copies messages into this stream: read the stream that outflow publishes to"}
 	}
 	p.begin.again = false
-	p.cfg.Log.Warn("positions went back: the events are from another database cluster, or a repair", "before", p.at.Pos, "now", here.Pos, "seq", here.Seq)
+	p.cfg.Log.Warn("positions went back: the events are from another database cluster, or a repair", "before", before.Pos, "now", here.Pos, "seq", here.Seq)
 	return nil
 }
 

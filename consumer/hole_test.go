@@ -1,0 +1,117 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// opening is a stream to which something happens after a session has compared it with the marks, and before it reads.
+type opening struct {
+	*memory
+	before func()
+}
+
+func (o *opening) Open(ctx context.Context, after uint64) (Reader, error) {
+	if o.before != nil {
+		o.before()
+		o.before = nil
+	}
+	return o.memory.Open(ctx, after)
+}
+
+// A hole appears when a session has looked at the stream and has read nothing yet. What it begins to read may be before the hole.
+func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		differ bool // the marks do
+		lost   int
+	}{{false, 40}, {true, 40}, {false, 1}, {true, 1}} {
+		t.Run(fmt.Sprintf("differ=%t,lost=%d", c.differ, c.lost), func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newWorld(t), &script{}, &opening{memory: newMemory()}
+			all := s.events(100, 3) // most partitions have nothing
+			src.publish(all...)
+			w.readAll(w.config(src), all)
+			if c.differ {
+				used := map[int]bool{}
+				for _, m := range all[:3] {
+					p, err := w.consumer(w.config(src)).Partition(m)
+					if err != nil {
+						t.Fatal(err)
+					}
+					used[p] = true
+				}
+				for p := range 8 {
+					if !used[p] {
+						w.exec(`UPDATE outflow_mark SET seq = 10, due = '0/0', n = 0, lsn = '0/0', i = 0 WHERE partition = $1`, p)
+					}
+				}
+			}
+			more := s.events(20, 3)
+			src.before = func() {
+				src.lose(uint64(101-c.lost), false)
+				src.publish(slices.Concat(all[100-c.lost:], more)...)
+			}
+			w.readAll(w.config(src), slices.Concat(all, more))
+		})
+	}
+}
+
+// Before a loss that is seen only later, a filtered consumer has moved on over what the filter leaves out.
+func TestIdleBeforeAHole(t *testing.T) {
+	t.Parallel()
+	s, src := &script{}, newMemory()
+	all := s.events(30, 3)
+	src.publish(all...)
+	heads := make([]outbox.Header, len(all))
+	for i, m := range all {
+		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		heads[i] = h
+	}
+	cfg := &Config{Name: "orders", Stream: "OUTBOX", Filter: "outbox.d1"}
+	p := newPump(&phase{cfg: cfg, source: live, from: src}, 0, mark{})
+	p.work = t.Context()
+	p.at = markOf(30, &heads[29]) // as idle leaves it
+	src.lose(21, false)
+	if err := p.judge(markOf(31, &heads[22]), &heads[22]); !errors.Is(err, errHole) {
+		t.Errorf("an event that comes again behind a hole is taken for a new one (%v)", err)
+	}
+}
+
+// forgetting is a store that only forgets.
+type forgetting struct {
+	store
+	forgot bool
+}
+
+func (f *forgetting) forget(context.Context, string) error {
+	f.forgot = true
+	return nil
+}
+
+// What a generation says of messages that come again is forgotten when all marks are beyond these, not only beyond its sequences.
+func TestHoledGenerationIsKept(t *testing.T) {
+	t.Parallel()
+	at := func(seq uint64, due outbox.LSN) mark {
+		return mark{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Holed: seq == 100}
+	}
+	st := &forgetting{}
+	p := newPump(&phase{source: live, store: st, before: []generation{{Source: live, Marks: []mark{at(61, 610), at(100, 1000)}}}}, 0, mark{})
+	l := newLane(p.phase, 0, at(105, 650))
+	p.lanes = []*lane{l}
+	if err := p.forget(); err != nil || st.forgot {
+		t.Errorf("the generation is forgotten while its messages come again (%v)", err)
+	}
+	l.set(at(141, 1010))
+	if err := p.forget(); err != nil || !st.forgot {
+		t.Errorf("the generation is kept (%v)", err)
+	}
+}
