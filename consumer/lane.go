@@ -306,7 +306,7 @@ func (l *lane) attempt(items []item) (at int, cause, err error) {
 			Cure: cureEnded}
 	case cause != nil:
 		return at, cause, nil
-	case !handled.IsZero() && refused(err):
+	case !handled.IsZero() && refused(err), conflict(err):
 		return -1, err, nil
 	default:
 		return 0, nil, l.ended(err)

@@ -105,7 +105,8 @@ func firstOf(all ...error) error {
 	return nil
 }
 
-// keep renews the lease, and looks for parked documents that are to be released.
+// keep renews the lease, and looks for parked documents that are to be released. What it has begun when ctx ends it finishes: to cut it
+// off would cost the connection, with which the lease is to be given back.
 func (p *phase) keep(ctx context.Context) error {
 	renew := time.NewTicker(p.store.every())
 	defer renew.Stop()
@@ -117,9 +118,9 @@ func (p *phase) keep(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-renew.C:
-			err = p.store.renew(ctx)
+			err = p.store.renew(p.work)
 		case <-poll.C:
-			err = p.store.read(ctx, p.wanted)
+			err = p.store.read(p.work, p.wanted)
 		}
 		if ctx.Err() != nil {
 			return nil

@@ -272,9 +272,9 @@ func (s *postgres) begin(source string, partition int, from, to mark) string {
 	return b.String()
 }
 
-// refusedMove says what an error of begin means. A serialization failure is a mark that somebody else moved at the same time.
+// refusedMove says what an error of begin means.
 func refusedMove(err error) error {
-	if code := sqlState(err); code == "22012" || code == "40001" {
+	if sqlState(err) == "22012" {
 		return errMoved
 	}
 	return err

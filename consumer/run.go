@@ -28,7 +28,8 @@ type run struct {
 
 	sign   *Fault // what a session saw of a loss
 	since  time.Time
-	holder string // the instance for which this one stands by
+	holder string    // the instance for which this one stands by
+	held   time.Time // since when
 
 	progress bool // the session has done something
 }
@@ -122,13 +123,14 @@ func reason(err error) string {
 
 // standBy waits a little while another instance is active.
 func (r *run) standBy(ctx context.Context, held *heldError) error {
-	if held.partitions != 0 && held.partitions != r.cfg.Partitions {
+	if r.holder != held.owner {
+		r.holder, r.held = held.owner, time.Now()
+		r.cfg.Log.Info("standing by", "active", held.owner)
+	}
+	// One that was killed looks active until its lease ends.
+	if held.partitions != 0 && held.partitions != r.cfg.Partitions && time.Since(r.held) > r.cfg.Lease {
 		return &Fault{Kind: ErrPartitions, What: fmt.Sprintf("consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions),
 			Cure: "Give all instances the same Partitions. To change them, stop all instances first: the marks are taken over"}
-	}
-	if r.holder != held.owner {
-		r.holder = held.owner
-		r.cfg.Log.Info("standing by", "active", held.owner)
 	}
 	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
 	return nil
