@@ -146,9 +146,9 @@ type documentStore struct {
 	mu       sync.Mutex
 	doc      document
 	revision uint64
-	lost     bool // another instance has written the document
-	dirty    bool // a mark has moved since it was written
-	written  time.Time
+	lost     bool      // another instance has written the document
+	dirty    bool      // a mark has moved since it was written
+	written  time.Time // when that was begun
 }
 
 func newDocumentStore(c cell, cfg *Config) *documentStore {
@@ -209,12 +209,13 @@ func (s *documentStore) writeLocked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	now := time.Now()
 	revision, err := s.cell.save(ctx, value, s.revision)
 	if err != nil {
 		s.lost = true
 		return err
 	}
-	s.revision, s.dirty, s.written = revision, false, time.Now()
+	s.revision, s.dirty, s.written = revision, false, now
 	return nil
 }
 
@@ -260,9 +261,9 @@ func (s *documentStore) read(ctx context.Context, do func(ctx context.Context, t
 
 func (s *documentStore) move(ctx context.Context, source string, partition int, from, to mark, do func(ctx context.Context, tx pgx.Tx) error) error {
 	s.mu.Lock()
-	lost := s.lost
+	ours := !s.lost && time.Since(s.written) < s.cfg.Lease // else another one may be at work on this partition
 	s.mu.Unlock()
-	if lost {
+	if !ours {
 		return errMoved
 	}
 	if err := do(ctx, nil); err != nil {

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // effect brings the event to the current version and calls the handler, once. The handler's panic is an error; so is what it must not
@@ -40,7 +43,7 @@ var errSwallowed = errors.New("the handler returned nil, but a statement of its 
 	"fail in a savepoint (tx.Begin)")
 
 // errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may be committed.
-var errEnded = errors.New("the handler ended the transaction that it was given, with an SQL command of its own: it must not")
+var errEnded = errors.New("the handler ended the transaction that it was given, or tried to, with an SQL command of its own: it must not")
 
 const cureEnded = "Leave the end of the transaction to the consumer: return nil or an error"
 
@@ -51,6 +54,31 @@ func call(ctx context.Context, h Handler, tx pgx.Tx, e *Event) (err error) {
 
 // handlerTx is the transaction as a handler gets it: to end it is the consumer's, with the mark.
 type handlerTx struct{ pgx.Tx }
+
+// Exec implements [pgx.Tx]. It refuses what would end the transaction: the mark is in it already.
+func (t handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if ends(sql) {
+		return pgconn.CommandTag{}, errEnded
+	}
+	return t.Tx.Exec(ctx, sql, args...)
+}
+
+// ends reports whether an SQL command ends the transaction, if it shows at its beginning.
+func ends(sql string) bool {
+	words := strings.Fields(strings.ToUpper(strings.ReplaceAll(sql[:min(len(sql), 64)], ";", " ")))
+	if len(words) == 0 {
+		return false
+	}
+	switch words[0] {
+	case "COMMIT", "END", "ABORT":
+		return true
+	case "ROLLBACK":
+		return !slices.Contains(words, "TO")
+	case "PREPARE":
+		return len(words) > 1 && words[1] == "TRANSACTION"
+	}
+	return false
+}
 
 // Commit implements [pgx.Tx]. It does nothing but return an error.
 func (handlerTx) Commit(context.Context) error {

@@ -32,7 +32,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 			return nil
 		},
 		errEnded.Error(): func(ctx context.Context, tx pgx.Tx, e *Event) error {
-			_, err := tx.Exec(ctx, "COMMIT")
+			_, err := tx.Conn().Exec(ctx, "COMMIT")
 			return err
 		},
 		"deadline exceeded": func(ctx context.Context, tx pgx.Tx, e *Event) error {

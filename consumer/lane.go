@@ -302,8 +302,7 @@ func (l *lane) attempt(items []item) (at int, cause, err error) {
 	case l.work.Err() != nil:
 		return 0, nil, context.Cause(l.work)
 	case errors.Is(cause, errEnded):
-		return 0, nil, &Fault{Kind: ErrHandler, What: fmt.Sprintf("document %q, sequence %d", items[at].event.Document, items[at].event.seq), Err: cause,
-			Cure: cureEnded}
+		return 0, nil, &Fault{Kind: ErrHandler, What: endedAt(items, at), Err: cause, Cure: cureEnded}
 	case cause != nil:
 		return at, cause, nil
 	case !handled.IsZero() && refused(err), conflict(err):
@@ -316,6 +315,17 @@ func (l *lane) attempt(items []item) (at int, cause, err error) {
 	}
 	l.committed(items, to, parked, time.Since(handled))
 	return 0, nil, l.fault(AtDone, last)
+}
+
+// endedAt says what may have happened where a handler ended the transaction: the mark is in it, at the last event of the batch.
+func endedAt(items []item, at int) string {
+	e := items[at].event
+	s := fmt.Sprintf("document %q, sequence %d", e.Document, e.seq)
+	if last := len(items) - 1; at < last {
+		s += fmt.Sprintf(": if it was committed, %d later events of the partition, of sequences %d to %d, count as done and are not",
+			last-at, items[at+1].event.seq, items[last].event.seq)
+	}
+	return s
 }
 
 // behind parks those events whose document is parked.

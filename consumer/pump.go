@@ -185,7 +185,7 @@ func (p *pump) look(f flowing) error {
 	}
 	p.met.behind(st.Last, done, f.oldest)
 	if p.source != live {
-		return nil
+		return p.replayed()
 	}
 	if !st.Created.Equal(p.begin.created) {
 		return fmt.Errorf("stream %s was made anew", p.cfg.Stream) // the next session says what that means
@@ -200,6 +200,16 @@ func (p *pump) look(f flowing) error {
 		p.at.Seq = st.First - 1
 	}
 	return p.idle(st)
+}
+
+// replayed ends the reading of a replay of which nothing is left: it was purged, or is too old.
+func (p *pump) replayed() error {
+	next, err := p.from.Next(p.work, p.at.Seq+1)
+	if err == nil && (next == 0 || next > p.until) {
+		p.cfg.Log.Warn("the rest of a replay was removed before it was read", "from", p.at.Seq+1, "to", p.until)
+		p.at, p.head = mark{Seq: p.until}, nil
+	}
+	return err
 }
 
 // idle moves on over messages that the filter leaves out, while it has nothing else: so that they may be removed from the stream without

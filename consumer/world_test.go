@@ -221,7 +221,12 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, url: pgtest.Database(t, pgtest.Server(t)), log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	return newWorldIn(t, pgtest.Database(t, pgtest.Server(t)))
+}
+
+func newWorldIn(t *testing.T, url string) *world {
+	t.Helper()
+	w := &world{t: t, url: url, log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	w.mine, w.pool = w.connect("test"), w.connect("consumer")
 	w.exec(Tables(""))
 	w.exec(`CREATE TABLE effect (document text PRIMARY KEY, n int NOT NULL, hash text NOT NULL)`)

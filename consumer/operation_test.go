@@ -1,0 +1,350 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/pgtest"
+)
+
+// read is up to where the newest reader has read.
+func (s *memory) read() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reader == nil {
+		return 0
+	}
+	return s.reader.at
+}
+
+// No more is read than MaxInFlight and MaxBytes say, and no more than 16 times that beyond an event that is held up.
+func TestBackPressure(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*Config)
+		events int
+		bound  int // messages that are read beyond what is done
+	}{
+		"messages": {func(c *Config) { c.MaxInFlight = 10 }, 100, 10},
+		"bytes":    {func(c *Config) { c.MaxBytes = 10 * (eventOverhead + 300) }, 100, 20},
+		"ahead":    {func(c *Config) { c.MaxInFlight, c.Partitions = 10, 8 }, 300, aheadOf * 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newWorld(t), &script{}, newMemory()
+			all := []*Message{s.event("slow")}
+			for range c.events {
+				all = append(all, s.event("quick"))
+			}
+			cfg := w.config(src)
+			cfg.Partitions, cfg.Batch = 1, 4
+			c.change(&cfg)
+			consumer := w.consumer(cfg)
+			if p, q := partitionHash("slow")%8, partitionHash("quick")%8; p == q {
+				t.Fatal("want documents of different partitions")
+			}
+			src.publish(all...)
+			var handled, most atomic.Int64
+			release := make(chan struct{})
+			r := w.start(consumer, func(ctx context.Context, tx pgx.Tx, e *Event) error {
+				if e.Document == "slow" {
+					<-release
+				}
+				defer handled.Add(1)
+				most.Store(max(most.Load(), int64(src.read())-handled.Load()))
+				return handler(ctx, tx, e)
+			})
+			full := func() bool { // the pump waits in room, with one more message in its hand
+				n := int(src.read())
+				return n > 1 && (name == "bytes" || n == c.bound+1)
+			}
+			if !eventually(full) {
+				t.Errorf("%d messages are read", src.read())
+			}
+			close(release)
+			w.await(all)
+			r.stopped()
+			if name != "ahead" && int(most.Load()) > c.bound+1 {
+				t.Errorf("%d messages were read and not done, want %d at most", most.Load(), c.bound+1)
+			}
+		})
+	}
+}
+
+// A handler that does not return within StopTimeout is cut off, and what it did is not there.
+func TestStopTimeout(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(5, 1)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.StopTimeout, cfg.Timeout = 20*time.Millisecond, time.Hour
+	entered := make(chan struct{})
+	var once sync.Once
+	r := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if err := handler(ctx, tx, e); err != nil {
+			return err
+		}
+		once.Do(func() { close(entered) })
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	<-entered
+	r.stopped()
+	w.exactly(nil)
+	w.readAll(w.config(src), all)
+}
+
+// A handler that runs longer than the lease keeps it.
+func TestLongHandlerKeepsTheLease(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(5, 1)
+	src.publish(all...)
+	entered, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	slow := w.start(w.consumer(w.config(src)), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		once.Do(func() { close(entered) })
+		<-release
+		return handler(ctx, tx, e)
+	})
+	<-entered
+	r := w.start(w.consumer(w.config(src)), handler)
+	var first, now time.Time
+	expires := func() (at time.Time) {
+		if err := w.mine.QueryRow(t.Context(), `SELECT expires FROM outflow_consumer`).Scan(&at); err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	if first = expires(); !eventually(func() bool { now = expires(); return now.Sub(first) > 2*time.Second }) {
+		t.Errorf("the lease is not renewed: %v, %v", first, now)
+	}
+	close(release)
+	w.await(all)
+	slow.stopped()
+	r.stopped()
+	w.exactly(all)
+}
+
+// A handler that commits ends Run, and the error says what may be missing.
+func TestHandlerCommits(t *testing.T) {
+	t.Parallel()
+	for name, commit := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"refused": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, " commit;"); return err },
+		"done":    func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "COMMIT"); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newWorld(t), &script{}, newMemory()
+			all := s.events(20, 1)
+			src.publish(all...)
+			cfg := w.config(src)
+			cfg.Batch = 10
+			err := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+				if e.seq == 1 && !eventually(func() bool { return src.read() == 20 }) {
+					return Poison(errors.New("nothing is read"))
+				}
+				if err := handler(ctx, tx, e); err != nil || e.seq != 12 {
+					return err
+				}
+				return commit(ctx, tx)
+			}).ends()
+			if !errors.Is(err, ErrHandler) {
+				t.Fatalf("Run: %v", err)
+			}
+			if name == "refused" {
+				w.expire()
+				done := w.marks()[partitionHash("d0")%8]
+				w.exactly(all[:done])
+				w.readAll(cfg, all)
+				return
+			}
+			last := w.marks()[partitionHash("d0")%8]
+			w.exactly(all[:12])
+			if last > 12 && !strings.Contains(err.Error(), fmt.Sprintf("sequences 13 to %d", last)) {
+				t.Errorf("the mark is at %d: %v", last, err)
+			}
+		})
+	}
+}
+
+// SERIALIZABLE: transactions that conflict are tried again, and are no failures.
+func TestSerializable(t *testing.T) {
+	t.Parallel()
+	w, s, src := newWorld(t), &script{}, newMemory()
+	all := s.events(200, 20)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.Isolation, cfg.Batch, cfg.MaxAttempts = pgx.Serializable, 2, 1
+	w.exec(`CREATE TABLE total (n int); INSERT INTO total VALUES (0)`)
+	r := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if err := handler(ctx, tx, e); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE total SET n = n + 1`)
+		return err
+	})
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}
+
+// Without a database an instance that can't renew its lease begins nothing more when the lease is over, whoever holds it then.
+func TestLeaseThatCanNotBeRenewed(t *testing.T) {
+	t.Parallel()
+	st := newDocumentStore(&memoryCell{}, &Config{Name: "orders", Stream: "OUTBOX", Lease: 20 * time.Millisecond})
+	if _, err := st.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	st.doc.Marks = map[string][]mark{live: {{}}}
+	if !eventually(func() bool {
+		return errors.Is(st.move(t.Context(), live, 0, mark{}, mark{}, nothing), errMoved)
+	}) {
+		t.Error("it goes on without a lease")
+	}
+}
+
+// The rest of a replay that was purged does not keep the live stream waiting.
+func TestReplayThatIsPurged(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), &script{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"), Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	replayed := s.events(20, 1)
+	for _, m := range replayed {
+		c := *m
+		c.Header = nats.Header{"Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {"1"}}
+		for k, v := range m.Header {
+			c.Header[k] = v
+		}
+		c.Subject = replayPrefix("OUTBOX", "orders") + m.Subject
+		publish(t, js, &c)
+	}
+	all := s.events(20, 3)
+	publish(t, js, all...)
+	stream, err := js.Stream(t.Context(), replayStream("OUTBOX"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	r := w.start(w.onStream(js, func(c *Config) { c.MaxInFlight, c.Batch = 1, 1 }), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		once.Do(func() {
+			if err := stream.DeleteMsg(ctx, 20); err != nil {
+				t.Error(err)
+			}
+			if err := stream.Purge(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		if e.Replayed {
+			return nil
+		}
+		return handler(ctx, tx, e)
+	})
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}
+
+// PostgreSQL is stopped, and killed, in the middle.
+func TestPostgresRestarts(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Own(t, 0)
+	w, s, src := newWorldIn(t, pgtest.Database(t, server)), &script{}, newMemory()
+	all := s.events(200, 12)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.Batch, cfg.MaxInFlight = 2, 20
+	r := w.start(w.consumer(cfg), handler)
+	for _, end := range []func() error{server.Kill, func() error { return server.Stop("fast") }, func() error { return server.Stop("immediate") }} {
+		n := len(all)
+		if !eventually(func() bool { return src.read() > uint64(n-100) }) {
+			t.Fatal("nothing is read")
+		}
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		more := s.events(200, 12)
+		src.publish(more...)
+		all = append(all, more...)
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.mine.Reset()
+	}
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+}
+
+// A replicated stream gets other leaders, by election and because a node goes.
+func TestLeaderChanges(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("OUTFLOW_TEST_LONG") == "" {
+		t.Skip("OUTFLOW_TEST_LONG is not set: a cluster of three takes some 20 s")
+	}
+	cluster := natstest.Cluster(t, 3)
+	nc, err := nats.Connect(cluster.URLs(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}, Replicas: 3}); err != nil {
+		t.Fatal(err)
+	}
+	w, s := newWorld(t), &script{}
+	var all []*Message
+	send := func(n int) { // each until it is there: an election refuses for a while
+		for _, m := range s.events(n, 9) {
+			msg := &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}
+			if !eventually(func() bool {
+				_, err := js.PublishMsg(t.Context(), msg, jetstream.WithMsgID(string(m.Data)))
+				return err == nil
+			}) {
+				t.Fatal("the stream takes nothing")
+			}
+			all = append(all, m)
+		}
+	}
+	send(100)
+	r := w.start(w.onStream(js, func(c *Config) { c.Batch = 3 }), handler)
+	for i, subject := range []string{"STREAM.LEADER.STEPDOWN.OUTBOX", "CONSUMER.LEADER.STEPDOWN.OUTBOX.orders", "", "STREAM.LEADER.STEPDOWN.OUTBOX"} {
+		send(50)
+		if subject != "" {
+			_, _ = nc.Request("$JS.API."+subject, nil, 5*time.Second) // without a leader just now there is nothing to do
+		} else if node, err := cluster.WaitLeader("OUTBOX", limit); err != nil {
+			t.Fatal(err)
+		} else {
+			cluster.Stop(node)
+			send(50)
+			if err := cluster.Start(node); err != nil {
+				t.Fatal(err)
+			}
+		}
+		send(50)
+		t.Log("leader changed", i, len(all))
+	}
+	w.await(slices.Clone(all))
+	r.stopped()
+	w.exactly(all)
+}
