@@ -37,6 +37,10 @@ Exit code 3 if something is there that outflow can't use, 4 if the record says t
 not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
 		Example: "  outflow init --config outflow.yaml\n  outflow init --print\n  outflow init --snapshot\n  outflow init --sql-api",
 	}, func(ctx context.Context, cfg config.Config) error {
+		if printOnly && (withSnapshot || asJSON) {
+			return &outbox.Fault{Class: outbox.Usage, Code: "print", What: "--print changes nothing, and goes with neither --snapshot nor --json",
+				Cure: "Give it alone, or with --sql-api"}
+		}
 		if printOnly {
 			return a.printSQL(ctx, cfg, sqlAPI)
 		}
@@ -62,11 +66,10 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		return setup.SQLAPI(ctx, cfg, log, report)
 	})
 	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, which their owner can run, and do nothing")
-	cmd.Flags().BoolVar(&sqlAPI, "sql-api", false, "also make the SQL function outflow.enqueue; with --print, read the table and print its SQL")
+	cmd.Flags().BoolVar(&sqlAPI, "sql-api", false,
+		"also make the SQL function outflow.enqueue; with --print, read the table and print its SQL")
 	cmd.Flags().BoolVar(&withSnapshot, "snapshot", false, "publish the rows that are in the table already, before all others")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "with --snapshot: print the report as JSON, progress as JSON lines on standard error")
-	cmd.MarkFlagsMutuallyExclusive("print", "snapshot")
-	cmd.MarkFlagsMutuallyExclusive("print", "json")
 	return cmd
 }
 

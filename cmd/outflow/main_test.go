@@ -141,6 +141,12 @@ func TestErrors(t *testing.T) {
 			"outflow: 2 problems in the configuration:\n" +
 				"  slot = \"A\" (environment OUTFLOW_SLOT) is not possible. Give 1 to 63 characters of a-z 0-9 _.\n" +
 				"  stream = \"A.B\" (flag --stream) is not possible. Give 1 to 244 characters of A-Z a-z 0-9 _ -.\n"},
+		{"print and snapshot", nil, []string{"init", "--print", "--snapshot"},
+			"outflow: --print changes nothing, and goes with neither --snapshot nor --json. Give it alone, or with --sql-api\n"},
+		{"no sequence", nil, []string{"replay", "--seq", "x"},
+			"outflow: --seq: \"x\": not a sequence: they begin at 1. Write from..to; one of them may be left out\n"},
+		{"range that ends first", nil, []string{"replay", "--seq", "9..2"},
+			"outflow: --seq \"9..2\": the range ends before it begins. Write from..to, the smaller one first\n"},
 		{"no file", nil, []string{"config", "--config", "none.yaml"},
 			"outflow: config (flag --config): open none.yaml: no such file or directory. Name a file that can be read.\n"},
 	} {

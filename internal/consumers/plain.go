@@ -54,7 +54,7 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	if rec == nil {
 		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", w.Stream, r.Name), "`outflow consumer list` names those that there are")
 	}
-	to, err := w.target(ctx, stream, r.Name, r.To)
+	to, err := w.target(ctx, stream, r.Name, r.place)
 	if err != nil {
 		return err
 	}

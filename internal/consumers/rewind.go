@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,6 +22,8 @@ type Rewind struct {
 
 	// Confirm is called with what is going to happen; nothing is changed if it returns an error.
 	Confirm func(p *Plan) error
+
+	place place // what To says
 }
 
 // Plan is what a rewind does. The JSON names are stable.
@@ -68,7 +68,10 @@ func (p *Plan) Lines() []string {
 }
 
 // Rewind sets a consumer back.
-func (w *World) Rewind(ctx context.Context, r Rewind) error {
+func (w *World) Rewind(ctx context.Context, r Rewind) (err error) {
+	if r.place, err = parsePlace(r.To, time.Now()); err != nil {
+		return err
+	}
 	stream, err := w.stream(ctx)
 	if err != nil {
 		return err
@@ -144,7 +147,7 @@ func pulled(name string, info *jetstream.ConsumerInfo) error {
 }
 
 // target finds the last sequence that stays done: everything behind it comes again.
-func (w *World) target(ctx context.Context, stream jetstream.Stream, name, to string) (uint64, error) {
+func (w *World) target(ctx context.Context, stream jetstream.Stream, name string, p place) (uint64, error) {
 	info, err := stream.Info(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("stream %s: %w", w.Stream, err)
@@ -153,51 +156,25 @@ func (w *World) target(ctx context.Context, stream jetstream.Stream, name, to st
 	if info.State.Msgs == 0 {
 		first = info.State.LastSeq + 1
 	}
-	next := uint64(1)
-	kind, value, _ := strings.Cut(to, ":")
-	wrong := func(err error) error {
-		return usage("rewind_to", fmt.Sprintf("--to %q: %v", to, err), "Write start, seq:N, position:LSN-i or time:2026-01-31T12:00:00Z (or time:2h, for two hours ago)")
-	}
-	switch kind {
-	case "start":
-		if value != "" {
-			return 0, wrong(errors.New("start has no value"))
-		}
-	case "seq":
-		if next, err = strconv.ParseUint(value, 10, 63); err != nil || next == 0 {
-			return 0, wrong(errors.New("not a sequence: they begin at 1"))
-		}
+	switch p.kind {
 	case "position":
-		p, err := replay.ParsePosition(value)
-		if err != nil {
-			return 0, wrong(err)
-		}
-		if !strings.Contains(value, "-") {
-			p.Index = 0 // from the first event of the transaction on
-		}
 		return w.before(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
-		}, func(_ time.Time, h *outbox.Header) bool { return h.Pos.Compare(p) >= 0 }, func(h *outbox.Header) error {
-			if first > 1 && p.LSN <= h.Thru {
-				return w.below(name, first, fmt.Sprintf("what was at or behind position %v may be among it", p))
+		}, func(_ time.Time, h *outbox.Header) bool { return h.Pos.Compare(p.position) >= 0 }, func(h *outbox.Header) error {
+			if first > 1 && p.position.LSN <= h.Thru {
+				return w.below(name, first, fmt.Sprintf("what was at or behind position %v may be among it", p.position))
 			}
 			return nil
 		})
 	case "time":
-		t, err := replay.ParseTime(value, time.Now())
-		if err != nil {
-			return 0, wrong(err)
-		}
 		return w.before(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
-			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t,
-		}, func(at time.Time, _ *outbox.Header) bool { return !at.Before(t) }, nil)
-	default:
-		return 0, wrong(errors.New("not a place"))
+			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &p.time,
+		}, func(at time.Time, _ *outbox.Header) bool { return !at.Before(p.time) }, nil)
 	}
-	if next < first {
-		return 0, w.below(name, first, fmt.Sprintf("sequence %d is among it", next))
+	if p.seq < first {
+		return 0, w.below(name, first, fmt.Sprintf("sequence %d is among it", p.seq))
 	}
-	return next - 1, nil
+	return p.seq - 1, nil
 }
 
 // below refuses a place that retention has removed.
@@ -307,7 +284,7 @@ func (w *World) planMarks(ctx context.Context, stream jetstream.Stream, r Rewind
 	if err := begun(r.Name, s); err != nil {
 		return nil, err
 	}
-	to, err := w.target(ctx, stream, r.Name, r.To)
+	to, err := w.target(ctx, stream, r.Name, r.place)
 	if err != nil {
 		return nil, err
 	}

@@ -221,7 +221,7 @@ func TestReplayRefuses(t *testing.T) {
 		{2, []string{"--to", "subject:>"}, "belongs to"},
 		{2, []string{"--to", "subject:$JS.API.x"}, "belongs to"},
 		{2, []string{"--to", "subject:a.*.b"}, "not a subject"},
-		{3, []string{"--to", "subject:nobody.takes.this"}, "0 streams take it"},
+		{3, []string{"--to", "subject:nobody.takes.this"}, "no stream takes it"},
 		{3, []string{"--to", "subject:narrow.>"}, "only a part"},
 		{3, []string{"--to", "consumer:nobody"}, "has no consumer nobody"},
 		{3, []string{"--to", "consumer:plain"}, "not one of package consumer"},

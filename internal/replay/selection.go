@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -50,10 +51,10 @@ func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 	}
 	s.Seq, err = parseRange("--seq", r.Seq, true, func(text string, _ bool) (uint64, error) {
 		n, err := strconv.ParseUint(text, 10, 63)
-		if err == nil && n == 0 {
-			err = fmt.Errorf("sequences begin at 1")
+		if err != nil || n == 0 {
+			return 0, errors.New("not a sequence: they begin at 1")
 		}
-		return n, err
+		return n, nil
 	})
 	if err != nil {
 		return err
@@ -63,18 +64,18 @@ func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 
 // check refuses ranges that hold nothing.
 func (s *Selection) check() error {
-	empty := func(flag string) error {
-		return usage("replay_range", fmt.Sprintf("%s: the range ends before it begins", flag), "Write from..to, the smaller one first")
+	empty := func(flag, text string) error {
+		return usage("replay_range", fmt.Sprintf("%s %q: the range ends before it begins", flag, text), "Write from..to, the smaller one first")
 	}
 	switch {
 	case s.Key.From != nil && s.Key.To != nil && *s.Key.To < *s.Key.From:
-		return empty("--key")
+		return empty("--key", s.text[0])
 	case s.Position.From != nil && s.Position.To != nil && s.Position.To.Compare(*s.Position.From) < 0:
-		return empty("--position")
+		return empty("--position", s.text[1])
 	case s.Time.From != nil && s.Time.To != nil && s.Time.To.Before(*s.Time.From):
-		return empty("--time")
+		return empty("--time", s.text[2])
 	case s.Seq.From != nil && s.Seq.To != nil && *s.Seq.To < *s.Seq.From:
-		return empty("--seq")
+		return empty("--seq", s.text[3])
 	}
 	if s.Filter != "" {
 		if err := checkFilter(s.Filter); err != nil {

@@ -115,9 +115,13 @@ func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg
 	if err := lister.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
 		return fmt.Errorf("look for the stream of subject %s: %w", t.filter(), err)
 	}
-	if len(names) != 1 {
-		return fatal("replay_target", fmt.Sprintf("--to subject:%s: %d streams take it, not one: %v", t.name, len(names), names),
-			"Replay to stream:NAME: it is made if there is none")
+	switch len(names) {
+	case 1:
+	case 0:
+		return fatal("replay_target", fmt.Sprintf("--to subject:%s: no stream takes it", t.name), "Replay to stream:NAME: it is made if there is none")
+	default:
+		return fatal("replay_target", fmt.Sprintf("--to subject:%s: more than one stream takes it: %s", t.name, strings.Join(names, ", ")),
+			"Name a subject that only one of them takes, or replay to stream:NAME")
 	}
 	st, err := js.Stream(ctx, names[0])
 	if err != nil {
