@@ -34,7 +34,8 @@
 //     other took over is waited for, because the take-over updates the locked row; the server ends it when the handler's time
 //     (Config.Timeout and 5 s) is over. (TestZombie, TestZombieInATransaction, internal/e2e TestConsumerKills)
 //   - A COMMIT whose answer is lost, for instance because PostgreSQL restarts, may have happened. The session ends. The next one
-//     updates the marks, which waits for that transaction to end, and then reads them: they say. (TestLostAnswers)
+//     updates the marks, which waits for that transaction to end, and then reads them: they say. (TestLostAnswers,
+//     TestPostgresRestarts)
 //   - PostgreSQL fails over to a standby that lacks the last commits, or is put back from a copy: marks and effects go back together.
 //
 // # Why nothing is left out
@@ -46,7 +47,7 @@
 //     that dropped messages) shows as a jump, and one that comes again as a step back: the session ends. What was taken last, without
 //     anything behind it, shows when the reader is idle and the durable says that it has handed out more. (TestThief)
 //   - NATS restarts, or a replicated stream or durable gets another leader: its state may go back by some deliveries. That is a step
-//     back, too. The stream's state, and single messages, are asked of the leader only. (TestNATSRestarts)
+//     back, too. The stream's state, and single messages, are asked of the leader only. (TestNATSRestarts, TestLeaderChanges)
 //   - A lane that has nothing to do moves its mark to what the pump has read, in the lane's own queue, so behind everything that was
 //     read before. With a filter the pump also moves on over what the filter leaves out, after the leader has said twice, some seconds
 //     apart, that there is nothing for the filter before a message that was there the first time.
@@ -71,8 +72,9 @@
 // whose message is gone is marked as holed, and keeps that until it moves. It holds only until the stream is beyond what comes again:
 // until a message comes that is later than all holed marks, or the order goes back although the message before is still there. A hole
 // that appears while a session reads shows as an order that goes back, with the message before gone: the session ends, and the next one
-// does the above. Where retention has removed the newest mark's message, and earlier positions follow, nobody can tell: that is an
-// error. (TestStreamLosesItsEnd, TestPositionsGoBack, TestRandomFaults)
+// does the above. So it does if what comes next is not behind the newest mark, whose message was there when the session looked, and is
+// gone now. Where retention has removed the newest mark's message, and earlier positions follow, nobody can tell: that is an
+// error. (TestStreamLosesItsEnd, TestStreamLosesItsEndBeforeItIsRead, TestPositionsGoBack, TestRandomFaults)
 //
 // A repair that publishes once more, under new positions, what a broker lost for good after this consumer had read it, publishes
 // another event: only its id tells.
@@ -81,8 +83,8 @@
 //
 // Only between sessions, with the lease held. The new marks begin at the oldest old one: up to there everything is done. What is done
 // beyond, the old marks say: they are kept, unchanged, as a generation, and an event is passed over if the mark that its document had
-// then is not before it. A generation goes when all marks are beyond it. An instance with another number beside an active one gets
-// ErrPartitions. (TestPartitionsChange)
+// then is not before it. A generation goes when all marks are beyond it, also by their headers if it is holed. An
+// instance with another number beside one that lives gets ErrPartitions. (TestPartitionsChange)
 //
 // # Order, and what fails
 //
@@ -95,5 +97,6 @@
 // # Without a database
 //
 // With [JetStream] marks the handler's effect and the mark are not one. The mark is written after the effect, at most a second later:
-// after a crash what was done since comes again, in the same order. At least once.
+// after a crash what was done since comes again, in the same order. At least once. An instance that could not renew its lease begins
+// nothing more when it is over. (TestWithoutDatabase, TestLeaseThatCanNotBeRenewed)
 package consumer

@@ -20,7 +20,8 @@ import (
 
 // Postgres keeps the marks in the database that the handler writes to, in the handler's transactions: each effect exactly once.
 //
-// The pool needs two connections at least; Partitions + 2 let all partitions work at the same time.
+// The pool needs two connections at least; Partitions + 2 let all partitions work at the same time. Consumers that share a pool need
+// that each: one connection is held for as long as the lease is.
 func Postgres(pool *pgxpool.Pool) Marks { return postgresMarks{pool} }
 
 type postgresMarks struct{ pool *pgxpool.Pool }
