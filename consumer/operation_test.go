@@ -116,13 +116,19 @@ func TestLongHandlerKeepsTheLease(t *testing.T) {
 	src.publish(all...)
 	entered, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	slow := w.start(w.consumer(w.config(src)), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+	cfg := w.config(src)
+	cfg.Lease = 2 * time.Second
+	slow := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
 		once.Do(func() { close(entered) })
-		<-release
+		select {
+		case <-release:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 		return handler(ctx, tx, e)
 	})
 	<-entered
-	r := w.start(w.consumer(w.config(src)), handler)
+	r := w.start(w.consumer(cfg), handler)
 	var first, now time.Time
 	expires := func() (at time.Time) {
 		if err := w.mine.QueryRow(t.Context(), `SELECT expires FROM outflow_consumer`).Scan(&at); err != nil {
@@ -130,7 +136,7 @@ func TestLongHandlerKeepsTheLease(t *testing.T) {
 		}
 		return at
 	}
-	if first = expires(); !eventually(func() bool { now = expires(); return now.Sub(first) > 2*time.Second }) {
+	if first = expires(); !eventually(func() bool { now = expires(); return now.Sub(first) > cfg.Lease }) {
 		t.Errorf("the lease is not renewed: %v, %v", first, now)
 	}
 	close(release)
