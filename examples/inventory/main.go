@@ -43,6 +43,11 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
+	for _, name := range []string{"DATABASE_URL", "NATS_URL"} {
+		if os.Getenv(name) == "" {
+			return fmt.Errorf("%s is not set", name)
+		}
+	}
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
 		return err

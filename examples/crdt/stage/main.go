@@ -8,13 +8,18 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
+	"github.com/outflowhq/outflow/examples/internal/stage"
 	"github.com/outflowhq/outflow/internal/natsserver"
 )
+
+// errInterrupted takes the place of whatever a signal has cut.
+var errInterrupted = errors.New("interrupted; nothing is left behind")
 
 func main() {
 	natsserver.Child()
@@ -22,7 +27,7 @@ func main() {
 	err := run(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(os.Stderr, "crdt:", err)
 		os.Exit(1)
 	}
 }
@@ -34,14 +39,34 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&o.yjs, "yjs", "", "folder with the packages yjs and lib0")
 	flag.StringVar(&o.listen, "listen", "", "address of the page; empty: a free port")
 	check := flag.Bool("check", false, "no page: type, kill, rebuild, and end with the verdict")
-	flag.Parse()
+	stage.ParseFlags("examples/crdt/demo [--check] [--listen 127.0.0.1:8080]")
 
+	if err := free(o.listen); err != nil {
+		return err
+	}
 	w := &world{options: o}
-	defer func() { err = errors.Join(err, w.close()) }()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = errInterrupted
+		}
+		err = errors.Join(err, w.close())
+	}()
 	if *check {
 		return w.check(ctx)
 	}
 	return w.show(ctx)
+}
+
+// free says that the page's address can be had, before anything is started.
+func free(address string) error {
+	if address == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("-listen %s: %w. Name a free address, or leave it out", address, err)
+	}
+	return l.Close()
 }
 
 // check runs the scenario and prints the verdict.

@@ -35,10 +35,11 @@ func run(ctx context.Context) error {
 	flag.StringVar(&p.config, "config", "outflow.yaml", "outflow's configuration")
 	flag.StringVar(&p.schema, "schema", "schema.sql", "the example's tables")
 	flag.IntVar(&p.events, "events", 3000, "movements of stock")
-	flag.Parse()
+	stage.ParseFlags("examples/inventory/demo [-events 3000]")
 	if p.events < 300 {
 		return fmt.Errorf("-events %d: want 300 or more", p.events)
 	}
+	p.events = (p.events + 5) / 6 * 6 // they come in sixths
 	v, err := p.run(ctx)
 	if err != nil {
 		return err

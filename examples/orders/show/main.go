@@ -33,7 +33,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&p.config, "config", "outflow.yaml", "outflow's configuration")
 	flag.StringVar(&p.schema, "schema", "schema.sql", "the example's tables")
 	flag.IntVar(&p.orders, "orders", 3000, "orders that are placed")
-	flag.Parse()
+	stage.ParseFlags("examples/orders/demo [-orders 3000]")
 	if p.orders < len(acts) {
 		return fmt.Errorf("-orders %d: want %d or more", p.orders, len(acts))
 	}
