@@ -76,6 +76,9 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 		return nil, err
 	}
 	doing := fmt.Sprintf("enqueue %d events into %s", len(events), o.into())
+	if len(events) == 1 {
+		doing = "enqueue 1 event into " + o.into()
+	}
 	n := 0
 	err = q.query(ctx, func(r rows) error {
 		var id, counter string

@@ -161,7 +161,7 @@ func TestMessageInAnyEncoding(t *testing.T) {
 		t.Errorf("got %q, want %s", got, want)
 	}
 	_, err = latin.pgx(t.Context(), messageOf(t, Config{}), Event{Document: "☃", Payload: []byte("1")})
-	wantError(t, err, "enqueue 1 events into the WAL", "LATIN1")
+	wantError(t, err, "enqueue 1 event into the WAL", "LATIN1")
 }
 
 // TestMessageRefused: what the content cannot hold.

@@ -62,7 +62,7 @@ func TestServerErrors(t *testing.T) {
 		d.exec("UPDATE outbox SET needed = 1")
 		d.exec("ALTER TABLE outbox ALTER needed SET NOT NULL")
 		_, err = call(t.Context(), o, e)
-		wantError(t, err, "enqueue 1 events into table public.outbox", `"needed"`, "Columns")
+		wantError(t, err, "enqueue 1 event into table public.outbox", `"needed"`, "Columns")
 		e.Columns = map[string]any{"needed": 5}
 		mustCall(t, call, o, e) // the table is read again
 
