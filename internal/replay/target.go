@@ -118,7 +118,8 @@ func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg
 	switch len(names) {
 	case 1:
 	case 0:
-		return fatal("replay_target", fmt.Sprintf("--to subject:%s: no stream takes it", t.name), "Replay to stream:NAME: it is made if there is none")
+		return fatal("replay_target", fmt.Sprintf("--to subject:%s: no stream takes it", t.name),
+			"Replay to stream:NAME: it is made if there is none")
 	default:
 		return fatal("replay_target", fmt.Sprintf("--to subject:%s: more than one stream takes it: %s", t.name, strings.Join(names, ", ")),
 			"Name a subject that only one of them takes, or replay to stream:NAME")
