@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -136,7 +137,7 @@ func TestFailpoints(t *testing.T) {
 			at, settings = at[:1], append(settings, "REORDER_HORIZON=30ms")
 		case "start":
 			at = at[:1]
-		case "spill": // see TestFailpointsOfTheSpill
+		case "spill", "snapshot": // see TestFailpointsOfTheSpill and TestSnapshotKilled
 			continue
 		}
 		for _, n := range at {
@@ -203,7 +204,7 @@ func TestFailpointsOfTheSpill(t *testing.T) {
 			}
 			dead = append(dead, doom(t, url, nats.URL(), point, settings...))
 		}
-		for _, point := range []string{"spill.full:1+6", "spill.full:3+6"} {
+		for _, point := range []string{"spill.full:1+12", "spill.full:3+12"} {
 			full = append(full, doom(t, url, nats.URL(), point, settings...))
 		}
 	}
@@ -211,16 +212,19 @@ func TestFailpointsOfTheSpill(t *testing.T) {
 	ops := traces(t, 20_000)
 	insertAll(t, conn, ops)
 
-	for _, d := range full {
-		// Between two attempts it says that it is not ready, and why. It does not give up.
-		eventually(t, d.point+" says that the disk is full", func() error {
+	// Between two attempts each says that it is not ready, and why. It does not give up. All are asked in turn: the disk is full for
+	// some seconds only.
+	silent := slices.Clone(full)
+	eventually(t, "each says that the disk is full", func() error {
+		silent = slices.DeleteFunc(silent, func(d *doomed) bool {
 			code, body := d.get("/readyz")
-			if code != 503 || !strings.Contains(body, "no space left") {
-				return fmt.Errorf("%d %s", code, body)
-			}
-			return nil
+			return code == 503 && strings.Contains(body, "no space left")
 		})
-	}
+		if len(silent) > 0 {
+			return fmt.Errorf("%d have not, the first with %s", len(silent), silent[0].point)
+		}
+		return nil
+	})
 	for _, d := range dead {
 		d.killed()
 		d.again()
