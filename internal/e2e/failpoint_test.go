@@ -137,7 +137,7 @@ func TestFailpoints(t *testing.T) {
 			at, settings = at[:1], append(settings, "REORDER_HORIZON=30ms")
 		case "start":
 			at = at[:1]
-		case "spill", "snapshot": // see TestFailpointsOfTheSpill and TestSnapshotKilled
+		case "spill": // see TestFailpointsOfTheSpill
 			continue
 		}
 		for _, n := range at {

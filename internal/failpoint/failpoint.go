@@ -57,12 +57,17 @@ const (
 var points = []string{
 	"start.before", "start.after", "publish.before", "publish.after", "flush.before", "flush.after", "ack", "record.before", "record.after",
 	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after", "spill.before", "spill.after",
+}
+
+var steps = []string{
 	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken", "snapshot.row",
 	"snapshot.published", "snapshot.durable", "snapshot.finished",
 }
 
-// Names returns the points at which the process can kill itself.
+// Names returns the points at which outflow run can kill itself.
 func Names() []string { return slices.Clone(points) }
+
+func known(name string) bool { return slices.Contains(points, name) || slices.Contains(steps, name) }
 
 // Set is what was armed. A nil one is nothing.
 type Set struct {
@@ -98,8 +103,8 @@ func Parse(value string) (*Set, error) {
 		if err := s.add(strings.TrimSpace(item)); err != nil {
 			return nil, &outbox.Fault{
 				Class: outbox.Usage, Code: "failpoint", What: fmt.Sprintf("%s=%q: %q %v", Env, value, item, err),
-				Cure: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n or stop.point:n with points %s, of %s:n or %s:n+k, and of %s:duration",
-					strings.Join(points, " "), SpillFull, SpillFull, Clock),
+				Cure: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n or stop.point:n with points %s %s, of %s:n or "+
+					"%s:n+k, and of %s:duration", strings.Join(points, " "), strings.Join(steps, " "), SpillFull, SpillFull, Clock),
 			}
 		}
 	}
@@ -110,7 +115,7 @@ func (s *Set) add(item string) (err error) {
 	name, text, _ := strings.Cut(item, ":")
 	name, sleep := strings.CutPrefix(name, "stop.")
 	switch {
-	case sleep && !slices.Contains(points, name):
+	case sleep && !known(name):
 		return fmt.Errorf("names no point")
 	case name == SpillFull && s.full == nil:
 		s.full, err = parseFull(text)
@@ -120,7 +125,7 @@ func (s *Set) add(item string) (err error) {
 		}
 	case name == SpillFull || name == Clock || s.counts[name] != nil:
 		return fmt.Errorf("comes twice")
-	case slices.Contains(points, name):
+	case known(name):
 		c := &count{sleep: sleep}
 		if c.at, err = number(text); err == nil {
 			s.counts[name] = c
