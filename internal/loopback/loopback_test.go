@@ -23,3 +23,19 @@ func TestPortIsFree(t *testing.T) {
 		defer l.Close()
 	}
 }
+
+// TestPortsDiffer: two servers that are about to start never get the same port.
+func TestPortsDiffer(t *testing.T) {
+	t.Parallel()
+	seen := map[int]bool{}
+	for range 1000 {
+		port, err := Port()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[port] {
+			t.Fatalf("port %d comes twice", port)
+		}
+		seen[port] = true
+	}
+}
