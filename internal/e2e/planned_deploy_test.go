@@ -141,7 +141,10 @@ func (p *planned) inversions(horizon time.Duration) (wrong []string) {
 	}
 	closed := func(higher, m *verify.Message) bool {
 		closer, known := stamps[higher.Outflow.Thru.String()] // else a tick
-		return m.Outflow.Pos.LSN > higher.Outflow.Thru && (!known || closer.Sub(rows[higher.Outflow.ID].Committed) >= horizon-time.Millisecond)
+		long := func(t time.Time) bool { return closer.Sub(t) >= horizon-time.Millisecond }
+		// What is due takes with it what lies before it in the WAL, also where that was stamped later.
+		due, ours := stamps[higher.Outflow.Due.String()]
+		return m.Outflow.Pos.LSN > higher.Outflow.Thru && (!known || long(rows[higher.Outflow.ID].Committed) || !ours || long(due))
 	}
 	before := map[[2]string][]*verify.Message{}
 	highest := map[[2]string]string{}
