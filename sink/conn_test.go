@@ -230,7 +230,7 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	ca, cert := certificate(t)
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
-		o.TLS, o.TLSTimeout = true, 10
+		o.TLS, o.TLSTimeout = true, 60
 		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}}
 	}})
 	cfg := config(s.URL())

@@ -25,8 +25,12 @@ import (
 	"github.com/outflowhq/outflow/internal/verify"
 )
 
-// patience is how long a test waits for what must come.
-const patience = 60 * time.Second
+// A machine that tests may stand still, as a whole or any process of it, for seconds and at any moment. No test takes that for an answer.
+const (
+	patience   = 3 * time.Minute  // how long a test waits for what must come
+	askTimeout = 20 * time.Second // one question to a server: one that was killed meanwhile never answers
+	tries      = 5                // of a command that says that a server does not answer
+)
 
 // outflow is one installation of the program: a slot, a stream, and the process, if it runs.
 type outflow struct {
@@ -69,8 +73,37 @@ func (o *outflow) set(settings ...string) {
 	}
 }
 
-// exec runs a command to its end.
+// exec runs a command to its end, again where it gave up because a server did not answer: it waits for seconds, and says so with exit
+// code 1. Any other code stands.
 func (o *outflow) exec(args ...string) (stdout, stderr string, code int) {
+	o.t.Helper()
+	return o.execUntil(func(string) bool { return false }, args...)
+}
+
+// execUntil is exec where not answering may be what is wanted: done tells.
+func (o *outflow) execUntil(done func(stderr string) bool, args ...string) (stdout, stderr string, code int) {
+	o.t.Helper()
+	for try := 1; ; try++ {
+		stdout, stderr, code = o.once(args...)
+		if code != 1 || !unanswered(stderr) || try == tries || done(stderr) {
+			return stdout, stderr, code
+		}
+		o.t.Logf("again: outflow %v: %s", args, stderr)
+	}
+}
+
+// unanswered tells whether a command ended because somebody stood still.
+func unanswered(stderr string) bool {
+	for _, text := range []string{"deadline exceeded", "timeout", "timed out", "no responders", "no response", "not answer", "connection to NATS is lost"} {
+		if strings.Contains(strings.ToLower(stderr), strings.ToLower(text)) {
+			return true
+		}
+	}
+	return false
+}
+
+// once runs a command to its end, once.
+func (o *outflow) once(args ...string) (stdout, stderr string, code int) {
 	o.t.Helper()
 	ctx, cancel := context.WithTimeout(o.t.Context(), 2*patience)
 	defer cancel()
@@ -147,7 +180,13 @@ func (o *outflow) wait() int {
 // get asks one of its pages.
 func (o *outflow) get(path string) (status int, body string) {
 	o.t.Helper()
-	resp, err := http.Get("http://" + o.listen + path)
+	ctx, cancel := context.WithTimeout(o.t.Context(), askTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+o.listen+path, nil)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return 0, err.Error()
 	}
@@ -193,12 +232,12 @@ func eventually(t testing.TB, what string, check func() error) {
 // js connects to JetStream.
 func js(t testing.TB, url string) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(url, nats.Timeout(askTimeout), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(askTimeout))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,11 +255,16 @@ func db(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
+// mustExec executes SQL, and waits for what is still in use: a slot, a database.
 func mustExec(t testing.TB, conn *pgx.Conn, sql string, args ...any) {
 	t.Helper()
-	if _, err := conn.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
+	eventually(t, sql, func() error {
+		_, err := conn.Exec(t.Context(), sql, args...)
+		if err != nil && !inUse(err) {
+			t.Fatalf("%s: %v", sql, err)
+		}
+		return err
+	})
 }
 
 // awaitMessages waits until the stream has had n messages.

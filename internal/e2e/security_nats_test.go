@@ -32,7 +32,7 @@ func file(t *testing.T, name, content string) string {
 
 // tlsOf makes a server speak TLS.
 func tlsOf(c *tls.Config) func(*server.Options) {
-	return func(o *server.Options) { o.TLS, o.TLSConfig, o.TLSTimeout = true, c, 10 }
+	return func(o *server.Options) { o.TLS, o.TLSConfig = true, c }
 }
 
 // at is the address of a server under a name, with or without a user.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -57,7 +58,10 @@ func (o *outflow) sample(t *testing.T, name, stream string) {
 // fails runs a command that must end with an exit code and say certain things on standard error.
 func (o *outflow) fails(code int, args []string, says ...string) {
 	o.t.Helper()
-	out, errOut, got := o.exec(args...)
+	wanted := func(stderr string) bool {
+		return code == 1 && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(stderr, s) })
+	}
+	out, errOut, got := o.execUntil(wanted, args...)
 	if got != code {
 		o.t.Errorf("outflow %v: exit code %d, want %d\n%s%s", args, got, code, out, errOut)
 	}

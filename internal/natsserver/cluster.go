@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	clusterTimeout = time.Minute     // from the start of the processes until they are a cluster
+	clusterTimeout = 3 * time.Minute // from the start of the processes until they are a cluster
 	askTimeout     = 2 * time.Second // one question to one node: a paused one never answers
 )
 

@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	startTimeout = 30 * time.Second // recovery of streams on a busy machine
-	pollInterval = 50 * time.Millisecond
-	portTries    = 10
+	startTimeout   = 3 * time.Minute // recovery of streams on a busy machine
+	connectTimeout = time.Minute
+	pollInterval   = 50 * time.Millisecond
+	portTries      = 10
 )
 
 // Options say which server to start.
@@ -73,6 +74,8 @@ func startAt(o Options, port int) (*Server, error) {
 		Host: "127.0.0.1", Port: port, ServerName: o.Name,
 		JetStream: true, StoreDir: o.Dir, SyncAlways: o.SyncAlways, SyncInterval: o.SyncInterval,
 		NoLog: true, NoSigs: true,
+		// A client may stand still for seconds while it connects.
+		AuthTimeout: connectTimeout.Seconds(), TLSTimeout: connectTimeout.Seconds(), DisableShortFirstPing: true,
 	}
 	if o.Monitor != 0 {
 		options.HTTPHost, options.HTTPPort = "127.0.0.1", o.Monitor

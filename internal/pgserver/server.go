@@ -17,14 +17,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/loopback"
 	"github.com/outflowhq/outflow/internal/process"
 )
 
 const (
-	startTimeout = 60 * time.Second // crash recovery on a busy machine
-	stopTimeout  = 60 * time.Second // a fast stop waits for walsenders until wal_sender_timeout, which is 60 s by default
+	startTimeout = 3 * time.Minute // crash recovery on a busy machine
+	stopTimeout  = 3 * time.Minute // a fast stop waits for walsenders until wal_sender_timeout, which is 60 s by default
 	pollInterval = 10 * time.Millisecond
 	portTries    = 10
 )
@@ -100,10 +101,17 @@ func (s *Server) URL(database string) string {
 
 // CreateDatabase makes an empty database and returns its URL.
 func (s *Server) CreateDatabase(ctx context.Context, name string) (string, error) {
-	if err := s.exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()); err != nil {
-		return "", fmt.Errorf("create database %s: %w", name, err)
+	deadline := time.Now().Add(startTimeout)
+	for {
+		err := s.exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize())
+		if err == nil {
+			return s.URL(name), nil
+		}
+		// The server waits 5 s for an autovacuum worker to leave the template, which may stand still.
+		if inUse, ok := errors.AsType[*pgconn.PgError](err); !ok || inUse.Code != "55006" || ctx.Err() != nil || time.Now().After(deadline) {
+			return "", fmt.Errorf("create database %s: %w", name, err)
+		}
 	}
-	return s.URL(name), nil
 }
 
 func (s *Server) exec(ctx context.Context, sql string) error {
@@ -117,7 +125,7 @@ func (s *Server) exec(ctx context.Context, sql string) error {
 }
 
 // Start starts the server again in its folder and on its port, after Stop or Kill. What a killed server left behind may
-// hold the folder for another 1.5 s: Start tries again for as long as ctx allows, a minute at most. A server that runs is left
+// hold the folder for another 1.5 s: Start tries again for as long as ctx allows, three minutes at most. A server that runs is left
 // as it is.
 func (s *Server) Start(ctx context.Context) error {
 	s.mu.Lock()
@@ -209,7 +217,7 @@ func (s *Server) PID() int {
 }
 
 // Stop stops the server: smart waits for all clients to leave, fast ends their sessions, immediate leaves crash recovery to the
-// next start. It returns when the server has ended, or with an error after a minute. A server that doesn't run is no error.
+// next start. It returns when the server has ended, or with an error after three minutes. A server that doesn't run is no error.
 func (s *Server) Stop(mode string) error {
 	signal, ok := map[string]syscall.Signal{"smart": syscall.SIGTERM, "fast": syscall.SIGINT, "immediate": syscall.SIGQUIT}[mode]
 	if !ok {
@@ -245,7 +253,7 @@ func (s *Server) Kill() error {
 func (s *Server) Remove() error {
 	err := s.Stop("immediate")
 	// A killed server's children may still be writing.
-	for range 500 {
+	for range 6000 {
 		if removed := os.RemoveAll(s.Dir); removed == nil {
 			return err
 		}

@@ -28,7 +28,7 @@ func Database(t testing.TB, s *pgserver.Server) string {
 		if s.PID() == 0 {
 			return // the server goes as a whole
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 		defer cancel()
 		if err := drop(ctx, s, name); err != nil {
 			t.Errorf("drop database %s: %v", name, err)
