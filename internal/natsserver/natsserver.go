@@ -143,8 +143,9 @@ func (s *Server) URL() string { return s.s.ClientURL() }
 // Embedded returns the server itself.
 func (s *Server) Embedded() *server.Server { return s.s }
 
-// Shutdown stops the server as SIGTERM would and returns when it has ended.
+// Shutdown stops the server as SIGTERM would and returns when it has ended and its port is free.
 func (s *Server) Shutdown() {
 	s.s.Shutdown()
 	s.s.WaitForShutdown()
+	loopback.Closed(s.Port)
 }
