@@ -70,7 +70,7 @@ func (s *screen) verdict(v verify.Verdict, f figures) {
 		row("behind", v.OutOfOrder, "after a higher one; without track_commit_timestamp nobody can tell whether they were committed that late")
 	}
 	if v.Late > 0 {
-		row("late", v.Late, "committed a horizon (20 ms) or more after a higher one, on a machine that was busy: they come after it")
+		row("late", v.Late, "reached the WAL when the window of a higher one had closed, on a machine that was busy: they come after it")
 	}
 	row("latency p50", quantile(f.undisturbed, .5), "commit's return to consumer, outflow alive; the horizon (20 ms) is in it")
 	row("latency p99", quantile(f.undisturbed, .99), "%v with the second in which outflow was dead", quantile(f.all, .99))

@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -60,8 +62,19 @@ func traces(t *testing.T, n int) []trace.Op {
 // startLoad begins to write.
 func startLoad(t *testing.T, url string, ops []trace.Op, connections, rate int, seed uint64) *load {
 	t.Helper()
+	return (&load{ops: ops, total: len(ops), rate: rate}).begin(t, url, connections, seed)
+}
+
+// startEndlessLoad begins to write, until it is told to end: the operations again and again, each time on other documents.
+func startEndlessLoad(t *testing.T, url string, ops []trace.Op, connections, rate int, seed uint64) *load {
+	t.Helper()
+	return (&load{ops: ops, total: math.MaxInt, rate: rate}).begin(t, url, connections, seed)
+}
+
+func (l *load) begin(t *testing.T, url string, connections int, seed uint64) *load {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	l := &load{ops: ops, total: len(ops), rate: rate, start: time.Now(), cancelled: cancel}
+	l.start, l.cancelled = time.Now(), cancel
 	t.Cleanup(cancel)
 	for c := range connections {
 		rnd := rand.New(rand.NewPCG(seed, uint64(c)))
@@ -83,6 +96,22 @@ func (l *load) wait(t *testing.T) {
 	}
 }
 
+// some returns the operations from..to-1.
+func (l *load) some(from, to int) []trace.Op {
+	if to <= len(l.ops) {
+		return l.ops[from:to]
+	}
+	all := make([]trace.Op, 0, to-from)
+	for i := from; i < to; i++ {
+		op := l.ops[i%len(l.ops)]
+		if round := i / len(l.ops); round > 0 {
+			op.Doc = fmt.Sprintf("%s (%d)", op.Doc, round)
+		}
+		all = append(all, op)
+	}
+	return all
+}
+
 // noPartition is the SQLSTATE of a row for which the table has no partition.
 const noPartition = "23514"
 
@@ -99,8 +128,9 @@ func (l *load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 			return nil
 		}
 		to := min(from+n, l.total)
+		ops := l.some(from, to)
 		for {
-			err := l.transaction(ctx, conn, l.ops[from:to], rnd)
+			err := l.transaction(ctx, conn, ops, rnd)
 			if err == nil {
 				break
 			}
@@ -116,7 +146,7 @@ func (l *load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 			}
 			// The server went away: whether the transaction was committed is to be seen in the table, when it is back.
 			var done bool
-			if conn, done, err = l.resolve(ctx, url, conn, &l.ops[from]); err != nil {
+			if conn, done, err = l.resolve(ctx, url, conn, &ops[0]); err != nil {
 				return err
 			}
 			if done {

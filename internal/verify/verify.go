@@ -7,7 +7,6 @@ import (
 	"hash"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -127,7 +126,7 @@ type Verdict struct {
 	Changed    int  // messages with another payload, key or subject than their row
 	OutOfOrder int  // messages after one with a higher seq_key of the same document and actor
 	Timed      bool // the server tracks commit timestamps, so that Late can be told
-	Late       int  // of OutOfOrder: committed a horizon or more after a higher one, so that they have to come after it
+	Late       int  // of OutOfOrder: committed behind the close of a higher one's window, so that they have to come after it
 
 	Digest string // SHA-256 over subject, headers and data of all messages: equal for equal streams
 	First  string // the first thing that is wrong, in words
@@ -153,14 +152,14 @@ type Checker struct {
 	rows   map[string]TableRow
 	seen   map[string]bool
 	newest map[[2]string]string
-	behind []TableRow // those out of order
+	places lateness
 	sum    hash.Hash
 	v      Verdict
 }
 
 // NewChecker returns a checker for the table's rows.
 func NewChecker(rows map[string]TableRow) *Checker {
-	return &Checker{rows: rows, seen: map[string]bool{}, newest: map[[2]string]string{}, sum: sha256.New(), v: Verdict{Written: len(rows)}}
+	return &Checker{rows: rows, seen: map[string]bool{}, newest: map[[2]string]string{}, places: newLateness(), sum: sha256.New(), v: Verdict{Written: len(rows)}}
 }
 
 // Add takes the next message.
@@ -183,42 +182,13 @@ func (c *Checker) Add(m *Message) {
 	}
 	c.seen[m.Outflow.ID] = true
 	sequence := [2]string{row.Doc, row.Actor}
-	if c.newest[sequence] > row.Key {
+	behind := c.newest[sequence] > row.Key
+	if behind {
 		c.v.OutOfOrder++
-		c.behind = append(c.behind, row)
 	} else {
 		c.newest[sequence] = row.Key
 	}
-}
-
-// clockSkew is by how much commit timestamps may disagree with the order of commits.
-const clockSkew = time.Millisecond
-
-// late counts the events out of order that were committed a horizon or more after a higher one of their sequence.
-func (c *Checker) late(horizon time.Duration) (n int) {
-	if len(c.behind) == 0 {
-		return 0
-	}
-	sequences := map[[2]string][]TableRow{}
-	for _, r := range c.rows {
-		sequences[[2]string{r.Doc, r.Actor}] = append(sequences[[2]string{r.Doc, r.Actor}], r)
-	}
-	for _, rows := range sequences {
-		slices.SortFunc(rows, func(a, b TableRow) int { return strings.Compare(a.Key, b.Key) })
-		for i := len(rows) - 2; i >= 0; i-- { // the earliest commit among those that are higher, or this one
-			if rows[i+1].Committed.Before(rows[i].Committed) {
-				rows[i].Committed = rows[i+1].Committed
-			}
-		}
-	}
-	for _, r := range c.behind {
-		rows := sequences[[2]string{r.Doc, r.Actor}]
-		i, _ := slices.BinarySearchFunc(rows, r.Key, func(x TableRow, key string) int { return strings.Compare(x.Key, key) })
-		if !r.Committed.IsZero() && i+1 < len(rows) && r.Committed.Sub(rows[i+1].Committed) >= horizon-clockSkew {
-			n++
-		}
-	}
-	return n
+	c.places.add(sequence, m, row.Committed, behind)
 }
 
 // Verdict ends the comparison. The horizon is the one that was in force.
@@ -228,7 +198,9 @@ func (c *Checker) Verdict(horizon time.Duration) Verdict {
 		v.Timed = !r.Committed.IsZero()
 		break // one for all: the server's setting
 	}
-	v.Late = c.late(horizon)
+	if v.Timed {
+		v.Late = c.places.count(horizon)
+	}
 	for id := range c.rows {
 		if !c.seen[id] {
 			v.Missing++
