@@ -18,6 +18,9 @@ const (
 
 const cureStopped = "But first take the right to publish to _outflow.> away from everybody else"
 
+const cureShard = "Set shard to what the record says: what slot and stream are of is settled when they are made. To divide a table otherwise, " +
+	"give each new shard a slot, a publication and a stream of its own, as docs/upgrades.md says"
+
 func cureBucket(stream string) string {
 	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s --max-msgs-per-subject=%d --max-age=0`",
 		stream, history)

@@ -13,9 +13,11 @@ import (
 
 // The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
 // stopped and base, and has the broker's time beside a place: a program that does not know these refuses it by its version, and does
-// not take it for corrupt. Version 3 may have a mapping with a source other than the table; it is written only where there is one.
+// not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard; they are written
+// only where there is one.
 const (
-	recordVersion = 3
+	recordVersion = 4
+	sourceVersion = 3
 	tableVersion  = 2
 	oldestVersion = 1
 )
@@ -88,8 +90,11 @@ func (r *Record) LostFirstPlace(slot outbox.SlotState, stream outbox.StreamState
 func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = tableVersion
-	if c.Mapping.Source != outbox.FromTable {
+	switch {
+	case !c.Mapping.Shard.Whole():
 		c.Version = recordVersion
+	case c.Mapping.Source != outbox.FromTable:
+		c.Version = sourceVersion
 	}
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("checkpoint record of slot %s: %w", r.Slot, err)
@@ -144,8 +149,10 @@ func (r *Record) validate() error {
 		return errors.New("slot, system identifier or stream is empty")
 	case r.Mapping.Source.Rows() == (r.Mapping.Table == ""):
 		return fmt.Errorf("source %v with table %q", r.Mapping.Source, r.Mapping.Table)
-	case r.Mapping.Source != outbox.FromTable && (!r.Mapping.Source.Messages() || r.Version < recordVersion):
+	case r.Mapping.Source != outbox.FromTable && (!r.Mapping.Source.Messages() || r.Version < sourceVersion):
 		return fmt.Errorf("source %v in version %d", r.Mapping.Source, r.Version)
+	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != outbox.FromTable || r.Version < recordVersion):
+		return fmt.Errorf("shard %v of source %v in version %d", r.Mapping.Shard, r.Mapping.Source, r.Version)
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":

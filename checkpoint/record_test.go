@@ -24,7 +24,9 @@ func TestRecordRoundTrip(t *testing.T) {
 	messages, both := record(at(0x1000, 5, 0)), record(at(0x1000, 5, 0))
 	messages.Mapping.Source, messages.Mapping.Table, messages.Publication.PublicationIdentity = outbox.FromMessage, "", outbox.PublicationIdentity{}
 	both.Mapping.Source = outbox.FromBoth
-	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both} {
+	shard := record(at(0x1000, 5, 0))
+	shard.Mapping.Shard = outbox.Shard{Index: 1, Of: 4}
+	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard} {
 		doc, err := want.Encode()
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +36,10 @@ func TestRecordRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		want.Version = tableVersion
-		if want == messages || want == both { // an older outflow would take it for another mapping
+		switch want { // an older outflow would take it for another mapping
+		case messages, both:
+			want.Version = sourceVersion
+		case shard:
 			want.Version = recordVersion
 		}
 		if !reflect.DeepEqual(got, want) {
@@ -74,12 +79,15 @@ func TestDecodeRefuses(t *testing.T) {
 		"empty":             {"", "record_corrupt"},
 		"cut":               {good[:len(good)/2], "record_corrupt"},
 		"no version":        {strings.Replace(good, `"v":2,`, "", 1), "record_corrupt"},
-		"newer":             {strings.Replace(good, `"v":2,`, `"v":4,"new":true,`, 1), "record_version"},
+		"newer":             {strings.Replace(good, `"v":2,`, `"v":5,"new":true,`, 1), "record_version"},
 		"older":             {strings.Replace(good, `"v":2`, `"v":0`, 1), "record_corrupt"},
 		"unknown field":     {strings.Replace(good, `"v":2`, `"v":2,"new":true`, 1), "record_corrupt"},
 		"something behind":  {good + " {}", "record_corrupt"},
 		"unknown source":    {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"file",`, 1), "record_corrupt"},
 		"source too early":  {strings.Replace(good, `"mapping":{`, `"mapping":{"source":"both",`, 1), "record_corrupt"},
+		"unknown shard":     {strings.Replace(strings.Replace(good, `"v":2`, `"v":4`, 1), `"mapping":{`, `"mapping":{"shard":"4/4",`, 1), "record_corrupt"},
+		"shard too early":   {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"shard":"1/4",`, 1), "record_corrupt"},
+		"shard of messages": {strings.Replace(strings.Replace(good, `"v":2`, `"v":4`, 1), `"mapping":{`, `"mapping":{"source":"both","shard":"1/4",`, 1), "record_corrupt"},
 		"no table":          {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1), "record_corrupt"},
 		"table, no rows":    {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"message",`, 1), "record_corrupt"},
 		"no slot":           {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},

@@ -143,6 +143,10 @@ func (v *resolver) record() error {
 		return v.fatal("init_unfinished", v.cfg.cureInitAgain(),
 			"outflow init did not finish: the checkpoint record says that slot %s is about to be made", v.cfg.Slot)
 	}
+	if rec.Mapping.Shard != v.cfg.Mapping.Shard {
+		return v.fatal("shard_changed", cureShard, "shard is %s, the checkpoint record of slot %s has %s",
+			shardText(v.cfg.Mapping.Shard), v.cfg.Slot, shardText(rec.Mapping.Shard))
+	}
 	if rec.Mapping != v.cfg.Mapping {
 		return v.fatal("mapping_changed", v.cfg.cureMapping(), "source, table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
@@ -176,6 +180,13 @@ func (v *resolver) headed() *outbox.Header {
 		return nil
 	}
 	return v.Stream.Newest
+}
+
+func shardText(s outbox.Shard) string {
+	if s.Whole() {
+		return "not set"
+	}
+	return s.String()
 }
 
 func mappingText(m outbox.Mapping) string {

@@ -138,6 +138,8 @@ func TestResolveRefuses(t *testing.T) {
 			[]string{"somebody else published", "outflow repair --accept foreign_message", "take the right to publish"}},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
+		{func(r *Readings) { r.Record.Mapping.Shard = outbox.Shard{Index: 1, Of: 4} }, "shard_changed", outbox.Fatal, "",
+			[]string{"shard is not set", "slot outflow has 1/4", "docs/upgrades.md"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure, rowsCure}},
 		{func(r *Readings) { r.Record = nil; r.Stream = outbox.StreamState{} }, "record_missing", outbox.Gap, "0/1000 to 0/5000", nil},

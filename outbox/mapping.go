@@ -45,6 +45,7 @@ func (s Source) Messages() bool { return s == FromMessage || s == FromBoth }
 type Mapping struct {
 	Source  Source `json:"source,omitempty"`
 	Table   string `json:"table"` // schema.name; "" if there is none
+	Shard   Shard  `json:"shard,omitzero"`
 	Doc     string `json:"doc_id"`
 	Actor   string `json:"actor_id,omitempty"`
 	Counter string `json:"counter,omitempty"`
@@ -57,6 +58,9 @@ func (m Mapping) Keyed() bool { return m.Key != "" || m.Actor != "" && m.Counter
 
 // Origin names what events come from, for people.
 func (m Mapping) Origin() string {
+	if !m.Shard.Whole() {
+		return "shard " + m.Shard.String() + " of " + m.Table
+	}
 	switch m.Source {
 	case FromMessage:
 		return "logical messages (" + EventPrefix + ")"

@@ -70,8 +70,9 @@ func (s *Snapshot) Alike(ctx context.Context, q RowQuery, p RowPlace) (n int, er
 	if tie == quote(q.ID) && p.ID == "" {
 		id = tie + " IS NULL"
 	}
-	err = s.conn.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM %s WHERE %s = %s AND %s = %s AND %s`, s.from(),
-		s.sortDoc(q.Mapping), text(p.Doc), s.sortKey(q.Mapping), text(p.Key), id)).Scan(&n)
+	conditions := append(s.ours(), fmt.Sprintf(`%s = %s AND %s = %s AND %s`,
+		s.sortDoc(q.Mapping), text(p.Doc), s.sortKey(q.Mapping), text(p.Key), id))
+	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.from()+" WHERE "+strings.Join(conditions, " AND ")).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)
 	}

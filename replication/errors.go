@@ -37,6 +37,8 @@ const (
 	codeConfigurationLimit = "53400"
 	codeQueryCanceled      = "57014"
 	codeUndefinedFile      = "58P01"
+	codeUndefinedFunction  = "42883"
+	codeNotSupported       = "0A000"
 )
 
 func sqlState(err error) string {

@@ -41,11 +41,14 @@ func checkPublication(ctx context.Context, q querier, version int, cfg Config, c
 		}
 		return id, nil
 	}
+	if err := checkShardVersion(cfg.Shard, version); err != nil {
+		return id, err
+	}
 	t, err := readTable(ctx, q, cfg.Table)
 	if err != nil {
 		return id, err
 	}
-	p, err := readPublication(ctx, q, version, cfg.Publication, t)
+	p, err := readPublication(ctx, q, version, cfg, t)
 	if err != nil {
 		return id, err
 	}
@@ -60,6 +63,9 @@ type publication struct {
 	members                    []member // the table's own before those of what it is a partition of
 	root                       string   // the topmost table of the partition tree that the table is in; "" if it is its own
 	bad                        string   // a partition whose rows never reach the stream of changes; "" if none
+
+	shard   outbox.Shard // the part of the table that it is to publish
+	shardBy string       // the column that decides, as the server prints it
 }
 
 // member is a way in which the table is in a publication: by its own row or by that of a table that it is a partition of, in
@@ -71,19 +77,20 @@ type member struct {
 	oid, xmin uint32
 	schema    bool
 	attrs     string // column numbers, space-separated; "" for all
-	filter    bool
+	filter    string // as the server prints it; "" for none
 }
 
-func readPublication(ctx context.Context, q querier, version int, name string, t Table) (publication, error) {
-	p := publication{name: name}
+func readPublication(ctx context.Context, q querier, version int, cfg Config, t Table) (publication, error) {
+	name := cfg.Publication
+	p := publication{name: name, shard: cfg.Shard}
 	fail := func(err error) (publication, error) {
 		return publication{}, fmt.Errorf("read publication %s: %w", name, err)
 	}
 	// Row filters, column lists and whole schemas came with PostgreSQL 15.
-	attrs, filter, schemas := "''", "false", ""
+	attrs, filter, schemas := "''", "''", ""
 	if version >= 150000 {
-		attrs, filter = "coalesce(r.prattrs::text, '')", "r.prqual IS NOT NULL"
-		schemas = `UNION ALL SELECT a.relid, a.depth, a.name, n.oid, n.xmin, true, '', false
+		attrs, filter = "coalesce(r.prattrs::text, '')", "coalesce(pg_get_expr(r.prqual, r.prrelid), '')"
+		schemas = `UNION ALL SELECT a.relid, a.depth, a.name, n.oid, n.xmin, true, '', ''
 			FROM above a JOIN pg_publication_namespace n ON n.pnnspid = a.schema JOIN pub ON pub.oid = n.pnpubid`
 	}
 	rows, err := q.Query(ctx, `WITH pub AS (
@@ -102,8 +109,8 @@ func readPublication(ctx context.Context, q querier, version int, name string, t
 			coalesce((SELECT n.nspname || '.' || c.relname FROM pg_partition_tree($2::oid) l JOIN pg_class c ON c.oid = l.relid
 				JOIN pg_namespace n ON n.oid = c.relnamespace
 				WHERE l.isleaf AND c.relkind <> 'p' AND (c.relpersistence <> 'p' OR c.relkind <> 'r') LIMIT 1), ''),
-			m.relid, m.depth, m.name, m.oid, m.xmin::text, m.schema, m.attrs, m.filter
-		FROM pub LEFT JOIN members m ON true ORDER BY m.depth, m.schema, m.oid`, name, t.OID)
+			quote_ident($3), m.relid, m.depth, m.name, m.oid, m.xmin::text, m.schema, m.attrs, m.filter
+		FROM pub LEFT JOIN members m ON true ORDER BY m.depth, m.schema, m.oid`, name, t.OID, cfg.ShardBy)
 	if err != nil {
 		return fail(err)
 	}
@@ -112,10 +119,10 @@ func readPublication(ctx context.Context, q querier, version int, name string, t
 		var xmin string
 		var relation, oid *uint32
 		var depth *int
-		var label, mxmin, list *string
-		var schema, filtered *bool
+		var label, mxmin, list, filter *string
+		var schema *bool
 		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.viaRoot, &p.root, &p.bad,
-			&relation, &depth, &label, &oid, &mxmin, &schema, &list, &filtered); err != nil {
+			&p.shardBy, &relation, &depth, &label, &oid, &mxmin, &schema, &list, &filter); err != nil {
 			return fail(err)
 		}
 		if p.xmin, err = parseXID(xmin); err != nil {
@@ -124,7 +131,7 @@ func readPublication(ctx context.Context, q querier, version int, name string, t
 		if oid == nil {
 			continue
 		}
-		m := member{relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, attrs: *list, filter: *filtered}
+		m := member{relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, attrs: *list, filter: *filter}
 		if m.xmin, err = parseXID(*mxmin); err != nil {
 			return fail(err)
 		}
@@ -172,12 +179,10 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 				"table %s has no column %q", table, name)
 		}
 	}
+	if err := p.checkFilters(); err != nil {
+		return none, err
+	}
 	for _, m := range p.members {
-		if m.filter {
-			return none, fatal("publication_filter",
-				fmt.Sprintf("ALTER PUBLICATION %s SET TABLE without a WHERE clause for %s", pub, m.name),
-				"publication %q publishes only the rows of %s that a filter lets through", p.name, m.name)
-		}
 		if err := p.checkColumns(m, t, columns); err != nil {
 			return none, err
 		}

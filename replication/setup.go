@@ -136,6 +136,9 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 
 // EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any case.
 func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.PublicationIdentity, err error) {
+	if err := s.checkShardColumn(ctx); err != nil {
+		return false, id, err
+	}
 	if id, err = s.Publication(ctx); err == nil {
 		return false, id, nil
 	}
@@ -152,7 +155,7 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 		table, needs = pgx.Identifier{schema, name}, "to own the table and "+needs
 	}
 	if _, err = s.conn.Exec(ctx, createPublication(s.cfg, table)); err != nil {
-		return false, id, s.refused("make publication "+s.cfg.Publication, needs, err)
+		return false, id, s.refused("make publication "+s.cfg.Publication, needs, s.shardRefused(ctx, err))
 	}
 	id, err = s.Publication(ctx)
 	return true, id, err

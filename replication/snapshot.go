@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Snapshot reads the outbox's rows as they were at one moment, over a connection with the pinned settings of a session: a value has
+// Snapshot reads the outbox's rows, of a shard those alone, as they were at one moment, over a connection with the pinned settings of a session: a value has
 // the text that it has in the stream of changes. It holds a transaction open. One goroutine uses it.
 type Snapshot struct {
 	cfg       Config
@@ -254,7 +254,7 @@ func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
 		}
 	}
 	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from()
-	var conditions []string
+	conditions := s.ours()
 	if q.Unknown && s.known {
 		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+knownTable+" WHERE sum = "+s.sum(q.ID)+")")
 	}
@@ -277,6 +277,14 @@ func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
 		sql += fmt.Sprintf(` ORDER BY %s COLLATE "C", %s COLLATE "C", %s`, doc, key, s.tie(q, id))
 	}
 	return sql, params
+}
+
+// ours is the condition of the rows that the stream of changes brings: none where the table is not divided.
+func (s *Snapshot) ours() []string {
+	if s.cfg.Shard.Whole() {
+		return nil
+	}
+	return []string{shardFilter(s.cfg.Shard, quote(s.cfg.ShardBy))}
 }
 
 // from is the table without those that inherit from it: their rows are in the stream of changes as rows of their own tables.

@@ -94,8 +94,12 @@ func createPublication(cfg SetupConfig, table pgx.Identifier) string {
 	if table == nil {
 		return fmt.Sprintf("CREATE PUBLICATION %s WITH (publish = 'insert')", quote(cfg.Publication))
 	}
-	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
-		quote(cfg.Publication), table.Sanitize())
+	filter := ""
+	if !cfg.Shard.Whole() {
+		filter = " WHERE (" + shardFilter(cfg.Shard, quote(cfg.ShardBy)) + ")"
+	}
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s%s WITH (publish = 'insert', publish_via_partition_root = true)",
+		quote(cfg.Publication), table.Sanitize(), filter)
 }
 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

@@ -56,12 +56,12 @@ func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
 		if err != nil {
 			return err
 		}
-		info := monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table}
+		info := monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
 		pages := monitor.Serve(l, info, p.Snapshot, metrics)
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}
-	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "source", cfg.Source, "table", table)
+	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "source", cfg.Source, "table", table, "shard", cfg.Shard)
 	if err = p.Run(ctx); err == nil {
 		log.Info("outflow stopped")
 	}

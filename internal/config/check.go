@@ -48,6 +48,13 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"shard", "source"}, func(c Config) error {
+		if !c.Shard.Whole() && c.Source != outbox.FromTable {
+			return wrong(c.describe("source")+" brings logical messages, and PostgreSQL's row filters divide rows alone: each shard would publish all messages",
+				"Leave shard out, or set source to table")
+		}
+		return nil
+	}},
 	{[]string{"init.max_age"}, func(c Config) error {
 		if age := c.Init.MaxAge; age > 0 && age < 100*time.Millisecond {
 			return wrong("JetStream refuses less than 100ms", "Give "+byPath["init.max_age"].want)

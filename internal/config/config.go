@@ -18,6 +18,7 @@ type Config struct {
 	NATS        NATS
 	Source      outbox.Source
 	Table       string // schema.name, without quotes; of no use without rows
+	Shard       outbox.Shard
 	Columns     Columns
 	Headers     []Header // ascending by name
 	Slot        string

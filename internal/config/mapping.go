@@ -52,6 +52,7 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	r.Mapping = outbox.Mapping{
 		Source:  c.Source,
 		Table:   c.Table,
+		Shard:   c.Shard,
 		Doc:     r.role("columns.doc_id", c.Columns.Doc, true),
 		Actor:   r.role("columns.actor_id", c.Columns.Actor, false),
 		Counter: r.role("columns.counter", c.Columns.Counter, false),

@@ -89,6 +89,9 @@ var settings = []setting{
 	{path: "table", def: "public.outbox", want: "schema.name, or name for a table of the schema public, case as in the catalog, no quotes",
 		doc:  "The outbox. Of a partitioned table, the root.",
 		bind: func(c *Config) value { return textValue{&c.Table, tableName} }},
+	{path: "shard", defDoc: "none: all rows", want: "k/n, such as 0/4: n from 1 to 64, k from 0 to n-1",
+		doc:  "Which part of the table is published: of n parts, by a hash of the document, the k-th. Each part has a slot, a publication and a stream of its own. PostgreSQL 15 or later.",
+		bind: func(c *Config) value { return shardValue{&c.Shard} }},
 
 	{path: "columns.id", def: "id", want: wantColumn, doc: "The event's own id, for the Outflow header.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.ID, false} }},

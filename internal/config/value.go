@@ -229,6 +229,19 @@ func (v sourceValue) set(s string) error {
 func (v sourceValue) text() string { return v.p.String() }
 func (v sourceValue) kind() string { return "table|message|both" }
 
+type shardValue struct{ p *outbox.Shard }
+
+func (v shardValue) set(s string) error {
+	shard, err := outbox.ParseShard(s)
+	if err != nil {
+		return errWant
+	}
+	*v.p = shard
+	return nil
+}
+func (v shardValue) text() string { return v.p.String() }
+func (v shardValue) kind() string { return "k/n" }
+
 type levelValue struct{ p *slog.Level }
 
 var levels = map[string]slog.Level{

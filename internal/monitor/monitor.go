@@ -39,6 +39,7 @@ type Info struct {
 	Stream  string `json:"stream"`
 	Source  string `json:"source"`
 	Table   string `json:"table"` // "" where there is none
+	Shard   string `json:"shard,omitempty"`
 }
 
 // Listen takes the address. One that is in use is a fault of class Usage that names the setting.

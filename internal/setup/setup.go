@@ -226,7 +226,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 
 // existing looks at a set-up that is complete.
 func (s *setup) existing(ctx context.Context, r readings) error {
-	if r.Record.Mapping != s.layout.Mapping {
+	if r.Record.Mapping != s.layout.Mapping && r.Record.Mapping.Shard == s.layout.Mapping.Shard {
 		return s.remap(ctx, r)
 	}
 	if err := s.resolve(r.Readings); err != nil {

@@ -22,6 +22,7 @@ type Report struct {
 
 	Source   string        `json:"source"` // table, message or both
 	Table    string        `json:"table"`  // "" where there is none
+	Shard    string        `json:"shard,omitempty"`
 	Slot     Slot          `json:"slot"`
 	Stream   Stream        `json:"stream"`
 	Place    *outbox.Place `json:"place,omitempty"` // the newest recorded one
@@ -101,7 +102,7 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 
 func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, setup error) *Report {
 	rep := &Report{
-		Health: "ok", Source: cc.Mapping.Source.String(), Table: cc.Table, WALEnd: r.Server.WALEnd,
+		Health: "ok", Source: cc.Mapping.Source.String(), Table: cc.Table, Shard: cc.Mapping.Shard.String(), WALEnd: r.Server.WALEnd,
 		Slot: Slot{
 			Name: cfg.Slot, Exists: r.Slot.Exists, Active: r.Slot.Active, PID: r.Slot.ActivePID, Confirmed: r.Slot.Confirmed,
 			RetainedBytes: outbox.Distance(r.Slot.Restart, r.Server.WALEnd), WALStatus: r.Slot.WALStatus, Invalidation: r.Slot.Invalidation,
@@ -155,6 +156,9 @@ func (r *Report) Lines() [][2]string {
 		add("", "and logical messages (%s)", outbox.EventPrefix)
 	default:
 		add("table", "%s", r.Table)
+	}
+	if r.Shard != "" {
+		add("shard", "%s", r.Shard)
 	}
 	switch {
 	case !r.Slot.Exists:

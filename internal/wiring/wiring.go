@@ -109,7 +109,7 @@ func Replication(cfg config.Config, log *slog.Logger) replication.Config {
 		URL: cfg.Postgres.URL, WriteURL: cfg.Postgres.WriteURL, Slot: cfg.Slot, Publication: cfg.Publication, Logger: log,
 	}
 	if cfg.Source.Rows() {
-		rc.Table = cfg.Table
+		rc.Table, rc.Shard, rc.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
 	}
 	return rc
 }
