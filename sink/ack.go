@@ -42,11 +42,39 @@ func judgeAck(m *nats.Msg, stream string, seq uint64) *outbox.Fault {
 	return nil
 }
 
+// judgeOpened is judgeAck for the answer to the first message of a batch, which is empty while the batch is not committed.
+func judgeOpened(m *nats.Msg, stream string) *outbox.Fault {
+	where := fmt.Sprintf("stream %s: first message of a batch", stream)
+	if len(m.Data) == 0 {
+		if m.Header.Get("Status") == "503" {
+			return transient("no_responders", where+": nobody answers to the stream's ingress", nil)
+		}
+		return nil
+	}
+	var a ack
+	if err := json.Unmarshal(m.Data, &a); err != nil {
+		return transient("unexpected_ack", where+": an answer that is no acknowledgement", err)
+	}
+	if a.Error != nil {
+		return refusal(where, a.Error)
+	}
+	return transient(codeBatchRefused, fmt.Sprintf("%s: stored at once, at sequence %d: the server knows no batches", where, a.Seq), nil)
+}
+
+// codeBatchRefused is the code of the faults after which the process tries no more batches.
+const codeBatchRefused = "batch_refused"
+
 // refusal says what an error of JetStream means.
 func refusal(where string, r *apiRefusal) *outbox.Fault {
 	switch r.ErrCode {
 	case 10071, 10164:
 		return transient("wrong_last_sequence", where+" refused", r)
+	case 10176:
+		return transient("batch_incomplete", where+" refused: not all of its batch came in", r)
+	case 10201:
+		return transient("duplicate_ack", where+" refused: taken for a duplicate, with its batch", r)
+	case 10174, 10177, 10179, 10199, 10200, 10210:
+		return transient(codeBatchRefused, where+" refused: the stream or its server does not take such batches", r)
 	case 10167:
 		return transient("throttled", where+" refused: the server's queue is full", r)
 	case 10077:

@@ -52,6 +52,10 @@ type Config struct {
 	MaxPayload        int    // bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
 	MsgID             bool   // set Nats-Msg-Id to the position
 
+	// Batches allows atomic batches where the stream allows them, has one replica on file, and its server syncs each write: it says so
+	// by being slow. nil: none.
+	Batches *Batches
+
 	Logger *slog.Logger // nil: none
 }
 

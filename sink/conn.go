@@ -34,6 +34,7 @@ type Conn struct {
 	nc    *nats.Conn
 	wires *wires
 	api   string // prefix of JetStream's API with its last dot, "$JS.API." or a domain's
+	level int    // of that API
 	inbox string // acknowledgements come back on inbox + sequence
 
 	publisher atomic.Pointer[Publisher]
@@ -174,8 +175,14 @@ func (c *Conn) welcome(ctx context.Context) error {
 	if _, err := c.nc.Subscribe(c.inbox+"*", c.acknowledged); err != nil {
 		return c.lostFault(err)
 	}
-	var info struct{ apiError }
+	var info struct {
+		apiError
+		API struct {
+			Level int `json:"level"`
+		} `json:"api"`
+	}
 	err := c.ask(ctx, "INFO", nil, &info)
+	c.level = info.API.Level
 	var refused *apiRefusal
 	switch {
 	case errors.As(err, &refused) && (refused.ErrCode == 10039 || refused.ErrCode == 10076),

@@ -19,7 +19,8 @@ import (
 // Where this user may not subscribe to the ingress, nobody watches it: mayNotWatch says so in the log.
 func (c *Conn) watchIngress(ingress string) {
 	_, err := c.nc.Subscribe(ingress+">", func(m *nats.Msg) {
-		if _, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil && m.Header.Get(nats.ExpectedLastSeqHdr) != "" {
+		_, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err == nil && (m.Header.Get(nats.ExpectedLastSeqHdr) != "" || m.Header.Get(headerBatchID) != "") {
 			return
 		}
 		c.fail(&outbox.Fault{

@@ -165,7 +165,7 @@ func TestInFlightIsBounded(t *testing.T) {
 		t.Errorf("%d bytes on the wire after the flush", r.bytes)
 	}
 	ack(p.window.sent)
-	if _, bytes := p.InFlight(); bytes != 300_000+p.held.size()-len(p.held.data) {
+	if _, bytes := p.InFlight(); bytes != 300_000+p.held[0].size()-len(p.held[0].data) {
 		t.Errorf("%d bytes left, one message is held back", bytes)
 	}
 	ack(p.Sent())

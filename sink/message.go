@@ -10,8 +10,13 @@ import (
 
 // The headers that are ours or the server's.
 const (
-	headerExpected   = "Nats-Expected-Last-Sequence"
-	headerMsgID      = "Nats-Msg-Id"
+	headerExpected = "Nats-Expected-Last-Sequence"
+	headerMsgID    = "Nats-Msg-Id"
+
+	headerBatchCommit = "Nats-Batch-Commit"
+	headerBatchID     = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+
 	HeaderDeadLetter = "Outflow-Dead-Letter" // on a dead letter: its Reason
 
 	headerStart = "NATS/1.0\r\n"
@@ -23,6 +28,11 @@ type message struct {
 	header  []byte // the whole block, from NATS/1.0 to the empty line
 	data    []byte
 	seq     uint64 // predicted
+
+	// Where the expected sequence stands in header. In a batch, lines come before it or, from its second message on, in its place.
+	expected, expectedEnd int
+	lines                 []byte // of a batch; empty: none
+	rest                  int    // where header goes on behind them
 }
 
 // size is what the message counts in flight, in bytes: about what it takes on the wire.
@@ -104,7 +114,7 @@ func (enc *encoder) encode(m *message, e *outbox.Event, h *outbox.Header, last u
 	for _, slot := range enc.order {
 		switch slot {
 		case slotExpected:
-			b = appendExpected(b, last)
+			b = m.expect(b, last)
 		case slotMsgID:
 			b = appendMsgID(b, e.Pos)
 		case slotOutflow:
@@ -148,10 +158,14 @@ func (enc *encoder) judgeValues(e *outbox.Event) Reason {
 	return ""
 }
 
-func appendExpected(b []byte, last uint64) []byte {
+// expect appends the expected sequence to the header's lines.
+func (m *message) expect(b []byte, last uint64) []byte {
+	m.expected, m.rest, m.lines = len(b), len(b), m.lines[:0]
 	b = append(b, headerExpected+": "...)
 	b = strconv.AppendUint(b, last, 10)
-	return append(b, "\r\n"...)
+	b = append(b, "\r\n"...)
+	m.expectedEnd = len(b)
+	return b
 }
 
 func appendMsgID(b []byte, p outbox.Position) []byte {

@@ -60,7 +60,7 @@ func (enc *encoder) deadLetter(m *message, e *outbox.Event, h *outbox.Header, la
 	}
 	m.seq = last + 1
 	m.subject = append(append(m.subject[:0], enc.ingress...), enc.deadTo...)
-	b := appendExpected(append(m.header[:0], headerStart...), last)
+	b := m.expect(append(m.header[:0], headerStart...), last)
 	if enc.msgID {
 		b = appendMsgID(b, e.Pos)
 	}

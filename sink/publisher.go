@@ -35,16 +35,20 @@ type Publisher struct {
 	due    bool      // some were due at the last Check
 	seen   uint64    // what was acknowledged at the last Check
 
-	held    *message // the last message, not sent yet
-	holding bool
-	heldAt  time.Time // the first Flush that left something unwritten; zero if none did
-	written uint64    // the last sequence that was put on the wire
-	next    *message  // a buffer
-	last    uint64    // predicted for the last message, held back or sent
-	letters int       // dead letters
-	reply   []byte    // conn.inbox, and room for a sequence
+	held      []*message // the last messages, not sent yet: one, or what may become a batch
+	heldBytes int
+	heldAt    time.Time // the first Flush that left something unwritten; zero if none did
+	written   uint64    // the last sequence that was put on the wire
+	next      *message  // a buffer
+	free      []*message
+	last      uint64 // predicted for the last message, held back or sent
+	letters   int    // dead letters
+	reply     []byte // conn.inbox, and room for a sequence
+	batch     batch
+	began     time.Time
 
 	// Written where acknowledgements arrive.
+	ackedAt atomic.Int64 // since began; where batches are allowed
 	acked   atomic.Uint64
 	refused atomic.Pointer[outbox.Fault] // the first one that ends it
 	notify  chan struct{}
@@ -66,10 +70,11 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	if c.stream != nil {
 		enc.ingress = c.stream.ingress()
 	}
+	allowed := c.batches()
 	c.mu.Unlock()
 	p := &Publisher{
-		conn: c, enc: &enc, last: lastSeq, held: new(message), next: new(message),
-		reply: []byte(c.inbox), notify: make(chan struct{}, 1),
+		conn: c, enc: &enc, last: lastSeq, next: new(message),
+		reply: []byte(c.inbox), batch: newBatch(allowed), began: time.Now(), notify: make(chan struct{}, 1),
 	}
 	p.window.acked, p.window.sent, p.written = lastSeq, lastSeq, lastSeq
 	p.window.countSince = ackEvery - 1
@@ -77,19 +82,16 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	return p
 }
 
-// Full reports whether 2000 messages or 8 MiB are in flight, or the message that is held back would make them that many: wait for
+// Full reports whether 2000 messages or 8 MiB are in flight, or what is held back would make them that many: wait for
 // Notify, and call Flush before.
 func (p *Publisher) Full() bool {
 	p.settle()
-	if !p.holding {
-		return !p.window.fits(0)
-	}
-	return !p.window.fits(p.held.size()) || p.window.messages()+1 >= maxInFlight
+	return !p.window.fits(p.heldBytes) || p.window.messages()+len(p.held) >= maxInFlight
 }
 
-// Publish takes the event's message and sends the one before it: the last one is held back until the next Publish or Flush. It
-// never blocks. It must not be called while Full. The event's payload is used until the message has been sent. A fault of class Poison means that the row can't be published and that nothing of
-// it was or will be sent.
+// Publish takes the event's message and sends those before it: the last one is held back until the next Publish or Flush, and so are
+// some before it while they may become a batch. It never blocks. It must not be called while Full. The event's payload is used until
+// the message has been sent. A fault of class Poison means that the row can't be published and that nothing of it was or will be sent.
 func (p *Publisher) Publish(e *outbox.Event, h *outbox.Header) error {
 	if err := p.broken(); err != nil {
 		return err
@@ -103,15 +105,35 @@ func (p *Publisher) Publish(e *outbox.Event, h *outbox.Header) error {
 		p.conn.cfg.Logger.Warn("dead letter", slog.String("reason", string(r)), slog.String("position", e.Pos.String()),
 			slog.String("id", cut(e.ID, cutValue)), slog.Uint64("seq", p.next.seq))
 	}
-	if p.holding {
-		size := p.held.size()
-		// The next one may have to wait until this one is acknowledged: then this one must ask for it.
-		p.send(p.window.needsReply(size) || p.window.bytes+size+p.next.size() > maxInFlightBytes)
+	p.makeWay(p.next)
+	p.held = append(p.held, p.next)
+	p.heldBytes += p.next.size()
+	if n := len(p.free); n > 0 {
+		p.next, p.free = p.free[n-1], p.free[:n-1]
+	} else {
+		p.next = new(message)
 	}
-	p.held, p.next = p.next, p.held
-	p.holding = true
 	p.last++
 	return nil
+}
+
+// makeWay sends what need not be held back, with m to be held.
+func (p *Publisher) makeWay(m *message) {
+	if len(p.held) == 0 {
+		return
+	}
+	// The next one may have to wait until these are acknowledged: then the last of them must ask for it.
+	ask := p.window.bytes+p.heldBytes+m.size() > maxInFlightBytes
+	switch together := p.batchable(m); {
+	case p.batch.open():
+		p.send(ask || !together || p.batch.full(p.heldBytes))
+	case !p.batch.on:
+		p.send(ask)
+	case ask || !together || !p.batchable(p.held[0]):
+		p.send(true)
+	case len(p.held) >= minBatch || p.heldBytes >= minBatchBytes:
+		p.sendBatched(false)
+	}
 }
 
 // Flush says that what is ready is complete. It goes on the wire, the message held back with a reply subject, unless the
@@ -119,7 +141,7 @@ func (p *Publisher) Publish(e *outbox.Event, h *outbox.Header) error {
 // is published meanwhile. A duration above 0 says so: call Flush again after it or at the next Notify, whichever comes first.
 func (p *Publisher) Flush(now time.Time) time.Duration {
 	p.settle()
-	if p.broken() != nil || !p.holding && p.window.sent == p.written {
+	if p.broken() != nil || len(p.held) == 0 && p.window.sent == p.written {
 		return 0
 	}
 	if p.outstanding() {
@@ -130,13 +152,12 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 			return wait
 		}
 	}
-	fits := p.holding && p.window.fits(p.held.size())
-	if fits {
+	if len(p.held) > 0 && p.window.fits(p.heldBytes) {
 		p.send(true)
 	}
 	p.written, p.heldAt = p.window.sent, time.Time{}
 	p.out.flush(p.window.bytes <= directBytes)
-	if p.holding {
+	if len(p.held) > 0 {
 		return holdBack // an acknowledgement is outstanding that makes room
 	}
 	return 0
@@ -147,17 +168,48 @@ func (p *Publisher) outstanding() bool {
 	return len(p.window.dues) > 0 && p.window.dues[0].seq <= p.written
 }
 
-// send sends the message held back.
-func (p *Publisher) send(reply bool) {
-	var to []byte
-	if reply {
-		to = strconv.AppendUint(p.reply, p.held.seq, 10)
+// send sends what is held back, as part of the batch if one is open; ask: the last of it asks for an acknowledgement, and ends the batch.
+func (p *Publisher) send(ask bool) {
+	if p.batch.open() {
+		p.sendBatched(ask)
+		return
 	}
-	p.out.send(p.held, to)
-	p.window.add(p.held.seq, p.held.size(), reply)
-	p.holding = false
-	p.held.data = nil
+	for i, m := range p.held {
+		p.sendOne(m, ask && i == len(p.held)-1 || p.window.needsReply(m.size()))
+	}
+	p.release()
 }
+
+// sendBatched sends what is held back as part of a batch, of a new one if none is open.
+func (p *Publisher) sendBatched(commit bool) {
+	for i, m := range p.held {
+		last := commit && i == len(p.held)-1
+		p.batch.add(m, last)
+		p.sendOne(m, last)
+	}
+	p.release()
+}
+
+func (p *Publisher) release() {
+	p.free = append(p.free, p.held...)
+	p.held, p.heldBytes = p.held[:0], 0
+}
+
+func (p *Publisher) sendOne(m *message, reply bool) {
+	var to []byte
+	switch {
+	case reply:
+		to = strconv.AppendUint(p.reply, m.seq, 10)
+	case p.batch.open() && m.seq == p.batch.first: // if it is refused, its answer alone says why
+		to = append(p.reply, replyOpened...)
+	}
+	p.out.send(m, to)
+	p.window.add(m.seq, m.size(), reply)
+	m.data = nil
+}
+
+// replyOpened stands for the sequence where the first message of a batch asks whether it was taken.
+const replyOpened = "batch"
 
 // Notify is sent to when an acknowledgement came, and when Check has something to say. Several may be one.
 func (p *Publisher) Notify() <-chan struct{} { return p.notify }
@@ -171,11 +223,7 @@ func (p *Publisher) Sent() uint64 { return p.last }
 // InFlight is how many messages are neither acknowledged nor known to have failed, and their bytes; one held back counts.
 func (p *Publisher) InFlight() (messages int, bytes int) {
 	p.settle()
-	messages, bytes = p.window.messages(), p.window.bytes
-	if p.holding {
-		messages, bytes = messages+1, bytes+p.held.size()
-	}
-	return messages, bytes
+	return p.window.messages() + len(p.held), p.window.bytes + p.heldBytes
 }
 
 // DeadLetters is how many rows could not be published and have a dead letter in their place.
@@ -207,6 +255,7 @@ func (p *Publisher) Check(now time.Time) error {
 func (p *Publisher) settle() {
 	if a := p.acked.Load(); a != p.window.acked {
 		p.window.settle(a)
+		p.watchPace(a)
 	}
 }
 
@@ -228,6 +277,9 @@ func (p *Publisher) signal() {
 }
 
 func (p *Publisher) refuse(f *outbox.Fault) {
+	if f.Code == codeBatchRefused && p.batch.allowed != nil && !p.batch.allowed.refused.Swap(true) {
+		p.conn.cfg.Logger.Warn("messages do not go in atomic batches any more", slog.String("err", f.Error()))
+	}
 	p.refused.CompareAndSwap(nil, f)
 	p.signal()
 }
@@ -238,7 +290,14 @@ func (c *Conn) acknowledged(m *nats.Msg) {
 	if p == nil {
 		return
 	}
-	seq, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, c.inbox), 10, 64)
+	to := strings.TrimPrefix(m.Subject, c.inbox)
+	if to == replyOpened {
+		if f := judgeOpened(m, c.cfg.Stream); f != nil {
+			p.refuse(f)
+		}
+		return
+	}
+	seq, err := strconv.ParseUint(to, 10, 64)
 	if err != nil {
 		return // not a reply to anything we sent
 	}
@@ -247,6 +306,9 @@ func (c *Conn) acknowledged(m *nats.Msg) {
 		return
 	}
 	if p.refused.Load() == nil && seq > p.acked.Load() {
+		if p.batch.allowed != nil {
+			p.ackedAt.Store(int64(time.Since(p.began)))
+		}
 		p.acked.Store(seq)
 	}
 	p.signal()

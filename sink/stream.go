@@ -13,7 +13,8 @@ import (
 )
 
 // StreamOptions says how [Conn.EnsureStream] makes a stream. What it does not say is fixed: limits retention, discard old (at
-// MaxBytes and MaxAge the oldest messages go, as retention), direct get allowed.
+// MaxBytes and MaxAge the oldest messages go, as retention), direct get allowed; atomic batches allowed where Config.Batches is
+// set and they can be of use.
 type StreamOptions struct {
 	Replicas int           // default 1
 	Storage  string        // "file" (default) or "memory"
@@ -44,6 +45,7 @@ type streamConfig struct {
 	Replicas        int               `json:"num_replicas"`
 	NoAck           bool              `json:"no_ack,omitempty"`
 	AllowDirect     bool              `json:"allow_direct"`
+	AllowAtomic     bool              `json:"allow_atomic,omitempty"`
 	Mirror          *struct{}         `json:"mirror,omitempty"`
 	Sources         []struct{}        `json:"sources,omitempty"`
 	Sealed          bool              `json:"sealed,omitempty"`
@@ -51,6 +53,7 @@ type streamConfig struct {
 	AllowCounter    bool              `json:"allow_msg_counter,omitempty"`
 	PersistMode     string            `json:"persist_mode,omitempty"`
 	DeleteMarkerTTL time.Duration     `json:"subject_delete_marker_ttl,omitempty"`
+	Metadata        map[string]string `json:"metadata,omitempty"`
 }
 
 type subjectTransform struct {
@@ -124,6 +127,8 @@ func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = -1
 	}
+	// Not where it is of no use: a server before 2.12 would not serve the stream any more.
+	cfg.AllowAtomic = c.cfg.Batches != nil && c.level >= batchLevel && cfg.Replicas == 1 && cfg.Storage == "file"
 	err = c.ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
 	var r *apiRefusal
 	switch {

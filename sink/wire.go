@@ -194,11 +194,14 @@ func appendFrame(b []byte, m *message, reply []byte) []byte {
 		b = append(b, reply...)
 		b = append(b, ' ')
 	}
-	b = strconv.AppendInt(b, int64(len(m.header)), 10)
+	header := len(m.header) + len(m.lines) - (m.rest - m.expected)
+	b = strconv.AppendInt(b, int64(header), 10)
 	b = append(b, ' ')
-	b = strconv.AppendInt(b, int64(len(m.header)+len(m.data)), 10)
+	b = strconv.AppendInt(b, int64(header+len(m.data)), 10)
 	b = append(b, "\r\n"...)
-	b = append(b, m.header...)
+	b = append(b, m.header[:m.expected]...)
+	b = append(b, m.lines...)
+	b = append(b, m.header[m.rest:]...)
 	b = append(b, m.data...)
 	return append(b, "\r\n"...)
 }

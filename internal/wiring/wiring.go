@@ -148,6 +148,9 @@ func base(cfg config.Config, log *slog.Logger) (sink.Config, error) {
 		DeadLetter: cfg.Sink.OnPoison == config.PoisonDeadLetter, DeadLetterSubject: cfg.Sink.DeadLetterSubject,
 		MaxPayload: cfg.Sink.MaxPayload, MsgID: cfg.Sink.MsgID, Logger: log,
 	}
+	if cfg.Sink.DurableAfter == 0 { // who says so says that the server syncs each write
+		sc.Batches = new(sink.Batches)
+	}
 	for _, h := range cfg.Headers {
 		sc.Headers = append(sc.Headers, sink.MappedHeader{Name: h.Name, Column: h.Column})
 	}
@@ -246,6 +249,8 @@ type opener struct {
 
 	mu     sync.Mutex
 	layout *Layout // as the last session had it
+
+	batches *sink.Batches // for all sessions; nil: none
 }
 
 // open opens NATS first: while NATS is away, PostgreSQL is let go.
@@ -258,6 +263,10 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.batches == nil {
+		o.batches = sc.Batches
+	}
+	sc.Batches = o.batches
 	conn, err := Connect(ctx, o.cfg, sc)
 	if err != nil {
 		return nil, err
