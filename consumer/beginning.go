@@ -76,7 +76,7 @@ func (b *beginning) compare(ctx context.Context, cfg *Config, src Source, now St
 		return nil // a stream that was put back from a copy counts as new, and is the same
 	case !created.IsZero() && !created.Equal(now.Created):
 		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: the marks count in a stream made at %v, this one was made at %v, and does not have the message of sequence %d",
-			cfg.Stream, cfg.Name, created, now.Created, b.newest.Seq), Cure: cureStream(cfg), seen: true}
+			cfg.Stream, cfg.Name, created, now.Created, b.newest.Seq), Cure: cureStream(cfg), sign: "another stream"}
 	case now.Last < b.newest.Seq:
 		b.shorter = true
 		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last", now.Last, "mark", b.newest.Seq)

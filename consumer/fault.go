@@ -25,7 +25,9 @@ type Fault struct {
 	Cure string
 	Err  error // what the database, the server or the handler said; may be nil
 
-	seen bool // it is told by what is missing from a stream: it counts when a second reading agrees
+	// sign names what is missing from a stream, where that tells it: it counts when a second reading agrees. Retention may have removed
+	// more by then. "": it counts at once.
+	sign string
 }
 
 func (f *Fault) Error() string {

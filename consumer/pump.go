@@ -379,10 +379,12 @@ func missing(prev, next *outbox.Header) bool {
 }
 
 func gapFault(cfg *Config, from, to uint64, removed bool) *Fault {
-	f := &Fault{Kind: ErrGap, seen: removed}
+	f := &Fault{Kind: ErrGap}
 	f.What = fmt.Sprintf("stream %s, consumer %s: the messages of sequences %d to %d are not in the stream any more, and were not read", cfg.Stream, cfg.Name, from, to)
+	f.sign = fmt.Sprintf("gap from %d", from)
 	if !removed {
 		f.What = fmt.Sprintf("stream %s, consumer %s: the headers at sequence %d show that messages are missing before it", cfg.Stream, cfg.Name, to)
+		f.sign = ""
 	}
 	f.Cure = fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do without them: Config.AcceptGap", cfg.Name)
 	return f

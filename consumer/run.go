@@ -26,8 +26,12 @@ type run struct {
 	handler Handler
 	store   store
 
-	sign   *Fault // what a session saw of a loss
-	since  time.Time
+	// begun is when this session began: nothing that it asked was asked before that. How long something has been so counts from one
+	// answer to a later question: an answer says nothing of the time that it took to come.
+	begun time.Time
+
+	sign   string    // what a session saw of a loss
+	since  time.Time // when it had seen it
 	holder string    // the instance for which this one stands by
 	held   time.Time // since when
 
@@ -36,7 +40,7 @@ type run struct {
 
 func (r *run) run(ctx context.Context) error {
 	for failures := 0; ; failures++ {
-		r.progress = false
+		r.progress, r.begun = false, time.Now()
 		err := r.session(ctx)
 		r.met.session(false)
 		if ctx.Err() != nil && !isCrash(err) {
@@ -74,18 +78,18 @@ func (r *run) ends(err error) error {
 	switch {
 	case isCrash(err):
 		return err
-	case errors.As(err, &f) && f.seen:
-		if r.sign == nil || r.sign.What != f.What {
-			r.sign, r.since = f, time.Now()
+	case errors.As(err, &f) && f.sign != "":
+		if r.sign != f.sign {
+			r.sign, r.since = f.sign, time.Now()
 		}
-		if time.Since(r.since) < r.cfg.confirm {
+		if r.begun.Sub(r.since) < r.cfg.confirm {
 			return nil
 		}
 		return f
 	case errors.As(err, &f):
 		return f
 	}
-	r.sign = nil
+	r.sign = ""
 	switch class := class(err); {
 	case class == "42" || class == "28" || class == "3D" || class == "3F":
 		return &Fault{What: "the database refuses", Err: err, Cure: "Look at the rights of the role, and at search_path; consumer.Tables has the SQL of the tables"}
@@ -128,7 +132,7 @@ func (r *run) standBy(ctx context.Context, held *heldError) error {
 		r.cfg.Log.Info("standing by", "active", held.owner)
 	}
 	// One that was killed looks active until its lease ends.
-	if held.partitions != 0 && held.partitions != r.cfg.Partitions && time.Since(r.held) > r.cfg.Lease {
+	if held.partitions != 0 && held.partitions != r.cfg.Partitions && r.begun.Sub(r.held) > r.cfg.Lease {
 		return &Fault{Kind: ErrPartitions, What: fmt.Sprintf("consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions),
 			Cure: "Give all instances the same Partitions. To change them, stop all instances first: the marks are taken over"}
 	}
@@ -218,7 +222,7 @@ func (r *run) live(ctx context.Context, st *state, parking *parking) error {
 		return &Fault{Kind: ErrFilter, What: fmt.Sprintf("consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter),
 			Cure: "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other subjects are never read then"}
 	}
-	r.sign = nil
+	r.sign = ""
 	changed := fresh || b.found || st.Filter != r.cfg.Filter || !b.created.Equal(st.Created[live])
 	st.Filter, st.Created[live] = r.cfg.Filter, b.created
 	if err := r.settle(ctx, st, live, changed); err != nil {
@@ -236,7 +240,7 @@ func (r *run) missing(err error) error {
 	if !notFound(err) {
 		return err
 	}
-	return &Fault{What: "there is no stream " + r.cfg.Stream, Err: err, Cure: "Make it with `outflow init`, or look at Stream and at the account of the NATS connection", seen: true}
+	return &Fault{What: "there is no stream " + r.cfg.Stream, Err: err, Cure: "Make it with `outflow init`, or look at Stream and at the account of the NATS connection", sign: "no stream"}
 }
 
 // settle brings the stored state to the number of partitions that there are now, drops generations that say nothing any more, and

@@ -54,9 +54,10 @@ type Pipeline struct {
 	metrics *metrics
 	health  health
 
-	text     bool    // a type without a binary reader came: text form from now on
-	suspect  suspect // the loss that the last reading showed
-	diverged suspect // the divergence that the last session showed: behind readings, which may show a loss each time
+	text     bool      // a type without a binary reader came: text form from now on
+	suspect  suspect   // the loss that the last reading showed
+	begun    time.Time // of this session: nothing that it read was asked before
+	diverged suspect   // the divergence that the last session showed: behind readings, which may show a loss each time
 
 	durables []string // the durable consumers that were last named in the log
 
@@ -77,7 +78,7 @@ type ignored struct {
 // suspect is a loss that one reading has shown and no second one confirmed yet.
 type suspect struct {
 	loss       string
-	at         time.Time
+	at         time.Time // when the answer was there
 	replicated bool
 }
 
@@ -140,7 +141,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 		}
 		return wait, nil
 	case fault.Class == outbox.Gap:
-		if fault.Seen || p.suspected(fault.Code).confirms(fault.Code, time.Now()) {
+		if fault.Seen || p.suspected(fault.Code).confirms(fault.Code, p.begun) {
 			return 0, fault // by itself: what it was wrapped in is of no use to the operator
 		}
 		again = &errSuspect{suspect{loss: fault.Code, at: time.Now(), replicated: p.health.replicated()}}
@@ -177,9 +178,10 @@ func (p *Pipeline) suspected(loss string) *suspect {
 	return &p.suspect
 }
 
-// confirms reports whether a reading at now that shows loss is the second one that agrees.
-func (s *suspect) confirms(loss string, now time.Time) bool {
-	return s.loss == loss && now.Sub(s.at) >= s.wait()
+// confirms reports whether a reading that shows loss and was begun at asked is the second one that agrees: one that was asked soon after
+// the first and answered late is not.
+func (s *suspect) confirms(loss string, asked time.Time) bool {
+	return s.loss == loss && asked.Sub(s.at) >= s.wait()
 }
 
 func (s *suspect) wait() time.Duration {

@@ -34,6 +34,7 @@ type readings struct {
 // session runs one session: connect, read, find the place, hold the slot, read again, then the loop. proved says whether it came
 // so far that the pauses between sessions start small again.
 func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
+	p.begun = time.Now()
 	p.health.set(StateConnecting, nil)
 	p.metrics.sessions.Inc()
 	openCtx, cancel := context.WithTimeout(ctx, openTimeout)
@@ -112,7 +113,7 @@ func (p *Pipeline) findPlace(ctx context.Context, links *Links) (readings, check
 	if err != nil {
 		return r, start, err
 	}
-	if start.Loss != "" && !p.suspect.confirms(start.Loss, r.Now) {
+	if start.Loss != "" && !p.suspect.confirms(start.Loss, r.Asked) {
 		return r, start, &errSuspect{suspect{loss: start.Loss, at: r.Now, replicated: r.Stream.Replicated}}
 	}
 	if start.Loss == "" {

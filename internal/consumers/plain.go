@@ -35,7 +35,14 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 		return err
 	}
 	if info != nil {
-		if info, err = w.leftAlone(ctx, stream, r.Name); err != nil {
+		info, err = leftAlone(ctx, r.Name, func() (*jetstream.ConsumerInfo, error) {
+			c, err := stream.Consumer(ctx, r.Name)
+			if err != nil {
+				return nil, fmt.Errorf("consumer %s: %w", r.Name, err)
+			}
+			return c.CachedInfo(), nil
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -136,21 +143,26 @@ func (w *World) write(ctx context.Context, stream jetstream.Stream, rec *record)
 }
 
 // leftAlone waits until nobody has used the durable for a while, and refuses it if somebody does.
-func (w *World) leftAlone(ctx context.Context, stream jetstream.Stream, name string) (*jetstream.ConsumerInfo, error) {
+func leftAlone(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (*jetstream.ConsumerInfo, error) {
 	var last *jetstream.ConsumerInfo
-	for begun := time.Now(); ; {
-		c, err := stream.Consumer(ctx, name)
+	var since time.Time // when the first answer was there
+	for {
+		asked := time.Now()
+		info, err := look()
 		if err != nil {
-			return nil, fmt.Errorf("consumer %s: %w", name, err)
+			return nil, err
 		}
-		info := c.CachedInfo()
 		if err := pulled(name, info); err != nil {
 			return nil, err
 		}
 		if last != nil && (info.Delivered.Consumer != last.Delivered.Consumer || info.AckFloor.Consumer != last.AckFloor.Consumer || info.NumAckPending != last.NumAckPending) {
 			return nil, isRunning(name, "it was used while it was looked at")
 		}
-		if last = info; time.Since(begun) >= quiet || untouched(info) {
+		if last == nil {
+			since = time.Now()
+		}
+		// From an answer to a question: how long an answer took to come says nothing of the durable.
+		if last = info; asked.Sub(since) >= quiet || untouched(info) {
 			return info, nil
 		}
 		select {

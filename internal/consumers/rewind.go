@@ -420,21 +420,21 @@ func (w *World) idle(ctx context.Context, kv *bucket, name string) (*document, e
 		return nil, fatal("consumer_missing", fmt.Sprintf("bucket %s has no marks of consumer %s", consumer.Bucket(w.Stream), name), "It has read nothing yet")
 	}
 	for seen := time.Now(); doc.owner != ""; {
-		if time.Since(seen) > doc.lease {
-			doc.owner = ""
-			break
-		}
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(100 * time.Millisecond):
 		}
+		asked := time.Now()
 		now, err := kv.load(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		if now == nil || now.revision != doc.revision {
 			return nil, isRunning(name, "instance "+doc.owner+" has the lease")
+		}
+		if asked.Sub(seen) > doc.lease {
+			doc.owner = ""
 		}
 	}
 	return doc, nil

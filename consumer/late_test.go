@@ -1,0 +1,153 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// lateStream is a stream in memory that seems damaged for a while, and of which one answer comes late: it says what was so at the question.
+type lateStream struct {
+	*memory
+	begun     time.Time
+	wrong     time.Duration // so long it seems damaged
+	seems     func(st *StreamState) error
+	late      int // this one of the questions for its state is answered when more time has passed than a second reading waits
+	questions int
+}
+
+func (s *lateStream) damaged() bool { return time.Since(s.begun) < s.wrong }
+
+func (s *lateStream) State(ctx context.Context) (StreamState, error) {
+	st, err := s.memory.State(ctx)
+	if s.damaged() {
+		err = s.seems(&st)
+	}
+	if s.questions++; s.questions == s.late {
+		time.Sleep(confirm + time.Second)
+	}
+	return st, err
+}
+
+func (s *lateStream) Get(ctx context.Context, seq uint64) (*Message, error) {
+	if s.damaged() {
+		return nil, nil
+	}
+	return s.memory.Get(ctx, seq)
+}
+
+// A loss counts when a second reading agrees that was asked for so much later: an answer that is late makes it no later. Neither the
+// reading that saw it first nor the one after it ends Run before its time; when the loss lasts, one does.
+func TestLateAnswerIsNoSecondReading(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kind  error
+		asked int // so many questions for the state until a session sees it
+		seems func(st *StreamState) error
+	}{
+		"gap": {ErrGap, 2, func(st *StreamState) error {
+			st.First = st.Last - uint64(time.Now().UnixMilli()%7) // retention goes on
+			return nil
+		}},
+		"another stream": {ErrStream, 2, func(st *StreamState) error {
+			st.Created, st.First, st.Last = time.Now().Add(time.Hour), 1, 0
+			return nil
+		}},
+		"no stream": {jetstream.ErrStreamNotFound, 1, func(*StreamState) error { return jetstream.ErrStreamNotFound }},
+	} {
+		for late, wrong := range []time.Duration{confirm - time.Millisecond, confirm + 1500*time.Millisecond, time.Second} {
+			t.Run(name+"/late "+[]string{"none", "first", "second"}[late], func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					s, src, marks := &script{}, newMemory(), Memory()
+					all := s.events(20, 3)
+					src.publish(all...)
+					cfg := Config{Name: "orders", Stream: "OUTBOX", Source: src, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+					handled := 0
+					run := func() error {
+						consumer, err := New(nil, marks, cfg)
+						if err != nil {
+							t.Fatal(err)
+						}
+						ctx, cancel := context.WithCancel(t.Context())
+						defer cancel()
+						var done atomic.Int64
+						defer func() { handled += int(done.Load()) }()
+						return consumer.Run(ctx, func(context.Context, pgx.Tx, *Event) error {
+							if done.Add(1) == 20 {
+								cancel()
+							}
+							return nil
+						})
+					}
+					if err := run(); err != nil || handled != 20 {
+						t.Fatalf("Run: %v, %d events", err, handled)
+					}
+					src.publish(s.events(20, 3)...)
+					damaged := &lateStream{memory: src, begun: time.Now(), wrong: wrong, seems: c.seems, late: late * c.asked}
+					cfg.Source = damaged
+					if err := run(); err != nil || handled != 40 {
+						t.Fatalf("a loss that does not last: Run: %v, %d events", err, handled)
+					}
+					src.publish(s.events(20, 3)...)
+					*damaged = lateStream{memory: src, begun: time.Now(), wrong: time.Hour, seems: c.seems, late: late * c.asked}
+					if err := run(); !errors.Is(err, c.kind) {
+						t.Errorf("a loss that lasts: Run: %v, want %v", err, c.kind)
+					}
+					if d := time.Since(damaged.begun); d < confirm || d > 12*confirm {
+						t.Errorf("it ended after %v", d)
+					}
+				})
+			})
+		}
+	}
+}
+
+// lateStore is one whose lease another instance has, with another number of partitions; its answers come at set times.
+type lateStore struct {
+	store
+	answers []time.Duration
+}
+
+func (s *lateStore) take(ctx context.Context) (*state, error) {
+	if len(s.answers) == 0 {
+		return s.store.take(ctx) // the other one has stopped
+	}
+	time.Sleep(s.answers[0])
+	s.answers = s.answers[1:]
+	return nil, &heldError{owner: "another", partitions: 3}
+}
+
+// An instance with another number of partitions lives when it is seen again a lease later. A late answer says nothing of that.
+func TestLateAnswerIsNoOtherInstance(t *testing.T) {
+	t.Parallel()
+	lease := 10 * time.Second
+	for name, answers := range map[string][]time.Duration{"first": {2 * lease, 0, 0}, "second": {0, 2 * lease}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				src := newMemory().publish((&script{}).events(1, 1)...)
+				consumer, err := New(nil, Memory(), Config{Name: "orders", Stream: "OUTBOX", Source: src, Lease: lease})
+				if err != nil {
+					t.Fatal(err)
+				}
+				inner, err := consumer.marks.open(t.Context(), nil, &consumer.cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				r := &run{Consumer: consumer, store: &lateStore{inner, answers}, handler: func(context.Context, pgx.Tx, *Event) error { cancel(); return nil }}
+				if err := r.run(ctx); err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			})
+		})
+	}
+}
