@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,14 +51,13 @@ func CreateSlot(ctx context.Context, cfg SetupConfig, failover bool) (*NewSlot, 
 	if patience == 0 {
 		patience = slotPatience
 	}
-	// The server waits for open transactions, and no statement_timeout ends that.
-	timer := time.AfterFunc(patience, func() { conn.CancelRequest(ctx) }) //nolint:errcheck // then it goes on waiting
+	stop := cancelUntil(ctx, conn, patience) // the server waits for open transactions, and no statement_timeout ends that
 	command := fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput EXPORT_SNAPSHOT", pgx.Identifier{cfg.Slot}.Sanitize())
 	if failover && s.version >= 170000 {
 		command = fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)", pgx.Identifier{cfg.Slot}.Sanitize())
 	}
 	rows, err := simpleQuery(ctx, conn, command)
-	timer.Stop()
+	stop()
 	if err == nil && (len(rows) != 1 || len(rows[0]) < 3) {
 		err = errors.New("an answer of another form")
 	}
@@ -70,6 +70,40 @@ func CreateSlot(ctx context.Context, cfg SetupConfig, failover bool) (*NewSlot, 
 		return nil, s.slotFault(ctx, patience, err)
 	}
 	return n, nil
+}
+
+// cancelAgain is the time between two requests to cancel, cancelLimit how long one may take.
+const (
+	cancelAgain = time.Second
+	cancelLimit = 5 * time.Second
+)
+
+// canceller is a connection whose command can be cancelled.
+type canceller interface {
+	CancelRequest(ctx context.Context) error
+}
+
+// cancelUntil asks the server to cancel what the connection does, once patience is over and again until stop is called: a request may be
+// lost, and one that comes when the command does not run yet does nothing.
+func cancelUntil(ctx context.Context, conn canceller, patience time.Duration) (stop func()) {
+	ctx, stopped := context.WithCancel(ctx)
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for wait := patience; ; wait = cancelAgain {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			once, end := context.WithTimeout(ctx, cancelLimit)
+			conn.CancelRequest(once) //nolint:errcheck // the next one will do
+			end()
+		}
+	})
+	return func() {
+		stopped()
+		asking.Wait()
+	}
 }
 
 // DropSlot drops the slot, and reports whether it was one that standbys synchronize. One that is not there is no error.
