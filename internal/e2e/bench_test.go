@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -82,7 +83,14 @@ func BenchmarkDrain(b *testing.B) {
 // metric reads a value from /metrics.
 func metric(tb testing.TB, o *outflow, name string) float64 {
 	tb.Helper()
-	_, body := o.get("/metrics")
+	var body string
+	eventually(tb, "metrics", func() error {
+		code := 0
+		if code, body = o.get("/metrics"); code != http.StatusOK {
+			return fmt.Errorf("%d %s", code, body)
+		}
+		return nil
+	})
 	for line := range strings.Lines(body) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
@@ -94,6 +102,17 @@ func metric(tb testing.TB, o *outflow, name string) float64 {
 	}
 	tb.Fatalf("no metric %s", name)
 	return 0
+}
+
+// counted waits until a counter has reached a value. What is read again, by another session, is counted again.
+func (o *outflow) counted(name string, least float64) {
+	o.t.Helper()
+	eventually(o.t, name, func() error {
+		if got := metric(o.t, o, name); got < least {
+			return fmt.Errorf("%v, want %v", got, least)
+		}
+		return nil
+	})
 }
 
 // BenchmarkLatency reports the time from a commit's return to a consumer, at 1,000 commits a second.

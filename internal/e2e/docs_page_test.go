@@ -167,7 +167,8 @@ func (p *pageRun) run(b docpage.Block) error {
 		case b.Checked:
 			err = docpage.Match(b.Want, out)
 		}
-		if err == nil || !b.Eventually || time.Now().After(deadline) {
+		again := b.Eventually || code == 1 && b.Exit != 1 && unanswered(out)
+		if err == nil || !again || time.Now().After(deadline) {
 			return err
 		}
 		select {

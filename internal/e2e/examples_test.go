@@ -53,7 +53,7 @@ func example(t *testing.T, name string, args ...string) string {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	args = append([]string{
 		"-outflow", binary, "-" + name + "-binary", filepath.Join(dir, name),

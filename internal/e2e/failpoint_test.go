@@ -145,13 +145,10 @@ func TestFailpoints(t *testing.T) {
 		}
 	}
 
-	ops, written := traces(t, 40_000), 0
+	ops, written := &load{ops: traces(t, 40_000)}, 0
 	burst := func() {
 		const size = 100
-		if written+size > len(ops) {
-			t.Fatal("the traces are at their end")
-		}
-		startLoad(t, url, ops[written:written+size], 4, 0, uint64(written)).wait(t)
+		startLoad(t, url, ops.some(written, written+size), 4, 0, uint64(written)).wait(t)
 		written += size
 		time.Sleep(50 * time.Millisecond) // a pause in which ticks are due
 	}
@@ -204,12 +201,15 @@ func TestFailpointsOfTheSpill(t *testing.T) {
 			}
 			dead = append(dead, doom(t, url, nats.URL(), point, settings...))
 		}
-		for _, point := range []string{"spill.full:1+12", "spill.full:3+12"} {
+		for _, point := range []string{"spill.full:1+40", "spill.full:3+40"} {
 			full = append(full, doom(t, url, nats.URL(), point, settings...))
 		}
 	}
 	conn := db(t, url)
 	ops := traces(t, 20_000)
+	for _, d := range append(slices.Clone(dead), full...) {
+		d.rules("max_bytes=65536")
+	}
 	insertAll(t, conn, ops)
 
 	// Between two attempts each says that it is not ready, and why. It does not give up. All are asked in turn: the disk is full for
@@ -246,6 +246,20 @@ func TestFailpointsOfTheSpill(t *testing.T) {
 			t.Errorf("%s: exit code %d", d.point, code)
 		}
 	}
+}
+
+// rules waits until settings are in force that the configuration has and init has not recorded: their change is read from the WAL, and what
+// is committed before it goes by the old ones.
+func (o *outflow) rules(setting string) {
+	o.t.Helper()
+	eventually(o.t, setting+" is in force", func() error {
+		for line := range strings.Lines(o.log.String()) {
+			if strings.Contains(line, "ordering settings changed in the WAL") && strings.Contains(line, setting) {
+				return nil
+			}
+		}
+		return fmt.Errorf("log: %s", o.log.tail(1000))
+	})
 }
 
 // insertAll writes operations in one transaction.

@@ -41,6 +41,7 @@ type outflow struct {
 	listen string
 	child  *process.Process
 	log    *syncBuffer
+	said   int // bytes of the log from before the child
 }
 
 // newOutflow returns an installation between a database and a NATS server. Settings are further NAME=value, without OUTFLOW_.
@@ -83,8 +84,13 @@ func (o *outflow) exec(args ...string) (stdout, stderr string, code int) {
 // execUntil is exec where not answering may be what is wanted: done tells.
 func (o *outflow) execUntil(done func(stderr string) bool, args ...string) (stdout, stderr string, code int) {
 	o.t.Helper()
+	said := ""
 	for try := 1; ; try++ {
 		stdout, stderr, code = o.once(args...)
+		if args[0] == "init" { // what one has made, the next one finds
+			said += stdout
+			stdout = said
+		}
 		if code != 1 || !unanswered(stderr) || try == tries || done(stderr) {
 			return stdout, stderr, code
 		}
@@ -134,6 +140,7 @@ func (o *outflow) start() {
 	o.t.Helper()
 	cmd := exec.Command(binary, "run")
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, o.log, o.log
+	o.said = o.log.size()
 	child, err := process.Start(cmd, syscall.SIGKILL)
 	if err != nil {
 		o.t.Fatal(err)
@@ -148,9 +155,16 @@ func (o *outflow) kill() {
 	}
 }
 
-// term ends it with SIGTERM and returns its exit code.
+// term ends it with SIGTERM and returns its exit code. A signal that comes before the program can take it is a kill: it is sent when the
+// program has said something.
 func (o *outflow) term() int {
 	o.t.Helper()
+	eventually(o.t, "outflow run says that it starts", func() error {
+		if o.log.size() == o.said && o.child.Running() {
+			return errors.New("nothing")
+		}
+		return nil
+	})
 	if err := o.child.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		o.t.Fatal(err)
 	}
@@ -308,6 +322,12 @@ func (s *syncBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.String()
+}
+
+func (s *syncBuffer) size() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Len()
 }
 
 // Reset forgets what was written.

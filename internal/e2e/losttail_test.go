@@ -277,11 +277,27 @@ func TestLostTail(t *testing.T) {
 // shows tells whether the record says that something is missing.
 func (c *tail) shows() bool { return c.stream != nil && c.bucket == nil }
 
+// shown freezes outflow at a moment when its newest record knows messages that are to be lost, if that is what shows the loss.
+func (s *twins) shown(c *tail) {
+	s.t.Helper()
+	eventually(s.t, c.name+": the record knows what is lost", func() error {
+		must(s.t, s.victim.child.Pause())
+		st, err := s.js.Stream(s.t.Context(), s.victim.stream)
+		must(s.t, err)
+		if place := s.victim.status().Place; c.stream != nil && place.Seq <= c.stream.keep(st.CachedInfo().State.LastSeq) {
+			must(s.t, s.victim.child.Resume())
+			return fmt.Errorf("place %v of %d messages", place, st.CachedInfo().State.LastSeq)
+		}
+		return nil
+	})
+}
+
 // lose lets the crash come once n messages are there, and starts everything again.
 func (s *twins) lose(c *tail, n int) {
 	s.t.Helper()
 	s.stored(n)
 	s.recorded(4)
+	s.shown(c)
 	s.victim.kill()
 	s.consume("reader") // everything that there is
 	s.crash(c.stream, c.bucket)

@@ -68,19 +68,18 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	if m := all[1]; m.Subject != "app.=.c" || string(m.Data) != `"\u00e9"` || m.Outflow.ID != "" || m.Outflow.Key != "k" || m.Header.Get("Type") != "" {
 		t.Errorf("%+v %s", m, m.Data)
 	}
-	eventually(t, "what is ignored is counted", func() error {
-		if _, text := o.get("/metrics"); !strings.Contains(text, `outflow_ignored_total{what="not_transactional"} 1`) {
+	o.counted(`outflow_ignored_total{what="not_transactional"}`, 1)
+	o.mustSay("run", o.log.String(), "not written transactionally")
+	eventually(t, "the page", func() error {
+		if _, text := o.get("/"); !strings.Contains(text, "logical messages →") {
 			return fmt.Errorf("%s", text)
 		}
 		return nil
 	})
-	o.mustSay("run", o.log.String(), "not written transactionally")
-	if _, text := o.get("/"); !strings.Contains(text, "logical messages →") {
-		t.Errorf("page: %s", text)
-	}
+	o.healthy("ok")
 	var st struct{ Health, Source, Table string }
 	out, _, _ = o.exec("status", "--json")
-	if err := json.Unmarshal([]byte(out), &st); err != nil || st.Health != "ok" || st.Source != "message" || st.Table != "" {
+	if err := json.Unmarshal([]byte(out), &st); err != nil || st.Source != "message" || st.Table != "" {
 		t.Errorf("status: %v %s", err, out)
 	}
 
@@ -88,12 +87,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	mustExec(t, conn, "CREATE TABLE outbox (doc_id text)")
 	mustExec(t, conn, "ALTER PUBLICATION "+o.slot+" ADD TABLE outbox")
 	mustExec(t, conn, "INSERT INTO outbox VALUES ('d')")
-	eventually(t, "the row is counted", func() error {
-		if _, text := o.get("/metrics"); !strings.Contains(text, `outflow_ignored_total{what="row"} 1`) {
-			return fmt.Errorf("%s", text)
-		}
-		return nil
-	})
+	o.counted(`outflow_ignored_total{what="row"}`, 1)
 
 	// One that can't be published stops it, and says where and why; as a dead letter it holds nothing up.
 	emit(t, conn, `{"doc_id":"d","id":"bad \"one\"","actor_id":"a","counter":-1,"payload":1}`, `{"doc_id":"e","payload":1}`, `{"doc_id":"f","seq_key":"k","payload":1}`)
@@ -118,7 +112,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	if code := o.term(); code != 0 {
 		t.Errorf("stop: exit code %d", code)
 	}
-	out, errOut, code = o.exec("drain", "--timeout", "60s")
+	out, errOut, code = o.exec("drain", "--timeout", patience.String())
 	if code != 0 {
 		t.Errorf("drain: exit code %d\n%s%s", code, out, errOut)
 	}
@@ -182,12 +176,7 @@ func TestSourceIsMapped(t *testing.T) {
 	n++
 	awaitMessages(t, js(t, ns.URL()), o.stream, n)
 	o.ready()
-	eventually(t, "the message is counted", func() error {
-		if _, text := o.get("/metrics"); !strings.Contains(text, `outflow_ignored_total{what="message"} 1`) {
-			return fmt.Errorf("%s", text)
-		}
-		return nil
-	})
+	o.counted(`outflow_ignored_total{what="message"}`, 1)
 	turn("both", 2, "source=table table=public.outbox")
 	turn("message", 1, "source=both table=public.outbox")
 	turn("table", 1, "source=message, ordered by key")

@@ -19,6 +19,7 @@ func unconfirmed(t *testing.T, natsURL, slot string, settings ...string) *faulty
 	if code := f.term(); code != 0 {
 		t.Fatalf("stop: exit code %d", code)
 	}
+	left(t, f.conn, f.slot)
 	f.set("SINK_DURABLE_AFTER=0s") // a repair waits for it
 	return f
 }
@@ -122,6 +123,7 @@ func repairOtherSettings(t *testing.T, natsURL string) {
 	if code := f.term(); code != 0 {
 		t.Fatalf("stop: exit code %d", code)
 	}
+	left(t, f.conn, f.slot)
 	f.deleteRecord(t)
 	f.set("REORDER_HORIZON=0s", "SINK_DURABLE_AFTER=0s")
 	was := f.state(t)

@@ -189,23 +189,32 @@ type repairReport struct {
 // repairing is an outflow repair --json that runs.
 type repairing struct {
 	o           *outflow
+	args        []string
 	cmd         *exec.Cmd
 	out, stderr bytes.Buffer
 }
 
 func (o *outflow) repairing(args ...string) *repairing {
 	o.t.Helper()
-	r := &repairing{o: o, cmd: exec.CommandContext(o.t.Context(), binary, append([]string{"repair", "--json"}, args...)...)}
+	r := &repairing{o: o, args: args, cmd: exec.CommandContext(o.t.Context(), binary, append([]string{"repair", "--json"}, args...)...)}
 	r.cmd.Env, r.cmd.Stdout, r.cmd.Stderr = o.env, &r.out, &r.stderr
 	must(o.t, r.cmd.Start())
 	return r
 }
 
+// wait waits for its end, and runs it again where it gave up because a server did not answer.
 func (r *repairing) wait() (report repairReport, stderr string, code int) {
 	r.o.t.Helper()
-	var exit *exec.ExitError
-	if err := r.cmd.Wait(); err != nil && !errors.As(err, &exit) {
-		r.o.t.Fatal(err)
+	for try := 1; ; try++ {
+		var exit *exec.ExitError
+		if err := r.cmd.Wait(); err != nil && !errors.As(err, &exit) {
+			r.o.t.Fatal(err)
+		}
+		if r.cmd.ProcessState.ExitCode() != 1 || !unanswered(r.stderr.String()) || try == tries {
+			break
+		}
+		r.o.t.Logf("again: outflow repair %v: %s", r.args, r.stderr.String())
+		r = r.o.repairing(r.args...)
 	}
 	if r.out.Len() > 0 {
 		if err := json.Unmarshal(r.out.Bytes(), &report); err != nil {
@@ -271,6 +280,7 @@ func (f *faulty) stopped(t *testing.T) *faulty {
 	if code := f.term(); code != 0 {
 		t.Fatalf("stop: exit code %d", code)
 	}
+	left(t, f.conn, f.slot)
 	return f
 }
 

@@ -27,36 +27,56 @@ func TestSilentCrash(t *testing.T) {
 	o.start()
 	o.ready()
 	conn := db(t, url)
-	const rows = 50
-	for i := range rows {
-		row(t, conn, "doc", i+1, `{}`)
-	}
-	awaitMessages(t, js(t, nats.URL()), o.stream, rows)
 	bucket := "KV_outflow-" + o.stream
-	var recorded uint64
-	eventually(t, "the record has the last message", func() error {
-		s, err := js(t, nats.URL()).Stream(t.Context(), bucket)
-		if err != nil {
-			return err
+	revisions := func(least uint64) (last uint64) {
+		t.Helper()
+		eventually(t, "a record", func() error {
+			s, err := js(t, nats.URL()).Stream(t.Context(), bucket)
+			if err != nil {
+				return err
+			}
+			if last = s.CachedInfo().State.LastSeq; last < least {
+				return fmt.Errorf("%d revisions", last)
+			}
+			return nil
+		})
+		return last
+	}
+	// Until the record has rows that are not confirmed yet. Outflow is frozen then.
+	const batch = 50
+	rows, kept := 0, uint64(0) // kept are the revisions from before the rows
+	for try := 1; ; try++ {
+		kept = revisions(2) // two by init
+		before := walEnd(t, conn)
+		for i := range batch {
+			row(t, conn, "doc", rows+i+1, `{}`)
 		}
-		if recorded = s.CachedInfo().State.LastSeq; recorded < 3 { // two by init
-			return fmt.Errorf("%d revisions", recorded)
+		rows += batch
+		awaitMessages(t, js(t, nats.URL()), o.stream, rows)
+		revisions(kept + 1)
+		must(t, o.child.Pause())
+		if o.confirmed(conn) <= before {
+			break
 		}
-		return nil
-	})
+		must(t, o.child.Resume())
+		if try == tries {
+			t.Fatal("the rows were confirmed before the silence began")
+		}
+	}
 	for _, d := range []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient} {
 		link.Mute(d, true)
 	}
 	must(t, nats.Kill())
+	must(t, o.child.Resume())
 	eventually(t, "the silence is noticed", func() error {
 		if code, body := o.get("/readyz"); code == http.StatusOK {
 			return fmt.Errorf("%d %s", code, body)
 		}
 		return nil
 	})
-	_, err = natsserver.Tear(nats.Dir(), o.stream, natsserver.Back, func(seq uint64, _ time.Time) bool { return seq <= 10 })
+	_, err = natsserver.Tear(nats.Dir(), o.stream, natsserver.Back, func(seq uint64, _ time.Time) bool { return seq <= uint64(rows-batch+10) })
 	must(t, err)
-	_, err = natsserver.Tear(nats.Dir(), bucket, natsserver.Back, func(seq uint64, _ time.Time) bool { return seq < 3 })
+	_, err = natsserver.Tear(nats.Dir(), bucket, natsserver.Back, func(seq uint64, _ time.Time) bool { return seq <= kept })
 	must(t, err)
 	must(t, nats.Start())
 	link.Cut()
@@ -69,7 +89,7 @@ func TestSilentCrash(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if got := s.CachedInfo().State.Msgs; got < rows {
+		if got := s.CachedInfo().State.Msgs; got < uint64(rows) {
 			return fmt.Errorf("%d messages", got)
 		}
 		return nil

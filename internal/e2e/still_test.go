@@ -1,9 +1,13 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -40,6 +44,33 @@ func left(t testing.TB, conn *pgx.Conn, slot string) {
 		}
 		return nil
 	})
+}
+
+// watchStandstill watches whether this process, a server and an outflow stand still. The function that it returns ends that and says for
+// how long one did at most.
+func watchStandstill(t *testing.T, pgURL string, o *outflow) (longest func() time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	var most atomic.Int64
+	watch := func(look func()) {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				begun := time.Now()
+				look()
+				time.Sleep(20 * time.Millisecond)
+				most.Store(max(most.Load(), int64(time.Since(begun)))) // nearly right is enough where two write
+			}
+		})
+	}
+	conn := db(t, pgURL)
+	watch(func() { _ = conn.Ping(ctx) })
+	watch(func() { o.get("/healthz") })
+	return func() time.Duration {
+		cancel()
+		group.Wait()
+		return time.Duration(most.Load())
+	}
 }
 
 // inUse tells whether a server refuses because somebody still uses what is to be dropped or changed: who has just been stopped, or a

@@ -10,13 +10,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 )
 
 // torture runs outflow torture in a temporary directory of its own.
 func torture(t *testing.T, tmp string, environ []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, append([]string{"torture"}, args...)...)
 	var out, errOut bytes.Buffer
@@ -66,7 +65,7 @@ func TestTorture(t *testing.T) {
 	for _, f := range r.Faults {
 		strikes += f.Strikes
 	}
-	if !r.Good || r.Rows < 1000 || r.Messages < 100 || len(r.Streams) != 3 || strikes < 5 {
+	if !r.Good || r.Rows < 100 || r.Messages < 10 || len(r.Streams) != 3 || strikes < 1 {
 		t.Errorf("%d rows, %d messages, %d streams, %d faults: not a plausible run\n%s", r.Rows, r.Messages, len(r.Streams), strikes, log)
 	}
 	for _, s := range r.Streams {

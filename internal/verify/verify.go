@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"hash"
 	"maps"
@@ -36,6 +37,9 @@ func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Me
 	})
 }
 
+// silence is after which time without a message it is asked whether there is one.
+const silence = 5 * time.Second
+
 // readAll is Read with messages of whatever kind.
 func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
 	st, err := js.Stream(ctx, stream)
@@ -56,7 +60,19 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 	}
 	defer it.Stop()
 	for {
-		msg, err := it.Next(jetstream.NextContext(ctx))
+		wait, cancel := context.WithTimeout(ctx, silence)
+		msg, err := it.Next(jetstream.NextContext(wait))
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // what was to come may have been removed meanwhile
+			now, err := js.Stream(ctx, stream)
+			if err != nil {
+				return fmt.Errorf("stream %s: %w", stream, err)
+			}
+			if s := now.CachedInfo().State; s.Msgs == 0 || s.FirstSeq > last {
+				return nil
+			}
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("read %s: %w", stream, err)
 		}
