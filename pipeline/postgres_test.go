@@ -295,6 +295,7 @@ func batchOf(messages []outbox.WALMessage) *outbox.Batch {
 }
 
 func (u *upstream) Batches() <-chan *outbox.Batch { return u.batches }
+func (u *upstream) CatchingUp() bool              { return false }
 
 func (u *upstream) Err() error {
 	u.lock()
