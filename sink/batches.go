@@ -3,7 +3,6 @@ package sink
 import (
 	"crypto/rand"
 	"encoding/base64"
-	"log/slog"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -25,12 +24,13 @@ const (
 	batchLevel = 5 // of JetStream's API: nats-server 2.15
 )
 
-// The server's pace, measured on messages that go one by one: if it takes longer than slowPace for each of paceSpan messages that it had
-// on the wire already, and that twice in a row, it syncs each of them.
+// The server's pace is measured on the first messages of a session, which go one by one. A span are messages that it has on the wire at a
+// time; if each takes longer than slowPace, it syncs each. As many spans in a row as paceSpans decide.
 const (
-	paceSpan  = 200
-	slowPace  = 40 * time.Microsecond
-	slowSpans = 2
+	paceSpan   = 200
+	paceWindow = 256 // in flight meanwhile: it says nothing before it has synced all that it has, and a disk may take 10 ms for each
+	paceSpans  = 2
+	slowPace   = 40 * time.Microsecond
 )
 
 // batches returns what allows batches on this stream; nil if nothing does. mu is held.
@@ -49,7 +49,7 @@ func (c *Conn) batches() *Batches {
 // batch is the state of batching in a publisher.
 type batch struct {
 	allowed *Batches // nil: never
-	on      bool     // the server has turned out to be slow
+	on      bool     // the server has turned out to sync each message
 	pace    pace
 
 	id    []byte // what the ids of this publisher's batches begin with
@@ -105,33 +105,35 @@ func (p *Publisher) batchable(m *message) bool {
 
 // pace measures how long the server takes for a message.
 type pace struct {
-	from uint64        // acknowledged when the span began; 0: none has
-	at   time.Duration // when that was
-	slow int           // spans in a row that were slow
+	begun      bool          // a span has
+	from       uint64        // acknowledged then
+	until      uint64        // on the wire then
+	at         time.Duration // when that was
+	slow, fast int           // spans in a row
 }
 
-// watchPace is told what was acknowledged, and turns batches on where the server is slow.
-func (p *Publisher) watchPace(acked uint64) {
-	if p.batch.allowed == nil || p.batch.on {
-		return
+// probing reports whether the pace is still to be found out.
+func (b *batch) probing() bool { return b.allowed != nil && !b.on && b.pace.fast < paceSpans }
+
+// flushed is told that all messages up to sequence written are on the wire, and up to acked are acknowledged.
+func (b *batch) flushed(acked, written uint64, at time.Duration) {
+	if w := &b.pace; b.probing() && !w.begun && written >= acked+paceSpan {
+		w.begun, w.from, w.until, w.at = true, acked, written, at
 	}
-	w, at := &p.batch.pace, time.Duration(p.ackedAt.Load())
-	switch {
-	case w.from == 0:
-	case acked < w.from+paceSpan:
-		return
-	default:
-		each := (at - w.at) / time.Duration(acked-w.from)
-		if w.slow++; each < slowPace {
-			w.slow = 0
-		}
-		if w.slow == slowSpans {
-			p.batch.on = true
-			p.conn.cfg.Logger.Info("the server syncs each message: they go in atomic batches from now on", slog.Duration("each", each))
-			return
-		}
+}
+
+// settled is told what was acknowledged, and when. It reports, with the time that each took, that batches go from now on.
+func (b *batch) settled(acked uint64, at time.Duration) (each time.Duration, turned bool) {
+	w := &b.pace
+	if !w.begun || acked < w.until {
+		return 0, false
 	}
-	if w.from = 0; p.written >= acked+paceSpan {
-		w.from, w.at = acked, at
+	w.begun = false
+	if each = (at - w.at) / time.Duration(acked-w.from); each < slowPace {
+		w.slow, w.fast = 0, w.fast+1
+	} else {
+		w.slow, w.fast = w.slow+1, 0
 	}
+	b.on = w.slow == paceSpans
+	return each, b.on
 }

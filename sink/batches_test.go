@@ -445,56 +445,65 @@ func TestAnswersToAnOpenedBatch(t *testing.T) {
 	}
 }
 
-// The pace decides: a server that takes long for each of many messages syncs them.
+// The pace of the first messages decides: a server that takes long for each syncs them. It acknowledges whatever it had in one go.
 func TestPace(t *testing.T) {
 	t.Parallel()
-	const fast, synced = 250 * time.Microsecond, 10 * time.Millisecond // for 50 messages
+	const fast, synced = 5 * time.Microsecond, 100 * time.Microsecond
 	for _, test := range []struct {
 		name string
-		took func(ack int) time.Duration
-		want bool
+		each []time.Duration // message of a span takes
+		on   bool
 	}{
-		{"fast", func(int) time.Duration { return fast }, false},
-		{"synced", func(int) time.Duration { return synced }, true},
-		{"now and then for long", func(ack int) time.Duration {
-			if ack%13 == 0 {
-				return 7 * time.Second
-			}
-			return fast
-		}, false},
+		{"fast", []time.Duration{fast, fast}, false},
+		{"synced", []time.Duration{synced, synced}, true},
+		{"a slow disk", []time.Duration{10 * time.Millisecond, 10 * time.Millisecond}, true},
+		{"stood still for once", []time.Duration{7 * time.Second / paceWindow, fast, synced, fast, fast}, false},
 	} {
 		p, _, ack := offline(t)
-		p.batch.allowed = new(Batches)
-		at, acked := time.Duration(0), p.Acked()
-		for n := range 200 {
+		p.began, p.batch.allowed = time.Unix(0, 0), new(Batches)
+		at := time.Duration(0)
+		for i, each := range test.each {
+			if !p.batch.probing() {
+				t.Errorf("%s: decided after %d spans", test.name, i)
+			}
+			before := p.Sent()
 			for !p.Full() {
 				put(t, p, 10)
 			}
-			p.Flush(time.Unix(int64(n), 0)) // long after the last one: what is ready goes on the wire
-			at, acked = at+test.took(n), acked+50
-			p.ackedAt.Store(int64(at))
-			if ack(acked); p.batch.on {
-				break
+			n := p.Sent() - before
+			if n != paceWindow {
+				t.Errorf("%s: %d messages in flight", test.name, n)
 			}
+			p.Flush(p.began.Add(at))
+			at += each * time.Duration(n)
+			p.ackedAt.Store(int64(at))
+			ack(p.Sent())
+			p.settle()
 		}
-		if p.batch.on != test.want {
-			t.Errorf("%s: batches %v", test.name, p.batch.on)
+		if p.batch.probing() || p.batch.on != test.on {
+			t.Errorf("%s: batches %v, still probing %v", test.name, p.batch.on, p.batch.probing())
+		}
+		for !p.Full() {
+			put(t, p, 10)
+		}
+		if n, _ := p.InFlight(); n != maxInFlight {
+			t.Errorf("%s: %d messages in flight afterwards", test.name, n)
 		}
 	}
 	// A few messages at a time say nothing, however slow they are.
 	p, _, ack := offline(t)
-	p.batch.allowed = new(Batches)
+	p.began, p.batch.allowed = time.Unix(0, 0), new(Batches)
 	for i := range 100 {
 		for range 20 {
 			put(t, p, 10)
 		}
 		p.Flush(time.Unix(int64(i), 0))
-		p.ackedAt.Store(int64(time.Duration(i) * time.Second))
+		p.ackedAt.Store(int64(time.Duration(i+1) * time.Second))
 		ack(p.Sent())
 		p.settle()
 	}
-	if p.batch.on {
-		t.Error("batches for windows of 20 messages")
+	if !p.batch.probing() {
+		t.Error("decided by windows of 20 messages")
 	}
 }
 

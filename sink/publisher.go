@@ -82,11 +82,15 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	return p
 }
 
-// Full reports whether 2000 messages or 8 MiB are in flight, or what is held back would make them that many: wait for
+// Full reports whether 2000 messages or 8 MiB are in flight, or what is held back would make them that many, and fewer while the server's pace is measured: wait for
 // Notify, and call Flush before.
 func (p *Publisher) Full() bool {
 	p.settle()
-	return !p.window.fits(p.heldBytes) || p.window.messages()+len(p.held) >= maxInFlight
+	limit := maxInFlight
+	if p.batch.probing() {
+		limit = paceWindow
+	}
+	return !p.window.fits(p.heldBytes) || p.window.messages()+len(p.held) >= limit
 }
 
 // Publish takes the event's message and sends those before it: the last one is held back until the next Publish or Flush, and so are
@@ -156,6 +160,7 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 		p.send(true)
 	}
 	p.written, p.heldAt = p.window.sent, time.Time{}
+	p.batch.flushed(p.window.acked, p.written, now.Sub(p.began))
 	p.out.flush(p.window.bytes <= directBytes)
 	if len(p.held) > 0 {
 		return holdBack // an acknowledgement is outstanding that makes room
@@ -255,7 +260,9 @@ func (p *Publisher) Check(now time.Time) error {
 func (p *Publisher) settle() {
 	if a := p.acked.Load(); a != p.window.acked {
 		p.window.settle(a)
-		p.watchPace(a)
+		if each, turned := p.batch.settled(a, time.Duration(p.ackedAt.Load())); turned {
+			p.conn.cfg.Logger.Info("the server syncs each message: they go in atomic batches from now on", slog.Duration("each", each))
+		}
 	}
 }
 

@@ -30,6 +30,7 @@ type Event struct {
 // Header names that outflow sets by itself: those that were in a message do not come back.
 var own = map[string]bool{
 	outbox.HeaderName: true, "Outflow-Replay": true, "Outflow-Replay-Sequence": true, nats.ExpectedLastSeqHdr: true, nats.MsgIdHdr: true,
+	"Nats-Batch-Id": true, "Nats-Batch-Sequence": true, "Nats-Batch-Commit": true,
 }
 
 // Lines reads events from JSON lines. A line is what outflow replay --to stdout prints of a message, or the content of an event as

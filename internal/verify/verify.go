@@ -59,6 +59,7 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 		return fmt.Errorf("consumer on %s: %w", stream, err)
 	}
 	defer it.Stop()
+	var batches batching
 	for {
 		wait, cancel := context.WithTimeout(ctx, silence)
 		msg, err := it.Next(jetstream.NextContext(wait))
@@ -80,7 +81,9 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 		if err != nil {
 			return fmt.Errorf("message without metadata: %w", err)
 		}
-		if err := f(parse(msg, meta)); err != nil {
+		m := parse(msg, meta)
+		batches.plain(m)
+		if err := f(m); err != nil {
 			return err
 		}
 		if meta.Sequence.Stream >= last || meta.NumPending == 0 { // the end of the stream may be a hole
