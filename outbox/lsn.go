@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"math/bits"
 	"strconv"
 	"strings"
 )
@@ -38,13 +39,11 @@ func (l LSN) Append(b []byte) []byte {
 
 func appendHex(b []byte, v uint32) []byte {
 	const digits = "0123456789ABCDEF"
-	n := 1
-	for v>>(4*n) != 0 && n < 8 {
-		n++
-	}
-	for n > 0 {
-		n--
-		b = append(b, digits[v>>(4*n)&0xF])
+	n := max(1, (bits.Len32(v)+3)/4)
+	b = append(b, digits[:n]...)
+	for i := len(b) - 1; n > 0; n, i = n-1, i-1 {
+		b[i] = digits[v&0xF]
+		v >>= 4
 	}
 	return b
 }

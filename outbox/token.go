@@ -52,8 +52,17 @@ func encodes(value, token string) bool { return string(AppendToken(nil, value)) 
 // appendEscaped appends value, each byte that may not pass as =XX, and cuts it when it gets too long.
 func appendEscaped(b []byte, value string, pass *[256]bool) []byte {
 	const digits = "0123456789ABCDEF"
+	plain := 0
+	for plain < len(value) && pass[value[plain]] {
+		plain++
+	}
+	if plain == len(value) && plain <= maxToken {
+		return append(b, value...)
+	}
+	plain = min(plain, cutToken)
 	start, cut := len(b), -1
-	for i := range len(value) {
+	b = append(b, value[:plain]...)
+	for i := plain; i < len(value); i++ {
 		c := value[i]
 		size := 1
 		if !pass[c] {
