@@ -12,11 +12,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/internal/bench"
 	"github.com/outflowhq/outflow/internal/natsserver"
 )
 
 func main() {
 	natsserver.Child() // outflow torture starts its NATS servers as processes of this program
+	bench.Child()      // outflow bench its writers, and what it compares with
 	ctx, stop := interruptible(context.Background())
 	code := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	stop()

@@ -32,6 +32,7 @@ divergence that an operator has to decide about, 5 a row that cannot be publishe
 	root.AddCommand(
 		a.demoCommand(),
 		a.tortureCommand(),
+		a.benchCommand(),
 		a.initCommand(),
 		a.runCommand(),
 		a.statusCommand(),

@@ -18,7 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/process"
 )
 
-// demo is a run of outflow demo with a temporary directory of its own.
+// demo is a run of outflow demo, or another command that starts servers, with a temporary directory of its own.
 type demo struct {
 	t     *testing.T
 	tmp   string
@@ -28,13 +28,18 @@ type demo struct {
 
 func startDemo(t *testing.T, args ...string) *demo {
 	t.Helper()
+	return startWithServers(t, append([]string{"demo"}, args...)...)
+}
+
+func startWithServers(t *testing.T, args ...string) *demo {
+	t.Helper()
 	// Not t.TempDir: PostgreSQL may run as another user, who has to get in.
 	tmp, err := os.MkdirTemp("", "outflow-e2e-demo")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(tmp) })
 	must(t, os.Chmod(tmp, 0o755)) //nolint:gosec // the same
 	d := &demo{t: t, tmp: tmp, out: &syncBuffer{}}
-	cmd := exec.Command(binary, append([]string{"demo"}, args...)...)
+	cmd := exec.Command(binary, args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
 	cmd.Stdout, cmd.Stderr = d.out, d.out
 	d.child, err = process.Start(cmd, syscall.SIGTERM)
@@ -57,7 +62,7 @@ func (d *demo) code() int {
 	select {
 	case <-d.child.Done():
 	case <-time.After(2 * patience):
-		d.t.Fatal("outflow demo does not end")
+		d.t.Fatal("it does not end")
 	}
 	var exit *exec.ExitError
 	if err := d.child.Wait(); errors.As(err, &exit) {

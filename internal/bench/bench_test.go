@@ -1,0 +1,297 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestFigure(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		values            []float64
+		median, low, high float64
+	}{
+		{[]float64{7}, 7, 7, 7},
+		{[]float64{9, 1}, 5, 1, 9},
+		{[]float64{3, 1, 2}, 2, 1, 3},
+		{[]float64{100, 1, 2, 3}, 2.5, 1, 100},
+	} {
+		before := slices.Clone(c.values)
+		got := figure(c.values)
+		if got.Median != c.median || got.Low != c.low || got.High != c.high {
+			t.Errorf("figure(%v) = %+v", before, got)
+		}
+		if !slices.Equal(c.values, before) {
+			t.Errorf("the order of %v is lost: %v", before, c.values)
+		}
+	}
+}
+
+// TestRatioIsTakenWithinATurn: a machine that is ten times slower in one turn changes no ratio.
+func TestRatioIsTakenWithinATurn(t *testing.T) {
+	t.Parallel()
+	turns := []turn{
+		{"a": {eventRate: 200}, "b": {eventRate: 100}},
+		{"a": {eventRate: 30}, "b": {eventRate: 10}},
+		{"a": {eventRate: 250}, "b": {eventRate: 100}},
+		{"a": {eventRate: 250}}, // nothing to compare with
+	}
+	got, ok := ratio(turns, eventRate, "a", "b")
+	if !ok || got.Median != 2.5 || got.Low != 2 || got.High != 3 || len(got.Values) != 3 {
+		t.Errorf("ratio %+v, %v", got, ok)
+	}
+	if _, ok := ratio(turns, eventRate, "a", "c"); ok {
+		t.Error("a ratio to who took no part")
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	t.Parallel()
+	var d []time.Duration
+	for i := range 1000 {
+		d = append(d, time.Duration(i+1))
+	}
+	for share, want := range map[float64]time.Duration{0: 1, 0.5: 500, 0.99: 990, 0.999: 999, 1: 1000} {
+		if got := percentile(d, share); got != want {
+			t.Errorf("percentile(%v) = %d, want %d", share, got, want)
+		}
+	}
+	if got := percentile(d[:1], 0.99); got != 1 {
+		t.Errorf("of a single value: %d", got)
+	}
+}
+
+func TestThousands(t *testing.T) {
+	t.Parallel()
+	for v, want := range map[float64]string{0: "0", 999.4: "999", 999.5: "1,000", 1234567: "1,234,567"} {
+		if got := thousands(v); got != want {
+			t.Errorf("thousands(%v) = %s, want %s", v, got, want)
+		}
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	t.Parallel()
+	line := "42 (a b) c) S 7 42 42 0 -1 4194560 9 8 7 6 150 50 3000 1000 20 0 5 0 1 2 3"
+	used, waited, parent, ok := parseStat([]byte(line))
+	if !ok || used != 2*time.Second || waited != 40*time.Second || parent != 7 {
+		t.Errorf("%v, %v, %v, %v", used, waited, parent, ok)
+	}
+	for _, bad := range []string{"", "42 (a) S 7", strings.Replace(line, " 150 ", " x ", 1)} {
+		if _, _, _, ok := parseStat([]byte(bad)); ok {
+			t.Errorf("%q is read", bad)
+		}
+	}
+}
+
+func TestParsePeak(t *testing.T) {
+	t.Parallel()
+	if n, ok := parsePeak([]byte("Name:\tx\nVmPeak:\t 900 kB\nVmHWM:\t   12345 kB\nVmRSS:\t 1 kB\n")); !ok || n != 12345<<10 {
+		t.Errorf("%d, %v", n, ok)
+	}
+	if _, ok := parsePeak([]byte("Name:\tx\n")); ok {
+		t.Error("a peak out of nothing")
+	}
+}
+
+func TestProcessesAreMeasured(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("there is no /proc")
+	}
+	if _, _, parent, ok := processCPU(os.Getpid()); !ok || parent != os.Getppid() {
+		t.Errorf("our parent is %d, %v", parent, ok)
+	}
+	if n, ok := peakRSS(os.Getpid()); !ok || n < 1<<20 {
+		t.Errorf("our peak is %d, %v", n, ok)
+	}
+	if _, ok := treeCPU(os.Getpid()); !ok {
+		t.Error("our tree has no CPU time")
+	}
+}
+
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	o := func(change func(*Options)) *Options {
+		o := &Options{Rows: 1000, Repetitions: 1, Payload: 200}
+		change(o)
+		return o
+	}
+	names := func(o *Options) (all []string) {
+		cases, err := o.plan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range cases {
+			if c.Kind == drain && (c.Rows < 1 || c.PerTx > c.Rows || c.Rows%c.PerTx != 0) {
+				t.Errorf("%s: %d rows, %d in a transaction", c.title(), c.Rows, c.PerTx)
+			}
+			if len(all) == 0 || all[len(all)-1] != c.Name {
+				all = append(all, c.Name)
+			}
+		}
+		return all
+	}
+	if got := names(o(func(*Options) {})); !slices.Equal(got, Default) {
+		t.Errorf("by default %v", got)
+	}
+	if got := names(o(func(o *Options) { o.Full, o.Cases = true, []string{"drain"} })); !slices.Equal(got, Names) {
+		t.Errorf("with --full %v", got)
+	}
+	if got := names(o(func(o *Options) { o.Cases = []string{"shape", "live"} })); !slices.Equal(got, []string{"live", "shape"}) {
+		t.Errorf("the named ones: %v", got)
+	}
+	d := time.Second
+	cases, err := o(func(o *Options) { o.Cases, o.Horizon = []string{"drain", "latency"}, &d }).plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		if c.Horizon != d || c.Kind == latency && !slices.Equal(c.Horizons, []time.Duration{d}) {
+			t.Errorf("%s: horizon %v, %v", c.title(), c.Horizon, c.Horizons)
+		}
+	}
+	if _, err := o(func(o *Options) { o.Cases = []string{"x"} }).plan(); outbox.ClassOf(err) != outbox.Usage {
+		t.Errorf("an unknown case: %v", err)
+	}
+}
+
+// made is a report as a sweep of two points makes it.
+func made() *Report {
+	r := &Report{Version: "v", Repetitions: 2}
+	for i, point := range []string{"1 KB", "10 KB"} {
+		c := &Case{Name: "payload", Kind: drain, Point: point, Rows: 1000, PerTx: 100}
+		turns := []turn{
+			{itself: {eventRate: 1000, cpuItself: 2.04, peakMemory: 31}, relayName: {eventRate: 100, cpuItself: 9}},
+			{itself: {eventRate: 1400 + float64(i), cpuItself: 2.06, peakMemory: 35}, relayName: {eventRate: 200, cpuItself: 11}},
+		}
+		r.Cases = append(r.Cases, newCaseReport(c, []string{itself, relayName}, turns, []float64{400, 410}))
+	}
+	return r
+}
+
+func TestTable(t *testing.T) {
+	t.Parallel()
+	const want = `payload 1 KB, 100 rows a transaction, 1000 rows  events/s             / relay  itself µs  peak MB
+  outflow                                           1,200  8.50 (7.00..10.00)        2.0       33
+  relay                                               150                           10.0        -
+  writing the backlog took 405 bytes of WAL for each event
+`
+	if got := made().Cases[0].table(); got != want {
+		t.Errorf("the table is\n%swant\n%s", got, want)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	if err := made().WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal(b.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	c := back.Cases[1].contender(itself)
+	if c == nil || c.Figures[eventRate].High != 1401 || c.Ratios[relayName].Low != 1401.0/200 || back.Cases[1].WALBytes.Median != 405 {
+		t.Errorf("read back: %+v", c)
+	}
+	for _, key := range []string{`"events_per_second"`, `"point": "10 KB"`, `"rows_per_transaction": 100`, `"ratios"`} {
+		if !strings.Contains(b.String(), key) {
+			t.Errorf("no %s", key)
+		}
+	}
+}
+
+func TestPlots(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir() + "/plots"
+	if err := made().plots(dir); err != nil {
+		t.Fatal(err)
+	}
+	svg, err := os.ReadFile(dir + "/payload.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := xml.NewDecoder(bytes.NewReader(svg))
+	found := map[string]int{}
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := token.(xml.StartElement); ok {
+			found[e.Name.Local]++
+		}
+	}
+	if found["polyline"] != 2 || found["circle"] != 4 {
+		t.Errorf("elements %v: want a line for each of 2 contenders, with 2 points", found)
+	}
+	for _, text := range []string{">outflow<", ">relay<", ">1 KB<", ">10 KB<"} {
+		if !bytes.Contains(svg, []byte(text)) {
+			t.Errorf("no %s", text)
+		}
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("%d files, %v", len(files), err)
+	}
+}
+
+func TestNumber(t *testing.T) {
+	t.Parallel()
+	if n, err := number([]byte(`{"n": -1, "op": "x"}`)); n != -1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	for _, bad := range []string{``, `{"n": 1}`, `{"op": "x", "n": 1}`, `{"n": "1", "op": 2}`} {
+		if n, err := number([]byte(bad)); err == nil {
+			t.Errorf("%s is %d", bad, n)
+		}
+	}
+}
+
+func TestTuple(t *testing.T) {
+	t.Parallel()
+	whole := []byte("\x00\x03t\x00\x00\x00\x02abnt\x00\x00\x00\x00")
+	columns, err := tuple(whole)
+	if err != nil || len(columns) != 3 || string(columns[0]) != "ab" || columns[1] != nil || len(columns[2]) != 0 {
+		t.Errorf("%q, %v", columns, err)
+	}
+	for n := range whole {
+		if _, err := tuple(whole[:n]); err == nil {
+			t.Errorf("%d bytes of it are read", n)
+		}
+	}
+}
+
+func TestRefusedIsTriedOnce(t *testing.T) {
+	t.Parallel()
+	n := 0
+	err := persist(t.Context(), func(context.Context) error { n++; return permanent{errors.New("no")} })
+	if err == nil || n != 1 {
+		t.Errorf("%d attempts, %v", n, err)
+	}
+	n = 0
+	err = persist(t.Context(), func(context.Context) error {
+		if n++; n < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err != nil || n != 3 {
+		t.Errorf("%d attempts, %v", n, err)
+	}
+}

@@ -1,0 +1,144 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	relayName  = "relay"
+	relayBatch = 100
+	relayPoll  = 10 * time.Millisecond // when there was nothing: most wait longer
+	relayRows  = 30_000                // of a backlog: its rate is the same all along, and it would take most of the time
+)
+
+// poller is a relay after the common pattern: take a batch, lock it, publish it, wait, mark it. It has a table of its own, so that what
+// it writes does not lie in the others' way.
+type poller struct {
+	w     *world
+	child *child
+}
+
+func (p *poller) name() string    { return relayName }
+func (p *poller) subject() string { return p.w.name + "_relay" }
+func (p *poller) stream() string  { return strings.ToUpper(p.subject()) }
+func (p *poller) died() error     { return p.child.died() }
+func (p *poller) pid() int        { return p.child.PID() }
+
+func (p *poller) prepare(ctx context.Context, c *Case) error {
+	return p.w.makeStream(ctx, c, p.stream(), p.subject()+".>")
+}
+
+func (p *poller) spawn(ctx context.Context) (err error) {
+	p.child, err = p.w.startChild(ctx, task{Role: relayName, Stream: p.stream(), Subject: p.subject(), Table: relayTable})
+	return err
+}
+
+// drain copies the backlog to the relay's table first.
+func (p *poller) drain(ctx context.Context, _ *Case, b backlog) (sample, error) {
+	n := min(b.rows, relayRows)
+	err := p.w.exec(ctx, "TRUNCATE "+relayTable+" RESTART IDENTITY", fmt.Sprintf(
+		"INSERT INTO %s (id, doc_id, actor_id, counter, payload) SELECT id, doc_id, actor_id, counter, payload FROM %s WHERE counter < %d ORDER BY counter",
+		relayTable, outboxName, n), "ANALYZE "+relayTable)
+	if err != nil {
+		return nil, err
+	}
+	if p.w.pg != nil {
+		if err := p.w.exec(ctx, "CHECKPOINT"); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.spawn(ctx); err != nil {
+		return nil, err
+	}
+	return p.w.drainChild(ctx, p.child, p.stream(), n)
+}
+
+func (p *poller) start(ctx context.Context, _ *Case) (string, error) {
+	if err := p.spawn(ctx); err != nil {
+		return "", err
+	}
+	return relayTable, p.child.begin()
+}
+
+func (p *poller) stop(ctx context.Context) error { return p.child.end(ctx, nil) }
+
+func (p *poller) cleanUp(ctx context.Context) error {
+	if p.child != nil {
+		p.child.kill()
+	}
+	return p.w.dropStream(ctx, p.stream())
+}
+
+// relay is the role.
+func relay(ctx context.Context, t task, ready func() error) (any, error) {
+	conn, err := pgx.Connect(ctx, t.Postgres)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the process ends
+	nc, err := nats.Connect(t.NATS, nats.MaxReconnects(-1), nats.Timeout(attempt))
+	if err != nil {
+		return nil, err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(relayBatch))
+	if err != nil {
+		return nil, err
+	}
+	if err := ready(); err != nil {
+		return nil, err
+	}
+	for ctx.Err() == nil {
+		n, err := relayOnce(context.WithoutCancel(ctx), conn, js, t)
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			_ = sleep(ctx, relayPoll) // the loop ends with ctx
+		}
+	}
+	return nil, nil
+}
+
+// relayOnce publishes a batch and returns how many rows it had.
+func relayOnce(ctx context.Context, conn *pgx.Conn, js jetstream.JetStream, t task) (int, error) {
+	var places []int64
+	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, "SELECT place, id::text, doc_id, payload::text FROM "+t.Table+
+			" WHERE sent_at IS NULL ORDER BY place LIMIT $1 FOR UPDATE SKIP LOCKED", relayBatch)
+		if err != nil {
+			return err
+		}
+		var place int64
+		var id, doc, payload string
+		var acks []jetstream.PubAckFuture
+		_, err = pgx.ForEachRow(rows, []any{&place, &id, &doc, &payload}, func() error {
+			m := &nats.Msg{Subject: t.Subject + "." + doc, Data: []byte(payload), Header: nats.Header{nats.MsgIdHdr: {id}}}
+			ack, err := js.PublishMsgAsync(m)
+			places, acks = append(places, place), append(acks, ack)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for _, ack := range acks {
+			select {
+			case <-ack.Ok():
+			case err := <-ack.Err():
+				return err
+			}
+		}
+		if len(places) > 0 {
+			_, err = tx.Exec(ctx, "UPDATE "+t.Table+" SET sent_at = now() WHERE place = ANY($1)", places)
+		}
+		return err
+	})
+	return len(places), err
+}

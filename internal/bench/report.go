@@ -1,0 +1,126 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Report is what a run has measured. As JSON it is made to be compared with another one.
+type Report struct {
+	Version     string        `json:"version"`
+	Begun       time.Time     `json:"begun"`
+	Machine     string        `json:"machine"`
+	PostgreSQL  string        `json:"postgresql"`
+	NATS        string        `json:"nats"`
+	Builds      []Build       `json:"builds,omitempty"`   // beside this one
+	Settings    []Setting     `json:"settings,omitempty"` // of the outflows, where not the defaults
+	Repetitions int           `json:"repetitions"`
+	Left        []string      `json:"left_out,omitempty"` // what could not be measured, and why
+	Cases       []*CaseReport `json:"cases"`
+}
+
+// CaseReport is what a case has measured.
+type CaseReport struct {
+	Case
+	Title      string            `json:"title"`
+	WALBytes   *Figure           `json:"wal_bytes_per_event,omitempty"` // of writing the backlog
+	Contenders []ContenderReport `json:"contenders"`
+}
+
+// ContenderReport is what a contender has reached.
+type ContenderReport struct {
+	Name    string            `json:"name"`
+	Figures map[metric]Figure `json:"figures"`
+	Ratios  map[string]Figure `json:"ratios,omitempty"` // of its events/s to another contender's, turn by turn
+}
+
+func newReport(o *Options) *Report {
+	return &Report{
+		Version: o.Version, Begun: time.Now().UTC().Truncate(time.Second), Machine: machine(), Builds: o.Builds, Settings: o.Settings,
+		Repetitions: o.Repetitions, Cases: []*CaseReport{},
+	}
+}
+
+func machine() string {
+	text := fmt.Sprintf("%s, %s/%s, %s", count(runtime.NumCPU(), "CPU"), runtime.GOOS, runtime.GOARCH, runtime.Version())
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return text
+	}
+	for line := range strings.Lines(string(info)) {
+		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "model name" {
+			return text + ", " + strings.TrimSpace(value)
+		}
+	}
+	return text
+}
+
+func newCaseReport(c *Case, names []string, turns []turn, wal []float64) *CaseReport {
+	r := &CaseReport{Case: *c, Title: c.title()}
+	if len(wal) > 0 {
+		f := figure(wal)
+		r.WALBytes = &f
+	}
+	for _, name := range names {
+		one := ContenderReport{Name: name, Figures: summarize(turns, name)}
+		for _, other := range names {
+			if f, ok := ratio(turns, eventRate, name, other); ok && other != name && c.Kind != latency {
+				if one.Ratios == nil {
+					one.Ratios = map[string]Figure{}
+				}
+				one.Ratios[other] = f
+			}
+		}
+		r.Contenders = append(r.Contenders, one)
+	}
+	return r
+}
+
+// contender returns what one has reached, nil if it took no part.
+func (r *CaseReport) contender(name string) *ContenderReport {
+	at := slices.IndexFunc(r.Contenders, func(c ContenderReport) bool { return c.Name == name })
+	if at < 0 {
+		return nil
+	}
+	return &r.Contenders[at]
+}
+
+// WriteJSON writes the report.
+func (r *Report) WriteJSON(to io.Writer) error {
+	e := json.NewEncoder(to)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(r)
+}
+
+// plots writes an SVG file for each sweep into a folder.
+func (r *Report) plots(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // pictures to look at
+		return err
+	}
+	for _, name := range Names {
+		var points []*CaseReport
+		for _, c := range r.Cases {
+			if c.Name == name && c.Point != "" {
+				points = append(points, c)
+			}
+		}
+		if len(points) == 0 {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".svg"), plot(name, points), 0o644); err != nil { //nolint:gosec // the same
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+const aloneName = "nobody" // live: the writers alone
+
+// contenders returns who takes part in a case.
+func (w *world) contenders(c *Case) (all []contender) {
+	builds := append([]Build{{itself, w.o.Binary}}, w.o.Builds...)
+	switch c.Kind {
+	case latency:
+		for _, h := range c.Horizons {
+			for _, b := range builds {
+				all = append(all, &streamer{w: w, build: b, horizon: &h, label: b.Name + ", horizon " + h.String()})
+			}
+		}
+		return append(all, &piper{w: w}, &poller{w: w})
+	case live:
+		all = append(all, &nobody{})
+	}
+	for _, b := range builds {
+		all = append(all, &streamer{w: w, build: b})
+	}
+	if c.Kind == drain {
+		if path, ok := w.recvLogical(); ok {
+			all = append(all, &recvLogical{w: w, path: path})
+		}
+		all = append(all, &publisher{w: w})
+	}
+	return append(all, &poller{w: w})
+}
+
+// measure repeats a case and returns its report.
+func (w *world) measure(ctx context.Context, c *Case) (*CaseReport, error) {
+	w.line("\n%s", c.title())
+	if err := w.useBroker(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := w.makeTables(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := w.syncCommits(ctx, c.Kind == latency); err != nil {
+		return nil, err
+	}
+	var turns []turn
+	var names []string
+	for _, p := range w.contenders(c) {
+		names = append(names, p.name())
+	}
+	var wal []float64
+	for n := range w.o.Repetitions {
+		t, b, err := w.turn(ctx, c, n)
+		if err != nil {
+			return nil, err
+		}
+		turns = append(turns, t)
+		if b.wal > 0 {
+			wal = append(wal, b.wal)
+		}
+	}
+	return newCaseReport(c, names, turns, wal), nil
+}
+
+// turn is one repetition. Each begins with another contender.
+func (w *world) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, err error) {
+	all := w.contenders(c)
+	defer func() {
+		cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		for _, p := range all {
+			err = errors.Join(err, p.cleanUp(cleaning))
+		}
+	}()
+	if err := w.emptyTables(ctx); err != nil {
+		return nil, b, err
+	}
+	if c.Kind == drain {
+		// All slots begin before the first row.
+		for _, p := range all {
+			if err := p.prepare(ctx, c); err != nil {
+				return nil, b, fmt.Errorf("%s: %w", p.name(), err)
+			}
+		}
+		if b, err = w.fill(ctx, c); err != nil {
+			return nil, b, err
+		}
+	}
+	t = turn{}
+	for i := range all {
+		p := all[(i+n)%len(all)]
+		var got sample
+		switch c.Kind {
+		case drain:
+			got, err = p.(drainer).drain(ctx, c, b)
+		case live:
+			got, err = w.keepUp(ctx, c, p.(follower))
+		case latency:
+			got, err = w.delay(ctx, c, p.(follower))
+		}
+		if err != nil {
+			return nil, b, fmt.Errorf("%s: %w", p.name(), err)
+		}
+		t[p.name()] = got
+		w.line("  %d/%d %-24s %s", n+1, w.o.Repetitions, p.name(), got.line(c.Kind))
+	}
+	return t, b, nil
+}
+
+// line is a run in a line.
+func (s sample) line(k kind) string {
+	show := func(m metric, format string) string {
+		v, ok := s[m]
+		if !ok {
+			return ""
+		}
+		return fmt.Sprintf(format, v)
+	}
+	switch k {
+	case live:
+		return thousands(s[commitRate]) + " commits/s" + show(lagGrowth, ", lag grows by %.1f %%") + show(catchUp, ", caught up after %.2f s")
+	case latency:
+		return fmt.Sprintf("to the stream %.3f ms (p50), %.3f ms (p99); to a consumer %.3f and %.3f ms", s[streamP50], s[streamP99], s[consumerP50], s[consumerP99])
+	}
+	return thousands(s[eventRate]) + " events/s"
+}
+
+// thousands writes a number with separators.
+func thousands(v float64) string {
+	text := strconv.FormatInt(int64(v+0.5), 10)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// nobody reads nothing: what the writers reach alone.
+type nobody struct{}
+
+func (*nobody) name() string                                 { return aloneName }
+func (*nobody) stream() string                               { return "" }
+func (*nobody) subject() string                              { return "" }
+func (*nobody) pid() int                                     { return 0 }
+func (*nobody) died() error                                  { return nil }
+func (*nobody) prepare(context.Context, *Case) error         { return nil }
+func (*nobody) start(context.Context, *Case) (string, error) { return outboxName, nil }
+func (*nobody) stop(context.Context) error                   { return nil }
+func (*nobody) cleanUp(context.Context) error                { return nil }
