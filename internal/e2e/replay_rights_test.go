@@ -27,10 +27,10 @@ func TestReplayRights(t *testing.T) {
 	o := newOutflow(t, url, broker.URL(), slotName("rights"), "NATS_USER=admin", "NATS_PASSWORD="+password, "REORDER_HORIZON=0s")
 	o.init()
 	o.start()
-	nc, err := nats.Connect(broker.URL(), nats.UserInfo("admin", password))
+	nc, err := nats.Connect(broker.URL(), nats.UserInfo("admin", password), nats.Timeout(askTimeout))
 	must(t, err)
 	t.Cleanup(nc.Close)
-	s, err := jetstream.New(nc)
+	s, err := jetstream.New(nc, jetstream.WithDefaultTimeout(askTimeout))
 	must(t, err)
 	conn := db(t, url)
 	for i := range 4 {

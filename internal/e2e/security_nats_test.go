@@ -44,7 +44,7 @@ func at(s *natsserver.Server, scheme string, user *url.Userinfo, host string) st
 // stored counts the messages of a stream, asked over a connection with options of the test's own.
 func stored(t *testing.T, address, stream string, options ...nats.Option) func() error {
 	t.Helper()
-	nc, err := nats.Connect(address, options...)
+	nc, err := nats.Connect(address, append(options, nats.Timeout(askTimeout))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,12 +80,12 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	mustExec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', 'v=1 slot=outflow horizon=1ms sort=seq_key max_events=65536 max_bytes=67108864')")
 
-	nc, err := nats.Connect(broker.URL(), nats.UserInfo("reader", password), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect(broker.URL(), nats.UserInfo("reader", password), nats.Timeout(askTimeout), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	reader, err := jetstream.New(nc)
+	reader, err := jetstream.New(nc, jetstream.WithDefaultTimeout(askTimeout))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 	}
 	for _, user := range []string{"outflow", "outflow-init", "reader"} {
-		nc, err := nats.Connect(broker.URL(), nats.UserInfo(user, password), nats.CustomInboxPrefix("_INBOX.outflow"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		nc, err := nats.Connect(broker.URL(), nats.UserInfo(user, password), nats.Timeout(askTimeout), nats.CustomInboxPrefix("_INBOX.outflow"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -209,7 +209,7 @@ func TestSecretsStaySecret(t *testing.T) {
 			p.search(name, out+errOut)
 		}
 	})
-	if _, err := nats.Connect(secured.URL(), nats.UserInfo("app", natsPassword)); err != nil {
+	if _, err := nats.Connect(secured.URL(), nats.UserInfo("app", natsPassword), nats.Timeout(askTimeout)); err != nil {
 		t.Fatal(err) // the secrets are what the servers take
 	}
 }

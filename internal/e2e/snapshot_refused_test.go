@@ -94,6 +94,7 @@ func TestSnapshotRefuses(t *testing.T) {
 	if code := f.term(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
+	left(t, f.conn, f.slot)
 	f.deleteRecord(t)
 	f.fails(4, []string{"init", "--snapshot"}, "checkpoint record") // a gap
 	f.dropSlot(t)
