@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/natsserver"
 	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/process"
 	"github.com/outflowhq/outflow/internal/trace"
 	"github.com/outflowhq/outflow/internal/verify"
 	"github.com/outflowhq/outflow/outbox"
@@ -98,7 +100,7 @@ func (d *demo) startServers(ctx context.Context) (err error) {
 	if d.nats, err = natsserver.Start(natsserver.Options{Dir: filepath.Join(d.dir, "nats")}); err != nil {
 		return fmt.Errorf("start nats: %w", err)
 	}
-	if d.conn, err = nats.Connect(d.nats.URL()); err != nil {
+	if d.conn, err = nats.Connect(d.nats.URL(), nats.Timeout(time.Minute)); err != nil {
 		return err
 	}
 	d.js, err = jetstream.New(d.conn)
@@ -138,7 +140,7 @@ func (d *demo) borrow(ctx context.Context) error {
 
 func (d *demo) init(ctx context.Context) error {
 	d.streamer = newStreamer(d)
-	out, err := d.streamer.command(ctx, "init").CombinedOutput()
+	out, err := process.Again(ctx, func() *exec.Cmd { return d.streamer.command(ctx, "init") })
 	if err != nil {
 		return fmt.Errorf("outflow init: %w\n%s", err, out)
 	}

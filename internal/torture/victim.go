@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/faultproxy"
+	"github.com/outflowhq/outflow/internal/process"
 	"github.com/outflowhq/outflow/internal/verify"
 )
 
@@ -85,7 +87,7 @@ func (v *victim) make(ctx context.Context, natsURL string, replicas, instances i
 
 // init runs outflow init, over the same links.
 func (v *victim) init(ctx context.Context) error {
-	out, err := v.instances[0].command(ctx, "init").CombinedOutput()
+	out, err := process.Again(ctx, func() *exec.Cmd { return v.instances[0].command(ctx, "init") })
 	if err != nil {
 		return fmt.Errorf("outflow init of %s: %w\n%s", v.slot, err, out)
 	}

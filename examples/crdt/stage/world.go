@@ -22,6 +22,7 @@ import (
 	"github.com/outflowhq/outflow/internal/loopback"
 	"github.com/outflowhq/outflow/internal/natsserver"
 	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 // patience is how long something may take without a sign of progress.
@@ -76,7 +77,7 @@ func (w *world) start(ctx context.Context) (err error) {
 	if w.pool, err = pgxpool.New(ctx, w.pgURL); err != nil {
 		return err
 	}
-	if w.nc, err = nats.Connect(w.nats.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond)); err != nil {
+	if w.nc, err = nats.Connect(w.nats.URL(), nats.Timeout(patience), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond)); err != nil {
 		return err
 	}
 	if w.js, err = jetstream.New(w.nc); err != nil {
@@ -113,7 +114,7 @@ func (w *world) prepare(ctx context.Context) error {
 		// Commit order, as the service gives it: only an author's own operations could be out of order, and here they are not.
 		"OUTFLOW_REORDER_SORT=commit", "OUTFLOW_SINK_DURABLE_AFTER=1s")
 	for _, command := range [][]string{{w.crdt, "setup"}, {w.outflow, "init"}} {
-		if out, err := w.command(ctx, command...).CombinedOutput(); err != nil {
+		if out, err := process.Again(ctx, func() *exec.Cmd { return w.command(ctx, command...) }); err != nil {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, out)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/outflowhq/outflow/internal/loopback"
 	"github.com/outflowhq/outflow/internal/natsserver"
 	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 // patience is how long a condition may take that should hold in a moment.
@@ -99,7 +100,7 @@ func (s *Stage) jetStream(context.Context) (err error) {
 		return fmt.Errorf("start nats: %w", err)
 	}
 	s.NATSURL = s.nats.URL()
-	if s.conn, err = nats.Connect(s.NATSURL); err != nil {
+	if s.conn, err = nats.Connect(s.NATSURL, nats.Timeout(patience)); err != nil {
 		return err
 	}
 	s.Say("nats      JetStream %s, for the moment", s.conn.ConnectedServerVersion())
@@ -122,11 +123,13 @@ func (s *Stage) Command(ctx context.Context, args ...string) (string, error) {
 	return s.Run(ctx, s.opt.Outflow, args...)
 }
 
-// Run runs a program to its end and returns what it printed.
+// Run runs a program to its end and returns what it printed. One that gave a server up which was silent for a while is run again.
 func (s *Stage) Run(ctx context.Context, binary string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, binary, args...)
-	cmd.Env = s.env()
-	out, err := cmd.CombinedOutput()
+	out, err := process.Again(ctx, func() *exec.Cmd {
+		cmd := exec.CommandContext(ctx, binary, args...)
+		cmd.Env = s.env()
+		return cmd
+	})
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w\n%s", filepath.Base(binary), strings.Join(args, " "), err, out)
 	}
