@@ -10,6 +10,22 @@ fail() {
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
+# again runs a command up to three times until it succeeds: a download fails now and then.
+again() {
+  local try
+  for try in 1 2 3; do
+    "$@" && return
+    [ "$try" = 3 ] || sleep "$((5 * try))"
+  done
+  return 1
+}
+
+# npm_pack fetches packages into the current folder. What npm says is printed only when it fails for good.
+npm_pack() {
+  local said
+  said=$(again npm pack --silent "$@" 2>&1) || fail "npm pack: $said"
+}
+
 # use_go puts Go into PATH, also where its installer put it and no profile was read.
 use_go() {
   if ! has go && [ -x /usr/local/go/bin/go ]; then
@@ -53,10 +69,16 @@ postgres_bins() {
 cached_bins() {
   local bin
   for bin in "$(cache_dir)"/postgres/*/bin; do
-    if [ -x "$bin/postgres" ]; then
+    if whole_postgres "${bin%/bin}"; then
       echo "$bin"
     fi
   done
+}
+
+# whole_postgres FOLDER tells whether all of a fetched server is there: one that was cut short is none. internal/pgserver asks the same.
+whole_postgres() {
+  "$1/bin/initdb" --version >/dev/null 2>&1 && "$1/bin/postgres" --version >/dev/null 2>&1 &&
+    [ -n "$(find "$1/lib" -name 'pgoutput.*' -size +0 2>/dev/null)" ] && [ -n "$(find "$1/share" -name postgres.bki -size +0 2>/dev/null)" ]
 }
 
 # as_root runs a command as root.
@@ -70,9 +92,14 @@ as_root() {
   fi
 }
 
+# apt_get runs apt-get without questions, and waits for whoever else runs it: a fresh machine often does so by itself.
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" </dev/null
+}
+
 # apt_install installs packages of Debian or Ubuntu; the list of packages may be missing or old on a fresh machine.
 apt_install() {
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >/dev/null 2>&1 && return
-  as_root apt-get update -q </dev/null >/dev/null
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" </dev/null >/dev/null
+  apt_get install --no-install-recommends "$@" >/dev/null 2>&1 && return
+  again apt_get update >/dev/null || echo "apt-get update failed: going on with the list that is here" >&2
+  again apt_get install --no-install-recommends "$@" >/dev/null
 }

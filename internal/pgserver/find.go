@@ -151,9 +151,30 @@ func candidates() []candidate {
 		"/home/linuxbrew/.linuxbrew/opt/postgresql@*/bin",
 		"/Applications/Postgres.app/Contents/Versions/*/bin")
 	for _, cache := range caches() {
-		glob(filepath.Join(cache, "postgres", "*", "bin"))
+		dirs, _ := filepath.Glob(filepath.Join(cache, "postgres", "*"))
+		for _, dir := range dirs {
+			if whole(dir) {
+				add(false, filepath.Join(dir, "bin"))
+			}
+		}
 	}
 	return all
+}
+
+// whole reports whether all of a fetched server is there: one that was cut short is none. scripts/lib.sh asks the same.
+func whole(dir string) bool {
+	has := func(patterns ...string) bool {
+		for _, pattern := range patterns {
+			files, _ := filepath.Glob(filepath.Join(dir, pattern))
+			for _, file := range files {
+				if info, err := os.Stat(file); err == nil && info.Size() > 0 {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	return has("lib/pgoutput.*", "lib/*/pgoutput.*") && has("share/postgres.bki", "share/*/postgres.bki")
 }
 
 // caches lists where scripts/postgres puts what it fetches. For root that is not root's own cache, because other users, as whom

@@ -1,6 +1,7 @@
 package pgserver
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,7 +50,18 @@ func TestFindPrefersWhatIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("OUTFLOW_CACHE", filepath.Join(dir, "cache"))
 	old := fake(t, dir, "17.1")
-	fake(t, filepath.Join(dir, "cache", "postgres"), "17.99")
+	cached := fake(t, filepath.Join(dir, "cache", "postgres"), "17.99")
+	for _, i := range Installations() {
+		if i.Bin == cached {
+			t.Errorf("found %v, of which only the programs are there", i)
+		}
+	}
+	for _, file := range []string{"lib/postgresql/pgoutput.so", "share/postgresql/postgres.bki"} {
+		file = filepath.Join(filepath.Dir(cached), file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("x"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, i := range Installations() {
 		if i.Major == 17 && i.Version != "17.99" {
 			t.Errorf("found %v before OUTFLOW_PG_BIN, want 17.99", i)
