@@ -16,7 +16,7 @@ type Batches struct{ refused atomic.Bool }
 const (
 	maxBatch      = 500
 	maxBatchBytes = 1 << 20
-	minBatch      = 24        // fewer go faster as they are: a batch costs the server files of its own
+	minBatch      = 32        // fewer go faster one by one: a batch costs the server files of its own, some milliseconds
 	minBatchBytes = 256 << 10 // or so many bytes
 	maxBatched    = 128 << 10 // bytes of a message that may be in one
 	batchOverhead = 128       // bytes of the headers of a batch, at most

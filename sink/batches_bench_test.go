@@ -15,7 +15,7 @@ import (
 func BenchmarkBatches(b *testing.B) {
 	for _, synced := range []bool{true, false} {
 		s := natstest.Process(b, natsserver.Options{SyncAlways: synced})
-		for _, each := range []int{8, 24, 100, 0} {
+		for _, each := range []int{8, 32, 100, 0} {
 			for _, on := range []bool{false, true} {
 				name := fmt.Sprintf("synced=%v,each=%d,batches=%v", synced, each, on)
 				b.Run(name, func(b *testing.B) {
