@@ -118,7 +118,7 @@ func TestCrashBehindACompressibleRow(t *testing.T) {
 }
 
 // walEnd is where the next commit goes.
-func walEnd(t *testing.T, conn *pgx.Conn) outbox.LSN {
+func walEnd(t testing.TB, conn *pgx.Conn) outbox.LSN {
 	t.Helper()
 	return lsn(t, conn, "SELECT pg_current_wal_insert_lsn()::text")
 }
