@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -58,6 +59,58 @@ func BenchmarkInsert(b *testing.B) {
 			}
 		})
 	})
+}
+
+// BenchmarkPayload decodes and copies rows whose payloads are of other sizes, from more messages than a cache holds.
+func BenchmarkPayload(b *testing.B) {
+	for _, size := range []int{200, 1 << 10, 10 << 10, 100 << 10} {
+		b.Run(fmt.Sprintf("size=%d", size), func(b *testing.B) {
+			payload := strings.Repeat("x", size)
+			var inserts [][]byte
+			for i := range 32 << 20 / (size + 150) {
+				inserts = append(inserts, row(fmt.Sprint(i), payload))
+			}
+			d := New(config)
+			var r Result
+			for _, msg := range [][]byte{begin(1), relation(tableOID, columns...)} {
+				if err := d.Decode(msg, &r); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.SetBytes(int64(len(inserts[0])))
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if err := d.Decode(inserts[i%len(inserts)], &r); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if len(r.Event.Payload) != size {
+				b.Fatal("no payload")
+			}
+		})
+	}
+}
+
+// BenchmarkMessage decodes and copies a message event.
+func BenchmarkMessage(b *testing.B) {
+	cfg := config
+	cfg.Mapping.Source = outbox.FromMessage
+	d := New(cfg)
+	var r Result
+	if err := d.Decode(begin(1), &r); err != nil {
+		b.Fatal(err)
+	}
+	msg := logical(1, outbox.EventPrefix, `{"doc_id": "document-000123", "actor_id": "author-01", "counter": 12345, "payload": `+edit200+`}`)
+	b.SetBytes(int64(len(msg)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := d.Decode(msg, &r); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if r.Event.Payload == nil {
+		b.Fatal("no event")
+	}
 }
 
 // BenchmarkTransaction decodes a transaction of one row.

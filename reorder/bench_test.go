@@ -1,11 +1,13 @@
 package reorder
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/trace"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -17,16 +19,21 @@ type load struct {
 	rows     int   // in a commit
 	spacing  int64 // microseconds between commits
 	disorder int   // events come up to so many places late
+	payload  int   // bytes; 0: 200
+	trace    bool  // the edits of a recorded session, instead
 }
 
 const loadEvents = 1 << 17
 
 // events makes the load's events, each with its own strings, as the decoder does.
-func (l load) events() []outbox.Event {
+func (l load) events(b *testing.B) []outbox.Event {
+	if l.trace {
+		return edits(b)
+	}
 	r := rand.New(rand.NewPCG(1, 4))
 	counters := make([]int, 2*l.docs)
 	list := make([]outbox.Event, loadEvents)
-	payload := make([]byte, 200)
+	payload := make([]byte, cmp.Or(l.payload, 200))
 	for i := range list {
 		c := r.IntN(len(counters))
 		counters[c]++
@@ -44,17 +51,31 @@ func (l load) events() []outbox.Event {
 	return list
 }
 
+// edits are those of two people in one document.
+func edits(b *testing.B) (list []outbox.Event) {
+	ops, err := trace.Load(trace.FriendsForever)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, op := range ops {
+		list = append(list, outbox.Event{
+			Doc: op.Doc, Actor: op.Actor, Key: fmt.Sprintf("%s:%020d", op.Actor, op.Counter), Payload: op.Payload, PayloadSize: len(op.Payload),
+		})
+	}
+	return list
+}
+
 func (l load) run(b *testing.B) {
-	events := l.events()
+	events := l.events(b)
 	buffer := New(Config{Settings: outbox.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20, MaxBytes: 1 << 30}})
 	b.ReportAllocs()
 	b.ResetTimer()
 	var out outbox.Event
 	lsn, now, windows, pulled, held := outbox.LSN(1), int64(0), 0, 0, 0
 	for i := 0; i < b.N; {
-		n := min(l.rows, b.N-i, loadEvents-i%loadEvents)
+		n := min(l.rows, b.N-i, len(events)-i%len(events))
 		for k := range n {
-			e := &events[(i+k)%loadEvents]
+			e := &events[(i+k)%len(events)]
 			e.Pos.Index = uint32(k)
 			if err := buffer.Append(e); err != nil {
 				b.Fatal(err)
@@ -63,7 +84,7 @@ func (l load) run(b *testing.B) {
 		i += n
 		lsn += 100
 		now += l.spacing
-		if i%loadEvents == 0 { // the keys begin again: everything before leaves
+		if i%len(events) == 0 { // the keys begin again: everything before leaves
 			now += 1_000_000
 		}
 		if err := buffer.Commit(outbox.Commit{LSN: lsn, Time: now, Kind: outbox.Events, Events: n}); err != nil {
@@ -101,17 +122,25 @@ func BenchmarkBuffer(b *testing.B) {
 		name string
 		load
 	}{
-		{"horizon=0,rows=1", load{docs: 1000, rows: 1, spacing: 10}},
-		{"horizon=0,rows=100", load{docs: 1000, rows: 100, spacing: 1000}},
-		{"horizon=0,rows=100,sort=commit", load{docs: 1000, rows: 100, spacing: 1000, sort: outbox.ByCommit}},
-		{"horizon=20ms,docs=1", load{horizon: horizon, docs: 1, rows: 1, spacing: 10}},
-		{"horizon=20ms,docs=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10}},
-		{"horizon=20ms,docs=1000,rows=10", load{horizon: horizon, docs: 1000, rows: 10, spacing: 100}},
-		{"horizon=20ms,docs=1000,sort=commit", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, sort: outbox.ByCommit}},
-		{"horizon=20ms,docs=100000", load{horizon: horizon, docs: 100_000, rows: 1, spacing: 10}},
-		{"horizon=20ms,docs=1,late=30", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 30}},
-		{"horizon=20ms,docs=1,late=1000", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 1000}},
-		{"horizon=20ms,docs=1000,late=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, disorder: 1000}},
+		{"horizon=0,docs=1,rows=1", load{docs: 1, rows: 1, spacing: 10}},
+		{"horizon=0,docs=1000,rows=1", load{docs: 1000, rows: 1, spacing: 10}},
+		{"horizon=0,docs=100000,rows=1", load{docs: 100_000, rows: 1, spacing: 10}},
+		{"horizon=0,docs=1,rows=100", load{docs: 1, rows: 100, spacing: 1000}},
+		{"horizon=0,docs=1000,rows=100", load{docs: 1000, rows: 100, spacing: 1000}},
+		{"horizon=0,docs=100000,rows=100", load{docs: 100_000, rows: 100, spacing: 1000}},
+		{"horizon=0,docs=1000,rows=10000", load{docs: 1000, rows: 10_000, spacing: 100_000}},
+		{"horizon=0,docs=1000,rows=100,payload=10KB", load{docs: 1000, rows: 100, spacing: 1000, payload: 10 << 10}},
+		{"horizon=0,docs=1000,rows=100,sort=commit", load{docs: 1000, rows: 100, spacing: 1000, sort: outbox.ByCommit}},
+		{"horizon=0,rows=100,trace", load{rows: 100, spacing: 1000, trace: true}},
+		{"horizon=20ms,docs=1,rows=1", load{horizon: horizon, docs: 1, rows: 1, spacing: 10}},
+		{"horizon=20ms,docs=1000,rows=1", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10}},
+		{"horizon=20ms,docs=100000,rows=1", load{horizon: horizon, docs: 100_000, rows: 1, spacing: 10}},
+		{"horizon=20ms,docs=1000,rows=100", load{horizon: horizon, docs: 1000, rows: 100, spacing: 1000}},
+		{"horizon=20ms,docs=1000,rows=1,sort=commit", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, sort: outbox.ByCommit}},
+		{"horizon=20ms,rows=1,trace", load{horizon: horizon, rows: 1, spacing: 10, trace: true}},
+		{"horizon=20ms,docs=1,rows=1,late=30", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 30}},
+		{"horizon=20ms,docs=1,rows=1,late=1000", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 1000}},
+		{"horizon=20ms,docs=1000,rows=1,late=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, disorder: 1000}},
 	} {
 		b.Run(c.name, c.load.run)
 	}
