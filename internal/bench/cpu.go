@@ -44,11 +44,22 @@ func parseStat(stat []byte) (used, waited time.Duration, parent int, ok bool) {
 // treeCPU returns what a process and its children have used, those that have ended too. It is meant for a PostgreSQL server, whose
 // processes are all children of one.
 func treeCPU(root int) (total time.Duration, ok bool) {
-	used, waited, _, ok := processCPU(root)
-	if !ok {
-		return 0, false
+	for range 100 {
+		used, waited, _, ok := processCPU(root)
+		if !ok {
+			return 0, false
+		}
+		children := childrenCPU(root)
+		// A child that ended meanwhile would be counted twice, or not at all.
+		if _, after, _, ok := processCPU(root); ok && after == waited {
+			return used + waited + children, true
+		}
 	}
-	total = used + waited
+	return 0, false
+}
+
+// childrenCPU returns what the children of a process have used that it has not waited for yet.
+func childrenCPU(root int) (total time.Duration) {
 	all, _ := filepath.Glob("/proc/[0-9]*") // the only error is a bad pattern
 	for _, dir := range all {
 		pid, err := strconv.Atoi(filepath.Base(dir))
@@ -59,5 +70,5 @@ func treeCPU(root int) (total time.Duration, ok bool) {
 			total += used + waited
 		}
 	}
-	return total, true
+	return total
 }
