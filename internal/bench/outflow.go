@@ -67,21 +67,17 @@ func (s *streamer) environ(c *Case) []string {
 	return env
 }
 
-// prepare runs outflow init. It gives a silent server 2 s, so it may have to be run again.
+// prepare runs outflow init.
 func (s *streamer) prepare(ctx context.Context, c *Case) error {
-	return persist(ctx, func(ctx context.Context) error {
+	out, err := process.Again(ctx, func() *exec.Cmd {
 		cmd := exec.CommandContext(ctx, s.build.Path, "init")
 		cmd.Env = s.environ(c)
-		out, err := cmd.CombinedOutput()
-		if err == nil {
-			return nil
-		}
-		err = fmt.Errorf("%s init: %w\n%s", s.build.Name, err, strings.TrimSpace(string(out)))
-		if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() > 1 {
-			return permanent{err}
-		}
-		return err
+		return cmd
 	})
+	if err != nil {
+		return fmt.Errorf("%s init: %w\n%s", s.build.Name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
 }
 
 func (s *streamer) run(c *Case) error {
