@@ -18,7 +18,7 @@ import (
 
 func connect(t *testing.T, url string, options ...nats.Option) *nats.Conn {
 	t.Helper()
-	nc, err := nats.Connect(url, append(options, nats.NoReconnect())...)
+	nc, err := nats.Connect(url, append(options, nats.NoReconnect(), nats.Timeout(time.Minute))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func connect(t *testing.T, url string, options ...nats.Option) *nats.Conn {
 
 func bucket(t *testing.T) (context.Context, *nats.Conn, *Store) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
 	nc := connect(t, natstest.Server(t).URL())
 	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
@@ -114,7 +114,7 @@ func TestStore(t *testing.T) {
 
 func keyValue(ctx context.Context, t *testing.T, nc *nats.Conn) jetstream.KeyValue {
 	t.Helper()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestEnsureBucketRefusesOneThatForgets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, nc, s := bucket(t)
-			js, err := jetstream.New(nc)
+			js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -226,7 +226,7 @@ func TestLoadAsksTheLeader(t *testing.T) {
 
 func TestStoreInADomain(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	srv := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
 	s := NewStore(connect(t, srv.URL()), StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "$JS.hub.API."})
@@ -283,7 +283,7 @@ func TestStoreReplicated(t *testing.T) {
 		t.Skip("-short leaves out what needs three servers")
 	}
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	nc := connect(t, natstest.Cluster(t, 3).URLs())
 	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow"})

@@ -333,12 +333,12 @@ func TestLeaderChanges(t *testing.T) {
 		t.Skip("OUTFLOW_TEST_LONG is not set: a cluster of three takes up to a minute")
 	}
 	cluster := natstest.Cluster(t, 3)
-	nc, err := nats.Connect(cluster.URLs(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(cluster.URLs(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

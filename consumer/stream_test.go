@@ -64,12 +64,12 @@ func TestNATSRestarts(t *testing.T) {
 	w, s := newWorld(t), &script{}
 	server := natstest.Process(t)
 	connect := func() jetstream.JetStream {
-		nc, err := nats.Connect(server.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+		nc, err := nats.Connect(server.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(nc.Close)
-		js, err := jetstream.New(nc)
+		js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}

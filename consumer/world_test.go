@@ -25,7 +25,7 @@ import (
 )
 
 // limit is how long a test waits for what must come.
-const limit = 60 * time.Second
+const limit = 3 * time.Minute
 
 // script is a stream's content to be: each event has a window of its own unless a test says otherwise.
 type script struct {
@@ -434,12 +434,12 @@ func eventually(ok func() bool) bool {
 func realStream(t *testing.T, config jetstream.StreamConfig) (jetstream.JetStream, *nats.Conn) {
 	t.Helper()
 	s := natstest.Server(t)
-	nc, err := nats.Connect(s.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -167,7 +167,7 @@ func TestTableLock(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Error("it waits for ever")
 	}
 }

@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
 
 // patience is how long a test waits for something that has to happen.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 func within(t testing.TB) context.Context {
 	t.Helper()

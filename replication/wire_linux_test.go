@@ -65,7 +65,7 @@ func TestUnpolledEnds(t *testing.T) {
 			if err == nil {
 				t.Errorf("%s: no error", what)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("%s does not end", what)
 		}
 	}

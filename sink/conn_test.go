@@ -93,7 +93,7 @@ func TestServerWithoutJetStream(t *testing.T) {
 	s.Start()
 	defer s.WaitForShutdown()
 	defer s.Shutdown()
-	if !s.ReadyForConnections(30 * time.Second) {
+	if !s.ReadyForConnections(3 * time.Minute) {
 		t.Fatal("not ready")
 	}
 	_, err = Connect(t.Context(), config(s.ClientURL()))

@@ -137,7 +137,7 @@ type stored struct {
 // readAll reads the stream by itself, without the code under test. A sequence that is missing is left empty.
 func readAll(t testing.TB, url, stream string) []stored {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect())
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func readAll(t testing.TB, url, stream string) []stored {
 
 func readFrom(t testing.TB, nc *nats.Conn, stream string) []stored {
 	t.Helper()
-	js, err := nc.JetStream()
+	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func TestForeignMessage(t *testing.T) {
 	c := door(t, config(s.URL()))
 	all := edits(t, 200)
 	mustPublish(t, c.Publisher(0), all[:100])
-	nc, err := nats.Connect(s.URL(), nats.NoReconnect())
+	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,13 +84,13 @@ func TestForeignMessage(t *testing.T) {
 	if _, err := nc.Request("outbox.friendsforever", []byte("foreign"), time.Second); err == nil {
 		t.Error("the public subject has a listener")
 	}
-	m, err := nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), 5*time.Second)
+	m, err := nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), time.Minute)
 	if err != nil || strings.Contains(string(m.Data), "error") {
 		t.Fatal(err, m)
 	}
 	select {
 	case <-c.Lost():
-	case <-time.After(10 * time.Second):
+	case <-time.After(3 * time.Minute):
 		t.Fatal("the stranger was not noticed")
 	}
 	wantFault(t, c.Err(), outbox.Gap, "foreign_message")

@@ -134,12 +134,12 @@ func TestStateOfAStreamThatLostItsEnd(t *testing.T) {
 // durable makes a consumer that has taken and acknowledged n messages.
 func durable(t *testing.T, url, name string, n int) {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect())
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	js, err := nc.JetStream()
+	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func durable(t *testing.T, url, name string, n int) {
 		t.Fatal(err)
 	}
 	for n > 0 {
-		msgs, err := sub.Fetch(min(n, 100), nats.MaxWait(10*time.Second))
+		msgs, err := sub.Fetch(min(n, 100), nats.MaxWait(time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}

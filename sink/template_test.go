@@ -104,7 +104,7 @@ func TestPartitionIsTheServers(t *testing.T) {
 		o.Users = []*server.User{{Username: "u", Password: "p", Account: account}}
 		o.NoAuthUser = "u"
 	}})
-	nc, err := nats.Connect(s.URL(), nats.NoReconnect())
+	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestPartitionIsTheServers(t *testing.T) {
 		if err := nc.Publish("in."+v, nil); err != nil {
 			t.Fatal(err)
 		}
-		m, err := sub.NextMsg(10 * time.Second)
+		m, err := sub.NextMsg(time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -76,7 +76,7 @@ func send(t *testing.T, c net.Conn, text string) {
 
 func receive(t *testing.T, c net.Conn, want string) {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(want))
@@ -99,7 +99,7 @@ func silent(t *testing.T, c net.Conn) {
 // ended returns the error that a read ends with.
 func ended(t *testing.T, c net.Conn) error {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := io.Copy(io.Discard, c)
@@ -121,7 +121,7 @@ func refused(t *testing.T, p *Proxy) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("never:", what)
 		}
@@ -405,12 +405,12 @@ func TestServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		nc, err := nats.Connect(url, nats.NoReconnect())
+		nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer nc.Close()
-		if err := nc.FlushTimeout(10 * time.Second); err != nil {
+		if err := nc.FlushTimeout(time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		p.Mute(ToClient, true)

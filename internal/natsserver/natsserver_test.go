@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -24,11 +25,11 @@ func TestStartAgainKeepsPortAndStreams(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		nc, err := nats.Connect(s.URL())
+		nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}
-		js, err := nc.JetStream()
+		js, err := nc.JetStream(nats.MaxWait(time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}

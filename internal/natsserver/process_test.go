@@ -23,18 +23,18 @@ func startProcess(t *testing.T, o Options) *Process {
 // stream makes stream S there, or finds it, and returns what lies in it.
 func stream(t *testing.T, url string, replicas int) (nats.JetStreamContext, uint64) {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := nc.JetStream(nats.MaxWait(10 * time.Second))
+	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Where the node that led the cluster has just ended, nobody answers for some seconds.
 	var info *nats.StreamInfo
-	for deadline := time.Now().Add(time.Minute); info == nil; {
+	for deadline := time.Now().Add(3 * time.Minute); info == nil; {
 		info, err = js.AddStream(&nats.StreamConfig{Name: "S", Subjects: []string{"s"}, Replicas: replicas})
 		if err != nil && time.Now().After(deadline) {
 			t.Fatal(err)
@@ -140,7 +140,7 @@ func TestClusterOfProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	first, err := c.WaitLeader("S", time.Minute)
+	first, err := c.WaitLeader("S", 3*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,8 +148,8 @@ func TestClusterOfProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := first
-	for deadline := time.Now().Add(time.Minute); second == first; {
-		if second, err = c.WaitLeader("S", time.Minute); err != nil {
+	for deadline := time.Now().Add(3 * time.Minute); second == first; {
+		if second, err = c.WaitLeader("S", 3*time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		if time.Now().After(deadline) {
@@ -160,7 +160,7 @@ func TestClusterOfProcesses(t *testing.T) {
 	if err := c.Node(second).Kill(); err != nil {
 		t.Fatal(err)
 	}
-	third, err := c.WaitLeader("S", time.Minute)
+	third, err := c.WaitLeader("S", 3*time.Minute)
 	if err != nil || third == second {
 		t.Fatalf("node %d leads after the end of node %d, %v", third, second, err)
 	}
@@ -172,7 +172,7 @@ func TestClusterOfProcesses(t *testing.T) {
 	if err := c.Node(second).Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.WaitReady(time.Minute); err != nil {
+	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Fatal(err)
 	}
 
@@ -189,7 +189,7 @@ func TestClusterOfProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.WaitReady(time.Minute); err != nil {
+	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Error(err)
 	}
 	if _, err := c.Leader("NONE"); err == nil {

@@ -53,7 +53,7 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 			t.Fatal(err)
 		}
 	}
-	if err := c.WaitReady(time.Minute); err != nil {
+	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	return c

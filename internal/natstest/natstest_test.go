@@ -18,12 +18,12 @@ func TestMain(m *testing.M) {
 
 func connect(t *testing.T, url string) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,15 +114,15 @@ func TestClusterReplicates(t *testing.T) {
 	if _, err := js.Publish(t.Context(), "s", []byte("kept")); err != nil {
 		t.Fatal(err)
 	}
-	leader, err := c.WaitLeader("S", time.Minute)
+	leader, err := c.WaitLeader("S", 3*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Stop(leader)
-	if err := c.WaitReady(time.Minute); err != nil {
+	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	next, err := c.WaitLeader("S", time.Minute)
+	next, err := c.WaitLeader("S", 3*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestClusterReplicates(t *testing.T) {
 	if err := c.Start(leader); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.WaitReady(time.Minute); err != nil {
+	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Error(err)
 	}
 }

@@ -152,7 +152,7 @@ func publish(t *testing.T, js jetstream.JetStream, n int) {
 	}
 	select {
 	case <-js.PublishAsyncComplete():
-	case <-time.After(30 * time.Second):
+	case <-time.After(3 * time.Minute):
 		t.Fatal("not all was acknowledged")
 	}
 }

@@ -214,7 +214,7 @@ func TestServerEndsWithItsOwner(t *testing.T) {
 	}
 	_ = owner.Process.Kill()
 	_ = owner.Wait()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(3 * time.Minute)
 	for alive(pid) {
 		select {
 		case <-deadline:

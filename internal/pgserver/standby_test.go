@@ -11,7 +11,7 @@ import (
 // awaited polls until sql gives want.
 func awaited(t *testing.T, url, sql, want string) {
 	t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(3 * time.Minute)
 	for {
 		got := query(t, url, sql)
 		if got == want {

@@ -15,10 +15,10 @@ import (
 // door is a publisher of replay "r" into a new stream.
 func door(t *testing.T) (*publisher, jetstream.JetStream) {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL())
+	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
 	must(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must(t, err)
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TO", Subjects: []string{"to.>", "other"}})
 	must(t, err)
