@@ -25,7 +25,7 @@ type counter struct {
 
 // count reads the stream until ctx ends.
 func count(ctx context.Context, natsURL string, pool *pgxpool.Pool, c counter, lease time.Duration, log *slog.Logger) error {
-	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true))
+	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.Timeout(30*time.Second))
 	if err != nil {
 		return err
 	}

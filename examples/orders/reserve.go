@@ -22,7 +22,7 @@ const prefix = "shop." // of the subjects in outflow.yaml; the topic follows
 func reserve(ctx context.Context, natsURL string, pool *pgxpool.Pool, outbox *producer.Outbox, lease time.Duration,
 	log *slog.Logger,
 ) error {
-	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true))
+	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.Timeout(30*time.Second))
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func (d *demo) startServers(ctx context.Context) (err error) {
 	if d.conn, err = nats.Connect(d.nats.URL(), nats.Timeout(time.Minute)); err != nil {
 		return err
 	}
-	d.js, err = jetstream.New(d.conn)
+	d.js, err = jetstream.New(d.conn, jetstream.WithDefaultTimeout(30*time.Second))
 	d.screen.line("nats      JetStream %s, embedded, %s", d.conn.ConnectedServerVersion(), d.nats.URL())
 	return err
 }

@@ -221,7 +221,7 @@ var (
 	listenFlag = regexp.MustCompile(`--listen[= ](\S+)`)
 )
 
-// start starts a command in the background, and waits until it is ready, or has printed what the page has behind it.
+// start starts a command in the background, again if it gave up because a server did not answer.
 func (p *pageRun) start(b docpage.Block) error {
 	command := b.Command
 	prepare := b.Body
@@ -236,12 +236,24 @@ func (p *pageRun) start(b docpage.Block) error {
 			return fmt.Errorf("exit code %d, %w:\n%s", code, err, out)
 		}
 	}
+	for try := 1; ; try++ {
+		job, err := p.background(b, command)
+		if err == nil || try == tries || job == nil || job.child.Running() || !unanswered(job.out.String()) {
+			return err
+		}
+		p.t.Logf("again: %s: %s", b.Command, job.out)
+		p.jobs = p.jobs[:len(p.jobs)-1]
+	}
+}
+
+// background starts a command and waits until it is ready, or has printed what the page has behind it.
+func (p *pageRun) background(b docpage.Block, command string) (*pageJob, error) {
 	cmd := exec.Command("bash", "-c", ". \"$1\" && exec "+command, "bash", p.state)
 	job := &pageJob{command: b.Command, out: &syncBuffer{}}
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = p.dir, p.env, job.out, job.out
 	var err error
 	if job.child, err = process.Start(cmd, syscall.SIGKILL); err != nil {
-		return err
+		return nil, err
 	}
 	p.jobs = append(p.jobs, job)
 	if outflowRun.MatchString(b.Command) {
@@ -250,13 +262,13 @@ func (p *pageRun) start(b docpage.Block) error {
 			listen = m[1]
 		}
 		if err := p.await(job, func() error { return ready(listen) }); err != nil {
-			return err
+			return job, err
 		}
 	}
 	if b.Checked {
-		return p.await(job, func() error { return docpage.MatchBegin(b.Want, job.out.String()) })
+		return job, p.await(job, func() error { return docpage.MatchBegin(b.Want, job.out.String()) })
 	}
-	return nil
+	return job, nil
 }
 
 // ready asks an outflow whether it is.

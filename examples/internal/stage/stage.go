@@ -27,7 +27,7 @@ import (
 )
 
 // patience is how long a condition may take that should hold in a moment.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // Options say what stands on the stage.
 type Options struct {
@@ -104,7 +104,7 @@ func (s *Stage) jetStream(context.Context) (err error) {
 		return err
 	}
 	s.Say("nats      JetStream %s, for the moment", s.conn.ConnectedServerVersion())
-	s.JS, err = jetstream.New(s.conn)
+	s.JS, err = jetstream.New(s.conn, jetstream.WithDefaultTimeout(30*time.Second))
 	return err
 }
 
