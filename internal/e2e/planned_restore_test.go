@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -41,20 +42,35 @@ func ask(t *testing.T, nc *nats.Conn, subject string, request, answer any) {
 	must(t, json.Unmarshal(m.Data, answer))
 }
 
-// takeBackup takes a backup of a stream, consumers included, while it is written to.
+// takeBackup takes a backup of a stream, consumers included, while it is written to. The server gives up when it is not told for 5 s that a
+// chunk has come: then it is taken again.
 func takeBackup(t *testing.T, nc *nats.Conn, stream string) *backup {
+	t.Helper()
+	for try := 1; ; try++ {
+		b, whole := takeBackupOnce(t, nc, stream)
+		if whole {
+			return b
+		}
+		if try == tries {
+			t.Fatal("the server sends no whole backup")
+		}
+	}
+}
+
+func takeBackupOnce(t *testing.T, nc *nats.Conn, stream string) (b *backup, whole bool) {
 	t.Helper()
 	inbox := nats.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	must(t, err)
 	defer sub.Unsubscribe() //nolint:errcheck // the connection is the test's
-	b := &backup{}
+	b = &backup{}
 	ask(t, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox}, b)
 	for {
 		m, err := sub.NextMsg(patience)
 		must(t, err)
 		if len(m.Data) == 0 {
-			return b
+			status := m.Header.Get("Status")
+			return b, status == "" || status == "204"
 		}
 		b.chunks = append(b.chunks, m.Data)
 		if m.Reply != "" {
@@ -63,15 +79,28 @@ func takeBackup(t *testing.T, nc *nats.Conn, stream string) *backup {
 	}
 }
 
-// restore puts a backup back, as `nats stream restore` does. There must be no stream of the name.
+// restore puts a backup back, as `nats stream restore` does. There must be no stream of the name. The server gives up when no chunk comes for
+// seconds, and answers no more: then it is put back from the beginning.
 func (b *backup) restore(t *testing.T, nc *nats.Conn, stream string) {
+	t.Helper()
+	for try := 1; !b.restoreOnce(t, nc, stream); try++ {
+		if try == tries {
+			t.Fatal("the server takes no backup")
+		}
+	}
+}
+
+func (b *backup) restoreOnce(t *testing.T, nc *nats.Conn, stream string) (whole bool) {
 	t.Helper()
 	var begun struct {
 		To string `json:"deliver_subject"`
 	}
 	ask(t, nc, "STREAM.RESTORE."+stream, b, &begun)
 	for _, chunk := range append(b.chunks, nil) {
-		m, err := nc.Request(begun.To, chunk, patience)
+		m, err := nc.Request(begun.To, chunk, askTimeout)
+		if errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) {
+			return false
+		}
 		must(t, err)
 		var failed apiAnswer
 		if len(m.Data) > 0 {
@@ -81,6 +110,7 @@ func (b *backup) restore(t *testing.T, nc *nats.Conn, stream string) {
 			t.Fatalf("restore stream %s: %v", stream, failed.Error)
 		}
 	}
+	return true
 }
 
 // restored is an outflow whose stream is restored from an older copy, and a durable consumer of it.

@@ -26,7 +26,7 @@ import (
 )
 
 // patience is how long something may take without a sign of progress.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // options say what to run.
 type options struct {
