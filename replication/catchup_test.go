@@ -286,6 +286,39 @@ func TestBacklogBySQLHoldsTheSlot(t *testing.T) {
 	}
 }
 
+// Nobody takes what comes, and still the server hears from us, and can stop.
+func TestFastStopInABacklog(t *testing.T) {
+	t.Parallel()
+	for _, major := range pgtest.Majors(t) {
+		t.Run("postgres-"+strconv.Itoa(major), func(t *testing.T) {
+			t.Parallel()
+			srv := pgtest.Own(t, major)
+			d := ready(t, srv)
+			edits := ops(t, 20000)
+			for range 4 { // more than the queue holds
+				d.copyIn(edits)
+			}
+			d.cfg.CatchUp = bySQL()
+			s := d.open()
+			if err := s.Start(within(t), d.confirmed(), false); err != nil {
+				t.Fatal(err)
+			}
+			if s.streaming().backlog == nil {
+				t.Fatal("the backlog is streamed")
+			}
+			eventually(t, "the queue is full", func() bool { return len(s.Batches()) == queued })
+			closeConn(d.conn)
+			if err := srv.Stop("fast"); err != nil { // gives up after a minute
+				t.Fatal(err)
+			}
+			eventually(t, "the session has ended", func() bool { return s.Err() != nil })
+			if err := s.Err(); outbox.ClassOf(err) != outbox.Transient {
+				t.Errorf("ended with %v", err)
+			}
+		})
+	}
+}
+
 // A session that ends in the middle of a chunk ends at once, and nothing of it is left at the server.
 func TestEndInTheMiddleOfAChunk(t *testing.T) {
 	t.Parallel()
