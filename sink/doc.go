@@ -8,6 +8,10 @@
 // predicted for s-1. If one is dropped on the way, refused or late, all that were sent behind it are refused as well: the stream
 // holds a prefix of what was sent, never a hole, never another order.
 //
+// In an atomic batch only the first message carries it, because the server takes it on no other. It holds for all of them: the server
+// stores a batch whole or not at all, directly behind the sequence that its first message expects, and checks that when the batch
+// ends. A message of it that is lost on the way takes the batch with it, and all that were sent behind (see [Batches]).
+//
 // That holds against everything that is lost, late or refused, and against a second Outflow of the same slot, a zombie for
 // example: by the rules of the order it sends, for a given sequence, the very same message. It does not hold against a foreign
 // message: that one takes a sequence, ours for that sequence is refused, in silence if it asked for no acknowledgement, and the
@@ -22,7 +26,7 @@
 // # What an acknowledgement proves
 //
 // The acknowledgement of sequence s proves every message up to s, so only some messages ask for one: every 50th, one per 256 KiB,
-// and the last of what is ready (see [Publisher.Flush]). It counts only if it names our stream, the predicted sequence, and is no
+// and the last of what is ready (see [Publisher.Flush]); of an atomic batch the last one. It counts only if it names our stream, the predicted sequence, and is no
 // duplicate: anything else says that the prediction was wrong. What it does not prove is an fsync: see sink.durable_after.
 //
 // # Done, not done, unknown

@@ -127,7 +127,7 @@ func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = -1
 	}
-	// Not where it is of no use: a server before 2.12 would not serve the stream any more.
+	// Not where it is of no use: a server before 2.12 does not know it, so it stands in the way of going back to one.
 	cfg.AllowAtomic = c.cfg.Batches != nil && c.level >= batchLevel && cfg.Replicas == 1 && cfg.Storage == "file"
 	err = c.ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
 	var r *apiRefusal

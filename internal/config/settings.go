@@ -149,7 +149,7 @@ var settings = []setting{
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxSpill, 0, math.MaxInt64} }},
 
 	{path: "sink.durable_after", def: "150s", want: "a duration of 0s or more, such as 150s",
-		doc:  "How long after its acknowledgement a message counts as durable; WAL is kept until then. 0s: at once, for servers that sync always.",
+		doc:  "How long after its acknowledgement a message counts as durable; WAL is kept until then. 0s: at once, for servers that sync always; a backlog may go in atomic batches then.",
 		bind: func(c *Config) value { return durationValue{&c.Sink.DurableAfter, 0, longest, 0} }},
 	{path: "sink.on_poison", def: PoisonStop, want: "stop or dead_letter", choices: []string{PoisonStop, PoisonDeadLetter},
 		doc:  "What a row that cannot be published does: stop with exit code 5, or leave a dead letter in its place.",
