@@ -131,7 +131,7 @@ func (b *Buffer) pull(n int, due outbox.LSN, limit int) (pulled []*slot, err err
 			continue
 		}
 		if q := s.seq; q.top == nil {
-			q.top = s
+			q.top, q.doc = s, s.Doc
 			b.touched = append(b.touched, q)
 		} else if s.Key > q.top.Key {
 			q.top = s

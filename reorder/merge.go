@@ -1,8 +1,8 @@
 package reorder
 
 import (
-	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -17,23 +17,23 @@ type item struct {
 type order func(a, b item) int
 
 func itemsBySeqKey(a, b item) int {
-	if c := cmp.Compare(a.e.Doc, b.e.Doc); c != 0 {
+	if c := strings.Compare(a.e.Doc, b.e.Doc); c != 0 {
 		return c
 	}
-	if c := cmp.Compare(a.e.Key, b.e.Key); c != 0 {
+	if c := strings.Compare(a.e.Key, b.e.Key); c != 0 {
 		return c
 	}
 	return a.e.Pos.Compare(b.e.Pos)
 }
 
 func itemsBySequence(a, b item) int {
-	if c := cmp.Compare(a.e.Doc, b.e.Doc); c != 0 {
+	if c := strings.Compare(a.e.Doc, b.e.Doc); c != 0 {
 		return c
 	}
-	if c := cmp.Compare(a.e.Actor, b.e.Actor); c != 0 {
+	if c := strings.Compare(a.e.Actor, b.e.Actor); c != 0 {
 		return c
 	}
-	if c := cmp.Compare(a.e.Key, b.e.Key); c != 0 {
+	if c := strings.Compare(a.e.Key, b.e.Key); c != 0 {
 		return c
 	}
 	return a.e.Pos.Compare(b.e.Pos)

@@ -1,15 +1,15 @@
 package reorder
 
 import (
-	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // bySeqKey is the order of sort seq_key.
 func bySeqKey(a, b *slot) int {
-	if c := cmp.Compare(a.Doc, b.Doc); c != 0 {
+	if c := strings.Compare(a.Doc, b.Doc); c != 0 {
 		return c
 	}
 	return byKey(a, b)
@@ -25,7 +25,7 @@ func (b *Buffer) orderTaken(pulled []*slot) {
 		b.takenBySeqKey()
 	}
 	for i, q := range b.touched {
-		if q.top = nil; q.empty() {
+		if q.top, q.doc = nil, ""; q.empty() {
 			b.index.remove(q)
 		}
 		b.touched[i] = nil
@@ -38,12 +38,11 @@ func (b *Buffer) takenBySeqKey() {
 	if len(b.touched) == 1 {
 		return
 	}
-	doc := func(q *sequence) string { return b.order[q.from].Doc }
-	slices.SortFunc(b.touched, func(p, q *sequence) int { return cmp.Compare(doc(p), doc(q)) })
+	slices.SortFunc(b.touched, func(p, q *sequence) int { return strings.Compare(p.doc, q.doc) })
 	out := b.other[:0]
 	for i := 0; i < len(b.touched); {
 		from, actors := len(out), 0
-		for name := doc(b.touched[i]); i < len(b.touched) && doc(b.touched[i]) == name; i++ {
+		for name := b.touched[i].doc; i < len(b.touched) && b.touched[i].doc == name; i++ {
 			out = append(out, b.order[b.touched[i].from:b.touched[i].to]...)
 			actors++
 		}

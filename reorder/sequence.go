@@ -1,6 +1,6 @@
 package reorder
 
-import "cmp"
+import "strings"
 
 // sequence holds the held events of one document by one actor, ready to be taken lowest (key, position) first. Events come almost in
 // order: run is sorted, and an event that belongs within its last reach places is put in there. One that belongs further back goes
@@ -11,6 +11,7 @@ type sequence struct {
 	first    int
 	heap     []*slot // a binary heap: each before the two at 2i+1 and 2i+2
 	top      *slot   // while a window is closed: the taken event with the greatest key; nil if none is
+	doc      string  // as long as top is set: to sort by, without looking for it
 	from, to int     // while a window is closed: which of the taken events are its own
 	few      [2]*slot
 }
@@ -31,7 +32,7 @@ func (q *sequence) is(doc, actor string) bool {
 func (q *sequence) empty() bool { return q.first == len(q.run) && len(q.heap) == 0 }
 
 func byKey(a, b *slot) int {
-	if c := cmp.Compare(a.Key, b.Key); c != 0 {
+	if c := strings.Compare(a.Key, b.Key); c != 0 {
 		return c
 	}
 	return a.Pos.Compare(b.Pos)
