@@ -1,6 +1,9 @@
 package decoder
 
-import "unsafe"
+import (
+	"strings"
+	"unsafe"
+)
 
 const (
 	// blockSize is large enough that a block serves hundreds of rows and small enough that one event which is held long keeps
@@ -23,15 +26,25 @@ type arena struct {
 // take returns an empty slice with room for exactly n bytes.
 func (a *arena) take(n int) []byte {
 	if n >= ownBlock {
-		return make([]byte, 0, n)
+		return uncleared(n)[:0:n]
 	}
 	if a.block == nil || n > cap(a.block)-len(a.block) {
-		a.block = make([]byte, 0, blockSize)
+		a.block = uncleared(blockSize)
 		a.slab = nil // so a slab keeps no more than a block or two alive
 	}
 	start := len(a.block)
 	a.block = a.block[:start+n]
 	return a.block[start : start : start+n]
+}
+
+// uncleared returns memory for n bytes at least that nobody has set to zero: whatever is taken of it is written before it is read.
+// Only a builder gives such memory. What it has handed out it never writes to again.
+func uncleared(n int) []byte {
+	var b strings.Builder
+	b.Grow(n)
+	b.WriteByte(0)
+	s := b.String()
+	return unsafe.Slice(unsafe.StringData(s), b.Cap())[:0]
 }
 
 // copy returns a copy of b, not nil.

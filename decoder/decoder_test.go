@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"bytes"
 	"errors"
 	"reflect"
 	"strings"
@@ -12,6 +13,7 @@ import (
 // decodeAll gives what a session brings, and the first error. The buffer of each message is overwritten after it is decoded.
 func decodeAll(cfg Config, messages ...[]byte) (results []Result, err error) {
 	d := New(cfg)
+	d.arena.block = bytes.Repeat([]byte{0xAA}, blockSize)[:0] // as uncleared may give it
 	for _, msg := range messages {
 		buf := append([]byte(nil), msg...)
 		var r Result
