@@ -251,6 +251,18 @@ func TestPlots(t *testing.T) {
 	}
 }
 
+func TestAMissingMessageIsAnError(t *testing.T) {
+	t.Parallel()
+	if err := complete(10, 10, 10); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct{ messages, last uint64 }{{9, 9}, {11, 11}, {9, 10}, {0, 0}} {
+		if complete(c.messages, c.last, 10) == nil {
+			t.Errorf("%d messages, the last at %d, pass for 10", c.messages, c.last)
+		}
+	}
+}
+
 func TestNumber(t *testing.T) {
 	t.Parallel()
 	if n, err := number([]byte(`{"n": -1, "op": "x"}`)); n != -1 || err != nil {
