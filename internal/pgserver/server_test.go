@@ -230,3 +230,51 @@ func alive(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
+
+// A paused server answers nobody, on old connections as on new ones, and goes on as if nothing had been.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	s := start(t, Options{})
+	conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if err := s.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(t.Context(), "SELECT 1")
+		answered <- err
+	}()
+	out, err := exec.Command("ps", "-A", "-o", "ppid=,stat=").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == strconv.Itoa(s.PID()) && f[1][0] != 'T' && f[1][0] != 'Z' {
+			t.Errorf("a process of the server is in state %s", f[1])
+		}
+	}
+	select {
+	case err := <-answered:
+		t.Errorf("it answered: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	if err := s.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	if err := s.Resume(); err != nil {
+		t.Errorf("twice: %v", err)
+	}
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Pause() == nil || s.Resume() == nil {
+		t.Error("a server that does not run is paused")
+	}
+}

@@ -24,7 +24,7 @@ type broker struct {
 	js      jetstream.JetStream
 }
 
-func newBroker(dir, url string, replicas int, stream string) (b *broker, err error) {
+func newBroker(ctx context.Context, dir, url string, replicas int, stream string) (b *broker, err error) {
 	b = &broker{stream: stream}
 	switch {
 	case url != "":
@@ -43,15 +43,20 @@ func newBroker(dir, url string, replicas int, stream string) (b *broker, err err
 			b.nodes, b.urls = append(b.nodes, b.cluster.Node(n)), append(b.urls, b.cluster.Node(n).URL())
 		}
 	}
+	await(ctx, catchUpLimit, func() bool { err = b.connect(); return err == nil })
+	return b, err
+}
+
+// connect connects to the servers, which may stand still for a moment.
+func (b *broker) connect() (err error) {
 	b.conn, err = nats.Connect(strings.Join(b.urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
 		nats.ReconnectJitter(20*time.Millisecond, 20*time.Millisecond), nats.IgnoreDiscoveredServers(),
 		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2), nats.Timeout(time.Second),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
-	if err != nil {
-		return b, err
+	if err == nil {
+		b.js, err = jetstream.New(b.conn)
 	}
-	b.js, err = jetstream.New(b.conn)
-	return b, err
+	return err
 }
 
 // messages returns how many messages the stream holds.
@@ -73,12 +78,19 @@ func (b *broker) messages(ctx context.Context) (int64, bool) {
 func (b *broker) close(stream string) error {
 	var errs []error
 	if len(b.nodes) == 0 && b.js != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), catchUpLimit)
 		defer cancel()
 		for _, name := range []string{stream, "KV_" + checkpoint.Bucket(stream)} {
-			if err := b.js.DeleteStream(ctx, name); !errors.Is(err, jetstream.ErrStreamNotFound) {
-				errs = append(errs, err)
-			}
+			var err error
+			await(ctx, catchUpLimit, func() bool {
+				once, end := context.WithTimeout(ctx, askTimeout)
+				defer end()
+				if err = b.js.DeleteStream(once, name); errors.Is(err, jetstream.ErrStreamNotFound) {
+					err = nil
+				}
+				return err == nil
+			})
+			errs = append(errs, err)
 		}
 	}
 	if b.conn != nil {

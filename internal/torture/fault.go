@@ -32,6 +32,8 @@ type about struct {
 	kills  bool // counts as a kill of outflow
 	// gap is the least time between two strikes of this kind on one victim.
 	gap time.Duration
+	// most is how often it strikes one victim in a run; 0: as often as it comes.
+	most int
 }
 
 func (a about) group() string { return strings.SplitN(a.name, ".", 2)[0] }
@@ -100,6 +102,7 @@ type shape struct {
 	natsLink    bool
 	clock       string // the library that moves PostgreSQL's clock; "": none
 	long        bool
+	minute      bool   // it lasts a minute or more
 	settings    string // those in force at first
 }
 
@@ -107,15 +110,15 @@ func shapeOf(o *Options) shape {
 	return shape{
 		victims: o.Victims, replicas: o.Replicas, ownPostgres: o.PostgresURL == "", ownNATS: o.NATSURL == "",
 		pgLink: proxyablePostgres(o.PostgresURL), natsLink: proxyableNATS(o.NATSURL), clock: clockLibrary(o),
-		long: o.Duration >= longRun || o.Kills >= 200, settings: settingsOf(o.Horizon, o.Sort),
+		long: o.Duration >= longRun || o.Kills >= 200, minute: o.Duration >= time.Minute || o.Kills >= 200, settings: settingsOf(o.Horizon, o.Sort),
 	}
 }
 
 // all kinds, in the order in which they are shown.
 var all = []fault{
-	kill{}, term{}, point{}, zombie{}, resettings{},
-	pgCrash{"kill"}, pgCrash{"immediate"}, pgCrash{"fast"}, pgTerminate{},
-	natsKill{}, natsPause{}, natsAway{}, natsTail{}, natsStepDown{},
+	kill{}, term{}, point{}, zombie{}, outflowPause{}, outflowLeave{}, outflowAway{}, resettings{},
+	pgCrash{"kill"}, pgCrash{"immediate"}, pgCrash{"fast"}, pgTerminate{}, pgPause{},
+	natsKill{}, natsPause{}, natsFreeze{}, natsAway{}, natsTail{}, natsStepDown{},
 	linkCut{}, linkRefuse{}, linkHalfOpen{}, linkSlow{}, linkAckLost{},
 	spillFull{}, clockStep{}, clockOutflow{},
 }

@@ -40,7 +40,6 @@ func (point) strike(ctx context.Context, a *strike) error {
 	if err != nil {
 		return err
 	}
-	i.endsItself()
 	if strings.HasPrefix(a.Point, "spill") {
 		a.w.load.spill()
 	}

@@ -51,6 +51,9 @@ func (natsTail) strike(ctx context.Context, a *strike) error {
 	if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
 		return err
 	}
+	if !a.v.tornAt.IsZero() && !a.settled(ctx) {
+		return errMissed
+	}
 	a.Side = sideNATS
 	silent := strings.HasSuffix(a.What, unnoticed) && len(a.links()) > 0
 	if silent {
@@ -72,6 +75,19 @@ func (natsTail) strike(ctx context.Context, a *strike) error {
 	}
 	a.v.tornAt = time.Now()
 	return errors.Join(err, startErr)
+}
+
+// settled waits until what was in the WAL when it began is confirmed: what was published again after the last loss is durable then,
+// however long that took.
+func (a *strike) settled(ctx context.Context) bool {
+	var end string
+	if err := a.w.surely(ctx, []any{&end}, "SELECT pg_current_wal_insert_lsn()::text"); err != nil {
+		return false
+	}
+	return await(ctx, recoverLimit, func() (confirmed bool) {
+		err := a.w.query(ctx, []any{&confirmed}, "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2", end, a.v.slot)
+		return err == nil && confirmed || pause(ctx, drainEvery/10) != nil
+	}) && ctx.Err() == nil
 }
 
 // tornAgain is the least time between two such losses: a second reading, a durable_after, and what a busy machine adds.

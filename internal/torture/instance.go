@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/failpoint"
 	"github.com/outflowhq/outflow/internal/loopback"
 	"github.com/outflowhq/outflow/internal/process"
 )
@@ -33,7 +36,7 @@ type instance struct {
 	child    *process.Process // nil: never started
 	end      *ending          // of the child
 	starts   int
-	started  time.Time
+	logged   int64 // the length of its log when the child began
 }
 
 const (
@@ -58,6 +61,7 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_SOURCE="+v.w.o.Source, "OUTFLOW_TABLE="+v.w.table, "OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
 		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+strconv.Itoa(maxBytes),
 		"OUTFLOW_REORDER_SPILL_DIR="+spill, "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(replicas))
+	i.env = append(i.env, v.extra...)
 	return i, nil
 }
 
@@ -85,15 +89,26 @@ func (i *instance) start(extra ...string) error {
 	defer i.mu.Unlock()
 	i.starts++
 	fmt.Fprintf(out, "--- start %d %s\n", i.starts, strings.Join(extra, " "))
+	if info, err := out.Stat(); err == nil {
+		i.logged = info.Size()
+	}
 	cmd := i.command(context.Background(), "run", extra...)
 	cmd.Stdout, cmd.Stderr = out, out
 	child, err := process.Start(cmd, syscall.SIGKILL)
 	if err != nil {
 		return fmt.Errorf("start outflow: %w", err)
 	}
-	i.child, i.end, i.started = child, &ending{}, time.Now()
+	i.child, i.end = child, &ending{}
+	// It may come to its point before start returns.
+	i.end.byPoint.Store(slices.ContainsFunc(extra, endsItself))
 	go i.guard(child, i.end)
 	return nil
+}
+
+// endsItself reports whether environment makes outflow end itself: some of the points do otherwise.
+func endsItself(v string) bool {
+	name, point := strings.CutPrefix(v, pointEnv)
+	return point && !strings.HasPrefix(name, failpoint.SpillFull) && !strings.HasPrefix(name, failpoint.Clock)
 }
 
 // ending says which end of a child is no surprise.
@@ -151,11 +166,13 @@ func (i *instance) term() {
 	}
 }
 
-// tooEarly tells whether a process ended by SIGTERM itself, because it had only just begun and handled no signals yet.
+// tooEarly tells whether a process ended by SIGTERM itself, because it had only just begun and handled no signals yet: it has logged
+// nothing. By the time that went by nobody could tell, on a machine that stands still.
 func (i *instance) tooEarly(err error) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return endedBy(err, syscall.SIGTERM) && time.Since(i.started) < time.Second
+	info, statErr := os.Stat(i.log)
+	return endedBy(err, syscall.SIGTERM) && statErr == nil && info.Size() == i.logged
 }
 
 // endedBy tells whether a process was ended by a signal.
@@ -166,13 +183,6 @@ func endedBy(err error, signal syscall.Signal) bool {
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == signal
-}
-
-// endsItself says that it will end as by kill -9.
-func (i *instance) endsItself() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.end.byPoint.Store(true)
 }
 
 func (i *instance) pause() error { return ignoreGone(i.expectAlive().Pause()) }
@@ -219,6 +229,18 @@ func exitText(err error) string {
 		return fmt.Sprintf("exit code %d", exit.ExitCode())
 	}
 	return err.Error()
+}
+
+// readBySQL is what an outflow logs that has read a backlog by SQL.
+const readBySQL = "backlog was read by SQL"
+
+// said is how often its log has a text.
+func (i *instance) said(text string) int {
+	b, err := os.ReadFile(i.log)
+	if err != nil {
+		return 0
+	}
+	return bytes.Count(b, []byte(text))
 }
 
 // tail is the end of its log.

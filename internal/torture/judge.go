@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/verify"
 )
@@ -44,10 +46,6 @@ func (t *truth) with(ctx context.Context, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-func (t *truth) drop(ctx context.Context) error {
-	return t.w.query(ctx, nil, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", t.slot)
-}
-
 // judge compares everything. Where outflow has failed already there is nothing to compare: that is the verdict.
 func (a *attack) judge(ctx context.Context) (*Report, error) {
 	r := a.report()
@@ -78,7 +76,8 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 	}
 	t := w.truth.reader.Truth()
 	r.Transactions, r.Ticks, r.Changes, r.Messages = t.Commits, t.Ticks, t.Changes, t.Messages
-	timeline, err := verify.Timelines(ctx, w.pgURL)
+	var timeline func(verify.LSN) uint32
+	await(ctx, catchUpLimit, func() bool { timeline, err = verify.Timelines(ctx, w.pgURL); return err == nil || wrong(err) })
 	if err != nil {
 		return nil, fmt.Errorf("timelines: %w", err)
 	}
@@ -122,16 +121,36 @@ func (v *victim) judge(ctx context.Context, t *verify.Truth, timeline func(verif
 	if v.w.o.Sort == "commit" {
 		sort = verify.ByCommit
 	}
-	j, err := verify.Judge(ctx, v.nats.js, v.stream, t, verify.Config{
-		Slot: v.slot, Start: v.began, Timeline: timeline,
-		Settings: verify.Settings{Horizon: v.w.o.Horizon, Sort: sort, MaxEvents: verify.DefaultSettings.MaxEvents, MaxBytes: maxBytes},
+	s = Stream{Name: v.stream, Slot: v.slot}
+	err = answered(ctx, func() error {
+		s.Judgement, err = verify.Judge(ctx, v.nats.js, v.stream, t, verify.Config{
+			Slot: v.slot, Start: v.began, Timeline: timeline,
+			Settings: verify.Settings{Horizon: v.w.o.Horizon, Sort: sort, MaxEvents: verify.DefaultSettings.MaxEvents, MaxBytes: maxBytes},
+		})
+		return err
 	})
 	if err != nil {
 		return s, err
 	}
-	s = Stream{Name: v.stream, Slot: v.slot, Judgement: j, Good: j.OK()}
-	s.Digest, err = v.digest(ctx)
+	s.Good = s.OK()
+	err = answered(ctx, func() error {
+		s.Digest, err = v.digest(ctx)
+		return err
+	})
 	return s, err
+}
+
+// answered reads from a server, and again from the beginning where it did not answer in time: a machine that stands still for a moment
+// is no verdict.
+func answered(ctx context.Context, read func() error) (err error) {
+	await(ctx, catchUpLimit, func() bool {
+		err = read()
+		return !slices.ContainsFunc([]error{
+			nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionReconnecting, nats.ErrDisconnected, nats.ErrStaleConnection, nats.ErrNoServers,
+			context.DeadlineExceeded, jetstream.ErrNoHeartbeat, jetstream.ErrOrderedConsumerReset, jetstream.ErrJetStreamNotEnabled,
+		}, func(target error) bool { return errors.Is(err, target) })
+	})
+	return err
 }
 
 // digest is over everything in all messages but their numbers: after a lost tail the same messages may have other ones.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,12 +22,14 @@ type load struct {
 	rate  int
 	limit int // rows; 0: none
 
-	committed atomic.Int64 // rows and messages
-	messages  atomic.Int64 // of them
-	rolled    atomic.Int64 // rows that were rolled back
-	large     atomic.Int64 // transactions of largeRows
-	wanted    chan struct{}
-	done      atomic.Bool
+	committed   atomic.Int64 // rows and messages
+	messages    atomic.Int64 // of them
+	connections atomic.Int64 // that were asked for
+	rolled      atomic.Int64 // rows that were rolled back
+	large       atomic.Int64 // transactions of largeRows
+	faster      atomic.Int64 // so many times more than the rate
+	wanted      chan struct{}
+	done        atomic.Bool
 
 	mu    sync.Mutex
 	ops   *operations
@@ -50,14 +53,20 @@ func newLoad(w *world) (*load, error) {
 // run writes until stop is called, or the limit is reached.
 func (l *load) run(ctx context.Context) error {
 	l.due = time.Now()
-	g, ctx := errgroup.WithContext(ctx)
+	g, all := errgroup.WithContext(ctx)
 	for n := range l.w.o.Writers {
 		r := rand.New(rand.NewPCG(l.w.o.Seed, 1<<33+uint64(n)))
-		g.Go(func() error { return l.write(ctx, r, l.pick) })
+		g.Go(func() error { return l.write(all, r, l.pick) })
 	}
-	g.Go(func() error { return l.write(ctx, rand.New(rand.NewPCG(l.w.o.Seed, 1<<34)), l.pickLarge) })
-	if err := g.Wait(); err != nil && ctx.Err() == nil {
+	g.Go(func() error { return l.write(all, rand.New(rand.NewPCG(l.w.o.Seed, 1<<34)), l.pickLarge) })
+	err := g.Wait()
+	switch { // by the caller's context: the group's has ended with the first error
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return fmt.Errorf("write: %w", err)
+	case l.committed.Load() == 0:
+		return errors.New("write: nothing was committed")
 	}
 	return nil
 }
@@ -72,6 +81,9 @@ func (l *load) spill() {
 	default: // one is wanted already
 	}
 }
+
+// hurry makes the load write so many times more, or less again.
+func (l *load) hurry(times int64) { l.faster.Add(times) }
 
 // take hands out n operations when they are due; ok is false at the end.
 func (l *load) take(ctx context.Context, n int) (ops []operation, ok bool) {
@@ -89,7 +101,7 @@ func (l *load) take(ctx context.Context, n int) (ops []operation, ok bool) {
 	}
 	wait := l.due.Sub(now)
 	if n < largeRows { // a large transaction comes on top
-		l.due = l.due.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
+		l.due = l.due.Add(time.Duration(n) * time.Second / time.Duration(int64(l.rate)*(1+l.faster.Load())))
 	}
 	l.taken += n
 	ops = l.ops.next(n)
@@ -138,8 +150,8 @@ func (l *load) pickLarge(ctx context.Context, _ *rand.Rand) (transaction, []oper
 
 // write is one connection's life.
 func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Context, *rand.Rand) (transaction, []operation, bool)) error {
-	conn, err := l.connect(ctx)
-	if err != nil {
+	conn, err := l.connectAgain(ctx, l.done.Load)
+	if err != nil || conn == nil {
 		return err
 	}
 	defer func() { conn.Close(context.WithoutCancel(ctx)) }() //nolint:errcheck // every commit was answered
@@ -154,8 +166,8 @@ func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Contex
 			if err == nil {
 				break
 			}
-			if _, answer := errors.AsType[*pgconn.PgError](err); answer && !conn.IsClosed() || ctx.Err() != nil {
-				return err // to a wrong statement
+			if wrong(err) || ctx.Err() != nil {
+				return err
 			}
 			var there bool
 			if conn, there, err = l.resolve(ctx, conn, &ops[0]); err != nil {
@@ -174,29 +186,73 @@ func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Contex
 	}
 }
 
+// wrong reports whether the server has refused a statement for good, which no further attempt changes.
+func wrong(err error) bool {
+	refused, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && len(refused.Code) == 5 && slices.Contains([]string{"0A", "22", "23", "28", "3D", "3F", "42"}, refused.Code[:2])
+}
+
+// connect connects under a name that no other session has.
 func (l *load) connect(ctx context.Context) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig(l.w.pgURL)
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams["application_name"] = l.w.name + "_load"
+	cfg.RuntimeParams["application_name"] = fmt.Sprintf("%s_load_%d", l.w.name, l.connections.Add(1))
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// resolve connects again, for as long as it takes, and says whether an operation is in the table. Who could still commit it is gone:
-// a server lets nobody in before the sessions of its earlier life have ended.
+// connectAgain connects, for as long as it takes, unless nobody wants it any more: then there is no connection.
+func (l *load) connectAgain(ctx context.Context, over func() bool) (*pgx.Conn, error) {
+	for !over() {
+		conn, err := l.connect(ctx)
+		if err == nil || wrong(err) {
+			return conn, err
+		}
+		if err := pause(ctx, reconnect); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// resolve connects again, for as long as it takes, and says whether an operation is in the table. Who could still commit it is ended
+// before that.
 func (l *load) resolve(ctx context.Context, old *pgx.Conn, op *operation) (conn *pgx.Conn, there bool, err error) {
-	old.Close(ctx) //nolint:errcheck // it is broken
-	sql := "SELECT EXISTS (SELECT FROM " + pgx.Identifier{l.w.table}.Sanitize() + " WHERE doc_id = $1 AND actor_id = $2 AND counter = $3)"
+	name := old.Config().RuntimeParams["application_name"]
+	closing, cancel := context.WithTimeout(ctx, time.Second)
+	old.Close(closing) //nolint:errcheck // it is broken
+	cancel()
 	for {
-		if conn, err = l.connect(ctx); err == nil {
-			if err = conn.QueryRow(ctx, sql, op.doc, op.actor, op.counter).Scan(&there); err == nil {
-				return conn, there, nil
-			}
-			conn.Close(ctx) //nolint:errcheck // it is broken
+		if conn, err = l.connectAgain(ctx, never); err != nil {
+			return old, false, err
+		}
+		if there, err = l.committedBy(ctx, conn, name, op); err == nil {
+			return conn, there, nil
+		}
+		conn.Close(ctx) //nolint:errcheck // it is broken
+		if wrong(err) {
+			return old, false, err
 		}
 		if err := pause(ctx, reconnect); err != nil {
 			return old, false, err
 		}
 	}
+}
+
+func never() bool { return false }
+
+// committedBy waits until the session of a name has ended, and says whether an operation is in the table.
+func (l *load) committedBy(ctx context.Context, conn *pgx.Conn, name string, op *operation) (there bool, err error) {
+	for left := 1; left > 0; {
+		if err := conn.QueryRow(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1", name).Scan(&left); err != nil {
+			return false, err
+		}
+		if left > 0 && pause(ctx, reconnect) != nil {
+			return false, ctx.Err()
+		}
+	}
+	sql := "SELECT EXISTS (SELECT FROM " + quoted(l.w.table) + " WHERE doc_id = $1 AND actor_id = $2 AND counter = $3)"
+	err = conn.QueryRow(ctx, sql, op.doc, op.actor, op.counter).Scan(&there)
+	return there, err
 }

@@ -31,6 +31,9 @@ const warmUp = 500 * time.Millisecond
 // sharedEvery: what strikes all victims comes so many times less often than what strikes one.
 const sharedEvery = 4
 
+// longest is the longest time that is planned for where none of the kinds kills: some strike a number of times only.
+const longest = 1000 * time.Hour
+
 // schedule is the plan of the attack: a pure function of seed, options and shape.
 func schedule(o *Options, s *shape, kinds []chosen) []Entry {
 	if o.Kills == 0 {
@@ -47,7 +50,7 @@ func schedule(o *Options, s *shape, kinds []chosen) []Entry {
 				return all[:i+1]
 			}
 		}
-		if n == 0 && len(all) > 1000 { // none of the chosen kinds kills
+		if n == 0 && (len(all) > max(1000, o.Kills) || d > longest) { // none of the chosen kinds kills
 			return all[:min(len(all), o.Kills)]
 		}
 	}
@@ -85,7 +88,7 @@ func line(r *rand.Rand, s *shape, kinds []chosen, victim int, every, d time.Dura
 	if len(kinds) == 0 {
 		return nil
 	}
-	last := map[string]time.Duration{}
+	last, struck := map[string]time.Duration{}, map[string]int{}
 	at := warmUp
 	for {
 		at += min(time.Duration(r.ExpFloat64()*float64(every)), 4*every).Round(time.Millisecond)
@@ -94,12 +97,13 @@ func line(r *rand.Rand, s *shape, kinds []chosen, victim int, every, d time.Dura
 		}
 		f := pick(r, kinds, func(a about) bool {
 			before, ok := last[a.name]
-			return !ok || at-before >= a.gap
+			return (!ok || at-before >= a.gap) && (a.most == 0 || struck[a.name] < a.most)
 		})
 		if f == nil {
 			continue
 		}
 		last[f.about().name] = at
+		struck[f.about().name]++
 		entries = append(entries, Entry{At: at, Victim: victim, Fault: f.about().name, Params: f.plan(r, s), kind: f})
 	}
 }

@@ -55,7 +55,7 @@ func TestScheduleHoldsEveryKind(t *testing.T) {
 				t.Errorf("victim %d gets other settings: it could not be compared with the twin", e.Victim)
 			}
 		}
-		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true}
+		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true, minute: true}
 		for _, f := range all {
 			if name := f.about().name; f.fits(&s) != seen[name] {
 				t.Errorf("with %d replicas: %s fits: %v, planned: %v", replicas, name, f.fits(&s), seen[name])
@@ -101,7 +101,7 @@ func TestChoose(t *testing.T) {
 	for list, want := range map[string][]string{
 		"outflow.kill, nats.kill":               {"outflow.kill", "nats.kill"},
 		"disk,outflow.kill,outflow.kill":        {"outflow.kill", "disk.full"},
-		"outflow,-outflow.zombie,-outflow.term": {"outflow.kill", "outflow.point", "outflow.settings"},
+		"outflow,-outflow.zombie,-outflow.term": {"outflow.kill", "outflow.point", "outflow.pause", "outflow.leave", "outflow.away", "outflow.settings"},
 		"-network,-nats,-postgres,-outflow":     {"disk.full", "clock.outflow"},
 	} {
 		chosen, err := choose(list, &s)
@@ -161,5 +161,39 @@ func TestOperationsRepeatWithOtherDocuments(t *testing.T) {
 			t.Fatalf("%v comes twice", k)
 		}
 		seen[k] = true
+	}
+}
+
+// What lasts long is bounded: in number, in the time between two, and to runs that are long enough.
+func TestStandstillsAreBounded(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		last, frozen := map[string]time.Duration{}, map[int]int{}
+		for _, e := range planned(t, Options{Seed: seed + 1, Duration: time.Hour}) {
+			about, name := e.kind.about(), e.who()+e.Fault
+			if before, ok := last[name]; ok && e.At-before < about.gap {
+				t.Errorf("seed %d: %s at %v and %v", seed+1, name, before, e.At)
+			}
+			last[name] = e.At
+			if e.Fault == "nats.freeze" {
+				frozen[e.Victim]++
+			}
+			if e.Params.Hold > 10*time.Second && e.Fault != "nats.freeze" && e.Fault != "nats.away" {
+				t.Errorf("seed %d: %s %v", seed+1, e.Fault, e.Params)
+			}
+		}
+		for v, n := range frozen {
+			if n > 1 {
+				t.Errorf("seed %d: victim %d: %d long freezes", seed+1, v, n)
+			}
+		}
+		for _, e := range planned(t, Options{Seed: seed + 1, Duration: 59 * time.Second}) {
+			if e.Fault == "nats.freeze" {
+				t.Errorf("seed %d: %s in a short run", seed+1, e.Fault)
+			}
+		}
+	}
+	if plan := planned(t, Options{Seed: 1, Kills: 300, Faults: "nats.freeze"}); len(plan) != 2 {
+		t.Errorf("%d long freezes of two victims", len(plan))
 	}
 }

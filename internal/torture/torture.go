@@ -68,7 +68,8 @@ const (
 	walSenderTimeout = 5 * time.Second // as some platforms set it
 	maxBytes         = 512 << 10       // a large transaction spills
 	catchUpLimit     = 120 * time.Second
-	longRun          = 5 * time.Minute // from which on the outages are long ones
+	catchUpMost      = 10 * time.Minute // of a machine so slow that something still comes after catchUpLimit
+	longRun          = 5 * time.Minute  // from which on the outages are long ones
 )
 
 func (o *Options) complete() error {

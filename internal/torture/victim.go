@@ -29,6 +29,7 @@ type victim struct {
 	instances []*instance
 
 	began     verify.LSN   // the due of its first place
+	extra     []string     // settings that change nothing in what is published, as environment
 	settings  string       // those that its instances were first started with
 	resetted  atomic.Bool  // it was started with others: its stream need not be its twin's
 	published atomic.Int64 // messages that its stream holds, as last seen
@@ -42,20 +43,27 @@ const (
 	replicasTwin  = 1
 )
 
+// What the victims are set to, and the twin: where there is more than one way to the same stream, they take different ones.
+var (
+	ofVictims []string
+	ofTwin    []string
+)
+
 func newVictim(ctx context.Context, w *world, n int) (*victim, error) {
 	v := &victim{
 		w: w, n: n, slot: fmt.Sprintf("%s_%d", w.name, n+1), stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)), settings: w.shape.settings,
+		extra: ofVictims,
 	}
 	return v, v.make(ctx, w.o.NATSURL, w.o.Replicas, instancesEach, true)
 }
 
 func newTwin(ctx context.Context, w *world) (*victim, error) {
-	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN", settings: w.shape.settings}
+	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN", settings: w.shape.settings, extra: ofTwin}
 	return v, v.make(ctx, "", replicasTwin, 1, false)
 }
 
 func (v *victim) make(ctx context.Context, natsURL string, replicas, instances int, attacked bool) (err error) {
-	if v.nats, err = newBroker(v.w.file("nats-"+v.slot), natsURL, replicas, v.stream); err != nil {
+	if v.nats, err = newBroker(ctx, v.w.file("nats-"+v.slot), natsURL, replicas, v.stream); err != nil {
 		return err
 	}
 	pgURL, urls := v.w.pgURL, v.nats.urls
@@ -93,7 +101,7 @@ func (v *victim) init(ctx context.Context) error {
 	}
 	// The slot begins where the first place is; outflow has confirmed nothing yet.
 	var at string
-	if err := v.w.query(ctx, []any{&at}, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", v.slot); err != nil {
+	if err := v.w.surely(ctx, []any{&at}, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", v.slot); err != nil {
 		return err
 	}
 	v.began, err = verify.ParseLSN(at)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,6 +32,8 @@ type world struct {
 	load    *load
 	victims []*victim
 	twin    *victim
+
+	backlogs atomic.Int64 // how often an installation was away
 
 	mu      sync.Mutex
 	failure error // the first that ends the attack: something ended by itself that should not
@@ -148,6 +151,26 @@ func (w *world) query(ctx context.Context, scan []any, sql string, args ...any) 
 	return conn.QueryRow(ctx, sql, args...).Scan(scan...)
 }
 
+// surely runs a statement as query does, until the server answers: it may stand still for a moment, or be starting.
+func (w *world) surely(ctx context.Context, scan []any, sql string, args ...any) (err error) {
+	await(ctx, catchUpLimit, func() bool {
+		err = w.query(ctx, scan, sql, args...)
+		return err == nil || wrong(err) || errors.Is(err, pgx.ErrNoRows)
+	})
+	return err
+}
+
+// dropSlot drops a slot that may be in use: whoever uses it is ended.
+func (w *world) dropSlot(ctx context.Context, slot string) (err error) {
+	await(ctx, catchUpLimit, func() bool {
+		if err = w.query(ctx, nil, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", slot); err != nil {
+			_ = w.query(ctx, nil, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", slot) // the next attempt says
+		}
+		return err == nil
+	})
+	return err
+}
+
 // askTimeout limits a question to a server that is up.
 const askTimeout = 10 * time.Second
 
@@ -200,22 +223,15 @@ func (w *world) giveBack() error {
 	defer cancel()
 	var errs []error
 	if w.truth != nil {
-		errs = append(errs, w.truth.drop(ctx))
+		errs = append(errs, w.dropSlot(ctx, w.truth.slot))
 	}
 	for _, v := range append(w.victims, w.twin) {
 		if v == nil {
 			continue
 		}
-		free := "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1"
-		drop := "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1"
-		if err := w.query(ctx, nil, drop, v.slot); err != nil {
-			_ = w.query(ctx, nil, free, v.slot) // the next answer counts
-			await(ctx, askTimeout, func() bool { err = w.query(ctx, nil, drop, v.slot); return err == nil })
-			errs = append(errs, err)
-		}
-		errs = append(errs, w.query(ctx, nil, "DROP PUBLICATION IF EXISTS "+pgx.Identifier{v.slot}.Sanitize()))
+		errs = append(errs, w.dropSlot(ctx, v.slot), w.surely(ctx, nil, "DROP PUBLICATION IF EXISTS "+pgx.Identifier{v.slot}.Sanitize()))
 	}
-	return errors.Join(append(errs, w.query(ctx, nil, "DROP TABLE IF EXISTS "+pgx.Identifier{w.table}.Sanitize()))...)
+	return errors.Join(append(errs, w.surely(ctx, nil, "DROP TABLE IF EXISTS "+pgx.Identifier{w.table}.Sanitize()))...)
 }
 
 // environ is the caller's environment without what belongs to outflow or PostgreSQL.
