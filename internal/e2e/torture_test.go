@@ -83,6 +83,41 @@ func TestTorture(t *testing.T) {
 	}
 }
 
+// TestTortureOfStandstills: what stands still and comes back, and an installation that leaves or is away, each at least once. The schedule
+// ends after a number of faults, not after a time: on a slow machine none of them is left out.
+func TestTortureOfStandstills(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	kinds := []string{"outflow.pause", "outflow.leave", "outflow.away", "postgres.pause", "nats.pause"}
+	out, log, code := torture(t, roomForServers(t), nil, "--kills", "9", "--victims", "1", "--seed", "1", "--every", "1s",
+		"--faults", strings.Replace(strings.Join(kinds, ","), "postgres.pause", "postgres.pause*4", 1), "--json")
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s\n%s", code, log, out)
+	}
+	var r struct {
+		Good     bool
+		Rows     int
+		Backlogs int
+		Faults   []struct {
+			Fault   string
+			Strikes int
+		}
+	}
+	must(t, json.Unmarshal([]byte(out), &r))
+	struck := map[string]int{}
+	for _, f := range r.Faults {
+		struck[f.Fault] = f.Strikes
+	}
+	for _, kind := range kinds {
+		if struck[kind] == 0 {
+			t.Errorf("%s did not strike\n%s", kind, log)
+		}
+	}
+	if !r.Good || r.Rows < 100 || r.Backlogs != struck["outflow.away"] {
+		t.Errorf("%d rows, %d backlogs: not a plausible run\n%s", r.Rows, r.Backlogs, log)
+	}
+}
+
 // TestTortureNotices: a stream that was spoilt behind outflow's back is a bad verdict, and what is kept is named.
 func TestTortureNotices(t *testing.T) {
 	slow(t)

@@ -102,7 +102,7 @@ type shape struct {
 	natsLink    bool
 	clock       string // the library that moves PostgreSQL's clock; "": none
 	long        bool
-	minute      bool   // it lasts a minute or more
+	minutes     bool   // it lasts two minutes or more
 	settings    string // those in force at first
 }
 
@@ -110,7 +110,7 @@ func shapeOf(o *Options) shape {
 	return shape{
 		victims: o.Victims, replicas: o.Replicas, ownPostgres: o.PostgresURL == "", ownNATS: o.NATSURL == "",
 		pgLink: proxyablePostgres(o.PostgresURL), natsLink: proxyableNATS(o.NATSURL), clock: clockLibrary(o),
-		long: o.Duration >= longRun || o.Kills >= 200, minute: o.Duration >= time.Minute || o.Kills >= 200, settings: settingsOf(o.Horizon, o.Sort),
+		long: o.Duration >= longRun || o.Kills >= 200, minutes: o.Duration >= 2*time.Minute || o.Kills >= 200, settings: settingsOf(o.Horizon, o.Sort),
 	}
 }
 

@@ -135,11 +135,11 @@ type natsFreeze struct{}
 
 func (natsFreeze) about() about {
 	return about{
-		name: "nats.freeze", does: "SIGSTOP of all NATS servers of a victim for longer than half a minute, SIGCONT (once in a run of a minute or more)",
+		name: "nats.freeze", does: "SIGSTOP of all NATS servers of a victim for longer than half a minute, SIGCONT (once in a run of two minutes or more)",
 		weight: 1, holds: []resource{theNATS}, most: 1,
 	}
 }
-func (natsFreeze) fits(s *shape) bool { return s.ownNATS && s.minute }
+func (natsFreeze) fits(s *shape) bool { return s.ownNATS && s.minutes }
 func (natsFreeze) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 31*time.Second, 35*time.Second)}
 }

@@ -55,7 +55,7 @@ func TestScheduleHoldsEveryKind(t *testing.T) {
 				t.Errorf("victim %d gets other settings: it could not be compared with the twin", e.Victim)
 			}
 		}
-		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true, minute: true}
+		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true, minutes: true}
 		for _, f := range all {
 			if name := f.about().name; f.fits(&s) != seen[name] {
 				t.Errorf("with %d replicas: %s fits: %v, planned: %v", replicas, name, f.fits(&s), seen[name])
@@ -187,7 +187,7 @@ func TestStandstillsAreBounded(t *testing.T) {
 				t.Errorf("seed %d: victim %d: %d long freezes", seed+1, v, n)
 			}
 		}
-		for _, e := range planned(t, Options{Seed: seed + 1, Duration: 59 * time.Second}) {
+		for _, e := range planned(t, Options{Seed: seed + 1, Duration: 119 * time.Second}) {
 			if e.Fault == "nats.freeze" {
 				t.Errorf("seed %d: %s in a short run", seed+1, e.Fault)
 			}
