@@ -40,6 +40,7 @@ const (
 	// recoverLimit is how long a recovery is waited for while the attack goes on; the end of the run decides.
 	recoverLimit = 90 * time.Second
 	drainEvery   = 5 * time.Second
+	leastRows    = 100
 )
 
 func newAttack(w *world, plan []Entry) *attack {
@@ -117,6 +118,8 @@ func (a *attack) watchLoad(ctx context.Context, loaded chan error) error {
 		return err
 	case <-ctx.Done():
 	case <-end:
+		// A machine that stood still all the time has attacked nothing.
+		await(ctx, catchUpLimit, func() bool { return len(loaded) > 0 || a.w.load.committed.Load() >= leastRows })
 	}
 	return nil
 }
