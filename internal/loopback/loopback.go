@@ -67,11 +67,16 @@ func claimBlock() (begin int, claim net.PacketConn, ok bool) {
 	offset := rand.IntN(blocks)
 	for i := range blocks {
 		begin = first + (offset+i)%blocks*block
-		if claim, err := net.ListenPacket("udp4", address(begin)); err == nil {
+		if claim, ok = claimAt(begin); ok {
 			return begin, claim, true
 		}
 	}
 	return 0, nil, false
+}
+
+func claimAt(begin int) (claim net.PacketConn, ok bool) {
+	claim, err := net.ListenPacket("udp4", address(begin))
+	return claim, err == nil
 }
 
 func portsFrom(begin int) []int {

@@ -85,6 +85,11 @@ func TestPortsDiffer(t *testing.T) {
 				t.Fatal(err)
 			}
 			note(port, fmt.Sprint("process ", i))
+			begin := port - (port-first)%block
+			if claim, ok := claimAt(begin); ok {
+				claim.Close()
+				t.Fatalf("port %d is another process's, and its block can be claimed here", port)
+			}
 		}
 	}
 	for range 2 * block {
