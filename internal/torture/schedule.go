@@ -32,7 +32,7 @@ const warmUp = 500 * time.Millisecond
 const sharedEvery = 4
 
 // longest is the longest time that is planned for where none of the kinds kills: some strike a number of times only.
-const longest = 1000 * time.Hour
+const longest = 24 * time.Hour
 
 // schedule is the plan of the attack: a pure function of seed, options and shape.
 func schedule(o *Options, s *shape, kinds []chosen) []Entry {
