@@ -131,14 +131,30 @@ func (w *world) dropStream(ctx context.Context, name string) error {
 	})
 }
 
-// state returns what a stream holds.
-func (w *world) state(ctx context.Context, stream string) (s jetstream.StreamState, err error) {
-	err = persist(ctx, func(ctx context.Context) error {
-		got, err := w.broker.js.Stream(ctx, stream)
-		if err == nil {
-			s = got.CachedInfo().State
+// held is what streams hold together.
+type held struct {
+	Msgs, LastSeq uint64
+	LastTime      time.Time // of the newest message
+}
+
+// state returns what streams hold.
+func (w *world) state(ctx context.Context, streams ...string) (all held, err error) {
+	for _, name := range streams {
+		err := persist(ctx, func(ctx context.Context) error {
+			stream, err := w.broker.js.Stream(ctx, name)
+			if err != nil {
+				return err
+			}
+			s := stream.CachedInfo().State
+			all.Msgs, all.LastSeq = all.Msgs+s.Msgs, all.LastSeq+s.LastSeq
+			if s.LastTime.After(all.LastTime) {
+				all.LastTime = s.LastTime
+			}
+			return nil
+		})
+		if err != nil {
+			return held{}, err
 		}
-		return err
-	})
-	return s, err
+	}
+	return all, nil
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -30,6 +31,7 @@ type Case struct {
 
 	Horizon  time.Duration   `json:"horizon_ns"`
 	Horizons []time.Duration `json:"-"`                     // latency: each is a contender
+	Shards   int             `json:"shards,omitempty"`      // outflows that share the table; 0: one has it all
 	Sync     bool            `json:"sync_always,omitempty"` // NATS syncs before it acknowledges
 }
 
@@ -37,7 +39,7 @@ type Case struct {
 func (c *Case) title() string {
 	what := string(c.Kind)
 	if c.Name != what {
-		what = c.Name + " " + c.Point
+		what = strings.TrimSpace(c.Name + " " + c.Point)
 	}
 	what += fmt.Sprintf(", %s a transaction", count(c.PerTx, "row"))
 	switch c.Kind {

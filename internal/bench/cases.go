@@ -17,7 +17,7 @@ const (
 )
 
 // Names are those of all cases, in the order in which they are measured.
-var Names = []string{"drain", "live", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas", "sync"}
+var Names = []string{"drain", "live", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas", "sync", "shards"}
 
 // Default are the cases of a run that names none.
 var Default = []string{"drain", "latency"}
@@ -104,6 +104,10 @@ func (o *Options) points(name string) (all []*Case) {
 	case "replicas":
 		for _, n := range []int{1, 3} {
 			add(fmt.Sprintf("R%d", n), func(c *Case) { c.Replicas = n })
+		}
+	case "shards":
+		for _, n := range []int{1, 2, 4} {
+			add(fmt.Sprint(n), func(c *Case) { c.Shards = n })
 		}
 	case "sync":
 		for _, n := range []int{1, 100} {

@@ -84,13 +84,13 @@ type program struct {
 	before time.Duration // what it had used when the clock started
 }
 
-// measured adds to a sample what the process itself has used. It must run still.
+// measured adds to a sample what the process itself has used, to that of others of the same contender. It must run still.
 func (p program) measured(events int, s sample) {
 	if used, _, _, ok := processCPU(p.pid); ok {
-		s[cpuItself] = microseconds(used-p.before) / float64(events)
+		s[cpuItself] += microseconds(used-p.before) / float64(events)
 	}
 	if peak, ok := peakRSS(p.pid); ok {
-		s[peakMemory] = float64(peak) / (1 << 20)
+		s[peakMemory] += float64(peak) / (1 << 20)
 	}
 }
 
@@ -99,12 +99,12 @@ const (
 	stuck     = patience // without another message
 )
 
-// awaitMessages waits until a stream has n messages and returns when the last of them was stored. died is asked whether the publisher
-// still runs.
-func (w *world) awaitMessages(ctx context.Context, stream string, n int, died func() error) (time.Time, error) {
+// awaitMessages waits until streams have n messages together and returns when the last of them was stored. died is asked whether the
+// publisher still runs.
+func (w *world) awaitMessages(ctx context.Context, n int, died func() error, streams ...string) (time.Time, error) {
 	last, moved := uint64(0), time.Now()
 	for {
-		s, err := w.state(ctx, stream)
+		s, err := w.state(ctx, streams...)
 		switch {
 		case err != nil:
 			return time.Time{}, err
@@ -130,9 +130,9 @@ func (w *world) awaitMessages(ctx context.Context, stream string, n int, died fu
 	}
 }
 
-// verify makes sure that a stream holds exactly n messages: asked again at the end, when nobody publishes any more.
-func (w *world) verify(ctx context.Context, stream string, n int) error {
-	s, err := w.state(ctx, stream)
+// verify makes sure that streams hold exactly n messages: asked again at the end, when nobody publishes any more.
+func (w *world) verify(ctx context.Context, n int, streams ...string) error {
+	s, err := w.state(ctx, streams...)
 	if err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ func (w *world) follow(ctx context.Context, c *Case, p follower, t task, lag fun
 		return nil, err
 	}
 	if whole {
-		if err := w.verify(ctx, p.stream(), published+1); err != nil {
+		if err := w.verify(ctx, published+1, p.stream()); err != nil {
 			return nil, err
 		}
 	}
@@ -94,7 +94,7 @@ func (w *world) published(ctx context.Context, p follower, wrote *written, got s
 		s, err := w.state(ctx, p.stream())
 		return max(1, int(s.LastSeq)-1), false, err
 	}
-	ended, err := w.awaitMessages(ctx, p.stream(), wrote.Rows+1, p.died)
+	ended, err := w.awaitMessages(ctx, wrote.Rows+1, p.died, p.stream())
 	if unlimited {
 		got[catchUp] = max(0, ended.Sub(wrote.Ended.Round(0))).Seconds()
 	}
@@ -115,7 +115,7 @@ func (w *world) warm(ctx context.Context, p follower, table string) error {
 	if err != nil || p.stream() == "" {
 		return err
 	}
-	_, err = w.awaitMessages(ctx, p.stream(), 1, p.died)
+	_, err = w.awaitMessages(ctx, 1, p.died, p.stream())
 	return err
 }
 

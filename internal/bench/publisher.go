@@ -48,7 +48,7 @@ func (w *world) drainChild(ctx context.Context, c *child, stream string, n int) 
 	if err := c.begin(); err != nil {
 		return nil, err
 	}
-	ended, err := w.awaitMessages(ctx, stream, n, c.died)
+	ended, err := w.awaitMessages(ctx, n, c.died, stream)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (w *world) drainChild(ctx context.Context, c *child, stream string, n int) 
 	if err := c.end(ctx, nil); err != nil {
 		return nil, err
 	}
-	return got, w.verify(ctx, stream, n)
+	return got, w.verify(ctx, n, stream)
 }
 
 func (p *publisher) cleanUp(ctx context.Context) error {

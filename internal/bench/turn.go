@@ -12,6 +12,9 @@ const aloneName = "nobody" // live: the writers alone
 // contenders returns who takes part in a case.
 func (w *world) contenders(c *Case) (all []contender) {
 	builds := append([]Build{{itself, w.o.Binary}}, w.o.Builds...)
+	if c.Shards > 0 {
+		builds = builds[:1] // another one may not know them
+	}
 	switch c.Kind {
 	case latency:
 		for _, h := range c.Horizons {
@@ -24,7 +27,11 @@ func (w *world) contenders(c *Case) (all []contender) {
 		all = append(all, &nobody{})
 	}
 	for _, b := range builds {
-		all = append(all, &streamer{w: w, build: b})
+		if c.Shards > 1 {
+			all = append(all, newShards(w, b, c.Shards))
+		} else {
+			all = append(all, &streamer{w: w, build: b})
+		}
 	}
 	if c.Kind == drain {
 		if path, ok := w.recvLogical(); ok {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -125,6 +126,9 @@ func (w *world) describe(r *Report) {
 func (w *world) cannot(c *Case) string {
 	if w.o.NATSURL != "" && c.Sync {
 		return "when a given NATS syncs is not ours to choose"
+	}
+	if major, _ := strconv.Atoi(strings.Split(w.pgVersion, ".")[0]); c.Shards > 1 && major < 15 {
+		return "row filters need PostgreSQL 15"
 	}
 	return ""
 }
