@@ -171,3 +171,19 @@ func TestTableLock(t *testing.T) {
 		t.Error("it waits for ever")
 	}
 }
+
+// What a reader knows is no matter of synchronous standbys: it waits for none.
+func TestKnowWaitsForNoStandby(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
+	d.exec("CREATE TABLE outbox (id bigint)")
+	d.exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = on', current_database()); END $$")
+	r, err := OpenReader(within(t), d.cfg.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := r.Know(within(t), func(add func(IDSum) error) error { return add(idSum("1")) }); err != nil {
+		t.Fatal(err)
+	}
+}
