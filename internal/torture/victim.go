@@ -45,8 +45,8 @@ const (
 
 // What the victims are set to, and the twin: where there is more than one way to the same stream, they take different ones.
 var (
-	ofVictims []string
-	ofTwin    []string
+	ofVictims = []string{"OUTFLOW_POSTGRES_CATCH_UP=64KiB"} // most backlogs are read by SQL
+	ofTwin    = []string{"OUTFLOW_POSTGRES_CATCH_UP=0"}     // none is
 )
 
 func newVictim(ctx context.Context, w *world, n int) (*victim, error) {
