@@ -77,6 +77,11 @@ func (w *world) run(ctx context.Context, r *Report, cases []*Case) error {
 	if err := w.startPostgres(ctx); err != nil {
 		return err
 	}
+	if w.o.NATSURL != "" { // our own are started as the cases need them
+		if err := w.useBroker(ctx, &Case{}); err != nil {
+			return err
+		}
+	}
 	w.describe(r)
 	for _, c := range cases {
 		if why := w.cannot(c); why != "" {
