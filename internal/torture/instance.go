@@ -56,11 +56,7 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 	}
 	i := &instance{v: v, n: n, listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), settings: v.settings}
 	i.log = v.w.file(fmt.Sprintf("%s-%c.log", v.slot, 'a'+n))
-	catchUp := "64KiB" // nearly every start reads by SQL
-	if v.n < 0 {
-		catchUp = "0"
-	}
-	i.env = append(environ(), "OUTFLOW_POSTGRES_CATCH_UP="+catchUp,
+	i.env = append(environ(),
 		"OUTFLOW_POSTGRES_URL="+pgURL, "OUTFLOW_NATS_URL="+natsURL, "OUTFLOW_SLOT="+v.slot, "OUTFLOW_PUBLICATION="+v.slot,
 		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_SOURCE="+v.w.o.Source, "OUTFLOW_TABLE="+v.w.table, "OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
 		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+strconv.Itoa(maxBytes),
