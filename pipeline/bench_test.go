@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -220,6 +221,9 @@ func (c *counter) Lost() <-chan struct{}       { return nil }
 func (c *counter) Err() error                  { return nil }
 func (c *counter) Close()                      {}
 func (c *counter) Publisher(uint64) Publisher  { return counting{c} }
+func (c *counter) Resume(Publisher, uint64) (Publisher, error) {
+	return nil, errors.New("nothing fails here")
+}
 
 func (c *counter) State(context.Context) (outbox.StreamState, error) {
 	n := c.acked.Load()
@@ -252,6 +256,7 @@ func (c counting) Check(time.Time) error           { return nil }
 func (c counting) Notify() <-chan struct{}         { return c.notify }
 func (c counting) Acked() uint64                   { return c.acked.Load() }
 func (c counting) Sent() uint64                    { return c.last }
+func (c counting) Header(uint64) *outbox.Header    { return nil }
 func (c counting) InFlight() (messages, bytes int) { return int(c.last - c.acked.Load()), 0 }
 
 // store takes records and keeps none.

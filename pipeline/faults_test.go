@@ -14,7 +14,7 @@ type fault struct {
 // faults are set by init: they lead back to the tally, which counts them.
 var faults [kinds]fault
 
-const kinds = 22
+const kinds = 24
 
 func init() {
 	faults = [kinds]fault{
@@ -35,6 +35,13 @@ func init() {
 		{"postgres crash", func(s *schedule) { s.pg.crash() }},
 		{"tick fails", func(s *schedule) { s.pg.writeFails, s.pg.failsLate = 1+s.rnd.IntN(2), s.rnd.IntN(2) == 0 }},
 		{"clock step", (*schedule).stepClock},
+		{"nats flaps", (*schedule).flap},
+		{"nats away", func(s *schedule) { // sometimes for longer than a session is kept
+			for _, l := range s.links() {
+				l.cut(s.rnd.IntN(2) == 0)
+			}
+			s.js.down = s.soon(pick(s.rnd, 5*time.Second, 2*keepReplication))
+		}},
 		{"slow questions", func(s *schedule) {
 			s.alive[s.one()].lag = pick(s.rnd, 20*time.Millisecond, 200*time.Millisecond, 900*time.Millisecond)
 		}},
@@ -82,6 +89,21 @@ func (s *schedule) cutLinks() {
 		l.cut(s.rnd.IntN(2) == 0)
 	}
 	s.js.down = s.soon(pick(s.rnd, time.Nanosecond, 100*time.Millisecond, time.Second))
+}
+
+// flap cuts the connections to the broker again and again, also those of a session that tries to go on.
+func (s *schedule) flap() {
+	at := time.Duration(0)
+	for range 2 + s.rnd.IntN(4) {
+		at += s.noise.about(time.Duration(s.rnd.IntN(pick(s.rnd, 3, 100, 400))) * time.Millisecond)
+		time.AfterFunc(at, func() {
+			s.with(func() {
+				for _, l := range s.links() {
+					l.cut(s.rnd.IntN(2) == 0)
+				}
+			})
+		})
+	}
 }
 
 // zombie lets the owner of the slot lose it without knowing. It may sleep meanwhile; then it goes on with what it has, until it

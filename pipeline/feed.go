@@ -144,32 +144,36 @@ func (s *session) closeWindow() (*reorder.Window, error) {
 func (s *session) publish(ctx context.Context) (done bool, err error) {
 	w := s.window
 	for n := 0; n < burst && !s.pub.Full(); n++ {
-		more, err := w.Next(&s.event)
-		if err != nil {
-			return false, err
-		}
-		if !more {
-			s.windowDone()
-			return true, nil
-		}
-		s.header = outbox.Header{
-			Pos: s.event.Pos, N: s.n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
-			Timeline: s.server.History.At(s.event.Pos.LSN), Sort: w.Sort, ID: s.event.ID, Key: s.event.Key,
-		}
-		s.n++
-		skip, err := s.proof.Skip(&s.header)
-		if err != nil {
-			return false, err
-		}
-		if err := s.whenProved(ctx); err != nil {
-			return false, err
-		}
-		if skip {
-			continue
+		if !s.made {
+			more, err := w.Next(&s.event)
+			if err != nil {
+				return false, err
+			}
+			if !more {
+				s.windowDone()
+				return true, nil
+			}
+			s.header = outbox.Header{
+				Pos: s.event.Pos, N: s.n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
+				Timeline: s.server.History.At(s.event.Pos.LSN), Sort: w.Sort, ID: s.event.ID, Key: s.event.Key,
+			}
+			s.n++
+			skip, err := s.proof.Skip(&s.header)
+			if err != nil {
+				return false, err
+			}
+			if err := s.whenProved(ctx); err != nil {
+				return false, err
+			}
+			if skip {
+				continue
+			}
 		}
 		if err := s.pub.Publish(&s.event, &s.header); err != nil {
-			return false, err
+			s.made = true // a publisher on another connection takes it
+			return false, ofBroker(err)
 		}
+		s.made = false
 		s.latency.sent(s.pub.Sent(), s.event.Time)
 		s.metrics.sent(len(s.event.Payload))
 	}

@@ -13,12 +13,13 @@ type State string
 
 // The states.
 const (
-	StateConnecting State = "connecting"  // opening connections, finding the place
-	StateStandby    State = "standby"     // another session holds the slot
-	StateCatchingUp State = "catching up" // making again what is in the stream already
-	StateRunning    State = "running"     // proved
-	StateWaiting    State = "waiting"     // between sessions
-	StateStopping   State = "stopping"    // draining
+	StateConnecting State = "connecting"       // opening connections, finding the place
+	StateStandby    State = "standby"          // another session holds the slot
+	StateCatchingUp State = "catching up"      // making again what is in the stream already
+	StateRunning    State = "running"          // proved
+	StateAway       State = "waiting for NATS" // it failed; the session is kept
+	StateWaiting    State = "waiting"          // between sessions
+	StateStopping   State = "stopping"         // draining
 	StateStopped    State = "stopped"
 )
 
@@ -66,7 +67,7 @@ func (s *Snapshot) Alive(now time.Time) bool {
 	switch s.State {
 	case StateStopped:
 		return false
-	case StateRunning, StateCatchingUp:
+	case StateRunning, StateCatchingUp, StateAway:
 		return s.sorting || now.Sub(s.beat) < stalled
 	case StateStandby:
 		return true
@@ -119,6 +120,13 @@ func (h *health) set(s State, err error) {
 	if s == StateConnecting {
 		h.snap.Sessions++
 	}
+}
+
+// waits notes that the loop goes round while NATS is away.
+func (h *health) waits(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.beat = now
 }
 
 func (h *health) sorting(now bool) {

@@ -42,6 +42,7 @@ type jetstream struct {
 	lost    int
 	refused int
 	holes   int
+	resumed int // sessions that went on after a failure of the broker
 	late    int // messages of dead sessions that were stored
 	between int // messages of dead sessions that came between those of a living one
 }
@@ -376,6 +377,16 @@ func (l *link) Tail(ctx context.Context) (outbox.StreamState, error) {
 func (l *link) Publisher(last uint64) Publisher {
 	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1), since: 1}
 	return l.pub
+}
+
+func (l *link) Resume(old Publisher, last uint64) (Publisher, error) {
+	p := l.Publisher(last).(*publisher)
+	l.lock()
+	defer l.unlock()
+	p.resume(old.(*publisher))
+	l.js.w.step("resumed", last)
+	l.js.resumed++
+	return p, nil
 }
 
 func (l *link) Lost() <-chan struct{} { return l.lost }

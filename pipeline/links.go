@@ -15,6 +15,8 @@ type Links struct {
 	Broker   Broker
 	Store    Store
 	Writer   Writer // nil: ticks are left to others and settings are not changed
+	// Reopen opens the broker's side again, after it was closed; ctx limits the opening, not what it returns. nil: a session ends with it.
+	Reopen func(ctx context.Context) (Broker, Store, error)
 
 	Checkpoint checkpoint.Config
 	Decoder    decoder.Config // of the table as it is now
@@ -57,13 +59,17 @@ type Broker interface {
 	Tail(ctx context.Context) (outbox.StreamState, error)
 	// Publisher returns the only publisher of this session; its first message expects lastSeq.
 	Publisher(lastSeq uint64) Publisher
+	// Resume is Publisher for a session that goes on: the new one sends again what old, of a broker that was closed, has sent behind
+	// lastSeq, and goes on where that has ended. The message at lastSeq is old's.
+	Resume(old Publisher, lastSeq uint64) (Publisher, error)
 	// Lost is closed when the connection is gone; Err then says why.
 	Lost() <-chan struct{}
 	Err() error
 	Close()
 }
 
-// Publisher publishes messages in order; see package sink. All methods are for one goroutine.
+// Publisher publishes messages in order; see package sink. All methods are for one goroutine. What Publish returned an error for was not
+// taken.
 type Publisher interface {
 	Full() bool
 	Publish(e *outbox.Event, h *outbox.Header) error
@@ -73,6 +79,8 @@ type Publisher interface {
 	Sent() uint64
 	Check(now time.Time) error
 	InFlight() (messages, bytes int)
+	// Header is that of a message that was sent and is not proved, or of the newest one that is; nil: it is not known.
+	Header(seq uint64) *outbox.Header
 }
 
 // Store keeps the checkpoint record. Save is a compare-and-set: it fails unless revision is the record's present one.

@@ -41,7 +41,8 @@ type session struct {
 	batch  *outbox.Batch // being read, nil if none
 	next   int           // its next message
 	window *reorder.Window
-	n      int // the window's next event
+	n      int  // the window's next event
+	made   bool // event and header are the window's next message, which the publisher did not take
 
 	result decoder.Result // reused
 	event  outbox.Event   // reused
@@ -64,6 +65,7 @@ type session struct {
 	startSeq    uint64 // the stream's last sequence at the start
 	startNewest uint64 // and that of its newest message
 	scribe      *scribe
+	hiccup      hiccup
 }
 
 func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, start checkpoint.Start) *session {
@@ -81,6 +83,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, star
 		tracker:  checkpoint.NewTracker(links.Checkpoint, start, now),
 		pub:      links.Broker.Publisher(start.LastSeq),
 		lastData: now, heard: r.Asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
+		hiccup: hiccup{created: r.Stream.Created, newest: r.Stream.Newest},
 	}
 	p.metrics.lateSeen = 0
 	p.inForce(start.Place.Settings)
@@ -119,8 +122,10 @@ func (s *session) close() {
 func (s *session) run(ctx context.Context) error {
 	s.p.health.set(StateCatchingUp, nil)
 	err := s.whenProved(ctx)
-	if err == nil {
-		err = s.loop(ctx)
+	for err == nil {
+		if err = s.loop(ctx); s.keeps(err) {
+			err = s.rejoin(ctx, err)
+		}
 	}
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) { // also when its time is up
 		return s.drain()
@@ -222,9 +227,9 @@ func (s *session) flush(now time.Time) time.Duration {
 func (s *session) brokerLost() error {
 	err := s.links.Broker.Err()
 	if outbox.FaultOf(err) == nil {
-		return fmt.Errorf("nats connection lost: %w", err)
+		err = fmt.Errorf("nats connection lost: %w", err)
 	}
-	return err
+	return ofBroker(err)
 }
 
 // ranged puts what was seen to happen to the stream, rather than read, into the range that it may concern: from the newest place on.

@@ -15,7 +15,7 @@ type metrics struct {
 	published, publishedBytes    prometheus.Counter
 	windows, late                prometheus.Counter
 	ticks, tickErrors, malformed prometheus.Counter
-	sessions                     prometheus.Counter
+	sessions, resumptions        prometheus.Counter
 	errors, ignored              *prometheus.CounterVec
 	windowEvents                 prometheus.Histogram
 	commitToAck                  prometheus.Histogram
@@ -55,6 +55,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		tickErrors:     counter("tick_errors_total", "Ticks and changes of settings that could not be written."),
 		malformed:      counter("settings_malformed_total", "Changes of ordering settings in the WAL that could not be read and have no effect."),
 		sessions:       counter("sessions_total", "Sessions begun: one at the start, one more for each reconnect."),
+		resumptions:    counter("resumptions_total", "Times that NATS failed and came back in time: the session went on, nothing was read again."),
 		heldEvents:     gauge("held_events", "Events in the buffer."),
 		heldBytes:      gauge("held_bytes", "Bytes in the buffer, as reorder.max_bytes counts them."),
 		inFlight:       gauge("in_flight_messages", "Messages sent and not acknowledged yet."),
@@ -66,7 +67,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		lagBytes:       gauge("lag_bytes", "WAL between the confirmed LSN and the server's end of WAL."),
 		catchingUp:     gauge("catching_up", "1 while the backlog is read by SQL (postgres.catch_up)."),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "publish_errors_total", Help: "Sessions that ended with an error, by class."}, []string{"class"}),
+			Name: "publish_errors_total", Help: "Sessions that ended with an error, and failures of NATS that a session outlived, by class."}, []string{"class"}),
 		ignored: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "ignored_total", Help: "What was read from the WAL (again, after a restart), may have been meant as an event, and is none: message events " +
 				"where source is table (message), or that were not transactional (not_transactional), rows of the table where source is message (row)."},
@@ -113,6 +114,11 @@ func (m *metrics) sessionEnded(err error) {
 	if err != nil {
 		m.errors.WithLabelValues(outbox.ClassOf(err).String()).Inc()
 	}
+}
+
+func (m *metrics) resumed() {
+	m.resumptions.Inc()
+	m.errors.WithLabelValues(outbox.Transient.String()).Inc()
 }
 
 func (m *metrics) window(w *reorder.Window) {

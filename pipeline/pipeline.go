@@ -161,13 +161,21 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 
 // complain logs why a session ended: the same reason once in complaintInterval, whatever the number of attempts.
 func (p *Pipeline) complain(wait time.Duration, err error) {
-	level, now := slog.LevelWarn, time.Now()
-	if text := fmt.Sprint(err); text == p.complaint && now.Sub(p.complained) < complaintInterval {
+	level := slog.LevelWarn
+	if !p.fresh(err) {
 		level = slog.LevelDebug
-	} else {
-		p.complaint, p.complained = text, now
 	}
 	p.log.Log(context.Background(), level, "session ended; starting again", "in", wait.Round(time.Millisecond), "err", err)
+}
+
+// fresh reports whether a reason was not given within complaintInterval.
+func (p *Pipeline) fresh(err error) bool {
+	text, now := fmt.Sprint(err), time.Now()
+	if text == p.complaint && now.Sub(p.complained) < complaintInterval {
+		return false
+	}
+	p.complaint, p.complained = text, now
+	return true
 }
 
 // suspected is where a loss waits for its second reading.

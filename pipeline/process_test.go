@@ -218,10 +218,19 @@ func TestHealth(t *testing.T) {
 		if s := pr.p.Snapshot(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" || s.Lag(time.Now()) > time.Second {
 			t.Errorf("%+v", s)
 		}
+		w.with(func() { w.js.down = time.Now().Add(time.Hour) })
 		w.with(func() { pr.link().cut(true) })
 		w.until(time.Second, "not ready", func() bool { s := pr.p.Snapshot(); return !s.Ready() && s.Error != "" })
-		w.with(func() { w.js.down = time.Now().Add(time.Hour) })
-		w.until(time.Second, "waiting", func() bool { return pr.p.Snapshot().State == StateWaiting })
+		for range 25 {
+			if s := pr.p.Snapshot(); s.State != StateAway || s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) > time.Minute {
+				t.Errorf("%+v", s)
+			}
+			w.sleep(time.Second)
+		}
+		if s := pr.p.Snapshot(); s.Lag(time.Now()) < 24*time.Second {
+			t.Errorf("lag %v while the broker is away", s.Lag(time.Now()))
+		}
+		w.until(10*time.Second, "waiting", func() bool { return pr.p.Snapshot().State == StateWaiting })
 		w.sleep(time.Minute)
 		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) < time.Minute {
 			t.Errorf("%+v; an outage of the broker is no hanging process", s)
@@ -232,7 +241,7 @@ func TestHealth(t *testing.T) {
 // A loop that hangs is not alive.
 func TestHanging(t *testing.T) {
 	now := time.Now()
-	for state, alive := range map[State]bool{StateRunning: false, StateCatchingUp: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
+	for state, alive := range map[State]bool{StateRunning: false, StateCatchingUp: false, StateAway: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
 		s := Snapshot{State: state, Since: now.Add(-time.Minute), beat: now.Add(-time.Minute)}
 		if s.Alive(now) != alive {
 			t.Errorf("%s: alive %t", state, !alive)
@@ -287,12 +296,17 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// A lost connection ends the session at once, also where nothing is in flight; what is not read stays with PostgreSQL.
+// A lost connection is noticed at once, also where nothing is in flight. It ends the session, which closes the other one; that to
+// PostgreSQL is kept for a while.
 func TestConnectionLost(t *testing.T) {
 	for name, cut := range map[string]func(pr *process){
 		"broker":   func(pr *process) { pr.link().cut(true) },
 		"postgres": func(pr *process) { pr.up().cut(true) },
 	} {
+		kept := 0
+		if name == "broker" {
+			kept = 1
+		}
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 0, func(t *testing.T, w *world) {
 				pr := w.running(options{})
@@ -300,7 +314,7 @@ func TestConnectionLost(t *testing.T) {
 				for range 20 {
 					cut(pr)
 					w.sleep(time.Millisecond)
-					if s := pr.p.Snapshot(); s.State == StateRunning || len(w.links()) > 0 || len(w.upstreams()) > 0 {
+					if s := pr.p.Snapshot(); s.State == StateRunning || len(w.links()) > 0 || len(w.upstreams()) != kept {
 						t.Fatalf("%s, %d connections to the broker, %d to the server", s.State, len(w.links()), len(w.upstreams()))
 					}
 					w.write(1)

@@ -11,20 +11,23 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Five seconds without an acknowledgement end the session; the next one sends the same messages again.
+// After five seconds without an acknowledgement the same messages are sent again, on a new connection.
 func TestAckTimeout(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
 		w.with(func() { w.js.drop = 1 << 30 })
 		begun := time.Now()
 		w.write(7)
-		w.until(10*time.Second, "a second session", func() bool { return len(pr.opens) == 2 })
+		w.until(10*time.Second, "a second connection", func() bool { return len(pr.reopens) == 1 })
 		if d := time.Since(begun); d < 5*time.Second || d > 5500*time.Millisecond {
-			t.Errorf("the session ended after %v", d)
+			t.Errorf("it came after %v", d)
 		}
 		w.with(func() { w.js.drop = 0 })
 		w.published()
 		first, second := pr.nats[0].pub.sent, pr.nats[1].pub.sent
+		if len(pr.opens) != 1 {
+			t.Errorf("%d sessions", len(pr.opens))
+		}
 		if len(first) != 7 || !slices.Equal(first, second) {
 			t.Errorf("sent first\n%q\nthen\n%q", first, second)
 		}
@@ -38,7 +41,7 @@ func TestAcksLost(t *testing.T) {
 		pr := w.running(options{})
 		w.with(func() { w.js.lostAcks = time.Now().Add(time.Hour) })
 		w.write(7)
-		w.until(10*time.Second, "a second session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		w.until(10*time.Second, "a second connection", func() bool { return w.js.resumed == 1 && pr.p.Snapshot().State == StateRunning })
 		w.with(func() { w.js.lostAcks = time.Time{} })
 		if n := len(pr.nats[1].pub.sent); n != 0 || len(w.js.messages) != 7 {
 			t.Errorf("%d messages sent again, %d in the stream", n, len(w.js.messages))

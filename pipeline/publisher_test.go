@@ -23,6 +23,7 @@ type publisher struct {
 	rounds       int    // of the loop, by Flush
 	calls        int    // of Full: about one for each message made
 	sent         []line // all that was handed to it
+	kept         []sent // what was sent and is not proved, and the newest that is
 }
 
 func (p *publisher) Full() bool {
@@ -63,6 +64,7 @@ func (p *publisher) out(reply bool) {
 	}
 	p.held.reply = reply
 	p.sent = append(p.sent, p.held.line)
+	p.kept = append(p.kept, *p.held)
 	p.link.send(*p.held)
 	p.held = nil
 }
@@ -93,6 +95,7 @@ func (p *publisher) answered(seq uint64, ok bool) {
 	}
 	if p.err == nil && seq > p.acknowledged {
 		p.acknowledged = seq
+		p.forget()
 		for len(p.dues) > 0 && p.dues[0] <= seq {
 			p.dues = p.dues[1:]
 		}
@@ -101,6 +104,44 @@ func (p *publisher) answered(seq uint64, ok bool) {
 	select {
 	case p.notify <- struct{}{}:
 	default:
+	}
+}
+
+// forget drops what is proved, all but the newest.
+func (p *publisher) forget() {
+	for len(p.kept) > 0 && p.kept[0].last+1 < p.acknowledged {
+		p.kept = p.kept[1:]
+	}
+}
+
+func (p *publisher) Header(seq uint64) *outbox.Header {
+	p.link.lock()
+	defer p.link.unlock()
+	for _, s := range p.kept {
+		if s.last+1 == seq {
+			h := s.header
+			return &h
+		}
+	}
+	return nil
+}
+
+// resume sends again what the one before it has sent behind its place.
+func (p *publisher) resume(old *publisher) {
+	p.last, p.held = old.last, old.held
+	p.kept = old.kept
+	p.forget()
+	again := p.kept
+	p.kept = nil
+	for _, s := range again {
+		if s.last+1 <= p.acknowledged {
+			p.kept = append(p.kept, s)
+			continue
+		}
+		held := p.held
+		p.held = &s
+		p.out(s.last == again[len(again)-1].last || p.since+1 >= p.link.js.ackEvery)
+		p.held = held
 	}
 }
 

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -17,6 +18,7 @@ type recorder struct {
 	links    *Links
 	record   *checkpoint.Record // the goroutine's while busy, else the loop's
 	revision uint64             // likewise
+	tried    *checkpoint.Record // likewise: what may have been written since or not; nil: nothing
 
 	requests chan *checkpoint.Snapshot // nil: read the server's state
 	done     chan recorded
@@ -84,10 +86,43 @@ func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard 
 	if identity != r.record.Publication.PublicationIdentity {
 		return heard, errors.New("the publication is not the one that it was when the session started")
 	}
-	r.record = r.record.With(*snap, server.WALEnd)
+	r.tried = r.record.With(*snap, server.WALEnd)
 	heard = time.Now()
-	r.revision, err = r.links.Store.Save(ctx, r.record, r.revision)
-	return heard, err
+	ctx, cancel = untilLost(ctx, r.links.Broker)
+	defer cancel()
+	revision, err := r.links.Store.Save(ctx, r.tried, r.revision)
+	if err != nil {
+		return heard, ofBroker(err)
+	}
+	r.record, r.revision, r.tried = r.tried, revision, nil
+	return heard, nil
+}
+
+// found compares the record that a new connection to the broker has read with what was written. wrote says that it is the one of which
+// that was not known. The caller has made sure that no request is under way.
+func (r *recorder) found(rec *checkpoint.Record, revision uint64) (wrote bool, err error) {
+	switch {
+	case revision == r.revision && r.record.Is(rec):
+		r.tried = nil // should it still come, the next one is refused, or it is
+		return false, nil
+	case revision > r.revision && r.tried != nil && r.tried.Is(rec):
+		r.record, r.revision, r.tried = r.tried, revision, nil
+		return true, nil
+	}
+	return false, fmt.Errorf("the checkpoint record at revision %d is not what this session wrote, last at %d", revision, r.revision)
+}
+
+// untilLost ends a context with the connection to the broker.
+func untilLost(ctx context.Context, b Broker) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-b.Lost():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
@@ -101,11 +136,13 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 		return err
 	}
 	answer.end, answer.heard = server.WALEnd, time.Now()
+	ctx, cancel = untilLost(ctx, r.links.Broker)
+	defer cancel()
 	answer.stream, err = r.links.Broker.Tail(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == outbox.CodeStreamMoved {
 		answer.moved, err = true, nil
 	}
-	return err
+	return ofBroker(err)
 }
 
 // remember puts a fault that was seen to happen into the record, so that the next start stops at it as well. It ends the recorder.

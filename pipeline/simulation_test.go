@@ -118,7 +118,7 @@ func sizeOf(seed uint64) size {
 
 // tally counts what simulations met.
 type tally struct {
-	schedules, steps, starts, sessions, messages, lost, holes, refused, late, between, confirmed int
+	schedules, steps, starts, sessions, messages, lost, holes, refused, late, between, confirmed, resumed int
 
 	faults [kinds]int
 }
@@ -135,6 +135,7 @@ func (a *tally) add(b *tally) {
 	a.late += b.late
 	a.between += b.between
 	a.confirmed += b.confirmed
+	a.resumed += b.resumed
 	for i, n := range b.faults {
 		a.faults[i] += n
 	}
@@ -142,8 +143,8 @@ func (a *tally) add(b *tally) {
 
 func (a *tally) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d schedules, %d steps, %d starts, %d sessions, %d messages; refused %d, late %d, between a successor's %d, lost %d, holes %d; confirmed %d times;",
-		a.schedules, a.steps, a.starts, a.sessions, a.messages, a.refused, a.late, a.between, a.lost, a.holes, a.confirmed)
+	fmt.Fprintf(&b, "%d schedules, %d steps, %d starts, %d sessions, %d messages; refused %d, late %d, between a successor's %d, lost %d, holes %d; confirmed %d times; went on without a start %d times;",
+		a.schedules, a.steps, a.starts, a.sessions, a.messages, a.refused, a.late, a.between, a.lost, a.holes, a.confirmed, a.resumed)
 	for i, n := range a.faults {
 		fmt.Fprintf(&b, " %s %d", faults[i].name, n)
 	}
@@ -275,6 +276,7 @@ func simulate(t *testing.T, seed uint64, size size, faulty bool) (out *schedule)
 		s.with(func() {
 			s.tally.steps, s.tally.messages, s.tally.confirmed = s.steps, len(s.js.messages), len(s.pg.earlier)
 			s.tally.lost, s.tally.holes, s.tally.refused, s.tally.late, s.tally.between = s.js.lost, s.js.holes, s.js.refused, s.js.late, s.js.between
+			s.tally.resumed = s.js.resumed
 			for _, pr := range s.procs {
 				s.tally.sessions += len(pr.opens)
 			}
@@ -306,7 +308,9 @@ func (s *schedule) finish() error {
 		}
 	}
 	if own.IntN(4) == 0 {
-		time.Sleep(s.durable + 20*time.Second)
+		var away time.Duration // the broker may still be
+		s.with(func() { away = max(time.Until(s.js.down), 0) })
+		time.Sleep(away + s.durable + 20*time.Second)
 		var last, confirmed outbox.LSN
 		s.with(func() { last, confirmed = s.lastEvent(), s.pg.confirmed })
 		if confirmed < last {
@@ -394,7 +398,7 @@ func TestSimulation(t *testing.T) {
 			t.Errorf("%s did not happen", faults[i].name)
 		}
 	}
-	if all.schedules >= 300 && (all.lost == 0 || all.holes == 0 || all.refused == 0 || all.late == 0 || all.between == 0 || all.confirmed == 0) {
+	if all.schedules >= 300 && (all.lost == 0 || all.holes == 0 || all.refused == 0 || all.late == 0 || all.between == 0 || all.confirmed == 0 || all.resumed == 0) {
 		t.Errorf("the faults did not happen: %v", &all)
 	}
 }

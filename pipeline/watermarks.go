@@ -15,8 +15,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		s.report(now)
 	}
 	if err := s.pub.Check(now); err != nil {
-		return err
+		return ofBroker(err)
 	}
+	s.hiccup.well(acked, s.pub.Sent())
 	if !s.proof.Proved() {
 		return nil
 	}

@@ -191,18 +191,19 @@ func (w *world) compare() error {
 
 // process is a running pipeline.
 type process struct {
-	w      *world
-	p      *Pipeline
-	cancel context.CancelFunc
-	ended  chan struct{}
-	err    error
-	dead   bool
-	opens  []time.Time
-	ups    []*upstream
-	nats   []*link
-	writer Writer
-	reg    *prometheus.Registry
-	skew   time.Duration // of its host's clock
+	w       *world
+	p       *Pipeline
+	cancel  context.CancelFunc
+	ended   chan struct{}
+	err     error
+	dead    bool
+	opens   []time.Time // of sessions
+	reopens []time.Time // of the broker's side of sessions
+	ups     []*upstream
+	nats    []*link
+	writer  Writer
+	reg     *prometheus.Registry
+	skew    time.Duration // of its host's clock
 
 	noise    *noise
 	lag      time.Duration // its questions take up to so much longer, for one session
@@ -279,13 +280,12 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 		return nil, errDown
 	}
 	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
-	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
-	l.off = l.noise.about(0)
-	u.lag, l.lag, pr.lag = pr.lag, pr.lag, 0
-	w.ups, w.all = append(w.ups, u), append(w.all, l)
-	pr.ups, pr.nats = append(pr.ups, u), append(pr.nats, l)
+	u.lag = pr.lag
+	l := pr.connect()
+	w.ups, pr.ups = append(w.ups, u), append(pr.ups, u)
 	w.step("opened", uint64(len(pr.opens)))
 	links := &Links{
+		Reopen:   pr.reopen,
 		Upstream: u, Broker: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
 			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping, DurableAfter: w.durable,
@@ -295,6 +295,38 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 		o.open(links)
 	}
 	return links, nil
+}
+
+// connect opens a connection to the broker. The lock is held.
+func (pr *process) connect() *link {
+	w := pr.w
+	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
+	l.off = l.noise.about(0)
+	l.lag, pr.lag = pr.lag, 0
+	w.all, pr.nats = append(w.all, l), append(pr.nats, l)
+	return l
+}
+
+// reopen opens the broker's side of a session again.
+func (pr *process) reopen(ctx context.Context) (Broker, Store, error) {
+	w := pr.w
+	w.mu.Lock()
+	d := pr.noise.about(time.Millisecond)
+	w.mu.Unlock()
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	pr.reopens = append(pr.reopens, time.Now())
+	if pr.dead || time.Now().Before(w.js.down) {
+		return nil, nil, errDown
+	}
+	l := pr.connect()
+	w.step("opened again", uint64(len(pr.reopens)))
+	return l, l, nil
 }
 
 // kill ends the process at once: nothing that it does from now on has an effect. What it had sent may still arrive.

@@ -208,24 +208,24 @@ func TestAckTimeout(t *testing.T) {
 	t.Parallel()
 	at := func(s float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(s * float64(time.Second))) }
 	p, _, ack := offline(t)
-	ok := func(s float64) {
+	ok := func(all ...float64) {
 		t.Helper()
-		if err := p.Check(at(s)); err != nil {
-			t.Fatal(err)
+		for _, s := range all {
+			if err := p.Check(at(s)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	ok(0)
 	put(t, p, 10)
 	p.Flush(at(3600)) // an hour of silence before does not count
-	ok(3600)
-	ok(3604.9)
+	ok(3600, 3601, 3602, 3603, 3604, 3604.9)
 	put(t, p, 10)
 	p.Flush(at(3604.9))
 	p.Flush(at(3604.91))
 	ack(101) // one of two came, and was seen outside of Check
 	p.Full()
-	ok(3605.1)
-	ok(3610)
+	ok(3605.1, 3606, 3607, 3608, 3609, 3610)
 	f := wantFault(t, p.Check(at(3610.1)), outbox.Transient, "ack_timeout")
 	ack(102)
 	if err := p.Check(at(3610.1)); !errors.Is(err, f) {
@@ -235,6 +235,35 @@ func TestAckTimeout(t *testing.T) {
 	if err := p.Publish(&g.e, &g.h); err == nil {
 		t.Error("publishes after an error")
 	}
+}
+
+// A process that stood still has not read what came meanwhile: the time begins anew.
+func TestAckTimeoutAfterStandstill(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	p, _, ack := offline(t)
+	put(t, p, 10)
+	p.Flush(now)
+	for range 3 {
+		for range 4 {
+			if err := p.Check(now); err != nil {
+				t.Fatal(err)
+			}
+			now = now.Add(time.Second)
+		}
+		now = now.Add(time.Minute)
+	}
+	if err := p.Check(now); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		now = now.Add(time.Second)
+		if err := p.Check(now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantFault(t, p.Check(now.Add(time.Second)), outbox.Transient, "ack_timeout")
+	ack(101)
 }
 
 // A caller that reads from a slow disk for long comes back to messages that it has not flushed: nobody can have acknowledged them.

@@ -16,6 +16,7 @@ import (
 const (
 	ackTimeout = 5 * time.Second      // without any acknowledgement while some are due
 	holdBack   = 2 * time.Millisecond // how long what is ready waits for an acknowledgement that is outstanding
+	standstill = 2 * time.Second      // between two Checks: this process did not run, and may not have read what has come
 
 	// directBytes is how many bytes in flight fit into the sockets' buffers for certain, so that a write of them does not block.
 	directBytes = 64 << 10
@@ -24,16 +25,18 @@ const (
 // Publisher publishes messages in order, each at its predicted sequence, and counts what is acknowledged. One goroutine owns it;
 // Notify and Acked may be used from any.
 //
-// After an error of Publish or Check the publisher and its connection are of no more use, except where the error is a fault of
-// class Poison: then nothing was sent.
+// After an error of Publish or Check the publisher and its connection are of no more use, except for [Conn.Resume] of another one, and
+// except where the error is a fault of class Poison: then nothing was sent. What Publish returned an error for was not taken.
 type Publisher struct {
 	conn   *Conn
 	enc    *encoder
 	out    outbound
 	window inflight
+	kept   *kept
 	since  time.Time // when the last acknowledgement was seen, or the first became due after a time when none was
 	due    bool      // some were due at the last Check
 	seen   uint64    // what was acknowledged at the last Check
+	looked time.Time // when that was
 
 	held      []*message // the last messages, not sent yet: one, or what may become a batch
 	heldBytes int
@@ -58,10 +61,15 @@ type Publisher struct {
 // the stream before. A connection has one publisher.
 func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	p := c.newPublisher(lastSeq)
+	c.begin(p)
+	return p
+}
+
+// begin makes p the publisher of the connection.
+func (c *Conn) begin(p *Publisher) {
 	c.watchIngress(p.enc.ingress)
 	p.out = newFrames(c.wires.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
 	c.publisher.Store(p)
-	return p
 }
 
 func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
@@ -73,7 +81,7 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	allowed := c.batches()
 	c.mu.Unlock()
 	p := &Publisher{
-		conn: c, enc: &enc, last: lastSeq, next: new(message),
+		conn: c, enc: &enc, last: lastSeq, next: new(message), kept: newKept(lastSeq),
 		reply: []byte(c.inbox), batch: newBatch(allowed), began: time.Now(), notify: make(chan struct{}, 1),
 	}
 	p.window.acked, p.window.sent, p.written = lastSeq, lastSeq, lastSeq
@@ -180,7 +188,8 @@ func (p *Publisher) send(ask bool) {
 		return
 	}
 	for i, m := range p.held {
-		p.sendOne(m, ask && i == len(p.held)-1 || p.window.needsReply(m.size()))
+		p.kept.add(m)
+		p.emit(m, ask && i == len(p.held)-1 || p.window.needsReply(m.size()))
 	}
 	p.release()
 }
@@ -189,18 +198,23 @@ func (p *Publisher) send(ask bool) {
 func (p *Publisher) sendBatched(commit bool) {
 	for i, m := range p.held {
 		last := commit && i == len(p.held)-1
+		p.kept.add(m)
 		p.batch.add(m, last)
-		p.sendOne(m, last)
+		p.emit(m, last)
 	}
 	p.release()
 }
 
 func (p *Publisher) release() {
+	for _, m := range p.held {
+		m.data = nil
+	}
 	p.free = append(p.free, p.held...)
 	p.held, p.heldBytes = p.held[:0], 0
 }
 
-func (p *Publisher) sendOne(m *message, reply bool) {
+// emit sends a message that is kept.
+func (p *Publisher) emit(m *message, reply bool) {
 	var to []byte
 	switch {
 	case reply:
@@ -210,7 +224,6 @@ func (p *Publisher) sendOne(m *message, reply bool) {
 	}
 	p.out.send(m, to)
 	p.window.add(m.seq, m.size(), reply)
-	m.data = nil
 }
 
 // replyOpened stands for the sequence where the first message of a batch asks whether it was taken.
@@ -236,17 +249,18 @@ func (p *Publisher) DeadLetters() int { return p.letters }
 
 // Check says whether the session must end: a message was refused, an acknowledgement is not the one that was predicted, the
 // connection is lost, or 5 s have passed without any acknowledgement while some were due of what Flush has written. now must not go
-// back. Call it after each Notify, and once a second at least while messages are in flight.
+// back. Call it after each Notify, and once a second at least while messages are in flight: where more than two seconds lie between two
+// calls, the 5 s begin anew, because what has come meanwhile may not have been read.
 func (p *Publisher) Check(now time.Time) error {
 	p.settle()
 	if err := p.broken(); err != nil {
 		return err
 	}
 	due := p.outstanding() // what was not written can't be late: the caller may have been busy elsewhere since
-	if !due || !p.due || p.window.acked != p.seen {
+	if !due || !p.due || p.window.acked != p.seen || now.Sub(p.looked) > standstill {
 		p.since = now
 	}
-	p.due, p.seen = due, p.window.acked
+	p.due, p.seen, p.looked = due, p.window.acked, now
 	if due && now.Sub(p.since) >= ackTimeout {
 		f := transient("ack_timeout", fmt.Sprintf("stream %s: no acknowledgement for %v; sequences %d to %d may be stored or not",
 			p.conn.cfg.Stream, ackTimeout, p.window.acked+1, p.window.sent), nil)
@@ -260,6 +274,7 @@ func (p *Publisher) Check(now time.Time) error {
 func (p *Publisher) settle() {
 	if a := p.acked.Load(); a != p.window.acked {
 		p.window.settle(a)
+		p.kept.drop(a)
 		if each, turned := p.batch.settled(a, time.Duration(p.ackedAt.Load())); turned {
 			p.conn.cfg.Logger.Info("the server syncs each message: they go in atomic batches from now on", slog.Duration("each", each))
 		}

@@ -1,7 +1,6 @@
 package sink
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -84,7 +83,7 @@ func (c *Conn) state(ctx context.Context) (s outbox.StreamState, consumers int, 
 		Replicated: info.Config.Replicas > 1, Now: info.Now,
 	}
 	if newest != nil {
-		s.NewestSeq, s.Newest = newest.Seq, newest.header()
+		s.NewestSeq, s.Newest = newest.Seq, packedHeader(newest.Header)
 	}
 	return s, info.State.Consumers, nil
 }
@@ -97,19 +96,6 @@ const listTimeout = 250 * time.Millisecond
 type storedMessage struct {
 	Seq    uint64 `json:"seq"`
 	Header []byte `json:"hdrs"`
-}
-
-// header returns the message's packed header, or nil if it has none of ours.
-func (m *storedMessage) header() *outbox.Header {
-	for line := range bytes.SplitSeq(m.Header, []byte("\r\n")) {
-		if v, ok := bytes.CutPrefix(line, []byte(outbox.HeaderName+":")); ok {
-			if h, err := outbox.ParseHeader(string(bytes.TrimSpace(v))); err == nil {
-				return &h
-			}
-			return nil
-		}
-	}
-	return nil
 }
 
 // newest finds the newest message that can be read; nil if none can. Mostly it is the one at the last sequence. Where that one is

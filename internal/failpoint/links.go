@@ -24,6 +24,15 @@ func (s *Set) Decorate(c *pipeline.Config) {
 		l.Upstream = &upstream{Upstream: l.Upstream, set: s}
 		l.Broker = &broker{l.Broker, s}
 		l.Store = &store{l.Store, s}
+		if reopen := l.Reopen; reopen != nil {
+			l.Reopen = func(ctx context.Context) (pipeline.Broker, pipeline.Store, error) {
+				b, st, err := reopen(ctx)
+				if err != nil {
+					return nil, nil, err
+				}
+				return &broker{b, s}, &store{st, s}, nil
+			}
+		}
 		if l.Writer != nil {
 			l.Writer = &writer{l.Writer, s}
 		}
@@ -58,6 +67,14 @@ type broker struct {
 
 func (b *broker) Publisher(lastSeq uint64) pipeline.Publisher {
 	return &publisher{Publisher: b.Broker.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
+}
+
+func (b *broker) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
+	p, err := b.Broker.Resume(old.(*publisher).Publisher, lastSeq)
+	if err != nil {
+		return nil, err
+	}
+	return &publisher{Publisher: p, set: b.set, acked: lastSeq, flushed: lastSeq}, nil
 }
 
 type publisher struct {

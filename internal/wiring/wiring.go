@@ -261,15 +261,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sc, err := Sink(o.cfg, layout, o.log)
-	if err != nil {
-		return nil, err
-	}
-	if o.batches == nil {
-		o.batches = sc.Batches
-	}
-	sc.Batches = o.batches
-	conn, err := Connect(ctx, o.cfg, sc)
+	conn, store, err := o.openBroker(ctx, layout)
 	if err != nil {
 		return nil, err
 	}
@@ -278,10 +270,6 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 			conn.Close()
 		}
 	}()
-	store := Store(o.cfg, conn)
-	if err := store.CheckAlone(ctx); err != nil {
-		return nil, err
-	}
 	rc := Replication(o.cfg, o.log)
 	rc.CatchUp = o.catchUp
 	session, err := replication.Open(ctx, rc)
@@ -305,14 +293,43 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 		return nil, err
 	}
 	return &pipeline.Links{
-		Upstream:   &upstream{session, now.Columns()},
-		Broker:     broker{conn},
-		Store:      store,
+		Upstream: &upstream{session, now.Columns()},
+		Broker:   broker{conn},
+		Store:    store,
+		Reopen: func(ctx context.Context) (pipeline.Broker, pipeline.Store, error) {
+			conn, store, err := o.openBroker(ctx, now)
+			if err != nil {
+				return nil, nil, err
+			}
+			return broker{conn}, store, nil
+		},
 		Writer:     o.writer,
 		Checkpoint: Checkpoint(o.cfg, now),
 		Decoder:    Decoder(o.cfg, now),
 		Binary:     now.Binary,
 	}, nil
+}
+
+// openBroker opens the side of NATS.
+func (o *opener) openBroker(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
+	sc, err := Sink(o.cfg, layout, o.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.batches == nil {
+		o.batches = sc.Batches
+	}
+	sc.Batches = o.batches
+	conn, err := Connect(ctx, o.cfg, sc)
+	if err != nil {
+		return nil, nil, err
+	}
+	store := Store(o.cfg, conn)
+	if err := store.CheckAlone(ctx); err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	return conn, store, nil
 }
 
 // checkWriter makes sure that ticks arrive in the WAL that is read, where they are written somewhere else. A server that does not answer
@@ -391,3 +408,11 @@ type broker struct{ *sink.Conn }
 
 func (b broker) Check(ctx context.Context) error             { return b.CheckStream(ctx) }
 func (b broker) Publisher(lastSeq uint64) pipeline.Publisher { return b.Conn.Publisher(lastSeq) }
+
+func (b broker) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
+	p, err := b.Conn.Resume(old.(*sink.Publisher), lastSeq)
+	if err != nil {
+		return nil, err // a nil *sink.Publisher is no nil
+	}
+	return p, nil
+}

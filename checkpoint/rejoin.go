@@ -1,0 +1,60 @@
+package checkpoint
+
+import (
+	"bytes"
+	"time"
+)
+
+// Unsaved notes that the last snapshot is not in the record: its new places are stored with the next one. If it comes late all the
+// same, that one is refused.
+func (t *Tracker) Unsaved() {
+	t.saving = false
+	for i := range t.places {
+		if p := &t.places[i]; p.state == sent {
+			p.state = fresh
+		}
+	}
+}
+
+// Rejoined notes that the broker was away and is back, with everything that it had acknowledged. Whether it lived meanwhile nobody
+// knows, so each place is only as old as a start would take it for: by the times beside it, this process's clock and the broker's, which
+// was asked at asked and said broker (zero: nothing).
+func (t *Tracker) Rejoined(asked, broker, now time.Time) {
+	t.asked, t.broker = asked, broker
+	for i := range t.places {
+		p := &t.places[i]
+		if p.state != inStore {
+			continue
+		}
+		stored := now.Add(-t.age(StoredPlace{Since: p.since, Broker: p.broker}, now))
+		if stored.After(p.storedAt) {
+			p.storedAt = stored
+		}
+	}
+}
+
+// Is reports whether loaded, which [Store.Load] returned, is the record that was written as r, or that was loaded as r. The times of its
+// newest places may be later then: see [Record.StoredAt].
+func (r *Record) Is(loaded *Record) bool {
+	if loaded == nil || len(loaded.Places) != len(r.Places) {
+		return false
+	}
+	same := *loaded
+	same.Places = append([]StoredPlace(nil), loaded.Places...)
+	if n := len(r.Places); n > 0 {
+		added := r.Places[n-1].Since
+		for i := n - 1; i >= 0 && r.Places[i].Since.Equal(added); i-- {
+			p, wrote := &same.Places[i], r.Places[i]
+			if p.Since.Before(wrote.Since) || p.Broker.Before(wrote.Broker) {
+				return false
+			}
+			p.Since, p.Broker = wrote.Since, wrote.Broker
+		}
+	}
+	a, err := r.Encode()
+	if err != nil {
+		return false
+	}
+	b, err := same.Encode()
+	return err == nil && bytes.Equal(a, b)
+}

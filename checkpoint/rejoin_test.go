@@ -1,0 +1,93 @@
+package checkpoint
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// What was on its way into the record when the broker went, and is not there, is stored with the next snapshot.
+func TestUnsaved(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.window(0x2000, 3)
+	k.Acked(8)
+	k.Snapshot(k.now)
+	k.window(0x3000, 2)
+	k.Acked(10)
+	k.want("pending while it is stored", k.Pending(), false)
+	k.Unsaved()
+	k.now = k.now.Add(time.Hour)
+	k.want("confirmable", k.Confirmable(k.now), "0/1000")
+	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/3000:10")
+	k.want("confirmable at once", k.Confirmable(k.now), "0/1000")
+	k.want("confirmable later", k.Confirmable(k.now.Add(config.DurableAfter)), "0/3000")
+}
+
+// After the broker was away a place is as old as a start would take it for, and never older than it was.
+func TestRejoined(t *testing.T) {
+	t.Parallel()
+	const old = 200 * time.Second
+	for name, c := range map[string]struct {
+		broker time.Duration // what the broker's clock says, from epoch; below 0: nothing
+		wall   time.Duration // what this machine's clock says, against its monotonic one
+		want   outbox.LSN
+	}{
+		"as before":               {old, 0, 0x2000},
+		"the broker says less":    {old - 60*time.Second, 0, 0x1000},
+		"this clock was set back": {old, -60 * time.Second, 0x1000},
+		"both say more":           {2 * old, time.Hour, 0x2000},
+		"the broker says nothing": {-1, 0, 0x2000},
+	} {
+		k := track(t, func(s *Start) { s.Asked, s.Broker = epoch, epoch })
+		k.window(0x2000, 3)
+		k.Acked(8)
+		k.store()
+		k.now = epoch.Add(old)
+		broker := time.Time{}
+		if c.broker >= 0 {
+			broker = epoch.Add(c.broker)
+		}
+		for i := range k.places { // as if the wall clock had been set
+			if k.places[i].state == inStore {
+				k.places[i].since = k.places[i].since.Add(-c.wall)
+			}
+		}
+		k.Rejoined(k.now, broker, k.now)
+		k.want(name, k.Confirmable(k.now), c.want)
+		k.want(name+", at the latest", k.Confirmable(k.now.Add(config.DurableAfter)), "0/2000")
+	}
+}
+
+func TestRecordIs(t *testing.T) {
+	t.Parallel()
+	wrote := func() *Record {
+		r := record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 10*time.Second), at(0x3000, 12, 10*time.Second))
+		r.Places[2].Broker = epoch.Add(-10 * time.Second)
+		return r
+	}
+	for name, c := range map[string]struct {
+		change func(r *Record) *Record
+		want   bool
+	}{
+		"the same":                 {func(r *Record) *Record { return r }, true},
+		"stored late":              {func(r *Record) *Record { r.StoredAt(epoch); return r }, true},
+		"none":                     {func(*Record) *Record { return nil }, false},
+		"earlier":                  {func(r *Record) *Record { r.Places[2].Since = r.Places[2].Since.Add(-1); return r }, false},
+		"an old place later":       {func(r *Record) *Record { r.Places[0].Since = epoch; return r }, false},
+		"another sequence":         {func(r *Record) *Record { r.Places[2].Seq++; return r }, false},
+		"a place less":             {func(r *Record) *Record { r.Places = r.Places[1:]; return r }, false},
+		"a hole":                   {func(r *Record) *Record { r.Holes = []Range{{6, 7}}; return r }, false},
+		"stopped":                  {func(r *Record) *Record { r.Stopped = "foreign_message"; return r }, false},
+		"another seen publication": {func(r *Record) *Record { r.Publication.Seen++; return r }, false},
+	} {
+		r := wrote()
+		if got := r.Is(c.change(wrote())); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+		if n := len(r.Places); n != 3 {
+			t.Errorf("%s: it was changed", name)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package sink
+
+import (
+	"slices"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	keptSlots = 2048     // more than can be in flight, with the one that is proved
+	keptChunk = 64 << 10 // bytes; a message that is larger has a chunk of its own
+	keptFree  = 16       // chunks that are kept for use again
+)
+
+// kept holds the messages that were sent and are not proved, as they were encoded, and the newest one that is proved: what another
+// connection needs to know how far they came, and to send the rest. How they were framed is not kept. One goroutine uses it.
+//
+// The bytes lie in chunks, which are used again when all that is in them is proved: no message costs an allocation, and what is held is
+// what is in flight, and a chunk or two.
+type kept struct {
+	slots       [keptSlots]keptMessage // by sequence
+	first, next uint64                 // those of sequences from first to below next are here
+	chunks      []keptBytes            // in use, oldest first; the last one is being filled
+	free        [][]byte
+}
+
+type keptMessage struct {
+	bytes           []byte // subject, header, data
+	subject, header int    // their lengths
+	expected        int    // where the expected sequence stands in the header
+	expectedEnd     int    //
+}
+
+type keptBytes struct {
+	buf  []byte
+	last uint64 // the newest message in it
+}
+
+// newKept holds nothing; the first message that is added has the sequence behind last.
+func newKept(last uint64) *kept { return &kept{first: last + 1, next: last + 1} }
+
+// add copies a message, the one behind that which was added before it.
+func (k *kept) add(m *message) {
+	c := k.room(m.size())
+	start := len(c.buf)
+	c.buf = append(c.buf, m.subject...)
+	c.buf = append(c.buf, m.header...)
+	c.buf = append(c.buf, m.data...)
+	c.last = m.seq
+	k.slots[m.seq%keptSlots] = keptMessage{c.buf[start:len(c.buf):len(c.buf)], len(m.subject), len(m.header), m.expected, m.expectedEnd}
+	k.next = m.seq + 1
+}
+
+// room returns a chunk that n more bytes fit into.
+func (k *kept) room(n int) *keptBytes {
+	if i := len(k.chunks) - 1; i >= 0 && cap(k.chunks[i].buf)-len(k.chunks[i].buf) >= n {
+		return &k.chunks[i]
+	}
+	var buf []byte
+	if i := len(k.free) - 1; i >= 0 && n <= keptChunk {
+		buf, k.free = k.free[i], k.free[:i]
+	} else {
+		buf = make([]byte, 0, max(n, keptChunk))
+	}
+	k.chunks = append(k.chunks, keptBytes{buf: buf})
+	return &k.chunks[len(k.chunks)-1]
+}
+
+// drop forgets what is proved by an acknowledgement of acked, all but that one.
+func (k *kept) drop(acked uint64) {
+	for ; k.first < acked; k.first++ {
+		k.slots[k.first%keptSlots] = keptMessage{}
+	}
+	n := 0
+	for n < len(k.chunks)-1 && k.chunks[n].last < k.first {
+		if b := k.chunks[n].buf; cap(b) == keptChunk && len(k.free) < keptFree {
+			k.free = append(k.free, b[:0])
+		}
+		n++
+	}
+	k.chunks = slices.Delete(k.chunks, 0, n) // few: 130 at the most
+}
+
+// at returns the message of a sequence, false if it is not here. It is valid until the next drop.
+func (k *kept) at(seq uint64) (message, bool) {
+	if seq < k.first || seq >= k.next {
+		return message{}, false
+	}
+	s := &k.slots[seq%keptSlots]
+	body := s.subject + s.header
+	return message{
+		subject: s.bytes[:s.subject], header: s.bytes[s.subject:body], data: s.bytes[body:], seq: seq,
+		expected: s.expected, expectedEnd: s.expectedEnd, rest: s.expected,
+	}, true
+}
+
+// header returns the packed header of the message of a sequence, nil if it is not here.
+func (k *kept) header(seq uint64) *outbox.Header {
+	m, ok := k.at(seq)
+	if !ok {
+		return nil
+	}
+	return packedHeader(m.header)
+}

@@ -1,0 +1,74 @@
+package sink
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Header returns the packed header of the message with a sequence, if it is one of those that were sent and are not proved, or the newest
+// one that is; nil otherwise. Whoever finds the stream's end at that sequence on another connection holds it against the message there.
+func (p *Publisher) Header(seq uint64) *outbox.Header {
+	p.settle()
+	if seq > p.window.sent {
+		return nil // held back: it never left
+	}
+	return p.kept.header(seq)
+}
+
+// Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has ended: what old has sent
+// behind lastSeq is sent again, and what it held back is held back. lastSeq is the stream's last sequence, found on this connection,
+// with CheckStream before it, and the message there is old's (see [Publisher.Header]). old is of no more use, also after an error.
+//
+// The package's documentation says why what the old connection still has on its way does no harm.
+func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
+	old.settle()
+	if lastSeq < old.window.acked || lastSeq > old.window.sent {
+		return nil, fmt.Errorf("stream %s: its last sequence is %d; %d to %d were to be found", c.cfg.Stream, lastSeq, old.window.acked, old.window.sent)
+	}
+	p := c.newPublisher(lastSeq)
+	if p.enc.ingress != old.enc.ingress {
+		return nil, fmt.Errorf("stream %s: its ingress is another one", c.cfg.Stream)
+	}
+	p.last, p.letters = old.last, old.letters
+	p.kept = old.kept
+	p.kept.drop(lastSeq)
+	c.begin(p)
+	p.batch.on, p.batch.pace.fast = old.batch.on && p.batch.allowed != nil, old.batch.pace.fast
+	p.sendAgain(old.window.sent)
+	p.held, p.heldBytes = old.held, old.heldBytes
+	if p.window.sent > lastSeq {
+		p.written = p.window.sent
+		p.out.flush(false)
+	}
+	return p, nil
+}
+
+// sendAgain sends what is kept and not proved, up to a sequence: in batches, if old sent it so.
+func (p *Publisher) sendAgain(upTo uint64) {
+	for seq := p.window.sent + 1; seq <= upTo; seq++ {
+		m, _ := p.kept.at(seq)
+		if !p.batch.on || !p.batchable(&m) {
+			p.emit(&m, seq == upTo || p.window.needsReply(m.size()))
+			continue
+		}
+		next, more := p.kept.at(seq + 1)
+		commit := !more || !p.batchable(&next) || p.batch.full(m.size())
+		p.batch.add(&m, commit)
+		p.emit(&m, commit)
+	}
+}
+
+// packedHeader finds our header in a message's header block, nil if it has none of ours.
+func packedHeader(block []byte) *outbox.Header {
+	for line := range bytes.SplitSeq(block, []byte("\r\n")) {
+		if v, ok := bytes.CutPrefix(line, []byte(outbox.HeaderName+":")); ok {
+			if h, err := outbox.ParseHeader(string(bytes.TrimSpace(v))); err == nil {
+				return &h
+			}
+			return nil
+		}
+	}
+	return nil
+}

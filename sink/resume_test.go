@@ -1,0 +1,250 @@
+package sink
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// again connects to a server that may still be starting, and reads the stream.
+func again(t *testing.T, cfg Config) (c *Conn, s outbox.StreamState) {
+	t.Helper()
+	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		err := func() (err error) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if c, err = Connect(ctx, cfg); err != nil {
+				return err
+			}
+			if err = c.CheckStream(ctx); err == nil {
+				s, err = c.Tail(ctx)
+			}
+			if err != nil {
+				c.Close()
+			}
+			return err
+		}()
+		if err == nil {
+			t.Cleanup(c.Close)
+			return c, s
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// resume goes on on a new connection, as a session does.
+func resume(t *testing.T, cfg Config, old *Publisher) *Publisher {
+	t.Helper()
+	old.conn.Close()
+	c, s := again(t, cfg)
+	if want := old.Header(s.LastSeq); s.LastSeq > 0 && (want == nil || s.Newest == nil || *want != *s.Newest) {
+		t.Fatalf("the stream ends with %d, %v; it was %v", s.LastSeq, s.Newest, want)
+	}
+	p, err := c.Resume(old, s.LastSeq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// publishOn is publish that goes on with next where the publisher fails.
+func publishOn(t *testing.T, p *Publisher, all []given, next func(*Publisher) *Publisher) *Publisher {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	clock := newStillClock()
+	for i := 0; i < len(all) || p.Acked() < p.Sent(); {
+		err := ctx.Err()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == len(all) || p.Full() {
+			wait := p.Flush(clock.now())
+			if wait == 0 {
+				wait = 100 * time.Millisecond
+			}
+			err = await(ctx, p, wait, clock)
+		} else if err = p.Publish(&all[i].e, &all[i].h); err == nil {
+			i++
+		}
+		if err != nil {
+			p, clock = next(p), newStillClock()
+		}
+	}
+	return p
+}
+
+// A server that is killed and started again, and one whose connection is cut, in the middle: what is published goes on behind what is there,
+// and the stream is what was published.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	s := natstest.Process(t)
+	cfg := config(s.URL())
+	cfg.MsgID = true
+	door(t, cfg).Close()
+	c, _ := again(t, cfg)
+	all := edits(t, 30_000)
+	rnd := rand.New(rand.NewPCG(3, 4))
+	resumed := 0
+	next := func(p *Publisher) *Publisher { resumed++; return resume(t, cfg, p) }
+	p, clock := c.Publisher(0), newStillClock()
+	for from := 0; from < len(all); {
+		n := min(1+rnd.IntN(3000), len(all)-from)
+		for i := from; i < from+n; i++ {
+			for p.Full() {
+				p.Flush(clock.now())
+				if err := await(t.Context(), p, 100*time.Millisecond, clock); err != nil {
+					p, clock = next(p), newStillClock()
+				}
+			}
+			if err := p.Publish(&all[i].e, &all[i].h); err != nil {
+				p, clock = next(p), newStillClock()
+				i--
+			}
+		}
+		from += n
+		switch rnd.IntN(4) {
+		case 0:
+			if err := s.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			p, clock = next(p), newStillClock()
+		case 1:
+			p.Flush(clock.now())
+			p, clock = next(p), newStillClock()
+		case 2: // messages in the buffer, one held back
+			p, clock = next(p), newStillClock()
+		}
+	}
+	p = publishOn(t, p, nil, next)
+	if p.Acked() != uint64(len(all)) || resumed == 0 {
+		t.Errorf("%d acknowledged, %d times resumed", p.Acked(), resumed)
+	}
+	if n, b := p.InFlight(); n != 0 || b != 0 {
+		t.Errorf("%d messages and %d bytes in flight", n, b)
+	}
+	same(t, readAll(t, s.URL(), "OUTBOX"), all)
+}
+
+// What the server takes in late from the old connection is the very message that is sent again, or is refused.
+func TestResumeBesideTheOldConnection(t *testing.T) {
+	t.Parallel()
+	s := natstest.Process(t)
+	cfg := config(s.URL())
+	door(t, cfg).Close()
+	all := edits(t, 40*300)
+	c, _ := again(t, cfg)
+	p := c.Publisher(0)
+	for round := range 40 {
+		if err := s.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 300 {
+			g := &all[300*round+i]
+			if err := p.Publish(&g.e, &g.h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.Flush(time.Now())
+		// The old connection is left open: the server reads both.
+		if err := s.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		old := p
+		for done := false; !done; {
+			c, st := again(t, cfg)
+			next, err := c.Resume(p, st.LastSeq)
+			if err != nil && st.LastSeq < p.Acked() {
+				continue // the old connection was told of more since the stream was read
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p = next
+			done = publish(t.Context(), p, nil) == nil // else a message of the old one came first, and was ours
+		}
+		old.conn.Close()
+	}
+	same(t, readAll(t, s.URL(), "OUTBOX"), all)
+}
+
+func TestResumeRefuses(t *testing.T) {
+	t.Parallel()
+	url := natstest.Server(t).URL()
+	cfg := config(url)
+	cfg.Stream = "REFUSES"
+	all := edits(t, 30)
+	c := door(t, cfg)
+	p := c.Publisher(0)
+	mustPublish(t, p, all[:10])
+	for i := range all[10:15] {
+		if err := p.Publish(&all[10+i].e, &all[10+i].h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for seq, want := range map[uint64]bool{9: false, 10: true, 11: true, 14: true, 15: false, 16: false} { // 15 is held back
+		h := p.Header(seq)
+		if (h != nil) != want || want && *h != all[seq-1].h {
+			t.Errorf("the header of %d is %v", seq, h)
+		}
+		if !want {
+			other, _ := again(t, cfg)
+			if _, err := other.Resume(p, seq); err == nil {
+				t.Errorf("it goes on behind %d", seq)
+			}
+		}
+	}
+	c.Close()
+	other, _ := again(t, cfg)
+	if err := other.RenewIngress(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other, _ = again(t, cfg)
+	if _, err := other.Resume(p, 10); err == nil {
+		t.Error("it goes on with another ingress")
+	}
+}
+
+// What was sent in batches is sent again in batches: one by one, a server that syncs each message would take as long for them as an
+// acknowledgement is waited for.
+func TestResumeInBatches(t *testing.T) {
+	t.Parallel()
+	s := natstest.Process(t, natsserver.Options{SyncAlways: true})
+	cfg := batched(s.URL())
+	c := door(t, cfg)
+	all := edits(t, 1900)
+	p := slow(t, c, 0)
+	mustPublish(t, p, all[:100])
+	if err := s.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range all[100:] { // none of it can be acknowledged, and all of it fits
+		if err := p.Publish(&all[100+i].e, &all[100+i].h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Flush(time.Now())
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p = resume(t, cfg, p)
+	publishOn(t, p, nil, func(p *Publisher) *Publisher { return resume(t, cfg, p) })
+	got := readAll(t, s.URL(), "OUTBOX")
+	same(t, got, all)
+	if n, batches := inBatches(t, got); n < len(all)-100 || batches > len(all)/maxBatch+2 {
+		t.Errorf("%d of %d messages are in %d batches", n, len(all), batches)
+	}
+}
