@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 // serverVersion is that of our own NATS.
@@ -86,7 +87,7 @@ func (b *broker) cpu() (total time.Duration, ok bool) {
 		}
 	}
 	for _, pid := range pids {
-		used, _, _, there := processCPU(pid)
+		used, _, _, there := process.CPU(pid)
 		if !there {
 			return 0, false
 		}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
+
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 // contender is one way to bring an outbox into a stream.
@@ -53,7 +55,7 @@ func (w *world) costs(ctx context.Context) (*runCosts, error) {
 
 func (r *runCosts) read() {
 	if r.w.pg != nil {
-		r.postgres, r.hasPG = treeCPU(r.w.pg.PID())
+		r.postgres, r.hasPG = process.TreeCPU(r.w.pg.PID())
 	}
 	if r.w.broker != nil {
 		r.nats, r.hasNATS = r.w.broker.cpu()
@@ -86,10 +88,10 @@ type program struct {
 
 // measured adds to a sample what the process itself has used, to that of others of the same contender. It must run still.
 func (p program) measured(events int, s sample) {
-	if used, _, _, ok := processCPU(p.pid); ok {
+	if used, _, _, ok := process.CPU(p.pid); ok {
 		s[cpuItself] += microseconds(used-p.before) / float64(events)
 	}
-	if peak, ok := peakRSS(p.pid); ok {
+	if peak, ok := process.Peak(p.pid); ok {
 		s[peakMemory] += float64(peak) / (1 << 20)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sort"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 const (
@@ -48,7 +50,7 @@ func (w *world) follow(ctx context.Context, c *Case, p follower, t task, lag fun
 		return nil, err
 	}
 	self := program{pid: p.pid()}
-	self.before, _, _, _ = processCPU(self.pid)
+	self.before, _, _, _ = process.CPU(self.pid)
 	if err := writers.begin(); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 const publisherName = "publisher"
@@ -42,7 +44,7 @@ func (w *world) drainChild(ctx context.Context, c *child, stream string, n int) 
 		return nil, err
 	}
 	self := program{pid: c.PID()}
-	self.before, _, _, _ = processCPU(self.pid)
+	self.before, _, _, _ = process.CPU(self.pid)
 	got := sample{}
 	begun := time.Now()
 	if err := c.begin(); err != nil {

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 // footprint watches what a process takes up, until it is stopped.
@@ -29,8 +30,8 @@ type footprint struct {
 func (o *outflow) watch(t *testing.T) *footprint {
 	t.Helper()
 	f := &footprint{t: t, pid: o.child.PID(), stop: make(chan struct{})}
-	if _, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.pid)); err != nil {
-		t.Skip("needs /proc to see what a process takes up:", err)
+	if _, ok := process.Peak(f.pid); !ok {
+		t.Skip("needs /proc to see what a process takes up")
 	}
 	f.group.Go(func() {
 		const interval = 10 * time.Millisecond
@@ -51,16 +52,11 @@ func (o *outflow) watch(t *testing.T) *footprint {
 // look reads the kernel's own high-water mark, and what the scratch files hold: they have no name, so they are found by the process
 // that has them open.
 func (f *footprint) look() {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.pid))
-	if err != nil {
+	peak, ok := process.Peak(f.pid)
+	if !ok {
 		return // it has ended
 	}
-	var peak, spill int64
-	for line := range strings.Lines(string(status)) {
-		if kB, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			peak, _ = strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kB), "kB")), 10, 64)
-		}
-	}
+	var spill int64
 	dir := fmt.Sprintf("/proc/%d/fd", f.pid)
 	files, _ := os.ReadDir(dir)
 	named := ""
@@ -80,7 +76,7 @@ func (f *footprint) look() {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.peak, f.spill = max(f.peak, peak<<10), max(f.spill, spill)
+	f.peak, f.spill = max(f.peak, peak), max(f.spill, spill)
 	if named != "" {
 		f.named = named
 	}

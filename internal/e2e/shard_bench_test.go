@@ -3,31 +3,18 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/process"
 )
 
 // cpuOf is the processor time that a process has taken, in seconds; 0 where there is no /proc.
 func cpuOf(pid int) float64 {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // the name may hold spaces
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.ParseFloat(fields[11], 64)
-	system, _ := strconv.ParseFloat(fields[12], 64)
-	const ticks = 100 // a second, on Linux
-	return (user + system) / ticks
+	used, _, _, _ := process.CPU(pid)
+	return used.Seconds()
 }
 
 // BenchmarkShards lets a backlog wait for a number of shards on one server and reports how fast all of them together publish it, and who takes

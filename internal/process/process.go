@@ -1,6 +1,7 @@
 //go:build unix
 
-// Package process runs child processes that end with this one: on Linux also when this one is killed with kill -9.
+// Package process runs child processes that end with this one: on Linux also when this one is killed with kill -9. It also says what a
+// process has used, where there is a /proc.
 package process
 
 import (

@@ -1,4 +1,6 @@
-package bench
+//go:build unix
+
+package process
 
 import (
 	"bytes"
@@ -12,9 +14,9 @@ import (
 // tick is the unit of times in /proc: USER_HZ, which is 100 on every machine that Go runs on.
 const tick = 10 * time.Millisecond
 
-// processCPU returns what a process has used, and what its children had that it has waited for. ok is false where there is no /proc, or
+// CPU returns what a process has used, and what its children had that it has waited for. ok is false where there is no /proc, or
 // no such process.
-func processCPU(pid int) (used, waited time.Duration, parent int, ok bool) {
+func CPU(pid int) (used, waited time.Duration, parent int, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, 0, 0, false
@@ -41,17 +43,17 @@ func parseStat(stat []byte) (used, waited time.Duration, parent int, ok bool) {
 	return used, waited, parent, ok
 }
 
-// treeCPU returns what a process and its children have used, those that have ended too. It is meant for a PostgreSQL server, whose
+// TreeCPU returns what a process and its children have used, those that have ended too. It is meant for a PostgreSQL server, whose
 // processes are all children of one.
-func treeCPU(root int) (total time.Duration, ok bool) {
+func TreeCPU(root int) (total time.Duration, ok bool) {
 	for range 100 {
-		used, waited, _, ok := processCPU(root)
+		used, waited, _, ok := CPU(root)
 		if !ok {
 			return 0, false
 		}
 		children := childrenCPU(root)
 		// A child that ended meanwhile would be counted twice, or not at all.
-		if _, after, _, ok := processCPU(root); ok && after == waited {
+		if _, after, _, ok := CPU(root); ok && after == waited {
 			return used + waited + children, true
 		}
 	}
@@ -66,7 +68,7 @@ func childrenCPU(root int) (total time.Duration) {
 		if err != nil {
 			continue
 		}
-		if used, waited, parent, ok := processCPU(pid); ok && parent == root {
+		if used, waited, parent, ok := CPU(pid); ok && parent == root {
 			total += used + waited
 		}
 	}

@@ -1,4 +1,6 @@
-package bench
+//go:build unix
+
+package process
 
 import (
 	"bytes"
@@ -7,8 +9,8 @@ import (
 	"strconv"
 )
 
-// peakRSS returns the most memory that a running process had, in bytes. rusage would not do: there, a child begins with its parent's.
-func peakRSS(pid int) (int64, bool) {
+// Peak returns the most memory that a running process had, in bytes. rusage would not do: there, a child begins with its parent's.
+func Peak(pid int) (int64, bool) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, false
