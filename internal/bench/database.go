@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -94,16 +93,6 @@ func (w *world) dropSlots(ctx context.Context, like string) error {
 
 // literal makes a pattern that only the text itself is like.
 func literal(text string) string { return strings.ReplaceAll(text, "_", `\_`) }
-
-// withDatabase returns the URL with another database.
-func withDatabase(raw, database string) (string, error) {
-	u, err := url.Parse(raw)
-	if err != nil || u.Scheme == "" {
-		return "", errors.New("--postgres.url must have the form postgres://user@host:port/database")
-	}
-	u.Path = "/" + database
-	return u.String(), nil
-}
 
 // outboxName is the table, as outflow init makes it; relayTable is the polling relay's copy of it.
 const (

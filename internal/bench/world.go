@@ -66,7 +66,7 @@ func (w *world) startPostgres(ctx context.Context) (err error) {
 		return errors.New("--postgres.url cannot be read") // pgx would show it, with its password
 	}
 	if w.pg == nil {
-		if w.pgURL, err = withDatabase(server, w.name); err != nil {
+		if w.pgURL, err = pgserver.InDatabase(server, w.name); err != nil {
 			return err
 		}
 	} else {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,7 +129,7 @@ func (d *demo) borrow(ctx context.Context) error {
 		return fmt.Errorf("postgres.url: %w", err)
 	}
 	d.database = database
-	d.pgURL, err = withDatabase(d.PostgresURL, d.database)
+	d.pgURL, err = pgserver.InDatabase(d.PostgresURL, d.database)
 	d.screen.line("postgres  %s:%d, database %s for the moment", cfg.Host, cfg.Port, d.database)
 	if err != nil {
 		return err
@@ -279,14 +278,4 @@ func execute(ctx context.Context, cfg *pgx.ConnConfig, sql string) error {
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the statement's answer counts
 	_, err = conn.Exec(ctx, sql)
 	return err
-}
-
-// withDatabase returns the URL with another database.
-func withDatabase(raw, database string) (string, error) {
-	u, err := url.Parse(raw)
-	if err != nil || u.Scheme == "" {
-		return "", errors.New("the PostgreSQL URL must have the form postgres://user@host:port/database")
-	}
-	u.Path = "/" + database
-	return u.String(), nil
 }
