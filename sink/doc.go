@@ -26,8 +26,9 @@
 // # What an acknowledgement proves
 //
 // The acknowledgement of sequence s proves every message up to s, so only some messages ask for one: every 50th, one per 256 KiB,
-// and the last of what is ready (see [Publisher.Flush]); of an atomic batch the last one. It counts only if it names our stream, the predicted sequence, and is no
-// duplicate: anything else says that the prediction was wrong. What it does not prove is an fsync: see sink.durable_after.
+// and the last of what is ready (see [Publisher.Flush]); of an atomic batch the last one. It counts only if it names our stream, the
+// predicted sequence, and is no duplicate: anything else says that the prediction was wrong. What it does not prove is an fsync: see
+// sink.durable_after.
 //
 // # Done, not done, unknown
 //

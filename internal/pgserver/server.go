@@ -1,6 +1,6 @@
 // Package pgserver finds PostgreSQL on this machine and runs servers of its own in folders of their own: for the tests, and for
-// outflow demo, torture and bench. A server listens on a loopback port that it keeps for life, has wal_level=logical, and on Linux it ends when
-// this process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
+// outflow demo, torture and bench. A server listens on a loopback port that it keeps for life, has wal_level=logical, and on Linux it
+// ends when this process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
 package pgserver
 
 import (
