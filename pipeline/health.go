@@ -15,7 +15,7 @@ type State string
 const (
 	StateConnecting State = "connecting"       // opening connections, finding the place
 	StateStandby    State = "standby"          // another session holds the slot
-	StateCatchingUp State = "catching up"      // making again what is in the stream already
+	StateCatchingUp State = "comparing"        // making again what is in the stream already
 	StateRunning    State = "running"          // proved
 	StateAway       State = "waiting for NATS" // it failed; the session is kept
 	StateWaiting    State = "waiting"          // between sessions

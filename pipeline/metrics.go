@@ -54,7 +54,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		ticks:          counter("ticks_total", "Ticks written into the WAL."),
 		tickErrors:     counter("tick_errors_total", "Ticks and changes of settings that could not be written."),
 		malformed:      counter("settings_malformed_total", "Changes of ordering settings in the WAL that could not be read and have no effect."),
-		sessions:       counter("sessions_total", "Sessions begun: one at the start, one more for each reconnect."),
+		sessions:       counter("sessions_total", "Sessions begun: one at the start, one more each time that one has ended."),
 		resumptions:    counter("resumptions_total", "Times that NATS failed and came back in time: the session went on, nothing was read again."),
 		heldEvents:     gauge("held_events", "Events in the buffer."),
 		heldBytes:      gauge("held_bytes", "Bytes in the buffer, as reorder.max_bytes counts them."),

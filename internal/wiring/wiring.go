@@ -255,7 +255,7 @@ type opener struct {
 	batches *sink.Batches // for all sessions; nil: none
 }
 
-// open opens NATS first: while NATS is away, PostgreSQL is let go.
+// open opens NATS first: a session that has no NATS to begin with takes nothing from PostgreSQL.
 func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	layout, err := o.known(ctx)
 	if err != nil {
