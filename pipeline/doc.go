@@ -3,9 +3,14 @@
 //
 // # One path
 //
-// Start, reconnect and recovery are the same code: [Pipeline.Run] runs sessions. A session is one NATS connection, one
-// replication connection and one buffer; any error on either side drops the whole of it, and nothing of it survives but metrics.
-// So there is no retry of single messages, and no state that is right only if the last session ended well.
+// Start, reconnect and recovery are the same code: [Pipeline.Run] runs sessions. A session is one replication connection and one buffer,
+// and one NATS connection at a time; an error drops the whole of it, and nothing of it survives but metrics. So there is no retry of
+// single messages, and no state that is right only if the last session ended well.
+//
+// One failure is outlived: that of NATS alone, in a proved session, for 30 s (session.rejoin). To start replication anew costs PostgreSQL the
+// decoding of all WAL since the slot's restart point. So the session waits with all that it has, looks at the stream and the record over a
+// new connection as a start does, and goes on if they are exactly what it left there, or what it was leaving. Everything else it finds
+// is the next start's to judge.
 //
 // A session opens both connections, reads slot, record, stream and server, lets [checkpoint.Resolve] find the place, starts
 // replication there and so becomes the owner of the slot, and reads everything again: only when that gives the same place was

@@ -33,10 +33,20 @@
 // # Done, not done, unknown
 //
 // A refusal says "not done", an acknowledgement "done". A time-out, a lost connection and an unexpected acknowledgement say
-// "unknown": the messages may be in the stream, or still on their way into it. This package never resolves that by sending again.
-// It reports an error, the session ends, and the next one asks the stream itself ([Conn.State]). Its first message expects the
-// last sequence that it found, so what the old session still had on its way is either the very message that belongs there or is
-// refused, and then the new session ends and asks again.
+// "unknown": the messages may be in the stream, or still on their way into it. Sending again alone never resolves that. This package
+// reports an error, the connection is of no more use, and whoever comes next asks the stream itself ([Conn.State]). Its first message
+// expects the last sequence that it found, so what the old connection still had on its way is either the very message that belongs there
+// or is refused, and then the new one ends and asks again.
+//
+// # Going on behind a failure
+//
+// Who comes next may be the same session on a new connection ([Conn.Resume]). A publisher keeps what it has sent and is not proved, as it
+// was encoded, and the newest message that is proved. If the stream ends with one of them, it is a prefix of what was sent, and the rest is sent
+// again: the same bytes, each at the sequence that it was predicted for. The old connection's copy of a message, if it comes late, expects
+// the same last sequence. Whichever of the two is first is stored, and with it the last sequence is no more what the other one
+// expects. So they may arrive in any mixture: at each sequence there is one of two equal messages, and a message is stored only
+// behind the one before it. Where our copy is the second and asks for an acknowledgement, it is refused: that is an error as any other, and
+// the next look at the stream finds its end further on.
 //
 // # Rows that can't be published
 //

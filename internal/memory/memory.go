@@ -14,9 +14,10 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// Fixed is what is live beside the buffer, and the room to work in: messages in flight (8 MiB), blocks of WAL data on their way in,
-// those of a merge (2 MiB), connections, pages, stacks.
-const Fixed = 20 << 20
+// Fixed is what is live beside the buffer, and the room to work in: messages in flight, as they are written and as they are kept until
+// they are proved (8 MiB each), blocks of WAL data on their way in (1.5 MiB, twice while a backlog is read by SQL), those of a merge
+// (2 MiB), connections, pages, stacks.
+const Fixed = 32 << 20
 
 // Limit returns the memory that Go may take up with these settings: what the buffer holds at most and an eighth of that, so that the
 // collector does not run without end when the buffer is full; four messages of the largest size, which is how many copies of one

@@ -23,9 +23,9 @@ func TestLimit(t *testing.T) {
 		maxPayload int
 		want       int64
 	}{
-		{65536, 64 * mib, mib, (64+22)*mib*9/8 + 24*mib}, // the defaults: an event weighs 352 bytes more than it counts
-		{1 << 30, 64 * mib, mib, (64+352)*mib*9/8 + 24*mib},
-		{1, 1, 64 * mib, 276 * mib},
+		{65536, 64 * mib, mib, (64+22)*mib*9/8 + 36*mib}, // the defaults: an event weighs 352 bytes more than it counts
+		{1 << 30, 64 * mib, mib, (64+352)*mib*9/8 + 36*mib},
+		{1, 1, 64 * mib, 288 * mib},
 		{math.MaxInt, math.MaxInt64, mib, math.MaxInt64},
 		{math.MaxInt, math.MaxInt64 / 16, mib, math.MaxInt64},
 	} {
