@@ -130,17 +130,19 @@ func (s *Session) openBacklog(ctx context.Context, from outbox.LSN, binary bool)
 		return nil, err
 	}
 	b := &backlog{upTo: upTo, pos: from, why: s.cfg.CatchUp, log: s.log, passed: make(chan struct{}), over: make(chan struct{})}
-	if err := b.connect(ctx, s); err != nil {
-		return nil, err
+	if err = b.connect(ctx, s); err == nil {
+		err = b.copySlot(ctx, s, from)
 	}
-	if err = b.copySlot(ctx, s, from); err == nil {
+	if err == nil {
 		err = b.sample(ctx, s.cfg, binary)
 	}
 	if err == nil {
 		err = b.takeOver()
 	}
 	if err != nil {
-		b.hangUp()
+		if b.pg != nil {
+			b.hangUp()
+		}
 		return nil, err
 	}
 	if copied := s.cfg.CatchUp.copied; copied != nil {
@@ -184,8 +186,8 @@ func (s *Session) worthIt(ctx context.Context, from outbox.LSN) (upTo outbox.LSN
 // connect opens a further connection to the session's server.
 func (b *backlog) connect(ctx context.Context, s *Session) error {
 	c := s.again.Copy()
-	var first atomic.Pointer[wire] // a request to cancel dials as well
-	c.DialFunc = dialWire(c.DialFunc, func(w *wire) { first.CompareAndSwap(nil, w) })
+	var last atomic.Pointer[wire] // each address may be tried more than once, with TLS and without; a request to cancel dials as well
+	c.DialFunc = dialWire(c.DialFunc, func(w *wire) { last.Store(w) })
 	c.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
 		b.from = newHandover(src)
 		return pgproto3.NewFrontend(b.from, w)
@@ -198,7 +200,7 @@ func (b *backlog) connect(ctx context.Context, s *Session) error {
 	if b.pg, err = pgconn.ConnectConfig(ctx, c); err != nil {
 		return connectFault(err)
 	}
-	b.wire = first.Load()
+	b.wire = last.Load()
 	if err := asStored(ctx, b.pg); err != nil {
 		return err
 	}
