@@ -76,3 +76,21 @@ func TestChunkSizeSettles(t *testing.T) {
 		}
 	}
 }
+
+// A keepalive of the stream would be waited with until the backlog has passed, and nothing behind it would be heard: so it is left out.
+func TestKeepalivesDoNotWaitForTheBacklog(t *testing.T) {
+	t.Parallel()
+	s := newStream(nil, nil, nil, 50, 0)
+	s.backlog = &backlog{passed: make(chan struct{})}
+	body := append([]byte{'k'}, make([]byte, keepaliveSize-1)...)
+	body[8], body[17] = 100, 1
+	var b batch
+	if err := s.copyData(&b, body); err != nil || len(b.Messages) != 0 || len(s.asked) != 1 {
+		t.Errorf("before: %d kept, %d to be answered, %v", len(b.Messages), len(s.asked), err)
+	}
+	close(s.backlog.passed)
+	body[8] = 90
+	if err := s.copyData(&b, body); err != nil || len(b.Messages) != 1 || b.Messages[0].WALEnd != 100 {
+		t.Errorf("behind it: %v, %v", b.Messages, err)
+	}
+}
