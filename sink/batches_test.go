@@ -68,7 +68,7 @@ func inBatches(t testing.TB, got []stored) (messages, batches int) {
 
 func TestBatches(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t, natsserver.Options{SyncAlways: true})
+	s := natstest.Server(t, natsserver.Options{SyncAlways: true, Tune: unhurried})
 	cfg := batched(s.URL())
 	cfg.MsgID, cfg.DeadLetter = true, true
 	c := door(t, cfg)
@@ -99,7 +99,7 @@ func TestBatches(t *testing.T) {
 // A stream of batches and one of single messages are the same but for the headers of the protocol.
 func TestBatchesStoreTheSame(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t)
+	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 1200)
 	var streams [2][]stored
 	for i, name := range []string{"BATCHED", "PLAIN"} {
@@ -140,7 +140,7 @@ func TestBatchesStoreTheSame(t *testing.T) {
 // A message of a batch that is lost on its way takes the batch with it, and all that were sent behind.
 func TestNothingIsStoredOfABatchWithAHole(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t)
+	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 1900)
 	for _, test := range []struct {
 		lost, want uint64
@@ -169,7 +169,7 @@ func TestNothingIsStoredOfABatchWithAHole(t *testing.T) {
 // A zombie's batch is open while a new session publishes: its end is refused.
 func TestZombieWithAnOpenBatch(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t)
+	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 900)
 	zombie := slow(t, door(t, batched(s.URL())), 0)
 	for i := range 400 {
@@ -201,7 +201,7 @@ func TestZombieWithAnOpenBatch(t *testing.T) {
 // Two that publish the same in batches of other sizes.
 func TestTwoPublishersInBatches(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t)
+	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 6000)
 	cfg := batched(s.URL())
 	door(t, cfg)
@@ -296,7 +296,7 @@ func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 // A message near the limit takes no headers of a batch, and a large one ends the batch before it.
 func TestLargeMessagesGoAlone(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t)
+	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	cfg := batched(s.URL())
 	cfg.MaxPayload, cfg.MsgID = 4096, true
 	c := door(t, cfg)
@@ -318,7 +318,7 @@ func TestLargeMessagesGoAlone(t *testing.T) {
 
 func TestStreamsThatTakeNoBatches(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t)
+	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	allowed := func(t *testing.T, c *Conn) bool {
 		t.Helper()
 		if err := c.CheckStream(t.Context()); err != nil {
@@ -409,7 +409,7 @@ func TestRefusedBatches(t *testing.T) {
 	}
 	t.Run("the stream allows them no more", func(t *testing.T) {
 		t.Parallel()
-		s := natstest.Server(t)
+		s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 		c := door(t, batched(s.URL()))
 		p := slow(t, c, 0)
 		cfg := *c.stream
@@ -508,9 +508,13 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// unhurried lets a batch be open for as long as a test stands still. By default the server drops one after 10 s.
+func unhurried(o *server.Options) { o.JetStreamLimits.MaxBatchTimeout = time.Hour }
+
 // limits makes the server take smaller batches, or fewer at a time.
 func limits(size, open int) func(*server.Options) {
 	return func(o *server.Options) {
+		unhurried(o)
 		o.JetStreamLimits.MaxBatchSize, o.JetStreamLimits.MaxBatchInflightPerStream = size, open
 	}
 }
