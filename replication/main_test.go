@@ -183,13 +183,23 @@ type seen struct {
 
 func read(t testing.TB, s *Session, enough func(*seen) bool) *seen {
 	t.Helper()
-	got := &seen{kinds: map[byte]int{}}
+	got, ended := readUntil(t, s, enough)
+	if ended {
+		t.Fatalf("the stream ended: %v; until then %v", s.Err(), got.kinds)
+	}
+	return got
+}
+
+// readUntil is read where the stream may end before there is enough.
+func readUntil(t testing.TB, s *Session, enough func(*seen) bool) (got *seen, ended bool) {
+	t.Helper()
+	got = &seen{kinds: map[byte]int{}}
 	ctx := within(t)
 	for !enough(got) {
 		select {
 		case b, ok := <-s.Batches():
 			if !ok {
-				t.Fatalf("the stream ended: %v; until then %v", s.Err(), got.kinds)
+				return got, true
 			}
 			for _, m := range b.Messages {
 				got.add(m)
@@ -199,7 +209,7 @@ func read(t testing.TB, s *Session, enough func(*seen) bool) *seen {
 			t.Fatalf("not enough came: %v", got.kinds)
 		}
 	}
-	return got
+	return got, false
 }
 
 func (s *seen) add(m Message) {
