@@ -66,6 +66,10 @@ type found struct {
 // and what is sent and not proved. Nothing is read, published, recorded, confirmed or ticked meanwhile. nil: the session goes on. Any
 // other end is that of the session, with the ordinary start to find out what has become of the stream.
 func (s *session) rejoin(ctx context.Context, cause error) error {
+	// A refusal may be the first sign of what the connection knows better by now: a stranger's message took the sequence.
+	if err := s.links.Broker.Err(); outbox.ClassOf(err) != outbox.Transient {
+		return err
+	}
 	if s.hiccup.since.IsZero() {
 		s.hiccup.since = time.Now()
 	}

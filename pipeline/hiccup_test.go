@@ -352,3 +352,23 @@ func TestNoReopen(t *testing.T) {
 		w.same()
 	})
 }
+
+// A stranger's message is seen on the connection, and the publisher hears first that one of ours was refused for it: the session is not kept,
+// and the next start stops at it as well.
+func TestNoHiccupAfterAStranger(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{open: func(l *Links) { l.Broker = seen{l.Broker} }})
+		w.write(3)
+		w.published()
+		w.with(func() {
+			pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", What: "refused"}
+		})
+		w.until(time.Minute, "the end", func() bool { return pr.over() || w.js.resumed > 0 })
+		if f := outbox.FaultOf(pr.err); f == nil || f.Code != "foreign_message" || f.To == 0 {
+			t.Errorf("it ended with %v, and went on %d times", pr.err, w.js.resumed)
+		}
+		if rec := w.record(); rec.Stopped != "foreign_message" {
+			t.Errorf("the record says %q: whoever is started next goes on", rec.Stopped)
+		}
+	})
+}

@@ -78,7 +78,7 @@ func (k *kept) drop(acked uint64) {
 		}
 		n++
 	}
-	k.chunks = slices.Delete(k.chunks, 0, n) // few: 130 at the most
+	k.chunks = slices.Delete(k.chunks, 0, n) // few: two for each 64 KiB in flight at the most
 }
 
 // at returns the message of a sequence, false if it is not here. It is valid until the next drop.
