@@ -35,6 +35,9 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 		routes[i], addresses[i] = port, "127.0.0.1:"+strconv.Itoa(port)
 	}
 	c := &ServerCluster{nodes: make([]*natsserver.Server, n), options: make([]natsserver.Options, n)}
+	for i := range c.options {
+		c.options[i].Dir = t.TempDir() // before the Cleanup: the folders go when nobody writes to them any more
+	}
 	t.Cleanup(func() {
 		for i := range c.nodes {
 			c.Stop(i)
@@ -46,7 +49,7 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 			t.Fatal(err)
 		}
 		c.options[i] = natsserver.Options{
-			Dir: t.TempDir(), Port: port, Name: fmt.Sprintf("node%d", i),
+			Dir: c.options[i].Dir, Port: port, Name: fmt.Sprintf("node%d", i),
 			Cluster: &natsserver.Routes{Cluster: "cluster", Port: routes[i], Nodes: addresses},
 		}
 		if err := c.Start(i); err != nil {
