@@ -29,30 +29,37 @@ import (
 func writing(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	stopping := make(chan struct{})
 	var wg sync.WaitGroup
 	for w := range 2 {
 		conn, err := pgx.Connect(ctx, url)
 		must(t, err)
 		wg.Go(func() {
 			defer conn.Close(context.Background()) //nolint:errcheck // the test is over
-			for i := 0; ctx.Err() == nil; i++ {
+			for i := 0; ; i++ {
 				_, err := conn.Exec(ctx, fmt.Sprintf("BEGIN; SET LOCAL synchronous_commit = %s; INSERT INTO outbox (doc_id, actor_id, counter, payload) "+
 					"SELECT 'w' || n %% 5, 'writer%d', %d + n, '{}' FROM generate_series(1, 3) n; COMMIT", []string{"on", "off"}[i%2], w, 100_000+10*i))
-				if err != nil && ctx.Err() == nil {
-					t.Error(err)
+				if err != nil {
+					if ctx.Err() == nil {
+						t.Error(err)
+					}
 					return
 				}
 				select {
-				case <-ctx.Done():
+				case <-stopping:
+					return
 				case <-time.After(3 * time.Millisecond):
 				}
 			}
 		})
 	}
-	return func() {
-		cancel()
+	stop = sync.OnceFunc(func() { // the last ones are not cut off: the server might commit them later
+		close(stopping)
+		defer cancel()
+		defer time.AfterFunc(patience, cancel).Stop()
 		wg.Wait()
-	}
+	})
+	return stop
 }
 
 // killedAt runs outflow repair until it says something, and kills it then, or a random moment later. A step that an earlier one has
