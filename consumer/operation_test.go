@@ -196,6 +196,7 @@ func TestSerializable(t *testing.T) {
 	src.publish(all...)
 	cfg := w.config(src)
 	cfg.Isolation, cfg.Batch, cfg.MaxAttempts = pgx.Serializable, 2, 1
+	cfg.Lease = limit // a session does not end because somebody stands still
 	w.exec(`CREATE TABLE total (n int); INSERT INTO total VALUES (0)`)
 	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
 		if err := handler(ctx, tx, e); err != nil {

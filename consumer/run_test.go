@@ -15,9 +15,9 @@ func TestRun(t *testing.T) {
 	w.await(all[:300])
 	src.publish(all[300:]...)
 	w.await(all)
+	w.awaitMarks(500) // while it runs: an end writes them as well, if the server does not stand still meanwhile
 	r.stopped()
 	w.exactly(all)
-	w.awaitMarks(500)
 
 	// The next one has nothing to do.
 	r = w.start(w.consumer(w.config(src)), handler)
