@@ -38,7 +38,7 @@ func TestDefaults(t *testing.T) {
 	}
 	c.from = nil
 	want := Config{
-		Postgres: Postgres{CatchUp: 32 << 20},
+		Postgres: Postgres{CatchUp: 256 << 20},
 		NATS:     NATS{URL: "nats://127.0.0.1:4222"},
 		Table:    "public.outbox",
 		Columns: Columns{
