@@ -15,7 +15,7 @@ type State string
 const (
 	StateConnecting State = "connecting"       // opening connections, finding the place
 	StateStandby    State = "standby"          // another session holds the slot
-	StateCatchingUp State = "comparing"        // making again what is in the stream already
+	StateComparing  State = "comparing"        // making again what is in the stream already
 	StateRunning    State = "running"          // proved
 	StateAway       State = "waiting for NATS" // it failed; the session is kept
 	StateWaiting    State = "waiting"          // between sessions
@@ -59,7 +59,7 @@ type Snapshot struct {
 
 // Ready reports whether a session holds the slot, also while it makes again what is in the stream, or this is a standby that waits for it.
 func (s *Snapshot) Ready() bool {
-	return s.State == StateRunning || s.State == StateStandby || s.State == StateCatchingUp
+	return s.State == StateRunning || s.State == StateStandby || s.State == StateComparing
 }
 
 // Alive reports whether the pipeline moves: the loop goes round, or attempts to start are made.
@@ -67,7 +67,7 @@ func (s *Snapshot) Alive(now time.Time) bool {
 	switch s.State {
 	case StateStopped:
 		return false
-	case StateRunning, StateCatchingUp, StateAway:
+	case StateRunning, StateComparing, StateAway:
 		return s.sorting || now.Sub(s.beat) < stalled
 	case StateStandby:
 		return true

@@ -120,7 +120,7 @@ func (s *session) close() {
 
 // run runs the loop until ctx is cancelled or something fails.
 func (s *session) run(ctx context.Context) error {
-	s.p.health.set(StateCatchingUp, nil)
+	s.p.health.set(StateComparing, nil)
 	err := s.whenProved(ctx)
 	for err == nil {
 		if err = s.loop(ctx); s.keeps(err) {

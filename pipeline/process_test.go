@@ -212,7 +212,7 @@ func TestHealth(t *testing.T) {
 		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) || s.Error != errDown.Error() {
 			t.Errorf("%+v", s)
 		}
-		w.until(time.Minute, "catching up", func() bool { return pr.p.Snapshot().State == StateCatchingUp })
+		w.until(time.Minute, "comparing", func() bool { return pr.p.Snapshot().State == StateComparing })
 		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
 		w.sleep(time.Minute)
 		if s := pr.p.Snapshot(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" || s.Lag(time.Now()) > time.Second {
@@ -241,7 +241,7 @@ func TestHealth(t *testing.T) {
 // A loop that hangs is not alive.
 func TestHanging(t *testing.T) {
 	now := time.Now()
-	for state, alive := range map[State]bool{StateRunning: false, StateCatchingUp: false, StateAway: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
+	for state, alive := range map[State]bool{StateRunning: false, StateComparing: false, StateAway: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
 		s := Snapshot{State: state, Since: now.Add(-time.Minute), beat: now.Add(-time.Minute)}
 		if s.Alive(now) != alive {
 			t.Errorf("%s: alive %t", state, !alive)

@@ -113,7 +113,7 @@ func TestNoTickBeforeProof(t *testing.T) {
 		other := defaults
 		other.Horizon = 10 * time.Millisecond
 		pr = w.run(options{settings: other})
-		w.until(time.Minute, "catching up", func() bool { return pr.p.Snapshot().State == StateCatchingUp })
+		w.until(time.Minute, "comparing", func() bool { return pr.p.Snapshot().State == StateComparing })
 		begun := time.Now()
 		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
 		if d := time.Since(begun); d < 100*time.Millisecond {

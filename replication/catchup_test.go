@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -546,15 +544,7 @@ func TestStandbyIsNotReadBySQL(t *testing.T) {
 	d := ready(t, srv)
 	d.insert(ops(t, 10))
 	closeConn(d.conn)
-	if err := srv.Stop("fast"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(srv.Dir, "data", "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := srv.Start(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	asStandby(t, srv)
 	defer newDatabaseAt(t, d).exec("SELECT pg_promote()") // so that the database can be dropped
 	d.cfg.CatchUp = bySQL()
 	var choice streamed

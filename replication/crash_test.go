@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/pgserver"
 	"github.com/outflowhq/outflow/internal/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -135,16 +136,7 @@ func TestTimelineAfterAPromotion(t *testing.T) {
 	edits := ops(t, 10)
 	d.insert(edits)
 	closeConn(d.conn)
-	if err := srv.Stop("fast"); err != nil {
-		t.Fatal(err)
-	}
-	// A server that starts in standby mode and is promoted is a failover on one machine.
-	if err := os.WriteFile(filepath.Join(srv.Dir, "data", "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := srv.Start(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	asStandby(t, srv)
 	standby := d.open()
 	state, err := standby.Server(within(t))
 	if err != nil || !state.InRecovery || state.History.Timeline != 1 || state.WALEnd == 0 {
@@ -186,4 +178,18 @@ func newDatabaseAt(t *testing.T, d *database) *database {
 	}
 	t.Cleanup(func() { closeConn(again.conn) })
 	return &again
+}
+
+// asStandby starts a server again in standby mode: promoted behind that, it is a failover on one machine.
+func asStandby(t *testing.T, srv *pgserver.Server) {
+	t.Helper()
+	if err := srv.Stop("fast"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(srv.Dir, "data", "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := srv.Start(within(t)); err != nil {
+		t.Fatal(err)
+	}
 }

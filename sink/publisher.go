@@ -90,8 +90,8 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	return p
 }
 
-// Full reports whether 2000 messages or 8 MiB are in flight, or what is held back would make them that many, and fewer while the server's pace is measured: wait for
-// Notify, and call Flush before.
+// Full reports whether 2000 messages or 8 MiB are in flight, fewer while the server's pace is measured, or what is held back would make
+// them that many: wait for Notify, and call Flush before.
 func (p *Publisher) Full() bool {
 	p.settle()
 	limit := maxInFlight

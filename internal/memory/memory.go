@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// Fixed is what is live beside the buffer, and the room to work in: messages in flight, as they are written and as they are kept until
-// they are proved (8 MiB, and up to twice that), blocks of WAL data on their way in (1.5 MiB, twice while a backlog is read by SQL), those of a merge
-// (2 MiB), connections, pages, stacks.
+// Fixed is what is live beside the buffer, and the room to work in: messages in flight, as they are written (8 MiB) and as they are kept
+// until they are proved (up to twice that), blocks of WAL data on their way in (1.5 MiB, twice while a backlog is read by SQL), those of a
+// merge (2 MiB), connections, pages, stacks.
 const Fixed = 32 << 20
 
 // Limit returns the memory that Go may take up with these settings: what the buffer holds at most and an eighth of that, so that the
