@@ -196,7 +196,6 @@ func (s *source) Start(context.Context, outbox.LSN, bool) error {
 
 func (s *source) Batches() <-chan *outbox.Batch { return s.batches }
 func (s *source) Err() error                    { return nil }
-func (s *source) CatchingUp() bool              { return false }
 func (s *source) Confirm(outbox.LSN)            {}
 
 func (s *source) Stop(context.Context) error {

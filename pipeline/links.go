@@ -40,8 +40,6 @@ type Upstream interface {
 	// Batches is closed when the stream ends; Err then says why.
 	Batches() <-chan *outbox.Batch
 	Err() error
-	// CatchingUp reports whether what Batches brings is read in chunks at the moment: between two there is silence, and more to come.
-	CatchingUp() bool
 	// Confirm sets the LSN that is reported as written, flushed and applied. It never blocks.
 	Confirm(lsn outbox.LSN)
 	// Stop ends the stream in order: the last status has been sent when it returns.

@@ -111,7 +111,6 @@ func (p *Pipeline) inForce(s outbox.Settings) {
 func (s *session) close() {
 	s.recorder.close()
 	s.scribe.close()
-	s.metrics.catchUp(false)
 	s.buffer.Discard()
 	if s.batch != nil {
 		s.batch.Release()

@@ -25,7 +25,6 @@ type metrics struct {
 	receivedLSN, publishedLSN prometheus.Gauge
 	confirmedLSN              prometheus.Gauge
 	slotRetained, lagBytes    prometheus.Gauge
-	catchingUp                prometheus.Gauge
 	registerer                prometheus.Registerer
 
 	lateSeen, bytesSent uint64 // the loop's: what is in the counters already, what is not yet
@@ -65,7 +64,6 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		confirmedLSN:   gauge("confirmed_lsn", "LSN confirmed to PostgreSQL."),
 		slotRetained:   gauge("slot_retained_bytes", "WAL that PostgreSQL keeps for the slot."),
 		lagBytes:       gauge("lag_bytes", "WAL between the confirmed LSN and the server's end of WAL."),
-		catchingUp:     gauge("catching_up", "1 while the backlog is read by SQL (postgres.catch_up)."),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "publish_errors_total", Help: "Sessions that ended with an error, and failures of NATS that a session outlived, by class."}, []string{"class"}),
 		ignored: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -141,15 +139,6 @@ func (m *metrics) levels(l *levels, late uint64) {
 	m.inFlight.Set(float64(l.inFlight))
 	m.inFlightBytes.Set(float64(l.inFlightBytes))
 	m.publishedLSN.Set(float64(l.published))
-}
-
-// catchUp says whether the backlog is read by SQL.
-func (m *metrics) catchUp(now bool) {
-	v := 0.
-	if now {
-		v = 1
-	}
-	m.catchingUp.Set(v)
 }
 
 // server sets what was read from the server.

@@ -38,7 +38,6 @@ type postgres struct {
 	down       time.Time     // nothing can connect until then
 	delay      time.Duration // between batches
 	quiet      bool          // it sends no keepalive by itself
-	chunk      int           // transactions at a time of a backlog that is read by SQL; 0: it is streamed
 	writeDelay time.Duration
 	writeFails int         // so many of the next writes fail,
 	failsLate  bool        // though they are in the WAL
@@ -123,7 +122,6 @@ type upstream struct {
 	binary  bool
 	from    outbox.LSN
 	sent    outbox.LSN // newest marker
-	upTo    outbox.LSN // the end of a backlog that is read in chunks; 0: of none, or it is over
 	taken   int        // batches handed out
 
 	noise  *noise
@@ -193,9 +191,6 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	}
 	u.pg.active, u.started, u.binary, u.from = u, true, binary, from
 	u.pg.w.started = append(u.pg.w.started, start{time.Now(), from, binary})
-	if u.pg.chunk > 0 && max(from, u.pg.confirmed) < u.pg.end {
-		u.upTo = u.pg.end
-	}
 	go u.stream(max(from, u.pg.confirmed))
 	u.pg.w.step("started", uint64(from))
 	return nil
@@ -214,16 +209,7 @@ func (u *upstream) stream(from outbox.LSN) {
 			<-u.gone
 			return
 		}
-		if u.upTo != 0 && len(pending) == 0 {
-			u.unlock()
-			if !u.pause(time.Duration(rnd.IntN(200)+1) * time.Millisecond) { // the server makes a chunk whole first
-				return
-			}
-			u.lock()
-			pending, next = u.chunk(next, from)
-			described = false
-		}
-		for u.upTo == 0 && len(pending) < 8 && next < len(u.pg.wal) {
+		for len(pending) < 8 && next < len(u.pg.wal) {
 			x := u.pg.wal[next]
 			next++
 			if x.start < from {
@@ -266,9 +252,6 @@ func (u *upstream) stream(from outbox.LSN) {
 		case u.batches <- batchOf(pending[:n]):
 			u.lock()
 			u.taken++
-			if n == len(pending) && u.sent >= u.upTo {
-				u.upTo = 0
-			}
 			u.pg.w.step("batch", uint64(n))
 			u.unlock()
 		case <-u.gone:
@@ -276,26 +259,6 @@ func (u *upstream) stream(from outbox.LSN) {
 		}
 		pending = pending[n:]
 	}
-}
-
-// chunk is the next chunk of the backlog, and how far the WAL was read with it. The lock is held.
-func (u *upstream) chunk(next int, from outbox.LSN) (messages []outbox.WALMessage, after int) {
-	end, described, n := u.upTo, false, 0
-	for ; next < len(u.pg.wal) && u.pg.wal[next].start < u.upTo; next++ {
-		x := u.pg.wal[next]
-		if x.start < from {
-			continue
-		}
-		if n == u.pg.chunk {
-			end = u.pg.wal[next-1].end
-			break
-		}
-		n++
-		messages = append(messages, x.messages(!described, u.pg.payload, u.binary)...)
-		described = described || len(x.rows) > 0
-	}
-	u.sent = max(u.sent, end)
-	return append(messages, outbox.WALMessage{Keepalive: true, WALEnd: u.sent}), next
 }
 
 func (u *upstream) pause(d time.Duration) bool {
@@ -332,12 +295,6 @@ func batchOf(messages []outbox.WALMessage) *outbox.Batch {
 }
 
 func (u *upstream) Batches() <-chan *outbox.Batch { return u.batches }
-
-func (u *upstream) CatchingUp() bool {
-	u.lock()
-	defer u.unlock()
-	return u.upTo != 0
-}
 
 func (u *upstream) Err() error {
 	u.lock()

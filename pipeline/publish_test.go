@@ -92,7 +92,6 @@ type flood struct {
 }
 
 func (f *flood) Batches() <-chan *outbox.Batch { return f.batches }
-func (f *flood) CatchingUp() bool              { return false }
 
 // A stop is heard though there is always more to read.
 func TestStopInEndlessWAL(t *testing.T) {

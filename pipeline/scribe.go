@@ -113,10 +113,10 @@ func (s *scribe) finished(w written, now time.Time, log *slog.Logger, m *metrics
 }
 
 // tickAt returns when a tick is due: one horizon after the oldest held event came in, half a horizon after the last WAL data, one
-// horizon after the last tick; none while a backlog is read, which is WAL that comes in.
+// horizon after the last tick.
 func (s *session) tickAt() (time.Time, bool) {
 	horizon := s.buffer.Settings().Horizon
-	if !s.p.cfg.Ticks || horizon == 0 || s.scribe.writer == nil || !s.proof.Proved() || s.links.Upstream.CatchingUp() {
+	if !s.p.cfg.Ticks || horizon == 0 || s.scribe.writer == nil || !s.proof.Proved() {
 		return time.Time{}, false
 	}
 	oldest, held := s.buffer.OldestLSN()

@@ -170,7 +170,6 @@ func newSchedule(t *testing.T, seed uint64, size size, faulty bool) *schedule {
 	first := randomSettings(rnd)
 	durable := pick(rnd, size.durables...)
 	s := &schedule{world: newWorld(t, seed, first, durable), size: size, rnd: rnd}
-	s.world.pg.chunk = max(0, int(seed%8)-4) // in some, what waits is read by SQL
 	s.noise = newNoise(seed, 4)
 	s.js.ackEvery, s.js.limit = pick(rnd, 1, 3, 50), pick(rnd, 4, 30, 2000)
 	s.js.latency = pick(rnd, 100*time.Microsecond, time.Millisecond, 20*time.Millisecond)

@@ -47,37 +47,6 @@ func TestNoTickWhileDataComesIn(t *testing.T) {
 	})
 }
 
-// Between two chunks of a backlog there is silence, and WAL that comes in all the same.
-func TestNoTickInACatchUp(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
-		pr := w.running(options{})
-		w.write(1)
-		w.published()
-		pr.kill()
-		w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil })
-		w.with(func() { w.pg.chunk = 3 })
-		w.write(40)
-		ticks := len(w.pg.ticks)
-		pr = w.running(options{})
-		chunks := 0
-		for in := true; in; w.sleep(time.Millisecond) {
-			w.away(func() { in = pr.up().CatchingUp() })
-			if n := len(w.pg.ticks) - ticks; in && n != 0 {
-				t.Fatalf("%d ticks in a catch-up", n)
-			}
-			chunks++
-		}
-		if chunks < 100 { // milliseconds
-			t.Errorf("it took %d ms: too short to show anything", chunks)
-		}
-		w.published()
-		if len(w.pg.ticks) == ticks {
-			t.Error("no tick afterwards")
-		}
-		w.same()
-	})
-}
-
 // A tick that is slow to come back is followed by another one, one horizon later at the earliest.
 func TestOneTickPerHorizon(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {

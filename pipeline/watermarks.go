@@ -76,7 +76,6 @@ func (s *session) report(now time.Time) {
 		l.oldest, _ = s.held.of(oldest)
 	}
 	s.metrics.levels(&l, s.buffer.Late())
-	s.metrics.catchUp(s.links.Upstream.CatchingUp())
 	s.p.health.levels(&l, now)
 }
 

@@ -25,7 +25,6 @@ type Config struct {
 	Table       string       // schema.name, or name; a part in double quotes may hold dots. "": events are logical messages, there is no table
 	Shard       outbox.Shard // the part of the table that is published
 	ShardBy     string       // the column that decides to which part a row belongs: the document's
-	CatchUp     *CatchUp     // nil: a backlog is streamed, however large
 	Logger      *slog.Logger
 }
 

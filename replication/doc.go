@@ -23,35 +23,6 @@
 // For the same reason the replication connection asks the server for a wal_sender_timeout of 10 s where the server's is longer or
 // off: a process that died with its host, or was cut off, then holds the slot for ten seconds rather than a minute.
 //
-// # A large backlog
-//
-// A walsender writes each message by itself, which for small transactions is most of what reading them costs.
-// pg_logical_slot_get_binary_changes brings the same bytes in large pieces, and [CatchUp] says when a backlog is read so. What may be
-// read, and by whom, is still decided by the slot alone:
-//
-//   - A temporary copy of the slot is made and moved to where the stream would have started. A sample of it shows whether the
-//     transactions are small.
-//   - The stream is started, and so the slot held, not there but at X, the end of the flushed WAL. That moves nothing: the slot's own
-//     position follows from what is confirmed, as ever. The walsender goes through the WAL before X in silence.
-//   - Chunks of whole transactions are read out of the copy until it has passed X. Then come the stream's own batches. [Session.Batches]
-//     is one channel that carries both in this order.
-//
-// Nothing is missing at the seam, and nothing comes twice. The server reads a chunk record by record until one ends at or beyond the
-// LSN up to which it was asked for, or enough changes have come, and the copy then stands at the end of that record: so a copy that
-// stands at E has given every commit whose record begins before E, and no other. The last chunk is the one after which X <= E. A
-// decoder that was started at X skips the commits whose record begins before X, and no other; it gives them whole, also those that were
-// begun or prepared before X, because it reads from the slot's restart_lsn. So the chunks have all before E, the stream all from X on.
-// Both would have what begins between X and E: a record that begins beyond X and ended a chunk, where X is not the end of a
-// record. The stream's transactions that begin below E are emptied; what it says of relations in them is kept. By the same argument each
-// chunk goes on where the last one ended, and a start at a place goes on behind it. X is an LSN of the flushed WAL, so the server can
-// read up to it, and how far a chunk came is what the server says of the copy, not what was asked for.
-//
-// The messages are the same bytes, because they are made by the same plugin with the same options on a connection with the same pins.
-// The order is that of the commits in both. So neither the sample nor a limit of time can do more than choose the slower way.
-//
-// Where anything fails before the slot is held, the backlog is streamed. What fails later ends the session, and the next one streams
-// what lies before X. So whatever is wrong with the WAL is said by the stream.
-//
 // # What is confirmed
 //
 // Each status carries one LSN three times: write, flush and apply are what [Session.Confirm] was told, and zero until then, which

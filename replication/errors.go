@@ -36,7 +36,6 @@ const (
 	codeDiskFull           = "53100"
 	codeConfigurationLimit = "53400"
 	codeQueryCanceled      = "57014"
-	codeAdminShutdown      = "57P01"
 	codeUndefinedFile      = "58P01"
 	codeUndefinedFunction  = "42883"
 	codeNotSupported       = "0A000"

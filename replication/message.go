@@ -56,9 +56,7 @@ func (s *stream) copyData(b *batch, body []byte) error {
 		}
 		// After a start keepalives may go back towards restart_lsn; what an earlier one promised still holds.
 		s.high = max(s.high, outbox.LSN(binary.BigEndian.Uint64(body[1:])))
-		if s.backlog == nil || closed(s.backlog.passed) { // else what lies before it was not delivered yet
-			b.Messages = append(b.Messages, Message{Keepalive: true, WALEnd: s.high})
-		}
+		b.Messages = append(b.Messages, Message{Keepalive: true, WALEnd: s.high})
 		if body[17] != 0 {
 			signal(s.asked)
 			if s.pings.add(int64(binary.BigEndian.Uint64(body[9:]))) {

@@ -37,11 +37,6 @@ type Session struct {
 	from *handover // what repl reads through
 	wire *wire     // below it, and below TLS
 
-	again   *pgconn.Config // for further connections to this server, which dial where the first one ended
-	started string         // when the server was, as it prints it
-	life    context.Context
-	die     context.CancelFunc // ends life: Close was called
-
 	version       int
 	serverTimeout time.Duration // wal_sender_timeout as the server has it
 	timeout       time.Duration // as it is on the replication connection; 0: off
@@ -66,7 +61,6 @@ const farBehind = 1 << 20
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	s := &Session{cfg: cfg, log: cfg.logger(), turn: make(chan struct{}, 1)}
-	s.life, s.die = context.WithCancel(context.Background())
 	c, err := parseConfig("postgres.url", cfg.URL)
 	if err != nil {
 		return nil, err
@@ -99,7 +93,6 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 		return nil, err
 	}
 	c.DialFunc = route.again
-	s.again = &c.Config
 	if s.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
 		return nil, connectFault(err)
 	}
@@ -110,24 +103,22 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	return s, nil
 }
 
-// startedWhen is what tells servers apart: a standby has the same system identifier as its primary.
-const startedWhen = "SELECT pg_postmaster_start_time()::text"
-
 // meet makes sure that both connections ended at the same server, and that it is one that can be used.
 func (s *Session) meet(ctx context.Context) error {
-	rows, err := simpleQuery(ctx, s.repl, startedWhen+`, current_setting('server_version_num'), current_setting('wal_level'),
+	// A standby has the same system identifier as its primary; only the start time tells them apart.
+	const who = "SELECT pg_postmaster_start_time()::text"
+	rows, err := simpleQuery(ctx, s.repl, who+`, current_setting('server_version_num'), current_setting('wal_level'),
 		(SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'), pg_is_in_recovery()::text`)
 	if err != nil {
 		return fmt.Errorf("read the server's settings: %w", err)
 	}
 	var started string
-	if err := s.conn.QueryRow(ctx, startedWhen).Scan(&started); err != nil {
+	if err := s.conn.QueryRow(ctx, who).Scan(&started); err != nil {
 		return fmt.Errorf("read the server's start time: %w", err)
 	}
 	if rows[0][0] != started {
 		return errors.New("the two connections of postgres.url ended at different servers")
 	}
-	s.started = started
 	if s.version, err = strconv.Atoi(rows[0][1]); err != nil {
 		return fmt.Errorf("read the server's version: %w", err)
 	}
@@ -196,12 +187,6 @@ func (s *Session) Batches() <-chan *outbox.Batch { return s.streaming().batches 
 // used only after Start.
 func (s *Session) Confirm(lsn outbox.LSN) { s.streaming().confirm(lsn) }
 
-// CatchingUp reports whether what Batches brings is read by SQL at the moment.
-func (s *Session) CatchingUp() bool {
-	st := s.streaming()
-	return st != nil && st.backlog != nil && !closed(st.backlog.passed)
-}
-
 // Received returns the highest LSN that the stream has reached: where it was started, or what a message or keepalive brought.
 func (s *Session) Received() outbox.LSN {
 	if st := s.streaming(); st != nil {
@@ -235,7 +220,6 @@ func (s *Session) Close() {
 	st, first := s.stream, !s.closed
 	s.closed = true
 	s.mu.Unlock()
-	s.die()
 	if !first {
 		return
 	}

@@ -17,9 +17,6 @@ import (
 // below that. binary asks for column values in binary form. After ErrSlotInUse, and any other error that the server gives as an
 // answer, Start may be called again.
 //
-// With Config.CatchUp a large backlog is read by SQL, and the stream starts behind it: see the package's documentation. What Batches
-// brings is the same.
-//
 // A missing or invalidated slot is a plain error: what follows from it is decided by who reads the slot's state.
 func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error {
 	giveBack, err := s.take(ctx)
@@ -29,15 +26,6 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 	defer giveBack()
 	if s.streaming() != nil {
 		return fmt.Errorf("start replication: already started")
-	}
-	backlog := s.prepareBacklog(ctx, from, binary)
-	if backlog != nil {
-		from = backlog.upTo
-		defer func() {
-			if backlog != nil {
-				backlog.hangUp()
-			}
-		}()
 	}
 	if err := s.startReplication(ctx, startCommand(s.cfg, from, binary)); err != nil {
 		if sqlState(err) == codeObjectInUse {
@@ -71,10 +59,6 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 		return ErrClosed
 	}
 	s.stream = st
-	if backlog != nil {
-		st.follow(backlog)
-		backlog = nil
-	}
 	st.run()
 	return nil
 }
@@ -112,20 +96,11 @@ func (s *Session) startReplication(ctx context.Context, command string) error {
 // startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to itself until it commits,
 // and sends in commit order.
 func startCommand(cfg Config, from outbox.LSN, binary bool) string {
-	var list []string
-	for _, o := range pluginOptions(cfg, binary) {
-		list = append(list, o[0]+" "+literal(o[1]))
-	}
-	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", pgx.Identifier{cfg.Slot}.Sanitize(), from, strings.Join(list, ", "))
-}
-
-// pluginOptions are the options of pgoutput: the same whichever way its messages are read.
-func pluginOptions(cfg Config, binary bool) [][2]string {
-	options := [][2]string{{"proto_version", "1"}, {"publication_names", publicationNames(cfg.Publication)}, {"messages", "true"}}
+	options := "proto_version '1', publication_names " + literal(publicationNames(cfg.Publication)) + ", messages 'true'"
 	if binary {
-		options = append(options, [2]string{"binary", "true"})
+		options += ", binary 'true'"
 	}
-	return options
+	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", pgx.Identifier{cfg.Slot}.Sanitize(), from, options)
 }
 
 // publicationNames is the value of pgoutput's option: a list of identifiers, here of one.

@@ -31,7 +31,6 @@ type stream struct {
 	quit      chan struct{} // closed when the stream has failed or was closed
 	tasks     sync.WaitGroup
 	stopping  sync.Once
-	backlog   *backlog // what comes before the stream's own; nil: nothing
 
 	mu  sync.Mutex
 	err error // why it ended; nil while quit is open
@@ -59,10 +58,6 @@ func newStream(conn net.Conn, src io.Reader, rest []byte, from outbox.LSN, timeo
 func (s *stream) run() {
 	s.tasks.Go(s.read)
 	s.tasks.Go(s.reply)
-	if s.backlog != nil {
-		s.tasks.Go(s.readBacklog)
-		s.tasks.Go(s.endBacklog)
-	}
 }
 
 // errEnd says that the server has ended the stream because we asked it to.
@@ -70,12 +65,7 @@ var errEnd = errors.New("end of the stream")
 
 // read is the reader goroutine: it takes what the server sends off the socket until the stream ends.
 func (s *stream) read() {
-	defer func() {
-		if s.backlog != nil {
-			<-s.backlog.over // it delivers as well
-		}
-		close(s.batches)
-	}()
+	defer close(s.batches)
 	for {
 		b, err := s.frames.next(s.handle)
 		s.received.Store(max(s.received.Load(), uint64(s.reached(b))))
@@ -102,20 +92,8 @@ func (s *stream) reached(b *batch) (lsn outbox.LSN) {
 	return lsn
 }
 
-// deliver hands a batch of the stream's own to the consumer, behind the backlog. It waits as long as the consumer likes.
+// deliver hands a batch to the consumer. It waits as long as the consumer likes.
 func (s *stream) deliver(b *batch) {
-	if s.backlog != nil {
-		select {
-		case <-s.backlog.passed:
-			s.backlog.seam.trim(b)
-		case <-s.drain:
-		case <-s.quit:
-		}
-	}
-	s.hand(b)
-}
-
-func (s *stream) hand(b *batch) {
 	if closed(s.drain) || closed(s.quit) {
 		b.Release()
 		return

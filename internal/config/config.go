@@ -39,7 +39,6 @@ type Config struct {
 type Postgres struct {
 	URL      string // "": libpq's PG* variables and defaults
 	WriteURL string // for ticks and changes of settings; URL if it was not given
-	CatchUp  int64  // bytes of WAL; a larger backlog is read by SQL; 0: none
 }
 
 // NATS says how NATS is reached. At most one way to authenticate is set.

@@ -52,9 +52,6 @@ var settings = []setting{
 		want: "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
 		doc:  "Where ticks and changes of settings are written: the primary, if postgres.url is a replica.",
 		bind: func(c *Config) value { return textValue{&c.Postgres.WriteURL, postgresURL} }},
-	{path: "postgres.catch_up", def: "256MiB", want: "a size, " + wantSize,
-		doc:  "A backlog of more WAL than this is read by SQL, if it is of small transactions: less work, and the same. 0: it is streamed.",
-		bind: func(c *Config) value { return sizeValue[int64]{&c.Postgres.CatchUp, 0, math.MaxInt64} }},
 
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,
 		want: "one or more of nats://host:4222, tls://host:4222, separated by commas",

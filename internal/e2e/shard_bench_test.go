@@ -28,7 +28,7 @@ func BenchmarkShards(b *testing.B) {
 			b.Run(fmt.Sprintf("%s,rows=%d,tx=%d,shards=%d", shape.table, shape.rows, shape.perTx, n), func(b *testing.B) {
 				pg := pgtest.Own(b, 0, "fsync=off", "shared_buffers=512MB", "max_wal_size=8GB")
 				ns := natstest.Process(b)
-				s := sharded(b, pg, ns.URL(), "bench", max(n, 1), "REORDER_HORIZON=0s", "POSTGRES_CATCH_UP=0") // streamed: the walsender is what is measured
+				s := sharded(b, pg, ns.URL(), "bench", max(n, 1), "REORDER_HORIZON=0s")
 				if n == 0 {
 					s.all[0].set("SHARD=")
 				}

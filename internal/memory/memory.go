@@ -15,7 +15,7 @@ import (
 )
 
 // Fixed is what is live beside the buffer, and the room to work in: messages in flight, as they are written (8 MiB) and as they are kept
-// until they are proved (up to twice that), blocks of WAL data on their way in (1.5 MiB, twice while a backlog is read by SQL), those of a
+// until they are proved (up to twice that), blocks of WAL data on their way in (1.5 MiB), those of a
 // merge (2 MiB), connections, pages, stacks.
 const Fixed = 32 << 20
 

@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +60,6 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_SOURCE="+v.w.o.Source, "OUTFLOW_TABLE="+v.w.table, "OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
 		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+strconv.Itoa(maxBytes),
 		"OUTFLOW_REORDER_SPILL_DIR="+spill, "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(replicas))
-	i.env = append(i.env, v.extra...)
 	return i, nil
 }
 
@@ -229,18 +227,6 @@ func exitText(err error) string {
 		return fmt.Sprintf("exit code %d", exit.ExitCode())
 	}
 	return err.Error()
-}
-
-// readBySQL is what an outflow logs that has read a backlog by SQL.
-const readBySQL = "backlog was read by SQL"
-
-// said is how often its log has a text.
-func (i *instance) said(text string) int {
-	b, err := os.ReadFile(i.log)
-	if err != nil {
-		return 0
-	}
-	return bytes.Count(b, []byte(text))
 }
 
 // tail is the end of its log.

@@ -34,7 +34,6 @@ type Report struct {
 	LeftOut int      `json:"left_out"` // faults for which there was no time
 
 	Backlogs int `json:"backlogs"` // installations that were away for a while
-	BySQL    int `json:"by_sql"`   // backlogs that an outflow read by SQL, after whatever fault
 }
 
 // Stream is the verdict about one of the streams; the first is the twin's.
@@ -76,11 +75,6 @@ func (a *attack) report() *Report {
 		Seed: o.Seed, Settings: fmt.Sprintf("horizon=%v sort=%s source=%s replicas=%d", o.Horizon, o.Sort, o.Source, o.Replicas),
 		Took: time.Since(a.begun), CatchUp: a.catchUp, RolledBack: a.w.load.rolled.Load(), Large: a.w.load.large.Load(), LeftOut: a.leftOut,
 		Backlogs: int(a.w.backlogs.Load()),
-	}
-	for _, v := range a.w.everybody() {
-		for _, i := range v.instances {
-			r.BySQL += i.said(readBySQL)
-		}
 	}
 	if err := a.w.failed(); err != nil {
 		r.Failure = err.Error()

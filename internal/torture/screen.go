@@ -115,7 +115,7 @@ func (s *screen) report(r *Report) {
 	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, other faults going on meanwhile")
 	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d, leaders %d. Left out for want of time: %d",
 		r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
-	s.line("outflow away while much was written: %d times; backlogs by SQL: %d", r.Backlogs, r.BySQL)
+	s.line("outflow away while much was written: %d times", r.Backlogs)
 	s.line("caught up %v after the end of the attack; %v in all", ms(r.CatchUp), r.Took.Round(time.Second))
 	if r.Failure != "" {
 		s.line("\nFAILED: %s", r.Failure)

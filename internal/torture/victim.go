@@ -29,7 +29,6 @@ type victim struct {
 	instances []*instance
 
 	began     verify.LSN   // the due of its first place
-	extra     []string     // settings that change nothing in what is published, as environment
 	settings  string       // those that its instances were first started with
 	resetted  atomic.Bool  // it was started with others: its stream need not be its twin's
 	published atomic.Int64 // messages that its stream holds, as last seen
@@ -43,22 +42,15 @@ const (
 	replicasTwin  = 1
 )
 
-// What the victims are set to, and the twin: where there is more than one way to the same stream, they take different ones.
-var (
-	ofVictims = []string{"OUTFLOW_POSTGRES_CATCH_UP=64KiB"} // most backlogs are read by SQL
-	ofTwin    = []string{"OUTFLOW_POSTGRES_CATCH_UP=0"}     // none is
-)
-
 func newVictim(ctx context.Context, w *world, n int) (*victim, error) {
 	v := &victim{
 		w: w, n: n, slot: fmt.Sprintf("%s_%d", w.name, n+1), stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)), settings: w.shape.settings,
-		extra: ofVictims,
 	}
 	return v, v.make(ctx, w.o.NATSURL, w.o.Replicas, instancesEach, true)
 }
 
 func newTwin(ctx context.Context, w *world) (*victim, error) {
-	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN", settings: w.shape.settings, extra: ofTwin}
+	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN", settings: w.shape.settings}
 	return v, v.make(ctx, "", replicasTwin, 1, false)
 }
 

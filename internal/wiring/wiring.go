@@ -229,7 +229,7 @@ func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 // sessions; call it after Run.
 func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer, decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
 	writer := replication.NewWriter(Replication(cfg, log))
-	o := &opener{cfg: cfg, log: log, writer: writer, catchUp: replication.NewCatchUp(cfg.Postgres.CatchUp)}
+	o := &opener{cfg: cfg, log: log, writer: writer}
 	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
 		Scratch: scratch.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
@@ -246,8 +246,6 @@ type opener struct {
 	cfg    config.Config
 	log    *slog.Logger
 	writer *replication.Writer
-
-	catchUp *replication.CatchUp
 
 	mu     sync.Mutex
 	layout *Layout // as the last session had it
@@ -270,9 +268,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 			conn.Close()
 		}
 	}()
-	rc := Replication(o.cfg, o.log)
-	rc.CatchUp = o.catchUp
-	session, err := replication.Open(ctx, rc)
+	session, err := replication.Open(ctx, Replication(o.cfg, o.log))
 	if err != nil {
 		return nil, at("postgres.url", err)
 	}
