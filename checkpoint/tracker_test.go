@@ -338,20 +338,23 @@ func TestSaveTimes(t *testing.T) {
 	k.want("and is due then", in(), "0s true")
 }
 
+// What a start found to be lost is in the record before anything is confirmed, and does not wait for its interval: until then only the
+// memory of this session knows of it.
 func TestRewrite(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.Rewrite, s.LastSeq, s.End, s.There, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}
-		s.Places[0].Since = epoch.Add(-time.Hour)
+		s.Places = []StoredPlace{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second), at(0x1200, 5, time.Second)}
 	})
 	k.want("must be stored", k.MustStore(), true)
 	k.want("but not before the proof", k.Pending(), false)
 	k.Made(2)
 	in, ok := k.SaveIn(k.now)
-	k.want("then at once", fmt.Sprint(in, ok, k.Confirmable(k.now)), "0s true 0/1000")
+	k.want("then at once, though the last one is a second old", fmt.Sprint(in, ok), "0s true")
+	k.want("nothing is confirmed before", k.Confirmable(k.now), "0/1000")
 	s := k.Snapshot(k.now)
-	k.want("snapshot", text(s)+fmt.Sprint(s.Holes), "0/1000:5[{8 9}]")
-	k.want("until the store says so", k.MustStore(), true)
+	k.want("snapshot", text(s)+fmt.Sprint(s.Holes), "0/1000:5 0/1100:5 0/1200:5[{8 9}]")
+	k.want("until the store says so", fmt.Sprint(k.MustStore(), k.Confirmable(k.now)), "true 0/1000")
 	k.Stored(k.now)
-	k.want("and then no more", fmt.Sprint(k.MustStore(), k.Pending()), "false false")
+	k.want("and then no more", fmt.Sprint(k.MustStore(), k.Pending(), k.Confirmable(k.now)), "false false 0/1100")
 }
