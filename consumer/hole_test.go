@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -114,4 +116,50 @@ func TestHoledGenerationIsKept(t *testing.T) {
 	if err := p.forget(); err != nil || !st.forgot {
 		t.Errorf("the generation is kept (%v)", err)
 	}
+}
+
+// moving is a store that only moves marks.
+type moving struct {
+	store
+	to []mark
+}
+
+func (m *moving) move(_ context.Context, _ string, _ int, _, to mark, _ func(context.Context, pgx.Tx) error) error {
+	m.to = append(m.to, to)
+	return nil
+}
+
+// The mark of a lane that has nothing to do follows the others. Behind a hole it stays while it knows more of what comes again than the
+// message that it would move to: that is how events are told that have had their effect.
+func TestIdleMarkBehindAHole(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		holed, again bool
+		to           mark
+		moves        bool
+	}{
+		"events come again, from before it": {true, true, mark{Seq: 110, Due: 650}, false},
+		"up to before it in its window":     {true, true, mark{Seq: 110, Due: 1000, N: 4}, false},
+		"up to its own message":             {true, true, mark{Seq: 110, Due: 1000, N: 5}, true},
+		"and beyond it":                     {true, true, mark{Seq: 110, Due: 1010}, true},
+		"to a sequence before it":           {true, true, mark{Seq: 100, Due: 1010}, false},
+		"no events come again":              {true, false, mark{Seq: 110, Due: 650}, true},
+		"its message is there":              {false, true, mark{Seq: 110, Due: 650}, true},
+	} {
+		st := &moving{}
+		l := newLane(&phase{source: live, store: st}, 0, mark{Seq: 100, Due: 1000, N: 5, Holed: c.holed})
+		if err := l.advance(item{to: c.to, again: c.again}); err != nil || len(st.to) != b2i(c.moves) {
+			t.Errorf("%s: moved to %v, %v", name, st.to, err)
+		}
+		if c.moves != (l.mark == c.to && l.moved == c.to) {
+			t.Errorf("%s: the mark is %v, others see %v", name, l.mark, l.moved)
+		}
+	}
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
