@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -263,6 +264,60 @@ func TestRecordOnItsWay(t *testing.T) {
 			})
 		})
 	}
+}
+
+// asking is a connection to PostgreSQL that answers late what the recorder asks before it writes.
+type asking struct {
+	*upstream
+	delay  time.Duration
+	waits  bool
+	opened int // the broker's connections, when it answered
+}
+
+func (a *asking) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+	a.lock()
+	d := a.delay
+	a.delay, a.waits = 0, d > 0
+	a.unlock()
+	time.Sleep(d)
+	a.lock()
+	if a.waits {
+		a.opened = len(a.pg.w.all)
+	}
+	a.waits = false
+	a.unlock()
+	return a.upstream.Publication(ctx)
+}
+
+// What the recorder has begun when NATS fails is over before the session looks what the record says now: it would write what nobody knows
+// of, or into the new connection's record what was meant for the old one's.
+func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
+	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+		var pg *asking
+		pr := w.running(options{open: func(l *Links) {
+			pg = &asking{upstream: l.Upstream.(*upstream)}
+			l.Upstream = pg
+		}})
+		w.write(1)
+		w.published()
+		w.sleep(5 * time.Second)
+		pg.delay = 3 * time.Second
+		w.write(1)
+		w.until(time.Minute, "the recorder asks", func() bool { return pg.waits })
+		w.cutBroker(pr, 0, true)
+		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
+		if pg.waits || pg.opened != 1 {
+			t.Errorf("the recorder is at work (%t), or NATS was read (%d times) while it was", pg.waits, pg.opened-1)
+		}
+		w.write(1)
+		w.published()
+		w.sleep(10 * time.Second)
+		if w.pg.confirmed < w.pg.wal[len(w.pg.wal)-1].end {
+			t.Errorf("confirmed %v", w.pg.confirmed)
+		}
+		w.kept(pr, 1)
+		w.same()
+	})
 }
 
 // While NATS is away nothing is confirmed, and nothing is written into the WAL; what was stored before counts once NATS was asked again.

@@ -368,8 +368,8 @@ func (l *link) Tail(ctx context.Context) (outbox.StreamState, error) {
 	s, err := l.State(ctx)
 	l.lock()
 	defer l.unlock()
-	if err == nil && l.js.moving {
-		err = &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeStreamMoved, What: "the stream changed while it was read"}
+	if err == nil && l.js.moving { // as the real one, it says nothing else then
+		return outbox.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeStreamMoved, What: "the stream changed while it was read"}
 	}
 	return s, err
 }
