@@ -247,6 +247,43 @@ func TestScratchFails(t *testing.T) {
 	}
 }
 
+// TestFailureStays: a window that could not be read once is not read on, also where the disk is well again: an event would be missing.
+func TestFailureStays(t *testing.T) {
+	t.Parallel()
+	const events = 4000
+	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
+		files := &memScratch{failAfter: -1}
+		b := New(Config{Settings: outbox.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10}, Scratch: files})
+		b.tune.least, b.tune.block = 0, 4<<10
+		if err := large(b, events); err != nil {
+			t.Fatal(err)
+		}
+		w, err := b.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e outbox.Event
+		for range events / 2 {
+			if ok, err := w.Next(&e); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+		files.failRead = true
+		for err == nil {
+			_, err = w.Next(&e)
+		}
+		files.failRead = false
+		for range 3 {
+			if ok, again := w.Next(&e); ok || !errors.Is(again, errDisk) {
+				t.Fatalf("%v: after %v: %v, %v", sort, err, ok, again)
+			}
+		}
+		if b.Discard(); files.open != 0 {
+			t.Errorf("%v: %d files are left", sort, files.open)
+		}
+	}
+}
+
 // TestNoScratch says what is missing.
 func TestNoScratch(t *testing.T) {
 	t.Parallel()
