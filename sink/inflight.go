@@ -57,7 +57,7 @@ func (f *inflight) settle(seq uint64) {
 // messages is how many are in flight.
 func (f *inflight) messages() int { return int(f.sent - f.acked) }
 
-// fits reports whether a message of the given size may be sent: one that is larger than the limit goes alone.
+// fits reports whether so many bytes may be sent; how many messages may be, Full says. What is larger than the limit goes alone.
 func (f *inflight) fits(size int) bool {
-	return f.bytes == 0 || f.bytes+size <= maxInFlightBytes && f.messages() < maxInFlight
+	return f.bytes == 0 || f.bytes+size <= maxInFlightBytes
 }

@@ -178,6 +178,33 @@ func TestResumeBesideTheOldConnection(t *testing.T) {
 	same(t, readAll(t, s.URL(), "OUTBOX"), all)
 }
 
+// The last message that is sent again asks for an acknowledgement, however many there are: nothing else may come that would prove it.
+func TestResumeAsksForAnAcknowledgement(t *testing.T) {
+	t.Parallel()
+	cfg := config(natstest.Server(t).URL())
+	cfg.Stream = "ASKS"
+	counts := []int{1, 2, 10, ackEvery - 1, ackEvery, ackEvery + 1, 3*ackEvery + 10}
+	all := edits(t, 400)
+	p, sent := door(t, cfg).Publisher(0), 0
+	for _, n := range counts {
+		p.out = new(recorder) // what is sent leads nowhere
+		for i := range n {
+			if err := p.Publish(&all[sent+i].e, &all[sent+i].h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.Flush(time.Now())
+		sent += n
+		old := p
+		p = resume(t, cfg, old)
+		if dues := p.window.dues; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) {
+			t.Fatalf("%d messages: sent up to %d, acknowledgements are due of %+v", n, p.Sent(), dues)
+		}
+		p = publishOn(t, p, nil, func(p *Publisher) *Publisher { return resume(t, cfg, p) })
+	}
+	same(t, readAll(t, cfg.URL, cfg.Stream), all[:sent])
+}
+
 func TestResumeRefuses(t *testing.T) {
 	t.Parallel()
 	url := natstest.Server(t).URL()
