@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outflowhq/outflow/internal/pgserver"
 	"github.com/outflowhq/outflow/internal/pgtest"
 	"github.com/outflowhq/outflow/outbox"
@@ -250,6 +252,59 @@ func TestPeek(t *testing.T) {
 		d.cfg.Slot = "no_such_slot"
 		err = Peek(within(t), d.cfg.Config, 0, false, nil)
 		wantFault(t, err, outbox.Fatal, "slot_missing")
+	})
+}
+
+// What a slot holds is streamed: the server keeps none of it in temporary files, no limit of statements ends it, and nothing is confirmed.
+// It ends although a transaction is open that has written much, and although others go on.
+func TestPeekLeavesNoTrace(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		d.exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd', 'a', n, to_jsonb(repeat(md5(n::text), 30)) FROM generate_series(1, 5000) n")
+		open, err := pgx.Connect(within(t), d.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeConn(open)
+		for _, sql := range []string{
+			"BEGIN", "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, to_jsonb(repeat('x', 2000)) FROM generate_series(1, 1000) n",
+		} {
+			if _, err := open.Exec(within(t), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, set := range []string{"temp_file_limit = '1MB'", "work_mem = '64kB'"} {
+			d.exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET " + strings.ReplaceAll(set, "'", "''") + "', current_database()); END $$")
+		}
+		confirmed := "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1"
+		before := d.text(confirmed, d.cfg.Slot)
+		for range 2 { // one right after the other: the slot is free when it returns
+			seen := &seen{kinds: map[byte]int{}}
+			if err := Peek(within(t), d.cfg.Config, 0, false, func(m Message) error { seen.add(m); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			if len(seen.inserts) != 5000 || len(seen.commits) == 0 {
+				t.Errorf("%d inserts, %d commits", len(seen.inserts), len(seen.commits))
+			}
+			d.exec("SELECT pg_switch_wal()")
+		}
+		stop := errors.New("enough")
+		for range 2 { // in the middle of a transaction, too
+			err := Peek(within(t), d.cfg.Config, 0, false, func(m Message) error {
+				if m.Data[0] == 'I' {
+					return stop
+				}
+				return nil
+			})
+			if !errors.Is(err, stop) {
+				t.Error(err)
+			}
+		}
+		if after := d.text(confirmed, d.cfg.Slot); after != before {
+			t.Errorf("the slot is confirmed up to %s, was %s", after, before)
+		}
 	})
 }
 
