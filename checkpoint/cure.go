@@ -16,7 +16,7 @@ const (
 		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it goes on"
 )
 
-const cureStopped = "But first take the right to publish to _outflow.> away from everybody else"
+const cureStopped = "But first keep everybody else out of Outflow's NATS account (docs/nats.md)"
 
 const cureShard = "Set shard to what the record says: what slot and stream are of is settled when they are made. To divide a table otherwise, " +
 	"give each new shard a slot, a publication and a stream of its own, as docs/upgrades.md says"

@@ -11,11 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/outflowhq/outflow/internal/natsserver"
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgtest"
 )
@@ -49,10 +46,11 @@ func documented(t *testing.T, doc, section string, n int) string {
 	return blocks[n]
 }
 
-// TestLeastPrivilege runs outflow, on both sides, as the roles of docs/postgres.md and docs/nats.md, which may do nothing else.
+// TestLeastPrivilege runs outflow, on both sides, as the roles of docs/postgres.md and docs/samples/nats-accounts.conf, which may do nothing
+// else.
 func TestLeastPrivilege(t *testing.T) {
 	t.Parallel()
-	const password = "documented"
+	const password = accountPassword
 	pg := pgtest.Own(t, 0)
 	admin := db(t, pg.URL("postgres"))
 	mustExec(t, admin, "CREATE ROLE owner LOGIN REPLICATION")
@@ -61,11 +59,7 @@ func TestLeastPrivilege(t *testing.T) {
 	for statement := range strings.SplitSeq(documented(t, "postgres.md", "Least privilege", 0), ";") {
 		mustExec(t, admin, strings.ReplaceAll(statement, "…", password))
 	}
-	conf, err := server.ProcessConfigFile(file(t, "nats.conf", strings.ReplaceAll(documented(t, "nats.md", "Least privilege", 0), "…", password)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	broker := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Users = conf.Users }})
+	broker := accounts(t)
 
 	url := func(role string) string { return strings.Replace(pg.URL("app"), "postgres@", role+":"+password+"@", 1) }
 	o := newOutflow(t, url("owner"), broker.URL(), "outflow", "NATS_USER=outflow-init", "NATS_PASSWORD="+password, "REORDER_HORIZON=5ms")
@@ -80,41 +74,8 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	mustExec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', 'v=1 slot=outflow horizon=1ms sort=seq_key max_events=65536 max_bytes=67108864')")
 
-	nc, err := nats.Connect(broker.URL(), nats.UserInfo("reader", password), nats.Timeout(askTimeout), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	reader, err := jetstream.New(nc, jetstream.WithDefaultTimeout(askTimeout))
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "published", func() error {
-		s, err := reader.Stream(t.Context(), o.stream)
-		if err != nil {
-			return err
-		}
-		if n := s.CachedInfo().State.Msgs; n != 3 {
-			return fmt.Errorf("%d messages", n)
-		}
-		return nil
-	})
-	consumer, err := reader.CreateConsumer(t.Context(), o.stream, jetstream.ConsumerConfig{Durable: "reader"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	batch, err := consumer.Fetch(3, jetstream.FetchMaxWait(patience))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for m := range batch.Messages() {
-		if err := m.DoubleAck(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := batch.Error(); err != nil {
-		t.Error(err)
-	}
+	_, stream := loginTo(t, broker, "outflow-admin")
+	awaitMessages(t, stream, o.stream, 3)
 	more := 100
 	eventually(t, "a tick, a record and a confirmed LSN", func() error {
 		if metric(t, o, "outflow_ticks_total") == 0 { // the change of settings may have closed the last window
@@ -159,7 +120,7 @@ func TestLeastPrivilege(t *testing.T) {
 			t.Errorf("the role may %s", sql)
 		}
 	}
-	for _, user := range []string{"outflow", "outflow-init", "reader"} {
+	for _, user := range []string{"outflow", "outflow-init"} {
 		nc, err := nats.Connect(broker.URL(), nats.UserInfo(user, password), nats.Timeout(askTimeout), nats.CustomInboxPrefix("_INBOX.outflow"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 		if err != nil {
 			t.Fatal(err)

@@ -17,10 +17,8 @@ import (
 func TestSnapshotRights(t *testing.T) {
 	slow(t)
 	t.Parallel()
-	conf, err := server.ProcessConfigFile(file(t, "nats.conf", strings.ReplaceAll(documented(t, "nats.md", "Least privilege", 0), "…", "documented")))
-	must(t, err)
 	var users []*server.User
-	for _, u := range conf.Users {
+	for _, u := range accountsConfig(t).Users {
 		if u.Username == "outflow" || u.Username == "outflow-init" {
 			users = append(users, u)
 		}

@@ -155,7 +155,7 @@ func (s *snapshot) reader(
 			newest = m.Stored
 			h, err := outbox.ParseHeader(m.Header)
 			if err != nil || !h.Pos.Repaired() {
-				return refuse("stream_not_empty", fmt.Sprintf("Take the right to publish to _outflow.> away from everybody else, "+
+				return refuse("stream_not_empty", fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md), "+
 					"remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it starts over", s.cfg.Stream),
 					"message %d of stream %s is not one of a snapshot", m.Seq, s.cfg.Stream)
 			}
