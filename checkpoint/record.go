@@ -188,7 +188,7 @@ func validatePlace(p StoredPlace) error {
 			return fmt.Errorf("taken event %v is out of order", t)
 		}
 	}
-	return p.Settings.Validate()
+	return p.Settings.Sound()
 }
 
 // StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision added can't have been

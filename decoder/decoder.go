@@ -56,8 +56,8 @@ type Result struct {
 	Kind   Kind
 	Event  outbox.Event
 	Commit outbox.Commit
-	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be read as one. It is
-	// no input: to be counted and logged. Kind is Nothing then.
+	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be read as one: it is
+	// malformed or of an unknown version. It is no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
 }
@@ -87,7 +87,6 @@ type transaction struct {
 	events   uint32
 	tick     bool
 	settings *outbox.Settings // the last well-formed change for this slot
-	newer    error            // a change that a newer version wrote for this slot
 }
 
 // New returns a decoder for a session that starts.
@@ -114,7 +113,7 @@ func (d *Decoder) InTransaction() bool { return d.inCommit }
 // Decode reads one message of pgoutput, protocol version 1, and says in r what it brought. msg is not kept.
 //
 // An error ends the session: it is returned again for whatever comes after. It is an [outbox.Fault] where an operator must act
-// (a mapped column is missing, a newer version has changed the settings), [ErrNeedText] where binary values must be turned off,
+// (a mapped column is missing), [ErrNeedText] where binary values must be turned off,
 // and otherwise says where the bytes are not what the protocol allows.
 func (d *Decoder) Decode(msg []byte, r *Result) error {
 	*r = Result{}
@@ -220,14 +219,6 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 	switch {
 	case tx.events > 0:
 		c.Kind, c.Events = outbox.Events, int(tx.events)
-	case tx.newer != nil:
-		return &outbox.Fault{
-			Class: outbox.Fatal,
-			Code:  "settings_newer",
-			What:  fmt.Sprintf("slot %s: the transaction that ends at %v changes the ordering settings", d.cfg.Slot, end),
-			Cure:  "Run the version of Outflow that wrote it, or a later one.",
-			Err:   tx.newer,
-		}
 	case tx.settings != nil:
 		c.Kind, c.Settings = outbox.SettingsChange, *tx.settings
 	case tx.tick:

@@ -1,7 +1,6 @@
 package decoder
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -55,9 +54,6 @@ func (d *Decoder) settings(content []byte) (malformed error) {
 	slot, s, err := outbox.ParseSettings(string(content[:min(len(content), maxSettings)]))
 	switch {
 	case slot != "" && slot != d.cfg.Slot:
-		return nil
-	case errors.Is(err, outbox.ErrNewerSettings):
-		d.tx.newer = err
 		return nil
 	case err != nil:
 		return err

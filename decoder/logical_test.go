@@ -1,7 +1,6 @@
 package decoder
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -52,8 +51,11 @@ func TestKindOfInput(t *testing.T) {
 		"malformed for another":    {msgs: [][]byte{set("v=1 slot=analytics horizon=soon")}},
 		"without a slot":           {msgs: [][]byte{set("v=1 horizon=1s")}, malformed: 1},
 		"empty":                    {msgs: [][]byte{set("")}, malformed: 1},
+		"newer":                    {msgs: [][]byte{set("v=2 slot=outflow x")}, malformed: 1},
+		"newer before a change":    {msgs: [][]byte{set("v=2 slot=outflow x"), ours}, want: outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}, malformed: 1},
+		"beyond a maximum":         {msgs: [][]byte{set("v=1 slot=outflow horizon=24h sort=commit max_events=9000000000000000000 max_bytes=1")}, malformed: 1},
 		"newer for another":        {msgs: [][]byte{set("v=2 slot=analytics shards=4")}},
-		"newer beside an event":    {msgs: [][]byte{set("v=2 slot=outflow shards=4"), rel, event}, want: outbox.Commit{Kind: outbox.Events, Events: 1}},
+		"newer beside an event":    {msgs: [][]byte{set("v=2 slot=outflow shards=4"), rel, event}, want: outbox.Commit{Kind: outbox.Events, Events: 1}, malformed: 1},
 		"too long": {
 			msgs:      [][]byte{set(padded(maxSettings + 1)), set(padded(2 * maxSettings))},
 			malformed: 2,
@@ -104,22 +106,5 @@ func TestInputsEndWithTheirTransaction(t *testing.T) {
 	}
 	if got := commits(results); len(got) != 2 || got[1] != (outbox.Commit{LSN: 0x230}) {
 		t.Errorf("got %+v", got)
-	}
-}
-
-func TestNewerSettings(t *testing.T) {
-	t.Parallel()
-	_, err := decodeAll(config, begin(0x100),
-		logical(1, outbox.SettingsPrefix, "v=2 slot=outflow shards=4"),
-		logical(1, outbox.SettingsPrefix, settingsOf(0).Content("outflow")),
-		commit(0x100, 0x130, 0))
-	f := outbox.FaultOf(err)
-	if f == nil || f.Class != outbox.Fatal || !errors.Is(err, outbox.ErrNewerSettings) {
-		t.Fatalf("got %v", err)
-	}
-	for _, want := range []string{"slot outflow", "0/130", "Run the version"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not name %q", err, want)
-		}
 	}
 }

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -61,6 +60,14 @@ type Settings struct {
 	MaxBytes  int64 // held bytes by [Event.Size], at least 1
 }
 
+// The maxima: of the configuration, and of a change in the WAL, which anyone may have written who may write logical messages. They limit
+// what such a change can make Outflow hold in memory.
+const (
+	MaxHorizon   = 24 * time.Hour
+	MaxMaxEvents = 4 << 20
+	MaxMaxBytes  = 1 << 30
+)
+
 // The defaults.
 const (
 	DefaultHorizon   = 20 * time.Millisecond
@@ -71,7 +78,18 @@ const (
 // Validate names the first setting that is out of its range.
 func (s Settings) Validate() error {
 	switch {
-	case s.Horizon < 0 || s.Horizon > 24*time.Hour:
+	case s.MaxEvents > MaxMaxEvents:
+		return fmt.Errorf("max_events %d: want %d or less", s.MaxEvents, MaxMaxEvents)
+	case s.MaxBytes > MaxMaxBytes:
+		return fmt.Errorf("max_bytes %d: want %d or less", s.MaxBytes, MaxMaxBytes)
+	}
+	return s.Sound()
+}
+
+// Sound is Validate without the maxima of the limits: a record of an Outflow that had none may hold more.
+func (s Settings) Sound() error {
+	switch {
+	case s.Horizon < 0 || s.Horizon > MaxHorizon:
 		return fmt.Errorf("horizon %v: want 0s to 24h", s.Horizon)
 	case s.Horizon%time.Microsecond != 0:
 		return fmt.Errorf("horizon %v: want whole microseconds", s.Horizon)
@@ -93,12 +111,9 @@ func (s Settings) String() string {
 // Content is the content of the logical message that changes the settings of a slot's outflow.
 func (s Settings) Content(slot string) string { return "v=1 slot=" + slot + " " + s.String() }
 
-// ErrNewerSettings says that a change of settings was written by a newer version of Outflow than this one.
-var ErrNewerSettings = errors.New("a change of ordering settings of a newer version")
-
 // ParseSettings reads the content of a settings message: each key once, in the order that [Settings.Content] writes. The slot is
-// returned as soon as it is known, so that a caller can pass over what is meant for others. An error that is not
-// [ErrNewerSettings] means malformed.
+// returned as soon as it is known, so that a caller can pass over what is meant for others. An error means that it is malformed or of a
+// version that is not known: nobody can tell whether a newer Outflow wrote that or a stranger, so it must not have an effect.
 func ParseSettings(content string) (slot string, s Settings, err error) {
 	version, rest, _ := strings.Cut(content, " ")
 	v, ok := strings.CutPrefix(version, "v=")
@@ -112,7 +127,7 @@ func ParseSettings(content string) (slot string, s Settings, err error) {
 		return "", s, fmt.Errorf("settings message %q: no slot", content)
 	}
 	if n > 1 {
-		return slot, s, fmt.Errorf("settings message %q: %w", content, ErrNewerSettings)
+		return slot, s, fmt.Errorf("settings message %q: version %d is not known", content, n)
 	}
 	for _, key := range []string{"horizon=", "sort=", "max_events=", "max_bytes="} {
 		var field string
@@ -162,7 +177,7 @@ func (s Settings) MarshalJSON() ([]byte, error) {
 	return json.Marshal(settingsJSON{s.Horizon.String(), s.Sort, s.MaxEvents, s.MaxBytes})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes, and validates it.
+// UnmarshalJSON reads what MarshalJSON writes, and checks that it is sound.
 func (s *Settings) UnmarshalJSON(b []byte) error {
 	var j settingsJSON
 	if err := json.Unmarshal(b, &j); err != nil {
@@ -173,5 +188,5 @@ func (s *Settings) UnmarshalJSON(b []byte) error {
 		return err
 	}
 	*s = Settings{Horizon: h, Sort: j.Sort, MaxEvents: j.MaxEvents, MaxBytes: j.MaxBytes}
-	return s.Validate()
+	return s.Sound()
 }

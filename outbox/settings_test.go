@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"encoding/json"
-	"errors"
 	"testing"
 	"time"
 )
@@ -45,15 +44,20 @@ func TestSettingsMessagesThatAreNone(t *testing.T) {
 		"v=1 slot=outflow horizon=20ms sort=seq_key max_events=0 max_bytes=67108864":     "outflow",
 		"v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=0":        "outflow",
 		"v=1 slot=outflow sort=seq_key horizon=20ms max_events=65536 max_bytes=67108864": "outflow",
-		"v=1 slot=outflow  horizon=20ms sort=seq_key max_events=1 max_bytes=1":           "outflow",
+		"v=1 slot=outflow horizon=20ms sort=seq_key max_events=4194305 max_bytes=1":      "outflow",
+		"v=1 slot=outflow horizon=20ms sort=seq_key max_events=1 max_bytes=1073741825":   "outflow",
+		"v=2 slot=outflow anything": "outflow",
+		"v=2" + content[3:]:         "outflow",
+		"v=1 slot=outflow  horizon=20ms sort=seq_key max_events=1 max_bytes=1": "outflow",
 	} {
 		got, s, err := ParseSettings(text)
-		if err == nil || errors.Is(err, ErrNewerSettings) || got != slot {
+		if err == nil || got != slot {
 			t.Errorf("%q: slot %q, %v, %v", text, got, s, err)
 		}
 	}
-	if slot, _, err := ParseSettings("v=2 slot=outflow anything"); slot != "outflow" || !errors.Is(err, ErrNewerSettings) {
-		t.Errorf("newer: %q, %v", slot, err)
+	largest := Settings{MaxHorizon, ByCommit, MaxMaxEvents, MaxMaxBytes}
+	if slot, s, err := ParseSettings(largest.Content("b")); err != nil || slot != "b" || s != largest {
+		t.Errorf("the maxima: %q, %v, %v", slot, s, err)
 	}
 }
 
@@ -82,6 +86,14 @@ func TestSettingsJSON(t *testing.T) {
 	}
 	var s Settings
 	if err := json.Unmarshal(b, &s); err != nil || s != defaults {
+		t.Errorf("read as %v, %v", s, err)
+	}
+	// As a record may have it that is older than the maxima.
+	large := Settings{time.Hour, BySeqKey, 1 << 40, 1 << 50}
+	if b, err = json.Marshal(large); err != nil {
+		t.Error(err)
+	}
+	if err := json.Unmarshal(b, &s); err != nil || s != large {
 		t.Errorf("read as %v, %v", s, err)
 	}
 	for _, text := range []string{`{}`, `{"horizon":"20ms","sort":"x"}`, `{"horizon":"1h","sort":"commit","max_events":0,"max_bytes":1}`, `[]`} {

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
@@ -62,22 +63,21 @@ func (s *session) read(m *outbox.WALMessage) error {
 	}
 	if s.result.Malformed != nil {
 		s.metrics.malformed.Inc()
-		s.log.Warn("a change of ordering settings is malformed and has no effect", "err", s.result.Malformed)
+		s.p.malformed.say(s.log, slog.LevelWarn, "a change of ordering settings is malformed, or of an unknown version, and has no effect",
+			"err", s.result.Malformed)
 	}
 	if s.result.Ignored != decoder.NothingIgnored {
 		s.ignored(s.result.Ignored)
 	}
 	switch s.result.Kind {
 	case decoder.Event:
+		s.lastInput = s.lastData
 		return s.buffer.Append(&s.result.Event)
 	case decoder.Commit:
 		return s.commit(&s.result.Commit)
 	}
 	return nil
 }
-
-// ignoredEvery is how often something that is no event, but may have been meant as one, is logged.
-const ignoredEvery = time.Minute
 
 var ignoredWhy = map[decoder.Ignored]string{
 	decoder.IgnoredMessage: "message events are in the WAL, and source is table: they are not published",
@@ -87,12 +87,7 @@ var ignoredWhy = map[decoder.Ignored]string{
 
 func (s *session) ignored(what decoder.Ignored) {
 	s.metrics.ignored.WithLabelValues(what.String()).Inc()
-	n := &s.p.ignored[what]
-	n.count++
-	if now := time.Now(); now.Sub(n.logged) >= ignoredEvery {
-		s.log.Warn(ignoredWhy[what], "count", n.count, "after", s.last)
-		n.logged = now
-	}
+	s.p.ignored[what].say(s.log, slog.LevelWarn, ignoredWhy[what], "after", s.last)
 }
 
 func (s *session) commit(c *outbox.Commit) error {
@@ -100,10 +95,9 @@ func (s *session) commit(c *outbox.Commit) error {
 		if err := s.proof.Input(c.LSN); err != nil {
 			return err
 		}
+		s.lastInput = s.lastData
 		if c.Kind == outbox.SettingsChange {
-			s.log.Info("ordering settings changed in the WAL", "lsn", c.LSN, "settings", c.Settings)
-			s.scribe.read(c.Settings)
-			s.p.inForce(c.Settings)
+			s.changed(c)
 		}
 		if c.Kind == outbox.Events {
 			s.held.add(c.LSN, s.lastData)
@@ -128,6 +122,17 @@ func (s *session) commit(c *outbox.Commit) error {
 		s.held.clear()
 	}
 	return nil
+}
+
+// changed takes note of new ordering settings. Whoever may write logical messages can change them as often as the server writes WAL.
+func (s *session) changed(c *outbox.Commit) {
+	level, said := slog.LevelInfo, &s.p.ownChanges
+	if c.Settings != s.scribe.want {
+		level, said = slog.LevelWarn, &s.p.otherChanges
+		s.metrics.otherChanges.Inc()
+	}
+	said.say(s.log, level, "ordering settings changed in the WAL", "lsn", c.LSN, "settings", c.Settings)
+	s.scribe.read(c.Settings)
 }
 
 // closeWindow closes what is due. What is more than the buffer holds is on disk and may take minutes to sort: that is no standstill.

@@ -52,13 +52,15 @@ type session struct {
 	confirmed outbox.LSN
 	marker    outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
 	lastData  time.Time  // when WAL data last came in
+	lastInput time.Time  // when a part of an input last did
 	heard     time.Time  // the broker was alive then
 	held      arrivals   // when what is held came in
 	latency   latencies
 
-	flushedAt time.Time // when Flush was last called
-	announced bool      // that the session is proved
-	levelsAt  time.Time // when the figures were last set
+	told      outbox.Settings // in force, as Config.InForce knows
+	flushedAt time.Time       // when Flush was last called
+	announced bool            // that the session is proved
+	levelsAt  time.Time       // when the figures were last set
 
 	recorder    *recorder
 	watchedSeq  uint64 // acknowledged when the recorder was last told to look
@@ -82,15 +84,15 @@ func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, star
 		proof:    checkpoint.NewProof(links.Checkpoint, start),
 		tracker:  checkpoint.NewTracker(links.Checkpoint, start, now),
 		pub:      links.Broker.Publisher(start.LastSeq),
-		lastData: now, heard: r.Asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
+		lastData: now, lastInput: now, heard: r.Asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
 		hiccup: hiccup{created: r.Stream.Created, newest: r.Stream.Newest},
 	}
 	p.metrics.lateSeen = 0
-	p.inForce(start.Place.Settings)
+	s.tellInForce()
 	s.confirmed = start.Confirmed
 	s.metrics.confirmed(start.Confirmed)
 	s.recorder = newRecorder(links, r.Record, r.revision)
-	s.scribe = newScribe(links.Writer, p.effective(links.Decoder.Mapping))
+	s.scribe = newScribe(links.Writer, p.effective(links.Decoder.Mapping), &p.wroteChanges)
 	return s
 }
 
@@ -102,10 +104,14 @@ func (p *Pipeline) effective(m outbox.Mapping) outbox.Settings {
 	return p.cfg.Settings
 }
 
-func (p *Pipeline) inForce(s outbox.Settings) {
-	if p.cfg.InForce != nil {
-		p.cfg.InForce(s)
+// tellInForce says which settings are in force, if that was not said before. It is not said for each change: to take note of them may stop
+// everything for a moment.
+func (s *session) tellInForce() {
+	set := s.buffer.Settings()
+	if set != s.told && s.p.cfg.InForce != nil {
+		s.p.cfg.InForce(set)
 	}
+	s.told = set
 }
 
 func (s *session) close() {

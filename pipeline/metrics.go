@@ -12,13 +12,14 @@ import (
 
 // metrics are the pipeline's. The prefix "outflow_" is added by whoever registers them.
 type metrics struct {
-	published, publishedBytes    prometheus.Counter
-	windows, late                prometheus.Counter
-	ticks, tickErrors, malformed prometheus.Counter
-	sessions, resumptions        prometheus.Counter
-	errors, ignored              *prometheus.CounterVec
-	windowEvents                 prometheus.Histogram
-	commitToAck                  prometheus.Histogram
+	published, publishedBytes prometheus.Counter
+	windows, late             prometheus.Counter
+	ticks, tickErrors         prometheus.Counter
+	malformed, otherChanges   prometheus.Counter
+	sessions, resumptions     prometheus.Counter
+	errors, ignored           *prometheus.CounterVec
+	windowEvents              prometheus.Histogram
+	commitToAck               prometheus.Histogram
 
 	heldEvents, heldBytes     prometheus.Gauge
 	inFlight, inFlightBytes   prometheus.Gauge
@@ -52,7 +53,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		late:           counter("late_events_total", "Events whose sequence had already had a higher seq_key in an earlier window (at least)."),
 		ticks:          counter("ticks_total", "Ticks written into the WAL."),
 		tickErrors:     counter("tick_errors_total", "Ticks and changes of settings that could not be written."),
-		malformed:      counter("settings_malformed_total", "Changes of ordering settings in the WAL that could not be read and have no effect."),
+		malformed:      counter("settings_malformed_total", "Changes of ordering settings in the WAL that are malformed or of an unknown version and have no effect."),
+		otherChanges:   counter("settings_foreign_total", "Changes of ordering settings in the WAL to other ones than the configured: in force until this Outflow has changed them back."),
 		sessions:       counter("sessions_total", "Sessions begun: one at the start, one more each time that one has ended."),
 		resumptions:    counter("resumptions_total", "Times that NATS failed and came back in time: the session went on, nothing was read again."),
 		heldEvents:     gauge("held_events", "Events in the buffer."),

@@ -24,7 +24,7 @@ type Config struct {
 	Ticks    bool            // write ticks (reorder.tick: wal)
 	Scratch  reorder.Scratch
 	MaxSpill int64 // bytes of scratch files at a time; 0: no limit
-	// InForce is called with the ordering settings that are in force, at the start of a session and after each change in the WAL, from
+	// InForce is called with the ordering settings that are in force, at the start of a session and soon after a change in the WAL, from
 	// the goroutine of Run; nil: nobody wants to know.
 	InForce func(outbox.Settings)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
@@ -61,18 +61,14 @@ type Pipeline struct {
 
 	durables []string // the durable consumers that were last named in the log
 
-	ignored [decoder.IgnoredRow + 1]ignored // by what it is
+	ignored                             [decoder.IgnoredRow + 1]rarely // by what it is
+	malformed, ownChanges, otherChanges rarely
+	wroteChanges                        rarely
 
 	complaint  string // what was last logged as a session's end
 	complained time.Time
 
 	jitter func(n time.Duration) time.Duration // random, from 0 to below n; of a test's own making, where runs must repeat
-}
-
-// ignored is how often something came that is no event.
-type ignored struct {
-	count  uint64
-	logged time.Time // last
 }
 
 // suspect is a loss that one reading has shown and no second one confirmed yet.

@@ -12,6 +12,7 @@ import (
 type scribe struct {
 	writer Writer // nil: nothing is written
 	want   outbox.Settings
+	said   *rarely // that a change was written
 
 	requests chan message
 	done     chan written
@@ -20,6 +21,7 @@ type scribe struct {
 
 	busy        bool      // a message is being written
 	outstanding bool      // a change was written and not read yet
+	changeAt    time.Time // before then no other change is written
 	lastTick    time.Time // when the last tick was asked for
 	notBefore   time.Time // after a failure: when to try again
 }
@@ -35,12 +37,16 @@ type written struct {
 	err error
 }
 
-// scribePause is how long the scribe waits after a failure.
+// scribePause is how long the scribe waits after a failure, and between two changes: whoever changes the settings all the time must not
+// make this session write as much.
 const scribePause = time.Second
 
-func newScribe(w Writer, want outbox.Settings) *scribe {
+func newScribe(w Writer, want outbox.Settings, said *rarely) *scribe {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &scribe{writer: w, want: want, cancel: cancel, requests: make(chan message, 1), done: make(chan written, 1), stopped: make(chan struct{})}
+	s := &scribe{
+		writer: w, want: want, said: said, cancel: cancel,
+		requests: make(chan message, 1), done: make(chan written, 1), stopped: make(chan struct{}),
+	}
 	go s.run(ctx)
 	return s
 }
@@ -82,8 +88,8 @@ func (s *scribe) offer(m message) {
 
 // offerChange writes a change if the settings in force are not the wanted ones and no change is outstanding.
 func (s *scribe) offerChange(now time.Time, inForce outbox.Settings) {
-	if inForce != s.want && !s.outstanding && s.free(now) {
-		s.outstanding = true
+	if inForce != s.want && !s.outstanding && !now.Before(s.changeAt) && s.free(now) {
+		s.outstanding, s.changeAt = true, now.Add(scribePause)
 		s.offer(message{change: true, settings: s.want})
 	}
 }
@@ -106,14 +112,14 @@ func (s *scribe) finished(w written, now time.Time, log *slog.Logger, m *metrics
 		m.tickErrors.Inc()
 		log.Warn("writing into the WAL failed; trying again", "change", w.change, "in", scribePause, "err", w.err)
 	case w.change:
-		log.Info("wrote a change of ordering settings into the WAL", "settings", w.settings)
+		s.said.say(log, slog.LevelInfo, "wrote a change of ordering settings into the WAL", "settings", w.settings)
 	default:
 		m.ticks.Inc()
 	}
 }
 
-// tickAt returns when a tick is due: one horizon after the oldest held event came in, half a horizon after the last WAL data, one
-// horizon after the last tick.
+// tickAt returns when a tick is due: one horizon after the oldest held event came in, half a horizon after the last part of an input (what
+// is none closes no window, however much of it comes), one horizon after the last tick.
 func (s *session) tickAt() (time.Time, bool) {
 	horizon := s.buffer.Settings().Horizon
 	if !s.p.cfg.Ticks || horizon == 0 || s.scribe.writer == nil || !s.proof.Proved() {
@@ -128,7 +134,7 @@ func (s *session) tickAt() (time.Time, bool) {
 		return time.Time{}, false
 	}
 	at := came.Add(horizon + grain)
-	for _, t := range []time.Time{s.lastData.Add(horizon / 2), s.scribe.lastTick.Add(horizon), s.scribe.notBefore} {
+	for _, t := range []time.Time{s.lastInput.Add(horizon / 2), s.scribe.lastTick.Add(horizon), s.scribe.notBefore} {
 		if t.After(at) {
 			at = t
 		}

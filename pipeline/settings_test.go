@@ -2,8 +2,11 @@ package pipeline
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -114,4 +117,51 @@ func TestSettingsInForce(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Whoever changes the settings all the time neither stops the events nor makes the session write, log or take note of them as often.
+func TestFloodOfSettings(t *testing.T) {
+	for name, m := range map[string]logical{
+		"changes":         foreign(10 * time.Millisecond),
+		"unknown version": {prefix: outbox.SettingsPrefix, content: "v=2 slot=outflow x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, 0, func(t *testing.T, w *world) {
+				reg := prometheus.NewRegistry()
+				log, heard := new(strings.Builder), 0
+				w.running(options{registry: reg, log: log, inForce: func(outbox.Settings) { w.with(func() { heard++ }) }})
+				begun, lines := time.Now(), strings.Count(log.String(), "\n")
+				for i := range 10_000 {
+					if i%100 == 0 {
+						w.write(1)
+					}
+					w.with(func() { w.pg.commit(nil, m) })
+					w.sleep(time.Millisecond)
+				}
+				seconds := int(time.Since(begun).Seconds())
+				if n := len(w.js.messages); n < 95 {
+					t.Errorf("%d of 100 events published", n)
+				}
+				w.published()
+				w.sleep(5 * time.Second)
+				if n := len(w.pg.changes); n > seconds+2 {
+					t.Errorf("%d changes written in %d s", n, seconds)
+				}
+				if heard > 12*seconds {
+					t.Errorf("told %d times which settings are in force", heard)
+				}
+				if n := strings.Count(log.String(), "\n") - lines; n > 10 {
+					t.Errorf("%d lines in the log", n)
+				}
+				name := "settings_foreign_total"
+				if m.content[2] == '2' {
+					name = "settings_malformed_total"
+				}
+				if got := metric(t, reg, name); got != 10_000 {
+					t.Errorf("%s is %v", name, got)
+				}
+				w.same()
+			})
+		})
+	}
 }

@@ -26,25 +26,48 @@ func TestOneTickAfterOneHorizon(t *testing.T) {
 	})
 }
 
-func TestNoTickWhileDataComesIn(t *testing.T) {
+func TestNoTickWhileInputsComeIn(t *testing.T) {
 	in(t, outbox.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		w.running(options{})
-		w.write(1)
 		var last time.Time
-		for range 40 { // less than half a horizon apart, and nothing that closes a window
-			w.sleep(30 * time.Millisecond)
-			w.with(func() { w.pg.commit(nil, logical{prefix: "another", content: "x"}) })
+		for range 40 { // less than half a horizon apart: they close each other's windows
+			w.write(1)
 			last = time.Now()
+			w.sleep(30 * time.Millisecond)
 		}
 		if n := len(w.pg.ticks); n != 0 {
-			t.Errorf("%d ticks while data came in", n)
+			t.Errorf("%d ticks while inputs came in", n)
 		}
 		w.published()
-		if n := len(w.pg.ticks); n != 1 || w.pg.ticks[0].Sub(last) < 50*time.Millisecond {
-			t.Errorf("ticks at %v, the last data at %v", w.pg.ticks, last)
+		if n := len(w.pg.ticks); n == 0 || w.pg.ticks[0].Sub(last) < 50*time.Millisecond {
+			t.Errorf("ticks at %v, the last input at %v", w.pg.ticks, last)
 		}
 		w.same()
 	})
+}
+
+// What is no input closes no window: however much of it others write, an event is published a horizon later.
+func TestTickWhileOthersWrite(t *testing.T) {
+	for name, m := range map[string]logical{
+		"another prefix":     {prefix: "another", content: "x"},
+		"malformed settings": {prefix: outbox.SettingsPrefix, content: "v=2 slot=outflow x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, outbox.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+				w.running(options{})
+				w.write(1)
+				begun := time.Now()
+				for len(w.js.messages) == 0 && time.Since(begun) < 5*time.Second {
+					w.with(func() { w.pg.commit(nil, m) })
+					w.sleep(5 * time.Millisecond)
+				}
+				if d := time.Since(begun); d > 200*time.Millisecond {
+					t.Errorf("published after %v", d)
+				}
+				w.same()
+			})
+		})
+	}
 }
 
 // A tick that is slow to come back is followed by another one, one horizon later at the earliest.

@@ -13,6 +13,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if now.Sub(s.levelsAt) >= heartbeat {
 		s.levelsAt = now
 		s.report(now)
+		s.tellInForce()
 	}
 	if err := s.pub.Check(now); err != nil {
 		return ofBroker(err)

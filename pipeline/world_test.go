@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -221,6 +223,7 @@ type options struct {
 	registry *prometheus.Registry
 	open     func(*Links) // changes what was opened
 	inForce  func(outbox.Settings)
+	log      io.Writer
 }
 
 // run starts a process.
@@ -245,6 +248,9 @@ func (w *world) run(o options) *process {
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Links, error) { return pr.open(ctx, o) },
 		Settings: o.settings, Ticks: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop, InForce: o.inForce,
+	}
+	if o.log != nil {
+		cfg.Logger = slog.New(slog.NewTextHandler(o.log, nil))
 	}
 	if o.registry != nil {
 		cfg.Registerer = o.registry

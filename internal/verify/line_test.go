@@ -85,19 +85,17 @@ func TestCommitTime(t *testing.T) {
 func TestChange(t *testing.T) {
 	t.Parallel()
 	const content = "v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=67108864"
-	if c, ok := parseChange(content); !ok || c != (change{"outflow", false, DefaultSettings}) {
+	if c, ok := parseChange(content); !ok || c != (change{"outflow", DefaultSettings}) {
 		t.Errorf("%+v %v", c, ok)
 	}
-	if c, ok := parseChange("v=1 slot=b horizon=0s sort=commit max_events=1 max_bytes=2"); !ok || c != (change{"b", false, Settings{0, ByCommit, 1, 2}}) {
-		t.Errorf("%+v %v", c, ok)
-	}
-	if c, ok := parseChange("v=2 slot=b anything"); !ok || c != (change{slot: "b", newer: true}) {
+	if c, ok := parseChange("v=1 slot=b horizon=0s sort=commit max_events=1 max_bytes=2"); !ok || c != (change{"b", Settings{0, ByCommit, 1, 2}}) {
 		t.Errorf("%+v %v", c, ok)
 	}
 	for _, text := range []string{
-		"", "v=1", "v=0 slot=outflow", "v=x slot=outflow", "v=1 slot=", "v=2 slot=", content + " more", content + "\n", strings.Replace(content, "20ms", "20", 1),
+		"", "v=1", "v=0 slot=outflow", "v=x slot=outflow", "v=1 slot=", "v=2 slot=b anything", "v=2" + content[3:], content + " more", content + "\n", strings.Replace(content, "20ms", "20", 1),
 		strings.Replace(content, "20ms", "-1s", 1), strings.Replace(content, "20ms", "1ns", 1), strings.Replace(content, "20ms", "25h", 1),
 		strings.Replace(content, "seq_key", "key", 1), strings.Replace(content, "65536", "0", 1), strings.Replace(content, "67108864", "0", 1),
+		strings.Replace(content, "65536", "4194305", 1), strings.Replace(content, "67108864", "1073741825", 1),
 		strings.Replace(content, " horizon", "  horizon", 1), "slot=outflow v=1",
 	} {
 		if c, ok := parseChange(text); ok {

@@ -20,20 +20,13 @@ var DefaultSettings = Settings{20 * time.Millisecond, BySeqKey, 65536, 64 << 20}
 // change is a change of settings that was written for a slot.
 type change struct {
 	slot     string
-	newer    bool // of a version that outflow can't read: it stops
 	settings Settings
 }
 
-var (
-	versionForm  = regexp.MustCompile(`^v=0*([1-9][0-9]*) slot=([^ ]+)(?: |$)`)
-	settingsForm = regexp.MustCompile(`^v=0*1 slot=([^ ]+) horizon=([^ ]+) sort=(seq_key|commit) max_events=([0-9]+) max_bytes=([0-9]+)$`)
-)
+var settingsForm = regexp.MustCompile(`^v=0*1 slot=([^ ]+) horizon=([^ ]+) sort=(seq_key|commit) max_events=([0-9]+) max_bytes=([0-9]+)$`)
 
-// parseChange reads the content of a settings message; false: malformed.
+// parseChange reads the content of a settings message; false: malformed, or of another version.
 func parseChange(content string) (change, bool) {
-	if m := versionForm.FindStringSubmatch(content); m != nil && m[1] != "1" {
-		return change{slot: m[2], newer: true}, true
-	}
 	m := settingsForm.FindStringSubmatch(content)
 	if m == nil {
 		return change{}, false
@@ -47,6 +40,7 @@ func parseChange(content string) (change, bool) {
 	}
 	s.MaxEvents, errs[1] = strconv.Atoi(m[4])
 	s.MaxBytes, errs[2] = strconv.ParseInt(m[5], 10, 64)
-	valid := errs == [3]error{} && s.Horizon >= 0 && s.Horizon <= 24*time.Hour && s.Horizon%time.Microsecond == 0 && s.MaxEvents > 0 && s.MaxBytes > 0
+	valid := errs == [3]error{} && s.Horizon >= 0 && s.Horizon <= 24*time.Hour && s.Horizon%time.Microsecond == 0 && s.MaxEvents > 0 && s.MaxEvents <= 4<<20 &&
+		s.MaxBytes > 0 && s.MaxBytes <= 1<<30
 	return c, valid
 }

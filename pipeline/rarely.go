@@ -1,0 +1,30 @@
+package pipeline
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// rarelyEvery is how often one thing is logged at most that others can make happen as often as they like.
+const rarelyEvery = time.Minute
+
+// rarely logs one kind of thing: the first one at once, then one a minute at most, with the number of those before it that were not
+// logged. It belongs to the loop's goroutine.
+type rarely struct {
+	logged     time.Time // last
+	suppressed uint64    // since then
+}
+
+func (r *rarely) say(log *slog.Logger, level slog.Level, what string, args ...any) {
+	now := time.Now()
+	if now.Sub(r.logged) < rarelyEvery {
+		r.suppressed++
+		return
+	}
+	if r.suppressed > 0 {
+		args = append(args, "not_logged", r.suppressed)
+	}
+	log.Log(context.Background(), level, what, args...)
+	r.logged, r.suppressed = now, 0
+}
