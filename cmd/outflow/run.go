@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -57,7 +58,11 @@ func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
 			return err
 		}
 		info := monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
-		pages := monitor.Serve(l, info, p.Snapshot, metrics)
+		hosts := cfg.ListenHosts
+		if host, _, err := net.SplitHostPort(cfg.Listen); err == nil {
+			hosts += "," + host
+		}
+		pages := monitor.Serve(l, hosts, info, p.Snapshot, metrics)
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}

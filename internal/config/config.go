@@ -29,6 +29,7 @@ type Config struct {
 	Sink        Sink
 	Init        Init
 	Listen      string // host:port; "": no listener
+	ListenHosts string // further names that requests may name, separated by commas
 	Log         Log
 	StopTimeout time.Duration // for what is in flight at a clean stop
 

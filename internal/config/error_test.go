@@ -36,6 +36,7 @@ func TestImpossible(t *testing.T) {
 		"init.storage":             {"disk"},
 		"init.max_age":             {"-1s", "1ms", "299s"},
 		"init.max_bytes":           {"-1"},
+		"listen_hosts":             {"outflow:9187", "http://outflow", "a,,b", "*", "a b"},
 		"listen":                   {"9187", "localhost", "localhost:http", "localhost:65536", "http://localhost:80"},
 		"log.format":               {"xml"},
 		"log.level":                {"INFO", "trace"},
@@ -72,6 +73,7 @@ func TestPossible(t *testing.T) {
 		"sink.durable_after": {"0s", "1h30m"},
 		"sink.max_payload":   {"1KiB", "64MiB"},
 		"init.max_age":       {"0s", "300s"},
+		"listen_hosts":       {"", "outflow", "outflow.svc.cluster.local, status.example.org"},
 		"listen":             {"", ":9187", "[::1]:0", "0.0.0.0:65535"},
 		"headers":            {"", "traceparent=trace", "X=a, Y=b"},
 	} {

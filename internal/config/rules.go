@@ -3,6 +3,7 @@ package config
 import (
 	"net"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -52,6 +53,21 @@ func streamName(s string) bool {
 }
 
 func filled(s string) bool { return s != "" }
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
+
+// hostNames accepts names, separated by commas, and "".
+func hostNames(s string) bool {
+	if s == "" {
+		return true
+	}
+	for name := range strings.SplitSeq(s, ",") {
+		if !hostName.MatchString(strings.TrimSpace(name)) {
+			return false
+		}
+	}
+	return true
+}
 
 // listenAddress accepts host:port with a numeric port, and "".
 func listenAddress(s string) bool {

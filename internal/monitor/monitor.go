@@ -4,17 +4,23 @@ package monitor
 
 import (
 	"context"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"html/template"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -56,13 +62,69 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// Serve starts to serve on l, which it owns from now on.
-func Serve(l net.Listener, info Info, snapshot func() pipeline.Snapshot, metrics prometheus.Gatherer) *Server {
+// limits bound what clients can take up: each connection holds a page at most, and one that does not read what it asked for is closed.
+type limits struct {
+	connections   int // further ones wait to be accepted
+	header, write time.Duration
+	idle          time.Duration
+}
+
+var usual = limits{connections: 32, header: 5 * time.Second, write: 10 * time.Second, idle: 30 * time.Second}
+
+const maxHeader = 8 << 10 // bytes
+
+// Serve starts to serve on l, which it owns from now on. Hosts are the names by which it may be asked, separated by commas, beside
+// localhost and IP addresses.
+func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Snapshot, metrics prometheus.Gatherer) *Server {
+	return serve(l, guarded(hosts, Handler(info, snapshot, metrics)), usual)
+}
+
+func serve(l net.Listener, handler http.Handler, limits limits) *Server {
 	s := &Server{listener: l, served: make(chan error, 1)}
-	s.http = &http.Server{Handler: Handler(info, snapshot, metrics), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	go func() { s.served <- s.http.Serve(l) }()
+	s.http = &http.Server{
+		Handler: handler, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: limits.header, ReadTimeout: limits.header,
+		WriteTimeout: limits.write, IdleTimeout: limits.idle,
+	}
+	go func() { s.served <- s.http.Serve(netutil.LimitListener(l, limits.connections)) }()
 	return s
 }
+
+// guarded keeps browsers from showing the pages to other sites: what asks by a name that is not ours may be a site whose name was pointed
+// at this address (DNS rebinding). An IP address can't be: probes and scrapes that use one need no setting.
+func guarded(hosts string, next http.Handler) http.Handler {
+	names := []string{"localhost"}
+	for name := range strings.SplitSeq(hosts, ",") {
+		names = append(names, strings.ToLower(strings.TrimSpace(name))) // "" too: HTTP/1.0 names no host, browsers do
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		host := r.Host
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+		if _, err := netip.ParseAddr(host); err != nil && !slices.Contains(names, host) {
+			http.Error(w, "not asked by a name of this outflow: add it to listen_hosts (OUTFLOW_LISTEN_HOSTS, --listen_hosts), or ask by IP address",
+				http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// policy allows the page its own style sheet and nothing else.
+var policy = func() string {
+	_, style, _ := strings.Cut(pageHTML, "<style>")
+	style, _, _ = strings.Cut(style, "</style>")
+	sum := sha256.Sum256([]byte(style))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
+		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}()
 
 // Close ends the server; requests under way get a second.
 func (s *Server) Close() error {
@@ -80,7 +142,7 @@ func (s *Server) Close() error {
 // Handler returns the pages.
 func Handler(info Info, snapshot func() pipeline.Snapshot, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{DisableCompression: true}))
 	probe := func(ok func(*pipeline.Snapshot) bool) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			snap := snapshot()
