@@ -60,6 +60,9 @@ type Result struct {
 	// malformed or of an unknown version. It is no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
+	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such; whether the table lacks it still is
+	// for the caller to ask, because that needs somebody to act.
+	Missing bool
 }
 
 // Decoder reads the messages of one replication session, in order. It is not safe for concurrent use.
@@ -68,7 +71,6 @@ type Decoder struct {
 	err error // the first one; nothing is decoded after it
 
 	plan     *plan // how to read the outbox's rows; nil before its first Relation message
-	keyed    bool  // a plan of this session has had the mapped key column
 	arena    arena
 	cells    []cell // of the present row, by the plan's columns
 	scratch  [maxFixed]byte
@@ -112,9 +114,8 @@ func (d *Decoder) InTransaction() bool { return d.inCommit }
 
 // Decode reads one message of pgoutput, protocol version 1, and says in r what it brought. msg is not kept.
 //
-// An error ends the session: it is returned again for whatever comes after. It is an [outbox.Fault] where an operator must act
-// (a mapped column is missing), [ErrNeedText] where binary values must be turned off,
-// and otherwise says where the bytes are not what the protocol allows.
+// An error ends the session: it is returned again for whatever comes after. It is [ErrNeedText] where binary values must be
+// turned off, and otherwise says where the bytes are not what the protocol allows.
 func (d *Decoder) Decode(msg []byte, r *Result) error {
 	*r = Result{}
 	if d.err == nil {
@@ -151,7 +152,7 @@ func (d *Decoder) message(m *reader, r *Result) error {
 	case 'C':
 		err = d.commit(m, r)
 	case 'R':
-		err = d.relation(m)
+		err = d.relation(m, r)
 	case 'M':
 		err = d.logical(m, r)
 	case 'U', 'D':

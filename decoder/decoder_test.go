@@ -24,7 +24,7 @@ func decodeAll(cfg Config, messages ...[]byte) (results []Result, err error) {
 		if err != nil {
 			return results, err
 		}
-		if r.Kind != Nothing || r.Malformed != nil {
+		if r.Kind != Nothing || r.Malformed != nil || r.Missing {
 			results = append(results, r)
 		}
 	}

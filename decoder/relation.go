@@ -1,7 +1,8 @@
 package decoder
 
 import (
-	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -20,6 +21,9 @@ type plan struct {
 	doc, actor, counter, key, id, payload int // indexes in columns, or none
 	extra                                 []int
 	computed                              bool // the key is made from actor and counter
+
+	absent outbox.Nulls // the roles whose columns the table has not
+	bad    string       // which columns of those that a row can't be published without; empty: none
 }
 
 type column struct {
@@ -36,7 +40,7 @@ type attribute struct {
 
 // relation reads a description of a table, sent before its first row and again after whatever may have changed it. With
 // publish_via_partition_root the partitions are described too, although no row refers to them.
-func (d *Decoder) relation(m *reader) error {
+func (d *Decoder) relation(m *reader, r *Result) error {
 	oid := m.u32()
 	schema, table := m.text(), m.text()
 	m.u8() // replica identity
@@ -61,20 +65,8 @@ func (d *Decoder) relation(m *reader) error {
 	if err := d.end(m); err != nil {
 		return err
 	}
-	p, missing := d.compile(attributes, n)
-	if missing != "" {
-		return &outbox.Fault{
-			Class: outbox.Fatal,
-			Code:  "column_missing",
-			What: fmt.Sprintf("table %s.%s has no column %q in the WAL at the transaction with commit LSN %v, but the mapping "+
-				"of columns uses it", schema, table, missing, d.tx.final),
-			Cure: "Give the table the column again (a generated column is in the WAL only from PostgreSQL 18 on, with " +
-				"publish_generated_columns = stored; a column list of the publication must name it), or map another column " +
-				"and run `outflow init`. Rows that are in the WAL without it can't be published: to get past them, start anew " +
-				"(docs/operations.md).",
-		}
-	}
-	d.plan, d.cells = p, make([]cell, len(p.columns))
+	d.plan, r.Missing = d.compile(attributes, n)
+	d.cells = make([]cell, len(d.plan.columns))
 	return nil
 }
 
@@ -86,27 +78,28 @@ func attributeOf(m *reader) (name []byte, typ uint32) {
 	return name, typ
 }
 
-// compile makes the plan for a table with these columns, n of them. missing names a column that the mapping needs and the table
-// has not.
-func (d *Decoder) compile(attributes map[string]attribute, n int) (_ *plan, missing string) {
-	p := &plan{slots: make([]int16, n), key: none, counter: none}
+// compile makes the plan for a table with these columns, n of them. missing says that it has not all columns that are mapped: they were
+// renamed or dropped when its rows were written. What becomes of the rows must follow from the WAL, so it must not depend on what the table
+// had before in this session, or has now: what is missing is taken for NULL, and a row that can't be published so is marked.
+func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, missing bool) {
+	p = &plan{slots: make([]int16, n), key: none, counter: none}
 	for i := range p.slots {
 		p.slots[i] = none
 	}
-	// find reports whether a column that the mapping names is there.
-	find := func(name string) bool {
-		_, ok := attributes[name]
-		if !ok && missing == "" {
-			missing = name
-		}
-		return ok
-	}
+	var lacking []string
 	// read adds a column to those that are read, if the mapping has it, and gives its index.
-	read := func(name string) int {
-		if name == "" || !find(name) {
+	read := func(name string, role outbox.Nulls) int {
+		a, ok := attributes[name]
+		switch {
+		case name == "":
+			return none
+		case !ok:
+			p.absent |= role
+			if missing = true; role != outbox.NullID {
+				lacking = append(lacking, strconv.Quote(name))
+			}
 			return none
 		}
-		a := attributes[name]
 		if i := p.slots[a.place]; i != none {
 			return int(i)
 		}
@@ -116,25 +109,25 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (_ *plan, miss
 		return i
 	}
 	t := d.cfg.Mapping
-	p.doc, p.actor = read(t.Doc), read(t.Actor)
+	p.doc, p.actor = read(t.Doc, outbox.NullDoc), read(t.Actor, outbox.NullActor)
 	both := t.Actor != "" && t.Counter != ""
-	_, has := attributes[t.Key]
-	switch {
-	case t.Key != "" && (has || d.keyed || !both):
-		// A key that this session has seen was a column, or was published; that it has gone is a change of the table.
-		p.key = read(t.Key)
-		d.keyed = true
-	case both:
+	switch _, has := attributes[t.Key]; {
+	case t.Key != "" && (has || !both):
+		p.key = read(t.Key, outbox.NullKey)
+	case both: // a generated key is in the WAL only where it is published
 		p.computed = true
+		p.counter = read(t.Counter, outbox.NullKey)
 	}
-	if p.computed {
-		p.counter = read(t.Counter)
-	} else if t.Counter != "" {
-		find(t.Counter) // not read, but it must not be taken away
-	}
-	p.payload, p.id = read(t.Payload), read(d.cfg.ID)
+	p.payload, p.id = read(t.Payload, outbox.NullPayload), read(d.cfg.ID, outbox.NullID)
 	for _, name := range d.cfg.Extra {
-		p.extra = append(p.extra, read(name))
+		p.extra = append(p.extra, read(name, 0))
+	}
+	switch len(lacking) {
+	case 0:
+	case 1:
+		p.bad = "column " + lacking[0] + " was not in the table, or not published, when it was written"
+	default:
+		p.bad = "columns " + strings.Join(lacking, ", ") + " were not in the table, or not published, when it was written"
 	}
 	return p, missing
 }

@@ -119,6 +119,10 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	d.payload(m.b, e)
 	e.ID = d.text(m.b, p.id, e, outbox.NullID)
 	d.extra(m.b, e)
+	e.Null |= p.absent
+	if p.bad != "" {
+		e.Bad = p.bad
+	}
 	return nil
 }
 
@@ -211,7 +215,7 @@ func (d *Decoder) payload(msg []byte, e *outbox.Event) {
 // computeKey makes the key that a generated column would hold: NULL if one of its parts is.
 func (d *Decoder) computeKey(msg []byte, e *outbox.Event) {
 	p := d.plan
-	if d.cells[p.actor].kind == kindNull || d.cells[p.counter].kind == kindNull {
+	if p.actor == none || p.counter == none || d.cells[p.actor].kind == kindNull || d.cells[p.counter].kind == kindNull {
 		e.Null |= outbox.NullKey
 		return
 	}
@@ -226,11 +230,11 @@ func (d *Decoder) extra(msg []byte, e *outbox.Event) {
 	p := d.plan
 	large := false
 	for _, i := range p.extra {
-		large = large || d.cells[i].end-d.cells[i].start >= ownBlock
+		large = large || i != none && d.cells[i].end-d.cells[i].start >= ownBlock
 	}
 	e.Extra = d.arena.strings(len(p.extra), large)
 	for n, i := range p.extra {
-		if d.cells[i].kind == kindNull {
+		if i == none || d.cells[i].kind == kindNull {
 			e.SetExtraNull(n)
 			continue
 		}

@@ -39,14 +39,14 @@ func (s *session) work(ctx context.Context) error {
 		}
 		m := &s.batch.Messages[s.next]
 		s.next++
-		if err := s.read(m); err != nil {
+		if err := s.read(ctx, m); err != nil {
 			return err
 		}
 	}
 }
 
 // read takes one message of the replication stream.
-func (s *session) read(m *outbox.WALMessage) error {
+func (s *session) read(ctx context.Context, m *outbox.WALMessage) error {
 	if m.Keepalive {
 		if !s.decoder.InTransaction() {
 			if err := s.proof.Input(m.WALEnd); err != nil {
@@ -65,6 +65,12 @@ func (s *session) read(m *outbox.WALMessage) error {
 		s.metrics.malformed.Inc()
 		s.p.malformed.say(s.log, slog.LevelWarn, "a change of ordering settings is malformed, or of an unknown version, and has no effect",
 			"err", s.result.Malformed)
+	}
+	if s.result.Missing {
+		// The rows that follow can't be published as they are, and all later ones neither if the table lacks the column still.
+		if _, err := within(ctx, "publication", s.links.Upstream.Publication); err != nil {
+			return err
+		}
 	}
 	if s.result.Ignored != decoder.NothingIgnored {
 		s.ignored(s.result.Ignored)

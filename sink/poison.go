@@ -118,7 +118,8 @@ var messageCures = map[Reason]string{
 }
 
 var cures = map[Reason]string{
-	Undecodable:     "Use a column type that Outflow can read.",
+	Undecodable: "Keep the columns of the mapping in the table, published, and of types that Outflow can read. (A generated column is in the WAL only " +
+		"from PostgreSQL 18 on, with publish_generated_columns = stored.)",
 	NullDoc:         "Make the column NOT NULL.",
 	NullKey:         "Make the column NOT NULL.",
 	NullPayload:     "Make the column NOT NULL.",

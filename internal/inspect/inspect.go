@@ -56,7 +56,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	}
 	defer i.buf.Discard()
 	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, place.Due, source, place.Settings)
-	if err := replication.Peek(ctx, wiring.Replication(cfg, log), o.Limit, layout.Binary, i.message); err != nil {
+	if err := replication.Peek(ctx, wiring.Replication(cfg, log), o.Limit, false, i.message); err != nil {
 		return err
 	}
 	held, bytes := i.buf.Held()
