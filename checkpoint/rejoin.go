@@ -22,10 +22,7 @@ func (t *Tracker) Unsaved() {
 func (t *Tracker) Rejoined(asked, broker, now time.Time) {
 	t.asked, t.broker = asked, broker
 	for i := range t.places {
-		p := &t.places[i]
-		if p.state != inStore {
-			continue
-		}
+		p := &t.places[i] // one that is not stored yet gets its time when it is
 		stored := now.Add(-t.age(StoredPlace{Since: p.since, Broker: p.broker}, now))
 		if stored.After(p.storedAt) {
 			p.storedAt = stored

@@ -1,6 +1,8 @@
 package checkpoint
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,9 +22,20 @@ func TestUnsaved(t *testing.T) {
 	k.Unsaved()
 	k.now = k.now.Add(time.Hour)
 	k.want("confirmable", k.Confirmable(k.now), "0/1000")
+	s := k.Snapshot(k.now)
+	k.want("what was new is of now, what was stored is as old as it was",
+		fmt.Sprint(k.now.Sub(s.Places[0].Since), k.now.Sub(s.Places[1].Since)), "2h0m0s 0s")
+	k.Unsaved()
 	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/3000:10")
 	k.want("confirmable at once", k.Confirmable(k.now), "0/1000")
 	k.want("confirmable later", k.Confirmable(k.now.Add(config.DurableAfter)), "0/3000")
+
+	k = track(t, nil)
+	k.window(0x2000, 3)
+	k.Acked(8)
+	k.Snapshot(k.now)
+	k.Unsaved()
+	k.want("pending without anything more", k.Pending(), true)
 }
 
 // After the broker was away a place is as old as a start would take it for, and never older than it was.
@@ -30,21 +43,22 @@ func TestRejoined(t *testing.T) {
 	t.Parallel()
 	const old = 200 * time.Second
 	for name, c := range map[string]struct {
+		age    time.Duration // of the place, by this process's clock
 		broker time.Duration // what the broker's clock says, from epoch; below 0: nothing
 		wall   time.Duration // what this machine's clock says, against its monotonic one
 		want   outbox.LSN
 	}{
-		"as before":               {old, 0, 0x2000},
-		"the broker says less":    {old - 60*time.Second, 0, 0x1000},
-		"this clock was set back": {old, -60 * time.Second, 0x1000},
-		"both say more":           {2 * old, time.Hour, 0x2000},
-		"the broker says nothing": {-1, 0, 0x2000},
+		"as before":               {old, old, 0, 0x2000},
+		"the broker says less":    {old, old - 60*time.Second, 0, 0x1000},
+		"this clock was set back": {old, old, -60 * time.Second, 0x1000},
+		"both say more":           {old / 2, 2 * old, time.Hour, 0x1000},
+		"the broker says nothing": {old, -1, 0, 0x2000},
 	} {
 		k := track(t, func(s *Start) { s.Asked, s.Broker = epoch, epoch })
 		k.window(0x2000, 3)
 		k.Acked(8)
 		k.store()
-		k.now = epoch.Add(old)
+		k.now = epoch.Add(c.age)
 		broker := time.Time{}
 		if c.broker >= 0 {
 			broker = epoch.Add(c.broker)
@@ -81,13 +95,23 @@ func TestRecordIs(t *testing.T) {
 		"a hole":                   {func(r *Record) *Record { r.Holes = []Range{{6, 7}}; return r }, false},
 		"stopped":                  {func(r *Record) *Record { r.Stopped = "foreign_message"; return r }, false},
 		"another seen publication": {func(r *Record) *Record { r.Publication.Seen++; return r }, false},
+		"earlier by the broker":    {func(r *Record) *Record { r.Places[2].Broker = r.Places[2].Broker.Add(-1); return r }, false},
 	} {
-		r := wrote()
-		if got := r.Is(c.change(wrote())); got != c.want {
+		r, loaded := wrote(), c.change(wrote())
+		before := fmt.Sprint(r, loaded)
+		if got := r.Is(loaded); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
-		if n := len(r.Places); n != 3 {
-			t.Errorf("%s: it was changed", name)
+		if fmt.Sprint(r, loaded) != before {
+			t.Errorf("%s: they were changed", name)
+		}
+	}
+	for _, r := range []*Record{record(), record(at(0x1000, 5, time.Second), at(0x2000, 5, time.Second))} { // none to compare, and none older
+		r.Creating = len(r.Places) == 0
+		loaded := *r
+		loaded.Places = slices.Clone(r.Places)
+		if loaded.StoredAt(epoch); !r.Is(&loaded) {
+			t.Errorf("a record of %d places is another one", len(r.Places))
 		}
 	}
 }

@@ -29,9 +29,8 @@ type Tracker struct {
 	asked, broker time.Time // when broker's clock was asked, by ours, and what it said; see brokerTime
 
 	rewrite bool      // what the start found must be stored before anything is sent
-	saving  bool      // between Snapshot and Stored
-	saved   bool      // a snapshot was taken, in this session or before
-	savedAt time.Time // when the last one was
+	saving  bool      // between Snapshot and Stored or Unsaved
+	savedAt time.Time // when the last one was taken, in this session or before
 }
 
 type trackedPlace struct {
@@ -69,7 +68,7 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 			Place: p.Place, state: inStore, since: p.Since, broker: p.Broker, storedAt: now.Add(-age),
 		})
 		// The interval holds across sessions: sessions that follow each other fast must not use up the bucket's history.
-		t.saved, t.savedAt = true, now.Add(-age)
+		t.savedAt = now.Add(-age)
 	}
 	return t
 }
@@ -133,7 +132,7 @@ func (t *Tracker) advance() {
 // counts only where no message is unacknowledged, and reports whether it did.
 func (t *Tracker) Marker(place outbox.Place) bool {
 	top := t.newest()
-	if !t.proved() || len(t.pending) > 0 || t.acked < t.at() || place.Due <= top.Due {
+	if !t.proved() || t.Unacknowledged() || place.Due <= top.Due {
 		return false
 	}
 	place.Seq = t.at()
@@ -155,7 +154,6 @@ func (t *Tracker) append(p trackedPlace) {
 	for i := len(t.places) - 3; i >= 0 && t.places[i].state == fresh; i-- {
 		if i != smaller {
 			t.places = slices.Delete(t.places, i, i+1)
-			smaller = t.smaller()
 		}
 	}
 }
@@ -173,7 +171,7 @@ func (t *Tracker) smaller() int {
 func (t *Tracker) Newest() outbox.Place { return t.newest().Place }
 
 // Unacknowledged reports whether the stream is not known to hold all messages made.
-func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() || len(t.pending) > 0 }
+func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
 
 // MustStore reports whether the record must be written before anything is sent.
 func (t *Tracker) MustStore() bool { return t.rewrite }
@@ -194,7 +192,7 @@ func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 	if !t.Pending() {
 		return 0, false
 	}
-	if !t.saved || t.rewrite {
+	if t.rewrite {
 		return 0, true
 	}
 	return max(0, t.SaveInterval()-now.Sub(t.savedAt)), true
@@ -203,7 +201,7 @@ func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 // Snapshot returns what to store now: the places from the confirmed one to the newest, and the newest one of a smaller seq than
 // that. Stored or the session's end follows before the next one.
 func (t *Tracker) Snapshot(now time.Time) Snapshot {
-	t.saving, t.saved, t.savedAt = true, true, now
+	t.saving, t.savedAt = true, now
 	t.prune()
 	t.thin()
 	s := Snapshot{Places: make([]StoredPlace, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
@@ -214,7 +212,6 @@ func (t *Tracker) Snapshot(now time.Time) Snapshot {
 		}
 		s.Places[i] = StoredPlace{Place: p.Place, Since: p.since, Broker: p.broker}
 	}
-	t.holes = s.Holes
 	return s
 }
 

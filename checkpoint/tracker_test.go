@@ -80,6 +80,8 @@ func TestWindowsCountWhenAcknowledged(t *testing.T) {
 	k.Acked(10)
 	k.want("newest after both", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/3000 10")
 	k.want("unacknowledged after both", k.Unacknowledged(), false)
+	k.Acked(9)
+	k.want("and after an older acknowledgement", k.Unacknowledged(), false)
 	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/3000:10")
 	k.want("pending after stored", k.Pending(), false)
 }
@@ -132,6 +134,26 @@ func TestMarkers(t *testing.T) {
 	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/2200:8 0/2400:8")
 	k.Made(1)
 	k.want("while a message is unacknowledged", k.marker(0x2500), false)
+	k.Acked(9)
+	k.want("behind it", k.marker(0x2500), true)
+	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/2200:8 0/2400:8 0/2500:9")
+	k.want("one before a message", k.marker(0x2600), true)
+	k.Made(1)
+	k.Acked(10)
+	k.want("one behind it", k.marker(0x2700), true)
+	k.want("stored, both", k.store(), "0/1000:5 0/2000:8 0/2200:8 0/2400:8 0/2500:9 0/2600:9 0/2700:10")
+}
+
+// Where all places are at one message, the confirmed one is the oldest that is kept: none makes a message to compare.
+func TestMarkersBeforeTheFirstMessage(t *testing.T) {
+	t.Parallel()
+	k := track(t, nil)
+	k.marker(0x2000)
+	k.store()
+	k.now = k.now.Add(config.DurableAfter)
+	k.Confirmed(k.Confirmable(k.now))
+	k.marker(0x3000)
+	k.want("stored", k.store(), "0/2000:5 0/3000:5")
 }
 
 func TestMarkersInASilentOutbox(t *testing.T) {
@@ -210,6 +232,7 @@ func TestConfirmable(t *testing.T) {
 	k.now = epoch.Add(200 * time.Second)
 	k.want("its own place", k.Confirmable(k.now), "0/2000")
 	k.Confirmed(0x2000)
+	k.Confirmed(0x1200)
 	k.want("an earlier now", k.Confirmable(epoch), "0/2000")
 	k.window(0x3000, 1)
 	k.Acked(7)
@@ -283,6 +306,57 @@ func TestAgeByTwoClocks(t *testing.T) {
 	s = k.Snapshot(k.now)
 	k.want("stored, by the broker's clock", s.Places[1].Broker.Sub(epoch), 17*time.Minute+13*time.Second)
 	k.want("one that was there without", s.Places[0].Broker.IsZero(), true)
+
+	k = track(t, nil) // a broker that does not say
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.Snapshot(k.now)
+	k.Stored(k.now)
+	k.want("stored, by no clock of the broker's", k.Snapshot(k.now).Places[1].Broker.IsZero(), true)
+}
+
+// A record that lists too many taken events gets along with fewer places: those go that were stored shortly after the one before them.
+// What is confirmed, compared or not stored yet stays.
+func TestTakenEventsAreThinned(t *testing.T) {
+	t.Parallel()
+	full := func(p StoredPlace, n int) StoredPlace {
+		for i := range n {
+			p.Taken = append(p.Taken, outbox.Position{LSN: p.Due + 1, Index: uint32(i)})
+		}
+		return p
+	}
+	const most = maxStoredTaken
+	for name, c := range map[string]struct {
+		places []StoredPlace // that are in the record; the newest two are new
+		want   string
+	}{
+		"just enough":                   {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2)}, "0/1000:5 0/1100:6 0/2000:9 0/3000:9"},
+		"one too many":                  {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2+1), at(0x1200, 8, 70*time.Second)}, "0/1000:5 0/1200:8 0/2000:9 0/3000:9"},
+		"the one to compare with stays": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 8, 80*time.Second), most)}, "0/1000:5 0/1100:8 0/2000:9 0/3000:9"},
+		"so does one that lists nothing": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most), at(0x1100, 6, 89*time.Second), full(at(0x1200, 6, 80*time.Second), 1), at(0x1300, 8, time.Second)},
+			"0/1000:5 0/1100:6 0/1300:8 0/2000:9 0/3000:9"},
+		"the closest first": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
+			full(at(0x1300, 6, 60*time.Second), 1), at(0x1400, 8, 50*time.Second)}, "0/1000:5 0/1300:6 0/1400:8 0/2000:9 0/3000:9"},
+		"of two that are as close the older": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1),
+			full(at(0x1200, 6, 70*time.Second), 1), at(0x1300, 8, 50*time.Second)}, "0/1000:5 0/1200:6 0/1300:8 0/2000:9 0/3000:9"},
+	} {
+		k := track(t, func(s *Start) { s.Places, s.LastSeq, s.End = c.places, 8, 8 })
+		k.window(0x2000, 1)
+		k.Acked(9)
+		k.marker(0x3000)
+		k.want(name, text(k.Snapshot(k.now)), c.want)
+	}
+
+	// The two newest stay, stored or not, and the confirmed one.
+	k := track(t, func(s *Start) {
+		s.Places = []StoredPlace{at(0x1000, 3, 90*time.Second), full(at(0x1100, 4, 80*time.Second), most), full(at(0x1200, 5, 70*time.Second), most)}
+		s.Confirmed = 0x1100
+	})
+	k.window(0x2000, 1)
+	k.Acked(6)
+	k.Snapshot(k.now)
+	k.Stored(k.now)
+	k.want("the newest two", text(k.Snapshot(k.now)), "0/1100:4 0/1200:5 0/2000:6")
 }
 
 func TestUnprovedConfirmsNothing(t *testing.T) {
@@ -309,6 +383,10 @@ func TestDurableAtOnce(t *testing.T) {
 	k.want("not stored", k.Confirmable(k.now), "0/1000")
 	k.store()
 	k.want("stored", k.Confirmable(k.now), "0/2000")
+	k.window(0x3000, 1)
+	k.Acked(7)
+	k.store()
+	k.want("whenever the broker was heard", k.Confirmable(k.now.Add(-time.Hour)), "0/3000")
 }
 
 func TestSaveTimes(t *testing.T) {
