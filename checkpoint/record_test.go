@@ -91,6 +91,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"no table":          {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1), "record_corrupt"},
 		"table, no rows":    {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"message",`, 1), "record_corrupt"},
 		"no slot":           {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
+		"no system":         {strings.Replace(good, `"system_id":"7361530121234511111"`, `"system_id":""`, 1), "record_corrupt"},
+		"no stream":         {strings.Replace(good, `"stream":"OUTBOX"`, `"stream":""`, 1), "record_corrupt"},
+		"creating, repairs": {good[:strings.Index(good, `"places"`)] + `"creating":true,"repairing":"slot_missing","places":[]}`, "record_corrupt"},
 		"no places":         {good[:strings.Index(good, `"places"`)] + `"places":[]}`, "record_corrupt"},
 		"creating, placed":  {strings.Replace(good, `"places"`, `"creating":true,"places"`, 1), "record_corrupt"},
 		"dues not rising":   {strings.Replace(good, `"0/2000"`, `"0/1000"`, 1), "record_corrupt"},
@@ -119,6 +122,59 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	if _, err := record().Encode(); err == nil {
 		t.Error("Encode wrote a record without places")
+	}
+}
+
+// As many events may be taken as the buffer's limit allows, and no more.
+func TestRecordTakesSoManyEvents(t *testing.T) {
+	t.Parallel()
+	r := record(at(0x1000, 5, 0))
+	for i := range outbox.MaxTaken {
+		r.Places[0].Taken = append(r.Places[0].Taken, outbox.Position{LSN: 0x1001, Index: uint32(i)})
+	}
+	if _, err := r.Encode(); err != nil {
+		t.Error(err)
+	}
+	r.Places[0].Taken = append(r.Places[0].Taken, outbox.Position{LSN: 0x1002})
+	if _, err := r.Encode(); err == nil {
+		t.Error("Encode wrote one more")
+	}
+}
+
+func TestRecordWith(t *testing.T) {
+	t.Parallel()
+	r := record()
+	r.Creating, r.Holes = true, []Range{{1, 2}}
+	s := Snapshot{Places: []StoredPlace{at(0x1000, 5, 0)}, Holes: []Range{{6, 7}}}
+	later, earlier := r.With(s, 0x4000), r.With(s, 0x2000)
+	if later.Creating || !reflect.DeepEqual(later.Places, s.Places) || !reflect.DeepEqual(later.Holes, s.Holes) {
+		t.Errorf("got %+v", later)
+	}
+	if later.Publication.Seen != 0x4000 || earlier.Publication.Seen != 0x3000 {
+		t.Errorf("seen up to %v and %v", later.Publication.Seen, earlier.Publication.Seen)
+	}
+	if !r.Creating || len(r.Places) > 0 {
+		t.Error("it was changed")
+	}
+}
+
+func TestLostFirstPlace(t *testing.T) {
+	t.Parallel()
+	slot, stream := readings().Slot, readings().Stream
+	creating, other := record(), stream
+	creating.Creating = true
+	other.Created = epoch
+	for name, c := range map[string]struct {
+		got, want bool
+	}{
+		"it is":               {creating.LostFirstPlace(slot, stream), true},
+		"the slot isn't made": {creating.LostFirstPlace(outbox.SlotState{}, stream), false},
+		"another stream":      {creating.LostFirstPlace(slot, other), false},
+		"a place is there":    {record(at(0x1000, 5, 0)).LostFirstPlace(slot, stream), false},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %t", name, c.got)
+		}
 	}
 }
 
@@ -182,6 +238,15 @@ func TestStoredAt(t *testing.T) {
 	if p := r.Places[1]; !p.Broker.Equal(epoch) || !r.Places[0].Broker.IsZero() {
 		t.Errorf("by the broker's clock: %v, and what was not known: %v", p.Broker, r.Places[0].Broker)
 	}
+	r.StoredAt(epoch.Add(-time.Hour))
+	if p := r.Places[1]; !p.Broker.Equal(epoch) {
+		t.Errorf("the broker's time was set back to %v", p.Broker)
+	}
+	r = record(at(0x1000, 5, 10*time.Second))
+	if r.StoredAt(epoch); !r.Places[0].Broker.IsZero() {
+		t.Errorf("the broker's time was not known, and is %v", r.Places[0].Broker)
+	}
+	record().StoredAt(epoch) // there is none yet
 }
 
 func TestRanges(t *testing.T) {
@@ -195,6 +260,7 @@ func TestRanges(t *testing.T) {
 		{above(holes, 4), []Range{{5, 5}, {8, 8}, {10, 20}}},
 		{above(holes, 20), []Range(nil)},
 		{add(holes, Range{6, 7}), []Range{{3, 8}, {10, 20}}},
+		{add(holes, Range{11, 12}), holes},
 		{add(holes, Range{15, 30}), []Range{{3, 5}, {8, 8}, {10, 30}}},
 		{add(holes, Range{1, 1}), []Range{{1, 1}, {3, 5}, {8, 8}, {10, 20}}},
 		{add(nil, Range{1, 1}), []Range{{1, 1}}},

@@ -47,6 +47,8 @@ func TestResolveStarts(t *testing.T) {
 		{"what is missing at the end was confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Slot.Confirmed = 7, 0x2000 },
 			"0/2000 9 0 9 12 [{10 12}] false 0/0 true", "messages 10 to 12 of stream OUTBOX are missing at its end; " +
 				"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+		{"what was confirmed is the whole stream", func(r *Readings) { r.Stream.LastSeq, r.Stream.NewestSeq, r.Slot.Confirmed = 9, 7, 0x2000 },
+			"0/2000 9 0 9 9 [] false 0/0 true", "stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
 		{"old is not confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Now = 7, epoch.Add(time.Hour) },
 			"0/1000 5 2 7 12 [{8 12}] true 0/3000 true", "messages 8 to 12 of stream OUTBOX are missing at its end; " +
 				"stream OUTBOX ends at sequence 7, the checkpoint record knows a place at 12", 1},
@@ -74,12 +76,15 @@ func TestResolveStarts(t *testing.T) {
 			r.Record.Base = 12
 			newest(r, 15)
 		}, "0/1000 12 3 15 15 [] true 0/3000 false", "", 2},
+		{"a standby that has everything", func(r *Readings) { r.Server.InRecovery, r.Server.WALEnd = true, 0x3000 },
+			"0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
 		{"a renamed database", func(r *Readings) { r.Slot.Database, r.Server.Database = "shop", "shop" },
 			"0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := readings()
+			r.Asked, r.Stream.Now = epoch.Add(-time.Second), epoch.Add(time.Hour)
 			c.change(&r)
 			before := fmt.Sprint(*r.Record)
 			s, err := Resolve(config, r)
@@ -87,6 +92,9 @@ func TestResolveStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Place.Due, s.Place.Seq, s.There, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
+			if !s.Asked.Equal(r.Asked) || !s.Broker.Equal(r.Stream.Now) {
+				t.Errorf("asked at %v, the broker said %v", s.Asked, s.Broker)
+			}
 			if got != c.want || s.Loss != c.loss || len(s.Places) != c.places || s.Confirmed != r.Slot.Confirmed {
 				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Places), c.want, c.places, s.Loss, c.loss)
 			}
@@ -138,6 +146,11 @@ func TestResolveRefuses(t *testing.T) {
 			[]string{"somebody else published", "outflow repair --accept foreign_message", "take the right to publish"}},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
+		{func(r *Readings) {
+			r.Record.Mapping = outbox.Mapping{Source: outbox.FromMessage, Key: "key"}
+		}, "mapping_changed", outbox.Fatal, "", []string{"has source=message, ordered by key"}},
+		{func(r *Readings) { r.Record.Mapping = outbox.Mapping{Source: outbox.FromMessage} }, "mapping_changed", outbox.Fatal, "",
+			[]string{"has source=message, in commit order"}},
 		{func(r *Readings) { r.Record.Mapping.Shard = outbox.Shard{Index: 1, Of: 4} }, "shard_changed", outbox.Fatal, "",
 			[]string{"shard is not set", "slot outflow has 1/4", "docs/upgrades.md"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
@@ -146,8 +159,12 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Record = nil; r.Slot = outbox.SlotState{} }, "record_missing", outbox.Gap, "0/3000 to 0/5000", []string{"stop outflow, keep"}},
 		{func(r *Readings) { r.Server.SystemID = "7361530121234599999" }, "system_changed", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", slotCure, streamCure, rowsCure}},
+		{func(r *Readings) { r.Server.SystemID, r.Server.WALEnd = "7361530121234599999", 0x2000 }, "system_changed", outbox.Gap, "0/2000 to 0/3000", nil},
 		{func(r *Readings) { r.Slot = outbox.SlotState{} }, "slot_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"slot outflow does not exist", "start anew: stop outflow, keep", streamCure, rowsCure}},
+		{func(r *Readings) { r.Slot = outbox.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap, "0/2000 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = outbox.SlotState{}; r.Stream.Created = epoch }, "slot_missing", outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = outbox.SlotState{}; r.Server.History = promoted(0x4000) }, "slot_missing", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{`"wal2json"`, slotCure}},
 		{func(r *Readings) { r.Slot.Database = "shop" }, "slot_database", outbox.Gap, "0/3000 to 0/5000", []string{"database shop", "is to app", "postgres.url"}},
 		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
@@ -164,10 +181,14 @@ func TestResolveRefuses(t *testing.T) {
 			r.Record.Base = 12
 			newest(r, 11)
 		}, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 11"}},
+		{func(r *Readings) { r.Slot.Confirmed, r.Stream.LastSeq, r.Stream.NewestSeq = 0x2000, 8, 7 }, "stream_shortened", outbox.Gap,
+			"0/1000 to 0/2000", []string{"ends at sequence 7"}},
 		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
 		{func(r *Readings) { r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
 		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "take the right to publish", "nats stream view OUTBOX"}},
 		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", []string{"ends at 0/2FFF", "restored", slotCure}},
+		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
+		{func(r *Readings) { r.Server.WALEnd, r.Stream.NewestSeq, r.Stream.Newest = 0x2FFF, 0, nil }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
 		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001", []string{"up to 0/5001"}},
 		{func(r *Readings) { r.Publication.Xmin++ }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"publication outflow", "public.outbox", slotCure, rowsCure}},
@@ -249,5 +270,19 @@ func TestSameStart(t *testing.T) {
 	}
 	if b, _ := Resolve(config, readings()); !reflect.DeepEqual(a, b) {
 		t.Error("two readings, two starts")
+	}
+	for name, change := range map[string]func(s *Start){
+		"place":     func(s *Start) { s.Place.Due++ },
+		"last seq":  func(s *Start) { s.LastSeq++ },
+		"end":       func(s *Start) { s.End++ },
+		"there":     func(s *Start) { s.There++ },
+		"loss":      func(s *Start) { s.Loss = "stream OUTBOX is empty" },
+		"":          func(s *Start) {},
+		"confirmed": func(s *Start) { s.Confirmed++ }, // nobody need wait for the slot to stand still
+	} {
+		b := a
+		if change(&b); a.Same(b) != (name == "" || name == "confirmed") {
+			t.Errorf("another %s: same is %t", name, a.Same(b))
+		}
 	}
 }

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -275,6 +276,115 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 	}
 	if r, rev := load(ctx, t, s); r == nil || rev == 0 {
 		t.Fatal("it was not written")
+	}
+}
+
+// Every answer that is no record, and no proof of one, is told apart: what nobody can know is unknown, what was refused was not written.
+func TestStoreAnswers(t *testing.T) {
+	t.Parallel()
+	ctx, nc, _ := bucket(t)
+	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "fake.API"})
+	var answer string
+	var expected nats.Header
+	if _, err := nc.Subscribe("fake.API.>", func(m *nats.Msg) {
+		expected = m.Header
+		_ = m.Respond([]byte(answer))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	stored := func(change func(r *Record), header string) string {
+		r := record(at(0x1000, 0, 0))
+		change(r)
+		doc, err := r.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := json.Marshal(map[string]any{"message": map[string]any{"seq": 7, "hdrs": []byte(header), "data": doc, "time": epoch}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(m)
+	}
+	same := func(*Record) {}
+	for name, c := range map[string]struct {
+		answer string
+		want   string // "record", "none", "error", or a fault's code
+	}{
+		"a record":               {stored(same, ""), "record"},
+		"with a header":          {stored(same, "NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"), "record"},
+		"deleted":                {stored(same, "NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"), "none"},
+		"purged":                 {stored(same, "NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n"), "none"},
+		"removed by its age":     {stored(same, "NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\n\r\n"), "none"},
+		"a broken header":        {stored(same, "X"), "error"},
+		"another slot's":         {stored(func(r *Record) { r.Slot = "other" }, ""), "record_corrupt"},
+		"another stream's":       {stored(func(r *Record) { r.Stream = "OTHER" }, ""), "record_corrupt"},
+		"no key":                 {`{"error":{"code":404,"err_code":10037,"description":"no message found"}}`, "none"},
+		"no bucket":              {`{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`, "none"},
+		"another error":          {`{"error":{"code":503,"err_code":10008,"description":"no leader"}}`, "error"},
+		"an error and a message": {strings.Replace(stored(same, ""), "{", `{"error":{"code":503,"err_code":10008},`, 1), "error"},
+		"nothing":                {`{}`, "error"},
+		"no JSON":                {`+OK`, "error"},
+	} {
+		answer = c.answer
+		r, revision, err := s.Load(ctx)
+		got := "none"
+		switch f := outbox.FaultOf(err); {
+		case f != nil:
+			got = f.Code
+		case err != nil:
+			got = "error"
+		case r != nil:
+			got = "record"
+		}
+		if got != c.want || got == "record" && revision != 7 {
+			t.Errorf("%s: %s at %d, %v", name, got, revision, err)
+		}
+	}
+	for name, c := range map[string]struct {
+		answer string
+		want   error // nil: the record is stored, at revision 8
+	}{
+		"stored":                    {`{"stream":"KV_outflow-OUTBOX","seq":8}`, nil},
+		"somebody was faster":       {`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 8"}}`, ErrConflict},
+		"somebody is about to be":   {`{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}`, ErrConflict},
+		"refused":                   {`{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"}}`, errors.ErrUnsupported},
+		"a revision that was there": {`{"stream":"KV_outflow-OUTBOX","seq":7}`, ErrUnknown},
+		"no JSON":                   {`+OK`, ErrUnknown},
+	} {
+		answer = c.answer
+		revision, err := s.Save(ctx, record(at(0x1000, 0, 0)), 7)
+		if unknown, conflict := errors.Is(err, ErrUnknown), errors.Is(err, ErrConflict); unknown != (c.want == ErrUnknown) ||
+			conflict != (c.want == ErrConflict) || (err == nil) != (c.want == nil) || err == nil && revision != 8 {
+			t.Errorf("%s: revision %d, %v", name, revision, err)
+		}
+		if expected.Get("Nats-Expected-Stream") != "KV_outflow-OUTBOX" || expected.Get("Nats-Expected-Last-Subject-Sequence") != "7" {
+			t.Errorf("%s: asked with %v", name, expected)
+		}
+	}
+	if _, err := s.Save(ctx, record(), 7); err == nil || errors.Is(err, ErrUnknown) {
+		t.Errorf("a record without places: %v", err)
+	}
+}
+
+// Where the bucket can't be had, that is an error, and none of a record.
+func TestStoreWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err == nil {
+		t.Error("one server keeps three replicas")
+	}
+	if err := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "no prefix.>"}).EnsureBucket(ctx, 1, jetstream.FileStorage); err == nil {
+		t.Error("a prefix with a space is taken")
+	}
+	named := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "$JS.API"}) // as by default
+	ensure(ctx, t, named)
+	save(ctx, t, named, record(at(0x1000, 0, 0)), 0)
+	nc.Close()
+	if err := s.EnsureBucket(ctx, 1, jetstream.FileStorage); err == nil {
+		t.Error("a bucket on a closed connection")
+	}
+	if _, _, err := s.Load(ctx); err == nil {
+		t.Error("a record on a closed connection")
 	}
 }
 

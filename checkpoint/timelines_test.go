@@ -37,6 +37,21 @@ func TestResolveAfterPromotion(t *testing.T) {
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
 		{"places of the new timeline", func(r *Readings) { r.Record.Places[3] = on(2, marker(0x3000)) }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
+		{"one at it that took events beyond it", func(r *Readings) {
+			r.Record.Places[2].Due, r.Record.Places[2].Taken = end, []outbox.Position{{LSN: end + 1}}
+			r.Record.Places = r.Record.Places[:3]
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
+		{"one at it that took events, and one beyond that knows them", func(r *Readings) {
+			r.Record.Places[2].Due, r.Record.Places[2].Taken = end, []outbox.Position{{LSN: end + 1}}
+		}, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
+		{"the oldest lies beyond it, and nothing to compare with", func(r *Readings) {
+			r.Record = record(at(0x2900, 5, time.Minute), on(2, at(0x3000, 9, time.Minute)), on(2, at(0x3100, 12, time.Minute)))
+			r.Stream.NewestSeq, r.Stream.Newest = 0, nil
+		}, 0x3100, []outbox.LSN{end, 0x3000, 0x3100}, "", ""},
+		{"the place beyond it is lost with the end of the stream", func(r *Readings) {
+			newest(r, 11)
+			r.Record.Places[2].Seq = 11
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
 		{"the switch lies beyond all", func(r *Readings) { r.Server.History = promoted(0x4000) }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
 		{"other settings beyond the switch", func(r *Readings) { r.Record.Places[3].Settings.Horizon = 0 }, 0x2000,
