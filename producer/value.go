@@ -31,13 +31,15 @@ func plain(v any) (val value, binary bool, err error) {
 	case []byte:
 		return value{text: string(v), null: v == nil}, v != nil, nil
 	case time.Time:
-		return value{text: v.Format("2006-01-02 15:04:05.999999999Z07:00")}, false, nil
+		return value{text: v.Format("2006-01-02 15:04:05.999999999Z07:00:00")}, false, nil // old offsets have seconds
 	}
 	r := reflect.ValueOf(v)
 	if r.Kind() == reflect.Pointer && r.IsNil() {
 		return value{null: true}, false, nil
 	}
 	switch v := v.(type) {
+	case *time.Time: // its MarshalText leaves the offset's seconds out
+		return plain(*v)
 	case driver.Valuer:
 		inner, err := v.Value()
 		if err != nil {
