@@ -2,6 +2,7 @@ package producer
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
 	"strings"
@@ -144,20 +145,30 @@ func (e Event) orID(give bool) Event {
 	return e
 }
 
-// turns counts how often a connection began to wait for the server after it had sent something.
+// turns counts how often the server said on a connection that it is ready for a query: once for each round trip.
 type turns struct {
 	net.Conn
 	n    *atomic.Int64
-	sent atomic.Bool
+	head []byte // of the message that is being read: type and length
+	rest int    // what is left of it
 }
 
-func (c *turns) Write(b []byte) (int, error) { c.sent.Store(true); return c.Conn.Write(b) }
-
 func (c *turns) Read(b []byte) (int, error) {
-	if c.sent.Swap(false) {
-		c.n.Add(1)
+	n, err := c.Conn.Read(b)
+	for b := b[:n]; len(b) > 0; {
+		skip := min(c.rest, len(b))
+		if b, c.rest = b[skip:], c.rest-skip; len(b) == 0 {
+			break
+		}
+		if c.head, b = append(c.head, b[0]), b[1:]; len(c.head) < 5 {
+			continue
+		}
+		if c.head[0] == 'Z' {
+			c.n.Add(1)
+		}
+		c.head, c.rest = c.head[:0], int(binary.BigEndian.Uint32(c.head[1:]))-4
 	}
-	return c.Conn.Read(b)
+	return n, err
 }
 
 // TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too: once pgx has prepared the statement on a
