@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os/exec"
 	"syscall"
 	"time"
@@ -41,9 +42,17 @@ func (r *recvLogical) drain(ctx context.Context, _ *Case, b backlog) (sample, er
 		return nil, err
 	}
 	log := &tail{}
-	cmd := exec.Command(r.path, "-d", r.w.pgURL, "-S", r.id(), "--start", "-f", "/dev/null", "--no-loop", "--endpos", b.end.String(),
+	target, err := url.Parse(r.w.pgURL)
+	if err != nil {
+		return nil, errors.New("--postgres.url cannot be read")
+	}
+	env := environ()
+	if password, ok := target.User.Password(); ok { // everyone on the machine sees arguments
+		env, target.User = append(env, "PGPASSWORD="+password), url.User(target.User.Username())
+	}
+	cmd := exec.Command(r.path, "-d", target.String(), "-S", r.id(), "--start", "-f", "/dev/null", "--no-loop", "--endpos", b.end.String(),
 		"-o", "proto_version=1", "-o", "publication_names="+r.id())
-	cmd.Env, cmd.Stdout, cmd.Stderr = environ(), log, log
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, log, log
 	begun := time.Now()
 	if r.child, err = process.Start(cmd, syscall.SIGKILL); err != nil {
 		return nil, err

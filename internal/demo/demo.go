@@ -103,7 +103,7 @@ func (d *demo) startServers(ctx context.Context) (err error) {
 		return err
 	}
 	d.js, err = jetstream.New(d.conn, jetstream.WithDefaultTimeout(30*time.Second))
-	d.screen.line("nats      JetStream %s, embedded, %s", d.conn.ConnectedServerVersion(), d.nats.URL())
+	d.screen.line("nats      JetStream %s, embedded, port %d", d.conn.ConnectedServerVersion(), d.nats.Port)
 	return err
 }
 
@@ -114,7 +114,7 @@ func (d *demo) ownServer(ctx context.Context) (err error) {
 		return err
 	}
 	d.pgURL, err = d.pg.CreateDatabase(ctx, "demo")
-	d.screen.line("postgres  %v, for the moment, %s", d.pg.Installation, d.pgURL)
+	d.screen.line("postgres  %v, for the moment, port %d", d.pg.Installation, d.pg.Port)
 	return err
 }
 

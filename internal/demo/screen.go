@@ -3,6 +3,7 @@ package demo
 import (
 	"fmt"
 	"io"
+	"net/url"
 	"sync"
 	"time"
 
@@ -90,10 +91,15 @@ func (s *screen) verdict(v verify.Verdict, f figures) {
 	}
 }
 
+// connections says how to look around. The passwords of servers of our own are of use for that and as short-lived as these.
 func (s *screen) connections(d *demo) {
+	postgres := d.pgURL
+	if u, err := url.Parse(postgres); d.pg == nil && err == nil {
+		postgres = u.Redacted()
+	}
 	s.line(`
 Left running until Ctrl-C:
   postgres   psql '%s'
   nats       nats -s %s sub 'outbox.>' --stream %s --all
-  outflow    http://%s/  (metrics, healthz, readyz), log in %s`, d.pgURL, d.nats.URL(), stream, d.streamer.listen, d.streamer.log)
+  outflow    http://%s/  (metrics, healthz, readyz), log in %s`, postgres, d.nats.URL(), stream, d.streamer.listen, d.streamer.log)
 }

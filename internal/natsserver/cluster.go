@@ -38,6 +38,7 @@ func StartCluster(dir string, n int, options ...Options) (*Cluster, error) {
 	if len(options) > 0 {
 		o = options[0]
 	}
+	o.user() // one password for all
 	ports, err := freePorts(3 * n)
 	if err != nil {
 		return nil, err

@@ -3,9 +3,11 @@
 package natsserver
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -27,6 +29,8 @@ type Options struct {
 	Name       string // of the server; "": one that the server makes up
 	MaxPayload int    // bytes; 0: the server's default of 1 MiB
 	SyncAlways bool   // fsync before each acknowledgement
+	Password   string // of clients and of the cluster's nodes; URL holds it. "": a random one
+	Open       bool   // no password is asked for. For tests
 
 	// SyncInterval is how often what was written is synced to disk. 0: the server's default of 2 minutes.
 	SyncInterval time.Duration
@@ -47,6 +51,18 @@ type Routes struct {
 type Server struct {
 	Port int // on 127.0.0.1
 	s    *server.Server
+	user *url.Userinfo // nil: none is asked for
+}
+
+// user is as whom clients and nodes log in.
+func (o *Options) user() *url.Userinfo {
+	if o.Open {
+		return nil
+	}
+	if o.Password == "" {
+		o.Password = rand.Text()
+	}
+	return url.UserPassword("outflow", o.Password)
 }
 
 // Start starts a server and returns when it accepts connections.
@@ -54,6 +70,7 @@ func Start(o Options) (*Server, error) {
 	if o.Dir == "" {
 		return nil, errors.New("a NATS server needs a folder for JetStream")
 	}
+	user := o.user()
 	port := o.Port
 	for try := 1; ; try++ {
 		if o.Port == 0 {
@@ -62,14 +79,14 @@ func Start(o Options) (*Server, error) {
 				return nil, err
 			}
 		}
-		s, err := startAt(o, port)
+		s, err := startAt(o, port, user)
 		if err == nil || o.Port != 0 || try == portTries {
 			return s, err
 		}
 	}
 }
 
-func startAt(o Options, port int) (*Server, error) {
+func startAt(o Options, port int, user *url.Userinfo) (*Server, error) {
 	options := &server.Options{
 		Host: "127.0.0.1", Port: port, ServerName: o.Name,
 		JetStream: true, StoreDir: o.Dir, SyncAlways: o.SyncAlways, SyncInterval: o.SyncInterval,
@@ -83,8 +100,12 @@ func startAt(o Options, port int) (*Server, error) {
 	if r := o.Cluster; r != nil {
 		options.Cluster = server.ClusterOpts{Name: r.Cluster, Host: "127.0.0.1", Port: r.Port}
 		for _, address := range r.Nodes {
-			options.Routes = append(options.Routes, &url.URL{Scheme: "nats", Host: address})
+			options.Routes = append(options.Routes, &url.URL{Scheme: "nats", User: user, Host: address})
 		}
+	}
+	if user != nil {
+		options.Username, options.Password = user.Username(), o.Password
+		options.Cluster.Username, options.Cluster.Password = user.Username(), o.Password
 	}
 	if o.MaxPayload > 0 {
 		options.MaxPayload = int32(o.MaxPayload)
@@ -104,7 +125,7 @@ func startAt(o Options, port int) (*Server, error) {
 		s.WaitForShutdown()
 		return nil, fmt.Errorf("the NATS server at 127.0.0.1:%d with files in %s did not start: %w", port, o.Dir, err)
 	}
-	return &Server{port, s}, nil
+	return &Server{port, s, user}, nil
 }
 
 func ready(s *server.Server, fatal <-chan error) error {
@@ -137,8 +158,11 @@ func (fatalLog) Noticef(string, ...any) {}
 func (fatalLog) Debugf(string, ...any)  {}
 func (fatalLog) Tracef(string, ...any)  {}
 
-// URL returns the address for clients.
-func (s *Server) URL() string { return s.s.ClientURL() }
+// URL returns the address for clients, with the password.
+func (s *Server) URL() string {
+	scheme, host, _ := strings.Cut(s.s.ClientURL(), "://")
+	return (&url.URL{Scheme: scheme, User: s.user, Host: host}).String()
+}
 
 // Embedded returns the server itself.
 func (s *Server) Embedded() *server.Server { return s.s }

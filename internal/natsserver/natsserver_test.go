@@ -1,6 +1,7 @@
 package natsserver
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -72,5 +73,32 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 	bad := func(o *server.Options) { o.MaxPayload, o.MaxPending = 100, 10 }
 	if _, err := Start(Options{Dir: t.TempDir(), Tune: bad}); err == nil {
 		t.Error("impossible options start a server")
+	}
+}
+
+// TestPasswordIsAskedFor: nobody else on the machine may use a server, unless it is to be open.
+func TestPasswordIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, open := range []bool{false, true} {
+		s, err := Start(Options{Dir: t.TempDir(), Open: open})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Shutdown()
+		nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		nc.Close()
+		stranger := fmt.Sprintf("nats://127.0.0.1:%d", s.Port)
+		for _, url := range []string{stranger, strings.Replace(stranger, "nats://", "nats://outflow:wrong@", 1)} {
+			nc, err := nats.Connect(url, nats.Timeout(time.Minute))
+			if (err == nil) != open {
+				t.Errorf("open %v: connected with %v", open, err)
+			}
+			if err == nil {
+				nc.Close()
+			}
+		}
 	}
 }

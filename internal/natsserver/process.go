@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +22,7 @@ import (
 // goroutine.
 type Process struct {
 	options Options
+	user    *url.Userinfo
 
 	mu    sync.Mutex
 	child *process.Process // the last one that was started
@@ -33,6 +36,7 @@ func StartProcess(o Options) (*Process, error) {
 	if o.Tune != nil {
 		return nil, errors.New("a function can't be passed to another process: Options.Tune must be nil")
 	}
+	user := o.user()
 	given := o.Port
 	for try := 1; ; try++ {
 		if given == 0 {
@@ -41,7 +45,7 @@ func StartProcess(o Options) (*Process, error) {
 				return nil, err
 			}
 		}
-		p := &Process{options: o}
+		p := &Process{options: o, user: user}
 		err := p.Start()
 		if err == nil {
 			return p, nil
@@ -52,8 +56,10 @@ func StartProcess(o Options) (*Process, error) {
 	}
 }
 
-// URL returns the address for clients, also while the server is down.
-func (p *Process) URL() string { return fmt.Sprintf("nats://127.0.0.1:%d", p.options.Port) }
+// URL returns the address for clients, with the password, also while the server is down.
+func (p *Process) URL() string {
+	return (&url.URL{Scheme: "nats", User: p.user, Host: "127.0.0.1:" + strconv.Itoa(p.options.Port)}).String()
+}
 
 // Port returns the port on 127.0.0.1 for clients.
 func (p *Process) Port() int { return p.options.Port }

@@ -49,7 +49,7 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 			t.Fatal(err)
 		}
 		c.options[i] = natsserver.Options{
-			Dir: c.options[i].Dir, Port: port, Name: fmt.Sprintf("node%d", i),
+			Dir: c.options[i].Dir, Port: port, Name: fmt.Sprintf("node%d", i), Open: true,
 			Cluster: &natsserver.Routes{Cluster: "cluster", Port: routes[i], Nodes: addresses},
 		}
 		if err := c.Start(i); err != nil {

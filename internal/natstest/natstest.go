@@ -22,9 +22,12 @@ func Server(t testing.TB, options ...natsserver.Options) *natsserver.Server {
 	return s
 }
 
+// one lets anybody in: the tests make URLs and users of their own.
 func one(options []natsserver.Options) natsserver.Options {
-	if len(options) == 0 {
-		return natsserver.Options{}
+	var o natsserver.Options
+	if len(options) > 0 {
+		o = options[0]
 	}
-	return options[0]
+	o.Open = o.Password == ""
+	return o
 }

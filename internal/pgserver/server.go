@@ -1,10 +1,11 @@
 // Package pgserver finds PostgreSQL on this machine and runs servers of its own in folders of their own: for the tests, and for
-// outflow demo, torture and bench. A server listens on a loopback port that it keeps for life, has wal_level=logical, and on Linux it
-// ends when this process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
+// outflow demo, torture and bench. A server listens on a loopback port that it keeps for life, asks for a password unless told otherwise,
+// has wal_level=logical, and on Linux it ends when this process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
 package pgserver
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/url"
@@ -34,7 +35,8 @@ const (
 type Options struct {
 	Installation Installation      // zero: Find(0)
 	Dir          string            // the server's alone: absent or empty, deleted by Remove. "": a temporary folder
-	Password     string            // of the superuser postgres. "": none is asked for (auth trust)
+	Password     string            // of the superuser postgres. "": a random one
+	Trust        bool              // no password is asked for: whoever is on this machine is superuser. For tests
 	Settings     map[string]string // postgresql.conf settings, over the defaults of this package
 }
 
@@ -45,7 +47,7 @@ type Server struct {
 	Dir          string // holds data, log and the socket
 	Port         int    // on 127.0.0.1, the same for the life of the Server
 
-	password string
+	password string // "": anybody may log in as anybody
 	runAs    *identity
 
 	mu    sync.Mutex       // held while the server starts or stops
@@ -64,6 +66,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	runAs, err := unprivileged()
 	if err != nil {
 		return nil, err
+	}
+	if o.Password == "" && !o.Trust {
+		o.Password = rand.Text()
 	}
 	s := &Server{Installation: o.Installation, Dir: o.Dir, password: o.Password, runAs: runAs}
 	if err := s.makeDir(); err != nil {

@@ -143,15 +143,30 @@ func TestServerComesBackAtItsPort(t *testing.T) {
 	}
 }
 
+// TestPasswordIsAskedFor: also of a server that was given none, by TCP and by the socket, for which one needs the folder besides.
 func TestPasswordIsAskedFor(t *testing.T) {
 	t.Parallel()
-	s := start(t, Options{Password: "p@ss/word"})
-	if got := query(t, s.URL("postgres"), "SELECT 'in'"); got != "in" {
-		t.Errorf("got %q", got)
-	}
-	if conn, err := pgx.Connect(t.Context(), strings.Replace(s.URL("postgres"), "p%40ss", "wrong", 1)); err == nil {
-		conn.Close(t.Context())
-		t.Error("a wrong password is let in")
+	for _, password := range []string{"", "p@ss/word"} {
+		s := start(t, Options{Password: password})
+		if got := query(t, s.URL("postgres"), "SELECT 'in'"); got != "in" {
+			t.Errorf("got %q", got)
+		}
+		if info, err := os.Stat(s.Dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("the folder of the socket: %v, %v", info.Mode(), err)
+		}
+		for _, host := range []string{"127.0.0.1", s.Dir} {
+			for _, secret := range []string{"", "wrong"} {
+				cfg, err := pgx.ParseConfig(s.URL("postgres"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				cfg.Host, cfg.Password = host, secret
+				if conn, err := pgx.ConnectConfig(t.Context(), cfg); err == nil {
+					conn.Close(t.Context())
+					t.Errorf("password %q is let in at %s", secret, host)
+				}
+			}
+		}
 	}
 }
 

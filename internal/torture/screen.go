@@ -71,8 +71,8 @@ func (s *screen) outflows(w *world) {
 		if v == w.twin {
 			who = "the twin"
 		}
-		s.line("outflow   %s: slot %s, %d instances, nats %s, status page http://%s/",
-			who, v.slot, len(v.instances), strings.Join(v.nats.urls, ","), v.instances[0].listen)
+		s.line("outflow   %s: slot %s, %d instances, %d NATS servers, status page http://%s/",
+			who, v.slot, len(v.instances), len(v.nats.urls), v.instances[0].listen)
 	}
 }
 
