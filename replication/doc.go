@@ -32,9 +32,10 @@
 //
 // # When the server stops
 //
-// A server that shuts down waits until its walsenders' clients have confirmed everything, and asks for a reply again after each
-// reply. An outflow that can't publish would hold it up without end. Five such questions within a second, closer together than
-// wal_sender_timeout could make them, mean that the server is stopping: the connection is closed with [ErrServerStopping].
+// A server that shuts down waits until its walsenders' clients have taken and confirmed everything. An outflow that can't publish
+// would hold it up without end, and what the server could say of it on the stream lies behind everything that is to be taken first. But
+// before that it ends all ordinary connections. So the session's own is watched whenever nobody uses it, and its end ends the stream at
+// once, whatever the consumer does.
 //
 // # What ends a stream
 //

@@ -15,8 +15,6 @@ import (
 var (
 	// ErrSlotInUse says that another connection holds the slot: wait, watch [Session.Slot], and call Start again.
 	ErrSlotInUse = errors.New("the replication slot is in use")
-	// ErrServerStopping says that the server is shutting down and waits for us to let it go.
-	ErrServerStopping = errors.New("the PostgreSQL server is stopping")
 	// ErrClosed says that the session was ended from our side, by Stop or Close.
 	ErrClosed = errors.New("the replication session is closed")
 )

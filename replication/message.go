@@ -2,9 +2,9 @@ package replication
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -29,7 +29,7 @@ func (s *stream) handle(b *batch, typ byte, body []byte) error {
 		return s.serverError(body)
 	case 'C':
 		if !closed(s.drain) {
-			return ErrServerStopping // it has sent everything, all of it is confirmed, and it ends
+			return errors.New("the server has ended it") // all is sent and confirmed, and it stops
 		}
 		return nil
 	case 'Z':
@@ -59,9 +59,6 @@ func (s *stream) copyData(b *batch, body []byte) error {
 		b.Messages = append(b.Messages, Message{Keepalive: true, WALEnd: s.high})
 		if body[17] != 0 {
 			signal(s.asked)
-			if s.pings.add(int64(binary.BigEndian.Uint64(body[9:]))) {
-				return ErrServerStopping
-			}
 		}
 	default:
 		return fmt.Errorf("unexpected CopyData message of type %q", body[0])
@@ -96,38 +93,4 @@ func (s *stream) serverError(body []byte) error {
 		return publicationMissing(s.publication, !s.noTable, e)
 	}
 	return e
-}
-
-// pings tells a server that is stopping from one that only wants to hear from us. Both ask for replies; but one that is stopping
-// asks again as soon as it has an answer, and otherwise half of wal_sender_timeout goes by first.
-type pings struct {
-	within int64 // microseconds
-	times  [stoppingPings]int64
-	next   int
-	n      int
-}
-
-const (
-	stoppingPings  = 5
-	stoppingWithin = time.Second
-)
-
-func newPings(timeout time.Duration) pings {
-	within := stoppingWithin
-	if timeout > 0 {
-		within = min(within, timeout) // five that are due to the timeout take twice as long
-	}
-	return pings{within: within.Microseconds()}
-}
-
-// add counts a keepalive that asks for a reply, by the server's clock in microseconds: how late we read it does not matter. It
-// reports whether the server is stopping.
-func (p *pings) add(at int64) bool {
-	p.times[p.next] = at
-	p.next = (p.next + 1) % stoppingPings // where the oldest is
-	if p.n++; p.n < stoppingPings {
-		return false
-	}
-	first := p.times[p.next]
-	return at >= first && at-first <= p.within
 }

@@ -33,9 +33,11 @@ type Session struct {
 
 	turn chan struct{} // holds one token: who has it uses conn, and the replication connection until that streams
 	conn *pgx.Conn     // ordinary
-	repl *pgconn.PgConn
-	from *handover // what repl reads through
-	wire *wire     // below it, and below TLS
+
+	unwatch func() // ends the watch over conn; of who has the token
+	repl    *pgconn.PgConn
+	from    *handover // what repl reads through
+	wire    *wire     // below it, and below TLS
 
 	version       int
 	serverTimeout time.Duration // wal_sender_timeout as the server has it
@@ -60,7 +62,7 @@ const farBehind = 1 << 20
 
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
-	s := &Session{cfg: cfg, log: cfg.logger(), turn: make(chan struct{}, 1)}
+	s := &Session{cfg: cfg, log: cfg.logger(), turn: make(chan struct{}, 1), unwatch: func() {}}
 	c, err := parseConfig("postgres.url", cfg.URL)
 	if err != nil {
 		return nil, err
@@ -165,9 +167,38 @@ func simpleQuery(ctx context.Context, c *pgconn.PgConn, sql string) ([][]string,
 func (s *Session) take(ctx context.Context) (func(), error) {
 	select {
 	case <-s.turn:
-		return func() { s.turn <- struct{}{} }, nil
+		s.unwatch()
+		return s.giveBack, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for the connection to PostgreSQL: %w", ctx.Err())
+	}
+}
+
+// giveBack ends what take began. From Start on somebody always looks at the ordinary connection: who uses it, or else the watch.
+func (s *Session) giveBack() {
+	if st := s.streaming(); st != nil {
+		s.unwatch = watch(s.conn.PgConn(), st)
+	}
+	s.turn <- struct{}{}
+}
+
+// watch ends the stream when the connection ends, on which nothing is expected. The server is stopping then, or gone, or somebody has
+// ended this connection alone; in any case the session can't go on.
+func watch(conn *pgconn.PgConn, st *stream) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for ctx.Err() == nil {
+			if err := conn.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
+				st.fail(fmt.Errorf("the ordinary connection ended: %w", err))
+				return
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-over
 	}
 }
 
@@ -240,6 +271,7 @@ func (s *Session) Close() {
 func (s *Session) quit(c *pgconn.PgConn, hangUp func(net.Conn)) {
 	select {
 	case <-s.turn:
+		s.unwatch()
 		defer func() { s.turn <- struct{}{} }()
 	default:
 		hangUp(c.Conn())

@@ -38,7 +38,6 @@ type stream struct {
 	// The reader's own.
 	frames frames
 	high   outbox.LSN // highest LSN of a keepalive
-	pings  pings
 }
 
 // newStream takes a connection over: src reads from it, rest was read already. The goroutines start with run.
@@ -50,7 +49,6 @@ func newStream(conn net.Conn, src io.Reader, rest []byte, from outbox.LSN, timeo
 		drain: make(chan struct{}), quit: make(chan struct{}),
 	}
 	s.received.Store(uint64(from))
-	s.pings = newPings(timeout)
 	s.frames = frames{src: src, pool: newPool(bufferSize, s.drain, s.quit), carry: rest}
 	return s
 }
@@ -69,9 +67,6 @@ func (s *stream) read() {
 	for {
 		b, err := s.frames.next(s.handle)
 		s.received.Store(max(s.received.Load(), uint64(s.reached(b))))
-		if errors.Is(err, ErrServerStopping) {
-			s.fail(err) // at once: the server waits for it, the consumer may be slow
-		}
 		if b != nil && len(b.Messages) > 0 {
 			s.deliver(b)
 		}
@@ -114,7 +109,7 @@ func (s *stream) explain(err error) error {
 		return ErrClosed
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("replication stream: %w", io.ErrUnexpectedEOF)
-	case outbox.FaultOf(err) != nil, errors.Is(err, ErrServerStopping):
+	case outbox.FaultOf(err) != nil:
 		return err
 	}
 	return fmt.Errorf("replication stream: %w", err)
