@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ type Config struct {
 	WriteURL    string // for ticks and changes of settings; empty: URL
 	Slot        string
 	Publication string
-	Table       string       // schema.name, or name; a part in double quotes may hold dots. "": events are logical messages, there is no table
+	Table       string       // schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical messages, there is no table
 	Shard       outbox.Shard // the part of the table that is published
 	ShardBy     string       // the column that decides to which part a row belongs: the document's
 	Logger      *slog.Logger
@@ -35,17 +36,39 @@ func (c Config) logger() *slog.Logger {
 	return c.Logger.With("component", "replication")
 }
 
-// pins are the session settings that decide how values are printed: with them the text of a value depends on the value alone, not
-// on what is configured for a role, a database or a server. extra_float_digits above zero gives the shortest text that reads back
-// as the same number. client_min_messages lets the warning of a missing publication through (PostgreSQL 18).
+// pins are the session settings that what a connection does depends on, as startup parameters: those come before what is configured for
+// a role, a database or a server, and before what the URL says. transaction_timeout is pinned by [settle].
 var pins = map[string]string{
-	"client_min_messages": "warning",
-	"client_encoding":     "UTF8",
-	"DateStyle":           "ISO",
-	"IntervalStyle":       "postgres",
-	"TimeZone":            "UTC",
-	"bytea_output":        "hex",
-	"extra_float_digits":  "1",
+	// What a name in our SQL means. Nobody but a superuser makes objects in pg_catalog, so no operator, function or cast that
+	// somebody else has made is ever called. Temporary objects come last: they are the session's own.
+	"search_path": "pg_catalog, pg_temp",
+
+	// How values are printed: their text depends on the value alone. extra_float_digits above zero gives the shortest text that
+	// reads back as the same number. Names (regclass and its like) are printed with their schema, because of search_path.
+	"client_encoding":       "UTF8",
+	"DateStyle":             "ISO",
+	"IntervalStyle":         "postgres",
+	"TimeZone":              "UTC",
+	"bytea_output":          "hex",
+	"extra_float_digits":    "1",
+	"lc_monetary":           "C",
+	"quote_all_identifiers": "off",
+
+	// How our SQL is read, and what it may do.
+	"standard_conforming_strings":   "on",
+	"transform_null_equals":         "off",
+	"default_transaction_isolation": "read committed",
+	"default_transaction_read_only": "off",
+	"row_security":                  "off", // a policy that hides rows is an error: the WAL has them
+
+	// What would end a session or a statement that takes its time. What is to end sets a limit of its own.
+	"statement_timeout":                   "0",
+	"lock_timeout":                        "0",
+	"idle_in_transaction_session_timeout": "0",
+	"idle_session_timeout":                "0",
+	"exit_on_error":                       "off",
+
+	"client_min_messages": "warning", // lets the warning of a missing publication through (PostgreSQL 18)
 }
 
 // clientKeywords are parameters of libpq that pgconn does not know and would hand to the server, which refuses them.
@@ -91,6 +114,7 @@ func parseConfig(setting, url string) (*pgx.ConnConfig, error) {
 
 // pin sets the session settings, whatever the URL says.
 func pin(c *pgconn.Config) {
+	c.AfterConnect = settle
 	for k := range c.RuntimeParams {
 		for p := range pins {
 			if strings.EqualFold(k, p) {
@@ -101,6 +125,19 @@ func pin(c *pgconn.Config) {
 	for k, v := range pins {
 		c.RuntimeParams[k] = v
 	}
+}
+
+// settle pins what not every supported version has as a setting: a startup parameter that a server does not know is refused.
+func settle(ctx context.Context, conn *pgconn.PgConn) error {
+	major, _, _ := strings.Cut(conn.ParameterStatus("server_version"), ".")
+	if n, err := strconv.Atoi(major); err == nil && n < 17 {
+		return nil
+	}
+	_, err := conn.Exec(ctx, "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'").ReadAll()
+	if err != nil {
+		return fmt.Errorf("set transaction_timeout: %w", err)
+	}
+	return nil
 }
 
 // connect opens an ordinary connection with the pinned settings.

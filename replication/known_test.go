@@ -151,7 +151,7 @@ func TestTableLock(t *testing.T) {
 	go func() {
 		conn, err := connect(ctx, "postgres.url", d.url)
 		if err == nil {
-			_, err = conn.Exec(ctx, "ALTER TABLE outbox ALTER payload TYPE text")
+			_, err = conn.Exec(ctx, "ALTER TABLE public.outbox ALTER payload TYPE text")
 			closeConn(conn)
 		}
 		done <- err

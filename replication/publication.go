@@ -96,7 +96,7 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 	rows, err := q.Query(ctx, `WITH pub AS (
 			SELECT oid, xmin, puballtables, pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1
 		), above AS (
-			SELECT c.oid AS relid, c.relnamespace AS schema, n.nspname || '.' || c.relname AS name, (x.ordinality - 1)::int AS depth
+			SELECT c.oid AS relid, c.relnamespace AS schema, concat(n.nspname, '.', c.relname) AS name, (x.ordinality - 1)::int AS depth
 			FROM (SELECT $2::oid AS relid, 1 AS ordinality UNION SELECT relid, ordinality
 				FROM pg_partition_ancestors($2::oid) WITH ORDINALITY a(relid, ordinality)) x
 			JOIN pg_class c ON c.oid = x.relid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -106,7 +106,7 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		)
 		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubviaroot,
 			coalesce((SELECT name FROM above WHERE depth > 0 ORDER BY depth DESC LIMIT 1), ''),
-			coalesce((SELECT n.nspname || '.' || c.relname FROM pg_partition_tree($2::oid) l JOIN pg_class c ON c.oid = l.relid
+			coalesce((SELECT concat(n.nspname, '.', c.relname) FROM pg_partition_tree($2::oid) l JOIN pg_class c ON c.oid = l.relid
 				JOIN pg_namespace n ON n.oid = c.relnamespace
 				WHERE l.isleaf AND c.relkind <> 'p' AND (c.relpersistence <> 'p' OR c.relkind <> 'r') LIMIT 1), ''),
 			quote_ident($3), m.relid, m.depth, m.name, m.oid, m.xmin::text, m.schema, m.attrs, m.filter

@@ -104,6 +104,7 @@ func (s *Setup) tryReplication(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	pin(&c.Config)
 	c.RuntimeParams["replication"] = "database"
 	conn, err := pgconn.ConnectConfig(ctx, &c.Config)
 	if err != nil {
@@ -124,7 +125,7 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	if f := outbox.FaultOf(err); f == nil || f.Code != "table_missing" {
 		return false, err
 	}
-	schema, name, err := resolveTable(ctx, s.conn, s.cfg.Table)
+	schema, name, err := SplitTable(s.cfg.Table)
 	if err != nil {
 		return false, err
 	}
@@ -148,7 +149,7 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 	var table pgx.Identifier
 	needs := "the right CREATE on the database"
 	if s.cfg.Table != "" {
-		schema, name, err := resolveTable(ctx, s.conn, s.cfg.Table)
+		schema, name, err := SplitTable(s.cfg.Table)
 		if err != nil {
 			return false, id, err
 		}

@@ -201,7 +201,7 @@ func TestTableWithoutTheOptionalColumns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "CREATE TABLE \"outbox\" (\n  \"topic\" text NOT NULL,\n  \"message\" jsonb NOT NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
+	want := "CREATE TABLE \"public\".\"outbox\" (\n  \"topic\" text NOT NULL,\n  \"message\" jsonb NOT NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
 	if statements[0] != want {
 		t.Errorf("got %s, want %s", statements[0], want)
 	}

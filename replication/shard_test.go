@@ -226,7 +226,7 @@ func TestShardRefused(t *testing.T) {
 		}
 		d.exec("CREATE DOMAIN name_of AS text")
 		d.exec("CREATE TYPE kind_of AS ENUM ('a', 'b')")
-		for _, kind := range []string{"name_of", "kind_of", "json", "text COLLATE deaf"} {
+		for _, kind := range []string{"public.name_of", "public.kind_of", "json", "text COLLATE deaf"} {
 			d.exec("DROP TABLE IF EXISTS outbox")
 			d.exec("DROP COLLATION IF EXISTS deaf")
 			if strings.Contains(kind, "COLLATE") {

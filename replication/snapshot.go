@@ -74,15 +74,9 @@ func OpenReader(ctx context.Context, cfg Config) (_ *Reader, err error) {
 	if err := asStored(ctx, conn.PgConn()); err != nil {
 		return nil, err
 	}
-	for _, sql := range []string{
-		"SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0",
-		"SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'", // from PostgreSQL 17 on
-		"SET synchronous_commit = local", // a temporary table is no matter of standbys
-		"SET row_security = off",         // a policy that hides rows is an error: the WAL has them
-	} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
-			return nil, fmt.Errorf("take a snapshot: %w", err)
-		}
+	// A temporary table is no matter of standbys.
+	if _, err := conn.Exec(ctx, "SET synchronous_commit = local"); err != nil {
+		return nil, fmt.Errorf("take a snapshot: %w", err)
 	}
 	return r, nil
 }

@@ -34,7 +34,7 @@ func TestSnapshotEndsWhereTheSlotBegins(t *testing.T) {
 		go func() {
 			conn, err := connect(ctx, "postgres.url", d.url)
 			for n := 0; err == nil && !stopped.Load(); n++ {
-				_, err = conn.Exec(ctx, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('w', 'w', $1, '{}')", n)
+				_, err = conn.Exec(ctx, "INSERT INTO public.outbox (doc_id, actor_id, counter, payload) VALUES ('w', 'w', $1, '{}')", n)
 			}
 			if conn != nil {
 				closeConn(conn)

@@ -15,14 +15,11 @@ func SQL(cfg SetupConfig) ([]string, error) {
 	if cfg.Table == "" {
 		return []string{createPublication(cfg, nil), slot}, nil
 	}
-	schema, name, err := splitTable(cfg.Table)
+	schema, name, err := SplitTable(cfg.Table)
 	if err != nil {
 		return nil, err
 	}
 	table := pgx.Identifier{schema, name}
-	if schema == "" {
-		table = pgx.Identifier{name}
-	}
 	return []string{
 		createTable(cfg, table),
 		createPublication(cfg, table),
@@ -60,12 +57,9 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 
 // NewTable is the description of the table that init would make.
 func NewTable(cfg SetupConfig) (Table, error) {
-	schema, name, err := splitTable(cfg.Table)
+	schema, name, err := SplitTable(cfg.Table)
 	if err != nil {
 		return Table{}, err
-	}
-	if schema == "" {
-		schema = "public"
 	}
 	t, m, created := Table{Schema: schema, Name: name}, cfg.Mapping, cfg.CreatedAt
 	if created == "" {

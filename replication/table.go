@@ -52,9 +52,9 @@ func (s *Session) Table(ctx context.Context) (Table, error) {
 	return readTable(ctx, s.conn, s.cfg.Table)
 }
 
-// splitTable reads schema.name or name; a part that holds dots stands in double quotes. Names are taken as they are: nothing is
-// folded to lower case.
-func splitTable(table string) (schema, name string, err error) {
+// SplitTable reads schema.name, or name for a table of the schema public, whatever a search_path says; a part that holds dots stands in
+// double quotes. Names are taken as they are: nothing is folded to lower case.
+func SplitTable(table string) (schema, name string, err error) {
 	var parts []string
 	for rest := table; ; {
 		var part string
@@ -89,7 +89,7 @@ func splitTable(table string) (schema, name string, err error) {
 		rest = rest[1:]
 	}
 	if len(parts) == 1 {
-		return "", parts[0], nil
+		return "public", parts[0], nil
 	}
 	return parts[0], parts[1], nil
 }
@@ -101,25 +101,8 @@ func badTable(table string) error {
 	}
 }
 
-// resolveTable gives a name without a schema the schema in which the search path finds it, else public.
-func resolveTable(ctx context.Context, q querier, table string) (schema, name string, err error) {
-	schema, name, err = splitTable(table)
-	if err != nil || schema != "" {
-		return schema, name, err
-	}
-	err = q.QueryRow(ctx, `SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relname = $1 AND pg_table_is_visible(c.oid)`, name).Scan(&schema)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return "public", name, nil
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("look for table %s: %w", table, err)
-	}
-	return schema, name, nil
-}
-
 func readTable(ctx context.Context, q querier, table string) (Table, error) {
-	schema, name, err := resolveTable(ctx, q, table)
+	schema, name, err := SplitTable(table)
 	if err != nil {
 		return Table{}, err
 	}

@@ -12,6 +12,9 @@ import (
 
 // Writer writes ticks and changes of settings into the WAL, over a connection of its own that it opens when needed, and again
 // after an error. Its methods may be called from any goroutine; they wait for each other.
+//
+// Where it has an address of its own it may go through a pooler, which takes no startup parameters and gives the session to others. So
+// nothing is pinned then: the SQL names the schema of all that it calls and has no operators, and means the same whatever search_path is.
 type Writer struct {
 	cfg Config
 
@@ -43,7 +46,8 @@ func (w *Writer) Change(ctx context.Context, s outbox.Settings) error {
 func (w *Writer) Check(ctx context.Context, server outbox.ServerState) error {
 	var system, database string
 	err := w.do(ctx, func(c *pgx.Conn) error {
-		return c.QueryRow(ctx, `SELECT system_identifier::text, current_database() FROM pg_control_system()`).Scan(&system, &database)
+		return c.QueryRow(ctx, `SELECT s.system_identifier::pg_catalog.text, pg_catalog.current_database()
+			FROM pg_catalog.pg_control_system() s`).Scan(&system, &database)
 	})
 	if sqlState(err) == codeNoPrivilege {
 		return nil // a platform that hides it
@@ -79,9 +83,9 @@ func (w *Writer) hangUp() {
 func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 	var lsn *string
 	err := w.do(ctx, func(c *pgx.Conn) error {
-		return c.QueryRow(ctx, `SELECT CASE WHEN pg_is_in_recovery() THEN NULL
-				ELSE pg_logical_emit_message(true, $1::text, $2::text)::text END
-			FROM (SELECT set_config('synchronous_commit', 'local', true) OFFSET 0) s`, prefix, content).Scan(&lsn)
+		return c.QueryRow(ctx, `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
+				ELSE pg_catalog.pg_logical_emit_message(true, $1::pg_catalog.text, $2::pg_catalog.text)::pg_catalog.text END
+			FROM (SELECT pg_catalog.set_config('synchronous_commit', 'local', true) OFFSET 0) s`, prefix, content).Scan(&lsn)
 	})
 	if err == nil && lsn == nil {
 		return &outbox.Fault{
@@ -92,6 +96,17 @@ func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 	return err
 }
 
+func (w *Writer) config() (*pgx.ConnConfig, error) {
+	if w.cfg.WriteURL != "" && w.cfg.WriteURL != w.cfg.URL {
+		return parseConfig("postgres.write_url", w.cfg.WriteURL)
+	}
+	c, err := parseConfig("postgres.url", w.cfg.URL)
+	if err == nil {
+		pin(&c.Config)
+	}
+	return c, err
+}
+
 func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,11 +114,7 @@ func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {
 		return ErrClosed
 	}
 	if w.conn == nil {
-		setting, url := "postgres.write_url", w.cfg.WriteURL
-		if url == "" {
-			setting, url = "postgres.url", w.cfg.URL
-		}
-		c, err := parseConfig(setting, url)
+		c, err := w.config()
 		if err != nil {
 			return err
 		}

@@ -30,11 +30,11 @@ func (a *API) Statements() []string { return append(append([]string{}, a.Counter
 
 // New makes the SQL for a configuration and the table that it maps.
 func New(cfg config.Config, l *wiring.Layout) (*API, error) {
-	pc := producer.Config{Table: cfg.Table}
-	if cfg.Source.Rows() {
-		pc.Table = quote(l.Table.Schema, l.Table.Name)
+	schema, name, err := replication.SplitTable(cfg.Table)
+	if err != nil {
+		return nil, err
 	}
-	counters, err := producer.New(pc)
+	counters, err := producer.New(producer.Config{Table: quote(schema, name)})
 	if err != nil {
 		return nil, err
 	}
