@@ -13,7 +13,7 @@ import (
 )
 
 // Publication reads the publication and checks that it publishes every insert into the outbox, with the columns named: those that
-// are read. Generated columns among them need not be published (below PostgreSQL 18 they can't be). What is wrong is a fatal fault
+// are needed. (Below PostgreSQL 18 a generated one can't be among them.) What is wrong is a fatal fault
 // with one of the codes publication_missing, publication_table, publication_insert, publication_filter, publication_columns,
 // publication_root, publication_partition, or one of those of [Session.Table].
 //
@@ -63,6 +63,7 @@ type publication struct {
 	members                    []member // the table's own before those of what it is a partition of
 	root                       string   // the topmost table of the partition tree that the table is in; "" if it is its own
 	bad                        string   // a partition whose rows never reach the stream of changes; "" if none
+	generated                  bool     // it publishes generated columns without being told which
 
 	shard   outbox.Shard // the part of the table that it is to publish
 	shardBy string       // the column that decides, as the server prints it
@@ -93,8 +94,12 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		schemas = `UNION ALL SELECT a.relid, a.depth, a.name, n.oid, n.xmin, true, '', ''
 			FROM above a JOIN pg_publication_namespace n ON n.pnnspid = a.schema JOIN pub ON pub.oid = n.pnpubid`
 	}
+	generated := "false"
+	if version >= 180000 {
+		generated = "pubgencols = 's'"
+	}
 	rows, err := q.Query(ctx, `WITH pub AS (
-			SELECT oid, xmin, puballtables, pubinsert, pubviaroot FROM pg_publication WHERE pubname = $1
+			SELECT oid, xmin, puballtables, pubinsert, pubviaroot, `+generated+` AS generated FROM pg_publication WHERE pubname = $1
 		), above AS (
 			SELECT c.oid AS relid, c.relnamespace AS schema, concat(n.nspname, '.', c.relname) AS name, (x.ordinality - 1)::int AS depth
 			FROM (SELECT $2::oid AS relid, 1 AS ordinality UNION SELECT relid, ordinality
@@ -104,7 +109,7 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 			SELECT a.relid, a.depth, a.name, r.oid, r.xmin, false AS schema, `+attrs+` AS attrs, `+filter+` AS filter
 			FROM above a JOIN pg_publication_rel r ON r.prrelid = a.relid JOIN pub ON pub.oid = r.prpubid `+schemas+`
 		)
-		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubviaroot,
+		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubviaroot, generated,
 			coalesce((SELECT name FROM above WHERE depth > 0 ORDER BY depth DESC LIMIT 1), ''),
 			coalesce((SELECT concat(n.nspname, '.', c.relname) FROM pg_partition_tree($2::oid) l JOIN pg_class c ON c.oid = l.relid
 				JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -121,7 +126,7 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		var depth *int
 		var label, mxmin, list, filter *string
 		var schema *bool
-		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.viaRoot, &p.root, &p.bad,
+		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.viaRoot, &p.generated, &p.root, &p.bad,
 			&p.shardBy, &relation, &depth, &label, &oid, &mxmin, &schema, &list, &filter); err != nil {
 			return fail(err)
 		}
@@ -187,6 +192,11 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 			return none, err
 		}
 	}
+	if p.allTables && len(p.members) == 0 {
+		if err := p.checkColumns(member{}, t, columns); err != nil {
+			return none, err
+		}
+	}
 	id := outbox.PublicationIdentity{OID: p.oid, Xmin: p.xmin}
 	if len(p.members) > 0 {
 		if m := p.members[0]; m.schema {
@@ -229,8 +239,14 @@ func (p publication) checkColumns(m member, t Table, columns []string) error {
 	for _, name := range columns {
 		c, _ := t.Column(name)
 		// An ancestor's column numbers may differ from ours, so its list can't be compared; it applies to a root's rows only.
-		if len(list) == 0 || c.Generated || m.depth > 0 || slices.Contains(list, strconv.Itoa(int(c.Number))) {
+		if m.depth > 0 || slices.Contains(list, strconv.Itoa(int(c.Number))) || len(list) == 0 && (!c.Generated || p.generated) {
 			continue
+		}
+		if c.Generated && len(list) == 0 {
+			return fatal("publication_columns",
+				fmt.Sprintf("Map another column, fill it by a trigger, or, from PostgreSQL 18 on, ALTER PUBLICATION %s SET (publish_generated_columns = stored)",
+					pgx.Identifier{p.name}.Sanitize()),
+				"publication %q does not publish column %q of %s.%s, which is generated", p.name, name, t.Schema, t.Name)
 		}
 		return fatal("publication_columns",
 			fmt.Sprintf("Add it to the column list of %s in publication %s (ALTER PUBLICATION ... SET TABLE), or take the list away",

@@ -27,6 +27,7 @@ func TestPublication(t *testing.T) {
 		t.Parallel()
 		d := newDatabase(t, srv)
 		d.exec("SET client_min_messages = error")
+		d.cfg.Columns = allColumns
 		for _, c := range []struct {
 			name  string
 			since int // major
@@ -69,8 +70,18 @@ func TestPublication(t *testing.T) {
 					ALTER TABLE outbox ADD COLUMN seq_key text`, code: "publication_columns",
 			},
 			{
-				name: "a generated key outside the column list", since: 15, table: generatedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)",
+				name: "a generated column outside the column list", since: 15, table: generatedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)", code: "publication_columns",
+			},
+			{name: "a generated column", table: generatedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_columns"},
+			{name: "a generated column, all tables", table: generatedTable, make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "publication_columns"},
+			{
+				name: "a generated column that is published", since: 18, table: generatedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_generated_columns = stored)",
+			},
+			{
+				name: "a generated column in the column list", since: 18, table: generatedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, seq_key, payload)",
 			},
 			{name: "a column that is not there", table: plainTable + "; ALTER TABLE outbox DROP COLUMN payload", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "column_missing"},
 			{name: "partitions through the root", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)"},
@@ -145,7 +156,7 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 		s := d.open()
 		read := func() outbox.PublicationIdentity {
 			t.Helper()
-			id, err := s.Publication(within(t), allColumns)
+			id, err := s.Publication(within(t), needed)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,7 +178,7 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 			},
 		} {
 			d.exec(away.gone)
-			if _, err := s.Publication(within(t), allColumns); outbox.ClassOf(err) != outbox.Fatal {
+			if _, err := s.Publication(within(t), needed); outbox.ClassOf(err) != outbox.Fatal {
 				t.Errorf("%s: %v", away.gone, err)
 			}
 			d.exec(away.back)
@@ -221,7 +232,7 @@ func TestLeastPrivilege(t *testing.T) {
 		if _, err := s.Server(within(t)); err != nil {
 			t.Error(err)
 		}
-		if _, err := s.Publication(within(t), allColumns); err != nil {
+		if _, err := s.Publication(within(t), needed); err != nil {
 			t.Error(err)
 		}
 		if err := s.Start(within(t), 0, true); err != nil {

@@ -63,7 +63,7 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Links, e
 	l.Store = wiring.Store(cfg, l.Conn)
 	l.CC = wiring.Checkpoint(cfg, l.Layout)
 	l.PGC = setup.SQLConfig(cfg, log)
-	l.PGC.Columns = l.Layout.Columns()
+	l.PGC.Columns = l.Layout.Needed()
 	if l.PG, err = replication.OpenSetup(ctx, l.PGC); err != nil {
 		return nil, fmt.Errorf("postgres.url: %w", err)
 	}

@@ -112,7 +112,7 @@ func (s *setup) connect(ctx context.Context) error {
 	}
 	s.store = wiring.Store(s.cfg, s.conn)
 	pc := SQLConfig(s.cfg, s.log)
-	pc.Columns = s.layout.Columns()
+	pc.Columns = s.layout.Needed()
 	if s.pg, err = replication.OpenSetup(ctx, pc); err != nil {
 		return fmt.Errorf("postgres.url: %w", err)
 	}

@@ -92,7 +92,7 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 	}
 	var setup error
 	if r.Slot.Exists || r.Record != nil {
-		if r.Publication, setup = pg.Publication(ctx, layout.Columns()); setup == nil {
+		if r.Publication, setup = pg.Publication(ctx, layout.Needed()); setup == nil {
 			setup = conn.CheckStream(ctx)
 		}
 	}

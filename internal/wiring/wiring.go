@@ -47,6 +47,16 @@ func (l *Layout) Columns() []string {
 	return all
 }
 
+// Needed lists the columns that rows can't be published without: all but a generated key that can be made of actor and counter, which is in
+// the WAL only where the publication has it.
+func (l *Layout) Needed() []string {
+	m := l.Mapping
+	return slices.DeleteFunc(l.Columns(), func(name string) bool {
+		c, _ := l.Table.Column(name)
+		return name == m.Key && c.Generated && m.Actor != "" && m.Counter != "" && !slices.Contains(l.Extra, name)
+	})
+}
+
 // ReadsTable reads a table's description.
 type ReadsTable interface {
 	Table(ctx context.Context) (replication.Table, error)
@@ -289,7 +299,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 		return nil, err
 	}
 	return &pipeline.Links{
-		Upstream: &upstream{session, now.Columns()},
+		Upstream: &upstream{session, now.Needed()},
 		Broker:   broker{conn},
 		Store:    store,
 		Reopen: func(ctx context.Context) (pipeline.Broker, pipeline.Store, error) {
