@@ -9,15 +9,44 @@ import (
 // Proof counts the first messages of a session, those that are in the stream already, and compares the last of them with what
 // the stream holds. Until it is proved a session sends, records and confirms nothing. Not safe for concurrent use.
 type Proof struct {
-	cfg   Config
-	start Start
-	made  uint64
+	cfg    Config
+	start  Start
+	made   uint64
+	seq    uint64          // of the message that was made last
+	stored []outbox.Stored // what is left to compare, ascending
 }
 
 // NewProof returns the proof that a session from start needs.
-func NewProof(cfg Config, start Start) *Proof { return &Proof{cfg: cfg, start: start} }
+func NewProof(cfg Config, start Start) *Proof {
+	return &Proof{cfg: cfg, start: start, seq: start.Place.Seq}
+}
 
-// Proved reports whether all messages that are there were made, and the last of them agreed.
+// Compares returns which messages of the stream can be compared: those above one sequence, up to another.
+func (p *Proof) Compares() (above, upTo uint64) {
+	return min(max(p.start.Place.Seq, p.start.Accepted), p.start.End), p.start.End
+}
+
+// Stored takes messages of that range, ascending, at best all that can have been in flight when the last session ended: a stranger's may
+// have taken a sequence, and what was behind ours that was refused for it may have come in after him, so that the stream's end looks
+// right. The error is a gap fault with code foreign_message: one of them is not ours. Call it before the first message is made.
+func (p *Proof) Stored(all []outbox.Stored) error {
+	for _, m := range all {
+		if m.Header == nil {
+			return &outbox.Fault{
+				Class: outbox.Gap, Code: "foreign_message", Seen: true, From: p.start.Place.Due, To: max(p.start.Thru, p.start.Place.Due),
+				What: fmt.Sprintf("the message at sequence %d of stream %s has no %s header: one of ours may have been refused for it and be missing",
+					m.Seq, p.cfg.Stream, outbox.HeaderName),
+				Cure: p.cfg.cureOf("foreign_message", p.cfg.cureForeign()),
+			}
+		}
+	}
+	if p.start.Newest != nil { // else the WAL may be another one, and nothing is compared
+		p.stored = all
+	}
+	return nil
+}
+
+// Proved reports whether all messages that are there were made, and those that were compared agreed.
 func (p *Proof) Proved() bool { return p.made >= p.start.There }
 
 // Skip counts a message. skip says that it is in the stream already and must not be sent. The error is a gap fault with code
@@ -27,9 +56,21 @@ func (p *Proof) Skip(h *outbox.Header) (skip bool, err error) {
 		return false, nil
 	}
 	p.made++
-	if want := p.start.Newest; p.Proved() && want != nil && !h.Same(want) {
+	for p.seq++; within(p.start.Holes, p.seq); p.seq++ {
+	}
+	var want *outbox.Header
+	for len(p.stored) > 0 && p.stored[0].Seq <= p.seq {
+		if p.stored[0].Seq == p.seq {
+			want = p.stored[0].Header
+		}
+		p.stored = p.stored[1:]
+	}
+	if p.Proved() && p.start.Newest != nil {
+		want = p.start.Newest
+	}
+	if want != nil && !h.Same(want) {
 		p.made--
-		return true, p.divergence("the message at sequence %d of stream %s is %v, the WAL makes %v", p.start.End, p.cfg.Stream, want, h)
+		return true, p.divergence("the message at sequence %d of stream %s is %v, the WAL makes %v", p.seq, p.cfg.Stream, want, h)
 	}
 	return true, nil
 }

@@ -44,6 +44,11 @@ func add(holes []Range, r Range) []Range {
 	return out
 }
 
+// within reports whether a sequence lies in one of the ranges.
+func within(holes []Range, seq uint64) bool {
+	return slices.ContainsFunc(holes, func(h Range) bool { return h.From <= seq && seq <= h.To })
+}
+
 // count returns how many of the sequences in (from, to] lie in no hole.
 func count(holes []Range, from, to uint64) uint64 {
 	if to <= from {

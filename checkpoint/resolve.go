@@ -46,6 +46,7 @@ type Start struct {
 	LastSeq   uint64       // the next message expects it
 	End       uint64       // the newest message that is known to be there; those between End and LastSeq are lost
 	There     uint64       // so many of the messages to be made are in the stream already
+	Accepted  uint64       // a repair accepted the messages up to here: they are not compared
 	Confirmed outbox.LSN   // the slot's
 
 	Asked  time.Time // by this process's clock: not after
@@ -252,7 +253,7 @@ func (v *resolver) stream() error {
 // tail finds where the stream ends, which places that leaves, and what is lost.
 func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
-	s.LastSeq, s.End, s.Confirmed = st.LastSeq, st.LastSeq, v.Slot.Confirmed
+	s.LastSeq, s.End, s.Confirmed, s.Accepted = st.LastSeq, st.LastSeq, v.Slot.Confirmed, v.Record.Base
 	s.Asked, s.Broker = v.Asked, st.Now
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {

@@ -39,6 +39,12 @@ type PublicationIdentity struct {
 	SchemaXmin uint32 `json:"schema_xmin,omitempty"`
 }
 
+// Stored is a message that was read from the stream.
+type Stored struct {
+	Seq    uint64
+	Header *Header // nil: it has none of ours
+}
+
 // StreamState is what JetStream says of the stream at a moment, through its leader.
 type StreamState struct {
 	Exists     bool

@@ -216,10 +216,14 @@ type counter struct {
 var counterCreated = time.Date(2024, 5, 1, 0, 0, 0, 0, time.UTC)
 
 func (c *counter) Check(context.Context) error { return nil }
-func (c *counter) Lost() <-chan struct{}       { return nil }
-func (c *counter) Err() error                  { return nil }
-func (c *counter) Close()                      {}
-func (c *counter) Publisher(uint64) Publisher  { return counting{c} }
+func (c *counter) Watch(context.Context) error { return nil }
+func (c *counter) Stored(context.Context, uint64, uint64) ([]outbox.Stored, error) {
+	return nil, nil
+}
+func (c *counter) Lost() <-chan struct{}      { return nil }
+func (c *counter) Err() error                 { return nil }
+func (c *counter) Close()                     {}
+func (c *counter) Publisher(uint64) Publisher { return counting{c} }
 func (c *counter) Resume(Publisher, uint64) (Publisher, error) {
 	return nil, errors.New("nothing fails here")
 }

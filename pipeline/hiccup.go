@@ -58,6 +58,7 @@ type found struct {
 	record   *checkpoint.Record
 	revision uint64
 	stream   outbox.StreamState
+	stored   []outbox.Stored // what of the stream lies behind the last message that was acknowledged
 	asked    time.Time
 	err      error
 }
@@ -109,7 +110,8 @@ func (s *session) rejoin(ctx context.Context, cause error) error {
 				continue
 			}
 			answer = make(chan *found, 1)
-			go func() { answer <- s.links.find(attempts) }()
+			acked := s.pub.Acked()
+			go func() { answer <- s.links.find(attempts, acked) }()
 		case f := <-answer:
 			answer = nil
 			if f.err == nil {
@@ -164,21 +166,24 @@ func (s *session) cutShort(r recorded) error {
 
 // find opens the broker's side anew and reads, in the order of a start, what says whether the session may go on. After an error nothing is
 // left open.
-func (l *Links) find(ctx context.Context) *found {
+func (l *Links) find(ctx context.Context, acked uint64) *found {
 	f := &found{asked: time.Now()}
 	open, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if f.broker, f.store, f.err = l.Reopen(open); f.err != nil {
 		return f
 	}
-	if f.err = f.read(ctx, open); f.err != nil {
+	if f.err = f.read(ctx, open, acked); f.err != nil {
 		f.broker.Close()
 	}
 	return f
 }
 
-func (f *found) read(ctx, open context.Context) (err error) {
+func (f *found) read(ctx, open context.Context, acked uint64) (err error) {
 	if err := f.broker.Check(open); err != nil {
+		return err
+	}
+	if err := f.broker.Watch(open); err != nil {
 		return err
 	}
 	f.record, err = within(ctx, "checkpoint record", func(ctx context.Context) (rec *checkpoint.Record, err error) {
@@ -188,9 +193,26 @@ func (f *found) read(ctx, open context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	f.stream, err = within(ctx, "stream", f.broker.Tail)
+	if f.stream, err = within(ctx, "stream", f.broker.Tail); err != nil {
+		return err
+	}
+	f.stored, err = stored(ctx, f.broker, acked, f.stream.LastSeq)
 	return err
 }
+
+// stored reads what of the stream is to be compared.
+func stored(ctx context.Context, b Broker, above, upTo uint64) ([]outbox.Stored, error) {
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
+	defer cancel()
+	all, err := b.Stored(ctx, above, upTo)
+	if err != nil {
+		return nil, fmt.Errorf("read the stream's last messages: %w", err)
+	}
+	return all, nil
+}
+
+// compareTimeout is how long it may take to read what can have been in flight: one message after the other, in the worst case.
+const compareTimeout = 30 * time.Second
 
 // takeOver lets the session go on with the new connection, if the record is what this session wrote and the stream ends with what it
 // published. The stream is a prefix of what was sent then, at least what was proved: what the other end of the old connection still
@@ -206,7 +228,7 @@ func (s *session) takeOver(f *found) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := s.ends(&f.stream); err != nil {
+	if err := s.ends(f); err != nil {
 		return err
 	}
 	acked := s.pub.Acked()
@@ -232,10 +254,10 @@ func (s *session) takeOver(f *found) (err error) {
 	return nil
 }
 
-// ends returns an error unless the stream ends with a message of this session, at or behind the newest one that is proved: whatever else
-// there is to be found is the ordinary start's to judge.
-func (s *session) ends(st *outbox.StreamState) error {
-	acked, sent := s.pub.Acked(), s.pub.Sent()
+// ends returns an error unless the stream ends with messages of this session, behind the newest one that is proved or with it: whatever
+// else there is to be found is the ordinary start's to judge. A stranger's message may lie further up, with ours behind it.
+func (s *session) ends(f *found) error {
+	st, acked, sent := &f.stream, s.pub.Acked(), s.pub.Sent()
 	switch {
 	case !st.Exists:
 		return errors.New("the stream is gone")
@@ -254,6 +276,11 @@ func (s *session) ends(st *outbox.StreamState) error {
 	}
 	if want == nil || st.Newest == nil || *want != *st.Newest {
 		return fmt.Errorf("the stream's newest message, %d, is %v; this session sent %v", st.LastSeq, st.Newest, want)
+	}
+	for _, m := range f.stored {
+		if want := s.pub.Header(m.Seq); m.Seq > acked && (want == nil || m.Header == nil || *want != *m.Header) {
+			return fmt.Errorf("the stream's message %d is %v; this session sent %v", m.Seq, m.Header, want)
+		}
 	}
 	return nil
 }

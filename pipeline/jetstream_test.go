@@ -37,6 +37,8 @@ type jetstream struct {
 	saves    saving        // what happens to the next record
 	poison   string        // a payload that can't be published
 	onFull   func(int)     // called with the number of calls of a publisher's Full
+	sound    bool          // it loses and removes nothing
+	deaf     bool          // nobody may watch who publishes
 
 	lossAt  uint64 // the first revision after the last loss, 0 if there was none
 	lost    int
@@ -49,7 +51,8 @@ type jetstream struct {
 
 type storedMessage struct {
 	line
-	at time.Time // when it was stored
+	at       time.Time // when it was stored
+	stranger bool      // it has no header of ours
 }
 
 type revision struct {
@@ -157,6 +160,23 @@ func (js *jetstream) arrive(l *link, s sent) {
 	})
 }
 
+// intrude lets a stranger publish a message. Connections that watch hear of it in the order of their acknowledgements.
+func (js *jetstream) intrude() {
+	js.messages = append(js.messages, &storedMessage{at: time.Now(), stranger: true})
+	js.w.step("intruded", uint64(len(js.messages)))
+	for _, l := range js.w.links() {
+		if !l.watching {
+			continue
+		}
+		l.ackAt = later(later(time.Now(), l.frozen).Add(l.noise.about(js.latency)), l.ackAt.Add(time.Nanosecond))
+		time.AfterFunc(time.Until(l.ackAt), func() {
+			js.w.mu.Lock()
+			defer js.w.mu.Unlock()
+			l.hears()
+		})
+	}
+}
+
 func later(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return b
@@ -167,6 +187,9 @@ func later(a, b time.Time) time.Time {
 // powerLoss makes the broker forget what it stored less than durable_after ago, from any point on, of the stream, of the record, or
 // of each. It loses no more before that is durable which the first process to come stores.
 func (js *jetstream) powerLoss(stream, record bool) bool {
+	if js.sound {
+		return false
+	}
 	now := time.Now()
 	if js.lossAt != 0 {
 		i := slices.IndexFunc(js.revisions, func(r revision) bool { return r.number >= js.lossAt })
@@ -234,7 +257,7 @@ func minTime(a, b time.Time) time.Time {
 
 // retention removes from the front what is durable, sometimes all there is.
 func (js *jetstream) retention() {
-	if js.newest() == len(js.messages) {
+	if js.newest() == len(js.messages) && !js.sound {
 		js.removed = max(js.removed, js.rnd.IntN(js.firm()+1))
 	}
 }
@@ -243,8 +266,12 @@ func (js *jetstream) retention() {
 type link struct {
 	js   *jetstream
 	lost chan struct{}
+	gone chan struct{} // closed when it is dead
 	dead bool
 	pub  *publisher
+
+	watching bool
+	err      error // why it is lost, where it was no end of the connection
 
 	wire    []sent
 	running bool
@@ -312,7 +339,10 @@ func (l *link) cut(dropped bool) {
 		return
 	}
 	l.dead = true
-	close(l.lost)
+	close(l.gone)
+	if l.err == nil {
+		close(l.lost)
+	}
 	if dropped {
 		l.wire = nil
 	} else if len(l.wire) > 0 {
@@ -321,6 +351,19 @@ func (l *link) cut(dropped bool) {
 			l.gap = l.noise.about(time.Millisecond)
 		}
 	}
+}
+
+// hears lets the connection hear of a stranger. The lock is held.
+func (l *link) hears() {
+	if l.dead || l.err != nil {
+		return
+	}
+	l.err = &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Seen: true, What: "somebody else published"}
+	close(l.lost)
+	if l.pub != nil && l.pub.err == nil {
+		l.pub.err = l.err
+	}
+	l.js.w.step("heard", 0)
 }
 
 // ask takes the time of one question and its answer.
@@ -332,7 +375,7 @@ func (l *link) ask(ctx context.Context) error {
 	case <-time.After(d):
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-l.lost:
+	case <-l.gone:
 	}
 	l.lock()
 	defer l.unlock()
@@ -358,10 +401,44 @@ func (l *link) State(ctx context.Context) (outbox.StreamState, error) {
 		}
 	}
 	if n := js.newest(); n > 0 {
-		h := js.messages[n-1].header
-		s.Newest = &h
+		s.Newest = js.messages[n-1].packed()
 	}
 	return s, err
+}
+
+func (m *storedMessage) packed() *outbox.Header {
+	if m.stranger {
+		return nil
+	}
+	h := m.header
+	return &h
+}
+
+func (l *link) Watch(ctx context.Context) error {
+	if err := l.ask(ctx); err != nil {
+		return err
+	}
+	l.lock()
+	defer l.unlock()
+	l.watching = !l.js.deaf
+	return nil
+}
+
+func (l *link) Stored(ctx context.Context, above, upTo uint64) (all []outbox.Stored, err error) {
+	if above == upTo {
+		return nil, nil
+	}
+	err = l.ask(ctx)
+	l.lock()
+	defer l.unlock()
+	for q := upTo; q > above && upTo-q < uint64(l.js.limit); q-- {
+		if q > uint64(len(l.js.messages)) || q <= uint64(l.js.removed) || l.js.messages[q-1] == nil {
+			continue
+		}
+		all = append(all, outbox.Stored{Seq: q, Header: l.js.messages[q-1].packed()})
+	}
+	slices.Reverse(all)
+	return all, err
 }
 
 func (l *link) Tail(ctx context.Context) (outbox.StreamState, error) {
@@ -375,7 +452,7 @@ func (l *link) Tail(ctx context.Context) (outbox.StreamState, error) {
 }
 
 func (l *link) Publisher(last uint64) Publisher {
-	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1), since: 1}
+	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1), since: l.js.ackEvery - 1}
 	return l.pub
 }
 
@@ -390,7 +467,15 @@ func (l *link) Resume(old Publisher, last uint64) (Publisher, error) {
 }
 
 func (l *link) Lost() <-chan struct{} { return l.lost }
-func (l *link) Err() error            { return errDown }
+
+func (l *link) Err() error {
+	l.lock()
+	defer l.unlock()
+	if l.err != nil {
+		return l.err
+	}
+	return errDown
+}
 
 func (l *link) Close() {
 	l.lock()
@@ -467,7 +552,7 @@ func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (u
 	case o := <-done:
 		return o.revision, o.err
 	case <-ctx.Done():
-	case <-l.lost:
+	case <-l.gone:
 	}
 	return 0, errors.Join(checkpoint.ErrUnknown, ctx.Err())
 }

@@ -55,10 +55,16 @@ type Broker interface {
 	// Tail is State while messages are published, and cheaper: its Durables are not set. A stream that changed too fast to be read is
 	// a fault with code outbox.CodeStreamMoved.
 	Tail(ctx context.Context) (outbox.StreamState, error)
-	// Publisher returns the only publisher of this session; its first message expects lastSeq.
+	// Watch listens, from when it returns, for what others publish to the stream: whoever is a stranger ends the connection, and Err is
+	// a gap then. An acknowledgement counts only when the strangers before it have been seen.
+	Watch(ctx context.Context) error
+	// Stored reads the messages above one sequence and up to another, of these the last ones that can have been in flight together. What
+	// can't be read is left out.
+	Stored(ctx context.Context, above, upTo uint64) ([]outbox.Stored, error)
+	// Publisher returns the only publisher of this session; its first message expects lastSeq, which was read after Watch.
 	Publisher(lastSeq uint64) Publisher
 	// Resume is Publisher for a session that goes on: the new one sends again what old, of a broker that was closed, has sent behind
-	// lastSeq, and goes on where that has ended. The message at lastSeq is old's.
+	// lastSeq, and goes on where that has ended. The messages up to lastSeq are old's.
 	Resume(old Publisher, lastSeq uint64) (Publisher, error)
 	// Lost is closed when the connection is gone; Err then says why.
 	Lost() <-chan struct{}

@@ -126,7 +126,10 @@ func (s *session) close() {
 // run runs the loop until ctx is cancelled or something fails.
 func (s *session) run(ctx context.Context) error {
 	s.p.health.set(StateComparing, nil)
-	err := s.whenProved(ctx)
+	err := s.compare(ctx)
+	if err == nil {
+		err = s.whenProved(ctx)
+	}
 	for err == nil {
 		if err = s.loop(ctx); s.keeps(err) {
 			err = s.rejoin(ctx, err)
@@ -142,6 +145,16 @@ func (s *session) run(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// compare reads what the messages that are made again are compared with.
+func (s *session) compare(ctx context.Context) error {
+	above, upTo := s.proof.Compares()
+	all, err := stored(ctx, s.links.Broker, above, upTo)
+	if err != nil {
+		return err
+	}
+	return s.proof.Stored(all)
 }
 
 func (s *session) loop(ctx context.Context) error {
@@ -237,15 +250,14 @@ func (s *session) brokerLost() error {
 	return ofBroker(err)
 }
 
-// ranged puts what was seen to happen to the stream, rather than read, into the range that it may concern: from the newest place on.
-func (s *session) ranged(err error) error {
+// ranged puts what was seen to happen to the stream, rather than read, into the range that it may concern.
+func ranged(err error, from, to outbox.LSN) error {
 	fault := outbox.FaultOf(err)
 	if fault == nil || fault.Class != outbox.Gap || fault.To != 0 {
 		return err
 	}
 	ranged := *fault
-	ranged.From = s.tracker.Newest().Due
-	ranged.To = max(s.last, ranged.From)
+	ranged.From, ranged.To = from, to
 	return &ranged
 }
 

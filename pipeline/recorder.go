@@ -145,22 +145,26 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 	return ofBroker(err)
 }
 
-// remember puts a fault that was seen to happen into the record, so that the next start stops at it as well. It ends the recorder.
-func (s *session) remember(fault *outbox.Fault) {
-	s.recorder.close()
+// remember puts a fault that was seen to happen into the record, so that the next start stops at it as well. The session's recorder has
+// ended by then.
+func (p *Pipeline) remember(links *Links, err error) {
+	fault := outbox.FaultOf(err)
+	if fault == nil || fault.Class != outbox.Gap || !fault.Seen {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
 	defer cancel()
 	for {
-		rec, revision, err := s.links.Store.Load(ctx)
+		rec, revision, err := links.Store.Load(ctx)
 		if err == nil && rec != nil {
 			rec.Stopped = fault.Code
-			_, err = s.links.Store.Save(ctx, rec, revision)
+			_, err = links.Store.Save(ctx, rec, revision)
 		}
 		switch {
 		case ctx.Err() == nil && (errors.Is(err, checkpoint.ErrConflict) || errors.Is(err, checkpoint.ErrUnknown)):
 			// A record of this session was on its way, or one of whoever took over; or it may have been written.
 		case err != nil:
-			s.log.Warn("the checkpoint record does not say that this happened: the next start may not stop at it", "code", fault.Code, "err", err)
+			p.log.Warn("the checkpoint record does not say that this happened: the next start may not stop at it", "code", fault.Code, "err", err)
 			return
 		default:
 			return

@@ -65,10 +65,15 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 		return false, fmt.Errorf("start replication at %v: %w", start.Place.Due, err)
 	}
 
-	// The slot is ours. What was read before may have been the work of its last owner in the middle.
+	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever publishes to the stream
+	// from now on is seen, or what he published is read.
+	defer func() { p.remember(links, err) }()
+	if err := links.Broker.Watch(startCtx); err != nil {
+		return false, err
+	}
 	held, again, err := p.findPlace(ctx, links)
 	if err != nil {
-		return false, err
+		return false, ranged(err, start.Place.Due, first.Server.WALEnd)
 	}
 	if !start.Same(again) {
 		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Place.Due, start.Place.Seq, again.Place.Due, again.Place.Seq)
@@ -88,10 +93,9 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 		p.log.Warn("messages at the end of the stream that were confirmed are not there: somebody deleted them, or the NATS server lost them",
 			"from", st.NewestSeq+1, "to", again.End)
 	}
-	err = s.ranged(s.run(ctx))
-	if fault := outbox.FaultOf(err); fault != nil && fault.Class == outbox.Gap && fault.Seen {
-		s.remember(fault)
-	}
+	err = s.run(ctx)
+	newest := s.tracker.Newest().Due
+	err = ranged(err, newest, max(s.last, newest))
 	if errors.Is(err, decoder.ErrNeedText) {
 		p.text = true
 	}

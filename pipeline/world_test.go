@@ -306,7 +306,7 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 // connect opens a connection to the broker. The lock is held.
 func (pr *process) connect() *link {
 	w := pr.w
-	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
+	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), gone: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
 	l.off = l.noise.about(0)
 	l.lag, pr.lag = pr.lag, 0
 	w.all, pr.nats = append(w.all, l), append(pr.nats, l)

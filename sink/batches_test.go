@@ -184,8 +184,8 @@ func TestZombieWithAnOpenBatch(t *testing.T) {
 	if err := zombie.conn.nc.FlushTimeout(time.Minute); err != nil { // the server has it
 		t.Fatal(err)
 	}
-	next := door(t, batched(s.URL()))
-	if st := state(t, next); st.LastSeq != 0 {
+	next, st := watched(t, batched(s.URL()))
+	if st.LastSeq != 0 {
 		t.Fatalf("state %+v: an open batch shows", st)
 	}
 	mustPublish(t, slow(t, next, 0), all[:300])

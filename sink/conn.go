@@ -24,6 +24,7 @@ import (
 const (
 	connectTimeout = 2 * time.Second // to each server of the list
 	writeTimeout   = ackTimeout      // a write that takes as long as an acknowledgement may take has failed
+	maxArrivals    = 16384           // that are not judged yet; above it the connection is given up
 )
 
 // Conn is one connection to NATS, which never reconnects: when it is lost, the session that owns it ends. Its methods may be
@@ -36,6 +37,9 @@ type Conn struct {
 	api   string // prefix of JetStream's API with its last dot, "$JS.API." or a domain's
 	level int    // of that API
 	inbox string // acknowledgements come back on inbox + sequence
+
+	// Acknowledgements, and what others publish to the ingress, in the order in which the server sent them.
+	arrivals chan *nats.Msg
 
 	publisher atomic.Pointer[Publisher]
 
@@ -59,7 +63,10 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{cfg: cfg, enc: enc, api: "$JS.API.", lost: make(chan struct{}), asking: map[string]context.CancelCauseFunc{}, wires: &wires{ctx: ctx}}
+	c := &Conn{
+		cfg: cfg, enc: enc, api: "$JS.API.", arrivals: make(chan *nats.Msg, maxArrivals), lost: make(chan struct{}),
+		asking: map[string]context.CancelCauseFunc{}, wires: &wires{ctx: ctx},
+	}
 	if err := c.dial(ctx); err != nil {
 		if cause := c.wires.tlsErr(); cause != nil {
 			err = fmt.Errorf("TLS handshake: %w", cause)
@@ -112,7 +119,7 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.Name(c.cfg.Name),
 		nats.NoReconnect(),
-		nats.NoEcho(), // see watchIngress
+		nats.NoEcho(), // see Watch
 		nats.Timeout(timeout),
 		nats.SkipHostLookup(), // the dialer must know the name that a certificate is for
 		nats.ClosedHandler(func(nc *nats.Conn) { c.fail(c.lostFault(nc.LastError())) }),
@@ -172,9 +179,10 @@ func (c *Conn) welcome(ctx context.Context) error {
 			"Install 2.10.23 or later: earlier ones can lose whole streams.", nil)
 	}
 	c.inbox = c.nc.NewInbox() + "."
-	if _, err := c.nc.Subscribe(c.inbox+"*", c.acknowledged); err != nil {
+	if _, err := c.nc.ChanSubscribe(c.inbox+"*", c.arrivals); err != nil {
 		return c.lostFault(err)
 	}
+	go c.judgeArrivals()
 	var info struct {
 		apiError
 		API struct {
@@ -238,6 +246,26 @@ func (c *Conn) Close() {
 	c.fail(transient("closed", "the connection to NATS was closed", nil))
 	c.wires.close() // first, so that nobody who is stuck in a write keeps nats.go from closing
 	c.nc.Close()
+}
+
+// judgeArrivals judges what comes in, in its order, until the connection is lost: an acknowledgement counts only when the strangers
+// before it have been seen.
+func (c *Conn) judgeArrivals() {
+	for {
+		select {
+		case <-c.lost:
+			return
+		case m := <-c.arrivals:
+			if c.Err() != nil { // perhaps a stranger came before it, and did not count any more
+				return
+			}
+			if strings.HasPrefix(m.Subject, c.inbox) {
+				c.acknowledged(m)
+			} else {
+				c.published(m)
+			}
+		}
+	}
 }
 
 func (c *Conn) fail(err error) {

@@ -58,7 +58,7 @@ type Publisher struct {
 }
 
 // Publisher starts publishing; the first message expects lastSeq to be the stream's last sequence. CheckStream must have learned
-// the stream before. A connection has one publisher.
+// the stream, and Watch have begun, before that was read. A connection has one publisher.
 func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	p := c.newPublisher(lastSeq)
 	c.begin(p)
@@ -67,7 +67,6 @@ func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 
 // begin makes p the publisher of the connection.
 func (c *Conn) begin(p *Publisher) {
-	c.watchIngress(p.enc.ingress)
 	p.out = newFrames(c.wires.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
 	c.publisher.Store(p)
 }

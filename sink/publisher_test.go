@@ -73,7 +73,7 @@ func TestNothingIsStoredBehindALostMessage(t *testing.T) {
 func TestForeignMessage(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
-	c := door(t, config(s.URL()))
+	c, _ := watched(t, config(s.URL()))
 	all := edits(t, 200)
 	mustPublish(t, c.Publisher(0), all[:100])
 	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))

@@ -8,7 +8,7 @@ import (
 )
 
 // Header returns the packed header of the message with a sequence, if it is one of those that were sent and are not proved, or the newest
-// one that is; nil otherwise. Whoever finds the stream's end at that sequence on another connection holds it against the message there.
+// one that is; nil otherwise. Whoever goes on behind them on another connection holds it against the message there.
 func (p *Publisher) Header(seq uint64) *outbox.Header {
 	p.settle()
 	if seq > p.window.sent {
@@ -19,7 +19,8 @@ func (p *Publisher) Header(seq uint64) *outbox.Header {
 
 // Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has ended: what old has sent
 // behind lastSeq is sent again, and what it held back is held back. lastSeq is the stream's last sequence, found on this connection,
-// with CheckStream before it, and the message there is old's (see [Publisher.Header]). old is of no more use, also after an error.
+// with CheckStream and Watch before it, and every message behind what old knows to be acknowledged is old's (see [Conn.Stored] and
+// [Publisher.Header]). old is of no more use, also after an error.
 //
 // The package's documentation says why what the old connection still has on its way does no harm.
 func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {

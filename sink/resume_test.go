@@ -22,6 +22,9 @@ func again(t *testing.T, cfg Config) (c *Conn, s outbox.StreamState) {
 				return err
 			}
 			if err = c.CheckStream(ctx); err == nil {
+				err = c.Watch(ctx)
+			}
+			if err == nil {
 				s, err = c.Tail(ctx)
 			}
 			if err != nil {
@@ -46,6 +49,15 @@ func resume(t *testing.T, cfg Config, old *Publisher) *Publisher {
 	c, s := again(t, cfg)
 	if want := old.Header(s.LastSeq); s.LastSeq > 0 && (want == nil || s.Newest == nil || *want != *s.Newest) {
 		t.Fatalf("the stream ends with %d, %v; it was %v", s.LastSeq, s.Newest, want)
+	}
+	stored, err := c.Stored(t.Context(), old.Acked(), s.LastSeq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range stored {
+		if want := old.Header(m.Seq); want == nil || m.Header == nil || *want != *m.Header {
+			t.Fatalf("message %d is %v; it was %v", m.Seq, m.Header, want)
+		}
 	}
 	p, err := c.Resume(old, s.LastSeq)
 	if err != nil {

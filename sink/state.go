@@ -96,6 +96,15 @@ const listTimeout = 250 * time.Millisecond
 type storedMessage struct {
 	Seq    uint64 `json:"seq"`
 	Header []byte `json:"hdrs"`
+	Data   length `json:"data"`
+}
+
+// length is about how many bytes a value of base64 has.
+type length int
+
+func (l *length) UnmarshalJSON(b []byte) error {
+	*l = length(len(b) * 3 / 4)
+	return nil
 }
 
 // newest finds the newest message that can be read; nil if none can. Mostly it is the one at the last sequence. Where that one is

@@ -46,6 +46,9 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	for i, c := range columns {
 		q.Columns[i] = c.Name
 	}
+	if err := l.Conn.Watch(ctx); err != nil {
+		return 0, err
+	}
 	out := &writer{pub: l.Conn.Publisher(w.Seq), lost: l.Conn.Lost()}
 	n := 0
 	h := outbox.Header{Of: w.Of, Due: w.Due, Thru: w.Due, Timeline: w.Timeline}

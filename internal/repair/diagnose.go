@@ -150,7 +150,15 @@ func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readi
 	if proof.Proved() {
 		return nil
 	}
-	err := r.rehearse(ctx, l, start.Place, rd.Server.History, proof.Input, func(h *outbox.Header) error {
+	above, upTo := proof.Compares()
+	stored, err := l.Conn.Stored(ctx, above, upTo)
+	if err != nil {
+		return err
+	}
+	if err := proof.Stored(stored); err != nil {
+		return err
+	}
+	err = r.rehearse(ctx, l, start.Place, rd.Server.History, proof.Input, func(h *outbox.Header) error {
 		if _, err := proof.Skip(h); err != nil {
 			return err
 		}
