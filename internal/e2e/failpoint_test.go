@@ -135,7 +135,7 @@ func TestFailpoints(t *testing.T) {
 			at[1], settings = 3, nil
 		case "change":
 			at, settings = at[:1], append(settings, "REORDER_HORIZON=30ms")
-		case "start":
+		case "start", "publisher":
 			at = at[:1]
 		case "spill": // see TestFailpointsOfTheSpill
 			continue

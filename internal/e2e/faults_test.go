@@ -227,6 +227,46 @@ func TestForeignPublisher(t *testing.T) {
 	}
 }
 
+// TestForeignPublisherAtTheStart: somebody publishes into the ingress when a session has read where the stream ends, and has published
+// nothing yet. His message takes the sequence of the first one; those behind it would be stored, and the stream's end would look right.
+func TestForeignPublisherAtTheStart(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := &faulty{js: js(t, ns.URL())}
+	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), ns.URL(), "early")
+	f.init()
+	f.start()
+	row(t, f.conn, "doc", 1, "{}")
+	awaitMessages(t, f.js, f.stream, 1)
+	if code := f.term(); code != 0 {
+		t.Fatalf("stop: exit code %d", code)
+	}
+	const rows = 12
+	for i := range rows - 1 {
+		row(t, f.conn, "doc", 2+i, "{}")
+	}
+	f.set("FAILPOINT=stop.publisher.before:1")
+	f.start()
+	eventually(t, "it stands still", func() error { return stopped(f.child.PID()) })
+	_, err := f.js.Publish(t.Context(), ingress(t, f)+"outbox.stranger", []byte("{}"))
+	must(t, err)
+	must(t, f.child.Resume())
+	f.ends(4, f.stream, "Outflow header", "LSN range")
+	f.set("FAILPOINT=")
+	f.log.Reset()
+	f.start()
+	f.ends(4, "foreign_message")
+	if out, errOut, code := f.exec("repair", "--accept", "foreign_message"); code != 0 {
+		t.Fatalf("repair: exit code %d\n%s%s", code, out, errOut)
+	}
+	f.start()
+	f.complete(t, ns.URL(), 2)
+	if code := f.term(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // TestPublicationDropped: the publication goes away while outflow runs. Rows of that time are in no stream of changes, and nobody
 // would miss them: it stops, also after the publication has come back.
 func TestPublicationDropped(t *testing.T) {

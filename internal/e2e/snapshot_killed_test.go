@@ -158,12 +158,17 @@ func (k *taking) asleep(t *testing.T) {
 			t.Logf("again: outflow init --snapshot: %s", stderr)
 			k.start(t)
 		}
-		out, err := exec.Command("ps", "-o", "stat=", "-p", fmt.Sprint(k.child.PID())).Output()
-		if err == nil && !strings.HasPrefix(string(out), "T") {
-			err = fmt.Errorf("its state is %s", out)
-		}
-		return err
+		return stopped(k.child.PID())
 	})
+}
+
+// stopped returns an error unless a process stands still as by kill -STOP.
+func stopped(pid int) error {
+	out, err := exec.Command("ps", "-o", "stat=", "-p", fmt.Sprint(pid)).Output()
+	if err == nil && !strings.HasPrefix(string(out), "T") {
+		err = fmt.Errorf("its state is %s", out)
+	}
+	return err
 }
 
 // TestSnapshotOutages: NATS and PostgreSQL are killed while rows are published. The snapshot goes on by itself, or, where that takes too

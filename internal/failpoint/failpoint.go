@@ -14,6 +14,7 @@
 // The points lie around the calls between the pipeline and what it is connected to:
 //
 //	start     the stream is started
+//	publisher the session has read where the stream ends, and begins to publish behind it
 //	publish   a message is handed to the publisher
 //	flush     messages go on the wire; after: they have been written
 //	ack       an acknowledgement was read, and the pipeline does not know yet
@@ -55,7 +56,7 @@ const (
 )
 
 var points = []string{
-	"start.before", "start.after", "publish.before", "publish.after", "flush.before", "flush.after", "ack", "record.before", "record.after",
+	"start.before", "start.after", "publisher.before", "publisher.after", "publish.before", "publish.after", "flush.before", "flush.after", "ack", "record.before", "record.after",
 	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after", "spill.before", "spill.after",
 }
 

@@ -65,8 +65,12 @@ type broker struct {
 	set *Set
 }
 
-func (b *broker) Publisher(lastSeq uint64) pipeline.Publisher {
-	return &publisher{Publisher: b.Broker.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
+func (b *broker) Publisher(lastSeq uint64) (p pipeline.Publisher) {
+	_ = b.set.around("publisher", func() error {
+		p = &publisher{Publisher: b.Broker.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
+		return nil
+	})
+	return p
 }
 
 func (b *broker) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
