@@ -143,7 +143,7 @@ func TestResolveRefuses(t *testing.T) {
 			[]string{"snapshot of table", "Run `outflow init --snapshot` again"}},
 		{func(r *Readings) { r.Record.Repairing = ForSnapshot; r.Slot = outbox.SlotState{} }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message" }, "foreign_message", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"somebody else published", "outflow repair --accept foreign_message", "take the right to publish"}},
+			[]string{"somebody else published", "outflow repair --accept foreign_message", "keep everybody else out"}},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) {
@@ -185,7 +185,7 @@ func TestResolveRefuses(t *testing.T) {
 			"0/1000 to 0/2000", []string{"ends at sequence 7"}},
 		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
 		{func(r *Readings) { r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
-		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "take the right to publish", "nats stream view OUTBOX"}},
+		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "keep everybody else out", "nats stream view OUTBOX"}},
 		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", []string{"ends at 0/2FFF", "restored", slotCure}},
 		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
 		{func(r *Readings) { r.Server.WALEnd, r.Stream.NewestSeq, r.Stream.Newest = 0x2FFF, 0, nil }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
