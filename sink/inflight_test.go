@@ -307,3 +307,23 @@ func TestPoisonLeavesThePublisherAsItWas(t *testing.T) {
 		t.Errorf("the message before it: %d", r.replies)
 	}
 }
+
+// The limits are what they are said to be, to the byte.
+func TestInFlightLimits(t *testing.T) {
+	t.Parallel()
+	f := inflight{sinceReply: ackEveryBytes - 10}
+	if f.needsReply(9) || !f.needsReply(10) {
+		t.Error("an acknowledgement is asked for at another size")
+	}
+	f = inflight{countSince: ackEvery - 2}
+	if before := f.needsReply(1); before || !(&inflight{countSince: ackEvery - 1}).needsReply(1) {
+		t.Error("an acknowledgement is asked for at another number of messages")
+	}
+	f = inflight{bytes: maxInFlightBytes - 10}
+	if !f.fits(10) || f.fits(11) {
+		t.Error("full at another size")
+	}
+	if f = (inflight{}); !f.fits(maxInFlightBytes + 1) {
+		t.Error("a message above the limit never goes")
+	}
+}

@@ -96,9 +96,6 @@ func (k *kept) at(seq uint64) (message, bool) {
 
 // header returns the packed header of the message of a sequence, nil if it is not here.
 func (k *kept) header(seq uint64) *outbox.Header {
-	m, ok := k.at(seq)
-	if !ok {
-		return nil
-	}
+	m, _ := k.at(seq)
 	return packedHeader(m.header)
 }

@@ -11,10 +11,7 @@ import (
 // one that is; nil otherwise. Whoever goes on behind them on another connection holds it against the message there.
 func (p *Publisher) Header(seq uint64) *outbox.Header {
 	p.settle()
-	if seq > p.window.sent {
-		return nil // held back: it never left
-	}
-	return p.kept.header(seq)
+	return p.kept.header(seq) // what is held back never left, and is not there
 }
 
 // Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has ended: what old has sent
@@ -39,10 +36,8 @@ func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 	p.batch.on, p.batch.pace.fast = old.batch.on && p.batch.allowed != nil, old.batch.pace.fast
 	p.sendAgain(old.window.sent)
 	p.held, p.heldBytes = old.held, old.heldBytes
-	if p.window.sent > lastSeq {
-		p.written = p.window.sent
-		p.out.flush(false)
-	}
+	p.written = p.window.sent
+	p.out.flush(false)
 	return p, nil
 }
 

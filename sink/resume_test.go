@@ -1,8 +1,10 @@
 package sink
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -209,12 +211,42 @@ func TestResumeAsksForAnAcknowledgement(t *testing.T) {
 		sent += n
 		old := p
 		p = resume(t, cfg, old)
-		if dues := p.window.dues; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) {
-			t.Fatalf("%d messages: sent up to %d, acknowledgements are due of %+v", n, p.Sent(), dues)
+		if dues := p.window.dues; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) || len(dues) < n/ackEvery || !p.outstanding() {
+			t.Fatalf("%d messages: sent up to %d, acknowledgements are due of %+v, on the wire up to %d", n, p.Sent(), dues, p.written)
 		}
-		p = publishOn(t, p, nil, func(p *Publisher) *Publisher { return resume(t, cfg, p) })
+		for clock := newStillClock(); p.Acked() < uint64(sent); {
+			if err := await(t.Context(), p, 100*time.Millisecond, clock); err != nil {
+				t.Fatalf("%d messages: %v", n, err)
+			}
+		}
 	}
 	same(t, readAll(t, cfg.URL, cfg.Stream), all[:sent])
+}
+
+// What was acknowledged and not looked at yet counts: a stream that ends before it has lost something.
+func TestResumeKnowsWhatWasAcknowledged(t *testing.T) {
+	t.Parallel()
+	p, _, ack := offline(t)
+	for range 3 {
+		put(t, p, 10)
+	}
+	p.Flush(time.Unix(0, 0))
+	ack(103)
+	if _, err := p.conn.Resume(p, 102); err == nil {
+		t.Error("it goes on behind 102, and 103 was acknowledged")
+	}
+	p, _, ack = offline(t)
+	for range 3 {
+		put(t, p, 10)
+	}
+	p.Flush(time.Unix(0, 0))
+	ack(103)
+	if before, newest := p.Header(102), p.Header(103); before != nil || newest == nil {
+		t.Errorf("103 was acknowledged: the header of 102 is %v, that of 103 %v", before, newest)
+	}
+	if h := packedHeader([]byte("NATS/1.0\r\nOutflow: what\r\n\r\n")); h != nil {
+		t.Errorf("a header that is none is %v", h)
+	}
 }
 
 func TestResumeRefuses(t *testing.T) {
@@ -262,6 +294,8 @@ func TestResumeInBatches(t *testing.T) {
 	cfg := batched(s.URL())
 	c := door(t, cfg)
 	all := edits(t, 1900)
+	const large = 1000
+	all[large] = event(large, "doc", bytes.Repeat([]byte("x"), maxBatched+1)) // in no batch, and ends the one before it
 	p := slow(t, c, 0)
 	mustPublish(t, p, all[:100])
 	if err := s.Pause(); err != nil {
@@ -283,7 +317,29 @@ func TestResumeInBatches(t *testing.T) {
 	publishOn(t, p, nil, func(p *Publisher) *Publisher { return resume(t, cfg, p) })
 	got := readAll(t, s.URL(), "OUTBOX")
 	same(t, got, all)
-	if n, batches := inBatches(t, got); n < len(all)-100 || batches > len(all)/maxBatch+2 {
+	if n, batches := inBatches(t, got); n < len(all)-101 || batches > len(all)/maxBatch+3 {
 		t.Errorf("%d of %d messages are in %d batches", n, len(all), batches)
+	}
+	if strings.Contains(got[large].Header, headerBatchID) {
+		t.Error("a large message is in a batch")
+	}
+}
+
+// Batches go on where they went before, and may: not on a server that is fast, and not once they were refused.
+func TestResumeWithoutBatches(t *testing.T) {
+	t.Parallel()
+	cfg := batched(natstest.Server(t).URL())
+	cfg.Stream = "WITHOUT"
+	p := door(t, cfg).Publisher(0)
+	if p = resume(t, cfg, p); p.batch.on || p.batch.allowed == nil {
+		t.Errorf("allowed: %t, and on: %t, where the server was fast", p.batch.allowed != nil, p.batch.on)
+	}
+	p.batch.on = true
+	if p = resume(t, cfg, p); !p.batch.on {
+		t.Error("they do not go on")
+	}
+	cfg.Batches.refused.Store(true)
+	if p = resume(t, cfg, p); p.batch.on {
+		t.Error("they go on after they were refused")
 	}
 }
