@@ -1,17 +1,19 @@
-FROM golang:1.26-bookworm AS build
+# Full versions: a tag of two numbers is another image next month. Where your registry can be asked, pin the digest as well
+# (golang:…@sha256:…, docker buildx imagetools inspect says it).
+FROM golang:1.26.8-bookworm AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=dev
 RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /image/outflow ./cmd/outflow
-# What an empty image lacks: certificates, a user, and a folder for transactions that are too large for memory.
-RUN mkdir -p /image/etc/ssl/certs /image/licences \
+# What an empty image lacks: certificates, a user, and a folder for transactions that are too large for memory. And what the licences
+# of all that is linked in ask for.
+RUN mkdir -p /image/etc/ssl/certs \
  && mkdir -m 1777 /image/tmp \
  && cp /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/ \
  && echo 'outflow:x:65532:65532::/tmp:/sbin/nologin' > /image/etc/passwd \
- && cp LICENSE /image/licences/outflow \
- && cp internal/trace/data/README.md /image/licences/recorded-editing-sessions
+ && ./scripts/licences /image/licences
 
 FROM scratch
 COPY --from=build /image /

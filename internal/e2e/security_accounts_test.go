@@ -49,7 +49,12 @@ func accounts(t *testing.T) *natsserver.Server {
 // loginTo connects as a user of that file.
 func loginTo(t *testing.T, s *natsserver.Server, user string) (*nats.Conn, jetstream.JetStream) {
 	t.Helper()
-	nc, err := nats.Connect(s.URL(), nats.UserInfo(user, accountPassword), nats.Timeout(askTimeout),
+	return loginWith(t, s, user, accountPassword)
+}
+
+func loginWith(t *testing.T, s *natsserver.Server, user, password string) (*nats.Conn, jetstream.JetStream) {
+	t.Helper()
+	nc, err := nats.Connect(s.URL(), nats.UserInfo(user, password), nats.Timeout(askTimeout),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	must(t, err)
 	t.Cleanup(nc.Close)
