@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -104,5 +105,71 @@ func TestInputBeyondTheNewestMessage(t *testing.T) {
 	refused(t, p.Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1200", []string{"only 2 of the 3", made[2].String(), rowsCure})
 	if err := proof(3, nil).Input(0x9000); err != nil {
 		t.Fatalf("nothing is known of the newest message: %v", err)
+	}
+}
+
+// Each message that was read is compared with the one that is made again at its sequence. Holes have none; what was not read, or was
+// accepted by a repair, is not compared; nor is anything where the end can't be read.
+func TestProofComparesEach(t *testing.T) {
+	t.Parallel()
+	made := headers(4)
+	start := Start{
+		Place: outbox.Place{Due: 0x1000, Seq: 5}, There: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
+		Newest: made[3], Thru: made[3].Thru,
+	}
+	at := []uint64{6, 9, 10, 11}
+	stored := func(change func(all []outbox.Stored) []outbox.Stored) []outbox.Stored {
+		var all []outbox.Stored
+		for i, h := range made {
+			c := *h
+			all = append(all, outbox.Stored{Seq: at[i], Header: &c})
+		}
+		return change(all)
+	}
+	keep := func(all []outbox.Stored) []outbox.Stored { return all }
+	for name, c := range map[string]struct {
+		start  func(s *Start)
+		stored func(all []outbox.Stored) []outbox.Stored
+		fails  uint64 // at which sequence; 0: it is proved
+	}{
+		"all agree":               {nil, keep, 0},
+		"the first differs":       {nil, func(all []outbox.Stored) []outbox.Stored { all[0].Header.N++; return all }, 6},
+		"one behind a hole":       {nil, func(all []outbox.Stored) []outbox.Stored { all[1].Header.Due++; return all }, 9},
+		"one is shifted":          {nil, func(all []outbox.Stored) []outbox.Stored { all[2].Header = all[1].Header; return all }, 10},
+		"it was not read":         {nil, func(all []outbox.Stored) []outbox.Stored { all[1].Header.Due++; return append(all[:1], all[2:]...) }, 0},
+		"only the last were read": {nil, func(all []outbox.Stored) []outbox.Stored { return all[2:] }, 0},
+		"the end can't be read":   {func(s *Start) { s.Newest, s.Thru = nil, 0 }, func(all []outbox.Stored) []outbox.Stored { all[1].Header.Due++; return all[:3] }, 0},
+	} {
+		s := start
+		if c.start != nil {
+			c.start(&s)
+		}
+		p := NewProof(config, s)
+		if err := p.Stored(stored(c.stored)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var err error
+		for i := 0; i < len(made) && err == nil; i++ {
+			if _, err = p.Skip(made[i]); err != nil {
+				refused(t, err, "divergence", outbox.Gap, "0/1000 to 0/1200", []string{fmt.Sprintf("at sequence %d of stream OUTBOX", c.fails)})
+			}
+		}
+		if (err != nil) != (c.fails > 0) || p.Proved() != (err == nil) {
+			t.Errorf("%s: proved %t, %v", name, p.Proved(), err)
+		}
+	}
+
+	p := NewProof(config, start)
+	err := p.Stored(stored(func(all []outbox.Stored) []outbox.Stored { all[2].Header = nil; return all }))
+	refused(t, err, "foreign_message", outbox.Gap, "0/1000 to 0/1200", []string{"at sequence 10", "outflow repair --accept foreign_message"})
+	if !outbox.FaultOf(err).Seen {
+		t.Error("the record is not to say so: whoever removes the message would hide it")
+	}
+	for accepted, want := range map[uint64]uint64{0: 5, 4: 5, 9: 9, 11: 11, 20: 11} {
+		s := start
+		s.Accepted = accepted
+		if above, upTo := NewProof(config, s).Compares(); above != want || upTo != 11 {
+			t.Errorf("accepted up to %d: %d to %d", accepted, above, upTo)
+		}
 	}
 }

@@ -21,7 +21,7 @@
 // Nothing foreign gets in, because the stream has a door of its own: its only subject is a private ingress, _outflow.<random>.>, and
 // a subject transform of the stream takes that prefix off. A publish to the public subject reaches no stream. [Conn.CheckStream]
 // refuses a stream that is built otherwise, or to which the server itself adds messages. Nobody else may be told the ingress, or be
-// permitted to publish there.
+// permitted to publish there. Who publishes there all the same is noticed: [Conn.Watch].
 //
 // # What an acknowledgement proves
 //
@@ -40,13 +40,14 @@
 //
 // # Going on behind a failure
 //
-// Who comes next may be the same session on a new connection ([Conn.Resume]). A publisher keeps what it has sent and is not proved, as it
-// was encoded, and the newest message that is proved. If the stream ends with one of them, it is a prefix of what was sent, and the rest is sent
-// again: the same bytes, each at the sequence that it was predicted for. The old connection's copy of a message, if it comes late, expects
-// the same last sequence. Whichever of the two is first is stored, and with it the last sequence is no more what the other one
-// expects. So they may arrive in any mixture: at each sequence there is one of two equal messages, and a message is stored only
-// behind the one before it. Where our copy is the second and asks for an acknowledgement, it is refused: that is an error as any other, and
-// the next look at the stream finds its end further on.
+// Who comes next may be the same session on a new connection ([Conn.Resume]). A publisher keeps what it has sent and is not
+// proved, as it was encoded, and the newest message that is proved. If the stream has nothing else behind what is proved
+// ([Conn.Stored]), it is a prefix of what was sent, and the rest is sent again: the same bytes, each at the sequence that it
+// was predicted for. The old connection's copy of a message, if it comes late, expects the same last sequence. Whichever of the
+// two is first is stored, and with it the last sequence is no more what the other one expects. So they may arrive in any
+// mixture: at each sequence there is one of two equal messages, and a message is stored only behind the one before it. Where
+// our copy is the second and asks for an acknowledgement, it is refused: that is an error as any other, and the next look at
+// the stream finds its end further on.
 //
 // # Rows that can't be published
 //

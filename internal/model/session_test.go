@@ -43,6 +43,9 @@ func (w *world) run(kill float64) error {
 		tracker: checkpoint.NewTracker(w.cfg, start, w.clock()), proof: checkpoint.NewProof(w.cfg, start),
 	}
 	defer s.die()
+	if err := s.proof.Stored(w.stored(s.proof.Compares())); err != nil {
+		return err
+	}
 	// PostgreSQL hands out nothing at or below what is confirmed, wherever one asks it to start.
 	return s.read(w.make(start.Place), max(start.Place.Due, w.confirmed))
 }

@@ -131,6 +131,16 @@ func (w *world) readings() (checkpoint.Readings, uint64, error) {
 	return r, last.number, nil
 }
 
+// stored are the messages above a sequence and up to another that can be read. All are compared: the rules make each of them again.
+func (w *world) stored(above, upTo uint64) (all []outbox.Stored) {
+	for q := max(int(above), w.removed) + 1; q <= int(upTo); q++ {
+		if m := w.messages[q-1]; m != nil {
+			all = append(all, outbox.Stored{Seq: uint64(q), Header: &m.header})
+		}
+	}
+	return all
+}
+
 // arrive lets one message reach the server, which stores it only at the sequence that its sender predicted.
 func (w *world) arrive(s sent) {
 	ok := s.last == uint64(len(w.messages))
