@@ -1,0 +1,234 @@
+package pipeline
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Failures of NATS between which all was well have 30 s each: that nothing was left to be acknowledged is well, too.
+func TestOutagesHave30SecondsEach(t *testing.T) {
+	for name, n := range map[string]int{"idle": 0, "messages between": 3} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, 0, func(t *testing.T, w *world) {
+				pr := w.running(options{})
+				w.write(3)
+				w.published()
+				for i := range 3 {
+					w.cutBroker(pr, 20*time.Second, true)
+					w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == i+1 })
+					w.write(n)
+					w.published()
+					w.sleep(100 * time.Millisecond)
+				}
+				w.kept(pr, 3)
+				w.same()
+			})
+		})
+	}
+	begun := time.Now()
+	for _, c := range []struct {
+		acked, sent uint64
+		well        bool
+	}{{10, 12, false}, {11, 12, true}, {10, 10, true}} {
+		h := hiccup{since: begun, tries: 3, behind: 10}
+		if h.well(c.acked, c.sent); h.since.IsZero() != c.well || (h.tries == 0) != c.well {
+			t.Errorf("behind 10, %d of %d acknowledged: %+v", c.acked, c.sent, h)
+		}
+	}
+}
+
+// The process is alive while it waits for NATS, and says why it does.
+func TestAliveWhileNATSIsAway(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.cutBroker(pr, 25*time.Second, true)
+		for range 24 {
+			w.sleep(time.Second)
+			if s := pr.p.Snapshot(); s.State != StateAway || s.Error == "" || !s.Alive(time.Now()) || s.Ready() {
+				t.Fatalf("%+v: alive %t, ready %t", s, s.Alive(time.Now()), s.Ready())
+			}
+		}
+		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
+		if s := pr.p.Snapshot(); s.State != StateRunning || s.Error != "" {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A session that is not proved yet is not kept: what it has found so far may be wrong.
+func TestNATSFailsBeforeTheProof(t *testing.T) {
+	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+		stopped(t, w)
+		w.with(func() { w.pg.delay = 300 * time.Millisecond })
+		pr := w.run(options{})
+		w.until(time.Minute, "comparing", func() bool { return pr.p.Snapshot().State == StateComparing })
+		w.cutBroker(pr, time.Second, true)
+		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		if len(pr.opens) < 2 || len(pr.reopens) > 0 {
+			t.Errorf("%d sessions, NATS was opened again %d times", len(pr.opens), len(pr.reopens))
+		}
+		w.write(3)
+		w.published()
+		w.same()
+	})
+}
+
+// A tick that is on its way when NATS fails does no harm to those after it: what is held is published as ever.
+func TestTicksGoOnAfterNATSFailed(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		reg := prometheus.NewRegistry()
+		pr := w.running(options{registry: reg})
+		w.sleep(time.Second)
+		w.with(func() { w.pg.writeDelay, w.pg.writeFails = time.Second, 1 })
+		w.write(1)
+		w.until(time.Minute, "a tick is on its way", func() bool { return pr.p.Snapshot().Held == 1 })
+		w.sleep(200 * time.Millisecond)
+		w.cutBroker(pr, 3*time.Second, true)
+		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
+		if n := metric(t, reg, "tick_errors_total"); n != 1 {
+			t.Errorf("%v ticks failed", n)
+		}
+		w.with(func() { w.pg.writeDelay = 0 })
+		w.published()
+		w.kept(pr, 1)
+		w.same()
+	})
+}
+
+// What PostgreSQL says while NATS is away counts: the recorder, still at work then, finds that the publication is another one.
+func TestPublicationChangesWhileNATSFails(t *testing.T) {
+	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+		var pg *asking
+		pr := w.running(options{open: func(l *Links) {
+			pg = &asking{upstream: l.Upstream.(*upstream)}
+			l.Upstream = pg
+		}})
+		w.write(1)
+		w.published()
+		w.sleep(5 * time.Second)
+		pg.delay = 3 * time.Second
+		w.write(1)
+		w.until(time.Minute, "the recorder asks", func() bool { return pg.waits })
+		w.cutBroker(pr, 0, true)
+		w.with(func() { w.pg.identity.RelXmin++ })
+		if f := pr.ends(time.Minute); f == nil || f.Code != "publication_changed" || w.js.resumed > 0 {
+			t.Errorf("ended with %v, went on %d times", pr.err, w.js.resumed)
+		}
+	})
+}
+
+// A connection that comes when nobody waits for it any more is closed.
+func TestLateConnectionToNATSIsClosed(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{open: func(l *Links) {
+			reopen := l.Reopen
+			l.Reopen = func(context.Context) (Broker, Store, error) {
+				time.Sleep(2 * time.Second)
+				return reopen(context.Background())
+			}
+		}})
+		w.cutBroker(pr, 0, true)
+		w.sleep(time.Second)
+		if err := pr.stop(); err != nil {
+			t.Error(err)
+		}
+		w.sleep(5 * time.Second)
+		if len(pr.reopens) != 1 || len(w.links()) > 0 {
+			t.Errorf("opened again %d times, %d connections are left", len(pr.reopens), len(w.links()))
+		}
+	})
+}
+
+// refusing is a broker whose configuration does not do any more.
+type refusing struct{ Broker }
+
+func (refusing) Check(context.Context) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: "stream_config", What: "the stream refuses"}
+}
+
+// What is wrong for good when NATS is back is for the ordinary start to say, at once, and the connection on which it was seen is closed.
+func TestNATSIsBackAndRefuses(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{open: func(l *Links) {
+			reopen := l.Reopen
+			l.Reopen = func(ctx context.Context) (Broker, Store, error) {
+				b, s, err := reopen(ctx)
+				return refusing{b}, s, err
+			}
+		}})
+		w.write(1)
+		w.published()
+		w.cutBroker(pr, 0, true)
+		begun := time.Now()
+		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		if d := time.Since(begun); d > 5*time.Second || w.js.resumed > 0 || len(pr.reopens) != 1 || len(w.links()) != 1 {
+			t.Errorf("after %v, went on %d times, opened again %d times, %d connections", d, w.js.resumed, len(pr.reopens), len(w.links()))
+		}
+	})
+}
+
+// Of a session that goes on the old connection is closed, and what it still says does not count.
+func TestOldConnectionIsClosed(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		for i := range 3 {
+			w.with(func() {
+				pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", What: "nobody answers"}
+			})
+			w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == i+1 })
+			if n := len(w.links()); n != 1 {
+				t.Errorf("%d connections", n)
+			}
+		}
+		w.write(3)
+		w.published()
+		w.kept(pr, 3)
+		w.same()
+	})
+}
+
+// A stream into which nothing was published yet, or all of which is of an earlier session, is known by what the start found.
+func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
+	for name, c := range map[string]struct {
+		before  int
+		happens func(w *world)
+		goesOn  bool
+	}{
+		"an empty stream":            {0, func(*world) {}, true},
+		"an earlier session's":       {3, func(*world) {}, true},
+		"another message at its end": {3, func(w *world) { w.js.messages[2].header.Pos.Index++ }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+				if c.before > 0 {
+					pr := w.running(options{})
+					w.write(c.before)
+					w.published()
+					w.sleep(1200 * time.Millisecond)
+					if err := pr.stop(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.started, w.stops = nil, 0
+				pr := w.running(options{})
+				w.cutBroker(pr, time.Second, true)
+				w.with(func() { c.happens(w) })
+				w.until(time.Minute, "it goes on, or does not", func() bool { return w.js.resumed == 1 || len(pr.opens) > 1 })
+				if (w.js.resumed == 1) != c.goesOn {
+					t.Errorf("went on %d times", w.js.resumed)
+				}
+				if c.goesOn {
+					w.write(3)
+					w.published()
+					w.kept(pr, 1)
+					w.same()
+				}
+			})
+		})
+	}
+}
