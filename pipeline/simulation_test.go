@@ -13,12 +13,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/seeds"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 var (
 	simTrials = flag.Int("pipeline.trials", 3000, "schedules of the simulation")
-	simSeed   = flag.Uint64("pipeline.seed", 1, "the first schedule's seed")
+	_         = flag.Uint64("pipeline.seed", 1, "the first schedule's seed")
 )
 
 func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }
@@ -270,7 +271,7 @@ func simulate(t *testing.T, seed uint64, size size, faulty bool) (out *schedule)
 		}
 		time.Sleep(time.Minute) // what is still on its way arrives
 		if err != nil {
-			t.Errorf("seed %d: %v\nagain: go test ./pipeline -run 'TestSimulation$' -pipeline.seed=%d -pipeline.trials=1\n%s", seed, err, seed, s.trace(80))
+			t.Errorf("seed %d: %v\n%s", seed, err, s.trace(80))
 		}
 		s.with(func() {
 			s.tally.steps, s.tally.messages, s.tally.confirmed = s.steps, len(s.js.messages), len(s.pg.earlier)
@@ -379,19 +380,12 @@ func TestSimulation(t *testing.T) {
 		n /= 10
 	}
 	var all tally
-	begun, tried := time.Now(), 0
-	defer func() {
-		if t.Failed() {
-			t.Logf("found by schedule %d", tried)
-		}
-	}()
-	for i := range n {
-		seed := *simSeed + uint64(i)
-		tried++
+	begun := time.Now()
+	seeds.Each(t, "pipeline.seed", "pipeline.trials", n, func(seed uint64) {
 		all.add(&simulate(t, seed, sizeOf(seed), true).tally) // ends the test when it fails
 		collect()
-	}
-	t.Logf("from seed %d, %.0f a second: %v", *simSeed, float64(n)/time.Since(begun).Seconds(), &all)
+	})
+	t.Logf("%.0f a second: %v", float64(n)/time.Since(begun).Seconds(), &all)
 	for i, n := range all.faults {
 		if all.schedules >= 300 && n == 0 {
 			t.Errorf("%s did not happen", faults[i].name)

@@ -10,12 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/seeds"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 var (
-	trials   = flag.Int("trials", 6000, "random WALs that the buffer is compared on")
-	fromSeed = flag.Uint64("seed", 0, "seed of the first of them")
+	trials = flag.Int("trials", 6000, "random WALs that the buffer is compared on")
+	_      = flag.Uint64("seed", 0, "seed of the first of them")
 )
 
 // scene is a random WAL with what it is read with.
@@ -353,13 +354,15 @@ func TestModel(t *testing.T) {
 		n /= 10
 	}
 	const parts = 4
-	for part := range uint64(parts) {
+	all := seeds.For(t, "seed", "trials", n)
+	for part := range parts {
 		t.Run(fmt.Sprint(part), func(t *testing.T) {
 			t.Parallel()
 			var st stats
-			for seed := *fromSeed + part; seed < *fromSeed+uint64(n); seed += parts {
-				if err := tryModel(seed, &st); err != nil {
-					t.Fatalf("-seed %d -trials 1: %v", seed, err)
+			for i := part; i < len(all.List); i += parts {
+				if err := tryModel(all.List[i], &st); err != nil {
+					all.Failed(t, all.List[i])
+					t.Fatal(err)
 				}
 			}
 			t.Logf("%d WALs: %+v", n/parts, st)

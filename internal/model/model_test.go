@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/seeds"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -86,8 +87,7 @@ func TestRandomFaults(t *testing.T) {
 	}
 	var lives, lost, refused, holes int
 	begun := time.Now()
-	for i := range n {
-		s := *seed + uint64(i)
+	seeds.Each(t, "model.seed", "model.trials", n, func(s uint64) {
 		rnd := rand.New(rand.NewPCG(s, 0))
 		wal, first := makeWAL(rnd, 4+rnd.IntN(pick(rnd, 8, 8, 8, 16, 56))), makeSettings(rnd)
 		want := undisturbed(wal, first, maxTaken)
@@ -95,13 +95,13 @@ func TestRandomFaults(t *testing.T) {
 		w := newWorld(wal, first, pick(rnd, 0, 10, 60), rnd, buffer)
 		l, err := live(w, 0.02)
 		if err != nil {
-			t.Fatalf("seed %d (-model.seed=%d -model.trials=1), life %d: %v", s, s, l, err)
+			t.Fatalf("seed %d, life %d: %v", s, l, err)
 		}
 		check(t, s, w, want)
 		lives, lost, refused, holes = lives+l, lost+w.lost, refused+w.refused, holes+w.holes
-	}
-	t.Logf("%d trials from seed %d, %.0f a second: %d lives, %d messages refused, %d lost by the broker, %d lost tails that left a hole",
-		n, *seed, float64(n)/time.Since(begun).Seconds(), lives, refused, lost, holes)
+	})
+	t.Logf("%d trials, %.0f a second: %d lives, %d messages refused, %d lost by the broker, %d lost tails that left a hole",
+		n, float64(n)/time.Since(begun).Seconds(), lives, refused, lost, holes)
 	if lost == 0 || refused == 0 || holes == 0 {
 		t.Fatal("the faults did not happen")
 	}
