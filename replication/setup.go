@@ -25,6 +25,8 @@ type SetupConfig struct {
 	Columns   []string       // every column that is read, for the check of the publication
 	Patience  time.Duration  // how long CreateSlot waits for transactions that write; 0: 30 s
 	CreatedAt string         // name of the column with the time of the insert; "": created_at
+
+	AcceptOwners []string // further roles whose objects are used
 }
 
 // Setup makes the outbox's parts in PostgreSQL over an ordinary connection. One goroutine uses it.
@@ -117,10 +119,11 @@ func (s *Setup) tryReplication(ctx context.Context) error {
 	return nil
 }
 
-// EnsureTable makes the table if it does not exist, and reports whether it did.
+// EnsureTable makes the table if it does not exist, and reports whether it did. One that is there must not be a stranger's.
 func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
-	if _, err = s.Table(ctx); err == nil {
-		return false, nil
+	t, err := s.Table(ctx)
+	if err == nil {
+		return false, s.checkTableOwner(ctx, t)
 	}
 	if f := outbox.FaultOf(err); f == nil || f.Code != "table_missing" {
 		return false, err
@@ -162,11 +165,15 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 	return true, id, err
 }
 
-// Run runs statements in one transaction. needs says which right they need, for the error of a role that lacks it.
-func (s *Setup) Run(ctx context.Context, doing, needs string, statements []string) error {
+// Run runs statements in one transaction, which make what stands beside the outbox or find it: after each of them it must not be a
+// stranger's. needs says which right they need, for the error of a role that lacks it.
+func (s *Setup) Run(ctx context.Context, doing, needs string, beside Beside, statements []string) error {
 	err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
 		for _, statement := range statements {
 			if _, err := tx.Exec(ctx, statement); err != nil {
+				return err
+			}
+			if err := checkBeside(ctx, tx, s.cfg, beside); err != nil {
 				return err
 			}
 		}

@@ -19,6 +19,7 @@ const initTimeout = 2 * time.Minute
 
 func (a *app) initCommand() *cobra.Command {
 	var printOnly, withSnapshot, asJSON, sqlAPI bool
+	var acceptOwners []string
 	cmd := a.configured(&cobra.Command{
 		Use:   "init",
 		Short: "Make what is missing: table, publication, stream, slot, checkpoint record",
@@ -32,6 +33,10 @@ on, each row once. It may be killed at any point and run again; outflow run star
 With --sql-api it also makes the function outflow.enqueue(doc_id, actor_id, counter, payload), for services in any language, and
 the table outflow_counter, from which it takes the next counter where the call gives none. Run it again after a change of the
 table, of columns, headers, source or sink.max_payload.
+
+What somebody else has made is not used: a table in a schema in which every role may create, or function, schema and
+counters of --sql-api, unless its owner is the role that runs the command or one that it is a member of, the owner of the
+database or of the table, a superuser, or named with --accept-owner.
 
 Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost or a snapshot did
 not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
@@ -50,12 +55,12 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		log, report := newLogger(a.stderr, cfg.Log), func(format string, args ...any) {
 			fmt.Fprintf(a.stdout, format+"\n", args...)
 		}
-		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON) } // it takes as long as the table is
+		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON, acceptOwners) } // it takes as long as the table is
 		if !withSnapshot {
 			made = func(ctx context.Context) error {
 				ctx, cancel := context.WithTimeout(ctx, initTimeout)
 				defer cancel()
-				return setup.Run(ctx, cfg, log, report)
+				return setup.Run(ctx, cfg, log, report, acceptOwners)
 			}
 		}
 		if err := made(ctx); err != nil || !sqlAPI {
@@ -63,11 +68,12 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		}
 		ctx, cancel := context.WithTimeout(ctx, initTimeout)
 		defer cancel()
-		return setup.SQLAPI(ctx, cfg, log, report)
+		return setup.SQLAPI(ctx, cfg, log, report, acceptOwners)
 	})
 	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, which their owner can run, and do nothing")
 	cmd.Flags().BoolVar(&sqlAPI, "sql-api", false,
 		"also make the SQL function outflow.enqueue; with --print, read the table and print its SQL")
+	cmd.Flags().StringSliceVar(&acceptOwners, "accept-owner", nil, "use what is there although this role owns it; may be given several times")
 	cmd.Flags().BoolVar(&withSnapshot, "snapshot", false, "publish the rows that are in the table already, before all others")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "with --snapshot: print the report as JSON, progress as JSON lines on standard error")
 	return cmd

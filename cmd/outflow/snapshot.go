@@ -12,7 +12,7 @@ import (
 )
 
 // initSnapshot is outflow init --snapshot. Steps and progress go to standard error, as it may take long and the report is what is kept.
-func (a *app) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool) error {
+func (a *app) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, acceptOwners []string) error {
 	faults, err := failpoint.FromEnviron(a.environ)
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func (a *app) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool) 
 			}
 			step(p.String())
 		},
-		Hit: faults.Hit,
+		Hit: faults.Hit, AcceptOwners: acceptOwners,
 	})
 	if asJSON {
 		e := json.NewEncoder(a.stdout)

@@ -89,18 +89,7 @@ func trapped(t *testing.T, srv *pgserver.Server) (conn *pgx.Conn, victim string,
 	mallory, role := "mallory_"+database, "victim_"+database
 	mustExec(t, conn, "CREATE ROLE "+mallory+" LOGIN")
 	mustExec(t, conn, "CREATE ROLE "+role+" LOGIN SUPERUSER")
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		conn, err := pgx.Connect(ctx, raw)
-		must(t, err)
-		defer conn.Close(ctx)
-		for _, r := range []string{mallory, role} {
-			if _, err := conn.Exec(ctx, "DROP OWNED BY "+r+" CASCADE; DROP ROLE "+r); err != nil {
-				t.Error(err)
-			}
-		}
-	})
+	t.Cleanup(func() { dropRole(t, raw, mallory); dropRole(t, raw, role) })
 	mustExec(t, conn, fmt.Sprintf(plant, mallory, "'"+strings.Join(called, "', '")+"'"))
 	mustExec(t, conn, "ALTER ROLE "+role+" IN DATABASE "+database+" SET search_path = public, pg_catalog")
 	u, err := url.Parse(raw)
@@ -124,6 +113,18 @@ func trapped(t *testing.T, srv *pgserver.Server) (conn *pgx.Conn, victim string,
 	must(t, careless.QueryRow(t.Context(), "SELECT 1 FROM public.planted_ran WHERE who OPERATOR(pg_catalog.=) $1 LIMIT 1", role).Scan(&n))
 	mustExec(t, conn, "TRUNCATE public.planted_ran")
 	return conn, u.String(), untouched
+}
+
+// dropRole drops a role with all that it owns in the database.
+func dropRole(t *testing.T, url, role string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	must(t, err)
+	defer conn.Close(ctx) //nolint:errcheck // the test is over
+	if _, err := conn.Exec(ctx, "DROP OWNED BY "+role+" CASCADE; DROP ROLE "+role); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestNothingPlantedIsCalled: who may create operators, functions and casts in a schema of the search_path gets none of them called by any

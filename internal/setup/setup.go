@@ -27,7 +27,8 @@ type setup struct {
 	cfg      config.Config
 	log      *slog.Logger
 	report   func(format string, args ...any)
-	snapshot bool // the slot is made by a snapshot
+	snapshot bool     // the slot is made by a snapshot
+	accept   []string // further roles whose table may be used
 
 	layout      *wiring.Layout
 	pg          *replication.Setup
@@ -37,15 +38,16 @@ type setup struct {
 	publication outbox.PublicationIdentity
 }
 
-// Run makes what is missing. report is called with a line for each step.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any)) error {
-	s := &setup{cfg: cfg, log: log, report: report}
+// Run makes what is missing. report is called with a line for each step. A table of one of the roles acceptOwners may be used, whoever
+// may create in its schema.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	s := &setup{cfg: cfg, log: log, report: report, accept: acceptOwners}
 	return s.steps(ctx, s.table, s.connect, s.makePublication, s.makeStream, s.makeSlot)
 }
 
 // Prepare makes what a slot needs: table, publication, stream and bucket. It is the first part of a set-up that begins with a snapshot.
-func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any)) error {
-	s := &setup{cfg: cfg, log: log, report: report, snapshot: true}
+func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	s := &setup{cfg: cfg, log: log, report: report, snapshot: true, accept: acceptOwners}
 	return s.steps(ctx, s.table, s.connect, s.makePublication, s.makeStream)
 }
 
@@ -73,7 +75,9 @@ func (s *setup) close() {
 
 // table makes the table if there is to be one and is none, and applies the configuration to it.
 func (s *setup) table(ctx context.Context) error {
-	pg, err := replication.OpenSetup(ctx, SQLConfig(s.cfg, s.log))
+	pc := SQLConfig(s.cfg, s.log)
+	pc.AcceptOwners = s.accept
+	pg, err := replication.OpenSetup(ctx, pc)
 	if err != nil {
 		return fmt.Errorf("postgres.url: %w", err)
 	}

@@ -17,8 +17,10 @@ const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
 // SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is made anew each time; the
 // counters are filled from the rows that there are when their table is made.
-func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any)) error {
-	pg, err := replication.OpenSetup(ctx, SQLConfig(cfg, log))
+func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	pc := SQLConfig(cfg, log)
+	pc.AcceptOwners = acceptOwners
+	pg, err := replication.OpenSetup(ctx, pc)
 	if err != nil {
 		return fmt.Errorf("postgres.url: %w", err)
 	}
@@ -36,7 +38,8 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 			statements = append(statements, api.Counters...)
 		}
 	}
-	err = pg.Run(ctx, "make function "+sqlapi.Name, "the right CREATE on the database, and on the schema of the table", statements)
+	err = pg.Run(ctx, "make function "+sqlapi.Name, "the right CREATE on the database, and on the schema of the table",
+		replication.Beside{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable}, statements)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ const prepareTimeout = 2 * time.Minute
 
 // Options say what to do beside the configuration.
 type Options struct {
+	AcceptOwners []string // further roles whose table may be used
+
 	Step     func(format string, args ...any) // called with a line for each step
 	Progress func(Progress)                   // called while rows are published, every few seconds
 	Hit      func(point string)               // tests kill the process here; nil: nobody
@@ -75,7 +77,7 @@ func (s *snapshot) prepare(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
-	return setup.Prepare(ctx, s.cfg, s.log, s.o.Step)
+	return setup.Prepare(ctx, s.cfg, s.log, s.o.Step, s.o.AcceptOwners)
 }
 
 // again reports whether a snapshot that failed in this way is begun again.

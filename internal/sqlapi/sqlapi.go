@@ -15,7 +15,11 @@ import (
 )
 
 // Name is the function's name, with its schema.
-const Name = "outflow.enqueue"
+const (
+	Schema   = "outflow"
+	Function = "enqueue"
+	Name     = Schema + "." + Function
+)
 
 // API is what `outflow init --sql-api` makes.
 type API struct {
