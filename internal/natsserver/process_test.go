@@ -1,6 +1,10 @@
 package natsserver
 
 import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -139,6 +143,7 @@ func TestClusterOfProcesses(t *testing.T) {
 	if _, err := js.Publish("s", nil); err != nil {
 		t.Fatal(err)
 	}
+	mustRefuseNode(t, c.Node(0).options.Cluster.Port)
 
 	first, err := c.WaitLeader("S", 3*time.Minute)
 	if err != nil {
@@ -194,5 +199,23 @@ func TestClusterOfProcesses(t *testing.T) {
 	}
 	if _, err := c.Leader("NONE"); err == nil {
 		t.Error("a stream that does not exist has a leader")
+	}
+}
+
+// mustRefuseNode: nobody without the password can be a node of the cluster.
+func mustRefuseNode(t *testing.T, port int) {
+	t.Helper()
+	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "CONNECT {\"name\":\"stranger\",\"cluster\":\"outflow\"}\r\nPING\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(conn); lines.Scan(); { // until the node hangs up
+		if strings.HasPrefix(lines.Text(), "PONG") {
+			t.Fatal("a node lets a stranger in")
+		}
 	}
 }
