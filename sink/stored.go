@@ -30,8 +30,8 @@ func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]outbox.Stored,
 		largest := 1
 		for _, m := range slices.Backward(found) {
 			if m != nil {
-				size := len(m.Header) + int(m.Data)
-				bytes, largest = bytes+size, max(largest, size)
+				bytes += int(m.Data) // without what a batch adds to it
+				largest = max(largest, len(m.Header)+int(m.Data))
 				all = append(all, outbox.Stored{Seq: m.Seq, Header: packedHeader(m.Header)})
 			}
 		}
