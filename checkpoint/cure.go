@@ -139,7 +139,7 @@ func (c Config) cureBehind() string {
 }
 
 func (c Config) curePublication() string {
-	return fmt.Sprintf("Rows of %s that were written while it was not published by %s are in no stream. As the last resort, %s",
+	return fmt.Sprintf("Rows of %s that were written while %s did not publish them are in no stream. As the last resort, %s",
 		c.Table, c.Publication, c.anew(true))
 }
 

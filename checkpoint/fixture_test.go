@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var (
 	epoch       = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	settings    = outbox.Settings{Horizon: outbox.DefaultHorizon, MaxEvents: outbox.DefaultMaxEvents, MaxBytes: outbox.DefaultMaxBytes}
-	publication = outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730}
+	publication = outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: 16385}
 	mapping     = outbox.Mapping{
 		Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
 	}

@@ -76,7 +76,7 @@ func FuzzResolve(f *testing.F) {
 			}
 		}
 		tracker.Acked(start.LastSeq + 3)
-		if _, err := rec.With(tracker.Snapshot(now), r.Server.WALEnd).Encode(); err != nil {
+		if _, err := rec.With(tracker.Snapshot(now), r.Publication, r.Server.WALEnd).Encode(); err != nil {
 			t.Fatalf("what follows can't be stored: %v", err)
 		}
 	})

@@ -13,10 +13,11 @@ import (
 
 // The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
 // stopped and base, and has the broker's time beside a place: a program that does not know these refuses it by its version, and does
-// not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard; they are written
-// only where there is one.
+// not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard, version 5 the OID of
+// the table that is published; they are written only where there is one.
 const (
-	recordVersion = 4
+	recordVersion = 5
+	shardVersion  = 4
 	sourceVersion = 3
 	tableVersion  = 2
 	oldestVersion = 1
@@ -37,7 +38,7 @@ type Record struct {
 	// Repairing is the code of the fault that a repair is under way for, or ForSnapshot. Without places the slot is still to be made; with them, the
 	// newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
 	Repairing string `json:"repairing,omitempty"`
-	// Stopped is the code of a fault that was seen to happen and that no reading shows any more. It stands until a repair accepts it:
+	// Stopped is the code of a fault that was seen to happen, and that readings need not show any more. It stands until a repair accepts it:
 	// otherwise a supervisor that starts outflow again would pass over it.
 	Stopped string `json:"stopped,omitempty"`
 	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL, its end or its timelines.
@@ -70,12 +71,12 @@ type Range struct {
 	To   uint64 `json:"to"`
 }
 
-// With returns the record with the places and holes of a snapshot, and the publication last seen right at seen.
-func (r *Record) With(s Snapshot, seen outbox.LSN) *Record {
+// With returns the record with the places and holes of a snapshot, and what is published as it was when the WAL ended at seen.
+func (r *Record) With(s Snapshot, published outbox.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
 	c.Places, c.Holes = s.Places, s.Holes
-	c.Publication.Seen = max(c.Publication.Seen, seen)
+	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c
 }
 
@@ -91,8 +92,10 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = tableVersion
 	switch {
-	case !c.Mapping.Shard.Whole():
+	case c.Publication.TableOID != 0:
 		c.Version = recordVersion
+	case !c.Mapping.Shard.Whole():
+		c.Version = shardVersion
 	case c.Mapping.Source != outbox.FromTable:
 		c.Version = sourceVersion
 	}
@@ -151,8 +154,12 @@ func (r *Record) validate() error {
 		return fmt.Errorf("source %v with table %q", r.Mapping.Source, r.Mapping.Table)
 	case r.Mapping.Source != outbox.FromTable && (!r.Mapping.Source.Messages() || r.Version < sourceVersion):
 		return fmt.Errorf("source %v in version %d", r.Mapping.Source, r.Version)
-	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != outbox.FromTable || r.Version < recordVersion):
+	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != outbox.FromTable || r.Version < shardVersion):
 		return fmt.Errorf("shard %v of source %v in version %d", r.Mapping.Shard, r.Mapping.Source, r.Version)
+	case r.Publication.TableOID != 0 && (!r.Mapping.Source.Rows() || r.Version < recordVersion):
+		return fmt.Errorf("table with OID %d of source %v in version %d", r.Publication.TableOID, r.Mapping.Source, r.Version)
+	case r.Publication.TableOID == 0 && r.Publication.Path+r.Publication.Rewritten != "":
+		return errors.New("no OID of the table that is published")
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":

@@ -26,7 +26,15 @@ func TestRecordRoundTrip(t *testing.T) {
 	both.Mapping.Source = outbox.FromBoth
 	shard := record(at(0x1000, 5, 0))
 	shard.Mapping.Shard = outbox.Shard{Index: 1, Of: 4}
-	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard} {
+	unnamed := func(r *Record) *Record { // as an outflow wrote it that did not know the table's OID
+		c := *r
+		c.Publication.TableOID = 0
+		return &c
+	}
+	older, olderBoth, olderShard := unnamed(full), unnamed(both), unnamed(shard)
+	rewritten := record(at(0x1000, 5, 0))
+	rewritten.Publication.Path, rewritten.Publication.Rewritten = "731,740", "0123456789abcdef"
+	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older, olderBoth, olderShard, rewritten} {
 		doc, err := want.Encode()
 		if err != nil {
 			t.Fatal(err)
@@ -35,12 +43,14 @@ func TestRecordRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want.Version = tableVersion
+		want.Version = recordVersion
 		switch want { // an older outflow would take it for another mapping
-		case messages, both:
+		case older:
+			want.Version = tableVersion
+		case messages, olderBoth:
 			want.Version = sourceVersion
-		case shard:
-			want.Version = recordVersion
+		case olderShard:
+			want.Version = shardVersion
 		}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
@@ -57,8 +67,8 @@ func TestRecordDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"v":2,"slot":"outflow","database":"app","system_id":"7361530121234511111",` +
-		`"publication":{"oid":16401,"xmin":730,"rel_oid":16402,"rel_xmin":730,"seen":"0/3000"},` +
+	const want = `{"v":5,"slot":"outflow","database":"app","system_id":"7361530121234511111",` +
+		`"publication":{"oid":16401,"xmin":730,"rel_oid":16402,"rel_xmin":730,"table_oid":16385,"seen":"0/3000"},` +
 		`"mapping":{"table":"public.outbox","doc_id":"doc_id","actor_id":"actor_id","counter":"counter","seq_key":"seq_key","payload":"payload"},` +
 		`"stream":"OUTBOX","stream_created":"2026-03-01T11:00:00Z",` +
 		`"places":[{"due":"0/1000","seq":5,"taken":["0/1001-4"],"settings":{"horizon":"20ms","sort":"seq_key","max_events":65536,"max_bytes":67108864},` +
@@ -75,21 +85,24 @@ func TestDecodeRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := string(doc)
+	unnamed := strings.Replace(good, `"table_oid":16385,`, "", 1)
 	for name, c := range map[string]struct{ doc, code string }{
 		"empty":             {"", "record_corrupt"},
 		"cut":               {good[:len(good)/2], "record_corrupt"},
-		"no version":        {strings.Replace(good, `"v":2,`, "", 1), "record_corrupt"},
-		"newer":             {strings.Replace(good, `"v":2,`, `"v":5,"new":true,`, 1), "record_version"},
-		"older":             {strings.Replace(good, `"v":2`, `"v":0`, 1), "record_corrupt"},
-		"unknown field":     {strings.Replace(good, `"v":2`, `"v":2,"new":true`, 1), "record_corrupt"},
+		"no version":        {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
+		"newer":             {strings.Replace(good, `"v":5,`, `"v":6,"new":true,`, 1), "record_version"},
+		"table too early":   {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
+		"path, no table":    {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
+		"older":             {strings.Replace(good, `"v":5`, `"v":0`, 1), "record_corrupt"},
+		"unknown field":     {strings.Replace(good, `"v":5`, `"v":5,"new":true`, 1), "record_corrupt"},
 		"something behind":  {good + " {}", "record_corrupt"},
-		"unknown source":    {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"file",`, 1), "record_corrupt"},
-		"source too early":  {strings.Replace(good, `"mapping":{`, `"mapping":{"source":"both",`, 1), "record_corrupt"},
-		"unknown shard":     {strings.Replace(strings.Replace(good, `"v":2`, `"v":4`, 1), `"mapping":{`, `"mapping":{"shard":"4/4",`, 1), "record_corrupt"},
-		"shard too early":   {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"shard":"1/4",`, 1), "record_corrupt"},
-		"shard of messages": {strings.Replace(strings.Replace(good, `"v":2`, `"v":4`, 1), `"mapping":{`, `"mapping":{"source":"both","shard":"1/4",`, 1), "record_corrupt"},
+		"unknown source":    {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"file",`, 1), "record_corrupt"},
+		"source too early":  {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1), `"mapping":{`, `"mapping":{"source":"both",`, 1), "record_corrupt"},
+		"unknown shard":     {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`, `"mapping":{"shard":"4/4",`, 1), "record_corrupt"},
+		"shard too early":   {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`, `"mapping":{"shard":"1/4",`, 1), "record_corrupt"},
+		"shard of messages": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`, `"mapping":{"source":"both","shard":"1/4",`, 1), "record_corrupt"},
 		"no table":          {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1), "record_corrupt"},
-		"table, no rows":    {strings.Replace(strings.Replace(good, `"v":2`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"message",`, 1), "record_corrupt"},
+		"table, no rows":    {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"message",`, 1), "record_corrupt"},
 		"no slot":           {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
 		"no system":         {strings.Replace(good, `"system_id":"7361530121234511111"`, `"system_id":""`, 1), "record_corrupt"},
 		"no stream":         {strings.Replace(good, `"stream":"OUTBOX"`, `"stream":""`, 1), "record_corrupt"},
@@ -146,11 +159,13 @@ func TestRecordWith(t *testing.T) {
 	r := record()
 	r.Creating, r.Holes = true, []Range{{1, 2}}
 	s := Snapshot{Places: []StoredPlace{at(0x1000, 5, 0)}, Holes: []Range{{6, 7}}}
-	later, earlier := r.With(s, 0x4000), r.With(s, 0x2000)
+	now := publication
+	now.Rewritten = "0123456789abcdef"
+	later, earlier := r.With(s, now, 0x4000), r.With(s, now, 0x2000)
 	if later.Creating || !reflect.DeepEqual(later.Places, s.Places) || !reflect.DeepEqual(later.Holes, s.Holes) {
 		t.Errorf("got %+v", later)
 	}
-	if later.Publication.Seen != 0x4000 || earlier.Publication.Seen != 0x3000 {
+	if later.Publication.PublicationIdentity != now || later.Publication.Seen != 0x4000 || earlier.Publication.Seen != 0x3000 {
 		t.Errorf("seen up to %v and %v", later.Publication.Seen, earlier.Publication.Seen)
 	}
 	if !r.Creating || len(r.Places) > 0 {
@@ -181,7 +196,9 @@ func TestLostFirstPlace(t *testing.T) {
 // An older outflow's record is read, and is of this version when it is stored again.
 func TestDecodeReadsTheOlderVersion(t *testing.T) {
 	t.Parallel()
-	doc, err := record(at(0x1000, 5, time.Minute)).Encode()
+	older := record(at(0x1000, 5, time.Minute))
+	older.Publication.TableOID = 0
+	doc, err := older.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -166,8 +166,13 @@ func (v *resolver) record() error {
 
 // stopped comes last: whatever else is wrong is repaired in a way of its own, which clears it as well.
 func (v *resolver) stopped() error {
-	if v.Record.Stopped == "" {
+	switch v.Record.Stopped {
+	case "":
 		return nil
+	case CodePublication:
+		return v.gap(CodePublication, v.Record.Publication.Seen, v.Server.WALEnd, v.cfg.curePublication(),
+			"rows of table %s were kept out of the stream of changes of publication %s when outflow stopped, or may have been: that this is mended brings none of them back",
+			v.cfg.Table, v.cfg.Publication)
 	}
 	return v.gap(v.Record.Stopped, v.left(), v.Server.WALEnd, cureStopped,
 		"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have been refused for it and be missing",
@@ -293,13 +298,13 @@ func (v *resolver) tail() error {
 	return nil
 }
 
+// publication is seen to have changed on a primary. A standby in recovery may show what was long ago.
 func (v *resolver) publication() error {
-	if v.Publication != v.Record.Publication.PublicationIdentity {
-		return v.gap("publication_changed", v.Record.Publication.Seen, v.Server.WALEnd, v.cfg.curePublication(),
-			"publication %s, or its entry for table %s, is not the one that the checkpoint record knows: it was dropped and made again",
-			v.cfg.Publication, v.cfg.Table)
+	err := v.cfg.Published(v.Record.Publication, v.Publication, v.Server.WALEnd)
+	if f := outbox.FaultOf(err); f != nil {
+		f.Seen = !v.Server.InRecovery
 	}
-	return nil
+	return err
 }
 
 // choose takes the place to start from: rather one that leaves a message to make again and compare, so that another WAL behind

@@ -193,6 +193,15 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Publication.Xmin++ }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"publication outflow", "public.outbox", slotCure, rowsCure}},
 		{func(r *Readings) { r.Publication.RelOID = 16500 }, "publication_changed", outbox.Gap, "0/3000 to 0/5000", nil},
+		{func(r *Readings) { r.Publication.TableOID = 16500 }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"public.outbox has OID 16500", "OID 16385", rowsCure}},
+		{func(r *Readings) { r.Publication.Path = "740" }, "publication_changed", outbox.Gap, "0/3000 to 0/5000", []string{"put back"}},
+		{func(r *Readings) {
+			r.Publication.Hidden = &outbox.Fault{What: "part_3 is unlogged", Cure: "Make it logged"}
+		}, "publication_changed",
+			outbox.Gap, "0/3000 to 0/5000", []string{"part_3 is unlogged", "Make it logged, before the repair"}},
+		{func(r *Readings) { r.Record.Stopped = "publication_changed" }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"when outflow stopped", rowsCure}},
 	} {
 		r := readings()
 		c.change(&r)
@@ -201,6 +210,36 @@ func TestResolveRefuses(t *testing.T) {
 			_, err := Resolve(config, r)
 			refused(t, err, c.code, c.class, c.rng, c.parts)
 		})
+	}
+}
+
+// What is no gap: rewritten partitions, and what an older record does not know. A standby's catalog may be an old one, so it is read twice.
+func TestResolveOfWhatIsPublished(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(r *Readings){
+		"rewritten": func(r *Readings) { r.Publication.Rewritten = "0123456789abcdef" },
+		"older record": func(r *Readings) {
+			r.Record.Publication.TableOID, r.Publication.Path, r.Publication.Rewritten = 0, "740", "0123456789abcdef"
+		},
+	} {
+		r := readings()
+		change(&r)
+		if _, err := Resolve(config, r); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, standby := range []bool{false, true} {
+		r := readings()
+		r.Publication.TableOID, r.Server.InRecovery = 16500, standby
+		_, err := Resolve(config, r)
+		if f := outbox.FaultOf(err); f == nil || f.Seen == standby {
+			t.Errorf("standby %t: %#v", standby, err)
+		}
+	}
+	r := readings()
+	r.Record.Publication.TableOID, r.Publication.Xmin = 0, 800
+	if _, err := Resolve(config, r); outbox.ClassOf(err) != outbox.Gap {
+		t.Errorf("another publication than an older record's: %v", err)
 	}
 }
 

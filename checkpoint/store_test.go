@@ -155,7 +155,7 @@ func TestStoreRefusesWhatItCantRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for value, code := range map[string]string{"{": "record_corrupt", `{"v":5}`: "record_version", string(doc): "record_corrupt"} {
+	for value, code := range map[string]string{"{": "record_corrupt", `{"v":6}`: "record_version", string(doc): "record_corrupt"} {
 		if _, err := kv.PutString(ctx, "outflow", value); err != nil {
 			t.Fatal(err)
 		}

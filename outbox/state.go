@@ -28,15 +28,26 @@ type SlotState struct {
 	SafeWALSize  int64  // bytes until it is in danger of loss, -1 if unlimited or unknown
 }
 
-// PublicationIdentity tells a publication, and the table's membership in it, from others of the same name: rows that are written
-// while the table is out of the publication are never decoded.
+// PublicationIdentity is what is published: which table, and by which rows of the catalog. Each change that hides rows from the stream of
+// changes for a while leaves another identity, whatever became of it since; what leaves the same one hides none. It is comparable with ==.
 type PublicationIdentity struct {
 	OID        uint32 `json:"oid"`                  // of the row in pg_publication
-	Xmin       uint32 `json:"xmin"`                 //
+	Xmin       uint32 `json:"xmin"`                 // its flags (insert, update, through the root) have been the same since
 	RelOID     uint32 `json:"rel_oid"`              // of the row in pg_publication_rel that puts the table into it; 0 for FOR ALL TABLES
-	RelXmin    uint32 `json:"rel_xmin"`             //
+	RelXmin    uint32 `json:"rel_xmin"`             // its filter and its columns have been the same since
 	SchemaOID  uint32 `json:"schema_oid,omitempty"` // of the row in pg_publication_namespace, where a whole schema is published
 	SchemaXmin uint32 `json:"schema_xmin,omitempty"`
+
+	TableOID uint32 `json:"table_oid,omitempty"` // 0 in the record of an older outflow, and where there is no table
+	// Path is the xmin of each row that stands between the table and what is published: of pg_inherits, where that is a table above it,
+	// and of pg_depend, where it is the schema. A table that was taken out of either for a while has another one.
+	Path string `json:"path,omitempty"`
+	// Rewritten stands for the leaf partitions whose file is not the one that they were made with, and for these files; "" if there is none.
+	// VACUUM FULL and TRUNCATE change it, and so do SET UNLOGGED and SET LOGGED: it shows that rows may have been hidden, not that they were.
+	Rewritten string `json:"rewritten,omitempty"`
+
+	// Hidden says why rows that are written now do not reach the stream of changes; nil if they do.
+	Hidden *Fault `json:"-"`
 }
 
 // Stored is a message that was read from the stream.

@@ -186,7 +186,7 @@ func (s *source) Slot(context.Context) (outbox.SlotState, error) {
 }
 
 func (s *source) Publication(context.Context) (outbox.PublicationIdentity, error) {
-	return outbox.PublicationIdentity{OID: 1}, nil
+	return outbox.PublicationIdentity{OID: 1, TableOID: tableOID}, nil
 }
 
 func (s *source) Start(context.Context, outbox.LSN, bool) error {
@@ -268,7 +268,7 @@ type store struct{ record *checkpoint.Record }
 func shelf(set outbox.Settings) store {
 	return store{&checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: counterCreated,
-		Publication: checkpoint.PublicationSeen{PublicationIdentity: outbox.PublicationIdentity{OID: 1}, Seen: firstLSN},
+		Publication: checkpoint.PublicationSeen{PublicationIdentity: outbox.PublicationIdentity{OID: 1, TableOID: tableOID}, Seen: firstLSN},
 		Places: []checkpoint.StoredPlace{{
 			Place: outbox.Place{Due: firstLSN, Settings: set, Timeline: timeline}, Since: counterCreated,
 		}},

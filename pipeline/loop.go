@@ -91,7 +91,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, star
 	s.tellInForce()
 	s.confirmed = start.Confirmed
 	s.metrics.confirmed(start.Confirmed)
-	s.recorder = newRecorder(links, r.Record, r.revision)
+	s.recorder = newRecorder(links, p.log, r.Record, r.revision)
 	s.scribe = newScribe(links.Writer, p.effective(links.Decoder.Mapping), &p.wroteChanges)
 	return s
 }

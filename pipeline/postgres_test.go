@@ -56,7 +56,7 @@ func newPostgres(w *world, seed uint64) *postgres {
 		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}), payload: oidText,
 		confirmed: 0x1000000, writeDelay: 300 * time.Microsecond,
 		slot:     outbox.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1},
-		identity: outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730},
+		identity: outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: tableOID},
 	}
 }
 

@@ -4,21 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// recorder stores the record in a goroutine of its own. Before each storing the publication is read again: rows that were written
-// while the table was out of it are not in the WAL data, so nothing may be recorded or confirmed then. It also reads how far the
+// recorder stores the record in a goroutine of its own. Before each storing what is published is read again: rows that were written
+// while it was something else are not in the WAL data, so nothing may be recorded or confirmed then. It also reads how far the
 // server is, for metrics: it owns the ordinary connection while the session runs. And it asks the broker, which may have died in silence:
 // what is stored there counts as durable only for as long as it is known to live.
 type recorder struct {
 	links    *Links
-	record   *checkpoint.Record // the goroutine's while busy, else the loop's
-	revision uint64             // likewise
-	tried    *checkpoint.Record // likewise: what may have been written since or not; nil: nothing
+	log      *slog.Logger
+	warned   outbox.PublicationIdentity // the goroutine's: that rows of it may be hidden was said
+	record   *checkpoint.Record         // the goroutine's while busy, else the loop's
+	revision uint64                     // likewise
+	tried    *checkpoint.Record         // likewise: what may have been written since or not; nil: nothing
 
 	requests chan *checkpoint.Snapshot // nil: read the server's state
 	done     chan recorded
@@ -43,10 +46,10 @@ type recorded struct {
 // watchInterval is how often the server's state is read while a session runs.
 const watchInterval = 2 * time.Second
 
-func newRecorder(links *Links, rec *checkpoint.Record, revision uint64) *recorder {
+func newRecorder(links *Links, log *slog.Logger, rec *checkpoint.Record, revision uint64) *recorder {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &recorder{
-		links: links, record: rec, revision: revision, cancel: cancel,
+		links: links, log: log, record: rec, revision: revision, cancel: cancel,
 		requests: make(chan *checkpoint.Snapshot, 1), done: make(chan recorded, 1),
 		stopped: make(chan struct{}),
 	}
@@ -79,14 +82,15 @@ func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard 
 	if err != nil {
 		return heard, err
 	}
-	identity, err := r.links.Upstream.Publication(ctx)
+	published, err := r.links.Upstream.Publication(ctx)
 	if err != nil {
 		return heard, err
 	}
-	if identity != r.record.Publication.PublicationIdentity {
-		return heard, errors.New("the publication is not the one that it was when the session started")
+	if err := r.links.Checkpoint.Published(r.record.Publication, published, server.WALEnd); err != nil {
+		return heard, err
 	}
-	r.tried = r.record.With(*snap, server.WALEnd)
+	r.rewritten(published)
+	r.tried = r.record.With(*snap, published, server.WALEnd)
 	heard = time.Now()
 	ctx, cancel = untilLost(ctx, r.links.Broker)
 	defer cancel()
@@ -96,6 +100,18 @@ func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard 
 	}
 	r.record, r.revision, r.tried = r.tried, revision, nil
 	return heard, nil
+}
+
+// rewritten says once that partitions have other files than the record knows. That is no reason to stop: VACUUM FULL does it.
+func (r *recorder) rewritten(now outbox.PublicationIdentity) {
+	known := r.record.Publication
+	if now.Rewritten == "" || now.Rewritten == known.Rewritten || known.TableOID == 0 || now == r.warned {
+		return
+	}
+	r.warned = now
+	r.log.Warn("the table, or partitions of it, were rewritten or emptied (VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE do that), or came rewritten. "+
+		"If one was unlogged meanwhile, the rows that were written to it then are not published: outflow repair --check looks for them",
+		"table", r.links.Checkpoint.Table, "since", known.Seen)
 }
 
 // found compares the record that a new connection to the broker has read with what was written. wrote says that it is the one of which
@@ -145,8 +161,8 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 	return ofBroker(err)
 }
 
-// remember puts a fault that was seen to happen into the record, so that the next start stops at it as well. The session's recorder has
-// ended by then.
+// remember puts a fault that was seen to happen into the record, so that each start stops at it until a repair accepts it. The
+// session's recorder has ended by then.
 func (p *Pipeline) remember(links *Links, err error) {
 	fault := outbox.FaultOf(err)
 	if fault == nil || fault.Class != outbox.Gap || !fault.Seen {
@@ -156,7 +172,7 @@ func (p *Pipeline) remember(links *Links, err error) {
 	defer cancel()
 	for {
 		rec, revision, err := links.Store.Load(ctx)
-		if err == nil && rec != nil {
+		if err == nil && rec != nil && rec.Stopped == "" { // who starts again and again leaves the revisions that there are
 			rec.Stopped = fault.Code
 			_, err = links.Store.Save(ctx, rec, revision)
 		}

@@ -44,6 +44,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 		return false, err
 	}
 	defer links.Close()
+	defer func() { p.remember(links, err) }()
 	if err := links.Broker.Check(openCtx); err != nil { // a stream without a leader may never answer
 		return false, err
 	}
@@ -67,7 +68,6 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 
 	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever publishes to the stream
 	// from now on is seen, or what he published is read.
-	defer func() { p.remember(links, err) }()
 	if err := links.Broker.Watch(startCtx); err != nil {
 		return false, err
 	}
@@ -77,6 +77,9 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	}
 	if !start.Same(again) {
 		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Place.Due, start.Place.Seq, again.Place.Due, again.Place.Seq)
+	}
+	if table := links.Decoder.TableOID; held.Publication.TableOID != table {
+		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d", links.Checkpoint.Table, table)
 	}
 	s := newSession(ctx, p, links, held, again)
 	defer s.close()

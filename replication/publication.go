@@ -13,9 +13,10 @@ import (
 )
 
 // Publication reads the publication and checks that it publishes every insert into the outbox, with the columns named: those that
-// are needed. (Below PostgreSQL 18 a generated one can't be among them.) What is wrong is a fatal fault
-// with one of the codes publication_missing, publication_table, publication_insert, publication_filter, publication_columns,
-// publication_root, publication_partition, or one of those of [Session.Table].
+// are needed. (Below PostgreSQL 18 a generated one can't be among them.) What is wrong is a fatal fault with one of the codes
+// publication_missing, publication_table, publication_insert, publication_update, publication_filter, publication_columns,
+// publication_root, or one of those of [Session.Table]. What hides rows and leaves no trace once it is mended is the identity's Hidden:
+// table_unlogged, publication_partition, publication_root.
 //
 // It is read from the catalog's own rows, prattrs and prqual among them; that takes no right on the table.
 func (s *Session) Publication(ctx context.Context, columns []string) (outbox.PublicationIdentity, error) {
@@ -60,10 +61,12 @@ type publication struct {
 	name                       string
 	oid, xmin                  uint32
 	allTables, insert, viaRoot bool
+	update                     bool
 	members                    []member // the table's own before those of what it is a partition of
 	root                       string   // the topmost table of the partition tree that the table is in; "" if it is its own
 	bad                        string   // a partition whose rows never reach the stream of changes; "" if none
 	generated                  bool     // it publishes generated columns without being told which
+	rewritten                  string   // see [outbox.PublicationIdentity]
 
 	shard   outbox.Shard // the part of the table that it is to publish
 	shardBy string       // the column that decides, as the server prints it
@@ -77,6 +80,7 @@ type member struct {
 	depth     int // 0: the table itself, 1 its parent, ...
 	oid, xmin uint32
 	schema    bool
+	path      string // see [outbox.PublicationIdentity]
 	attrs     string // column numbers, space-separated; "" for all
 	filter    string // as the server prints it; "" for none
 }
@@ -91,30 +95,42 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 	attrs, filter, schemas := "''", "''", ""
 	if version >= 150000 {
 		attrs, filter = "coalesce(r.prattrs::text, '')", "coalesce(pg_get_expr(r.prqual, r.prrelid), '')"
-		schemas = `UNION ALL SELECT a.relid, a.depth, a.name, n.oid, n.xmin, true, '', ''
+		schemas = `UNION ALL SELECT a.relid, a.depth, a.name, n.oid, n.xmin, true, concat_ws(',', nullif(a.path, ''), (
+				SELECT d.xmin FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = a.relid AND d.objsubid = 0
+				AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = a.schema)), '', ''
 			FROM above a JOIN pg_publication_namespace n ON n.pnnspid = a.schema JOIN pub ON pub.oid = n.pnpubid`
 	}
 	generated := "false"
 	if version >= 180000 {
 		generated = "pubgencols = 's'"
 	}
-	rows, err := q.Query(ctx, `WITH pub AS (
-			SELECT oid, xmin, puballtables, pubinsert, pubviaroot, `+generated+` AS generated FROM pg_publication WHERE pubname = $1
+	// The tree is read from pg_inherits: pg_partition_tree waits for whoever has locked a partition, VACUUM FULL for example.
+	rows, err := q.Query(ctx, `WITH RECURSIVE pub AS (
+			SELECT oid, xmin, puballtables, pubinsert, pubupdate, pubviaroot, `+generated+` AS generated FROM pg_publication WHERE pubname = $1
+		), ancestors AS (
+			SELECT $2::oid AS relid, 1 AS ordinality UNION SELECT relid, ordinality
+				FROM pg_partition_ancestors($2::oid) WITH ORDINALITY a(relid, ordinality)
 		), above AS (
-			SELECT c.oid AS relid, c.relnamespace AS schema, concat(n.nspname, '.', c.relname) AS name, (x.ordinality - 1)::int AS depth
-			FROM (SELECT $2::oid AS relid, 1 AS ordinality UNION SELECT relid, ordinality
-				FROM pg_partition_ancestors($2::oid) WITH ORDINALITY a(relid, ordinality)) x
-			JOIN pg_class c ON c.oid = x.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+			SELECT c.oid AS relid, c.relnamespace AS schema, concat(n.nspname, '.', c.relname) AS name, (x.ordinality - 1)::int AS depth,
+				coalesce((SELECT string_agg(i.xmin::text, ',' ORDER BY b.ordinality) FROM ancestors b JOIN pg_inherits i ON i.inhrelid = b.relid
+					WHERE b.ordinality < x.ordinality), '') AS path
+			FROM ancestors x JOIN pg_class c ON c.oid = x.relid JOIN pg_namespace n ON n.oid = c.relnamespace
 		), members AS (
-			SELECT a.relid, a.depth, a.name, r.oid, r.xmin, false AS schema, `+attrs+` AS attrs, `+filter+` AS filter
+			SELECT a.relid, a.depth, a.name, r.oid, r.xmin, false AS schema, a.path, `+attrs+` AS attrs, `+filter+` AS filter
 			FROM above a JOIN pg_publication_rel r ON r.prrelid = a.relid JOIN pub ON pub.oid = r.prpubid `+schemas+`
+		), tree AS (
+			SELECT $2::oid AS relid UNION SELECT i.inhrelid FROM tree t JOIN pg_class p ON p.oid = t.relid AND p.relkind = 'p'
+				JOIN pg_inherits i ON i.inhparent = t.relid
+		), leaves AS (
+			SELECT c.oid, concat(n.nspname, '.', c.relname) AS name, c.relpersistence = 'p' AND c.relkind = 'r' AS logged, c.relfilenode AS file
+			FROM tree t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind <> 'p'
 		)
-		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubviaroot, generated,
+		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubupdate, pubviaroot, generated,
 			coalesce((SELECT name FROM above WHERE depth > 0 ORDER BY depth DESC LIMIT 1), ''),
-			coalesce((SELECT concat(n.nspname, '.', c.relname) FROM pg_partition_tree($2::oid) l JOIN pg_class c ON c.oid = l.relid
-				JOIN pg_namespace n ON n.oid = c.relnamespace
-				WHERE l.isleaf AND c.relkind <> 'p' AND (c.relpersistence <> 'p' OR c.relkind <> 'r') LIMIT 1), ''),
-			quote_ident($3), m.relid, m.depth, m.name, m.oid, m.xmin::text, m.schema, m.attrs, m.filter
+			coalesce((SELECT min(name) FROM leaves WHERE NOT logged AND oid <> $2::oid), ''),
+			coalesce((SELECT left(encode(sha256(convert_to(string_agg(concat(oid, ':', file), ',' ORDER BY oid), 'UTF8')), 'hex'), 16)
+				FROM leaves WHERE file <> oid), ''),
+			quote_ident($3), m.relid, m.depth, m.name, m.oid, m.xmin::text, m.schema, m.path, m.attrs, m.filter
 		FROM pub LEFT JOIN members m ON true ORDER BY m.depth, m.schema, m.oid`, name, t.OID, cfg.ShardBy)
 	if err != nil {
 		return fail(err)
@@ -124,10 +140,10 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		var xmin string
 		var relation, oid *uint32
 		var depth *int
-		var label, mxmin, list, filter *string
+		var label, mxmin, path, list, filter *string
 		var schema *bool
-		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.viaRoot, &p.generated, &p.root, &p.bad,
-			&p.shardBy, &relation, &depth, &label, &oid, &mxmin, &schema, &list, &filter); err != nil {
+		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.update, &p.viaRoot, &p.generated, &p.root, &p.bad, &p.rewritten,
+			&p.shardBy, &relation, &depth, &label, &oid, &mxmin, &schema, &path, &list, &filter); err != nil {
 			return fail(err)
 		}
 		if p.xmin, err = parseXID(xmin); err != nil {
@@ -136,7 +152,9 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		if oid == nil {
 			continue
 		}
-		m := member{relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, attrs: *list, filter: *filter}
+		m := member{
+			relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, path: *path, attrs: *list, filter: *filter,
+		}
 		if m.xmin, err = parseXID(*mxmin); err != nil {
 			return fail(err)
 		}
@@ -171,12 +189,9 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 				pub, t.quoted()),
 			"publication %q does not publish table %s", p.name, table)
 	}
-	if err := p.checkRoot(t); err != nil {
-		return none, err
-	}
-	if p.bad != "" {
-		return none, fatal("publication_partition", "Make it an ordinary logged table, or detach it",
-			"%s, a partition of %s, is unlogged or foreign: what is written to it never reaches the stream of changes", p.bad, table)
+	if t.Partitioned && !p.viaRoot {
+		return none, fatal("publication_root", fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", pub),
+			"table %s is partitioned and publication %q publishes its partitions as tables of their own", table, p.name)
 	}
 	for _, name := range columns {
 		if _, ok := t.Column(name); !ok {
@@ -186,6 +201,12 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 	}
 	if err := p.checkFilters(); err != nil {
 		return none, err
+	}
+	if p.update && !p.shard.Whole() {
+		return none, fatal("publication_update", fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert'). A start with a checkpoint record then ends "+
+			"with exit code 4, and `outflow repair --accept publication_changed` lets it go on", pub),
+			"publication %q publishes updates, too: PostgreSQL sends one that moves a row into shard %v as an insert, which would be published twice",
+			p.name, p.shard)
 	}
 	for _, m := range p.members {
 		if err := p.checkColumns(m, t, columns); err != nil {
@@ -197,26 +218,35 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 			return none, err
 		}
 	}
-	id := outbox.PublicationIdentity{OID: p.oid, Xmin: p.xmin}
-	if len(p.members) > 0 {
-		if m := p.members[0]; m.schema {
-			id.SchemaOID, id.SchemaXmin = m.oid, m.xmin
-		} else {
-			id.RelOID, id.RelXmin = m.oid, m.xmin
-		}
-	}
-	return id, nil
+	return p.identity(t), nil
 }
 
-// checkRoot makes sure that the inserts carry the OID of the table that is configured.
-func (p publication) checkRoot(t Table) error {
-	if t.Partitioned && !p.viaRoot {
-		return fatal("publication_root",
-			fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", pgx.Identifier{p.name}.Sanitize()),
-			"table %s.%s is partitioned and publication %q publishes its partitions as tables of their own", t.Schema, t.Name, p.name)
+func (p publication) identity(t Table) outbox.PublicationIdentity {
+	id := outbox.PublicationIdentity{OID: p.oid, Xmin: p.xmin, TableOID: t.OID, Rewritten: p.rewritten, Hidden: p.hidden(t)}
+	if len(p.members) == 0 {
+		return id
 	}
-	if !p.viaRoot {
-		return nil
+	m := p.members[0]
+	if id.Path = m.path; m.schema {
+		id.SchemaOID, id.SchemaXmin = m.oid, m.xmin
+	} else {
+		id.RelOID, id.RelXmin = m.oid, m.xmin
+	}
+	if !m.schema && m.depth == 0 && !t.Partitioned {
+		id.Rewritten = "" // PostgreSQL lets nobody make a table unlogged that has an entry of its own
+	}
+	return id
+}
+
+// hidden says why rows that are written now do not reach the stream of changes as rows of the table; nil if they do.
+func (p publication) hidden(t Table) *outbox.Fault {
+	if f := t.unlogged(); f != nil {
+		return f
+	}
+	table := t.Schema + "." + t.Name
+	if p.bad != "" {
+		return fatal("publication_partition", "Make it an ordinary logged table, or detach it",
+			"%s, a partition of %s, is unlogged or foreign: what is written to it never reaches the stream of changes", p.bad, table)
 	}
 	top := ""
 	for _, m := range p.members {
@@ -227,11 +257,11 @@ func (p publication) checkRoot(t Table) error {
 	if p.allTables {
 		top = p.root
 	}
-	if top != "" {
-		return fatal("publication_root", fmt.Sprintf("Set table to %s", top),
-			"publication %q publishes the rows of %s.%s as rows of %s", p.name, t.Schema, t.Name, top)
+	if !p.viaRoot || top == "" {
+		return nil
 	}
-	return nil
+	return fatal("publication_root", fmt.Sprintf("Set table to %s", top),
+		"publication %q publishes the rows of %s as rows of %s", p.name, table, top)
 }
 
 func (p publication) checkColumns(m member, t Table, columns []string) error {

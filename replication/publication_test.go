@@ -111,6 +111,12 @@ func TestPublication(t *testing.T) {
 				name: "an unlogged partition", table: partitionedTable + "; ALTER TABLE outbox_1 SET UNLOGGED",
 				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", code: "publication_partition",
 			},
+			{
+				name: "a partition that is a foreign table", table: partitionedTable + `; CREATE FOREIGN DATA WRAPPER away; CREATE SERVER away FOREIGN DATA WRAPPER away;
+					DROP TABLE outbox_1; CREATE FOREIGN TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1) SERVER away`,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)", code: "publication_partition",
+			},
+			{name: "a table that inherits", make: "CREATE PUBLICATION outflow FOR TABLE outbox; CREATE UNLOGGED TABLE heir () INHERITS (outbox)"},
 			{name: "an unlogged table", table: strings.Replace(plainTable, "TABLE", "UNLOGGED TABLE", 1), make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_unlogged"},
 			{name: "a view", table: plainTable, make: "CREATE VIEW v AS SELECT * FROM outbox; CREATE PUBLICATION outflow FOR ALL TABLES", which: "v", code: "table_kind"},
 			{name: "no table", table: "SELECT 1", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_missing"},
@@ -133,11 +139,14 @@ func TestPublication(t *testing.T) {
 				s := d.setup()
 				defer s.Close()
 				id, err := s.Publication(within(t))
+				if err == nil {
+					err = hidden(id)
+				}
 				if c.code != "" {
 					wantFault(t, err, outbox.Fatal, c.code)
 					return
 				}
-				if err != nil || id.OID == 0 || id.Xmin == 0 {
+				if err != nil || id.OID == 0 || id.Xmin == 0 || id.TableOID == 0 {
 					t.Fatal(id, err)
 				}
 				if member := id.RelOID != 0 || id.SchemaOID != 0; member == strings.Contains(c.make, "ALL TABLES") {
@@ -189,6 +198,123 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whatever hides rows for a while leaves another identity; what hides none leaves the same one, but for the files of partitions.
+func TestPublicationIdentity(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := newDatabase(t, srv)
+		d.exec("SET client_min_messages = error")
+		through := "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish = 'insert', publish_via_partition_root = true)"
+		schema := "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public WITH (publish = 'insert', publish_via_partition_root = true)"
+		swap := "ALTER TABLE outbox RENAME TO outbox_old; CREATE TABLE outbox (LIKE outbox_old INCLUDING ALL)"
+		ordinary := `ALTER TABLE outbox ADD COLUMN more float8 DEFAULT random(); ALTER TABLE outbox ALTER COLUMN counter TYPE numeric;
+			GRANT SELECT ON outbox TO PUBLIC; ANALYZE outbox; ALTER TABLE outbox RENAME TO away; ALTER TABLE away RENAME TO outbox; TRUNCATE outbox`
+		for _, c := range []struct {
+			name               string
+			since              int // major
+			table, make, do    string
+			which              string // table; "" for public.outbox
+			differs, rewritten bool
+		}{
+			{name: "all tables, another table", make: through, do: swap, differs: true},
+			{name: "a schema, another table", since: 15, make: schema, do: swap, differs: true},
+			{
+				name: "a schema, out of it and back", since: 15, make: schema,
+				do:      "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox SET SCHEMA public",
+				differs: true,
+			},
+			{
+				name: "all tables, to another schema and back", make: through, // it is published there, too
+				do: "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox SET SCHEMA public",
+			},
+			{
+				name: "a partition, out of the tree and back", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", which: "public.outbox_0",
+				do:      `ALTER TABLE outbox DETACH PARTITION outbox_0; ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES WITH (MODULUS 2, REMAINDER 0)`,
+				differs: true,
+			},
+			{name: "ordinary life", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)", do: ordinary},
+			{name: "ordinary life, all tables", make: through, do: ordinary, rewritten: true},
+			{name: "ordinary life, a schema", since: 15, make: schema, do: ordinary, rewritten: true},
+			{name: "ordinary life, partitions", table: partitionedTable, make: through, do: ordinary, rewritten: true},
+			{
+				name: "partitions come and go", make: through,
+				table: strings.Replace(partitionedTable, "MODULUS 2, REMAINDER 1", "MODULUS 4, REMAINDER 1", 1),
+				do: `CREATE TABLE outbox_3 PARTITION OF outbox FOR VALUES WITH (MODULUS 4, REMAINDER 3); ALTER TABLE outbox DETACH PARTITION outbox_1;
+					ALTER TABLE outbox ATTACH PARTITION outbox_1 FOR VALUES WITH (MODULUS 4, REMAINDER 1); ALTER TABLE outbox DETACH PARTITION outbox_0;
+					DROP TABLE outbox_0`,
+			},
+			{name: "a partition, rewritten", table: partitionedTable, make: through, do: "VACUUM FULL outbox_1", rewritten: true},
+			{
+				name: "a partition, unlogged for a while", table: partitionedTable, make: through,
+				do: "ALTER TABLE outbox_1 SET UNLOGGED; ALTER TABLE outbox_1 SET LOGGED", rewritten: true,
+			},
+		} {
+			if srv.Installation.Major < c.since {
+				continue
+			}
+			t.Run(c.name, func(t *testing.T) {
+				if c.table == "" {
+					c.table = plainTable
+				}
+				d.exec("DROP PUBLICATION IF EXISTS outflow")
+				for _, sql := range []string{"DROP SCHEMA IF EXISTS other CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public; " + c.table, c.make} {
+					if _, err := d.conn.PgConn().Exec(within(t), sql).ReadAll(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if d.cfg.Table = c.which; c.which == "" {
+					d.cfg.Table = "public.outbox"
+				}
+				s := d.setup()
+				defer s.Close()
+				read := func() outbox.PublicationIdentity {
+					t.Helper()
+					id, err := s.Publication(within(t))
+					if err == nil {
+						err = hidden(id)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					return id
+				}
+				before := read()
+				for _, sql := range strings.Split(c.do, ";") { // each in a transaction of its own: VACUUM wants it
+					d.exec(sql)
+				}
+				after := read()
+				if before.Rewritten != "" || (after.Rewritten != "") != c.rewritten {
+					t.Errorf("rewritten %q, then %q", before.Rewritten, after.Rewritten)
+				}
+				if after.Rewritten = ""; (before != after) != c.differs {
+					t.Errorf("%+v, then %+v", before, after)
+				}
+			})
+		}
+	})
+}
+
+// Whoever has locked a partition, VACUUM FULL for example, keeps nobody from reading what is published.
+func TestPublicationWaitsForNoPartition(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	if _, err := d.conn.PgConn().Exec(within(t), partitionedTable).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	d.exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+	s := d.setup()
+	defer s.Close()
+	d.exec("BEGIN")
+	d.exec("LOCK TABLE outbox_1 IN ACCESS EXCLUSIVE MODE")
+	if _, err := s.conn.Exec(within(t), "SET lock_timeout = 1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Publication(within(t)); err != nil {
+		t.Error(err)
+	}
 }
 
 // Up to PostgreSQL 17 this is an error in the stream, from 18 a notice and silence.

@@ -138,13 +138,14 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	return true, nil
 }
 
-// EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any case.
+// EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any case. Rows that are hidden from
+// it are a fault.
 func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.PublicationIdentity, err error) {
 	if err := s.checkShardColumn(ctx); err != nil {
 		return false, id, err
 	}
 	if id, err = s.Publication(ctx); err == nil {
-		return false, id, nil
+		return false, id, hidden(id)
 	}
 	if f := outbox.FaultOf(err); f == nil || f.Code != "publication_missing" {
 		return false, id, err
@@ -157,12 +158,28 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 			return false, id, err
 		}
 		table, needs = pgx.Identifier{schema, name}, "to own the table and "+needs
+		t, err := s.Table(ctx)
+		if err == nil && t.Unlogged {
+			err = t.unlogged()
+		}
+		if err != nil {
+			return false, id, err
+		}
 	}
 	if _, err = s.conn.Exec(ctx, createPublication(s.cfg, table)); err != nil {
 		return false, id, s.refused("make publication "+s.cfg.Publication, needs, s.shardRefused(ctx, err))
 	}
-	id, err = s.Publication(ctx)
+	if id, err = s.Publication(ctx); err == nil {
+		err = hidden(id)
+	}
 	return true, id, err
+}
+
+func hidden(id outbox.PublicationIdentity) error {
+	if id.Hidden != nil { // a nil *Fault is no nil
+		return id.Hidden
+	}
+	return nil
 }
 
 // Run runs statements in one transaction, which make what stands beside the outbox or find it: after each of them it must not be a

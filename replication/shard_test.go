@@ -173,6 +173,7 @@ func TestShardOfThePublication(t *testing.T) {
 			"a part of it":               {fmt.Sprintf(filtered, shardFilter(half, "doc_id")+" AND counter > 0"), half, "a filter lets through"},
 			"all tables":                 {"CREATE PUBLICATION outflow FOR ALL TABLES", half, "publishes all tables whole"},
 			"its schema":                 {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public", half, "publishes all rows"},
+			"updates, too":               {strings.Replace(fmt.Sprintf(filtered, shardFilter(half, "doc_id")), "'insert'", "'insert, update'", 1), half, "publishes updates"},
 			"its schema beside it":       {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public, TABLE outbox WHERE (" + shardFilter(half, "doc_id") + ")", half, "publishes all rows"},
 			"a shard, and none set":      {fmt.Sprintf(filtered, shardFilter(half, "doc_id")), outbox.Shard{}, "Set shard to 1/2, or publication to"},
 			"another filter, no shard":   {fmt.Sprintf(filtered, "counter > 0"), outbox.Shard{}, "without a WHERE clause"},
@@ -198,7 +199,11 @@ func TestShardOfThePublication(t *testing.T) {
 					}
 					return
 				}
-				if f := wantFault(t, err, outbox.Fatal, "publication_filter"); !strings.Contains(f.Error(), c.says) {
+				code := "publication_filter"
+				if c.says == "publishes updates" {
+					code = "publication_update"
+				}
+				if f := wantFault(t, err, outbox.Fatal, code); !strings.Contains(f.Error(), c.says) {
 					t.Errorf("%v; want it to say %q", f, c.says)
 				}
 			})

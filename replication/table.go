@@ -16,6 +16,7 @@ type Table struct {
 	OID          uint32
 	Schema, Name string
 	Partitioned  bool     // it is the root, or an inner node, of a partition tree
+	Unlogged     bool     // or temporary: what is written to it never reaches the WAL
 	Columns      []Column // in the table's order
 }
 
@@ -122,11 +123,7 @@ func readTable(ctx context.Context, q querier, table string) (Table, error) {
 		return Table{}, fatal("table_kind", "Set table to the table that the services write to",
 			"%s.%s is not a table or a partitioned table", schema, name)
 	}
-	if persistence != "p" {
-		return Table{}, fatal("table_unlogged", fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.quoted()),
-			"table %s.%s is unlogged or temporary: what is written to it never reaches the WAL", schema, name)
-	}
-	t.Partitioned = kind == "p"
+	t.Partitioned, t.Unlogged = kind == "p", persistence != "p"
 	rows, err := q.Query(ctx, `SELECT a.attname, a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull,
 			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END, ''),
 			a.atthasdef OR a.attidentity <> '', a.attidentity = 'a'
@@ -140,6 +137,15 @@ func readTable(ctx context.Context, q querier, table string) (Table, error) {
 		return Table{}, fmt.Errorf("read the columns of %s.%s: %w", schema, name, err)
 	}
 	return t, nil
+}
+
+// unlogged is the fault of a table whose rows never reach the WAL; nil if they do.
+func (t Table) unlogged() *outbox.Fault {
+	if !t.Unlogged {
+		return nil
+	}
+	return fatal("table_unlogged", fmt.Sprintf("ALTER TABLE %s SET LOGGED", t.quoted()),
+		"table %s.%s is unlogged or temporary: what is written to it never reaches the WAL", t.Schema, t.Name)
 }
 
 func (t Table) quoted() string { return pgx.Identifier{t.Schema, t.Name}.Sanitize() }

@@ -220,7 +220,7 @@ func (s *session) checkpoint(chance float64) error {
 
 func (s *session) snapshot() error {
 	firm := s.tracker.MustStore()
-	doc, err := s.base.With(s.tracker.Snapshot(s.w.clock()), s.w.confirmed).Encode()
+	doc, err := s.base.With(s.tracker.Snapshot(s.w.clock()), identity, s.w.confirmed).Encode()
 	if err != nil {
 		return err
 	}
