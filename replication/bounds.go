@@ -72,7 +72,7 @@ func (s *Snapshot) Alike(ctx context.Context, q RowQuery, p RowPlace) (n int, er
 	}
 	conditions := append(s.ours(), fmt.Sprintf(`%s = %s AND %s = %s AND %s`,
 		s.sortDoc(q.Mapping), text(p.Doc), s.sortKey(q.Mapping), text(p.Key), id))
-	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.from()+" WHERE "+strings.Join(conditions, " AND ")).Scan(&n)
+	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.table.only()+" WHERE "+strings.Join(conditions, " AND ")).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)
 	}

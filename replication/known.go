@@ -112,7 +112,7 @@ func (s *Snapshot) CheckIDs(ctx context.Context, id string) (none, double int, e
 		where = " WHERE " + ours
 	}
 	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) - count(%[1]s), count(%[1]s) - count(DISTINCT %[2]s) FROM %[3]s",
-		quote(id), "CASE WHEN "+quote(id)+" IS NOT NULL THEN "+printed(id)+" COLLATE \"C\" END", s.from()+where)).Scan(&none, &double)
+		quote(id), "CASE WHEN "+quote(id)+" IS NOT NULL THEN "+printed(id)+" COLLATE \"C\" END", s.table.only()+where)).Scan(&none, &double)
 	if err != nil {
 		return 0, 0, s.rowsFault(RowQuery{}, err)
 	}

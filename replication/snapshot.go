@@ -21,6 +21,7 @@ type Snapshot struct {
 	conn      *pgx.Conn
 	known     bool // see [Reader.Know]
 	table     Table
+	former    *Table   // see [Snapshot.With]
 	published []string // columns, as the publication has them; nil below PostgreSQL 18, which publishes no generated ones (and lists them)
 }
 
@@ -119,6 +120,26 @@ func (s *Snapshot) Close() { closeConn(s.conn) }
 // Table is the outbox's description.
 func (s *Snapshot) Table() Table { return s.table }
 
+// With lets Rows bring the rows of the table with that OID as well, those that the outbox itself does not have by their id: what was published
+// before the outbox was made anew. It returns the name of that table, "" if there is none any more.
+func (s *Snapshot) With(ctx context.Context, oid uint32) (name string, err error) {
+	var schema, table string
+	err = s.conn.QueryRow(ctx, "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1", oid).
+		Scan(&schema, &table)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look for the table with OID %d: %w", oid, err)
+	}
+	t, err := readTable(ctx, s.conn, pgx.Identifier{schema, table}.Sanitize())
+	if err != nil {
+		return "", err
+	}
+	s.former = &t
+	return schema + "." + table, nil
+}
+
 // InWAL returns those of the columns that are in the stream of changes: a generated one only where the publication has it.
 func (s *Snapshot) InWAL(columns []string) []Column {
 	var in []Column
@@ -203,7 +224,10 @@ func (s *Snapshot) Rows(ctx context.Context, q RowQuery, f func(values [][]byte)
 }
 
 func (s *Snapshot) rowsFault(q RowQuery, err error) error {
-	table := s.table.Schema + "." + s.table.Name
+	table, quoted := s.table.Schema+"."+s.table.Name, s.table.quoted()
+	if s.former != nil {
+		table, quoted = table+" or "+s.former.Schema+"."+s.former.Name, quoted+", "+s.former.quoted()
+	}
 	state := sqlState(err)
 	switch {
 	case state == codeDiskFull || state == codeConfigurationLimit:
@@ -217,7 +241,7 @@ func (s *Snapshot) rowsFault(q RowQuery, err error) error {
 		f.Err = err
 		return f
 	case state == codeNoPrivilege:
-		f := fatal("no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", s.table.quoted()),
+		f := fatal("no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", quoted),
 			"the role may not read table %s", table)
 		f.Err = err
 		return f
@@ -248,7 +272,7 @@ func (s *Snapshot) query(q RowQuery) (sql string, params [][]byte) {
 			columns[i] = quote(name)
 		}
 	}
-	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from()
+	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from(q)
 	conditions := s.ours()
 	if q.Unknown && s.known {
 		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+knownTable+" WHERE sum = "+s.sum(q.ID)+")")
@@ -282,12 +306,30 @@ func (s *Snapshot) ours() []string {
 	return []string{shardFilter(s.cfg.Shard, quote(s.cfg.ShardBy))}
 }
 
-// from is the table without those that inherit from it: their rows are in the stream of changes as rows of their own tables.
-func (s *Snapshot) from() string {
-	if s.table.Partitioned {
-		return s.table.quoted()
+// from is the table, and under its name what it is read with.
+func (s *Snapshot) from(q RowQuery) string {
+	if s.former == nil {
+		return s.table.only()
 	}
-	return "ONLY " + s.table.quoted()
+	var now, before []string
+	for _, c := range s.table.Columns {
+		name := quote(c.Name)
+		now = append(now, name)
+		if _, ok := s.former.Column(c.Name); !ok {
+			name = "NULL"
+		}
+		before = append(before, name)
+	}
+	return fmt.Sprintf("(SELECT %s FROM %s UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT FROM %[2]s AS n WHERE n.%[5]s = f.%[5]s)) AS %[6]s",
+		strings.Join(now, ", "), s.table.only(), strings.Join(before, ", "), s.former.only(), quote(q.ID), quote(s.table.Name))
+}
+
+// only is the table without those that inherit from it: their rows are in the stream of changes as rows of their own tables.
+func (t Table) only() string {
+	if t.Partitioned {
+		return t.quoted()
+	}
+	return "ONLY " + t.quoted()
 }
 
 // tie orders what has the same key. Where no row has one it is all the order there is: a number or a time is one as such, then.

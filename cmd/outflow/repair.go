@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/config"
 	"github.com/outflowhq/outflow/internal/repair"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 func (a *app) repairCommand() *cobra.Command {
@@ -23,6 +24,9 @@ publishes the missing rows at the end of the stream, in the order (doc_id, seq_k
 record that outflow run goes on from. It may be killed at any point and run again. Outflow must be stopped,
 writers may go on.
 
+With --check it compares table and stream also where outflow run finds nothing wrong, and ends with exit code 4 (rows_missing) if a
+row is in no message and the slot will not bring it.
+
 Rows are found by their id: rows that were deleted from the table, or that have no id, can't be. Memory grows with
 the rows of the table for which --where holds, about 40 bytes each.
 
@@ -35,6 +39,11 @@ is missing, 3 if no repair is possible as things are (outflow still runs, no id 
 be published, 1 if it was interrupted or a server can't be reached.`,
 		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where \"created_at > now() - interval '2 days'\"",
 	}, func(ctx context.Context, cfg config.Config) error {
+		if o.Check && o.Accept != "" {
+			return &outbox.Fault{
+				Class: outbox.Usage, Code: "flags", What: "--check changes nothing, --accept repairs", Cure: "Give one of them",
+			}
+		}
 		progress := a.stdout
 		if asJSON {
 			progress = a.stderr
@@ -59,6 +68,7 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.Accept, "accept", "", "repair this fault: its code, as outflow repair prints it")
+	f.BoolVar(&o.Check, "check", false, "compare table and stream also where nothing else is wrong")
 	f.StringVar(&o.Where, "where", "", "an SQL condition on the outbox table: only rows for which it holds can be missing")
 	f.StringVar(&o.AcceptLoss, "accept-loss", "", "accept in words that events which were written as messages are lost: \"message events\"")
 	f.BoolVar(&o.NewSlot, "new-slot", false, "make the slot anew also where it could be kept")

@@ -56,6 +56,7 @@ func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duratio
 // which is its only one. The stream must end there, its newest message at newest, and nobody may hold the slot. It connects anew: what
 // was published, and sink.durable_after, may have taken longer than a server leaves a connection idle.
 func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place outbox.Place, newest uint64) error {
+	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
 	if err != nil {
 		return err
@@ -72,7 +73,7 @@ func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq, rd.Stream.NewestSeq, place.Seq)
 	}
 	done := *rec
-	done.Repairing, done.Base, done.Holes = "", place.Seq, nil
+	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", place.Seq, nil, table
 	done.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
 	rd.Record = &done
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {

@@ -178,6 +178,7 @@ func (f *faulty) state(t *testing.T) string {
 // repairReport is what outflow repair --json prints, as far as tests look at it.
 type repairReport struct {
 	Fault, Mode, Command     string
+	Notes                    []string
 	Rows, Missing, Published int
 	Repaired                 bool
 	First, Last              struct {

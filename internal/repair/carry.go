@@ -105,6 +105,9 @@ func (r *repair) under(l *backfill.Links, f *finding) *checkpoint.Record {
 	rec := l.Fresh(f.Readings)
 	if f.Record != nil {
 		rec.Base, rec.Places, rec.Holes = f.Record.Base, f.Record.Places, f.Record.Holes
+		if before := f.Record.Publication.TableOID; before != 0 { // until its rows are published, too
+			rec.Publication.TableOID = before
+		}
 		if !f.Stream.Exists {
 			rec.Created = f.Record.Created
 		}
@@ -208,7 +211,7 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 	}
 	defer slot.Close()
 	r.say("slot %s: made, at %v", r.cfg.Slot, slot.At)
-	snap, err := openSnapshot(ctx, l, slot.Snapshot)
+	snap, err := r.snapshot(ctx, l, f, p, slot.Snapshot)
 	if err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 		case err != nil:
 			r.say("could not read everything, reading again: %v", err)
 			last = nil
-		case f.code == "", f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Places) == 0),
+		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Places) == 0),
 			last != nil && last.code == f.code && last.inner == f.inner:
 			return f, nil
 		case n == attempts:
@@ -127,8 +127,42 @@ func (r *repair) judge(ctx context.Context, l *backfill.Links, rd backfill.Readi
 				return nil, err
 			}
 		}
+		if f.code == "" && (r.o.Check || r.o.Accept == codeMissing) {
+			if err := f.take(r.check(ctx, l, f)); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return f, nil
+}
+
+// codeMissing is the code of the fault of rows that are not published although nothing shows why: only who looks for it finds it.
+const codeMissing = "rows_missing"
+
+// check compares the table with the stream and with what the slot will bring.
+func (r *repair) check(ctx context.Context, l *backfill.Links, f *finding) error {
+	if err := r.allowed(l, f); err != nil {
+		return err
+	}
+	p := &plan{mode: modeKeep}
+	err := r.surveyed(ctx, l, f, p)
+	defer p.close()
+	if why, ok := isUntrusted(err); ok {
+		return fmt.Errorf("table and stream can't be compared: %s", why)
+	}
+	if err != nil {
+		return err
+	}
+	r.rep.compared(p.survey)
+	n := p.survey.counts[missing]
+	if n == 0 {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Gap, Code: codeMissing,
+		What: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not bring them",
+			n, l.Layout.Mapping.Table, r.cfg.Stream, r.cfg.Slot),
+	}
 }
 
 // take notes a gap, and gives back every other error.

@@ -8,6 +8,7 @@ import (
 	"github.com/outflowhq/outflow/internal/backfill"
 	"github.com/outflowhq/outflow/internal/wiring"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
 )
 
 // mode is a way to repair.
@@ -103,6 +104,8 @@ func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*pl
 	case cause == "slot_plugin" || slot.Exists && slot.Plugin != "pgoutput":
 		return nil, refuse("slot_plugin", fmt.Sprintf("slot %s has output plugin %q: it is not outflow's", r.cfg.Slot, slot.Plugin),
 			fmt.Sprintf("Choose another slot name, or drop it with `SELECT pg_drop_replication_slot('%s')` and run `outflow repair` again", r.cfg.Slot))
+	case f.Publication.Hidden != nil: // what is published from the table now would be missing again at once
+		return nil, f.Publication.Hidden
 	case f.Record != nil && f.Record.Database != f.Server.Database && cause == "system_changed":
 		return nil, refuse("database", fmt.Sprintf("the record is of database %s, the connection is to %s", f.Record.Database, f.Server.Database),
 			"Point postgres.url at the database that holds the outbox")
@@ -143,7 +146,7 @@ func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*pl
 		if rec, ok := r.adopted(ctx, l, f); ok {
 			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to a place that outflow can go on from: it was put back from a copy"}, nil
 		}
-	case "publication_changed":
+	case checkpoint.CodePublication:
 		if f.Publication.OID != f.Record.Publication.OID {
 			return renew("the publication was made anew: the WAL from before can't be decoded with it, or leaves out rows")
 		}
@@ -167,9 +170,34 @@ func (r *repair) adopted(ctx context.Context, l *backfill.Links, f *finding) (*c
 	return &rec, err == nil
 }
 
+// snapshot takes a snapshot of the table for a plan, with the one that was published before it, if that is another. It is nil where there is no
+// table.
+func (r *repair) snapshot(ctx context.Context, l *backfill.Links, f *finding, p *plan, exported string) (*replication.Snapshot, error) {
+	snap, err := openSnapshot(ctx, l, exported)
+	if err != nil || snap == nil || f.Record == nil {
+		return snap, err
+	}
+	before, now := f.Record.Publication.TableOID, snap.Table().OID
+	if before == 0 || before == now {
+		return snap, nil
+	}
+	name, err := snap.With(ctx, before)
+	if err != nil {
+		snap.Close()
+		return nil, err
+	}
+	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of it that are in no message are lost", before)
+	if name != "" {
+		note = fmt.Sprintf("the table that was published before, with OID %d, is called %s now: its rows count as well. What is written to it from now on is not published",
+			before, name)
+	}
+	p.notes = []string{note}
+	return snap, nil
+}
+
 // surveyed compares table and stream in the plan's mode.
 func (r *repair) surveyed(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
-	snap, err := openSnapshot(ctx, l, "")
+	snap, err := r.snapshot(ctx, l, f, p, "")
 	if err != nil {
 		return err
 	}

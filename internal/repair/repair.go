@@ -43,6 +43,7 @@ import (
 type Options struct {
 	Accept  string // the code of the fault that is to be repaired; "": look, and change nothing
 	Where   string // a condition on the outbox table: rows for which it does not hold are not missed
+	Check   bool   // compare table and stream also where nothing is wrong; changes nothing
 	NewSlot bool   // make the slot anew also where it could be kept, or the record rebuilt
 
 	// AcceptLoss is LossWords, in these words, where events may be lost that no table has.

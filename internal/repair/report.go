@@ -77,13 +77,17 @@ func (r *Report) planned(p *plan) {
 		}
 	}
 	if s := p.survey; s != nil {
-		r.Compared = s.snap != nil
-		r.Rows, r.Missing, r.InStream, r.InWAL = len(s.fates), s.counts[missing], s.counts[inStream], s.counts[inWAL]
-		r.First, r.Last = s.first, s.last
+		r.compared(s)
 		if s.strangers > 0 {
 			r.Notes = append(r.Notes, fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.strangers))
 		}
 	}
+}
+
+func (r *Report) compared(s *survey) {
+	r.Compared = s.snap != nil
+	r.Rows, r.Missing, r.InStream, r.InWAL = len(s.fates), s.counts[missing], s.counts[inStream], s.counts[inWAL]
+	r.First, r.Last = s.first, s.last
 }
 
 func (r *Report) done(published uint64) { r.Repaired, r.Published = true, published }
@@ -94,9 +98,9 @@ func (r *Report) Lines() []string {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if r.Fault == "" {
 		add("no gap: outflow run finds nothing wrong, there is nothing to repair")
-		return out
+	} else {
+		add("fault    %s: %s", r.Fault, r.What)
 	}
-	add("fault    %s: %s", r.Fault, r.What)
 	if r.Beneath != "" {
 		add("         beneath it: %s", r.Beneath)
 	}
@@ -125,6 +129,7 @@ func (r *Report) Lines() []string {
 		}
 	}
 	switch {
+	case r.Fault == "":
 	case r.Repaired && r.Compared:
 		add("done     %d events published. Start outflow run", r.Published)
 	case r.Repaired:
