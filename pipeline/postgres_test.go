@@ -202,6 +202,10 @@ func (u *upstream) stream(from outbox.LSN) {
 	var pending []outbox.WALMessage
 	next, described := 0, false
 	rnd := rand.New(rand.NewPCG(uint64(from), 7))
+	var own *noise // nobody else draws from it meanwhile
+	if u.noise != nil {
+		own = &noise{rnd}
+	}
 	for {
 		u.lock()
 		if u.pg.active != u { // the server has ended it; the process does not know yet
@@ -229,7 +233,7 @@ func (u *upstream) stream(from outbox.LSN) {
 		}
 		grown, delay := u.pg.grown, u.pg.delay
 		if delay > 0 {
-			delay = u.noise.about(delay)
+			delay = own.about(delay)
 		}
 		u.unlock()
 		if len(pending) == 0 {
@@ -250,6 +254,9 @@ func (u *upstream) stream(from outbox.LSN) {
 		n := min(1+rnd.IntN(12), len(pending))
 		select {
 		case u.batches <- batchOf(pending[:n]):
+			if !u.pause(own.about(0)) { // whoever took it goes on at this very moment
+				return
+			}
 			u.lock()
 			u.taken++
 			u.pg.w.step("batch", uint64(n))

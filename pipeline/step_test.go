@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -76,15 +75,6 @@ func (w *world) trace(last int) string {
 		fmt.Fprintf(&b, "%6d %14v %s %d\n", from+i+1, s.at, s.what, s.n)
 	}
 	return b.String()
-}
-
-// fingerprint tells two runs apart.
-func (w *world) fingerprint() uint64 {
-	h := fnv.New64a()
-	for _, s := range w.traced {
-		fmt.Fprintln(h, s.at, s.what, s.n)
-	}
-	return h.Sum64()
 }
 
 // nowhere takes metrics and keeps none.
