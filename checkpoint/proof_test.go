@@ -103,6 +103,9 @@ func TestInputBeyondTheNewestMessage(t *testing.T) {
 		t.Fatalf("the input that closed the window: %v", err)
 	}
 	refused(t, p.Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1200", []string{"only 2 of the 3", made[2].String(), rowsCure})
+	before := *made[2]
+	before.Thru = 0x800 // as no window that follows the place was closed
+	refused(t, proof(3, &before).Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1000", nil)
 	if err := proof(3, nil).Input(0x9000); err != nil {
 		t.Fatalf("nothing is known of the newest message: %v", err)
 	}

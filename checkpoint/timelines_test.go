@@ -89,6 +89,45 @@ func TestResolveAfterPromotion(t *testing.T) {
 			r.Stream.Newest.Thru = 0x2900
 			r.Record.Places, r.Slot.Confirmed = r.Record.Places[:3], 0x2200
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
+		{"the newest event is on the branch, the comparison would show it", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1
+			r.Record.Places = r.Record.Places[:2]
+		}, 0, nil, "timeline_lost", "0/2800 to 0/2801"},
+		{"the newest event is at the switch, its window was closed beyond", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, 0x2900
+			r.Record.Places = r.Record.Places[:2]
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
+		{"the same, and a place shows that it was after the promotion", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, 0x2900
+			r.Record.Places[3] = on(2, marker(0x2900))
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x2900}, "", ""},
+		{"an event of the branch, and a place on the new timeline", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, 0x2900
+			r.Record.Places[3] = on(2, marker(0x2900))
+		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
+		{"the first place behind it shows where its window was closed", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2900
+			r.Record.Places = append(r.Record.Places[:2], marker(0x2900), on(2, marker(0x3000)))
+		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
+		{"a place before it, of the branch, shows nothing", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2A00
+			r.Record.Places = append(r.Record.Places[:2], at(0x2900, 11, 0))
+		}, end, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
+		{"nor does one whose message is lost", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2900
+			r.Record.Places = append(r.Record.Places[:2], at(0x2900, 13, 0))
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
+		{"nor does one at the switch", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x2900
+			r.Record.Places = append(r.Record.Places[:2], marker(end))
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
+		{"an event of the branch, beyond the WAL", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, 0x6000
+		}, 0, nil, "timeline_lost", "0/2800 to 0/6000"},
+		{"closed after the promotion, at the end of the WAL", func(r *Readings) {
+			r.Stream.Newest.Thru = 0x5000
+			r.Record.Places = r.Record.Places[:2]
+		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
 		{"closed after the promotion and behind it", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x5001
 			r.Record.Places = r.Record.Places[:2]

@@ -243,7 +243,7 @@ func (t *Tracker) thin() {
 		var closest time.Duration
 		for i := 1; i < len(t.places)-2; i++ {
 			p := &t.places[i]
-			if i == smaller || p.state != inStore || len(p.Taken) == 0 || p.Due <= t.confirmed {
+			if i == smaller || len(p.Taken) == 0 {
 				continue
 			}
 			if gap := p.storedAt.Sub(t.places[i-1].storedAt); victim < 0 || gap < closest {

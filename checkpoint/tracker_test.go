@@ -335,8 +335,8 @@ func TestTakenEventsAreThinned(t *testing.T) {
 		"the one to compare with stays": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 8, 80*time.Second), most)}, "0/1000:5 0/1100:8 0/2000:9 0/3000:9"},
 		"so does one that lists nothing": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most), at(0x1100, 6, 89*time.Second), full(at(0x1200, 6, 80*time.Second), 1), at(0x1300, 8, time.Second)},
 			"0/1000:5 0/1100:6 0/1300:8 0/2000:9 0/3000:9"},
-		"the closest first": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
-			full(at(0x1300, 6, 60*time.Second), 1), at(0x1400, 8, 50*time.Second)}, "0/1000:5 0/1300:6 0/1400:8 0/2000:9 0/3000:9"},
+		"the closest first": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-2), full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
+			full(at(0x1300, 6, 60*time.Second), 1), at(0x1400, 8, 50*time.Second)}, "0/1000:5 0/1100:6 0/1300:6 0/1400:8 0/2000:9 0/3000:9"},
 		"of two that are as close the older": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1),
 			full(at(0x1200, 6, 70*time.Second), 1), at(0x1300, 8, 50*time.Second)}, "0/1000:5 0/1200:6 0/1300:8 0/2000:9 0/3000:9"},
 	} {
