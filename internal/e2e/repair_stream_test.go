@@ -51,15 +51,16 @@ func TestRepairOfStreams(t *testing.T) {
 			last.Outflow.Thru++
 			last.Header.Set("Outflow", last.Outflow.String())
 			return all
-		}, "new-slot", meanwhile, 0},
+		}, "new-slot", meanwhile, 0, false},
 		{"a message is gone from the middle", "divergence", false, false, func(all []*verify.Message) []*verify.Message {
 			return append(all[:20:20], all[21:]...)
-		}, "new-slot", meanwhile + 1, 0},
-		{"a stranger in the place of a message", "foreign_message", true, true, strangerAt21, "keep", 1, 21},
-		{"a stranger, and the WAL is there", "foreign_message", true, false, strangerAt21, "keep", 0, 21},
+		}, "new-slot", meanwhile + 1, 0, false},
+		{"a stranger in the place of a message", "foreign_message", true, true, strangerAt21, "keep", 1, 21, false},
+		{"a stranger, and the WAL is there", "foreign_message", true, false, strangerAt21, "keep", 0, 21, false},
+		{"a stranger, and a kill before the next place", "foreign_message", false, false, strangerAt21, "keep", 0, 21, true},
 		{"a stranger behind a cut window", "foreign_message", false, false, func(all []*verify.Message) []*verify.Message {
 			return append(all[:30:30], &verify.Message{Subject: "outbox.stranger", Data: []byte("{}")})
-		}, "keep", 0, 31}, // what was cut off is in the WAL
+		}, "keep", 0, 31, false}, // what was cut off is in the WAL
 	}, func(c tampered) string { return c.name }, func(t *testing.T, _ int, c tampered) {
 		var f *faulty
 		if c.confirmed {
@@ -68,6 +69,9 @@ func TestRepairOfStreams(t *testing.T) {
 			f = unconfirmed(t, ns.URL(), "odd")
 		}
 		f.replaceStream(t, c.change)
+		if c.killed {
+			f.editRecord(t, func(rec map[string]any) { rec["places"] = rec["places"].([]any)[:1] })
+		}
 		for i := range meanwhile {
 			row(t, f.conn, "meanwhile", 500+i, "{}")
 		}
@@ -107,6 +111,7 @@ type tampered struct {
 	mode       string
 	missing    int
 	stranger   uint64 // its sequence, for the comparison
+	killed     bool   // the record knows only the first place
 }
 
 // repairOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has to help.
