@@ -102,18 +102,17 @@ func (c Config) cureServer(slotExists bool) string {
 	return "If this is not the server that is meant, correct postgres.url. As the last resort, " + c.anew(slotExists)
 }
 
-func (c Config) cureDatabase(database string) string {
-	return fmt.Sprintf("Connect to database %s (postgres.url), or choose another slot name", database)
-}
-
-func (c Config) curePlugin() string {
-	closes := "it closes the gap from the rows of " + c.Table
-	if !c.Mapping.Source.Rows() {
-		closes = "it says what can be done without a table"
+// cureForeignSlot never advises to drop the slot: whoever it belongs to may need it.
+func (c Config) cureForeignSlot(s outbox.SlotState, database string) string {
+	first := "Find out whose it is"
+	if s.Database != "" && s.Database != database {
+		first = fmt.Sprintf("Correct postgres.url, if database %s is the one that is meant. Else find out whose it is", s.Database)
 	}
-	return fmt.Sprintf("Choose another slot name. If the slot %[1]s was outflow's and somebody made it anew, drop it with "+
-		"`SELECT pg_drop_replication_slot('%[1]s')` and run `outflow repair --accept slot_missing`: %[2]s. "+
-		"As the last resort, %[3]s", c.Slot, closes, c.anew(true))
+	closes := "closes the gap from the rows of " + c.Table
+	if !c.Mapping.Source.Rows() {
+		closes = "says what can be done without a table"
+	}
+	return fmt.Sprintf("%s: outflow's own slot of that name is gone. Once the name is free again, `outflow repair --accept slot_missing` %s", first, closes)
 }
 
 func (c Config) cureStream() string {
@@ -122,9 +121,14 @@ func (c Config) cureStream() string {
 }
 
 func (c Config) cureRecord(slotExists bool) string {
-	return fmt.Sprintf("Or put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
+	theirs := ""
+	if slotExists {
+		theirs = fmt.Sprintf("But if slot %s is not this outflow's (a subscription, another program or another outflow may have it), "+
+			"set slot to a name that is not in use, and do nothing to that one. ", c.Slot)
+	}
+	return fmt.Sprintf("%[4]sOr put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
 		"or from a backup. Without it nobody knows which of the events of that range are published. As the last resort, %[3]s",
-		Bucket(c.Stream), c.Slot, c.anew(slotExists))
+		Bucket(c.Stream), c.Slot, c.anew(slotExists), theirs)
 }
 
 func (c Config) cureForeign() string {

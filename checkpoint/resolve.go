@@ -120,6 +120,11 @@ func (v *resolver) left() outbox.LSN {
 
 func (v *resolver) record() error {
 	rec := v.Record
+	if rec == nil || rec.Creating {
+		if f := v.cfg.Foreign(v.Slot, v.Server.Database); f != nil {
+			return f
+		}
+	}
 	if rec == nil {
 		switch {
 		case !v.Slot.Exists && !v.Stream.Exists:
@@ -223,12 +228,9 @@ func (v *resolver) slot() error {
 		return fmt.Errorf("there is no slot %s: %w", v.cfg.Slot, ErrStandby)
 	case !s.Exists:
 		return v.gap("slot_missing", from, to, v.cfg.cureLost(false), "replication slot %s does not exist", v.cfg.Slot)
-	case s.Database != v.Server.Database:
-		return v.gap("slot_database", from, to, v.cfg.cureDatabase(s.Database),
-			"replication slot %s belongs to database %s, the connection is to %s", v.cfg.Slot, s.Database, v.Server.Database)
-	case s.Plugin != "pgoutput":
-		return v.gap("slot_plugin", from, to, v.cfg.curePlugin(),
-			"replication slot %s has output plugin %q, not pgoutput", v.cfg.Slot, s.Plugin)
+	case v.cfg.Foreign(s, v.Server.Database) != nil:
+		f := v.cfg.Foreign(s, v.Server.Database)
+		return v.gap(f.Code, from, to, v.cfg.cureForeignSlot(s, v.Server.Database), "%s", f.What)
 	case s.Invalidation != "" || s.WALStatus == "lost":
 		why := s.Invalidation
 		if why == "" {

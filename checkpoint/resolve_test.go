@@ -165,7 +165,15 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Slot = outbox.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap, "0/2000 to 0/5000", nil},
 		{func(r *Readings) { r.Slot = outbox.SlotState{}; r.Stream.Created = epoch }, "slot_missing", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Slot = outbox.SlotState{}; r.Server.History = promoted(0x4000) }, "slot_missing", outbox.Gap, "0/3000 to 0/5000", nil},
-		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{`"wal2json"`, slotCure}},
+		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{`"wal2json"`, "whose it is", "slot_missing"}},
+		{func(r *Readings) { r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{"physical", "whose it is"}},
+		{func(r *Readings) { r.Record = nil; r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Fatal, "", []string{"physical", "Set slot"}},
+		{func(r *Readings) {
+			r.Record, r.Slot.Plugin, r.Slot.Active, r.Slot.ActivePID, r.Slot.Holder = nil, "test_decoding", true, 77, "etl 10.0.0.7"
+		}, "slot_plugin", outbox.Fatal, "", []string{`"test_decoding"`, "pid 77 (etl 10.0.0.7)", "Set slot"}},
+		{func(r *Readings) { r.Record = nil; r.Slot.Database = "shop" }, "slot_database", outbox.Fatal, "",
+			[]string{"database shop", "is to app", "nobody reads from it", "Set slot", "postgres.url"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot.Database = "shop" }, "slot_database", outbox.Fatal, "", nil},
 		{func(r *Readings) { r.Slot.Database = "shop" }, "slot_database", outbox.Gap, "0/3000 to 0/5000", []string{"database shop", "is to app", "postgres.url"}},
 		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
 		{func(r *Readings) { r.Slot.WALStatus = "lost" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_status is lost"}},
@@ -260,6 +268,9 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" && code != CodeSnapshotUnfinished &&
 		(!strings.HasPrefix(f.Cure, "Run `outflow repair`: ") || !strings.Contains(f.Cure, "`outflow repair --accept "+code+"`")) {
 		t.Errorf("the cure does not begin with the repair: %s", f.Cure)
+	}
+	if (code == "slot_plugin" || code == "slot_database") && strings.Contains(f.Error(), "drop") {
+		t.Errorf("it advises to drop what is not ours: %s", f)
 	}
 	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Cure, ".") || strings.Contains(f.Error(), "..") {
 		t.Errorf("badly put: %s", f)

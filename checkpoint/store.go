@@ -61,15 +61,13 @@ func NewStore(nc *nats.Conn, cfg StoreConfig) *Store {
 	return s
 }
 
-// EnsureBucket makes the bucket if there is none. One that is there stays as it is, and is refused (a fatal fault, code
-// bucket_config) where it would not keep the record.
+// EnsureBucket makes the bucket if there is none, and checks one that is there.
 func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstream.StorageType) error {
-	js, err := jetstream.NewWithAPIPrefix(s.nc, strings.TrimSuffix(s.api, "."))
-	if err != nil {
-		return fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+	if there, err := s.CheckBucket(ctx); there || err != nil {
+		return err
 	}
-	kv, err := js.KeyValue(ctx, Bucket(s.cfg.Stream))
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
+	js, err := s.jetStream()
+	if err == nil {
 		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 			Bucket:      Bucket(s.cfg.Stream),
 			Description: "outflow: where the slots that publish to stream " + s.cfg.Stream + " are",
@@ -77,26 +75,42 @@ func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstrea
 			Replicas:    replicas,
 			Storage:     storage,
 		})
-		if err != nil {
-			return fmt.Errorf("make checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
-		}
-		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+		return fmt.Errorf("make checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+	}
+	return nil
+}
+
+// CheckBucket reports whether there is a bucket, and refuses one (a fatal fault, code bucket_config) that would not keep the record.
+func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
+	js, err := s.jetStream()
+	if err != nil {
+		return false, fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+	}
+	kv, err := js.KeyValue(ctx, Bucket(s.cfg.Stream))
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
 	}
 	st, err := kv.Status(ctx)
 	if err != nil {
-		return fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
+		return false, fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
 	}
 	if st.History() < history || st.TTL() != 0 {
-		return &outbox.Fault{
+		return true, &outbox.Fault{
 			Class: outbox.Fatal, Code: "bucket_config",
 			What: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(), st.TTL()),
 			Cure: cureBucket(s.stream),
 		}
 	}
-	return nil
+	return true, nil
+}
+
+func (s *Store) jetStream() (jetstream.JetStream, error) {
+	return jetstream.NewWithAPIPrefix(s.nc, strings.TrimSuffix(s.api, "."))
 }
 
 // Load returns the record and its revision through the stream's leader. The record is nil where there is none: no bucket, no key,

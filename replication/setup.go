@@ -31,9 +31,10 @@ type SetupConfig struct {
 
 // Setup makes the outbox's parts in PostgreSQL over an ordinary connection. One goroutine uses it.
 type Setup struct {
-	cfg     SetupConfig
-	conn    *pgx.Conn
-	version int
+	cfg       SetupConfig
+	conn      *pgx.Conn
+	version   int
+	rehearsal bool // see Rehearse
 }
 
 // OpenSetup connects.
@@ -53,6 +54,53 @@ func OpenSetup(ctx context.Context, cfg SetupConfig) (*Setup, error) {
 
 // Close closes the connection.
 func (s *Setup) Close() { closeConn(s.conn) }
+
+// Rehearse lets EnsureTable and EnsurePublication make what they make in a transaction that is never committed: whether they may is
+// tried, and nothing of it stays.
+func (s *Setup) Rehearse(ctx context.Context) error {
+	_, err := s.conn.Exec(ctx, "BEGIN")
+	s.rehearsal = err == nil
+	return err
+}
+
+// attempt does what may be refused. In a rehearsal the transaction goes on after it.
+func (s *Setup) attempt(ctx context.Context, do func() error) error {
+	if !s.rehearsal {
+		return do()
+	}
+	if _, err := s.conn.Exec(ctx, "SAVEPOINT attempt"); err != nil {
+		return err
+	}
+	err := do()
+	if err != nil {
+		if _, back := s.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT attempt"); back != nil {
+			return errors.Join(err, back)
+		}
+	}
+	return err
+}
+
+// Reads sets the columns that the check of the publication is about.
+func (s *Setup) Reads(columns []string) { s.cfg.Columns = columns }
+
+// Rows counts the rows that the table has and the stream of changes would bring, had they been written now; of very many it counts no more
+// than limit. ok is false where the role may not read them.
+func (s *Setup) Rows(ctx context.Context, t Table, limit int) (n int, ok bool, err error) {
+	sql := "SELECT FROM " + t.only()
+	if ours := (&Snapshot{cfg: s.cfg.Config}).ours(); len(ours) > 0 {
+		sql += " WHERE " + strings.Join(ours, " AND ")
+	}
+	err = s.attempt(ctx, func() error {
+		return s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM (%s LIMIT %d) r", sql, limit)).Scan(&n)
+	})
+	if sqlState(err) == codeNoPrivilege {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("count the rows of table %s.%s: %w", t.Schema, t.Name, err)
+	}
+	return n, true, nil
+}
 
 // Slot reads the slot's row, as [Session.Slot] does.
 func (s *Setup) Slot(ctx context.Context) (outbox.SlotState, error) {
@@ -132,7 +180,7 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if _, err = s.conn.Exec(ctx, createTable(s.cfg, pgx.Identifier{schema, name})); err != nil {
+	if err = s.make(ctx, createTable(s.cfg, pgx.Identifier{schema, name})); err != nil {
 		return false, s.refused("make table "+schema+"."+name, "the right to create tables in its schema", err)
 	}
 	return true, nil
@@ -166,7 +214,7 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 			return false, id, err
 		}
 	}
-	if _, err = s.conn.Exec(ctx, createPublication(s.cfg, table)); err != nil {
+	if err = s.make(ctx, createPublication(s.cfg, table)); err != nil {
 		return false, id, s.refused("make publication "+s.cfg.Publication, needs, s.shardRefused(ctx, err))
 	}
 	if id, err = s.Publication(ctx); err == nil {
@@ -180,6 +228,13 @@ func hidden(id outbox.PublicationIdentity) error {
 		return id.Hidden
 	}
 	return nil
+}
+
+func (s *Setup) make(ctx context.Context, sql string) error {
+	return s.attempt(ctx, func() error {
+		_, err := s.conn.Exec(ctx, sql)
+		return err
+	})
 }
 
 // Run runs statements in one transaction, which make what stands beside the outbox or find it: after each of them it must not be a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -31,7 +32,17 @@ type Column struct {
 	Expression string // of a generated column, as PostgreSQL prints it
 	Default    bool   // it has a value where none is given: a default, an identity, or it is generated
 	Identity   bool   // GENERATED ALWAYS AS IDENTITY
+	Category   string // of the type, a domain's is that of what it is made of: N for numbers, T for intervals, ...
 }
+
+// PrintsUnordered reports whether the values of the column's type, in the form in which PostgreSQL prints them, sort otherwise than the
+// values do. Of times, uuids and bytes they do not.
+func (c Column) PrintsUnordered() bool {
+	return c.Category == "N" || c.Category == "T" || slices.Contains(numbersOfItsOwn, c.TypeOID)
+}
+
+// numbersOfItsOwn are numbers that PostgreSQL does not count among the numeric types: xid, xid8 and pg_lsn.
+var numbersOfItsOwn = []uint32{28, 5069, 3220}
 
 // Column returns the column of that name.
 func (t Table) Column(name string) (Column, bool) {
@@ -126,7 +137,8 @@ func readTable(ctx context.Context, q querier, table string) (Table, error) {
 	t.Partitioned, t.Unlogged = kind == "p", persistence != "p"
 	rows, err := q.Query(ctx, `SELECT a.attname, a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull,
 			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END, ''),
-			a.atthasdef OR a.attidentity <> '', a.attidentity = 'a'
+			a.atthasdef OR a.attidentity <> '', a.attidentity = 'a',
+			(SELECT y.typcategory::text FROM pg_catalog.pg_type y WHERE y.oid = a.atttypid)
 		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, t.OID)
 	if err != nil {

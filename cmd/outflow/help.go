@@ -118,7 +118,9 @@ func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	_, settings := splitFlags(cmd.Flags())
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" && settings.HasFlags() {
-		return fmt.Errorf("%w. The nearest setting is %s", err, config.NearestFlag(unknown.GetSpecifiedName()))
+		if near := config.NearestFlag(unknown.GetSpecifiedName()); near != "" {
+			return fmt.Errorf("%w. The nearest setting is %s", err, near)
+		}
 	}
 	return err
 }

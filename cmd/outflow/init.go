@@ -11,23 +11,24 @@ import (
 	"github.com/outflowhq/outflow/internal/config"
 	"github.com/outflowhq/outflow/internal/setup"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
 )
 
 // initTimeout is far above what init takes: a slot may have to wait for open transactions.
 const initTimeout = 2 * time.Minute
 
 func (a *app) initCommand() *cobra.Command {
-	var printOnly, withSnapshot, asJSON, sqlAPI bool
+	var printOnly, dryRun, withSnapshot, asJSON, sqlAPI bool
 	var acceptOwners []string
 	cmd := a.configured(&cobra.Command{
 		Use:   "init",
 		Short: "Make what is missing: table, publication, stream, slot, checkpoint record",
 		Long: `Makes the outbox table (if there is none), the publication, the JetStream stream, the slot and the checkpoint
 record. Run again it finishes what is missing, and changes nothing that is there, but for the table's columns in the
-record, once all that was written before is published. Rows older than the slot are not published.
+record, once all that was written before is published. Rows older than the slot are not published: it says how many there are.
+It makes nothing unless everything fits. With --dry-run it makes nothing at all, and says of each object whether it is there, would
+be made, or does not fit; the exit code is the one that it would end with.
 
-With --snapshot they are: first the rows that are there, in the order (doc_id, seq_key), then what is written from then
+With --snapshot rows older than the slot are published: first the rows that are there, in the order (doc_id, seq_key), then what is written from then
 on, each row once. It may be killed at any point and run again; outflow run starts when it has finished. Writers may go on.
 
 With --sql-api it also makes the function outflow.enqueue(doc_id, actor_id, counter, payload), for services in any language, and
@@ -40,11 +41,15 @@ database or of the table, a superuser, or named with --accept-owner.
 
 Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost or a snapshot did
 not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
-		Example: "  outflow init --config outflow.yaml\n  outflow init --print\n  outflow init --snapshot\n  outflow init --sql-api",
+		Example: "  outflow init --config outflow.yaml\n  outflow init --dry-run\n  outflow init --print\n  outflow init --snapshot\n  outflow init --sql-api",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if printOnly && (withSnapshot || asJSON) {
 			return &outbox.Fault{Class: outbox.Usage, Code: "print", What: "--print changes nothing, and goes with neither --snapshot nor --json",
 				Cure: "Give it alone, or with --sql-api"}
+		}
+		if dryRun && (printOnly || withSnapshot || asJSON || sqlAPI) {
+			return &outbox.Fault{Class: outbox.Usage, Code: "dry_run", What: "--dry-run goes with none of --print, --snapshot, --sql-api and --json",
+				Cure: "Give it alone"}
 		}
 		if printOnly {
 			return a.printSQL(ctx, cfg, sqlAPI)
@@ -60,6 +65,9 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 			made = func(ctx context.Context) error {
 				ctx, cancel := context.WithTimeout(ctx, initTimeout)
 				defer cancel()
+				if dryRun {
+					return setup.DryRun(ctx, cfg, log, report, acceptOwners)
+				}
 				return setup.Run(ctx, cfg, log, report, acceptOwners)
 			}
 		}
@@ -70,7 +78,8 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		defer cancel()
 		return setup.SQLAPI(ctx, cfg, log, report, acceptOwners)
 	})
-	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, which their owner can run, and do nothing")
+	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, as far as they are missing, which their owner can run")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what is there, what would be made and what does not fit, and change nothing")
 	cmd.Flags().BoolVar(&sqlAPI, "sql-api", false,
 		"also make the SQL function outflow.enqueue; with --print, read the table and print its SQL")
 	cmd.Flags().StringSliceVar(&acceptOwners, "accept-owner", nil, "use what is there although this role owns it; may be given several times")
@@ -79,21 +88,26 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 	return cmd
 }
 
+// printTimeout is how long PostgreSQL is waited for before the SQL is printed without it.
+const printTimeout = 10 * time.Second
+
 func (a *app) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) error {
-	statements, err := replication.SQL(setup.SQLConfig(cfg, nil))
+	ctx, cancel := context.WithTimeout(ctx, printTimeout)
+	defer cancel()
+	statements, err := setup.Statements(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	// The last one makes the slot. Whoever ran it would have a slot that no record speaks of, which init never adopts.
-	statements = statements[:len(statements)-1]
 	if sqlAPI {
 		more, err := setup.SQLAPIStatements(ctx, cfg)
 		if err != nil {
 			return err
 		}
-		statements = append(statements, more...)
+		for _, statement := range more {
+			statements = append(statements, statement+";")
+		}
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s;\n\n-- Then run outflow init as a role with REPLICATION: it makes stream, checkpoint record and slot.\n",
-		strings.Join(statements, ";\n\n"))
+	_, err = fmt.Fprintf(a.stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes stream, checkpoint record and slot.\n",
+		strings.Join(statements, "\n\n"))
 	return err
 }

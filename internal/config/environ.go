@@ -52,8 +52,11 @@ func (l *loader) readEnviron() {
 	}
 	slices.Sort(unknown)
 	for _, name := range unknown {
-		near := byPath[nearest(strings.TrimPrefix(name, envPrefix), paths)].env()
-		l.problem(fmt.Sprintf("environment %s: there is no such setting", name), "The nearest is "+near)
+		near := nearest(strings.TrimPrefix(name, envPrefix), paths)
+		if near != "" {
+			near = byPath[near].env()
+		}
+		l.problem(fmt.Sprintf("environment %s: there is no such setting", name), orAll(near))
 	}
 }
 

@@ -90,7 +90,7 @@ type streamer struct {
 func stream(ctx context.Context, cfg config.Config, log *slog.Logger) *streamer {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &streamer{cancel: cancel, ended: make(chan error, 1)}
-	s.p, s.close = wiring.Pipeline(cfg, log, prometheus.NewRegistry())
+	s.p, s.close = wiring.Drainer(cfg, log, prometheus.NewRegistry())
 	go func() { s.ended <- s.p.Run(ctx) }()
 	return s
 }

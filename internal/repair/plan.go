@@ -98,12 +98,12 @@ func (r *repair) allowed(l *backfill.Links, f *finding) error {
 func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	slot, cause := f.Slot, f.cause()
 	switch {
-	case cause == "slot_database" || slot.Exists && slot.Database != f.Server.Database:
-		return nil, refuse("slot_database", fmt.Sprintf("slot %s belongs to database %s, the connection is to %s", r.cfg.Slot, slot.Database, f.Server.Database),
-			"Correct postgres.url, or choose another slot name")
-	case cause == "slot_plugin" || slot.Exists && slot.Plugin != "pgoutput":
-		return nil, refuse("slot_plugin", fmt.Sprintf("slot %s has output plugin %q: it is not outflow's", r.cfg.Slot, slot.Plugin),
-			fmt.Sprintf("Choose another slot name, or drop it with `SELECT pg_drop_replication_slot('%s')` and run `outflow repair` again", r.cfg.Slot))
+	case l.CC.Foreign(slot, f.Server.Database) != nil:
+		foreign := l.CC.Foreign(slot, f.Server.Database)
+		if f.fault.Code == foreign.Code {
+			foreign.Cure = f.fault.Cure // as a start says it: there is a record of ours
+		}
+		return nil, foreign
 	case f.Publication.Hidden != nil: // what is published from the table now would be missing again at once
 		return nil, f.Publication.Hidden
 	case f.Record != nil && f.Record.Database != f.Server.Database && cause == "system_changed":

@@ -41,9 +41,8 @@ func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
 			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because nobody could tell which rows are published",
 			s.rep.Table)
 	}
-	if rd.Slot.Exists && (rd.Slot.Database != rd.Server.Database || rd.Slot.Plugin != "pgoutput") {
-		return refuse("slot_foreign", "Choose another slot name (slot)", "slot %s is of database %s with plugin %s: it is not outflow's",
-			s.cfg.Slot, rd.Slot.Database, rd.Slot.Plugin)
+	if f := l.CC.Foreign(rd.Slot, rd.Server.Database); f != nil {
+		return f
 	}
 	switch rec := rd.Record; {
 	case rec == nil || rec.Creating:

@@ -113,6 +113,22 @@ func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
 	return l, nil
 }
 
+// CheckKey refuses an order key whose order is not that of its text: keys are compared as the bytes that PostgreSQL prints.
+func (l *Layout) CheckKey() error {
+	c, ok := l.Table.Column(l.Mapping.Key)
+	if !ok || !c.PrintsUnordered() {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "key_type",
+		What: fmt.Sprintf("columns.seq_key is column %q of table %s, of type %s: keys are compared as text, and in text 10 comes before 9",
+			c.Name, l.Mapping.Table, c.TypeName),
+		Cure: fmt.Sprintf("Set columns.actor_id to the column that says who counts, columns.counter to %s and columns.seq_key to \"\": the key is made of both. "+
+			"Or give the table a text column that the services fill with the number at one length, as lpad(number::text, 20, '0') does, and set "+
+			"columns.seq_key to that. Or set columns.seq_key to \"\" alone: events keep the order in which their transactions commit", c.Name),
+	}
+}
+
 // Replication is the configuration of the PostgreSQL side.
 func Replication(cfg config.Config, log *slog.Logger) replication.Config {
 	rc := replication.Config{
@@ -238,8 +254,18 @@ func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 // Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns closes what outlives
 // sessions; call it after Run.
 func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer, decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
+	return streamer(&opener{cfg: cfg, log: log, check: (*Layout).CheckKey}, metrics, decorate)
+}
+
+// Drainer is a streamer that publishes what was written so far whatever the type of the key: it is the way to another one.
+func Drainer(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer) (*pipeline.Pipeline, func()) {
+	return streamer(&opener{cfg: cfg, log: log, check: func(*Layout) error { return nil }}, metrics, nil)
+}
+
+func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
+	cfg, log := o.cfg, o.log
 	writer := replication.NewWriter(Replication(cfg, log))
-	o := &opener{cfg: cfg, log: log, writer: writer}
+	o.writer = writer
 	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
 		Scratch: scratch.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
@@ -255,6 +281,7 @@ func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer
 type opener struct {
 	cfg    config.Config
 	log    *slog.Logger
+	check  func(*Layout) error // of each session's layout
 	writer *replication.Writer
 
 	mu     sync.Mutex
@@ -294,6 +321,9 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	if !now.same(layout) {
 		o.forget()
 		return nil, fmt.Errorf("table %s was altered while the session was opened", now.Mapping.Table)
+	}
+	if err := o.check(now); err != nil {
+		return nil, err
 	}
 	if err := o.checkWriter(ctx, session); err != nil {
 		return nil, err
@@ -363,6 +393,9 @@ func (o *opener) known(ctx context.Context) (*Layout, error) {
 	}
 	l, err := ReadLayout(ctx, o.cfg, o.log)
 	if err != nil {
+		return nil, err
+	}
+	if err := o.check(l); err != nil {
 		return nil, err
 	}
 	o.layout = l
