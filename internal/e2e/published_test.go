@@ -128,8 +128,12 @@ func TestPublishedOtherwise(t *testing.T) {
 			if code != 4 || r.Fault != "publication_changed" || r.Missing < c.missing || len(c.rows) > 1 && !strings.Contains(strings.Join(r.Notes, " "), "public.outbox_old") {
 				t.Fatalf("look: exit code %d, %+v\n%s", code, r, stderr)
 			}
-			if r, stderr, code = f.repair("--accept", "publication_changed"); code != 0 || !r.Repaired {
-				t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
+			// One that is killed finds the former table again. Where this test stood still it may have come to its end.
+			if former := len(c.rows) > 1 && c.away != nil; !former || f.killedAt(t, "publication_changed", "publishing", 0) {
+				left(t, f.conn, f.slot)
+				if r, stderr, code = f.repair("--accept", "publication_changed"); code != 0 || !r.Repaired {
+					t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
+				}
 			}
 			f.log.Reset()
 			f.start()
