@@ -73,7 +73,7 @@ func (c Config) cureInitAgain() string {
 }
 
 func (c Config) cureMapping() string {
-	return "Set source, table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
+	return "Set source, replication.origin, table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
 		"it changes them once all that was written before is published"
 }
 

@@ -13,8 +13,8 @@ import (
 
 // The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
 // stopped and base, and has the broker's time beside a place: a program that does not know these refuses it by its version, and does
-// not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard, version 5 the OID of
-// the table that is published; they are written only where there is one.
+// not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard, version 5 one without
+// foreign transactions and the OID of the table that is published; they are written only where there is one.
 const (
 	recordVersion = 5
 	shardVersion  = 4
@@ -92,7 +92,7 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = tableVersion
 	switch {
-	case c.Publication.TableOID != 0:
+	case c.Publication.TableOID != 0, c.Mapping.OwnOnly:
 		c.Version = recordVersion
 	case !c.Mapping.Shard.Whole():
 		c.Version = shardVersion
@@ -160,6 +160,8 @@ func (r *Record) validate() error {
 		return fmt.Errorf("table with OID %d of source %v in version %d", r.Publication.TableOID, r.Mapping.Source, r.Version)
 	case r.Publication.TableOID == 0 && r.Publication.Path+r.Publication.Rewritten != "":
 		return errors.New("no OID of the table that is published")
+	case r.Mapping.OwnOnly && r.Version < recordVersion:
+		return fmt.Errorf("own_only in version %d", r.Version)
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":

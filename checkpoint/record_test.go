@@ -34,7 +34,9 @@ func TestRecordRoundTrip(t *testing.T) {
 	older, olderBoth, olderShard := unnamed(full), unnamed(both), unnamed(shard)
 	rewritten := record(at(0x1000, 5, 0))
 	rewritten.Publication.Path, rewritten.Publication.Rewritten = "731,740", "0123456789abcdef"
-	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older, olderBoth, olderShard, rewritten} {
+	own := unnamed(messages)
+	own.Mapping.OwnOnly = true
+	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older, olderBoth, olderShard, rewritten, own} {
 		doc, err := want.Encode()
 		if err != nil {
 			t.Fatal(err)
@@ -93,6 +95,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"newer":             {strings.Replace(good, `"v":5,`, `"v":6,"new":true,`, 1), "record_version"},
 		"table too early":   {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
 		"path, no table":    {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
+		"own too early":     {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1), `"payload":"payload"`, `"payload":"payload","own_only":true`, 1), "record_corrupt"},
 		"older":             {strings.Replace(good, `"v":5`, `"v":0`, 1), "record_corrupt"},
 		"unknown field":     {strings.Replace(good, `"v":5`, `"v":5,"new":true`, 1), "record_corrupt"},
 		"something behind":  {good + " {}", "record_corrupt"},

@@ -154,7 +154,7 @@ func (v *resolver) record() error {
 			shardText(v.cfg.Mapping.Shard), v.cfg.Slot, shardText(rec.Mapping.Shard))
 	}
 	if rec.Mapping != v.cfg.Mapping {
-		return v.fatal("mapping_changed", v.cfg.cureMapping(), "source, table and columns are %s, the checkpoint record of slot %s has %s",
+		return v.fatal("mapping_changed", v.cfg.cureMapping(), "source, origin, table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
 	}
 	if rec.Repairing == ForSnapshot {
@@ -201,15 +201,19 @@ func shardText(s outbox.Shard) string {
 }
 
 func mappingText(m outbox.Mapping) string {
+	origin := "any"
+	if m.OwnOnly {
+		origin = "own"
+	}
 	if !m.Source.Rows() {
 		key := "in commit order"
 		if m.Keyed() {
 			key = "ordered by key"
 		}
-		return fmt.Sprintf("source=%v, %s", m.Source, key)
+		return fmt.Sprintf("source=%v origin=%s, %s", m.Source, origin, key)
 	}
-	return fmt.Sprintf("source=%v table=%s doc_id=%s actor_id=%s counter=%s seq_key=%s payload=%s",
-		m.Source, m.Table, m.Doc, m.Actor, m.Counter, m.Key, m.Payload)
+	return fmt.Sprintf("source=%v origin=%s table=%s doc_id=%s actor_id=%s counter=%s seq_key=%s payload=%s",
+		m.Source, origin, m.Table, m.Doc, m.Actor, m.Counter, m.Key, m.Payload)
 }
 
 func (v *resolver) server() error {

@@ -148,9 +148,9 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) {
 			r.Record.Mapping = outbox.Mapping{Source: outbox.FromMessage, Key: "key"}
-		}, "mapping_changed", outbox.Fatal, "", []string{"has source=message, ordered by key"}},
+		}, "mapping_changed", outbox.Fatal, "", []string{"has source=message origin=any, ordered by key"}},
 		{func(r *Readings) { r.Record.Mapping = outbox.Mapping{Source: outbox.FromMessage} }, "mapping_changed", outbox.Fatal, "",
-			[]string{"has source=message, in commit order"}},
+			[]string{"has source=message origin=any, in commit order"}},
 		{func(r *Readings) { r.Record.Mapping.Shard = outbox.Shard{Index: 1, Of: 4} }, "shard_changed", outbox.Fatal, "",
 			[]string{"shard is not set", "slot outflow has 1/4", "docs/upgrades.md"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",

@@ -88,6 +88,7 @@ type transaction struct {
 	final    outbox.LSN // LSN of the commit record's start, from Begin
 	events   uint32
 	tick     bool
+	foreign  bool             // it was replicated from elsewhere, and such are no inputs
 	settings *outbox.Settings // the last well-formed change for this slot
 }
 
@@ -164,6 +165,7 @@ func (d *Decoder) message(m *reader, r *Result) error {
 	case 'O':
 		m.u64() // LSN at the origin
 		m.text()
+		d.tx.foreign = d.cfg.Mapping.OwnOnly
 	case 'Y':
 		m.u32() // OID
 		m.text()

@@ -13,7 +13,9 @@
 // # What is an input
 //
 // The order of the stream is a function of the inputs, so what is one is decided here, at the commit, from the transaction's
-// content alone: events if it has any, else the last well-formed change of this slot's settings, else a tick, else nothing.
+// content alone: events if it has any, else the last well-formed change of this slot's settings, else a tick, else nothing. Where the mapping
+// says so, a transaction with an origin, which was replicated from elsewhere, is nothing either. From PostgreSQL 16 on the server leaves
+// it out; below that it says the origin, behind Begin.
 //
 // # Rows and messages
 //

@@ -33,6 +33,8 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 		return nil
 	case !d.inCommit:
 		return d.protocol(m, "transactional, but outside of a transaction")
+	case d.tx.foreign:
+		return nil
 	}
 	switch string(prefix) {
 	case outbox.TickPrefix:

@@ -1,6 +1,7 @@
 package decoder
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -91,6 +92,54 @@ func TestKindOfInput(t *testing.T) {
 				t.Errorf("%d malformed, want %d", malformed, c.malformed)
 			}
 		})
+	}
+}
+
+// A transaction that was replicated from elsewhere is no input, whatever is in it, unless the mapping wants it.
+func TestForeignTransactions(t *testing.T) {
+	t.Parallel()
+	ours := logical(1, outbox.SettingsPrefix, settingsOf(5*time.Millisecond).Content("outflow"))
+	for name, c := range map[string]struct {
+		msgs [][]byte
+		any  outbox.Commit
+	}{
+		"rows":     {[][]byte{relation(tableOID, columns...), row("1", "[]"), row("2", "[]")}, outbox.Commit{Kind: outbox.Events, Events: 2}},
+		"message":  {[][]byte{logical(1, outbox.EventPrefix, `{"doc_id":"d","payload":1}`)}, outbox.Commit{Kind: outbox.Events, Events: 1}},
+		"settings": {[][]byte{ours}, outbox.Commit{Kind: outbox.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
+		"tick":     {[][]byte{logical(1, outbox.TickPrefix, "")}, outbox.Commit{Kind: outbox.Tick}},
+		"nothing":  {nil, outbox.Commit{}},
+	} {
+		for _, own := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, own only: %t", name, own), func(t *testing.T) {
+				t.Parallel()
+				cfg := config
+				cfg.Mapping.Source, cfg.Mapping.OwnOnly = outbox.FromBoth, own
+				msgs := append([][]byte{begin(0x100), origin("elsewhere")}, c.msgs...)
+				// The next one is our own again, and its table was described in the foreign one.
+				msgs = append(msgs, commit(0x100, 0x130, 9), begin(0x200), relation(tableOID, columns...), row("3", "[]"), commit(0x200, 0x230, 10))
+				results, err := decodeAll(cfg, msgs...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := c.any
+				if own {
+					want = outbox.Commit{}
+				}
+				want.LSN, want.Time = 0x130, 9
+				got := commits(results)
+				if got[0] != want || got[1] != (outbox.Commit{LSN: 0x230, Time: 10, Kind: outbox.Events, Events: 1}) {
+					t.Errorf("got %+v, want %+v", got, want)
+				}
+				if n := len(events(results)); n != want.Events+1 {
+					t.Errorf("%d events", n)
+				}
+				for _, r := range results {
+					if r.Malformed != nil || r.Ignored != NothingIgnored {
+						t.Errorf("%+v", r)
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -85,8 +85,8 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	if part != 'N' && !m.short {
 		return d.protocol(m, "unknown part %q", part)
 	}
-	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() {
-		if oid == d.unread && oid != 0 {
+	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() || d.tx.foreign {
+		if oid == d.unread && oid != 0 && !d.tx.foreign {
 			r.Ignored = IgnoredRow
 		}
 		return d.tuple(m, nil, true)

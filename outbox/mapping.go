@@ -51,6 +51,10 @@ type Mapping struct {
 	Counter string `json:"counter,omitempty"`
 	Key     string `json:"seq_key,omitempty"`
 	Payload string `json:"payload"`
+
+	// OwnOnly: a transaction that was replicated from elsewhere, one with a replication origin, is no input. A record from before there was
+	// a choice says false, which is what was done.
+	OwnOnly bool `json:"own_only,omitempty"`
 }
 
 // Keyed reports whether events have a seq_key: a column of their own, or actor and counter to make it from.

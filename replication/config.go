@@ -26,6 +26,7 @@ type Config struct {
 	Table       string       // schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical messages, there is no table
 	Shard       outbox.Shard // the part of the table that is published
 	ShardBy     string       // the column that decides to which part a row belongs: the document's
+	OwnOnly     bool         // transactions that were replicated from elsewhere are not asked for; below PostgreSQL 16 they come, with their origin
 	Logger      *slog.Logger
 }
 

@@ -27,7 +27,7 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 	if s.streaming() != nil {
 		return fmt.Errorf("start replication: already started")
 	}
-	if err := s.startReplication(ctx, startCommand(s.cfg, from, binary)); err != nil {
+	if err := s.startReplication(ctx, startCommand(s.cfg, s.version, from, binary)); err != nil {
 		if sqlState(err) == codeObjectInUse {
 			return fmt.Errorf("%w: %w", ErrSlotInUse, err)
 		}
@@ -95,10 +95,13 @@ func (s *Session) startReplication(ctx context.Context, command string) error {
 
 // startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to itself until it commits,
 // and sends in commit order.
-func startCommand(cfg Config, from outbox.LSN, binary bool) string {
+func startCommand(cfg Config, version int, from outbox.LSN, binary bool) string {
 	options := "proto_version '1', publication_names " + literal(publicationNames(cfg.Publication)) + ", messages 'true'"
 	if binary {
 		options += ", binary 'true'"
+	}
+	if cfg.OwnOnly && version >= 160000 {
+		options += ", origin 'none'"
 	}
 	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", pgx.Identifier{cfg.Slot}.Sanitize(), from, options)
 }

@@ -128,6 +128,8 @@ func (l *Links) Read(ctx context.Context) (r Readings, err error) {
 	if err != nil {
 		return r, err
 	}
+	l.Layout.Follow(l.cfg, r.Record)
+	l.CC, l.PGC.OwnOnly = wiring.Checkpoint(l.cfg, l.Layout), l.Layout.Mapping.OwnOnly
 	if r.Stream, err = l.Conn.State(ctx); err != nil {
 		return r, err
 	}

@@ -16,6 +16,7 @@ import (
 type Config struct {
 	Postgres    Postgres
 	NATS        NATS
+	Replication Replication
 	Source      outbox.Source
 	Table       string // schema.name, without quotes; of no use without rows
 	Shard       outbox.Shard
@@ -41,6 +42,18 @@ type Postgres struct {
 	URL      string // "": libpq's PG* variables and defaults
 	WriteURL string // for ticks and changes of settings; URL if it was not given
 }
+
+// Replication says what of the WAL is read.
+type Replication struct {
+	Origin   string
+	Explicit bool // it was given: else it follows the checkpoint record, where there is one
+}
+
+// The values of replication.origin.
+const (
+	OriginOwn = "own" // transactions that were written here
+	OriginAny = "any" // those that were replicated from elsewhere as well
+)
 
 // NATS says how NATS is reached. At most one way to authenticate is set.
 type NATS struct {

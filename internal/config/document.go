@@ -34,7 +34,7 @@ actor and counter; without those as well, events keep commit order.
 `
 
 var documentSections = map[string]string{
-	"postgres": "PostgreSQL", "nats": "NATS", "columns": "Columns", "reorder": "Order", "sink": "Publishing and confirming",
+	"postgres": "PostgreSQL", "replication": "Replication", "nats": "NATS", "columns": "Columns", "reorder": "Order", "sink": "Publishing and confirming",
 	"init": "How init makes the stream", "log": "Log", "": "Names",
 }
 

@@ -38,8 +38,9 @@ func TestDefaults(t *testing.T) {
 	}
 	c.from = nil
 	want := Config{
-		NATS:  NATS{URL: "nats://127.0.0.1:4222"},
-		Table: "public.outbox",
+		NATS:        NATS{URL: "nats://127.0.0.1:4222"},
+		Replication: Replication{Origin: OriginOwn},
+		Table:       "public.outbox",
 		Columns: Columns{
 			ID: Column{Name: "id"}, Doc: Column{Name: "doc_id"}, Actor: Column{Name: "actor_id"},
 			Counter: Column{Name: "counter"}, Key: Column{Name: "seq_key"}, Payload: Column{Name: "payload"},

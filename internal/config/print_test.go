@@ -139,6 +139,7 @@ log: {level: debug}
 	for _, col := range []*Column{&again.Columns.Doc, &again.Columns.Payload} {
 		col.Explicit = false // the print names them
 	}
+	again.Replication.Explicit = false
 	c.from, again.from = nil, nil
 	if !reflect.DeepEqual(c, again) {
 		t.Errorf("%+v\nread again:\n%+v", c, again)

@@ -55,6 +55,10 @@ var settings = []setting{
 		doc:  "Where ticks and changes of settings are written: the primary, if postgres.url is a replica.",
 		bind: func(c *Config) value { return textValue{&c.Postgres.WriteURL, postgresURL} }},
 
+	{path: "replication.origin", def: OriginOwn, want: "own or any", choices: []string{OriginOwn, OriginAny},
+		doc:  "own: what logical replication brought from another server is not published. any: it is. Where it is not set, an existing checkpoint record decides.",
+		bind: func(c *Config) value { return choiceValue{&c.Replication.Origin, []string{OriginOwn, OriginAny}} }},
+
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,
 		want: "one or more of nats://host:4222, tls://host:4222, separated by commas",
 		doc:  "The servers.",

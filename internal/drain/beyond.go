@@ -28,7 +28,9 @@ func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping outbox
 	dec := decoder.New(decoder.Config{TableOID: table, Mapping: mapping, Slot: cfg.Slot, MaxPayload: 1})
 	var w Waiting
 	var res decoder.Result
-	err := replication.Peek(ctx, wiring.Replication(cfg, log), 0, false, func(m replication.Message) error {
+	rc := wiring.Replication(cfg, log)
+	rc.OwnOnly = mapping.OwnOnly
+	err := replication.Peek(ctx, rc, 0, false, func(m replication.Message) error {
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 
@@ -87,10 +86,8 @@ func TestRowsWithoutAColumn(t *testing.T) {
 
 		all, others := messages(t, js(t, ns.URL()), o.stream), messages(t, js(t, twinNATS.URL()), twin.stream)
 		got := map[string]string{}
-		for i, m := range all {
-			if other := others[i]; m.Subject != other.Subject || string(m.Data) != string(other.Data) || !maps.EqualFunc(m.Header, other.Header, slices.Equal) {
-				t.Errorf("message %d: %s %v %s, the twin has %s %v %s", i+1, m.Subject, m.Header, m.Data, other.Subject, other.Header, other.Data)
-			}
+		sameBytes(t, all, others)
+		for _, m := range all {
 			if m.Header.Get("Outflow-Dead-Letter") == "" {
 				continue
 			}

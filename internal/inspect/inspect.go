@@ -47,6 +47,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 		return err
 	}
 	place, source := start(ctx, cfg, layout, log)
+	rc := wiring.Replication(cfg, log)
+	rc.OwnOnly = layout.Mapping.OwnOnly
 	i := &inspector{
 		out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
 		buf: reorder.New(reorder.Config{
@@ -56,7 +58,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	}
 	defer i.buf.Discard()
 	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, place.Due, source, place.Settings)
-	if err := replication.Peek(ctx, wiring.Replication(cfg, log), o.Limit, false, i.message); err != nil {
+	if err := replication.Peek(ctx, rc, o.Limit, false, i.message); err != nil {
 		return err
 	}
 	held, bytes := i.buf.Held()
@@ -64,7 +66,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	return i.out.Flush()
 }
 
-// start is where the rules start from, and where that was found.
+// start is where the rules start from, and where that was found. The layout follows the record.
 func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (outbox.Place, string) {
 	place := outbox.Place{Settings: cfg.Reorder.Settings()}
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
@@ -85,6 +87,7 @@ func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *s
 	case rec == nil || len(rec.Places) == 0:
 		return place, "no checkpoint record"
 	}
+	layout.Follow(cfg, rec)
 	newest := rec.Places[len(rec.Places)-1]
 	return newest.Place, fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
 }

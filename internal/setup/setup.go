@@ -378,6 +378,7 @@ func (s *setup) read(ctx context.Context) (r readings, err error) {
 	if r.Record, r.revision, err = s.store.Load(ctx); err != nil {
 		return r, err
 	}
+	s.layout.Follow(s.cfg, r.Record)
 	if r.Stream, err = s.conn.State(ctx); err != nil {
 		return r, err
 	}

@@ -84,6 +84,7 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 	if r.Record, _, err = wiring.Store(cfg, conn).Load(ctx); err != nil {
 		return nil, err
 	}
+	layout.Follow(cfg, r.Record)
 	if r.Stream, err = conn.State(ctx); err != nil {
 		return nil, err
 	}

@@ -57,6 +57,14 @@ func (l *Layout) Needed() []string {
 	})
 }
 
+// Follow takes over from the checkpoint record what the configuration leaves to it. A set-up that is older than replication.origin goes on
+// as it was; rec nil: there is no record.
+func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
+	if rec != nil && !rec.Creating && !cfg.Replication.Explicit {
+		l.Mapping.OwnOnly = rec.Mapping.OwnOnly
+	}
+}
+
 // ReadsTable reads a table's description.
 type ReadsTable interface {
 	Table(ctx context.Context) (replication.Table, error)
@@ -101,6 +109,7 @@ func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
 		return nil, err
 	}
 	l := &Layout{Resolved: r, Table: t, Binary: true}
+	l.Mapping.OwnOnly = cfg.Replication.Origin == config.OriginOwn
 	if !cfg.Source.Rows() {
 		return l, nil
 	}
@@ -305,7 +314,14 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 			conn.Close()
 		}
 	}()
-	session, err := replication.Open(ctx, Replication(o.cfg, o.log))
+	rec, _, err := store.Load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	layout.Follow(o.cfg, rec)
+	rc := Replication(o.cfg, o.log)
+	rc.OwnOnly = layout.Mapping.OwnOnly
+	session, err := replication.Open(ctx, rc)
 	if err != nil {
 		return nil, at("postgres.url", err)
 	}
@@ -318,6 +334,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	if err != nil {
 		return nil, err
 	}
+	now.Follow(o.cfg, rec)
 	if !now.same(layout) {
 		o.forget()
 		return nil, fmt.Errorf("table %s was altered while the session was opened", now.Mapping.Table)
