@@ -190,7 +190,7 @@ func (p *Parked) Running(ctx context.Context, consumer string) (instance string,
 // Known returns an error if the database has no such consumer.
 func (p *Parked) Known(ctx context.Context, consumer string) error {
 	var names []string
-	err := p.db.QueryRow(ctx, `SELECT array_agg(name ORDER BY name) FROM (
+	err := p.db.QueryRow(ctx, `SELECT pg_catalog.array_agg(name ORDER BY name) FROM (
 		SELECT name FROM `+p.consumers+` ORDER BY name = $1 DESC, name LIMIT 20) AS c`, consumer).Scan(&names)
 	if err != nil {
 		return p.explain(err)

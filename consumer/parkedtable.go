@@ -134,7 +134,7 @@ type parkedRow struct {
 // document is not to be released any more.
 func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) ([]parkedRow, error) {
 	rows, err := tx.Query(ctx, `SELECT ord, source, release, attempts, seq, subject, headers, data, published_at FROM (
-			SELECT *, row_number() OVER w AS place, sum(octet_length(data)) OVER w AS bytes, first_value(release) OVER w AS word FROM (
+			SELECT *, row_number() OVER w AS place, sum(octet_length(data)) OVER w AS bytes, pg_catalog.first_value(release) OVER w AS word FROM (
 				SELECT * FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY ord LIMIT $3
 			) AS head WINDOW w AS (ORDER BY ord)
 		) AS batch WHERE word <> '' AND (place = 1 OR bytes <= $4) ORDER BY ord`, p.name, storable(document), n, releaseBytes)

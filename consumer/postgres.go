@@ -27,6 +27,9 @@ func Postgres(pool *pgxpool.Pool) Marks { return postgresMarks{pool} }
 type postgresMarks struct{ pool *pgxpool.Pool }
 
 // postgres is the store of one consumer in a database.
+//
+// Its SQL runs in the application's sessions, with their search_path. What somebody has planted in a schema of it must not be called: an
+// operator or function is either one that pg_catalog has for exactly these types, which is found first, or its schema is named.
 type postgres struct {
 	pool  *pgxpool.Pool
 	cfg   *Config
@@ -201,7 +204,8 @@ func (s *postgres) set(ctx context.Context, st *state) error {
 
 func (s *postgres) forget(ctx context.Context, source string) error {
 	_, err := s.pool.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET before =
-		(SELECT coalesce(jsonb_agg(g), '[]') FROM jsonb_array_elements(before) g WHERE g->>'source' <> $3) WHERE name = $1 AND epoch = $2`,
+		(SELECT coalesce(pg_catalog.jsonb_agg(g), '[]') FROM pg_catalog.jsonb_array_elements(before) g
+			WHERE pg_catalog.jsonb_extract_path_text(g, 'source') <> $3) WHERE name = $1 AND epoch = $2`,
 		s.cfg.Name, s.epoch, source)
 	return err
 }
@@ -267,7 +271,7 @@ func (s *postgres) begin(source string, partition int, from, to mark) string {
 		b.WriteString(" ISOLATION LEVEL " + string(s.cfg.Isolation))
 	}
 	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; WITH moved AS (UPDATE %s SET seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
-		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) SELECT 1 / count(*) FROM moved",
+		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) SELECT 1 / pg_catalog.count(*) FROM moved",
 		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index, to.Holed,
 		s.cfg.Name, source, partition, s.epoch, from.Seq)
 	return b.String()

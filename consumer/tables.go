@@ -39,14 +39,14 @@ func Tables(schema string) string {
 // create makes the tables, unless all of them are there: then no right to create is needed. Several instances may do so at once.
 func (s *postgres) create(ctx context.Context) error {
 	var there bool
-	err := s.pool.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL AND to_regclass($2) IS NOT NULL AND to_regclass($3) IS NOT NULL`,
+	err := s.pool.QueryRow(ctx, `SELECT pg_catalog.to_regclass($1) IS NOT NULL AND pg_catalog.to_regclass($2) IS NOT NULL AND pg_catalog.to_regclass($3) IS NOT NULL`,
 		s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked")).Scan(&there)
 	if err != nil || there {
 		return err
 	}
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		// IF NOT EXISTS is no protection against another instance that does the same at the same time.
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext('outflow_consumer'))`); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('outflow_consumer'))`); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, Tables(s.cfg.DatabaseSchema))

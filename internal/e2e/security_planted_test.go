@@ -2,13 +2,17 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	consume "github.com/outflowhq/outflow/consumer" // consumer is a helper of these tests
 	"github.com/outflowhq/outflow/internal/natstest"
 	"github.com/outflowhq/outflow/internal/pgserver"
 	"github.com/outflowhq/outflow/internal/pgtest"
@@ -45,7 +49,7 @@ BEGIN
 		EXECUTE format('CREATE FUNCTION public.%%I(%%s) RETURNS %%s', r.proname, r.arguments, r.returns) || body;
 	END LOOP;
 	FOR r IN SELECT format_type(t, NULL) AS t FROM unnest('{text,name,jsonb,bigint,int,oid}'::regtype[]) t LOOP
-		FOREACH f IN ARRAY '{concat,coalesce,hashtext,to_regclass,jsonb_agg,jsonb_array_elements,format_type,host,array_agg,min,max}'::text[] LOOP
+		FOREACH f IN ARRAY '{concat,coalesce,hashtext,to_regclass,jsonb_agg,jsonb_array_elements,format_type,host,min,max}'::text[] LOOP
 			BEGIN
 				EXECUTE format('CREATE FUNCTION public.%%I(%%s) RETURNS text', f, r.t) || body;
 			EXCEPTION WHEN duplicate_function OR invalid_function_definition THEN NULL;
@@ -69,6 +73,10 @@ BEGIN
 		END;
 	END LOOP;
 END $do$;
+CREATE FUNCTION public.planted_state(state text, value text) RETURNS text AS $$BEGIN PERFORM public.planted(); RETURN NULL; END$$
+	LANGUAGE plpgsql SET search_path = pg_catalog;
+CREATE AGGREGATE public.array_agg(pg_catalog.text) (SFUNC = public.planted_state, STYPE = pg_catalog.text);
+CREATE AGGREGATE public.first_value(pg_catalog.text) (SFUNC = public.planted_state, STYPE = pg_catalog.text);
 RESET ROLE`
 
 // called are functions of pg_catalog that the program uses.
@@ -78,9 +86,9 @@ var called = strings.Fields(`array_agg array_position coalesce concat count curr
 	pg_is_in_recovery pg_logical_emit_message pg_partition_ancestors pg_table_is_visible pg_walfile_name quote_ident
 	set_config sha256 sum textcat textsend to_json to_jsonb to_regclass upper`)
 
-// trapped makes a database in which a stranger has planted what it could, and a superuser whose search_path leads there before pg_catalog.
+// trapped makes a database in which a stranger has planted what it could, and a superuser whose search_path is as given.
 // The function that it returns fails the test if any of it was called.
-func trapped(t *testing.T, srv *pgserver.Server) (conn *pgx.Conn, victim string, untouched func(after string)) {
+func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, victim string, untouched func(after string)) {
 	t.Helper()
 	raw := pgtest.Database(t, srv)
 	conn = db(t, raw)
@@ -91,7 +99,7 @@ func trapped(t *testing.T, srv *pgserver.Server) (conn *pgx.Conn, victim string,
 	mustExec(t, conn, "CREATE ROLE "+role+" LOGIN SUPERUSER")
 	t.Cleanup(func() { dropRole(t, raw, mallory); dropRole(t, raw, role) })
 	mustExec(t, conn, fmt.Sprintf(plant, mallory, "'"+strings.Join(called, "', '")+"'"))
-	mustExec(t, conn, "ALTER ROLE "+role+" IN DATABASE "+database+" SET search_path = public, pg_catalog")
+	mustExec(t, conn, "ALTER ROLE "+role+" IN DATABASE "+database+" SET search_path = "+path)
 	u, err := url.Parse(raw)
 	must(t, err)
 	u.User = url.User(role)
@@ -108,9 +116,9 @@ func trapped(t *testing.T, srv *pgserver.Server) (conn *pgx.Conn, victim string,
 	}
 	// It works: who is careless calls it.
 	careless := db(t, u.String())
-	mustExec(t, careless, "SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.name, to_regclass('x')")
+	mustExec(t, careless, "SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.name")
 	var n int
-	must(t, careless.QueryRow(t.Context(), "SELECT 1 FROM public.planted_ran WHERE who OPERATOR(pg_catalog.=) $1 LIMIT 1", role).Scan(&n))
+	must(t, conn.QueryRow(t.Context(), "SELECT 1 FROM public.planted_ran WHERE who OPERATOR(pg_catalog.=) $1 LIMIT 1", role).Scan(&n))
 	mustExec(t, conn, "TRUNCATE public.planted_ran")
 	return conn, u.String(), untouched
 }
@@ -133,7 +141,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
-		conn, url, untouched := trapped(t, srv)
+		conn, url, untouched := trapped(t, srv, "public, pg_catalog")
 		ns := natstest.Server(t)
 		o := newOutflow(t, url, ns.URL(), slotName("planted"), "REORDER_HORIZON=0s")
 		o.named(strings.ToUpper(o.slot))
@@ -165,5 +173,66 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		run("drain")
 		run("repair")
 		run("replay", "--from", "table", "--doc", "doc", "--to", "stdout")
+	})
+}
+
+// TestNothingPlantedIsCalledForConsumers: a consumer's SQL runs in the application's own sessions, and that of the commands in such as lead
+// through poolers; there nobody pins a search_path.
+func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		conn, url, untouched := trapped(t, srv, `"$user", public`)
+		ns := natstest.Server(t)
+		o := newOutflow(t, url, ns.URL(), slotName("planted"), "REORDER_HORIZON=0s", "CONSUMER_DATABASE="+url)
+		o.named(strings.ToUpper(o.slot))
+		o.init()
+		o.start()
+		o.ready()
+		pool, err := pgxpool.New(t.Context(), url)
+		must(t, err)
+		t.Cleanup(pool.Close)
+		until := func(enough func() bool, handler consume.Handler) {
+			t.Helper()
+			c, err := consume.New(js(t, ns.URL()), consume.Postgres(pool), consume.Config{
+				Name: "orders", Stream: o.stream, MaxAttempts: 1, Backoff: consume.Backoff{First: time.Millisecond, Max: time.Millisecond},
+			})
+			must(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- c.Run(ctx, handler) }()
+			eventually(t, "it has come so far", func() error {
+				if !enough() {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			cancel()
+			must(t, <-ended)
+			untouched("consumer")
+		}
+		count := func(sql string) (n int) {
+			_ = conn.QueryRow(t.Context(), sql).Scan(&n) // the table may not be there yet
+			return n
+		}
+		for i := range 3 {
+			row(t, conn, "doc", i, `{}`)
+		}
+		bad := func(context.Context, pgx.Tx, *consume.Event) error { return errors.New("bad") }
+		good := func(context.Context, pgx.Tx, *consume.Event) error { return nil }
+		until(func() bool { return count("SELECT count(*) FROM outflow_parked") == 3 }, bad)
+		for _, args := range [][]string{
+			{"consumer", "list"}, {"parked", "list"}, {"parked", "list", "orders"}, {"parked", "show", "orders", "doc"}, {"parked", "retry", "orders", "doc"},
+		} {
+			if out, errOut, code := o.exec(args...); code != 0 {
+				t.Errorf("outflow %v: exit code %d\n%s%s", args, code, out, errOut)
+			}
+			untouched(strings.Join(args, " "))
+		}
+		until(func() bool { return count("SELECT count(*) FROM outflow_parked") == 0 }, good)
+		if out, errOut, code := o.exec("consumer", "rewind", "orders", "--to", "start", "--yes"); code != 0 {
+			t.Errorf("exit code %d\n%s%s", code, out, errOut)
+		}
+		untouched("consumer rewind")
 	})
 }
