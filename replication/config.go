@@ -83,6 +83,12 @@ const peerTimeout = 15 * time.Second
 // parseConfig reads a connection URL of the setting named. No part of the URL appears in the error: a malformed one can hide a
 // password anywhere.
 func parseConfig(setting, url string) (*pgx.ConnConfig, error) {
+	if ambiguous(url) {
+		return nil, &outbox.Fault{
+			Class: outbox.Usage, Code: "postgres_url", What: setting + " can be read in more than one way: it has an @ that does not end the password",
+			Cure: "Write an @ in a user's name, a password or a parameter as %40, and a / as %2F, ? as %3F, # as %23",
+		}
+	}
 	c, err := pgx.ParseConfig(url)
 	if err != nil {
 		what := setting + " can't be read as a connection URL or keyword string"
@@ -111,6 +117,41 @@ func parseConfig(setting, url string) (*pgx.ConnConfig, error) {
 	}
 	c.DialFunc = dialer.DialContext
 	return c, nil
+}
+
+// ambiguous reports whether a URL has an @ where none can stand: a part of the password would be taken for the host, and shown.
+func ambiguous(url string) bool {
+	_, rest, ok := strings.Cut(url, "://")
+	if !ok || strings.ContainsAny(url[:len(url)-len(rest)-3], " =") { // keywords
+		return false
+	}
+	authority := rest
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		authority = rest[:i]
+	}
+	return strings.Count(rest, "@") > min(1, strings.Count(authority, "@"))
+}
+
+// nameOf names a setting in an error, and says if it is not set.
+func nameOf(setting, url string) string {
+	if url != "" {
+		return setting
+	}
+	return setting + " is not set, nor is DATABASE_URL, and libpq's PG* variables and defaults apply"
+}
+
+// Connect opens an ordinary connection for the setting named. Nothing is pinned: it may lead through a pooler.
+func Connect(ctx context.Context, setting, url string) (*pgx.Conn, error) {
+	c, err := parseConfig(setting, url)
+	if err != nil {
+		return nil, err
+	}
+	c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	conn, err := pgx.ConnectConfig(ctx, c)
+	if err != nil {
+		return nil, connectFault(nameOf(setting, url), err)
+	}
+	return conn, nil
 }
 
 // pin sets the session settings, whatever the URL says.
@@ -150,7 +191,7 @@ func connect(ctx context.Context, setting, url string) (*pgx.Conn, error) {
 	pin(&c.Config)
 	conn, err := pgx.ConnectConfig(ctx, c)
 	if err != nil {
-		return nil, connectFault(err)
+		return nil, connectFault(nameOf(setting, url), err)
 	}
 	return conn, nil
 }

@@ -30,6 +30,8 @@ func TestErrorsHoldNoPassword(t *testing.T) {
 		"postgres://u:" + secret + "@/h:x/d", "postgres://u:a/" + secret + "@h/d", "postgres://u:%zz" + secret + "@h/d",
 		"host=h password=" + secret + " port=x", "host=h password='" + secret, "postgres://u:" + secret + "@h:1:2/d",
 		"postgres://u:" + secret + "@h/d?sslmode=nonsense", "postgres://u:" + secret + "@h/d?sslmode=verify-ca&sslrootcert=/no/such/file",
+		"postgres://u:a@" + secret + "@127.0.0.1/d", "postgres://u:p@s/" + secret + "@127.0.0.1:1/d", "postgres://u:1?" + secret + "@127.0.0.1:1/d",
+		"postgres://u:1/" + secret + "@127.0.0.1:1/d", "postgres://u:1#" + secret + "@127.0.0.1:1/d",
 		"postgres://u:" + secret + "@127.0.0.1:1/d?connect_timeout=5", "postgres://u:" + secret + "@/d?host=/no/such/dir",
 	} {
 		_, err := Open(within(t), Config{URL: raw, Slot: "s", Publication: "p", Table: "t"})
@@ -40,6 +42,44 @@ func TestErrorsHoldNoPassword(t *testing.T) {
 		for _, text := range []string{err.Error(), fmt.Sprintf("%+v", err), fmt.Sprintf("%#v", err)} {
 			if strings.Contains(text, secret) {
 				t.Errorf("%s: %s", raw, text)
+			}
+		}
+	}
+}
+
+// An error says in one line which setting and server it is about, and why; nothing of it twice.
+func TestConnectErrorsAreOneLine(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := l.Addr().String()
+	l.Close()
+	d := newDatabase(t, pgtest.Server(t))
+	u, err := url.Parse(d.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User, u.RawQuery = url.UserPassword("nobody", "p"), "sslmode=prefer"
+	refused := u.String()
+	for _, test := range []struct{ url, code, want string }{
+		{"postgres://u:p@" + closed + "/d", "postgres_connect",
+			"postgres.url: PostgreSQL at " + closed + `, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
+		{"postgres://u:p@" + closed + "," + closed + "/d?sslmode=prefer", "postgres_connect",
+			"postgres.url: PostgreSQL at " + closed + `, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
+		{"postgres://u:p@nowhere.invalid:5432/d", "postgres_connect", ""},
+		{refused, "login", ""},
+	} {
+		_, err := OpenSetup(within(t), SetupConfig{Config: Config{URL: test.url}})
+		f := outbox.FaultOf(err)
+		if f == nil || f.Code != test.code || test.want != "" && f.Error() != test.want {
+			t.Errorf("%s: %v, want %s", test.url, err, test.want)
+			continue
+		}
+		for _, noise := range []string{"failed to connect", "dial", "refused TLS", "\n", "hostname resolving"} {
+			if strings.Contains(f.Error(), noise) {
+				t.Errorf("%s: %v", test.url, f)
 			}
 		}
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -57,35 +60,96 @@ type connectError struct {
 func (e *connectError) Error() string { return e.text }
 func (e *connectError) Unwrap() error { return e.cause }
 
-// connectFault classifies a failed connection attempt: what the server refuses for good is fatal, the rest is transient.
-func connectFault(err error) error {
-	e := &connectError{text: strings.Join(strings.Fields(err.Error()), " ")}
+// connectFault says what a failed connection attempt means, for the setting that says where to connect to: what the server refuses for good
+// is fatal, the rest is transient. Of pgconn's text nothing is taken over: it holds every attempt, and each with its address.
+func connectFault(setting string, err error) error {
+	e := &connectError{text: reason(err)}
 	var pg *pgconn.PgError
 	switch {
 	case errors.As(err, &pg):
-		e.cause = pg
+		e.text, e.cause = strings.Join(strings.Fields(pg.Error()), " "), pg
 	case errors.Is(err, context.Canceled):
 		e.cause = context.Canceled
 	case errors.Is(err, context.DeadlineExceeded):
 		e.cause = context.DeadlineExceeded
 	}
+	at := place(setting, err)
 	fatal := func(code, what, cure string) error {
-		return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure, Err: e}
+		return &outbox.Fault{Class: outbox.Fatal, Code: code, What: at + " " + what, Cure: cure, Err: e}
 	}
 	switch sqlState(err) {
 	case codeInvalidPassword:
-		return fatal("login", "PostgreSQL refuses the password", "Set the right one in postgres.url, PGPASSWORD or the password file")
+		return fatal("login", "refuses the password", "Set the right one in "+setting+", PGPASSWORD or the password file")
 	case codeInvalidAuth:
-		return fatal("login", "PostgreSQL refuses the login",
+		return fatal("login", "refuses the login",
 			"Let the role log in and add a line for it, this database and this host to pg_hba.conf "+
 				"(logical replication matches the database's name)")
 	case codeNoDatabase:
-		return fatal("database_missing", "the database does not exist", "Name the database that holds the outbox in postgres.url")
+		return fatal("database_missing", "has no such database", "Name the database that holds the outbox in "+setting)
 	case codeNoPrivilege:
-		return fatal("no_replication_right", "the role may not connect for replication",
+		return fatal("no_replication_right", "does not let the role connect for replication",
 			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT CONNECT ON DATABASE")
 	}
-	return fmt.Errorf("connect to PostgreSQL: %w", error(e))
+	f := &outbox.Fault{Class: outbox.Transient, Code: "postgres_connect", What: at + " can't be reached", Err: e,
+		Cure: "See that it runs, and that host and port are right"}
+	if pg != nil {
+		f.What, f.Cure = at+" takes no connection", ""
+	}
+	return f
+}
+
+// place names the server that a failed attempt was for: hosts, ports and database, as they were read.
+func place(setting string, err error) string {
+	var attempt *pgconn.ConnectError
+	if !errors.As(err, &attempt) {
+		return setting + ": PostgreSQL"
+	}
+	c := attempt.Config
+	var hosts []string
+	add := func(host string, port uint16) {
+		if h := net.JoinHostPort(host, strconv.Itoa(int(port))); !slices.Contains(hosts, h) {
+			hosts = append(hosts, h)
+		}
+	}
+	add(c.Host, c.Port)
+	for _, f := range c.Fallbacks {
+		add(f.Host, f.Port)
+	}
+	database := c.Database
+	if database == "" {
+		database = c.User // as the server takes it
+	}
+	return fmt.Sprintf("%s: PostgreSQL at %s, database %q,", setting, strings.Join(hosts, " or "), database)
+}
+
+// reason is what lies at the bottom of an error, each once: what was tried several times mostly fails alike.
+func reason(err error) string {
+	var all []string
+	var collect func(error)
+	collect = func(err error) {
+		if several, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, e := range several.Unwrap() {
+				collect(e)
+			}
+			return
+		}
+		var dns *net.DNSError
+		text := ""
+		switch below := errors.Unwrap(err); {
+		case below != nil && !errors.As(err, &dns):
+			collect(below)
+			return
+		case dns != nil:
+			text = dns.Err
+		default:
+			text = strings.Join(strings.Fields(err.Error()), " ")
+		}
+		if !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	collect(err)
+	return strings.Join(all, "; ")
 }
 
 // fatal makes a fatal fault.

@@ -44,7 +44,7 @@ func CreateSlot(ctx context.Context, cfg SetupConfig, failover bool) (*NewSlot, 
 	c.RuntimeParams["replication"] = "database"
 	conn, err := pgconn.ConnectConfig(ctx, &c.Config)
 	if err != nil {
-		return nil, connectFault(err)
+		return nil, connectFault(nameOf("postgres.url", cfg.URL), err)
 	}
 	n := &NewSlot{conn: conn}
 	patience := cfg.Patience

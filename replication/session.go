@@ -84,7 +84,7 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 		s.log.Warn("notice from the server", "code", n.Code, "notice", n.Message)
 	}
 	if s.repl, err = pgconn.ConnectConfig(ctx, r); err != nil {
-		return nil, connectFault(err)
+		return nil, connectFault(nameOf("postgres.url", cfg.URL), err)
 	}
 	defer func() {
 		if err != nil {
@@ -96,7 +96,7 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	}
 	c.DialFunc = route.again
 	if s.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
-		return nil, connectFault(err)
+		return nil, connectFault(nameOf("postgres.url", cfg.URL), err)
 	}
 	if err = s.meet(ctx); err != nil {
 		return nil, err

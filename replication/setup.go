@@ -158,7 +158,7 @@ func (s *Setup) tryReplication(ctx context.Context) error {
 	c.RuntimeParams["replication"] = "database"
 	conn, err := pgconn.ConnectConfig(ctx, &c.Config)
 	if err != nil {
-		return connectFault(err)
+		return connectFault(nameOf("postgres.url", s.cfg.URL), err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is closed whatever this says
 	if _, err := pglogrepl.IdentifySystem(ctx, conn); err != nil {

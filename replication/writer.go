@@ -120,7 +120,11 @@ func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {
 		}
 		if w.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
 			w.conn = nil
-			return connectFault(err)
+			setting := "postgres.write_url"
+			if w.cfg.WriteURL == "" {
+				setting = nameOf("postgres.url", w.cfg.URL)
+			}
+			return connectFault(setting, err)
 		}
 	}
 	err := f(w.conn)

@@ -157,6 +157,11 @@ func (c Config) validateServers() error {
 		if s = strings.TrimSpace(s); !strings.Contains(s, "://") {
 			s = "nats://" + s
 		}
+		_, rest, _ := strings.Cut(s, "://")
+		if authority, _, _ := strings.Cut(rest, "/"); strings.Count(rest, "@") > min(1, strings.Count(authority, "@")) {
+			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list can be read in more than one way: it has an @ that does not end the password", i+1),
+				"Write an @ in a password or token as %40, a / as %2F, ? as %3F, # as %23.")
+		}
 		u, err := url.Parse(s)
 		if err != nil || u.Hostname() == "" {
 			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list is not a URL", i+1),

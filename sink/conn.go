@@ -330,7 +330,12 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 		errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
 		return fatal("nats_tls", "no TLS connection to NATS can be made", "Check nats.tls: ca must hold the certificate that signed the server's.", clean)
 	case errors.Is(err, nats.ErrNoServers), errors.As(err, &op), errors.Is(err, nats.ErrTimeout):
-		return transient("nats_connect", "connect to NATS", clean)
+		if cause := c.wires.dialErr(); cause != nil && !c.wires.dialled() {
+			clean = scrub(cause, c.cfg)
+		}
+		f := transient("nats_connect", "NATS can't be reached", clean)
+		f.Cure = "See that it runs, and that host and port are right"
+		return f
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.wires.dialled():
 		return fatal("nats_credentials", "the settings for the connection to NATS can't be used", "Check the context and the files that nats names.", clean)
 	}

@@ -116,6 +116,8 @@ func TestConnectErrorsHoldNoSecrets(t *testing.T) {
 		code   string
 	}{
 		{"wrong password in the URL", func(c *Config) { c.URL = "nats://all:hush7pw@" + address }, outbox.Fatal, "nats_auth"},
+		{"an @ in the password", func(c *Config) { c.URL = "nats://all:a@hush7pw@" + address }, outbox.Usage, "nats_url"},
+		{"a slash in the password", func(c *Config) { c.URL = "nats://all:a/hush7pw@" + address }, outbox.Usage, "nats_url"},
 		{"wrong password", func(c *Config) { c.User, c.Password = "all", "hush7pw" }, outbox.Fatal, "nats_auth"},
 		{"wrong token", func(c *Config) { c.Token = "hush7pw" }, outbox.Fatal, "nats_auth"},
 		{"no credentials", func(*Config) {}, outbox.Fatal, "nats_auth"},

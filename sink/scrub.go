@@ -19,6 +19,10 @@ func (s *scrubbed) Is(target error) bool { return errors.Is(s.cause, target) }
 
 func (s *scrubbed) As(target any) bool { return errors.As(s.cause, target) }
 
+// shortest is the length, in bytes, from which on a secret is looked for by itself: a shorter one stands in any text by chance, and would be
+// told by what is hidden. Of URLs nothing gets as far as an error anyway, because those that can be read in two ways are refused.
+const shortest = 4
+
 var userinfo = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^"\n]*@`)
 
 // scrub takes out the user information of URLs and the settings that are secret.
@@ -38,7 +42,7 @@ func scrub(err error, cfg Config) error {
 		}
 	}
 	for _, s := range secrets {
-		if s != "" {
+		if len(s) >= shortest {
 			text = strings.ReplaceAll(text, s, "***")
 		}
 	}

@@ -3,6 +3,7 @@ package sink
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"strconv"
 	"sync"
@@ -20,8 +21,9 @@ type wires struct {
 	timeout time.Duration
 	opts    *nats.Options // complete when the first handshake begins
 
-	mu   sync.Mutex
-	last *wire
+	mu     sync.Mutex
+	last   *wire
+	failed error // the last dial that failed: nats.go does not say why
 }
 
 // Dial implements nats.CustomDialer.
@@ -34,6 +36,9 @@ func (w *wires) Dial(network, address string) (net.Conn, error) {
 		conn, err = (&net.Dialer{Timeout: w.timeout}).DialContext(w.ctx, network, address)
 	}
 	if err != nil {
+		w.mu.Lock()
+		w.failed = err
+		w.mu.Unlock()
 		return nil, err
 	}
 	host, _, _ := net.SplitHostPort(address)
@@ -63,6 +68,21 @@ func (w *wires) tlsErr() error {
 		return last.tlsErr
 	}
 	return nil
+}
+
+// dialErr says why the last dial that failed did, without the address: that is in the setting.
+func (w *wires) dialErr() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var dns *net.DNSError
+	var op *net.OpError
+	switch {
+	case errors.As(w.failed, &dns):
+		return errors.New(dns.Err)
+	case errors.As(w.failed, &op):
+		return op.Err
+	}
+	return w.failed
 }
 
 func (w *wires) current() *wire {

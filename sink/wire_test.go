@@ -127,6 +127,15 @@ func TestWire(t *testing.T) {
 	}
 }
 
+// A secret of one letter hides none of the text: what is hidden would tell it.
+func TestScrubHidesNoWords(t *testing.T) {
+	t.Parallel()
+	const text = "dial tcp: lookup pp: no such host"
+	if got := scrub(errors.New(text), Config{URL: "nats://u:p@pp", Token: "p"}).Error(); got != text {
+		t.Error(got)
+	}
+}
+
 func TestScrub(t *testing.T) {
 	t.Parallel()
 	cfg := Config{URL: "nats://tok3n@a:1,nats://me:pa%20ss@b:2", Password: "hush", Token: "quiet"}

@@ -65,10 +65,10 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Links, e
 	l.PGC = setup.SQLConfig(cfg, log)
 	l.PGC.Columns = l.Layout.Needed()
 	if l.PG, err = replication.OpenSetup(ctx, l.PGC); err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, err
 	}
 	if l.Session, err = replication.Open(ctx, l.PGC.Config); err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, err
 	}
 	if err := l.Conn.CheckStream(ctx); err != nil {
 		return nil, err

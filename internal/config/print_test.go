@@ -27,6 +27,12 @@ func TestRedaction(t *testing.T) {
 		"PASSWORD='s3cr3t":                                        "PASSWORD=***",
 		"password=s3cr3t://s3cr3t@s3cr3t":                         "password=***",
 		"u:s3cr3t@h/db":                                           "***",
+		"postgres://u@h/db?pasword=s3cr3t&sslmode=require":        "postgres://u@h/db?pasword=***&sslmode=require",
+		"postgres://u@h/db?options=-c%20x.y%3Ds3cr3t":             "postgres://u@h/db?options=***",
+		"postgres://u@h/db?s3cr3t":                                "postgres://u@h/db?***",
+		"postgres://h/db?x=s3cr3t:s3cr3t@y":                       "postgres://***",
+		"host=h pasword=s3cr3t options='-c x=s3cr3t' dbname=d":    "host=h pasword=*** options=*** dbname=d",
+		"host=h password=x s3cr3t s3cr3t":                         "host=h password=*** ***",
 		"u:s3cr3t=@h/db":                                          "***",
 	} {
 		if got := postgresKey.show(text); got != want {

@@ -29,29 +29,77 @@ func (s secrecy) show(text string) string {
 	return hidden
 }
 
-// keywords tells "host=... password=..." from a URL. passwordWord finds the values of password and sslpassword among keywords and values and among a URL's parameters.
+// keywords tells "host=... dbname=..." from a URL; keyword finds the first of them.
 var (
-	keywords      = regexp.MustCompile(`^\s*\w+\s*=`)
-	passwordWord  = regexp.MustCompile(`(?i)((?:ssl)?password\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+)`)
-	passwordParam = regexp.MustCompile(`(?i)([?&](?:ssl)?password=)[^&#]*`)
+	keywords = regexp.MustCompile(`^\s*\w+\s*=`)
+	word     = regexp.MustCompile(`^[a-z_]+$`)
+	keyword  = regexp.MustCompile(`^(\s*)(\w+)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+|)`)
 )
 
-// redactPostgres doesn't parse: what can't be parsed must not be shown either. A password may hold any character, so all from the
+// shown are the parameters whose values may be shown. Any other may be a password, one whose name is mistyped for example.
+var shown = map[string]bool{
+	"host": true, "hostaddr": true, "port": true, "dbname": true, "database": true, "user": true, "application_name": true, "connect_timeout": true,
+	"sslmode": true, "sslrootcert": true, "sslcert": true, "sslkey": true, "sslnegotiation": true, "sslsni": true, "channel_binding": true,
+	"target_session_attrs": true, "load_balance_hosts": true, "passfile": true, "service": true, "require_auth": true,
+}
+
+// redactPostgres doesn't rely on a parser: what can't be parsed must not be shown either. A password may hold any character, so all from the
 // colon after the user to the last @ is hidden.
 func redactPostgres(s string) string {
 	scheme, rest, isURL := strings.Cut(s, "://")
 	switch {
 	case keywords.MatchString(s):
-		return passwordWord.ReplaceAllString(s, "${1}"+hidden)
+		return redactKeywords(s)
 	case !isURL:
 		return hidden // perhaps nothing but a password
 	}
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-		if user, _, ok := strings.Cut(rest[:at], ":"); ok {
+		user, _, ok := strings.Cut(rest[:at], ":")
+		switch {
+		case strings.ContainsAny(user, "/?#") && ok:
+			return scheme + "://" + hidden
+		case ok:
 			rest = user + ":" + hidden + rest[at:]
 		}
 	}
-	return scheme + "://" + passwordParam.ReplaceAllString(rest, "${1}"+hidden)
+	rest, query, ok := strings.Cut(rest, "?")
+	if ok {
+		rest += "?"
+		for i, param := range strings.Split(query, "&") {
+			if i > 0 {
+				rest += "&"
+			}
+			switch name, _, ok := strings.Cut(param, "="); {
+			case shown[strings.ToLower(name)]:
+			case ok && word.MatchString(name):
+				param = name + "=" + hidden
+			default:
+				param = hidden
+			}
+			rest += param
+		}
+	}
+	return scheme + "://" + rest
+}
+
+func redactKeywords(s string) string {
+	var b strings.Builder
+	for s != "" {
+		m := keyword.FindStringSubmatch(s)
+		if m == nil { // perhaps the rest of a password
+			if strings.TrimSpace(s) != "" {
+				b.WriteString(" " + hidden)
+			}
+			break
+		}
+		value := m[4]
+		if value != "" && !shown[strings.ToLower(m[2])] {
+			value = hidden
+		}
+		b.WriteString(m[1] + m[2] + m[3] + value)
+		s = s[len(m[0]):]
+	}
+	return b.String()
 }
 
 // redactNATS hides all that stands before the @ of each URL: a user alone may be a token.

@@ -2,7 +2,6 @@ package drain
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,7 +41,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *links, e
 	}
 	l.store = wiring.Store(cfg, l.conn)
 	if l.pg, err = replication.Open(ctx, wiring.Replication(cfg, log)); err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, err
 	}
 	return l, nil
 }

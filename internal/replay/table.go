@@ -44,7 +44,7 @@ func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiri
 	}
 	session, err := replication.Open(ctx, wiring.Replication(cfg, log))
 	if err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, err
 	}
 	defer session.Close()
 	server, err := session.Server(ctx)

@@ -80,7 +80,7 @@ func (s *setup) before(ctx context.Context, old outbox.Mapping) (e earlier, err 
 	}
 	pg, err := replication.OpenSetup(ctx, pc)
 	if err != nil {
-		return e, fmt.Errorf("postgres.url: %w", err)
+		return e, err
 	}
 	defer pg.Close()
 	if old.Source.Rows() {

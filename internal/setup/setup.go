@@ -129,13 +129,13 @@ func (s *setup) open(ctx context.Context) (err error) {
 	pc := SQLConfig(s.cfg, s.log)
 	pc.AcceptOwners = s.accept
 	if s.pg, err = replication.OpenSetup(ctx, pc); err != nil {
-		return fmt.Errorf("postgres.url: %w", err)
+		return err
 	}
 	if err := s.pg.CheckServer(ctx); err != nil {
 		return err
 	}
 	if s.session, err = replication.Open(ctx, pc.Config); err != nil {
-		return fmt.Errorf("postgres.url: %w", err)
+		return err
 	}
 	if s.dry {
 		return s.pg.Rehearse(ctx)

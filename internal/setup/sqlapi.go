@@ -22,7 +22,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 	pc.AcceptOwners = acceptOwners
 	pg, err := replication.OpenSetup(ctx, pc)
 	if err != nil {
-		return fmt.Errorf("postgres.url: %w", err)
+		return err
 	}
 	defer pg.Close()
 	api, err := apiOf(ctx, cfg, pg)
@@ -57,7 +57,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
 	pg, err := replication.OpenSetup(ctx, SQLConfig(cfg, nil))
 	if err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, err
 	}
 	defer pg.Close()
 	api, err := apiOf(ctx, cfg, pg)

@@ -74,7 +74,7 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 	defer conn.Close()
 	pg, err := replication.Open(ctx, wiring.Replication(cfg, log))
 	if err != nil {
-		return nil, fmt.Errorf("postgres.url: %w", err)
+		return nil, err
 	}
 	defer pg.Close()
 	var r checkpoint.Readings
