@@ -217,6 +217,9 @@ func TestNoTakeOver(t *testing.T) {
 				if w.js.resumed != 0 {
 					t.Error("it went on")
 				}
+				if n := len(w.links()); n > 1 {
+					t.Errorf("%d connections: the one that showed it is not closed", n)
+				}
 				switch c.code {
 				case "":
 					w.until(time.Minute, "published", func() bool { return len(w.js.messages) >= w.events() })

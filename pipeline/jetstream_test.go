@@ -25,20 +25,21 @@ type jetstream struct {
 	revisions  []revision
 	last       uint64 // of the record's revisions
 
-	ackEvery int           // a publisher asks for an acknowledgement with each so many messages
-	limit    int           // messages in flight
-	latency  time.Duration // one way
-	paused   time.Time     // it does nothing until then
-	down     time.Time     // nothing can connect until then
-	lostAcks time.Time     // acknowledgements are lost until then
-	loseAcks int           // so many of the next acknowledgements are lost
-	slow     time.Duration // what acknowledgements take longer
-	drop     int           // so many of the next messages are lost on the way
-	saves    saving        // what happens to the next record
-	poison   string        // a payload that can't be published
-	onFull   func(int)     // called with the number of calls of a publisher's Full
-	sound    bool          // it loses and removes nothing
-	deaf     bool          // nobody may watch who publishes
+	ackEvery int              // a publisher asks for an acknowledgement with each so many messages
+	limit    int              // messages in flight
+	latency  time.Duration    // one way
+	paused   time.Time        // it does nothing until then
+	down     time.Time        // nothing can connect until then
+	lostAcks time.Time        // acknowledgements are lost until then
+	loseAcks int              // so many of the next acknowledgements are lost
+	slow     time.Duration    // what acknowledgements take longer
+	drop     int              // so many of the next messages are lost on the way
+	saves    saving           // what happens to the next record
+	poison   string           // a payload that can't be published
+	now      func() time.Time // what its clock says; nil: it does not
+	onFull   func(int)        // called with the number of calls of a publisher's Full
+	sound    bool             // it loses and removes nothing
+	deaf     bool             // nobody may watch who publishes
 
 	lossAt  uint64 // the first revision after the last loss, 0 if there was none
 	lost    int
@@ -394,6 +395,9 @@ func (l *link) State(ctx context.Context) (outbox.StreamState, error) {
 	js := l.js
 	s := outbox.StreamState{
 		Exists: js.exists, Created: js.created, LastSeq: uint64(len(js.messages)), NewestSeq: uint64(js.newest()), Replicated: js.replicated,
+	}
+	if js.now != nil {
+		s.Now = js.now()
 	}
 	for _, m := range js.messages {
 		if m != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -141,6 +142,99 @@ func TestLateConnectionToNATSIsClosed(t *testing.T) {
 		if len(pr.reopens) != 1 || len(w.links()) > 0 {
 			t.Errorf("opened again %d times, %d connections are left", len(pr.reopens), len(w.links()))
 		}
+	})
+}
+
+// ending is a broker that has answered when its process is told to stop.
+type ending struct {
+	Broker
+	told func()
+}
+
+func (b ending) Tail(ctx context.Context) (outbox.StreamState, error) {
+	s, err := b.Broker.Tail(ctx)
+	b.told()
+	return s, err
+}
+
+// Nor is one left that is there at the moment when the process is told to stop, whichever is seen first.
+func TestConnectionToNATSAtTheEndIsClosed(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		for range 10 {
+			var pr *process
+			pr = w.running(options{open: func(l *Links) {
+				reopen := l.Reopen
+				l.Reopen = func(ctx context.Context) (Broker, Store, error) {
+					b, s, err := reopen(ctx)
+					return ending{b, func() { pr.cancel() }}, s, err
+				}
+			}})
+			w.cutBroker(pr, 0, true)
+			w.until(time.Minute, "the end", pr.over)
+			w.sleep(time.Second)
+			if pr.err != nil || len(w.links()) > 0 {
+				t.Fatalf("it ended with %v, %d connections are left", pr.err, len(w.links()))
+			}
+		}
+	})
+}
+
+// unread is a store whose record can't be read at the first attempt.
+type unread struct {
+	Store
+	tries *int
+}
+
+func (s unread) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+	if *s.tries++; *s.tries == 1 {
+		return nil, 0, errDown
+	}
+	return s.Store.Load(ctx)
+}
+
+// A record that can't be read says nothing: it is read again.
+func TestRecordIsReadAgain(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		tries := 0
+		pr := w.running(options{open: func(l *Links) {
+			reopen := l.Reopen
+			l.Reopen = func(ctx context.Context) (Broker, Store, error) {
+				b, s, err := reopen(ctx)
+				return b, unread{s, &tries}, err
+			}
+		}})
+		w.write(3)
+		w.published()
+		w.cutBroker(pr, 0, true)
+		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
+		if tries < 2 {
+			t.Errorf("read %d times", tries)
+		}
+		w.write(3)
+		w.published()
+		w.kept(pr, 1)
+		w.same()
+	})
+}
+
+// A place is not older than the broker's clock says, also where it stood still while NATS was away: nothing was synced meanwhile.
+func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
+	const durable = 20 * time.Second
+	in(t, defaults, durable, func(t *testing.T, w *world) {
+		behind := time.Duration(0)
+		w.js.now = func() time.Time { return time.Now().Add(-behind) }
+		pr := w.running(options{noTicks: true})
+		w.with(func() { w.pg.grow(w.pg.end + 1000) })
+		w.until(time.Minute, "it is recorded", func() bool { return len(w.record().Places) > 1 })
+		stored := time.Now()
+		w.sleep(10 * time.Second)
+		w.with(func() { behind = 8 * time.Second })
+		w.cutBroker(pr, 5*time.Second, true)
+		w.until(time.Minute, "confirmed", func() bool { return len(w.pg.confirmedAt) > 0 })
+		if d := w.pg.confirmedAt[0].at.Sub(stored); d < durable+behind-time.Second || d > durable+behind+5*time.Second {
+			t.Errorf("confirmed %v after it was stored, by a clock that stood still for %v", d, behind)
+		}
+		w.kept(pr, 1)
 	})
 }
 
