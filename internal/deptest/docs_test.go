@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -15,29 +16,73 @@ import (
 // files returns the content of each file of the module with one of the suffixes, by its path from the root with slashes.
 func files(t *testing.T, suffixes ...string) map[string]string {
 	t.Helper()
-	root := filepath.Join("..", "..")
-	all := map[string]string{}
-	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && d.Name() == ".git":
-			return filepath.SkipDir
-		case d.IsDir() || !slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(name, s) }):
-			return nil
-		}
-		content, err := os.ReadFile(name)
+	return filesIn(t, filepath.Join("..", ".."), suffixes...)
+}
+
+// filesIn is files of a folder: in a checkout what git keeps there, as anything may lie beside it; elsewhere all there is.
+func filesIn(t *testing.T, root string, suffixes ...string) map[string]string {
+	t.Helper()
+	var names []string
+	if _, err := os.Stat(filepath.Join(root, ".git")); err == nil {
+		out, err := exec.Command("git", "-C", root, "ls-files", "-z").Output()
 		if err != nil {
-			return err
+			t.Fatalf("git ls-files: %v", err)
 		}
-		rel, err := filepath.Rel(root, name)
-		all[filepath.ToSlash(rel)] = string(content)
+		names = strings.Split(string(out), "\x00")
+	} else if err := fs.WalkDir(os.DirFS(root), ".", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			names = append(names, name)
+		}
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		t.Fatal(err)
 	}
+	all := map[string]string{}
+	for _, name := range names {
+		if !slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(name, s) }) {
+			continue
+		}
+		content, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name)))
+		if os.IsNotExist(err) {
+			continue // deleted, and not committed yet
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = string(content)
+	}
 	return all
+}
+
+// TestFiles: what lies beside the files of a checkout is not looked at, be it what a package manager has fetched or another checkout.
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for _, name := range []string{"README.md", "docs/a.md", "docs/a.go", "node_modules/x/README.md", "other/README.md", "docs/gone.md"} {
+		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, name), []byte(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look := func() []string { return slices.Sorted(maps.Keys(filesIn(t, root, ".md"))) }
+	if got := look(); len(got) != 5 {
+		t.Errorf("not in a checkout: %q", got)
+	}
+	for _, args := range [][]string{{"init", "-q"}, {"add", "README.md", "docs"}, {"-C", "other", "init", "-q"}} {
+		cmd := exec.Command("git", args...)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v: %s", args, err, out)
+		}
+	}
+	if err := os.Remove(filepath.Join(root, "docs", "gone.md")); err != nil {
+		t.Fatal(err)
+	}
+	if got := look(); !slices.Equal(got, []string{"README.md", "docs/a.md"}) {
+		t.Errorf("in a checkout: %q", got)
+	}
 }
 
 var (

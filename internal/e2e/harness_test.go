@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -94,9 +95,13 @@ func (o *outflow) execUntil(done func(stderr string) bool, args ...string) (stdo
 		if code != 1 || !unanswered(stderr) || try == tries || done(stderr) {
 			return stdout, stderr, code
 		}
-		o.t.Logf("again: outflow %v: %s", args, stderr)
+		// A retry may hide a failure: all are counted, and seen where no test fails, too.
+		fmt.Fprintf(os.Stderr, "run again (%d so far): %s: outflow %v: %s\n", retries.Add(1), o.t.Name(), args, stderr)
 	}
 }
+
+// retries is how many commands were run again.
+var retries atomic.Int64
 
 // unanswered tells whether a command ended because somebody stood still.
 func unanswered(stderr string) bool {
