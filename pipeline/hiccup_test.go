@@ -199,6 +199,15 @@ func TestNoTakeOver(t *testing.T) {
 				w.t.Error(err)
 			}
 		}, ""},
+		"another record at its revision": {func(w *world) {
+			rec, top := w.record(), &w.js.revisions[len(w.js.revisions)-1]
+			rec.Publication.Seen++
+			doc, err := rec.Encode()
+			if err != nil {
+				w.t.Error(err)
+			}
+			top.doc, top.rec = doc, nil
+		}, ""},
 		"the record went back": {func(w *world) { w.js.revisions = w.js.revisions[:len(w.js.revisions)-1] }, ""},
 		"no record":            {func(w *world) { w.js.revisions = nil }, "record_missing"},
 	} {

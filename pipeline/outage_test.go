@@ -326,3 +326,193 @@ func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
 		})
 	}
 }
+
+// A record that was on its way, and another one in its place: the session can't know what that says.
+func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
+	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+		pr := w.running(options{})
+		w.write(1)
+		w.published()
+		w.sleep(5 * time.Second)
+		w.with(func() { w.js.saves = saveNever })
+		w.write(1)
+		w.until(time.Minute, "it is on its way", func() bool { return w.js.saves == saveWell })
+		w.sleep(10 * time.Millisecond)
+		w.cutBroker(pr, time.Second, true)
+		w.with(func() {
+			top := w.js.revisions[len(w.js.revisions)-1]
+			if _, err := w.js.land(top.doc, nil, top.number); err != nil {
+				t.Error(err)
+			}
+		})
+		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		if w.js.resumed != 0 {
+			t.Error("it went on")
+		}
+		w.write(1)
+		w.published()
+		w.same()
+	})
+}
+
+// deaf is a broker's side that hears nothing of the end of its connection: only the context ends what waits.
+type deaf struct {
+	Broker
+	Store
+	hangs *string
+}
+
+func (d deaf) Tail(ctx context.Context) (outbox.StreamState, error) {
+	if *d.hangs == "look" {
+		*d.hangs = "hung"
+		<-ctx.Done()
+		return outbox.StreamState{}, ctx.Err()
+	}
+	return d.Broker.Tail(ctx)
+}
+
+func (d deaf) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+	if *d.hangs == "record" {
+		*d.hangs = "hung"
+		<-ctx.Done()
+		return 0, checkpoint.ErrUnknown
+	}
+	return d.Store.Save(ctx, rec, last)
+}
+
+// What waits for an answer on a connection that was lost waits no longer: it would keep the session from going on.
+func TestNothingWaitsOnALostConnection(t *testing.T) {
+	for _, what := range []string{"look", "record"} {
+		t.Run(what, func(t *testing.T) {
+			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+				hangs := ""
+				pr := w.running(options{open: func(l *Links) {
+					d := deaf{l.Broker, l.Store, &hangs}
+					l.Broker, l.Store = d, d
+				}})
+				w.write(1)
+				w.published()
+				w.sleep(5 * time.Second)
+				hangs = what
+				w.write(1)
+				w.until(time.Minute, "it waits", func() bool { return hangs == "hung" })
+				w.cutBroker(pr, 0, true)
+				begun := time.Now()
+				w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
+				if d := time.Since(begun); d > 2*time.Second {
+					t.Errorf("after %v", d)
+				}
+				w.kept(pr, 1)
+			})
+		})
+	}
+}
+
+// failing is a connection whose next answer to one of the recorder's questions is an error.
+type failing struct {
+	*upstream
+	fails   string
+	looking bool
+}
+
+func (f *failing) fail(what string) error {
+	if f.fails != what {
+		return nil
+	}
+	f.fails = ""
+	return &outbox.Fault{Class: outbox.Transient, Code: "asked", What: what + " can't be read"}
+}
+
+func (f *failing) Slot(ctx context.Context) (outbox.SlotState, error) {
+	f.looking = true
+	if err := f.fail("slot"); err != nil {
+		return outbox.SlotState{}, err
+	}
+	return f.upstream.Slot(ctx)
+}
+
+func (f *failing) Server(ctx context.Context) (outbox.ServerState, error) {
+	what := "server, storing"
+	if f.looking {
+		what, f.looking = "server, looking", false
+	}
+	if err := f.fail(what); err != nil {
+		return outbox.ServerState{}, err
+	}
+	return f.upstream.Server(ctx)
+}
+
+func (f *failing) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+	if err := f.fail("publication"); err != nil {
+		return outbox.PublicationIdentity{}, err
+	}
+	return f.upstream.Publication(ctx)
+}
+
+// What can't be read ends the session, whatever the recorder reads it for; nothing is recorded or confirmed on half an answer.
+func TestRecorderPassesNoErrorOver(t *testing.T) {
+	for _, what := range []string{"slot", "server, looking", "server, storing", "publication"} {
+		t.Run(what, func(t *testing.T) {
+			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+				var first *failing
+				pr := w.running(options{open: func(l *Links) {
+					f := &failing{upstream: l.Upstream.(*upstream)}
+					if l.Upstream = f; first == nil {
+						first = f
+					}
+				}})
+				w.write(1)
+				w.published()
+				w.sleep(5 * time.Second)
+				first.fails = what
+				w.write(1)
+				w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+				w.same()
+			})
+		})
+	}
+}
+
+// ended is a publisher that has sent ten messages of which six are acknowledged; an odd one's header it does not know any more.
+type ended struct{ Publisher }
+
+func (ended) Acked() uint64 { return 6 }
+func (ended) Sent() uint64  { return 10 }
+func (ended) Header(seq uint64) *outbox.Header {
+	if seq%2 == 1 {
+		return nil
+	}
+	return &outbox.Header{Due: outbox.LSN(seq)}
+}
+
+// TestEnds: the stream ends as the session has left it, or the session does not go on.
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	created := time.Unix(1000, 0)
+	s := &session{pub: ended{}, startSeq: 7, hiccup: hiccup{created: created, newest: &outbox.Header{Due: 7}}}
+	for name, c := range map[string]struct {
+		change func(st *outbox.StreamState)
+		goesOn bool
+	}{
+		"with one that was sent":           {func(*outbox.StreamState) {}, true},
+		"with the last acknowledged":       {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 6, 6, 6 }, true},
+		"with the last sent":               {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 10, 10, 10 }, true},
+		"with what the start found":        {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 7, 7, 7 }, true},
+		"before what was acknowledged":     {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 4, 4, 4 }, false},
+		"behind what was sent":             {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 12, 12, 12 }, false},
+		"with one that is not known":       {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 9, 9, 9 }, false},
+		"with another message":             {func(st *outbox.StreamState) { st.Newest.Due = 9 }, false},
+		"with one that is not the start's": {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq = 7, 7 }, false},
+		"with a message of somebody else":  {func(st *outbox.StreamState) { st.Newest = nil }, false},
+		"without its end":                  {func(st *outbox.StreamState) { st.NewestSeq = 7 }, false},
+		"as another stream":                {func(st *outbox.StreamState) { st.Created = created.Add(1) }, false},
+		"gone":                             {func(st *outbox.StreamState) { st.Exists = false }, false},
+	} {
+		st := &outbox.StreamState{Exists: true, Created: created, LastSeq: 8, NewestSeq: 8, Newest: &outbox.Header{Due: 8}}
+		c.change(st)
+		f := &found{stream: *st, stored: []outbox.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
+		if err := s.ends(f); (err == nil) != c.goesOn {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
