@@ -64,3 +64,35 @@ func TestTable(t *testing.T) {
 		t.Errorf("a name without a schema, and a search_path: %v", f)
 	}
 }
+
+// Of which types the text sorts as the values do, by what the server says of both: only those may be keys.
+func TestPrintsUnordered(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	d.exec("CREATE DOMAIN counted AS bigint CHECK (VALUE > 0)")
+	for typ, values := range map[string]string{
+		"smallint": "'9', '10'", "integer": "'9', '10'", "bigint": "'9', '10'", "counted": "'9', '10'", "numeric": "'9.5', '10'", "real": "'9', '10'",
+		"double precision": "'9', '10'", "money": "'9', '10'", "oid": "'9', '10'", "xid8": "'9', '10'", "pg_lsn": "'0/9', '0/10'",
+		"interval": "'9 days', '10 days'",
+		"text":     `'9' COLLATE "C", '10'`, "uuid": "'00000000-0000-7000-8000-000000000009', '00000000-0000-7000-8000-000000000010'", "date": "'2026-09-30', '2026-10-01'",
+		"timestamptz": "'2026-03-01 12:00:00+00', '2026-03-01 12:00:00.45+00', '2026-03-01 12:00:00.5+00'", "timestamp": "'2026-03-01 12:00:00', '2026-03-01 12:00:00.5'",
+		"bytea": `'\x09', '\x10'`, "boolean": "'f', 't'",
+	} {
+		d.exec("DROP TABLE IF EXISTS outbox")
+		d.exec("CREATE TABLE outbox (k " + typ + ")")
+		d.exec("INSERT INTO outbox SELECT unnest(ARRAY[" + values + "]::" + typ + "[])")
+		ordered := d.text(`SELECT (array_agg(k ORDER BY k) = array_agg(k ORDER BY k::text COLLATE "C"))::text FROM outbox`) == "true"
+		s := d.setup()
+		table, err := s.Table(within(t))
+		s.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if typ == "text" {
+			ordered = true // it is compared as it is printed, whatever the column's collation
+		}
+		if column, _ := table.Column("k"); column.PrintsUnordered() == ordered {
+			t.Errorf("%s: the text sorts as the values do: %v; refused as a key: %v", typ, ordered, column.PrintsUnordered())
+		}
+	}
+}
