@@ -108,7 +108,7 @@ var settings = []setting{
 	{path: "columns.counter", def: "counter", want: wantColumn,
 		doc:  "The actor's counter. With the actor it makes the key where the WAL brings none.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Counter, false} }},
-	{path: "columns.seq_key", def: "seq_key", want: wantColumn, doc: "The text that orders a document's events, compared as bytes.",
+	{path: "columns.seq_key", def: "seq_key", want: wantColumn, doc: "The text that orders a document's events, compared as bytes. A column of a number type is refused.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Key, false} }},
 	{path: "columns.payload", def: "payload", want: wantRequired, doc: "The message's data.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Payload, true} }},
