@@ -124,6 +124,9 @@ func TestForeignTransactions(t *testing.T) {
 		o.ready()
 		replicate(t, other, late, row("as before", 6))
 		awaitMessages(t, js(t, ns.URL()), o.stream, 4)
+		if !strings.Contains(o.log.String(), "replication.origin is not set") {
+			t.Error("it does not say that it goes on as before")
+		}
 		if code := o.term(); code != 0 {
 			t.Fatalf("stop: exit code %d", code)
 		}

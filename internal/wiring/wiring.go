@@ -296,6 +296,8 @@ type opener struct {
 	mu     sync.Mutex
 	layout *Layout // as the last session had it
 
+	followed sync.Once // the record, where the default would have been another
+
 	batches *sink.Batches // for all sessions; nil: none
 }
 
@@ -319,6 +321,11 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 		return nil, err
 	}
 	layout.Follow(o.cfg, rec)
+	if !layout.Mapping.OwnOnly && !o.cfg.Replication.Explicit {
+		o.followed.Do(func() {
+			o.log.Info("what is replicated from other servers is published: the checkpoint record says so, and replication.origin is not set")
+		})
+	}
 	rc := Replication(o.cfg, o.log)
 	rc.OwnOnly = layout.Mapping.OwnOnly
 	session, err := replication.Open(ctx, rc)
