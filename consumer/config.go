@@ -59,8 +59,10 @@ type Config struct {
 	Isolation pgx.TxIsoLevel // of the transactions. Default: the database's
 	// DatabaseSchema is the PostgreSQL schema of the consumer's tables. Default: the first of the connection's search_path.
 	DatabaseSchema string
-	NoCreate       bool          // the tables, or the bucket, are there: do not make them
-	Lease          time.Duration // so long after its last sign an instance counts as dead. Default 10 s
+	// AcceptOwners are roles whose tables are used although every role may create in their schema.
+	AcceptOwners []string
+	NoCreate     bool          // the tables, or the bucket, are there: do not make them
+	Lease        time.Duration // so long after its last sign an instance counts as dead. Default 10 s
 
 	Registerer prometheus.Registerer // nil: no metrics
 	Log        *slog.Logger          // nil: no log

@@ -2,6 +2,8 @@ package consumer
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 
@@ -41,7 +43,10 @@ func (s *postgres) create(ctx context.Context) error {
 	var there bool
 	err := s.pool.QueryRow(ctx, `SELECT pg_catalog.to_regclass($1) IS NOT NULL AND pg_catalog.to_regclass($2) IS NOT NULL AND pg_catalog.to_regclass($3) IS NOT NULL`,
 		s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked")).Scan(&there)
-	if err != nil || there {
+	if err != nil {
+		return err
+	}
+	if err := s.checkOwners(ctx); err != nil || there {
 		return err
 	}
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -52,6 +57,31 @@ func (s *postgres) create(ctx context.Context) error {
 		_, err := tx.Exec(ctx, Tables(s.cfg.DatabaseSchema))
 		return err
 	})
+}
+
+// checkOwners refuses tables that anybody can have made: every role may create in their schema, and their owner is neither this role nor one
+// that it is a member of, nor the database's owner, nor a superuser. A trigger of a stranger would run with our rights.
+func (s *postgres) checkOwners(ctx context.Context) error {
+	var table, owner string
+	err := s.pool.QueryRow(ctx, `SELECT c.relname::pg_catalog.text, o.rolname::pg_catalog.text
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles o ON o.oid = c.relowner,
+			pg_catalog.pg_roles me, pg_catalog.pg_database d
+		WHERE c.oid IN (pg_catalog.to_regclass($1)::pg_catalog.oid, pg_catalog.to_regclass($2)::pg_catalog.oid, pg_catalog.to_regclass($3)::pg_catalog.oid)
+			AND me.rolname = current_user AND d.datname = pg_catalog.current_database()
+			AND NOT o.rolsuper AND o.oid <> me.oid AND o.oid <> d.datdba AND o.rolname::pg_catalog.text <> ALL ($4::pg_catalog.text[])
+			AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, o.oid, 'MEMBER'::pg_catalog.text))
+			AND EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(n.nspacl, pg_catalog.acldefault('n'::"char", n.nspowner))) a
+				WHERE a.grantee = 0::pg_catalog.oid AND a.privilege_type = 'CREATE'::pg_catalog.text)
+		LIMIT 1`, s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked"), append([]string{}, s.cfg.AcceptOwners...)).
+		Scan(&table, &owner)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return &Fault{What: fmt.Sprintf("table %s belongs to role %q, in a schema in which every role may create", table, owner),
+		Cure: "Find out who made it and why. If it is to be used, name the role in Config.AcceptOwners, or set Config.NoCreate; else drop it"}
 }
 
 func hostname() string {

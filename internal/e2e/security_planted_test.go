@@ -192,6 +192,18 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 		pool, err := pgxpool.New(t.Context(), url)
 		must(t, err)
 		t.Cleanup(pool.Close)
+		var database string
+		must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
+		mustExec(t, conn, "SET ROLE mallory_"+database)
+		mustExec(t, conn, consume.Tables("public"))
+		mustExec(t, conn, "RESET ROLE")
+		foreign, err := consume.New(js(t, ns.URL()), consume.Postgres(pool), consume.Config{Name: "orders", Stream: o.stream})
+		must(t, err)
+		err = foreign.Run(t.Context(), func(context.Context, pgx.Tx, *consume.Event) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), "mallory_"+database) {
+			t.Fatalf("tables that a stranger has prepared: %v", err)
+		}
+		mustExec(t, conn, "DROP TABLE public.outflow_consumer, public.outflow_mark, public.outflow_parked")
 		until := func(enough func() bool, handler consume.Handler) {
 			t.Helper()
 			c, err := consume.New(js(t, ns.URL()), consume.Postgres(pool), consume.Config{
