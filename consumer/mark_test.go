@@ -73,6 +73,14 @@ func TestMarks(t *testing.T) {
 		}
 	}
 
+	whole := generation{live, old}
+	if !whole.passed([]mark{markAt(61, 50, 0)}) { // of another database cluster
+		t.Error("a generation of which nothing is lost is kept for what headers say")
+	}
+	if whole.passed([]mark{{Seq: 61}}) {
+		t.Error("a generation is passed by a mark of which only the sequence is known")
+	}
+
 	s := &state{Marks: map[string][]mark{live: old, replay: {markAt(1, 0, 0)}}, Before: []generation{g, {replay, []mark{markAt(2, 0, 0)}}}}
 	var seqs []uint64
 	for _, m := range s.all(live) {
