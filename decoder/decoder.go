@@ -60,8 +60,8 @@ type Result struct {
 	// malformed or of an unknown version. It is no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
-	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such; whether the table lacks it still is
-	// for the caller to ask, because that needs somebody to act.
+	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless it is the key and can be made
+	// of actor and counter; whether the table lacks it still is for the caller to ask, because that needs somebody to act.
 	Missing bool
 }
 

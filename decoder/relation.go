@@ -117,6 +117,7 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 	case both: // a generated key is in the WAL only where it is published
 		p.computed = true
 		p.counter = read(t.Counter, outbox.NullKey)
+		missing = missing || t.Key != "" // only the catalog knows whether it is one of those, or was taken away
 	}
 	p.payload, p.id = read(t.Payload, outbox.NullPayload), read(d.cfg.ID, outbox.NullID)
 	for _, name := range d.cfg.Extra {

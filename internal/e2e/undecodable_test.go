@@ -109,3 +109,22 @@ func TestRowsWithoutAColumn(t *testing.T) {
 		}
 	})
 }
+
+// TestKeyColumnTakenAway: a key column that is not generated has another name from some row on. Its rows are not published with keys made
+// of actor and counter instead.
+func TestKeyColumnTakenAway(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	o, conn, _ := installation(t, pgtest.Server(t), ns.URL(), "keyless", "REORDER_HORIZON=0s")
+	mustExec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, seq_key text NOT NULL, payload jsonb)")
+	o.init()
+	o.start()
+	mustExec(t, conn, "INSERT INTO outbox VALUES ('row 1', 'doc', 'ann', 1, 'z', '{}')")
+	awaitMessages(t, js(t, ns.URL()), o.stream, 1)
+	mustExec(t, conn, "ALTER TABLE outbox RENAME COLUMN seq_key TO was")
+	mustExec(t, conn, "INSERT INTO outbox VALUES ('row 2', 'doc', 'ann', 2, 'y', '{}')")
+	o.ends(3, `"seq_key"`)
+	if all := messages(t, js(t, ns.URL()), o.stream); len(all) != 1 {
+		t.Fatalf("%d messages, want the one with a key of its own: %v", len(all), all[1].Header)
+	}
+}
