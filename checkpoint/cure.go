@@ -29,7 +29,7 @@ func cureBucket(stream string) string {
 // cureOf is the cure of a gap: the repair first, but where a slot stands in its way that may be somebody else's, or where it is not
 // the repair that is to go on.
 func (c Config) cureOf(code, otherwise string) string {
-	if code == "slot_database" || code == "slot_plugin" || code == CodeSnapshotUnfinished {
+	if code == codeSlotDatabase || code == codeSlotPlugin || code == CodeSnapshotUnfinished {
 		return otherwise
 	}
 	switch c.Mapping.Source {

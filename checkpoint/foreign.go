@@ -6,10 +6,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// The codes of a slot that can't be ours: exit code 3, and 4 where a record says that ours had its name.
+const (
+	codeSlotPlugin   = "slot_plugin"
+	codeSlotDatabase = "slot_database"
+)
+
 // Foreign is the fault of a slot that has the name of ours and can't be ours: a physical one, one of another output plugin or of another
 // database. nil: it may be ours. Where a record says that there was one of ours under that name, it is lost: [Resolve] makes it a gap.
 func (c Config) Foreign(s outbox.SlotState, database string) *outbox.Fault {
-	f := &outbox.Fault{Class: outbox.Fatal, Code: "slot_plugin", Cure: "Set slot to a name that is not in use: that one is not this outflow's"}
+	f := &outbox.Fault{Class: outbox.Fatal, Code: codeSlotPlugin, Cure: "Set slot to a name that is not in use: that one is not this outflow's"}
 	switch {
 	case !s.Exists:
 		return nil
@@ -18,7 +24,7 @@ func (c Config) Foreign(s outbox.SlotState, database string) *outbox.Fault {
 	case s.Plugin != "pgoutput":
 		f.What = fmt.Sprintf("replication slot %s has output plugin %q, not pgoutput, and belongs to database %s", c.Slot, s.Plugin, s.Database)
 	case s.Database != database:
-		f.Code = "slot_database"
+		f.Code = codeSlotDatabase
 		f.What = fmt.Sprintf("replication slot %s belongs to database %s, the connection is to %s", c.Slot, s.Database, database)
 		f.Cure += fmt.Sprintf(". Or correct postgres.url, if database %s is the one that is meant", s.Database)
 	default:

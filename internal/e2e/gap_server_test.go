@@ -12,7 +12,7 @@ import (
 
 // tables makes table and publication by hand, as a restored dump does.
 func (g *gapped) tables(conn *pgx.Conn) {
-	sql, errOut, code := g.exec("init", "--print")
+	sql, errOut, code := g.exec("init", "--print", "--postgres.url", conn.Config().ConnString())
 	if code != 0 {
 		g.t.Fatalf("outflow init --print: exit code %d\n%s", code, errOut)
 	}
