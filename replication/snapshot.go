@@ -140,6 +140,32 @@ func (s *Snapshot) With(ctx context.Context, oid uint32) (name string, err error
 	return schema + "." + table, nil
 }
 
+// Reused counts the outbox's rows, of those for which a condition holds, that have the id of another event in the table of [Snapshot.With]: of
+// one with another value in one of the columns. Ids that count begin anew with a new table.
+func (s *Snapshot) Reused(ctx context.Context, q RowQuery) (n int, err error) {
+	var differ []string
+	for _, name := range q.Columns {
+		now, ok := s.table.Column(name)
+		before, was := s.former.Column(name)
+		if ok && was && now.TypeOID == before.TypeOID { // else the text of a copy may be another one
+			differ = append(differ, fmt.Sprintf("concat(f.%[1]s) <> concat(%[2]s.%[1]s)", quote(name), quote(s.table.Name)))
+		}
+	}
+	if len(differ) == 0 {
+		return 0, nil
+	}
+	where := "true"
+	if q.Where != "" {
+		where = "(" + q.Where + "\n)"
+	}
+	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM %s AS %s WHERE %s AND EXISTS (SELECT FROM %s AS f WHERE f.%[5]s = %[2]s.%[5]s AND (%[6]s))",
+		s.table.only(), quote(s.table.Name), where, s.former.only(), quote(q.ID), strings.Join(differ, " OR "))).Scan(&n)
+	if err != nil {
+		return 0, s.rowsFault(q, err)
+	}
+	return n, nil
+}
+
 // InWAL returns those of the columns that are in the stream of changes: a generated one only where the publication has it.
 func (s *Snapshot) InWAL(columns []string) []Column {
 	var in []Column

@@ -147,6 +147,45 @@ func TestPublishedOtherwise(t *testing.T) {
 	}
 }
 
+// TestIDsThatBeginAnew: ids that count begin anew with the table that takes the place of another, so its rows have ids that messages have. A
+// repair does not take them for published.
+func TestIDsThatBeginAnew(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := &faulty{js: js(t, ns.URL())}
+	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), ns.URL(), "anew")
+	mustExec(t, f.conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+		payload jsonb NOT NULL)`)
+	mustExec(t, f.conn, allTables(f))
+	f.init()
+	f.start()
+	written(t, f, 4)
+	awaitMessages(t, f.js, f.stream, 4)
+	swapped(t, f)
+	for i := range 5 {
+		row(t, f.conn, "new", i, "{}")
+	}
+	f.ends(4, "outflow repair --accept publication_changed")
+	left(t, f.conn, f.slot)
+	says := []string{"4 rows of table public.outbox have the id of another event of public.outbox_old", "RESTART WITH"} // the fifth id is new
+	f.fails(3, []string{"repair"}, says...)
+	f.fails(3, []string{"repair", "--accept", "publication_changed"}, says...)
+	mustExec(t, f.conn, "ALTER TABLE outbox ALTER COLUMN id RESTART WITH 100; UPDATE outbox SET id = DEFAULT")
+	if r, stderr, code := f.repair("--accept", "publication_changed"); code != 0 || r.Published != 5 {
+		t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
+	}
+	f.log.Reset()
+	f.start()
+	f.ready()
+	row(t, f.conn, "after", 1, "{}")
+	f.onceEach(t, "outbox", "outbox_old")
+	if code := f.term(); code != 0 {
+		t.Errorf("stop: exit code %d", code)
+	}
+}
+
 // onceEach waits until as many messages as rows of the tables are there, and makes sure that each row has one.
 func (f *faulty) onceEach(t *testing.T, tables ...string) {
 	t.Helper()

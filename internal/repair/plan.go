@@ -186,13 +186,31 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Links, f *finding, p 
 		snap.Close()
 		return nil, err
 	}
-	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of it that are in no message are lost", before)
+	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of it that are in no message are lost. If the ids of %s "+
+		"began anew with it, its rows count as published wherever a message has their id", before, l.Layout.Mapping.Table)
 	if name != "" {
+		if err := r.reused(ctx, l, snap, name); err != nil {
+			snap.Close()
+			return nil, err
+		}
 		note = fmt.Sprintf("the table that was published before, with OID %d, is called %s now: its rows count as well. What is written to it from now on is not published",
 			before, name)
 	}
 	p.notes = []string{note}
 	return snap, nil
+}
+
+// reused refuses two tables of which one has ids of the other for other events: their rows would count as published.
+func (r *repair) reused(ctx context.Context, l *backfill.Links, snap *replication.Snapshot, former string) error {
+	m := l.Layout.Mapping
+	n, err := snap.Reused(ctx, replication.RowQuery{ID: l.Layout.ID, Where: r.o.Where, Columns: []string{m.Doc, m.Actor, m.Counter, m.Key, m.Payload}})
+	if err != nil || n == 0 {
+		return err
+	}
+	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by their id nobody can tell whether they are published",
+		n, m.Table, l.Layout.ID, former),
+		fmt.Sprintf("Give them an %s that no event had (of an identity column: ALTER TABLE ... ALTER COLUMN ... RESTART WITH a higher one, then UPDATE ... SET ... = DEFAULT), "+
+			"or leave them out with --where, and decide about them by hand", l.Layout.ID))
 }
 
 // surveyed compares table and stream in the plan's mode.
