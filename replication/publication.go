@@ -105,6 +105,7 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		generated = "pubgencols = 's'"
 	}
 	// The tree is read from pg_inherits: pg_partition_tree waits for whoever has locked a partition, VACUUM FULL for example.
+	// Only what has partitions is followed down: leaves in the recursion would each be held against all rows of pg_inherits.
 	rows, err := q.Query(ctx, `WITH RECURSIVE pub AS (
 			SELECT oid, xmin, puballtables, pubinsert, pubupdate, pubviaroot, `+generated+` AS generated FROM pg_publication WHERE pubname = $1
 		), ancestors AS (
@@ -118,12 +119,13 @@ func readPublication(ctx context.Context, q querier, version int, cfg Config, t 
 		), members AS (
 			SELECT a.relid, a.depth, a.name, r.oid, r.xmin, false AS schema, a.path, `+attrs+` AS attrs, `+filter+` AS filter
 			FROM above a JOIN pg_publication_rel r ON r.prrelid = a.relid JOIN pub ON pub.oid = r.prpubid `+schemas+`
-		), tree AS (
-			SELECT $2::oid AS relid UNION SELECT i.inhrelid FROM tree t JOIN pg_class p ON p.oid = t.relid AND p.relkind = 'p'
-				JOIN pg_inherits i ON i.inhparent = t.relid
+		), parents AS (
+			SELECT oid AS relid FROM pg_class WHERE oid = $2::oid AND relkind = 'p' UNION SELECT c.oid
+				FROM parents t JOIN pg_inherits i ON i.inhparent = t.relid JOIN pg_class c ON c.oid = i.inhrelid AND c.relkind = 'p'
 		), leaves AS (
 			SELECT c.oid, concat(n.nspname, '.', c.relname) AS name, c.relpersistence = 'p' AND c.relkind = 'r' AS logged, c.relfilenode AS file
-			FROM tree t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind <> 'p'
+			FROM (SELECT $2::oid AS relid UNION SELECT i.inhrelid FROM parents t JOIN pg_inherits i ON i.inhparent = t.relid) x
+				JOIN pg_class c ON c.oid = x.relid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind <> 'p'
 		)
 		SELECT pub.oid, pub.xmin::text, puballtables, pubinsert, pubupdate, pubviaroot, generated,
 			coalesce((SELECT name FROM above WHERE depth > 0 ORDER BY depth DESC LIMIT 1), ''),

@@ -1,9 +1,13 @@
 package replication
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/pgserver"
 	"github.com/outflowhq/outflow/internal/pgtest"
@@ -388,4 +392,60 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 		s.Close()
 	})
+}
+
+// TestPublicationOfManyPartitions: reading what is published costs no more than so much for each partition, also where the server knows by its
+// statistics that all of them have the same parent.
+func TestPublicationOfManyPartitions(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	const n = 300
+	d.exec(`CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, seq_key text,
+		payload jsonb NOT NULL) PARTITION BY LIST (counter)`)
+	d.exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)")
+	d.exec(fmt.Sprintf(`DO $$ BEGIN FOR i IN 1 .. %d LOOP
+		EXECUTE format('CREATE TABLE outbox_%%s PARTITION OF outbox FOR VALUES IN (%%1$s)', i); END LOOP; END $$`, n))
+	d.exec("ANALYZE pg_inherits; ANALYZE pg_class")
+	q := &explained{querier: d.conn}
+	version := pgtest.Server(t).Installation.Major * 10000
+	if _, err := checkPublication(within(t), q, version, d.cfg.Config, allColumns); err != nil {
+		t.Fatal(err)
+	}
+	if q.rows < n || q.rows > 30*n {
+		t.Errorf("the server went through %.0f rows for %d partitions", q.rows, n)
+	}
+}
+
+// explained counts the rows that the server goes through for a query.
+type explained struct {
+	querier
+	rows float64
+}
+
+func (e *explained) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	var plans []struct{ Plan planNode }
+	if err := e.QueryRow(ctx, "EXPLAIN (ANALYZE, FORMAT JSON) "+sql, args...).Scan(&plans); err != nil {
+		return nil, err
+	}
+	for _, p := range plans {
+		e.rows += p.Plan.rows()
+	}
+	return e.querier.Query(ctx, sql, args...)
+}
+
+// planNode is a node of a plan, with averages over its loops.
+type planNode struct {
+	Rows     float64 `json:"Actual Rows"`
+	Loops    float64 `json:"Actual Loops"`
+	Filtered float64 `json:"Rows Removed by Filter"`
+	Unjoined float64 `json:"Rows Removed by Join Filter"`
+	Plans    []planNode
+}
+
+func (p planNode) rows() float64 {
+	n := (p.Rows + p.Filtered + p.Unjoined) * p.Loops
+	for _, below := range p.Plans {
+		n += below.rows()
+	}
+	return n
 }
