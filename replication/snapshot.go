@@ -271,6 +271,12 @@ func (s *Snapshot) rowsFault(q RowQuery, err error) error {
 			"the role may not read table %s", table)
 		f.Err = err
 		return f
+	case s.former != nil && q.Where == "" &&
+		slices.Contains([]string{codeUndefinedColumn, codeUndefinedFunction, codeTypeMismatch, codeCannotCoerce}, state):
+		f := fatal("former_table", fmt.Sprintf("Give the columns of %s the names and types that they have in %s, or drop it: its rows that are not published are lost then",
+			s.former.quoted(), s.table.quoted()), "tables %s can't be read as one: their columns differ", table)
+		f.Err = err
+		return f
 	case q.Where != "" && (strings.HasPrefix(state, "42") || strings.HasPrefix(state, "22")):
 		return &outbox.Fault{
 			Class: outbox.Usage, Code: "where", What: fmt.Sprintf("--where %q is no condition on table %s", q.Where, table), Err: err,

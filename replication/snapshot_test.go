@@ -116,6 +116,50 @@ func TestSnapshotRows(t *testing.T) {
 	wantFault(t, rows(RowQuery{Where: "true; DROP TABLE outbox"}), outbox.Usage, "where")
 }
 
+// The table that was published before may have other columns: then the two can't be read as one, and that is what is said.
+func TestSnapshotWithAnotherTable(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	d.exec(plainTable + `; CREATE PUBLICATION outflow FOR ALL TABLES;
+		INSERT INTO outbox (id, doc_id, actor_id, counter, payload) VALUES ('00000000-0000-0000-0000-000000000001', 'a', 'x', 1, '{}')`)
+	for _, c := range []struct {
+		former string
+		code   string // "": none
+		reused int
+	}{
+		{former: "(LIKE outbox)"},
+		{former: "AS SELECT * FROM outbox"},
+		{former: "AS SELECT id, doc_id, actor_id, 2::bigint AS counter, seq_key, payload FROM outbox", reused: 1},
+		{former: "(id bigint, doc_id text)", code: "former_table"},
+		{former: "(number uuid, doc_id text)", code: "former_table"},
+		{former: "(LIKE outbox); ALTER TABLE former ALTER payload TYPE json", code: "former_table"},
+	} {
+		d.exec("DROP TABLE IF EXISTS former; CREATE TABLE former " + c.former)
+		snap, err := OpenSnapshot(within(t), d.cfg.Config, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var oid uint32
+		if err := d.conn.QueryRow(within(t), "SELECT 'former'::regclass::oid").Scan(&oid); err != nil {
+			t.Fatal(err)
+		}
+		name, err := snap.With(within(t), oid)
+		if err != nil || name != "public.former" {
+			t.Fatalf("%s: %q, %v", c.former, name, err)
+		}
+		n, err := snap.Reused(within(t), RowQuery{ID: "id", Columns: allColumns})
+		if err == nil {
+			err = snap.Rows(within(t), RowQuery{Mapping: documented, ID: "id", Columns: []string{"id"}}, func([][]byte) error { return nil })
+		}
+		if c.code != "" {
+			wantFault(t, err, outbox.Fatal, c.code)
+		} else if err != nil || n != c.reused {
+			t.Errorf("%s: %d ids are reused, %v", c.former, n, err)
+		}
+		snap.Close()
+	}
+}
+
 // A policy that hides rows from the role hides none from the WAL: what is read of the table must not look complete.
 func TestSnapshotOfHiddenRows(t *testing.T) {
 	t.Parallel()
