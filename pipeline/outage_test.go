@@ -359,12 +359,23 @@ func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
 type deaf struct {
 	Broker
 	Store
-	hangs *string
+	w     *world
+	hangs *string // under the world's lock
+}
+
+// hang tells whether this question is the one that gets no answer.
+func (d deaf) hang(what string) bool {
+	d.w.mu.Lock()
+	defer d.w.mu.Unlock()
+	if *d.hangs != what {
+		return false
+	}
+	*d.hangs = "hung"
+	return true
 }
 
 func (d deaf) Tail(ctx context.Context) (outbox.StreamState, error) {
-	if *d.hangs == "look" {
-		*d.hangs = "hung"
+	if d.hang("look") {
 		<-ctx.Done()
 		return outbox.StreamState{}, ctx.Err()
 	}
@@ -372,8 +383,7 @@ func (d deaf) Tail(ctx context.Context) (outbox.StreamState, error) {
 }
 
 func (d deaf) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
-	if *d.hangs == "record" {
-		*d.hangs = "hung"
+	if d.hang("record") {
 		<-ctx.Done()
 		return 0, checkpoint.ErrUnknown
 	}
@@ -387,7 +397,7 @@ func TestNothingWaitsOnALostConnection(t *testing.T) {
 			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 				hangs := ""
 				pr := w.running(options{open: func(l *Links) {
-					d := deaf{l.Broker, l.Store, &hangs}
+					d := deaf{l.Broker, l.Store, w, &hangs}
 					l.Broker, l.Store = d, d
 				}})
 				w.write(1)
@@ -416,6 +426,8 @@ type failing struct {
 }
 
 func (f *failing) fail(what string) error {
+	f.lock()
+	defer f.unlock()
 	if f.fails != what {
 		return nil
 	}

@@ -199,10 +199,12 @@ func strange(t *testing.T, seed uint64) (between bool) {
 			}
 		}
 		time.Sleep(time.Minute) // what is still on its way arrives
-		between = in < uint64(len(s.js.messages))
+		var n int
+		s.with(func() { n = len(s.js.messages) })
+		between = in < uint64(n)
 		if err != nil {
 			t.Errorf("seed %d, a stranger at %d of %d: %v\nagain: go test ./pipeline -run 'TestStrangers$' -pipeline.seed=%d -pipeline.trials=2\n%s",
-				seed, in, len(s.js.messages), err, seed, s.trace(80))
+				seed, in, n, err, seed, s.trace(80))
 		}
 	})
 	return between
@@ -215,10 +217,9 @@ func (s *schedule) allEnd() error {
 		var ended error
 		s.with(func() {
 			for _, pr := range s.alive {
-				switch f := outbox.FaultOf(pr.err); {
-				case !pr.over() || pr.dead || pr.stopping:
+				if !pr.over() || pr.dead || pr.stopping {
 					waits = true // or another one comes in its place
-				case f == nil || f.Code != "foreign_message":
+				} else if f := outbox.FaultOf(pr.err); f == nil || f.Code != "foreign_message" {
 					ended = errors.Join(ended, fmt.Errorf("it ended with %w", pr.err))
 				}
 			}
