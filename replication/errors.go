@@ -63,6 +63,9 @@ type connectError struct {
 func (e *connectError) Error() string { return e.text }
 func (e *connectError) Unwrap() error { return e.cause }
 
+// CodeConnect is the code of the transient fault of a PostgreSQL server that can't be reached or takes no connection now.
+const CodeConnect = "postgres_connect"
+
 // connectFault says what a failed connection attempt means, for the setting that says where to connect to: what the server refuses for good
 // is fatal, the rest is transient. Of pgconn's text nothing is taken over: it holds every attempt, and each with its address.
 func connectFault(setting string, err error) error {
@@ -93,7 +96,7 @@ func connectFault(setting string, err error) error {
 		return fatal("no_replication_right", "does not let the role connect for replication",
 			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT CONNECT ON DATABASE")
 	}
-	f := &outbox.Fault{Class: outbox.Transient, Code: "postgres_connect", What: at + " can't be reached", Err: e,
+	f := &outbox.Fault{Class: outbox.Transient, Code: CodeConnect, What: at + " can't be reached", Err: e,
 		Cure: "See that it runs, and that host and port are right"}
 	if pg != nil {
 		f.What, f.Cure = at+" takes no connection", ""

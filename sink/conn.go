@@ -308,6 +308,9 @@ func (c *Conn) lostFault(err error) *outbox.Fault {
 	return transient("nats_lost", "the connection to NATS is lost", scrub(err, c.cfg))
 }
 
+// CodeConnect is the code of the transient fault of a NATS server that can't be reached.
+const CodeConnect = "nats_connect"
+
 // connectFault says what a failure to connect means.
 func (c *Conn) connectFault(ctx context.Context, err error) error {
 	if f := outbox.FaultOf(err); f != nil {
@@ -322,7 +325,7 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 	)
 	switch {
 	case ctx.Err() != nil:
-		return transient("nats_connect", "connect to NATS", context.Cause(ctx))
+		return transient(CodeConnect, "connect to NATS", context.Cause(ctx))
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
 		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeyButNoSigCB), errors.Is(err, nats.ErrNoUserCB):
 		return fatal("nats_auth", "NATS refuses the credentials", "Check nats.creds, nats.nkey, nats.user, nats.token or the context, and the server's accounts.", clean)
@@ -333,11 +336,11 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 		if cause := c.wires.dialErr(); cause != nil && !c.wires.dialled() {
 			clean = scrub(cause, c.cfg)
 		}
-		f := transient("nats_connect", "NATS can't be reached", clean)
+		f := transient(CodeConnect, "NATS can't be reached", clean)
 		f.Cure = "See that it runs, and that host and port are right"
 		return f
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.wires.dialled():
 		return fatal("nats_credentials", "the settings for the connection to NATS can't be used", "Check the context and the files that nats names.", clean)
 	}
-	return transient("nats_connect", "connect to NATS", clean)
+	return transient(CodeConnect, "connect to NATS", clean)
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/sink"
 )
 
 // The exit codes.
@@ -39,8 +41,12 @@ func (a *app) report(ctx context.Context, cmd *cobra.Command, err error) int {
 
 func trim(err error) string { return strings.TrimRight(err.Error(), "\n") }
 
-// exitCode returns the exit code that stands for an error's class.
+// exitCode returns the exit code that stands for an error's class. A server that can't be reached is nothing unexpected: a command that
+// runs once says so as of any set-up that cannot work. (run waits for it instead, and does not end.)
 func exitCode(err error) int {
+	if f := outbox.FaultOf(err); f != nil && (f.Code == replication.CodeConnect || f.Code == sink.CodeConnect) {
+		return exitFatal
+	}
 	switch outbox.ClassOf(err) {
 	case outbox.Fatal:
 		return exitFatal

@@ -107,8 +107,8 @@ func TestNATSUnreachable(t *testing.T) {
 	if err := ns.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	o.fails(1, []string{"init"}, "nats.url "+ns.URL())
-	o.fails(1, []string{"status"}, "nats.url "+ns.URL())
+	o.fails(3, []string{"init"}, "nats.url "+ns.URL())
+	o.fails(3, []string{"status"}, "nats.url "+ns.URL())
 	o.start()
 	row(t, conn, "doc", 1, "{}")
 	eventually(t, "not ready, and why", func() error {
@@ -141,9 +141,9 @@ func TestPostgresUnreachable(t *testing.T) {
 	o.init()
 	must(t, pg.Stop("fast"))
 	address := fmt.Sprintf("127.0.0.1:%d", pg.Port)
-	o.fails(1, []string{"init"}, address)
-	o.fails(1, []string{"status"}, address)
-	o.fails(1, []string{"inspect"}, address)
+	o.fails(3, []string{"init"}, address)
+	o.fails(3, []string{"status"}, address)
+	o.fails(3, []string{"inspect"}, address)
 	o.start()
 	eventually(t, "not ready, and why", func() error {
 		if code, body := o.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, address) {

@@ -76,7 +76,7 @@ func (o *outflow) set(settings ...string) {
 }
 
 // exec runs a command to its end, again where it gave up because a server did not answer: it waits for seconds, and says so with exit
-// code 1. Any other code stands.
+// code 1, or 3 where it could not connect. Any other code stands.
 func (o *outflow) exec(args ...string) (stdout, stderr string, code int) {
 	o.t.Helper()
 	return o.execUntil(func(string) bool { return false }, args...)
@@ -92,7 +92,7 @@ func (o *outflow) execUntil(done func(stderr string) bool, args ...string) (stdo
 			said += stdout
 			stdout = said
 		}
-		if code != 1 || !unanswered(stderr) || try == tries || done(stderr) {
+		if code != 1 && code != 3 || !unanswered(stderr) || try == tries || done(stderr) {
 			return stdout, stderr, code
 		}
 		// A retry may hide a failure: all are counted, and seen where no test fails, too.
