@@ -172,7 +172,7 @@ func (d *database) insert(all []trace.Op) {
 		values = append(values, fmt.Sprintf("($%d, $%d, $%d, $%d)", n+1, n+2, n+3, n+4))
 		args = append(args, o.Doc, o.Actor, int64(o.Counter), string(o.Payload))
 	}
-	d.exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+strings.Join(values, ", "), args...)
+	d.exec("INSERT INTO public.outbox (doc_id, actor_id, counter, payload) VALUES "+strings.Join(values, ", "), args...)
 }
 
 // seen counts what came through a stream, by pgoutput's message types, until enough says stop.

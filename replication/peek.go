@@ -51,13 +51,18 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 	return err
 }
 
-// flushed is where the WAL ends that can be decoded.
+// flushed is where the WAL ends that can be decoded. What an open transaction has written is flushed by whole pages: that can end in the
+// middle of a record, and no stream passes it before somebody commits. So we do, and the WAL writer flushes what there is.
 func (s *Session) flushed(ctx context.Context) (outbox.LSN, error) {
 	giveBack, err := s.take(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer giveBack()
+	const commit = `SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_xact_id() END`
+	if _, err := s.conn.Exec(ctx, commit); err != nil {
+		return 0, fmt.Errorf("flush the WAL: %w", err)
+	}
 	var end string
 	err = s.conn.QueryRow(ctx, `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
 		ELSE pg_catalog.pg_current_wal_flush_lsn() END::text`).Scan(&end)

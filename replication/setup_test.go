@@ -1,9 +1,12 @@
 package replication
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -165,7 +168,7 @@ func TestPrintedStatements(t *testing.T) {
 	d := newDatabase(t, pgtest.Server(t))
 	d.cfg.Table, d.cfg.Publication = `public.out"box`, `pub's "one"`
 	d.cfg.Mapping.Doc, d.cfg.Mapping.Actor = "Doc Id", `a"ctor`
-	d.cfg.Columns = []string{"id", "Doc Id", `a"ctor`, "counter", "seq_key", "payload"}
+	d.cfg.Columns = []string{"id", "Doc Id", `a"ctor`, "counter", "payload"}
 	statements, err := SQL(d.cfg)
 	if err != nil || len(statements) != 3 {
 		t.Fatal(statements, err)
@@ -306,6 +309,31 @@ func TestPeekLeavesNoTrace(t *testing.T) {
 			t.Errorf("the slot is confirmed up to %s, was %s", after, before)
 		}
 	})
+}
+
+// Where a transaction is open that has written a part of a page, and nobody else writes, not even the server itself now and then, a peek ends.
+func TestPeekEndsOnASilentServer(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Own(t, 0)
+	d := ready(t, srv)
+	pid, err := strconv.Atoi(d.text("SELECT pid::text FROM pg_stat_activity WHERE backend_type = 'background writer'"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	before := d.text("SELECT pg_current_wal_flush_lsn()::text")
+	d.exec("BEGIN")
+	d.exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, to_jsonb(repeat('x', 2000)) FROM generate_series(1, 100) n")
+	for d.text("SELECT pg_current_wal_flush_lsn()::text") == before { // the WAL writer has flushed whole pages
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := Peek(ctx, d.cfg.Config, 0, false, func(Message) error { return nil }); err != nil {
+		t.Error(err)
+	}
 }
 
 // A slot that lost its WAL says so, in the words of each version.
