@@ -156,8 +156,8 @@ A consumer of the Go package consumer sees the events that it had before marked 
 configuration is kept and the durable made again. It has to be stopped. It only goes back, and only to what the stream
 still has: what retention removed, outflow replay --from table --to consumer:NAME reads.
 
-Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place, 1 if a server
-is away: run it again.`,
+Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place or a server
+can't be reached, 1 if a server is lost on the way: run it again.`,
 		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to time:2026-01-31T12:00:00Z --yes",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if r.To == "" {
