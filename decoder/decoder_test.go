@@ -64,6 +64,7 @@ func TestTransaction(t *testing.T) {
 		}}
 	}
 	expected := []Result{
+		{Missing: true}, // the key, which is generated
 		want(0, "0:00000000000000000001", `[[0, 0, "A"]]`),
 		want(1, "0:00000000000000000002", `[[1, 0, " "]]`),
 		{Kind: Commit, Commit: outbox.Commit{LSN: 0x130, Time: 7, Kind: outbox.Events, Events: 2}},
@@ -99,6 +100,9 @@ func TestIgnored(t *testing.T) {
 		r := Result{Kind: Event, Event: outbox.Event{Doc: "of the message before"}, Malformed: errors.New("too")}
 		if err := d.Decode(msg, &r); err != nil {
 			t.Fatal(err)
+		}
+		if msg[0] == 'R' {
+			r.Missing = false // the outbox's key is, which is generated
 		}
 		if !reflect.DeepEqual(r, Result{}) {
 			t.Errorf("%q gave %+v", msg[0], r)
