@@ -88,10 +88,15 @@ func ParseHeader(value string) (Header, error) {
 func AppendHeaderValue(b []byte, value string) []byte { return appendEscaped(b, value, &passHeader) }
 
 // HeaderID returns the event id of a header's value as it stands there, which tells cut ones apart too.
-func HeaderID(value string) string {
-	_, rest, _ := strings.Cut(value, " id=")
-	id, _, _ := strings.Cut(rest, " ")
-	return id
+func HeaderID(value string) string { return headerField(value, " id=") }
+
+// HeaderKey returns the key likewise.
+func HeaderKey(value string) string { return headerField(value, " key=") }
+
+func headerField(value, name string) string {
+	_, rest, _ := strings.Cut(value, name)
+	field, _, _ := strings.Cut(rest, " ")
+	return field
 }
 
 var headerFields = [...]string{"v=", "lsn=", "i=", "n=", "of=", "due=", "thru=", "pull=", "tl=", "sort=", "id=", "key="}

@@ -171,9 +171,11 @@ func SlotHeld(name string, slot outbox.SlotState) error {
 
 // Message is what is read of a message of the stream.
 type Message struct {
-	Seq    uint64
-	Header string // the Outflow header; "" if it has none
-	Stored time.Time
+	Seq        uint64
+	Subject    string
+	Header     string // the Outflow header; "" if it has none
+	DeadLetter string // why it is a dead letter; "": it is none
+	Stored     time.Time
 }
 
 // stalled is how long the stream may bring nothing although there is more.
@@ -207,7 +209,7 @@ func (l *Links) Messages(ctx context.Context, from, to uint64, f func(Message) e
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", stream, err)
 		}
-		if err := f(Message{meta.Sequence.Stream, m.Headers().Get(outbox.HeaderName), meta.Timestamp}); err != nil {
+		if err := f(Message{meta.Sequence.Stream, m.Subject(), m.Headers().Get(outbox.HeaderName), m.Headers().Get(sink.HeaderDeadLetter), meta.Timestamp}); err != nil {
 			return err
 		}
 		if meta.Sequence.Stream >= to {

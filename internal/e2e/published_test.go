@@ -139,7 +139,7 @@ func TestPublishedOtherwise(t *testing.T) {
 			f.start()
 			f.ready()
 			row(t, f.conn, "after", 1, "{}")
-			f.onceEach(t, c.rows...)
+			f.onceEach(t, 0, c.rows...)
 			if code := f.term(); code != 0 {
 				t.Errorf("stop: exit code %d", code)
 			}
@@ -148,46 +148,73 @@ func TestPublishedOtherwise(t *testing.T) {
 }
 
 // TestIDsThatBeginAnew: ids that count begin anew with the table that takes the place of another, so its rows have ids that messages have. A
-// repair does not take them for published.
+// repair does not take them for published, whether the other table is still there, or only its messages tell what the ids were.
 func TestIDsThatBeginAnew(t *testing.T) {
 	slow(t)
 	t.Parallel()
-	ns := natstest.Server(t)
-	f := &faulty{js: js(t, ns.URL())}
-	f.outflow, f.conn, f.url = installation(t, pgtest.Server(t), ns.URL(), "anew")
-	mustExec(t, f.conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
-		counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
-		payload jsonb NOT NULL)`)
-	mustExec(t, f.conn, allTables(f))
-	f.init()
-	f.start()
-	written(t, f, 4)
-	awaitMessages(t, f.js, f.stream, 4)
-	swapped(t, f)
-	for i := range 5 {
-		row(t, f.conn, "new", i, "{}")
+	pg, ns := pgtest.Server(t), natstest.Server(t)
+	anew := func(sql string) func(*testing.T, *faulty) {
+		return func(t *testing.T, f *faulty) { swapped(t, f); mustExec(t, f.conn, sql) }
 	}
-	f.ends(4, "outflow repair --accept publication_changed")
-	left(t, f.conn, f.slot)
-	says := []string{"4 rows of table public.outbox have the id of another event of public.outbox_old", "RESTART WITH"} // the fifth id is new
-	f.fails(3, []string{"repair"}, says...)
-	f.fails(3, []string{"repair", "--accept", "publication_changed"}, says...)
-	mustExec(t, f.conn, "ALTER TABLE outbox ALTER COLUMN id RESTART WITH 100; UPDATE outbox SET id = DEFAULT")
-	if r, stderr, code := f.repair("--accept", "publication_changed"); code != 0 || r.Published != 5 {
-		t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
-	}
-	f.log.Reset()
-	f.start()
-	f.ready()
-	row(t, f.conn, "after", 1, "{}")
-	f.onceEach(t, "outbox", "outbox_old")
-	if code := f.term(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
+	for _, c := range []struct {
+		name, code, of string
+		change         func(*testing.T, *faulty)
+		was            int // rows that are not there any more
+		rows           []string
+	}{
+		{"renamed", "publication_changed", "public.outbox_old", swapped, 0, []string{"outbox", "outbox_old"}},
+		{"dropped", "publication_changed", "stream", anew("DROP TABLE outbox_old"), 4, []string{"outbox"}},
+		{"emptied", "publication_changed", "stream", anew("DELETE FROM outbox_old"), 4, []string{"outbox"}},
+		{"another cluster", "system_changed", "stream", func(t *testing.T, f *faulty) {
+			if code := f.term(); code != 0 {
+				t.Errorf("stop: exit code %d", code)
+			}
+			mustExec(t, f.conn, "TRUNCATE outbox RESTART IDENTITY")
+			f.editRecord(t, func(rec map[string]any) { rec["system_id"] = "7000000000000000000" })
+			f.start()
+		}, 4, []string{"outbox"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := &faulty{js: js(t, ns.URL())}
+			f.outflow, f.conn, f.url = installation(t, pg, ns.URL(), "anew")
+			mustExec(t, f.conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
+				counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+				payload jsonb NOT NULL)`)
+			mustExec(t, f.conn, allTables(f))
+			f.init()
+			f.start()
+			written(t, f, 4)
+			awaitMessages(t, f.js, f.stream, 4)
+			c.change(t, f)
+			row(t, f.conn, "doc 0", 10, "{}") // the document of the message with that id, another key
+			for i := range 4 {
+				row(t, f.conn, "new", i+1, "{}") // the key, another document; of the last one not even the id
+			}
+			f.ends(4, "outflow repair --accept "+c.code)
+			left(t, f.conn, f.slot)
+			says := []string{"4 rows of table public.outbox have the id of another event of " + c.of, "RESTART WITH"}
+			f.fails(3, []string{"repair"}, says...)
+			f.fails(3, []string{"repair", "--accept", c.code}, says...)
+			mustExec(t, f.conn, "ALTER TABLE outbox ALTER COLUMN id RESTART WITH 100; UPDATE outbox SET id = DEFAULT")
+			if r, stderr, code := f.repair("--accept", c.code); code != 0 || r.Published != 5 {
+				t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
+			}
+			f.log.Reset()
+			f.start()
+			f.ready()
+			row(t, f.conn, "after", 1, "{}")
+			f.onceEach(t, c.was, c.rows...)
+			if code := f.term(); code != 0 {
+				t.Errorf("stop: exit code %d", code)
+			}
+		})
 	}
 }
 
-// onceEach waits until as many messages as rows of the tables are there, and makes sure that each row has one.
-func (f *faulty) onceEach(t *testing.T, tables ...string) {
+// onceEach waits until as many messages as rows of the tables are there, beside those of rows that are gone, and makes sure that each row has
+// one.
+func (f *faulty) onceEach(t *testing.T, gone int, tables ...string) {
 	t.Helper()
 	var ids []string
 	for _, table := range tables {
@@ -195,7 +222,7 @@ func (f *faulty) onceEach(t *testing.T, tables ...string) {
 		must(t, f.conn.QueryRow(t.Context(), "SELECT coalesce(array_agg(id::text), '{}') FROM "+table).Scan(&some))
 		ids = append(ids, some...)
 	}
-	awaitMessages(t, f.js, f.stream, len(ids))
+	awaitMessages(t, f.js, f.stream, len(ids)+gone)
 	count := map[string]int{}
 	for _, m := range messages(t, f.js, f.stream) {
 		count[outbox.HeaderID(m.Header.Get(outbox.HeaderName))]++
@@ -205,8 +232,8 @@ func (f *faulty) onceEach(t *testing.T, tables ...string) {
 			t.Errorf("row %s is in %d messages", id, count[id])
 		}
 	}
-	if len(count) != len(ids) {
-		t.Errorf("%d events in the stream, %d rows", len(count), len(ids))
+	if len(count) != len(ids)+gone {
+		t.Errorf("%d events in the stream, %d rows, and %d are gone", len(count), len(ids), gone)
 	}
 }
 
@@ -263,7 +290,7 @@ func TestUnloggedWhileAway(t *testing.T) {
 	f.start()
 	f.ready()
 	row(t, f.conn, "after", 1, "{}")
-	f.onceEach(t, "outbox")
+	f.onceEach(t, 0, "outbox")
 	if code := f.term(); code != 0 || strings.Contains(f.log.String(), "--check") {
 		t.Errorf("stop: exit code %d; it asks again:\n%s", code, f.log.tail(900))
 	}
@@ -336,7 +363,7 @@ func TestOrdinaryLifeOfATable(t *testing.T) {
 	if code := f.term(); code != 0 {
 		t.Errorf("stop: exit code %d", code)
 	}
-	f.onceEach(t, "outbox")
+	f.onceEach(t, 0, "outbox")
 	left(t, f.conn, f.slot)
 	if r, stderr, code := f.repair("--check"); code != 0 || r.Missing != 0 {
 		t.Errorf("check: exit code %d, %+v\n%s", code, r, stderr)

@@ -216,7 +216,9 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 		return err
 	}
 	p.close()
-	p.survey = r.newSurvey(l, snap)
+	if p.survey, err = r.newSurvey(l, f, snap); err != nil {
+		return err
+	}
 	s := p.survey
 	rd, err := l.Read(ctx)
 	if err != nil {

@@ -186,8 +186,10 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Links, f *finding, p 
 		snap.Close()
 		return nil, err
 	}
-	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of it that are in no message are lost. If the ids of %s "+
-		"began anew with it, its rows count as published wherever a message has their id", before, l.Layout.Mapping.Table)
+	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of it that are in no message are lost", before)
+	if !l.Layout.Mapping.Keyed() {
+		note += fmt.Sprintf(". If the ids of %s began anew with it, its rows may count as published wherever a message has their id", l.Layout.Mapping.Table)
+	}
 	if name != "" {
 		if err := r.reused(ctx, l, snap, name); err != nil {
 			snap.Close()
@@ -207,10 +209,16 @@ func (r *repair) reused(ctx context.Context, l *backfill.Links, snap *replicatio
 	if err != nil || n == 0 {
 		return err
 	}
+	return idsReused(l, n, former)
+}
+
+// idsReused is the fault of n rows that have ids of events of somewhere else.
+func idsReused(l *backfill.Links, n int, of string) *outbox.Fault {
+	id := l.Layout.ID
 	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by their id nobody can tell whether they are published",
-		n, m.Table, l.Layout.ID, former),
+		n, l.Layout.Mapping.Table, id, of),
 		fmt.Sprintf("Give them an %s that no event had (of an identity column: ALTER TABLE ... ALTER COLUMN ... RESTART WITH a higher one, then UPDATE ... SET ... = DEFAULT), "+
-			"or leave them out with --where, and decide about them by hand", l.Layout.ID))
+			"or leave them out with --where, such as rows that were changed after they had been published, and decide about them by hand", id))
 }
 
 // surveyed compares table and stream in the plan's mode.
@@ -220,7 +228,9 @@ func (r *repair) surveyed(ctx context.Context, l *backfill.Links, f *finding, p 
 		return err
 	}
 	p.close()
-	p.survey = r.newSurvey(l, snap)
+	if p.survey, err = r.newSurvey(l, f, snap); err != nil {
+		return err
+	}
 	s := p.survey
 	if p.mode == modeKeep {
 		switch f.cause() {
@@ -249,6 +259,9 @@ func (s *survey) run(ctx context.Context, rd backfill.Readings, keep bool) error
 	s.r.say("%d rows; reading the headers of stream %s", len(s.fates), s.r.cfg.Stream)
 	if err := s.stream(ctx, rd, keep); err != nil {
 		return err
+	}
+	if n := s.counts[another]; n > 0 {
+		return idsReused(s.l, n, "stream "+s.r.cfg.Stream)
 	}
 	if s.nameless > 0 && s.r.o.Where == "" && s.counts[missing] > 0 {
 		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if the table still has them, look like missing ones",

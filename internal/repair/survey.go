@@ -37,8 +37,9 @@ type fate uint8
 
 const (
 	missing  fate = iota
-	inStream      // in a message
+	another       // its id is that of another event in the stream
 	inWAL         // the slot will bring it
+	inStream      // in a message
 )
 
 // survey compares the table with the stream, and with what a slot that is kept will bring.
@@ -48,7 +49,8 @@ type survey struct {
 	snap *replication.Snapshot
 
 	fates  map[eventID]fate // of the candidates: the rows for which --where holds
-	counts [3]int           // by fate
+	counts [4]int           // by fate
+	seen   *sight           // of the candidates, where the stream may have their ids for other events; nil: it can't
 	listed []string         // ids of what is missing, as PostgreSQL prints them; nil: too many
 	first  *Event
 	last   *Event
@@ -85,8 +87,13 @@ type untrusted struct{ why string }
 
 func (u *untrusted) Error() string { return u.why }
 
-func (r *repair) newSurvey(l *backfill.Links, snap *replication.Snapshot) *survey {
-	return &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}, repaired: map[eventID]struct{}{}}
+func (r *repair) newSurvey(l *backfill.Links, f *finding, snap *replication.Snapshot) (*survey, error) {
+	s := &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}, repaired: map[eventID]struct{}{}}
+	var err error
+	if f.elsewhere(snap) {
+		s.seen, err = newSight(r.cfg, l.Layout, snap)
+	}
+	return s, err
 }
 
 // candidates reads the ids of the rows that may be missing.
@@ -96,7 +103,7 @@ func (s *survey) candidates(ctx context.Context) error {
 	var none, double int
 	var example string
 	err := s.snap.Rows(ctx, replication.RowQuery{
-		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name}, Where: s.r.o.Where,
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.seen.columns()...), Where: s.r.o.Where,
 	}, func(v [][]byte) error {
 		raw, ok := rawID(column, v[0])
 		if !ok {
@@ -109,7 +116,7 @@ func (s *survey) candidates(ctx context.Context) error {
 			example = raw
 		}
 		s.fates[id] = missing
-		return nil
+		return s.seen.row(id, v[1:])
 	})
 	if err != nil {
 		return err
@@ -143,9 +150,9 @@ const byteaOID = 17
 
 func (s *survey) set(id eventID, f fate) {
 	was, candidate := s.fates[id]
-	if candidate && was == missing {
+	if candidate && was < f {
 		s.fates[id] = f
-		s.counts[missing]--
+		s.counts[was]--
 		s.counts[f]++
 	}
 }
@@ -178,7 +185,11 @@ func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) er
 			s.nameless++
 		}
 		id := idOf(name)
-		s.set(id, inStream)
+		if s.seen.same(id, m) {
+			s.set(id, inStream)
+		} else {
+			s.set(id, another)
+		}
 		if h.Pos.Repaired() {
 			if _, candidate := s.fates[id]; !candidate && keep {
 				s.repaired[id] = struct{}{}
