@@ -105,7 +105,7 @@ func (r *repair) under(l *backfill.Links, f *finding) *checkpoint.Record {
 	rec := l.Fresh(f.Readings)
 	if f.Record != nil {
 		rec.Base, rec.Places, rec.Holes = f.Record.Base, f.Record.Places, f.Record.Holes
-		if before := f.Record.Publication.TableOID; before != 0 { // until its rows are published, too
+		if before := f.published(); before != 0 { // until its rows are published, too
 			rec.Publication.TableOID = before
 		}
 		if !f.Stream.Exists {

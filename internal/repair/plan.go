@@ -177,7 +177,7 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Links, f *finding, p 
 	if err != nil || snap == nil || f.Record == nil {
 		return snap, err
 	}
-	before, now := f.Record.Publication.TableOID, snap.Table().OID
+	before, now := f.published(), snap.Table().OID
 	if before == 0 || before == now {
 		return snap, nil
 	}
@@ -200,6 +200,15 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Links, f *finding, p 
 	}
 	p.notes = []string{note}
 	return snap, nil
+}
+
+// published is the OID of the table that the record says was published; 0 if it says nothing, or is of another cluster: what has that OID here
+// is something else.
+func (f *finding) published() uint32 {
+	if f.Record == nil || f.Record.SystemID != f.Server.SystemID {
+		return 0
+	}
+	return f.Record.Publication.TableOID
 }
 
 // reused refuses two tables of which one has ids of the other for other events: their rows would count as published.

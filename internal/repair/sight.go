@@ -21,7 +21,7 @@ func (f *finding) elsewhere(snap *replication.Snapshot) bool {
 	case "system_changed", "server_behind", "timeline_lost", "timeline_unknown", "divergence":
 		return true
 	}
-	before := f.Record.Publication.TableOID
+	before := f.published()
 	return before != 0 && before != snap.Table().OID
 }
 
