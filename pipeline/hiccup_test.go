@@ -380,7 +380,8 @@ func TestNATSFailsInALongWindow(t *testing.T) {
 		if failures < 4 {
 			t.Errorf("it failed %d times", failures)
 		}
-		w.kept(pr, failures)
+		// A late copy from the old connection may come first: what is refused for it is one more failure, of which the session goes on as well.
+		w.kept(pr, max(failures, w.js.resumed))
 		w.same()
 	})
 }
