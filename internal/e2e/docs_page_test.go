@@ -167,7 +167,7 @@ func (p *pageRun) run(b docpage.Block) error {
 		case b.Checked:
 			err = docpage.Match(b.Want, out)
 		}
-		again := b.Eventually || code == 1 && b.Exit != 1 && unanswered(out)
+		again := b.Eventually || (code == 1 || code == 3) && code != b.Exit && unanswered(out)
 		if err == nil || !again || time.Now().After(deadline) {
 			return err
 		}

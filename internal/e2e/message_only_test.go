@@ -177,10 +177,10 @@ func TestSourceIsMapped(t *testing.T) {
 	awaitMessages(t, js(t, ns.URL()), o.stream, n)
 	o.ready()
 	o.counted(`outflow_ignored_total{what="message"}`, 1)
-	turn("both", 2, "source=table table=public.outbox")
-	turn("message", 1, "source=both table=public.outbox")
-	turn("table", 1, "source=message, ordered by key")
-	turn("message", 1, "source=table table=public.outbox")
+	turn("both", 2, "source=table origin=own table=public.outbox")
+	turn("message", 1, "source=both origin=own table=public.outbox")
+	turn("table", 1, "source=message origin=own, ordered by key")
+	turn("message", 1, "source=table origin=own table=public.outbox")
 	mustExec(t, conn, "ALTER PUBLICATION "+o.slot+" DROP TABLE outbox") // of no account now
 	both("message")
 	n++

@@ -190,11 +190,11 @@ func TestParkedCommand(t *testing.T) {
 		{2, []string{"retry", "orders", "a", "--all"}, []string{"--all"}},
 		{3, []string{"list", "--schema", "elsewhere"}, []string{"no tables of a consumer", "--schema"}},
 		{3, []string{"list", "--database", pgtest.Database(t, pgtest.Server(t))}, []string{"no tables of a consumer", "--database"}},
-		{1, []string{"list", "--database", "postgres://127.0.0.1:1/none"}, []string{"--database", "refused"}},
-		{2, []string{"list", "--database", "postgres://%"}, []string{"--database", "postgres://user@host/database"}},
+		{3, []string{"list", "--database", "postgres://127.0.0.1:1/none"}, []string{"--database", "refused"}},
+		{2, []string{"list", "--database", "postgres://%"}, []string{"--database", "postgres://user@host"}},
 	} {
 		c.says(t, wrong.code, wrong.args, wrong.words...)
 	}
 	c.env = append(c.env, "OUTFLOW_CONSUMER_DATABASE=postgres://127.0.0.1:1/none")
-	c.says(t, 1, []string{"list"}, "OUTFLOW_CONSUMER_DATABASE", "refused")
+	c.says(t, 3, []string{"list"}, "OUTFLOW_CONSUMER_DATABASE", "refused")
 }

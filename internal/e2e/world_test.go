@@ -59,7 +59,7 @@ func (o *outflow) sample(t *testing.T, name, stream string) {
 func (o *outflow) fails(code int, args []string, says ...string) {
 	o.t.Helper()
 	wanted := func(stderr string) bool {
-		return code == 1 && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(stderr, s) })
+		return (code == 1 || code == 3) && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(stderr, s) })
 	}
 	out, errOut, got := o.execUntil(wanted, args...)
 	if got != code {
