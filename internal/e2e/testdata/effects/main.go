@@ -59,6 +59,9 @@ func run(database, server string, cfg consumer.Config) error {
 	}
 	defer pool.Close()
 	if err := create(ctx, pool, cfg.Name); err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped while it was still starting
+		}
 		return err
 	}
 	nc, err := nats.Connect(server, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true))
