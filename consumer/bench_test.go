@@ -12,8 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/outflowhq/outflow/internal/natstest"
-	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
 // BenchmarkConsumer reads one stream in several ways, in one run: each op is one event. What has an effect inserts a row.

@@ -32,7 +32,7 @@
 //   - Two instances: the lease keeps them from disturbing each other; it is not what makes the effects right. One whose lease ended, or
 //     that slept through a take-over (SIGSTOP), has the old epoch: its next transaction finds no row. One that it had open when the
 //     other took over is waited for, because the take-over updates the locked row; the server ends it when the handler's time
-//     (Config.Timeout and 5 s) is over. (TestZombie, TestZombieInATransaction, internal/e2e TestConsumerKills)
+//     (Config.Timeout and 5 s) is over. (TestZombie, TestZombieInATransaction, internal/lab/e2e TestConsumerKills)
 //   - A COMMIT whose answer is lost, for instance because PostgreSQL restarts, may have happened. The session ends. The next one
 //     updates the marks, which waits for that transaction to end, and then reads them: they say. (TestLostAnswers,
 //     TestPostgresRestarts)

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
 // TestHandlersThatMisbehave: each becomes an error that says what the handler did, and none takes the consumer with it.

@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
 func (w *world) onStream(js jetstream.JetStream, change func(*Config)) *Consumer {

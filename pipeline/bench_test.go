@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
-	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/lab/recording"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -78,7 +78,7 @@ func (f flow) inserts(b *testing.B) (all [][]byte) {
 		all = append(all, x.messages(false, oidText, f.binary)[1].Data)
 	}
 	if f.docs == 0 {
-		ops, err := trace.Load(trace.FriendsForever)
+		ops, err := recording.Load(recording.FriendsForever)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/seeds"
+	"github.com/outflowhq/outflow/internal/lab/seeds"
 	"github.com/outflowhq/outflow/outbox"
 )
 

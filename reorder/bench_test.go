@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/lab/recording"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -53,7 +53,7 @@ func (l load) events(b *testing.B) []outbox.Event {
 
 // edits are those of two people in one document.
 func edits(b *testing.B) (list []outbox.Event) {
-	ops, err := trace.Load(trace.FriendsForever)
+	ops, err := recording.Load(recording.FriendsForever)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/seeds"
+	"github.com/outflowhq/outflow/internal/lab/seeds"
 	"github.com/outflowhq/outflow/outbox"
 )
 

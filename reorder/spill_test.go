@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/scratch"
+	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -57,7 +57,7 @@ func TestHugeTransaction(t *testing.T) {
 			dir := t.TempDir()
 			files := &memScratch{failAfter: -1}
 			set := outbox.Settings{Horizon: c.horizon, Sort: c.sort, MaxEvents: 65536, MaxBytes: limit}
-			b := New(Config{Settings: set, Scratch: watched{scratch.Dir(dir), files}})
+			b := New(Config{Settings: set, Scratch: watched{tempfile.Dir(dir), files}})
 			b.tune.fanIn = c.fanIn
 			peak := int64(0)
 			files.onWrite = func() { peak = max(peak, b.memory()) }
@@ -151,7 +151,7 @@ func hugeOrder(events int, by outbox.Sort, held []outbox.Event, withHeld bool) [
 // watched is a scratch whose files tell another one's watcher what happens.
 type watched struct {
 	Scratch interface {
-		Create() (scratch.File, error)
+		Create() (tempfile.File, error)
 	}
 	m *memScratch
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/pgserver"
-	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
 

@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 
-	"github.com/outflowhq/outflow/internal/pgserver"
-	"github.com/outflowhq/outflow/internal/pgtest"
-	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/recording"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -140,9 +140,9 @@ func (d *database) start(from outbox.LSN) *Session {
 }
 
 // ops are n real edits.
-func ops(t testing.TB, n int) []trace.Op {
+func ops(t testing.TB, n int) []recording.Op {
 	t.Helper()
-	all, err := trace.Load(trace.FriendsForever)
+	all, err := recording.Load(recording.FriendsForever)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func ops(t testing.TB, n int) []trace.Op {
 }
 
 // copyIn writes edits with one COPY.
-func (d *database) copyIn(all []trace.Op) {
+func (d *database) copyIn(all []recording.Op) {
 	d.t.Helper()
 	_, err := d.conn.CopyFrom(within(d.t), pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"},
 		pgx.CopyFromSlice(len(all), func(i int) ([]any, error) {
@@ -163,7 +163,7 @@ func (d *database) copyIn(all []trace.Op) {
 }
 
 // insert writes edits with one INSERT of several rows.
-func (d *database) insert(all []trace.Op) {
+func (d *database) insert(all []recording.Op) {
 	d.t.Helper()
 	var values []string
 	var args []any

@@ -36,7 +36,7 @@ use_go() {
 }
 
 # cache_dir prints the folder for what is fetched once and kept. root's own cache lies in a home that other users may not
-# enter, but PostgreSQL runs as another user then. internal/pgserver looks in the same places.
+# enter, but PostgreSQL runs as another user then. internal/lab/pgserver looks in the same places.
 cache_dir() {
   if [ -n "${OUTFLOW_CACHE:-}" ]; then
     echo "$OUTFLOW_CACHE"
@@ -49,7 +49,7 @@ cache_dir() {
   fi
 }
 
-# postgres_bins prints the folders with a PostgreSQL server, one a line: where internal/pgserver looks, but for the cache.
+# postgres_bins prints the folders with a PostgreSQL server, one a line: where internal/lab/pgserver looks, but for the cache.
 postgres_bins() {
   local bin named
   IFS=: read -ra named <<<"${OUTFLOW_PG_BIN:-}"
@@ -75,7 +75,7 @@ cached_bins() {
   done
 }
 
-# whole_postgres FOLDER tells whether all of a fetched server is there: one that was cut short is none. internal/pgserver asks the same.
+# whole_postgres FOLDER tells whether all of a fetched server is there: one that was cut short is none. internal/lab/pgserver asks the same.
 whole_postgres() {
   "$1/bin/initdb" --version >/dev/null 2>&1 && "$1/bin/postgres" --version >/dev/null 2>&1 &&
     [ -n "$(find "$1/lib" -name 'pgoutput.*' -size +0 2>/dev/null)" ] && [ -n "$(find "$1/share" -name postgres.bki -size +0 2>/dev/null)" ]

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/outflowhq/outflow/internal/natsserver"
-	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
 // BenchmarkBatches compares messages one by one with atomic batches, on a server that syncs each write and on one that does not. each is

@@ -9,7 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/outflowhq/outflow/internal/natstest"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
 func BenchmarkEncode(b *testing.B) {

@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
-	"github.com/outflowhq/outflow/internal/natstest"
-	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/recording"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -29,7 +29,7 @@ type given struct {
 // edits are the first n edits of a recorded session, each a transaction of its own.
 func edits(t testing.TB, n int) []given {
 	t.Helper()
-	ops, err := trace.Load(trace.FriendsForever)
+	ops, err := recording.Load(recording.FriendsForever)
 	if err != nil {
 		t.Fatal(err)
 	}

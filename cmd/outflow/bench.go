@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/bench"
+	"github.com/outflowhq/outflow/internal/lab/bench"
 	"github.com/outflowhq/outflow/outbox"
 )
 

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/sink"
 )
 

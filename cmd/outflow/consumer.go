@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/consumers"
-	"github.com/outflowhq/outflow/internal/replay"
-	"github.com/outflowhq/outflow/internal/wiring"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
+	"github.com/outflowhq/outflow/internal/operate/replay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -30,7 +30,7 @@ func (a *app) consumerCommand() *cobra.Command {
 }
 
 // consumerWorld connects to where consumers are. The database counts as given only if it was: else postgres.url is asked, if it answers.
-func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumers.World, closeAll func(), err error) {
+func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumeradmin.World, closeAll func(), err error) {
 	log := newLogger(a.stderr, cfg.Log)
 	sc, err := wiring.Broker(cfg, log)
 	if err != nil {
@@ -45,7 +45,7 @@ func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerD
 		conn.Close()
 		return nil, nil, err
 	}
-	w = &consumers.World{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema, From: "the consumer's database"}
+	w = &consumeradmin.World{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema, From: "the consumer's database"}
 	w.DB, err = d.connect(ctx, a, cfg)
 	if err != nil {
 		if d.url != "" {
@@ -89,7 +89,7 @@ where their database is at hand.`,
 		if asJSON {
 			e := json.NewEncoder(a.stdout)
 			e.SetIndent("", "  ")
-			return e.Encode(append([]consumers.Consumer{}, all...))
+			return e.Encode(append([]consumeradmin.Consumer{}, all...))
 		}
 		return a.printConsumers(cfg, all)
 	})
@@ -98,7 +98,7 @@ where their database is at hand.`,
 	return cmd
 }
 
-func (a *app) printConsumers(cfg config.Config, all []consumers.Consumer) error {
+func (a *app) printConsumers(cfg config.Config, all []consumeradmin.Consumer) error {
 	if len(all) == 0 {
 		_, err := fmt.Fprintf(a.stdout, "stream %s has no consumers\n", cfg.Stream)
 		return err
@@ -144,7 +144,7 @@ func (a *app) printConsumers(cfg config.Config, all []consumers.Consumer) error 
 
 func (a *app) consumerRewindCommand() *cobra.Command {
 	var d consumerDatabase
-	var r consumers.Rewind
+	var r consumeradmin.Rewind
 	var yes bool
 	cmd := a.configured(&cobra.Command{
 		Use:   "rewind <consumer>",
@@ -168,7 +168,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 			return err
 		}
 		defer closeAll()
-		r.Confirm = func(p *consumers.Plan) error {
+		r.Confirm = func(p *consumeradmin.Plan) error {
 			for _, line := range p.Lines() {
 				fmt.Fprintln(a.stdout, line)
 			}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/demo"
+	"github.com/outflowhq/outflow/internal/lab/demo"
 	"github.com/outflowhq/outflow/outbox"
 )
 

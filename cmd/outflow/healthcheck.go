@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/outbox"
 )
 

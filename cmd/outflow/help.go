@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/app/config"
 )
 
 // usage prints how a command is called. The flags of the settings are left to a topic of their own: they are many, and the same

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/setup"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -66,9 +66,9 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 				ctx, cancel := context.WithTimeout(ctx, initTimeout)
 				defer cancel()
 				if dryRun {
-					return setup.DryRun(ctx, cfg, log, report, acceptOwners)
+					return initialize.DryRun(ctx, cfg, log, report, acceptOwners)
 				}
-				return setup.Run(ctx, cfg, log, report, acceptOwners)
+				return initialize.Run(ctx, cfg, log, report, acceptOwners)
 			}
 		}
 		if err := made(ctx); err != nil || !sqlAPI {
@@ -76,7 +76,7 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		}
 		ctx, cancel := context.WithTimeout(ctx, initTimeout)
 		defer cancel()
-		return setup.SQLAPI(ctx, cfg, log, report, acceptOwners)
+		return initialize.SQLAPI(ctx, cfg, log, report, acceptOwners)
 	})
 	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, as far as they are missing, which their owner can run")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what is there, what would be made and what does not fit, and change nothing")
@@ -94,12 +94,12 @@ const printTimeout = 10 * time.Second
 func (a *app) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) error {
 	ctx, cancel := context.WithTimeout(ctx, printTimeout)
 	defer cancel()
-	statements, err := setup.Statements(ctx, cfg)
+	statements, err := initialize.Statements(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	if sqlAPI {
-		more, err := setup.SQLAPIStatements(ctx, cfg)
+		more, err := initialize.SQLAPIStatements(ctx, cfg)
 		if err != nil {
 			return err
 		}

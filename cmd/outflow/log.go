@@ -4,7 +4,7 @@ import (
 	"io"
 	"log/slog"
 
-	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/app/config"
 )
 
 // newLogger returns the logger that the settings ask for.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outflowhq/outflow/internal/config"
+	"github.com/outflowhq/outflow/internal/app/config"
 )
 
 func TestLogger(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/bench"
-	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/bench"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
 func main() {

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/consumer"
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/parked"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/parked"
 	"github.com/outflowhq/outflow/outbox"
 )
 

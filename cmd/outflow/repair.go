@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/repair"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/repair"
 	"github.com/outflowhq/outflow/outbox"
 )
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/replay"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/replay"
 	"github.com/outflowhq/outflow/outbox"
 )
 

@@ -9,10 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/failpoint"
-	"github.com/outflowhq/outflow/internal/monitor"
-	"github.com/outflowhq/outflow/internal/wiring"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/httpstatus"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lab/failpoint"
 )
 
 func (a *app) runCommand() *cobra.Command {
@@ -53,16 +53,16 @@ func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
 		table = ""
 	}
 	if cfg.Listen != "" {
-		l, err := monitor.Listen(ctx, cfg.Listen)
+		l, err := httpstatus.Listen(ctx, cfg.Listen)
 		if err != nil {
 			return err
 		}
-		info := monitor.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
+		info := httpstatus.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
 		hosts := cfg.ListenHosts
 		if host, _, err := net.SplitHostPort(cfg.Listen); err == nil {
 			hosts += "," + host
 		}
-		pages := monitor.Serve(l, hosts, info, p.Snapshot, metrics)
+		pages := httpstatus.Serve(l, hosts, info, p.Snapshot, metrics)
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}

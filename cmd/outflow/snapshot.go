@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/failpoint"
-	"github.com/outflowhq/outflow/internal/snapshot"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/failpoint"
+	"github.com/outflowhq/outflow/internal/operate/snapshot"
 )
 
 // initSnapshot is outflow init --snapshot. Steps and progress go to standard error, as it may take long and the report is what is kept.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/config"
-	"github.com/outflowhq/outflow/internal/status"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/status"
 )
 
 func (a *app) statusCommand() *cobra.Command {

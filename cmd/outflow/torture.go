@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outflowhq/outflow/internal/torture"
+	"github.com/outflowhq/outflow/internal/lab/torture"
 	"github.com/outflowhq/outflow/outbox"
 )
 

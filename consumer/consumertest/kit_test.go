@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outflowhq/outflow/consumer"
-	"github.com/outflowhq/outflow/internal/pgtest"
-	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/recording"
 )
 
 // stock is a database with a table that a handler counts in.
@@ -61,7 +61,7 @@ func TestExactlyOnce(t *testing.T) {
 func TestExactlyOnceOfATrace(t *testing.T) {
 	t.Parallel()
 	pool := stock(t)
-	ops, err := trace.Load(trace.FriendsForever)
+	ops, err := recording.Load(recording.FriendsForever)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/consumer/consumertest"
-	"github.com/outflowhq/outflow/internal/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
 //go:embed schema.sql

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/process"
+	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
 const (

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/examples/internal/stage"
-	"github.com/outflowhq/outflow/internal/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
 // errInterrupted takes the place of whatever a signal has cut.

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/outflowhq/outflow/internal/natsserver"
-	"github.com/outflowhq/outflow/internal/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 )
 
 func TestMain(m *testing.M) {

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/trace"
+	"github.com/outflowhq/outflow/internal/lab/recording"
 )
 
 // typist sends a recorded session to a document as if two people took turns at it. Whatever dies, it sends again until the service
@@ -25,7 +25,7 @@ type typist struct {
 	pause   time.Duration // between requests; 0: none
 	sent    atomic.Int64  // operations that the service has
 
-	recorded []trace.Op
+	recorded []recording.Op
 	ops      []operation // those of the recording's beginning, as far as they were needed
 	turns    *rand.Rand
 	written  yText
@@ -48,7 +48,7 @@ const (
 
 // newTypist types the recording's first n operations into a document. The seed says when the people take turns.
 func newTypist(service, doc string, people [2]string, n int, seed uint64) (*typist, error) {
-	recorded, err := trace.Load(trace.SvelteComponent)
+	recorded, err := recording.Load(recording.SvelteComponent)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func editsOf(payload []byte) (edits []edit, err error) {
 
 // text returns the document's text after so many operations.
 func (t *typist) text(n int) (string, error) {
-	var text trace.Text
+	var text recording.Text
 	for _, r := range t.recorded[:n] {
 		if err := text.Apply(r.Payload); err != nil {
 			return "", err

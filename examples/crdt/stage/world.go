@@ -19,10 +19,10 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/outflowhq/outflow/internal/loopback"
-	"github.com/outflowhq/outflow/internal/natsserver"
-	"github.com/outflowhq/outflow/internal/pgserver"
-	"github.com/outflowhq/outflow/internal/process"
+	"github.com/outflowhq/outflow/internal/lab/freeport"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
 // patience is how long something may take without a sign of progress.
@@ -212,6 +212,6 @@ func until(ctx context.Context, what string, check func() error) error {
 }
 
 func freeAddress() (string, error) {
-	port, err := loopback.Port()
+	port, err := freeport.Port()
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), err
 }

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/process"
+	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
 // Actor is a program that was started, and may be killed and started again.

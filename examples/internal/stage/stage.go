@@ -20,10 +20,10 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/outflowhq/outflow/internal/loopback"
-	"github.com/outflowhq/outflow/internal/natsserver"
-	"github.com/outflowhq/outflow/internal/pgserver"
-	"github.com/outflowhq/outflow/internal/process"
+	"github.com/outflowhq/outflow/internal/lab/freeport"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
 // patience is how long a condition may take that should hold in a moment.
@@ -109,7 +109,7 @@ func (s *Stage) jetStream(context.Context) (err error) {
 }
 
 func (s *Stage) init(ctx context.Context) error {
-	port, err := loopback.Port()
+	port, err := freeport.Port()
 	if err != nil {
 		return err
 	}

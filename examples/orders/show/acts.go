@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outflowhq/outflow/examples/internal/stage"
-	"github.com/outflowhq/outflow/internal/loopback"
+	"github.com/outflowhq/outflow/internal/lab/freeport"
 )
 
 const (
@@ -25,7 +25,7 @@ const (
 
 // enter starts the programs.
 func (p *play) enter(ctx context.Context) (err error) {
-	port, err := loopback.Port()
+	port, err := freeport.Port()
 	if err != nil {
 		return err
 	}

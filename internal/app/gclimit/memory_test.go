@@ -1,0 +1,89 @@
+package gclimit
+
+import (
+	"math"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func settings(maxEvents int, maxBytes int64) outbox.Settings {
+	return outbox.Settings{MaxEvents: maxEvents, MaxBytes: maxBytes}
+}
+
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for _, c := range []struct {
+		events     int
+		bytes      int64
+		maxPayload int
+		want       int64
+	}{
+		{65536, 64 * mib, mib, (64+22)*mib*9/8 + 36*mib}, // the defaults: an event weighs 352 bytes more than it counts
+		{1 << 30, 64 * mib, mib, (64+352)*mib*9/8 + 36*mib},
+		{1, 1, 64 * mib, 288 * mib},
+		{math.MaxInt, math.MaxInt64, mib, math.MaxInt64},
+		{math.MaxInt, math.MaxInt64 / 16, mib, math.MaxInt64},
+	} {
+		if got := Limit(settings(c.events, c.bytes), c.maxPayload); got < c.want || got-c.want > mib {
+			t.Errorf("max_events %d, max_bytes %d: %d, want %d", c.events, c.bytes, got, c.want)
+		}
+	}
+}
+
+// Not parallel: the limit is the process's.
+func TestLimiter(t *testing.T) {
+	old := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(old)
+	small, large := settings(1000, 1<<20), settings(1000, 1<<30)
+	t.Setenv("GOMEMLIMIT", "")
+	set := Limiter(small, 1<<20)
+	for _, inForce := range []outbox.Settings{small, large, small} {
+		set(inForce)
+		if got, want := debug.SetMemoryLimit(-1), Limit(inForce, 1<<20); got != want {
+			t.Errorf("max_bytes %d: limit %d, want %d", inForce.MaxBytes, got, want)
+		}
+	}
+	Limiter(large, 1<<20)(small)
+	if got, want := debug.SetMemoryLimit(-1), Limit(large, 1<<20); got != want {
+		t.Errorf("configured larger than in force: %d, want %d", got, want)
+	}
+	t.Setenv("GOMEMLIMIT", "1GiB")
+	debug.SetMemoryLimit(old)
+	Limiter(small, 1<<20)(small)
+	if got := debug.SetMemoryLimit(-1); got != old {
+		t.Errorf("the operator's limit became %d", got)
+	}
+}
+
+// More is live than the settings say: the limit follows, and comes back. Not parallel.
+func TestLimiterFollowsWhatIsLive(t *testing.T) {
+	old := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(old)
+	t.Setenv("GOMEMLIMIT", "")
+	s := settings(1000, 1<<20)
+	Limiter(s, 1<<20)(s)
+	least := Limit(s, 1<<20)
+	await := func(what string, reached func(limit int64) bool) {
+		t.Helper()
+		for begun := time.Now(); ; {
+			runtime.GC()
+			limit := debug.SetMemoryLimit(-1)
+			if reached(limit) {
+				return
+			}
+			if time.Since(begun) > 3*time.Minute {
+				t.Fatalf("%s: the limit is %d", what, limit)
+			}
+		}
+	}
+	large := make([]byte, 2*least)
+	await("as much again is live", func(limit int64) bool { return limit > 2*least+least/4 })
+	runtime.KeepAlive(large)
+	large = nil
+	await("little is live", func(limit int64) bool { return limit == least })
+}

@@ -1,0 +1,158 @@
+package httpstatus
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/base64"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/pipeline"
+)
+
+func pages(hosts string) http.Handler {
+	return guarded(hosts, Handler(Info{}, func() pipeline.Snapshot { return pipeline.Snapshot{} }, prometheus.NewRegistry()))
+}
+
+func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodGet, path, nil)
+	r.Host = host
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func TestOnlyOwnNamesAreAnswered(t *testing.T) {
+	h := pages("outflow, Status.example.org,")
+	for host, want := range map[string]int{
+		"localhost:9187": 200, "LOCALHOST": 200, "localhost.": 200, "127.0.0.1:9187": 200, "10.1.2.3:9187": 200, "[::1]:9187": 200, "[fe80::1]": 200,
+		"outflow:9187": 200, "status.example.org": 200, "": 200,
+		"evil.example": 421, "evil.example:9187": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "x.outflow": 421,
+	} {
+		for _, path := range []string{"/", "/metrics", "/status.json"} {
+			w := ask(h, host, path)
+			if w.Code != want {
+				t.Errorf("host %q, %s: %d, want %d", host, path, w.Code, want)
+			}
+			if want != 200 && !strings.Contains(w.Body.String(), "listen_hosts") {
+				t.Errorf("host %q: %q does not name the setting", host, w.Body)
+			}
+		}
+	}
+}
+
+func TestPagesMayNotBeFramedNorRunAnything(t *testing.T) {
+	for _, host := range []string{"localhost", "evil.example"} {
+		w := ask(pages(""), host, "/")
+		for name, want := range map[string]string{
+			"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer", "Access-Control-Allow-Origin": "",
+		} {
+			if got := w.Header().Get(name); got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+		policy := w.Header().Get("Content-Security-Policy")
+		for _, want := range []string{"default-src 'none'", "frame-ancestors 'none'"} {
+			if !strings.Contains(policy, want) {
+				t.Errorf("policy %q, want %s", policy, want)
+			}
+		}
+		// The style that the policy allows is the one that is sent.
+		if style := regexp.MustCompile(`(?s)<style>(.*)</style>`).FindStringSubmatch(w.Body.String()); style != nil {
+			sum := sha256.Sum256([]byte(style[1]))
+			if want := base64.StdEncoding.EncodeToString(sum[:]); !strings.Contains(policy, want) {
+				t.Errorf("policy %q, want the style's hash %s", policy, want)
+			}
+		} else if host == "localhost" {
+			t.Error("no style")
+		}
+	}
+}
+
+// TestClientsThatDoNotRead: many ask again and again and read nothing. So many as are allowed are served at the same time, their
+// connections are closed, and somebody who reads is answered.
+func TestClientsThatDoNotRead(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 8
+	var open, highest atomic.Int64
+	page := strings.Repeat("x", 1<<20) // more than the buffers of a socket that is not read
+	s := serve(countedListener{l, &open, &highest}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, page) }),
+		limits{connections: most, header: time.Minute, write: 100 * time.Millisecond, idle: time.Minute})
+	defer s.Close()
+	const clients = 64
+	for range clients {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, strings.Repeat("GET / HTTP/1.1\r\nHost: x\r\n\r\n", 50)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	answered := false
+	for !answered { // also a reader is cut off where the machine stands still
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err == nil {
+			if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err == nil {
+				body, err := io.ReadAll(resp.Body)
+				answered = err == nil && len(body) == len(page)
+			}
+		}
+		if !answered {
+			if c, err = net.Dial("tcp", l.Addr().String()); err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+	}
+	if n := highest.Load(); n > most {
+		t.Errorf("%d connections at the same time, want %d", n, most)
+	}
+}
+
+// countedListener counts the connections that are accepted and not closed.
+type countedListener struct {
+	net.Listener
+	open, highest *atomic.Int64
+}
+
+func (l countedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	if n := l.open.Add(1); n > l.highest.Load() {
+		l.highest.Store(n)
+	}
+	return &countedConn{Conn: c, open: l.open}, nil
+}
+
+type countedConn struct {
+	net.Conn
+	open   *atomic.Int64
+	closed atomic.Bool
+}
+
+func (c *countedConn) Close() error {
+	if c.closed.CompareAndSwap(false, true) {
+		defer c.open.Add(-1)
+	}
+	return c.Conn.Close()
+}

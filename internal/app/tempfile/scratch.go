@@ -1,0 +1,61 @@
+// Package tempfile makes temporary files that nothing outlives: a file has no name, and with the process that holds it open it loses
+// its bytes.
+package tempfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// Dir is a directory for temporary files. The empty path is the system's directory for them.
+type Dir string
+
+// File is an open temporary file. Close removes it. It must not be used by several goroutines at the same time.
+type File = interface {
+	io.ReaderAt
+	io.Writer
+	io.Closer
+}
+
+// Create makes a file without a name, so that a kill at any moment leaves nothing. Where the file system can't do that it removes the
+// name at once: a kill between the two leaves an empty file. The directory is made if it is missing. An error (no space, no
+// permission) names the directory.
+func (d Dir) Create() (File, error) {
+	dir := string(d)
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	f, err := create(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			f, err = create(dir)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("temporary file in %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+func create(dir string) (*os.File, error) {
+	f, err := unnamed(dir)
+	if err != nil {
+		return named(dir)
+	}
+	return f, nil
+}
+
+// named makes a file and removes its name.
+func named(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "outflow-*.tmp")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

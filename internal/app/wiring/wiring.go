@@ -1,0 +1,481 @@
+// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one place
+// that knows all parts.
+package wiring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/gclimit"
+	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
+	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// Layout is the configuration applied to the table as it is: which column is what.
+type Layout struct {
+	config.Resolved
+	Table  replication.Table
+	Binary bool // every type that is read has a binary reader
+}
+
+// Columns lists every column that is read.
+func (l *Layout) Columns() []string {
+	m := l.Mapping
+	var all []string
+	if !m.Source.Rows() {
+		return nil
+	}
+	for _, name := range append([]string{l.ID, m.Doc, m.Actor, m.Counter, m.Key, m.Payload}, l.Extra...) {
+		if name != "" {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// Needed lists the columns that rows can't be published without: all but a generated key that can be made of actor and counter, which is in
+// the WAL only where the publication has it.
+func (l *Layout) Needed() []string {
+	m := l.Mapping
+	return slices.DeleteFunc(l.Columns(), func(name string) bool {
+		c, _ := l.Table.Column(name)
+		return name == m.Key && c.Generated && m.Actor != "" && m.Counter != "" && !slices.Contains(l.Extra, name)
+	})
+}
+
+// Follow takes over from the checkpoint record what the configuration leaves to it. A set-up that is older than replication.origin goes on
+// as it was; rec nil: there is no record.
+func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
+	if rec != nil && !rec.Creating && !cfg.Replication.Explicit {
+		l.Mapping.OwnOnly = rec.Mapping.OwnOnly
+	}
+}
+
+// ReadsTable reads a table's description.
+type ReadsTable interface {
+	Table(ctx context.Context) (replication.Table, error)
+}
+
+// Apply reads the table, if there is one, and applies the configuration to it.
+func Apply(ctx context.Context, cfg config.Config, from ReadsTable) (*Layout, error) {
+	if !cfg.Source.Rows() {
+		return ApplyTo(cfg, replication.Table{})
+	}
+	t, err := from.Table(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return ApplyTo(cfg, t)
+}
+
+// NeedTable refuses what there has to be a table for.
+func NeedTable(cfg config.Config, what string) error {
+	if cfg.Source.Rows() {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "no_table",
+		What: fmt.Sprintf("source is message: there is no outbox table, and %s can only come from one", what),
+		Cure: "What is in the stream can be read again from the stream. What is neither there nor in the WAL any more is nowhere",
+	}
+}
+
+// ApplyTo applies the configuration to a table; without rows, to none.
+func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
+	template, err := sink.ParseTemplate(cfg.Subject)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		names[i] = c.Name
+	}
+	r, err := config.ResolveMapping(cfg, names, template.Columns())
+	if err != nil {
+		return nil, err
+	}
+	l := &Layout{Resolved: r, Table: t, Binary: true}
+	l.Mapping.OwnOnly = cfg.Replication.Origin == config.OriginOwn
+	if !cfg.Source.Rows() {
+		return l, nil
+	}
+	l.Mapping.Table = t.Schema + "." + t.Name
+	for _, name := range l.Columns() {
+		if c, ok := t.Column(name); ok && !decoder.BinaryReadable(c.TypeOID) {
+			l.Binary = false
+		}
+	}
+	return l, nil
+}
+
+// CheckKey refuses an order key whose order is not that of its text: keys are compared as the bytes that PostgreSQL prints.
+func (l *Layout) CheckKey() error {
+	c, ok := l.Table.Column(l.Mapping.Key)
+	if !ok || !c.PrintsUnordered() {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "key_type",
+		What: fmt.Sprintf("columns.seq_key is column %q of table %s, of type %s: keys are compared as text, and in text 10 comes before 9",
+			c.Name, l.Mapping.Table, c.TypeName),
+		Cure: fmt.Sprintf("Set columns.actor_id to the column that says who counts, columns.counter to %s and columns.seq_key to \"\": the key is made of both. "+
+			"Or give the table a text column that the services fill with the number at one length, as lpad(number::text, 20, '0') does, and set "+
+			"columns.seq_key to that. Or set columns.seq_key to \"\" alone: events keep the order in which their transactions commit", c.Name),
+	}
+}
+
+// Replication is the configuration of the PostgreSQL side.
+func Replication(cfg config.Config, log *slog.Logger) replication.Config {
+	rc := replication.Config{
+		URL: cfg.Postgres.URL, WriteURL: cfg.Postgres.WriteURL, Slot: cfg.Slot, Publication: cfg.Publication, Logger: log,
+	}
+	if cfg.Source.Rows() {
+		rc.Table, rc.Shard, rc.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
+	}
+	return rc
+}
+
+// Sink is the configuration of the JetStream side.
+func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
+	sc, err := base(cfg, log)
+	if err != nil {
+		return sink.Config{}, err
+	}
+	sc.Table, sc.Keyed, sc.Resolve = l.Mapping.Table, l.Mapping.Keyed(), l.field
+	return sc, sc.Validate()
+}
+
+// Broker is the configuration of the JetStream side for commands that make no messages: they need no table.
+func Broker(cfg config.Config, log *slog.Logger) (sink.Config, error) {
+	sc, err := base(cfg, log)
+	if err != nil {
+		return sink.Config{}, err
+	}
+	sc.Resolve = func(string) (sink.Field, bool) { return 0, true }
+	return sc, sc.Validate()
+}
+
+func base(cfg config.Config, log *slog.Logger) (sink.Config, error) {
+	password, token, err := cfg.NATS.Login()
+	if err != nil {
+		return sink.Config{}, err
+	}
+	sc := sink.Config{
+		URL: cfg.NATS.URL, Context: cfg.NATS.Context, Creds: cfg.NATS.Creds, NKey: cfg.NATS.NKey,
+		User: cfg.NATS.User, Password: password, Token: token,
+		TLS:    sink.TLS{CA: cfg.NATS.TLS.CA, Cert: cfg.NATS.TLS.Cert, Key: cfg.NATS.TLS.Key},
+		Name:   "outflow " + cfg.Slot,
+		Stream: cfg.Stream, Subject: cfg.Subject,
+		DeadLetter: cfg.Sink.OnPoison == config.PoisonDeadLetter, DeadLetterSubject: cfg.Sink.DeadLetterSubject,
+		MaxPayload: cfg.Sink.MaxPayload, MsgID: cfg.Sink.MsgID, Logger: log,
+	}
+	if cfg.Sink.DurableAfter == 0 { // who says so says that the server syncs each write
+		sc.Batches = new(sink.Batches)
+	}
+	for _, h := range cfg.Headers {
+		sc.Headers = append(sc.Headers, sink.MappedHeader{Name: h.Name, Column: h.Column})
+	}
+	return sc, nil
+}
+
+// Connect connects to NATS; its error says which setting says where.
+func Connect(ctx context.Context, cfg config.Config, sc sink.Config) (*sink.Conn, error) {
+	conn, err := sink.Connect(ctx, sc)
+	if err != nil {
+		return nil, at(cfg.NATS.Where(), err)
+	}
+	return conn, nil
+}
+
+// at says which setting an error is about; a fault says so itself, because run reports it without what it is wrapped in.
+func at(setting string, err error) error {
+	fault := outbox.FaultOf(err)
+	switch {
+	case fault == nil:
+		return fmt.Errorf("%s: %w", setting, err)
+	case strings.HasPrefix(fault.What, setting):
+		return err
+	}
+	named := *fault
+	named.What = setting + ": " + fault.What
+	return &named
+}
+
+// field says where the value of a column that subject or headers name is in an event.
+func (l *Layout) field(column string) (sink.Field, bool) {
+	use, ok := l.Uses[column]
+	if !ok {
+		return 0, false
+	}
+	switch use.Role {
+	case config.InExtra:
+		return sink.Field(use.Extra), true
+	case config.InDoc:
+		return sink.FieldDoc, true
+	case config.InActor:
+		return sink.FieldActor, true
+	case config.InKey:
+		return sink.FieldKey, true
+	case config.InID:
+		return sink.FieldID, true
+	}
+	return 0, false // the payload is no part of a subject or a header
+}
+
+// Decoder is the decoder's configuration.
+func Decoder(cfg config.Config, l *Layout) decoder.Config {
+	dc := decoder.Config{
+		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot, MaxPayload: cfg.Sink.MaxPayload,
+	}
+	if !cfg.Source.Rows() {
+		dc.Unread = cfg.Table
+	}
+	return dc
+}
+
+// Checkpoint is the configuration of the checkpoint.
+func Checkpoint(cfg config.Config, l *Layout) checkpoint.Config {
+	return checkpoint.Config{
+		Slot: cfg.Slot, Stream: cfg.Stream, Publication: cfg.Publication, Table: l.Mapping.Table, Mapping: l.Mapping,
+		DurableAfter: cfg.Sink.DurableAfter,
+	}
+}
+
+// Store is the store of the record on a connection.
+func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
+	return checkpoint.NewStore(c.NATS(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot, APIPrefix: c.APIPrefix()})
+}
+
+// Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns closes what outlives
+// sessions; call it after Run.
+func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer, decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
+	return streamer(&opener{cfg: cfg, log: log, check: (*Layout).CheckKey}, metrics, decorate)
+}
+
+// Drainer is a streamer that publishes what was written so far whatever the type of the key: it is the way to another one.
+func Drainer(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer) (*pipeline.Pipeline, func()) {
+	return streamer(&opener{cfg: cfg, log: log, check: func(*Layout) error { return nil }}, metrics, nil)
+}
+
+func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
+	cfg, log := o.cfg, o.log
+	writer := replication.NewWriter(Replication(cfg, log))
+	o.writer = writer
+	pc := pipeline.Config{
+		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
+		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
+		InForce: gclimit.Limiter(cfg.Reorder.Settings(), cfg.Sink.MaxPayload), StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
+	}
+	for _, d := range decorate {
+		d(&pc)
+	}
+	return pipeline.New(pc), writer.Close
+}
+
+// opener opens sessions' connections.
+type opener struct {
+	cfg    config.Config
+	log    *slog.Logger
+	check  func(*Layout) error // of each session's layout
+	writer *replication.Writer
+
+	mu     sync.Mutex
+	layout *Layout // as the last session had it
+
+	followed sync.Once // the record, where the default would have been another
+
+	batches *sink.Batches // for all sessions; nil: none
+}
+
+// open opens NATS first: a session that has no NATS to begin with takes nothing from PostgreSQL.
+func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
+	layout, err := o.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conn, store, err := o.openBroker(ctx, layout)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			conn.Close()
+		}
+	}()
+	rec, _, err := store.Load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	layout.Follow(o.cfg, rec)
+	if !layout.Mapping.OwnOnly && !o.cfg.Replication.Explicit {
+		o.followed.Do(func() {
+			o.log.Info("what is replicated from other servers is published: the checkpoint record says so, and replication.origin is not set")
+		})
+	}
+	rc := Replication(o.cfg, o.log)
+	rc.OwnOnly = layout.Mapping.OwnOnly
+	session, err := replication.Open(ctx, rc)
+	if err != nil {
+		return nil, at("postgres.url", err)
+	}
+	defer func() {
+		if err != nil {
+			session.Close()
+		}
+	}()
+	now, err := Apply(ctx, o.cfg, session)
+	if err != nil {
+		return nil, err
+	}
+	now.Follow(o.cfg, rec)
+	if !now.same(layout) {
+		o.forget()
+		return nil, fmt.Errorf("table %s was altered while the session was opened", now.Mapping.Table)
+	}
+	if err := o.check(now); err != nil {
+		return nil, err
+	}
+	if err := o.checkWriter(ctx, session); err != nil {
+		return nil, err
+	}
+	return &pipeline.Links{
+		Upstream: &upstream{session, now.Needed()},
+		Broker:   broker{conn},
+		Store:    store,
+		Reopen: func(ctx context.Context) (pipeline.Broker, pipeline.Store, error) {
+			conn, store, err := o.openBroker(ctx, now)
+			if err != nil {
+				return nil, nil, err
+			}
+			return broker{conn}, store, nil
+		},
+		Writer:     o.writer,
+		Checkpoint: Checkpoint(o.cfg, now),
+		Decoder:    Decoder(o.cfg, now),
+		Binary:     now.Binary,
+	}, nil
+}
+
+// openBroker opens the side of NATS.
+func (o *opener) openBroker(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
+	sc, err := Sink(o.cfg, layout, o.log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.batches == nil {
+		o.batches = sc.Batches
+	}
+	sc.Batches = o.batches
+	conn, err := Connect(ctx, o.cfg, sc)
+	if err != nil {
+		return nil, nil, err
+	}
+	store := Store(o.cfg, conn)
+	if err := store.CheckAlone(ctx); err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	return conn, store, nil
+}
+
+// checkWriter makes sure that ticks arrive in the WAL that is read, where they are written somewhere else. A server that does not answer
+// is no reason not to read.
+func (o *opener) checkWriter(ctx context.Context, session *replication.Session) error {
+	if o.cfg.Postgres.WriteURL == o.cfg.Postgres.URL {
+		return nil
+	}
+	server, err := session.Server(ctx)
+	if err != nil {
+		return err
+	}
+	if err := o.writer.Check(ctx, server); outbox.ClassOf(err) == outbox.Fatal {
+		return err
+	}
+	return nil
+}
+
+// known returns the layout of the last session, or reads it over a connection of its own.
+func (o *opener) known(ctx context.Context) (*Layout, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.layout != nil {
+		return o.layout, nil
+	}
+	l, err := ReadLayout(ctx, o.cfg, o.log)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.check(l); err != nil {
+		return nil, err
+	}
+	o.layout = l
+	return l, nil
+}
+
+func (o *opener) forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.layout = nil
+}
+
+// ReadLayout reads the table over a connection of its own and applies the configuration to it.
+func ReadLayout(ctx context.Context, cfg config.Config, log *slog.Logger) (*Layout, error) {
+	pg, err := replication.OpenSetup(ctx, replication.SetupConfig{Config: Replication(cfg, log)})
+	if err != nil {
+		return nil, at("postgres.url", err)
+	}
+	defer pg.Close()
+	return Apply(ctx, cfg, pg)
+}
+
+// same reports whether two layouts read the same columns in the same way.
+func (l *Layout) same(o *Layout) bool {
+	return l.Table.OID == o.Table.OID && l.Mapping == o.Mapping && l.ID == o.ID && slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
+}
+
+// upstream is a replication session as the pipeline sees it.
+type upstream struct {
+	*replication.Session
+	columns []string
+}
+
+func (u *upstream) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+	return u.Session.Publication(ctx, u.columns)
+}
+
+// Start makes a slot in use the fault that the pipeline looks for.
+func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	err := u.Session.Start(ctx, from, binary)
+	if errors.Is(err, replication.ErrSlotInUse) {
+		return &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeSlotInUse, What: "start replication", Err: err}
+	}
+	return err
+}
+
+// broker is a NATS connection as the pipeline sees it.
+type broker struct{ *sink.Conn }
+
+func (b broker) Check(ctx context.Context) error             { return b.CheckStream(ctx) }
+func (b broker) Publisher(lastSeq uint64) pipeline.Publisher { return b.Conn.Publisher(lastSeq) }
+
+func (b broker) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
+	p, err := b.Conn.Resume(old.(*sink.Publisher), lastSeq)
+	if err != nil {
+		return nil, err // a nil *sink.Publisher is no nil
+	}
+	return p, nil
+}

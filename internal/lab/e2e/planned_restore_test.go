@@ -1,0 +1,248 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/oracle"
+)
+
+// backup is what `nats stream backup` keeps: the stream's configuration and state, and the server's archive in chunks.
+type backup struct {
+	Config json.RawMessage `json:"config"`
+	State  json.RawMessage `json:"state"`
+	chunks [][]byte
+}
+
+// apiAnswer is what all answers of the JetStream API have.
+type apiAnswer struct {
+	Error *jetstream.APIError `json:"error"`
+}
+
+// ask makes a request of the JetStream API.
+func ask(t *testing.T, nc *nats.Conn, subject string, request, answer any) {
+	t.Helper()
+	body, err := json.Marshal(request)
+	must(t, err)
+	m, err := nc.Request("$JS.API."+subject, body, patience)
+	must(t, err)
+	var failed apiAnswer
+	must(t, json.Unmarshal(m.Data, &failed))
+	if failed.Error != nil {
+		t.Fatalf("%s: %v", subject, failed.Error)
+	}
+	must(t, json.Unmarshal(m.Data, answer))
+}
+
+// takeBackup takes a backup of a stream, consumers included, while it is written to. The server gives up when it is not told for 5 s that a
+// chunk has come: then it is taken again.
+func takeBackup(t *testing.T, nc *nats.Conn, stream string) *backup {
+	t.Helper()
+	for try := 1; ; try++ {
+		b, whole := takeBackupOnce(t, nc, stream)
+		if whole {
+			return b
+		}
+		if try == tries {
+			t.Fatal("the server sends no whole backup")
+		}
+	}
+}
+
+func takeBackupOnce(t *testing.T, nc *nats.Conn, stream string) (b *backup, whole bool) {
+	t.Helper()
+	inbox := nats.NewInbox()
+	sub, err := nc.SubscribeSync(inbox)
+	must(t, err)
+	defer sub.Unsubscribe() //nolint:errcheck // the connection is the test's
+	b = &backup{}
+	ask(t, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox}, b)
+	for {
+		m, err := sub.NextMsg(patience)
+		must(t, err)
+		if len(m.Data) == 0 {
+			status := m.Header.Get("Status")
+			return b, status == "" || status == "204"
+		}
+		b.chunks = append(b.chunks, m.Data)
+		if m.Reply != "" {
+			must(t, m.Respond(nil)) // the server waits for it, now and then
+		}
+	}
+}
+
+// restore puts a backup back, as `nats stream restore` does. There must be no stream of the name. The server gives up when no chunk comes for
+// seconds, and answers no more: then it is put back from the beginning.
+func (b *backup) restore(t *testing.T, nc *nats.Conn, stream string) {
+	t.Helper()
+	for try := 1; !b.restoreOnce(t, nc, stream); try++ {
+		if try == tries {
+			t.Fatal("the server takes no backup")
+		}
+	}
+}
+
+func (b *backup) restoreOnce(t *testing.T, nc *nats.Conn, stream string) (whole bool) {
+	t.Helper()
+	var begun struct {
+		To string `json:"deliver_subject"`
+	}
+	ask(t, nc, "STREAM.RESTORE."+stream, b, &begun)
+	for _, chunk := range append(b.chunks, nil) {
+		m, err := nc.Request(begun.To, chunk, askTimeout)
+		if errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) {
+			return false
+		}
+		must(t, err)
+		var failed apiAnswer
+		if len(m.Data) > 0 {
+			must(t, json.Unmarshal(m.Data, &failed))
+		}
+		if failed.Error != nil {
+			t.Fatalf("restore stream %s: %v", stream, failed.Error)
+		}
+	}
+	return true
+}
+
+// restored is an outflow whose stream is restored from an older copy, and a durable consumer of it.
+type restored struct {
+	*planned
+	js      jetstream.JetStream
+	durable jetstream.Consumer
+	before  []*oracle.Message // all that there was before
+}
+
+// beforeRestore publishes a part of the load, lets backup take a backup under it, and stops outflow when more is published.
+func beforeRestore(t *testing.T, natsURL, slot string, backup func(*restored), settings ...string) *restored {
+	t.Helper()
+	r := &restored{planned: underLoad(t, timedServer(t), natsURL, slot, 400, nil, settings...), js: js(t, natsURL)}
+	var err error
+	r.durable, err = r.js.CreateConsumer(t.Context(), r.stream, jetstream.ConsumerConfig{Durable: "worker", AckPolicy: jetstream.AckExplicitPolicy})
+	must(t, err)
+	batch, err := r.durable.Fetch(100)
+	must(t, err)
+	for m := range batch.Messages() {
+		must(t, m.DoubleAck(t.Context()))
+	}
+	must(t, batch.Error())
+	backup(r)
+	r.publishing()
+	r.publishing()
+	if code := r.term(); code != 0 {
+		t.Errorf("stop: exit code %d", code)
+	}
+	r.before = messages(t, r.js, r.stream)
+	return r
+}
+
+// shortened makes sure that the restored stream lacks something.
+func (r *restored) shortened() {
+	r.t.Helper()
+	eventually(r.t, "the restored stream", func() error {
+		s, err := r.js.Stream(r.t.Context(), r.stream)
+		if err == nil && (s.CachedInfo().State.LastSeq == 0 || s.CachedInfo().State.LastSeq >= uint64(len(r.before))) {
+			r.t.Fatalf("the backup has %d messages of %d: it proves nothing", s.CachedInfo().State.LastSeq, len(r.before))
+		}
+		return err
+	})
+}
+
+// unchanged makes sure that what was published before has its sequences again, and that the consumer goes on where it was.
+func (r *restored) unchanged() {
+	r.t.Helper()
+	after := messages(r.t, r.js, r.stream)
+	for i, m := range r.before {
+		if i >= len(after) || same(m) != same(after[i]) {
+			r.t.Fatalf("message %d was %s, and is another one after the restore", i+1, same(m))
+		}
+	}
+	info, err := r.durable.Info(r.t.Context())
+	must(r.t, err)
+	if info.AckFloor.Stream != 100 {
+		r.t.Errorf("the durable consumer is at %d, want 100", info.AckFloor.Stream)
+	}
+}
+
+// same is what must not change in a message.
+func same(m *oracle.Message) string {
+	return fmt.Sprintf("%d %s %v %s", m.Seq, m.Subject, m.Header, m.Data)
+}
+
+// Backups are younger or older than what counts as durable: what came after them is in the WAL, or in the table only.
+var backupAges = map[string]string{"in the WAL": "1h", "in the table": "0s"}
+
+// TestFolderRestored: NATS gets an older copy of its folder, stream and record in it. What came after it comes again from the WAL, at the
+// sequences that it had; where PostgreSQL does not have that any more, from the table.
+func TestFolderRestored(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	for name, durable := range backupAges {
+		t.Run(name, func(t *testing.T) {
+			if durable == "0s" {
+				long(t)
+			}
+			t.Parallel()
+			ns := natstest.Process(t)
+			copied := filepath.Join(t.TempDir(), "copy")
+			r := beforeRestore(t, ns.URL(), "folder", func(*restored) {
+				must(t, ns.Stop())
+				must(t, os.CopyFS(copied, os.DirFS(ns.Dir())))
+				must(t, ns.Start())
+			}, "SINK_DURABLE_AFTER="+durable)
+			must(t, ns.Stop())
+			must(t, os.RemoveAll(ns.Dir()))
+			must(t, os.CopyFS(ns.Dir(), os.DirFS(copied)))
+			must(t, ns.Start())
+			r.shortened()
+			if durable == "0s" {
+				r.fails(4, []string{"run"}, "outflow repair --accept slot_ahead")
+				r.accept("slot_ahead")
+				r.mixed = true
+			}
+			r.start()
+			r.end()
+			if durable != "0s" {
+				r.unchanged()
+			}
+		})
+	}
+}
+
+// TestStreamRestored: the stream is restored from its own backup, which the server counts as another stream: what stands in the record says
+// so, an operator accepts it.
+func TestStreamRestored(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	for name, durable := range backupAges {
+		t.Run(name, func(t *testing.T) {
+			if durable == "0s" {
+				long(t)
+			}
+			t.Parallel()
+			ns := natstest.Server(t)
+			var b *backup
+			r := beforeRestore(t, ns.URL(), "restored", func(r *restored) {
+				b = takeBackup(t, r.js.Conn(), r.stream)
+			}, "SINK_DURABLE_AFTER="+durable)
+			must(t, r.js.DeleteStream(t.Context(), r.stream))
+			b.restore(t, r.js.Conn(), r.stream)
+			r.shortened()
+			if durable == "0s" {
+				r.fails(4, []string{"run"}, "outflow repair --accept stream_recreated")
+				r.mixed = true
+			}
+			r.accept("stream_recreated")
+			r.start()
+			r.end()
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package oracle
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Config is what decides, beside the WAL, which stream an outflow makes.
+type Config struct {
+	Slot     string // outflow's own: changes of settings for others are none
+	Start    LSN    // the due of its first place: what was committed at or below it is no input. 0: all that was read is
+	Settings Settings
+	Unkeyed  bool             // the table has neither a key nor actor and counter
+	Timeline func(LSN) uint32 // nil: 1 for all; see [Timelines]
+	Resets   []Reset          // where a repair made it begin anew, ascending
+
+	// What is tolerated, and counted.
+	Repaired    bool // messages that a repair published: what they are of and what they hold is compared, neither header nor place
+	DeadLetters bool // dead letters: only their header is compared
+	Removed     bool // messages missing at the beginning of the stream, by retention
+	Headers     bool // other headers than those of the format
+}
+
+// Reset is a place at which the order begins anew, with nothing held: that of a repair.
+type Reset struct {
+	At       LSN       // what was committed at or below it is no input of what follows
+	Settings *Settings // nil: those in force
+}
+
+// repairedIndex is the least index of a position that a repair made.
+const repairedIndex = 1 << 30
+
+// expected is one message of the stream that ought to be.
+type expected struct {
+	*Event
+	n      int
+	window *window
+}
+
+// expectation is the stream that the WAL makes.
+type expectation struct {
+	timeline func(LSN) uint32
+	messages []expected
+	loose    []*Event // a reset left them without a window: a repair has to publish them
+	before   []*Event // the start: nobody has to
+	held     []*Event // nothing has closed a window for them yet
+	windows  int
+}
+
+func (x *expectation) header(e *expected) string {
+	h := Header{
+		Pos: e.Pos, N: e.n, Of: e.window.of, Due: e.window.due, Thru: e.window.thru, Pull: e.window.pull,
+		Timeline: x.timeline(e.Pos.LSN), Sort: e.window.sort, ID: e.ID, Key: e.Key,
+	}
+	return h.String()
+}
+
+// input says what a transaction is for an outflow: the settings of a change, if it is one.
+func (c *commit) input(slot string) (set *Settings, is bool) {
+	if len(c.events) > 0 {
+		return nil, true
+	}
+	for i := range c.changes {
+		if c.changes[i].slot == slot {
+			set = &c.changes[i].settings
+		}
+	}
+	return set, set != nil || c.tick
+}
+
+// expect makes the stream.
+func (t *Truth) expect(cfg Config) (*expectation, error) {
+	x := &expectation{timeline: cfg.Timeline}
+	if x.timeline == nil {
+		x.timeline = func(LSN) uint32 { return 1 }
+	}
+	if cfg.Settings == (Settings{}) {
+		cfg.Settings = DefaultSettings
+	}
+	if cfg.Settings.MaxEvents < 1 || cfg.Settings.MaxBytes < 1 {
+		return nil, fmt.Errorf("settings %+v: the limits must be 1 or more", cfg.Settings)
+	}
+	x.messages = make([]expected, 0, t.Events)
+	o := newOrder(cfg.Settings, cfg.Unkeyed)
+	resets := cfg.Resets
+	for i := range t.commits {
+		c := &t.commits[i]
+		if c.lsn <= cfg.Start {
+			x.before = append(x.before, c.events...)
+			continue
+		}
+		for len(resets) > 0 && c.lsn > resets[0].At {
+			set := o.set
+			if resets[0].Settings != nil {
+				set = *resets[0].Settings
+			}
+			x.loose = append(x.loose, eventsOf(o.everything())...)
+			o = newOrder(set, cfg.Unkeyed)
+			resets = resets[1:]
+		}
+		set, is := c.input(cfg.Slot)
+		if !is {
+			continue
+		}
+		w, events := o.add(c.lsn, c.time, c.events, set)
+		if w == nil {
+			continue
+		}
+		x.windows++
+		for n, e := range events {
+			x.messages = append(x.messages, expected{e, n, w})
+		}
+	}
+	x.held = eventsOf(o.everything())
+	return x, nil
+}
+
+func eventsOf(entries []*entry) []*Event {
+	events := make([]*Event, len(entries))
+	for i, e := range entries {
+		events[i] = e.Event
+	}
+	return slices.Clip(events)
+}

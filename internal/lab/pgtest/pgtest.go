@@ -1,0 +1,207 @@
+// Package pgtest gives tests real PostgreSQL servers: shared ones, started when the first test asks and removed after the last,
+// and servers of a test's own to crash. OUTFLOW_TEST_PG says which: "all" for every major that Outflow supports, a list of majors
+// such as "15" or "14,18", or nothing for the best one that is installed. A package that uses it has a TestMain that calls Main
+// or wraps its tests in Tests.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+)
+
+// fsync=off: a crash of PostgreSQL loses nothing that the operating system has, and no test pulls the plug.
+var settings = map[string]string{"fsync": "off"}
+
+// shared holds a *lazyServer for each major that was asked for.
+var shared sync.Map
+
+type lazyServer struct {
+	once sync.Once
+	s    *pgserver.Server // nil: it did not start
+	err  error
+}
+
+var installed = sync.OnceValue(pgserver.Installations)
+
+// Main runs the tests, removes the shared servers and ends the process.
+func Main(m *testing.M) { os.Exit(Tests(m).Run()) }
+
+// Tests wraps m so that Run removes the shared servers at the end, for goleak.VerifyTestMain(pgtest.Tests(m)).
+func Tests(m interface{ Run() int }) interface{ Run() int } { return tests{m} }
+
+type tests struct{ m interface{ Run() int } }
+
+func (t tests) Run() int {
+	sweep()
+	defer removeShared()
+	return t.m.Run()
+}
+
+func removeShared() {
+	var all sync.WaitGroup
+	for _, l := range shared.Range {
+		all.Go(func() {
+			if s := l.(*lazyServer).s; s != nil {
+				if err := s.Remove(); err != nil {
+					fmt.Fprintln(os.Stderr, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	shared.Clear()
+}
+
+// Each runs test as a subtest for each major that OUTFLOW_TEST_PG asks for, on the shared server of that major. A major that is
+// not installed is a skipped subtest that says so.
+func Each(t *testing.T, test func(t *testing.T, s *pgserver.Server)) {
+	t.Helper()
+	for _, major := range Majors(t) {
+		t.Run("postgres-"+strconv.Itoa(major), func(t *testing.T) { test(t, serverOf(t, major)) })
+	}
+}
+
+// Majors returns the majors that OUTFLOW_TEST_PG asks for, installed or not. It skips the test if PostgreSQL is not here at all.
+func Majors(t testing.TB) []int {
+	t.Helper()
+	asked := os.Getenv("OUTFLOW_TEST_PG")
+	if asked == "" {
+		return []int{best(t).Major}
+	}
+	var majors []int
+	for _, word := range strings.FieldsFunc(asked, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if word == "all" {
+			for major := pgserver.Oldest; major <= pgserver.Newest; major++ {
+				majors = append(majors, major)
+			}
+			continue
+		}
+		major, err := strconv.Atoi(word)
+		if err != nil {
+			t.Fatalf("OUTFLOW_TEST_PG=%q: want all, or majors such as 15 or 14,18", asked)
+		}
+		majors = append(majors, major)
+	}
+	slices.Sort(majors)
+	return slices.Compact(majors)
+}
+
+// Server returns the shared server of the default major: the best one installed among those that OUTFLOW_TEST_PG asks for.
+func Server(t testing.TB) *pgserver.Server {
+	t.Helper()
+	return serverOf(t, defaultMajor(t))
+}
+
+func defaultMajor(t testing.TB) int {
+	t.Helper()
+	wanted := best(t).Major
+	if majors := Majors(t); !slices.Contains(majors, wanted) {
+		return majors[len(majors)-1]
+	}
+	return wanted
+}
+
+// Own starts a server for this test alone, to be stopped, killed and started as it likes, and removes it at the end. Major 0 is
+// the default one. Each setting is a line of postgresql.conf such as "wal_sender_timeout=4s".
+func Own(t testing.TB, major int, settings ...string) *pgserver.Server {
+	t.Helper()
+	if major == 0 {
+		major = defaultMajor(t)
+	}
+	own := map[string]string{}
+	for _, setting := range settings {
+		name, value, ok := strings.Cut(setting, "=")
+		if !ok {
+			t.Fatalf("setting %q: want name=value", setting)
+		}
+		own[strings.TrimSpace(name)] = strings.TrimSpace(value)
+	}
+	s, err := start(installation(t, major), own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("end of the log of %v:\n%s", s.Installation, lastLines(s.Log(), 40))
+		}
+		if err := s.Remove(); err != nil {
+			t.Errorf("remove the server: %v", err)
+		}
+	})
+	return s
+}
+
+func serverOf(t testing.TB, major int) *pgserver.Server {
+	t.Helper()
+	i := installation(t, major)
+	entry, _ := shared.LoadOrStore(major, &lazyServer{})
+	l := entry.(*lazyServer)
+	l.once.Do(func() { l.s, l.err = start(i, nil) })
+	if l.err != nil {
+		t.Fatal(l.err)
+	}
+	return l.s
+}
+
+func start(i pgserver.Installation, own map[string]string) (*pgserver.Server, error) {
+	all := maps.Clone(settings)
+	maps.Copy(all, own)
+	s, err := pgserver.Start(context.Background(), pgserver.Options{Installation: i, Settings: all, Trust: true})
+	if err == nil {
+		err = report(i)
+	}
+	return s, err
+}
+
+func installation(t testing.TB, major int) pgserver.Installation {
+	t.Helper()
+	for _, i := range installed() {
+		if i.Major == major {
+			return i
+		}
+	}
+	if _, err := pgserver.Find(major); err != nil {
+		t.Skipf("%v (or fetch it for the tests alone: scripts/postgres %d)", err, major)
+	}
+	return pgserver.Installation{}
+}
+
+func best(t testing.TB) pgserver.Installation {
+	t.Helper()
+	i, err := bestInstalled()
+	if err != nil {
+		t.Skip(err)
+	}
+	return i
+}
+
+var bestInstalled = sync.OnceValues(func() (pgserver.Installation, error) { return pgserver.Find(0) })
+
+// report adds the version to the file that scripts/test reads to say at its end what was tested.
+func report(i pgserver.Installation) error {
+	path := os.Getenv("OUTFLOW_TEST_PG_REPORT")
+	if path == "" {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(i.Version + "\n") // one short write: test binaries run at the same time
+	return errors.Join(err, f.Close())
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

@@ -1,0 +1,158 @@
+package rules
+
+import (
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/outflowhq/outflow"
+
+// The stages know the vocabulary and outside libraries, never each other: what moves between them moves through pipeline.
+var stages = []string{"decoder", "replication", "reorder", "sink", "checkpoint"}
+
+// list returns a field of each package of the module: Imports is what it imports itself, Deps what it reaches.
+func list(t *testing.T, field string) map[string][]string {
+	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("needs the go command:", err)
+	}
+	cmd := exec.Command("go", "list", "-f", "{{.ImportPath}} {{join ."+field+" \" \"}}", "./...")
+	cmd.Dir = filepath.Join("..", "..", "..")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal("go list:", err)
+	}
+	all := map[string][]string{}
+	for l := range strings.Lines(string(out)) {
+		words := strings.Fields(l)
+		all[words[0]] = words[1:]
+	}
+	return all
+}
+
+func of(t *testing.T, all map[string][]string, name string) []string {
+	t.Helper()
+	got, ok := all[module+"/"+name]
+	if !ok {
+		t.Fatalf("no package %s", name)
+	}
+	return got
+}
+
+// within reports whether path is the package root or lies under it.
+func within(path, root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
+
+func outside(path string) bool { return strings.Contains(strings.SplitN(path, "/", 2)[0], ".") }
+
+func TestStagesDoNotImportEachOther(t *testing.T) {
+	t.Parallel()
+	all := list(t, "Deps")
+	for _, name := range stages {
+		for _, path := range of(t, all, name) {
+			if path != module+"/outbox" && within(path, module) {
+				t.Errorf("%s reaches %s", name, path)
+			}
+		}
+	}
+}
+
+func TestOutboxIsTheStandardLibraryOnly(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Deps"), "outbox") {
+		if outside(path) {
+			t.Errorf("outbox reaches %s", path)
+		}
+	}
+}
+
+// What a user's service imports to write knows the vocabulary and outside libraries: a database driver, and nothing of the program.
+func TestProducerIsAloneWithOutbox(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Deps"), "producer") {
+		if path != module+"/outbox" && within(path, module) || within(path, "github.com/nats-io") || within(path, "github.com/prometheus") {
+			t.Errorf("producer reaches %s", path)
+		}
+	}
+}
+
+// The pipeline declares the interfaces that it needs; what connects is wired elsewhere.
+func TestPipelineConnectsNothing(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Imports"), "pipeline") {
+		for _, root := range []string{
+			"github.com/nats-io", "github.com/jackc", module + "/replication", module + "/sink", module + "/internal", module + "/cmd", "net",
+		} {
+			if within(path, root) {
+				t.Errorf("pipeline imports %s", path)
+			}
+		}
+	}
+}
+
+// What a user's service imports brings nothing of the program along.
+func TestConsumerIsALibrary(t *testing.T) {
+	t.Parallel()
+	all := list(t, "Deps")
+	for _, name := range []string{"consumer", "consumer/consumertest"} {
+		for _, path := range of(t, all, name) {
+			if path != module+"/outbox" && !within(path, module+"/consumer") && within(path, module) {
+				t.Errorf("%s reaches %s", name, path)
+			}
+		}
+	}
+}
+
+// The order must not depend on anything but what is read.
+func TestReorderIsPure(t *testing.T) {
+	t.Parallel()
+	imports := of(t, list(t, "Imports"), "reorder")
+	for _, path := range imports {
+		if within(path, "net") || within(path, "os") || path == "context" || path == "time" || path == "sync" || within(path, "math/rand") {
+			t.Errorf("reorder imports %s", path)
+		}
+	}
+	for _, path := range of(t, list(t, "Deps"), "reorder") {
+		if within(path, "net") || path == "context" || outside(path) && !within(path, module) {
+			t.Errorf("reorder reaches %s", path)
+		}
+	}
+	// The vocabulary prints, so it reaches os by way of fmt. Nothing else does.
+	cmd := exec.Command("go", append([]string{"list", "-deps"}, slices.DeleteFunc(slices.Clone(imports), func(path string) bool {
+		return path == module+"/outbox" || path == "fmt"
+	})...)...)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(strings.Fields(string(out)), "os") {
+		t.Errorf("reorder reaches os without the vocabulary: it imports %v", imports)
+	}
+}
+
+// The judge is a second opinion: it shares no code with what it judges, not even the vocabulary.
+func TestTheJudgeSharesNothing(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Deps"), "internal/lab/oracle") {
+		if within(path, module) {
+			t.Errorf("internal/lab/oracle reaches %s", path)
+		}
+	}
+}
+
+// A user's service that imports the vocabulary, producer or consumer gets nothing of the rest.
+func TestNobodyImportsTheProgram(t *testing.T) {
+	t.Parallel()
+	for pkg, imports := range list(t, "Imports") {
+		for _, path := range imports {
+			if within(path, module+"/cmd") && !within(pkg, module+"/cmd") {
+				t.Errorf("%s imports %s", pkg, path)
+			}
+			if path == module+"/pipeline" && slices.ContainsFunc(stages, func(s string) bool { return within(pkg, module+"/"+s) }) {
+				t.Errorf("%s imports the pipeline", pkg)
+			}
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package torture
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/outflowhq/outflow/internal/lab/recording"
+)
+
+// operation is a row to be, or a logical message in place of one.
+type operation struct {
+	doc, actor string
+	counter    int64
+	payload    json.RawMessage
+	message    bool
+}
+
+// statement writes it.
+func (op *operation) statement(table string) (sql string, args []any) {
+	if !op.message {
+		return insert(table, 1), op.values()
+	}
+	content, err := json.Marshal(map[string]any{
+		"doc_id": op.doc, "actor_id": op.actor, "counter": op.counter, "id": fmt.Sprintf("%s/%s/%d", op.doc, op.actor, op.counter), "payload": op.payload,
+	})
+	if err != nil {
+		panic("torture: content of a message: " + err.Error()) // strings, a number and JSON
+	}
+	return "SELECT pg_logical_emit_message(true, 'outflow.event', $1::text)", []any{string(content)}
+}
+
+// operations are those of all traces, interleaved, again and again; each round has documents of its own.
+type operations struct {
+	all []recording.Op
+	n   int // handed out
+}
+
+func newOperations() (*operations, error) {
+	var lists [][]recording.Op
+	total := 0
+	for _, name := range recording.Names() {
+		ops, err := recording.Load(name)
+		if err != nil {
+			return nil, err
+		}
+		lists, total = append(lists, ops), total+len(ops)
+	}
+	o := &operations{all: make([]recording.Op, 0, total)}
+	taken := make([]int, len(lists))
+	for len(o.all) < total {
+		best := -1 // the one that is furthest behind
+		for i, l := range lists {
+			if taken[i] < len(l) && (best < 0 || taken[i]*len(lists[best]) < taken[best]*len(l)) {
+				best = i
+			}
+		}
+		o.all = append(o.all, lists[best][taken[best]])
+		taken[best]++
+	}
+	return o, nil
+}
+
+// next hands out the next n.
+func (o *operations) next(n int) []operation {
+	out := make([]operation, n)
+	for i := range out {
+		op, round := &o.all[o.n%len(o.all)], o.n/len(o.all)
+		out[i] = operation{doc: op.Doc, actor: op.Actor, counter: op.Counter, payload: op.Payload}
+		if round > 0 {
+			out[i].doc = fmt.Sprintf("%s-%d", op.Doc, round+1)
+		}
+		o.n++
+	}
+	return out
+}

@@ -1,0 +1,295 @@
+package consumeradmin
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// mark is how far a partition is.
+type mark struct {
+	Seq uint64          `json:"seq"`
+	Due outbox.LSN      `json:"due"`
+	N   uint32          `json:"n"`
+	Pos outbox.Position `json:"pos"`
+}
+
+// generation holds the marks of an earlier number of partitions.
+type generation struct {
+	Source string `json:"source"`
+	Marks  []mark `json:"marks"`
+}
+
+// live is the source of the marks in the stream itself.
+const live = "live"
+
+// state is what is stored of a consumer of package consumer.
+type state struct {
+	partitions int
+	filter     string
+	stream     string
+	before     []generation
+	replayedTo uint64
+	marks      []mark // live, by partition; none: it has read nothing yet
+	owner      string // who has the lease; "": nobody
+}
+
+// reach is how far it has come anywhere, also before its number of partitions changed.
+func (s *state) reach() (most uint64) {
+	for _, m := range s.marks {
+		most = max(most, m.Seq)
+	}
+	for _, g := range s.before {
+		for _, m := range g.Marks {
+			if g.Source == live {
+				most = max(most, m.Seq)
+			}
+		}
+	}
+	return most
+}
+
+func (s *state) least() mark {
+	if len(s.marks) == 0 {
+		return mark{}
+	}
+	return slices.MinFunc(s.marks, func(a, b mark) int { return cmp.Compare(a.Seq, b.Seq) })
+}
+
+// lower takes every mark beyond another one back to it, and notes up to where events have been there already.
+func (s *state) lower(to mark) {
+	s.replayedTo = max(s.replayedTo, s.reach())
+	capped := func(marks []mark) {
+		for i := range marks {
+			if marks[i].Seq > to.Seq {
+				marks[i] = to
+			}
+		}
+	}
+	capped(s.marks)
+	before := s.before[:0]
+	for _, g := range s.before {
+		if g.Source == live {
+			capped(g.Marks)
+			if !slices.ContainsFunc(g.Marks, func(m mark) bool { return m.Seq > s.least().Seq }) {
+				continue // it says nothing any more
+			}
+		}
+		before = append(before, g)
+	}
+	s.before = before
+}
+
+// database is a consumer's database.
+type database struct {
+	conn   *pgx.Conn
+	schema string
+}
+
+func (d *database) table(name string) string {
+	if d.schema == "" {
+		return pgx.Identifier{name}.Sanitize()
+	}
+	return pgx.Identifier{d.schema, name}.Sanitize()
+}
+
+// querier is what a connection and a transaction have in common.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// load reads a consumer; nil if there is none, or no table. lock keeps everybody else from changing it.
+func (d *database) load(ctx context.Context, q querier, name string, lock bool) (*state, error) {
+	sql := `SELECT stream, filter, partitions, before::text, replayed_to, CASE WHEN expires > clock_timestamp() THEN owner END
+		FROM ` + d.table("outflow_consumer") + ` WHERE name = $1`
+	if lock {
+		sql += ` FOR UPDATE`
+	}
+	s := &state{}
+	var before string
+	var replayedTo int64
+	var owner *string
+	err := q.QueryRow(ctx, sql, name).Scan(&s.stream, &s.filter, &s.partitions, &before, &replayedTo, &owner)
+	if errors.Is(err, pgx.ErrNoRows) || missingTable(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read consumer %s: %w", name, err)
+	}
+	if s.replayedTo = uint64(replayedTo); owner != nil {
+		s.owner = *owner
+	}
+	if err := json.Unmarshal([]byte(before), &s.before); err != nil {
+		return nil, fmt.Errorf("read consumer %s: column before: %w", name, err)
+	}
+	rows, err := q.Query(ctx, `SELECT partition, seq, due::text, n, lsn::text, i FROM `+d.table("outflow_mark")+` WHERE name = $1 AND source = $2 ORDER BY partition`, name, live)
+	if err != nil {
+		return nil, fmt.Errorf("read the marks of consumer %s: %w", name, err)
+	}
+	var partition int
+	var seq, n, index int64
+	var due, lsn string
+	_, err = pgx.ForEachRow(rows, []any{&partition, &seq, &due, &n, &lsn, &index}, func() error {
+		m := mark{Seq: uint64(seq), N: uint32(n)}
+		m.Pos.Index = uint32(index)
+		var also error
+		m.Due, err = outbox.ParseLSN(due)
+		m.Pos.LSN, also = outbox.ParseLSN(lsn)
+		if partition != len(s.marks) {
+			return fmt.Errorf("partition %d is missing", len(s.marks))
+		}
+		s.marks = append(s.marks, m)
+		return errors.Join(err, also)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the marks of consumer %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// missingTable reports whether a table is not there.
+func missingTable(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && (e.Code == "42P01" || e.Code == "3F000")
+}
+
+// save writes what lower has changed, and ends the epoch: whatever an instance of before still tries fails.
+func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) error {
+	before, err := json.Marshal(append([]generation{}, s.before...))
+	if err != nil {
+		return err
+	}
+	tag, err := tx.Exec(ctx, `UPDATE `+d.table("outflow_consumer")+` SET before = $2::jsonb, replayed_to = $3, owner = NULL, expires = NULL, epoch = epoch + 1
+		WHERE name = $1`, name, string(before), int64(s.replayedTo))
+	if err == nil && tag.RowsAffected() != 1 {
+		err = errors.New("its row is gone")
+	}
+	for p, m := range s.marks {
+		if err == nil {
+			_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6, lsn = $7::text::pg_lsn, i = $8, updated_at = now()
+				WHERE name = $1 AND source = $2 AND partition = $3`, name, live, p, int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index))
+		}
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET epoch = (SELECT epoch FROM `+d.table("outflow_consumer")+` WHERE name = $1) WHERE name = $1`, name)
+	}
+	if err != nil {
+		return fmt.Errorf("set consumer %s back: %w", name, err)
+	}
+	return nil
+}
+
+// parkedBehind lists the sequences of the live events beyond seq that are parked.
+func (d *database) parkedBehind(ctx context.Context, q querier, name string, seq uint64) ([]int64, error) {
+	rows, err := q.Query(ctx, `SELECT seq FROM `+d.table("outflow_parked")+` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq`, name, live, int64(seq))
+	if err != nil {
+		return nil, fmt.Errorf("read what consumer %s has parked: %w", name, err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("read what consumer %s has parked: %w", name, err)
+	}
+	return all, nil
+}
+
+// bucket is where consumers without a database keep their marks.
+type bucket struct{ kv jetstream.KeyValue }
+
+// openBucket finds it; nil if there is none.
+func openBucket(ctx context.Context, js jetstream.JetStream, stream string) (*bucket, error) {
+	kv, err := js.KeyValue(ctx, consumer.Bucket(stream))
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", consumer.Bucket(stream), err)
+	}
+	return &bucket{kv}, nil
+}
+
+// document is what the bucket has of a consumer. What this program does not know of it is kept.
+type document struct {
+	revision uint64
+	fields   map[string]json.RawMessage
+	lease    time.Duration
+	state
+}
+
+func (b *bucket) load(ctx context.Context, name string) (*document, error) {
+	if b == nil {
+		return nil, nil
+	}
+	e, err := b.kv.Get(ctx, name)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
+	}
+	var known struct {
+		Version    int               `json:"v"`
+		Stream     string            `json:"stream"`
+		Filter     string            `json:"filter"`
+		Partitions int               `json:"partitions"`
+		Before     []generation      `json:"before"`
+		ReplayedTo uint64            `json:"replayed_to"`
+		Marks      map[string][]mark `json:"marks"`
+		Owner      string            `json:"owner"`
+		Lease      time.Duration     `json:"lease"`
+	}
+	d := &document{revision: e.Revision()}
+	err = errors.Join(json.Unmarshal(e.Value(), &known), json.Unmarshal(e.Value(), &d.fields))
+	if err == nil && known.Version != 1 {
+		err = fmt.Errorf("version %d", known.Version)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
+	}
+	d.lease = known.Lease
+	d.state = state{
+		stream: known.Stream, filter: known.Filter, partitions: known.Partitions, before: known.Before, replayedTo: known.ReplayedTo,
+		marks: known.Marks[live], owner: known.Owner,
+	}
+	return d, nil
+}
+
+// save writes what lower has changed, unless somebody else has written meanwhile.
+func (b *bucket) save(ctx context.Context, name string, d *document) error {
+	var marks map[string]json.RawMessage
+	err := json.Unmarshal(d.fields["marks"], &marks)
+	set := func(fields map[string]json.RawMessage, key string, v any) {
+		text, e := json.Marshal(v)
+		fields[key] = text
+		err = errors.Join(err, e)
+	}
+	if marks == nil {
+		marks = map[string]json.RawMessage{}
+	}
+	set(marks, live, d.marks)
+	set(d.fields, "marks", marks)
+	set(d.fields, "before", append([]generation{}, d.before...))
+	set(d.fields, "replayed_to", d.replayedTo)
+	delete(d.fields, "owner")
+	delete(d.fields, "lease")
+	value, e := json.Marshal(d.fields)
+	if err = errors.Join(err, e); err != nil {
+		return err
+	}
+	if _, err := b.kv.Update(ctx, name, value, d.revision); err != nil {
+		return fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
+	}
+	return nil
+}

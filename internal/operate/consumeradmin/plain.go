@@ -1,0 +1,181 @@
+package consumeradmin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// metadataRewind is on the durable that is the record of a rewind.
+const metadataRewind = "outflow.rewind"
+
+// record is what a durable was before it was deleted to be made again.
+type record struct {
+	Config jetstream.ConsumerConfig `json:"config"`
+	Was    uint64                   `json:"was"`   // the newest message that it was given
+	Acked  uint64                   `json:"acked"` // everything up to here is acknowledged
+	To     uint64                   `json:"to"`    // the rewind's
+}
+
+func recordName(name string) string { return name + "_rewinding" }
+
+// quiet is how long a durable must have been left alone: a client that works on what it was given, between two pulls, waits for nothing.
+const quiet = 5 * time.Second
+
+// rewindPlain makes a durable again that begins behind another sequence. In this order, so that what it was is known at each moment:
+// the record, the deletion, the new durable, the deletion of the record.
+func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+	rec, err := w.recorded(ctx, stream, r.Name)
+	if err != nil {
+		return err
+	}
+	if info != nil {
+		info, err = leftAlone(ctx, r.Name, func() (*jetstream.ConsumerInfo, error) {
+			c, err := stream.Consumer(ctx, r.Name)
+			if err != nil {
+				return nil, fmt.Errorf("consumer %s: %w", r.Name, err)
+			}
+			return c.CachedInfo(), nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	// Killed behind the new durable, which nobody has used yet: the record still says what there was.
+	anew := info != nil && rec != nil && info.Config.OptStartSeq == rec.To+1 && info.Delivered.Consumer == 0
+	if info != nil && !anew {
+		config := info.Config
+		config.Metadata = map[string]string{}
+		for k, v := range info.Config.Metadata {
+			if !strings.HasPrefix(k, "_nats.") { // the server's own
+				config.Metadata[k] = v
+			}
+		}
+		rec = &record{Config: config, Was: max(info.AckFloor.Stream, info.Delivered.Stream), Acked: info.AckFloor.Stream}
+	}
+	if rec == nil {
+		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", w.Stream, r.Name), "`outflow consumer list` names those that there are")
+	}
+	to, err := w.target(ctx, stream, r.Name, r.place)
+	if err != nil {
+		return err
+	}
+	to = min(to, rec.Acked) // what was given and not acknowledged is not done
+	p, err := w.plan(ctx, stream, r.Name, Plain, rec.Was, to, filtersOf(&rec.Config))
+	if err != nil {
+		return err
+	}
+	p.Exact = true
+	if err := r.Confirm(p); err != nil {
+		return err
+	}
+	if anew && rec.To == to {
+		return w.forget(ctx, stream, r.Name)
+	}
+	if rec.To = to; info != nil {
+		if err := w.write(ctx, stream, rec); err != nil {
+			return err
+		}
+		if err := stream.DeleteConsumer(ctx, r.Name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return fmt.Errorf("delete consumer %s: %w", r.Name, err)
+		}
+	}
+	config := rec.Config
+	config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, to+1, nil
+	if _, err := stream.CreateConsumer(ctx, config); err != nil {
+		return fmt.Errorf("make consumer %s again (it was deleted; its record is consumer %s, and the same command goes on): %w", r.Name, recordName(r.Name), err)
+	}
+	return w.forget(ctx, stream, r.Name)
+}
+
+// forget deletes the record.
+func (w *World) forget(ctx context.Context, stream jetstream.Stream, name string) error {
+	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("delete the record %s: %w", recordName(name), err)
+	}
+	return nil
+}
+
+// recorded reads the record of a rewind that was cut short; nil if there is none.
+func (w *World) recorded(ctx context.Context, stream jetstream.Stream, name string) (*record, error) {
+	c, err := stream.Consumer(ctx, recordName(name))
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", recordName(name), err)
+	}
+	rec := &record{}
+	text, ok := c.CachedInfo().Config.Metadata[metadataRewind]
+	if !ok {
+		return nil, fatal("rewind_record", fmt.Sprintf("consumer %s is in the way: a rewind of %s would use the name", recordName(name), name), "Rename it")
+	}
+	if err := json.Unmarshal([]byte(text), rec); err != nil {
+		return nil, fmt.Errorf("consumer %s: metadata %s: %w", recordName(name), metadataRewind, err)
+	}
+	return rec, nil
+}
+
+// write makes the record: a durable that nobody reads, which stands where the other one was.
+func (w *World) write(ctx context.Context, stream jetstream.Stream, rec *record) error {
+	text, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	name := recordName(rec.Config.Durable)
+	if err := stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("delete the record %s: %w", name, err)
+	}
+	_, err = stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		Durable: name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: rec.Was + 1,
+		FilterSubject: rec.Config.FilterSubject, FilterSubjects: rec.Config.FilterSubjects, Replicas: rec.Config.Replicas,
+		Description: "what " + rec.Config.Durable + " was before outflow set it back", Metadata: map[string]string{metadataRewind: string(text)},
+	})
+	if err != nil {
+		return fmt.Errorf("make the record %s: %w", name, err)
+	}
+	return nil
+}
+
+// leftAlone waits until nobody has used the durable for a while, and refuses it if somebody does.
+func leftAlone(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (*jetstream.ConsumerInfo, error) {
+	var last *jetstream.ConsumerInfo
+	var since time.Time // when the first answer was there
+	for {
+		asked := time.Now()
+		info, err := look()
+		if err != nil {
+			return nil, err
+		}
+		if err := pulled(name, info); err != nil {
+			return nil, err
+		}
+		if last != nil && (info.Delivered.Consumer != last.Delivered.Consumer || info.AckFloor.Consumer != last.AckFloor.Consumer || info.NumAckPending != last.NumAckPending) {
+			return nil, isRunning(name, "it was used while it was looked at")
+		}
+		if last == nil {
+			since = time.Now()
+		}
+		// From an answer to a question: how long an answer took to come says nothing of the durable.
+		if last = info; asked.Sub(since) >= quiet || untouched(info) {
+			return info, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// untouched reports whether the server says that nobody has used the durable for a while.
+func untouched(info *jetstream.ConsumerInfo) bool {
+	now := info.TimeStamp
+	long := func(t *time.Time) bool { return t == nil || now.Sub(*t) >= quiet }
+	return !now.IsZero() && long(info.Delivered.Last) && long(info.AckFloor.Last) && info.NumAckPending == 0
+}

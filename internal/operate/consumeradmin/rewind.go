@@ -1,0 +1,441 @@
+package consumeradmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/operate/replay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Rewind says which consumer is set back, and where to.
+type Rewind struct {
+	Name string
+	To   string // start, seq:N, position:P or time:T
+
+	// Confirm is called with what is going to happen; nothing is changed if it returns an error.
+	Confirm func(p *Plan) error
+
+	place place // what To says
+}
+
+// Plan is what a rewind does. The JSON names are stable.
+type Plan struct {
+	Name     string           `json:"name"`
+	Marks    string           `json:"marks"`
+	Was      uint64           `json:"was"`   // it had come up to this sequence
+	To       uint64           `json:"to"`    // the last sequence that stays done
+	Exact    bool             `json:"-"`     // Again is exact: all partitions were at Was
+	Again    uint64           `json:"again"` // so many events come again
+	First    uint64           `json:"first,omitempty"`
+	Position *outbox.Position `json:"first_position,omitempty"`
+	Stored   *time.Time       `json:"first_stored,omitempty"`
+	Parked   int              `json:"parked"`   // parked events that come again as well, and are not parked any more
+	Replayed bool             `json:"replayed"` // they are marked as replayed
+}
+
+// Lines is the plan for people.
+func (p *Plan) Lines() []string {
+	lines := []string{
+		fmt.Sprintf("consumer %s goes back from sequence %d to %d", p.Name, p.Was, p.To),
+	}
+	about := "up to "
+	if p.Exact {
+		about = ""
+	}
+	if p.Again > 0 {
+		lines = append(lines, fmt.Sprintf("again    %s%d events: from sequence %d (position %v, stored %s) to sequence %d", about, p.Again, p.First, p.Position,
+			p.Stored.UTC().Format(time.RFC3339), p.Was))
+	} else {
+		lines = append(lines, "again    no event of its filter")
+	}
+	if p.Parked > 0 {
+		lines = append(lines, fmt.Sprintf("parked   %d of them are parked: they come again in their order, and are taken out of the table", p.Parked))
+	}
+	if p.Replayed {
+		lines = append(lines, "marked   Event.Replayed is true for them")
+	} else {
+		lines = append(lines, "marked   nothing tells them from new ones")
+	}
+	return lines
+}
+
+// Rewind sets a consumer back.
+func (w *World) Rewind(ctx context.Context, r Rewind) (err error) {
+	if r.place, err = parsePlace(r.To, time.Now()); err != nil {
+		return err
+	}
+	stream, err := w.stream(ctx)
+	if err != nil {
+		return err
+	}
+	info, marks, err := w.find(ctx, r.Name)
+	if err != nil {
+		return err
+	}
+	switch marks {
+	case InPostgres:
+		return w.rewindDatabase(ctx, stream, r, info)
+	case InJetStream:
+		return w.rewindBucket(ctx, stream, r, info)
+	default:
+		return w.rewindPlain(ctx, stream, r, info)
+	}
+}
+
+// find looks for the consumer and says of which kind it is. The durable may be missing.
+func (w *World) find(ctx context.Context, name string) (*jetstream.ConsumerInfo, string, error) {
+	c, err := w.JS.Consumer(ctx, w.Stream, name)
+	if err == nil {
+		info := c.CachedInfo()
+		switch kind := info.Config.Metadata[metadataMarks]; {
+		case kind != "":
+			return info, kind, nil
+		case info.Config.Durable == "":
+			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not durable: it begins where its program says", name, w.Stream), "Start it anew from there")
+		}
+		return info, Plain, nil
+	}
+	if !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrInvalidConsumerName) {
+		return nil, "", fmt.Errorf("consumer %s of stream %s: %w", name, w.Stream, err)
+	}
+	if _, err := w.JS.Consumer(ctx, w.Stream, recordName(name)); err == nil {
+		return nil, Plain, nil
+	}
+	if w.DB != nil {
+		if s, err := w.database().load(ctx, w.DB, name, false); err != nil {
+			return nil, "", fmt.Errorf("%s: %w", w.From, err)
+		} else if s != nil && s.stream == w.Stream {
+			return nil, InPostgres, nil
+		}
+	}
+	kv, err := openBucket(ctx, w.JS, w.Stream)
+	if err != nil {
+		return nil, "", err
+	}
+	if doc, err := kv.load(ctx, name); err != nil {
+		return nil, "", err
+	} else if doc != nil {
+		return nil, InJetStream, nil
+	}
+	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", w.Stream, name), "`outflow consumer list` names those that there are")
+}
+
+// isRunning is the refusal of a consumer that runs.
+func isRunning(name, how string) error {
+	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how), "Stop all its instances first; one that was killed counts as dead when its lease has run out")
+}
+
+// pulled refuses a durable from which somebody waits for messages.
+func pulled(name string, info *jetstream.ConsumerInfo) error {
+	switch {
+	case info == nil:
+		return nil
+	case info.NumWaiting > 0:
+		return isRunning(name, fmt.Sprintf("%d pulls wait for messages", info.NumWaiting))
+	case info.PushBound:
+		return isRunning(name, "messages are pushed to a subscriber")
+	}
+	return nil
+}
+
+// target finds the last sequence that stays done: everything behind it comes again.
+func (w *World) target(ctx context.Context, stream jetstream.Stream, name string, p place) (uint64, error) {
+	info, err := stream.Info(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("stream %s: %w", w.Stream, err)
+	}
+	first := max(info.State.FirstSeq, 1)
+	if info.State.Msgs == 0 {
+		first = info.State.LastSeq + 1
+	}
+	switch p.kind {
+	case "position":
+		return w.before(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
+		}, func(_ time.Time, h *outbox.Header) bool { return h.Pos.Compare(p.position) >= 0 }, func(h *outbox.Header) error {
+			if first > 1 && p.position.LSN <= h.Thru {
+				return w.below(name, first, fmt.Sprintf("what was at or behind position %v may be among it", p.position))
+			}
+			return nil
+		})
+	case "time":
+		return w.before(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &p.time,
+		}, func(at time.Time, _ *outbox.Header) bool { return !at.Before(p.time) }, nil)
+	}
+	if p.seq < first {
+		return 0, w.below(name, first, fmt.Sprintf("sequence %d is among it", p.seq))
+	}
+	return p.seq - 1, nil
+}
+
+// below refuses a place that retention has removed.
+func (w *World) below(name string, first uint64, why string) error {
+	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is removed, and %s", w.Stream, first, why),
+		fmt.Sprintf("`--to seq:%d` goes back to what there is; `outflow replay --from table --to consumer:%s` reads what the table has", first, name))
+}
+
+// before finds the sequence before the first message for which is holds; that of the stream's end if there is none.
+func (w *World) before(ctx context.Context, first, last uint64, oc jetstream.OrderedConsumerConfig,
+	is func(time.Time, *outbox.Header) bool, check func(first *outbox.Header) error,
+) (uint64, error) {
+	if first > last {
+		return last, nil
+	}
+	oc.HeadersOnly = true
+	found, n := last, 0
+	enough := errors.New("found")
+	err := replay.Read(ctx, w.JS, w.Stream, oc, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
+		if err != nil {
+			return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", w.Stream, meta.Sequence.Stream, err), "")
+		}
+		if n++; n == 1 && check != nil {
+			if err := check(&h); err != nil {
+				return err
+			}
+		}
+		if found = meta.Sequence.Stream; is(meta.Timestamp, &h) {
+			found--
+			return enough
+		}
+		return nil
+	})
+	if errors.Is(err, enough) {
+		err = nil
+	}
+	return found, err
+}
+
+// plan looks at what comes again when a consumer goes back from was to to.
+func (w *World) plan(ctx context.Context, stream jetstream.Stream, name, marks string, was, to uint64, filters []string) (*Plan, error) {
+	p := &Plan{Name: name, Marks: marks, Was: was, To: to}
+	if to >= was {
+		return nil, fatal("rewind_ahead", fmt.Sprintf("consumer %s has come up to sequence %d, and nothing up to there lies behind this place (sequence %d)", name, was, to+1),
+			"A rewind only goes back: name an earlier place")
+	}
+	if slices.Equal(filters, []string{">"}) {
+		filters = nil
+	}
+	count := func(from uint64) (uint64, error) {
+		c, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubjects: filters, HeadersOnly: true,
+		})
+		if err != nil {
+			return 0, fmt.Errorf("count the messages of stream %s: %w", w.Stream, err)
+		}
+		return c.CachedInfo().NumPending, stream.DeleteConsumer(ctx, c.CachedInfo().Name)
+	}
+	from, err := count(to + 1)
+	if err != nil {
+		return nil, err
+	}
+	rest, err := count(was + 1)
+	if err != nil {
+		return nil, err
+	}
+	p.Again = from - min(rest, from)
+	if p.Again == 0 {
+		return p, nil
+	}
+	first, err := w.next(ctx, to+1, filters)
+	if err != nil {
+		return nil, err
+	}
+	if first != nil {
+		p.First, p.Position, p.Stored = first.seq, &first.outflow.Pos, &first.at
+	}
+	return p, nil
+}
+
+// markAt is the mark behind a sequence.
+func (w *World) markAt(ctx context.Context, seq uint64) (mark, error) {
+	m, err := w.get(ctx, seq)
+	if err != nil {
+		return mark{}, err
+	}
+	to := mark{Seq: seq}
+	if m != nil { // else it is not compared
+		to.Due, to.N, to.Pos = m.outflow.Due, uint32(m.outflow.N), m.outflow.Pos
+		if to.Pos.Repaired() {
+			to.N = to.Pos.Index
+		}
+	}
+	return to, nil
+}
+
+// begun refuses a consumer that has read nothing.
+func begun(name string, s *state) error {
+	if len(s.marks) == 0 {
+		return fatal("rewind_ahead", fmt.Sprintf("consumer %s has read nothing yet", name), "It begins where its program says")
+	}
+	return nil
+}
+
+func (w *World) planMarks(ctx context.Context, stream jetstream.Stream, r Rewind, marks string, s *state) (*Plan, error) {
+	if err := begun(r.Name, s); err != nil {
+		return nil, err
+	}
+	to, err := w.target(ctx, stream, r.Name, r.place)
+	if err != nil {
+		return nil, err
+	}
+	p, err := w.plan(ctx, stream, r.Name, marks, s.reach(), to, []string{s.filter})
+	if p != nil {
+		p.Replayed, p.Exact = true, s.least().Seq == s.reach()
+	}
+	return p, err
+}
+
+// rewindDatabase lowers the marks in a consumer's database, in one transaction.
+func (w *World) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+	if w.DB == nil {
+		return fatal("consumer_database", fmt.Sprintf("consumer %s keeps its marks in PostgreSQL", r.Name), "Say where with --database")
+	}
+	if err := pulled(r.Name, info); err != nil {
+		return err
+	}
+	d := w.database()
+	look := func(q querier, lock bool) (*state, []int64, error) {
+		s, err := d.load(ctx, q, r.Name, lock)
+		switch {
+		case err != nil:
+			return nil, nil, fmt.Errorf("%s: %w", w.From, err)
+		case s == nil || s.stream != w.Stream:
+			return nil, nil, fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of consumer %s of stream %s", w.From, r.Name, w.Stream),
+				"Give the consumer's own database with --database, and --schema if its tables are not on the search path")
+		case s.owner != "":
+			return nil, nil, isRunning(r.Name, "instance "+s.owner+" has the lease")
+		}
+		return s, nil, nil
+	}
+	s, _, err := look(w.DB, false)
+	if err != nil {
+		return err
+	}
+	p, err := w.planMarks(ctx, stream, r, InPostgres, s)
+	if err != nil {
+		return err
+	}
+	parked, err := d.parkedBehind(ctx, w.DB, r.Name, p.To)
+	if err != nil {
+		return err
+	}
+	if parked, err = w.stillThere(ctx, parked); err != nil {
+		return err
+	}
+	p.Parked = len(parked)
+	if err := r.Confirm(p); err != nil {
+		return err
+	}
+	to, err := w.markAt(ctx, p.To)
+	if err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, w.DB, func(tx pgx.Tx) error {
+		now, _, err := look(tx, true)
+		if err != nil {
+			return err
+		}
+		if now.reach() != s.reach() || now.partitions != s.partitions {
+			return isRunning(r.Name, "it has moved meanwhile")
+		}
+		now.lower(to)
+		if err := d.save(ctx, tx, r.Name, now); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `DELETE FROM `+d.table("outflow_parked")+` WHERE name = $1 AND source = $2 AND seq = ANY($3)`, r.Name, live, parked)
+		if err != nil && !missingTable(err) {
+			return fmt.Errorf("take out what is parked: %w", err)
+		}
+		return nil
+	})
+}
+
+// stillThere leaves those parked events that the stream has: they come again. A row whose message is gone is the only copy.
+func (w *World) stillThere(ctx context.Context, parked []int64) ([]int64, error) {
+	kept := []int64{}
+	for _, seq := range parked {
+		m, err := w.get(ctx, uint64(seq))
+		if err != nil {
+			return nil, err
+		}
+		if m != nil {
+			kept = append(kept, seq)
+		}
+	}
+	return kept, nil
+}
+
+// rewindBucket lowers the marks in the bucket, by compare-and-set.
+func (w *World) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+	if err := pulled(r.Name, info); err != nil {
+		return err
+	}
+	kv, err := openBucket(ctx, w.JS, w.Stream)
+	if err != nil {
+		return err
+	}
+	doc, err := w.idle(ctx, kv, r.Name)
+	if err != nil {
+		return err
+	}
+	p, err := w.planMarks(ctx, stream, r, InJetStream, &doc.state)
+	if err != nil {
+		return err
+	}
+	if err := r.Confirm(p); err != nil {
+		return err
+	}
+	to, err := w.markAt(ctx, p.To)
+	if err != nil {
+		return err
+	}
+	doc.lower(to)
+	if err := kv.save(ctx, r.Name, doc); err != nil {
+		if errors.Is(err, jetstream.ErrKeyExists) {
+			return isRunning(r.Name, "it has moved meanwhile")
+		}
+		return err
+	}
+	return nil
+}
+
+// idle reads the document of a consumer without a database that nobody has the lease of. An owner is dead when its document has not changed
+// for a lease.
+func (w *World) idle(ctx context.Context, kv *bucket, name string) (*document, error) {
+	doc, err := kv.load(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if doc == nil {
+		return nil, fatal("consumer_missing", fmt.Sprintf("bucket %s has no marks of consumer %s", consumer.Bucket(w.Stream), name), "It has read nothing yet")
+	}
+	for seen := time.Now(); doc.owner != ""; {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+		asked := time.Now()
+		now, err := kv.load(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if now == nil || now.revision != doc.revision {
+			return nil, isRunning(name, "instance "+doc.owner+" has the lease")
+		}
+		if asked.Sub(seen) > doc.lease {
+			doc.owner = ""
+		}
+	}
+	return doc, nil
+}

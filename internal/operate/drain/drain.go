@@ -1,0 +1,211 @@
+// Package drain is `outflow drain`: it publishes everything that is committed, waits until all of it is confirmed to PostgreSQL, and
+// says when it is safe to stop or upgrade the server.
+//
+// It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN, which moves only behind what is
+// published, recorded and durable, has reached that. If nothing was written to the outbox meanwhile, that is the end: where another
+// outflow holds the slot, a place that was recorded later and has the same sequence shows it, else the slot itself, decoded without
+// consuming it. If something was written, the next round begins.
+package drain
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const (
+	pollInterval = 250 * time.Millisecond
+	readTimeout  = 10 * time.Second // opening connections included
+	letGo        = 12               // attempts to look into the slot after our own session has ended
+)
+
+// Report says how far a drain is. The JSON names are stable.
+type Report struct {
+	Drained   bool       `json:"drained"`
+	Goal      outbox.LSN `json:"goal"`      // where the WAL ended when this round began
+	Published outbox.LSN `json:"published"` // the newest recorded place
+	Confirmed outbox.LSN `json:"confirmed"` // the slot's: with Drained, everything committed up to here is published and confirmed
+	Sequence  uint64     `json:"sequence"`  // of the stream's newest message
+	Rounds    int        `json:"rounds"`
+	Meanwhile uint64     `json:"events_meanwhile"` // written to the outbox during the round before this one
+	Holder    int        `json:"holder,omitempty"` // pid of the walsender of the outflow that holds the slot; absent: drain itself
+	Problem   string     `json:"problem,omitempty"`
+}
+
+// drainer is one drain. Its fields belong to the goroutine that called Run.
+type drainer struct {
+	cfg      config.Config
+	log      *slog.Logger
+	progress func(Report)
+
+	links  *links
+	own    *streamer // nil: another outflow holds the slot
+	report Report
+	quiet  outbox.LSN // where the WAL ended when the goal was reached, 0: not yet
+}
+
+// Run drains until nothing is left or ctx ends, and then returns what was reached last with ctx's error. progress, which may be nil,
+// is called whenever the report has changed. Faults that need a person are returned as they are.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(Report)) (Report, error) {
+	if progress == nil {
+		progress = func(Report) {}
+	}
+	d := &drainer{cfg: cfg, log: log, progress: progress}
+	defer d.close()
+	for {
+		before := d.report
+		done, err := d.step(ctx)
+		if err != nil || done {
+			d.report.Drained = done && err == nil
+			return d.report, err
+		}
+		if d.report != before {
+			d.progress(d.report)
+		}
+		select {
+		case <-ctx.Done():
+			return d.report, ctx.Err()
+		case err := <-d.own.done():
+			d.own.stopped()
+			d.own = nil
+			if err != nil {
+				return d.report, err
+			}
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+func (d *drainer) close() {
+	d.own.stop()
+	d.links.close()
+}
+
+// step reads everything once and says whether that was the end.
+func (d *drainer) step(ctx context.Context) (done bool, err error) {
+	r, err := d.read(ctx)
+	if err != nil {
+		d.links.close()
+		d.links = nil
+		if class := outbox.ClassOf(err); ctx.Err() == nil && class != outbox.Transient {
+			return false, err
+		}
+		d.report.Problem = err.Error()
+		return false, ctx.Err()
+	}
+	d.report.Problem = ""
+	if d.own == nil && !r.Slot.Active {
+		d.own = stream(ctx, d.cfg, d.log)
+	}
+	d.report.Holder = 0
+	if d.own == nil || d.own.standby() {
+		d.report.Holder = r.Slot.ActivePID
+	}
+	d.report.Confirmed, d.report.Sequence = r.Slot.Confirmed, r.Stream.LastSeq
+	if d.report.Goal == 0 {
+		d.round(r, 0)
+	}
+	confirmed, newest, ok := places(r)
+	if !ok {
+		return false, nil // nothing is recorded that reaches the confirmed LSN: the streamer says what that means
+	}
+	d.report.Published = newest.Due
+	return d.judge(ctx, r, confirmed, newest)
+}
+
+// judge says whether everything is done, or begins the next round.
+func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, newest outbox.Place) (bool, error) {
+	switch {
+	case r.Slot.Confirmed < d.report.Goal:
+		return false, nil
+	case r.Stream.LastSeq > confirmed.Seq:
+		d.round(r, r.Stream.LastSeq-confirmed.Seq)
+		return false, nil
+	case d.quiet == 0:
+		d.quiet = r.Server.WALEnd
+	}
+	if newest.Due < d.quiet || len(newest.Taken) > 0 {
+		return false, nil // the markers have yet to get there
+	}
+	if d.report.Holder != 0 {
+		return true, nil
+	}
+	d.own.stop()
+	d.own = nil
+	return d.look(ctx, r, confirmed)
+}
+
+// look decodes what the free slot holds.
+func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed outbox.Place) (bool, error) {
+	for try := 1; ; try++ {
+		w, err := Beyond(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
+		switch fault := outbox.FaultOf(err); {
+		case err == nil && w.Events == 0:
+			return true, nil
+		case err == nil:
+			d.round(r, uint64(w.Events))
+			return false, nil
+		case fault == nil || fault.Code != outbox.CodeSlotInUse:
+			return false, err
+		case try == letGo: // another outflow, which stood by, has it now
+			return false, nil
+		}
+		select { // the server process of our own session may not have ended yet
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// round begins a round.
+func (d *drainer) round(r *checkpoint.Readings, meanwhile uint64) {
+	d.report.Goal, d.report.Meanwhile, d.quiet = r.Server.WALEnd, meanwhile, 0
+	d.report.Rounds++
+}
+
+// places returns the newest recorded place at or below the slot's confirmed LSN, and the newest of all.
+func places(r *checkpoint.Readings) (confirmed, newest outbox.Place, ok bool) {
+	if r.Record == nil {
+		return confirmed, newest, false
+	}
+	for _, p := range r.Record.Places {
+		if p.Due <= r.Slot.Confirmed {
+			confirmed, ok = p.Place, true
+		}
+		newest = p.Place
+	}
+	return confirmed, newest, ok
+}
+
+func (d *drainer) read(ctx context.Context) (r *checkpoint.Readings, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if d.links == nil {
+		if d.links, err = open(ctx, d.cfg, d.log); err != nil {
+			return nil, err
+		}
+	}
+	return d.links.read(ctx)
+}
+
+// String is the report in a line.
+func (r Report) String() string {
+	who := "drain publishes itself"
+	if r.Holder != 0 {
+		who = fmt.Sprintf("the outflow that holds the slot (pid %d) publishes", r.Holder)
+	}
+	s := fmt.Sprintf("waiting for %v: published and recorded up to %v, confirmed up to %v; %s", r.Goal, r.Published, r.Confirmed, who)
+	if r.Meanwhile > 0 {
+		s += fmt.Sprintf("; %d events were written meanwhile: are the writers stopped?", r.Meanwhile)
+	}
+	if r.Problem != "" {
+		s += "; " + r.Problem
+	}
+	return s
+}

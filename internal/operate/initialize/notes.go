@@ -1,0 +1,47 @@
+package initialize
+
+import (
+	"context"
+	"fmt"
+)
+
+// maxCounted is how many rows of a table are counted.
+const maxCounted = 100_000
+
+// notes says what fits and may not be meant.
+func (s *setup) notes() {
+	m := s.layout.Mapping
+	for _, column := range []struct{ setting, name string }{
+		{"columns.doc_id", m.Doc}, {"columns.seq_key", m.Key}, {"columns.payload", m.Payload},
+	} {
+		if c, ok := s.layout.Table.Column(column.name); ok && !c.NotNull {
+			s.note("note: column %q of table %s (%s) may be NULL: a row with NULL there can't be published (sink.on_poison)",
+				c.Name, s.cfg.Table, column.setting)
+		}
+	}
+	if !m.Keyed() {
+		s.note("note: table %s has no order key, neither columns.seq_key nor both columns.actor_id and columns.counter: "+
+			"events are published in the order in which their transactions commit", s.cfg.Table)
+	}
+}
+
+// older says which rows the slot that is about to be made will not bring, and what does.
+func (s *setup) older(ctx context.Context) error {
+	if !s.rows {
+		return nil
+	}
+	n, ok, err := s.pg.Rows(ctx, s.layout.Table, maxCounted+1)
+	if err != nil || ok && n == 0 {
+		return err
+	}
+	has := fmt.Sprintf("table %s has %d rows", s.cfg.Table, n)
+	switch {
+	case !ok:
+		has = fmt.Sprintf("the role may not read table %s, so its rows, if it has some, were not counted", s.cfg.Table)
+	case n > maxCounted:
+		has = fmt.Sprintf("table %s has more than %d rows", s.cfg.Table, maxCounted)
+	}
+	s.note("note: %s. What is older than the slot will not be published. To have it first in the stream, run `outflow init --snapshot` instead; "+
+		"afterwards `outflow repair --check` finds it, and `outflow repair --accept rows_missing` publishes it behind what is there", has)
+	return nil
+}

@@ -1,0 +1,112 @@
+package initialize
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/drain"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+)
+
+// remap changes the mapping, source and columns, in the record. Another mapping orders otherwise, so nothing that was published under the
+// old one may ever be made again: everything written before must be published, and the newest place alone stays in the record.
+func (s *setup) remap(ctx context.Context, r readings) error {
+	old := r.Record.Mapping
+	if old.Source.Rows() && s.cfg.Source.Rows() && old.Table != s.layout.Mapping.Table {
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: "other_table",
+			What: fmt.Sprintf("slot %s publishes table %s, the configuration says %s", s.cfg.Slot, old.Table, s.layout.Mapping.Table),
+			Cure: "Give the other table a slot, a publication and a stream of its own",
+		}
+	}
+	before, err := s.before(ctx, old)
+	if err != nil {
+		return err
+	}
+	cc := wiring.Checkpoint(s.cfg, s.layout)
+	cc.Mapping, cc.Table = old, old.Table
+	r.Publication = before.publication
+	if _, err := checkpoint.Resolve(cc, r.Readings); err != nil {
+		return err
+	}
+	if r.Slot.Active {
+		return s.notYet("outflow is running (slot held by pid %d)", r.Slot.ActivePID)
+	}
+	if s.dry && s.report == nil {
+		return nil // it is the last step, and it may take long: once is enough
+	}
+	newest := r.Record.Places[len(r.Record.Places)-1]
+	if newest.Seq != r.Stream.LastSeq {
+		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq, newest.Seq)
+	}
+	if err := s.nothingBeyond(ctx, newest.Place, before.table, old); err != nil {
+		return err
+	}
+	if s.dry {
+		s.say(fmt.Sprintf("would be changed from %v", newest.Due), "mapping")
+		return nil
+	}
+	rec := *r.Record
+	rec.Mapping = s.layout.Mapping
+	if rec.Publication.PublicationIdentity != s.publication { // it was read before the server's LSN was: so far it is known only up to here
+		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: max(rec.Publication.Seen, newest.Due)}
+	}
+	rec.Places = []checkpoint.StoredPlace{newest}
+	rec.Holes = nil
+	if _, err := s.store.Save(ctx, &rec, r.revision); err != nil {
+		return fmt.Errorf("write the checkpoint record: %w", err)
+	}
+	s.say(fmt.Sprintf("changed from %v", newest.Due), "mapping")
+	return nil
+}
+
+// earlier is what the old mapping reads: the OID of its table and the identity of its publication.
+type earlier struct {
+	table       uint32
+	publication outbox.PublicationIdentity
+}
+
+// before reads what the old mapping is of. While the source says rows both times, it is what the new one is of.
+func (s *setup) before(ctx context.Context, old outbox.Mapping) (e earlier, err error) {
+	if old.Source.Rows() == s.cfg.Source.Rows() {
+		return earlier{s.layout.Table.OID, s.publication}, nil
+	}
+	pc := SQLConfig(s.cfg, s.log)
+	if pc.Table = ""; old.Source.Rows() {
+		pc.Table = old.Table
+	}
+	pg, err := replication.OpenSetup(ctx, pc)
+	if err != nil {
+		return e, err
+	}
+	defer pg.Close()
+	if old.Source.Rows() {
+		t, err := pg.Table(ctx)
+		if err != nil {
+			return e, err
+		}
+		e.table = t.OID
+	}
+	e.publication, err = pg.Publication(ctx)
+	return e, err
+}
+
+// nothingBeyond makes sure that the slot holds no event beyond a place. table is that of the old mapping, 0 if it had none.
+func (s *setup) nothingBeyond(ctx context.Context, place outbox.Place, table uint32, old outbox.Mapping) error {
+	w, err := drain.Beyond(ctx, s.cfg, table, old, place, s.log)
+	if err != nil || w.Events == 0 {
+		return err
+	}
+	return s.notYet("%d events are not published, the first in the transaction at %v, of %v", w.Events, w.First.LSN, outbox.CommitTime(w.First.Time))
+}
+
+func (s *setup) notYet(format string, args ...any) error {
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "not_published",
+		What: "the mapping of source and columns cannot be changed yet: " + fmt.Sprintf(format, args...),
+		Cure: "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow init` again",
+	}
+}

@@ -1,0 +1,400 @@
+// Package initialize is `outflow init`: it makes what is missing, in an order in which a crash at any point leaves something that the next
+// run can finish, and refuses what it cannot finish without losing events.
+//
+// Table and publication come first, because PostgreSQL decodes with the catalog of the time. Stream and bucket come before the slot,
+// because a slot keeps WAL. A record that says that the slot is about to be made comes directly before the slot: only such a record
+// lets a later run adopt a slot that it finds. The record with the first place comes last.
+package initialize
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// setup is one run of init.
+type setup struct {
+	cfg      config.Config
+	log      *slog.Logger
+	report   func(format string, args ...any) // a line for each object
+	note     func(format string, args ...any) // a line for what the operator should know before anything is made
+	snapshot bool                             // the slot is made by a snapshot
+	accept   []string                         // further roles whose table may be used
+
+	dry    bool  // nothing is made: it is found out what would be, and what does not fit
+	misfit error // the first of what does not
+
+	layout      *wiring.Layout
+	pg          *replication.Setup
+	session     *replication.Session // for what only a replication connection says
+	conn        *sink.Conn
+	store       *checkpoint.Store
+	publication outbox.PublicationIdentity
+	rows        bool // the table was there, and may have rows
+}
+
+func silent(string, ...any) {}
+
+// Run makes what is missing, once a dry run has found that all of it can be. report is called with a line for each step. A table of one of
+// the roles acceptOwners may be used, whoever may create in its schema.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	return run(ctx, setup{cfg: cfg, log: log, report: report, accept: acceptOwners})
+}
+
+// Prepare makes what a slot needs: table, publication, stream and bucket. It is the first part of a set-up that begins with a snapshot.
+func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	return run(ctx, setup{cfg: cfg, log: log, report: report, snapshot: true, accept: acceptOwners})
+}
+
+// DryRun makes nothing. It says what Run would make, what is there, and what does not fit; its error is the one that Run would end with.
+func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	s := setup{cfg: cfg, log: log, report: report, note: report, accept: acceptOwners, dry: true}
+	return s.steps(ctx)
+}
+
+func run(ctx context.Context, s setup) error {
+	rehearsal := s
+	rehearsal.dry, rehearsal.report, rehearsal.note = true, nil, s.report
+	if err := rehearsal.steps(ctx); err != nil {
+		return err
+	}
+	s.note = silent
+	return s.steps(ctx)
+}
+
+func (s *setup) steps(ctx context.Context) error {
+	defer s.close()
+	for _, step := range []func(context.Context) error{s.open, s.table, s.connect, s.makePublication, s.makeStream, s.makeSlot} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return s.misfit
+}
+
+func (s *setup) close() {
+	if s.pg != nil {
+		s.pg.Close()
+	}
+	if s.session != nil {
+		s.session.Close()
+	}
+	if s.conn != nil {
+		s.conn.Close()
+	}
+}
+
+// fits is nil for what does not fit in a dry run, which goes on.
+func (s *setup) fits(err error, format string, args ...any) error {
+	if err == nil || !s.dry || outbox.FaultOf(err) == nil {
+		return err
+	}
+	if s.misfit == nil {
+		s.misfit = err
+	}
+	s.say("does not fit: "+outbox.FaultOf(err).What, format, args...)
+	return nil
+}
+
+// made says what was made, or would be.
+func (s *setup) made(created bool, format string, args ...any) {
+	state := "there"
+	switch {
+	case created && s.dry:
+		state = "would be made"
+	case created:
+		state = "made"
+	}
+	s.say(state, format, args...)
+}
+
+func (s *setup) say(state, format string, args ...any) {
+	if s.report != nil {
+		s.report("%s: %s", fmt.Sprintf(format, args...), state)
+	}
+}
+
+// open connects to PostgreSQL, and makes sure that the server can be used at all.
+func (s *setup) open(ctx context.Context) (err error) {
+	pc := SQLConfig(s.cfg, s.log)
+	pc.AcceptOwners = s.accept
+	if s.pg, err = replication.OpenSetup(ctx, pc); err != nil {
+		return err
+	}
+	if err := s.pg.CheckServer(ctx); err != nil {
+		return err
+	}
+	if s.session, err = replication.Open(ctx, pc.Config); err != nil {
+		return err
+	}
+	if s.dry {
+		return s.pg.Rehearse(ctx)
+	}
+	return nil
+}
+
+// table makes the table if there is to be one and is none, and applies the configuration to it.
+func (s *setup) table(ctx context.Context) error {
+	created := false
+	layout, err := func() (_ *wiring.Layout, err error) {
+		if s.cfg.Source.Rows() {
+			if created, err = s.pg.EnsureTable(ctx); err != nil {
+				return nil, err
+			}
+		}
+		l, err := wiring.Apply(ctx, s.cfg, s.pg)
+		if err == nil {
+			err = l.CheckKey()
+		}
+		return l, err
+	}()
+	if err != nil {
+		return s.fits(err, "table %s", s.cfg.Table)
+	}
+	s.layout = layout
+	s.pg.Reads(layout.Needed())
+	if s.cfg.Source.Rows() {
+		s.made(created, "table %s", s.cfg.Table)
+		s.rows = !created
+		s.notes()
+	}
+	return nil
+}
+
+// SQLConfig is the configuration for making objects in PostgreSQL, with the columns that a new table gets.
+func SQLConfig(cfg config.Config, log *slog.Logger) replication.SetupConfig {
+	c := cfg.Columns
+	return replication.SetupConfig{
+		Config: wiring.Replication(cfg, log), ID: c.ID.Name,
+		Mapping: outbox.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
+	}
+}
+
+// connect connects to NATS.
+func (s *setup) connect(ctx context.Context) error {
+	sc, err := wiring.Broker(s.cfg, s.log)
+	if s.layout != nil {
+		sc, err = wiring.Sink(s.cfg, s.layout, s.log)
+	}
+	if err != nil {
+		return err
+	}
+	if s.conn, err = wiring.Connect(ctx, s.cfg, sc); err != nil {
+		return err
+	}
+	s.store = wiring.Store(s.cfg, s.conn)
+	return nil
+}
+
+func (s *setup) makePublication(ctx context.Context) error {
+	if s.layout == nil {
+		return nil
+	}
+	created, id, err := s.pg.EnsurePublication(ctx)
+	if err != nil {
+		return s.fits(err, "publication %s", s.cfg.Publication)
+	}
+	s.publication = id
+	s.made(created, "publication %s", s.cfg.Publication)
+	return nil
+}
+
+func (s *setup) makeStream(ctx context.Context) error {
+	before, err := s.conn.State(ctx)
+	if err != nil {
+		return err
+	}
+	if !before.Exists && s.misfit == nil {
+		// A slot or a record without a stream is a gap: a new, empty stream would hide it.
+		r, err := s.read(ctx)
+		if err != nil {
+			return err
+		}
+		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot // it takes all rows again
+		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
+			return s.fits(s.resolve(r.Readings), "slot %s", s.cfg.Slot)
+		}
+	}
+	if err := s.stream(ctx); err != nil {
+		return s.fits(err, "stream %s", s.cfg.Stream)
+	}
+	s.made(!before.Exists, "stream %s", s.cfg.Stream)
+	return s.fits(s.bucket(ctx), "bucket %s", checkpoint.Bucket(s.cfg.Stream))
+}
+
+func (s *setup) stream(ctx context.Context) (err error) {
+	if in := s.cfg.Init; s.dry {
+		err = s.conn.CheckStream(ctx)
+	} else {
+		err = s.conn.EnsureStream(ctx, sink.StreamOptions{Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes})
+	}
+	if err != nil {
+		return err
+	}
+	return s.conn.CheckMaxAge(s.cfg.Sink.DurableAfter)
+}
+
+func (s *setup) bucket(ctx context.Context) error {
+	name := checkpoint.Bucket(s.cfg.Stream)
+	if s.dry {
+		there, err := s.store.CheckBucket(ctx)
+		if err != nil {
+			return err
+		}
+		s.made(!there, "bucket %s", name)
+		return s.store.CheckAlone(ctx)
+	}
+	storage := jetstream.FileStorage
+	if s.cfg.Init.Storage == "memory" {
+		storage = jetstream.MemoryStorage
+	}
+	if err := s.store.EnsureBucket(ctx, s.cfg.Init.Replicas, storage); err != nil {
+		return err
+	}
+	s.say("ready", "bucket %s", name)
+	return s.store.CheckAlone(ctx)
+}
+
+// makeSlot makes the slot between two writings of the record, or finds that everything is there.
+func (s *setup) makeSlot(ctx context.Context) error {
+	if s.snapshot && !s.dry || s.misfit != nil {
+		return nil
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return err
+	}
+	if r.Record != nil && !r.Record.Creating {
+		if s.snapshot {
+			return nil // it judges that itself
+		}
+		return s.fits(s.existing(ctx, r), "slot %s", s.cfg.Slot)
+	}
+	if err := s.free(r); err != nil || s.snapshot {
+		return s.fits(err, "slot %s", s.cfg.Slot)
+	}
+	if s.dry {
+		s.made(!r.Slot.Exists, "slot %s", s.cfg.Slot)
+		if r.Record != nil {
+			s.say("would be finished", "checkpoint record")
+		} else {
+			s.made(true, "checkpoint record")
+		}
+		if r.Slot.Exists {
+			return nil
+		}
+		return s.older(ctx)
+	}
+	if r.Record == nil {
+		rec := &checkpoint.Record{
+			Version: 1, Slot: s.cfg.Slot, Database: r.Server.Database, SystemID: r.Server.SystemID,
+			Publication: checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: r.Server.WALEnd},
+			Mapping:     s.layout.Mapping, Stream: s.cfg.Stream, Created: r.Stream.Created, Creating: true,
+		}
+		if r.revision, err = s.store.Save(ctx, rec, r.revision); err != nil {
+			return fmt.Errorf("write the checkpoint record: %w", err)
+		}
+		r.Record = rec
+	}
+	start := r.Slot.Confirmed
+	if !r.Slot.Exists {
+		if start, err = s.pg.CreateSlot(ctx); err != nil {
+			return err
+		}
+	}
+	s.made(!r.Slot.Exists, "slot %s at %v", s.cfg.Slot, start)
+	first := *r.Record
+	first.Creating = false
+	first.Mapping = s.layout.Mapping
+	first.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: r.Server.WALEnd}
+	first.Created = r.Stream.Created
+	settings := s.cfg.Reorder.Settings()
+	if !s.layout.Mapping.Keyed() {
+		settings = settings.Unkeyed()
+	}
+	first.Places = []checkpoint.StoredPlace{{
+		Place: outbox.Place{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
+		Since: time.Now().UTC(),
+	}}
+	if _, err := s.store.Save(ctx, &first, r.revision); err != nil {
+		return fmt.Errorf("write the checkpoint record: %w", err)
+	}
+	s.say(fmt.Sprintf("made, first place %v", start), "checkpoint record")
+	return nil
+}
+
+// free makes sure that the slot can be made, or adopted.
+func (s *setup) free(r readings) error {
+	if f := s.checkpoint().Foreign(r.Slot, r.Server.Database); f != nil {
+		return f
+	}
+	switch {
+	case s.snapshot:
+	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstPlace(r.Slot, r.Stream)):
+		return s.resolve(r.Readings) // a gap: it says which
+	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
+		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: "slot_unfinished",
+			What: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot, r.Slot.ActivePID),
+			Cure: "It waits until the transactions that write now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init` again",
+		}
+	}
+	return nil
+}
+
+// existing looks at a set-up that is complete.
+func (s *setup) existing(ctx context.Context, r readings) error {
+	if r.Record.Mapping != s.layout.Mapping && r.Record.Mapping.Shard == s.layout.Mapping.Shard {
+		return s.remap(ctx, r)
+	}
+	if err := s.resolve(r.Readings); err != nil {
+		return err
+	}
+	s.say(fmt.Sprintf("there, confirmed up to %v", r.Slot.Confirmed), "slot %s", s.cfg.Slot)
+	return nil
+}
+
+// readings are what a start would read, and the record's revision.
+type readings struct {
+	checkpoint.Readings
+	revision uint64
+}
+
+func (s *setup) read(ctx context.Context) (r readings, err error) {
+	if r.Slot, err = s.pg.Slot(ctx); err != nil {
+		return r, err
+	}
+	if r.Record, r.revision, err = s.store.Load(ctx); err != nil {
+		return r, err
+	}
+	s.layout.Follow(s.cfg, r.Record)
+	if r.Stream, err = s.conn.State(ctx); err != nil {
+		return r, err
+	}
+	if r.Server, err = s.session.Server(ctx); err != nil {
+		return r, err
+	}
+	r.Publication, r.Now = s.publication, time.Now()
+	return r, nil
+}
+
+func (s *setup) checkpoint() checkpoint.Config { return wiring.Checkpoint(s.cfg, s.layout) }
+
+func (s *setup) resolve(r checkpoint.Readings) error {
+	if r.Record == nil && r.Slot.Active && s.checkpoint().Foreign(r.Slot, r.Server.Database) == nil {
+		return s.checkpoint().Taken(r.Slot)
+	}
+	_, err := checkpoint.Resolve(s.checkpoint(), r)
+	return err
+}

@@ -1,0 +1,82 @@
+package initialize
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/sqlapi"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+)
+
+// apiLock keeps two runs of init from making the same objects at once.
+const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
+
+// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is made anew each time; the
+// counters are filled from the rows that there are when their table is made.
+func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
+	pc := SQLConfig(cfg, log)
+	pc.AcceptOwners = acceptOwners
+	pg, err := replication.OpenSetup(ctx, pc)
+	if err != nil {
+		return err
+	}
+	defer pg.Close()
+	api, err := apiOf(ctx, cfg, pg)
+	if err != nil {
+		return err
+	}
+	statements, there := append([]string{apiLock}, api.Function...), true
+	if api.CounterTable != "" {
+		if there, err = pg.HasTable(ctx, api.CounterTable); err != nil {
+			return fmt.Errorf("look for table %s: %w", api.CounterTable, err)
+		}
+		if !there {
+			statements = append(statements, api.Counters...)
+		}
+	}
+	err = pg.Run(ctx, "make function "+sqlapi.Name, "the right CREATE on the database, and on the schema of the table",
+		replication.Beside{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable}, statements)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !there:
+		report("table %s: made", api.CounterTable)
+	case api.CounterTable != "":
+		report("table %s: there", api.CounterTable)
+	}
+	report("function %s: made", sqlapi.Name)
+	return nil
+}
+
+// SQLAPIStatements are the statements of SQLAPI, for a role that may run them by hand: for the table as it is, or as init would make it.
+func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
+	pg, err := replication.OpenSetup(ctx, SQLConfig(cfg, nil))
+	if err != nil {
+		return nil, err
+	}
+	defer pg.Close()
+	api, err := apiOf(ctx, cfg, pg)
+	if err != nil {
+		return nil, err
+	}
+	return api.Statements(), nil
+}
+
+func apiOf(ctx context.Context, cfg config.Config, pg *replication.Setup) (*sqlapi.API, error) {
+	l, err := wiring.Apply(ctx, cfg, pg)
+	if f := outbox.FaultOf(err); f != nil && f.Code == "table_missing" {
+		var t replication.Table
+		if t, err = replication.NewTable(SQLConfig(cfg, nil)); err == nil {
+			l, err = wiring.ApplyTo(cfg, t)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return sqlapi.New(cfg, l)
+}

@@ -1,0 +1,166 @@
+// Package inspect shows what the program sees: it decodes a slot without consuming it and prints commits, events and windows.
+package inspect
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
+	"github.com/outflowhq/outflow/replication"
+)
+
+// Options say how much to show.
+type Options struct {
+	Limit   int  // changes, after which no further transaction is begun; 0: no limit
+	Payload bool // show payloads
+}
+
+// recordTimeout is how long the checkpoint record is waited for: without it the slot can be shown all the same.
+const recordTimeout = 3 * time.Second
+
+// inspector prints what one slot holds.
+type inspector struct {
+	out     *bufio.Writer
+	payload bool
+	source  outbox.Source
+	dec     *decoder.Decoder
+	buf     *reorder.Buffer
+	start   outbox.LSN     // what ends at or below it is no input
+	events  []outbox.Event // of the transaction that is being read
+	commits int
+	windows int
+}
+
+// Run reads the slot and prints what it holds.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, out io.Writer) (err error) {
+	layout, err := wiring.ReadLayout(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	place, source := start(ctx, cfg, layout, log)
+	rc := wiring.Replication(cfg, log)
+	rc.OwnOnly = layout.Mapping.OwnOnly
+	i := &inspector{
+		out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
+		buf: reorder.New(reorder.Config{
+			Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !layout.Mapping.Keyed(),
+			Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
+		}),
+	}
+	defer i.buf.Discard()
+	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, place.Due, source, place.Settings)
+	if err := replication.Peek(ctx, rc, o.Limit, false, i.message); err != nil {
+		return err
+	}
+	held, bytes := i.buf.Held()
+	fmt.Fprintf(i.out, "%d commits with events, %d windows, %d events (%d bytes) held: not due yet\n", i.commits, i.windows, held, bytes)
+	return i.out.Flush()
+}
+
+// start is where the rules start from, and where that was found. The layout follows the record.
+func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (outbox.Place, string) {
+	place := outbox.Place{Settings: cfg.Reorder.Settings()}
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	sc, err := wiring.Sink(cfg, layout, log)
+	if err != nil {
+		return place, "no checkpoint record: " + err.Error()
+	}
+	conn, err := wiring.Connect(ctx, cfg, sc)
+	if err != nil {
+		return place, "no checkpoint record: " + err.Error()
+	}
+	defer conn.Close()
+	rec, _, err := wiring.Store(cfg, conn).Load(ctx)
+	switch {
+	case err != nil:
+		return place, "no checkpoint record: " + err.Error()
+	case rec == nil || len(rec.Places) == 0:
+		return place, "no checkpoint record"
+	}
+	layout.Follow(cfg, rec)
+	newest := rec.Places[len(rec.Places)-1]
+	return newest.Place, fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
+}
+
+func (i *inspector) message(m replication.Message) error {
+	var r decoder.Result
+	if err := i.dec.Decode(m.Data, &r); err != nil {
+		return err
+	}
+	if r.Malformed != nil {
+		fmt.Fprintf(i.out, "malformed: %v\n", r.Malformed)
+	}
+	if r.Ignored != decoder.NothingIgnored {
+		fmt.Fprintf(i.out, "ignored: %v (source is %v)\n", r.Ignored, i.source)
+	}
+	switch r.Kind {
+	case decoder.Event:
+		i.events = append(i.events, r.Event)
+		return i.buf.Append(&r.Event)
+	case decoder.Commit:
+		return i.commit(&r.Commit)
+	}
+	return nil
+}
+
+func (i *inspector) commit(c *outbox.Commit) error {
+	at := outbox.CommitTime(c.Time).Format("2006-01-02 15:04:05.000000")
+	switch c.Kind {
+	case outbox.Events:
+		i.commits++
+		before := ""
+		if c.LSN <= i.start {
+			before = "  (at or below the start: no input)"
+		}
+		fmt.Fprintf(i.out, "commit %v  %s  %d events%s\n", c.LSN, at, c.Events, before)
+		for n := range i.events {
+			i.event("  ", &i.events[n])
+		}
+	case outbox.Tick:
+		fmt.Fprintf(i.out, "tick   %v  %s\n", c.LSN, at)
+	case outbox.SettingsChange:
+		fmt.Fprintf(i.out, "change %v  %s  %v\n", c.LSN, at, c.Settings)
+	}
+	i.events = i.events[:0]
+	if err := i.buf.Commit(*c); err != nil {
+		return err
+	}
+	w, err := i.buf.Close()
+	if err != nil || w == nil {
+		return err
+	}
+	i.windows++
+	fmt.Fprintf(i.out, "window due=%v thru=%v of=%d pull=%d sort=%v\n", w.Due, w.Thru, w.Of, w.Pull, w.Sort)
+	var e outbox.Event
+	for {
+		more, err := w.Next(&e)
+		if err != nil || !more {
+			return err
+		}
+		i.event("  "+e.Pos.String()+" ", &e)
+	}
+}
+
+func (i *inspector) event(prefix string, e *outbox.Event) {
+	fmt.Fprintf(i.out, "%si=%d doc=%q actor=%q key=%q id=%q %d bytes", prefix, e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.PayloadSize)
+	if e.Null&outbox.IsMessage != 0 {
+		fmt.Fprint(i.out, " (message)")
+	}
+	if e.Bad != "" {
+		fmt.Fprintf(i.out, " bad: %s", e.Bad)
+	}
+	if i.payload {
+		fmt.Fprintf(i.out, " %s", e.Payload)
+	}
+	fmt.Fprintln(i.out)
+}

@@ -1,0 +1,62 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// LossWords are what an operator has to say for a repair that loses events which no table has.
+const LossWords = "message events"
+
+// loses says what a plan loses that no table has; "" if nothing.
+func (r *repair) loses(p *plan) string {
+	if p.mode == modeRecord {
+		return ""
+	}
+	switch r.cfg.Source {
+	case outbox.FromMessage:
+		return "source is message: there is no table to publish from. Events of the range that are neither in the stream nor still to come from the slot are lost; " +
+			"nobody can say which. If the services that wrote them can, let them write them again"
+	case outbox.FromBoth:
+		return "source is both: events of the range that were written as messages are in no table. Those that are neither in the stream nor still to come from the " +
+			"slot are lost; nobody can say which. If the services that wrote them can, let them write them again"
+	}
+	return ""
+}
+
+// consent refuses a plan that loses events, unless the operator has accepted that in words.
+func (r *repair) consent(p *plan) error {
+	loss := r.loses(p)
+	if loss == "" || r.o.AcceptLoss == LossWords {
+		return nil
+	}
+	said := ""
+	if r.o.AcceptLoss != "" {
+		said = fmt.Sprintf("; --accept-loss says %q", r.o.AcceptLoss)
+	}
+	return &outbox.Fault{
+		Class: outbox.Usage, Code: "accept_loss", What: loss + said,
+		Cure: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s", quoted(LossWords)),
+	}
+}
+
+// consented makes sure of the consent before anything is changed.
+func (r *repair) consented(ctx context.Context, f *finding) error {
+	if !r.cfg.Source.Messages() || r.o.AcceptLoss == LossWords || r.accepted(f) != nil {
+		return nil // what is not accepted at all is said in its place
+	}
+	l, err := backfill.Open(ctx, r.cfg, r.log)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	p, err := r.plan(ctx, l, f)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	return r.consent(p)
+}

@@ -1,0 +1,196 @@
+package repair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// The stream is read from so far before its end, and then from four times as far, until the place can be seen.
+const firstLook = 4096
+
+// rebuild makes the record from the headers of the stream. What is confirmed to PostgreSQL is a place's due; its sequence is that of
+// the last message whose due is not beyond it. Then the WAL behind it must make exactly the messages that follow.
+func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+	place := outbox.Place{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
+	why, err := r.locate(ctx, l, f, &place)
+	if err == nil && why == "" {
+		why, err = r.agrees(ctx, l, f, place)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if why != "" {
+		return nil, &outbox.Fault{
+			Class: outbox.Gap, Code: f.code, From: f.fault.From, To: f.fault.To,
+			What: fmt.Sprintf("the checkpoint record of slot %s can't be rebuilt from the stream: %s", r.cfg.Slot, why),
+			Cure: "If other ordering settings were in force (horizon, sort, limits), give them to this command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, " +
+				"OUTFLOW_REORDER_MAX_EVENTS, OUTFLOW_REORDER_MAX_BYTES. Otherwise let it make the slot anew and publish what the stream lacks from the table: " +
+				"`outflow repair --new-slot`",
+		}
+	}
+	rec := l.Fresh(f.Readings)
+	rec.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
+	rd := f.Readings
+	rd.Record = rec
+	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
+		return nil, err
+	}
+	return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("the headers of the stream and the WAL behind %v agree: the record can be made from them, with the place %v = sequence %d",
+		place.Due, place.Due, place.Seq)}, nil
+}
+
+// rebuilt is the plan of a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond the place
+// show that the stream ends where it did. Where there is none it may be an older copy: then the WAL is confirmed beyond its end.
+func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+	p, err := r.rebuild(ctx, l, f)
+	if err != nil || p.record.Places[0].Seq < f.Stream.NewestSeq {
+		return p, err
+	}
+	if err := r.allowed(l, f); err != nil {
+		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the confirmed LSN %v, and the table was not compared: %s",
+			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).What))
+		return p, nil
+	}
+	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the stream was put back from an older copy, or they were never published"}
+	err = r.surveyed(ctx, l, f, keep)
+	why, renew := isUntrusted(err)
+	switch {
+	case renew:
+		keep.close()
+		return &plan{mode: modeRenew, why: "the slot can't be kept: " + why}, nil
+	case err != nil || keep.survey.counts[missing] > 0:
+		return keep, err
+	}
+	keep.close()
+	return p, nil
+}
+
+// locate finds the place's sequence and taken events. why says why they can't be found.
+func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *outbox.Place) (why string, err error) {
+	end := f.Stream.NewestSeq
+	if end == 0 {
+		return "no message can be read", nil
+	}
+	for look := uint64(firstLook); ; look *= 4 {
+		from := uint64(1)
+		if end > look {
+			from = end - look
+		}
+		why, enough, err := r.locateFrom(ctx, l, from, end, place)
+		if err != nil || enough || from == 1 || why != "" {
+			return why, err
+		}
+	}
+}
+
+// locateFrom is enough where the first message read lies before the place with all of its window: then so does everything before it.
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *outbox.Place) (why string, enough bool, err error) {
+	var first, before uint64
+	var taken, maybe []outbox.Position
+	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
+		h, err := outbox.ParseHeader(m.Header)
+		if err != nil {
+			why = fmt.Sprintf("message %d has no %s header", m.Seq, outbox.HeaderName)
+			return nil
+		}
+		if first == 0 {
+			first = m.Seq
+			enough = h.Thru <= place.Due && !h.Pos.Repaired()
+		}
+		place.Settings.Sort = h.Sort
+		if h.Pos.LSN > place.Due {
+			maybe = append(maybe, h.Pos)
+		}
+		if h.Due <= place.Due {
+			before = m.Seq
+			taken = append(taken, maybe...)
+			maybe = maybe[:0]
+		} else if len(maybe) > outbox.MaxTaken {
+			maybe = maybe[:0] // a place has no more: these belong to what follows
+		}
+		return nil
+	})
+	if err != nil {
+		return "", false, err
+	}
+	if before == 0 && first > 1 && from == 1 {
+		return fmt.Sprintf("its messages up to %d, and with them those up to the confirmed LSN %v, are not there any more", first-1, place.Due), false, nil
+	}
+	if len(taken) > outbox.MaxTaken {
+		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before), false, nil
+	}
+	slices.SortFunc(taken, outbox.Position.Compare)
+	place.Seq, place.Taken = before, taken
+	return why, enough, nil
+}
+
+// errAgreed ends a rehearsal that has made all that is there.
+var errAgreed = errors.New("agreed")
+
+// agrees makes the messages behind the place and compares them with those that the stream has.
+func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place outbox.Place) (why string, err error) {
+	end := f.Stream.NewestSeq
+	if place.Seq >= end {
+		return "", nil
+	}
+	// The stream is read by a goroutine of its own: both sides are long and come in order.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type read struct {
+		seq uint64
+		h   outbox.Header
+	}
+	messages, ended := make(chan read, 256), make(chan error, 1)
+	go func() {
+		defer close(messages)
+		ended <- l.Messages(ctx, place.Seq+1, end, func(m backfill.Message) error {
+			h, err := outbox.ParseHeader(m.Header)
+			if err != nil {
+				return err
+			}
+			select {
+			case messages <- read{m.Seq, h}:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	seq := place.Seq
+	var next read
+	err = r.rehearse(ctx, l, place, f.Server.History, func(outbox.LSN) error { return nil }, func(h *outbox.Header) error {
+		seq++
+		if next.seq < seq {
+			var ok bool
+			if next, ok = <-messages; !ok {
+				return errAgreed
+			}
+		}
+		if next.seq == seq && !next.h.Same(h) {
+			why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, place.Due, h)
+			return errAgreed
+		}
+		if seq == end {
+			return errAgreed
+		}
+		return nil
+	})
+	cancel()
+	readErr := <-ended
+	switch {
+	case errors.Is(err, errAgreed) && (seq == end || why != ""):
+		return why, nil
+	case errors.Is(err, errAgreed):
+		return "", fmt.Errorf("compare stream and WAL: %w", readErr)
+	case err != nil:
+		return "", err
+	}
+	return fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", place.Due, seq-place.Seq, end-place.Seq), nil
+}

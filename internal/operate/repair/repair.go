@@ -1,0 +1,163 @@
+// Package repair is `outflow repair`: it closes a gap that outflow run has stopped at.
+//
+// What is missing is found by event id, not by positions: the rows of the outbox table that are in no message of the stream, and
+// that the slot will not bring either. So it does not matter how the gap came about. They are published as one window in the order
+// (document, key), and the record gets a place behind them.
+//
+// # Steps, each of which may be the last before a kill -9
+//
+//  1. Everything is read as a start reads it, twice. The fault must be the one that was accepted. Then the stream gets a new ingress: an
+//     outflow that sleeps, and wakes up meanwhile, finds its door shut.
+//  2. The record says `repairing`, by compare-and-set. From now on run and init stop (repair_unfinished).
+//  3. The slot is kept, if what it will bring is known to follow what the stream has: then the anchor, the place from which on the
+//     WAL is trusted to bring everything, is at or above its confirmed LSN. Otherwise it is made anew, and the anchor is where it
+//     begins. A record without places means that the slot is still to be made; one with the anchor, that it is the right one.
+//  4. The missing rows are published, each at its predicted sequence. A refused message means that somebody else wrote: everything is
+//     read and compared anew.
+//  5. After sink.durable_after the stream is read again, and the record is saved without `repairing`: with the anchor as its only
+//     place, and base, up to which messages are not compared with any WAL.
+//
+// # Events that are no rows
+//
+// Events that were written as logical messages are in the WAL and in the stream, and nowhere else. Where a repair needs the table (steps 3
+// and 4), those of the range are lost unless the slot still brings them. It says so, and goes on only if the operator accepts that in words.
+// Without a table it publishes nothing then: it makes slot and record such that outflow goes on.
+//
+// A repair that died is run again. It finds the rows that are in the stream by now, publishes the others, and goes on.
+package repair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Options say what to do.
+type Options struct {
+	Accept  string // the code of the fault that is to be repaired; "": look, and change nothing
+	Where   string // a condition on the outbox table: rows for which it does not hold are not missed
+	Check   bool   // compare table and stream also where nothing is wrong; changes nothing
+	NewSlot bool   // make the slot anew also where it could be kept, or the record rebuilt
+
+	// AcceptLoss is LossWords, in these words, where events may be lost that no table has.
+	AcceptLoss string
+
+	// Progress is called with a line for each step.
+	Progress func(format string, args ...any)
+}
+
+// attempts is how often a repair begins again when a connection is lost or somebody else wrote.
+const attempts = 6
+
+type repair struct {
+	cfg config.Config
+	log *slog.Logger
+	o   Options
+	rep *Report
+
+	renewed bool // the stream has an ingress that nobody else knows
+}
+
+// Run looks, and repairs if something is accepted. Where a gap is left, the error is its fault; the report then says what was found.
+// It is nil only where nothing could be found out.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where, newSlot: o.NewSlot}}
+	f, err := r.diagnose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.rep.found(f)
+	if f.code == "" {
+		return r.rep, nil
+	}
+	if f.code == checkpoint.CodeSnapshotUnfinished { // it may be under way: not even the ingress is touched
+		r.rep.Command = "outflow init --snapshot"
+		return r.rep, f.fault
+	}
+	if o.Accept == "" {
+		return r.rep, r.look(ctx, f)
+	}
+	if err := r.consented(ctx, f); err != nil {
+		return r.rep, err
+	}
+	return r.rep, r.carryOut(ctx, f)
+}
+
+// accepted is nil if what was found is what the operator accepts.
+func (r *repair) accepted(f *finding) error {
+	if f.code == "" || f.accepts(r.o.Accept) {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Usage, Code: "accept", What: fmt.Sprintf("--accept %s is not what is found: %s. %s", r.o.Accept, f.code, f.fault.What),
+		Cure: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
+	}
+}
+
+// look says what a repair would do. The fault that it returns is the one found: nothing is repaired.
+func (r *repair) look(ctx context.Context, f *finding) error {
+	l, err := backfill.Open(ctx, r.cfg, r.log)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	p, err := r.plan(ctx, l, f)
+	if err != nil {
+		r.rep.Command = ""
+		return err
+	}
+	defer p.close()
+	r.rep.planned(p)
+	fault := *f.fault
+	fault.Cure = fmt.Sprintf("Nothing was changed. To repair it: `%s`", r.rep.Command)
+	return &fault
+}
+
+// carryOut makes the repair, from the beginning as often as it takes. What is found then counts, as ever, only when two readings agree.
+func (r *repair) carryOut(ctx context.Context, found *finding) error {
+	for attempt := 1; ; attempt++ {
+		if err := r.accepted(found); err != nil {
+			return err
+		}
+		err := r.attempt(ctx, found)
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, errRenewed) {
+			attempt--
+			continue
+		}
+		if ctx.Err() != nil || attempt == attempts || !again(err) {
+			return err
+		}
+		r.say("begins again: %v", err)
+		r.renewed = false // what this attempt has sent may still be on its way
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Duration(attempt) * 200 * time.Millisecond):
+		}
+		if found, err = r.diagnose(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// again reports whether a repair that failed in this way is begun again. A stranger who publishes meanwhile is one of its causes.
+func again(err error) bool {
+	f := outbox.FaultOf(err)
+	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Seen
+}
+
+func (r *repair) say(format string, args ...any) {
+	if r.o.Progress != nil {
+		r.o.Progress(format, args...)
+	}
+}

@@ -1,0 +1,375 @@
+package repair
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+)
+
+// openSnapshot takes a snapshot of the table; nil if there is none.
+func openSnapshot(ctx context.Context, l *backfill.Links, exported string) (*replication.Snapshot, error) {
+	if !l.Layout.Mapping.Source.Rows() {
+		return nil, nil
+	}
+	return replication.OpenSnapshot(ctx, l.PGC.Config, exported)
+}
+
+// eventID stands for an event id in the form that the header has: its SHA-256, cut. So many rows fit into memory.
+type eventID [16]byte
+
+func idOf(header string) eventID {
+	sum := sha256.Sum256([]byte(header))
+	return eventID(sum[:16])
+}
+
+// fate is where a candidate's event is.
+type fate uint8
+
+const (
+	missing  fate = iota
+	another       // its id is that of another event in the stream
+	inWAL         // the slot will bring it
+	inStream      // in a message
+)
+
+// survey compares the table with the stream, and with what a slot that is kept will bring.
+type survey struct {
+	r    *repair
+	l    *backfill.Links
+	snap *replication.Snapshot
+
+	fates  map[eventID]fate // of the candidates: the rows for which --where holds
+	counts [4]int           // by fate
+	seen   *sight           // of the candidates, where the stream may have their ids for other events; nil: it can't
+	listed []string         // ids of what is missing, as PostgreSQL prints them; nil: too many
+	first  *Event
+	last   *Event
+
+	nameless  int       // messages with our header and no event id
+	strangers int       // messages without our header, above the record's base
+	newest    uint64    // the newest message that was read
+	newestAt  time.Time // when it was stored
+
+	anchor outbox.Place          // where the outflow goes on; Seq is the stream's last sequence
+	known  uint64                // messages up to here are known by the place that the anchor began as
+	since  outbox.LSN            // that place's due, or 0: its settings were in force there
+	beyond []published           // events above the anchor that the stream has
+	ours   map[outbox.LSN]uint32 // the next free index at LSNs that repairs published at
+
+	repaired map[eventID]struct{} // what repairs published and is no candidate
+}
+
+// published is an event of the stream, by position.
+type published struct {
+	pos   outbox.Position
+	id    eventID
+	named bool // the id is known
+}
+
+// maxBeyond is how many events beyond the anchor are kept in mind before it is moved.
+const maxBeyond = 8192
+
+// maxListed is how many missing rows are asked for by id. More of them are found by reading all candidates.
+const maxListed = 50_000
+
+// untrusted says why the slot can't be kept.
+type untrusted struct{ why string }
+
+func (u *untrusted) Error() string { return u.why }
+
+func (r *repair) newSurvey(l *backfill.Links, f *finding, snap *replication.Snapshot) (*survey, error) {
+	s := &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}, repaired: map[eventID]struct{}{}}
+	var err error
+	if f.elsewhere(snap) {
+		s.seen, err = newSight(r.cfg, l.Layout, snap)
+	}
+	return s, err
+}
+
+// candidates reads the ids of the rows that may be missing.
+func (s *survey) candidates(ctx context.Context) error {
+	name := s.l.Layout.ID
+	column, _ := s.snap.Table().Column(name)
+	var none, double int
+	var example string
+	err := s.snap.Rows(ctx, replication.RowQuery{
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.seen.columns()...), Where: s.r.o.Where,
+	}, func(v [][]byte) error {
+		raw, ok := rawID(column, v[0])
+		if !ok {
+			none++
+			return nil
+		}
+		id := idOf(string(outbox.AppendHeaderValue(nil, raw)))
+		if _, twice := s.fates[id]; twice {
+			double++
+			example = raw
+		}
+		s.fates[id] = missing
+		return s.seen.row(id, v[1:])
+	})
+	if err != nil {
+		return err
+	}
+	s.counts[missing] = len(s.fates)
+	if none > 0 || double > 0 {
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: "repair_ids",
+			What: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by their id nobody can tell whether they are published",
+				s.l.Layout.Mapping.Table, none, name, double, example),
+			Cure: "Leave them out with --where, and decide about them by hand",
+		}
+	}
+	return nil
+}
+
+// rawID is the event id that the decoder makes of what PostgreSQL prints: of a bytea its bytes.
+func rawID(c replication.Column, printed []byte) (string, bool) {
+	if printed == nil {
+		return "", false
+	}
+	if c.TypeOID == byteaOID && len(printed) >= 2 {
+		if b, err := hex.DecodeString(string(printed[2:])); err == nil {
+			return string(b), true
+		}
+	}
+	return string(printed), true
+}
+
+const byteaOID = 17
+
+func (s *survey) set(id eventID, f fate) {
+	was, candidate := s.fates[id]
+	if candidate && was < f {
+		s.fates[id] = f
+		s.counts[was]--
+		s.counts[f]++
+	}
+}
+
+// stream crosses out what the stream has. Where the slot is kept, it also finds the events beyond the anchor.
+func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) error {
+	if !rd.Stream.Exists {
+		return nil
+	}
+	var base uint64
+	if rd.Record != nil {
+		base = rd.Record.Base
+	}
+	var due outbox.LSN
+	read := 0
+	err := s.l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
+		if read++; read%1_000_000 == 0 {
+			s.r.say("read %d messages of stream %s", read, s.r.cfg.Stream)
+		}
+		s.newest, s.newestAt = m.Seq, m.Stored
+		h, err := outbox.ParseHeader(m.Header)
+		if err != nil {
+			if m.Seq > base {
+				s.strangers++
+			}
+			return nil
+		}
+		name := outbox.HeaderID(m.Header)
+		if name == "" {
+			s.nameless++
+		}
+		id := idOf(name)
+		if s.seen.same(id, m) {
+			s.set(id, inStream)
+		} else {
+			s.set(id, another)
+		}
+		if h.Pos.Repaired() {
+			if _, candidate := s.fates[id]; !candidate && keep {
+				s.repaired[id] = struct{}{}
+			}
+			s.ours[h.Pos.LSN] = max(s.ours[h.Pos.LSN], h.Pos.Index+1)
+			return nil
+		}
+		if !keep || m.Seq <= s.known {
+			return nil
+		}
+		due = max(due, h.Due)
+		if h.Pos.LSN > s.anchor.Due {
+			s.beyond = append(s.beyond, published{h.Pos, id, true})
+		}
+		if len(s.beyond) > maxBeyond {
+			s.raise(due)
+		}
+		return nil
+	})
+	if err == nil && keep && len(s.beyond) > outbox.MaxTaken {
+		if s.raise(due); len(s.beyond) > outbox.MaxTaken {
+			return &untrusted{fmt.Sprintf("the stream has %d events beyond %v", len(s.beyond), s.anchor.Due)}
+		}
+	}
+	return err
+}
+
+// raise moves the anchor to due: what the table has up to there is published from it, what lies beyond comes from the WAL.
+func (s *survey) raise(due outbox.LSN) {
+	s.anchor.Due = max(s.anchor.Due, due)
+	s.beyond = slices.DeleteFunc(s.beyond, func(p published) bool { return p.pos.LSN <= s.anchor.Due })
+}
+
+// anchored sets what the anchor begins as, for a slot that is kept: the oldest place at or above the confirmed LSN, or the LSN itself
+// with what is known about it.
+func (s *survey) anchored(rd backfill.Readings, trusted bool, settings outbox.Settings) {
+	s.anchor = outbox.Place{Due: rd.Slot.Confirmed, Settings: settings}
+	if rd.Record == nil {
+		return
+	}
+	s.known = rd.Record.Base
+	places := rd.Record.Places
+	if n := len(places); n > 0 {
+		s.anchor.Settings, s.since = places[n-1].Settings, places[n-1].Due
+	}
+	if !trusted {
+		s.known = 0
+		return
+	}
+	end := rd.Stream.LastSeq
+	if rd.Stream.NewestSeq > 0 {
+		end = rd.Stream.NewestSeq
+	}
+	var from *outbox.Place
+	for i := range places {
+		p := &places[i].Place
+		if p.Seq > end {
+			break
+		}
+		from = p
+		if p.Due >= rd.Slot.Confirmed {
+			break
+		}
+	}
+	if from == nil {
+		return
+	}
+	s.known, s.since = from.Seq, from.Due
+	s.anchor.Due, s.anchor.Settings = max(s.anchor.Due, from.Due), from.Settings
+	for _, pos := range from.Taken {
+		if pos.LSN > s.anchor.Due {
+			s.beyond = append(s.beyond, published{pos: pos})
+		}
+	}
+}
+
+// slot crosses out what the slot will bring beyond the anchor, and makes sure that it is the WAL that the stream's newest events came
+// from.
+func (s *survey) slot(ctx context.Context) error {
+	dec := decoder.New(wiring.Decoder(s.r.cfg, s.l.Layout))
+	have := map[outbox.Position]published{}
+	for _, p := range s.beyond {
+		have[p.pos] = p
+	}
+	elsewhere := func(id eventID) bool {
+		_, repaired := s.repaired[id]
+		return repaired || s.fates[id] == inStream
+	}
+	var res decoder.Result
+	var tx []eventID
+	err := replication.Peek(ctx, s.l.PGC.Config, 0, false, func(m replication.Message) error {
+		if err := dec.Decode(m.Data, &res); err != nil {
+			return err
+		}
+		if res.Kind == decoder.Event {
+			tx = append(tx, idOf(string(outbox.AppendHeaderValue(nil, res.Event.ID))))
+			return nil
+		}
+		if res.Kind != decoder.Commit {
+			return nil
+		}
+		c := &res.Commit
+		if c.Kind == outbox.SettingsChange && c.LSN > s.since && c.LSN <= s.anchor.Due {
+			s.anchor.Settings = c.Settings
+		}
+		if c.LSN > s.anchor.Due {
+			for i, id := range tx {
+				pos := outbox.Position{LSN: c.LSN, Index: uint32(i)}
+				p, there := have[pos]
+				switch {
+				case there && p.named && p.id != id:
+					return &untrusted{fmt.Sprintf("the stream has another event at position %v than the WAL", pos)}
+				case there:
+					delete(have, pos)
+				case elsewhere(id):
+					return &untrusted{fmt.Sprintf("the event at position %v of the WAL is in the stream under another position", pos)}
+				default:
+					s.set(id, inWAL)
+				}
+			}
+		}
+		if tx = tx[:0]; cap(tx) > maxListed {
+			tx = nil
+		}
+		return nil
+	})
+	switch f := outbox.FaultOf(err); {
+	case f != nil && (f.Code == "publication_missing" || f.Code == "slot_unusable" || f.Code == "slot_missing" || f.Code == "column_missing"):
+		return &untrusted{fmt.Sprintf("what it holds can't be decoded (%s)", f.What)}
+	case err != nil:
+		return err
+	}
+	for pos := range have {
+		return &untrusted{fmt.Sprintf("the stream has the event at position %v, the WAL does not", pos)}
+	}
+	s.anchor.Taken = nil
+	for _, p := range s.beyond {
+		s.anchor.Taken = append(s.anchor.Taken, p.pos)
+	}
+	slices.SortFunc(s.anchor.Taken, outbox.Position.Compare)
+	return nil
+}
+
+// edges finds the first and the last missing event in the order of publication, and the ids of all, if they are few.
+func (s *survey) edges(ctx context.Context) error {
+	if s.counts[missing] == 0 {
+		return nil
+	}
+	name := s.l.Layout.ID
+	column, _ := s.snap.Table().Column(name)
+	if s.counts[missing] <= maxListed {
+		s.listed = make([]string, 0, s.counts[missing])
+	}
+	return s.snap.Rows(ctx, replication.RowQuery{
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, replication.SortDoc, replication.SortKey}, Where: s.r.o.Where, Sorted: true,
+	}, func(v [][]byte) error {
+		raw, _ := rawID(column, v[0])
+		if f, ok := s.fates[idOf(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {
+			return nil
+		}
+		e := &Event{Doc: string(v[1]), Key: string(v[2]), ID: raw}
+		if s.first == nil {
+			s.first = e
+		}
+		s.last = e
+		if s.listed != nil {
+			s.listed = append(s.listed, string(v[0]))
+		}
+		return nil
+	})
+}
+
+// next is the first index that is free for what is published at the anchor.
+func (s *survey) next() uint32 { return max(outbox.RepairedIndex, s.ours[s.anchor.Due]) }
+
+// isUntrusted reports whether err says that the slot can't be kept, and why.
+func isUntrusted(err error) (why string, ok bool) {
+	var u *untrusted
+	if errors.As(err, &u) {
+		return u.why, true
+	}
+	return "", false
+}

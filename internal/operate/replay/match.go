@@ -1,0 +1,101 @@
+package replay
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// matcher says which messages of the stream are selected.
+type matcher struct {
+	sel     *Selection
+	lens    *lens
+	bounds  [][]string // of each at least one filter must match: those of the consumer that it is for
+	filters []string   // see lens.filters
+	doc     teller
+	actor   teller
+	ids     map[string]bool // as they stand in the header
+}
+
+func newMatcher(l *lens, s *Selection, bounds [][]string) (*matcher, error) {
+	m := &matcher{sel: s, lens: l, bounds: bounds, filters: l.filters(s, bounds)}
+	var err error
+	if m.doc, err = l.tell("--doc", config.InDoc, s.Docs); err != nil {
+		return nil, err
+	}
+	if m.actor, err = l.tell("--actor", config.InActor, s.Actors); err != nil {
+		return nil, err
+	}
+	if len(s.IDs) > 0 {
+		m.ids = map[string]bool{}
+		for _, id := range s.IDs {
+			m.ids[string(outbox.AppendHeaderValue(nil, id))] = true
+		}
+	}
+	return m, nil
+}
+
+// needsBody reports whether a dead letter's data decides, beside its headers. There may be some from when they were configured.
+func (m *matcher) needsBody() bool { return m.doc != nil }
+
+// selects reports whether a message is selected. Its error says that the message does not tell.
+func (m *matcher) selects(msg *Message) (bool, error) {
+	s := m.sel
+	if s.Seq.From != nil && msg.Seq < *s.Seq.From || s.Seq.To != nil && msg.Seq > *s.Seq.To ||
+		s.Time.From != nil && msg.Time.Before(*s.Time.From) || s.Time.To != nil && msg.Time.After(*s.Time.To) ||
+		s.Position.From != nil && msg.Outflow.Pos.Compare(*s.Position.From) < 0 ||
+		s.Position.To != nil && msg.Outflow.Pos.Compare(*s.Position.To) > 0 {
+		return false, nil
+	}
+	if s.Filter != "" && !matches(s.Filter, msg.Subject) || !inBounds(m.bounds, msg.Subject) {
+		return false, nil
+	}
+	if m.ids != nil && !m.ids[outbox.HeaderID(msg.Header.Get(outbox.HeaderName))] {
+		return false, nil
+	}
+	for _, t := range []teller{m.doc, m.actor} {
+		if t == nil {
+			continue
+		}
+		if is, known := t(msg); !known {
+			return false, fatal("replay_untold", fmt.Sprintf("the message at sequence %d (%s) does not say its document or actor", msg.Seq, msg.Subject),
+				"Read from the table: --from table. Or leave it out with --seq or --filter")
+		} else if !is {
+			return false, nil
+		}
+	}
+	return m.keyed(msg)
+}
+
+func inBounds(bounds [][]string, subject string) bool {
+	for _, b := range bounds {
+		if !slices.ContainsFunc(b, func(f string) bool { return matches(f, subject) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// keyed compares the key. Of a key that the header has cut only the beginning is known.
+func (m *matcher) keyed(msg *Message) (bool, error) {
+	r := m.sel.Key
+	if !r.Given() {
+		return true, nil
+	}
+	key := msg.Outflow.Key
+	_, text, _ := strings.Cut(msg.Header.Get(outbox.HeaderName), " key=")
+	text, _, _ = strings.Cut(text, " ")
+	if begin, _, cut := strings.Cut(text, "=~"); cut {
+		raw, _ := outbox.ParseHeaderValue(begin)
+		for _, end := range []*string{r.From, r.To} {
+			if end != nil && strings.HasPrefix(*end, raw) {
+				return false, fmt.Errorf("the key of the message at sequence %d is cut: it can't be compared with %s", msg.Seq, quoted(*end))
+			}
+		}
+		key = raw
+	}
+	return (r.From == nil || key >= *r.From) && (r.To == nil || key <= *r.To), nil
+}

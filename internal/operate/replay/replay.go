@@ -1,0 +1,408 @@
+package replay
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// Options say what to read again, and where to put it.
+type Options struct {
+	Selection  Selection
+	From       string  // stream or table; "": whichever has it
+	To         string  // stdout, subject:S, stream:S or consumer:N
+	ID         string  // of the replay; "": a new one
+	Rate       float64 // events per second at most; 0: no limit
+	DryRun     bool
+	TimeColumn string // of the table; "": one of the usual names
+
+	Out io.Writer
+	Say func(format string, args ...any) // a line of progress
+}
+
+// Report is what was done. The JSON names are stable.
+type Report struct {
+	Summary
+	ID     string `json:"replay_id,omitempty"`
+	To     string `json:"to"`
+	Before uint64 `json:"before"` // events that earlier runs of this replay had published
+	Done   uint64 `json:"done"`
+}
+
+// replay is one run.
+type replay struct {
+	cfg    config.Config
+	log    *slog.Logger
+	o      Options
+	target *target
+
+	layout *wiring.Layout
+	conn   *sink.Conn
+	js     jetstream.JetStream
+	lens   *lens
+	pub    *publisher
+	resume *place // the last message of this replay that the target has
+
+	match     *matcher
+	streamErr error // why the stream's messages do not tell what is selected
+	stream    *streamSource
+	table     *tableSource
+	tableErr  error
+}
+
+var idForm = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}$`)
+
+// Run reads again what is selected.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (rep *Report, err error) {
+	r := &replay{cfg: cfg, log: log, o: o}
+	if r.o.Say == nil {
+		r.o.Say = func(string, ...any) {}
+	}
+	defer r.close()
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if !r.withoutNATS() {
+		if err := r.connect(ctx); err != nil {
+			return nil, err
+		}
+		var meaning func(error) error
+		ctx, meaning = While(ctx, r.conn)
+		defer func() { err = meaning(err) }()
+	}
+	if err := r.open(ctx); err != nil {
+		return nil, err
+	}
+	c, err := r.choose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.carryOut(ctx, c)
+}
+
+// connect reads the table's layout, and connects to NATS.
+func (r *replay) connect(ctx context.Context) (err error) {
+	if r.layout, err = wiring.ReadLayout(ctx, r.cfg, r.log); err != nil {
+		return err
+	}
+	sc, err := wiring.Sink(r.cfg, r.layout, r.log)
+	if err != nil {
+		return err
+	}
+	if r.conn, err = wiring.Connect(ctx, r.cfg, sc); err != nil {
+		return err
+	}
+	r.js, err = r.conn.JetStream()
+	return err
+}
+
+func (r *replay) say(format string, args ...any) { r.o.Say(format, args...) }
+
+func (r *replay) check() (err error) {
+	if r.target, err = parseTarget(r.o.To); err != nil {
+		return err
+	}
+	switch {
+	case r.o.From != "" && r.o.From != string(FromStream) && r.o.From != string(FromTable):
+		return usage("replay_from", fmt.Sprintf("--from %q", r.o.From), "Write stream or table")
+	case r.o.ID != "" && r.target.kind == toStdout:
+		return usage("replay_id", "--replay-id: nothing on standard output says where a replay was", "Leave it out, or give --to subject, stream or consumer")
+	case r.o.ID != "" && !idForm.MatchString(r.o.ID):
+		return usage("replay_id", fmt.Sprintf("--replay-id %q", r.o.ID), "Use up to 64 letters, digits and . : _ -")
+	case r.o.Rate < 0:
+		return usage("replay_rate", fmt.Sprintf("--rate %v", r.o.Rate), "Give events per second; 0 is no limit")
+	case r.target.kind == toConsumer && !consumerName.MatchString(r.target.name):
+		return usage("replay_to", fmt.Sprintf("--to consumer:%s: no name of a consumer", r.target.name), "Names of consumers have letters, digits, _ and -")
+	}
+	return r.o.Selection.check()
+}
+
+var consumerName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+
+// withoutNATS reports whether nothing of NATS is needed: when it is away, the table can be read all the same.
+func (r *replay) withoutNATS() bool {
+	return r.o.From == string(FromTable) && r.target.kind == toStdout
+}
+
+// open connects, and looks at stream and target.
+func (r *replay) open(ctx context.Context) (err error) {
+	if r.layout == nil {
+		if r.layout, err = wiring.ReadLayout(ctx, r.cfg, r.log); err != nil {
+			return err
+		}
+	}
+	generated := false
+	if c, ok := r.layout.Table.Column(r.layout.Mapping.Key); ok {
+		generated = c.Generated
+	}
+	if r.lens, err = newLens(r.cfg, r.layout.Resolved, generated); err != nil {
+		return err
+	}
+	var bounds [][]string
+	if r.target.kind == toConsumer {
+		if bounds, err = r.readBy(ctx); err != nil {
+			return err
+		}
+	}
+	if r.match, r.streamErr = newMatcher(r.lens, &r.o.Selection, bounds); r.streamErr != nil {
+		r.match = &matcher{sel: &r.o.Selection, lens: r.lens, bounds: bounds}
+		r.streamErr = fatal("replay_untold", r.streamErr.Error(), "Read from the table: --from table. For later events let the subject or a mapped header hold it")
+	}
+	if r.withoutNATS() {
+		return nil
+	}
+	r.stream = &streamSource{js: r.js, name: r.cfg.Stream, match: r.match, lens: r.lens}
+	if err := r.stream.open(ctx); err != nil {
+		return err
+	}
+	if err := r.stream.widen(ctx); err != nil {
+		return err
+	}
+	return r.openTarget(ctx)
+}
+
+// readBy is what the consumer that is replayed to reads of the live stream.
+func (r *replay) readBy(ctx context.Context) ([][]string, error) {
+	c, err := r.js.Consumer(ctx, r.cfg.Stream, r.target.name)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fatal("replay_consumer", fmt.Sprintf("stream %s has no consumer %s", r.cfg.Stream, r.target.name),
+			"`outflow consumer list` names those that there are. One that was never started has all before it: start it")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s of stream %s: %w", r.target.name, r.cfg.Stream, err)
+	}
+	cc := c.CachedInfo().Config
+	if cc.Metadata[MetadataMarks] == "" {
+		return nil, fatal("replay_consumer", fmt.Sprintf("consumer %s of stream %s is not one of package consumer: it does not know of replays", r.target.name, r.cfg.Stream),
+			"Replay to a subject or stream that it reads, or set it back with `outflow consumer rewind`")
+	}
+	filters := cc.FilterSubjects
+	if cc.FilterSubject != "" {
+		filters = append(slices.Clone(filters), cc.FilterSubject)
+	}
+	if len(filters) == 0 {
+		return nil, nil
+	}
+	return [][]string{filters}, nil
+}
+
+// MetadataMarks is set on the durable of a consumer of package consumer: it says where its marks are.
+const MetadataMarks = "outflow.marks"
+
+// openTarget finds the target, and this replay's last message in it.
+func (r *replay) openTarget(ctx context.Context) error {
+	if r.target.kind == toStdout {
+		return nil
+	}
+	r.target.live = append([]string{r.lens.template.Filter(func(string) (string, bool) { return "", false })}, r.stream.subjects()...)
+	if r.lens.dead != "" {
+		r.target.live = append(r.target.live, r.lens.dead)
+	}
+	if err := r.target.resolve(ctx, r.js, r.cfg, r.o.DryRun); err != nil || r.target.stream == nil {
+		return err
+	}
+	known := r.o.ID != ""
+	if sc := r.target.stream.CachedInfo().Config; known && sc.Retention != jetstream.LimitsPolicy {
+		return fatal("replay_id", fmt.Sprintf("--replay-id: stream %s drops what is consumed (retention %v): where a replay was can't be found in it", sc.Name, sc.Retention),
+			"Leave --replay-id out, or publish to a stream of limits retention")
+	}
+	if !known {
+		token := make([]byte, 6)
+		if _, err := rand.Read(token); err != nil {
+			return err
+		}
+		r.o.ID = hex.EncodeToString(token)
+	}
+	r.pub = &publisher{
+		js: r.js, nc: r.conn.NATS(), api: r.conn.APIPrefix(), target: r.target, id: r.o.ID, timeout: publishTimeout,
+	}
+	var err error
+	if r.resume, err = r.pub.begin(ctx, known); err != nil || r.resume == nil {
+		return err
+	}
+	if r.resume.hash != r.hash() {
+		return usage("replay_id", fmt.Sprintf("--replay-id %s: that replay was begun with another selection", r.o.ID), "Give the same options again, or another id")
+	}
+	if r.resume.from == FromStream {
+		r.stream.end = min(r.resume.end, r.stream.end)
+	}
+	return nil
+}
+
+// hash is that of everything that decides which messages come in which order.
+func (r *replay) hash() string { return r.o.Selection.hash(r.cfg.Stream, r.o.TimeColumn) }
+
+// openTable opens the table, once. Where events have no table, it says so.
+func (r *replay) openTable(ctx context.Context) error {
+	if r.tableErr == nil {
+		r.tableErr = wiring.NeedTable(r.cfg, "--from table")
+	}
+	if r.table == nil && r.tableErr == nil {
+		r.table, r.tableErr = openTable(ctx, r.cfg, r.log, r.layout, r.match, r.o.TimeColumn)
+	}
+	return r.tableErr
+}
+
+// needTable is nil if the selection can be read from the table.
+func (r *replay) needTable(ctx context.Context) error {
+	if err := r.openTable(ctx); err != nil {
+		return err
+	}
+	return r.table.check()
+}
+
+// carryOut does what was chosen.
+func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
+	rep := &Report{To: r.o.To, ID: r.o.ID}
+	var after uint64
+	var behind *rowKey
+	if r.resume != nil {
+		rep.Before, after, behind = r.resume.n, r.resume.seq, &r.resume.row
+	}
+	if c.source == FromTable {
+		if err := r.needTable(ctx); err != nil {
+			return nil, err
+		}
+		if behind != nil {
+			if err := r.table.goOn(ctx, r.o.ID, *behind); err != nil {
+				return nil, err
+			}
+		}
+		c.why += r.table.note()
+		if r.o.Selection.Time.Given() {
+			c.why += fmt.Sprintf("; --time goes by column %s", r.table.column)
+		}
+	} else if r.o.Selection.Time.Given() {
+		c.why += "; --time goes by when a message was stored"
+	}
+	if c.sum == nil {
+		c.sum = &Summary{}
+		var err error
+		if c.source == FromTable {
+			err = r.table.summarize(ctx, behind, c.sum)
+		} else {
+			err = r.stream.summarize(ctx, after, c.sum, nil)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	c.sum.Source, c.sum.Why = c.source, c.why
+	rep.Summary = *c.sum
+	if c.sum.Events == 0 && r.resume == nil {
+		return nil, r.nothing(ctx, fmt.Sprintf("no event of the %s is selected (%s)", c.source, c.why))
+	}
+	if err := r.allIDs(c.sum); err != nil {
+		return nil, err
+	}
+	if r.o.DryRun {
+		return rep, nil
+	}
+	r.say("from %s: %s", c.source, c.why)
+	if r.resume != nil {
+		r.say("replay %s goes on behind its first %d events", r.o.ID, rep.Before)
+	} else if r.pub != nil {
+		r.say("replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)", r.o.ID, c.sum.Events, r.o.To, r.o.ID)
+	}
+	write, finish := r.writer(ctx, rep)
+	var err error
+	if c.source == FromTable {
+		err = r.table.each(ctx, behind, rep.Before, rep.Before+c.sum.Events, write)
+	} else {
+		err = r.stream.each(ctx, after, c.sum, write)
+	}
+	return rep, errors.Join(err, finish())
+}
+
+// allIDs makes sure that a list of ids is there as a whole.
+func (r *replay) allIDs(sum *Summary) error {
+	n := uint64(len(r.o.Selection.IDs))
+	s := &r.o.Selection
+	narrowed := len(s.Docs)+len(s.Actors) > 0 || s.Filter != "" || s.Key.Given() || s.Position.Given() || s.Time.Given() || s.Seq.Given()
+	if n == 0 || narrowed || r.resume != nil || sum.Events >= n {
+		return nil
+	}
+	return fatal("replay_ids", fmt.Sprintf("the %s has %d of the %d events with these ids", sum.Source, sum.Events, n),
+		"Look with --dry-run --json which there are, and leave out the others")
+}
+
+const progressEvery = 5 * time.Second
+
+// writer returns what takes each message, and what is called behind the last.
+func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) error, finish func() error) {
+	begun, said := time.Now(), time.Now()
+	hash := r.hash()
+	var out *bufio.Writer
+	var b []byte
+	if r.pub == nil {
+		out = bufio.NewWriterSize(r.o.Out, 64<<10)
+	}
+	pace := newPace(r.o.Rate)
+	write = func(m *Message) error {
+		if err := pace.wait(ctx, func() error {
+			if out != nil {
+				return out.Flush()
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		if r.pub != nil {
+			m.place.n, m.place.hash = rep.Before+rep.Done+1, hash
+			if err := r.pub.publish(ctx, m); err != nil {
+				return err
+			}
+		} else {
+			var err error
+			m.Header = eventHeaders(m.Header)
+			if b, err = m.appendLine(b[:0]); err != nil {
+				return err
+			}
+			if _, err := out.Write(b); err != nil {
+				return err
+			}
+		}
+		if rep.Done++; time.Since(said) > progressEvery {
+			said = time.Now()
+			r.say("%d of %d events", rep.Done, rep.Events)
+		}
+		return nil
+	}
+	return write, func() error {
+		var err error
+		if out != nil {
+			err = out.Flush()
+		}
+		r.say("%d of %d events in %v", rep.Done, rep.Events, time.Since(begun).Round(time.Millisecond))
+		return err
+	}
+}
+
+func (r *replay) close() {
+	r.table.close()
+	if r.conn != nil {
+		r.conn.Close()
+	}
+}
+
+// subjects are the live stream's own.
+func (s *streamSource) subjects() []string {
+	if s.info == nil {
+		return nil
+	}
+	return s.info.Config.Subjects
+}

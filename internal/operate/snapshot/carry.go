@@ -1,0 +1,294 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication"
+)
+
+// maxRows is how many positions one window has.
+const maxRows = math.MaxUint32 - outbox.RepairedIndex
+
+// begin says in the record that a snapshot is under way, and that the slot is still to be made.
+func (s *snapshot) begin(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
+	rec := l.Fresh(*rd)
+	rec.Repairing, rec.Base = checkpoint.ForSnapshot, rd.Stream.LastSeq
+	if rd.Record != nil && rd.Record.Created.Equal(rd.Stream.Created) { // a stream that was made anew has none
+		rec.Holes = rd.Record.Holes
+	}
+	rec.Holes = rd.Holes(rec.Holes)
+	s.o.Hit("snapshot.begin")
+	if err := s.save(ctx, l, rec, rd); err != nil {
+		return err
+	}
+	s.begun = true
+	s.o.Hit("snapshot.begun")
+	return nil
+}
+
+func (s *snapshot) save(ctx context.Context, l *backfill.Links, rec *checkpoint.Record, rd *backfill.Readings) error {
+	revision, err := l.Store.Save(ctx, rec, rd.Revision)
+	switch {
+	case errors.Is(err, checkpoint.ErrUnknown):
+		s.begun = false // it may be there or not: whose the next one is can't be told
+	case err == nil:
+		s.revision, rd.Revision, rd.Record = revision, revision, rec
+	}
+	if err != nil {
+		return fmt.Errorf("write the checkpoint record: %w", err)
+	}
+	return nil
+}
+
+// carryOut makes the slot, publishes what its snapshot shows and the stream does not have, and finishes the record.
+func (s *snapshot) carryOut(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
+	reader, newest, err := s.reader(ctx, l, rd)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	lock, err := replication.LockTable(ctx, l.PGC.Config)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if !reflect.DeepEqual(lock.Table(), l.Layout.Table) {
+		return fmt.Errorf("table %s was altered meanwhile", s.rep.Table)
+	}
+	slot, err := s.makeSlot(ctx, l, rd)
+	if err != nil {
+		return err
+	}
+	defer slot.Close()
+	snap, err := reader.Snapshot(ctx, slot.Snapshot)
+	if err != nil {
+		return err
+	}
+	defer snap.Close()
+	slot.Close()
+	s.o.Hit("snapshot.taken")
+	place, err := s.place(ctx, l, rd, slot.At)
+	if err != nil {
+		return err
+	}
+	w, err := s.window(ctx, l, snap, place)
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	published, err := w.Publish(ctx)
+	s.rep.Published, s.rep.Seconds = published, time.Since(begun).Seconds()
+	if err != nil {
+		return s.cut(err)
+	}
+	s.o.Hit("snapshot.published")
+	snap.Close()
+	lock.Close()
+	if published > 0 {
+		s.rep.First, s.rep.Last = place.Seq+1, place.Seq+published
+		s.o.Step("%d rows: published in %.1f s, sequences %d to %d; reading them back", published, s.rep.Seconds, s.rep.First, s.rep.Last)
+	}
+	last := rd.Stream.NewestSeq
+	if place.Seq += published; published > 0 {
+		last, newest = place.Seq, time.Now()
+	}
+	if err := w.ReadBack(ctx); err != nil {
+		return err
+	}
+	if err := s.awaitDurable(ctx, rd, published, newest); err != nil {
+		return err
+	}
+	s.o.Hit("snapshot.durable")
+	return s.finish(ctx, l, rd, place, last)
+}
+
+// finish says in the record that the snapshot is whole: outflow run goes on from the place, behind the stream's newest message.
+func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place outbox.Place, newest uint64) error {
+	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
+	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
+		err = fmt.Errorf("somebody else changed what was made: %s", f.What)
+	}
+	if err != nil {
+		return err
+	}
+	s.o.Hit("snapshot.finished")
+	s.rep.Finished = true
+	s.o.Step("checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due, place.Seq)
+	return nil
+}
+
+// cut says of a row that can't be published what happens when it can.
+func (s *snapshot) cut(err error) error {
+	f := outbox.FaultOf(err)
+	if f == nil || f.Class != outbox.Poison {
+		return err
+	}
+	named := *f
+	named.Cure += ". Then run `outflow init --snapshot` again: it goes on behind what is published"
+	return &named
+}
+
+// reader is the connection that is to take the snapshot. It knows the ids of the events that the stream has.
+func (s *snapshot) reader(
+	ctx context.Context, l *backfill.Links, rd *backfill.Readings,
+) (_ *replication.Reader, newest time.Time, err error) {
+	reader, err := replication.OpenReader(ctx, l.PGC.Config)
+	if err != nil {
+		return nil, newest, err
+	}
+	s.rep.Already = rd.Stream.Messages
+	if rd.Stream.NewestSeq == 0 {
+		return reader, newest, nil
+	}
+	s.o.Step("stream %s has %d messages of a snapshot that did not finish: reading their ids", s.cfg.Stream, rd.Stream.Messages)
+	err = reader.Know(ctx, func(add func(replication.IDSum) error) error {
+		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
+			newest = m.Stored
+			h, err := outbox.ParseHeader(m.Header)
+			if err != nil || !h.Pos.Repaired() {
+				return refuse("stream_not_empty", fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md), "+
+					"remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it starts over", s.cfg.Stream),
+					"message %d of stream %s is not one of a snapshot", m.Seq, s.cfg.Stream)
+			}
+			return add(replication.IDSum(outbox.HeaderIDSum(m.Header)))
+		})
+	})
+	if err != nil {
+		reader.Close()
+		return nil, newest, err
+	}
+	s.o.Hit("snapshot.known")
+	return reader, newest, nil
+}
+
+// makeSlot makes the slot anew.
+func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill.Readings) (*replication.NewSlot, error) {
+	err := l.AwaitSlot(ctx)
+	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_held" {
+		return nil, refuse("slot_unfinished", "It may be that of an init that was killed, which waits until the transactions that write "+
+			"now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init --snapshot` again", "%s", f.What)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := s.stillOurs(ctx, l); err != nil {
+		return nil, err
+	}
+	if _, err := l.PG.DropSlot(ctx); err != nil {
+		return nil, err
+	}
+	s.o.Hit("snapshot.slot")
+	s.o.Step("making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
+	slot, err := replication.CreateSlot(ctx, l.PGC, true)
+	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_blocked" {
+		f.Cure = strings.Replace(f.Cure, "`outflow init`", "`outflow init --snapshot`", 1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.rep.At = slot.At
+	s.o.Hit("snapshot.made")
+	s.o.Step("slot %s at %v: made", s.cfg.Slot, slot.At)
+	return slot, nil
+}
+
+// stillOurs looks at the record once more before the slot is dropped: whoever slept since this attempt wrote it may find a slot that
+// another one has finished, and that is all that has what was written since.
+func (s *snapshot) stillOurs(ctx context.Context, l *backfill.Links) error {
+	_, revision, err := l.Store.Load(ctx)
+	if err == nil && revision != s.revision {
+		err = s.takenOver()
+	}
+	return err
+}
+
+// place is where the slot begins, behind what the stream has.
+func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (outbox.Place, error) {
+	now, err := l.Read(ctx)
+	if err != nil {
+		return outbox.Place{}, err
+	}
+	was, is := rd.Stream, now.Stream
+	if is.LastSeq != was.LastSeq || is.NewestSeq != was.NewestSeq || !is.Created.Equal(was.Created) {
+		return outbox.Place{}, fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
+			s.cfg.Stream, was.LastSeq, is.LastSeq)
+	}
+	return outbox.Place{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
+}
+
+// window is what is published: the rows of the snapshot that the stream does not have.
+func (s *snapshot) window(
+	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place outbox.Place,
+) (*backfill.Window, error) {
+	id := l.Layout.ID
+	none, double, err := snap.CheckIDs(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if none > 0 || double > 0 {
+		return nil, refuse("snapshot_ids",
+			"Give each row an id of its own, or set columns.id to another column, then run `outflow init --snapshot` again",
+			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not tell which rows are published",
+			s.rep.Table, none, id, double)
+	}
+	q := replication.RowQuery{Mapping: l.Layout.Mapping, ID: id, Unknown: true, Sorted: true}
+	s.o.Step("counting the rows of table %s", s.rep.Table)
+	of, err := snap.Count(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if of > maxRows {
+		return nil, refuse("snapshot_rows", "Delete rows that nobody needs", "table %s has %d rows, a snapshot can have %d",
+			s.rep.Table, of, uint32(maxRows))
+	}
+	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
+	s.o.Step("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
+	w := &backfill.Window{
+		Links: l, Snapshot: snap, Query: q, Of: of,
+		Due: place.Due, Timeline: place.Timeline, Seq: place.Seq, Index: outbox.RepairedIndex,
+	}
+	var p *pace
+	w.Progress = func(done int) {
+		if p == nil {
+			p = newPace(of, s.o.Progress) // the first row has come: the server has sorted
+		}
+		p.row(done)
+		s.o.Hit("snapshot.row")
+	}
+	return w, nil
+}
+
+// order says what the rows are sorted by.
+func order(m outbox.Mapping) string {
+	if m.Keyed() {
+		return "doc_id, seq_key, id"
+	}
+	return "doc_id, id" // nobody knows any more in which order they were committed
+}
+
+// awaitDurable waits until the broker can't lose what the record is about to build on: no WAL brings it again.
+func (s *snapshot) awaitDurable(ctx context.Context, rd *backfill.Readings, published uint64, newest time.Time) error {
+	left := s.cfg.Sink.DurableAfter
+	if published == 0 {
+		left = rd.Undurable(left, newest)
+	}
+	if left <= 0 {
+		return nil
+	}
+	s.o.Step("waiting %v (sink.durable_after) until nothing of it can be lost any more", left.Round(time.Millisecond))
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(left):
+		return nil
+	}
+}

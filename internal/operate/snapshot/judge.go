@@ -1,0 +1,98 @@
+package snapshot
+
+import (
+	"fmt"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// allowed refuses configurations of which there is nothing to take a snapshot.
+func allowed(cfg config.Config) error { return wiring.NeedTable(cfg, "a snapshot") }
+
+func refuse(code, cure, format string, args ...any) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(format, args...), Cure: cure}
+}
+
+// takenOver is the fault of one that another one has gone on for.
+func (s *snapshot) takenOver() error {
+	return refuse("snapshot_taken_over", "Let that one finish; if there is none any more, run `outflow init --snapshot` again",
+		"another outflow init --snapshot has begun for slot %s", s.cfg.Slot)
+}
+
+// judge refuses what a snapshot must not touch: an installation that is there, a stream that has messages, and what a killed snapshot
+// can't go on from. Nothing was changed before, but that table, publication and stream were made where they were missing.
+func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
+	if rd.Corrupt != nil {
+		return rd.Corrupt
+	}
+	if s.begun && rd.Revision != s.revision {
+		return s.takenOver()
+	}
+	if !rd.Stream.Exists {
+		return refuse("stream_missing", "Run `outflow init --snapshot` again: it makes it, and starts over",
+			"stream %s was removed meanwhile", s.cfg.Stream)
+	}
+	if l.Layout.ID == "" {
+		return refuse("snapshot_ids", "Set columns.id to a column that tells events apart",
+			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because nobody could tell which rows are published",
+			s.rep.Table)
+	}
+	if f := l.CC.Foreign(rd.Slot, rd.Server.Database); f != nil {
+		return f
+	}
+	switch rec := rd.Record; {
+	case rec == nil || rec.Creating:
+		return s.judgeFresh(l, rd)
+	case rec.Repairing == checkpoint.ForSnapshot:
+		return s.judgeBegun(l, rd)
+	case rec.Repairing != "":
+		_, err := checkpoint.Resolve(l.CC, rd.Readings)
+		return err
+	default:
+		return refuse("snapshot_installed",
+			"To publish older rows as well, take the snapshot into another stream: settings slot, publication and stream with names that are "+
+				"not in use. Or let `outflow repair` publish them behind what the stream has: docs/snapshot.md says how",
+			"slot %s is set up already, the checkpoint record goes up to %v: a snapshot comes first or not at all",
+			s.cfg.Slot, rec.Places[len(rec.Places)-1].Due)
+	}
+}
+
+// judgeFresh looks at what nobody has published to yet, or an outflow init without a snapshot that died before its slot was recorded.
+func (s *snapshot) judgeFresh(l *backfill.Links, rd *backfill.Readings) error {
+	switch {
+	case rd.Stream.LastSeq > 0 && rd.Record == nil && !rd.Slot.Exists:
+		return refuse("stream_not_empty", fmt.Sprintf("Set stream to a name that is not in use. Or, if its messages are of no use, remove "+
+			"it with `nats stream rm %s`", s.cfg.Stream), "stream %s has had messages, its last sequence is %d: a snapshot comes first", s.cfg.Stream, rd.Stream.LastSeq)
+	case rd.Slot.Exists && rd.Record == nil, rd.Stream.LastSeq > 0:
+		_, err := checkpoint.Resolve(l.CC, rd.Readings) // a gap: it says which
+		return err
+	}
+	return nil
+}
+
+// judgeBegun looks at what a snapshot has left that did not finish.
+func (s *snapshot) judgeBegun(l *backfill.Links, rd *backfill.Readings) error {
+	rec := rd.Record
+	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again", s.cfg.Stream)
+	switch {
+	case rec.SystemID != rd.Server.SystemID || rec.Database != rd.Server.Database:
+		return refuse("snapshot_server", "Correct postgres.url. "+anew,
+			"the snapshot that did not finish is of database %s of the server %s, this is database %s of %s",
+			rec.Database, rec.SystemID, rd.Server.Database, rd.Server.SystemID)
+	case rd.Stream.LastSeq == 0:
+		return nil // nothing was published, or the stream was removed to start over
+	case rec.Mapping != l.Layout.Mapping:
+		return refuse("mapping_changed", "Set table and columns to what they were. "+anew,
+			"the snapshot that did not finish read table and columns otherwise")
+	case rd.Removed() > 0:
+		return refuse("snapshot_removed",
+			fmt.Sprintf("Remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it starts over", s.cfg.Stream),
+			"%d messages of stream %s are not there any more (retention, or somebody removed them): their rows would be published again",
+			rd.Removed(), s.cfg.Stream)
+	}
+	return nil
+}

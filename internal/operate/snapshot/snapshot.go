@@ -1,0 +1,115 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/initialize"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// attempts is how often a snapshot begins again when a connection is lost.
+const attempts = 6
+
+// prepareTimeout is far above what table, publication and stream take.
+const prepareTimeout = 2 * time.Minute
+
+// Options say what to do beside the configuration.
+type Options struct {
+	AcceptOwners []string // further roles whose table may be used
+
+	Step     func(format string, args ...any) // called with a line for each step
+	Progress func(Progress)                   // called while rows are published, every few seconds
+	Hit      func(point string)               // tests kill the process here; nil: nobody
+}
+
+// snapshot is one run of init --snapshot.
+type snapshot struct {
+	cfg config.Config
+	log *slog.Logger
+	o   Options
+	rep *Report
+
+	begun    bool   // the record says that this one is under way
+	revision uint64 // the record's, as it was written last
+	renewed  bool   // the stream has an ingress that nobody else knows, nor an earlier attempt
+}
+
+// Run makes the set-up and publishes the rows that are there. The report says how far it came, also with an error.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	if o.Hit == nil {
+		o.Hit = func(string) {}
+	}
+	s := &snapshot{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream}}
+	if err := s.prepare(ctx); err != nil {
+		return s.rep, err
+	}
+	for n := 1; ; n++ {
+		err := s.attempt(ctx)
+		switch {
+		case errors.Is(err, errRenewed):
+			n--
+			continue
+		case err == nil || ctx.Err() != nil || !again(err):
+			return s.rep, err
+		case n == attempts:
+			return s.rep, fmt.Errorf("%w. The snapshot did not finish: run `outflow init --snapshot` again, "+
+				"it goes on behind what is published", err)
+		}
+		s.o.Step("begins again: %v", err)
+		s.renewed = false // what this attempt has sent may still be on its way
+		select {
+		case <-ctx.Done():
+			return s.rep, ctx.Err()
+		case <-time.After(time.Duration(n) * 500 * time.Millisecond):
+		}
+	}
+}
+
+func (s *snapshot) prepare(ctx context.Context) error {
+	if err := allowed(s.cfg); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
+	defer cancel()
+	return initialize.Prepare(ctx, s.cfg, s.log, s.o.Step, s.o.AcceptOwners)
+}
+
+// again reports whether a snapshot that failed in this way is begun again.
+func again(err error) bool { return outbox.ClassOf(err) == outbox.Transient }
+
+// attempt is one whole snapshot, on connections of its own.
+func (s *snapshot) attempt(ctx context.Context) error {
+	l, err := backfill.Open(ctx, s.cfg, s.log)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	s.rep.Table = l.Layout.Mapping.Table
+	rd, err := l.Read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.judge(l, &rd); err != nil {
+		return err
+	}
+	if err := s.begin(ctx, l, &rd); err != nil {
+		return err
+	}
+	if !s.renewed {
+		if err := l.Conn.RenewIngress(ctx); err != nil {
+			return err
+		}
+		s.renewed = true
+		return errRenewed
+	}
+	return s.carryOut(ctx, l, &rd)
+}
+
+// errRenewed asks for connections that know the new ingress.
+var errRenewed = errors.New("the stream has a new ingress")
