@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -23,7 +24,7 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 	for i := range windows {
 		now = now.Add(10 * time.Millisecond)
 		due := outbox.LSN(0x2000 + 0x1000*i)
-		place := outbox.Place{Due: due, Settings: settings, Timeline: 1}
+		place := relay.Place{Due: due, Settings: settings, Timeline: 1}
 		for j := range taken {
 			place.Taken = append(place.Taken, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
 		}
@@ -31,7 +32,7 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 		k.Window(place)
 		k.Acked(uint64(i + 1))
 		if i%3 == 0 && taken == 0 {
-			k.Marker(outbox.Place{Due: due + 0x100, Settings: settings, Timeline: 1})
+			k.Marker(relay.Place{Due: due + 0x100, Settings: settings, Timeline: 1})
 		}
 		reached[due], order = now, append(order, due)
 		if !ack.IsZero() && !now.Before(ack) {
@@ -108,9 +109,9 @@ func TestMarkersAreBounded(t *testing.T) {
 func TestRecordIsBounded(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second
-	held, stored, listed, lag := busy(t, durable, outbox.MaxTaken, 40_000)
+	held, stored, listed, lag := busy(t, durable, relay.MaxTaken, 40_000)
 	t.Logf("at most %d places held, %d stored with %d taken events, %v behind", held, stored, listed, lag)
-	if listed > maxStoredTaken+4*outbox.MaxTaken {
+	if listed > maxStoredTaken+4*relay.MaxTaken {
 		t.Errorf("%d taken events in a record", listed)
 	}
 	if lag > durable*5/4 {

@@ -3,7 +3,7 @@ package checkpoint
 import (
 	"fmt"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // The cures: what an operator can do with psql and the nats command line. They are all here, so that they change together.
@@ -33,10 +33,10 @@ func (c Config) cureOf(code, otherwise string) string {
 		return otherwise
 	}
 	switch c.Mapping.Source {
-	case outbox.FromMessage:
+	case relay.FromMessage:
 		return "Run `outflow repair`: it says what can be done and changes nothing. There is no table: what is neither in the stream nor in the WAL " +
 			"any more can't be brought back. " + otherwise
-	case outbox.FromBoth:
+	case relay.FromBoth:
 		otherwise = "Events that were written as messages can't be brought back from it. " + otherwise
 	}
 	return fmt.Sprintf("Run `outflow repair`: it says what is missing and changes nothing; `outflow repair --accept %s` then closes the gap "+
@@ -46,9 +46,9 @@ func (c Config) cureOf(code, otherwise string) string {
 // events are those of a range of the WAL, at the beginning of a sentence.
 func (c Config) events() string {
 	switch c.Mapping.Source {
-	case outbox.FromMessage:
+	case relay.FromMessage:
 		return "Events"
-	case outbox.FromBoth:
+	case relay.FromBoth:
 		return "Rows of " + c.Table + " and message events"
 	}
 	return "Rows of " + c.Table
@@ -103,7 +103,7 @@ func (c Config) cureServer(slotExists bool) string {
 }
 
 // cureForeignSlot never advises to drop the slot: whoever it belongs to may need it.
-func (c Config) cureForeignSlot(s outbox.SlotState, database string) string {
+func (c Config) cureForeignSlot(s relay.SlotState, database string) string {
 	first := "Find out whose it is"
 	if s.Database != "" && s.Database != database {
 		first = fmt.Sprintf("Correct postgres.url, if database %s is the one that is meant. Else find out whose it is", s.Database)

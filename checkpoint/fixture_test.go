@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -13,9 +14,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
 	epoch       = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	settings    = outbox.Settings{Horizon: outbox.DefaultHorizon, MaxEvents: outbox.DefaultMaxEvents, MaxBytes: outbox.DefaultMaxBytes}
-	publication = outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: 16385}
-	mapping     = outbox.Mapping{
+	settings    = relay.Settings{Horizon: relay.DefaultHorizon, MaxEvents: relay.DefaultMaxEvents, MaxBytes: relay.DefaultMaxBytes}
+	publication = relay.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: 16385}
+	mapping     = relay.Mapping{
 		Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
 	}
 	config = Config{
@@ -25,7 +26,7 @@ var (
 
 // at is a place on timeline 1, stored age ago.
 func at(due outbox.LSN, seq uint64, age time.Duration) StoredPlace {
-	return StoredPlace{Place: outbox.Place{Due: due, Seq: seq, Settings: settings, Timeline: 1}, Since: epoch.Add(-age)}
+	return StoredPlace{Place: relay.Place{Due: due, Seq: seq, Settings: settings, Timeline: 1}, Since: epoch.Add(-age)}
 }
 
 func on(timeline uint32, p StoredPlace) StoredPlace { p.Timeline = timeline; return p }
@@ -40,14 +41,14 @@ func record(places ...StoredPlace) *Record {
 // readings are those of a healthy set-up: three places, twelve messages, the newest place at the newest message.
 func readings() Readings {
 	return Readings{
-		Slot:   outbox.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: 0x1000, Restart: 0xF00, WALStatus: "reserved"},
+		Slot:   relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: 0x1000, Restart: 0xF00, WALStatus: "reserved"},
 		Record: record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 200*time.Second), at(0x3000, 12, 10*time.Second)),
-		Stream: outbox.StreamState{
+		Stream: relay.StreamState{
 			Exists: true, Created: epoch.Add(-time.Hour), LastSeq: 12, Messages: 12, NewestSeq: 12,
 			Newest: &outbox.Header{Pos: outbox.Position{LSN: 0x2F00, Index: 2}, N: 2, Of: 3, Due: 0x3000, Thru: 0x3000, Timeline: 1},
 		},
-		Server: outbox.ServerState{
-			SystemID: "7361530121234511111", Database: "app", Version: 180001, History: outbox.History{Timeline: 1}, WALEnd: 0x5000,
+		Server: relay.ServerState{
+			SystemID: "7361530121234511111", Database: "app", Version: 180001, History: relay.History{Timeline: 1}, WALEnd: 0x5000,
 		},
 		Publication: publication,
 		Now:         epoch,
@@ -55,6 +56,6 @@ func readings() Readings {
 }
 
 // promoted is the history of a server that left timeline 1 at end and is on timeline 2.
-func promoted(end outbox.LSN) outbox.History {
-	return outbox.History{Timeline: 2, Switches: []outbox.Switch{{Timeline: 1, End: end}}}
+func promoted(end outbox.LSN) relay.History {
+	return relay.History{Timeline: 2, Switches: []relay.Switch{{Timeline: 1, End: end}}}
 }

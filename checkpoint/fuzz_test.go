@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -70,7 +71,7 @@ func FuzzResolve(f *testing.F) {
 				t.Fatalf("message %d of %d: skip %t", i+1, start.There, skip)
 			}
 			tracker.Made(1)
-			tracker.Window(outbox.Place{Due: lsn, Settings: start.Place.Settings, Timeline: 1})
+			tracker.Window(relay.Place{Due: lsn, Settings: start.Place.Settings, Timeline: 1})
 			if got := tracker.Confirmable(now); got > start.Places[len(start.Places)-1].Due && got > start.Confirmed {
 				t.Fatalf("%v may be confirmed, and nothing was acknowledged", got)
 			}

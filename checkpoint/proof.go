@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -12,8 +13,8 @@ type Proof struct {
 	cfg    Config
 	start  Start
 	made   uint64
-	seq    uint64          // of the message that was made last
-	stored []outbox.Stored // what is left to compare, ascending
+	seq    uint64         // of the message that was made last
+	stored []relay.Stored // what is left to compare, ascending
 }
 
 // NewProof returns the proof that a session from start needs.
@@ -29,7 +30,7 @@ func (p *Proof) Compares() (above, upTo uint64) {
 // Stored takes messages of that range, ascending, at best all that can have been in flight when the last session ended: a stranger's may
 // have taken a sequence, and what was behind ours that was refused for it may have come in after him, so that the stream's end looks
 // right. The error is a gap fault with code foreign_message: one of them is not ours. Call it before the first message is made.
-func (p *Proof) Stored(all []outbox.Stored) error {
+func (p *Proof) Stored(all []relay.Stored) error {
 	for _, m := range all {
 		if m.Header == nil {
 			return &outbox.Fault{

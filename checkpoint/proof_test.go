@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 func proof(there uint64, newest *outbox.Header) *Proof {
-	s := Start{Place: outbox.Place{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, There: there, Newest: newest}
+	s := Start{Place: relay.Place{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, There: there, Newest: newest}
 	if newest != nil {
 		s.Thru = newest.Thru
 	}
@@ -117,31 +118,31 @@ func TestProofComparesEach(t *testing.T) {
 	t.Parallel()
 	made := headers(4)
 	start := Start{
-		Place: outbox.Place{Due: 0x1000, Seq: 5}, There: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
+		Place: relay.Place{Due: 0x1000, Seq: 5}, There: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
 		Newest: made[3], Thru: made[3].Thru,
 	}
 	at := []uint64{6, 9, 10, 11}
-	stored := func(change func(all []outbox.Stored) []outbox.Stored) []outbox.Stored {
-		var all []outbox.Stored
+	stored := func(change func(all []relay.Stored) []relay.Stored) []relay.Stored {
+		var all []relay.Stored
 		for i, h := range made {
 			c := *h
-			all = append(all, outbox.Stored{Seq: at[i], Header: &c})
+			all = append(all, relay.Stored{Seq: at[i], Header: &c})
 		}
 		return change(all)
 	}
-	keep := func(all []outbox.Stored) []outbox.Stored { return all }
+	keep := func(all []relay.Stored) []relay.Stored { return all }
 	for name, c := range map[string]struct {
 		start  func(s *Start)
-		stored func(all []outbox.Stored) []outbox.Stored
+		stored func(all []relay.Stored) []relay.Stored
 		fails  uint64 // at which sequence; 0: it is proved
 	}{
 		"all agree":               {nil, keep, 0},
-		"the first differs":       {nil, func(all []outbox.Stored) []outbox.Stored { all[0].Header.N++; return all }, 6},
-		"one behind a hole":       {nil, func(all []outbox.Stored) []outbox.Stored { all[1].Header.Due++; return all }, 9},
-		"one is shifted":          {nil, func(all []outbox.Stored) []outbox.Stored { all[2].Header = all[1].Header; return all }, 10},
-		"it was not read":         {nil, func(all []outbox.Stored) []outbox.Stored { all[1].Header.Due++; return append(all[:1], all[2:]...) }, 0},
-		"only the last were read": {nil, func(all []outbox.Stored) []outbox.Stored { return all[2:] }, 0},
-		"the end can't be read":   {func(s *Start) { s.Newest, s.Thru = nil, 0 }, func(all []outbox.Stored) []outbox.Stored { all[1].Header.Due++; return all[:3] }, 0},
+		"the first differs":       {nil, func(all []relay.Stored) []relay.Stored { all[0].Header.N++; return all }, 6},
+		"one behind a hole":       {nil, func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return all }, 9},
+		"one is shifted":          {nil, func(all []relay.Stored) []relay.Stored { all[2].Header = all[1].Header; return all }, 10},
+		"it was not read":         {nil, func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return append(all[:1], all[2:]...) }, 0},
+		"only the last were read": {nil, func(all []relay.Stored) []relay.Stored { return all[2:] }, 0},
+		"the end can't be read":   {func(s *Start) { s.Newest, s.Thru = nil, 0 }, func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return all[:3] }, 0},
 	} {
 		s := start
 		if c.start != nil {
@@ -163,7 +164,7 @@ func TestProofComparesEach(t *testing.T) {
 	}
 
 	p := NewProof(config, start)
-	err := p.Stored(stored(func(all []outbox.Stored) []outbox.Stored { all[2].Header = nil; return all }))
+	err := p.Stored(stored(func(all []relay.Stored) []relay.Stored { all[2].Header = nil; return all }))
 	refused(t, err, "foreign_message", outbox.Gap, "0/1000 to 0/1200", []string{"at sequence 10", "outflow repair --accept foreign_message"})
 	if !outbox.FaultOf(err).Seen {
 		t.Error("the record is not to say so: whoever removes the message would hide it")

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -12,10 +13,10 @@ const CodePublication = "publication_changed"
 // Published compares what is published with what the record knows. end is where the WAL ended before it was read. Rows may be hidden
 // between where it was last seen right and there: that is a gap, seen to happen, because what hid them may be gone at the next reading. What an
 // older record does not know is taken as it is.
-func (c Config) Published(known PublicationSeen, now outbox.PublicationIdentity, end outbox.LSN) error {
+func (c Config) Published(known PublicationSeen, now relay.PublicationIdentity, end outbox.LSN) error {
 	what, cure := "", ""
-	entry := func(id outbox.PublicationIdentity) outbox.PublicationIdentity {
-		return outbox.PublicationIdentity{
+	entry := func(id relay.PublicationIdentity) relay.PublicationIdentity {
+		return relay.PublicationIdentity{
 			OID: id.OID, Xmin: id.Xmin, RelOID: id.RelOID, RelXmin: id.RelXmin, SchemaOID: id.SchemaOID, SchemaXmin: id.SchemaXmin,
 		}
 	}

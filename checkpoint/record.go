@@ -8,6 +8,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -30,7 +31,7 @@ type Record struct {
 	Database    string          `json:"database"`
 	SystemID    string          `json:"system_id"`
 	Publication PublicationSeen `json:"publication"`
-	Mapping     outbox.Mapping  `json:"mapping"`
+	Mapping     relay.Mapping   `json:"mapping"`
 	Stream      string          `json:"stream"`
 	Created     time.Time       `json:"stream_created"`
 	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no place yet
@@ -54,13 +55,13 @@ const ForSnapshot = "snapshot"
 
 // PublicationSeen is the publication that the rows came through, and up to where that is known.
 type PublicationSeen struct {
-	outbox.PublicationIdentity
+	relay.PublicationIdentity
 	Seen outbox.LSN `json:"seen"` // it was right when the WAL ended here
 }
 
 // StoredPlace is a place of the record.
 type StoredPlace struct {
-	outbox.Place
+	relay.Place
 	Since  time.Time `json:"since"`           // when it was first stored, by the wall clock, UTC
 	Broker time.Time `json:"broker,omitzero"` // the same by the broker's clock, or later; zero where that was not known
 }
@@ -72,7 +73,7 @@ type Range struct {
 }
 
 // With returns the record with the places and holes of a snapshot, and what is published as it was when the WAL ended at seen.
-func (r *Record) With(s Snapshot, published outbox.PublicationIdentity, seen outbox.LSN) *Record {
+func (r *Record) With(s Snapshot, published relay.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
 	c.Places, c.Holes = s.Places, s.Holes
@@ -83,7 +84,7 @@ func (r *Record) With(s Snapshot, published outbox.PublicationIdentity, seen out
 // LostFirstPlace tells a set-up that was complete, with a record of the first place that was lost again, with the end of the broker's
 // files. Nothing was confirmed then but that place, which is what the slot still says: outflow init takes it from there, and run
 // makes the messages again and compares.
-func (r *Record) LostFirstPlace(slot outbox.SlotState, stream outbox.StreamState) bool {
+func (r *Record) LostFirstPlace(slot relay.SlotState, stream relay.StreamState) bool {
 	return r.Creating && slot.Exists && stream.Created.Equal(r.Created)
 }
 
@@ -96,7 +97,7 @@ func (r *Record) Encode() ([]byte, error) {
 		c.Version = recordVersion
 	case !c.Mapping.Shard.Whole():
 		c.Version = shardVersion
-	case c.Mapping.Source != outbox.FromTable:
+	case c.Mapping.Source != relay.FromTable:
 		c.Version = sourceVersion
 	}
 	if err := c.validate(); err != nil {
@@ -152,9 +153,9 @@ func (r *Record) validate() error {
 		return errors.New("slot, system identifier or stream is empty")
 	case r.Mapping.Source.Rows() == (r.Mapping.Table == ""):
 		return fmt.Errorf("source %v with table %q", r.Mapping.Source, r.Mapping.Table)
-	case r.Mapping.Source != outbox.FromTable && (!r.Mapping.Source.Messages() || r.Version < sourceVersion):
+	case r.Mapping.Source != relay.FromTable && (!r.Mapping.Source.Messages() || r.Version < sourceVersion):
 		return fmt.Errorf("source %v in version %d", r.Mapping.Source, r.Version)
-	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != outbox.FromTable || r.Version < shardVersion):
+	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != relay.FromTable || r.Version < shardVersion):
 		return fmt.Errorf("shard %v of source %v in version %d", r.Mapping.Shard, r.Mapping.Source, r.Version)
 	case r.Publication.TableOID != 0 && (!r.Mapping.Source.Rows() || r.Version < recordVersion):
 		return fmt.Errorf("table with OID %d of source %v in version %d", r.Publication.TableOID, r.Mapping.Source, r.Version)
@@ -189,8 +190,8 @@ func validatePlace(p StoredPlace) error {
 	if p.Since.IsZero() {
 		return errors.New("no time")
 	}
-	if len(p.Taken) > outbox.MaxTaken {
-		return fmt.Errorf("%d events taken, at most %d", len(p.Taken), outbox.MaxTaken)
+	if len(p.Taken) > relay.MaxTaken {
+		return fmt.Errorf("%d events taken, at most %d", len(p.Taken), relay.MaxTaken)
 	}
 	for i, t := range p.Taken {
 		if t.LSN <= p.Due || i > 0 && t.Compare(p.Taken[i-1]) <= 0 {

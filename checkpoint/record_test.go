@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -22,10 +23,10 @@ func TestRecordRoundTrip(t *testing.T) {
 	repairing.Repairing, repairing.Base = "slot_missing", 5
 	repaired.Base = 7
 	messages, both := record(at(0x1000, 5, 0)), record(at(0x1000, 5, 0))
-	messages.Mapping.Source, messages.Mapping.Table, messages.Publication.PublicationIdentity = outbox.FromMessage, "", outbox.PublicationIdentity{}
-	both.Mapping.Source = outbox.FromBoth
+	messages.Mapping.Source, messages.Mapping.Table, messages.Publication.PublicationIdentity = relay.FromMessage, "", relay.PublicationIdentity{}
+	both.Mapping.Source = relay.FromBoth
 	shard := record(at(0x1000, 5, 0))
-	shard.Mapping.Shard = outbox.Shard{Index: 1, Of: 4}
+	shard.Mapping.Shard = relay.Shard{Index: 1, Of: 4}
 	unnamed := func(r *Record) *Record { // as an outflow wrote it that did not know the table's OID
 		c := *r
 		c.Publication.TableOID = 0
@@ -145,7 +146,7 @@ func TestDecodeRefuses(t *testing.T) {
 func TestRecordTakesSoManyEvents(t *testing.T) {
 	t.Parallel()
 	r := record(at(0x1000, 5, 0))
-	for i := range outbox.MaxTaken {
+	for i := range relay.MaxTaken {
 		r.Places[0].Taken = append(r.Places[0].Taken, outbox.Position{LSN: 0x1001, Index: uint32(i)})
 	}
 	if _, err := r.Encode(); err != nil {
@@ -186,7 +187,7 @@ func TestLostFirstPlace(t *testing.T) {
 		got, want bool
 	}{
 		"it is":               {creating.LostFirstPlace(slot, stream), true},
-		"the slot isn't made": {creating.LostFirstPlace(outbox.SlotState{}, stream), false},
+		"the slot isn't made": {creating.LostFirstPlace(relay.SlotState{}, stream), false},
 		"another stream":      {creating.LostFirstPlace(slot, other), false},
 		"a place is there":    {record(at(0x1000, 5, 0)).LostFirstPlace(slot, stream), false},
 	} {

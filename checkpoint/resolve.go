@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -25,29 +26,29 @@ type Config struct {
 	Stream       string
 	Publication  string
 	Table        string // schema.name
-	Mapping      outbox.Mapping
+	Mapping      relay.Mapping
 	DurableAfter time.Duration // 0 or more
 }
 
 // Readings are what a start knows, read in this order: slot, record, stream, server, publication.
 type Readings struct {
-	Slot        outbox.SlotState
+	Slot        relay.SlotState
 	Record      *Record // nil: there is none
-	Stream      outbox.StreamState
-	Server      outbox.ServerState
-	Publication outbox.PublicationIdentity
+	Stream      relay.StreamState
+	Server      relay.ServerState
+	Publication relay.PublicationIdentity
 	Asked       time.Time // before anything was read
 	Now         time.Time
 }
 
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
-	Place     outbox.Place // replication starts at its Due: the switch point, where the place lies beyond one
-	LastSeq   uint64       // the next message expects it
-	End       uint64       // the newest message that is known to be there; those between End and LastSeq are lost
-	There     uint64       // so many of the messages to be made are in the stream already
-	Accepted  uint64       // a repair accepted the messages up to here: they are not compared
-	Confirmed outbox.LSN   // the slot's
+	Place     relay.Place // replication starts at its Due: the switch point, where the place lies beyond one
+	LastSeq   uint64      // the next message expects it
+	End       uint64      // the newest message that is known to be there; those between End and LastSeq are lost
+	There     uint64      // so many of the messages to be made are in the stream already
+	Accepted  uint64      // a repair accepted the messages up to here: they are not compared
+	Confirmed outbox.LSN  // the slot's
 
 	Asked  time.Time // by this process's clock: not after
 	Broker time.Time // the broker's clock said so; zero: it did not say
@@ -193,14 +194,14 @@ func (v *resolver) headed() *outbox.Header {
 	return v.Stream.Newest
 }
 
-func shardText(s outbox.Shard) string {
+func shardText(s relay.Shard) string {
 	if s.Whole() {
 		return "not set"
 	}
 	return s.String()
 }
 
-func mappingText(m outbox.Mapping) string {
+func mappingText(m relay.Mapping) string {
 	origin := "any"
 	if m.OwnOnly {
 		origin = "own"

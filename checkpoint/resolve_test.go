@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -26,7 +27,7 @@ func TestResolveStarts(t *testing.T) {
 		{"messages beyond the newest place", func(r *Readings) { newest(r, 15) }, "0/3000 12 3 15 15 [] true 0/3000 false", "", 3},
 		{"nothing published yet", func(r *Readings) {
 			r.Record = record(at(0x1000, 0, time.Second))
-			r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created}
+			r.Stream = relay.StreamState{Exists: true, Created: r.Record.Created}
 		}, "0/1000 0 0 0 0 [] false 0/0 false", "", 1},
 		{"retention removed all", func(r *Readings) { r.Stream.Messages, r.Stream.NewestSeq, r.Stream.Newest = 0, 0, nil },
 			"0/2000 9 3 12 12 [] false 0/0 false", "stream OUTBOX is empty, its last sequence was 12", 3},
@@ -127,13 +128,13 @@ func TestResolveRefuses(t *testing.T) {
 		parts  []string
 	}{
 		{func(r *Readings) { *r = Readings{Server: r.Server} }, "not_initialised", outbox.Fatal, "", []string{"no slot outflow", "no stream OUTBOX", "outflow init"}},
-		{func(r *Readings) { *r = Readings{Server: r.Server, Stream: outbox.StreamState{Exists: true}} }, "init_unfinished", outbox.Fatal, "",
+		{func(r *Readings) { *r = Readings{Server: r.Server, Stream: relay.StreamState{Exists: true}} }, "init_unfinished", outbox.Fatal, "",
 			[]string{"stream OUTBOX is empty", "outflow init` again"}},
 		{func(r *Readings) {
-			r.Record, r.Slot, r.Stream = record(), outbox.SlotState{}, outbox.StreamState{Exists: true, Created: r.Record.Created}
+			r.Record, r.Slot, r.Stream = record(), relay.SlotState{}, relay.StreamState{Exists: true, Created: r.Record.Created}
 			r.Record.Creating = true
 		}, "init_unfinished", outbox.Fatal, "", []string{"slot outflow is about to be made", "outflow init` again"}},
-		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = outbox.SlotState{} }, "stream_not_empty", outbox.Gap,
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = relay.SlotState{} }, "stream_not_empty", outbox.Gap,
 			"0/0 to 0/5000", []string{"last sequence is 12", "outflow repair --accept stream_not_empty"}},
 		{func(r *Readings) { r.Record = record(); r.Record.Creating = true }, "init_unfinished", outbox.Fatal, "", []string{"outflow init` again"}},
 		{func(r *Readings) { r.Record.Repairing = "slot_missing"; r.Server.SystemID = "1" }, "repair_unfinished", outbox.Gap,
@@ -141,30 +142,30 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Record = record(); r.Record.Repairing = ForSnapshot }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000",
 			[]string{"snapshot of table", "Run `outflow init --snapshot` again"}},
-		{func(r *Readings) { r.Record.Repairing = ForSnapshot; r.Slot = outbox.SlotState{} }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Record.Repairing = ForSnapshot; r.Slot = relay.SlotState{} }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message" }, "foreign_message", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"somebody else published", "outflow repair --accept foreign_message", "keep everybody else out"}},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) {
-			r.Record.Mapping = outbox.Mapping{Source: outbox.FromMessage, Key: "key"}
+			r.Record.Mapping = relay.Mapping{Source: relay.FromMessage, Key: "key"}
 		}, "mapping_changed", outbox.Fatal, "", []string{"has source=message origin=any, ordered by key"}},
-		{func(r *Readings) { r.Record.Mapping = outbox.Mapping{Source: outbox.FromMessage} }, "mapping_changed", outbox.Fatal, "",
+		{func(r *Readings) { r.Record.Mapping = relay.Mapping{Source: relay.FromMessage} }, "mapping_changed", outbox.Fatal, "",
 			[]string{"has source=message origin=any, in commit order"}},
-		{func(r *Readings) { r.Record.Mapping.Shard = outbox.Shard{Index: 1, Of: 4} }, "shard_changed", outbox.Fatal, "",
+		{func(r *Readings) { r.Record.Mapping.Shard = relay.Shard{Index: 1, Of: 4} }, "shard_changed", outbox.Fatal, "",
 			[]string{"shard is not set", "slot outflow has 1/4", "docs/upgrades.md"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure, rowsCure}},
-		{func(r *Readings) { r.Record = nil; r.Stream = outbox.StreamState{} }, "record_missing", outbox.Gap, "0/1000 to 0/5000", nil},
-		{func(r *Readings) { r.Record = nil; r.Slot = outbox.SlotState{} }, "record_missing", outbox.Gap, "0/3000 to 0/5000", []string{"stop outflow, keep"}},
+		{func(r *Readings) { r.Record = nil; r.Stream = relay.StreamState{} }, "record_missing", outbox.Gap, "0/1000 to 0/5000", nil},
+		{func(r *Readings) { r.Record = nil; r.Slot = relay.SlotState{} }, "record_missing", outbox.Gap, "0/3000 to 0/5000", []string{"stop outflow, keep"}},
 		{func(r *Readings) { r.Server.SystemID = "7361530121234599999" }, "system_changed", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", slotCure, streamCure, rowsCure}},
 		{func(r *Readings) { r.Server.SystemID, r.Server.WALEnd = "7361530121234599999", 0x2000 }, "system_changed", outbox.Gap, "0/2000 to 0/3000", nil},
-		{func(r *Readings) { r.Slot = outbox.SlotState{} }, "slot_missing", outbox.Gap, "0/3000 to 0/5000",
+		{func(r *Readings) { r.Slot = relay.SlotState{} }, "slot_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"slot outflow does not exist", "start anew: stop outflow, keep", streamCure, rowsCure}},
-		{func(r *Readings) { r.Slot = outbox.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap, "0/2000 to 0/5000", nil},
-		{func(r *Readings) { r.Slot = outbox.SlotState{}; r.Stream.Created = epoch }, "slot_missing", outbox.Gap, "0/0 to 0/5000", nil},
-		{func(r *Readings) { r.Slot = outbox.SlotState{}; r.Server.History = promoted(0x4000) }, "slot_missing", outbox.Gap, "0/3000 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = relay.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap, "0/2000 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Stream.Created = epoch }, "slot_missing", outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Server.History = promoted(0x4000) }, "slot_missing", outbox.Gap, "0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{`"wal2json"`, "whose it is", "slot_missing"}},
 		{func(r *Readings) { r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{"physical", "whose it is"}},
 		{func(r *Readings) { r.Record = nil; r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Fatal, "", []string{"physical", "Set slot"}},
@@ -178,7 +179,7 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
 		{func(r *Readings) { r.Slot.WALStatus = "lost" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_status is lost"}},
 		{func(r *Readings) { r.Slot.Confirmed = 0x3001 }, "slot_ahead", outbox.Gap, "0/3000 to 0/5000", []string{"confirmed at 0/3001", slotCure, rowsCure}},
-		{func(r *Readings) { r.Stream = outbox.StreamState{} }, "stream_missing", outbox.Gap, "0/0 to 0/1000",
+		{func(r *Readings) { r.Stream = relay.StreamState{} }, "stream_missing", outbox.Gap, "0/0 to 0/1000",
 			[]string{"stream OUTBOX does not exist", "nats.url", "nats stream restore", slotCure, streamCure, rowsCure}},
 		{func(r *Readings) { r.Stream.Created = epoch }, "stream_recreated", outbox.Gap, "0/0 to 0/1000",
 			[]string{"2026-03-01T12:00:00Z", "2026-03-01T11:00:00Z", streamCure}},
@@ -192,7 +193,7 @@ func TestResolveRefuses(t *testing.T) {
 		{func(r *Readings) { r.Slot.Confirmed, r.Stream.LastSeq, r.Stream.NewestSeq = 0x2000, 8, 7 }, "stream_shortened", outbox.Gap,
 			"0/1000 to 0/2000", []string{"ends at sequence 7"}},
 		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
-		{func(r *Readings) { r.Stream = outbox.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
+		{func(r *Readings) { r.Stream = relay.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
 		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "keep everybody else out", "nats stream view OUTBOX"}},
 		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", []string{"ends at 0/2FFF", "restored", slotCure}},
 		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
@@ -280,7 +281,7 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 func TestResolveWaitsForStandby(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(r *Readings){
-		"no slot yet":          func(r *Readings) { r.Slot = outbox.SlotState{} },
+		"no slot yet":          func(r *Readings) { r.Slot = relay.SlotState{} },
 		"behind a place":       func(r *Readings) { r.Server.WALEnd = 0x2FFF },
 		"behind a thru":        func(r *Readings) { r.Stream.Newest.Thru = 0x5001 },
 		"timeline to come":     func(r *Readings) { r.Record.Places[2].Timeline = 2 },

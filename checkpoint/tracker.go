@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -23,7 +24,7 @@ type Tracker struct {
 
 	holes     []Range
 	places    []trackedPlace // ascending; the stored ones first
-	pending   []outbox.Place // places of windows that wait for their last message's acknowledgement, ascending
+	pending   []relay.Place  // places of windows that wait for their last message's acknowledgement, ascending
 	confirmed outbox.LSN     // all that was handed to Confirmed
 
 	asked, broker time.Time // when broker's clock was asked, by ours, and what it said; see brokerTime
@@ -34,7 +35,7 @@ type Tracker struct {
 }
 
 type trackedPlace struct {
-	outbox.Place
+	relay.Place
 	state    placeState
 	marker   bool      // a keepalive's, not a window's
 	since    time.Time // unless fresh: when it was first stored, for the record
@@ -104,7 +105,7 @@ func (t *Tracker) proved() bool { return t.made >= t.there }
 // Window notes that a window with events ended at place, after all its messages were counted with Made. The place counts once the
 // last of them is acknowledged; its Seq is set here, its Timeline by the caller. Places that the record goes beyond already are
 // passed over.
-func (t *Tracker) Window(place outbox.Place) {
+func (t *Tracker) Window(place relay.Place) {
 	if !t.proved() || place.Due <= t.newest().Due {
 		return
 	}
@@ -130,7 +131,7 @@ func (t *Tracker) advance() {
 
 // Marker notes a keepalive's marker, when the buffer holds no event; its place's Seq is set here, its Timeline by the caller. It
 // counts only where no message is unacknowledged, and reports whether it did.
-func (t *Tracker) Marker(place outbox.Place) bool {
+func (t *Tracker) Marker(place relay.Place) bool {
 	top := t.newest()
 	if !t.proved() || t.Unacknowledged() || place.Due <= top.Due {
 		return false
@@ -168,7 +169,7 @@ func (t *Tracker) smaller() int {
 }
 
 // Newest returns the newest place.
-func (t *Tracker) Newest() outbox.Place { return t.newest().Place }
+func (t *Tracker) Newest() relay.Place { return t.newest().Place }
 
 // Unacknowledged reports whether the stream is not known to hold all messages made.
 func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }

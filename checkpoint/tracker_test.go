@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -28,11 +29,11 @@ func track(t *testing.T, change func(s *Start)) *tracked {
 // window makes a window of n messages that ends at due.
 func (k *tracked) window(due outbox.LSN, n int) {
 	k.Made(n)
-	k.Window(outbox.Place{Due: due, Settings: settings, Timeline: 1})
+	k.Window(relay.Place{Due: due, Settings: settings, Timeline: 1})
 }
 
 func (k *tracked) marker(due outbox.LSN) bool {
-	return k.Marker(outbox.Place{Due: due, Settings: settings, Timeline: 1})
+	return k.Marker(relay.Place{Due: due, Settings: settings, Timeline: 1})
 }
 
 // store takes a snapshot and has it stored at once; it returns its places.

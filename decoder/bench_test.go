@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -94,7 +95,7 @@ func BenchmarkPayload(b *testing.B) {
 // BenchmarkMessage decodes and copies a message event.
 func BenchmarkMessage(b *testing.B) {
 	cfg := config
-	cfg.Mapping.Source = outbox.FromMessage
+	cfg.Mapping.Source = relay.FromMessage
 	d := New(cfg)
 	var r Result
 	if err := d.Decode(begin(1), &r); err != nil {
@@ -134,7 +135,7 @@ func BenchmarkTransaction(b *testing.B) {
 			}
 		}
 	}
-	if r.Commit.Kind != outbox.Events {
+	if r.Commit.Kind != relay.Events {
 		b.Fatal("no events")
 	}
 }

@@ -3,6 +3,7 @@ package decoder
 import (
 	"encoding/binary"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -106,7 +107,7 @@ func logical(flags byte, prefix, content string) []byte {
 }
 
 // mapping is that of the table that init makes; the columns are without seq_key, as below PostgreSQL 18.
-var mapping = outbox.Mapping{
+var mapping = relay.Mapping{
 	Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
 }
 

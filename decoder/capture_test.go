@@ -17,7 +17,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 var update = flag.Bool("update", false, "keep what the servers that OUTFLOW_TEST_PG asks for send; golden files are written where they are absent")
@@ -203,11 +203,11 @@ func transcript(results []Result) []byte {
 			e := r.Event
 			fmt.Fprintf(&b, "%d doc=%q actor=%q key=%q id=%q extra=%q null=%b bad=%q\n  %q\n",
 				e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.Extra, e.Null, e.Bad, e.Payload)
-		case r.Commit.Kind == outbox.Events:
+		case r.Commit.Kind == relay.Events:
 			fmt.Fprintf(&b, "commit of %d events\n\n", r.Commit.Events)
-		case r.Commit.Kind == outbox.Tick:
+		case r.Commit.Kind == relay.Tick:
 			b.WriteString("tick\n\n")
-		case r.Commit.Kind == outbox.SettingsChange:
+		case r.Commit.Kind == relay.SettingsChange:
 			fmt.Fprintf(&b, "settings %v\n\n", r.Commit.Settings)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // maxHeaders is how many members headers may have: each is compared with those before it.
@@ -44,7 +44,7 @@ func (d *Decoder) event(b []byte, r *Result) error {
 		return errTooManyEvents
 	}
 	e := &r.Event
-	e.Null, e.Pos.Index = outbox.IsMessage, d.tx.events
+	e.Null, e.Pos.Index = relay.IsMessage, d.tx.events
 	d.tx.events++
 	r.Kind = Event
 
@@ -57,24 +57,24 @@ func (d *Decoder) event(b []byte, r *Result) error {
 	} else if c.bad != "" {
 		e.Bad = "content: " + c.bad
 	}
-	e.Doc = d.member(memberDoc, e, outbox.NullDoc)
-	e.Actor = d.member(memberActor, e, outbox.NullActor)
-	e.ID = d.member(memberID, e, outbox.NullID)
-	e.Key = d.member(memberKey, e, outbox.NullKey)
+	e.Doc = d.member(memberDoc, e, relay.NullDoc)
+	e.Actor = d.member(memberActor, e, relay.NullActor)
+	e.ID = d.member(memberID, e, relay.NullID)
+	e.Key = d.member(memberKey, e, relay.NullKey)
 	if counter := c.value[memberCounter]; !c.value[memberKey].set && c.value[memberActor].set && counter.set && e.Bad == "" {
 		e.Key = d.arena.key(e.Actor, string(b[counter.start:counter.end]))
-		e.Null &^= outbox.NullKey
+		e.Null &^= relay.NullKey
 	}
 	// What the mapping has no place for decides nothing, as of a row: else messages would be ordered among each other, and rows not.
 	if !d.cfg.Mapping.Keyed() {
-		e.Key, e.Null = "", e.Null&^outbox.NullKey
+		e.Key, e.Null = "", e.Null&^relay.NullKey
 	}
 	if d.cfg.Mapping.Actor == "" {
-		e.Actor, e.Null = "", e.Null&^outbox.NullActor
+		e.Actor, e.Null = "", e.Null&^relay.NullActor
 	}
 	switch p := c.value[memberPayload]; {
 	case !p.set:
-		e.Null |= outbox.NullPayload
+		e.Null |= relay.NullPayload
 	default:
 		e.PayloadSize = p.end - p.start
 		if e.Bad == "" && (d.cfg.MaxPayload == 0 || e.PayloadSize <= d.cfg.MaxPayload) {
@@ -99,7 +99,7 @@ func (d *Decoder) event(b []byte, r *Result) error {
 }
 
 // member gives the value of a member that is a string.
-func (d *Decoder) member(i int, e *outbox.Event, null outbox.Nulls) string {
+func (d *Decoder) member(i int, e *relay.Event, null relay.Nulls) string {
 	s := d.content.value[i]
 	if !s.set {
 		e.Null |= null

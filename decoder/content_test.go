@@ -14,24 +14,25 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // messages is the configuration of a slot without a table; both has the table beside it, with other column names.
 var (
-	messages = Config{Slot: "outflow", ID: "id", Extra: []string{"event_type", "counter", "tenant"}, Mapping: outbox.Mapping{
-		Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
+	messages = Config{Slot: "outflow", ID: "id", Extra: []string{"event_type", "counter", "tenant"}, Mapping: relay.Mapping{
+		Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
 	}}
 	both = func() Config {
 		c := config
-		c.Mapping.Source = outbox.FromBoth
+		c.Mapping.Source = relay.FromBoth
 		c.Extra = []string{"event_type", "counter", "tenant"}
 		return c
 	}()
 )
 
 // decodeContent decodes a transaction that holds one message event.
-func decodeContent(t testing.TB, cfg Config, text string) (outbox.Event, error) {
+func decodeContent(t testing.TB, cfg Config, text string) (relay.Event, error) {
 	t.Helper()
 	d, r := New(cfg), Result{}
 	if err := d.Decode(begin(100), &r); err != nil {
@@ -39,17 +40,17 @@ func decodeContent(t testing.TB, cfg Config, text string) (outbox.Event, error) 
 	}
 	msg := logical(1, outbox.EventPrefix, text)
 	if err := d.Decode(msg, &r); err != nil {
-		return outbox.Event{}, err
+		return relay.Event{}, err
 	}
 	for i := range msg {
 		msg[i] = 0xEE // the buffer is used again
 	}
-	if r.Kind != Event || r.Ignored != 0 || r.Event.Null&outbox.IsMessage == 0 {
-		return outbox.Event{}, fmt.Errorf("%+v", r)
+	if r.Kind != Event || r.Ignored != 0 || r.Event.Null&relay.IsMessage == 0 {
+		return relay.Event{}, fmt.Errorf("%+v", r)
 	}
 	e := r.Event
-	if err := d.Decode(commit(100, 108, 1), &r); err != nil || r.Commit.Kind != outbox.Events || r.Commit.Events != 1 {
-		return outbox.Event{}, fmt.Errorf("commit %+v: %w", r.Commit, err)
+	if err := d.Decode(commit(100, 108, 1), &r); err != nil || r.Commit.Kind != relay.Events || r.Commit.Events != 1 {
+		return relay.Event{}, fmt.Errorf("commit %+v: %w", r.Commit, err)
 	}
 	return e, nil
 }
@@ -57,63 +58,63 @@ func decodeContent(t testing.TB, cfg Config, text string) (outbox.Event, error) 
 func TestContent(t *testing.T) {
 	t.Parallel()
 	const required = `"doc_id":"d","payload":1`
-	nulls := outbox.NullActor | outbox.NullKey | outbox.NullID
+	nulls := relay.NullActor | relay.NullKey | relay.NullID
 	deep := strings.Repeat("[", maxDepth-1) + strings.Repeat("]", maxDepth-1)
 	for name, c := range map[string]struct {
 		text string
-		want outbox.Event // without Extra where nothing is said about it: all NULL
+		want relay.Event // without Extra where nothing is said about it: all NULL
 	}{
 		"everything": {
 			`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","seq_key":"k","headers":{"event_type":"moved","other":"x"},"payload":{"n":1.10}}`,
-			outbox.Event{Doc: "d", Actor: "a", ID: "i", Key: "k", Payload: []byte(`{"n":1.10}`), Extra: []string{"moved", "42", ""}},
+			relay.Event{Doc: "d", Actor: "a", ID: "i", Key: "k", Payload: []byte(`{"n":1.10}`), Extra: []string{"moved", "42", ""}},
 		},
 		"computed key": {
 			`{"doc_id":"d","actor_id":"a","counter":42,"payload":[]}`,
-			outbox.Event{Doc: "d", Actor: "a", Key: "a:00000000000000000042", Null: outbox.NullID, Payload: []byte("[]"), Extra: []string{"", "42", ""}},
+			relay.Event{Doc: "d", Actor: "a", Key: "a:00000000000000000042", Null: relay.NullID, Payload: []byte("[]"), Extra: []string{"", "42", ""}},
 		},
 		"greatest counter": {
 			`{"doc_id":"d","actor_id":"","counter":9223372036854775807,"payload":[]}`,
-			outbox.Event{Doc: "d", Key: ":09223372036854775807", Null: outbox.NullID, Payload: []byte("[]"), Extra: []string{"", "9223372036854775807", ""}},
+			relay.Event{Doc: "d", Key: ":09223372036854775807", Null: relay.NullID, Payload: []byte("[]"), Extra: []string{"", "9223372036854775807", ""}},
 		},
-		"no key":            {`{` + required + `}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
-		"no actor, no key":  {`{` + required + `,"counter":0}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "0", ""}}},
-		"null is absent":    {`{` + required + `,"id":null,"actor_id":null,"counter":null,"seq_key":null,"headers":null}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
-		"null header":       {`{` + required + `,"headers":{"event_type":null,"tenant":""}}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "", "."}}},
-		"no doc_id":         {`{"payload":1}`, outbox.Event{Null: nulls | outbox.NullDoc, Payload: []byte("1")}},
-		"null doc_id":       {`{"doc_id":null,"payload":1}`, outbox.Event{Null: nulls | outbox.NullDoc, Payload: []byte("1")}},
-		"no payload":        {`{"doc_id":"d"}`, outbox.Event{Doc: "d", Null: nulls | outbox.NullPayload}},
-		"payload null":      {`{"doc_id":"d","payload":null}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte("null")}},
-		"payload as it is":  {" {\"doc_id\" : \"d\" ,\n\"payload\"\t: {\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]} } ", outbox.Event{Doc: "d", Null: nulls, Payload: []byte("{\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]}")}},
-		"escapes":           {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\q"}`, outbox.Event{Bad: "content is not JSON"}},
-		"escapes, good":     {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\u0041"}`, outbox.Event{Doc: "é😀\"\\/\b\f\n\r\t", Null: nulls, Payload: []byte(`"\u0041"`)}},
-		"deep":              {`{"doc_id":"d","payload":` + deep + `}`, outbox.Event{Doc: "d", Null: nulls, Payload: []byte(deep)}},
-		"too deep":          {`{"doc_id":"d","payload":[` + deep + `]}`, outbox.Event{Bad: "too deep"}},
-		"no JSON":           {`doc_id=d`, outbox.Event{Bad: "at byte 0 of 8: no JSON object"}},
-		"empty":             {``, outbox.Event{Bad: "no JSON object"}},
-		"array":             {`[` + `{` + required + `}]`, outbox.Event{Bad: "no JSON object"}},
-		"cut":               {`{` + required, outbox.Event{Bad: "no comma and no brace"}},
-		"more":              {`{` + required + `}{}`, outbox.Event{Bad: "goes on after its end"}},
-		"trailing comma":    {`{` + required + `,}`, outbox.Event{Bad: "no name of a member"}},
-		"not UTF-8":         {"{\"doc_id\":\"\xe9\",\"payload\":1}", outbox.Event{Bad: "content is not UTF-8"}},
-		"control character": {"{\"doc_id\":\"\n\",\"payload\":1}", outbox.Event{Bad: "a control character"}},
-		"empty doc_id":      {`{"doc_id":"","payload":1}`, outbox.Event{Bad: "doc_id is empty"}},
-		"number as doc_id":  {`{"doc_id":7,"payload":1}`, outbox.Event{Bad: "doc_id is not a string"}},
-		"NUL":               {`{"doc_id":"a\u0000","payload":1}`, outbox.Event{Bad: `doc_id holds \u0000`}},
-		"half a pair":       {`{"doc_id":"d","actor_id":"\ud800","payload":1}`, outbox.Event{Doc: "d", Bad: "actor_id holds"}},
-		"unknown member":    {`{` + required + `,"docid":"x","id":"i"}`, outbox.Event{Doc: "d", ID: "i", Bad: `unknown member "docid"`}},
-		"twice":             {`{` + required + `,"doc_id":"e"}`, outbox.Event{Doc: "d", Bad: "doc_id twice"}},
-		"twice, escaped":    {`{` + required + `,"\u0064oc_id":"e"}`, outbox.Event{Doc: "d", Bad: "doc_id twice"}},
-		"counter as text":   {`{` + required + `,"counter":"1"}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter below 0":   {`{` + required + `,"counter":-1}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter too large": {`{` + required + `,"counter":9223372036854775808}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter 1.0":       {`{` + required + `,"counter":1.0}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter 1e3":       {`{` + required + `,"counter":1e3}`, outbox.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter 01":        {`{` + required + `,"counter":01}`, outbox.Event{Bad: "content is not JSON"}},
-		"headers a list":    {`{` + required + `,"headers":[]}`, outbox.Event{Doc: "d", Bad: "headers is not an object"}},
-		"header a number":   {`{` + required + `,"headers":{"schema_version":2}}`, outbox.Event{Doc: "d", Bad: "header schema_version is not a string"}},
-		"header twice":      {`{` + required + `,"headers":{"tenant":"a","t\u0065nant":"b"}}`, outbox.Event{Doc: "d", Bad: `headers has the member "tenant" twice`}},
-		"many headers":      {`{` + required + `,"headers":{` + manyHeaders(maxHeaders+1) + `}}`, outbox.Event{Doc: "d", Bad: "more than 256"}},
-		"header name NUL":   {`{` + required + `,"headers":{"\u0000":"a"}}`, outbox.Event{Doc: "d", Bad: "headers has a name"}},
+		"no key":            {`{` + required + `}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
+		"no actor, no key":  {`{` + required + `,"counter":0}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "0", ""}}},
+		"null is absent":    {`{` + required + `,"id":null,"actor_id":null,"counter":null,"seq_key":null,"headers":null}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
+		"null header":       {`{` + required + `,"headers":{"event_type":null,"tenant":""}}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "", "."}}},
+		"no doc_id":         {`{"payload":1}`, relay.Event{Null: nulls | relay.NullDoc, Payload: []byte("1")}},
+		"null doc_id":       {`{"doc_id":null,"payload":1}`, relay.Event{Null: nulls | relay.NullDoc, Payload: []byte("1")}},
+		"no payload":        {`{"doc_id":"d"}`, relay.Event{Doc: "d", Null: nulls | relay.NullPayload}},
+		"payload null":      {`{"doc_id":"d","payload":null}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("null")}},
+		"payload as it is":  {" {\"doc_id\" : \"d\" ,\n\"payload\"\t: {\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]} } ", relay.Event{Doc: "d", Null: nulls, Payload: []byte("{\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]}")}},
+		"escapes":           {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\q"}`, relay.Event{Bad: "content is not JSON"}},
+		"escapes, good":     {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\u0041"}`, relay.Event{Doc: "é😀\"\\/\b\f\n\r\t", Null: nulls, Payload: []byte(`"\u0041"`)}},
+		"deep":              {`{"doc_id":"d","payload":` + deep + `}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte(deep)}},
+		"too deep":          {`{"doc_id":"d","payload":[` + deep + `]}`, relay.Event{Bad: "too deep"}},
+		"no JSON":           {`doc_id=d`, relay.Event{Bad: "at byte 0 of 8: no JSON object"}},
+		"empty":             {``, relay.Event{Bad: "no JSON object"}},
+		"array":             {`[` + `{` + required + `}]`, relay.Event{Bad: "no JSON object"}},
+		"cut":               {`{` + required, relay.Event{Bad: "no comma and no brace"}},
+		"more":              {`{` + required + `}{}`, relay.Event{Bad: "goes on after its end"}},
+		"trailing comma":    {`{` + required + `,}`, relay.Event{Bad: "no name of a member"}},
+		"not UTF-8":         {"{\"doc_id\":\"\xe9\",\"payload\":1}", relay.Event{Bad: "content is not UTF-8"}},
+		"control character": {"{\"doc_id\":\"\n\",\"payload\":1}", relay.Event{Bad: "a control character"}},
+		"empty doc_id":      {`{"doc_id":"","payload":1}`, relay.Event{Bad: "doc_id is empty"}},
+		"number as doc_id":  {`{"doc_id":7,"payload":1}`, relay.Event{Bad: "doc_id is not a string"}},
+		"NUL":               {`{"doc_id":"a\u0000","payload":1}`, relay.Event{Bad: `doc_id holds \u0000`}},
+		"half a pair":       {`{"doc_id":"d","actor_id":"\ud800","payload":1}`, relay.Event{Doc: "d", Bad: "actor_id holds"}},
+		"unknown member":    {`{` + required + `,"docid":"x","id":"i"}`, relay.Event{Doc: "d", ID: "i", Bad: `unknown member "docid"`}},
+		"twice":             {`{` + required + `,"doc_id":"e"}`, relay.Event{Doc: "d", Bad: "doc_id twice"}},
+		"twice, escaped":    {`{` + required + `,"\u0064oc_id":"e"}`, relay.Event{Doc: "d", Bad: "doc_id twice"}},
+		"counter as text":   {`{` + required + `,"counter":"1"}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter below 0":   {`{` + required + `,"counter":-1}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter too large": {`{` + required + `,"counter":9223372036854775808}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 1.0":       {`{` + required + `,"counter":1.0}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 1e3":       {`{` + required + `,"counter":1e3}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 01":        {`{` + required + `,"counter":01}`, relay.Event{Bad: "content is not JSON"}},
+		"headers a list":    {`{` + required + `,"headers":[]}`, relay.Event{Doc: "d", Bad: "headers is not an object"}},
+		"header a number":   {`{` + required + `,"headers":{"schema_version":2}}`, relay.Event{Doc: "d", Bad: "header schema_version is not a string"}},
+		"header twice":      {`{` + required + `,"headers":{"tenant":"a","t\u0065nant":"b"}}`, relay.Event{Doc: "d", Bad: `headers has the member "tenant" twice`}},
+		"many headers":      {`{` + required + `,"headers":{` + manyHeaders(maxHeaders+1) + `}}`, relay.Event{Doc: "d", Bad: "more than 256"}},
+		"header name NUL":   {`{` + required + `,"headers":{"\u0000":"a"}}`, relay.Event{Doc: "d", Bad: "headers has a name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,7 +131,7 @@ func TestContent(t *testing.T) {
 				}
 				want := c.want
 				want.PayloadSize = len(want.Payload)
-				want.Null |= outbox.IsMessage
+				want.Null |= relay.IsMessage
 				if want.Extra = slices.Clone(want.Extra); want.Extra == nil {
 					want.Extra = []string{"", "", ""}
 				}
@@ -161,17 +162,17 @@ func manyHeaders(n int) string {
 func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 	t.Parallel()
 	const text = `{"doc_id":"d","actor_id":"a","counter":1,"payload":"of a message"}`
-	event, tick := logical(1, outbox.EventPrefix, text), logical(1, outbox.TickPrefix, "")
+	event, tick := logical(1, outbox.EventPrefix, text), logical(1, relay.TickPrefix, "")
 	cfg := both
 	cfg.Extra = nil
 	for name, c := range map[string]struct {
-		source  outbox.Source
+		source  relay.Source
 		want    string // which events: r row, m message
 		ignored []Ignored
 	}{
-		"both":    {outbox.FromBoth, "mrmmr", []Ignored{IgnoredOutside}},
-		"table":   {outbox.FromTable, "rr", []Ignored{IgnoredMessage, IgnoredMessage, IgnoredOutside, IgnoredMessage}},
-		"message": {outbox.FromMessage, "mmm", []Ignored{IgnoredRow, IgnoredOutside, IgnoredRow}},
+		"both":    {relay.FromBoth, "mrmmr", []Ignored{IgnoredOutside}},
+		"table":   {relay.FromTable, "rr", []Ignored{IgnoredMessage, IgnoredMessage, IgnoredOutside, IgnoredMessage}},
+		"message": {relay.FromMessage, "mmm", []Ignored{IgnoredRow, IgnoredOutside, IgnoredRow}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -194,9 +195,9 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 					if r.Event.Pos.Index != uint32(len(got)) {
 						t.Errorf("event %d has index %d", len(got), r.Event.Pos.Index)
 					}
-					got += map[bool]string{true: "m", false: "r"}[r.Event.Null&outbox.IsMessage != 0]
+					got += map[bool]string{true: "m", false: "r"}[r.Event.Null&relay.IsMessage != 0]
 				case Commit:
-					if r.Commit.Kind != outbox.Events || r.Commit.Events != len(c.want) {
+					if r.Commit.Kind != relay.Events || r.Commit.Events != len(c.want) {
 						t.Errorf("%+v", r.Commit)
 					}
 				}
@@ -213,20 +214,20 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 func TestContentWithoutRoles(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		mapping    outbox.Mapping
+		mapping    relay.Mapping
 		text       string
 		actor, key string
 	}{
-		"no key":            {outbox.Mapping{Doc: "topic", Payload: "body"}, `"actor_id":"a","counter":2,"seq_key":"k"`, "", ""},
-		"no key to make":    {outbox.Mapping{Doc: "topic", Actor: "who", Payload: "body"}, `"actor_id":"a","counter":2`, "a", ""},
-		"no actor":          {outbox.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","counter":2`, "", "a:00000000000000000002"},
-		"no actor, its key": {outbox.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","seq_key":"x"`, "", "x"},
+		"no key":            {relay.Mapping{Doc: "topic", Payload: "body"}, `"actor_id":"a","counter":2,"seq_key":"k"`, "", ""},
+		"no key to make":    {relay.Mapping{Doc: "topic", Actor: "who", Payload: "body"}, `"actor_id":"a","counter":2`, "a", ""},
+		"no actor":          {relay.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","counter":2`, "", "a:00000000000000000002"},
+		"no actor, its key": {relay.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","seq_key":"x"`, "", "x"},
 	} {
 		cfg := both
 		cfg.Mapping, cfg.Extra = c.mapping, nil
-		cfg.Mapping.Source, cfg.Mapping.Table = outbox.FromBoth, "public.outbox"
+		cfg.Mapping.Source, cfg.Mapping.Table = relay.FromBoth, "public.outbox"
 		e, err := decodeContent(t, cfg, `{"doc_id":"d","id":"i","payload":1,`+c.text+`}`)
-		if err != nil || e.Bad != "" || e.Null != outbox.IsMessage || e.Actor != c.actor || e.Key != c.key {
+		if err != nil || e.Bad != "" || e.Null != relay.IsMessage || e.Actor != c.actor || e.Key != c.key {
 			t.Errorf("%s: actor %q, key %q, %+v, %v", name, e.Actor, e.Key, e, err)
 		}
 	}
@@ -395,8 +396,8 @@ func FuzzContent(f *testing.F) {
 		}
 		for name, v := range map[string]struct {
 			got  string
-			null outbox.Nulls
-		}{"doc_id": {e.Doc, outbox.NullDoc}, "actor_id": {e.Actor, outbox.NullActor}, "id": {e.ID, outbox.NullID}} {
+			null relay.Nulls
+		}{"doc_id": {e.Doc, relay.NullDoc}, "actor_id": {e.Actor, relay.NullActor}, "id": {e.ID, relay.NullID}} {
 			if s, null := text1(name); s != v.got || null != (e.Null&v.null != 0) {
 				t.Errorf("%q: %s %q (NULL: %v), want %q (%v)", text, name, v.got, e.Null&v.null != 0, s, null)
 			}
@@ -406,10 +407,10 @@ func FuzzContent(f *testing.F) {
 			n, _ := strconv.ParseInt(string(want["counter"]), 10, 64)
 			key, null = fmt.Sprintf("%s:%020d", actor, n), false
 		}
-		if e.Key != key || null != (e.Null&outbox.NullKey != 0) {
+		if e.Key != key || null != (e.Null&relay.NullKey != 0) {
 			t.Errorf("%q: key %q, want %q", text, e.Key, key)
 		}
-		if raw, there := want["payload"]; string(e.Payload) != string(raw) || there != (e.Null&outbox.NullPayload == 0) {
+		if raw, there := want["payload"]; string(e.Payload) != string(raw) || there != (e.Null&relay.NullPayload == 0) {
 			t.Errorf("%q: payload %q, want %q", text, e.Payload, raw)
 		}
 		for i, name := range messages.Extra {

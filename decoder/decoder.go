@@ -5,16 +5,17 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // Config says what to read. The zero value of an optional field means that there is none.
 type Config struct {
-	TableOID uint32         // the outbox; of a partitioned one the root; 0 where Mapping.Source has none
-	Mapping  outbox.Mapping // column names by role
-	ID       string         // the id column, optional
-	Extra    []string       // further columns for Event.Extra, at most outbox.MaxExtra; optional
-	Slot     string         // changes of settings for other slots are no inputs
+	TableOID uint32        // the outbox; of a partitioned one the root; 0 where Mapping.Source has none
+	Mapping  relay.Mapping // column names by role
+	ID       string        // the id column, optional
+	Extra    []string      // further columns for Event.Extra, at most relay.MaxExtra; optional
+	Slot     string        // changes of settings for other slots are no inputs
 
 	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says that rows are none. They are
 	// counted. Optional.
@@ -54,8 +55,8 @@ func (i Ignored) String() string {
 // Result is what one message gives. The caller may reuse it: Decode overwrites all of it.
 type Result struct {
 	Kind   Kind
-	Event  outbox.Event
-	Commit outbox.Commit
+	Event  relay.Event
+	Commit relay.Commit
 	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be read as one: it is
 	// malformed or of an unknown version. It is no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
@@ -88,8 +89,8 @@ type transaction struct {
 	final    outbox.LSN // LSN of the commit record's start, from Begin
 	events   uint32
 	tick     bool
-	foreign  bool             // it was replicated from elsewhere, and such are no inputs
-	settings *outbox.Settings // the last well-formed change for this slot
+	foreign  bool            // it was replicated from elsewhere, and such are no inputs
+	settings *relay.Settings // the last well-formed change for this slot
 }
 
 // New returns a decoder for a session that starts.
@@ -98,12 +99,12 @@ func New(cfg Config) *Decoder {
 	for i, name := range cfg.Extra {
 		d.extraAt[name] = i
 	}
-	if n := len(cfg.Extra); n > outbox.MaxExtra {
+	if n := len(cfg.Extra); n > relay.MaxExtra {
 		d.err = &outbox.Fault{
 			Class: outbox.Usage,
 			Code:  "too_many_columns",
 			What:  fmt.Sprintf("subject and headers use %d further columns of table %s", n, cfg.Mapping.Table),
-			Cure:  fmt.Sprintf("Use at most %d.", outbox.MaxExtra),
+			Cure:  fmt.Sprintf("Use at most %d.", relay.MaxExtra),
 		}
 	}
 	return d
@@ -204,7 +205,7 @@ func (d *Decoder) begin(m *reader) error {
 
 func (d *Decoder) commit(m *reader, r *Result) error {
 	flags, start, end := m.u8(), outbox.LSN(m.u64()), outbox.LSN(m.u64())
-	c := outbox.Commit{LSN: end, Time: int64(m.u64())}
+	c := relay.Commit{LSN: end, Time: int64(m.u64())}
 	if err := d.end(m); err != nil {
 		return err
 	}
@@ -221,11 +222,11 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 	tx := &d.tx
 	switch {
 	case tx.events > 0:
-		c.Kind, c.Events = outbox.Events, int(tx.events)
+		c.Kind, c.Events = relay.Events, int(tx.events)
 	case tx.settings != nil:
-		c.Kind, c.Settings = outbox.SettingsChange, *tx.settings
+		c.Kind, c.Settings = relay.SettingsChange, *tx.settings
 	case tx.tick:
-		c.Kind = outbox.Tick
+		c.Kind = relay.Tick
 	}
 	d.inCommit, d.last = false, end
 	r.Kind, r.Commit = Commit, c

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -31,7 +32,7 @@ func decodeAll(cfg Config, messages ...[]byte) (results []Result, err error) {
 	return results, nil
 }
 
-func events(results []Result) (es []outbox.Event) {
+func events(results []Result) (es []relay.Event) {
 	for _, r := range results {
 		if r.Kind == Event {
 			es = append(es, r.Event)
@@ -40,7 +41,7 @@ func events(results []Result) (es []outbox.Event) {
 	return es
 }
 
-func commits(results []Result) (cs []outbox.Commit) {
+func commits(results []Result) (cs []relay.Commit) {
 	for _, r := range results {
 		if r.Kind == Commit {
 			cs = append(cs, r.Commit)
@@ -58,7 +59,7 @@ func TestTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := func(index uint32, key, payload string) Result {
-		return Result{Kind: Event, Event: outbox.Event{
+		return Result{Kind: Event, Event: relay.Event{
 			Pos: outbox.Position{Index: index}, Doc: "friendsforever", Actor: "0", Key: key, ID: "7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10",
 			Payload: []byte(payload), PayloadSize: len(payload),
 		}}
@@ -67,9 +68,9 @@ func TestTransaction(t *testing.T) {
 		{Missing: true}, // the key, which is generated
 		want(0, "0:00000000000000000001", `[[0, 0, "A"]]`),
 		want(1, "0:00000000000000000002", `[[1, 0, " "]]`),
-		{Kind: Commit, Commit: outbox.Commit{LSN: 0x130, Time: 7, Kind: outbox.Events, Events: 2}},
+		{Kind: Commit, Commit: relay.Commit{LSN: 0x130, Time: 7, Kind: relay.Events, Events: 2}},
 		want(0, "0:00000000000000000003", `[[2, 0, "s"]]`),
-		{Kind: Commit, Commit: outbox.Commit{LSN: 0x230, Time: 5, Kind: outbox.Events, Events: 1}},
+		{Kind: Commit, Commit: relay.Commit{LSN: 0x230, Time: 5, Kind: relay.Events, Events: 1}},
 	}
 	if !reflect.DeepEqual(results, expected) {
 		t.Errorf("got  %+v\nwant %+v", results, expected)
@@ -82,8 +83,8 @@ func TestIgnored(t *testing.T) {
 	other := []val{txt("x"), null, toast}
 	d := New(config)
 	for _, msg := range [][]byte{
-		logical(0, outbox.TickPrefix, ""),
-		logical(0, outbox.SettingsPrefix, "nonsense"),
+		logical(0, relay.TickPrefix, ""),
+		logical(0, relay.SettingsPrefix, "nonsense"),
 		begin(0x100),
 		origin("upstream"),
 		relation(tableOID, columns...),
@@ -93,11 +94,11 @@ func TestIgnored(t *testing.T) {
 		updated(tableOID, 0, other...), updated(tableOID, 'K', other...), updated(leaf, 'O', other...),
 		deletion(tableOID, 'K', other...), deletion(leaf, 'O', other...),
 		truncate(), truncate(tableOID, leaf),
-		logical(0, outbox.TickPrefix, ""),
-		logical(1, outbox.TickPrefix+"s", ""),
+		logical(0, relay.TickPrefix, ""),
+		logical(1, relay.TickPrefix+"s", ""),
 		logical(1, "debezium", "{}"),
 	} {
-		r := Result{Kind: Event, Event: outbox.Event{Doc: "of the message before"}, Malformed: errors.New("too")}
+		r := Result{Kind: Event, Event: relay.Event{Doc: "of the message before"}, Malformed: errors.New("too")}
 		if err := d.Decode(msg, &r); err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +110,7 @@ func TestIgnored(t *testing.T) {
 		}
 	}
 	var r Result
-	if err := d.Decode(commit(0x100, 0x130, 0), &r); err != nil || r.Commit != (outbox.Commit{LSN: 0x130}) {
+	if err := d.Decode(commit(0x100, 0x130, 0), &r); err != nil || r.Commit != (relay.Commit{LSN: 0x130}) {
 		t.Errorf("commit of an empty transaction: %+v, %v", r.Commit, err)
 	}
 }
@@ -150,7 +151,7 @@ func TestProtocolErrors(t *testing.T) {
 		"row outside":           {[][]byte{row("1", "[]")}, "outside of a transaction"},
 		"commit outside":        {[][]byte{commit(0x100, 0x130, 0)}, "outside of a transaction"},
 		"relation outside":      {[][]byte{rel}, "outside of a transaction"},
-		"tick outside":          {[][]byte{logical(1, outbox.TickPrefix, "")}, "outside of a transaction"},
+		"tick outside":          {[][]byte{logical(1, relay.TickPrefix, "")}, "outside of a transaction"},
 		"other commit":          {in(commit(0x108, 0x130, 0)), "not the one that Begin announced"},
 		"commit flags":          {in([]byte("C\x01" + string(commit(0x100, 0x130, 0)[2:]))), "flags"},
 		"end before commit":     {in(commit(0x100, 0x100, 0)), "not after the commit LSN"},
@@ -189,7 +190,7 @@ func TestTruncatedMessages(t *testing.T) {
 	for _, msg := range [][]byte{
 		commit(0x100, 0x130, 0), origin("upstream"), relation(tableOID, columns...), relation(1, columns...), typeMessage(16400, "mood"),
 		row("1", "[]"), insert(1, txt("x"), null, bin("y")), updated(1, 0, txt("x")), updated(1, 'K', toast), deletion(1, 'O', null),
-		truncate(1, 2), logical(1, outbox.TickPrefix, ""), logical(1, "p", "content"), logical(0, "p", "content"),
+		truncate(1, 2), logical(1, relay.TickPrefix, ""), logical(1, "p", "content"), logical(0, "p", "content"),
 	} {
 		for n := range len(msg) {
 			d := New(config)
@@ -254,7 +255,7 @@ func TestErrorsLast(t *testing.T) {
 func TestTooManyExtraColumns(t *testing.T) {
 	t.Parallel()
 	cfg := config
-	cfg.Extra = make([]string, outbox.MaxExtra+1)
+	cfg.Extra = make([]string, relay.MaxExtra+1)
 	if _, err := decodeAll(cfg, begin(0x100)); outbox.ClassOf(err) != outbox.Usage {
 		t.Error(err)
 	}

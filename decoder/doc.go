@@ -48,5 +48,5 @@
 // Lengths and counts in a message are claims. Every read is checked against the message's end and nothing is allocated on the
 // strength of a claim, so no bytes whatever make Decode panic or allocate more than in proportion to the message. A message that
 // is not exactly what the protocol allows ends the session, and the WAL is read again; a value that can't be decoded only marks
-// its row ([outbox.Event].Bad), because reading it again would not help.
+// its row ([relay.Event].Bad), because reading it again would not help.
 package decoder

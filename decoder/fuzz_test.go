@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -64,7 +65,7 @@ func FuzzDecode(f *testing.F) {
 		cfg.TableOID, cfg.MaxPayload = oid, int(limit)
 		d := New(cfg)
 		before := allocated()
-		var kept, printed []outbox.Event
+		var kept, printed []relay.Event
 		var size, values int
 		var failed error
 		var index uint32
@@ -116,7 +117,7 @@ func allocated() uint64 {
 }
 
 // checkEvent checks what holds of any event and gives the size of its values.
-func checkEvent(t *testing.T, cfg Config, e *outbox.Event) (size int) {
+func checkEvent(t *testing.T, cfg Config, e *relay.Event) (size int) {
 	if e.Payload == nil && e.PayloadSize > 0 && e.PayloadSize <= cfg.MaxPayload {
 		t.Errorf("a payload of %d bytes was left out", e.PayloadSize)
 	}
@@ -135,7 +136,7 @@ func checkEvent(t *testing.T, cfg Config, e *outbox.Event) (size int) {
 	return size
 }
 
-func deepCopy(e outbox.Event) outbox.Event {
+func deepCopy(e relay.Event) relay.Event {
 	for _, s := range []*string{&e.Doc, &e.Actor, &e.Key, &e.ID, &e.Bad} {
 		*s = strings.Clone(*s)
 	}

@@ -3,6 +3,7 @@ package decoder
 import (
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -37,9 +38,9 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 		return nil
 	}
 	switch string(prefix) {
-	case outbox.TickPrefix:
+	case relay.TickPrefix:
 		d.tx.tick = true
-	case outbox.SettingsPrefix:
+	case relay.SettingsPrefix:
 		r.Malformed = d.settings(m.b[start:])
 	case outbox.EventPrefix:
 		if d.cfg.Mapping.Source.Messages() {
@@ -53,7 +54,7 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 // settings takes note of a change for this slot. The result is not nil if the content can't be read as a change and may have been
 // meant for this slot.
 func (d *Decoder) settings(content []byte) (malformed error) {
-	slot, s, err := outbox.ParseSettings(string(content[:min(len(content), maxSettings)]))
+	slot, s, err := relay.ParseSettings(string(content[:min(len(content), maxSettings)]))
 	switch {
 	case slot != "" && slot != d.cfg.Slot:
 		return nil

@@ -4,7 +4,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // maxColumns is PostgreSQL's limit for a table (MaxHeapAttributeNumber).
@@ -22,8 +22,8 @@ type plan struct {
 	extra                                 []int
 	computed                              bool // the key is made from actor and counter
 
-	absent outbox.Nulls // the roles whose columns the table has not
-	bad    string       // which columns of those that a row can't be published without; empty: none
+	absent relay.Nulls // the roles whose columns the table has not
+	bad    string      // which columns of those that a row can't be published without; empty: none
 }
 
 type column struct {
@@ -88,14 +88,14 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 	}
 	var lacking []string
 	// read adds a column to those that are read, if the mapping has it, and gives its index.
-	read := func(name string, role outbox.Nulls) int {
+	read := func(name string, role relay.Nulls) int {
 		a, ok := attributes[name]
 		switch {
 		case name == "":
 			return none
 		case !ok:
 			p.absent |= role
-			if missing = true; role != outbox.NullID {
+			if missing = true; role != relay.NullID {
 				lacking = append(lacking, strconv.Quote(name))
 			}
 			return none
@@ -109,17 +109,17 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 		return i
 	}
 	t := d.cfg.Mapping
-	p.doc, p.actor = read(t.Doc, outbox.NullDoc), read(t.Actor, outbox.NullActor)
+	p.doc, p.actor = read(t.Doc, relay.NullDoc), read(t.Actor, relay.NullActor)
 	both := t.Actor != "" && t.Counter != ""
 	switch _, has := attributes[t.Key]; {
 	case t.Key != "" && (has || !both):
-		p.key = read(t.Key, outbox.NullKey)
+		p.key = read(t.Key, relay.NullKey)
 	case both: // a generated key is in the WAL only where it is published
 		p.computed = true
-		p.counter = read(t.Counter, outbox.NullKey)
+		p.counter = read(t.Counter, relay.NullKey)
 		missing = missing || t.Key != "" // only the catalog knows whether it is one of those, or was taken away
 	}
-	p.payload, p.id = read(t.Payload, outbox.NullPayload), read(d.cfg.ID, outbox.NullID)
+	p.payload, p.id = read(t.Payload, relay.NullPayload), read(d.cfg.ID, relay.NullID)
 	for _, name := range d.cfg.Extra {
 		p.extra = append(p.extra, read(name, 0))
 	}

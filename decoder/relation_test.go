@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 func without(cols []col, names ...string) []col {
@@ -18,14 +18,14 @@ func TestMissingColumn(t *testing.T) {
 	t.Parallel()
 	keyed := append(slices.Clone(columns), col{"seq_key", oidText})
 	const id, key = "7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10", "0:00000000000000000017"
-	for missing, want := range map[string]outbox.Event{
+	for missing, want := range map[string]relay.Event{
 		"":           {Doc: "friendsforever", Actor: "0", Key: key, ID: id},
-		"doc_id":     {Actor: "0", Key: key, ID: id, Null: outbox.NullDoc},
-		"actor_id":   {Doc: "friendsforever", ID: id, Null: outbox.NullActor | outbox.NullKey},
-		"counter":    {Doc: "friendsforever", Actor: "0", ID: id, Null: outbox.NullKey},
-		"payload":    {Doc: "friendsforever", Actor: "0", Key: key, ID: id, Null: outbox.NullPayload},
+		"doc_id":     {Actor: "0", Key: key, ID: id, Null: relay.NullDoc},
+		"actor_id":   {Doc: "friendsforever", ID: id, Null: relay.NullActor | relay.NullKey},
+		"counter":    {Doc: "friendsforever", Actor: "0", ID: id, Null: relay.NullKey},
+		"payload":    {Doc: "friendsforever", Actor: "0", Key: key, ID: id, Null: relay.NullPayload},
 		"created_at": {Doc: "friendsforever", Actor: "0", Key: key, ID: id},
-		"id":         {Doc: "friendsforever", Actor: "0", Key: key, Null: outbox.NullID}, // as NULL is
+		"id":         {Doc: "friendsforever", Actor: "0", Key: key, Null: relay.NullID}, // as NULL is
 	} {
 		for form, before := range map[string][]col{"first": nil, "after a whole one": columns, "after a published key": keyed} {
 			t.Run(missing+", "+form, func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestMissingKey(t *testing.T) {
 			if n := len(slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return !r.Missing })); n != c.missing {
 				t.Errorf("%d messages said that a column is missing, want %d", n, c.missing)
 			}
-			if bad := strings.Contains(e.Bad, `"seq_key"`); bad != c.bad || bad != (e.Null&outbox.NullKey != 0) {
+			if bad := strings.Contains(e.Bad, `"seq_key"`); bad != c.bad || bad != (e.Null&relay.NullKey != 0) {
 				t.Errorf("%+v", e)
 			}
 		})
@@ -132,7 +132,7 @@ func TestColumnsMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := events(results)
-	for i, want := range []outbox.Event{
+	for i, want := range []relay.Event{
 		{Key: "0:00000000000000000001", ID: "41", Extra: []string{"edit"}},
 		{Key: "0:00000000000000000002", ID: "42", Extra: []string{""}},
 	} {
@@ -149,7 +149,7 @@ func TestSharedColumns(t *testing.T) {
 	t.Parallel()
 	cfg := Config{
 		TableOID: tableOID, Slot: "outflow", ID: "counter", Extra: []string{"doc_id", "payload", "doc_id"},
-		Mapping: outbox.Mapping{Doc: "doc_id", Actor: "doc_id", Key: "counter", Counter: "counter", Payload: "payload"},
+		Mapping: relay.Mapping{Doc: "doc_id", Actor: "doc_id", Key: "counter", Counter: "counter", Payload: "payload"},
 	}
 	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, columns...), row("17", "[1]"), commit(0x100, 0x130, 0))
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // cell is one value of the present row: offsets, so that the message is not kept alive.
@@ -109,15 +109,15 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	d.tx.events++
 	r.Kind = Event
 
-	e.Doc = d.text(m.b, p.doc, e, outbox.NullDoc)
-	e.Actor = d.text(m.b, p.actor, e, outbox.NullActor)
+	e.Doc = d.text(m.b, p.doc, e, relay.NullDoc)
+	e.Actor = d.text(m.b, p.actor, e, relay.NullActor)
 	if p.computed {
 		d.computeKey(m.b, e)
 	} else {
-		e.Key = d.text(m.b, p.key, e, outbox.NullKey)
+		e.Key = d.text(m.b, p.key, e, relay.NullKey)
 	}
 	d.payload(m.b, e)
-	e.ID = d.text(m.b, p.id, e, outbox.NullID)
+	e.ID = d.text(m.b, p.id, e, relay.NullID)
 	d.extra(m.b, e)
 	e.Null |= p.absent
 	if p.bad != "" {
@@ -127,7 +127,7 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 }
 
 // text gives the value of column i of the plan and marks it in e if it is NULL or bad.
-func (d *Decoder) text(msg []byte, i int, e *outbox.Event, null outbox.Nulls) string {
+func (d *Decoder) text(msg []byte, i int, e *relay.Event, null relay.Nulls) string {
 	if i == none {
 		return ""
 	}
@@ -184,13 +184,13 @@ func (d *Decoder) keep(b []byte, digits bool) (_ []byte, bad string) {
 }
 
 // payload sets the payload and its size, and leaves out what is above the limit.
-func (d *Decoder) payload(msg []byte, e *outbox.Event) {
+func (d *Decoder) payload(msg []byte, e *relay.Event) {
 	i := d.plan.payload
 	if i == none {
 		return
 	}
 	if d.cells[i].kind == kindNull {
-		e.Null |= outbox.NullPayload
+		e.Null |= relay.NullPayload
 		return
 	}
 	b, digits, bad := d.value(msg, i)
@@ -213,10 +213,10 @@ func (d *Decoder) payload(msg []byte, e *outbox.Event) {
 }
 
 // computeKey makes the key that a generated column would hold: NULL if one of its parts is.
-func (d *Decoder) computeKey(msg []byte, e *outbox.Event) {
+func (d *Decoder) computeKey(msg []byte, e *relay.Event) {
 	p := d.plan
 	if p.actor == none || p.counter == none || d.cells[p.actor].kind == kindNull || d.cells[p.counter].kind == kindNull {
-		e.Null |= outbox.NullKey
+		e.Null |= relay.NullKey
 		return
 	}
 	counter := d.text(msg, p.counter, e, 0)
@@ -226,7 +226,7 @@ func (d *Decoder) computeKey(msg []byte, e *outbox.Event) {
 }
 
 // extra sets the further columns.
-func (d *Decoder) extra(msg []byte, e *outbox.Event) {
+func (d *Decoder) extra(msg []byte, e *relay.Event) {
 	p := d.plan
 	large := false
 	for _, i := range p.extra {
@@ -243,7 +243,7 @@ func (d *Decoder) extra(msg []byte, e *outbox.Event) {
 }
 
 // spoil notes that column i can't be decoded. The first such column stands.
-func (d *Decoder) spoil(e *outbox.Event, i int, reason string) {
+func (d *Decoder) spoil(e *relay.Event, i int, reason string) {
 	if e.Bad == "" {
 		e.Bad = "column " + d.plan.columns[i].name + ": " + reason
 	}

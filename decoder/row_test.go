@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // decodeRow gives the event of one row.
-func decodeRow(t *testing.T, cfg Config, cols []col, vals ...val) outbox.Event {
+func decodeRow(t *testing.T, cfg Config, cols []col, vals ...val) relay.Event {
 	t.Helper()
 	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, cols...), insert(tableOID, vals...), commit(0x100, 0x130, 0))
 	if err != nil {
@@ -20,7 +20,7 @@ func decodeRow(t *testing.T, cfg Config, cols []col, vals ...val) outbox.Event {
 	return events(results)[0]
 }
 
-var payloadOnly = Config{TableOID: tableOID, Mapping: outbox.Mapping{Payload: "payload"}, Extra: []string{"payload"}}
+var payloadOnly = Config{TableOID: tableOID, Mapping: relay.Mapping{Payload: "payload"}, Extra: []string{"payload"}}
 
 // Each value, as text and as binary, gives the same bytes, as payload and as string.
 func TestValues(t *testing.T) {
@@ -170,31 +170,31 @@ func TestNulls(t *testing.T) {
 	cfg.Extra = []string{"doc_id", "created_at"}
 	all := []val{txt("1"), txt("rustcode"), txt("0"), txt("3"), txt("{}"), txt("now")}
 	for i, c := range []struct {
-		want  outbox.Nulls
+		want  relay.Nulls
 		extra [2]bool
 	}{
-		{want: outbox.NullID},
-		{want: outbox.NullDoc, extra: [2]bool{true, false}},
-		{want: outbox.NullActor | outbox.NullKey},
-		{want: outbox.NullKey},
-		{want: outbox.NullPayload},
+		{want: relay.NullID},
+		{want: relay.NullDoc, extra: [2]bool{true, false}},
+		{want: relay.NullActor | relay.NullKey},
+		{want: relay.NullKey},
+		{want: relay.NullPayload},
 		{extra: [2]bool{false, true}},
 	} {
 		vals := append([]val(nil), all...)
 		vals[i] = null
 		e := decodeRow(t, cfg, columns, vals...)
 		extra := [2]bool{e.ExtraNull(0), e.ExtraNull(1)}
-		const ofExtra = 3 << (63 - outbox.MaxExtra)
+		const ofExtra = 3 << (63 - relay.MaxExtra)
 		if e.Null&^ofExtra != c.want || extra != c.extra || e.Bad != "" {
 			t.Errorf("%s is NULL: %b, extra %v, bad %q", columns[i].name, e.Null, extra, e.Bad)
 		}
 	}
-	unkeyed := Config{TableOID: tableOID, Mapping: outbox.Mapping{Doc: "doc_id", Payload: "payload"}}
+	unkeyed := Config{TableOID: tableOID, Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}}
 	if e := decodeRow(t, unkeyed, columns, all...); e.Null != 0 || e.Key != "" || e.Actor != "" || e.ID != "" || e.Extra != nil {
 		t.Errorf("columns that are not mapped: %+v", e)
 	}
 	keyed := append(columns[:6:6], col{"seq_key", oidText})
-	if e := decodeRow(t, config, keyed, append(all[:6:6], null)...); e.Null != outbox.NullKey || e.Key != "" {
+	if e := decodeRow(t, config, keyed, append(all[:6:6], null)...); e.Null != relay.NullKey || e.Key != "" {
 		t.Errorf("a key column that is NULL: %+v", e)
 	}
 }
@@ -243,7 +243,7 @@ func TestValuesAreKept(t *testing.T) {
 		}
 	}
 	sizes := []int{0, 1, 200, ownBlock - 1, ownBlock, ownBlock + 1, blockSize - 1, blockSize, blockSize + 1, 1_300_000}
-	var kept []outbox.Event
+	var kept []relay.Event
 	var want []string
 	for n := range 1000 {
 		payload, long := strings.Repeat(fmt.Sprint(n%10), sizes[n%7]), fmt.Sprint("extra ", n)
@@ -281,7 +281,7 @@ func TestResultIsOverwritten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !reflect.DeepEqual(r.Event, outbox.Event{}) {
+	if !reflect.DeepEqual(r.Event, relay.Event{}) {
 		t.Errorf("beside the commit: %+v", r.Event)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // scenario is what a service and its operator do to a database, and how the outbox is read from it. Its events are in
@@ -64,7 +64,7 @@ var scenarios = []scenario{
 		steps: changeSteps,
 		config: Config{
 			ID: "seq", Extra: []string{"event_type"}, Slot: "outflow",
-			Mapping: outbox.Mapping{Table: "public.outbox", Doc: "partition_key", Actor: "topic", Counter: "seq", Payload: "message"},
+			Mapping: relay.Mapping{Table: "public.outbox", Doc: "partition_key", Actor: "topic", Counter: "seq", Payload: "message"},
 		},
 	},
 	{
@@ -86,7 +86,7 @@ ALTER TABLE outbox REPLICA IDENTITY FULL; ALTER TABLE outbox_0 REPLICA IDENTITY 
 		},
 		config: Config{
 			Extra: []string{"note"}, Slot: "outflow",
-			Mapping: outbox.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+			Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
 		},
 	},
 	{
@@ -101,7 +101,7 @@ ALTER TABLE outbox REPLICA IDENTITY FULL; ALTER TABLE outbox_0 REPLICA IDENTITY 
 
 var tableConfig = Config{
 	ID: "id", Extra: []string{"created_at", "event_type"}, Slot: "outflow",
-	Mapping: outbox.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+	Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
 }
 
 var editsConfig = Config{ID: "id", Extra: []string{"event_type"}, Slot: "outflow", Mapping: tableConfig.Mapping}

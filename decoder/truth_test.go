@@ -11,7 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // truthTypes are the types with a binary reader; bytea is compared as payload.
@@ -50,7 +50,7 @@ func TestLiveValuesAreAsPrinted(t *testing.T) {
 		prints = append(prints, fmt.Sprintf("CASE WHEN %s IS NOT NULL THEN format('%%s', %s) END", c, c))
 		extra = append(extra, c)
 	}
-	cfg := Config{Mapping: outbox.Mapping{Payload: "payload"}, ID: "id", Extra: extra}
+	cfg := Config{Mapping: relay.Mapping{Payload: "payload"}, ID: "id", Extra: extra}
 	pgtest.Each(t, func(t *testing.T, s *pgserver.Server) {
 		t.Parallel()
 		conn := connect(t, pgtest.Database(t, s))
@@ -65,7 +65,7 @@ func TestLiveValuesAreAsPrinted(t *testing.T) {
 				if e.ID != *want[i][0] || e.Bad != "" {
 					t.Fatalf("row %s, id %q, bad %q", *want[i][0], e.ID, e.Bad)
 				}
-				if p := want[i][1]; (p == nil) != (e.Null&outbox.NullPayload != 0) || p != nil && *p != fmt.Sprintf("%x", e.Payload) {
+				if p := want[i][1]; (p == nil) != (e.Null&relay.NullPayload != 0) || p != nil && *p != fmt.Sprintf("%x", e.Payload) {
 					t.Errorf("row %s, binary %v: payload of %d bytes differs", e.ID, binary, e.PayloadSize)
 				}
 				for n, w := range want[i][2:] {
@@ -105,7 +105,7 @@ func TestLiveComputedKey(t *testing.T) {
 				play(t, conn, scenario{setup: setup, steps: []string{fmt.Sprintf(
 					"INSERT INTO outbox (actor, counter) SELECT a::%s, c::%s FROM %s AS a(a), %s AS c(c)", types[0], types[1], of(types[0]), of(types[1]))}})
 				want := rows(t, conn, "SELECT actor || ':' || lpad(counter::text, 20, '0') FROM outbox ORDER BY ctid")
-				cfg := Config{Mapping: outbox.Mapping{Doc: "doc", Actor: "actor", Counter: "counter", Key: "seq_key", Payload: "payload"}}
+				cfg := Config{Mapping: relay.Mapping{Doc: "doc", Actor: "actor", Counter: "counter", Key: "seq_key", Payload: "payload"}}
 				for _, binary := range []bool{false, true} {
 					if binary && types[1] == "numeric" {
 						continue
@@ -116,8 +116,8 @@ func TestLiveComputedKey(t *testing.T) {
 					}
 					for i, e := range got {
 						w := want[i][0]
-						if (w == nil) != (e.Null&outbox.NullKey != 0) || w != nil && *w != e.Key {
-							t.Errorf("binary %v: key %q, null %v, of actor %q", binary, e.Key, e.Null&outbox.NullKey != 0, e.Actor)
+						if (w == nil) != (e.Null&relay.NullKey != 0) || w != nil && *w != e.Key {
+							t.Errorf("binary %v: key %q, null %v, of actor %q", binary, e.Key, e.Null&relay.NullKey != 0, e.Actor)
 						}
 					}
 				}
@@ -138,7 +138,7 @@ func TestLiveLargeAndPrepared(t *testing.T) {
 			"PREPARE TRANSACTION 'never'", "ROLLBACK PREPARED 'never'"},
 	})
 	want := rows(t, conn, "SELECT DISTINCT encode(sha256(convert_to(payload::text, 'UTF8')), 'hex'), length(payload::text)::text FROM outbox")
-	cfg := Config{Mapping: outbox.Mapping{Payload: "payload"}}
+	cfg := Config{Mapping: relay.Mapping{Payload: "payload"}}
 	for _, binary := range []bool{false, true} {
 		got := decodeLive(t, conn, cfg, binary)
 		if len(got) != 3 {
@@ -181,7 +181,7 @@ func rows(t *testing.T, conn *pgx.Conn, sql string) (all [][]*string) {
 	return all
 }
 
-func decodeLive(t *testing.T, conn *pgx.Conn, cfg Config, binary bool) []outbox.Event {
+func decodeLive(t *testing.T, conn *pgx.Conn, cfg Config, binary bool) []relay.Event {
 	t.Helper()
 	cfg.TableOID = tableOf(t, conn)
 	results, err := decodeAll(cfg, peek(t, conn, binary)...)

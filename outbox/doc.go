@@ -1,7 +1,8 @@
-// Package outbox holds the words that every part of Outflow shares: LSN, Position, Event, Commit, Settings, Place, Header and
-// the classes of failure. It depends on the standard library only, and every other package may import it.
+// Package outbox holds the words of Outflow's format: what a service that writes events or a consumer that reads messages needs to
+// name a position in the WAL ([LSN], [Position]), to read a message's header ([Header], [ParseHeader]), to turn a document's name
+// into a token of a subject and back ([AppendToken], [ParseToken]), and the errors that Outflow returns ([Fault]). It depends on
+// the standard library only.
 //
-// Two identities run through all of it. An event's [Position] (the end LSN of its transaction, the index within it) is its
-// identity and its place in the total order of the WAL. A [Place] is a point to go on from: a pair of an LSN and a stream
-// sequence that are known to belong together.
+// An event's [Position], the end LSN of its transaction and the index within it, is its identity and its rank in the total
+// order of the WAL.
 package outbox

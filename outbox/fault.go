@@ -33,12 +33,6 @@ type Fault struct {
 	Err      error // the cause, if there is one
 }
 
-// CodeSlotInUse is the code of the transient fault that says that another session holds the slot: that makes this one a standby.
-const CodeSlotInUse = "slot_in_use"
-
-// CodeStreamMoved is the code of the transient fault that says that the stream changed while its end was read.
-const CodeStreamMoved = "stream_moved"
-
 // Error implements error: what, the range, the cause, the cure.
 func (f *Fault) Error() string {
 	s := f.What

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -37,7 +38,7 @@ func BenchmarkPipeline(b *testing.B) {
 		{"tx=100,trace", 0, flow{rows: 100}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			set := outbox.Settings{Horizon: c.horizon, MaxEvents: outbox.DefaultMaxEvents, MaxBytes: outbox.DefaultMaxBytes}
+			set := relay.Settings{Horizon: c.horizon, MaxEvents: relay.DefaultMaxEvents, MaxBytes: relay.DefaultMaxBytes}
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
 			s := newSource(b, c.flow)
@@ -104,20 +105,20 @@ type source struct {
 	next    int // row
 	lsn     outbox.LSN
 	now     int64
-	batches chan *outbox.Batch
+	batches chan *relay.Batch
 	free    chan *parcel
 	stop    chan struct{}
 }
 
 // parcel is a batch that is used again, with the memory for what is not the same each time.
 type parcel struct {
-	outbox.Batch
+	relay.Batch
 	ends []byte
 }
 
 func newSource(b *testing.B, f flow) *source {
 	s := &source{
-		flow: f, rows: f.inserts(b), lsn: firstLSN, batches: make(chan *outbox.Batch, 4), free: make(chan *parcel, 8), stop: make(chan struct{}),
+		flow: f, rows: f.inserts(b), lsn: firstLSN, batches: make(chan *relay.Batch, 4), free: make(chan *parcel, 8), stop: make(chan struct{}),
 	}
 	for range cap(s.free) {
 		p := new(parcel)
@@ -146,10 +147,10 @@ func (s *source) run() {
 }
 
 // transaction adds one to a parcel.
-func (s *source) transaction(p *parcel, relation outbox.WALMessage) (size int) {
+func (s *source) transaction(p *parcel, relation relay.WALMessage) (size int) {
 	be := binary.BigEndian
 	add := func(lsn outbox.LSN, b []byte) {
-		p.Messages = append(p.Messages, outbox.WALMessage{WALEnd: lsn, Data: b})
+		p.Messages = append(p.Messages, relay.WALMessage{WALEnd: lsn, Data: b})
 		size += len(b)
 	}
 	start, end := s.lsn+64, s.lsn+128
@@ -173,20 +174,20 @@ func (s *source) transaction(p *parcel, relation outbox.WALMessage) (size int) {
 	return size
 }
 
-func (s *source) Server(context.Context) (outbox.ServerState, error) {
-	return outbox.ServerState{
-		SystemID: systemID, Database: "app", Version: 180000, History: outbox.History{Timeline: timeline}, WALEnd: firstLSN, WALSenderTimeout: time.Minute,
+func (s *source) Server(context.Context) (relay.ServerState, error) {
+	return relay.ServerState{
+		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline}, WALEnd: firstLSN, WALSenderTimeout: time.Minute,
 	}, nil
 }
 
-func (s *source) Slot(context.Context) (outbox.SlotState, error) {
-	return outbox.SlotState{
+func (s *source) Slot(context.Context) (relay.SlotState, error) {
+	return relay.SlotState{
 		Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1, Confirmed: firstLSN, Restart: firstLSN,
 	}, nil
 }
 
-func (s *source) Publication(context.Context) (outbox.PublicationIdentity, error) {
-	return outbox.PublicationIdentity{OID: 1, TableOID: tableOID}, nil
+func (s *source) Publication(context.Context) (relay.PublicationIdentity, error) {
+	return relay.PublicationIdentity{OID: 1, TableOID: tableOID}, nil
 }
 
 func (s *source) Start(context.Context, outbox.LSN, bool) error {
@@ -194,9 +195,9 @@ func (s *source) Start(context.Context, outbox.LSN, bool) error {
 	return nil
 }
 
-func (s *source) Batches() <-chan *outbox.Batch { return s.batches }
-func (s *source) Err() error                    { return nil }
-func (s *source) Confirm(outbox.LSN)            {}
+func (s *source) Batches() <-chan *relay.Batch { return s.batches }
+func (s *source) Err() error                   { return nil }
+func (s *source) Confirm(outbox.LSN)           {}
 
 func (s *source) Stop(context.Context) error {
 	close(s.stop)
@@ -217,7 +218,7 @@ var counterCreated = time.Date(2024, 5, 1, 0, 0, 0, 0, time.UTC)
 
 func (c *counter) Check(context.Context) error { return nil }
 func (c *counter) Watch(context.Context) error { return nil }
-func (c *counter) Stored(context.Context, uint64, uint64) ([]outbox.Stored, error) {
+func (c *counter) Stored(context.Context, uint64, uint64) ([]relay.Stored, error) {
 	return nil, nil
 }
 func (c *counter) Lost() <-chan struct{}      { return nil }
@@ -228,19 +229,19 @@ func (c *counter) Resume(Publisher, uint64) (Publisher, error) {
 	return nil, errors.New("nothing fails here")
 }
 
-func (c *counter) State(context.Context) (outbox.StreamState, error) {
+func (c *counter) State(context.Context) (relay.StreamState, error) {
 	n := c.acked.Load()
-	return outbox.StreamState{Exists: true, Created: counterCreated, LastSeq: n, Messages: n, NewestSeq: n}, nil
+	return relay.StreamState{Exists: true, Created: counterCreated, LastSeq: n, Messages: n, NewestSeq: n}, nil
 }
 
-func (c *counter) Tail(ctx context.Context) (outbox.StreamState, error) { return c.State(ctx) }
+func (c *counter) Tail(ctx context.Context) (relay.StreamState, error) { return c.State(ctx) }
 
 // counting is its publisher.
 type counting struct{ *counter }
 
 func (c counting) Full() bool { return false }
 
-func (c counting) Publish(*outbox.Event, *outbox.Header) error {
+func (c counting) Publish(*relay.Event, *outbox.Header) error {
 	if c.last++; c.last%50 == 0 {
 		c.acked.Store(c.last)
 	}
@@ -265,12 +266,12 @@ func (c counting) InFlight() (messages, bytes int) { return int(c.last - c.acked
 // store takes records and keeps none.
 type store struct{ record *checkpoint.Record }
 
-func shelf(set outbox.Settings) store {
+func shelf(set relay.Settings) store {
 	return store{&checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: counterCreated,
-		Publication: checkpoint.PublicationSeen{PublicationIdentity: outbox.PublicationIdentity{OID: 1, TableOID: tableOID}, Seen: firstLSN},
+		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{OID: 1, TableOID: tableOID}, Seen: firstLSN},
 		Places: []checkpoint.StoredPlace{{
-			Place: outbox.Place{Due: firstLSN, Settings: set, Timeline: timeline}, Since: counterCreated,
+			Place: relay.Place{Due: firstLSN, Settings: set, Timeline: timeline}, Since: counterCreated,
 		}},
 	}}
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // drain is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest place is recorded, and the
@@ -75,7 +75,7 @@ func (s *session) recordLast(ctx context.Context) error {
 	}
 }
 
-func discard(batches <-chan *outbox.Batch) {
+func discard(batches <-chan *relay.Batch) {
 	for b := range batches {
 		b.Release()
 	}

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
 
-func (s *session) take(b *outbox.Batch, now time.Time) {
+func (s *session) take(b *relay.Batch, now time.Time) {
 	s.batch, s.next = b, 0
 	for i := range b.Messages {
 		if !b.Messages[i].Keepalive {
@@ -46,7 +47,7 @@ func (s *session) work(ctx context.Context) error {
 }
 
 // read takes one message of the replication stream.
-func (s *session) read(ctx context.Context, m *outbox.WALMessage) error {
+func (s *session) read(ctx context.Context, m *relay.WALMessage) error {
 	if m.Keepalive {
 		if !s.decoder.InTransaction() {
 			if err := s.proof.Input(m.WALEnd); err != nil {
@@ -96,20 +97,20 @@ func (s *session) ignored(what decoder.Ignored) {
 	s.p.ignored[what].say(s.log, slog.LevelWarn, ignoredWhy[what], "after", s.last)
 }
 
-func (s *session) commit(c *outbox.Commit) error {
-	if c.Kind != outbox.NoInput && c.LSN > s.from {
+func (s *session) commit(c *relay.Commit) error {
+	if c.Kind != relay.NoInput && c.LSN > s.from {
 		if err := s.proof.Input(c.LSN); err != nil {
 			return err
 		}
 		s.lastInput = s.lastData
-		if c.Kind == outbox.SettingsChange {
+		if c.Kind == relay.SettingsChange {
 			s.changed(c)
 		}
-		if c.Kind == outbox.Events {
+		if c.Kind == relay.Events {
 			s.held.add(c.LSN, s.lastData)
 		}
 	}
-	if c.Kind == outbox.NoInput { // PostgreSQL 14 sends empty transactions: they say what a keepalive would
+	if c.Kind == relay.NoInput { // PostgreSQL 14 sends empty transactions: they say what a keepalive would
 		s.marker = c.LSN
 	}
 	s.last = max(s.last, c.LSN)
@@ -131,7 +132,7 @@ func (s *session) commit(c *outbox.Commit) error {
 }
 
 // changed takes note of new ordering settings. Whoever may write logical messages can change them as often as the server writes WAL.
-func (s *session) changed(c *outbox.Commit) {
+func (s *session) changed(c *relay.Commit) {
 	level, said := slog.LevelInfo, &s.p.ownChanges
 	if c.Settings != s.scribe.want {
 		level, said = slog.LevelWarn, &s.p.otherChanges

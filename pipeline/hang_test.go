@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -113,7 +114,7 @@ func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
 
 // A transaction that takes minutes to sort is no standstill: whoever watches must not end the process, which would begin it anew.
 func TestSortingIsAlive(t *testing.T) {
-	set := outbox.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
+	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
 	in(t, set, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{scratch: slow{}})
 		rows := make([]row, 3000)
@@ -141,7 +142,7 @@ func TestSortingIsAlive(t *testing.T) {
 
 // A stop is heard in the middle of the sorting, which is one call that may take minutes; nothing of the transaction is published then.
 func TestStopWhileSorting(t *testing.T) {
-	set := outbox.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
+	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
 	in(t, set, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{scratch: slow{}})
 		rows := make([]row, 3000)

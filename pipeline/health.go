@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -151,7 +152,7 @@ func (h *health) read(r *checkpoint.Readings) {
 }
 
 // watched takes note of what the server said while the session runs. asked is when.
-func (h *health) watched(end outbox.LSN, slot outbox.SlotState) {
+func (h *health) watched(end outbox.LSN, slot relay.SlotState) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.snap.WALEnd = end

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -57,8 +58,8 @@ type found struct {
 	store    Store
 	record   *checkpoint.Record
 	revision uint64
-	stream   outbox.StreamState
-	stored   []outbox.Stored // the last message that was acknowledged, and what lies behind it
+	stream   relay.StreamState
+	stored   []relay.Stored // the last message that was acknowledged, and what lies behind it
 	asked    time.Time
 	err      error
 }
@@ -201,7 +202,7 @@ func (f *found) read(ctx, open context.Context, acked uint64) (err error) {
 }
 
 // stored reads what of the stream is to be compared.
-func stored(ctx context.Context, b Broker, above, upTo uint64) ([]outbox.Stored, error) {
+func stored(ctx context.Context, b Broker, above, upTo uint64) ([]relay.Stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
 	all, err := b.Stored(ctx, above, upTo)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -43,7 +44,7 @@ func TestNATSHiccup(t *testing.T) {
 		"proved for the most": {true, 19 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 				w.js.latency = 5 * time.Millisecond
 				reg := prometheus.NewRegistry()
 				pr := w.running(options{registry: reg})
@@ -286,7 +287,7 @@ type asking struct {
 	opened int // the broker's connections, when it answered
 }
 
-func (a *asking) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+func (a *asking) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	a.lock()
 	d := a.delay
 	a.delay, a.waits = 0, d > 0
@@ -359,7 +360,7 @@ func TestNothingIsConfirmedWithoutNATS(t *testing.T) {
 
 // The window in hand when NATS fails is gone on with: also the message that the publisher did not take.
 func TestNATSFailsInALongWindow(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 10_000, MaxBytes: 1 << 24}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 10_000, MaxBytes: 1 << 24}, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
 		failures := 0
 		w.with(func() {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -388,12 +389,12 @@ func (l *link) ask(ctx context.Context) error {
 
 func (l *link) Check(ctx context.Context) error { return l.ask(ctx) }
 
-func (l *link) State(ctx context.Context) (outbox.StreamState, error) {
+func (l *link) State(ctx context.Context) (relay.StreamState, error) {
 	err := l.ask(ctx)
 	l.lock()
 	defer l.unlock()
 	js := l.js
-	s := outbox.StreamState{
+	s := relay.StreamState{
 		Exists: js.exists, Created: js.created, LastSeq: uint64(len(js.messages)), NewestSeq: uint64(js.newest()), Replicated: js.replicated,
 	}
 	if js.now != nil {
@@ -428,7 +429,7 @@ func (l *link) Watch(ctx context.Context) error {
 	return nil
 }
 
-func (l *link) Stored(ctx context.Context, above, upTo uint64) (all []outbox.Stored, err error) {
+func (l *link) Stored(ctx context.Context, above, upTo uint64) (all []relay.Stored, err error) {
 	if above == upTo {
 		return nil, nil
 	}
@@ -439,18 +440,18 @@ func (l *link) Stored(ctx context.Context, above, upTo uint64) (all []outbox.Sto
 		if q > uint64(len(l.js.messages)) || q <= uint64(l.js.removed) || l.js.messages[q-1] == nil {
 			continue
 		}
-		all = append(all, outbox.Stored{Seq: q, Header: l.js.messages[q-1].packed()})
+		all = append(all, relay.Stored{Seq: q, Header: l.js.messages[q-1].packed()})
 	}
 	slices.Reverse(all)
 	return all, err
 }
 
-func (l *link) Tail(ctx context.Context) (outbox.StreamState, error) {
+func (l *link) Tail(ctx context.Context) (relay.StreamState, error) {
 	s, err := l.State(ctx)
 	l.lock()
 	defer l.unlock()
 	if err == nil && l.js.moving { // as the real one, it says nothing else then
-		return outbox.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeStreamMoved, What: "the stream changed while it was read"}
+		return relay.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved, What: "the stream changed while it was read"}
 	}
 	return s, err
 }

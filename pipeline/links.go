@@ -6,6 +6,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -31,14 +32,14 @@ func (l *Links) Close() {
 
 // Upstream is the PostgreSQL side of a session: a replication connection and an ordinary one to the same server.
 type Upstream interface {
-	Server(ctx context.Context) (outbox.ServerState, error)
-	Slot(ctx context.Context) (outbox.SlotState, error)
+	Server(ctx context.Context) (relay.ServerState, error)
+	Slot(ctx context.Context) (relay.SlotState, error)
 	// Publication returns a fault where the publication does not publish the table's inserts whole.
-	Publication(ctx context.Context) (outbox.PublicationIdentity, error)
-	// Start starts the stream. A slot in use is a fault with code outbox.CodeSlotInUse.
+	Publication(ctx context.Context) (relay.PublicationIdentity, error)
+	// Start starts the stream. A slot in use is a fault with code relay.CodeSlotInUse.
 	Start(ctx context.Context, from outbox.LSN, binary bool) error
 	// Batches is closed when the stream ends; Err then says why.
-	Batches() <-chan *outbox.Batch
+	Batches() <-chan *relay.Batch
 	Err() error
 	// Confirm sets the LSN that is reported as written, flushed and applied. It never blocks.
 	Confirm(lsn outbox.LSN)
@@ -51,16 +52,16 @@ type Upstream interface {
 type Broker interface {
 	// Check returns a fault where the stream is not set up as it must be. A missing stream is none: State says so.
 	Check(ctx context.Context) error
-	State(ctx context.Context) (outbox.StreamState, error)
+	State(ctx context.Context) (relay.StreamState, error)
 	// Tail is State while messages are published, and cheaper: its Durables are not set. A stream that changed too fast to be read is
-	// a fault with code outbox.CodeStreamMoved.
-	Tail(ctx context.Context) (outbox.StreamState, error)
+	// a fault with code relay.CodeStreamMoved.
+	Tail(ctx context.Context) (relay.StreamState, error)
 	// Watch listens, from when it returns, for what others publish to the stream: whoever is a stranger ends the connection, and Err is
 	// a gap then. An acknowledgement counts only when the strangers before it have been seen.
 	Watch(ctx context.Context) error
 	// Stored reads the messages above one sequence and up to another, of these the last ones that can have been in flight together. What
 	// can't be read is left out.
-	Stored(ctx context.Context, above, upTo uint64) ([]outbox.Stored, error)
+	Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error)
 	// Publisher returns the only publisher of this session; its first message expects lastSeq, which was read after Watch.
 	Publisher(lastSeq uint64) Publisher
 	// Resume is Publisher for a session that goes on: the new one sends again what old, of a broker that was closed, has sent behind
@@ -76,7 +77,7 @@ type Broker interface {
 // taken.
 type Publisher interface {
 	Full() bool
-	Publish(e *outbox.Event, h *outbox.Header) error
+	Publish(e *relay.Event, h *outbox.Header) error
 	Flush(now time.Time) time.Duration
 	Notify() <-chan struct{}
 	Acked() uint64
@@ -96,5 +97,5 @@ type Store interface {
 // Writer writes logical messages into the WAL over a connection of its own, which it opens and reopens by itself.
 type Writer interface {
 	Tick(ctx context.Context) error
-	Change(ctx context.Context, s outbox.Settings) error
+	Change(ctx context.Context, s relay.Settings) error
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -29,7 +30,7 @@ type session struct {
 	log     *slog.Logger
 	metrics *metrics
 	links   *Links
-	server  outbox.ServerState
+	server  relay.ServerState
 	from    outbox.LSN // the place's due: what ends there or before is no input
 
 	decoder *decoder.Decoder
@@ -38,14 +39,14 @@ type session struct {
 	tracker *checkpoint.Tracker
 	pub     Publisher
 
-	batch  *outbox.Batch // being read, nil if none
-	next   int           // its next message
+	batch  *relay.Batch // being read, nil if none
+	next   int          // its next message
 	window *reorder.Window
 	n      int  // the window's next event
 	made   bool // event and header are the window's next message, which the publisher did not take
 
 	result decoder.Result // reused
-	event  outbox.Event   // reused
+	event  relay.Event    // reused
 	header outbox.Header  // reused
 
 	last      outbox.LSN // newest transaction read
@@ -57,10 +58,10 @@ type session struct {
 	held      arrivals   // when what is held came in
 	latency   latencies
 
-	told      outbox.Settings // in force, as Config.InForce knows
-	flushedAt time.Time       // when Flush was last called
-	announced bool            // that the session is proved
-	levelsAt  time.Time       // when the figures were last set
+	told      relay.Settings // in force, as Config.InForce knows
+	flushedAt time.Time      // when Flush was last called
+	announced bool           // that the session is proved
+	levelsAt  time.Time      // when the figures were last set
 
 	recorder    *recorder
 	watchedSeq  uint64 // acknowledged when the recorder was last told to look
@@ -97,7 +98,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, star
 }
 
 // effective returns the ordering settings that this outflow wants in force.
-func (p *Pipeline) effective(m outbox.Mapping) outbox.Settings {
+func (p *Pipeline) effective(m relay.Mapping) relay.Settings {
 	if !m.Keyed() {
 		return p.cfg.Settings.Unkeyed()
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -156,7 +157,7 @@ func TestFaultsOfTheStart(t *testing.T) {
 		code  string
 		wait  time.Duration
 	}{
-		"slot lost":          {func(w *world) { w.pg.slot = outbox.SlotState{} }, outbox.Gap, "slot_missing", 5 * time.Second},
+		"slot lost":          {func(w *world) { w.pg.slot = relay.SlotState{} }, outbox.Gap, "slot_missing", 5 * time.Second},
 		"slot moved":         {func(w *world) { w.pg.grow(w.pg.end + 5000); w.pg.confirmed = w.pg.end }, outbox.Gap, "slot_ahead", 5 * time.Second},
 		"stream lost":        {func(w *world) { w.js.exists = false }, outbox.Gap, "stream_missing", 5 * time.Second},
 		"stream made anew":   {func(w *world) { w.js.created = time.Now() }, outbox.Gap, "stream_recreated", 5 * time.Second},
@@ -164,7 +165,7 @@ func TestFaultsOfTheStart(t *testing.T) {
 		"record lost":        {func(w *world) { w.js.revisions = nil }, outbox.Gap, "record_missing", 5 * time.Second},
 		"server from a copy": {func(w *world) { w.pg.end -= 2000 }, outbox.Gap, "server_behind", 5 * time.Second},
 		"nothing there": {func(w *world) {
-			w.js.revisions, w.js.exists, w.pg.slot = nil, false, outbox.SlotState{}
+			w.js.revisions, w.js.exists, w.pg.slot = nil, false, relay.SlotState{}
 		}, outbox.Fatal, "not_initialised", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

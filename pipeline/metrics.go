@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -144,7 +145,7 @@ func (m *metrics) levels(l *levels, late uint64) {
 }
 
 // server sets what was read from the server.
-func (m *metrics) server(end outbox.LSN, slot outbox.SlotState) {
+func (m *metrics) server(end outbox.LSN, slot relay.SlotState) {
 	m.lagBytes.Set(float64(outbox.Distance(slot.Confirmed, end)))
 	m.slotRetained.Set(float64(outbox.Distance(slot.Restart, end)))
 }
@@ -171,7 +172,7 @@ func (l *latencies) acked(seq uint64, m *metrics) {
 	}
 	now, from := time.Now(), l.first
 	for ; l.first <= min(seq, l.last); l.first++ {
-		m.commitToAck.Observe(now.Sub(outbox.CommitTime(l.ring[l.first%uint64(len(l.ring))])).Seconds())
+		m.commitToAck.Observe(now.Sub(relay.CommitTime(l.ring[l.first%uint64(len(l.ring))])).Seconds())
 	}
 	m.published.Add(float64(l.first - from))
 }
@@ -181,5 +182,5 @@ func (l *latencies) oldest() time.Time {
 	if l.last == 0 || l.first > l.last {
 		return time.Time{}
 	}
-	return outbox.CommitTime(l.ring[l.first%uint64(len(l.ring))])
+	return relay.CommitTime(l.ring[l.first%uint64(len(l.ring))])
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -151,7 +152,7 @@ type ending struct {
 	told func()
 }
 
-func (b ending) Tail(ctx context.Context) (outbox.StreamState, error) {
+func (b ending) Tail(ctx context.Context) (relay.StreamState, error) {
 	s, err := b.Broker.Tail(ctx)
 	b.told()
 	return s, err
@@ -374,10 +375,10 @@ func (d deaf) hang(what string) bool {
 	return true
 }
 
-func (d deaf) Tail(ctx context.Context) (outbox.StreamState, error) {
+func (d deaf) Tail(ctx context.Context) (relay.StreamState, error) {
 	if d.hang("look") {
 		<-ctx.Done()
-		return outbox.StreamState{}, ctx.Err()
+		return relay.StreamState{}, ctx.Err()
 	}
 	return d.Broker.Tail(ctx)
 }
@@ -435,28 +436,28 @@ func (f *failing) fail(what string) error {
 	return &outbox.Fault{Class: outbox.Transient, Code: "asked", What: what + " can't be read"}
 }
 
-func (f *failing) Slot(ctx context.Context) (outbox.SlotState, error) {
+func (f *failing) Slot(ctx context.Context) (relay.SlotState, error) {
 	f.looking = true
 	if err := f.fail("slot"); err != nil {
-		return outbox.SlotState{}, err
+		return relay.SlotState{}, err
 	}
 	return f.upstream.Slot(ctx)
 }
 
-func (f *failing) Server(ctx context.Context) (outbox.ServerState, error) {
+func (f *failing) Server(ctx context.Context) (relay.ServerState, error) {
 	what := "server, storing"
 	if f.looking {
 		what, f.looking = "server, looking", false
 	}
 	if err := f.fail(what); err != nil {
-		return outbox.ServerState{}, err
+		return relay.ServerState{}, err
 	}
 	return f.upstream.Server(ctx)
 }
 
-func (f *failing) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+func (f *failing) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	if err := f.fail("publication"); err != nil {
-		return outbox.PublicationIdentity{}, err
+		return relay.PublicationIdentity{}, err
 	}
 	return f.upstream.Publication(ctx)
 }
@@ -503,26 +504,26 @@ func TestEnds(t *testing.T) {
 	created := time.Unix(1000, 0)
 	s := &session{pub: ended{}, startSeq: 7, hiccup: hiccup{created: created, newest: &outbox.Header{Due: 7}}}
 	for name, c := range map[string]struct {
-		change func(st *outbox.StreamState)
+		change func(st *relay.StreamState)
 		goesOn bool
 	}{
-		"with one that was sent":           {func(*outbox.StreamState) {}, true},
-		"with the last acknowledged":       {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 6, 6, 6 }, true},
-		"with the last sent":               {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 10, 10, 10 }, true},
-		"with what the start found":        {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 7, 7, 7 }, true},
-		"before what was acknowledged":     {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 4, 4, 4 }, false},
-		"behind what was sent":             {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 12, 12, 12 }, false},
-		"with one that is not known":       {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 9, 9, 9 }, false},
-		"with another message":             {func(st *outbox.StreamState) { st.Newest.Due = 9 }, false},
-		"with one that is not the start's": {func(st *outbox.StreamState) { st.LastSeq, st.NewestSeq = 7, 7 }, false},
-		"with a message of somebody else":  {func(st *outbox.StreamState) { st.Newest = nil }, false},
-		"without its end":                  {func(st *outbox.StreamState) { st.NewestSeq = 7 }, false},
-		"as another stream":                {func(st *outbox.StreamState) { st.Created = created.Add(1) }, false},
-		"gone":                             {func(st *outbox.StreamState) { st.Exists = false }, false},
+		"with one that was sent":           {func(*relay.StreamState) {}, true},
+		"with the last acknowledged":       {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 6, 6, 6 }, true},
+		"with the last sent":               {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 10, 10, 10 }, true},
+		"with what the start found":        {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 7, 7, 7 }, true},
+		"before what was acknowledged":     {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 4, 4, 4 }, false},
+		"behind what was sent":             {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 12, 12, 12 }, false},
+		"with one that is not known":       {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 9, 9, 9 }, false},
+		"with another message":             {func(st *relay.StreamState) { st.Newest.Due = 9 }, false},
+		"with one that is not the start's": {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq = 7, 7 }, false},
+		"with a message of somebody else":  {func(st *relay.StreamState) { st.Newest = nil }, false},
+		"without its end":                  {func(st *relay.StreamState) { st.NewestSeq = 7 }, false},
+		"as another stream":                {func(st *relay.StreamState) { st.Created = created.Add(1) }, false},
+		"gone":                             {func(st *relay.StreamState) { st.Exists = false }, false},
 	} {
-		st := &outbox.StreamState{Exists: true, Created: created, LastSeq: 8, NewestSeq: 8, Newest: &outbox.Header{Due: 8}}
+		st := &relay.StreamState{Exists: true, Created: created, LastSeq: 8, NewestSeq: 8, Newest: &outbox.Header{Due: 8}}
 		c.change(st)
-		f := &found{stream: *st, stored: []outbox.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
+		f := &found{stream: *st, stored: []relay.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
 		if err := s.ends(f); (err == nil) != c.goesOn {
 			t.Errorf("%s: %v", name, err)
 		}

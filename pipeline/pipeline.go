@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -20,13 +21,13 @@ type Config struct {
 	// Open opens both connections. It is called once a session; ctx limits the opening, not what it returns.
 	Open func(ctx context.Context) (*Links, error)
 
-	Settings outbox.Settings // the configured ordering settings
-	Ticks    bool            // write ticks (reorder.tick: wal)
+	Settings relay.Settings // the configured ordering settings
+	Ticks    bool           // write ticks (reorder.tick: wal)
 	Scratch  reorder.Scratch
 	MaxSpill int64 // bytes of scratch files at a time; 0: no limit
 	// InForce is called with the ordering settings that are in force, at the start of a session and soon after a change in the WAL, from
 	// the goroutine of Run; nil: nobody wants to know.
-	InForce func(outbox.Settings)
+	InForce func(relay.Settings)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
 
@@ -130,7 +131,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 		wait := backoff(attempt, p.jitter)
 		p.metrics.sessionEnded(err)
 		p.health.set(StateWaiting, err)
-		if fault != nil && fault.Code == outbox.CodeSlotInUse || errors.Is(err, errSlotFree) {
+		if fault != nil && fault.Code == relay.CodeSlotInUse || errors.Is(err, errSlotFree) {
 			wait = 0
 		} else {
 			p.complain(wait, err)

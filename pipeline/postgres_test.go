@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -27,12 +28,12 @@ type postgres struct {
 	grown   chan struct{} // closed when it grows
 	payload uint32        // type of the payload column
 
-	slot        outbox.SlotState
+	slot        relay.SlotState
 	active      *upstream
 	confirmed   outbox.LSN
 	earlier     []outbox.LSN // what was confirmed before
 	confirmedAt []moment
-	identity    outbox.PublicationIdentity
+	identity    relay.PublicationIdentity
 	recovery    bool
 
 	down       time.Time     // nothing can connect until then
@@ -42,7 +43,7 @@ type postgres struct {
 	writeFails int         // so many of the next writes fail,
 	failsLate  bool        // though they are in the WAL
 	ticks      []time.Time // that the pipeline wrote
-	changes    []outbox.Settings
+	changes    []relay.Settings
 }
 
 // moment is when an LSN was reached.
@@ -55,8 +56,8 @@ func newPostgres(w *world, seed uint64) *postgres {
 	return &postgres{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}), payload: oidText,
 		confirmed: 0x1000000, writeDelay: 300 * time.Microsecond,
-		slot:     outbox.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1},
-		identity: outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: tableOID},
+		slot:     relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1},
+		identity: relay.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: tableOID},
 	}
 }
 
@@ -111,7 +112,7 @@ func (pg *postgres) settle(lsn outbox.LSN) {
 // upstream is the PostgreSQL side of a session.
 type upstream struct {
 	pg      *postgres
-	batches chan *outbox.Batch
+	batches chan *relay.Batch
 	gone    chan struct{} // closed when the connection is
 	dead    bool
 	err     error
@@ -151,17 +152,17 @@ func (u *upstream) ask(ctx context.Context) error {
 	return nil
 }
 
-func (u *upstream) Server(ctx context.Context) (outbox.ServerState, error) {
+func (u *upstream) Server(ctx context.Context) (relay.ServerState, error) {
 	err := u.ask(ctx)
 	u.lock()
 	defer u.unlock()
-	return outbox.ServerState{
-		SystemID: systemID, Database: "app", Version: 180000, History: outbox.History{Timeline: timeline}, WALEnd: u.pg.end,
+	return relay.ServerState{
+		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline}, WALEnd: u.pg.end,
 		InRecovery: u.pg.recovery, WALSenderTimeout: time.Minute,
 	}, err
 }
 
-func (u *upstream) Slot(ctx context.Context) (outbox.SlotState, error) {
+func (u *upstream) Slot(ctx context.Context) (relay.SlotState, error) {
 	err := u.ask(ctx)
 	u.lock()
 	defer u.unlock()
@@ -173,7 +174,7 @@ func (u *upstream) Slot(ctx context.Context) (outbox.SlotState, error) {
 	return s, err
 }
 
-func (u *upstream) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+func (u *upstream) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	err := u.ask(ctx)
 	u.lock()
 	defer u.unlock()
@@ -187,7 +188,7 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	u.lock()
 	defer u.unlock()
 	if u.pg.active != nil {
-		return &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeSlotInUse, What: "slot in use"}
+		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, What: "slot in use"}
 	}
 	u.pg.active, u.started, u.binary, u.from = u, true, binary, from
 	u.pg.w.started = append(u.pg.w.started, start{time.Now(), from, binary})
@@ -199,7 +200,7 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 // stream sends what is in the WAL: every transaction whose commit record starts at from or later.
 func (u *upstream) stream(from outbox.LSN) {
 	defer close(u.batches)
-	var pending []outbox.WALMessage
+	var pending []relay.WALMessage
 	next, described := 0, false
 	rnd := rand.New(rand.NewPCG(uint64(from), 7))
 	var own *noise // nobody else draws from it meanwhile
@@ -223,13 +224,13 @@ func (u *upstream) stream(from outbox.LSN) {
 			described = described || len(x.rows) > 0
 			if rnd.IntN(4) == 0 && !u.pg.quiet { // a keepalive inside reports the start of the commit record
 				u.sent = max(u.sent, x.start)
-				messages = slices.Insert(messages, len(messages)-1, outbox.WALMessage{Keepalive: true, WALEnd: u.sent})
+				messages = slices.Insert(messages, len(messages)-1, relay.WALMessage{Keepalive: true, WALEnd: u.sent})
 			}
 			pending = append(pending, messages...)
 		}
 		if len(pending) == 0 && u.sent < u.pg.end && !u.pg.quiet {
 			u.sent = u.pg.end
-			pending = append(pending, outbox.WALMessage{Keepalive: true, WALEnd: u.pg.end})
+			pending = append(pending, relay.WALMessage{Keepalive: true, WALEnd: u.pg.end})
 		}
 		grown, delay := u.pg.grown, u.pg.delay
 		if delay > 0 {
@@ -281,8 +282,8 @@ func (u *upstream) pause(d time.Duration) bool {
 }
 
 // batchOf copies messages into a buffer that is overwritten when it is given back.
-func batchOf(messages []outbox.WALMessage) *outbox.Batch {
-	b := &outbox.Batch{Messages: append([]outbox.WALMessage(nil), messages...)}
+func batchOf(messages []relay.WALMessage) *relay.Batch {
+	b := &relay.Batch{Messages: append([]relay.WALMessage(nil), messages...)}
 	for i := range b.Messages {
 		b.Messages[i].Data = append([]byte(nil), b.Messages[i].Data...)
 	}
@@ -301,7 +302,7 @@ func batchOf(messages []outbox.WALMessage) *outbox.Batch {
 	return b
 }
 
-func (u *upstream) Batches() <-chan *outbox.Batch { return u.batches }
+func (u *upstream) Batches() <-chan *relay.Batch { return u.batches }
 
 func (u *upstream) Err() error {
 	u.lock()
@@ -390,11 +391,11 @@ func (u *upstream) end(noticed bool) {
 type writer struct{ pr *process }
 
 func (w *writer) Tick(ctx context.Context) error {
-	return w.write(ctx, logical{prefix: outbox.TickPrefix}, func(pg *postgres) { pg.ticks = append(pg.ticks, time.Now()) })
+	return w.write(ctx, logical{prefix: relay.TickPrefix}, func(pg *postgres) { pg.ticks = append(pg.ticks, time.Now()) })
 }
 
-func (w *writer) Change(ctx context.Context, s outbox.Settings) error {
-	return w.write(ctx, logical{prefix: outbox.SettingsPrefix, content: s.Content("outflow")},
+func (w *writer) Change(ctx context.Context, s relay.Settings) error {
+	return w.write(ctx, logical{prefix: relay.SettingsPrefix, content: s.Content("outflow")},
 		func(pg *postgres) { pg.changes = append(pg.changes, s) })
 }
 

@@ -5,9 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/outflowhq/outflow/outbox"
 )
 
 // A second process waits, is ready, and takes over when the slot is free.
@@ -77,7 +76,7 @@ func TestStandbyStops(t *testing.T) {
 // A clean stop: what is in flight is acknowledged, the newest place is recorded, the last confirmation goes out, replication ends
 // in order.
 func TestDrain(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
 		w.write(1)
 		w.sleep(20 * time.Millisecond)
@@ -111,7 +110,7 @@ func TestDrain(t *testing.T) {
 
 // What does not come within the stop timeout is not waited for.
 func TestDrainTimeout(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{stop: 3 * time.Second})
 		w.write(10)
 		w.published()
@@ -259,7 +258,7 @@ func TestMetrics(t *testing.T) {
 		w.with(func() { pr.up().cut(true) })
 		w.until(time.Minute, "a second session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
 		w.with(func() {
-			w.pg.commit(nil, logical{prefix: outbox.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
+			w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
 		})
 		w.insert("friendsforever", "a:000001") // late: its window is gone
 		w.published()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -88,16 +89,16 @@ func TestBackPressure(t *testing.T) {
 // flood is a replication stream that is never empty.
 type flood struct {
 	*upstream
-	batches chan *outbox.Batch
+	batches chan *relay.Batch
 }
 
-func (f *flood) Batches() <-chan *outbox.Batch { return f.batches }
+func (f *flood) Batches() <-chan *relay.Batch { return f.batches }
 
 // A stop is heard though there is always more to read.
 func TestStopInEndlessWAL(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		const stop, all = 500, 5000
-		batches := make(chan *outbox.Batch, all)
+		batches := make(chan *relay.Batch, all)
 		reg := prometheus.NewRegistry()
 		pr := w.run(options{registry: reg, open: func(l *Links) { l.Upstream = &flood{l.Upstream.(*upstream), batches} }})
 		lsn := w.pg.end
@@ -121,9 +122,9 @@ func TestStopInEndlessWAL(t *testing.T) {
 
 // What is held back goes out though there is always more to read: it may be one transaction for minutes.
 func TestFlushInEndlessWAL(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 1 << 20, MaxBytes: 1 << 30}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 1 << 20, MaxBytes: 1 << 30}, 0, func(t *testing.T, w *world) {
 		const all = 2000
-		batches := make(chan *outbox.Batch, all)
+		batches := make(chan *relay.Batch, all)
 		pr := w.run(options{open: func(l *Links) { l.Upstream = &flood{l.Upstream.(*upstream), batches} }})
 		lsn, stored := w.pg.end, 0
 		for i := range all {
@@ -156,7 +157,7 @@ func TestFlushInEndlessWAL(t *testing.T) {
 func TestStopInLongWindow(t *testing.T) {
 	for name, again := range map[string]bool{"published": false, "made again": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, outbox.Settings{MaxEvents: 100_000, MaxBytes: 1 << 30}, time.Hour, func(t *testing.T, w *world) {
+			in(t, relay.Settings{MaxEvents: 100_000, MaxBytes: 1 << 30}, time.Hour, func(t *testing.T, w *world) {
 				const all = 20_000
 				w.js.limit = 1 << 20
 				rows := make([]row, all)
@@ -213,7 +214,7 @@ func TestTextForm(t *testing.T) {
 
 // A row that can't be published stops everything; what comes before it is recorded first.
 func TestPoison(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
 		w.with(func() { w.js.latency = 50 * time.Millisecond })
 		w.write(30)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -35,7 +36,7 @@ func (p *publisher) Full() bool {
 	return int(p.last-p.acknowledged) >= p.link.js.limit
 }
 
-func (p *publisher) Publish(e *outbox.Event, h *outbox.Header) error {
+func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 	p.link.lock()
 	defer p.link.unlock()
 	if int(p.last-p.acknowledged) >= p.link.js.limit {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -119,7 +120,7 @@ func TestMarkers(t *testing.T) {
 		if places = w.record().Places; places[len(places)-1].Due >= held.end || w.pg.confirmed >= held.end {
 			t.Errorf("place %v, confirmed %v, though %v is held", places[len(places)-1].Due, w.pg.confirmed, held.end)
 		}
-		w.with(func() { w.pg.commit(nil, logical{prefix: outbox.TickPrefix}) })
+		w.with(func() { w.pg.commit(nil, logical{prefix: relay.TickPrefix}) })
 		w.published()
 		others()
 		w.sleep(5 * time.Second)
@@ -148,7 +149,7 @@ func TestEmptyTransactionsAreMarkers(t *testing.T) {
 
 // No place of a keepalive while a message is not acknowledged.
 func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
-	in(t, outbox.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		w.running(options{})
 		w.sleep(time.Second)
 		w.with(func() { w.js.latency = 2 * time.Second })
@@ -206,14 +207,14 @@ func TestRecordRefused(t *testing.T) {
 // start stops until a repair accepts it, also where nothing is left to be seen of it.
 func TestPublicationChanged(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(id *outbox.PublicationIdentity)
+		change func(id *relay.PublicationIdentity)
 		away   bool // while nothing runs
 		lasts  bool // it can be seen without the record
 	}{
-		"another entry":            {func(id *outbox.PublicationIdentity) { id.RelXmin++ }, false, true},
-		"another table":            {func(id *outbox.PublicationIdentity) { id.TableOID++ }, true, true},
-		"rows are hidden":          {func(id *outbox.PublicationIdentity) { id.Hidden = &outbox.Fault{Code: "publication_partition"} }, false, false},
-		"rows are hidden at start": {func(id *outbox.PublicationIdentity) { id.Hidden = &outbox.Fault{Code: "publication_partition"} }, true, false},
+		"another entry":            {func(id *relay.PublicationIdentity) { id.RelXmin++ }, false, true},
+		"another table":            {func(id *relay.PublicationIdentity) { id.TableOID++ }, true, true},
+		"rows are hidden":          {func(id *relay.PublicationIdentity) { id.Hidden = &outbox.Fault{Code: "publication_partition"} }, false, false},
+		"rows are hidden at start": {func(id *relay.PublicationIdentity) { id.Hidden = &outbox.Fault{Code: "publication_partition"} }, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {

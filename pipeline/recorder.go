@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -18,10 +19,10 @@ import (
 type recorder struct {
 	links    *Links
 	log      *slog.Logger
-	warned   outbox.PublicationIdentity // the goroutine's: that rows of it may be hidden was said
-	record   *checkpoint.Record         // the goroutine's while busy, else the loop's
-	revision uint64                     // likewise
-	tried    *checkpoint.Record         // likewise: what may have been written since or not; nil: nothing
+	warned   relay.PublicationIdentity // the goroutine's: that rows of it may be hidden was said
+	record   *checkpoint.Record        // the goroutine's while busy, else the loop's
+	revision uint64                    // likewise
+	tried    *checkpoint.Record        // likewise: what may have been written since or not; nil: nothing
 
 	requests chan *checkpoint.Snapshot // nil: read the server's state
 	done     chan recorded
@@ -36,8 +37,8 @@ type recorder struct {
 type recorded struct {
 	snapshot *checkpoint.Snapshot // what was stored; nil: the server's state was read
 	end      outbox.LSN
-	slot     outbox.SlotState
-	stream   outbox.StreamState
+	slot     relay.SlotState
+	stream   relay.StreamState
 	moved    bool      // the stream changed too fast to be read: it lives, and its acknowledgements say where it is
 	heard    time.Time // when the broker was asked what it has answered
 	err      error
@@ -103,7 +104,7 @@ func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard 
 }
 
 // rewritten says once that partitions have other files than the record knows. That is no reason to stop: VACUUM FULL does it.
-func (r *recorder) rewritten(now outbox.PublicationIdentity) {
+func (r *recorder) rewritten(now relay.PublicationIdentity) {
 	known := r.record.Publication
 	if now.Rewritten == "" || now.Rewritten == known.Rewritten || known.TableOID == 0 || now == r.warned {
 		return
@@ -155,7 +156,7 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 	ctx, cancel = untilLost(ctx, r.links.Broker)
 	defer cancel()
 	answer.stream, err = r.links.Broker.Tail(ctx)
-	if f := outbox.FaultOf(err); f != nil && f.Code == outbox.CodeStreamMoved {
+	if f := outbox.FaultOf(err); f != nil && f.Code == relay.CodeStreamMoved {
 		answer.moved, err = true, nil
 	}
 	return ofBroker(err)

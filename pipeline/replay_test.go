@@ -5,19 +5,20 @@ import (
 	"io"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
 
 // replay makes the stream that an undisturbed process makes of a WAL, in one go, without the loop.
-func replay(wal []*transaction, first outbox.Settings) ([]line, error) {
+func replay(wal []*transaction, first relay.Settings) ([]line, error) {
 	d := decoder.New(decoderConfig)
 	b := reorder.New(reorder.Config{Settings: first, Scratch: memory{}})
 	defer b.Discard()
 	var (
 		out []line
 		r   decoder.Result
-		e   outbox.Event
+		e   relay.Event
 	)
 	for i, x := range wal {
 		for _, m := range x.messages(i == 0 || out == nil, oidText, false) {

@@ -5,13 +5,13 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // scribe writes ticks and changes of settings into the WAL, in a goroutine of its own. They have an effect when they are read.
 type scribe struct {
 	writer Writer // nil: nothing is written
-	want   outbox.Settings
+	want   relay.Settings
 	said   *rarely // that a change was written
 
 	requests chan message
@@ -29,7 +29,7 @@ type scribe struct {
 // message is what to write: a tick, or a change of settings.
 type message struct {
 	change   bool
-	settings outbox.Settings
+	settings relay.Settings
 }
 
 type written struct {
@@ -41,7 +41,7 @@ type written struct {
 // make this session write as much.
 const scribePause = time.Second
 
-func newScribe(w Writer, want outbox.Settings, said *rarely) *scribe {
+func newScribe(w Writer, want relay.Settings, said *rarely) *scribe {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &scribe{
 		writer: w, want: want, said: said, cancel: cancel,
@@ -87,7 +87,7 @@ func (s *scribe) offer(m message) {
 }
 
 // offerChange writes a change if the settings in force are not the wanted ones and no change is outstanding.
-func (s *scribe) offerChange(now time.Time, inForce outbox.Settings) {
+func (s *scribe) offerChange(now time.Time, inForce relay.Settings) {
 	if inForce != s.want && !s.outstanding && !now.Before(s.changeAt) && s.free(now) {
 		s.outstanding, s.changeAt = true, now.Add(scribePause)
 		s.offer(message{change: true, settings: s.want})
@@ -95,7 +95,7 @@ func (s *scribe) offerChange(now time.Time, inForce outbox.Settings) {
 }
 
 // read takes note of a change that came through the WAL. Somebody else's may have been there before the one that is outstanding.
-func (s *scribe) read(c outbox.Settings) {
+func (s *scribe) read(c relay.Settings) {
 	if c == s.want {
 		s.outstanding = false
 	}

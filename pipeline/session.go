@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -60,7 +61,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	startCtx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if err := links.Upstream.Start(startCtx, start.Place.Due, binary); err != nil {
-		if fault := outbox.FaultOf(err); fault != nil && fault.Code == outbox.CodeSlotInUse {
+		if fault := outbox.FaultOf(err); fault != nil && fault.Code == relay.CodeSlotInUse {
 			return false, p.standBy(ctx, links, first.Slot)
 		}
 		return false, fmt.Errorf("start replication at %v: %w", start.Place.Due, err)
@@ -163,7 +164,7 @@ func read(ctx context.Context, links *Links) (r readings, err error) {
 }
 
 // standBy waits until nobody holds the slot any more.
-func (p *Pipeline) standBy(ctx context.Context, links *Links, slot outbox.SlotState) error {
+func (p *Pipeline) standBy(ctx context.Context, links *Links, slot relay.SlotState) error {
 	p.health.set(StateStandby, nil)
 	p.log.Info("standby: the slot is held by another session", "slot", links.Checkpoint.Slot, "pid", slot.ActivePID, "holder", slot.Holder)
 	poll := time.NewTicker(standbyPoll)

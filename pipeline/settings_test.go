@@ -8,15 +8,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-var wanted = outbox.Settings{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: 500, MaxBytes: 1 << 20}
+var wanted = relay.Settings{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: 500, MaxBytes: 1 << 20}
 
 func foreign(horizon time.Duration) logical {
 	s := defaults
 	s.Horizon = horizon
-	return logical{prefix: outbox.SettingsPrefix, content: s.Content("outflow")}
+	return logical{prefix: relay.SettingsPrefix, content: s.Content("outflow")}
 }
 
 // A session writes its settings once where others are in force, and again when it reads a change that is not its own.
@@ -75,7 +76,7 @@ func TestChangeComesAfterCatchingUp(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		w.with(func() { w.pg.delay = 100 * time.Millisecond })
 		w.write(10)
-		w.with(func() { w.pg.commit(nil, logical{prefix: outbox.SettingsPrefix, content: wanted.Content("outflow")}) })
+		w.with(func() { w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: wanted.Content("outflow")}) })
 		w.run(options{settings: wanted})
 		w.published()
 		w.sleep(10 * time.Second)
@@ -107,10 +108,10 @@ func TestChangeFails(t *testing.T) {
 // Whoever wants to know hears which settings are in force: those of the place at the start of a session, and each change that is read.
 func TestSettingsInForce(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
-		var heard []outbox.Settings
-		pr := w.running(options{settings: wanted, inForce: func(s outbox.Settings) { w.with(func() { heard = append(heard, s) }) }})
+		var heard []relay.Settings
+		pr := w.running(options{settings: wanted, inForce: func(s relay.Settings) { w.with(func() { heard = append(heard, s) }) }})
 		w.until(time.Second, "a change", func() bool { return len(heard) == 2 })
-		if want := []outbox.Settings{defaults, wanted}; !slices.Equal(heard, want) {
+		if want := []relay.Settings{defaults, wanted}; !slices.Equal(heard, want) {
 			t.Errorf("heard %v, want %v", heard, want)
 		}
 		if err := pr.stop(); err != nil {
@@ -123,13 +124,13 @@ func TestSettingsInForce(t *testing.T) {
 func TestFloodOfSettings(t *testing.T) {
 	for name, m := range map[string]logical{
 		"changes":         foreign(10 * time.Millisecond),
-		"unknown version": {prefix: outbox.SettingsPrefix, content: "v=2 slot=outflow x"},
+		"unknown version": {prefix: relay.SettingsPrefix, content: "v=2 slot=outflow x"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 0, func(t *testing.T, w *world) {
 				reg := prometheus.NewRegistry()
 				log, heard := new(strings.Builder), 0
-				w.running(options{registry: reg, log: log, inForce: func(outbox.Settings) { w.with(func() { heard++ }) }})
+				w.running(options{registry: reg, log: log, inForce: func(relay.Settings) { w.with(func() { heard++ }) }})
 				begun, lines := time.Now(), strings.Count(log.String(), "\n")
 				for i := range 10_000 {
 					if i%100 == 0 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -24,8 +25,8 @@ var (
 
 func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }
 
-func randomSettings(rnd *rand.Rand) outbox.Settings {
-	return outbox.Settings{
+func randomSettings(rnd *rand.Rand) relay.Settings {
+	return relay.Settings{
 		Horizon: pick(rnd, 0, 5*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond), Sort: pick(rnd, outbox.BySeqKey, outbox.ByCommit),
 		MaxEvents: pick(rnd, 3, 20, 1000), MaxBytes: pick[int64](rnd, 2000, 1<<20),
 	}
@@ -60,17 +61,17 @@ func (l *workload) write(pg *postgres) {
 	at := time.Now().Add(-time.Duration(l.rnd.IntN(400)) * time.Microsecond) // timestamps need not ascend
 	switch n := l.rnd.IntN(40); {
 	case n < 2:
-		pg.commitAt(at, nil, logical{prefix: outbox.TickPrefix})
+		pg.commitAt(at, nil, logical{prefix: relay.TickPrefix})
 	case n < 7 && l.changes:
-		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: randomSettings(l.rnd).Content("outflow")})
+		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: randomSettings(l.rnd).Content("outflow")})
 	case n == 7:
-		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: randomSettings(l.rnd).Content("another")})
+		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: randomSettings(l.rnd).Content("another")})
 	case n == 8:
-		pg.commitAt(at, nil, logical{prefix: outbox.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
+		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
 	case n == 9:
 		pg.commitAt(at, nil) // PostgreSQL 14 sends them
 	case n == 10:
-		pg.commitAt(at, l.rows(), logical{prefix: outbox.TickPrefix}, logical{prefix: "another", content: "x", outside: true})
+		pg.commitAt(at, l.rows(), logical{prefix: relay.TickPrefix}, logical{prefix: "another", content: "x", outside: true})
 	case n < 13:
 		pg.grow(pg.end + outbox.LSN(l.rnd.IntN(5000))) // other databases' WAL
 	case n < 20:
@@ -158,10 +159,10 @@ type schedule struct {
 	size
 	rnd      *rand.Rand
 	alive    []*process
-	replaced []outbox.Settings // the settings that a process may be started with
-	spread   time.Duration     // how far clocks are apart at most
-	clock    time.Duration     // how far they are all behind the broker's at most
-	calm     bool              // nothing goes wrong any more
+	replaced []relay.Settings // the settings that a process may be started with
+	spread   time.Duration    // how far clocks are apart at most
+	clock    time.Duration    // how far they are all behind the broker's at most
+	calm     bool             // nothing goes wrong any more
 	tally    tally
 }
 
@@ -179,7 +180,7 @@ func newSchedule(t *testing.T, seed uint64, size size, faulty bool) *schedule {
 	s.spread = pick(rnd, 0, durable/4)
 	s.loses = durable - s.spread
 	s.clock = pick(rnd, 0, 0, -time.Hour)
-	s.replaced = []outbox.Settings{first}
+	s.replaced = []relay.Settings{first}
 	if rnd.IntN(3) == 0 {
 		s.replaced = append(s.replaced, randomSettings(rnd))
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -81,7 +82,7 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 func TestStrangerBeforeLateMessages(t *testing.T) {
 	for name, kill := range map[string]bool{"the session is kept": false, "a kill": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second, func(t *testing.T, w *world) {
+			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second, func(t *testing.T, w *world) {
 				pr := w.running(options{})
 				w.write(3)
 				w.published()
@@ -125,7 +126,7 @@ func TestDivergenceInTheMiddle(t *testing.T) {
 		"one is removed":  {func(w *world) { w.js.messages[5] = nil }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second, func(t *testing.T, w *world) {
+			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second, func(t *testing.T, w *world) {
 				pr := w.running(options{})
 				w.write(2)
 				w.published()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -27,7 +28,7 @@ func TestOneTickAfterOneHorizon(t *testing.T) {
 }
 
 func TestNoTickWhileInputsComeIn(t *testing.T) {
-	in(t, outbox.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		w.running(options{})
 		var last time.Time
 		for range 40 { // less than half a horizon apart: they close each other's windows
@@ -50,10 +51,10 @@ func TestNoTickWhileInputsComeIn(t *testing.T) {
 func TestTickWhileOthersWrite(t *testing.T) {
 	for name, m := range map[string]logical{
 		"another prefix":     {prefix: "another", content: "x"},
-		"malformed settings": {prefix: outbox.SettingsPrefix, content: "v=2 slot=outflow x"},
+		"malformed settings": {prefix: relay.SettingsPrefix, content: "v=2 slot=outflow x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, outbox.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+			in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 				w.running(options{})
 				w.write(1)
 				begun := time.Now()
@@ -125,7 +126,7 @@ func TestTicksOff(t *testing.T) {
 		if len(w.pg.ticks) != 0 || len(w.js.messages) != 0 {
 			t.Errorf("%d ticks, %d messages", len(w.pg.ticks), len(w.js.messages))
 		}
-		w.with(func() { w.pg.commit(nil, logical{prefix: outbox.TickPrefix}) }) // somebody else's
+		w.with(func() { w.pg.commit(nil, logical{prefix: relay.TickPrefix}) }) // somebody else's
 		w.published()
 		w.same()
 	})
@@ -168,7 +169,7 @@ func TestTickIsSlow(t *testing.T) {
 
 // Where nothing is held nothing is remembered of what came in.
 func TestArrivalsAreForgotten(t *testing.T) {
-	first := outbox.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}
+	first := relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}
 	in(t, first, 0, func(t *testing.T, w *world) {
 		pr := &process{w: w}
 		pr.writer = &writer{pr}
@@ -179,17 +180,17 @@ func TestArrivalsAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer links.Close()
-		place := outbox.Place{Settings: first, Timeline: timeline}
+		place := relay.Place{Settings: first, Timeline: timeline}
 		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, readings{}, checkpoint.Start{
 			Place: place, Places: []checkpoint.StoredPlace{{Place: place}},
 		})
 		defer s.close()
 		for i := range 3000 {
 			s.lastData = time.Now()
-			if err := s.buffer.Append(&outbox.Event{Doc: "d", Actor: "a", Key: "k"}); err != nil {
+			if err := s.buffer.Append(&relay.Event{Doc: "d", Actor: "a", Key: "k"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.commit(&outbox.Commit{LSN: outbox.LSN(i + 1), Kind: outbox.Events, Events: 1}); err != nil {
+			if err := s.commit(&relay.Commit{LSN: outbox.LSN(i + 1), Kind: relay.Events, Events: 1}); err != nil {
 				t.Fatal(err)
 			}
 			for more := s.window != nil; more; {

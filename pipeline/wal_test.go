@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -15,7 +16,7 @@ const (
 )
 
 var (
-	mapping = outbox.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key", Payload: "payload"}
+	mapping = relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key", Payload: "payload"}
 	columns = [...]string{"doc_id", "actor_id", "seq_key", "payload"}
 )
 
@@ -37,10 +38,10 @@ type transaction struct {
 }
 
 // messages are what pgoutput sends of the transaction; relation says that the table was not described in this session yet.
-func (x *transaction) messages(relation bool, payload uint32, bin bool) []outbox.WALMessage {
+func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.WALMessage {
 	be := binary.BigEndian
-	var out []outbox.WALMessage
-	add := func(lsn outbox.LSN, b []byte) { out = append(out, outbox.WALMessage{WALEnd: lsn, Data: b}) }
+	var out []relay.WALMessage
+	add := func(lsn outbox.LSN, b []byte) { out = append(out, relay.WALMessage{WALEnd: lsn, Data: b}) }
 	message := func(m logical) {
 		b := []byte{'M', 1}
 		if m.outside {
@@ -104,6 +105,6 @@ type line struct {
 	header       outbox.Header
 }
 
-func lineOf(e *outbox.Event, h *outbox.Header) line { return line{e.Doc, string(e.Payload), *h} }
+func lineOf(e *relay.Event, h *outbox.Header) line { return line{e.Doc, string(e.Payload), *h} }
 
 func (l line) String() string { return fmt.Sprintf("%s %s|%s", l.doc, &l.header, l.payload) }

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -29,7 +30,7 @@ type world struct {
 	pg      *postgres
 	js      *jetstream
 	durable time.Duration
-	first   outbox.Settings
+	first   relay.Settings
 	epoch   int // grows when the broker dies
 
 	ups     []*upstream
@@ -56,16 +57,16 @@ type start struct {
 	binary bool
 }
 
-var defaults = outbox.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
+var defaults = relay.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
 
-func newWorld(t *testing.T, seed uint64, first outbox.Settings, durable time.Duration) *world {
+func newWorld(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *world {
 	w := &world{t: t, first: first, durable: durable, loses: durable, begun: time.Now()}
 	w.pg, w.js = newPostgres(w, seed), newJetstream(w, seed)
 	rec := &checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: w.js.created,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: w.pg.identity, Seen: w.pg.end},
 		Places: []checkpoint.StoredPlace{{
-			Place: outbox.Place{Due: w.pg.end, Settings: first, Timeline: timeline}, Since: time.Now().UTC(),
+			Place: relay.Place{Due: w.pg.end, Settings: first, Timeline: timeline}, Since: time.Now().UTC(),
 		}},
 	}
 	doc, err := rec.Encode()
@@ -214,7 +215,7 @@ type process struct {
 
 // options are what differs between processes.
 type options struct {
-	settings outbox.Settings
+	settings relay.Settings
 	noTicks  bool
 	binary   bool
 	stop     time.Duration
@@ -222,13 +223,13 @@ type options struct {
 	scratch  reorder.Scratch
 	registry *prometheus.Registry
 	open     func(*Links) // changes what was opened
-	inForce  func(outbox.Settings)
+	inForce  func(relay.Settings)
 	log      io.Writer
 }
 
 // run starts a process.
 func (w *world) run(o options) *process {
-	if o.settings == (outbox.Settings{}) {
+	if o.settings == (relay.Settings{}) {
 		o.settings = w.first
 	}
 	if o.stop == 0 {
@@ -285,7 +286,7 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 	if pr.dead || time.Now().Before(w.pg.down) || time.Now().Before(w.js.down) {
 		return nil, errDown
 	}
-	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *outbox.Batch, 2), gone: make(chan struct{})}
+	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2), gone: make(chan struct{})}
 	u.lag = pr.lag
 	l := pr.connect()
 	w.ups, pr.ups = append(w.ups, u), append(pr.ups, u)
@@ -374,7 +375,7 @@ func (pr *process) over() bool {
 }
 
 // in runs a test in a bubble with a world, and stops what it started.
-func in(t *testing.T, first outbox.Settings, durable time.Duration, f func(t *testing.T, w *world)) {
+func in(t *testing.T, first relay.Settings, durable time.Duration, f func(t *testing.T, w *world)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -26,19 +27,19 @@ type load struct {
 const loadEvents = 1 << 17
 
 // events makes the load's events, each with its own strings, as the decoder does.
-func (l load) events(b *testing.B) []outbox.Event {
+func (l load) events(b *testing.B) []relay.Event {
 	if l.trace {
 		return edits(b)
 	}
 	r := rand.New(rand.NewPCG(1, 4))
 	counters := make([]int, 2*l.docs)
-	list := make([]outbox.Event, loadEvents)
+	list := make([]relay.Event, loadEvents)
 	payload := make([]byte, cmp.Or(l.payload, 200))
 	for i := range list {
 		c := r.IntN(len(counters))
 		counters[c]++
 		actor := fmt.Sprintf("author-%02d", c%2)
-		list[i] = outbox.Event{
+		list[i] = relay.Event{
 			Doc: fmt.Sprintf("document-%06d", c/2), Actor: actor, Key: fmt.Sprintf("%s:%020d", actor, counters[c]),
 			ID: fmt.Sprintf("6f1c2c5e-8c2a-4b1e-9d52-%012d", i), Payload: payload, PayloadSize: len(payload),
 		}
@@ -52,13 +53,13 @@ func (l load) events(b *testing.B) []outbox.Event {
 }
 
 // edits are those of two people in one document.
-func edits(b *testing.B) (list []outbox.Event) {
+func edits(b *testing.B) (list []relay.Event) {
 	ops, err := recording.Load(recording.FriendsForever)
 	if err != nil {
 		b.Fatal(err)
 	}
 	for _, op := range ops {
-		list = append(list, outbox.Event{
+		list = append(list, relay.Event{
 			Doc: op.Doc, Actor: op.Actor, Key: fmt.Sprintf("%s:%020d", op.Actor, op.Counter), Payload: op.Payload, PayloadSize: len(op.Payload),
 		})
 	}
@@ -67,10 +68,10 @@ func edits(b *testing.B) (list []outbox.Event) {
 
 func (l load) run(b *testing.B) {
 	events := l.events(b)
-	buffer := New(Config{Settings: outbox.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20, MaxBytes: 1 << 30}})
+	buffer := New(Config{Settings: relay.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20, MaxBytes: 1 << 30}})
 	b.ReportAllocs()
 	b.ResetTimer()
-	var out outbox.Event
+	var out relay.Event
 	lsn, now, windows, pulled, held := outbox.LSN(1), int64(0), 0, 0, 0
 	for i := 0; i < b.N; {
 		n := min(l.rows, b.N-i, len(events)-i%len(events))
@@ -87,7 +88,7 @@ func (l load) run(b *testing.B) {
 		if i%len(events) == 0 { // the keys begin again: everything before leaves
 			now += 1_000_000
 		}
-		if err := buffer.Commit(outbox.Commit{LSN: lsn, Time: now, Kind: outbox.Events, Events: n}); err != nil {
+		if err := buffer.Commit(relay.Commit{LSN: lsn, Time: now, Kind: relay.Events, Events: n}); err != nil {
 			b.Fatal(err)
 		}
 		w, err := buffer.Close()

@@ -4,16 +4,17 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // Config is what a Buffer starts from: a place, and how the process is set up.
 type Config struct {
-	Settings outbox.Settings   // in force at Start
+	Settings relay.Settings    // in force at Start
 	Start    outbox.LSN        // the place's due: commits at or below are no inputs
 	Taken    []outbox.Position // the place's: events beyond Start that are in the stream already
 	Unkeyed  bool              // horizon 0 and sort commit are in force whatever the settings say
-	MaxTaken int               // 0: outbox.MaxTaken. It decides the order: nothing but tests may set another
+	MaxTaken int               // 0: relay.MaxTaken. It decides the order: nothing but tests may set another
 	Scratch  Scratch           // where a transaction larger than the buffer spills
 	MaxSpill int64             // bytes of scratch files at a time; 0: no limit. More is a fatal fault
 	// Stop is asked again and again while scratch files are read, which may take minutes in one call. An error of it ends the call
@@ -24,8 +25,8 @@ type Config struct {
 // Buffer holds events in their order of commit until they are due. It is owned by one goroutine.
 type Buffer struct {
 	cfg    Config
-	set    outbox.Settings   // in force, as read
-	atDue  outbox.Settings   // in force at the last due
+	set    relay.Settings    // in force, as read
+	atDue  relay.Settings    // in force at the last due
 	taken  []outbox.Position // events beyond the last due that have left, ascending; shared with places, so never written to
 	newest outbox.LSN        // of the last input
 
@@ -78,13 +79,13 @@ type mark struct {
 
 type change struct {
 	lsn outbox.LSN
-	set outbox.Settings
+	set relay.Settings
 }
 
 // New returns an empty buffer that goes on from a place.
 func New(cfg Config) *Buffer {
 	if cfg.MaxTaken == 0 {
-		cfg.MaxTaken = outbox.MaxTaken
+		cfg.MaxTaken = relay.MaxTaken
 	}
 	b := &Buffer{cfg: cfg, set: cfg.Settings, atDue: cfg.Settings, newest: cfg.Start, tune: defaultTuning}
 	b.disk.scratch, b.disk.limit, b.disk.stop = cfg.Scratch, cfg.MaxSpill, cfg.Stop
@@ -102,7 +103,7 @@ var (
 
 // Append adds one event of the transaction that is being read; its Pos.Index counts them from 0, its LSN is not known yet. The event
 // is copied, its bytes are not. An error leaves the buffer useless: see Discard.
-func (b *Buffer) Append(e *outbox.Event) error {
+func (b *Buffer) Append(e *relay.Event) error {
 	if err := b.ready(); err != nil {
 		return err
 	}
@@ -121,14 +122,14 @@ func (b *Buffer) Append(e *outbox.Event) error {
 }
 
 // Commit ends the transaction that is being read. Call Close after it.
-func (b *Buffer) Commit(c outbox.Commit) error {
+func (b *Buffer) Commit(c relay.Commit) error {
 	if err := b.ready(); err != nil {
 		return err
 	}
-	if c.Kind == outbox.Events && c.Events != b.read.events || c.Kind != outbox.Events && b.read.events != 0 {
+	if c.Kind == relay.Events && c.Events != b.read.events || c.Kind != relay.Events && b.read.events != 0 {
 		return b.fail(errEvents)
 	}
-	if c.Kind == outbox.NoInput || c.LSN <= b.cfg.Start {
+	if c.Kind == relay.NoInput || c.LSN <= b.cfg.Start {
 		b.forget()
 		return nil
 	}
@@ -137,10 +138,10 @@ func (b *Buffer) Commit(c outbox.Commit) error {
 	}
 	b.newest = c.LSN
 	switch c.Kind {
-	case outbox.SettingsChange:
+	case relay.SettingsChange:
 		b.set = c.Settings
 		b.changes.push(change{c.LSN, c.Settings})
-	case outbox.Events:
+	case relay.Events:
 		if err := b.hold(c.LSN, c.Time); err != nil {
 			return b.fail(err)
 		}
@@ -211,14 +212,14 @@ func (b *Buffer) fail(err error) error {
 	return err
 }
 
-func (b *Buffer) inForce() outbox.Settings {
+func (b *Buffer) inForce() relay.Settings {
 	if b.cfg.Unkeyed {
 		return b.set.Unkeyed()
 	}
 	return b.set
 }
 
-// Held returns how many committed events are held, and their bytes by [outbox.Event.Size].
+// Held returns how many committed events are held, and their bytes by [relay.Event.Size].
 func (b *Buffer) Held() (events int, bytes int64) { return b.held.events, b.held.bytes }
 
 // OldestLSN returns the LSN of the oldest held event's commit; false if nothing is held.
@@ -230,16 +231,16 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 }
 
 // Settings returns the settings that are in force, as they were read: what Unkeyed does to them is not in them.
-func (b *Buffer) Settings() outbox.Settings { return b.set }
+func (b *Buffer) Settings() relay.Settings { return b.set }
 
 // Marker returns the place that a keepalive's marker makes: lsn is at or above the last input and below the next. It may be called
 // only when no event is held. Seq and Timeline are left to the caller, and Taken may
 // not be changed.
-func (b *Buffer) Marker(lsn outbox.LSN) outbox.Place {
+func (b *Buffer) Marker(lsn outbox.LSN) relay.Place {
 	if b.held.events > 0 {
 		panic("reorder: Marker while events are held")
 	}
-	return outbox.Place{Due: lsn, Taken: b.takenBeyond(lsn), Settings: b.set}
+	return relay.Place{Due: lsn, Taken: b.takenBeyond(lsn), Settings: b.set}
 }
 
 // takenBeyond returns what of taken lies beyond due, nil if nothing does. Nobody writes to it any more.

@@ -3,6 +3,7 @@ package reorder
 import (
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -54,7 +55,7 @@ func (b *Buffer) fillPlaces(events *merge) (*merge, error) {
 	places := b.sorter(itemsBySequence, room) // of events without keys
 	byPlace := b.sorter(itemsByPlace, room)
 
-	var name outbox.Event
+	var name relay.Event
 	for {
 		e, err := events.next()
 		if err != nil {
@@ -73,7 +74,7 @@ func (b *Buffer) fillPlaces(events *merge) (*merge, error) {
 		if err := bySequence.add(e, outbox.Position{}); err != nil {
 			return nil, err
 		}
-		*e = outbox.Event{}
+		*e = relay.Event{}
 	}
 	b.spill.drop()
 

@@ -4,12 +4,12 @@ import (
 	"math"
 	"unsafe"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // slot is where an event lies in memory, once. A slot whose event has been taken or dropped is zero: no committed event has LSN 0.
 type slot struct {
-	outbox.Event
+	relay.Event
 	seq  *sequence // nil while the event is not in the index
 	hash uint64    // of its sequence's name; 0: not known
 }
@@ -151,7 +151,7 @@ func (t *tally) sub(o tally) {
 	t.weight -= o.weight
 }
 
-func tallyOf(e *outbox.Event) tally { return tally{1, e.Size(), weight(e)} }
+func tallyOf(e *relay.Event) tally { return tally{1, e.Size(), weight(e)} }
 
 // slotWeight is what an event takes up beside its bytes, as measured: the slot, its entries in the index and in a window's order or a
 // sorter, the room that chunks and lists waste, and a commit that holds nothing else.
@@ -160,17 +160,17 @@ const slotWeight = int(unsafe.Sizeof(slot{})) + 72
 // MaxWeight returns what a buffer with these settings holds at most, in bytes of memory: max_bytes as they are counted, and what an
 // event weighs beyond the 64 bytes that it counts for, with a sequence of its own. Ids and further columns are not counted either:
 // they come on top.
-func MaxWeight(s outbox.Settings) int64 {
-	n := min(int64(s.MaxEvents), s.MaxBytes/outbox.EventOverhead)
+func MaxWeight(s relay.Settings) int64 {
+	n := min(int64(s.MaxEvents), s.MaxBytes/relay.EventOverhead)
 	if s.MaxBytes > math.MaxInt64/16 {
 		return math.MaxInt64 / 2
 	}
-	return s.MaxBytes + n*(int64(slotWeight)+sequenceWeight-outbox.EventOverhead)
+	return s.MaxBytes + n*(int64(slotWeight)+sequenceWeight-relay.EventOverhead)
 }
 
 // weight estimates the memory that an event takes up: slotWeight and the bytes of all its values. What the values lie in may be
 // larger by what the decoder's arena holds beside them; arenas are freed as their last event leaves, in the order of the WAL.
-func weight(e *outbox.Event) int64 {
+func weight(e *relay.Event) int64 {
 	n := len(e.Doc) + len(e.Actor) + len(e.Key) + len(e.ID) + len(e.Payload) + len(e.Bad) + slotWeight
 	for _, x := range e.Extra {
 		n += len(x) + 16

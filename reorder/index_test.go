@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -20,7 +21,7 @@ func TestSequence(t *testing.T) {
 		q.run = q.few[:0]
 		var want []*slot
 		for n := range 1500 {
-			s := &slot{Event: outbox.Event{Key: fmt.Sprintf("%08d", max(0, 1000+n/2-r.IntN(displacement+1)))}}
+			s := &slot{Event: relay.Event{Key: fmt.Sprintf("%08d", max(0, 1000+n/2-r.IntN(displacement+1)))}}
 			s.Pos = outbox.Position{LSN: outbox.LSN(1 + n/7), Index: uint32(n % 7)}
 			q.add(s)
 			want = append(want, s)
@@ -71,7 +72,7 @@ func TestIndex(t *testing.T) {
 		}
 		switch s := there[i]; {
 		case s == nil && r.IntN(30) < fill:
-			s = &slot{Event: outbox.Event{Doc: fmt.Sprint("d", i/3), Actor: []string{"", "a", "b"}[i%3]}}
+			s = &slot{Event: relay.Event{Doc: fmt.Sprint("d", i/3), Actor: []string{"", "a", "b"}[i%3]}}
 			x.add(s)
 			there[i] = s
 			live++
@@ -124,7 +125,7 @@ func TestLate(t *testing.T) {
 		{"eve", cut + "b", 2}, {"eve", cut + "a", 2}, // they differ behind what is kept: not counted
 		{"eve", cut[:150], 2}, {"eve", cut[:80], 3}, {"eve", "j", 4},
 	} {
-		l.see(&x, &outbox.Event{Doc: "note", Actor: step.actor, Key: step.key}, 0)
+		l.see(&x, &relay.Event{Doc: "note", Actor: step.actor, Key: step.key}, 0)
 		if l.count != step.count {
 			t.Errorf("step %d, %s %.8s: %d late, want %d", i, step.actor, step.key, l.count, step.count)
 		}

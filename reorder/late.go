@@ -1,6 +1,6 @@
 package reorder
 
-import "github.com/outflowhq/outflow/outbox"
+import "github.com/outflowhq/outflow/internal/relay"
 
 // late counts events that leave after a higher key of their sequence. A table of fixed size remembers the greatest key of the
 // sequences seen last, its first bytes at least: what it has forgotten is not counted. Nothing depends on the count.
@@ -24,7 +24,7 @@ type lastKey struct {
 
 // see takes note of an event that leaves. h is the hash of its sequence's name, 0 if it is not known. Inside a window a sequence's
 // keys ascend, so a higher key is one of an earlier window.
-func (l *late) see(x *index, e *outbox.Event, h uint64) {
+func (l *late) see(x *index, e *relay.Event, h uint64) {
 	if e.Key == "" {
 		return
 	}

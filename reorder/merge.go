@@ -4,12 +4,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // item is an event on its way through a sorter.
 type item struct {
-	e     *outbox.Event
+	e     *relay.Event
 	place outbox.Position // where it goes, if it is sorted by that
 }
 
@@ -48,7 +49,7 @@ type source struct {
 	memory []item
 	file   *reader // nil: memory
 	record []byte  // the present one as it is in the file
-	event  outbox.Event
+	event  relay.Event
 
 	of *spill // the transaction whose events were written before its commit record had been read; nil: none
 }
@@ -106,7 +107,7 @@ func newMerge(by order, sources []*source) (*merge, error) {
 }
 
 // next returns the next event, nil at the end. It is valid until the call after, and may be cleared.
-func (m *merge) next() (*outbox.Event, error) {
+func (m *merge) next() (*relay.Event, error) {
 	s, err := m.nextSource()
 	if s == nil || err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -14,16 +15,16 @@ type model struct {
 	maxTaken int
 	unkeyed  bool
 
-	set, atDue outbox.Settings
+	set, atDue relay.Settings
 	taken      []outbox.Position
 	inputs     []input // above the last due, oldest first
-	events     []outbox.Event
+	events     []relay.Event
 }
 
 // input is a commit with its events, a tick or a change of settings.
 type input struct {
-	commit outbox.Commit
-	events []outbox.Event // with their positions
+	commit relay.Commit
+	events []relay.Event // with their positions
 }
 
 // closed is a window in a form that can be compared.
@@ -32,20 +33,20 @@ type closed struct {
 	Of, Pull  int
 	Sort      outbox.Sort
 	Bytes     int64
-	Events    []outbox.Event
-	Place     outbox.Place
+	Events    []relay.Event
+	Place     relay.Place
 }
 
 func newModel(c Config) *model {
 	m := &model{start: c.Start, maxTaken: c.MaxTaken, unkeyed: c.Unkeyed, set: c.Settings, atDue: c.Settings}
 	m.taken = slices.Clone(c.Taken)
 	if m.maxTaken == 0 {
-		m.maxTaken = outbox.MaxTaken
+		m.maxTaken = relay.MaxTaken
 	}
 	return m
 }
 
-func (m *model) inForce() outbox.Settings {
+func (m *model) inForce() relay.Settings {
 	if m.unkeyed {
 		return m.set.Unkeyed()
 	}
@@ -54,11 +55,11 @@ func (m *model) inForce() outbox.Settings {
 
 // read reads one commit and returns the window that it closes, nil if none.
 func (m *model) read(in input) *closed {
-	if in.commit.Kind == outbox.NoInput || in.commit.LSN <= m.start {
+	if in.commit.Kind == relay.NoInput || in.commit.LSN <= m.start {
 		return nil
 	}
 	m.inputs = append(m.inputs, in)
-	if in.commit.Kind == outbox.SettingsChange {
+	if in.commit.Kind == relay.SettingsChange {
 		m.set = in.commit.Settings
 	}
 	for _, e := range in.events {
@@ -73,7 +74,7 @@ func (m *model) read(in input) *closed {
 	return m.close(due, in.commit.LSN)
 }
 
-func (m *model) due(in outbox.Commit) (due outbox.LSN, ok bool) {
+func (m *model) due(in relay.Commit) (due outbox.LSN, ok bool) {
 	set := m.inForce()
 	if set.Horizon == 0 {
 		due, ok = in.LSN, true
@@ -101,7 +102,7 @@ func (m *model) due(in outbox.Commit) (due outbox.LSN, ok bool) {
 }
 
 func (m *model) close(due, thru outbox.LSN) *closed {
-	var head, pulled, rest []outbox.Event
+	var head, pulled, rest []relay.Event
 	for _, e := range m.events {
 		if e.Pos.LSN <= due {
 			head = append(head, e)
@@ -111,7 +112,7 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 		if e.Pos.LSN <= due {
 			continue
 		}
-		if slices.ContainsFunc(head, func(h outbox.Event) bool { return h.Doc == e.Doc && h.Actor == e.Actor && h.Key > e.Key }) {
+		if slices.ContainsFunc(head, func(h relay.Event) bool { return h.Doc == e.Doc && h.Actor == e.Actor && h.Key > e.Key }) {
 			pulled = append(pulled, e)
 		} else {
 			rest = append(rest, e)
@@ -126,7 +127,7 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 		due = thru
 	}
 	for _, c := range m.inputs {
-		if c.commit.LSN <= due && c.commit.Kind == outbox.SettingsChange {
+		if c.commit.LSN <= due && c.commit.Kind == relay.SettingsChange {
 			m.atDue = c.commit.Settings
 		}
 	}
@@ -146,15 +147,15 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 	}
 	w := &closed{
 		Due: due, Thru: thru, Of: len(take), Pull: len(pulled), Sort: m.inForce().Sort, Bytes: sizes(take),
-		Place: outbox.Place{Due: due, Taken: slices.Clone(m.taken), Settings: m.atDue},
+		Place: relay.Place{Due: due, Taken: slices.Clone(m.taken), Settings: m.atDue},
 	}
 	w.Events = modelSort(take, w.Sort)
 	return w
 }
 
-func modelSort(take []outbox.Event, by outbox.Sort) []outbox.Event {
+func modelSort(take []relay.Event, by outbox.Sort) []relay.Event {
 	if by == outbox.BySeqKey {
-		slices.SortFunc(take, func(a, b outbox.Event) int {
+		slices.SortFunc(take, func(a, b relay.Event) int {
 			if c := strings.Compare(a.Doc, b.Doc); c != 0 {
 				return c
 			}
@@ -162,9 +163,9 @@ func modelSort(take []outbox.Event, by outbox.Sort) []outbox.Event {
 		})
 		return take
 	}
-	slices.SortFunc(take, func(a, b outbox.Event) int { return a.Pos.Compare(b.Pos) })
+	slices.SortFunc(take, func(a, b relay.Event) int { return a.Pos.Compare(b.Pos) })
 	type name struct{ doc, actor string }
-	next := map[name][]outbox.Event{}
+	next := map[name][]relay.Event{}
 	for _, e := range take {
 		n := name{e.Doc, e.Actor}
 		next[n] = append(next[n], e)
@@ -180,14 +181,14 @@ func modelSort(take []outbox.Event, by outbox.Sort) []outbox.Event {
 	return take
 }
 
-func modelKey(a, b outbox.Event) int {
+func modelKey(a, b relay.Event) int {
 	if c := strings.Compare(a.Key, b.Key); c != 0 {
 		return c
 	}
 	return a.Pos.Compare(b.Pos)
 }
 
-func sizes(events []outbox.Event) (n int64) {
+func sizes(events []relay.Event) (n int64) {
 	for i := range events {
 		n += events[i].Size()
 	}
@@ -195,10 +196,10 @@ func sizes(events []outbox.Event) (n int64) {
 }
 
 // marker is the place of a keepalive's marker when nothing is held.
-func (m *model) marker(lsn outbox.LSN) outbox.Place {
+func (m *model) marker(lsn outbox.LSN) relay.Place {
 	beyond := slices.DeleteFunc(slices.Clone(m.taken), func(p outbox.Position) bool { return p.LSN <= lsn })
 	if len(beyond) == 0 {
 		beyond = nil
 	}
-	return outbox.Place{Due: lsn, Taken: beyond, Settings: m.set}
+	return relay.Place{Due: lsn, Taken: beyond, Settings: m.set}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -26,9 +27,9 @@ type scene struct {
 	memory int64 // spill beyond that; 0: never
 }
 
-func randomSettings(r *rand.Rand) outbox.Settings {
+func randomSettings(r *rand.Rand) relay.Settings {
 	pick := func(of ...int) int { return of[r.IntN(len(of))] }
-	return outbox.Settings{
+	return relay.Settings{
 		Horizon:   time.Duration(pick(0, 1, 500, 2000, 5000, 20000, 1000000)) * time.Microsecond,
 		Sort:      outbox.Sort(r.IntN(2)),
 		MaxEvents: pick(1, 5, 20, 20, 1000, 1000, 1000),
@@ -63,16 +64,16 @@ func randomScene(r *rand.Rand) scene {
 		now += int64(r.ExpFloat64() * 1000)
 		switch p := r.Float64(); {
 		case p < changes:
-			add(input{commit: outbox.Commit{Kind: outbox.SettingsChange, Settings: randomSettings(r)}})
+			add(input{commit: relay.Commit{Kind: relay.SettingsChange, Settings: randomSettings(r)}})
 			continue
 		case p < changes+0.15:
-			add(input{commit: outbox.Commit{Kind: outbox.Tick}})
+			add(input{commit: relay.Commit{Kind: relay.Tick}})
 			continue
 		case p < changes+0.18:
-			add(input{commit: outbox.Commit{Kind: outbox.NoInput}})
+			add(input{commit: relay.Commit{Kind: relay.NoInput}})
 			continue
 		}
-		in := input{commit: outbox.Commit{Kind: outbox.Events}}
+		in := input{commit: relay.Commit{Kind: relay.Events}}
 		n, keyless := 1, keyless || r.IntN(8) == 0
 		if r.IntN(3) == 0 {
 			n = 1 + r.IntN(largest)
@@ -84,9 +85,9 @@ func randomScene(r *rand.Rand) scene {
 			if disorder == 2 && r.IntN(4) == 0 {
 				key = max(0, key-r.IntN(8)) // the same key again
 			}
-			e := outbox.Event{Doc: fmt.Sprint("d", d), Actor: fmt.Sprint("a", a), Key: fmt.Sprintf("a%d:%04d", a, key)}
+			e := relay.Event{Doc: fmt.Sprint("d", d), Actor: fmt.Sprint("a", a), Key: fmt.Sprintf("a%d:%04d", a, key)}
 			if keyless || a == 0 && r.IntN(9) == 0 {
-				e.Key, e.Null = "", outbox.NullKey
+				e.Key, e.Null = "", relay.NullKey
 			}
 			fillValues(r, &e)
 			in.events = append(in.events, e)
@@ -106,16 +107,16 @@ func randomScene(r *rand.Rand) scene {
 		}
 	}
 	now += 10_000_000
-	add(input{commit: outbox.Commit{Kind: outbox.Tick}})
+	add(input{commit: relay.Commit{Kind: relay.Tick}})
 	return s
 }
 
 // fillValues fills in what the order does not depend on.
-func fillValues(r *rand.Rand, e *outbox.Event) {
+func fillValues(r *rand.Rand, e *relay.Event) {
 	e.ID = fmt.Sprint("id", r.IntN(1000))
 	switch r.IntN(6) {
 	case 0:
-		e.Null |= outbox.NullPayload
+		e.Null |= relay.NullPayload
 	case 1:
 		e.Payload = []byte{}
 	case 2:
@@ -138,7 +139,7 @@ func fillValues(r *rand.Rand, e *outbox.Event) {
 }
 
 // start makes a buffer that goes on from a place of the scene.
-func (s *scene) start(p outbox.Place, scratch *memScratch) *Buffer {
+func (s *scene) start(p relay.Place, scratch *memScratch) *Buffer {
 	cfg := s.cfg
 	cfg.Settings, cfg.Start, cfg.Taken, cfg.Scratch = p.Settings, p.Due, p.Taken, scratch
 	b := New(cfg)
@@ -167,7 +168,7 @@ func feed(b *Buffer, in input) (*closed, error) {
 	}
 	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes, Place: w.Place}
 	for {
-		var e outbox.Event
+		var e relay.Event
 		ok, err := w.Next(&e)
 		if err != nil {
 			return nil, err
@@ -228,14 +229,14 @@ func checkClean(b *Buffer, scratch *memScratch) error {
 }
 
 type cut struct {
-	place outbox.Place
+	place relay.Place
 	made  int // windows up to there
 }
 
 // run compares the buffer with the model over the whole scene and returns the windows and every place to go on from.
 func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, cuts []cut, err error) {
 	scratch := &memScratch{failAfter: -1}
-	first := outbox.Place{Settings: s.cfg.Settings}
+	first := relay.Place{Settings: s.cfg.Settings}
 	m, b := newModel(s.cfg), s.start(first, scratch)
 	cuts = append(cuts, cut{first, 0})
 	out := 0

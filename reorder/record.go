@@ -8,6 +8,7 @@ import (
 	"math"
 	"unsafe"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -107,24 +108,24 @@ func (r *body) text() string {
 }
 
 // decodeRecord reads what appendRecord wrote. The event shares the record's bytes.
-func decodeRecord(record []byte, e *outbox.Event) (place outbox.Position, err error) {
+func decodeRecord(record []byte, e *relay.Event) (place outbox.Position, err error) {
 	b := record[recordHead:]
 	if crc32.Checksum(b, castagnoli) != binary.LittleEndian.Uint32(record[4:]) {
 		return place, errDamaged
 	}
 	r := body{b: b}
-	*e = outbox.Event{Pos: r.position()}
+	*e = relay.Event{Pos: r.position()}
 	place = r.position()
 	e.Time = r.signed()
 	for _, v := range [...]*string{&e.Doc, &e.Actor, &e.Key, &e.ID, &e.Bad} {
 		*v = r.text()
 	}
 	e.PayloadSize = int(r.number())
-	e.Null = outbox.Nulls(r.number())
+	e.Null = relay.Nulls(r.number())
 	if n := r.number(); n > 0 {
 		e.Payload = r.bytes(n - 1)
 	}
-	if n := r.number(); n > 0 && n-1 <= outbox.MaxExtra {
+	if n := r.number(); n > 0 && n-1 <= relay.MaxExtra {
 		e.Extra = make([]string, n-1)
 		for i := range e.Extra {
 			e.Extra[i] = r.text()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -56,7 +57,7 @@ func TestScripts(t *testing.T) {
 type script struct {
 	cfg   Config
 	b     *Buffer
-	place outbox.Place
+	place relay.Place
 	wal   []input
 	out   bytes.Buffer
 }
@@ -130,8 +131,8 @@ func (s *script) do(verb string, args []string) (err error) {
 	return fmt.Errorf("unknown")
 }
 
-func parseSettings(args []string) (outbox.Settings, error) {
-	_, set, err := outbox.ParseSettings("v=1 slot=outflow " + strings.Join(args, " "))
+func parseSettings(args []string) (relay.Settings, error) {
+	_, set, err := relay.ParseSettings("v=1 slot=outflow " + strings.Join(args, " "))
 	return set, err
 }
 
@@ -146,15 +147,15 @@ func parseInput(verb string, args []string) (in input, err error) {
 	in.commit.Time = at.Microseconds()
 	switch verb {
 	case "tick":
-		in.commit.Kind = outbox.Tick
+		in.commit.Kind = relay.Tick
 	case "change":
-		in.commit.Kind = outbox.SettingsChange
+		in.commit.Kind = relay.SettingsChange
 		in.commit.Settings, err = parseSettings(args[2:])
 	default:
-		in.commit.Kind = outbox.Events
+		in.commit.Kind = relay.Events
 		for i, a := range args[2:] {
 			v := strings.Split(a, "/")
-			in.events = append(in.events, outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: v[0], Actor: v[1], Key: v[2]})
+			in.events = append(in.events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: v[0], Actor: v[1], Key: v[2]})
 		}
 		in.commit.Events = len(in.events)
 	}

@@ -3,6 +3,7 @@ package reorder
 import (
 	"slices"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -41,7 +42,7 @@ type sorter struct {
 // run is a sorted part of the sorter's file.
 type run struct{ off, end int64 }
 
-func (s *sorter) add(e *outbox.Event, place outbox.Position) error {
+func (s *sorter) add(e *relay.Event, place outbox.Position) error {
 	i := len(s.items)
 	if i/chunkLen == len(s.slab) {
 		s.slab = append(s.slab, new(chunk))
@@ -80,7 +81,7 @@ func (s *sorter) flush() error {
 		if s.file.buf, err = appendRecord(s.file.buf, &s.items[i]); err != nil {
 			return &ioError{"write", err}
 		}
-		*s.items[i].e = outbox.Event{}
+		*s.items[i].e = relay.Event{}
 		if len(s.file.buf) >= writeSize {
 			if err := s.file.flush(); err != nil {
 				return err

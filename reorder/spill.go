@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -56,7 +57,7 @@ func (b *Buffer) sorter(by order, limit int64) sorter {
 	return sorter{disk: &b.disk, tune: &b.tune, by: by, limit: limit, total: &b.sorting}
 }
 
-func (s *spill) add(e *outbox.Event) error {
+func (s *spill) add(e *relay.Event) error {
 	s.read++
 	s.keyed = s.keyed || e.Key != ""
 	return s.sorter.add(e, outbox.Position{})
@@ -75,7 +76,7 @@ func (s *spill) commit(lsn outbox.LSN, time int64, left []outbox.Position, t *ta
 	for _, p := range left {
 		gone = append(gone, p.Index)
 	}
-	err := s.each(func(e *outbox.Event) bool {
+	err := s.each(func(e *relay.Event) bool {
 		if _, found := slices.BinarySearch(gone, e.Pos.Index); found {
 			t.sub(tallyOf(e))
 		}
@@ -96,7 +97,7 @@ func (s *spill) take(pulled []*slot) {
 }
 
 // each calls f for each event that has not left, in no particular order, until it returns false. Only f may use the event.
-func (s *spill) each(f func(*outbox.Event) bool) error {
+func (s *spill) each(f func(*relay.Event) bool) error {
 	list := make([]*source, 0, len(s.runs)+1)
 	for _, r := range s.runs {
 		list = append(list, s.source(r))
@@ -123,7 +124,7 @@ func (s *spill) each(f func(*outbox.Event) bool) error {
 // pullSpilled returns what a window pulls from the spilled transaction, by position: a few copies, or more than limit.
 func (b *Buffer) pullSpilled(limit int) ([]*slot, error) {
 	var pulled []*slot
-	err := b.spill.each(func(e *outbox.Event) bool {
+	err := b.spill.each(func(e *relay.Event) bool {
 		if q := b.index.find(e.Doc, e.Actor); q != nil && q.top != nil && e.Key < q.top.Key {
 			pulled = append(pulled, &slot{Event: clone(e)})
 		}
@@ -134,7 +135,7 @@ func (b *Buffer) pullSpilled(limit int) ([]*slot, error) {
 }
 
 // clone copies an event with its bytes, so that it does not keep a whole block in memory.
-func clone(e *outbox.Event) outbox.Event {
+func clone(e *relay.Event) relay.Event {
 	c := *e
 	c.Doc, c.Actor, c.Key = strings.Clone(e.Doc), strings.Clone(e.Actor), strings.Clone(e.Key)
 	c.ID, c.Bad = strings.Clone(e.ID), strings.Clone(e.Bad)
@@ -156,7 +157,7 @@ func (b *Buffer) restore() error {
 		return nil // all its events were pulled
 	}
 	first := b.fifo.grow(s.read)
-	err := s.each(func(e *outbox.Event) bool {
+	err := s.each(func(e *relay.Event) bool {
 		b.fifo.at(first + uint64(e.Pos.Index)).Event = *e
 		return true
 	})

@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // edit makes the i-th event of a large transaction. With the same i it is the same event, in memory of its own.
-func edit(r *rand.Rand, i int) outbox.Event {
+func edit(r *rand.Rand, i int) relay.Event {
 	author := fmt.Sprintf("author-%02d", r.IntN(20))
-	e := outbox.Event{
+	e := relay.Event{
 		Pos: outbox.Position{Index: uint32(i)}, Doc: fmt.Sprintf("note-%03d", r.IntN(200)), Actor: author,
 		Key: fmt.Sprintf("%s:%08d", author, r.IntN(100_000)), ID: fmt.Sprint("id-", i),
 		Payload: make([]byte, 20+r.IntN(300)),
@@ -56,17 +57,17 @@ func TestHugeTransaction(t *testing.T) {
 			}
 			dir := t.TempDir()
 			files := &memScratch{failAfter: -1}
-			set := outbox.Settings{Horizon: c.horizon, Sort: c.sort, MaxEvents: 65536, MaxBytes: limit}
+			set := relay.Settings{Horizon: c.horizon, Sort: c.sort, MaxEvents: 65536, MaxBytes: limit}
 			b := New(Config{Settings: set, Scratch: watched{tempfile.Dir(dir), files}})
 			b.tune.fanIn = c.fanIn
 			peak := int64(0)
 			files.onWrite = func() { peak = max(peak, b.memory()) }
 
 			// Something is held already when it comes.
-			held := []outbox.Event{
+			held := []relay.Event{
 				{Doc: "note-007", Actor: "author-03", Key: "author-03:00050000"}, {Doc: "note-008", Actor: "author-03", Key: "z"},
 			}
-			before := input{commit: outbox.Commit{LSN: 0x100, Kind: outbox.Events, Events: 2}, events: held}
+			before := input{commit: relay.Commit{LSN: 0x100, Kind: relay.Events, Events: 2}, events: held}
 			held[1].Pos.Index = 1
 			for i := range held {
 				held[i].Pos.LSN = 0x100
@@ -83,7 +84,7 @@ func TestHugeTransaction(t *testing.T) {
 				}
 				peak = max(peak, b.memory())
 			}
-			if err := b.Commit(outbox.Commit{LSN: 0x200, Time: 1000, Kind: outbox.Events, Events: events}); err != nil {
+			if err := b.Commit(relay.Commit{LSN: 0x200, Time: 1000, Kind: relay.Events, Events: events}); err != nil {
 				t.Fatal(err)
 			}
 			w, err := b.Close()
@@ -94,7 +95,7 @@ func TestHugeTransaction(t *testing.T) {
 			if w.Of != len(want) || w.Due != 0x200 || w.Pull != 0 {
 				t.Fatalf("%+v, want %d events", w, len(want))
 			}
-			var e outbox.Event
+			var e relay.Event
 			for i, p := range want {
 				if ok, err := w.Next(&e); !ok || err != nil {
 					t.Fatalf("event %d: %v %v", i, ok, err)
@@ -129,8 +130,8 @@ func TestHugeTransaction(t *testing.T) {
 }
 
 // hugeOrder returns the positions that the window of a huge transaction has, from the keys alone.
-func hugeOrder(events int, by outbox.Sort, held []outbox.Event, withHeld bool) []outbox.Position {
-	var list []outbox.Event
+func hugeOrder(events int, by outbox.Sort, held []relay.Event, withHeld bool) []outbox.Position {
+	var list []relay.Event
 	if withHeld {
 		list = slices.Clone(held)
 	}
@@ -192,7 +193,7 @@ func TestScratchFails(t *testing.T) {
 		s.memory = 600
 		fine := &memScratch{failAfter: -1}
 		var want []*closed
-		b := s.start(outbox.Place{Settings: s.cfg.Settings}, fine)
+		b := s.start(relay.Place{Settings: s.cfg.Settings}, fine)
 		for _, in := range s.wal {
 			w, err := feed(b, in)
 			if err != nil {
@@ -204,7 +205,7 @@ func TestScratchFails(t *testing.T) {
 			{failCreate: true}, {failAfter: -1, failRead: true}, {failAfter: -1, flip: true},
 			{failAfter: 0}, {failAfter: r.Int64N(fine.written + 1)}, {failAfter: r.Int64N(fine.written + 1)},
 		} {
-			b := s.start(outbox.Place{Settings: s.cfg.Settings}, broken)
+			b := s.start(relay.Place{Settings: s.cfg.Settings}, broken)
 			var err error
 			for i, in := range s.wal {
 				var w *closed
@@ -218,7 +219,7 @@ func TestScratchFails(t *testing.T) {
 			if err == nil {
 				continue // it did not come to that
 			}
-			if _, again := feed(b, input{commit: outbox.Commit{Kind: outbox.Tick, LSN: 1 << 40}}); again == nil {
+			if _, again := feed(b, input{commit: relay.Commit{Kind: relay.Tick, LSN: 1 << 40}}); again == nil {
 				t.Fatalf("seed %d: the buffer goes on after %v", seed, err)
 			}
 			switch {
@@ -237,7 +238,7 @@ func TestScratchFails(t *testing.T) {
 			if broken.open != 0 {
 				t.Fatalf("seed %d: %d files after Discard", seed, broken.open)
 			}
-			if err := b.Append(&outbox.Event{}); err == nil {
+			if err := b.Append(&relay.Event{}); err == nil {
 				t.Fatal("a discarded buffer takes an event")
 			}
 		}
@@ -253,7 +254,7 @@ func TestFailureStays(t *testing.T) {
 	const events = 4000
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
 		files := &memScratch{failAfter: -1}
-		b := New(Config{Settings: outbox.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10}, Scratch: files})
+		b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10}, Scratch: files})
 		b.tune.least, b.tune.block = 0, 4<<10
 		if err := large(b, events); err != nil {
 			t.Fatal(err)
@@ -262,7 +263,7 @@ func TestFailureStays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var e outbox.Event
+		var e relay.Event
 		for range events / 2 {
 			if ok, err := w.Next(&e); !ok || err != nil {
 				t.Fatal(ok, err)
@@ -287,10 +288,10 @@ func TestFailureStays(t *testing.T) {
 // TestNoScratch says what is missing.
 func TestNoScratch(t *testing.T) {
 	t.Parallel()
-	b := New(Config{Settings: outbox.Settings{MaxEvents: 10, MaxBytes: 1}})
+	b := New(Config{Settings: relay.Settings{MaxEvents: 10, MaxBytes: 1}})
 	var err error
 	for i := 0; err == nil; i++ {
-		err = b.Append(&outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note"})
+		err = b.Append(&relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note"})
 	}
 	if !errors.Is(err, errNoScratch) {
 		t.Fatal(err)
@@ -301,14 +302,14 @@ func TestNoScratch(t *testing.T) {
 func TestDiscardedCommits(t *testing.T) {
 	t.Parallel()
 	files := &memScratch{failAfter: -1}
-	b := New(Config{Start: 0x1000, Settings: outbox.Settings{Horizon: time.Hour, MaxEvents: 1000, MaxBytes: 100_000}, Scratch: files})
+	b := New(Config{Start: 0x1000, Settings: relay.Settings{Horizon: time.Hour, MaxEvents: 1000, MaxBytes: 100_000}, Scratch: files})
 	b.tune.least = 10_000
 	for lsn := outbox.LSN(1); lsn <= 0x1000; lsn += 0x100 {
-		var events []outbox.Event
+		var events []relay.Event
 		for i := range 2000 {
-			events = append(events, outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)})
+			events = append(events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)})
 		}
-		in := input{commit: outbox.Commit{LSN: lsn, Kind: outbox.Events, Events: len(events)}, events: events}
+		in := input{commit: relay.Commit{LSN: lsn, Kind: relay.Events, Events: len(events)}, events: events}
 		if w, err := feed(b, in); w != nil || err != nil {
 			t.Fatal(w, err)
 		}
@@ -326,19 +327,19 @@ func TestRecord(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))
 	for range 2000 {
-		e := outbox.Event{
+		e := relay.Event{
 			Pos: outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}, Time: int64(r.Uint64()),
 			Doc: string(make([]byte, r.IntN(300))), Actor: "b\xff", Key: "",
 		}
 		fillValues(r, &e)
-		e.Null |= outbox.Nulls(1) << r.IntN(64)
+		e.Null |= relay.Nulls(1) << r.IntN(64)
 		place := outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}
 		b, err := appendRecord([]byte("before"), &item{&e, place})
 		if err != nil {
 			t.Fatal(err)
 		}
 		b = b[len("before"):]
-		var got outbox.Event
+		var got relay.Event
 		if at, err := decodeRecord(b, &got); err != nil || at != place || !reflect.DeepEqual(got, e) {
 			t.Fatalf("%+v at %v, %v; want %+v at %v", got, at, err, e, place)
 		}
@@ -353,19 +354,19 @@ func TestRecord(t *testing.T) {
 // TestOutOfTurn holds that misuse is noticed.
 func TestOutOfTurn(t *testing.T) {
 	t.Parallel()
-	at := func(i int) *outbox.Event {
-		return &outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)}
+	at := func(i int) *relay.Event {
+		return &relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)}
 	}
-	fresh := func() *Buffer { return New(Config{Settings: outbox.Settings{MaxEvents: 10, MaxBytes: 1000}}) }
+	fresh := func() *Buffer { return New(Config{Settings: relay.Settings{MaxEvents: 10, MaxBytes: 1000}}) }
 	for name, f := range map[string]func(b *Buffer) error{
 		"index":   func(b *Buffer) error { return b.Append(at(1)) },
-		"missing": func(b *Buffer) error { return b.Commit(outbox.Commit{LSN: 1, Kind: outbox.Events, Events: 1}) },
+		"missing": func(b *Buffer) error { return b.Commit(relay.Commit{LSN: 1, Kind: relay.Events, Events: 1}) },
 		"too many": func(b *Buffer) error {
-			return cmp.Or(b.Append(at(0)), b.Commit(outbox.Commit{LSN: 1, Kind: outbox.Tick}))
+			return cmp.Or(b.Append(at(0)), b.Commit(relay.Commit{LSN: 1, Kind: relay.Tick}))
 		},
 		"back": func(b *Buffer) error {
-			_, err := feed(b, input{commit: outbox.Commit{LSN: 5, Kind: outbox.Tick}})
-			return cmp.Or(err, b.Commit(outbox.Commit{LSN: 5, Kind: outbox.Tick}))
+			_, err := feed(b, input{commit: relay.Commit{LSN: 5, Kind: relay.Tick}})
+			return cmp.Or(err, b.Commit(relay.Commit{LSN: 5, Kind: relay.Tick}))
 		},
 	} {
 		if f(fresh()) == nil {
@@ -374,11 +375,11 @@ func TestOutOfTurn(t *testing.T) {
 	}
 	for name, f := range map[string]func(b *Buffer){
 		"not closed": func(b *Buffer) {
-			_ = b.Commit(outbox.Commit{LSN: 5, Kind: outbox.Tick})
+			_ = b.Commit(relay.Commit{LSN: 5, Kind: relay.Tick})
 			_ = b.Append(at(0))
 		},
 		"not read": func(b *Buffer) {
-			_ = cmp.Or(b.Append(at(0)), b.Commit(outbox.Commit{LSN: 5, Kind: outbox.Events, Events: 1}))
+			_ = cmp.Or(b.Append(at(0)), b.Commit(relay.Commit{LSN: 5, Kind: relay.Events, Events: 1}))
 			_, _ = b.Close()
 			_ = b.Append(at(0))
 		},
@@ -397,13 +398,13 @@ func TestOutOfTurn(t *testing.T) {
 // large reads a transaction of n events that spills, its events in descending order of keys, up to its commit record.
 func large(b *Buffer, n int) error {
 	for i := range n {
-		e := outbox.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7), Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, 50)}
+		e := relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7), Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, 50)}
 		e.PayloadSize = len(e.Payload)
 		if err := b.Append(&e); err != nil {
 			return err
 		}
 	}
-	return b.Commit(outbox.Commit{LSN: 0x100, Kind: outbox.Events, Events: n})
+	return b.Commit(relay.Commit{LSN: 0x100, Kind: relay.Events, Events: n})
 }
 
 // TestStop asks a long sort to end: it does, before it has read much more, wherever it is.
@@ -417,7 +418,7 @@ func TestStop(t *testing.T) {
 		start := func() *Buffer {
 			asked = 0
 			b := New(Config{
-				Settings: outbox.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files,
+				Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files,
 				Stop: func() error {
 					if asked++; at >= 0 && asked > at {
 						return stopped
@@ -468,7 +469,7 @@ func TestSpillLimit(t *testing.T) {
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
 		run := func(limit int64) (most int64, err error) {
 			files := &memScratch{failAfter: -1}
-			b := New(Config{Settings: outbox.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files, MaxSpill: limit})
+			b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files, MaxSpill: limit})
 			defer b.Discard()
 			b.tune.least, b.tune.fanIn = 0, 4
 			files.onWrite = func() { most = max(most, b.disk.size) }
@@ -476,7 +477,7 @@ func TestSpillLimit(t *testing.T) {
 				return most, err
 			}
 			w, err := b.Close()
-			var e outbox.Event
+			var e relay.Event
 			for more := true; more && err == nil; {
 				more, err = w.Next(&e)
 			}

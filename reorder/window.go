@@ -3,6 +3,7 @@ package reorder
 import (
 	"errors"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -15,8 +16,8 @@ type Window struct {
 	Pull int         // how many of them lie beyond what was due
 	Sort outbox.Sort // the rule in force
 
-	Bytes int64        // of its events, by [outbox.Event.Size]
-	Place outbox.Place // where it ends; Seq and Timeline are left to the caller, and Taken may not be changed
+	Bytes int64       // of its events, by [relay.Event.Size]
+	Place relay.Place // where it ends; Seq and Timeline are left to the caller, and Taken may not be changed
 
 	buffer *Buffer
 	n      int
@@ -27,7 +28,7 @@ type Window struct {
 func (b *Buffer) open(due outbox.LSN, out tally, pull int, from *merge) *Window {
 	b.window = Window{
 		Due: due, Thru: b.input.lsn, Of: out.events, Pull: pull, Sort: b.inForce().Sort, Bytes: out.bytes,
-		Place:  outbox.Place{Due: due, Taken: b.takenBeyond(due), Settings: b.atDue},
+		Place:  relay.Place{Due: due, Taken: b.takenBeyond(due), Settings: b.atDue},
 		buffer: b, from: from,
 	}
 	b.unread, b.leaving = true, out.weight
@@ -38,7 +39,7 @@ var errMissing = errors.New("reorder: events are missing in a scratch file")
 
 // Next hands out the next event; false at the end. The event is copied, its bytes are not: they stay valid as long as they are
 // wanted.
-func (w *Window) Next(e *outbox.Event) (bool, error) {
+func (w *Window) Next(e *relay.Event) (bool, error) {
 	if w.n == w.Of {
 		return false, nil
 	}
@@ -62,7 +63,7 @@ func (w *Window) Next(e *outbox.Event) (bool, error) {
 		}
 		*e = *next
 		b.late.see(&b.index, next, 0)
-		*next = outbox.Event{}
+		*next = relay.Event{}
 	}
 	if w.n++; w.n == w.Of {
 		b.finish()

@@ -7,7 +7,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // Rows with one place can't be told apart by it: they are counted.
@@ -21,7 +21,7 @@ func TestRowsAlike(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	keyed, keyless := outbox.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}, outbox.Mapping{Doc: "doc_id", Payload: "payload"}
+	keyed, keyless := relay.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}, relay.Mapping{Doc: "doc_id", Payload: "payload"}
 	for _, c := range []struct {
 		q    RowQuery
 		p    RowPlace
@@ -48,19 +48,19 @@ func TestRowsBehindAPlace(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
 		d := newDatabase(t, srv)
-		keyed := outbox.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}
+		keyed := relay.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}
 		for _, c := range []struct {
 			kind    string
 			values  string // of the ids
-			mapping outbox.Mapping
+			mapping relay.Mapping
 			want    string // the ids of document a; "": they are not looked at
 		}{
-			{"bigint", "(10), (9), (-1), (100), (2)", outbox.Mapping{Doc: "doc_id", Payload: "payload"}, "-1 2 9 10 100"},
-			{"numeric", "(10), (9.5), (9.05), (100)", outbox.Mapping{Doc: "doc_id", Payload: "payload"}, "9.05 9.5 10 100"},
+			{"bigint", "(10), (9), (-1), (100), (2)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "-1 2 9 10 100"},
+			{"numeric", "(10), (9.5), (9.05), (100)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9.05 9.5 10 100"},
 			{"timestamptz", "('2024-03-01 00:00:00.5+02'), ('2024-02-29 21:00+00'), ('10000-01-01 00:00+00'), ('infinity')",
-				outbox.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
-			{"bigint", "(10), (9), (NULL)", outbox.Mapping{Doc: "doc_id", Payload: "payload"}, "9 10 "},
-			{"text", "('10'), ('9'), (''), ('Ä'), ('a\"\\b''c')", outbox.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
+				relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
+			{"bigint", "(10), (9), (NULL)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9 10 "},
+			{"text", "('10'), ('9'), (''), ('Ä'), ('a\"\\b''c')", relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
 			{"bigint", "(10), (9), (100)", keyed, "10 100 9"},
 			{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", keyed, ""},
 		} {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -23,10 +24,10 @@ type Config struct {
 	WriteURL    string // for ticks and changes of settings; empty: URL
 	Slot        string
 	Publication string
-	Table       string       // schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical messages, there is no table
-	Shard       outbox.Shard // the part of the table that is published
-	ShardBy     string       // the column that decides to which part a row belongs: the document's
-	OwnOnly     bool         // transactions that were replicated from elsewhere are not asked for; below PostgreSQL 16 they come, with their origin
+	Table       string      // schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical messages, there is no table
+	Shard       relay.Shard // the part of the table that is published
+	ShardBy     string      // the column that decides to which part a row belongs: the document's
+	OwnOnly     bool        // transactions that were replicated from elsewhere are not asked for; below PostgreSQL 16 they come, with their origin
 	Logger      *slog.Logger
 }
 

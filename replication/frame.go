@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 const (
@@ -18,11 +18,11 @@ const (
 )
 
 // Message is one thing that the server sent: a pgoutput message, or a keepalive.
-type Message = outbox.WALMessage
+type Message = relay.WALMessage
 
 // batch is a batch and the buffer that its messages lie in.
 type batch struct {
-	outbox.Batch
+	relay.Batch
 
 	buf      []byte
 	large    []byte // a message that does not fit in buf, header included

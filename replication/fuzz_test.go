@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -66,7 +67,7 @@ func FuzzHistory(f *testing.F) {
 		if err != nil || !slices.Equal(back, all) {
 			t.Fatalf("%v became %v, %v", all, back, err)
 		}
-		h := outbox.History{Timeline: 1 << 31, Switches: all}
+		h := relay.History{Timeline: 1 << 31, Switches: all}
 		for _, s := range all {
 			h.At(s.End)
 			if _, left, known := h.Left(s.Timeline); !left || !known {

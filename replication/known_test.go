@@ -10,7 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 func idSum(id string) (s IDSum) {
@@ -59,7 +59,7 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			q := RowQuery{Mapping: outbox.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id", Columns: []string{"id"}, Unknown: true, Sorted: true}
+			q := RowQuery{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id", Columns: []string{"id"}, Unknown: true, Sorted: true}
 			var got []string
 			if err := snap.Rows(within(t), q, func(v [][]byte) error { got = append(got, string(v[0])); return nil }); err != nil {
 				t.Fatal(err)

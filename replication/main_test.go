@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -41,7 +42,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 var (
-	documented = outbox.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"}
+	documented = relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"}
 	allColumns = []string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload"}
 	needed     = []string{"id", "doc_id", "actor_id", "counter", "payload"} // of the documented table, whose seq_key is generated
 )

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -152,7 +153,7 @@ func (p *peek) batch(all []Message) (done bool, err error) {
 	return false, nil
 }
 
-func peekFault(cfg Config, state outbox.SlotState, err error) error {
+func peekFault(cfg Config, state relay.SlotState, err error) error {
 	var f *outbox.Fault
 	switch {
 	case outbox.FaultOf(err) != nil:

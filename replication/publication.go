@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -19,10 +20,10 @@ import (
 // table_unlogged, publication_partition, publication_root.
 //
 // It is read from the catalog's own rows, prattrs and prqual among them; that takes no right on the table.
-func (s *Session) Publication(ctx context.Context, columns []string) (outbox.PublicationIdentity, error) {
+func (s *Session) Publication(ctx context.Context, columns []string) (relay.PublicationIdentity, error) {
 	giveBack, err := s.take(ctx)
 	if err != nil {
-		return outbox.PublicationIdentity{}, err
+		return relay.PublicationIdentity{}, err
 	}
 	defer giveBack()
 	return checkPublication(ctx, s.conn, s.version, s.cfg, columns)
@@ -30,7 +31,7 @@ func (s *Session) Publication(ctx context.Context, columns []string) (outbox.Pub
 
 // checkPublication reads and checks the publication. Messages do not come through it: without a table it only has to exist, because the
 // stream can't be asked for without one, and it has no identity: whoever makes it anew has taken nothing out of the stream.
-func checkPublication(ctx context.Context, q querier, version int, cfg Config, columns []string) (id outbox.PublicationIdentity, err error) {
+func checkPublication(ctx context.Context, q querier, version int, cfg Config, columns []string) (id relay.PublicationIdentity, err error) {
 	if cfg.Table == "" {
 		var exists bool
 		err := q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)", cfg.Publication).Scan(&exists)
@@ -66,10 +67,10 @@ type publication struct {
 	root                       string   // the topmost table of the partition tree that the table is in; "" if it is its own
 	bad                        string   // a partition whose rows never reach the stream of changes; "" if none
 	generated                  bool     // it publishes generated columns without being told which
-	rewritten                  string   // see [outbox.PublicationIdentity]
+	rewritten                  string   // see [relay.PublicationIdentity]
 
-	shard   outbox.Shard // the part of the table that it is to publish
-	shardBy string       // the column that decides, as the server prints it
+	shard   relay.Shard // the part of the table that it is to publish
+	shardBy string      // the column that decides, as the server prints it
 }
 
 // member is a way in which the table is in a publication: by its own row or by that of a table that it is a partition of, in
@@ -80,7 +81,7 @@ type member struct {
 	depth     int // 0: the table itself, 1 its parent, ...
 	oid, xmin uint32
 	schema    bool
-	path      string // see [outbox.PublicationIdentity]
+	path      string // see [relay.PublicationIdentity]
 	attrs     string // column numbers, space-separated; "" for all
 	filter    string // as the server prints it; "" for none
 }
@@ -177,8 +178,8 @@ func parseXID(s string) (uint32, error) {
 }
 
 // check reports what is wrong with the publication as the outbox's, and its identity if nothing is.
-func (p publication) check(t Table, columns []string) (outbox.PublicationIdentity, error) {
-	none := outbox.PublicationIdentity{}
+func (p publication) check(t Table, columns []string) (relay.PublicationIdentity, error) {
+	none := relay.PublicationIdentity{}
 	pub, table := pgx.Identifier{p.name}.Sanitize(), t.Schema+"."+t.Name
 	if !p.insert {
 		return none, fatal("publication_insert", fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", pub),
@@ -223,8 +224,8 @@ func (p publication) check(t Table, columns []string) (outbox.PublicationIdentit
 	return p.identity(t), nil
 }
 
-func (p publication) identity(t Table) outbox.PublicationIdentity {
-	id := outbox.PublicationIdentity{OID: p.oid, Xmin: p.xmin, TableOID: t.OID, Rewritten: p.rewritten, Hidden: p.hidden(t)}
+func (p publication) identity(t Table) relay.PublicationIdentity {
+	id := relay.PublicationIdentity{OID: p.oid, Xmin: p.xmin, TableOID: t.OID, Rewritten: p.rewritten, Hidden: p.hidden(t)}
 	if len(p.members) == 0 {
 		return id
 	}

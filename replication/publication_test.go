@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -167,7 +168,7 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 		t.Parallel()
 		d := ready(t, srv)
 		s := d.open()
-		read := func() outbox.PublicationIdentity {
+		read := func() relay.PublicationIdentity {
 			t.Helper()
 			id, err := s.Publication(within(t), needed)
 			if err != nil {
@@ -274,7 +275,7 @@ func TestPublicationIdentity(t *testing.T) {
 				}
 				s := d.setup()
 				defer s.Close()
-				read := func() outbox.PublicationIdentity {
+				read := func() relay.PublicationIdentity {
 					t.Helper()
 					id, err := s.Publication(within(t))
 					if err == nil {
@@ -381,7 +382,7 @@ func TestLeastPrivilege(t *testing.T) {
 		if state, err := s.Slot(within(t)); err != nil || !state.Active {
 			t.Error(state, err)
 		}
-		if err := w.Check(within(t), outbox.ServerState{SystemID: "another", Database: "x"}); err == nil {
+		if err := w.Check(within(t), relay.ServerState{SystemID: "another", Database: "x"}); err == nil {
 			t.Error("another system was taken for this one")
 		}
 		d.exec("ALTER ROLE " + role + " NOREPLICATION")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pglogrepl"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -19,19 +20,19 @@ import (
 // then on they are kept, and the timeline is asked for over the ordinary connection: if the server has left the one that is kept
 // (a standby was promoted under the stream), that is an error, and a new session learns the new history. On a standby the timeline
 // comes from pg_control_checkpoint(), and is not checked where the role may not call that; all else needs no right at all.
-func (s *Session) Server(ctx context.Context) (outbox.ServerState, error) {
+func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	giveBack, err := s.take(ctx)
 	if err != nil {
-		return outbox.ServerState{}, err
+		return relay.ServerState{}, err
 	}
 	defer giveBack()
 	if s.streaming() == nil {
 		if err := s.identify(ctx); err != nil {
-			return outbox.ServerState{}, err
+			return relay.ServerState{}, err
 		}
 	}
 	id := s.identity
-	state := outbox.ServerState{
+	state := relay.ServerState{
 		SystemID: id.systemID, Database: id.database, Version: s.version, History: id.history, WALSenderTimeout: s.serverTimeout,
 	}
 	var end string
@@ -41,15 +42,15 @@ func (s *Session) Server(ctx context.Context) (outbox.ServerState, error) {
 			CASE WHEN r.recovery THEN NULL ELSE pg_walfile_name(pg_current_wal_insert_lsn()) END
 		FROM (SELECT pg_is_in_recovery() AS recovery) r`).Scan(&state.InRecovery, &end, &segment)
 	if err != nil {
-		return outbox.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
+		return relay.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
 	}
 	if state.WALEnd, err = outbox.ParseLSN(end); err != nil {
-		return outbox.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
+		return relay.ServerState{}, fmt.Errorf("read the end of WAL: %w", err)
 	}
 	s.walEnd.Store(uint64(state.WALEnd))
 	if s.streaming() != nil {
 		if err := s.sameTimeline(ctx, segment); err != nil {
-			return outbox.ServerState{}, err
+			return relay.ServerState{}, err
 		}
 	}
 	return state, nil
@@ -95,7 +96,7 @@ func (s *Session) identify(ctx context.Context) error {
 	if sys.Timeline < 1 {
 		return fmt.Errorf("identify the system: timeline %d", sys.Timeline)
 	}
-	id := identity{systemID: sys.SystemID, database: sys.DBName, history: outbox.History{Timeline: uint32(sys.Timeline)}}
+	id := identity{systemID: sys.SystemID, database: sys.DBName, history: relay.History{Timeline: uint32(sys.Timeline)}}
 	if id.history.Timeline == s.identity.history.Timeline {
 		id.history = s.identity.history // a timeline's history never changes
 	} else if sys.Timeline > 1 {
@@ -119,8 +120,8 @@ func (s *Session) identify(ctx context.Context) error {
 
 // parseHistory reads a timeline history file: a line for each earlier timeline with its number, the LSN where it was left and a
 // reason, ascending; empty lines and those that begin with # say nothing.
-func parseHistory(content []byte) ([]outbox.Switch, error) {
-	var all []outbox.Switch
+func parseHistory(content []byte) ([]relay.Switch, error) {
+	var all []relay.Switch
 	lines := bufio.NewScanner(bytes.NewReader(content))
 	for lines.Scan() {
 		f := strings.Fields(lines.Text())
@@ -141,7 +142,7 @@ func parseHistory(content []byte) ([]outbox.Switch, error) {
 		if n := len(all); n > 0 && (uint64(all[n-1].Timeline) >= tl || all[n-1].End > end) {
 			return nil, fmt.Errorf("line %q: not in ascending order", lines.Text())
 		}
-		all = append(all, outbox.Switch{Timeline: uint32(tl), End: end})
+		all = append(all, relay.Switch{Timeline: uint32(tl), End: end})
 	}
 	return all, lines.Err()
 }

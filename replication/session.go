@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -54,7 +55,7 @@ type Session struct {
 // identity is what only the replication connection tells.
 type identity struct {
 	systemID, database string
-	history            outbox.History
+	history            relay.History
 }
 
 // farBehind is how far behind the server's end of WAL, in bytes, latency does not count.
@@ -211,7 +212,7 @@ func (s *Session) streaming() *stream {
 
 // Batches returns the channel of what the server sends, in order. It is closed when the stream ends; Err then says why. It may be
 // used only after Start. Release each batch before waiting for the next one: only so many buffers exist.
-func (s *Session) Batches() <-chan *outbox.Batch { return s.streaming().batches }
+func (s *Session) Batches() <-chan *relay.Batch { return s.streaming().batches }
 
 // Confirm records that everything up to lsn may be forgotten by the server. It only records; the next status carries it, within
 // 100 ms. A value below an earlier one changes nothing, one beyond [Session.Received] is sent as far as was received. It may be

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -145,7 +146,7 @@ func TestSlotThatIsMissingIsAPlainError(t *testing.T) {
 	d := ready(t, pgtest.Server(t))
 	d.exec("SELECT pg_drop_replication_slot($1)", d.cfg.Slot)
 	s := d.open()
-	if state, err := s.Slot(within(t)); err != nil || state != (outbox.SlotState{}) {
+	if state, err := s.Slot(within(t)); err != nil || state != (relay.SlotState{}) {
 		t.Errorf("slot %+v, %v", state, err)
 	}
 	err := s.Start(within(t), 0, false)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -20,11 +21,11 @@ const slotPatience = 30 * time.Second
 // SetupConfig says what `outflow init` makes.
 type SetupConfig struct {
 	Config
-	Mapping   outbox.Mapping // columns of the table, if it has to be made; Mapping.Table is not used
-	ID        string         // id column, "" for none
-	Columns   []string       // every column that is read, for the check of the publication
-	Patience  time.Duration  // how long CreateSlot waits for transactions that write; 0: 30 s
-	CreatedAt string         // name of the column with the time of the insert; "": created_at
+	Mapping   relay.Mapping // columns of the table, if it has to be made; Mapping.Table is not used
+	ID        string        // id column, "" for none
+	Columns   []string      // every column that is read, for the check of the publication
+	Patience  time.Duration // how long CreateSlot waits for transactions that write; 0: 30 s
+	CreatedAt string        // name of the column with the time of the insert; "": created_at
 
 	AcceptOwners []string // further roles whose objects are used
 }
@@ -103,7 +104,7 @@ func (s *Setup) Rows(ctx context.Context, t Table, limit int) (n int, ok bool, e
 }
 
 // Slot reads the slot's row, as [Session.Slot] does.
-func (s *Setup) Slot(ctx context.Context) (outbox.SlotState, error) {
+func (s *Setup) Slot(ctx context.Context) (relay.SlotState, error) {
 	return readSlot(ctx, s.conn, s.cfg.Slot)
 }
 
@@ -113,7 +114,7 @@ func (s *Setup) Table(ctx context.Context) (Table, error) {
 }
 
 // Publication reads and checks the publication, as [Session.Publication] does.
-func (s *Setup) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+func (s *Setup) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	return checkPublication(ctx, s.conn, s.version, s.cfg.Config, s.cfg.Columns)
 }
 
@@ -188,7 +189,7 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 
 // EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any case. Rows that are hidden from
 // it are a fault.
-func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.PublicationIdentity, err error) {
+func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id relay.PublicationIdentity, err error) {
 	if err := s.checkShardColumn(ctx); err != nil {
 		return false, id, err
 	}
@@ -223,7 +224,7 @@ func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id outbox.
 	return true, id, err
 }
 
-func hidden(id outbox.PublicationIdentity) error {
+func hidden(id relay.PublicationIdentity) error {
 	if id.Hidden != nil { // a nil *Fault is no nil
 		return id.Hidden
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -197,7 +198,7 @@ func TestPrintedStatements(t *testing.T) {
 func TestTableWithoutTheOptionalColumns(t *testing.T) {
 	t.Parallel()
 	cfg := SetupConfig{
-		Config: Config{Table: "outbox", Slot: "s", Publication: "p"}, Mapping: outbox.Mapping{Doc: "topic", Payload: "message"},
+		Config: Config{Table: "outbox", Slot: "s", Publication: "p"}, Mapping: relay.Mapping{Doc: "topic", Payload: "message"},
 		CreatedAt: "at",
 	}
 	statements, err := SQL(cfg)

@@ -6,8 +6,7 @@ import (
 	"regexp"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // shardVersion is the first PostgreSQL that has row filters.
@@ -16,7 +15,7 @@ const shardVersion = 150000
 // shardFilter is the condition of a shard's rows, as the row filter of its publication and wherever the table itself is read. Each row
 // belongs to exactly one shard. A row filter may call immutable built-in functions only, which casts to text mostly are not: hash_array
 // takes every built-in type that has a hash, and NULL. PostgreSQL prints a filter that was written like this in the same words again.
-func shardFilter(s outbox.Shard, column string) string {
+func shardFilter(s relay.Shard, column string) string {
 	return fmt.Sprintf("(((hash_array(ARRAY[%s]) & 2147483647) %% %d) = %d)", column, s.Of, s.Index)
 }
 
@@ -69,7 +68,7 @@ func (p publication) checkFilters() error {
 }
 
 // checkShardVersion refuses a shard on a server that has no row filters.
-func checkShardVersion(s outbox.Shard, version int) error {
+func checkShardVersion(s relay.Shard, version int) error {
 	if s.Whole() || version >= shardVersion {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -30,7 +31,7 @@ func (d *database) shards(n int, column string) []SetupConfig {
 	for k := range all {
 		c := d.cfg
 		c.Slot, c.Publication = fmt.Sprintf("%s_%d", c.Slot, k), fmt.Sprintf("shard_%d", k)
-		c.Shard, c.ShardBy, c.Columns = outbox.Shard{Index: k, Of: n}, column, nil
+		c.Shard, c.ShardBy, c.Columns = relay.Shard{Index: k, Of: n}, column, nil
 		all[k] = c
 	}
 	return all
@@ -100,7 +101,7 @@ func TestShardsDivideTheTable(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					q := RowQuery{Mapping: outbox.Mapping{Doc: c.column}, ID: "id", Columns: []string{"id", SortDoc}, Sorted: true}
+					q := RowQuery{Mapping: relay.Mapping{Doc: c.column}, ID: "id", Columns: []string{"id", SortDoc}, Sorted: true}
 					var ids []string
 					err = snap.Rows(within(t), q, func(v [][]byte) error {
 						ids = append(ids, string(v[0]))
@@ -156,18 +157,18 @@ func TestShardOfThePublication(t *testing.T) {
 	filtering(t, func(t *testing.T, srv *pgserver.Server) {
 		d := newDatabase(t, srv)
 		d.exec("SET client_min_messages = error")
-		half := outbox.Shard{Index: 1, Of: 2}
+		half := relay.Shard{Index: 1, Of: 2}
 		const filtered = "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (%s) WITH (publish = 'insert')"
 		for name, c := range map[string]struct {
 			make  string
-			shard outbox.Shard
+			shard relay.Shard
 			says  string // "": it is right
 		}{
 			"as init makes it":           {fmt.Sprintf(filtered, shardFilter(half, "doc_id")), half, ""},
 			"written by hand":            {fmt.Sprintf(filtered, `(hash_array(array[ outbox."doc_id" ])&2147483647)  % 2=1`), half, ""},
 			"without a filter":           {"CREATE PUBLICATION outflow FOR TABLE outbox", half, "publishes all rows of public.outbox, the configuration says shard 1/2 by column doc_id. Each shard has"},
-			"another shard":              {fmt.Sprintf(filtered, shardFilter(outbox.Shard{Index: 0, Of: 2}, "doc_id")), half, "publishes shard 0/2 by column doc_id"},
-			"another number":             {fmt.Sprintf(filtered, shardFilter(outbox.Shard{Index: 1, Of: 3}, "doc_id")), half, "publishes shard 1/3"},
+			"another shard":              {fmt.Sprintf(filtered, shardFilter(relay.Shard{Index: 0, Of: 2}, "doc_id")), half, "publishes shard 0/2 by column doc_id"},
+			"another number":             {fmt.Sprintf(filtered, shardFilter(relay.Shard{Index: 1, Of: 3}, "doc_id")), half, "publishes shard 1/3"},
 			"another column":             {fmt.Sprintf(filtered, shardFilter(half, "actor_id")), half, "by column actor_id"},
 			"another function":           {fmt.Sprintf(filtered, "(hashtext(doc_id) & 2147483647) % 2 = 1"), half, "a filter lets through"},
 			"a part of it":               {fmt.Sprintf(filtered, shardFilter(half, "doc_id")+" AND counter > 0"), half, "a filter lets through"},
@@ -175,10 +176,10 @@ func TestShardOfThePublication(t *testing.T) {
 			"its schema":                 {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public", half, "publishes all rows"},
 			"updates, too":               {strings.Replace(fmt.Sprintf(filtered, shardFilter(half, "doc_id")), "'insert'", "'insert, update'", 1), half, "publishes updates"},
 			"its schema beside it":       {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public, TABLE outbox WHERE (" + shardFilter(half, "doc_id") + ")", half, "publishes all rows"},
-			"a shard, and none set":      {fmt.Sprintf(filtered, shardFilter(half, "doc_id")), outbox.Shard{}, "Set shard to 1/2, or publication to"},
-			"another filter, no shard":   {fmt.Sprintf(filtered, "counter > 0"), outbox.Shard{}, "without a WHERE clause"},
+			"a shard, and none set":      {fmt.Sprintf(filtered, shardFilter(half, "doc_id")), relay.Shard{}, "Set shard to 1/2, or publication to"},
+			"another filter, no shard":   {fmt.Sprintf(filtered, "counter > 0"), relay.Shard{}, "without a WHERE clause"},
 			"its own column, renamed":    {fmt.Sprintf(filtered, shardFilter(half, "doc_id")) + "; ALTER TABLE outbox RENAME doc_id TO x; ALTER TABLE outbox RENAME actor_id TO doc_id", half, "by column x"},
-			"another table has a filter": {"CREATE TABLE other (n int); CREATE PUBLICATION outflow FOR TABLE outbox, TABLE other WHERE (n > 0)", outbox.Shard{}, ""},
+			"another table has a filter": {"CREATE TABLE other (n int); CREATE PUBLICATION outflow FOR TABLE outbox, TABLE other WHERE (n > 0)", relay.Shard{}, ""},
 		} {
 			t.Run(name, func(t *testing.T) {
 				const anew = "DROP PUBLICATION IF EXISTS outflow; DROP SCHEMA public CASCADE; CREATE SCHEMA public; "
@@ -217,7 +218,7 @@ func TestShardRefused(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
 		d := newDatabase(t, srv)
-		d.cfg.Shard, d.cfg.ShardBy = outbox.Shard{Index: 0, Of: 2}, "doc_id"
+		d.cfg.Shard, d.cfg.ShardBy = relay.Shard{Index: 0, Of: 2}, "doc_id"
 		if srv.Installation.Major < shardVersion/10000 {
 			d.exec(plainTable)
 			s := d.setup()
@@ -275,7 +276,7 @@ func TestShardOfSnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			q := RowQuery{Mapping: outbox.Mapping{Doc: "doc_id"}, ID: "id", Unknown: true}
+			q := RowQuery{Mapping: relay.Mapping{Doc: "doc_id"}, ID: "id", Unknown: true}
 			without, err := s.Count(within(t), q)
 			if err != nil {
 				t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -19,10 +20,10 @@ type querier interface {
 }
 
 // Slot reads the slot's row in pg_replication_slots. A slot that does not exist is the zero value and no error.
-func (s *Session) Slot(ctx context.Context) (outbox.SlotState, error) {
+func (s *Session) Slot(ctx context.Context) (relay.SlotState, error) {
 	giveBack, err := s.take(ctx)
 	if err != nil {
-		return outbox.SlotState{}, err
+		return relay.SlotState{}, err
 	}
 	defer giveBack()
 	return readSlot(ctx, s.conn, s.cfg.Slot)
@@ -42,27 +43,27 @@ type slotRow struct {
 	Invalidation string      `json:"invalidation_reason"` // from PostgreSQL 17
 }
 
-func readSlot(ctx context.Context, q querier, slot string) (outbox.SlotState, error) {
+func readSlot(ctx context.Context, q querier, slot string) (relay.SlotState, error) {
 	var row []byte
 	var app, addr string
 	err := q.QueryRow(ctx, `SELECT to_jsonb(s)::text, coalesce(a.application_name, ''), coalesce(host(a.client_addr), '')
 		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
 		WHERE s.slot_name = $1`, slot).Scan(&row, &app, &addr)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return outbox.SlotState{}, nil
+		return relay.SlotState{}, nil
 	}
 	if err != nil {
-		return outbox.SlotState{}, fmt.Errorf("read slot %s: %w", slot, err)
+		return relay.SlotState{}, fmt.Errorf("read slot %s: %w", slot, err)
 	}
 	var r slotRow
 	if err := json.Unmarshal(row, &r); err != nil {
-		return outbox.SlotState{}, fmt.Errorf("read slot %s: %w", slot, err)
+		return relay.SlotState{}, fmt.Errorf("read slot %s: %w", slot, err)
 	}
 	return r.state(app, addr), nil
 }
 
-func (r slotRow) state(app, addr string) outbox.SlotState {
-	s := outbox.SlotState{
+func (r slotRow) state(app, addr string) relay.SlotState {
+	s := relay.SlotState{
 		Exists: true, Plugin: r.Plugin, Database: r.Database, Active: r.Active, ActivePID: r.ActivePID,
 		WALStatus: r.WALStatus, SafeWALSize: -1,
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -27,7 +28,7 @@ type Snapshot struct {
 
 // RowQuery says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
 type RowQuery struct {
-	Mapping outbox.Mapping
+	Mapping relay.Mapping
 	ID      string   // the id column
 	Columns []string // what to read of each row; a name is a column, SortDoc or SortKey
 	Where   string   // a condition; "": all rows
@@ -380,10 +381,10 @@ var countable = []uint32{
 // printed is a column as the server prints it, which a cast to text is not for every type.
 func printed(column string) string { return "concat(" + quote(column) + ")" }
 
-func (s *Snapshot) sortDoc(m outbox.Mapping) string { return printed(m.Doc) }
+func (s *Snapshot) sortDoc(m relay.Mapping) string { return printed(m.Doc) }
 
 // sortKey is the key as the decoder has it: a generated column that is not published is computed from actor and counter.
-func (s *Snapshot) sortKey(m outbox.Mapping) string {
+func (s *Snapshot) sortKey(m relay.Mapping) string {
 	both := m.Actor != "" && m.Counter != ""
 	switch {
 	case m.Key != "" && (len(s.InWAL([]string{m.Key})) > 0 || !both):

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -22,7 +23,7 @@ type stream struct {
 	noTable     bool          // events are messages only
 	timeout     time.Duration // wal_sender_timeout, 0: off
 
-	batches   chan *outbox.Batch
+	batches   chan *relay.Batch
 	received  atomic.Uint64 // highest LSN that the stream has reached
 	confirmed atomic.Uint64 // what may be confirmed
 	asked     chan struct{} // capacity 1: the server wants a status
@@ -44,7 +45,7 @@ type stream struct {
 func newStream(conn net.Conn, src io.Reader, rest []byte, from outbox.LSN, timeout time.Duration) *stream {
 	s := &stream{
 		conn: conn, timeout: timeout, log: slog.New(slog.DiscardHandler),
-		batches: make(chan *outbox.Batch, queued),
+		batches: make(chan *relay.Batch, queued),
 		asked:   make(chan struct{}, 1), moved: make(chan struct{}, 1),
 		drain: make(chan struct{}), quit: make(chan struct{}),
 	}

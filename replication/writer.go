@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -28,22 +29,22 @@ func NewWriter(cfg Config) *Writer { return &Writer{cfg: cfg} }
 
 // Tick writes a tick. Give it a context with a deadline: the server may be gone without a word.
 func (w *Writer) Tick(ctx context.Context) error {
-	if err := w.emit(ctx, outbox.TickPrefix, ""); err != nil {
+	if err := w.emit(ctx, relay.TickPrefix, ""); err != nil {
 		return fmt.Errorf("write a tick: %w", err)
 	}
 	return nil
 }
 
 // Change writes a change of the ordering settings of this slot's outflow. After an error it is unknown whether it was written.
-func (w *Writer) Change(ctx context.Context, s outbox.Settings) error {
-	if err := w.emit(ctx, outbox.SettingsPrefix, s.Content(w.cfg.Slot)); err != nil {
+func (w *Writer) Change(ctx context.Context, s relay.Settings) error {
+	if err := w.emit(ctx, relay.SettingsPrefix, s.Content(w.cfg.Slot)); err != nil {
 		return fmt.Errorf("write a change of settings: %w", err)
 	}
 	return nil
 }
 
 // Check makes sure that what is written arrives in the WAL of that server and database.
-func (w *Writer) Check(ctx context.Context, server outbox.ServerState) error {
+func (w *Writer) Check(ctx context.Context, server relay.ServerState) error {
 	var system, database string
 	err := w.do(ctx, func(c *pgx.Conn) error {
 		return c.QueryRow(ctx, `SELECT s.system_identifier::pg_catalog.text, pg_catalog.current_database()

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -21,7 +22,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	if err := w.Tick(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	settings := outbox.Settings{Horizon: outbox.DefaultHorizon, MaxEvents: 5, MaxBytes: 6}
+	settings := relay.Settings{Horizon: relay.DefaultHorizon, MaxEvents: 5, MaxBytes: 6}
 	if err := w.Change(within(t), settings); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +55,7 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	d := ready(t, pgtest.Server(t))
 	w := NewWriter(d.cfg.Config)
 	defer w.Close()
-	settings := outbox.Settings{Horizon: outbox.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5, MaxBytes: 6}
+	settings := relay.Settings{Horizon: relay.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5, MaxBytes: 6}
 	if err := w.Tick(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +72,8 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || len(got) != 2 || !strings.HasPrefix(got[0], outbox.TickPrefix+"\x00\x00\x00\x00\x00") ||
-		!strings.HasPrefix(got[1], outbox.SettingsPrefix+"\x00") || !strings.HasSuffix(got[1], settings.Content(d.cfg.Slot)) {
+	if err != nil || len(got) != 2 || !strings.HasPrefix(got[0], relay.TickPrefix+"\x00\x00\x00\x00\x00") ||
+		!strings.HasPrefix(got[1], relay.SettingsPrefix+"\x00") || !strings.HasSuffix(got[1], settings.Content(d.cfg.Slot)) {
 		t.Errorf("%q, %v", got, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -74,12 +75,12 @@ func TestBatches(t *testing.T) {
 	c := door(t, cfg)
 	all := edits(t, 3000)
 	for _, i := range []int{0, 1, 700, 701, 2999} { // dead letters are messages as all others
-		all[i].e.Null |= outbox.NullDoc
+		all[i].e.Null |= relay.NullDoc
 	}
 	mustPublish(t, slow(t, c, 0), all)
 	got := readAll(t, s.URL(), "OUTBOX")
 	for i := range all {
-		if all[i].e.Null&outbox.NullDoc != 0 {
+		if all[i].e.Null&relay.NullDoc != 0 {
 			all[i].e.Payload = []byte(got[i].Data)
 		}
 	}

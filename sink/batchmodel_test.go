@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -136,7 +137,7 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 			case 2:
 				size = enc.limit - overhead - rnd.IntN(300)
 			}
-			e := outbox.Event{Doc: "d", ID: "i", Payload: bytes.Repeat([]byte{byte('a' + len(want)%26)}, size), PayloadSize: size, Pos: outbox.Position{LSN: outbox.LSN(len(want) + 1)}}
+			e := relay.Event{Doc: "d", ID: "i", Payload: bytes.Repeat([]byte{byte('a' + len(want)%26)}, size), PayloadSize: size, Pos: outbox.Position{LSN: outbox.LSN(len(want) + 1)}}
 			if err := p.Publish(&e, &outbox.Header{Pos: e.Pos, Of: 1, ID: "i"}); err != nil {
 				t.Fatal(err)
 			}

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -93,16 +94,16 @@ func RoleField(name string) (Field, bool) {
 }
 
 // value returns the field's value; it is empty where null is true.
-func (f Field) value(e *outbox.Event) (v string, null bool) {
+func (f Field) value(e *relay.Event) (v string, null bool) {
 	switch f {
 	case FieldDoc:
-		return e.Doc, e.Null&outbox.NullDoc != 0
+		return e.Doc, e.Null&relay.NullDoc != 0
 	case FieldActor:
-		return e.Actor, e.Null&outbox.NullActor != 0
+		return e.Actor, e.Null&relay.NullActor != 0
 	case FieldKey:
-		return e.Key, e.Null&outbox.NullKey != 0
+		return e.Key, e.Null&relay.NullKey != 0
 	case FieldID:
-		return e.ID, e.Null&outbox.NullID != 0
+		return e.ID, e.Null&relay.NullID != 0
 	}
 	return e.Extra[f], e.ExtraNull(int(f))
 }

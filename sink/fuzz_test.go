@@ -9,8 +9,7 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
-
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // FuzzAck feeds any answer to a publish. Only one that says, in so many words, that this stream stored it at the predicted sequence,
@@ -132,8 +131,8 @@ func FuzzSubjects(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, doc, actor, doc2, actor2 string) {
-		one := string(tpl.append(nil, &outbox.Event{Doc: doc, Actor: actor}))
-		two := string(tpl.append(nil, &outbox.Event{Doc: doc2, Actor: actor2}))
+		one := string(tpl.append(nil, &relay.Event{Doc: doc, Actor: actor}))
+		two := string(tpl.append(nil, &relay.Event{Doc: doc2, Actor: actor2}))
 		if (one == two) != (doc == doc2 && actor == actor2) {
 			t.Fatalf("(%q, %q) makes %q, (%q, %q) makes %q", doc, actor, one, doc2, actor2, two)
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -297,7 +298,7 @@ func TestPoisonLeavesThePublisherAsItWas(t *testing.T) {
 	p, r, _ := offline(t)
 	put(t, p, 10)
 	bad := event(1, "", nil)
-	bad.e.Null = outbox.NullDoc
+	bad.e.Null = relay.NullDoc
 	wantFault(t, p.Publish(&bad.e, &bad.h), outbox.Poison, "null_doc_id")
 	if len(r.seqs) != 0 || p.Sent() != 101 {
 		t.Errorf("sent %d, predicted %d", r.seqs, p.Sent())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) {
 
 // given is an event with its packed header.
 type given struct {
-	e outbox.Event
+	e relay.Event
 	h outbox.Header
 }
 
@@ -45,7 +46,7 @@ func edits(t testing.TB, n int) []given {
 // event is the only event of the i-th transaction.
 func event(i int, doc string, payload []byte) given {
 	pos := outbox.Position{LSN: outbox.LSN(0x16B3748 + 0x40*i)}
-	g := given{e: outbox.Event{Pos: pos, Doc: doc, Key: "k", ID: "id", Payload: payload, PayloadSize: len(payload)}}
+	g := given{e: relay.Event{Pos: pos, Doc: doc, Key: "k", ID: "id", Payload: payload, PayloadSize: len(payload)}}
 	g.h = outbox.Header{Pos: pos, Of: 1, Due: pos.LSN, Thru: pos.LSN, Timeline: 1, ID: g.e.ID, Key: g.e.Key}
 	return g
 }
@@ -79,7 +80,7 @@ func door(t testing.TB, cfg Config) *Conn {
 	return c
 }
 
-func state(t testing.TB, c *Conn) outbox.StreamState {
+func state(t testing.TB, c *Conn) relay.StreamState {
 	t.Helper()
 	s, err := c.State(t.Context())
 	if err != nil {

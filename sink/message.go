@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -99,7 +100,7 @@ func (enc *encoder) setOrder() {
 
 // encode makes the message that is expected directly behind sequence last. It returns why it can't be published, if it can't:
 // what m holds is of no use then.
-func (enc *encoder) encode(m *message, e *outbox.Event, h *outbox.Header, last uint64) Reason {
+func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last uint64) Reason {
 	if r := enc.judgeValues(e); r != "" {
 		return r
 	}
@@ -144,15 +145,15 @@ func (enc *encoder) encode(m *message, e *outbox.Event, h *outbox.Header, last u
 	return ""
 }
 
-func (enc *encoder) judgeValues(e *outbox.Event) Reason {
+func (enc *encoder) judgeValues(e *relay.Event) Reason {
 	switch {
 	case e.Bad != "":
 		return Undecodable
-	case e.Null&outbox.NullDoc != 0:
+	case e.Null&relay.NullDoc != 0:
 		return NullDoc
-	case e.Null&outbox.NullKey != 0 && enc.keyed:
+	case e.Null&relay.NullKey != 0 && enc.keyed:
 		return NullKey
-	case e.Null&outbox.NullPayload != 0:
+	case e.Null&relay.NullPayload != 0:
 		return NullPayload
 	}
 	return ""

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -92,26 +93,26 @@ func TestRowsThatCantBePublished(t *testing.T) {
 	const limit = 4096
 	for _, test := range []struct {
 		name   string
-		change func(*outbox.Event)
+		change func(*relay.Event)
 		want   Reason
 	}{
-		{"as large as it may be", func(e *outbox.Event) { size(e, limit-128-len(eventHeader)) }, ""},
-		{"a byte larger", func(e *outbox.Event) { size(e, limit-128-len(eventHeader)+1) }, TooLarge},
-		{"the mapped header makes it too large", func(e *outbox.Event) {
+		{"as large as it may be", func(e *relay.Event) { size(e, limit-128-len(eventHeader)) }, ""},
+		{"a byte larger", func(e *relay.Event) { size(e, limit-128-len(eventHeader)+1) }, TooLarge},
+		{"the mapped header makes it too large", func(e *relay.Event) {
 			size(e, limit-128-len(eventHeader)-10)
 			e.Extra[0], e.Null = "edit", 0
 		}, TooLarge},
-		{"left out by the decoder", func(e *outbox.Event) { e.Payload, e.PayloadSize = nil, 100 }, TooLarge},
-		{"empty payload", func(e *outbox.Event) { size(e, 0) }, ""},
-		{"subject of 1000 bytes", func(e *outbox.Event) { e.Extra[1] = strings.Repeat("abcdefghi.", 99) + "abcde" }, ""},
-		{"subject of 1001 bytes", func(e *outbox.Event) { e.Extra[1] = strings.Repeat("abcdefghi.", 99) + "abcdef" }, SubjectTooLong},
-		{"subject of a million dots", func(e *outbox.Event) { e.Extra[1] = strings.Repeat(".", 1e6) }, SubjectTooLong},
-		{"mapped header above 16 KiB", func(e *outbox.Event) { e.Extra[0], e.Null = strings.Repeat("x", 16<<10), 0 }, HeadersTooLarge},
-		{"no document", func(e *outbox.Event) { e.Doc, e.Null = "", e.Null|outbox.NullDoc }, NullDoc},
-		{"no key", func(e *outbox.Event) { e.Key, e.Null = "", e.Null|outbox.NullKey }, NullKey},
-		{"no payload", func(e *outbox.Event) { size(e, 0); e.Null |= outbox.NullPayload }, NullPayload},
-		{"no actor", func(e *outbox.Event) { e.Null |= outbox.NullActor }, ""},
-		{"undecodable", func(e *outbox.Event) { e.Bad, e.Null = "payload: no text", outbox.NullDoc }, Undecodable},
+		{"left out by the decoder", func(e *relay.Event) { e.Payload, e.PayloadSize = nil, 100 }, TooLarge},
+		{"empty payload", func(e *relay.Event) { size(e, 0) }, ""},
+		{"subject of 1000 bytes", func(e *relay.Event) { e.Extra[1] = strings.Repeat("abcdefghi.", 99) + "abcde" }, ""},
+		{"subject of 1001 bytes", func(e *relay.Event) { e.Extra[1] = strings.Repeat("abcdefghi.", 99) + "abcdef" }, SubjectTooLong},
+		{"subject of a million dots", func(e *relay.Event) { e.Extra[1] = strings.Repeat(".", 1e6) }, SubjectTooLong},
+		{"mapped header above 16 KiB", func(e *relay.Event) { e.Extra[0], e.Null = strings.Repeat("x", 16<<10), 0 }, HeadersTooLarge},
+		{"no document", func(e *relay.Event) { e.Doc, e.Null = "", e.Null|relay.NullDoc }, NullDoc},
+		{"no key", func(e *relay.Event) { e.Key, e.Null = "", e.Null|relay.NullKey }, NullKey},
+		{"no payload", func(e *relay.Event) { size(e, 0); e.Null |= relay.NullPayload }, NullPayload},
+		{"no actor", func(e *relay.Event) { e.Null |= relay.NullActor }, ""},
+		{"undecodable", func(e *relay.Event) { e.Bad, e.Null = "payload: no text", relay.NullDoc }, Undecodable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -146,7 +147,7 @@ func TestRowsThatCantBePublished(t *testing.T) {
 
 const eventHeader = "Outflow: v=1 lsn=0/16B3748 i=0 n=0 of=1 due=0/16B3748 thru=0/16B3748 pull=0 tl=1 sort=s id=id key=k\r\n"
 
-func size(e *outbox.Event, n int) {
+func size(e *relay.Event, n int) {
 	e.Payload, e.PayloadSize = make([]byte, n), n
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -44,13 +45,13 @@ const (
 )
 
 // deadLetter makes the message that takes the row's place. Its bytes are a function of the same things as encode's.
-func (enc *encoder) deadLetter(m *message, e *outbox.Event, h *outbox.Header, last uint64, r Reason) {
+func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, last uint64, r Reason) {
 	var subject []byte
 	if r != Undecodable {
 		subject = enc.template.append(nil, e)
 	}
 	table := enc.table
-	if e.Null&outbox.IsMessage != 0 {
+	if e.Null&relay.IsMessage != 0 {
 		table = ""
 	}
 	d := DeadLetter{
@@ -90,13 +91,13 @@ func (d *DeadLetter) encode() []byte {
 }
 
 // fault is what on_poison stop ends with.
-func (enc *encoder) fault(e *outbox.Event, r Reason) *outbox.Fault {
+func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	id := "without an id"
 	if e.ID != "" {
 		id = fmt.Sprintf("id %q", cut(e.ID, cutValue))
 	}
 	what, cure, place := fmt.Sprintf("table %s: the row", enc.table), cures[r], "row"
-	if e.Null&outbox.IsMessage != 0 {
+	if e.Null&relay.IsMessage != 0 {
 		what, place = "the logical message ("+outbox.EventPrefix+")", "message"
 		if c, ok := messageCures[r]; ok {
 			cure = c
@@ -129,7 +130,7 @@ var cures = map[Reason]string{
 }
 
 // detail says what is wrong with the row, in words and numbers.
-func (enc *encoder) detail(e *outbox.Event, r Reason) string {
+func (enc *encoder) detail(e *relay.Event, r Reason) string {
 	switch r {
 	case Undecodable:
 		return e.Bad

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -103,7 +104,7 @@ func (p *Publisher) Full() bool {
 // Publish takes the event's message and sends those before it: the last one is held back until the next Publish or Flush, and so are
 // some before it while they may become a batch. It never blocks. It must not be called while Full. The event's payload is used until
 // the message has been sent. A fault of class Poison means that the row can't be published and that nothing of it was or will be sent.
-func (p *Publisher) Publish(e *outbox.Event, h *outbox.Header) error {
+func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 	if err := p.broken(); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -253,7 +254,7 @@ func TestDeadLettersKeepTheirPlace(t *testing.T) {
 	c := door(t, cfg)
 	all := edits(t, 60)
 	all[20] = event(20, "doc", make([]byte, 5000))
-	all[59].e.Null |= outbox.NullDoc
+	all[59].e.Null |= relay.NullDoc
 	p := c.Publisher(0)
 	mustPublish(t, p, all)
 	got := readAll(t, s.URL(), "OUTBOX")

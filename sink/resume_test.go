@@ -10,11 +10,11 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // again connects to a server that may still be starting, and reads the stream.
-func again(t *testing.T, cfg Config) (c *Conn, s outbox.StreamState) {
+func again(t *testing.T, cfg Config) (c *Conn, s relay.StreamState) {
 	t.Helper()
 	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		err := func() (err error) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -44,7 +45,7 @@ func (c *Conn) streamInfo(ctx context.Context) (*streamInfo, error) {
 
 // State reads the stream's state and its newest message, through the leader. An error, unless it says otherwise, means that the
 // state is not known now.
-func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
+func (c *Conn) State(ctx context.Context) (relay.StreamState, error) {
 	s, consumers, err := c.state(ctx)
 	if err == nil && consumers > 0 {
 		listCtx, cancel := context.WithTimeout(ctx, listTimeout)
@@ -63,13 +64,13 @@ func (c *Conn) State(ctx context.Context) (outbox.StreamState, error) {
 
 // Tail is State without the list of consumers, which costs the server much where there are many. Messages may be published
 // meanwhile: where the newest one was replaced before it could be read (max_msgs_per_subject, a low max_msgs), that is a fault of
-// class Transient with code outbox.CodeStreamMoved.
-func (c *Conn) Tail(ctx context.Context) (outbox.StreamState, error) {
+// class Transient with code relay.CodeStreamMoved.
+func (c *Conn) Tail(ctx context.Context) (relay.StreamState, error) {
 	s, _, err := c.state(ctx)
 	return s, err
 }
 
-func (c *Conn) state(ctx context.Context) (s outbox.StreamState, consumers int, err error) {
+func (c *Conn) state(ctx context.Context) (s relay.StreamState, consumers int, err error) {
 	info, err := c.streamInfo(ctx)
 	if err != nil || info == nil {
 		return s, 0, err
@@ -78,7 +79,7 @@ func (c *Conn) state(ctx context.Context) (s outbox.StreamState, consumers int, 
 	if err != nil {
 		return s, 0, err
 	}
-	s = outbox.StreamState{
+	s = relay.StreamState{
 		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
 		Replicated: info.Config.Replicas > 1, Now: info.Now,
 	}
@@ -130,7 +131,7 @@ func (c *Conn) newest(ctx context.Context, info *streamInfo) (*storedMessage, er
 	case err != nil:
 		return nil, err
 	case again == nil || again.Created != info.Created || again.State.LastSeq != s.LastSeq || again.State.Messages == 0 || m == nil && again.State.FirstSeq != s.FirstSeq:
-		return nil, transient(outbox.CodeStreamMoved, fmt.Sprintf("stream %s changed while it was read", c.cfg.Stream), nil)
+		return nil, transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s changed while it was read", c.cfg.Stream), nil)
 	}
 	return m, nil
 }
@@ -158,7 +159,7 @@ func (c *Conn) newestBelow(ctx context.Context, first, last uint64) (*storedMess
 func (c *Conn) confirmEmpty(ctx context.Context, first uint64) error {
 	m, err := c.message(ctx, getRequest{Seq: max(first, 1), Next: ">"})
 	if err == nil && m != nil {
-		return transient(outbox.CodeStreamMoved, fmt.Sprintf("stream %s says that it is empty, but has a message at %d", c.cfg.Stream, m.Seq), nil)
+		return transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s says that it is empty, but has a message at %d", c.cfg.Stream, m.Seq), nil)
 	}
 	return err
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // What is read of the stream at a time: messages at first, while nobody knows how large they are; then so many bytes, so many messages.
@@ -18,8 +18,8 @@ const (
 // Stored reads, through the leader, the messages of sequences above one and up to another, but only the last of them: as many as can
 // have been in flight beside the one at upTo. If a message of ours was refused for a stranger's and those behind it were stored, his is
 // among them. What can't be read is left out. The answer is in ascending order.
-func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]outbox.Stored, error) {
-	var all []outbox.Stored // descending
+func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error) {
+	var all []relay.Stored // descending
 	bytes, at := 0, readFirst
 	for seq := upTo; seq > above && upTo-seq < maxInFlight && bytes < maxInFlightBytes; {
 		n := min(uint64(at), seq-above, maxInFlight-(upTo-seq))
@@ -32,7 +32,7 @@ func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]outbox.Stored,
 			if m != nil {
 				bytes += int(m.Data) // without what a batch adds to it
 				largest = max(largest, len(m.Header)+int(m.Data))
-				all = append(all, outbox.Stored{Seq: m.Seq, Header: packedHeader(m.Header)})
+				all = append(all, relay.Stored{Seq: m.Seq, Header: packedHeader(m.Header)})
 			}
 		}
 		seq -= n

@@ -10,11 +10,12 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // watched connects as a session does that is to publish, and reads the stream.
-func watched(t *testing.T, cfg Config) (*Conn, outbox.StreamState) {
+func watched(t *testing.T, cfg Config) (*Conn, relay.StreamState) {
 	t.Helper()
 	c := door(t, cfg)
 	if err := c.Watch(t.Context()); err != nil {
@@ -51,7 +52,7 @@ func TestStored(t *testing.T) {
 		all = append(all, event(len(all), "big", big))
 	}
 	mustPublish(t, c.Publisher(0), all[:2500])
-	read := func(above, upTo uint64) []outbox.Stored {
+	read := func(above, upTo uint64) []relay.Stored {
 		got, err := c.Stored(t.Context(), above, upTo)
 		if err != nil {
 			t.Fatal(err)
@@ -149,7 +150,7 @@ func TestStrangerWhileMessagesFlow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(found, func(m outbox.Stored) bool { return m.Header == nil }) {
+		if !slices.ContainsFunc(found, func(m relay.Stored) bool { return m.Header == nil }) {
 			t.Errorf("trial %d: %d was acknowledged, and behind it nobody is a stranger: %+v", trial, p.Acked(), found)
 		}
 	}

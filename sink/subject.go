@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -109,7 +110,7 @@ func NewEncoder(cfg Config) (*Encoder, error) {
 }
 
 // Message makes the message of an event. A row that can't be published is a dead letter, or a fault of class Poison, as in a run.
-func (x *Encoder) Message(e *outbox.Event, h *outbox.Header) (Message, error) {
+func (x *Encoder) Message(e *relay.Event, h *outbox.Header) (Message, error) {
 	m := &x.m
 	reason := x.enc.encode(m, e, h, 0)
 	if reason != "" {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -188,7 +189,7 @@ func (t *Template) bind(resolve func(string) (Field, bool)) error {
 }
 
 // append appends the event's public subject. It may be longer than a subject is allowed to be.
-func (t *Template) append(b []byte, e *outbox.Event) []byte {
+func (t *Template) append(b []byte, e *relay.Event) []byte {
 	for i := range t.parts {
 		p := &t.parts[i]
 		if i > 0 {

@@ -13,12 +13,13 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 func TestTemplates(t *testing.T) {
 	t.Parallel()
-	e := outbox.Event{Doc: "doc 1", Actor: "", ID: "7", Extra: []string{"orders.eu west..>", ""}}
+	e := relay.Event{Doc: "doc 1", Actor: "", ID: "7", Extra: []string{"orders.eu west..>", ""}}
 	for _, test := range []struct{ template, want, columns string }{
 		{"outbox", "outbox", ""},
 		{"outbox.{doc_id}", "outbox.doc=201", "doc_id"},
@@ -149,7 +150,7 @@ func FuzzTemplate(f *testing.F) {
 		if err := tpl.bind(func(string) (Field, bool) { return 0, true }); err != nil {
 			t.Fatal(err)
 		}
-		e := outbox.Event{Extra: []string{value}}
+		e := relay.Event{Extra: []string{value}}
 		if null == 0 {
 			e.Extra[0] = ""
 			e.SetExtraNull(0)

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/lab/torture"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -58,9 +59,9 @@ was interrupted.`,
 	f.IntVar(&o.Operations, "operations", 0, "rows to write at most; 0: as many as the attack has time for")
 	f.IntVar(&o.Rate, "rate", 600, "rows per second, about")
 	f.IntVar(&o.Writers, "writers", 8, "connections that write")
-	f.DurationVar(&o.Horizon, "horizon", outbox.DefaultHorizon, "reorder.horizon of all outflows")
+	f.DurationVar(&o.Horizon, "horizon", relay.DefaultHorizon, "reorder.horizon of all outflows")
 	f.StringVar(&o.Sort, "sort", outbox.BySeqKey.String(), "reorder.sort of all outflows: seq_key or commit")
-	f.StringVar(&o.Source, "source", outbox.FromTable.String(), "source of all outflows: table, or both, and then many events are logical messages")
+	f.StringVar(&o.Source, "source", relay.FromTable.String(), "source of all outflows: table, or both, and then many events are logical messages")
 	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical, with the plugin test_decoding) in place of our own")
 	f.StringVar(&o.NATSURL, "nats.url", "", "use this NATS with JetStream for the victims in place of our own")
 	f.IntVar(&o.PGMajor, "pg-major", 0, "the major version of our own PostgreSQL, of those on this machine")

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -49,7 +50,7 @@ var rules = []Check{
 		return nil
 	}},
 	{[]string{"shard", "source"}, func(c Config) error {
-		if !c.Shard.Whole() && c.Source != outbox.FromTable {
+		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return wrong(c.describe("source")+" brings logical messages, and PostgreSQL's row filters divide rows alone: each shard would publish all messages",
 				"Leave shard out, or set source to table")
 		}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -17,9 +18,9 @@ type Config struct {
 	Postgres    Postgres
 	NATS        NATS
 	Replication Replication
-	Source      outbox.Source
+	Source      relay.Source
 	Table       string // schema.name, without quotes; of no use without rows
-	Shard       outbox.Shard
+	Shard       relay.Shard
 	Columns     Columns
 	Headers     []Header // ascending by name
 	Slot        string
@@ -117,8 +118,8 @@ const (
 )
 
 // Settings returns the part that the WAL carries.
-func (r Reorder) Settings() outbox.Settings {
-	return outbox.Settings{Horizon: r.Horizon, Sort: r.Sort, MaxEvents: r.MaxEvents, MaxBytes: r.MaxBytes}
+func (r Reorder) Settings() relay.Settings {
+	return relay.Settings{Horizon: r.Horizon, Sort: r.Sort, MaxEvents: r.MaxEvents, MaxBytes: r.MaxBytes}
 }
 
 // Sink holds the settings of publishing and confirming.

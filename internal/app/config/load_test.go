@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -47,8 +48,8 @@ func TestDefaults(t *testing.T) {
 		},
 		Slot: "outflow", Publication: "outflow", Stream: "OUTBOX", Subject: "outbox.{doc_id}",
 		Reorder: Reorder{
-			Horizon: outbox.DefaultHorizon, Sort: outbox.BySeqKey, MaxEvents: outbox.DefaultMaxEvents,
-			MaxBytes: outbox.DefaultMaxBytes, Tick: TickWAL, SpillDir: os.TempDir(), MaxSpill: 64 << 30,
+			Horizon: relay.DefaultHorizon, Sort: outbox.BySeqKey, MaxEvents: relay.DefaultMaxEvents,
+			MaxBytes: relay.DefaultMaxBytes, Tick: TickWAL, SpillDir: os.TempDir(), MaxSpill: 64 << 30,
 		},
 		Sink: Sink{
 			DurableAfter: 150 * time.Second, OnPoison: PoisonStop, DeadLetterSubject: "OUTBOX.dead_letter", MaxPayload: 1 << 20,

@@ -5,12 +5,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // Resolved is the mapping of settings to the columns that a table has.
 type Resolved struct {
-	Mapping outbox.Mapping
+	Mapping relay.Mapping
 	ID      string   // column; "" if there is none
 	Extra   []string // the columns that only subject and headers use, without repetition
 	// Uses says of each name that the template or a mapped header uses where its value is in an event.
@@ -45,11 +46,11 @@ const (
 func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	r := resolver{c: c, table: table}
 	r.Uses = map[string]Use{}
-	if c.Source == outbox.FromMessage {
+	if c.Source == relay.FromMessage {
 		r.withoutTable()
 		c = r.c
 	}
-	r.Mapping = outbox.Mapping{
+	r.Mapping = relay.Mapping{
 		Source:  c.Source,
 		Table:   c.Table,
 		Shard:   c.Shard,
@@ -80,11 +81,11 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 			Cure: "Use another column: the payload is the message's data.",
 		}
 	}
-	if len(r.Extra) > outbox.MaxExtra {
+	if len(r.Extra) > relay.MaxExtra {
 		return Resolved{}, &outbox.Fault{
 			Class: outbox.Usage, Code: "too_many_columns",
 			What: fmt.Sprintf("subject and headers use %d columns beside those with a role", len(r.Extra)),
-			Cure: fmt.Sprintf("Use at most %d.", outbox.MaxExtra),
+			Cure: fmt.Sprintf("Use at most %d.", relay.MaxExtra),
 		}
 	}
 	return r.Resolved, nil

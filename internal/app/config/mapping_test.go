@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -23,7 +24,7 @@ func TestSamples(t *testing.T) {
 			[]string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload", "created_at", "published_at"},
 			[]string{"doc_id"},
 			Resolved{
-				Mapping: outbox.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+				Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
 				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
 			},
 			true,
@@ -33,7 +34,7 @@ func TestSamples(t *testing.T) {
 			[]string{"id", "topic", "message", "state", "created_at", "processed_at"},
 			[]string{"topic"},
 			Resolved{
-				Mapping: outbox.Mapping{Table: "public.outbox", Doc: "topic", Payload: "message"},
+				Mapping: relay.Mapping{Table: "public.outbox", Doc: "topic", Payload: "message"},
 				ID:      "id", Uses: map[string]Use{"topic": {Role: InDoc}},
 			},
 			false,
@@ -43,7 +44,7 @@ func TestSamples(t *testing.T) {
 			[]string{"event_id", "aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "created_at"},
 			[]string{"aggregate_type", "partition_key"},
 			Resolved{
-				Mapping: outbox.Mapping{Table: "public.domain_events", Doc: "partition_key", Payload: "payload"},
+				Mapping: relay.Mapping{Table: "public.domain_events", Doc: "partition_key", Payload: "payload"},
 				ID:      "event_id",
 				Extra:   []string{"aggregate_type", "event_type"},
 				Uses: map[string]Use{
@@ -88,23 +89,23 @@ func TestResolveMapping(t *testing.T) {
 		want            Resolved
 	}{
 		{"defaults that are not there", nil, []string{"doc_id", "payload"}, nil,
-			Resolved{Mapping: outbox.Mapping{Doc: "doc_id", Payload: "payload"}}},
+			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}}},
 		{"absent though there", Args{"columns.id": "", "columns.actor_id": "", "columns.counter": "", "columns.seq_key": ""}, all,
 			[]string{"actor_id"},
-			Resolved{Mapping: outbox.Mapping{Doc: "doc_id", Payload: "payload"}, Extra: []string{"actor_id"},
+			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, Extra: []string{"actor_id"},
 				Uses: map[string]Use{"actor_id": {}}}},
 		{"computed key", nil, []string{"doc_id", "actor_id", "counter", "payload"}, []string{"seq_key", "counter"},
-			Resolved{Mapping: outbox.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Payload: "payload"},
+			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Payload: "payload"},
 				Extra: []string{"counter"}, Uses: map[string]Use{"seq_key": {Role: InKey}, "counter": {}}}},
 		{"role by its name", Args{"columns.doc_id": "room", "columns.counter": "n"}, []string{"room", "n", "payload"},
 			[]string{"doc_id", "room", "counter", "n"},
-			Resolved{Mapping: outbox.Mapping{Doc: "room", Counter: "n", Payload: "payload"}, Extra: []string{"n"},
+			Resolved{Mapping: relay.Mapping{Doc: "room", Counter: "n", Payload: "payload"}, Extra: []string{"n"},
 				Uses: map[string]Use{"doc_id": {Role: InDoc}, "room": {Role: InDoc}, "counter": {}, "n": {}}}},
 		{"column before role", Args{"columns.doc_id": "room"}, []string{"room", "doc_id", "payload"}, []string{"doc_id", "room"},
-			Resolved{Mapping: outbox.Mapping{Doc: "room", Payload: "payload"}, Extra: []string{"doc_id"},
+			Resolved{Mapping: relay.Mapping{Doc: "room", Payload: "payload"}, Extra: []string{"doc_id"},
 				Uses: map[string]Use{"doc_id": {}, "room": {Role: InDoc}}}},
 		{"headers", Args{"headers": "T=type,U=type,I=id,A=actor_id,K=seq_key"}, append([]string{"type"}, all...), []string{"doc_id"},
-			Resolved{Mapping: outbox.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"}, ID: "id",
+			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"}, ID: "id",
 				Extra: []string{"type"}, Uses: map[string]Use{"doc_id": {Role: InDoc}, "type": {}, "id": {Role: InID},
 					"actor_id": {Role: InActor}, "seq_key": {Role: InKey}}}},
 	} {
@@ -180,7 +181,7 @@ func TestTooManyColumns(t *testing.T) {
 	}
 	table := []string{"doc_id", "payload"}
 	var used []string
-	for i := range outbox.MaxExtra {
+	for i := range relay.MaxExtra {
 		used = append(used, fmt.Sprint("c", i))
 	}
 	if _, err = ResolveMapping(c, append(table, used...), used); err != nil {
@@ -204,7 +205,7 @@ func TestMessageMapping(t *testing.T) {
 		"defaults": {
 			Args{}, []string{"doc_id"},
 			Resolved{
-				Mapping: outbox.Mapping{Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
 				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
 			},
 			true,
@@ -213,7 +214,7 @@ func TestMessageMapping(t *testing.T) {
 			Args{"columns.doc_id": "topic", "columns.counter": "n", "headers": "Type=event_type,N=n,Topic=topic,Id=id", "table": "app.events"},
 			[]string{"topic", "doc_id", "seq_key", "tenant", "counter"},
 			Resolved{
-				Mapping: outbox.Mapping{Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
+				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
 				ID:      "id", Extra: []string{"tenant", "counter", "event_type"},
 				Uses: map[string]Use{
 					"topic": {Role: InDoc}, "doc_id": {Role: InDoc}, "seq_key": {Role: InKey}, "id": {Role: InID},
@@ -225,7 +226,7 @@ func TestMessageMapping(t *testing.T) {
 		"commit order": {
 			Args{"columns.seq_key": "", "columns.counter": ""}, []string{"doc_id"},
 			Resolved{
-				Mapping: outbox.Mapping{Source: outbox.FromMessage, Doc: "doc_id", Actor: "actor_id", Payload: "payload"},
+				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Payload: "payload"},
 				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
 			},
 			false,
@@ -257,7 +258,7 @@ func TestMessageMapping(t *testing.T) {
 	if c, err = Load(Args{"source": "both"}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, nil); err != nil || r.Mapping.Source != outbox.FromBoth || r.Mapping.Table != "public.outbox" {
+	if r, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, nil); err != nil || r.Mapping.Source != relay.FromBoth || r.Mapping.Table != "public.outbox" {
 		t.Errorf("%+v %v", r, err)
 	}
 	if _, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, []string{"event_type"}); outbox.ClassOf(err) != outbox.Fatal {

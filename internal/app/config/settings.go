@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 //go:generate go test -run TestDocument -update
@@ -132,17 +132,17 @@ var settings = []setting{
 	{path: "reorder.horizon", def: "20ms", want: "a duration of 0s to 24h in whole microseconds, such as 20ms",
 		doc: "How long events wait for earlier keys, by commit time. 0s: every transaction is a window of its own.",
 		bind: func(c *Config) value {
-			return durationValue{&c.Reorder.Horizon, 0, outbox.MaxHorizon, time.Microsecond}
+			return durationValue{&c.Reorder.Horizon, 0, relay.MaxHorizon, time.Microsecond}
 		}},
 	{path: "reorder.sort", def: "seq_key", want: "seq_key or commit", choices: []string{"seq_key", "commit"},
 		doc:  "How a window is sorted: by document and key, or in commit order with each sequence's keys ascending.",
 		bind: func(c *Config) value { return sortValue{&c.Reorder.Sort} }},
 	{path: "reorder.max_events", def: "65536", want: "a whole number of events, 1 to 4194304",
 		doc:  "Held events; more close the oldest, whatever the horizon.",
-		bind: func(c *Config) value { return intValue{&c.Reorder.MaxEvents, 1, outbox.MaxMaxEvents} }},
+		bind: func(c *Config) value { return intValue{&c.Reorder.MaxEvents, 1, relay.MaxMaxEvents} }},
 	{path: "reorder.max_bytes", def: "64MiB", want: "a size of 1 to 1GiB, " + wantSize,
 		doc:  "Held bytes (document, actor, key, payload and 64 per event); more close the oldest. A larger transaction spills to disk.",
-		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxBytes, 1, outbox.MaxMaxBytes} }},
+		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxBytes, 1, relay.MaxMaxBytes} }},
 	{path: "reorder.tick", def: TickWAL, want: "wal or off", choices: []string{TickWAL, TickOff},
 		doc:  "wal: a small message in the WAL closes the last window when the outbox falls silent. off: others write it.",
 		bind: func(c *Config) value { return choiceValue{&c.Reorder.Tick, []string{TickWAL, TickOff}} }},

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -15,7 +16,7 @@ func TestShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := ResolveMapping(c, []string{"doc_id", "payload"}, nil)
-	if err != nil || r.Mapping.Shard != (outbox.Shard{Index: 1, Of: 4}) {
+	if err != nil || r.Mapping.Shard != (relay.Shard{Index: 1, Of: 4}) {
 		t.Error(r.Mapping, err)
 	}
 	for _, source := range []string{"message", "both"} {

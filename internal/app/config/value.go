@@ -10,6 +10,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -216,10 +217,10 @@ func (v sortValue) set(s string) error {
 func (v sortValue) text() string { return v.p.String() }
 func (v sortValue) kind() string { return "seq_key|commit" }
 
-type sourceValue struct{ p *outbox.Source }
+type sourceValue struct{ p *relay.Source }
 
 func (v sourceValue) set(s string) error {
-	source, err := outbox.ParseSource(s)
+	source, err := relay.ParseSource(s)
 	if err != nil {
 		return errWant
 	}
@@ -229,10 +230,10 @@ func (v sourceValue) set(s string) error {
 func (v sourceValue) text() string { return v.p.String() }
 func (v sourceValue) kind() string { return "table|message|both" }
 
-type shardValue struct{ p *outbox.Shard }
+type shardValue struct{ p *relay.Shard }
 
 func (v shardValue) set(s string) error {
-	shard, err := outbox.ParseShard(s)
+	shard, err := relay.ParseShard(s)
 	if err != nil {
 		return errWant
 	}

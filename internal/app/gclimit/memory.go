@@ -10,7 +10,7 @@ import (
 	"runtime/metrics"
 	"sync"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/reorder"
 )
 
@@ -22,7 +22,7 @@ const Fixed = 32 << 20
 // Limit returns the memory that Go may take up with these settings: what the buffer holds at most and an eighth of that, so that the
 // collector does not run without end when the buffer is full; four messages of the largest size, which is how many copies of one
 // there can be on its way; and [Fixed].
-func Limit(s outbox.Settings, maxPayload int) int64 {
+func Limit(s relay.Settings, maxPayload int) int64 {
 	held := reorder.MaxWeight(s)
 	if held > math.MaxInt64/4 {
 		return math.MaxInt64 // no limit
@@ -35,12 +35,12 @@ func Limit(s outbox.Settings, maxPayload int) int64 {
 //
 // Ids and further columns are in no setting: with large ones more is live than the limit, and the collector would run without end.
 // So from the first call on the limit is raised, after each collection, to what is live, a fourth of that, and [Fixed], and goes back with it.
-func Limiter(configured outbox.Settings, maxPayload int) func(outbox.Settings) {
+func Limiter(configured relay.Settings, maxPayload int) func(relay.Settings) {
 	if os.Getenv("GOMEMLIMIT") != "" {
-		return func(outbox.Settings) {}
+		return func(relay.Settings) {}
 	}
 	l := new(limiter)
-	return func(inForce outbox.Settings) {
+	return func(inForce relay.Settings) {
 		l.base(max(Limit(configured, maxPayload), Limit(inForce, maxPayload)))
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
-func settings(maxEvents int, maxBytes int64) outbox.Settings {
-	return outbox.Settings{MaxEvents: maxEvents, MaxBytes: maxBytes}
+func settings(maxEvents int, maxBytes int64) relay.Settings {
+	return relay.Settings{MaxEvents: maxEvents, MaxBytes: maxBytes}
 }
 
 func TestLimit(t *testing.T) {
@@ -42,7 +42,7 @@ func TestLimiter(t *testing.T) {
 	small, large := settings(1000, 1<<20), settings(1000, 1<<30)
 	t.Setenv("GOMEMLIMIT", "")
 	set := Limiter(small, 1<<20)
-	for _, inForce := range []outbox.Settings{small, large, small} {
+	for _, inForce := range []relay.Settings{small, large, small} {
 		set(inForce)
 		if got, want := debug.SetMemoryLimit(-1), Limit(inForce, 1<<20); got != want {
 			t.Errorf("max_bytes %d: limit %d, want %d", inForce.MaxBytes, got, want)

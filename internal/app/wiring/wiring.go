@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/gclimit"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/replication"
@@ -453,7 +454,7 @@ type upstream struct {
 	columns []string
 }
 
-func (u *upstream) Publication(ctx context.Context) (outbox.PublicationIdentity, error) {
+func (u *upstream) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	return u.Session.Publication(ctx, u.columns)
 }
 
@@ -461,7 +462,7 @@ func (u *upstream) Publication(ctx context.Context) (outbox.PublicationIdentity,
 func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
 	err := u.Session.Start(ctx, from, binary)
 	if errors.Is(err, replication.ErrSlotInUse) {
-		return &outbox.Fault{Class: outbox.Transient, Code: outbox.CodeSlotInUse, What: "start replication", Err: err}
+		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, What: "start replication", Err: err}
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -76,7 +77,7 @@ func (o *Options) points(name string) (all []*Case) {
 	case "latency":
 		add("", func(c *Case) {
 			c.Kind, c.PerTx, c.Documents, c.Rate = latency, 1, 100, 1000
-			c.Horizons = []time.Duration{0, outbox.DefaultHorizon}
+			c.Horizons = []time.Duration{0, relay.DefaultHorizon}
 			if o.Horizon != nil {
 				c.Horizons = []time.Duration{*o.Horizon}
 			}
@@ -98,7 +99,7 @@ func (o *Options) points(name string) (all []*Case) {
 			add(fmt.Sprint(n), func(c *Case) { c.Documents, c.Actors = 10, n })
 		}
 	case "horizon":
-		for _, d := range []time.Duration{0, outbox.DefaultHorizon} {
+		for _, d := range []time.Duration{0, relay.DefaultHorizon} {
 			add(d.String(), func(c *Case) { c.Horizon = d })
 		}
 	case "replicas":

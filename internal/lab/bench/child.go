@@ -44,7 +44,7 @@ type task struct {
 // returns is printed as JSON.
 var roles = map[string]func(ctx context.Context, t task, ready func() error) (any, error){
 	publisherName: publish,
-	relayName:     relay,
+	relayName:     poll,
 	pipeName:      pipe,
 	writersRole:   write,
 }

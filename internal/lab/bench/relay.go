@@ -76,8 +76,8 @@ func (p *poller) cleanUp(ctx context.Context) error {
 	return p.w.dropStream(ctx, p.stream())
 }
 
-// relay is the role.
-func relay(ctx context.Context, t task, ready func() error) (any, error) {
+// poll is the role.
+func poll(ctx context.Context, t task, ready func() error) (any, error) {
 	conn, err := pgx.Connect(ctx, t.Postgres)
 	if err != nil {
 		return nil, err

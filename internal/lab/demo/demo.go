@@ -22,7 +22,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/process"
 	"github.com/outflowhq/outflow/internal/lab/recording"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // Options say what to show.
@@ -210,7 +210,7 @@ func (d *demo) verdict(ctx context.Context) (oracle.Verdict, error) {
 		return oracle.Verdict{}, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
-	return oracle.Compare(ctx, conn, table, d.js, stream, outbox.DefaultHorizon)
+	return oracle.Compare(ctx, conn, table, d.js, stream, relay.DefaultHorizon)
 }
 
 // cleanUp leaves nothing behind.

@@ -17,7 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // The tests of claim C6 watch the resident set and the scratch files of the built binary from outside. OUTFLOW_TEST_LONG=1 gives the
@@ -267,7 +267,7 @@ func TestMemoryAfterOutage(t *testing.T) {
 
 // TestMemoryOfTinyEvents: events that weigh many times what they count, each of a document of its own.
 func TestMemoryOfTinyEvents(t *testing.T) {
-	rows, maxBytes, maxEvents := sized(3_000_000, 300_000), int64(sized(64, 8)*mib), int64(outbox.MaxMaxEvents)
+	rows, maxBytes, maxEvents := sized(3_000_000, 300_000), int64(sized(64, 8)*mib), int64(relay.MaxMaxEvents)
 	b := newBounded(t, ", seq_key text NOT NULL", maxBytes, maxEvents, "REORDER_HORIZON=24h") // an empty one is a key
 	mustExec(t, b.conn, `CREATE PROCEDURE fill(rows int) LANGUAGE plpgsql AS $$
 		BEGIN

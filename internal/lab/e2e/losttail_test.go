@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -143,7 +144,7 @@ func (l *loss) tear(t *testing.T, dir, stream string) natsserver.Torn {
 }
 
 // change writes other ordering settings into the WAL for both, at one place, while neither runs.
-func (s *twins) change(to outbox.Settings) {
+func (s *twins) change(to relay.Settings) {
 	s.t.Helper()
 	if code := s.twin.term(); code != 0 {
 		s.t.Fatalf("stop of the twin: exit code %d", code)
@@ -182,7 +183,7 @@ func (s *twins) consume(durable string) {
 type report struct {
 	Health string
 	Slot   struct{ Confirmed outbox.LSN }
-	Place  outbox.Place
+	Place  relay.Place
 	Stream struct {
 		Loss     string
 		Affected []string `json:"durables_affected"`
@@ -218,8 +219,8 @@ type tail struct {
 	name           string
 	stream, bucket *loss
 	horizon        string
-	change         *outbox.Settings // written while outflow is down
-	initAgain      bool             // the record with the first place is lost
+	change         *relay.Settings // written while outflow is down
+	initAgain      bool            // the record with the first place is lost
 }
 
 const back, hole = natsserver.Back, natsserver.Hole
@@ -227,18 +228,18 @@ const back, hole = natsserver.Back, natsserver.Hole
 var tails = []tail{
 	{name: "stream back", stream: part(back, 0.4), horizon: "20ms"},
 	{name: "stream back with a horizon of 0 and a change of settings", stream: part(back, 0.7), horizon: "0s",
-		change: &outbox.Settings{Horizon: 30 * time.Millisecond, Sort: outbox.ByCommit}},
+		change: &relay.Settings{Horizon: 30 * time.Millisecond, Sort: outbox.ByCommit}},
 	{name: "stream hole", stream: part(hole, 0.4), horizon: "0s"},
-	{name: "stream hole with a change of settings", stream: part(hole, 0.7), horizon: "20ms", change: &outbox.Settings{}},
+	{name: "stream hole with a change of settings", stream: part(hole, 0.7), horizon: "20ms", change: &relay.Settings{}},
 	{name: "whole stream", stream: allBut(back, 0), horizon: "20ms"},
 	{name: "bucket back", bucket: newest(back, 2), horizon: "20ms"},
 	{name: "bucket hole", bucket: newest(hole, 2), horizon: "0s"},
 	{name: "bucket back to before the first place", bucket: allBut(back, 1), horizon: "20ms", initAgain: true},
 	{name: "both back", stream: part(back, 0.5), bucket: newest(back, 2), horizon: "20ms",
-		change: &outbox.Settings{Horizon: 5 * time.Millisecond, Sort: outbox.ByCommit}},
+		change: &relay.Settings{Horizon: 5 * time.Millisecond, Sort: outbox.ByCommit}},
 	{name: "both hole", stream: part(hole, 0.5), bucket: newest(hole, 2), horizon: "20ms"},
 	{name: "stream hole, bucket back", stream: part(hole, 0.3), bucket: newest(back, 2), horizon: "0s",
-		change: &outbox.Settings{Horizon: 50 * time.Millisecond}},
+		change: &relay.Settings{Horizon: 50 * time.Millisecond}},
 }
 
 // TestLostTail is claim C8: the machine of NATS and outflow crashes, and what NATS had not synced is gone: of the stream, of the
@@ -303,7 +304,7 @@ func (s *twins) lose(c *tail, n int) {
 	s.crash(c.stream, c.bucket)
 	if c.change != nil {
 		set := *c.change
-		set.MaxEvents, set.MaxBytes = outbox.DefaultMaxEvents, outbox.DefaultMaxBytes
+		set.MaxEvents, set.MaxBytes = relay.DefaultMaxEvents, relay.DefaultMaxBytes
 		s.change(set)
 	}
 	must(s.t, s.nats.Start())

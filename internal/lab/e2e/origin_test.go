@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -74,7 +75,7 @@ func TestForeignTransactions(t *testing.T) {
 			return fmt.Sprintf("INSERT INTO outbox VALUES ('%s', 'doc', 'ann', %d, '{}')", id, counter)
 		}
 		const emitSettings = "SELECT pg_logical_emit_message(true, 'outflow.settings', $1)"
-		atOnce := outbox.Settings{Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
+		atOnce := relay.Settings{Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
 		late := time.Now().Add(48 * time.Hour).UTC() // later than the horizon
 		other := db(t, url)
 		mustExec(t, conn, row("second", 2))

@@ -10,7 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // TestWhoMayWriteMessages: settings of an unknown version or beyond a maximum, which any role may write, have no effect and are counted.
@@ -34,7 +34,7 @@ func TestWhoMayWriteMessages(t *testing.T) {
 
 			conn := db(t, database)
 			const emitSettings = "SELECT pg_logical_emit_message(true, 'outflow.settings', $1)"
-			largest := outbox.Settings{Horizon: outbox.MaxHorizon, MaxEvents: outbox.MaxMaxEvents, MaxBytes: outbox.MaxMaxBytes}
+			largest := relay.Settings{Horizon: relay.MaxHorizon, MaxEvents: relay.MaxMaxEvents, MaxBytes: relay.MaxMaxBytes}
 			beyond := largest
 			beyond.MaxBytes++
 			mustExec(t, conn, "SET ROLE other")

@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -60,9 +61,9 @@ func TestSettingsChange(t *testing.T) {
 		t.Error("a change was written although nothing changed")
 	}
 	out, _, _ := o.exec("status", "--json")
-	var report struct{ Place outbox.Place }
+	var report struct{ Place relay.Place }
 	must(t, json.Unmarshal([]byte(out), &report))
-	want := outbox.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: outbox.DefaultMaxBytes}
+	want := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: relay.DefaultMaxBytes}
 	if report.Place.Settings != want {
 		t.Errorf("settings in the newest place: %v, want %v", report.Place.Settings, want)
 	}
@@ -97,9 +98,9 @@ func TestKillsAcrossSettings(t *testing.T) {
 			victim.start()
 		}
 	}
-	for _, s := range []outbox.Settings{
+	for _, s := range []relay.Settings{
 		{Horizon: 0, Sort: outbox.ByCommit, MaxEvents: 500, MaxBytes: 1 << 20},
-		{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: outbox.DefaultMaxEvents, MaxBytes: outbox.DefaultMaxBytes},
+		{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: relay.DefaultMaxEvents, MaxBytes: relay.DefaultMaxBytes},
 	} {
 		kills()
 		victim.kill() // one in disorder, one in order

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -35,7 +36,7 @@ func (w *world) Close()                                        {}
 func (w *world) Err() error                                    { return nil }
 func (w *world) Check(context.Context) error                   { return nil }
 func (w *world) Tick(context.Context) error                    { w.did("tick"); return w.fail }
-func (w *world) Change(context.Context, outbox.Settings) error { w.did("change"); return w.fail }
+func (w *world) Change(context.Context, relay.Settings) error  { w.did("change"); return w.fail }
 
 type side struct{ *world }
 
@@ -43,11 +44,11 @@ func (s side) Publisher(uint64) pipeline.Publisher { s.did("publisher"); return 
 
 type line struct{ *world }
 
-func (l line) Publish(*outbox.Event, *outbox.Header) error { l.did("publish"); l.sent++; return l.fail }
-func (l line) Flush(time.Time) time.Duration               { l.did("flush"); return 0 }
-func (l line) Acked() uint64                               { return l.acked }
-func (l line) Sent() uint64                                { return l.sent }
-func (l line) Check(time.Time) error                       { return nil }
+func (l line) Publish(*relay.Event, *outbox.Header) error { l.did("publish"); l.sent++; return l.fail }
+func (l line) Flush(time.Time) time.Duration              { l.did("flush"); return 0 }
+func (l line) Acked() uint64                              { return l.acked }
+func (l line) Sent() uint64                               { return l.sent }
+func (l line) Check(time.Time) error                      { return nil }
 func (w *world) Load(context.Context) (*checkpoint.Record, uint64, error) {
 	return w.record, 1, w.fail
 }
@@ -107,7 +108,7 @@ func TestEveryPointIsCounted(t *testing.T) {
 					return nil
 				},
 				"tick":   func() error { return l.Writer.Tick(t.Context()) },
-				"change": func() error { return l.Writer.Change(t.Context(), outbox.Settings{}) },
+				"change": func() error { return l.Writer.Change(t.Context(), relay.Settings{}) },
 				"spill": func() error {
 					w.did("spill")
 					f, err := c.Scratch.Create()

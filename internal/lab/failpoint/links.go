@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -88,7 +89,7 @@ type publisher struct {
 	flushed uint64 // sent by a Flush
 }
 
-func (p *publisher) Publish(e *outbox.Event, h *outbox.Header) error {
+func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 	return p.set.around("publish", func() error { return p.Publisher.Publish(e, h) })
 }
 
@@ -157,6 +158,6 @@ func (w *writer) Tick(ctx context.Context) error {
 	return w.set.around("tick", func() error { return w.Writer.Tick(ctx) })
 }
 
-func (w *writer) Change(ctx context.Context, settings outbox.Settings) error {
+func (w *writer) Change(ctx context.Context, settings relay.Settings) error {
 	return w.set.around("change", func() error { return w.Writer.Change(ctx, settings) })
 }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -10,7 +11,7 @@ type fast struct {
 	b *reorder.Buffer
 }
 
-func buffer(p outbox.Place) orderer {
+func buffer(p relay.Place) orderer {
 	return &fast{reorder.New(reorder.Config{Settings: p.Settings, Start: p.Due, Taken: p.Taken, MaxTaken: maxTaken})}
 }
 
@@ -22,7 +23,7 @@ func (f *fast) add(in *input) (*window, error) {
 			return nil, err
 		}
 	}
-	c := outbox.Commit{LSN: in.lsn, Time: in.time, Kind: in.kind, Settings: in.settings, Events: len(in.events)}
+	c := relay.Commit{LSN: in.lsn, Time: in.time, Kind: in.kind, Settings: in.settings, Events: len(in.events)}
 	if err := f.b.Commit(c); err != nil {
 		return nil, err
 	}
@@ -33,7 +34,7 @@ func (f *fast) add(in *input) (*window, error) {
 	out := &window{due: closed.Due, thru: closed.Thru, pull: closed.Pull, sort: closed.Sort, place: closed.Place}
 	out.place.Timeline = timeline
 	for {
-		var e outbox.Event
+		var e relay.Event
 		ok, err := closed.Next(&e)
 		if err != nil {
 			return nil, err
@@ -47,7 +48,7 @@ func (f *fast) add(in *input) (*window, error) {
 
 func (f *fast) held() bool { n, _ := f.b.Held(); return n > 0 }
 
-func (f *fast) marker(lsn outbox.LSN) outbox.Place {
+func (f *fast) marker(lsn outbox.LSN) relay.Place {
 	p := f.b.Marker(lsn)
 	p.Timeline = timeline
 	return p

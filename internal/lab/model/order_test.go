@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -14,9 +15,9 @@ import (
 type input struct {
 	lsn      outbox.LSN
 	time     int64 // microseconds
-	kind     outbox.Kind
-	events   []outbox.Event
-	settings outbox.Settings // for a change
+	kind     relay.Kind
+	events   []relay.Event
+	settings relay.Settings // for a change
 }
 
 // message is what the stream holds: comparable, so that two runs can be compared.
@@ -30,35 +31,35 @@ type window struct {
 	due, thru outbox.LSN
 	pull      int
 	sort      outbox.Sort
-	events    []outbox.Event
-	place     outbox.Place
+	events    []relay.Event
+	place     relay.Place
 }
 
 // orderer is the buffer: the real one, or the slow one of this file.
 type orderer interface {
 	add(in *input) (*window, error)
 	held() bool
-	marker(lsn outbox.LSN) outbox.Place
+	marker(lsn outbox.LSN) relay.Place
 }
 
 // slow is the rules of ordering as they are written down, without a thought for speed.
 type slow struct {
-	set, atDue outbox.Settings
+	set, atDue relay.Settings
 	maxTaken   int
 	start      outbox.LSN
 	taken      []outbox.Position
 	inputs     []*input // those above the last due, oldest first
-	events     []outbox.Event
+	events     []relay.Event
 }
 
-func newSlow(p outbox.Place, maxTaken int) orderer {
+func newSlow(p relay.Place, maxTaken int) orderer {
 	return &slow{set: p.Settings, atDue: p.Settings, start: p.Due, taken: slices.Clone(p.Taken), maxTaken: maxTaken}
 }
 
 func (s *slow) held() bool { return len(s.events) > 0 }
 
-func (s *slow) marker(lsn outbox.LSN) outbox.Place {
-	return outbox.Place{Due: lsn, Taken: beyond(s.taken, lsn), Settings: s.set, Timeline: timeline}
+func (s *slow) marker(lsn outbox.LSN) relay.Place {
+	return relay.Place{Due: lsn, Taken: beyond(s.taken, lsn), Settings: s.set, Timeline: timeline}
 }
 
 func beyond(taken []outbox.Position, due outbox.LSN) []outbox.Position {
@@ -74,14 +75,14 @@ func beyond(taken []outbox.Position, due outbox.LSN) []outbox.Position {
 
 type sequence struct{ doc, actor string }
 
-func sequenceOf(e *outbox.Event) sequence { return sequence{e.Doc, e.Actor} }
+func sequenceOf(e *relay.Event) sequence { return sequence{e.Doc, e.Actor} }
 
 func (s *slow) add(in *input) (*window, error) {
 	if in.lsn <= s.start {
 		return nil, nil
 	}
 	s.inputs = append(s.inputs, in)
-	if in.kind == outbox.SettingsChange {
+	if in.kind == relay.SettingsChange {
 		s.set = in.settings
 	}
 	for _, e := range in.events {
@@ -124,7 +125,7 @@ func (s *slow) due(in *input) (due outbox.LSN) {
 }
 
 func (s *slow) close(due, thru outbox.LSN) *window {
-	var take, pulled, younger, left []outbox.Event
+	var take, pulled, younger, left []relay.Event
 	top := map[sequence]string{}
 	for _, e := range s.events {
 		if e.Pos.LSN <= due {
@@ -150,7 +151,7 @@ func (s *slow) close(due, thru outbox.LSN) *window {
 		due = thru
 	}
 	for len(s.inputs) > 0 && s.inputs[0].lsn <= due {
-		if s.inputs[0].kind == outbox.SettingsChange {
+		if s.inputs[0].kind == relay.SettingsChange {
 			s.atDue = s.inputs[0].settings
 		}
 		s.inputs = s.inputs[1:]
@@ -164,26 +165,26 @@ func (s *slow) close(due, thru outbox.LSN) *window {
 	}
 	return &window{
 		due: due, thru: thru, pull: len(pulled), sort: s.set.Sort, events: inOrder(take, s.set.Sort),
-		place: outbox.Place{Due: due, Taken: s.taken, Settings: s.atDue, Timeline: timeline},
+		place: relay.Place{Due: due, Taken: s.taken, Settings: s.atDue, Timeline: timeline},
 	}
 }
 
-func inOrder(take []outbox.Event, by outbox.Sort) []outbox.Event {
-	position := func(a, b outbox.Event) int { return a.Pos.Compare(b.Pos) }
-	key := func(a, b outbox.Event) int { return cmp.Or(cmp.Compare(a.Key, b.Key), position(a, b)) }
+func inOrder(take []relay.Event, by outbox.Sort) []relay.Event {
+	position := func(a, b relay.Event) int { return a.Pos.Compare(b.Pos) }
+	key := func(a, b relay.Event) int { return cmp.Or(cmp.Compare(a.Key, b.Key), position(a, b)) }
 	if by == outbox.BySeqKey {
-		slices.SortFunc(take, func(a, b outbox.Event) int { return cmp.Or(cmp.Compare(a.Doc, b.Doc), key(a, b)) })
+		slices.SortFunc(take, func(a, b relay.Event) int { return cmp.Or(cmp.Compare(a.Doc, b.Doc), key(a, b)) })
 		return take
 	}
 	slices.SortFunc(take, position)
-	sequences := map[sequence][]outbox.Event{}
+	sequences := map[sequence][]relay.Event{}
 	for _, e := range take {
 		sequences[sequenceOf(&e)] = append(sequences[sequenceOf(&e)], e)
 	}
 	for _, v := range sequences {
 		slices.SortFunc(v, key)
 	}
-	out := make([]outbox.Event, len(take))
+	out := make([]relay.Event, len(take))
 	for i, e := range take {
 		q := sequenceOf(&e)
 		out[i], sequences[q] = sequences[q][0], sequences[q][1:]
@@ -206,8 +207,8 @@ func (w *window) messages() []message {
 }
 
 // undisturbed is the stream that the WAL makes.
-func undisturbed(wal []*input, first outbox.Settings, maxTaken int) []message {
-	b := newSlow(outbox.Place{Settings: first}, maxTaken)
+func undisturbed(wal []*input, first relay.Settings, maxTaken int) []message {
+	b := newSlow(relay.Place{Settings: first}, maxTaken)
 	var out []message
 	for _, in := range wal {
 		if w, _ := b.add(in); w != nil {
@@ -219,8 +220,8 @@ func undisturbed(wal []*input, first outbox.Settings, maxTaken int) []message {
 
 func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }
 
-func makeSettings(rnd *rand.Rand) outbox.Settings {
-	return outbox.Settings{
+func makeSettings(rnd *rand.Rand) relay.Settings {
+	return relay.Settings{
 		Horizon:   pick(rnd, 0, 500*time.Microsecond, 2*time.Millisecond, 5*time.Millisecond, 20*time.Millisecond),
 		Sort:      pick(rnd, outbox.BySeqKey, outbox.ByCommit),
 		MaxEvents: pick(rnd, 5, 20, 1000), MaxBytes: 1 << 30,
@@ -233,31 +234,31 @@ func makeWAL(rnd *rand.Rand, n int) []*input {
 	var lsn outbox.LSN
 	t := 0.0
 	counters := map[sequence]int{}
-	var pending [][]outbox.Event
+	var pending [][]relay.Event
 	changes := pick(rnd, 0, 0, 0.05, 0.3)
 	add := func(in *input, at float64) { in.lsn, in.time = lsn, int64(at*1000); wal = append(wal, in) }
-	commit := func(events []outbox.Event, at float64) {
+	commit := func(events []relay.Event, at float64) {
 		for i := range events {
 			events[i].Pos.Index = uint32(i)
 		}
-		add(&input{kind: outbox.Events, events: events}, at)
+		add(&input{kind: relay.Events, events: events}, at)
 	}
 	for range n {
 		lsn += outbox.LSN(2 + rnd.IntN(5))
 		t += rnd.ExpFloat64()
 		if rnd.Float64() < changes {
-			add(&input{kind: outbox.SettingsChange, settings: makeSettings(rnd)}, t)
+			add(&input{kind: relay.SettingsChange, settings: makeSettings(rnd)}, t)
 			continue
 		}
 		if rnd.Float64() < 0.15 {
-			add(&input{kind: outbox.Tick}, t)
+			add(&input{kind: relay.Tick}, t)
 			continue
 		}
-		var events []outbox.Event
+		var events []relay.Event
 		for range pick(rnd, 1, 1, 2, 3, 12) {
 			q := sequence{fmt.Sprintf("d%d", rnd.IntN(4)), fmt.Sprintf("a%d", rnd.IntN(3))}
 			counters[q]++
-			events = append(events, outbox.Event{Doc: q.doc, Actor: q.actor, Key: fmt.Sprintf("%s:%06d", q.actor, counters[q])})
+			events = append(events, relay.Event{Doc: q.doc, Actor: q.actor, Key: fmt.Sprintf("%s:%06d", q.actor, counters[q])})
 		}
 		rnd.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
 		if rnd.Float64() < 0.3 {
@@ -274,6 +275,6 @@ func makeWAL(rnd *rand.Rand, n int) []*input {
 		}
 	}
 	lsn += 5
-	add(&input{kind: outbox.Tick}, t+100) // closes everything
+	add(&input{kind: relay.Tick}, t+100) // closes everything
 	return wal
 }

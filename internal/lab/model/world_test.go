@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -13,8 +14,8 @@ const timeline = 1
 
 var (
 	epoch    = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
-	mapping  = outbox.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key", Payload: "payload"}
-	identity = outbox.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730}
+	mapping  = relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key", Payload: "payload"}
+	identity = relay.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730}
 )
 
 // world is what outlives a session: PostgreSQL, the stream, the record, and the network between. Its time goes in steps of a second.
@@ -24,7 +25,7 @@ type world struct {
 	cfg     checkpoint.Config
 	durable int
 	now     int
-	make    func(outbox.Place) orderer
+	make    func(relay.Place) orderer
 
 	messages []*message // by sequence; nil: lost
 	synced   []int      // when each is on disk
@@ -70,7 +71,7 @@ type save struct {
 	revision uint64
 }
 
-func newWorld(wal []*input, first outbox.Settings, durable int, rnd *rand.Rand, make func(outbox.Place) orderer) *world {
+func newWorld(wal []*input, first relay.Settings, durable int, rnd *rand.Rand, make func(relay.Place) orderer) *world {
 	w := &world{wal: wal, rnd: rnd, durable: durable, make: make}
 	w.cfg = checkpoint.Config{
 		Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping,
@@ -79,7 +80,7 @@ func newWorld(wal []*input, first outbox.Settings, durable int, rnd *rand.Rand, 
 	rec := &checkpoint.Record{
 		Slot: w.cfg.Slot, Database: "app", SystemID: "7361530121234511111", Mapping: mapping, Stream: w.cfg.Stream, Created: epoch,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: identity},
-		Places:      []checkpoint.StoredPlace{{Place: outbox.Place{Settings: first, Timeline: timeline}, Since: epoch}},
+		Places:      []checkpoint.StoredPlace{{Place: relay.Place{Settings: first, Timeline: timeline}, Since: epoch}},
 	}
 	doc, err := rec.Encode()
 	if err != nil {
@@ -115,11 +116,11 @@ func (w *world) readings() (checkpoint.Readings, uint64, error) {
 	rec.Places = slices.Clone(c.Places)
 	rec.StoredAt(epoch.Add(time.Duration(last.at) * time.Second))
 	r := checkpoint.Readings{
-		Slot:   outbox.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: w.confirmed},
+		Slot:   relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: w.confirmed},
 		Record: rec,
-		Stream: outbox.StreamState{Exists: true, Created: epoch, LastSeq: uint64(len(w.messages)), NewestSeq: uint64(w.newest())},
-		Server: outbox.ServerState{
-			SystemID: rec.SystemID, Database: "app", History: outbox.History{Timeline: timeline}, WALEnd: w.wal[len(w.wal)-1].lsn,
+		Stream: relay.StreamState{Exists: true, Created: epoch, LastSeq: uint64(len(w.messages)), NewestSeq: uint64(w.newest())},
+		Server: relay.ServerState{
+			SystemID: rec.SystemID, Database: "app", History: relay.History{Timeline: timeline}, WALEnd: w.wal[len(w.wal)-1].lsn,
 		},
 		Publication: identity,
 		Now:         w.clock(),
@@ -132,10 +133,10 @@ func (w *world) readings() (checkpoint.Readings, uint64, error) {
 }
 
 // stored are the messages above a sequence and up to another that can be read. All are compared: the rules make each of them again.
-func (w *world) stored(above, upTo uint64) (all []outbox.Stored) {
+func (w *world) stored(above, upTo uint64) (all []relay.Stored) {
 	for q := max(int(above), w.removed) + 1; q <= int(upTo); q++ {
 		if m := w.messages[q-1]; m != nil {
-			all = append(all, outbox.Stored{Seq: uint64(q), Header: &m.header})
+			all = append(all, relay.Stored{Seq: uint64(q), Header: &m.header})
 		}
 	}
 	return all

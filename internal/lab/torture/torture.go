@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -60,7 +61,7 @@ const (
 )
 
 // sourceBoth is the source of rows and messages.
-const sourceBoth = string(outbox.FromBoth)
+const sourceBoth = string(relay.FromBoth)
 
 // What the installations are made with.
 const (
@@ -91,7 +92,7 @@ func (o *Options) complete() error {
 		o.Every = defaultEvery
 	}
 	if o.Source == "" {
-		o.Source = outbox.FromTable.String()
+		o.Source = relay.FromTable.String()
 	}
 	if o.Sort == "" {
 		o.Sort = outbox.BySeqKey.String()

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // Removed is how many messages of the stream are not there any more, beside the holes that the record knows and a lost end: what
@@ -55,7 +55,7 @@ func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duratio
 // Finish takes repairing from the record: everything up to the place's sequence is accepted, and outflow run goes on from the place,
 // which is its only one. The stream must end there, its newest message at newest, and nobody may hold the slot. It connects anew: what
 // was published, and sink.durable_after, may have taken longer than a server leaves a connection idle.
-func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place outbox.Place, newest uint64) error {
+func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Place, newest uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
 	if err != nil {

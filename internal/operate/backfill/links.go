@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/initialize"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
@@ -90,7 +91,7 @@ func (l *Links) Close() {
 }
 
 // Settings are the ordering settings that are in force where nothing says which were.
-func (l *Links) Settings() outbox.Settings {
+func (l *Links) Settings() relay.Settings {
 	set := l.cfg.Reorder.Settings()
 	if !l.Layout.Mapping.Keyed() {
 		set = set.Unkeyed()
@@ -162,7 +163,7 @@ func (l *Links) AwaitSlot(ctx context.Context) error {
 }
 
 // SlotHeld is the fault of a slot that somebody holds.
-func SlotHeld(name string, slot outbox.SlotState) error {
+func SlotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_held", What: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
 		Cure: "Stop outflow first. While it runs there is no gap: it stops when it finds one",

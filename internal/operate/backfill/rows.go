@@ -7,7 +7,7 @@ import (
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication"
 )
 
@@ -45,7 +45,7 @@ func NewRows(cfg config.Config, l *wiring.Layout, columns []replication.Column) 
 }
 
 // Event makes the event of a row: the text of its columns as PostgreSQL prints them, nil for NULL. The position is the caller's to set.
-func (r *Rows) Event(values [][]byte) (*outbox.Event, error) {
+func (r *Rows) Event(values [][]byte) (*relay.Event, error) {
 	be := binary.BigEndian
 	b := be.AppendUint32(append(r.buf[:0], 'I'), r.oid)
 	b = be.AppendUint16(append(b, 'N'), uint16(len(values)))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
@@ -24,8 +25,8 @@ type Window struct {
 	Seq      uint64     // the stream's last sequence before it
 	Index    uint32     // of the first event
 
-	Wanted   func(*outbox.Event) bool // nil: every row that the query brings
-	Progress func(done int)           // called after each row that was handed over; nil: nobody
+	Wanted   func(*relay.Event) bool // nil: every row that the query brings
+	Progress func(done int)          // called after each row that was handed over; nil: nobody
 
 	done uint64
 }
@@ -117,7 +118,7 @@ type writer struct {
 	flushed time.Time
 }
 
-func (w *writer) publish(ctx context.Context, e *outbox.Event, h *outbox.Header) error {
+func (w *writer) publish(ctx context.Context, e *relay.Event, h *outbox.Header) error {
 	for w.pub.Full() {
 		if err := w.wait(ctx); err != nil {
 			return err

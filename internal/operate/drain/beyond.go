@@ -7,6 +7,7 @@ import (
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
@@ -14,12 +15,12 @@ import (
 // Waiting is what a slot holds that no place covers.
 type Waiting struct {
 	Events int
-	First  outbox.Commit // the first transaction of them; its zero value if there are none
+	First  relay.Commit // the first transaction of them; its zero value if there are none
 }
 
 // Beyond decodes the slot, which nobody may hold, without consuming it, and counts the events that a place does not cover: those
 // beyond its due that are not taken. table and mapping are those under which they were written; 0 where there was no table.
-func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping outbox.Mapping, place outbox.Place, log *slog.Logger) (Waiting, error) {
+func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping relay.Mapping, place relay.Place, log *slog.Logger) (Waiting, error) {
 	taken := map[outbox.Position]bool{}
 	for _, p := range place.Taken {
 		taken[p] = true
@@ -35,7 +36,7 @@ func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping outbox
 			return err
 		}
 		c := res.Commit
-		if res.Kind != decoder.Commit || c.Kind != outbox.Events || c.LSN <= place.Due {
+		if res.Kind != decoder.Commit || c.Kind != relay.Events || c.LSN <= place.Due {
 			return nil
 		}
 		for i := range c.Events {

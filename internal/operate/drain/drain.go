@@ -15,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -119,7 +120,7 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 }
 
 // judge says whether everything is done, or begins the next round.
-func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, newest outbox.Place) (bool, error) {
+func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, newest relay.Place) (bool, error) {
 	switch {
 	case r.Slot.Confirmed < d.report.Goal:
 		return false, nil
@@ -141,7 +142,7 @@ func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, 
 }
 
 // look decodes what the free slot holds.
-func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed outbox.Place) (bool, error) {
+func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed relay.Place) (bool, error) {
 	for try := 1; ; try++ {
 		w, err := Beyond(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
 		switch fault := outbox.FaultOf(err); {
@@ -150,7 +151,7 @@ func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed ou
 		case err == nil:
 			d.round(r, uint64(w.Events))
 			return false, nil
-		case fault == nil || fault.Code != outbox.CodeSlotInUse:
+		case fault == nil || fault.Code != relay.CodeSlotInUse:
 			return false, err
 		case try == letGo: // another outflow, which stood by, has it now
 			return false, nil
@@ -170,7 +171,7 @@ func (d *drainer) round(r *checkpoint.Readings, meanwhile uint64) {
 }
 
 // places returns the newest recorded place at or below the slot's confirmed LSN, and the newest of all.
-func places(r *checkpoint.Readings) (confirmed, newest outbox.Place, ok bool) {
+func places(r *checkpoint.Readings) (confirmed, newest relay.Place, ok bool) {
 	if r.Record == nil {
 		return confirmed, newest, false
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/drain"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
@@ -66,11 +67,11 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 // earlier is what the old mapping reads: the OID of its table and the identity of its publication.
 type earlier struct {
 	table       uint32
-	publication outbox.PublicationIdentity
+	publication relay.PublicationIdentity
 }
 
 // before reads what the old mapping is of. While the source says rows both times, it is what the new one is of.
-func (s *setup) before(ctx context.Context, old outbox.Mapping) (e earlier, err error) {
+func (s *setup) before(ctx context.Context, old relay.Mapping) (e earlier, err error) {
 	if old.Source.Rows() == s.cfg.Source.Rows() {
 		return earlier{s.layout.Table.OID, s.publication}, nil
 	}
@@ -95,12 +96,12 @@ func (s *setup) before(ctx context.Context, old outbox.Mapping) (e earlier, err 
 }
 
 // nothingBeyond makes sure that the slot holds no event beyond a place. table is that of the old mapping, 0 if it had none.
-func (s *setup) nothingBeyond(ctx context.Context, place outbox.Place, table uint32, old outbox.Mapping) error {
+func (s *setup) nothingBeyond(ctx context.Context, place relay.Place, table uint32, old relay.Mapping) error {
 	w, err := drain.Beyond(ctx, s.cfg, table, old, place, s.log)
 	if err != nil || w.Events == 0 {
 		return err
 	}
-	return s.notYet("%d events are not published, the first in the transaction at %v, of %v", w.Events, w.First.LSN, outbox.CommitTime(w.First.Time))
+	return s.notYet("%d events are not published, the first in the transaction at %v, of %v", w.Events, w.First.LSN, relay.CommitTime(w.First.Time))
 }
 
 func (s *setup) notYet(format string, args ...any) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
@@ -39,7 +40,7 @@ type setup struct {
 	session     *replication.Session // for what only a replication connection says
 	conn        *sink.Conn
 	store       *checkpoint.Store
-	publication outbox.PublicationIdentity
+	publication relay.PublicationIdentity
 	rows        bool // the table was there, and may have rows
 }
 
@@ -176,7 +177,7 @@ func SQLConfig(cfg config.Config, log *slog.Logger) replication.SetupConfig {
 	c := cfg.Columns
 	return replication.SetupConfig{
 		Config: wiring.Replication(cfg, log), ID: c.ID.Name,
-		Mapping: outbox.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
+		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
 	}
 }
 
@@ -323,7 +324,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		settings = settings.Unkeyed()
 	}
 	first.Places = []checkpoint.StoredPlace{{
-		Place: outbox.Place{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
+		Place: relay.Place{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
 		Since: time.Now().UTC(),
 	}}
 	if _, err := s.store.Save(ctx, &first, r.revision); err != nil {

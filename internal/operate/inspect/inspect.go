@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 	"github.com/outflowhq/outflow/replication"
@@ -31,11 +32,11 @@ const recordTimeout = 3 * time.Second
 type inspector struct {
 	out     *bufio.Writer
 	payload bool
-	source  outbox.Source
+	source  relay.Source
 	dec     *decoder.Decoder
 	buf     *reorder.Buffer
-	start   outbox.LSN     // what ends at or below it is no input
-	events  []outbox.Event // of the transaction that is being read
+	start   outbox.LSN    // what ends at or below it is no input
+	events  []relay.Event // of the transaction that is being read
 	commits int
 	windows int
 }
@@ -67,8 +68,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 }
 
 // start is where the rules start from, and where that was found. The layout follows the record.
-func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (outbox.Place, string) {
-	place := outbox.Place{Settings: cfg.Reorder.Settings()}
+func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Place, string) {
+	place := relay.Place{Settings: cfg.Reorder.Settings()}
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	sc, err := wiring.Sink(cfg, layout, log)
@@ -113,10 +114,10 @@ func (i *inspector) message(m replication.Message) error {
 	return nil
 }
 
-func (i *inspector) commit(c *outbox.Commit) error {
-	at := outbox.CommitTime(c.Time).Format("2006-01-02 15:04:05.000000")
+func (i *inspector) commit(c *relay.Commit) error {
+	at := relay.CommitTime(c.Time).Format("2006-01-02 15:04:05.000000")
 	switch c.Kind {
-	case outbox.Events:
+	case relay.Events:
 		i.commits++
 		before := ""
 		if c.LSN <= i.start {
@@ -126,9 +127,9 @@ func (i *inspector) commit(c *outbox.Commit) error {
 		for n := range i.events {
 			i.event("  ", &i.events[n])
 		}
-	case outbox.Tick:
+	case relay.Tick:
 		fmt.Fprintf(i.out, "tick   %v  %s\n", c.LSN, at)
-	case outbox.SettingsChange:
+	case relay.SettingsChange:
 		fmt.Fprintf(i.out, "change %v  %s  %v\n", c.LSN, at, c.Settings)
 	}
 	i.events = i.events[:0]
@@ -141,7 +142,7 @@ func (i *inspector) commit(c *outbox.Commit) error {
 	}
 	i.windows++
 	fmt.Fprintf(i.out, "window due=%v thru=%v of=%d pull=%d sort=%v\n", w.Due, w.Thru, w.Of, w.Pull, w.Sort)
-	var e outbox.Event
+	var e relay.Event
 	for {
 		more, err := w.Next(&e)
 		if err != nil || !more {
@@ -151,9 +152,9 @@ func (i *inspector) commit(c *outbox.Commit) error {
 	}
 }
 
-func (i *inspector) event(prefix string, e *outbox.Event) {
+func (i *inspector) event(prefix string, e *relay.Event) {
 	fmt.Fprintf(i.out, "%si=%d doc=%q actor=%q key=%q id=%q %d bytes", prefix, e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.PayloadSize)
-	if e.Null&outbox.IsMessage != 0 {
+	if e.Null&relay.IsMessage != 0 {
 		fmt.Fprint(i.out, " (message)")
 	}
 	if e.Bad != "" {

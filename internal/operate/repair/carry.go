@@ -10,7 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -138,7 +138,7 @@ func (r *repair) keep(ctx context.Context, l *backfill.Links, f *finding, p *pla
 
 // anchorAt writes the record with which a repair that dies goes on: the slot is the right one, and from the anchor on it brings all that
 // the stream lacks.
-func (r *repair) anchorAt(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor outbox.Place) (err error) {
+func (r *repair) anchorAt(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor relay.Place) (err error) {
 	rec.Places = []checkpoint.StoredPlace{{Place: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
@@ -224,7 +224,7 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 	if err != nil {
 		return err
 	}
-	s.anchor = outbox.Place{
+	s.anchor = relay.Place{
 		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
 	if err := r.anchorAt(ctx, l, f, rec, s.anchor); err != nil {

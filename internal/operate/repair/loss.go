@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -17,10 +18,10 @@ func (r *repair) loses(p *plan) string {
 		return ""
 	}
 	switch r.cfg.Source {
-	case outbox.FromMessage:
+	case relay.FromMessage:
 		return "source is message: there is no table to publish from. Events of the range that are neither in the stream nor still to come from the slot are lost; " +
 			"nobody can say which. If the services that wrote them can, let them write them again"
-	case outbox.FromBoth:
+	case relay.FromBoth:
 		return "source is both: events of the range that were written as messages are in no table. Those that are neither in the stream nor still to come from the " +
 			"slot are lost; nobody can say which. If the services that wrote them can, let them write them again"
 	}

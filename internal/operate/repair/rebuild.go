@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -18,7 +19,7 @@ const firstLook = 4096
 // rebuild makes the record from the headers of the stream. What is confirmed to PostgreSQL is a place's due; its sequence is that of
 // the last message whose due is not beyond it. Then the WAL behind it must make exactly the messages that follow.
 func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
-	place := outbox.Place{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
+	place := relay.Place{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
 	why, err := r.locate(ctx, l, f, &place)
 	if err == nil && why == "" {
 		why, err = r.agrees(ctx, l, f, place)
@@ -73,7 +74,7 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*p
 }
 
 // locate finds the place's sequence and taken events. why says why they can't be found.
-func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *outbox.Place) (why string, err error) {
+func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *relay.Place) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
 		return "no message can be read", nil
@@ -91,7 +92,7 @@ func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, plac
 }
 
 // locateFrom is enough where the first message read lies before the place with all of its window: then so does everything before it.
-func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *outbox.Place) (why string, enough bool, err error) {
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *relay.Place) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
 	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
@@ -112,7 +113,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 			before = m.Seq
 			taken = append(taken, maybe...)
 			maybe = maybe[:0]
-		} else if len(maybe) > outbox.MaxTaken {
+		} else if len(maybe) > relay.MaxTaken {
 			maybe = maybe[:0] // a place has no more: these belong to what follows
 		}
 		return nil
@@ -123,7 +124,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 	if before == 0 && first > 1 && from == 1 {
 		return fmt.Sprintf("its messages up to %d, and with them those up to the confirmed LSN %v, are not there any more", first-1, place.Due), false, nil
 	}
-	if len(taken) > outbox.MaxTaken {
+	if len(taken) > relay.MaxTaken {
 		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before), false, nil
 	}
 	slices.SortFunc(taken, outbox.Position.Compare)
@@ -135,7 +136,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 var errAgreed = errors.New("agreed")
 
 // agrees makes the messages behind the place and compares them with those that the stream has.
-func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place outbox.Place) (why string, err error) {
+func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place relay.Place) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if place.Seq >= end {
 		return "", nil

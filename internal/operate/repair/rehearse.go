@@ -7,6 +7,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 	"github.com/outflowhq/outflow/replication"
@@ -14,7 +15,7 @@ import (
 
 // rehearse makes the messages that a session from a place would make of what the slot holds now, and consumes nothing. input is called
 // with the LSN of each input before it is read, message with the header of each message. An error of theirs ends it.
-func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place outbox.Place, history outbox.History,
+func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place relay.Place, history relay.History,
 	input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
 	dec := decoder.New(wiring.Decoder(r.cfg, l.Layout))
@@ -24,7 +25,7 @@ func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place outbox.P
 	})
 	defer buf.Discard()
 	var res decoder.Result
-	var e outbox.Event
+	var e relay.Event
 	return replication.Peek(ctx, l.PGC.Config, 0, false, func(m replication.Message) error {
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
@@ -35,7 +36,7 @@ func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place outbox.P
 		if res.Kind != decoder.Commit {
 			return nil
 		}
-		if c := res.Commit; c.Kind != outbox.NoInput && c.LSN > place.Due {
+		if c := res.Commit; c.Kind != relay.NoInput && c.LSN > place.Due {
 			if err := input(c.LSN); err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
@@ -60,7 +61,7 @@ type survey struct {
 	newest    uint64    // the newest message that was read
 	newestAt  time.Time // when it was stored
 
-	anchor outbox.Place          // where the outflow goes on; Seq is the stream's last sequence
+	anchor relay.Place           // where the outflow goes on; Seq is the stream's last sequence
 	known  uint64                // messages up to here are known by the place that the anchor began as
 	since  outbox.LSN            // that place's due, or 0: its settings were in force there
 	beyond []published           // events above the anchor that the stream has
@@ -209,8 +210,8 @@ func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) er
 		}
 		return nil
 	})
-	if err == nil && keep && len(s.beyond) > outbox.MaxTaken {
-		if s.raise(due); len(s.beyond) > outbox.MaxTaken {
+	if err == nil && keep && len(s.beyond) > relay.MaxTaken {
+		if s.raise(due); len(s.beyond) > relay.MaxTaken {
 			return &untrusted{fmt.Sprintf("the stream has %d events beyond %v", len(s.beyond), s.anchor.Due)}
 		}
 	}
@@ -225,8 +226,8 @@ func (s *survey) raise(due outbox.LSN) {
 
 // anchored sets what the anchor begins as, for a slot that is kept: the oldest place at or above the confirmed LSN, or the LSN itself
 // with what is known about it.
-func (s *survey) anchored(rd backfill.Readings, trusted bool, settings outbox.Settings) {
-	s.anchor = outbox.Place{Due: rd.Slot.Confirmed, Settings: settings}
+func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Settings) {
+	s.anchor = relay.Place{Due: rd.Slot.Confirmed, Settings: settings}
 	if rd.Record == nil {
 		return
 	}
@@ -243,7 +244,7 @@ func (s *survey) anchored(rd backfill.Readings, trusted bool, settings outbox.Se
 	if rd.Stream.NewestSeq > 0 {
 		end = rd.Stream.NewestSeq
 	}
-	var from *outbox.Place
+	var from *relay.Place
 	for i := range places {
 		p := &places[i].Place
 		if p.Seq > end {
@@ -292,7 +293,7 @@ func (s *survey) slot(ctx context.Context) error {
 			return nil
 		}
 		c := &res.Commit
-		if c.Kind == outbox.SettingsChange && c.LSN > s.since && c.LSN <= s.anchor.Due {
+		if c.Kind == relay.SettingsChange && c.LSN > s.since && c.LSN <= s.anchor.Due {
 			s.anchor.Settings = c.Settings
 		}
 		if c.LSN > s.anchor.Due {

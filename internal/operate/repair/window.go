@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
@@ -11,7 +12,7 @@ import (
 const progressEvery = 5 * time.Second
 
 // window is the one in which the missing rows are published.
-func (r *repair) window(l *backfill.Links, history outbox.History, s *survey) *backfill.Window {
+func (r *repair) window(l *backfill.Links, history relay.History, s *survey) *backfill.Window {
 	of := s.counts[missing]
 	if of > 0 {
 		r.say("publishing %d events", of)
@@ -21,7 +22,7 @@ func (r *repair) window(l *backfill.Links, history outbox.History, s *survey) *b
 		Links: l, Snapshot: s.snap,
 		Query: replication.RowQuery{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where, Only: s.listed, Sorted: true},
 		Of:    of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq, Index: s.next(),
-		Wanted: func(e *outbox.Event) bool {
+		Wanted: func(e *relay.Event) bool {
 			f, ok := s.fates[idOf(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing
 		},

@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
@@ -201,7 +202,7 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 		if sel.Filter != "" && !matches(sel.Filter, made.Subject) || !inBounds(t.match.bounds, made.Subject) {
 			return nil
 		}
-		m := &Message{Subject: made.Subject, Header: nats.Header{}, Data: made.Data, Outflow: h, Doc: e.Doc, DocOK: e.Null&outbox.NullDoc == 0}
+		m := &Message{Subject: made.Subject, Header: nats.Header{}, Data: made.Data, Outflow: h, Doc: e.Doc, DocOK: e.Null&relay.NullDoc == 0}
 		for name, value := range made.Header {
 			m.Header[name] = []string{value}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
@@ -112,7 +113,7 @@ func (s *snapshot) carryOut(ctx context.Context, l *backfill.Links, rd *backfill
 }
 
 // finish says in the record that the snapshot is whole: outflow run goes on from the place, behind the stream's newest message.
-func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place outbox.Place, newest uint64) error {
+func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place relay.Place, newest uint64) error {
 	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
 		err = fmt.Errorf("somebody else changed what was made: %s", f.What)
@@ -212,22 +213,22 @@ func (s *snapshot) stillOurs(ctx context.Context, l *backfill.Links) error {
 }
 
 // place is where the slot begins, behind what the stream has.
-func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (outbox.Place, error) {
+func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (relay.Place, error) {
 	now, err := l.Read(ctx)
 	if err != nil {
-		return outbox.Place{}, err
+		return relay.Place{}, err
 	}
 	was, is := rd.Stream, now.Stream
 	if is.LastSeq != was.LastSeq || is.NewestSeq != was.NewestSeq || !is.Created.Equal(was.Created) {
-		return outbox.Place{}, fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
+		return relay.Place{}, fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
 			s.cfg.Stream, was.LastSeq, is.LastSeq)
 	}
-	return outbox.Place{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
+	return relay.Place{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
 }
 
 // window is what is published: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place outbox.Place,
+	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place relay.Place,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
 	none, double, err := snap.CheckIDs(ctx, id)
@@ -268,7 +269,7 @@ func (s *snapshot) window(
 }
 
 // order says what the rows are sorted by.
-func order(m outbox.Mapping) string {
+func order(m relay.Mapping) string {
 	if m.Keyed() {
 		return "doc_id, seq_key, id"
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/producer"
 	"github.com/outflowhq/outflow/replication"
@@ -74,7 +75,7 @@ func literal(s string) string {
 type writer struct {
 	cfg     config.Config
 	l       *wiring.Layout
-	m       outbox.Mapping
+	m       relay.Mapping
 	api     *API
 	payload string // the type of the argument payload
 

@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 )
@@ -20,13 +21,13 @@ type Report struct {
 	Health  string `json:"health"` // ok, not running, or the code of what is wrong
 	Problem string `json:"problem,omitempty"`
 
-	Source   string        `json:"source"` // table, message or both
-	Table    string        `json:"table"`  // "" where there is none
-	Shard    string        `json:"shard,omitempty"`
-	Slot     Slot          `json:"slot"`
-	Stream   Stream        `json:"stream"`
-	Place    *outbox.Place `json:"place,omitempty"` // the newest recorded one
-	Recorded *time.Time    `json:"recorded,omitempty"`
+	Source   string       `json:"source"` // table, message or both
+	Table    string       `json:"table"`  // "" where there is none
+	Shard    string       `json:"shard,omitempty"`
+	Slot     Slot         `json:"slot"`
+	Stream   Stream       `json:"stream"`
+	Place    *relay.Place `json:"place,omitempty"` // the newest recorded one
+	Recorded *time.Time   `json:"recorded,omitempty"`
 
 	WALEnd   outbox.LSN `json:"wal_end"`
 	LagBytes uint64     `json:"lag_bytes"` // WAL between the newest recorded place and the end
@@ -150,9 +151,9 @@ func (r *Report) Lines() [][2]string {
 		add("", "%s", r.Problem)
 	}
 	switch r.Source {
-	case string(outbox.FromMessage):
+	case string(relay.FromMessage):
 		add("source", "logical messages (%s)", outbox.EventPrefix)
-	case string(outbox.FromBoth):
+	case string(relay.FromBoth):
 		add("table", "%s", r.Table)
 		add("", "and logical messages (%s)", outbox.EventPrefix)
 	default:

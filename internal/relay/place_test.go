@@ -1,17 +1,21 @@
-package outbox
+package relay
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/outflowhq/outflow/outbox"
+)
 
 func TestHistory(t *testing.T) {
 	t.Parallel()
 	h := History{Timeline: 4, Switches: []Switch{{1, 100}, {3, 200}}}
-	for lsn, want := range map[LSN]uint32{1: 1, 100: 1, 101: 3, 200: 3, 201: 4} {
+	for lsn, want := range map[outbox.LSN]uint32{1: 1, 100: 1, 101: 3, 200: 3, 201: 4} {
 		if got := h.At(lsn); got != want {
 			t.Errorf("%v lies on timeline %d, want %d", lsn, got, want)
 		}
 	}
 	for tl, want := range map[uint32]struct {
-		end         LSN
+		end         outbox.LSN
 		left, known bool
 	}{1: {100, true, true}, 3: {200, true, true}, 4: {0, false, true}, 2: {}, 5: {}} {
 		end, left, known := h.Left(tl)
@@ -23,7 +27,7 @@ func TestHistory(t *testing.T) {
 
 func TestPlaceSame(t *testing.T) {
 	t.Parallel()
-	p := Place{Due: 1, Seq: 2, Taken: []Position{{1, 1}}, Timeline: 1}
+	p := Place{Due: 1, Seq: 2, Taken: []outbox.Position{{LSN: 1, Index: 1}}, Timeline: 1}
 	if !p.Same(Place{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Place{Due: 2, Seq: 2}) || p.Same(Place{Due: 1, Seq: 3}) {
 		t.Error("places are told apart by due and seq")
 	}

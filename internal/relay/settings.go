@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"encoding/json"
@@ -6,56 +6,21 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
-// Prefixes of the logical messages that are inputs; one with EventPrefix only where the [Source] says so.
+// Prefixes of the logical messages that are inputs beside [outbox.EventPrefix].
 const (
 	TickPrefix     = "outflow.tick"
 	SettingsPrefix = "outflow.settings"
-	EventPrefix    = "outflow.event"
 )
-
-// Sort is the rule by which a window's events are sorted.
-type Sort uint8
-
-// The rules.
-const (
-	BySeqKey Sort = iota // by (doc_id, seq_key, position)
-	ByCommit             // commit order; each sequence's events, in the places that they occupy, ascend by seq_key
-)
-
-// ParseSort reads "seq_key" or "commit".
-func ParseSort(s string) (Sort, error) {
-	switch s {
-	case "seq_key":
-		return BySeqKey, nil
-	case "commit":
-		return ByCommit, nil
-	}
-	return 0, fmt.Errorf("sort %q: want seq_key or commit", s)
-}
-
-func (s Sort) String() string {
-	if s == ByCommit {
-		return "commit"
-	}
-	return "seq_key"
-}
-
-// MarshalText implements [encoding.TextMarshaler].
-func (s Sort) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (s *Sort) UnmarshalText(b []byte) (err error) {
-	*s, err = ParseSort(string(b))
-	return err
-}
 
 // Settings are the ordering settings. With the WAL they decide the order, so changes of them are in the WAL. They are comparable
 // with ==.
 type Settings struct {
 	Horizon   time.Duration // whole microseconds, 0 or more; 0: every transaction is its own window
-	Sort      Sort
+	Sort      outbox.Sort
 	MaxEvents int   // held events, at least 1
 	MaxBytes  int64 // held bytes by [Event.Size], at least 1
 }
@@ -93,7 +58,7 @@ func (s Settings) Sound() error {
 		return fmt.Errorf("horizon %v: want 0s to 24h", s.Horizon)
 	case s.Horizon%time.Microsecond != 0:
 		return fmt.Errorf("horizon %v: want whole microseconds", s.Horizon)
-	case s.Sort > ByCommit:
+	case s.Sort > outbox.ByCommit:
 		return fmt.Errorf("sort %d: unknown", s.Sort)
 	case s.MaxEvents < 1:
 		return fmt.Errorf("max_events %d: want 1 or more", s.MaxEvents)
@@ -140,7 +105,7 @@ func ParseSettings(content string) (slot string, s Settings, err error) {
 		case "horizon=":
 			s.Horizon, err = time.ParseDuration(value)
 		case "sort=":
-			s.Sort, err = ParseSort(value)
+			s.Sort, err = outbox.ParseSort(value)
 		case "max_events=":
 			s.MaxEvents, err = strconv.Atoi(value)
 		case "max_bytes=":
@@ -161,15 +126,15 @@ func ParseSettings(content string) (slot string, s Settings, err error) {
 
 // Unkeyed returns the settings in force where the table has neither a key nor the columns to make one from: commit order.
 func (s Settings) Unkeyed() Settings {
-	s.Horizon, s.Sort = 0, ByCommit
+	s.Horizon, s.Sort = 0, outbox.ByCommit
 	return s
 }
 
 type settingsJSON struct {
-	Horizon   string `json:"horizon"`
-	Sort      Sort   `json:"sort"`
-	MaxEvents int    `json:"max_events"`
-	MaxBytes  int64  `json:"max_bytes"`
+	Horizon   string      `json:"horizon"`
+	Sort      outbox.Sort `json:"sort"`
+	MaxEvents int         `json:"max_events"`
+	MaxBytes  int64       `json:"max_bytes"`
 }
 
 // MarshalJSON writes the horizon as text, as in the configuration.

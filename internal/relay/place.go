@@ -1,4 +1,6 @@
-package outbox
+package relay
+
+import "github.com/outflowhq/outflow/outbox"
 
 // MaxTaken is how many events beyond its due a place may list; a window that would leave more takes everything held.
 const MaxTaken = 512
@@ -6,11 +8,11 @@ const MaxTaken = 512
 // Place is a point to go on from: all windows up to stream sequence Seq are complete and acknowledged, and replication may start
 // at Due.
 type Place struct {
-	Due      LSN        `json:"due"`
-	Seq      uint64     `json:"seq"`             // sequence in the stream; 0: nothing is published yet
-	Taken    []Position `json:"taken,omitempty"` // events beyond Due that are in the stream already, ascending, MaxTaken at most
-	Settings Settings   `json:"settings"`        // the settings in force at Due
-	Timeline uint32     `json:"timeline"`        // the timeline that Due lies on
+	Due      outbox.LSN        `json:"due"`
+	Seq      uint64            `json:"seq"`             // sequence in the stream; 0: nothing is published yet
+	Taken    []outbox.Position `json:"taken,omitempty"` // events beyond Due that are in the stream already, ascending, MaxTaken at most
+	Settings Settings          `json:"settings"`        // the settings in force at Due
+	Timeline uint32            `json:"timeline"`        // the timeline that Due lies on
 }
 
 // Same reports whether two places are the same point.
@@ -25,11 +27,11 @@ type History struct {
 // Switch says up to which LSN a timeline is part of the history.
 type Switch struct {
 	Timeline uint32
-	End      LSN // the first LSN that is not on it any more; a commit whose end LSN is End lies on it
+	End      outbox.LSN // the first LSN that is not on it any more; a commit whose end LSN is End lies on it
 }
 
 // At returns the timeline that lsn lies on: at or below a switch point, the old one.
-func (h History) At(lsn LSN) uint32 {
+func (h History) At(lsn outbox.LSN) uint32 {
 	for _, s := range h.Switches {
 		if lsn <= s.End {
 			return s.Timeline
@@ -40,7 +42,7 @@ func (h History) At(lsn LSN) uint32 {
 
 // Left returns the LSN at which the history left timeline tl. left is false where tl is the present timeline; known is false
 // where tl is not part of the history at all.
-func (h History) Left(tl uint32) (end LSN, left, known bool) {
+func (h History) Left(tl uint32) (end outbox.LSN, left, known bool) {
 	if tl == h.Timeline {
 		return 0, false, true
 	}

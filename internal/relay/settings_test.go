@@ -1,12 +1,14 @@
-package outbox
+package relay
 
 import (
 	"encoding/json"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
-var defaults = Settings{DefaultHorizon, BySeqKey, DefaultMaxEvents, DefaultMaxBytes}
+var defaults = Settings{DefaultHorizon, outbox.BySeqKey, DefaultMaxEvents, DefaultMaxBytes}
 
 const content = "v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=67108864"
 
@@ -20,7 +22,7 @@ func TestSettingsMessage(t *testing.T) {
 		t.Errorf("read as %q %v, %v", slot, s, err)
 	}
 	slot, s, err = ParseSettings("v=1 slot=b horizon=0s sort=commit max_events=1 max_bytes=1")
-	if err != nil || slot != "b" || s != (Settings{0, ByCommit, 1, 1}) {
+	if err != nil || slot != "b" || s != (Settings{0, outbox.ByCommit, 1, 1}) {
 		t.Errorf("read as %q %v, %v", slot, s, err)
 	}
 }
@@ -55,7 +57,7 @@ func TestSettingsMessagesThatAreNone(t *testing.T) {
 			t.Errorf("%q: slot %q, %v, %v", text, got, s, err)
 		}
 	}
-	largest := Settings{MaxHorizon, ByCommit, MaxMaxEvents, MaxMaxBytes}
+	largest := Settings{MaxHorizon, outbox.ByCommit, MaxMaxEvents, MaxMaxBytes}
 	if slot, s, err := ParseSettings(largest.Content("b")); err != nil || slot != "b" || s != largest {
 		t.Errorf("the maxima: %q, %v, %v", slot, s, err)
 	}
@@ -89,7 +91,7 @@ func TestSettingsJSON(t *testing.T) {
 		t.Errorf("read as %v, %v", s, err)
 	}
 	// As a record may have it that is older than the maxima.
-	large := Settings{time.Hour, BySeqKey, 1 << 40, 1 << 50}
+	large := Settings{time.Hour, outbox.BySeqKey, 1 << 40, 1 << 50}
 	if b, err = json.Marshal(large); err != nil {
 		t.Error(err)
 	}
@@ -105,8 +107,8 @@ func TestSettingsJSON(t *testing.T) {
 
 func TestUnkeyed(t *testing.T) {
 	t.Parallel()
-	want := Settings{0, ByCommit, 7, 9}
-	if got := (Settings{time.Second, BySeqKey, 7, 9}).Unkeyed(); got != want {
+	want := Settings{0, outbox.ByCommit, 7, 9}
+	if got := (Settings{time.Second, outbox.BySeqKey, 7, 9}).Unkeyed(); got != want {
 		t.Errorf("got %v", got)
 	}
 }

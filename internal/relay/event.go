@@ -1,6 +1,10 @@
-package outbox
+package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
 
 // EventOverhead is what an event counts beside its bytes when the buffer's limit in bytes is applied.
 const EventOverhead = 64
@@ -8,8 +12,8 @@ const EventOverhead = 64
 // Event is one insert into the outbox, or one logical message in place of it. Its strings and its payload lie in memory that nobody
 // writes to any more; an event may be copied and kept.
 type Event struct {
-	Pos  Position // LSN is 0 until the commit record has been read
-	Time int64    // the commit's, likewise; see [Commit.Time]
+	Pos  outbox.Position // LSN is 0 until the commit record has been read
+	Time int64           // the commit's, likewise; see [Commit.Time]
 
 	Doc   string // document
 	Actor string // empty if there is no actor column, or NULL
@@ -70,11 +74,11 @@ const (
 
 // Commit is what is known when a transaction's commit record has been read. Its events came before it, one by one.
 type Commit struct {
-	LSN      LSN      // end LSN of the commit record
-	Time     int64    // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
-	Kind     Kind     //
-	Settings Settings // the new ones, for SettingsChange
-	Events   int      // number of events, for Events
+	LSN      outbox.LSN // end LSN of the commit record
+	Time     int64      // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
+	Kind     Kind       //
+	Settings Settings   // the new ones, for SettingsChange
+	Events   int        // number of events, for Events
 }
 
 // CommitTime converts a commit timestamp, microseconds since 2000-01-01 00:00 UTC.

@@ -1,4 +1,6 @@
-package outbox
+package relay
+
+import "github.com/outflowhq/outflow/outbox"
 
 // Batch is what one read of the replication connection brought: complete messages, in order. Its bytes belong to the connection's
 // buffer until Release.
@@ -12,7 +14,7 @@ type WALMessage struct {
 	Keepalive bool
 	// WALEnd is, of a keepalive, a marker: every transaction that ends at or below it came before, or was not to come. It never
 	// goes back in a stream. Of a pgoutput message it is the LSN of the change; of a Commit, the end LSN of the transaction.
-	WALEnd LSN
+	WALEnd outbox.LSN
 	Data   []byte // the pgoutput message, nil for a keepalive; valid until the batch is released
 }
 

@@ -1,6 +1,10 @@
-package outbox
+package relay
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
+)
 
 // Source says what of the WAL is an event. The zero value is the table: so a record from before there was a choice says it.
 type Source string
@@ -67,9 +71,9 @@ func (m Mapping) Origin() string {
 	}
 	switch m.Source {
 	case FromMessage:
-		return "logical messages (" + EventPrefix + ")"
+		return "logical messages (" + outbox.EventPrefix + ")"
 	case FromBoth:
-		return m.Table + " and logical messages (" + EventPrefix + ")"
+		return m.Table + " and logical messages (" + outbox.EventPrefix + ")"
 	}
 	return m.Table
 }

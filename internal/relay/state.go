@@ -1,6 +1,10 @@
-package outbox
+package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
 
 // ServerState is what PostgreSQL says of itself at a moment.
 type ServerState struct {
@@ -8,8 +12,8 @@ type ServerState struct {
 	Database         string
 	Version          int // server_version_num, e.g. 150018
 	History          History
-	WALEnd           LSN  // the end of WAL (current write position; on a standby the last replayed)
-	InRecovery       bool // a standby
+	WALEnd           outbox.LSN // the end of WAL (current write position; on a standby the last replayed)
+	InRecovery       bool       // a standby
 	WALSenderTimeout time.Duration
 }
 
@@ -19,13 +23,13 @@ type SlotState struct {
 	Plugin       string
 	Database     string
 	Active       bool
-	ActivePID    int    // of the walsender that holds it, 0 if none
-	Holder       string // application_name and address of the holder, for messages
-	Confirmed    LSN    // confirmed_flush_lsn
-	Restart      LSN    // restart_lsn, 0 if NULL
-	WALStatus    string // reserved, extended, unreserved, lost
-	Invalidation string // why it was invalidated, "" if it was not
-	SafeWALSize  int64  // bytes until it is in danger of loss, -1 if unlimited or unknown
+	ActivePID    int        // of the walsender that holds it, 0 if none
+	Holder       string     // application_name and address of the holder, for messages
+	Confirmed    outbox.LSN // confirmed_flush_lsn
+	Restart      outbox.LSN // restart_lsn, 0 if NULL
+	WALStatus    string     // reserved, extended, unreserved, lost
+	Invalidation string     // why it was invalidated, "" if it was not
+	SafeWALSize  int64      // bytes until it is in danger of loss, -1 if unlimited or unknown
 }
 
 // PublicationIdentity is what is published: which table, and by which rows of the catalog. Each change that hides rows from the stream of
@@ -47,24 +51,30 @@ type PublicationIdentity struct {
 	Rewritten string `json:"rewritten,omitempty"`
 
 	// Hidden says why rows that are written now do not reach the stream of changes; nil if they do.
-	Hidden *Fault `json:"-"`
+	Hidden *outbox.Fault `json:"-"`
 }
 
 // Stored is a message that was read from the stream.
 type Stored struct {
 	Seq    uint64
-	Header *Header // nil: it has none of ours
+	Header *outbox.Header // nil: it has none of ours
 }
 
 // StreamState is what JetStream says of the stream at a moment, through its leader.
 type StreamState struct {
 	Exists     bool
 	Created    time.Time
-	LastSeq    uint64    // of the last message ever stored, 0 if none was
-	Messages   uint64    // how many there are
-	NewestSeq  uint64    // sequence of the newest message that can be read, 0 if none can
-	Newest     *Header   // its header; nil if there is no message or it has none of ours
-	Replicated bool      // more than one replica
-	Now        time.Time // the broker's clock when it was asked; zero where it does not say
-	Durables   []string  // durable consumers at the newest message or beyond: after a loss, those that may have had more
+	LastSeq    uint64         // of the last message ever stored, 0 if none was
+	Messages   uint64         // how many there are
+	NewestSeq  uint64         // sequence of the newest message that can be read, 0 if none can
+	Newest     *outbox.Header // its header; nil if there is no message or it has none of ours
+	Replicated bool           // more than one replica
+	Now        time.Time      // the broker's clock when it was asked; zero where it does not say
+	Durables   []string       // durable consumers at the newest message or beyond: after a loss, those that may have had more
 }
+
+// CodeSlotInUse is the code of the transient fault that says that another session holds the slot: that makes this one a standby.
+const CodeSlotInUse = "slot_in_use"
+
+// CodeStreamMoved is the code of the transient fault that says that the stream changed while its end was read.
+const CodeStreamMoved = "stream_moved"
