@@ -16,7 +16,7 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 	c := config
 	c.DurableAfter = durable
 	p := at(0x1000, 0, time.Hour)
-	k := NewTracker(c, Start{Place: p.Place, Confirmed: p.Due, Places: []StoredPlace{p}}, epoch)
+	k := NewTracker(c, Start{Checkpoint: p.Checkpoint, Confirmed: p.Due, Checkpoints: []StoredCheckpoint{p}}, epoch)
 	now := epoch
 	reached := map[outbox.LSN]time.Time{p.Due: epoch}
 	var order []outbox.LSN
@@ -24,15 +24,15 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 	for i := range windows {
 		now = now.Add(10 * time.Millisecond)
 		due := outbox.LSN(0x2000 + 0x1000*i)
-		place := relay.Place{Due: due, Settings: settings, Timeline: 1}
+		place := relay.Checkpoint{Due: due, Settings: settings, Timeline: 1}
 		for j := range taken {
-			place.Taken = append(place.Taken, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
+			place.PublishedAhead = append(place.PublishedAhead, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
 		}
 		k.Made(1)
 		k.Window(place)
 		k.Acked(uint64(i + 1))
 		if i%3 == 0 && taken == 0 {
-			k.Marker(relay.Place{Due: due + 0x100, Settings: settings, Timeline: 1})
+			k.Marker(relay.Checkpoint{Due: due + 0x100, Settings: settings, Timeline: 1})
 		}
 		reached[due], order = now, append(order, due)
 		if !ack.IsZero() && !now.Before(ack) {
@@ -51,14 +51,14 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 		}
 		if in, ok := k.SaveIn(now); ok && in == 0 {
 			s := k.Snapshot(now)
-			if !slices.IsSortedFunc(s.Places, func(a, b StoredPlace) int { return int(a.Due) - int(b.Due) }) {
+			if !slices.IsSortedFunc(s.Checkpoints, func(a, b StoredCheckpoint) int { return int(a.Due) - int(b.Due) }) {
 				t.Fatal("places out of order")
 			}
 			n := 0
-			for _, p := range s.Places {
-				n += len(p.Taken)
+			for _, p := range s.Checkpoints {
+				n += len(p.PublishedAhead)
 			}
-			stored, listed = max(stored, len(s.Places)), max(listed, n)
+			stored, listed = max(stored, len(s.Checkpoints)), max(listed, n)
 			ack = now.Add(25 * time.Millisecond)
 		}
 		held = max(held, len(k.places))
@@ -109,9 +109,9 @@ func TestMarkersAreBounded(t *testing.T) {
 func TestRecordIsBounded(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second
-	held, stored, listed, lag := busy(t, durable, relay.MaxTaken, 40_000)
+	held, stored, listed, lag := busy(t, durable, relay.MaxPublishedAhead, 40_000)
 	t.Logf("at most %d places held, %d stored with %d taken events, %v behind", held, stored, listed, lag)
-	if listed > maxStoredTaken+4*relay.MaxTaken {
+	if listed > maxStoredAhead+4*relay.MaxPublishedAhead {
 		t.Errorf("%d taken events in a record", listed)
 	}
 	if lag > durable*5/4 {

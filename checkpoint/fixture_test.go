@@ -25,16 +25,16 @@ var (
 )
 
 // at is a place on timeline 1, stored age ago.
-func at(due outbox.LSN, seq uint64, age time.Duration) StoredPlace {
-	return StoredPlace{Place: relay.Place{Due: due, Seq: seq, Settings: settings, Timeline: 1}, Since: epoch.Add(-age)}
+func at(due outbox.LSN, seq uint64, age time.Duration) StoredCheckpoint {
+	return StoredCheckpoint{Checkpoint: relay.Checkpoint{Due: due, Seq: seq, Settings: settings, Timeline: 1}, Since: epoch.Add(-age)}
 }
 
-func on(timeline uint32, p StoredPlace) StoredPlace { p.Timeline = timeline; return p }
+func on(timeline uint32, p StoredCheckpoint) StoredCheckpoint { p.Timeline = timeline; return p }
 
-func record(places ...StoredPlace) *Record {
+func record(places ...StoredCheckpoint) *Record {
 	return &Record{
 		Slot: "outflow", Database: "app", SystemID: "7361530121234511111", Mapping: mapping, Stream: "OUTBOX", Created: epoch.Add(-time.Hour),
-		Publication: PublicationSeen{publication, 0x3000}, Places: places,
+		Publication: PublicationSeen{publication, 0x3000}, Checkpoints: places,
 	}
 }
 

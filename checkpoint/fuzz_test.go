@@ -43,24 +43,24 @@ func FuzzResolve(f *testing.F) {
 		}
 		start, err := Resolve(config, r)
 		if err != nil {
-			if fault := outbox.FaultOf(err); !errors.Is(err, ErrStandby) && (fault == nil || fault.Code == "" || fault.Cure == "" || fault.From > fault.To) {
+			if fault := outbox.FaultOf(err); !errors.Is(err, ErrStandby) && (fault == nil || fault.Code == "" || fault.Hint == "" || fault.From > fault.To) {
 				t.Fatalf("%v (%+v)", err, fault)
 			}
 			return
 		}
 		switch {
-		case len(start.Places) == 0:
+		case len(start.Checkpoints) == 0:
 			t.Fatal("a start without a place")
-		case start.Place.Due < start.Confirmed:
-			t.Fatalf("from %v, below what is confirmed, %v", start.Place.Due, start.Confirmed)
-		case start.Place.Seq > start.End || start.End > start.LastSeq || start.There > start.End-start.Place.Seq:
-			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d", start.There, start.Place.Seq, start.End, start.LastSeq)
+		case start.Checkpoint.Due < start.Confirmed:
+			t.Fatalf("from %v, below what is confirmed, %v", start.Checkpoint.Due, start.Confirmed)
+		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq || start.There > start.End-start.Checkpoint.Seq:
+			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d", start.There, start.Checkpoint.Seq, start.End, start.LastSeq)
 		}
 		now := epoch
 		tracker, proof := NewTracker(config, start, now), NewProof(config, start)
 		for i := range min(start.There, 50) + 3 {
-			lsn := start.Place.Due + outbox.LSN(i) + 1
-			if lsn < start.Place.Due || proof.Input(lsn) != nil {
+			lsn := start.Checkpoint.Due + outbox.LSN(i) + 1
+			if lsn < start.Checkpoint.Due || proof.Input(lsn) != nil {
 				return
 			}
 			skip, err := proof.Skip(&outbox.Header{Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn})
@@ -71,8 +71,8 @@ func FuzzResolve(f *testing.F) {
 				t.Fatalf("message %d of %d: skip %t", i+1, start.There, skip)
 			}
 			tracker.Made(1)
-			tracker.Window(relay.Place{Due: lsn, Settings: start.Place.Settings, Timeline: 1})
-			if got := tracker.Confirmable(now); got > start.Places[len(start.Places)-1].Due && got > start.Confirmed {
+			tracker.Window(relay.Checkpoint{Due: lsn, Settings: start.Checkpoint.Settings, Timeline: 1})
+			if got := tracker.Confirmable(now); got > start.Checkpoints[len(start.Checkpoints)-1].Due && got > start.Confirmed {
 				t.Fatalf("%v may be confirmed, and nothing was acknowledged", got)
 			}
 		}

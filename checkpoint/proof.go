@@ -19,12 +19,12 @@ type Proof struct {
 
 // NewProof returns the proof that a session from start needs.
 func NewProof(cfg Config, start Start) *Proof {
-	return &Proof{cfg: cfg, start: start, seq: start.Place.Seq}
+	return &Proof{cfg: cfg, start: start, seq: start.Checkpoint.Seq}
 }
 
 // Compares returns which messages of the stream can be compared: those above one sequence, up to another.
 func (p *Proof) Compares() (above, upTo uint64) {
-	return min(max(p.start.Place.Seq, p.start.Accepted), p.start.End), p.start.End
+	return min(max(p.start.Checkpoint.Seq, p.start.Accepted), p.start.End), p.start.End
 }
 
 // Stored takes messages of that range, ascending, at best all that can have been in flight when the last session ended: a stranger's may
@@ -34,10 +34,10 @@ func (p *Proof) Stored(all []relay.Stored) error {
 	for _, m := range all {
 		if m.Header == nil {
 			return &outbox.Fault{
-				Class: outbox.Gap, Code: "foreign_message", Seen: true, From: p.start.Place.Due, To: max(p.start.Thru, p.start.Place.Due),
-				What: fmt.Sprintf("the message at sequence %d of stream %s has no %s header: one of ours may have been refused for it and be missing",
+				Class: outbox.Gap, Code: "foreign_message", Observed: true, From: p.start.Checkpoint.Due, To: max(p.start.Thru, p.start.Checkpoint.Due),
+				Message: fmt.Sprintf("the message at sequence %d of stream %s has no %s header: one of ours may have been refused for it and be missing",
 					m.Seq, p.cfg.Stream, outbox.HeaderName),
-				Cure: p.cfg.cureOf("foreign_message", p.cfg.cureForeign()),
+				Hint: p.cfg.cureOf("foreign_message", p.cfg.cureForeign()),
 			}
 		}
 	}
@@ -89,7 +89,7 @@ func (p *Proof) Input(lsn outbox.LSN) error {
 
 func (p *Proof) divergence(what string, args ...any) error {
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: "divergence", What: fmt.Sprintf(what, args...), Cure: p.cfg.cureOf("divergence", p.cfg.cureDivergence()),
-		From: p.start.Place.Due, To: max(p.start.Thru, p.start.Place.Due),
+		Class: outbox.Gap, Code: "divergence", Message: fmt.Sprintf(what, args...), Hint: p.cfg.cureOf("divergence", p.cfg.cureDivergence()),
+		From: p.start.Checkpoint.Due, To: max(p.start.Thru, p.start.Checkpoint.Due),
 	}
 }

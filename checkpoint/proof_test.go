@@ -9,7 +9,7 @@ import (
 )
 
 func proof(there uint64, newest *outbox.Header) *Proof {
-	s := Start{Place: relay.Place{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, There: there, Newest: newest}
+	s := Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, There: there, Newest: newest}
 	if newest != nil {
 		s.Thru = newest.Thru
 	}
@@ -118,7 +118,7 @@ func TestProofComparesEach(t *testing.T) {
 	t.Parallel()
 	made := headers(4)
 	start := Start{
-		Place: relay.Place{Due: 0x1000, Seq: 5}, There: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
+		Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, There: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
 		Newest: made[3], Thru: made[3].Thru,
 	}
 	at := []uint64{6, 9, 10, 11}
@@ -166,7 +166,7 @@ func TestProofComparesEach(t *testing.T) {
 	p := NewProof(config, start)
 	err := p.Stored(stored(func(all []relay.Stored) []relay.Stored { all[2].Header = nil; return all }))
 	refused(t, err, "foreign_message", outbox.Gap, "0/1000 to 0/1200", []string{"at sequence 10", "outflow repair --accept foreign_message"})
-	if !outbox.FaultOf(err).Seen {
+	if !outbox.FaultOf(err).Observed {
 		t.Error("the record is not to say so: whoever removes the message would hide it")
 	}
 	for accepted, want := range map[uint64]uint64{0: 5, 4: 5, 9: 9, 11: 11, 20: 11} {

@@ -22,7 +22,7 @@ func (c Config) Published(known PublicationSeen, now relay.PublicationIdentity, 
 	}
 	switch old := known.PublicationIdentity; {
 	case now.Hidden != nil:
-		what, cure = now.Hidden.What, now.Hidden.Cure+", before the repair. "
+		what, cure = now.Hidden.Message, now.Hidden.Hint+", before the repair. "
 	case old.TableOID != 0 && old.TableOID != now.TableOID:
 		what = fmt.Sprintf("table %s has OID %d, the one that was published has OID %d: it was renamed or dropped, and this one made or renamed in its place",
 			c.Table, now.TableOID, old.TableOID)
@@ -37,7 +37,7 @@ func (c Config) Published(known PublicationSeen, now relay.PublicationIdentity, 
 		return nil
 	}
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: CodePublication, Seen: true, What: what, Cure: c.cureOf(CodePublication, cure+c.curePublication()),
+		Class: outbox.Gap, Code: CodePublication, Observed: true, Message: what, Hint: c.cureOf(CodePublication, cure+c.curePublication()),
 		From: known.Seen, To: max(known.Seen, end),
 	}
 }

@@ -45,8 +45,8 @@ type Record struct {
 	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL, its end or its timelines.
 	Base uint64 `json:"base,omitempty"`
 
-	Places []StoredPlace `json:"places"`          // oldest first: from the confirmed one to the newest
-	Holes  []Range       `json:"holes,omitempty"` // ascending, above the oldest place's sequence
+	Checkpoints []StoredCheckpoint `json:"places"`          // oldest first: from the confirmed one to the newest
+	Holes       []Range            `json:"holes,omitempty"` // ascending, above the oldest place's sequence
 }
 
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there before the slot. A program that
@@ -59,9 +59,9 @@ type PublicationSeen struct {
 	Seen outbox.LSN `json:"seen"` // it was right when the WAL ended here
 }
 
-// StoredPlace is a place of the record.
-type StoredPlace struct {
-	relay.Place
+// StoredCheckpoint is a place of the record.
+type StoredCheckpoint struct {
+	relay.Checkpoint
 	Since  time.Time `json:"since"`           // when it was first stored, by the wall clock, UTC
 	Broker time.Time `json:"broker,omitzero"` // the same by the broker's clock, or later; zero where that was not known
 }
@@ -76,7 +76,7 @@ type Range struct {
 func (r *Record) With(s Snapshot, published relay.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
-	c.Places, c.Holes = s.Places, s.Holes
+	c.Checkpoints, c.Holes = s.Checkpoints, s.Holes
 	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c
 }
@@ -118,8 +118,8 @@ func Decode(doc []byte) (*Record, error) {
 	if version.V > recordVersion {
 		return nil, &outbox.Fault{
 			Class: outbox.Fatal, Code: "record_version",
-			What: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d", version.V, recordVersion),
-			Cure: cureVersion,
+			Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d", version.V, recordVersion),
+			Hint:    cureVersion,
 		}
 	}
 	d := json.NewDecoder(bytes.NewReader(doc))
@@ -140,7 +140,7 @@ func Decode(doc []byte) (*Record, error) {
 func corrupt(err error) error {
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: "record_corrupt",
-		What: "the checkpoint record can't be read", Cure: cureCorrupt, Err: err,
+		Message: "the checkpoint record can't be read", Hint: cureCorrupt, Err: err,
 	}
 }
 
@@ -167,14 +167,14 @@ func (r *Record) validate() error {
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":
 		return errors.New("creating and repairing")
-	case r.Creating && len(r.Places) > 0, !r.Creating && len(r.Places) == 0 && r.Repairing == "":
-		return fmt.Errorf("%d places with creating=%t", len(r.Places), r.Creating)
+	case r.Creating && len(r.Checkpoints) > 0, !r.Creating && len(r.Checkpoints) == 0 && r.Repairing == "":
+		return fmt.Errorf("%d places with creating=%t", len(r.Checkpoints), r.Creating)
 	}
-	for i, p := range r.Places {
-		if i > 0 && (p.Due <= r.Places[i-1].Due || p.Seq < r.Places[i-1].Seq) {
+	for i, p := range r.Checkpoints {
+		if i > 0 && (p.Due <= r.Checkpoints[i-1].Due || p.Seq < r.Checkpoints[i-1].Seq) {
 			return fmt.Errorf("place %d (%v, %d) does not follow the one before it", i, p.Due, p.Seq)
 		}
-		if err := validatePlace(p); err != nil {
+		if err := validateCheckpoint(p); err != nil {
 			return fmt.Errorf("place %d: %w", i, err)
 		}
 	}
@@ -186,15 +186,15 @@ func (r *Record) validate() error {
 	return nil
 }
 
-func validatePlace(p StoredPlace) error {
+func validateCheckpoint(p StoredCheckpoint) error {
 	if p.Since.IsZero() {
 		return errors.New("no time")
 	}
-	if len(p.Taken) > relay.MaxTaken {
-		return fmt.Errorf("%d events taken, at most %d", len(p.Taken), relay.MaxTaken)
+	if len(p.PublishedAhead) > relay.MaxPublishedAhead {
+		return fmt.Errorf("%d events taken, at most %d", len(p.PublishedAhead), relay.MaxPublishedAhead)
 	}
-	for i, t := range p.Taken {
-		if t.LSN <= p.Due || i > 0 && t.Compare(p.Taken[i-1]) <= 0 {
+	for i, t := range p.PublishedAhead {
+		if t.LSN <= p.Due || i > 0 && t.Compare(p.PublishedAhead[i-1]) <= 0 {
 			return fmt.Errorf("taken event %v is out of order", t)
 		}
 	}
@@ -205,13 +205,13 @@ func validatePlace(p StoredPlace) error {
 // there earlier, however long the message was on its way. What it added are the last places, which share a time; it need not be the
 // latest one, as the clocks of those who wrote the others may have been ahead.
 func (r *Record) StoredAt(t time.Time) {
-	n := len(r.Places)
+	n := len(r.Checkpoints)
 	if n == 0 {
 		return
 	}
-	added := r.Places[n-1].Since
-	for i := n - 1; i >= 0 && r.Places[i].Since.Equal(added); i-- {
-		p := &r.Places[i]
+	added := r.Checkpoints[n-1].Since
+	for i := n - 1; i >= 0 && r.Checkpoints[i].Since.Equal(added); i-- {
+		p := &r.Checkpoints[i]
 		if t.After(p.Since) {
 			p.Since = t.UTC()
 		}

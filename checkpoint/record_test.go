@@ -14,7 +14,7 @@ import (
 func TestRecordRoundTrip(t *testing.T) {
 	t.Parallel()
 	full := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0))
-	full.Places[1].Taken = []outbox.Position{{LSN: 0x2001}, {LSN: 0x2001, Index: 4}, {LSN: 0x2100}}
+	full.Checkpoints[1].PublishedAhead = []outbox.Position{{LSN: 0x2001}, {LSN: 0x2001, Index: 4}, {LSN: 0x2100}}
 	full.Holes = []Range{{6, 7}, {9, 9}}
 	creating := record()
 	creating.Creating = true
@@ -64,7 +64,7 @@ func TestRecordRoundTrip(t *testing.T) {
 func TestRecordDocument(t *testing.T) {
 	t.Parallel()
 	r := record(at(0x1000, 5, time.Minute))
-	r.Places[0].Taken = []outbox.Position{{LSN: 0x1001, Index: 4}}
+	r.Checkpoints[0].PublishedAhead = []outbox.Position{{LSN: 0x1001, Index: 4}}
 	r.Holes = []Range{{6, 7}}
 	doc, err := r.Encode()
 	if err != nil {
@@ -146,13 +146,13 @@ func TestDecodeRefuses(t *testing.T) {
 func TestRecordTakesSoManyEvents(t *testing.T) {
 	t.Parallel()
 	r := record(at(0x1000, 5, 0))
-	for i := range relay.MaxTaken {
-		r.Places[0].Taken = append(r.Places[0].Taken, outbox.Position{LSN: 0x1001, Index: uint32(i)})
+	for i := range relay.MaxPublishedAhead {
+		r.Checkpoints[0].PublishedAhead = append(r.Checkpoints[0].PublishedAhead, outbox.Position{LSN: 0x1001, Index: uint32(i)})
 	}
 	if _, err := r.Encode(); err != nil {
 		t.Error(err)
 	}
-	r.Places[0].Taken = append(r.Places[0].Taken, outbox.Position{LSN: 0x1002})
+	r.Checkpoints[0].PublishedAhead = append(r.Checkpoints[0].PublishedAhead, outbox.Position{LSN: 0x1002})
 	if _, err := r.Encode(); err == nil {
 		t.Error("Encode wrote one more")
 	}
@@ -162,17 +162,17 @@ func TestRecordWith(t *testing.T) {
 	t.Parallel()
 	r := record()
 	r.Creating, r.Holes = true, []Range{{1, 2}}
-	s := Snapshot{Places: []StoredPlace{at(0x1000, 5, 0)}, Holes: []Range{{6, 7}}}
+	s := Snapshot{Checkpoints: []StoredCheckpoint{at(0x1000, 5, 0)}, Holes: []Range{{6, 7}}}
 	now := publication
 	now.Rewritten = "0123456789abcdef"
 	later, earlier := r.With(s, now, 0x4000), r.With(s, now, 0x2000)
-	if later.Creating || !reflect.DeepEqual(later.Places, s.Places) || !reflect.DeepEqual(later.Holes, s.Holes) {
+	if later.Creating || !reflect.DeepEqual(later.Checkpoints, s.Checkpoints) || !reflect.DeepEqual(later.Holes, s.Holes) {
 		t.Errorf("got %+v", later)
 	}
 	if later.Publication.PublicationIdentity != now || later.Publication.Seen != 0x4000 || earlier.Publication.Seen != 0x3000 {
 		t.Errorf("seen up to %v and %v", later.Publication.Seen, earlier.Publication.Seen)
 	}
-	if !r.Creating || len(r.Places) > 0 {
+	if !r.Creating || len(r.Checkpoints) > 0 {
 		t.Error("it was changed")
 	}
 }
@@ -238,34 +238,34 @@ func TestStoredAt(t *testing.T) {
 	r := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 10*time.Second), at(0x3000, 9, 10*time.Second))
 	r.StoredAt(epoch)
 	for i, want := range []time.Duration{time.Minute, 0, 0} {
-		if got := epoch.Sub(r.Places[i].Since); got != want {
+		if got := epoch.Sub(r.Checkpoints[i].Since); got != want {
 			t.Errorf("place %d: age %v, want %v", i, got, want)
 		}
 	}
 	r.StoredAt(epoch.Add(-time.Hour)) // another clock
-	if !r.Places[2].Since.Equal(epoch) {
+	if !r.Checkpoints[2].Since.Equal(epoch) {
 		t.Error("a time was set back")
 	}
 	// Who wrote the first place had a clock that was ahead: what was added last counts from when it was stored all the same.
 	r = record(at(0x1000, 5, -time.Hour), at(0x2000, 9, 10*time.Second))
 	r.StoredAt(epoch)
-	if age := epoch.Sub(r.Places[1].Since); age != 0 {
+	if age := epoch.Sub(r.Checkpoints[1].Since); age != 0 {
 		t.Errorf("the newest place: age %v, want 0", age)
 	}
 	// The broker's own clock is the same one.
 	r = record(at(0x1000, 5, time.Minute), at(0x2000, 9, 10*time.Second))
-	r.Places[1].Broker = epoch.Add(-5 * time.Second)
+	r.Checkpoints[1].Broker = epoch.Add(-5 * time.Second)
 	r.StoredAt(epoch)
-	if p := r.Places[1]; !p.Broker.Equal(epoch) || !r.Places[0].Broker.IsZero() {
-		t.Errorf("by the broker's clock: %v, and what was not known: %v", p.Broker, r.Places[0].Broker)
+	if p := r.Checkpoints[1]; !p.Broker.Equal(epoch) || !r.Checkpoints[0].Broker.IsZero() {
+		t.Errorf("by the broker's clock: %v, and what was not known: %v", p.Broker, r.Checkpoints[0].Broker)
 	}
 	r.StoredAt(epoch.Add(-time.Hour))
-	if p := r.Places[1]; !p.Broker.Equal(epoch) {
+	if p := r.Checkpoints[1]; !p.Broker.Equal(epoch) {
 		t.Errorf("the broker's time was set back to %v", p.Broker)
 	}
 	r = record(at(0x1000, 5, 10*time.Second))
-	if r.StoredAt(epoch); !r.Places[0].Broker.IsZero() {
-		t.Errorf("the broker's time was not known, and is %v", r.Places[0].Broker)
+	if r.StoredAt(epoch); !r.Checkpoints[0].Broker.IsZero() {
+		t.Errorf("the broker's time was not known, and is %v", r.Checkpoints[0].Broker)
 	}
 	record().StoredAt(epoch) // there is none yet
 }

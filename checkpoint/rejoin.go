@@ -23,7 +23,7 @@ func (t *Tracker) Rejoined(asked, broker, now time.Time) {
 	t.asked, t.broker = asked, broker
 	for i := range t.places {
 		p := &t.places[i] // one that is not stored yet gets its time when it is
-		stored := now.Add(-t.age(StoredPlace{Since: p.since, Broker: p.broker}, now))
+		stored := now.Add(-t.age(StoredCheckpoint{Since: p.since, Broker: p.broker}, now))
 		if stored.After(p.storedAt) {
 			p.storedAt = stored
 		}
@@ -33,15 +33,15 @@ func (t *Tracker) Rejoined(asked, broker, now time.Time) {
 // Is reports whether loaded, which [Store.Load] returned, is the record that was written as r, or that was loaded as r. The times of its
 // newest places may be later then: see [Record.StoredAt].
 func (r *Record) Is(loaded *Record) bool {
-	if loaded == nil || len(loaded.Places) != len(r.Places) {
+	if loaded == nil || len(loaded.Checkpoints) != len(r.Checkpoints) {
 		return false
 	}
 	same := *loaded
-	same.Places = append([]StoredPlace(nil), loaded.Places...)
-	if n := len(r.Places); n > 0 {
-		added := r.Places[n-1].Since
-		for i := n - 1; i >= 0 && r.Places[i].Since.Equal(added); i-- {
-			p, wrote := &same.Places[i], r.Places[i]
+	same.Checkpoints = append([]StoredCheckpoint(nil), loaded.Checkpoints...)
+	if n := len(r.Checkpoints); n > 0 {
+		added := r.Checkpoints[n-1].Since
+		for i := n - 1; i >= 0 && r.Checkpoints[i].Since.Equal(added); i-- {
+			p, wrote := &same.Checkpoints[i], r.Checkpoints[i]
 			if p.Since.Before(wrote.Since) || p.Broker.Before(wrote.Broker) {
 				return false
 			}

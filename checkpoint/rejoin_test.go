@@ -24,7 +24,7 @@ func TestUnsaved(t *testing.T) {
 	k.want("confirmable", k.Confirmable(k.now), "0/1000")
 	s := k.Snapshot(k.now)
 	k.want("what was new is of now, what was stored is as old as it was",
-		fmt.Sprint(k.now.Sub(s.Places[0].Since), k.now.Sub(s.Places[1].Since)), "2h0m0s 0s")
+		fmt.Sprint(k.now.Sub(s.Checkpoints[0].Since), k.now.Sub(s.Checkpoints[1].Since)), "2h0m0s 0s")
 	k.Unsaved()
 	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/3000:10")
 	k.want("confirmable at once", k.Confirmable(k.now), "0/1000")
@@ -78,7 +78,7 @@ func TestRecordIs(t *testing.T) {
 	t.Parallel()
 	wrote := func() *Record {
 		r := record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 10*time.Second), at(0x3000, 12, 10*time.Second))
-		r.Places[2].Broker = epoch.Add(-10 * time.Second)
+		r.Checkpoints[2].Broker = epoch.Add(-10 * time.Second)
 		return r
 	}
 	for name, c := range map[string]struct {
@@ -88,14 +88,14 @@ func TestRecordIs(t *testing.T) {
 		"the same":                 {func(r *Record) *Record { return r }, true},
 		"stored late":              {func(r *Record) *Record { r.StoredAt(epoch); return r }, true},
 		"none":                     {func(*Record) *Record { return nil }, false},
-		"earlier":                  {func(r *Record) *Record { r.Places[2].Since = r.Places[2].Since.Add(-1); return r }, false},
-		"an old place later":       {func(r *Record) *Record { r.Places[0].Since = epoch; return r }, false},
-		"another sequence":         {func(r *Record) *Record { r.Places[2].Seq++; return r }, false},
-		"a place less":             {func(r *Record) *Record { r.Places = r.Places[1:]; return r }, false},
+		"earlier":                  {func(r *Record) *Record { r.Checkpoints[2].Since = r.Checkpoints[2].Since.Add(-1); return r }, false},
+		"an old place later":       {func(r *Record) *Record { r.Checkpoints[0].Since = epoch; return r }, false},
+		"another sequence":         {func(r *Record) *Record { r.Checkpoints[2].Seq++; return r }, false},
+		"a place less":             {func(r *Record) *Record { r.Checkpoints = r.Checkpoints[1:]; return r }, false},
 		"a hole":                   {func(r *Record) *Record { r.Holes = []Range{{6, 7}}; return r }, false},
 		"stopped":                  {func(r *Record) *Record { r.Stopped = "foreign_message"; return r }, false},
 		"another seen publication": {func(r *Record) *Record { r.Publication.Seen++; return r }, false},
-		"earlier by the broker":    {func(r *Record) *Record { r.Places[2].Broker = r.Places[2].Broker.Add(-1); return r }, false},
+		"earlier by the broker":    {func(r *Record) *Record { r.Checkpoints[2].Broker = r.Checkpoints[2].Broker.Add(-1); return r }, false},
 	} {
 		r, loaded := wrote(), c.change(wrote())
 		before := fmt.Sprint(r, loaded)
@@ -107,11 +107,11 @@ func TestRecordIs(t *testing.T) {
 		}
 	}
 	for _, r := range []*Record{record(), record(at(0x1000, 5, time.Second), at(0x2000, 5, time.Second))} { // none to compare, and none older
-		r.Creating = len(r.Places) == 0
+		r.Creating = len(r.Checkpoints) == 0
 		loaded := *r
-		loaded.Places = slices.Clone(r.Places)
+		loaded.Checkpoints = slices.Clone(r.Checkpoints)
 		if loaded.StoredAt(epoch); !r.Is(&loaded) {
-			t.Errorf("a record of %d places is another one", len(r.Places))
+			t.Errorf("a record of %d places is another one", len(r.Checkpoints))
 		}
 	}
 }

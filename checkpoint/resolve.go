@@ -43,12 +43,12 @@ type Readings struct {
 
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
-	Place     relay.Place // replication starts at its Due: the switch point, where the place lies beyond one
-	LastSeq   uint64      // the next message expects it
-	End       uint64      // the newest message that is known to be there; those between End and LastSeq are lost
-	There     uint64      // so many of the messages to be made are in the stream already
-	Accepted  uint64      // a repair accepted the messages up to here: they are not compared
-	Confirmed outbox.LSN  // the slot's
+	Checkpoint relay.Checkpoint // replication starts at its Due: the switch point, where the place lies beyond one
+	LastSeq    uint64           // the next message expects it
+	End        uint64           // the newest message that is known to be there; those between End and LastSeq are lost
+	There      uint64           // so many of the messages to be made are in the stream already
+	Accepted   uint64           // a repair accepted the messages up to here: they are not compared
+	Confirmed  outbox.LSN       // the slot's
 
 	Asked  time.Time // by this process's clock: not after
 	Broker time.Time // the broker's clock said so; zero: it did not say
@@ -58,15 +58,15 @@ type Start struct {
 	Newest *outbox.Header
 	Thru   outbox.LSN
 
-	Places  []StoredPlace // all that are left, oldest first
-	Holes   []Range       // above the oldest place
-	Rewrite bool          // places or holes are not what the record says: it is written before anything is sent
-	Loss    string        // what shows a loss, "" if nothing does: it counts only when a second reading agrees
+	Checkpoints []StoredCheckpoint // all that are left, oldest first
+	Holes       []Range            // above the oldest place
+	Rewrite     bool               // places or holes are not what the record says: it is written before anything is sent
+	Loss        string             // what shows a loss, "" if nothing does: it counts only when a second reading agrees
 }
 
 // Same reports whether two readings lead to the same start.
 func (s Start) Same(o Start) bool {
-	return s.Place.Same(o.Place) && s.LastSeq == o.LastSeq && s.End == o.End && s.There == o.There && s.Loss == o.Loss
+	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End && s.There == o.There && s.Loss == o.Loss
 }
 
 // Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap (each with a code, the
@@ -87,20 +87,20 @@ func Resolve(cfg Config, r Readings) (Start, error) {
 type resolver struct {
 	Readings
 	cfg    Config
-	places []StoredPlace // those of the record; where they lie beyond a switch point, at it
-	moved  int           // index of the place that was moved to a switch point, -1 if none was
+	places []StoredCheckpoint // those of the record; where they lie beyond a switch point, at it
+	moved  int                // index of the place that was moved to a switch point, -1 if none was
 	start  Start
 }
 
 func (v *resolver) gap(code string, from, to outbox.LSN, cure, what string, args ...any) error {
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: code, What: fmt.Sprintf(what, args...), Cure: v.cfg.cureOf(code, cure),
+		Class: outbox.Gap, Code: code, Message: fmt.Sprintf(what, args...), Hint: v.cfg.cureOf(code, cure),
 		From: min(from, to), To: max(from, to),
 	}
 }
 
 func (v *resolver) fatal(code, cure, what string, args ...any) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(what, args...), Cure: cure}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(what, args...), Hint: cure}
 }
 
 // left is the due of the newest place that the stream still bears out, 0 (the beginning) if there is none.
@@ -108,7 +108,7 @@ func (v *resolver) left() outbox.LSN {
 	if !v.Stream.Exists || !v.Stream.Created.Equal(v.Record.Created) {
 		return 0
 	}
-	for _, p := range slices.Backward(v.Record.Places) {
+	for _, p := range slices.Backward(v.Record.Checkpoints) {
 		if p.Seq <= v.Stream.LastSeq {
 			if end, left, _ := v.Server.History.Left(p.Timeline); left {
 				return min(p.Due, end) // what this server wrote from there on was not read
@@ -235,7 +235,7 @@ func (v *resolver) slot() error {
 		return v.gap("slot_missing", from, to, v.cfg.cureLost(false), "replication slot %s does not exist", v.cfg.Slot)
 	case v.cfg.Foreign(s, v.Server.Database) != nil:
 		f := v.cfg.Foreign(s, v.Server.Database)
-		return v.gap(f.Code, from, to, v.cfg.cureForeignSlot(s, v.Server.Database), "%s", f.What)
+		return v.gap(f.Code, from, to, v.cfg.cureForeignSlot(s, v.Server.Database), "%s", f.Message)
 	case s.Invalidation != "" || s.WALStatus == "lost":
 		why := s.Invalidation
 		if why == "" {
@@ -293,10 +293,10 @@ func (v *resolver) tail() error {
 			newest := v.places[len(v.places)-1]
 			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the checkpoint record knows a place at %d",
 				v.cfg.Stream, s.End, newest.Seq))
-			s.Places = v.places[:i]
+			s.Checkpoints = v.places[:i]
 			break
 		}
-		s.Places = v.places[:i+1]
+		s.Checkpoints = v.places[:i+1]
 	}
 	if st.NewestSeq == 0 && st.LastSeq > 0 {
 		loss = append(loss, fmt.Sprintf("stream %s is empty, its last sequence was %d", v.cfg.Stream, st.LastSeq))
@@ -309,7 +309,7 @@ func (v *resolver) tail() error {
 func (v *resolver) publication() error {
 	err := v.cfg.Published(v.Record.Publication, v.Publication, v.Server.WALEnd)
 	if f := outbox.FaultOf(err); f != nil {
-		f.Seen = !v.Server.InRecovery
+		f.Observed = !v.Server.InRecovery
 	}
 	return err
 }
@@ -318,11 +318,11 @@ func (v *resolver) publication() error {
 // the same names is noticed.
 func (v *resolver) choose() error {
 	s := &v.start
-	top := len(s.Places) - 1
-	if top < 0 || s.Places[top].Due < s.Confirmed {
+	top := len(s.Checkpoints) - 1
+	if top < 0 || s.Checkpoints[top].Due < s.Confirmed {
 		var from outbox.LSN
 		if top >= 0 {
-			from = s.Places[top].Due
+			from = s.Checkpoints[top].Due
 		}
 		if v.places[len(v.places)-1].Due >= s.Confirmed {
 			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.cureStream(),
@@ -338,23 +338,23 @@ func (v *resolver) choose() error {
 	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to compare they aren't made
 	// again.
 	if readable || v.moved < 0 {
-		for i := top; i >= 0 && s.Places[i].Due >= s.Confirmed; i-- {
-			if s.Places[i].Seq < s.End {
+		for i := top; i >= 0 && s.Checkpoints[i].Due >= s.Confirmed; i-- {
+			if s.Checkpoints[i].Seq < s.End {
 				at = i
 				break
 			}
 		}
 	}
-	s.Place = s.Places[at].Place
-	s.There = count(s.Holes, s.Place.Seq, s.End)
+	s.Checkpoint = s.Checkpoints[at].Checkpoint
+	s.There = count(s.Holes, s.Checkpoint.Seq, s.End)
 	if readable {
 		s.Newest = v.headed()
 		s.Thru = s.Newest.Thru
 	}
-	if v.moved > at && v.moved <= top && s.Places[v.moved].Settings != s.Place.Settings {
+	if v.moved > at && v.moved <= top && s.Checkpoints[v.moved].Settings != s.Checkpoint.Settings {
 		// It may be that its settings were changed on the branch that is gone; what is read from here on says.
-		s.Places = slices.Delete(slices.Clone(s.Places), v.moved, v.moved+1)
+		s.Checkpoints = slices.Delete(slices.Clone(s.Checkpoints), v.moved, v.moved+1)
 	}
-	s.Holes = above(s.Holes, s.Places[0].Seq)
+	s.Holes = above(s.Holes, s.Checkpoints[0].Seq)
 	return nil
 }

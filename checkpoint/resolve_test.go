@@ -42,7 +42,7 @@ func TestResolveStarts(t *testing.T) {
 			"0/3000 12 1 13 15 [{14 15}] true 0/3000 true", "messages 14 to 15 of stream OUTBOX are missing at its end", 3},
 		{"the missing tail is noted", func(r *Readings) {
 			r.Stream.NewestSeq = 10
-			r.Record = record(r.Record.Places[:2]...)
+			r.Record = record(r.Record.Checkpoints[:2]...)
 			r.Record.Holes = []Range{{11, 12}}
 		}, "0/2000 9 1 10 12 [{11 12}] true 0/3000 false", "", 2},
 		{"what is missing at the end was confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Slot.Confirmed = 7, 0x2000 },
@@ -92,12 +92,12 @@ func TestResolveStarts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Place.Due, s.Place.Seq, s.There, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
+			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Checkpoint.Due, s.Checkpoint.Seq, s.There, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
 			if !s.Asked.Equal(r.Asked) || !s.Broker.Equal(r.Stream.Now) {
 				t.Errorf("asked at %v, the broker said %v", s.Asked, s.Broker)
 			}
-			if got != c.want || s.Loss != c.loss || len(s.Places) != c.places || s.Confirmed != r.Slot.Confirmed {
-				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Places), c.want, c.places, s.Loss, c.loss)
+			if got != c.want || s.Loss != c.loss || len(s.Checkpoints) != c.places || s.Confirmed != r.Slot.Confirmed {
+				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Checkpoints), c.want, c.places, s.Loss, c.loss)
 			}
 			if again, _ := Resolve(config, r); !again.Same(s) || fmt.Sprint(*r.Record) != before {
 				t.Error("the readings were changed")
@@ -206,7 +206,7 @@ func TestResolveRefuses(t *testing.T) {
 			[]string{"public.outbox has OID 16500", "OID 16385", rowsCure}},
 		{func(r *Readings) { r.Publication.Path = "740" }, "publication_changed", outbox.Gap, "0/3000 to 0/5000", []string{"put back"}},
 		{func(r *Readings) {
-			r.Publication.Hidden = &outbox.Fault{What: "part_3 is unlogged", Cure: "Make it logged"}
+			r.Publication.Hidden = &outbox.Fault{Message: "part_3 is unlogged", Hint: "Make it logged"}
 		}, "publication_changed",
 			outbox.Gap, "0/3000 to 0/5000", []string{"part_3 is unlogged", "Make it logged, before the repair"}},
 		{func(r *Readings) { r.Record.Stopped = "publication_changed" }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
@@ -241,7 +241,7 @@ func TestResolveOfWhatIsPublished(t *testing.T) {
 		r := readings()
 		r.Publication.TableOID, r.Server.InRecovery = 16500, standby
 		_, err := Resolve(config, r)
-		if f := outbox.FaultOf(err); f == nil || f.Seen == standby {
+		if f := outbox.FaultOf(err); f == nil || f.Observed == standby {
 			t.Errorf("standby %t: %#v", standby, err)
 		}
 	}
@@ -255,7 +255,7 @@ func TestResolveOfWhatIsPublished(t *testing.T) {
 func refused(t *testing.T, err error, code string, class outbox.Class, rng string, parts []string) {
 	t.Helper()
 	f := outbox.FaultOf(err)
-	if f == nil || f.Code != code || f.Class != class || f.Cure == "" {
+	if f == nil || f.Code != code || f.Class != class || f.Hint == "" {
 		t.Fatalf("got %#v, want code %s, class %v, a cure", err, code, class)
 	}
 	if has := strings.Contains(f.Error(), "LSN range "+rng); has != (rng != "") {
@@ -267,13 +267,13 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 		}
 	}
 	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" && code != CodeSnapshotUnfinished &&
-		(!strings.HasPrefix(f.Cure, "Run `outflow repair`: ") || !strings.Contains(f.Cure, "`outflow repair --accept "+code+"`")) {
-		t.Errorf("the cure does not begin with the repair: %s", f.Cure)
+		(!strings.HasPrefix(f.Hint, "Run `outflow repair`: ") || !strings.Contains(f.Hint, "`outflow repair --accept "+code+"`")) {
+		t.Errorf("the cure does not begin with the repair: %s", f.Hint)
 	}
 	if (code == "slot_plugin" || code == "slot_database") && strings.Contains(f.Error(), "drop") {
 		t.Errorf("it advises to drop what is not ours: %s", f)
 	}
-	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Cure, ".") || strings.Contains(f.Error(), "..") {
+	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Hint, ".") || strings.Contains(f.Error(), "..") {
 		t.Errorf("badly put: %s", f)
 	}
 }
@@ -284,7 +284,7 @@ func TestResolveWaitsForStandby(t *testing.T) {
 		"no slot yet":          func(r *Readings) { r.Slot = relay.SlotState{} },
 		"behind a place":       func(r *Readings) { r.Server.WALEnd = 0x2FFF },
 		"behind a thru":        func(r *Readings) { r.Stream.Newest.Thru = 0x5001 },
-		"timeline to come":     func(r *Readings) { r.Record.Places[2].Timeline = 2 },
+		"timeline to come":     func(r *Readings) { r.Record.Checkpoints[2].Timeline = 2 },
 		"newest one's to come": func(r *Readings) { r.Stream.Newest.Timeline = 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestSameStart(t *testing.T) {
 		t.Error("two readings, two starts")
 	}
 	for name, change := range map[string]func(s *Start){
-		"place":     func(s *Start) { s.Place.Due++ },
+		"place":     func(s *Start) { s.Checkpoint.Due++ },
 		"last seq":  func(s *Start) { s.LastSeq++ },
 		"end":       func(s *Start) { s.End++ },
 		"there":     func(s *Start) { s.There++ },

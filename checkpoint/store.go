@@ -102,8 +102,8 @@ func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
 	if st.History() < history || st.TTL() != 0 {
 		return true, &outbox.Fault{
 			Class: outbox.Fatal, Code: "bucket_config",
-			What: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(), st.TTL()),
-			Cure: cureBucket(s.stream),
+			Message: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(), st.TTL()),
+			Hint:    cureBucket(s.stream),
 		}
 	}
 	return true, nil
@@ -154,7 +154,7 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 		err = corrupt(fmt.Errorf("it is of slot %s and stream %s", rec.Slot, rec.Stream))
 	}
 	if f := outbox.FaultOf(err); f != nil {
-		f.What += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, got.Message.Seq)
+		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, got.Message.Seq)
 		return nil, got.Message.Seq, f
 	}
 	rec.StoredAt(got.Message.Time)

@@ -77,7 +77,7 @@ func TestStore(t *testing.T) {
 	}
 	first := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
 	second := save(ctx, t, s, record(at(0x2000, 3, 0)), first)
-	if r, rev := load(ctx, t, s); rev != second || r.Places[0].Due != 0x2000 {
+	if r, rev := load(ctx, t, s); rev != second || r.Checkpoints[0].Due != 0x2000 {
 		t.Fatalf("loaded %+v at %d", r, rev)
 	}
 	for _, last := range []uint64{0, first, second + 1} {
@@ -139,7 +139,7 @@ func TestStoreKeeps64Revisions(t *testing.T) {
 		t.Fatalf("%d revisions, %v", len(revisions), err)
 	}
 	r, err := Decode(revisions[0].Value())
-	if err != nil || r.Places[0].Due != 0x1006 {
+	if err != nil || r.Checkpoints[0].Due != 0x1006 {
 		t.Fatalf("the oldest: %+v, %v", r, err)
 	}
 }
@@ -200,8 +200,8 @@ func TestLoadCountsFromTheStore(t *testing.T) {
 	p := at(0x1000, 0, 0)
 	p.Since = time.Now().Add(-time.Hour).UTC()
 	save(ctx, t, s, record(p), 0)
-	if r, _ := load(ctx, t, s); r.Places[0].Since.Before(before) {
-		t.Errorf("the place is of %v, before it was sent", r.Places[0].Since)
+	if r, _ := load(ctx, t, s); r.Checkpoints[0].Since.Before(before) {
+		t.Errorf("the place is of %v, before it was sent", r.Checkpoints[0].Since)
 	}
 }
 
@@ -422,7 +422,7 @@ func TestStoreReplicated(t *testing.T) {
 			t.Errorf("got %v, want ErrConflict", err)
 		}
 	}
-	if r, rev := load(ctx, t, s); won != 1 || rev != first+1 || r.Places[0].Due < 0x2000 {
+	if r, rev := load(ctx, t, s); won != 1 || rev != first+1 || r.Checkpoints[0].Due < 0x2000 {
 		t.Fatalf("%d writers won, the record is %+v at %d", won, r, rev)
 	}
 }

@@ -11,7 +11,7 @@ import (
 // in the stream all the same is in the stream only.
 func (v *resolver) timelines() error {
 	v.moved = -1
-	for _, p := range v.Record.Places {
+	for _, p := range v.Record.Checkpoints {
 		end, left, known := v.Server.History.Left(p.Timeline)
 		if !known {
 			return v.unknownTimeline(p.Timeline, "the place at "+p.Due.String())
@@ -20,7 +20,7 @@ func (v *resolver) timelines() error {
 			v.places = append(v.places, p)
 			continue
 		}
-		if len(p.Taken) > 0 {
+		if len(p.PublishedAhead) > 0 {
 			return v.branchLost(end, p.Due, "the checkpoint record knows events on timeline %d beyond it", p.Timeline)
 		}
 		old := p.Due
@@ -30,7 +30,7 @@ func (v *resolver) timelines() error {
 			v.places, v.moved = append(v.places, p), n
 			continue
 		}
-		if q := v.places[n-1]; q.Seq != p.Seq || len(q.Taken) > 0 {
+		if q := v.places[n-1]; q.Seq != p.Seq || len(q.PublishedAhead) > 0 {
 			return v.branchLost(end, old, "messages up to sequence %d were made from timeline %d beyond it", p.Seq, p.Timeline)
 		}
 	}
@@ -93,7 +93,7 @@ func (v *resolver) newest() error {
 	}
 	compared := v.start.There > 0 && v.start.Newest != nil
 	lost := n.Pos.LSN > end || !compared
-	for _, p := range v.Record.Places {
+	for _, p := range v.Record.Checkpoints {
 		if p.Seq >= v.Stream.NewestSeq && p.Seq <= v.start.End && p.Due > end {
 			lost = n.Pos.LSN > end || p.Timeline == n.Timeline
 			break

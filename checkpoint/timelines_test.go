@@ -11,7 +11,7 @@ import (
 func TestResolveAfterPromotion(t *testing.T) {
 	t.Parallel()
 	const end = outbox.LSN(0x2800)
-	marker := func(due outbox.LSN) StoredPlace { return at(due, 12, 10*time.Second) }
+	marker := func(due outbox.LSN) StoredCheckpoint { return at(due, 12, 10*time.Second) }
 	base := func() Readings {
 		r := readings()
 		r.Server.History = promoted(end)
@@ -30,19 +30,19 @@ func TestResolveAfterPromotion(t *testing.T) {
 		{"a place beyond the switch counts as it", func(r *Readings) {}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"the only one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = end }, end, []outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"confirmed beyond the switch", func(r *Readings) { r.Slot.Confirmed = end + 1 }, 0, nil, "slot_ahead", "0/2800 to 0/5000"},
-		{"several beyond it are one", func(r *Readings) { r.Record.Places = append(r.Record.Places, marker(0x3100)) }, 0x2000,
+		{"several beyond it are one", func(r *Readings) { r.Record.Checkpoints = append(r.Record.Checkpoints, marker(0x3100)) }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"one at it and one beyond", func(r *Readings) {
-			r.Record.Places[2].Due = end
+			r.Record.Checkpoints[2].Due = end
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
-		{"places of the new timeline", func(r *Readings) { r.Record.Places[3] = on(2, marker(0x3000)) }, 0x2000,
+		{"places of the new timeline", func(r *Readings) { r.Record.Checkpoints[3] = on(2, marker(0x3000)) }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
 		{"one at it that took events beyond it", func(r *Readings) {
-			r.Record.Places[2].Due, r.Record.Places[2].Taken = end, []outbox.Position{{LSN: end + 1}}
-			r.Record.Places = r.Record.Places[:3]
+			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead = end, []outbox.Position{{LSN: end + 1}}
+			r.Record.Checkpoints = r.Record.Checkpoints[:3]
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
 		{"one at it that took events, and one beyond that knows them", func(r *Readings) {
-			r.Record.Places[2].Due, r.Record.Places[2].Taken = end, []outbox.Position{{LSN: end + 1}}
+			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead = end, []outbox.Position{{LSN: end + 1}}
 		}, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
 		{"the oldest lies beyond it, and nothing to compare with", func(r *Readings) {
 			r.Record = record(at(0x2900, 5, time.Minute), on(2, at(0x3000, 9, time.Minute)), on(2, at(0x3100, 12, time.Minute)))
@@ -50,26 +50,29 @@ func TestResolveAfterPromotion(t *testing.T) {
 		}, 0x3100, []outbox.LSN{end, 0x3000, 0x3100}, "", ""},
 		{"the place beyond it is lost with the end of the stream", func(r *Readings) {
 			newest(r, 11)
-			r.Record.Places[2].Seq = 11
+			r.Record.Checkpoints[2].Seq = 11
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
 		{"the switch lies beyond all", func(r *Readings) { r.Server.History = promoted(0x4000) }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
-		{"other settings beyond the switch", func(r *Readings) { r.Record.Places[3].Settings.Horizon = 0 }, 0x2000,
+		{"other settings beyond the switch", func(r *Readings) { r.Record.Checkpoints[3].Settings.Horizon = 0 }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
 		{"nothing to compare with", func(r *Readings) { r.Stream.NewestSeq, r.Stream.Newest = 0, nil }, end,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"a promotion before the oldest place", func(r *Readings) { r.Server.History = promoted(0x800); newest(r, 12) }, 0, nil, "timeline_lost", "0/800 to 0/2000"},
 
-		{"events of the branch are taken", func(r *Readings) { r.Record.Places[3].Taken = []outbox.Position{{LSN: 0x3001}} }, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
-		{"messages of the branch", func(r *Readings) { newest(r, 13); r.Record.Places = append(r.Record.Places, at(0x3100, 13, 0)) }, 0, nil,
+		{"events of the branch are taken", func(r *Readings) { r.Record.Checkpoints[3].PublishedAhead = []outbox.Position{{LSN: 0x3001}} }, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
+		{"messages of the branch", func(r *Readings) {
+			newest(r, 13)
+			r.Record.Checkpoints = append(r.Record.Checkpoints, at(0x3100, 13, 0))
+		}, 0, nil,
 			"timeline_lost", "0/2800 to 0/3100"},
 		{"messages of the branch, and the slot begins on the new timeline", func(r *Readings) {
 			newest(r, 13)
-			r.Record.Places = append(r.Record.Places, at(0x3100, 13, 0))
+			r.Record.Checkpoints = append(r.Record.Checkpoints, at(0x3100, 13, 0))
 			r.Slot.Confirmed = 0x4000
 		}, 0, nil, "timeline_lost", "0/2800 to 0/4000"},
 		{"the slot is lost", func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, 0, nil, "slot_invalidated", "0/2800 to 0/5000"},
-		{"an unknown timeline", func(r *Readings) { r.Record.Places[3].Timeline = 3 }, 0, nil, "timeline_unknown", "0/3000 to 0/5000"},
+		{"an unknown timeline", func(r *Readings) { r.Record.Checkpoints[3].Timeline = 3 }, 0, nil, "timeline_unknown", "0/3000 to 0/5000"},
 
 		{"the newest event is on the branch", func(r *Readings) { r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1 }, 0, nil,
 			"timeline_lost", "0/2800 to 0/2801"},
@@ -78,59 +81,59 @@ func TestResolveAfterPromotion(t *testing.T) {
 		{"the newest window was closed on the branch", func(r *Readings) { r.Stream.Newest.Thru = end + 1 }, 0, nil, "timeline_lost", "0/2800 to 0/2801"},
 		{"the newest window was closed after the promotion, a place shows it", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
-			r.Record.Places[3] = on(2, marker(0x2900))
+			r.Record.Checkpoints[3] = on(2, marker(0x2900))
 			r.Slot.Confirmed = 0x2900
 		}, 0x2900, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x2900}, "", ""},
 		{"the newest window was closed beyond the switch, the comparison shows where", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
-			r.Record.Places = r.Record.Places[:2]
+			r.Record.Checkpoints = r.Record.Checkpoints[:2]
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
 		{"nothing shows where", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
-			r.Record.Places, r.Slot.Confirmed = r.Record.Places[:3], 0x2200
+			r.Record.Checkpoints, r.Slot.Confirmed = r.Record.Checkpoints[:3], 0x2200
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
 		{"the newest event is on the branch, the comparison would show it", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1
-			r.Record.Places = r.Record.Places[:2]
+			r.Record.Checkpoints = r.Record.Checkpoints[:2]
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2801"},
 		{"the newest event is at the switch, its window was closed beyond", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, 0x2900
-			r.Record.Places = r.Record.Places[:2]
+			r.Record.Checkpoints = r.Record.Checkpoints[:2]
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
 		{"the same, and a place shows that it was after the promotion", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, 0x2900
-			r.Record.Places[3] = on(2, marker(0x2900))
+			r.Record.Checkpoints[3] = on(2, marker(0x2900))
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x2900}, "", ""},
 		{"an event of the branch, and a place on the new timeline", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, 0x2900
-			r.Record.Places[3] = on(2, marker(0x2900))
+			r.Record.Checkpoints[3] = on(2, marker(0x2900))
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
 		{"the first place behind it shows where its window was closed", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
-			r.Record.Places = append(r.Record.Places[:2], marker(0x2900), on(2, marker(0x3000)))
+			r.Record.Checkpoints = append(r.Record.Checkpoints[:2], marker(0x2900), on(2, marker(0x3000)))
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
 		{"a place before it, of the branch, shows nothing", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2A00
-			r.Record.Places = append(r.Record.Places[:2], at(0x2900, 11, 0))
+			r.Record.Checkpoints = append(r.Record.Checkpoints[:2], at(0x2900, 11, 0))
 		}, end, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
 		{"nor does one whose message is lost", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
-			r.Record.Places = append(r.Record.Places[:2], at(0x2900, 13, 0))
+			r.Record.Checkpoints = append(r.Record.Checkpoints[:2], at(0x2900, 13, 0))
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
 		{"nor does one at the switch", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
-			r.Record.Places = append(r.Record.Places[:2], marker(end))
+			r.Record.Checkpoints = append(r.Record.Checkpoints[:2], marker(end))
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
 		{"an event of the branch, beyond the WAL", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, 0x6000
 		}, 0, nil, "timeline_lost", "0/2800 to 0/6000"},
 		{"closed after the promotion, at the end of the WAL", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x5000
-			r.Record.Places = r.Record.Places[:2]
+			r.Record.Checkpoints = r.Record.Checkpoints[:2]
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
 		{"closed after the promotion and behind it", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x5001
-			r.Record.Places = r.Record.Places[:2]
+			r.Record.Checkpoints = r.Record.Checkpoints[:2]
 		}, 0, nil, "server_behind", "0/5000 to 0/5001"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -146,18 +149,18 @@ func TestResolveAfterPromotion(t *testing.T) {
 				t.Fatal(err)
 			}
 			var dues []outbox.LSN
-			for _, p := range s.Places {
+			for _, p := range s.Checkpoints {
 				dues = append(dues, p.Due)
 			}
-			if s.Place.Due != c.place || len(dues) != len(c.places) {
-				t.Fatalf("starts at %v of %v, want %v of %v", s.Place.Due, dues, c.place, c.places)
+			if s.Checkpoint.Due != c.place || len(dues) != len(c.places) {
+				t.Fatalf("starts at %v of %v, want %v of %v", s.Checkpoint.Due, dues, c.place, c.places)
 			}
 			for i := range dues {
 				if dues[i] != c.places[i] {
 					t.Fatalf("places %v, want %v", dues, c.places)
 				}
 			}
-			if _, err := record(s.Places...).Encode(); err != nil {
+			if _, err := record(s.Checkpoints...).Encode(); err != nil {
 				t.Fatalf("the places can't be stored: %v", err)
 			}
 		})
@@ -175,7 +178,7 @@ func TestSwitchPointKeepsTheOldestTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := s.Places[1]; len(s.Places) != 2 || p.Due != 0x2800 || p.Timeline != 1 || !p.Since.Equal(epoch.Add(-100*time.Second)) {
-		t.Fatalf("got %+v", s.Places)
+	if p := s.Checkpoints[1]; len(s.Checkpoints) != 2 || p.Due != 0x2800 || p.Timeline != 1 || !p.Since.Equal(epoch.Add(-100*time.Second)) {
+		t.Fatalf("got %+v", s.Checkpoints)
 	}
 }

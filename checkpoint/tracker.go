@@ -10,7 +10,7 @@ import (
 
 // maxStoredTaken is how many taken events all places of a record may list together. It keeps the record, which is one message,
 // well below 1 MiB.
-const maxStoredTaken = 8192
+const maxStoredAhead = 8192
 
 // Tracker knows the places of a session: which windows are acknowledged, which places are worth storing, and which LSN may be
 // confirmed. It is a pure state machine: every now is what time.Now() returned (intervals are taken by its monotonic reading,
@@ -23,9 +23,9 @@ type Tracker struct {
 	acked   uint64 // the stream is known to hold all up to here
 
 	holes     []Range
-	places    []trackedPlace // ascending; the stored ones first
-	pending   []relay.Place  // places of windows that wait for their last message's acknowledgement, ascending
-	confirmed outbox.LSN     // all that was handed to Confirmed
+	places    []trackedCheckpoint // ascending; the stored ones first
+	pending   []relay.Checkpoint  // places of windows that wait for their last message's acknowledgement, ascending
+	confirmed outbox.LSN          // all that was handed to Confirmed
 
 	asked, broker time.Time // when broker's clock was asked, by ours, and what it said; see brokerTime
 
@@ -34,8 +34,8 @@ type Tracker struct {
 	savedAt time.Time // when the last one was taken, in this session or before
 }
 
-type trackedPlace struct {
-	relay.Place
+type trackedCheckpoint struct {
+	relay.Checkpoint
 	state    placeState
 	marker   bool      // a keepalive's, not a window's
 	since    time.Time // unless fresh: when it was first stored, for the record
@@ -53,8 +53,8 @@ const (
 
 // Snapshot is what is to be stored: the record's places and holes.
 type Snapshot struct {
-	Places []StoredPlace
-	Holes  []Range
+	Checkpoints []StoredCheckpoint
+	Holes       []Range
 }
 
 // NewTracker returns the tracker of a session from start.
@@ -63,10 +63,10 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 		durable: cfg.DurableAfter, last: start.LastSeq, there: start.There, acked: start.LastSeq,
 		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite, asked: start.Asked, broker: start.Broker,
 	}
-	for _, p := range start.Places {
+	for _, p := range start.Checkpoints {
 		age := t.age(p, now)
-		t.places = append(t.places, trackedPlace{
-			Place: p.Place, state: inStore, since: p.Since, broker: p.Broker, storedAt: now.Add(-age),
+		t.places = append(t.places, trackedCheckpoint{
+			Checkpoint: p.Checkpoint, state: inStore, since: p.Since, broker: p.Broker, storedAt: now.Add(-age),
 		})
 		// The interval holds across sessions: sessions that follow each other fast must not use up the bucket's history.
 		t.savedAt = now.Add(-age)
@@ -77,7 +77,7 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 // age is how long a place that was read at the start has been in the record: by this machine's clock or by the broker's, whichever
 // says less. So a clock that was set forward in between, or a machine whose clock is ahead, does not make a place look durable. A time in
 // the future is another clock's: the place counts as stored now.
-func (t *Tracker) age(p StoredPlace, now time.Time) time.Duration {
+func (t *Tracker) age(p StoredCheckpoint, now time.Time) time.Duration {
 	age := now.Round(0).Sub(p.Since)
 	if !p.Broker.IsZero() && !t.broker.IsZero() {
 		age = min(age, t.broker.Sub(p.Broker))
@@ -105,7 +105,7 @@ func (t *Tracker) proved() bool { return t.made >= t.there }
 // Window notes that a window with events ended at place, after all its messages were counted with Made. The place counts once the
 // last of them is acknowledged; its Seq is set here, its Timeline by the caller. Places that the record goes beyond already are
 // passed over.
-func (t *Tracker) Window(place relay.Place) {
+func (t *Tracker) Window(place relay.Checkpoint) {
 	if !t.proved() || place.Due <= t.newest().Due {
 		return
 	}
@@ -123,7 +123,7 @@ func (t *Tracker) Acked(seq uint64) {
 func (t *Tracker) advance() {
 	n := 0
 	for n < len(t.pending) && t.pending[n].Seq <= t.acked {
-		t.append(trackedPlace{Place: t.pending[n]})
+		t.append(trackedCheckpoint{Checkpoint: t.pending[n]})
 		n++
 	}
 	t.pending = slices.Delete(t.pending, 0, n)
@@ -131,25 +131,25 @@ func (t *Tracker) advance() {
 
 // Marker notes a keepalive's marker, when the buffer holds no event; its place's Seq is set here, its Timeline by the caller. It
 // counts only where no message is unacknowledged, and reports whether it did.
-func (t *Tracker) Marker(place relay.Place) bool {
+func (t *Tracker) Marker(place relay.Checkpoint) bool {
 	top := t.newest()
 	if !t.proved() || t.Unacknowledged() || place.Due <= top.Due {
 		return false
 	}
 	place.Seq = t.at()
 	if top.marker && top.state == fresh && top.Seq == place.Seq {
-		top.Place = place
+		top.Checkpoint = place
 		return true
 	}
-	t.append(trackedPlace{Place: place, marker: true})
+	t.append(trackedCheckpoint{Checkpoint: place, marker: true})
 	return true
 }
 
-func (t *Tracker) newest() *trackedPlace { return &t.places[len(t.places)-1] }
+func (t *Tracker) newest() *trackedCheckpoint { return &t.places[len(t.places)-1] }
 
 // append adds the newest place, and drops of those that are in no snapshot yet all but the two newest and the newest one of a
 // smaller seq: they are all that is stored of them.
-func (t *Tracker) append(p trackedPlace) {
+func (t *Tracker) append(p trackedCheckpoint) {
 	t.places = append(t.places, p)
 	smaller := t.smaller()
 	for i := len(t.places) - 3; i >= 0 && t.places[i].state == fresh; i-- {
@@ -169,7 +169,7 @@ func (t *Tracker) smaller() int {
 }
 
 // Newest returns the newest place.
-func (t *Tracker) Newest() relay.Place { return t.newest().Place }
+func (t *Tracker) Newest() relay.Checkpoint { return t.newest().Checkpoint }
 
 // Unacknowledged reports whether the stream is not known to hold all messages made.
 func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
@@ -205,13 +205,13 @@ func (t *Tracker) Snapshot(now time.Time) Snapshot {
 	t.saving, t.savedAt = true, now
 	t.prune()
 	t.thin()
-	s := Snapshot{Places: make([]StoredPlace, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
+	s := Snapshot{Checkpoints: make([]StoredCheckpoint, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
 	for i := range t.places {
 		p := &t.places[i]
 		if p.state == fresh {
 			p.state, p.since, p.broker = sent, now.Round(0).UTC(), t.brokerTime(now)
 		}
-		s.Places[i] = StoredPlace{Place: p.Place, Since: p.since, Broker: p.broker}
+		s.Checkpoints[i] = StoredCheckpoint{Checkpoint: p.Checkpoint, Since: p.since, Broker: p.broker}
 	}
 	return s
 }
@@ -237,14 +237,14 @@ func (t *Tracker) prune() {
 func (t *Tracker) thin() {
 	taken := 0
 	for _, p := range t.places {
-		taken += len(p.Taken)
+		taken += len(p.PublishedAhead)
 	}
-	for taken > maxStoredTaken {
+	for taken > maxStoredAhead {
 		victim, smaller := -1, t.smaller()
 		var closest time.Duration
 		for i := 1; i < len(t.places)-2; i++ {
 			p := &t.places[i]
-			if i == smaller || len(p.Taken) == 0 {
+			if i == smaller || len(p.PublishedAhead) == 0 {
 				continue
 			}
 			if gap := p.storedAt.Sub(t.places[i-1].storedAt); victim < 0 || gap < closest {
@@ -254,7 +254,7 @@ func (t *Tracker) thin() {
 		if victim < 0 {
 			return
 		}
-		taken -= len(t.places[victim].Taken)
+		taken -= len(t.places[victim].PublishedAhead)
 		t.places = slices.Delete(t.places, victim, victim+1)
 	}
 }

@@ -19,7 +19,7 @@ type tracked struct {
 
 func track(t *testing.T, change func(s *Start)) *tracked {
 	p := at(0x1000, 5, time.Hour)
-	s := Start{Place: p.Place, LastSeq: 5, End: 5, Confirmed: 0x1000, Places: []StoredPlace{p}}
+	s := Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5, Confirmed: 0x1000, Checkpoints: []StoredCheckpoint{p}}
 	if change != nil {
 		change(&s)
 	}
@@ -29,11 +29,11 @@ func track(t *testing.T, change func(s *Start)) *tracked {
 // window makes a window of n messages that ends at due.
 func (k *tracked) window(due outbox.LSN, n int) {
 	k.Made(n)
-	k.Window(relay.Place{Due: due, Settings: settings, Timeline: 1})
+	k.Window(relay.Checkpoint{Due: due, Settings: settings, Timeline: 1})
 }
 
 func (k *tracked) marker(due outbox.LSN) bool {
-	return k.Marker(relay.Place{Due: due, Settings: settings, Timeline: 1})
+	return k.Marker(relay.Checkpoint{Due: due, Settings: settings, Timeline: 1})
 }
 
 // store takes a snapshot and has it stored at once; it returns its places.
@@ -43,7 +43,7 @@ func (k *tracked) store() string {
 		k.t.Fatal("nothing to store")
 	}
 	s := k.Snapshot(k.now)
-	if _, err := record(s.Places...).Encode(); err != nil {
+	if _, err := record(s.Checkpoints...).Encode(); err != nil {
 		k.t.Fatal(err)
 	}
 	k.Stored(k.now)
@@ -52,7 +52,7 @@ func (k *tracked) store() string {
 
 func text(s Snapshot) string {
 	var out []string
-	for _, p := range s.Places {
+	for _, p := range s.Checkpoints {
 		out = append(out, fmt.Sprintf("%v:%d", p.Due, p.Seq))
 	}
 	return strings.Join(out, " ")
@@ -109,7 +109,7 @@ func TestPlacesThatTheRecordGoesBeyond(t *testing.T) {
 	// The start is not at the newest place, so that messages are made again.
 	k := track(t, func(s *Start) {
 		s.There, s.LastSeq, s.End = 4, 9, 9
-		s.Places = append(s.Places, at(0x2000, 9, time.Minute))
+		s.Checkpoints = append(s.Checkpoints, at(0x2000, 9, time.Minute))
 	})
 	k.window(0x1800, 2)
 	k.window(0x2000, 2)
@@ -214,7 +214,7 @@ func TestPlacesDuringASave(t *testing.T) {
 func TestConfirmable(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
-		s.Places = []StoredPlace{at(0x1000, 3, time.Hour), at(0x1100, 4, 100*time.Second), at(0x1200, 5, -time.Hour)}
+		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, time.Hour), at(0x1100, 4, 100*time.Second), at(0x1200, 5, -time.Hour)}
 	})
 	k.want("at first", k.Confirmable(k.now), "0/1000")
 	k.now = epoch.Add(50*time.Second - 1)
@@ -258,7 +258,7 @@ func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
 	k.window(0x3000, 1)
 	k.Acked(7)
 	s := k.Snapshot(k.now)
-	if since := s.Places[1].Since; !since.Equal(epoch.Add(2 * time.Hour)) {
+	if since := s.Checkpoints[1].Since; !since.Equal(epoch.Add(2 * time.Hour)) {
 		t.Fatalf("the record's time is %v, want the acknowledgement's", since)
 	}
 }
@@ -285,7 +285,7 @@ func TestAgeByTwoClocks(t *testing.T) {
 			if c.broker != 0 {
 				p.Broker = broker.Add(-c.broker)
 			}
-			s.Places, s.Asked = append(s.Places, p), epoch
+			s.Checkpoints, s.Asked = append(s.Checkpoints, p), epoch
 			if !c.silent {
 				s.Broker = broker
 			}
@@ -299,49 +299,49 @@ func TestAgeByTwoClocks(t *testing.T) {
 	k.Acked(6)
 	k.now = epoch.Add(10 * time.Second)
 	s := k.Snapshot(k.now)
-	k.want("sent, by the broker's clock", s.Places[1].Broker.Sub(epoch), 17*time.Minute+11*time.Second)
+	k.want("sent, by the broker's clock", s.Checkpoints[1].Broker.Sub(epoch), 17*time.Minute+11*time.Second)
 	k.now = epoch.Add(12 * time.Second)
 	k.Stored(k.now)
 	k.window(0x3000, 1)
 	k.Acked(7)
 	s = k.Snapshot(k.now)
-	k.want("stored, by the broker's clock", s.Places[1].Broker.Sub(epoch), 17*time.Minute+13*time.Second)
-	k.want("one that was there without", s.Places[0].Broker.IsZero(), true)
+	k.want("stored, by the broker's clock", s.Checkpoints[1].Broker.Sub(epoch), 17*time.Minute+13*time.Second)
+	k.want("one that was there without", s.Checkpoints[0].Broker.IsZero(), true)
 
 	k = track(t, nil) // a broker that does not say
 	k.window(0x2000, 1)
 	k.Acked(6)
 	k.Snapshot(k.now)
 	k.Stored(k.now)
-	k.want("stored, by no clock of the broker's", k.Snapshot(k.now).Places[1].Broker.IsZero(), true)
+	k.want("stored, by no clock of the broker's", k.Snapshot(k.now).Checkpoints[1].Broker.IsZero(), true)
 }
 
 // A record that lists too many taken events gets along with fewer places: those go that were stored shortly after the one before them.
 // What is confirmed, compared or not stored yet stays.
 func TestTakenEventsAreThinned(t *testing.T) {
 	t.Parallel()
-	full := func(p StoredPlace, n int) StoredPlace {
+	full := func(p StoredCheckpoint, n int) StoredCheckpoint {
 		for i := range n {
-			p.Taken = append(p.Taken, outbox.Position{LSN: p.Due + 1, Index: uint32(i)})
+			p.PublishedAhead = append(p.PublishedAhead, outbox.Position{LSN: p.Due + 1, Index: uint32(i)})
 		}
 		return p
 	}
-	const most = maxStoredTaken
+	const most = maxStoredAhead
 	for name, c := range map[string]struct {
-		places []StoredPlace // that are in the record; the newest two are new
+		places []StoredCheckpoint // that are in the record; the newest two are new
 		want   string
 	}{
-		"just enough":                   {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2)}, "0/1000:5 0/1100:6 0/2000:9 0/3000:9"},
-		"one too many":                  {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2+1), at(0x1200, 8, 70*time.Second)}, "0/1000:5 0/1200:8 0/2000:9 0/3000:9"},
-		"the one to compare with stays": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 8, 80*time.Second), most)}, "0/1000:5 0/1100:8 0/2000:9 0/3000:9"},
-		"so does one that lists nothing": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most), at(0x1100, 6, 89*time.Second), full(at(0x1200, 6, 80*time.Second), 1), at(0x1300, 8, time.Second)},
+		"just enough":                   {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2)}, "0/1000:5 0/1100:6 0/2000:9 0/3000:9"},
+		"one too many":                  {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2+1), at(0x1200, 8, 70*time.Second)}, "0/1000:5 0/1200:8 0/2000:9 0/3000:9"},
+		"the one to compare with stays": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 8, 80*time.Second), most)}, "0/1000:5 0/1100:8 0/2000:9 0/3000:9"},
+		"so does one that lists nothing": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most), at(0x1100, 6, 89*time.Second), full(at(0x1200, 6, 80*time.Second), 1), at(0x1300, 8, time.Second)},
 			"0/1000:5 0/1100:6 0/1300:8 0/2000:9 0/3000:9"},
-		"the closest first": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-2), full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
+		"the closest first": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most-2), full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
 			full(at(0x1300, 6, 60*time.Second), 1), at(0x1400, 8, 50*time.Second)}, "0/1000:5 0/1100:6 0/1300:6 0/1400:8 0/2000:9 0/3000:9"},
-		"of two that are as close the older": {[]StoredPlace{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1),
+		"of two that are as close the older": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1),
 			full(at(0x1200, 6, 70*time.Second), 1), at(0x1300, 8, 50*time.Second)}, "0/1000:5 0/1200:6 0/1300:8 0/2000:9 0/3000:9"},
 	} {
-		k := track(t, func(s *Start) { s.Places, s.LastSeq, s.End = c.places, 8, 8 })
+		k := track(t, func(s *Start) { s.Checkpoints, s.LastSeq, s.End = c.places, 8, 8 })
 		k.window(0x2000, 1)
 		k.Acked(9)
 		k.marker(0x3000)
@@ -350,7 +350,7 @@ func TestTakenEventsAreThinned(t *testing.T) {
 
 	// The two newest stay, stored or not, and the confirmed one.
 	k := track(t, func(s *Start) {
-		s.Places = []StoredPlace{at(0x1000, 3, 90*time.Second), full(at(0x1100, 4, 80*time.Second), most), full(at(0x1200, 5, 70*time.Second), most)}
+		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, 90*time.Second), full(at(0x1100, 4, 80*time.Second), most), full(at(0x1200, 5, 70*time.Second), most)}
 		s.Confirmed = 0x1100
 	})
 	k.window(0x2000, 1)
@@ -364,7 +364,7 @@ func TestUnprovedConfirmsNothing(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.There, s.LastSeq, s.End = 4, 9, 9
-		s.Places = append(s.Places, at(0x2000, 9, time.Hour))
+		s.Checkpoints = append(s.Checkpoints, at(0x2000, 9, time.Hour))
 	})
 	k.want("before the proof", k.Confirmable(k.now), "0/1000")
 	k.Made(4)
@@ -376,7 +376,7 @@ func TestDurableAtOnce(t *testing.T) {
 	c := config
 	c.DurableAfter = 0
 	p := at(0x1000, 5, -time.Hour)
-	k := &tracked{NewTracker(c, Start{Place: p.Place, LastSeq: 5, End: 5, Places: []StoredPlace{p}}, epoch), t, epoch}
+	k := &tracked{NewTracker(c, Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5, Checkpoints: []StoredCheckpoint{p}}, epoch), t, epoch}
 	k.want("interval", k.SaveInterval(), time.Second)
 	k.want("a stored place", k.Confirmable(k.now), "0/1000")
 	k.window(0x2000, 1)
@@ -392,7 +392,7 @@ func TestDurableAtOnce(t *testing.T) {
 
 func TestSaveTimes(t *testing.T) {
 	t.Parallel()
-	k := track(t, func(s *Start) { s.Places[0].Since = epoch })
+	k := track(t, func(s *Start) { s.Checkpoints[0].Since = epoch })
 	in := func() string {
 		d, ok := k.SaveIn(k.now)
 		return fmt.Sprint(d, ok)
@@ -423,7 +423,7 @@ func TestRewrite(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.Rewrite, s.LastSeq, s.End, s.There, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}
-		s.Places = []StoredPlace{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second), at(0x1200, 5, time.Second)}
+		s.Checkpoints = []StoredCheckpoint{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second), at(0x1200, 5, time.Second)}
 	})
 	k.want("must be stored", k.MustStore(), true)
 	k.want("but not before the proof", k.Pending(), false)

@@ -135,8 +135,8 @@ const CodeNotParked = "not_parked"
 
 func notParked(consumer, document string) error {
 	return &outbox.Fault{Class: outbox.Usage, Code: CodeNotParked,
-		What: fmt.Sprintf("document %q of consumer %s is not parked", document, consumer),
-		Cure: "outflow parked list " + consumer + " shows what is"}
+		Message: fmt.Sprintf("document %q of consumer %s is not parked", document, consumer),
+		Hint:    "outflow parked list " + consumer + " shows what is"}
 }
 
 // Events returns the first events of a parked document, with headers and data, at most limit.
@@ -200,9 +200,9 @@ func (p *Parked) Known(ctx context.Context, consumer string) error {
 			return nil
 		}
 	}
-	f := &outbox.Fault{Class: outbox.Usage, Code: "unknown_consumer", What: fmt.Sprintf("no consumer %q has run with this database", consumer)}
-	if f.Cure = "It has none at all: is it the right database?"; len(names) > 0 {
-		f.Cure = fmt.Sprintf("It has %q", names)
+	f := &outbox.Fault{Class: outbox.Usage, Code: "unknown_consumer", Message: fmt.Sprintf("no consumer %q has run with this database", consumer)}
+	if f.Hint = "It has none at all: is it the right database?"; len(names) > 0 {
+		f.Hint = fmt.Sprintf("It has %q", names)
 	}
 	return f
 }
@@ -216,12 +216,12 @@ func (p *Parked) explain(err error) error {
 	switch pg.Code {
 	case "42P01", "3F000":
 		return &outbox.Fault{Class: outbox.Fatal, Code: "no_consumer_tables",
-			What: "the database has no tables of a consumer, or not in this schema", Err: err,
-			Cure: "Name the database that the consumer keeps its marks in, and Config.DatabaseSchema if it is set there (--database, --schema). " +
+			Message: "the database has no tables of a consumer, or not in this schema", Err: err,
+			Hint: "Name the database that the consumer keeps its marks in, and Config.DatabaseSchema if it is set there (--database, --schema). " +
 				"A consumer makes the tables when it runs for the first time"}
 	case "42501":
-		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right", What: "the role may not read or change the consumer's tables", Err: err,
-			Cure: "Connect as the consumer's role, or grant SELECT on outflow_consumer, and SELECT and UPDATE on outflow_parked"}
+		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right", Message: "the role may not read or change the consumer's tables", Err: err,
+			Hint: "Connect as the consumer's role, or grant SELECT on outflow_consumer, and SELECT and UPDATE on outflow_parked"}
 	}
 	return err
 }

@@ -205,7 +205,7 @@ func transcript(results []Result) []byte {
 				e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.Extra, e.Null, e.Bad, e.Payload)
 		case r.Commit.Kind == relay.Events:
 			fmt.Fprintf(&b, "commit of %d events\n\n", r.Commit.Events)
-		case r.Commit.Kind == relay.Tick:
+		case r.Commit.Kind == relay.Heartbeat:
 			b.WriteString("tick\n\n")
 		case r.Commit.Kind == relay.SettingsChange:
 			fmt.Fprintf(&b, "settings %v\n\n", r.Commit.Settings)

@@ -162,7 +162,7 @@ func manyHeaders(n int) string {
 func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 	t.Parallel()
 	const text = `{"doc_id":"d","actor_id":"a","counter":1,"payload":"of a message"}`
-	event, tick := logical(1, outbox.EventPrefix, text), logical(1, relay.TickPrefix, "")
+	event, tick := logical(1, outbox.EventPrefix, text), logical(1, relay.HeartbeatPrefix, "")
 	cfg := both
 	cfg.Extra = nil
 	for name, c := range map[string]struct {

@@ -101,10 +101,10 @@ func New(cfg Config) *Decoder {
 	}
 	if n := len(cfg.Extra); n > relay.MaxExtra {
 		d.err = &outbox.Fault{
-			Class: outbox.Usage,
-			Code:  "too_many_columns",
-			What:  fmt.Sprintf("subject and headers use %d further columns of table %s", n, cfg.Mapping.Table),
-			Cure:  fmt.Sprintf("Use at most %d.", relay.MaxExtra),
+			Class:   outbox.Usage,
+			Code:    "too_many_columns",
+			Message: fmt.Sprintf("subject and headers use %d further columns of table %s", n, cfg.Mapping.Table),
+			Hint:    fmt.Sprintf("Use at most %d.", relay.MaxExtra),
 		}
 	}
 	return d
@@ -226,7 +226,7 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 	case tx.settings != nil:
 		c.Kind, c.Settings = relay.SettingsChange, *tx.settings
 	case tx.tick:
-		c.Kind = relay.Tick
+		c.Kind = relay.Heartbeat
 	}
 	d.inCommit, d.last = false, end
 	r.Kind, r.Commit = Commit, c

@@ -83,7 +83,7 @@ func TestIgnored(t *testing.T) {
 	other := []val{txt("x"), null, toast}
 	d := New(config)
 	for _, msg := range [][]byte{
-		logical(0, relay.TickPrefix, ""),
+		logical(0, relay.HeartbeatPrefix, ""),
 		logical(0, relay.SettingsPrefix, "nonsense"),
 		begin(0x100),
 		origin("upstream"),
@@ -94,8 +94,8 @@ func TestIgnored(t *testing.T) {
 		updated(tableOID, 0, other...), updated(tableOID, 'K', other...), updated(leaf, 'O', other...),
 		deletion(tableOID, 'K', other...), deletion(leaf, 'O', other...),
 		truncate(), truncate(tableOID, leaf),
-		logical(0, relay.TickPrefix, ""),
-		logical(1, relay.TickPrefix+"s", ""),
+		logical(0, relay.HeartbeatPrefix, ""),
+		logical(1, relay.HeartbeatPrefix+"s", ""),
 		logical(1, "debezium", "{}"),
 	} {
 		r := Result{Kind: Event, Event: relay.Event{Doc: "of the message before"}, Malformed: errors.New("too")}
@@ -151,7 +151,7 @@ func TestProtocolErrors(t *testing.T) {
 		"row outside":           {[][]byte{row("1", "[]")}, "outside of a transaction"},
 		"commit outside":        {[][]byte{commit(0x100, 0x130, 0)}, "outside of a transaction"},
 		"relation outside":      {[][]byte{rel}, "outside of a transaction"},
-		"tick outside":          {[][]byte{logical(1, relay.TickPrefix, "")}, "outside of a transaction"},
+		"tick outside":          {[][]byte{logical(1, relay.HeartbeatPrefix, "")}, "outside of a transaction"},
 		"other commit":          {in(commit(0x108, 0x130, 0)), "not the one that Begin announced"},
 		"commit flags":          {in([]byte("C\x01" + string(commit(0x100, 0x130, 0)[2:]))), "flags"},
 		"end before commit":     {in(commit(0x100, 0x100, 0)), "not after the commit LSN"},
@@ -190,7 +190,7 @@ func TestTruncatedMessages(t *testing.T) {
 	for _, msg := range [][]byte{
 		commit(0x100, 0x130, 0), origin("upstream"), relation(tableOID, columns...), relation(1, columns...), typeMessage(16400, "mood"),
 		row("1", "[]"), insert(1, txt("x"), null, bin("y")), updated(1, 0, txt("x")), updated(1, 'K', toast), deletion(1, 'O', null),
-		truncate(1, 2), logical(1, relay.TickPrefix, ""), logical(1, "p", "content"), logical(0, "p", "content"),
+		truncate(1, 2), logical(1, relay.HeartbeatPrefix, ""), logical(1, "p", "content"), logical(0, "p", "content"),
 	} {
 		for n := range len(msg) {
 			d := New(config)

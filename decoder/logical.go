@@ -38,7 +38,7 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 		return nil
 	}
 	switch string(prefix) {
-	case relay.TickPrefix:
+	case relay.HeartbeatPrefix:
 		d.tx.tick = true
 	case relay.SettingsPrefix:
 		r.Malformed = d.settings(m.b[start:])

@@ -23,7 +23,7 @@ func padded(n int) string {
 
 func TestKindOfInput(t *testing.T) {
 	t.Parallel()
-	tick := logical(1, relay.TickPrefix, "at 12:00")
+	tick := logical(1, relay.HeartbeatPrefix, "at 12:00")
 	set := func(content string) []byte { return logical(1, relay.SettingsPrefix, content) }
 	ours, later := set(settingsOf(5*time.Millisecond).Content("outflow")), set(settingsOf(7*time.Millisecond).Content("outflow"))
 	theirs, bad := set(settingsOf(time.Second).Content("analytics")), set("v=1 slot=outflow horizon=soon")
@@ -34,8 +34,8 @@ func TestKindOfInput(t *testing.T) {
 		malformed int
 	}{
 		"nothing":                  {},
-		"tick":                     {msgs: [][]byte{tick}, want: relay.Commit{Kind: relay.Tick}},
-		"two ticks":                {msgs: [][]byte{tick, tick}, want: relay.Commit{Kind: relay.Tick}},
+		"tick":                     {msgs: [][]byte{tick}, want: relay.Commit{Kind: relay.Heartbeat}},
+		"two ticks":                {msgs: [][]byte{tick, tick}, want: relay.Commit{Kind: relay.Heartbeat}},
 		"event after a tick":       {msgs: [][]byte{tick, rel, event}, want: relay.Commit{Kind: relay.Events, Events: 1}},
 		"tick after an event":      {msgs: [][]byte{rel, event, tick}, want: relay.Commit{Kind: relay.Events, Events: 1}},
 		"event after a change":     {msgs: [][]byte{ours, rel, event}, want: relay.Commit{Kind: relay.Events, Events: 1}},
@@ -45,9 +45,9 @@ func TestKindOfInput(t *testing.T) {
 		"the last change":          {msgs: [][]byte{ours, later}, want: relay.Commit{Kind: relay.SettingsChange, Settings: settingsOf(7 * time.Millisecond)}},
 		"change and another's":     {msgs: [][]byte{ours, theirs}, want: relay.Commit{Kind: relay.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
 		"another's":                {msgs: [][]byte{theirs}},
-		"another's and a tick":     {msgs: [][]byte{theirs, tick}, want: relay.Commit{Kind: relay.Tick}},
+		"another's and a tick":     {msgs: [][]byte{theirs, tick}, want: relay.Commit{Kind: relay.Heartbeat}},
 		"malformed":                {msgs: [][]byte{bad}, malformed: 1},
-		"malformed and a tick":     {msgs: [][]byte{bad, tick}, want: relay.Commit{Kind: relay.Tick}, malformed: 1},
+		"malformed and a tick":     {msgs: [][]byte{bad, tick}, want: relay.Commit{Kind: relay.Heartbeat}, malformed: 1},
 		"malformed after a change": {msgs: [][]byte{ours, bad}, want: relay.Commit{Kind: relay.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}, malformed: 1},
 		"malformed with an event":  {msgs: [][]byte{bad, rel, event}, want: relay.Commit{Kind: relay.Events, Events: 1}, malformed: 1},
 		"malformed for another":    {msgs: [][]byte{set("v=1 slot=analytics horizon=soon")}},
@@ -66,7 +66,7 @@ func TestKindOfInput(t *testing.T) {
 			msgs: [][]byte{set(padded(maxSettings))}, want: relay.Commit{Kind: relay.SettingsChange, Settings: settingsOf(time.Second)},
 		},
 		"not transactional": {msgs: [][]byte{
-			logical(0, relay.TickPrefix, ""), logical(0, relay.SettingsPrefix, "v=2 slot=outflow"), logical(0, relay.SettingsPrefix, "x"),
+			logical(0, relay.HeartbeatPrefix, ""), logical(0, relay.SettingsPrefix, "v=2 slot=outflow"), logical(0, relay.SettingsPrefix, "x"),
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestForeignTransactions(t *testing.T) {
 		"rows":     {[][]byte{relation(tableOID, columns...), row("1", "[]"), row("2", "[]")}, relay.Commit{Kind: relay.Events, Events: 2}},
 		"message":  {[][]byte{logical(1, outbox.EventPrefix, `{"doc_id":"d","payload":1}`)}, relay.Commit{Kind: relay.Events, Events: 1}},
 		"settings": {[][]byte{ours}, relay.Commit{Kind: relay.SettingsChange, Settings: settingsOf(5 * time.Millisecond)}},
-		"tick":     {[][]byte{logical(1, relay.TickPrefix, "")}, relay.Commit{Kind: relay.Tick}},
+		"tick":     {[][]byte{logical(1, relay.HeartbeatPrefix, "")}, relay.Commit{Kind: relay.Heartbeat}},
 		"nothing":  {nil, relay.Commit{}},
 	} {
 		for _, own := range []bool{true, false} {
@@ -148,7 +148,7 @@ func TestForeignTransactions(t *testing.T) {
 func TestInputsEndWithTheirTransaction(t *testing.T) {
 	t.Parallel()
 	results, err := decodeAll(config,
-		begin(0x100), logical(1, relay.TickPrefix, ""), logical(1, relay.SettingsPrefix, settingsOf(0).Content("outflow")),
+		begin(0x100), logical(1, relay.HeartbeatPrefix, ""), logical(1, relay.SettingsPrefix, settingsOf(0).Content("outflow")),
 		relation(tableOID, columns...), row("1", "[]"), commit(0x100, 0x130, 0),
 		begin(0x200), commit(0x200, 0x230, 0))
 	if err != nil {

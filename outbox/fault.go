@@ -21,29 +21,29 @@ func (c Class) String() string {
 	return [...]string{"transient", "fatal", "gap", "poison", "usage"}[c]
 }
 
-// Fault is a failure with its class and its cure. What and Cure are sentences for the operator: What names the object and its
-// value, Cure what to do about it. From and To give the LSN range that is affected; To 0 means none.
+// Fault is a failure with its class and a hint at the way out. Message and Hint are sentences for the operator: Message names the object and its
+// value, Hint what to do about it. From and To give the LSN range that is affected; To 0 means none.
 type Fault struct {
 	Class    Class
 	Code     string // a short stable word for logs and metrics, e.g. "slot_missing"
-	What     string
-	Cure     string
+	Message  string
+	Hint     string
 	From, To LSN
-	Seen     bool  // it was seen to happen: no second reading is needed before it counts
+	Observed bool  // it was seen to happen: no second reading is needed before it counts
 	Err      error // the cause, if there is one
 }
 
-// Error implements error: what, the range, the cause, the cure.
+// Error implements error: the message, the LSN range, the cause, the hint.
 func (f *Fault) Error() string {
-	s := f.What
+	s := f.Message
 	if f.To != 0 {
 		s += fmt.Sprintf("; LSN range %v to %v", f.From, f.To)
 	}
 	if f.Err != nil {
 		s += ": " + f.Err.Error()
 	}
-	if f.Cure != "" {
-		s += ". " + f.Cure
+	if f.Hint != "" {
+		s += ". " + f.Hint
 	}
 	return s
 }

@@ -9,7 +9,7 @@ import (
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("connection reset")
-	f := &Fault{Class: Gap, Code: "slot_lost", What: "slot outflow is lost", Cure: "Run x.", From: 1, To: 2, Err: cause}
+	f := &Fault{Class: Gap, Code: "slot_lost", Message: "slot outflow is lost", Hint: "Run x.", From: 1, To: 2, Err: cause}
 	if got, want := f.Error(), "slot outflow is lost; LSN range 0/1 to 0/2: connection reset. Run x."; got != want {
 		t.Errorf("got %q", got)
 	}

@@ -45,9 +45,9 @@ func BenchmarkPipeline(b *testing.B) {
 			pub := &counter{want: uint64(b.N), enough: cancel, notify: make(chan struct{}, 1)}
 			p := New(Config{
 				Settings: set, StopTimeout: time.Minute, Registerer: nowhere{}, Scratch: memory{},
-				Open: func(context.Context) (*Links, error) {
-					return &Links{
-						Upstream: s, Broker: pub, Store: shelf(set), Decoder: decoderConfig, Binary: c.binary,
+				Open: func(context.Context) (*Conns, error) {
+					return &Conns{
+						Source: s, JetStream: pub, Store: shelf(set), Decoder: decoderConfig, Binary: c.binary,
 						Checkpoint: checkpoint.Config{Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping},
 					}, nil
 				},
@@ -270,8 +270,8 @@ func shelf(set relay.Settings) store {
 	return store{&checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: counterCreated,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{OID: 1, TableOID: tableOID}, Seen: firstLSN},
-		Places: []checkpoint.StoredPlace{{
-			Place: relay.Place{Due: firstLSN, Settings: set, Timeline: timeline}, Since: counterCreated,
+		Checkpoints: []checkpoint.StoredCheckpoint{{
+			Checkpoint: relay.Checkpoint{Due: firstLSN, Settings: set, Timeline: timeline}, Since: counterCreated,
 		}},
 	}}
 }

@@ -23,8 +23,8 @@ func (s *session) drain() error {
 		err = s.recordLast(ctx)
 	}
 	s.confirm()
-	go discard(s.links.Upstream.Batches())
-	if stopErr := s.links.Upstream.Stop(ctx); err == nil && stopErr != nil {
+	go discard(s.links.Source.Batches())
+	if stopErr := s.links.Source.Stop(ctx); err == nil && stopErr != nil {
 		err = fmt.Errorf("end replication: %w", stopErr)
 	}
 	return err
@@ -41,7 +41,7 @@ func (s *session) settle(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%d messages not acknowledged within the stop timeout", s.pub.Sent()-s.pub.Acked())
-		case <-s.links.Broker.Lost():
+		case <-s.links.JetStream.Lost():
 			return s.brokerLost()
 		case <-s.pub.Notify():
 		case <-time.After(wait):

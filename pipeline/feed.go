@@ -69,7 +69,7 @@ func (s *session) read(ctx context.Context, m *relay.WALMessage) error {
 	}
 	if s.result.Missing {
 		// The rows that follow can't be published as they are, and all later ones neither if the table lacks the column still.
-		if _, err := within(ctx, "publication", s.links.Upstream.Publication); err != nil {
+		if _, err := within(ctx, "publication", s.links.Source.Publication); err != nil {
 			return err
 		}
 	}
@@ -195,7 +195,7 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 func (s *session) windowDone() {
 	w := s.window
 	s.window = nil
-	place := w.Place
+	place := w.Checkpoint
 	place.Timeline = s.server.History.At(place.Due)
 	s.tracker.Made(w.Of)
 	s.tracker.Window(place)

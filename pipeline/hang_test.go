@@ -13,8 +13,8 @@ import (
 
 // silent is a broker and a server of which the first of their kind never answers one question.
 type silent struct {
-	Broker
-	Upstream
+	JetStream
+	Source
 	check, start bool
 }
 
@@ -23,7 +23,7 @@ func (s *silent) Check(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return s.Broker.Check(ctx)
+	return s.JetStream.Check(ctx)
 }
 
 func (s *silent) Start(ctx context.Context, from outbox.LSN, binary bool) error {
@@ -31,18 +31,18 @@ func (s *silent) Start(ctx context.Context, from outbox.LSN, binary bool) error 
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return s.Upstream.Start(ctx, from, binary)
+	return s.Source.Start(ctx, from, binary)
 }
 
 type silentBroker struct {
-	Broker
+	JetStream
 	s *silent
 }
 
 func (b silentBroker) Check(ctx context.Context) error { return b.s.Check(ctx) }
 
 type silentUpstream struct {
-	Upstream
+	Source
 	s *silent
 }
 
@@ -56,11 +56,11 @@ func TestNoAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 0, func(t *testing.T, w *world) {
 				opened := 0
-				pr := w.run(options{open: func(l *Links) {
+				pr := w.run(options{open: func(l *Conns) {
 					if opened++; opened == 1 {
 						s := first
-						s.Broker, s.Upstream = l.Broker, l.Upstream
-						l.Broker, l.Upstream = silentBroker{l.Broker, &s}, silentUpstream{l.Upstream, &s}
+						s.JetStream, s.Source = l.JetStream, l.Source
+						l.JetStream, l.Source = silentBroker{l.JetStream, &s}, silentUpstream{l.Source, &s}
 					}
 				}})
 				w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
@@ -73,16 +73,16 @@ func TestNoAnswer(t *testing.T) {
 }
 
 // seen is a broker whose connection is lost because of something that was seen on it.
-type seen struct{ Broker }
+type seen struct{ JetStream }
 
 func (seen) Err() error {
-	return &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Seen: true, What: "somebody else published"}
+	return &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Observed: true, Message: "somebody else published"}
 }
 
 // What the publisher reports, rather than the broker, gets its range as well: the loop may hear of it from either.
 func TestSeenGapHasItsRange(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
-		pr := w.running(options{open: func(l *Links) { l.Broker = seen{l.Broker} }})
+		pr := w.running(options{open: func(l *Conns) { l.JetStream = seen{l.JetStream} }})
 		w.write(3)
 		w.published()
 		w.with(func() { pr.link().pub.err = (seen{}).Err() })

@@ -54,7 +54,7 @@ func (h *hiccup) well(acked, sent uint64) {
 
 // found is what an attempt to go on has opened and read.
 type found struct {
-	broker   Broker
+	broker   JetStream
 	store    Store
 	record   *checkpoint.Record
 	revision uint64
@@ -69,13 +69,13 @@ type found struct {
 // other end is that of the session, with the ordinary start to find out what has become of the stream.
 func (s *session) rejoin(ctx context.Context, cause error) error {
 	// A refusal may be the first sign of what the connection knows better by now: a stranger's message took the sequence.
-	if err := s.links.Broker.Err(); outbox.ClassOf(err) != outbox.Transient {
+	if err := s.links.JetStream.Err(); outbox.ClassOf(err) != outbox.Transient {
 		return err
 	}
 	if s.hiccup.since.IsZero() {
 		s.hiccup.since = time.Now()
 	}
-	s.links.Broker.Close() // nothing comes any more from what it was
+	s.links.JetStream.Close() // nothing comes any more from what it was
 	s.p.hiccuped(cause)
 
 	over := time.NewTimer(time.Until(s.hiccup.since.Add(keepReplication)))
@@ -89,7 +89,7 @@ func (s *session) rejoin(ctx context.Context, cause error) error {
 	var answer chan *found // nil: nobody is trying
 	defer func() { abandon(answer) }()
 	for {
-		if err := s.links.Upstream.Err(); err != nil {
+		if err := s.links.Source.Err(); err != nil {
 			return s.upstreamEnded()
 		}
 		select {
@@ -167,7 +167,7 @@ func (s *session) cutShort(r recorded) error {
 
 // find opens the broker's side anew and reads, in the order of a start, what says whether the session may go on. After an error nothing is
 // left open.
-func (l *Links) find(ctx context.Context, acked uint64) *found {
+func (l *Conns) find(ctx context.Context, acked uint64) *found {
 	f := &found{asked: time.Now()}
 	open, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -202,7 +202,7 @@ func (f *found) read(ctx, open context.Context, acked uint64) (err error) {
 }
 
 // stored reads what of the stream is to be compared.
-func stored(ctx context.Context, b Broker, above, upTo uint64) ([]relay.Stored, error) {
+func stored(ctx context.Context, b JetStream, above, upTo uint64) ([]relay.Stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
 	all, err := b.Stored(ctx, above, upTo)
@@ -239,7 +239,7 @@ func (s *session) takeOver(f *found) (err error) {
 	}
 	now := time.Now()
 	s.pub = pub
-	s.links.Broker, s.links.Store = f.broker, f.store
+	s.links.JetStream, s.links.Store = f.broker, f.store
 	if wrote {
 		s.tracker.Stored(now)
 	} else {

@@ -217,7 +217,7 @@ func TestNoTakeOver(t *testing.T) {
 				pr := w.running(options{})
 				w.write(10)
 				w.published()
-				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Places[len(r.Places)-1].Seq == 10 })
+				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 10 })
 				w.with(func() { w.js.drop = 3 })
 				w.write(3)
 				w.sleep(50 * time.Millisecond)
@@ -307,9 +307,9 @@ func (a *asking) Publication(ctx context.Context) (relay.PublicationIdentity, er
 func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		var pg *asking
-		pr := w.running(options{open: func(l *Links) {
-			pg = &asking{upstream: l.Upstream.(*upstream)}
-			l.Upstream = pg
+		pr := w.running(options{open: func(l *Conns) {
+			pg = &asking{upstream: l.Source.(*upstream)}
+			l.Source = pg
 		}})
 		w.write(1)
 		w.published()
@@ -368,7 +368,7 @@ func TestNATSFailsInALongWindow(t *testing.T) {
 			w.js.onFull = func(n int) { // the publisher hears of it before the next Publish
 				if n == 500 {
 					failures++
-					pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", What: "refused"}
+					pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", Message: "refused"}
 				}
 			}
 		})
@@ -393,13 +393,13 @@ func TestNATSFailsBeforeTheLossIsRecorded(t *testing.T) {
 		pr := w.running(options{})
 		w.write(10)
 		w.published()
-		w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Places[len(r.Places)-1].Seq == 10 })
+		w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 10 })
 		pr.kill()
 		w.with(func() { w.js.messages, w.js.saves = w.js.messages[:7], saveNever })
 		w.run(options{})
 		w.until(time.Minute, "something is sent", func() bool { return len(w.js.messages) > 7 })
-		if rec := w.record(); w.js.saves != saveWell || rec.Places[len(rec.Places)-1].Seq > 7 || w.js.resumed != 0 {
-			t.Errorf("the record goes up to %d, %d times went on", rec.Places[len(rec.Places)-1].Seq, w.js.resumed)
+		if rec := w.record(); w.js.saves != saveWell || rec.Checkpoints[len(rec.Checkpoints)-1].Seq > 7 || w.js.resumed != 0 {
+			t.Errorf("the record goes up to %d, %d times went on", rec.Checkpoints[len(rec.Checkpoints)-1].Seq, w.js.resumed)
 		}
 		w.published()
 		w.same()
@@ -409,7 +409,7 @@ func TestNATSFailsBeforeTheLossIsRecorded(t *testing.T) {
 // Without a way to open NATS's side alone a failure of it ends the session.
 func TestNoReopen(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
-		pr := w.running(options{open: func(l *Links) { l.Reopen = nil }})
+		pr := w.running(options{open: func(l *Conns) { l.Reopen = nil }})
 		w.write(3)
 		w.published()
 		w.cutBroker(pr, time.Second, true)
@@ -426,11 +426,11 @@ func TestNoReopen(t *testing.T) {
 // and the next start stops at it as well.
 func TestNoHiccupAfterAStranger(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
-		pr := w.running(options{open: func(l *Links) { l.Broker = seen{l.Broker} }})
+		pr := w.running(options{open: func(l *Conns) { l.JetStream = seen{l.JetStream} }})
 		w.write(3)
 		w.published()
 		w.with(func() {
-			pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", What: "refused"}
+			pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", Message: "refused"}
 		})
 		w.until(time.Minute, "the end", func() bool { return pr.over() || w.js.resumed > 0 })
 		if f := outbox.FaultOf(pr.err); f == nil || f.Code != "foreign_message" || f.To == 0 {

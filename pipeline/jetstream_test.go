@@ -360,7 +360,7 @@ func (l *link) hears() {
 	if l.dead || l.err != nil {
 		return
 	}
-	l.err = &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Seen: true, What: "somebody else published"}
+	l.err = &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Observed: true, Message: "somebody else published"}
 	close(l.lost)
 	if l.pub != nil && l.pub.err == nil {
 		l.pub.err = l.err
@@ -451,7 +451,7 @@ func (l *link) Tail(ctx context.Context) (relay.StreamState, error) {
 	l.lock()
 	defer l.unlock()
 	if err == nil && l.js.moving { // as the real one, it says nothing else then
-		return relay.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved, What: "the stream changed while it was read"}
+		return relay.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved, Message: "the stream changed while it was read"}
 	}
 	return s, err
 }
@@ -504,10 +504,10 @@ func (l *link) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 		return nil, 0, err
 	}
 	rec := *decoded
-	rec.Places = slices.Clone(rec.Places)
+	rec.Checkpoints = slices.Clone(rec.Checkpoints)
 	rec.StoredAt(r.at)
-	for i := range rec.Places { // this process's clock is the bubble's: the record's times are off
-		rec.Places[i].Since = rec.Places[i].Since.Add(-l.skew())
+	for i := range rec.Checkpoints { // this process's clock is the bubble's: the record's times are off
+		rec.Checkpoints[i].Since = rec.Checkpoints[i].Since.Add(-l.skew())
 	}
 	return &rec, r.number, nil
 }
@@ -515,10 +515,10 @@ func (l *link) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 // Save compares and sets. The outcome may stay unknown, whether it was stored or not.
 func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
 	c := *rec
-	c.Places = slices.Clone(rec.Places)
+	c.Checkpoints = slices.Clone(rec.Checkpoints)
 	l.lock()
-	for i := range c.Places {
-		c.Places[i].Since = c.Places[i].Since.Add(l.skew())
+	for i := range c.Checkpoints {
+		c.Checkpoints[i].Since = c.Checkpoints[i].Since.Add(l.skew())
 	}
 	l.unlock()
 	doc, err := c.Encode()

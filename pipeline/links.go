@@ -11,13 +11,13 @@ import (
 )
 
 // Links are the two connections of a session and what was learned from the table when they were opened.
-type Links struct {
-	Upstream Upstream
-	Broker   Broker
-	Store    Store
-	Writer   Writer // nil: ticks are left to others and settings are not changed
+type Conns struct {
+	Source    Source
+	JetStream JetStream
+	Store     Store
+	Writer    Writer // nil: ticks are left to others and settings are not changed
 	// Reopen opens the broker's side again, after it was closed; ctx limits the opening, not what it returns. nil: a session ends with it.
-	Reopen func(ctx context.Context) (Broker, Store, error)
+	Reopen func(ctx context.Context) (JetStream, Store, error)
 
 	Checkpoint checkpoint.Config
 	Decoder    decoder.Config // of the table as it is now
@@ -25,13 +25,13 @@ type Links struct {
 }
 
 // Close closes both connections at once. It does not close the Writer, which outlives sessions.
-func (l *Links) Close() {
-	l.Upstream.Close()
-	l.Broker.Close()
+func (l *Conns) Close() {
+	l.Source.Close()
+	l.JetStream.Close()
 }
 
 // Upstream is the PostgreSQL side of a session: a replication connection and an ordinary one to the same server.
-type Upstream interface {
+type Source interface {
 	Server(ctx context.Context) (relay.ServerState, error)
 	Slot(ctx context.Context) (relay.SlotState, error)
 	// Publication returns a fault where the publication does not publish the table's inserts whole.
@@ -49,7 +49,7 @@ type Upstream interface {
 }
 
 // Broker is the JetStream side of a session: one connection without reconnect.
-type Broker interface {
+type JetStream interface {
 	// Check returns a fault where the stream is not set up as it must be. A missing stream is none: State says so.
 	Check(ctx context.Context) error
 	State(ctx context.Context) (relay.StreamState, error)
@@ -96,6 +96,6 @@ type Store interface {
 
 // Writer writes logical messages into the WAL over a connection of its own, which it opens and reopens by itself.
 type Writer interface {
-	Tick(ctx context.Context) error
+	Heartbeat(ctx context.Context) error
 	Change(ctx context.Context, s relay.Settings) error
 }

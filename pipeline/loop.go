@@ -29,7 +29,7 @@ type session struct {
 	p       *Pipeline
 	log     *slog.Logger
 	metrics *metrics
-	links   *Links
+	links   *Conns
 	server  relay.ServerState
 	from    outbox.LSN // the place's due: what ends there or before is no input
 
@@ -71,20 +71,20 @@ type session struct {
 	hiccup      hiccup
 }
 
-func newSession(ctx context.Context, p *Pipeline, links *Links, r readings, start checkpoint.Start) *session {
+func newSession(ctx context.Context, p *Pipeline, links *Conns, r readings, start checkpoint.Start) *session {
 	now := time.Now()
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, links: links, server: r.Server,
 		decoder: decoder.New(links.Decoder),
 		buffer: reorder.New(reorder.Config{
-			Settings: start.Place.Settings, Start: start.Place.Due, Taken: start.Place.Taken,
+			Settings: start.Checkpoint.Settings, Start: start.Checkpoint.Due, PublishedAhead: start.Checkpoint.PublishedAhead,
 			Unkeyed: !links.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch, MaxSpill: p.cfg.MaxSpill,
 			Stop: ctx.Err, // a large transaction is read and sorted for minutes
 		}),
-		from:     start.Place.Due,
+		from:     start.Checkpoint.Due,
 		proof:    checkpoint.NewProof(links.Checkpoint, start),
 		tracker:  checkpoint.NewTracker(links.Checkpoint, start, now),
-		pub:      links.Broker.Publisher(start.LastSeq),
+		pub:      links.JetStream.Publisher(start.LastSeq),
 		lastData: now, lastInput: now, heard: r.Asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,
 		hiccup: hiccup{created: r.Stream.Created, newest: r.Stream.Newest},
 	}
@@ -151,7 +151,7 @@ func (s *session) run(ctx context.Context) error {
 // compare reads what the messages that are made again are compared with.
 func (s *session) compare(ctx context.Context) error {
 	above, upTo := s.proof.Compares()
-	all, err := stored(ctx, s.links.Broker, above, upTo)
+	all, err := stored(ctx, s.links.JetStream, above, upTo)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (s *session) compare(ctx context.Context) error {
 func (s *session) loop(ctx context.Context) error {
 	timer := time.NewTimer(heartbeat)
 	defer timer.Stop()
-	batches := s.links.Upstream.Batches()
+	batches := s.links.Source.Batches()
 	for {
 		if err := s.work(ctx); err != nil {
 			return err
@@ -211,7 +211,7 @@ func (s *session) loop(ctx context.Context) error {
 			}
 		case r := <-s.scribe.done:
 			s.scribe.finished(r, time.Now(), s.log, s.metrics)
-		case <-s.links.Broker.Lost():
+		case <-s.links.JetStream.Lost():
 			return s.brokerLost()
 		case <-timer.C:
 		}
@@ -244,7 +244,7 @@ func (s *session) flush(now time.Time) time.Duration {
 
 // brokerLost says why the connection to NATS is gone.
 func (s *session) brokerLost() error {
-	err := s.links.Broker.Err()
+	err := s.links.JetStream.Err()
 	if outbox.FaultOf(err) == nil {
 		err = fmt.Errorf("nats connection lost: %w", err)
 	}
@@ -263,7 +263,7 @@ func ranged(err error, from, to outbox.LSN) error {
 }
 
 func (s *session) upstreamEnded() error {
-	if err := s.links.Upstream.Err(); err != nil {
+	if err := s.links.Source.Err(); err != nil {
 		return fmt.Errorf("replication: %w", err)
 	}
 	return errors.New("replication: the server ended the stream")

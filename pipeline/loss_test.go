@@ -135,12 +135,12 @@ func TestLossThatWasNone(t *testing.T) {
 		stopped(t, w)
 		all := w.js.messages
 		w.js.messages = all[:7:7]
-		places, revisions := len(w.record().Places), len(w.js.revisions)
+		places, revisions := len(w.record().Checkpoints), len(w.js.revisions)
 		pr := w.run(options{})
 		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
 		w.with(func() { w.js.messages = all })
 		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
-		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions || len(w.record().Places) != places {
+		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions || len(w.record().Checkpoints) != places {
 			t.Errorf("%d messages, %d new records", len(w.js.messages), len(w.js.revisions)-revisions)
 		}
 		w.write(3)
@@ -265,13 +265,13 @@ func TestPlaceMoves(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if rec.Places[len(rec.Places)-1].Seq == 6 {
+			if rec.Checkpoints[len(rec.Checkpoints)-1].Seq == 6 {
 				w.js.messages, w.js.revisions = messages[:6:6], revisions[:i+1:i+1]
 				break
 			}
 		}
-		pr := w.running(options{open: func(l *Links) {
-			l.Upstream = &starting{l.Upstream.(*upstream), func() { w.js.messages, w.js.revisions = messages, revisions }}
+		pr := w.running(options{open: func(l *Conns) {
+			l.Source = &starting{l.Source.(*upstream), func() { w.js.messages, w.js.revisions = messages, revisions }}
 		}})
 		if n := len(pr.opens); n != 2 {
 			t.Errorf("%d sessions", n)

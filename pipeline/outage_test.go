@@ -106,9 +106,9 @@ func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 func TestPublicationChangesWhileNATSFails(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		var pg *asking
-		pr := w.running(options{open: func(l *Links) {
-			pg = &asking{upstream: l.Upstream.(*upstream)}
-			l.Upstream = pg
+		pr := w.running(options{open: func(l *Conns) {
+			pg = &asking{upstream: l.Source.(*upstream)}
+			l.Source = pg
 		}})
 		w.write(1)
 		w.published()
@@ -127,9 +127,9 @@ func TestPublicationChangesWhileNATSFails(t *testing.T) {
 // A connection that comes when nobody waits for it any more is closed.
 func TestLateConnectionToNATSIsClosed(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
-		pr := w.running(options{open: func(l *Links) {
+		pr := w.running(options{open: func(l *Conns) {
 			reopen := l.Reopen
-			l.Reopen = func(context.Context) (Broker, Store, error) {
+			l.Reopen = func(context.Context) (JetStream, Store, error) {
 				time.Sleep(2 * time.Second)
 				return reopen(context.Background())
 			}
@@ -148,12 +148,12 @@ func TestLateConnectionToNATSIsClosed(t *testing.T) {
 
 // ending is a broker that has answered when its process is told to stop.
 type ending struct {
-	Broker
+	JetStream
 	told func()
 }
 
 func (b ending) Tail(ctx context.Context) (relay.StreamState, error) {
-	s, err := b.Broker.Tail(ctx)
+	s, err := b.JetStream.Tail(ctx)
 	b.told()
 	return s, err
 }
@@ -163,9 +163,9 @@ func TestConnectionToNATSAtTheEndIsClosed(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		for range 10 {
 			var pr *process
-			pr = w.running(options{open: func(l *Links) {
+			pr = w.running(options{open: func(l *Conns) {
 				reopen := l.Reopen
-				l.Reopen = func(ctx context.Context) (Broker, Store, error) {
+				l.Reopen = func(ctx context.Context) (JetStream, Store, error) {
 					b, s, err := reopen(ctx)
 					return ending{b, func() { pr.cancel() }}, s, err
 				}
@@ -197,9 +197,9 @@ func (s unread) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 func TestRecordIsReadAgain(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		tries := 0
-		pr := w.running(options{open: func(l *Links) {
+		pr := w.running(options{open: func(l *Conns) {
 			reopen := l.Reopen
-			l.Reopen = func(ctx context.Context) (Broker, Store, error) {
+			l.Reopen = func(ctx context.Context) (JetStream, Store, error) {
 				b, s, err := reopen(ctx)
 				return b, unread{s, &tries}, err
 			}
@@ -226,7 +226,7 @@ func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 		w.js.now = func() time.Time { return time.Now().Add(-behind) }
 		pr := w.running(options{noTicks: true})
 		w.with(func() { w.pg.grow(w.pg.end + 1000) })
-		w.until(time.Minute, "it is recorded", func() bool { return len(w.record().Places) > 1 })
+		w.until(time.Minute, "it is recorded", func() bool { return len(w.record().Checkpoints) > 1 })
 		stored := time.Now()
 		w.sleep(10 * time.Second)
 		w.with(func() { behind = 8 * time.Second })
@@ -240,18 +240,18 @@ func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 }
 
 // refusing is a broker whose configuration does not do any more.
-type refusing struct{ Broker }
+type refusing struct{ JetStream }
 
 func (refusing) Check(context.Context) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: "stream_config", What: "the stream refuses"}
+	return &outbox.Fault{Class: outbox.Fatal, Code: "stream_config", Message: "the stream refuses"}
 }
 
 // What is wrong for good when NATS is back is for the ordinary start to say, at once, and the connection on which it was seen is closed.
 func TestNATSIsBackAndRefuses(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
-		pr := w.running(options{open: func(l *Links) {
+		pr := w.running(options{open: func(l *Conns) {
 			reopen := l.Reopen
-			l.Reopen = func(ctx context.Context) (Broker, Store, error) {
+			l.Reopen = func(ctx context.Context) (JetStream, Store, error) {
 				b, s, err := reopen(ctx)
 				return refusing{b}, s, err
 			}
@@ -273,7 +273,7 @@ func TestOldConnectionIsClosed(t *testing.T) {
 		pr := w.running(options{})
 		for i := range 3 {
 			w.with(func() {
-				pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", What: "nobody answers"}
+				pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", Message: "nobody answers"}
 			})
 			w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == i+1 })
 			if n := len(w.links()); n != 1 {
@@ -358,7 +358,7 @@ func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
 
 // deaf is a broker's side that hears nothing of the end of its connection: only the context ends what waits.
 type deaf struct {
-	Broker
+	JetStream
 	Store
 	w     *world
 	hangs *string // under the world's lock
@@ -380,7 +380,7 @@ func (d deaf) Tail(ctx context.Context) (relay.StreamState, error) {
 		<-ctx.Done()
 		return relay.StreamState{}, ctx.Err()
 	}
-	return d.Broker.Tail(ctx)
+	return d.JetStream.Tail(ctx)
 }
 
 func (d deaf) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
@@ -397,9 +397,9 @@ func TestNothingWaitsOnALostConnection(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 				hangs := ""
-				pr := w.running(options{open: func(l *Links) {
-					d := deaf{l.Broker, l.Store, w, &hangs}
-					l.Broker, l.Store = d, d
+				pr := w.running(options{open: func(l *Conns) {
+					d := deaf{l.JetStream, l.Store, w, &hangs}
+					l.JetStream, l.Store = d, d
 				}})
 				w.write(1)
 				w.published()
@@ -433,7 +433,7 @@ func (f *failing) fail(what string) error {
 		return nil
 	}
 	f.fails = ""
-	return &outbox.Fault{Class: outbox.Transient, Code: "asked", What: what + " can't be read"}
+	return &outbox.Fault{Class: outbox.Transient, Code: "asked", Message: what + " can't be read"}
 }
 
 func (f *failing) Slot(ctx context.Context) (relay.SlotState, error) {
@@ -468,9 +468,9 @@ func TestRecorderPassesNoErrorOver(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 				var first *failing
-				pr := w.running(options{open: func(l *Links) {
-					f := &failing{upstream: l.Upstream.(*upstream)}
-					if l.Upstream = f; first == nil {
+				pr := w.running(options{open: func(l *Conns) {
+					f := &failing{upstream: l.Source.(*upstream)}
+					if l.Source = f; first == nil {
 						first = f
 					}
 				}})

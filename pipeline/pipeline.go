@@ -19,7 +19,7 @@ import (
 // Config is what a pipeline needs. All fields but Registerer and Logger are required.
 type Config struct {
 	// Open opens both connections. It is called once a session; ctx limits the opening, not what it returns.
-	Open func(ctx context.Context) (*Links, error)
+	Open func(ctx context.Context) (*Conns, error)
 
 	Settings relay.Settings // the configured ordering settings
 	Ticks    bool           // write ticks (reorder.tick: wal)
@@ -138,7 +138,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 		}
 		return wait, nil
 	case fault.Class == outbox.Gap:
-		if fault.Seen || p.suspected(fault.Code).confirms(fault.Code, p.begun) {
+		if fault.Observed || p.suspected(fault.Code).confirms(fault.Code, p.begun) {
 			return 0, fault // by itself: what it was wrapped in is of no use to the operator
 		}
 		again = &errSuspect{suspect{loss: fault.Code, at: time.Now(), replicated: p.health.replicated()}}

@@ -188,7 +188,7 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	u.lock()
 	defer u.unlock()
 	if u.pg.active != nil {
-		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, What: "slot in use"}
+		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, Message: "slot in use"}
 	}
 	u.pg.active, u.started, u.binary, u.from = u, true, binary, from
 	u.pg.w.started = append(u.pg.w.started, start{time.Now(), from, binary})
@@ -390,8 +390,8 @@ func (u *upstream) end(noticed bool) {
 // writer writes logical messages as a process does.
 type writer struct{ pr *process }
 
-func (w *writer) Tick(ctx context.Context) error {
-	return w.write(ctx, logical{prefix: relay.TickPrefix}, func(pg *postgres) { pg.ticks = append(pg.ticks, time.Now()) })
+func (w *writer) Heartbeat(ctx context.Context) error {
+	return w.write(ctx, logical{prefix: relay.HeartbeatPrefix}, func(pg *postgres) { pg.ticks = append(pg.ticks, time.Now()) })
 }
 
 func (w *writer) Change(ctx context.Context, s relay.Settings) error {

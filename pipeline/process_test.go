@@ -52,7 +52,7 @@ func TestStopWhenTimeIsUp(t *testing.T) {
 			w.published()
 		}
 		w.until(time.Minute, "the end", pr.over)
-		places := w.record().Places
+		places := w.record().Checkpoints
 		if seq := places[len(places)-1].Seq; pr.err != nil || seq != uint64(len(w.js.messages)) {
 			t.Errorf("%v, recorded up to %d of %d", pr.err, seq, len(w.js.messages))
 		}
@@ -94,7 +94,7 @@ func TestDrain(t *testing.T) {
 			t.Errorf("it took %v", d)
 		}
 		end := w.pg.wal[len(w.pg.wal)-1].end
-		places := w.record().Places
+		places := w.record().Checkpoints
 		if top := places[len(places)-1]; len(w.js.messages) != 101 || top.Seq != 101 || top.Due != end {
 			t.Errorf("%d messages, the newest place is %v, %d, the WAL ends at %v", len(w.js.messages), top.Due, top.Seq, end)
 		}

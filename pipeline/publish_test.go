@@ -100,7 +100,7 @@ func TestStopInEndlessWAL(t *testing.T) {
 		const stop, all = 500, 5000
 		batches := make(chan *relay.Batch, all)
 		reg := prometheus.NewRegistry()
-		pr := w.run(options{registry: reg, open: func(l *Links) { l.Upstream = &flood{l.Upstream.(*upstream), batches} }})
+		pr := w.run(options{registry: reg, open: func(l *Conns) { l.Source = &flood{l.Source.(*upstream), batches} }})
 		lsn := w.pg.end
 		var at outbox.LSN
 		for i := range all {
@@ -125,7 +125,7 @@ func TestFlushInEndlessWAL(t *testing.T) {
 	in(t, relay.Settings{MaxEvents: 1 << 20, MaxBytes: 1 << 30}, 0, func(t *testing.T, w *world) {
 		const all = 2000
 		batches := make(chan *relay.Batch, all)
-		pr := w.run(options{open: func(l *Links) { l.Upstream = &flood{l.Upstream.(*upstream), batches} }})
+		pr := w.run(options{open: func(l *Conns) { l.Source = &flood{l.Source.(*upstream), batches} }})
 		lsn, stored := w.pg.end, 0
 		for i := range all {
 			x := &transaction{start: lsn + 10, end: lsn + 20}
@@ -229,7 +229,7 @@ func TestPoison(t *testing.T) {
 		if len(w.js.messages) != 30 {
 			t.Errorf("%d messages", len(w.js.messages))
 		}
-		places := w.record().Places
+		places := w.record().Checkpoints
 		if top := places[len(places)-1]; top.Seq != 30 || top.Due != w.pg.wal[29].end {
 			t.Errorf("the newest place is %v, %d", top.Due, top.Seq)
 		}

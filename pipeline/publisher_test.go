@@ -46,7 +46,7 @@ func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 		return p.err
 	}
 	if p.link.js.poison != "" && string(e.Payload) == p.link.js.poison {
-		return &outbox.Fault{Class: outbox.Poison, Code: "too_large", What: fmt.Sprintf("the row at %v can't be published", e.Pos)}
+		return &outbox.Fault{Class: outbox.Poison, Code: "too_large", Message: fmt.Sprintf("the row at %v can't be published", e.Pos)}
 	}
 	if p.held != nil {
 		p.out(p.since+1 >= p.link.js.ackEvery)
@@ -92,7 +92,7 @@ func (p *publisher) Flush(now time.Time) time.Duration {
 // answered takes an acknowledgement or a refusal. The lock is held.
 func (p *publisher) answered(seq uint64, ok bool) {
 	if !ok && p.err == nil {
-		p.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", What: fmt.Sprintf("message %d was refused", seq)}
+		p.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", Message: fmt.Sprintf("message %d was refused", seq)}
 	}
 	if p.err == nil && seq > p.acknowledged {
 		p.acknowledged = seq
@@ -173,7 +173,7 @@ func (p *publisher) Check(now time.Time) error {
 	case p.waiting.IsZero():
 		p.waiting = now
 	case now.Sub(p.waiting) >= 5*time.Second:
-		p.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", What: "no acknowledgement for 5s"}
+		p.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", Message: "no acknowledgement for 5s"}
 		return p.err
 	}
 	return nil

@@ -85,7 +85,7 @@ func TestSilenceConfirmsNothing(t *testing.T) {
 		w.write(3)
 		w.published()
 		w.sleep(1200 * time.Millisecond)
-		places, confirmed := w.record().Places, w.pg.confirmed
+		places, confirmed := w.record().Checkpoints, w.pg.confirmed
 		if places[len(places)-1].Due <= confirmed {
 			t.Fatalf("place %v, confirmed %v: nothing is to be confirmed", places[len(places)-1].Due, confirmed)
 		}
@@ -109,7 +109,7 @@ func TestMarkers(t *testing.T) {
 		}
 		others()
 		w.sleep(5 * time.Second)
-		places := w.record().Places
+		places := w.record().Checkpoints
 		if top := places[len(places)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
 			t.Errorf("place %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
 		}
@@ -117,10 +117,10 @@ func TestMarkers(t *testing.T) {
 		held := w.pg.wal[0]
 		others()
 		w.sleep(5 * time.Second)
-		if places = w.record().Places; places[len(places)-1].Due >= held.end || w.pg.confirmed >= held.end {
+		if places = w.record().Checkpoints; places[len(places)-1].Due >= held.end || w.pg.confirmed >= held.end {
 			t.Errorf("place %v, confirmed %v, though %v is held", places[len(places)-1].Due, w.pg.confirmed, held.end)
 		}
-		w.with(func() { w.pg.commit(nil, logical{prefix: relay.TickPrefix}) })
+		w.with(func() { w.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) })
 		w.published()
 		others()
 		w.sleep(5 * time.Second)
@@ -140,7 +140,7 @@ func TestEmptyTransactionsAreMarkers(t *testing.T) {
 			w.sleep(500 * time.Millisecond)
 		}
 		w.sleep(5 * time.Second)
-		places := w.record().Places
+		places := w.record().Checkpoints
 		if top := places[len(places)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
 			t.Errorf("place %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
 		}
@@ -157,11 +157,11 @@ func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
 		x := w.pg.wal[0]
 		w.with(func() { w.pg.grow(w.pg.end + 1000) })
 		w.sleep(3 * time.Second) // stored, not acknowledged
-		if places := w.record().Places; places[len(places)-1].Due >= x.end {
+		if places := w.record().Checkpoints; places[len(places)-1].Due >= x.end {
 			t.Errorf("the record has %v, the message of %v is not acknowledged", places[len(places)-1].Due, x.end)
 		}
 		w.sleep(20 * time.Second)
-		if places := w.record().Places; places[len(places)-1].Due != w.pg.end {
+		if places := w.record().Checkpoints; places[len(places)-1].Due != w.pg.end {
 			t.Errorf("the record has %v, the WAL ends at %v", places[len(places)-1].Due, w.pg.end)
 		}
 	})
@@ -247,7 +247,7 @@ func TestPublicationChanged(t *testing.T) {
 					}
 					return f
 				}
-				if f := stops(); !f.Seen || len(pr.opens) != 1 {
+				if f := stops(); !f.Observed || len(pr.opens) != 1 {
 					t.Errorf("%d sessions before it counted", len(pr.opens))
 				}
 				remembered := func() {

@@ -17,7 +17,7 @@ import (
 // server is, for metrics: it owns the ordinary connection while the session runs. And it asks the broker, which may have died in silence:
 // what is stored there counts as durable only for as long as it is known to live.
 type recorder struct {
-	links    *Links
+	links    *Conns
 	log      *slog.Logger
 	warned   relay.PublicationIdentity // the goroutine's: that rows of it may be hidden was said
 	record   *checkpoint.Record        // the goroutine's while busy, else the loop's
@@ -47,7 +47,7 @@ type recorded struct {
 // watchInterval is how often the server's state is read while a session runs.
 const watchInterval = 2 * time.Second
 
-func newRecorder(links *Links, log *slog.Logger, rec *checkpoint.Record, revision uint64) *recorder {
+func newRecorder(links *Conns, log *slog.Logger, rec *checkpoint.Record, revision uint64) *recorder {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &recorder{
 		links: links, log: log, record: rec, revision: revision, cancel: cancel,
@@ -79,11 +79,11 @@ func (r *recorder) run(ctx context.Context) {
 func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	server, err := r.links.Upstream.Server(ctx) // before the publication: up to here it is known to be right
+	server, err := r.links.Source.Server(ctx) // before the publication: up to here it is known to be right
 	if err != nil {
 		return heard, err
 	}
-	published, err := r.links.Upstream.Publication(ctx)
+	published, err := r.links.Source.Publication(ctx)
 	if err != nil {
 		return heard, err
 	}
@@ -93,7 +93,7 @@ func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard 
 	r.rewritten(published)
 	r.tried = r.record.With(*snap, published, server.WALEnd)
 	heard = time.Now()
-	ctx, cancel = untilLost(ctx, r.links.Broker)
+	ctx, cancel = untilLost(ctx, r.links.JetStream)
 	defer cancel()
 	revision, err := r.links.Store.Save(ctx, r.tried, r.revision)
 	if err != nil {
@@ -130,7 +130,7 @@ func (r *recorder) found(rec *checkpoint.Record, revision uint64) (wrote bool, e
 }
 
 // untilLost ends a context with the connection to the broker.
-func untilLost(ctx context.Context, b Broker) (context.Context, context.CancelFunc) {
+func untilLost(ctx context.Context, b JetStream) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
@@ -145,17 +145,17 @@ func untilLost(ctx context.Context, b Broker) (context.Context, context.CancelFu
 func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	if answer.slot, err = r.links.Upstream.Slot(ctx); err != nil {
+	if answer.slot, err = r.links.Source.Slot(ctx); err != nil {
 		return err
 	}
-	server, err := r.links.Upstream.Server(ctx)
+	server, err := r.links.Source.Server(ctx)
 	if err != nil {
 		return err
 	}
 	answer.end, answer.heard = server.WALEnd, time.Now()
-	ctx, cancel = untilLost(ctx, r.links.Broker)
+	ctx, cancel = untilLost(ctx, r.links.JetStream)
 	defer cancel()
-	answer.stream, err = r.links.Broker.Tail(ctx)
+	answer.stream, err = r.links.JetStream.Tail(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == relay.CodeStreamMoved {
 		answer.moved, err = true, nil
 	}
@@ -164,9 +164,9 @@ func (r *recorder) look(ctx context.Context, answer *recorded) (err error) {
 
 // remember puts a fault that was seen to happen into the record, so that each start stops at it until a repair accepts it. The
 // session's recorder has ended by then.
-func (p *Pipeline) remember(links *Links, err error) {
+func (p *Pipeline) remember(links *Conns, err error) {
 	fault := outbox.FaultOf(err)
-	if fault == nil || fault.Class != outbox.Gap || !fault.Seen {
+	if fault == nil || fault.Class != outbox.Gap || !fault.Observed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)

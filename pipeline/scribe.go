@@ -69,7 +69,7 @@ func (s *scribe) write(ctx context.Context, m message) error {
 	if m.change {
 		return s.writer.Change(ctx, m.settings)
 	}
-	return s.writer.Tick(ctx)
+	return s.writer.Heartbeat(ctx)
 }
 
 func (s *scribe) close() {

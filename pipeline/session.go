@@ -46,7 +46,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	}
 	defer links.Close()
 	defer func() { p.remember(links, err) }()
-	if err := links.Broker.Check(openCtx); err != nil { // a stream without a leader may never answer
+	if err := links.JetStream.Check(openCtx); err != nil { // a stream without a leader may never answer
 		return false, err
 	}
 
@@ -60,32 +60,32 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	binary := links.Binary && !p.text
 	startCtx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	if err := links.Upstream.Start(startCtx, start.Place.Due, binary); err != nil {
+	if err := links.Source.Start(startCtx, start.Checkpoint.Due, binary); err != nil {
 		if fault := outbox.FaultOf(err); fault != nil && fault.Code == relay.CodeSlotInUse {
 			return false, p.standBy(ctx, links, first.Slot)
 		}
-		return false, fmt.Errorf("start replication at %v: %w", start.Place.Due, err)
+		return false, fmt.Errorf("start replication at %v: %w", start.Checkpoint.Due, err)
 	}
 
 	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever publishes to the stream
 	// from now on is seen, or what he published is read.
-	if err := links.Broker.Watch(startCtx); err != nil {
+	if err := links.JetStream.Watch(startCtx); err != nil {
 		return false, err
 	}
 	held, again, err := p.findPlace(ctx, links)
 	if err != nil {
-		return false, ranged(err, start.Place.Due, first.Server.WALEnd)
+		return false, ranged(err, start.Checkpoint.Due, first.Server.WALEnd)
 	}
 	if !start.Same(again) {
-		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Place.Due, start.Place.Seq, again.Place.Due, again.Place.Seq)
+		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Checkpoint.Due, start.Checkpoint.Seq, again.Checkpoint.Due, again.Checkpoint.Seq)
 	}
 	if table := links.Decoder.TableOID; held.Publication.TableOID != table {
 		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d", links.Checkpoint.Table, table)
 	}
 	s := newSession(ctx, p, links, held, again)
 	defer s.close()
-	p.log.Info("session started", "place", again.Place.Due, "seq", again.Place.Seq, "last_seq", again.LastSeq,
-		"there", again.There, "binary", binary, "settings", again.Place.Settings)
+	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq", again.LastSeq,
+		"there", again.There, "binary", binary, "settings", again.Checkpoint.Settings)
 	switch {
 	case again.Loss != "" && again.Rewrite:
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
@@ -108,7 +108,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 
 // findPlace reads slot, record, stream and server, in this order, and resolves the place to go on from. A loss that this is the
 // first reading to show ends the session.
-func (p *Pipeline) findPlace(ctx context.Context, links *Links) (readings, checkpoint.Start, error) {
+func (p *Pipeline) findPlace(ctx context.Context, links *Conns) (readings, checkpoint.Start, error) {
 	r, err := read(ctx, links)
 	if err != nil {
 		return r, checkpoint.Start{}, err
@@ -138,9 +138,9 @@ func (p *Pipeline) nameDurables(r *readings) {
 	}
 }
 
-func read(ctx context.Context, links *Links) (r readings, err error) {
+func read(ctx context.Context, links *Conns) (r readings, err error) {
 	r.Asked = time.Now()
-	if r.Slot, err = within(ctx, "slot", links.Upstream.Slot); err != nil {
+	if r.Slot, err = within(ctx, "slot", links.Source.Slot); err != nil {
 		return r, err
 	}
 	r.Record, err = within(ctx, "checkpoint record", func(ctx context.Context) (rec *checkpoint.Record, err error) {
@@ -150,21 +150,21 @@ func read(ctx context.Context, links *Links) (r readings, err error) {
 	if err != nil {
 		return r, err
 	}
-	if r.Stream, err = within(ctx, "stream", links.Broker.State); err != nil {
+	if r.Stream, err = within(ctx, "stream", links.JetStream.State); err != nil {
 		return r, err
 	}
-	if r.Server, err = within(ctx, "server", links.Upstream.Server); err != nil {
+	if r.Server, err = within(ctx, "server", links.Source.Server); err != nil {
 		return r, err
 	}
 	r.Now = time.Now()
 	if r.Slot.Exists || r.Record != nil { // with nothing set up yet, that is what is to be said, not that there is no publication
-		r.Publication, err = within(ctx, "publication", links.Upstream.Publication)
+		r.Publication, err = within(ctx, "publication", links.Source.Publication)
 	}
 	return r, err
 }
 
 // standBy waits until nobody holds the slot any more.
-func (p *Pipeline) standBy(ctx context.Context, links *Links, slot relay.SlotState) error {
+func (p *Pipeline) standBy(ctx context.Context, links *Conns, slot relay.SlotState) error {
 	p.health.set(StateStandby, nil)
 	p.log.Info("standby: the slot is held by another session", "slot", links.Checkpoint.Slot, "pid", slot.ActivePID, "holder", slot.Holder)
 	poll := time.NewTicker(standbyPoll)
@@ -175,7 +175,7 @@ func (p *Pipeline) standBy(ctx context.Context, links *Links, slot relay.SlotSta
 			return ctx.Err()
 		case <-poll.C:
 		}
-		slot, err := within(ctx, "slot", links.Upstream.Slot)
+		slot, err := within(ctx, "slot", links.Source.Slot)
 		if err != nil {
 			return err
 		}

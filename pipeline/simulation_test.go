@@ -61,7 +61,7 @@ func (l *workload) write(pg *postgres) {
 	at := time.Now().Add(-time.Duration(l.rnd.IntN(400)) * time.Microsecond) // timestamps need not ascend
 	switch n := l.rnd.IntN(40); {
 	case n < 2:
-		pg.commitAt(at, nil, logical{prefix: relay.TickPrefix})
+		pg.commitAt(at, nil, logical{prefix: relay.HeartbeatPrefix})
 	case n < 7 && l.changes:
 		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: randomSettings(l.rnd).Content("outflow")})
 	case n == 7:
@@ -71,7 +71,7 @@ func (l *workload) write(pg *postgres) {
 	case n == 9:
 		pg.commitAt(at, nil) // PostgreSQL 14 sends them
 	case n == 10:
-		pg.commitAt(at, l.rows(), logical{prefix: relay.TickPrefix}, logical{prefix: "another", content: "x", outside: true})
+		pg.commitAt(at, l.rows(), logical{prefix: relay.HeartbeatPrefix}, logical{prefix: "another", content: "x", outside: true})
 	case n < 13:
 		pg.grow(pg.end + outbox.LSN(l.rnd.IntN(5000))) // other databases' WAL
 	case n < 20:

@@ -15,18 +15,18 @@ import (
 )
 
 // intruded lets a stranger publish when a session's publisher begins: what the stream held has been read, and nothing is sent yet.
-type intruded struct{ Broker }
+type intruded struct{ JetStream }
 
 func (b intruded) Publisher(last uint64) Publisher {
-	l := b.Broker.(*link)
+	l := b.JetStream.(*link)
 	l.lock()
 	l.js.intrude()
 	l.unlock()
-	return b.Broker.Publisher(last)
+	return b.JetStream.Publisher(last)
 }
 
 func (b intruded) Resume(old Publisher, last uint64) (Publisher, error) {
-	return b.Broker.Resume(old, last)
+	return b.JetStream.Resume(old, last)
 }
 
 // noticed makes sure that the process ends by the stranger, having gone on in no way, and that the next one stops as well, also when his
@@ -68,7 +68,7 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 				}
 				w.write(c.wait)
 				w.js.deaf = c.deaf
-				w.noticed(w.run(options{open: func(l *Links) { l.Broker = intruded{l.Broker} }}))
+				w.noticed(w.run(options{open: func(l *Conns) { l.JetStream = intruded{l.JetStream} }}))
 				if n := len(w.js.messages); !c.deaf && n > 4+c.wait {
 					t.Errorf("%d messages", n)
 				}
@@ -86,7 +86,7 @@ func TestStrangerBeforeLateMessages(t *testing.T) {
 				pr := w.running(options{})
 				w.write(3)
 				w.published()
-				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Places[len(r.Places)-1].Seq == 3 })
+				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 3 })
 				w.with(func() { w.js.latency = 50 * time.Millisecond })
 				w.write(20)
 				w.until(time.Second, "they are on their way", func() bool { return len(pr.link().wire) >= 19 })
@@ -130,7 +130,7 @@ func TestDivergenceInTheMiddle(t *testing.T) {
 				pr := w.running(options{})
 				w.write(2)
 				w.published()
-				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Places[len(r.Places)-1].Seq == 2 })
+				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 2 })
 				w.with(func() { w.js.saves = saveNever })
 				w.write(8)
 				w.published()

@@ -126,7 +126,7 @@ func TestTicksOff(t *testing.T) {
 		if len(w.pg.ticks) != 0 || len(w.js.messages) != 0 {
 			t.Errorf("%d ticks, %d messages", len(w.pg.ticks), len(w.js.messages))
 		}
-		w.with(func() { w.pg.commit(nil, logical{prefix: relay.TickPrefix}) }) // somebody else's
+		w.with(func() { w.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) }) // somebody else's
 		w.published()
 		w.same()
 	})
@@ -180,9 +180,9 @@ func TestArrivalsAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer links.Close()
-		place := relay.Place{Settings: first, Timeline: timeline}
+		place := relay.Checkpoint{Settings: first, Timeline: timeline}
 		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, readings{}, checkpoint.Start{
-			Place: place, Places: []checkpoint.StoredPlace{{Place: place}},
+			Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
 		})
 		defer s.close()
 		for i := range 3000 {

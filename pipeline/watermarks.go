@@ -52,7 +52,7 @@ func (s *session) confirm() {
 		return
 	}
 	s.confirmed = lsn
-	s.links.Upstream.Confirm(lsn)
+	s.links.Source.Confirm(lsn)
 	s.tracker.Confirmed(lsn)
 	s.metrics.confirmed(lsn)
 }

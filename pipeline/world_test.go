@@ -65,8 +65,8 @@ func newWorld(t *testing.T, seed uint64, first relay.Settings, durable time.Dura
 	rec := &checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: w.js.created,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: w.pg.identity, Seen: w.pg.end},
-		Places: []checkpoint.StoredPlace{{
-			Place: relay.Place{Due: w.pg.end, Settings: first, Timeline: timeline}, Since: time.Now().UTC(),
+		Checkpoints: []checkpoint.StoredCheckpoint{{
+			Checkpoint: relay.Checkpoint{Due: w.pg.end, Settings: first, Timeline: timeline}, Since: time.Now().UTC(),
 		}},
 	}
 	doc, err := rec.Encode()
@@ -129,7 +129,7 @@ func (w *world) checkConfirmed(lsn outbox.LSN) {
 			return
 		}
 		safe := false
-		for _, p := range rec.Places {
+		for _, p := range rec.Checkpoints {
 			safe = safe || p.Due >= lsn && p.Seq <= firm
 		}
 		if !safe {
@@ -222,7 +222,7 @@ type options struct {
 	limit    time.Duration // of the run; 0: none
 	scratch  reorder.Scratch
 	registry *prometheus.Registry
-	open     func(*Links) // changes what was opened
+	open     func(*Conns) // changes what was opened
 	inForce  func(relay.Settings)
 	log      io.Writer
 }
@@ -247,7 +247,7 @@ func (w *world) run(o options) *process {
 	}
 	pr.cancel = cancel
 	cfg := Config{
-		Open:     func(ctx context.Context) (*Links, error) { return pr.open(ctx, o) },
+		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
 		Settings: o.settings, Ticks: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop, InForce: o.inForce,
 	}
 	if o.log != nil {
@@ -270,7 +270,7 @@ func (w *world) run(o options) *process {
 	return pr
 }
 
-func (pr *process) open(ctx context.Context, o options) (*Links, error) {
+func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 	w := pr.w
 	w.mu.Lock()
 	d := pr.noise.about(time.Millisecond)
@@ -291,9 +291,9 @@ func (pr *process) open(ctx context.Context, o options) (*Links, error) {
 	l := pr.connect()
 	w.ups, pr.ups = append(w.ups, u), append(pr.ups, u)
 	w.step("opened", uint64(len(pr.opens)))
-	links := &Links{
-		Reopen:   pr.reopen,
-		Upstream: u, Broker: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
+	links := &Conns{
+		Reopen: pr.reopen,
+		Source: u, JetStream: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
 			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping, DurableAfter: w.durable,
 		},
@@ -315,7 +315,7 @@ func (pr *process) connect() *link {
 }
 
 // reopen opens the broker's side of a session again.
-func (pr *process) reopen(ctx context.Context) (Broker, Store, error) {
+func (pr *process) reopen(ctx context.Context) (JetStream, Store, error) {
 	w := pr.w
 	w.mu.Lock()
 	d := pr.noise.about(time.Millisecond)
@@ -478,7 +478,7 @@ func (w *world) eachPlace(f func(lsn outbox.LSN, stored time.Time)) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		for _, p := range rec.Places {
+		for _, p := range rec.Checkpoints {
 			f(p.Due, r.at)
 		}
 	}

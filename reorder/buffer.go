@@ -10,13 +10,13 @@ import (
 
 // Config is what a Buffer starts from: a place, and how the process is set up.
 type Config struct {
-	Settings relay.Settings    // in force at Start
-	Start    outbox.LSN        // the place's due: commits at or below are no inputs
-	Taken    []outbox.Position // the place's: events beyond Start that are in the stream already
-	Unkeyed  bool              // horizon 0 and sort commit are in force whatever the settings say
-	MaxTaken int               // 0: relay.MaxTaken. It decides the order: nothing but tests may set another
-	Scratch  Scratch           // where a transaction larger than the buffer spills
-	MaxSpill int64             // bytes of scratch files at a time; 0: no limit. More is a fatal fault
+	Settings          relay.Settings    // in force at Start
+	Start             outbox.LSN        // the place's due: commits at or below are no inputs
+	PublishedAhead    []outbox.Position // the place's: events beyond Start that are in the stream already
+	Unkeyed           bool              // horizon 0 and sort commit are in force whatever the settings say
+	MaxPublishedAhead int               // 0: relay.MaxPublishedAhead. It decides the order: nothing but tests may set another
+	Scratch           Scratch           // where a transaction larger than the buffer spills
+	MaxSpill          int64             // bytes of scratch files at a time; 0: no limit. More is a fatal fault
 	// Stop is asked again and again while scratch files are read, which may take minutes in one call. An error of it ends the call
 	// with that error. nil: never stopped.
 	Stop func() error
@@ -84,12 +84,12 @@ type change struct {
 
 // New returns an empty buffer that goes on from a place.
 func New(cfg Config) *Buffer {
-	if cfg.MaxTaken == 0 {
-		cfg.MaxTaken = relay.MaxTaken
+	if cfg.MaxPublishedAhead == 0 {
+		cfg.MaxPublishedAhead = relay.MaxPublishedAhead
 	}
 	b := &Buffer{cfg: cfg, set: cfg.Settings, atDue: cfg.Settings, newest: cfg.Start, tune: defaultTuning}
 	b.disk.scratch, b.disk.limit, b.disk.stop = cfg.Scratch, cfg.MaxSpill, cfg.Stop
-	b.taken = slices.Clone(cfg.Taken)
+	b.taken = slices.Clone(cfg.PublishedAhead)
 	slices.SortFunc(b.taken, outbox.Position.Compare)
 	b.index.init()
 	return b
@@ -236,11 +236,11 @@ func (b *Buffer) Settings() relay.Settings { return b.set }
 // Marker returns the place that a keepalive's marker makes: lsn is at or above the last input and below the next. It may be called
 // only when no event is held. Seq and Timeline are left to the caller, and Taken may
 // not be changed.
-func (b *Buffer) Marker(lsn outbox.LSN) relay.Place {
+func (b *Buffer) Marker(lsn outbox.LSN) relay.Checkpoint {
 	if b.held.events > 0 {
 		panic("reorder: Marker while events are held")
 	}
-	return relay.Place{Due: lsn, Taken: b.takenBeyond(lsn), Settings: b.set}
+	return relay.Checkpoint{Due: lsn, PublishedAhead: b.takenBeyond(lsn), Settings: b.set}
 }
 
 // takenBeyond returns what of taken lies beyond due, nil if nothing does. Nobody writes to it any more.

@@ -41,11 +41,11 @@ func (b *Buffer) close(due outbox.LSN) (*Window, error) {
 	var pulled []*slot
 	if head.events > 0 && head.events < b.held.events {
 		var err error
-		if pulled, err = b.pull(n, due, b.cfg.MaxTaken-beyond); err != nil {
+		if pulled, err = b.pull(n, due, b.cfg.MaxPublishedAhead-beyond); err != nil {
 			return nil, err
 		}
 	}
-	if beyond+len(pulled) > b.cfg.MaxTaken || head.events == b.held.events {
+	if beyond+len(pulled) > b.cfg.MaxPublishedAhead || head.events == b.held.events {
 		return b.closeAll(b.held.events - head.events)
 	}
 

@@ -16,7 +16,7 @@
 // Inputs are due from the oldest on (due.go): all when the horizon is 0; else those that are a horizon older than the one just read,
 // by commit timestamps; and as many as it takes to bring the buffer back below max_events and max_bytes. The window takes every held
 // event at or below the newest due input (close.go), and pulls those younger ones that have a lower key than a taken event of their
-// sequence, so that the edge cuts nothing. If more than MaxTaken events beyond due would have left the buffer then, it takes
+// sequence, so that the edge cuts nothing. If more than MaxPublishedAhead events beyond due would have left the buffer then, it takes
 // everything. If nothing is held afterwards, due is raised to thru. order.go and external.go sort it.
 //
 // # Why the order is a function of the WAL

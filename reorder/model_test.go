@@ -34,14 +34,14 @@ type closed struct {
 	Sort      outbox.Sort
 	Bytes     int64
 	Events    []relay.Event
-	Place     relay.Place
+	Place     relay.Checkpoint
 }
 
 func newModel(c Config) *model {
-	m := &model{start: c.Start, maxTaken: c.MaxTaken, unkeyed: c.Unkeyed, set: c.Settings, atDue: c.Settings}
-	m.taken = slices.Clone(c.Taken)
+	m := &model{start: c.Start, maxTaken: c.MaxPublishedAhead, unkeyed: c.Unkeyed, set: c.Settings, atDue: c.Settings}
+	m.taken = slices.Clone(c.PublishedAhead)
 	if m.maxTaken == 0 {
-		m.maxTaken = relay.MaxTaken
+		m.maxTaken = relay.MaxPublishedAhead
 	}
 	return m
 }
@@ -147,7 +147,7 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 	}
 	w := &closed{
 		Due: due, Thru: thru, Of: len(take), Pull: len(pulled), Sort: m.inForce().Sort, Bytes: sizes(take),
-		Place: relay.Place{Due: due, Taken: slices.Clone(m.taken), Settings: m.atDue},
+		Place: relay.Checkpoint{Due: due, PublishedAhead: slices.Clone(m.taken), Settings: m.atDue},
 	}
 	w.Events = modelSort(take, w.Sort)
 	return w
@@ -196,10 +196,10 @@ func sizes(events []relay.Event) (n int64) {
 }
 
 // marker is the place of a keepalive's marker when nothing is held.
-func (m *model) marker(lsn outbox.LSN) relay.Place {
+func (m *model) marker(lsn outbox.LSN) relay.Checkpoint {
 	beyond := slices.DeleteFunc(slices.Clone(m.taken), func(p outbox.Position) bool { return p.LSN <= lsn })
 	if len(beyond) == 0 {
 		beyond = nil
 	}
-	return relay.Place{Due: lsn, Taken: beyond, Settings: m.set}
+	return relay.Checkpoint{Due: lsn, PublishedAhead: beyond, Settings: m.set}
 }

@@ -38,7 +38,7 @@ func randomSettings(r *rand.Rand) relay.Settings {
 }
 
 func randomScene(r *rand.Rand) scene {
-	s := scene{cfg: Config{Settings: randomSettings(r), MaxTaken: []int{1, 2, 6, 512}[r.IntN(4)]}}
+	s := scene{cfg: Config{Settings: randomSettings(r), MaxPublishedAhead: []int{1, 2, 6, 512}[r.IntN(4)]}}
 	s.cfg.Unkeyed = r.IntN(12) == 0
 	keyless := s.cfg.Unkeyed && r.IntN(2) == 0
 	if r.IntN(2) == 0 {
@@ -67,7 +67,7 @@ func randomScene(r *rand.Rand) scene {
 			add(input{commit: relay.Commit{Kind: relay.SettingsChange, Settings: randomSettings(r)}})
 			continue
 		case p < changes+0.15:
-			add(input{commit: relay.Commit{Kind: relay.Tick}})
+			add(input{commit: relay.Commit{Kind: relay.Heartbeat}})
 			continue
 		case p < changes+0.18:
 			add(input{commit: relay.Commit{Kind: relay.NoInput}})
@@ -107,7 +107,7 @@ func randomScene(r *rand.Rand) scene {
 		}
 	}
 	now += 10_000_000
-	add(input{commit: relay.Commit{Kind: relay.Tick}})
+	add(input{commit: relay.Commit{Kind: relay.Heartbeat}})
 	return s
 }
 
@@ -139,9 +139,9 @@ func fillValues(r *rand.Rand, e *relay.Event) {
 }
 
 // start makes a buffer that goes on from a place of the scene.
-func (s *scene) start(p relay.Place, scratch *memScratch) *Buffer {
+func (s *scene) start(p relay.Checkpoint, scratch *memScratch) *Buffer {
 	cfg := s.cfg
-	cfg.Settings, cfg.Start, cfg.Taken, cfg.Scratch = p.Settings, p.Due, p.Taken, scratch
+	cfg.Settings, cfg.Start, cfg.PublishedAhead, cfg.Scratch = p.Settings, p.Due, p.PublishedAhead, scratch
 	b := New(cfg)
 	b.late.table = make([]lastKey, 16)
 	if s.memory > 0 {
@@ -166,7 +166,7 @@ func feed(b *Buffer, in input) (*closed, error) {
 	if w == nil || err != nil {
 		return nil, err
 	}
-	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes, Place: w.Place}
+	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes, Place: w.Checkpoint}
 	for {
 		var e relay.Event
 		ok, err := w.Next(&e)
@@ -229,14 +229,14 @@ func checkClean(b *Buffer, scratch *memScratch) error {
 }
 
 type cut struct {
-	place relay.Place
+	place relay.Checkpoint
 	made  int // windows up to there
 }
 
 // run compares the buffer with the model over the whole scene and returns the windows and every place to go on from.
 func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, cuts []cut, err error) {
 	scratch := &memScratch{failAfter: -1}
-	first := relay.Place{Settings: s.cfg.Settings}
+	first := relay.Checkpoint{Settings: s.cfg.Settings}
 	m, b := newModel(s.cfg), s.start(first, scratch)
 	cuts = append(cuts, cut{first, 0})
 	out := 0
@@ -293,7 +293,7 @@ func (s *scene) resume(c cut, windows []*closed, whole bool) error {
 	scratch := &memScratch{failAfter: -1}
 	b := s.start(c.place, scratch)
 	cfg := s.cfg
-	cfg.Settings, cfg.Start, cfg.Taken = c.place.Settings, c.place.Due, c.place.Taken
+	cfg.Settings, cfg.Start, cfg.PublishedAhead = c.place.Settings, c.place.Due, c.place.PublishedAhead
 	m := newModel(cfg)
 	made := c.made
 	for _, in := range s.wal {
@@ -341,7 +341,7 @@ func (st *stats) count(w *closed) {
 	if w.Pull > 0 {
 		st.pulls++
 	}
-	if len(w.Place.Taken) > 0 {
+	if len(w.Place.PublishedAhead) > 0 {
 		st.taken++
 	}
 }

@@ -90,8 +90,8 @@ func (f *file) drop() {
 func (d *disk) errLimit() error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "spill_limit",
-		What: "a transaction needs more than " + strconv.FormatInt(d.limit, 10) + " bytes on disk to be sorted (reorder.max_spill)",
-		Cure: "Raise reorder.max_spill to about three times the transaction's size, with reorder.spill_dir on a disk that has the room. " +
+		Message: "a transaction needs more than " + strconv.FormatInt(d.limit, 10) + " bytes on disk to be sorted (reorder.max_spill)",
+		Hint: "Raise reorder.max_spill to about three times the transaction's size, with reorder.spill_dir on a disk that has the room. " +
 			"Nothing is lost: PostgreSQL keeps the transaction until it is published",
 	}
 }

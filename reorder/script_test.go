@@ -57,7 +57,7 @@ func TestScripts(t *testing.T) {
 type script struct {
 	cfg   Config
 	b     *Buffer
-	place relay.Place
+	place relay.Checkpoint
 	wal   []input
 	out   bytes.Buffer
 }
@@ -86,7 +86,7 @@ func (s *script) do(verb string, args []string) (err error) {
 		s.place.Settings = s.cfg.Settings
 		return err
 	case "max_taken":
-		s.cfg.MaxTaken, err = strconv.Atoi(args[0])
+		s.cfg.MaxPublishedAhead, err = strconv.Atoi(args[0])
 		return err
 	case "unkeyed":
 		s.cfg.Unkeyed = true
@@ -113,7 +113,7 @@ func (s *script) do(verb string, args []string) (err error) {
 		return nil
 	case "restart":
 		cfg := s.cfg
-		cfg.Start, cfg.Taken, cfg.Settings = s.place.Due, s.place.Taken, s.place.Settings
+		cfg.Start, cfg.PublishedAhead, cfg.Settings = s.place.Due, s.place.PublishedAhead, s.place.Settings
 		s.b = New(cfg)
 		fmt.Fprintf(&s.out, "> from %v\n", s.place.Due)
 		for _, in := range s.wal {
@@ -147,7 +147,7 @@ func parseInput(verb string, args []string) (in input, err error) {
 	in.commit.Time = at.Microseconds()
 	switch verb {
 	case "tick":
-		in.commit.Kind = relay.Tick
+		in.commit.Kind = relay.Heartbeat
 	case "change":
 		in.commit.Kind = relay.SettingsChange
 		in.commit.Settings, err = parseSettings(args[2:])
@@ -177,5 +177,5 @@ func (s *script) feed(in input) error {
 }
 
 func (s *script) printPlace() {
-	fmt.Fprintf(&s.out, "> place %v, taken %v, %v\n", s.place.Due, s.place.Taken, s.place.Settings)
+	fmt.Fprintf(&s.out, "> place %v, taken %v, %v\n", s.place.Due, s.place.PublishedAhead, s.place.Settings)
 }

@@ -193,7 +193,7 @@ func TestScratchFails(t *testing.T) {
 		s.memory = 600
 		fine := &memScratch{failAfter: -1}
 		var want []*closed
-		b := s.start(relay.Place{Settings: s.cfg.Settings}, fine)
+		b := s.start(relay.Checkpoint{Settings: s.cfg.Settings}, fine)
 		for _, in := range s.wal {
 			w, err := feed(b, in)
 			if err != nil {
@@ -205,7 +205,7 @@ func TestScratchFails(t *testing.T) {
 			{failCreate: true}, {failAfter: -1, failRead: true}, {failAfter: -1, flip: true},
 			{failAfter: 0}, {failAfter: r.Int64N(fine.written + 1)}, {failAfter: r.Int64N(fine.written + 1)},
 		} {
-			b := s.start(relay.Place{Settings: s.cfg.Settings}, broken)
+			b := s.start(relay.Checkpoint{Settings: s.cfg.Settings}, broken)
 			var err error
 			for i, in := range s.wal {
 				var w *closed
@@ -219,7 +219,7 @@ func TestScratchFails(t *testing.T) {
 			if err == nil {
 				continue // it did not come to that
 			}
-			if _, again := feed(b, input{commit: relay.Commit{Kind: relay.Tick, LSN: 1 << 40}}); again == nil {
+			if _, again := feed(b, input{commit: relay.Commit{Kind: relay.Heartbeat, LSN: 1 << 40}}); again == nil {
 				t.Fatalf("seed %d: the buffer goes on after %v", seed, err)
 			}
 			switch {
@@ -362,11 +362,11 @@ func TestOutOfTurn(t *testing.T) {
 		"index":   func(b *Buffer) error { return b.Append(at(1)) },
 		"missing": func(b *Buffer) error { return b.Commit(relay.Commit{LSN: 1, Kind: relay.Events, Events: 1}) },
 		"too many": func(b *Buffer) error {
-			return cmp.Or(b.Append(at(0)), b.Commit(relay.Commit{LSN: 1, Kind: relay.Tick}))
+			return cmp.Or(b.Append(at(0)), b.Commit(relay.Commit{LSN: 1, Kind: relay.Heartbeat}))
 		},
 		"back": func(b *Buffer) error {
-			_, err := feed(b, input{commit: relay.Commit{LSN: 5, Kind: relay.Tick}})
-			return cmp.Or(err, b.Commit(relay.Commit{LSN: 5, Kind: relay.Tick}))
+			_, err := feed(b, input{commit: relay.Commit{LSN: 5, Kind: relay.Heartbeat}})
+			return cmp.Or(err, b.Commit(relay.Commit{LSN: 5, Kind: relay.Heartbeat}))
 		},
 	} {
 		if f(fresh()) == nil {
@@ -375,7 +375,7 @@ func TestOutOfTurn(t *testing.T) {
 	}
 	for name, f := range map[string]func(b *Buffer){
 		"not closed": func(b *Buffer) {
-			_ = b.Commit(relay.Commit{LSN: 5, Kind: relay.Tick})
+			_ = b.Commit(relay.Commit{LSN: 5, Kind: relay.Heartbeat})
 			_ = b.Append(at(0))
 		},
 		"not read": func(b *Buffer) {

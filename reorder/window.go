@@ -16,8 +16,8 @@ type Window struct {
 	Pull int         // how many of them lie beyond what was due
 	Sort outbox.Sort // the rule in force
 
-	Bytes int64       // of its events, by [relay.Event.Size]
-	Place relay.Place // where it ends; Seq and Timeline are left to the caller, and Taken may not be changed
+	Bytes      int64            // of its events, by [relay.Event.Size]
+	Checkpoint relay.Checkpoint // where it ends; Seq and Timeline are left to the caller, and PublishedAhead may not be changed
 
 	buffer *Buffer
 	n      int
@@ -28,8 +28,8 @@ type Window struct {
 func (b *Buffer) open(due outbox.LSN, out tally, pull int, from *merge) *Window {
 	b.window = Window{
 		Due: due, Thru: b.input.lsn, Of: out.events, Pull: pull, Sort: b.inForce().Sort, Bytes: out.bytes,
-		Place:  relay.Place{Due: due, Taken: b.takenBeyond(due), Settings: b.atDue},
-		buffer: b, from: from,
+		Checkpoint: relay.Checkpoint{Due: due, PublishedAhead: b.takenBeyond(due), Settings: b.atDue},
+		buffer:     b, from: from,
 	}
 	b.unread, b.leaving = true, out.weight
 	return &b.window

@@ -127,7 +127,7 @@ func (q RowQuery) boundsFault(err error) error {
 		return nil
 	}
 	return &outbox.Fault{
-		Class: outbox.Usage, Code: "row_value", What: "a value that was given can't be one of its column", Err: err,
-		Cure: "Write it as PostgreSQL prints it",
+		Class: outbox.Usage, Code: "row_value", Message: "a value that was given can't be one of its column", Err: err,
+		Hint: "Write it as PostgreSQL prints it",
 	}
 }

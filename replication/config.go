@@ -86,8 +86,8 @@ const peerTimeout = 15 * time.Second
 func parseConfig(setting, url string) (*pgx.ConnConfig, error) {
 	if ambiguous(url) {
 		return nil, &outbox.Fault{
-			Class: outbox.Usage, Code: "postgres_url", What: setting + " can be read in more than one way: it has an @ that does not end the password",
-			Cure: "Write an @ in a user's name, a password or a parameter as %40, and a / as %2F, ? as %3F, # as %23",
+			Class: outbox.Usage, Code: "postgres_url", Message: setting + " can be read in more than one way: it has an @ that does not end the password",
+			Hint: "Write an @ in a user's name, a password or a parameter as %40, and a / as %2F, ? as %3F, # as %23",
 		}
 	}
 	c, err := pgx.ParseConfig(url)
@@ -97,11 +97,11 @@ func parseConfig(setting, url string) (*pgx.ConnConfig, error) {
 			what = setting + " is not set and libpq's PG* environment can't be used"
 		}
 		f := &outbox.Fault{
-			Class: outbox.Usage, Code: "postgres_url", What: what,
-			Cure: "Write it as postgres://user@host:5432/database?sslmode=verify-full, special characters in the password as %XX",
+			Class: outbox.Usage, Code: "postgres_url", Message: what,
+			Hint: "Write it as postgres://user@host:5432/database?sslmode=verify-full, special characters in the password as %XX",
 		}
 		if path := (*fs.PathError)(nil); errors.As(err, &path) {
-			f.What, f.Cure, f.Err = setting+" names a file that can't be read", "", path
+			f.Message, f.Hint, f.Err = setting+" names a file that can't be read", "", path
 		}
 		return nil, f
 	}

@@ -146,7 +146,7 @@ func TestTimelineAfterAPromotion(t *testing.T) {
 	}
 	w := NewWriter(d.cfg.Config)
 	defer w.Close()
-	wantFault(t, w.Tick(within(t)), outbox.Transient, "write_standby")
+	wantFault(t, w.Heartbeat(within(t)), outbox.Transient, "write_standby")
 	admin := newDatabaseAt(t, d)
 	admin.exec("SELECT pg_promote()")
 	state, err = standby.Server(within(t))

@@ -81,7 +81,7 @@ func connectFault(setting string, err error) error {
 	}
 	at := place(setting, err)
 	fatal := func(code, what, cure string) error {
-		return &outbox.Fault{Class: outbox.Fatal, Code: code, What: at + " " + what, Cure: cure, Err: e}
+		return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: at + " " + what, Hint: cure, Err: e}
 	}
 	switch sqlState(err) {
 	case codeInvalidPassword:
@@ -96,10 +96,10 @@ func connectFault(setting string, err error) error {
 		return fatal("no_replication_right", "does not let the role connect for replication",
 			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT CONNECT ON DATABASE")
 	}
-	f := &outbox.Fault{Class: outbox.Transient, Code: CodeConnect, What: at + " can't be reached", Err: e,
-		Cure: "See that it runs, and that host and port are right"}
+	f := &outbox.Fault{Class: outbox.Transient, Code: CodeConnect, Message: at + " can't be reached", Err: e,
+		Hint: "See that it runs, and that host and port are right"}
 	if pg != nil {
-		f.What, f.Cure = at+" takes no connection", ""
+		f.Message, f.Hint = at+" takes no connection", ""
 	}
 	return f
 }
@@ -160,7 +160,7 @@ func reason(err error) string {
 
 // fatal makes a fatal fault.
 func fatal(code, cure, format string, args ...any) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(format, args...), Cure: cure}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: cure}
 }
 
 const publicationCure = "Rows that were written while it did not exist are not in the stream of changes: " +

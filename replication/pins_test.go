@@ -90,7 +90,7 @@ func TestHostileSettingsChangeNothing(t *testing.T) {
 		ordinary("reader", r.conn)
 		w := NewWriter(d.cfg.Config)
 		defer w.Close()
-		if err := w.Tick(within(t)); err != nil {
+		if err := w.Heartbeat(within(t)); err != nil {
 			t.Error(err)
 		}
 		if err := w.do(within(t), func(conn *pgx.Conn) error { ordinary("writer", conn); return nil }); err != nil {

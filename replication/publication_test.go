@@ -371,7 +371,7 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 		w := NewWriter(d.cfg.Config)
 		defer w.Close()
-		if err := w.Tick(within(t)); err != nil {
+		if err := w.Heartbeat(within(t)); err != nil {
 			t.Error(err)
 		}
 		d.insert(ops(t, 3))

@@ -274,8 +274,8 @@ func (s *Setup) refused(doing, needs string, err error) error {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return &outbox.Fault{
-		Class: outbox.Fatal, Code: "no_right", What: "the role may not " + doing, Err: err,
-		Cure: "It needs " + needs + "; or let `outflow init --print` show the statements and run them as another role",
+		Class: outbox.Fatal, Code: "no_right", Message: "the role may not " + doing, Err: err,
+		Hint: "It needs " + needs + "; or let `outflow init --print` show the statements and run them as another role",
 	}
 }
 

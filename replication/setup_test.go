@@ -106,8 +106,8 @@ func TestBlockedSlotNamesWhoBlocks(t *testing.T) {
 		_, err := s.CreateSlot(within(t))
 		f := wantFault(t, err, outbox.Fatal, "slot_blocked")
 		for _, want := range []string{fmt.Sprint("pid ", d.conn.PgConn().PID()), "order service", "open for"} {
-			if !strings.Contains(f.Cure, want) {
-				t.Errorf("%s: does not name %s", f.Cure, want)
+			if !strings.Contains(f.Hint, want) {
+				t.Errorf("%s: does not name %s", f.Hint, want)
 			}
 		}
 		if state, err := s.Slot(within(t)); err != nil || state.Exists {
@@ -133,7 +133,7 @@ func TestCheckServer(t *testing.T) {
 			s := d.setup()
 			defer s.Close()
 			f := wantFault(t, s.CheckServer(within(t)), outbox.Fatal, c.code)
-			if name, value, _ := strings.Cut(c.setting, "="); !strings.Contains(f.Error(), name) || !strings.Contains(f.What, value) {
+			if name, value, _ := strings.Cut(c.setting, "="); !strings.Contains(f.Error(), name) || !strings.Contains(f.Message, value) {
 				t.Errorf("%v does not name %s", f, c.setting)
 			}
 		})
@@ -244,7 +244,7 @@ func TestPeek(t *testing.T) {
 		}
 		err := Peek(within(t), d.cfg.Config, 0, false, func(Message) error { return nil })
 		f := wantFault(t, err, outbox.Fatal, "slot_in_use")
-		if pid := d.text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot); !strings.Contains(f.What, pid) {
+		if pid := d.text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot); !strings.Contains(f.Message, pid) {
 			t.Errorf("%v does not name pid %s", f, pid)
 		}
 		s.Close()

@@ -280,8 +280,8 @@ func (s *Snapshot) rowsFault(q RowQuery, err error) error {
 		return f
 	case q.Where != "" && (strings.HasPrefix(state, "42") || strings.HasPrefix(state, "22")):
 		return &outbox.Fault{
-			Class: outbox.Usage, Code: "where", What: fmt.Sprintf("--where %q is no condition on table %s", q.Where, table), Err: err,
-			Cure: "Write what could stand behind WHERE in a query of the table",
+			Class: outbox.Usage, Code: "where", Message: fmt.Sprintf("--where %q is no condition on table %s", q.Where, table), Err: err,
+			Hint: "Write what could stand behind WHERE in a query of the table",
 		}
 	}
 	if f := q.boundsFault(err); f != nil {

@@ -198,7 +198,7 @@ func TestNewSlotWaits(t *testing.T) {
 	d.exec("CREATE TABLE unfinished (id int)")
 	d.cfg.Patience = 50 * time.Millisecond
 	_, err := CreateSlot(within(t), d.cfg, false)
-	if f := wantFault(t, err, outbox.Fatal, "slot_blocked"); !strings.Contains(f.Cure, fmt.Sprint("pid ", d.conn.PgConn().PID())) {
+	if f := wantFault(t, err, outbox.Fatal, "slot_blocked"); !strings.Contains(f.Hint, fmt.Sprint("pid ", d.conn.PgConn().PID())) {
 		t.Errorf("%v", f)
 	}
 	d.exec("ROLLBACK")

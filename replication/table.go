@@ -108,8 +108,8 @@ func SplitTable(table string) (schema, name string, err error) {
 
 func badTable(table string) error {
 	return &outbox.Fault{
-		Class: outbox.Usage, Code: "table", What: fmt.Sprintf("table %q is not a table's name", table),
-		Cure: `Write schema.name, or name; a part that holds dots in double quotes`,
+		Class: outbox.Usage, Code: "table", Message: fmt.Sprintf("table %q is not a table's name", table),
+		Hint: `Write schema.name, or name; a part that holds dots in double quotes`,
 	}
 }
 

@@ -60,7 +60,7 @@ func TestTable(t *testing.T) {
 	d.exec(`ALTER DATABASE ` + d.text("SELECT quote_ident(current_database())") + ` SET search_path = "other.one"`)
 	d.cfg.Table = "Out box"
 	_, err = d.open().Table(within(t))
-	if f := wantFault(t, err, outbox.Fatal, "table_missing"); !strings.Contains(f.What, "public.Out box") {
+	if f := wantFault(t, err, outbox.Fatal, "table_missing"); !strings.Contains(f.Message, "public.Out box") {
 		t.Errorf("a name without a schema, and a search_path: %v", f)
 	}
 }

@@ -28,8 +28,8 @@ type Writer struct {
 func NewWriter(cfg Config) *Writer { return &Writer{cfg: cfg} }
 
 // Tick writes a tick. Give it a context with a deadline: the server may be gone without a word.
-func (w *Writer) Tick(ctx context.Context) error {
-	if err := w.emit(ctx, relay.TickPrefix, ""); err != nil {
+func (w *Writer) Heartbeat(ctx context.Context) error {
+	if err := w.emit(ctx, relay.HeartbeatPrefix, ""); err != nil {
 		return fmt.Errorf("write a tick: %w", err)
 	}
 	return nil
@@ -90,8 +90,8 @@ func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 	})
 	if err == nil && lsn == nil {
 		return &outbox.Fault{
-			Class: outbox.Transient, Code: "write_standby", What: "the server that ticks are written to is a standby and takes no writes",
-			Cure: "Point postgres.write_url at the primary",
+			Class: outbox.Transient, Code: "write_standby", Message: "the server that ticks are written to is a standby and takes no writes",
+			Hint: "Point postgres.write_url at the primary",
 		}
 	}
 	return err

@@ -19,7 +19,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	s := d.start(0)
 	w := NewWriter(d.cfg.Config)
 	defer w.Close()
-	if err := w.Tick(within(t)); err != nil {
+	if err := w.Heartbeat(within(t)); err != nil {
 		t.Fatal(err)
 	}
 	settings := relay.Settings{Horizon: relay.DefaultHorizon, MaxEvents: 5, MaxBytes: 6}
@@ -28,10 +28,10 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	}
 	read(t, s, messages(2))
 	d.exec("SELECT pg_terminate_backend($1)", int32(w.conn.PgConn().PID()))
-	if err := w.Tick(within(t)); err == nil {
+	if err := w.Heartbeat(within(t)); err == nil {
 		t.Fatal("a tick over a connection that was terminated")
 	}
-	if err := w.Tick(within(t)); err != nil {
+	if err := w.Heartbeat(within(t)); err != nil {
 		t.Fatal(err)
 	}
 	read(t, s, messages(1))
@@ -45,7 +45,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	server.Database = "elsewhere"
 	wantFault(t, w.Check(within(t), server), outbox.Fatal, "write_url")
 	w.Close()
-	if err := w.Tick(within(t)); err == nil {
+	if err := w.Heartbeat(within(t)); err == nil {
 		t.Error("a tick after Close")
 	}
 }
@@ -56,7 +56,7 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	w := NewWriter(d.cfg.Config)
 	defer w.Close()
 	settings := relay.Settings{Horizon: relay.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5, MaxBytes: 6}
-	if err := w.Tick(within(t)); err != nil {
+	if err := w.Heartbeat(within(t)); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Change(within(t), settings); err != nil {
@@ -72,7 +72,7 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || len(got) != 2 || !strings.HasPrefix(got[0], relay.TickPrefix+"\x00\x00\x00\x00\x00") ||
+	if err != nil || len(got) != 2 || !strings.HasPrefix(got[0], relay.HeartbeatPrefix+"\x00\x00\x00\x00\x00") ||
 		!strings.HasPrefix(got[1], relay.SettingsPrefix+"\x00") || !strings.HasSuffix(got[1], settings.Content(d.cfg.Slot)) {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -86,7 +86,7 @@ func TestTickDoesNotWaitForASynchronousStandby(t *testing.T) {
 	w := NewWriter(d.cfg.Config)
 	defer w.Close()
 	for range 3 {
-		if err := w.Tick(within(t)); err != nil {
+		if err := w.Heartbeat(within(t)); err != nil {
 			t.Fatal(err)
 		}
 	}

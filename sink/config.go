@@ -222,13 +222,13 @@ func validHeaderName(s string) bool {
 }
 
 func usage(code, what, cure string) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Usage, Code: code, What: what, Cure: cure}
+	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: what, Hint: cure}
 }
 
 func fatal(code, what, cure string, cause error) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure, Err: cause}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure, Err: cause}
 }
 
 func transient(code, what string, cause error) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Transient, Code: code, What: what, Err: cause}
+	return &outbox.Fault{Class: outbox.Transient, Code: code, Message: what, Err: cause}
 }

@@ -337,7 +337,7 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 			clean = scrub(cause, c.cfg)
 		}
 		f := transient(CodeConnect, "NATS can't be reached", clean)
-		f.Cure = "See that it runs, and that host and port are right"
+		f.Hint = "See that it runs, and that host and port are right"
 		return f
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.wires.dialled():
 		return fatal("nats_credentials", "the settings for the connection to NATS can't be used", "Check the context and the files that nats names.", clean)

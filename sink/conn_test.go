@@ -79,7 +79,7 @@ func TestOldServer(t *testing.T) {
 		_, _ = conn.Read(b)
 	}()
 	_, err = Connect(t.Context(), config("nats://"+listener.Addr().String()))
-	if f := wantFault(t, err, outbox.Fatal, "nats_version"); !strings.Contains(f.Error(), "2.10.22") || !strings.Contains(f.Cure, "2.10.23") {
+	if f := wantFault(t, err, outbox.Fatal, "nats_version"); !strings.Contains(f.Error(), "2.10.22") || !strings.Contains(f.Hint, "2.10.23") {
 		t.Error(f)
 	}
 }

@@ -46,10 +46,10 @@ func (c *Conn) published(m *nats.Msg) {
 		return
 	}
 	c.fail(&outbox.Fault{
-		Class: outbox.Gap, Code: "foreign_message", Seen: true,
-		What: fmt.Sprintf("somebody else published to the ingress of stream %s (as %s): a message of ours may have been refused for it and be missing",
+		Class: outbox.Gap, Code: "foreign_message", Observed: true,
+		Message: fmt.Sprintf("somebody else published to the ingress of stream %s (as %s): a message of ours may have been refused for it and be missing",
 			c.cfg.Stream, cut(strings.TrimPrefix(m.Subject, c.Ingress()), cutValue)),
-		Cure: fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md). Then run `outflow repair`: it looks for messages of stream %s "+
+		Hint: fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md). Then run `outflow repair`: it looks for messages of stream %s "+
 			"without the %s header and says what is missing; `outflow repair --accept foreign_message` publishes it", c.cfg.Stream, outbox.HeaderName),
 	})
 }

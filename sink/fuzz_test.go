@@ -29,7 +29,7 @@ func FuzzAck(f *testing.F) {
 		}
 		fault := judgeAck(m, "OUTBOX", 42)
 		if fault != nil {
-			if fault.Code == "" || fault.What == "" {
+			if fault.Code == "" || fault.Message == "" {
 				t.Fatalf("%q: %+v", data, fault)
 			}
 			return

@@ -218,7 +218,7 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		cfg := config("")
 		test.change(&cfg)
 		f := wantFault(t, cfg.Validate(), outbox.Usage, test.code)
-		if strings.Contains(f.Error(), "hush7pw") || f.Cure == "" {
+		if strings.Contains(f.Error(), "hush7pw") || f.Hint == "" {
 			t.Errorf("%s: %v", test.name, f)
 		}
 	}

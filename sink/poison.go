@@ -105,8 +105,8 @@ func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	}
 	return &outbox.Fault{
 		Class: outbox.Poison, Code: string(r),
-		What: fmt.Sprintf("%s %s at position %v can't be published: %s", what, id, e.Pos, enc.detail(e, r)),
-		Cure: cure + " Or set sink.on_poison to dead_letter: the " + place + "'s place then holds a message about it, and everything else goes on.",
+		Message: fmt.Sprintf("%s %s at position %v can't be published: %s", what, id, e.Pos, enc.detail(e, r)),
+		Hint:    cure + " Or set sink.on_poison to dead_letter: the " + place + "'s place then holds a message about it, and everything else goes on.",
 	}
 }
 
@@ -164,7 +164,7 @@ func checkDeadLetterSubject(subject string, t *Template) error {
 	d, err := ParseTemplate(subject)
 	switch {
 	case err != nil:
-		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject: %v", outbox.FaultOf(err).What), "Write literal tokens with dots between them.")
+		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject: %v", outbox.FaultOf(err).Message), "Write literal tokens with dots between them.")
 	case len(d.Columns()) > 0 || len(subject) > maxSubject:
 		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject %q: has a column, or is too long", subject), "Write literal tokens with dots between them.")
 	case t.Produces(subject):

@@ -95,7 +95,7 @@ func TestForeignMessage(t *testing.T) {
 		t.Fatal("the stranger was not noticed")
 	}
 	wantFault(t, c.Err(), outbox.Gap, "foreign_message")
-	if !outbox.FaultOf(c.Err()).Seen {
+	if !outbox.FaultOf(c.Err()).Observed {
 		t.Error("it needs a second reading, which would not show it")
 	}
 	if st := state(t, door(t, config(s.URL()))); st.LastSeq != 101 || st.Newest != nil {

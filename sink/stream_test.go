@@ -113,7 +113,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 			t.Errorf("%v: %v", test.change, err)
 		}
 		if test.code != "" {
-			if f := wantFault(t, err, outbox.Fatal, test.code); !strings.Contains(f.What, name) || f.Cure == "" {
+			if f := wantFault(t, err, outbox.Fatal, test.code); !strings.Contains(f.Message, name) || f.Hint == "" {
 				t.Errorf("%v", f)
 			}
 		}

@@ -56,7 +56,7 @@ Exit code 0 when everything was measured, 2 for a wrong option, 1 if something w
 				o.Horizon = &horizon
 			}
 			if err := readBench(&o, builds, settings); err != nil {
-				return &outbox.Fault{Class: outbox.Usage, Code: "bench", What: err.Error(), Cure: "See outflow bench --help"}
+				return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: err.Error(), Hint: "See outflow bench --help"}
 			}
 			o.Version, o.Out = versionLine(), a.stdout
 			if file == "-" {

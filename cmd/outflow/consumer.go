@@ -161,7 +161,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to time:2026-01-31T12:00:00Z --yes",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if r.To == "" {
-			return &outbox.Fault{Class: outbox.Usage, Code: "rewind_to", What: "--to is missing", Cure: "Write --to start, seq:N, position:P or time:T"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "rewind_to", Message: "--to is missing", Hint: "Write --to start, seq:N, position:P or time:T"}
 		}
 		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
 		if err != nil {
@@ -199,7 +199,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 // ask asks a person for a yes. Where there is none, that is a refusal.
 func (a *app) ask(ctx context.Context, question string) error {
 	refused := func(what string) error {
-		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", What: what + ": nothing was changed", Cure: "Give --yes to go on without being asked"}
+		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", Message: what + ": nothing was changed", Hint: "Give --yes to go on without being asked"}
 	}
 	if !isTerminal(os.Stdin) {
 		return refused("nobody can be asked, standard input is no terminal")

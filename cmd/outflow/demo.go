@@ -30,8 +30,8 @@ Exit code 0 if the verdict is good, 1 if not.`,
 			}
 			if o.Writers < 1 || o.Rate < 1 {
 				return &outbox.Fault{
-					Class: outbox.Usage, Code: "demo", What: fmt.Sprintf("--writers %d --rate %d is not possible", o.Writers, o.Rate),
-					Cure: "Give numbers of 1 or more",
+					Class: outbox.Usage, Code: "demo", Message: fmt.Sprintf("--writers %d --rate %d is not possible", o.Writers, o.Rate),
+					Hint: "Give numbers of 1 or more",
 				}
 			}
 			o.Out = a.stdout

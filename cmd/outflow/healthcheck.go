@@ -23,7 +23,7 @@ does not answer within 3 s.`,
 		Example: "  outflow healthcheck --listen 127.0.0.1:9187\n  HEALTHCHECK CMD [\"/outflow\", \"healthcheck\"]   (in a Dockerfile)",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if cfg.Listen == "" {
-			return &outbox.Fault{Class: outbox.Usage, Code: "listen", What: `listen is ""`, Cure: "Set it to the address of the outflow to ask"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "listen", Message: `listen is ""`, Hint: "Set it to the address of the outflow to ask"}
 		}
 		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 		defer cancel()

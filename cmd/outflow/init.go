@@ -44,18 +44,18 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		Example: "  outflow init --config outflow.yaml\n  outflow init --dry-run\n  outflow init --print\n  outflow init --snapshot\n  outflow init --sql-api",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if printOnly && (withSnapshot || asJSON) {
-			return &outbox.Fault{Class: outbox.Usage, Code: "print", What: "--print changes nothing, and goes with neither --snapshot nor --json",
-				Cure: "Give it alone, or with --sql-api"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "print", Message: "--print changes nothing, and goes with neither --snapshot nor --json",
+				Hint: "Give it alone, or with --sql-api"}
 		}
 		if dryRun && (printOnly || withSnapshot || asJSON || sqlAPI) {
-			return &outbox.Fault{Class: outbox.Usage, Code: "dry_run", What: "--dry-run goes with none of --print, --snapshot, --sql-api and --json",
-				Cure: "Give it alone"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "dry_run", Message: "--dry-run goes with none of --print, --snapshot, --sql-api and --json",
+				Hint: "Give it alone"}
 		}
 		if printOnly {
 			return a.printSQL(ctx, cfg, sqlAPI)
 		}
 		if asJSON && !withSnapshot {
-			return &outbox.Fault{Class: outbox.Usage, Code: "json", What: "--json is for --snapshot", Cure: "Give both, or neither"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot", Hint: "Give both, or neither"}
 		}
 		log, report := newLogger(a.stderr, cfg.Log), func(format string, args ...any) {
 			fmt.Fprintf(a.stdout, format+"\n", args...)

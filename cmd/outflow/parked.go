@@ -65,8 +65,8 @@ all later ones in their order. Where one fails, it and what follows stay parked.
 		Example: "  outflow parked retry orders note-1 --wait\n  outflow parked retry orders --all",
 	}, cobra.MinimumNArgs(1), func(ctx context.Context, w *parked.Ward, args []string) error {
 		if r.Consumer, r.Documents = args[0], args[1:]; r.All == (len(r.Documents) > 0) {
-			return &outbox.Fault{Class: outbox.Usage, Code: "documents", What: "it is not clear which documents are to be released",
-				Cure: "Name them, or give --all"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "documents", Message: "it is not clear which documents are to be released",
+				Hint: "Name them, or give --all"}
 		}
 		return w.Release(ctx, r)
 	})

@@ -41,7 +41,7 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 	}, func(ctx context.Context, cfg config.Config) error {
 		if o.Check && o.Accept != "" {
 			return &outbox.Fault{
-				Class: outbox.Usage, Code: "flags", What: "--check changes nothing, --accept repairs", Cure: "Give one of them",
+				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs", Hint: "Give one of them",
 			}
 		}
 		progress := a.stdout

@@ -111,13 +111,13 @@ func listOf(words []string) (all []string, err error) {
 		}
 		lines, err := linesOf(name)
 		if err != nil {
-			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list", What: fmt.Sprintf("--id @%s", name), Err: err, Cure: "Name a file with one id a line"}
+			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list", Message: fmt.Sprintf("--id @%s", name), Err: err, Hint: "Name a file with one id a line"}
 		}
 		all = append(all, lines...)
 	}
 	for i, w := range all {
 		if w == "" {
-			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list", What: fmt.Sprintf("--id: the %d. id is empty", i+1), Cure: "Leave it out"}
+			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list", Message: fmt.Sprintf("--id: the %d. id is empty", i+1), Hint: "Leave it out"}
 		}
 	}
 	return all, nil

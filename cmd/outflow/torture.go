@@ -41,8 +41,8 @@ was interrupted.`,
 			good, err := torture.Run(cmd.Context(), o)
 			if err == nil && !good {
 				err = &outbox.Fault{
-					Class: outbox.Gap, Code: "torture", What: "the verdict is not good",
-					Cure: "The report names the first difference; the same seed repeats the schedule. Please report it with the kept files",
+					Class: outbox.Gap, Code: "torture", Message: "the verdict is not good",
+					Hint: "The report names the first difference; the same seed repeats the schedule. Please report it with the kept files",
 				}
 			}
 			return err

@@ -68,7 +68,7 @@ type Kind uint8
 const (
 	NoInput        Kind = iota
 	Events              // it holds outbox events (ticks and changes of settings beside them do not count)
-	Tick                // a tick and nothing else
+	Heartbeat           // a tick and nothing else
 	SettingsChange      // a change of this slot's ordering settings
 )
 

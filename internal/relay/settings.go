@@ -12,8 +12,8 @@ import (
 
 // Prefixes of the logical messages that are inputs beside [outbox.EventPrefix].
 const (
-	TickPrefix     = "outflow.tick"
-	SettingsPrefix = "outflow.settings"
+	HeartbeatPrefix = "outflow.tick"
+	SettingsPrefix  = "outflow.settings"
 )
 
 // Settings are the ordering settings. With the WAL they decide the order, so changes of them are in the WAL. They are comparable

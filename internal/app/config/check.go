@@ -10,7 +10,7 @@ import (
 )
 
 func wrong(what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, What: what, Cure: cure}
+	return &outbox.Fault{Class: outbox.Usage, Message: what, Hint: cure}
 }
 
 // rules are those that read more than one setting.

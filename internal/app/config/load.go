@@ -228,7 +228,7 @@ func (l *loader) check(c Config, check Check) {
 	l.bad[path] = true
 	what, cure := err.Error(), ""
 	if f := outbox.FaultOf(err); f != nil {
-		what, cure = f.What, f.Cure
+		what, cure = f.Message, f.Hint
 	}
 	if strings.HasPrefix(what, path) {
 		what += fmt.Sprintf(" (%v)", c.from[path])
@@ -245,15 +245,15 @@ func (l *loader) fault() error {
 	case 0:
 		return nil
 	case 1:
-		f.What, f.Cure = l.problems[0].what, l.problems[0].cure
+		f.Message, f.Hint = l.problems[0].what, l.problems[0].cure
 		return f
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d problems in the configuration:", len(l.problems))
 	for _, p := range l.problems {
-		b.WriteString("\n  " + (&outbox.Fault{What: p.what, Cure: p.cure}).Error())
+		b.WriteString("\n  " + (&outbox.Fault{Message: p.what, Hint: p.cure}).Error())
 	}
-	f.What = b.String()
+	f.Message = b.String()
 	return f
 }
 

@@ -211,9 +211,9 @@ func TestChecks(t *testing.T) {
 		want string
 	}{
 		{errors.New("begins with a column"), `subject = "{doc_id}" (flag --subject): begins with a column`},
-		{&outbox.Fault{What: "no literal token", Cure: "Begin with one."},
+		{&outbox.Fault{Message: "no literal token", Hint: "Begin with one."},
 			`subject = "{doc_id}" (flag --subject): no literal token. Begin with one.`},
-		{&outbox.Fault{What: `subject "{doc_id}": no literal token`, Cure: "Begin with one"},
+		{&outbox.Fault{Message: `subject "{doc_id}": no literal token`, Hint: "Begin with one"},
 			`subject "{doc_id}": no literal token (flag --subject). Begin with one.`},
 		{nil, ""},
 	} {

@@ -70,22 +70,22 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	if len(r.missing) > 0 {
 		return Resolved{}, &outbox.Fault{
 			Class: outbox.Fatal, Code: "column_missing",
-			What: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "), strings.Join(table, ", ")),
-			Cure: r.cure,
+			Message: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "), strings.Join(table, ", ")),
+			Hint:    r.cure,
 		}
 	}
 	if r.payload != "" {
 		return Resolved{}, &outbox.Fault{
 			Class: outbox.Usage, Code: "payload_column",
-			What: fmt.Sprintf("%s uses the column of the payload, %q", r.payload, r.Mapping.Payload),
-			Cure: "Use another column: the payload is the message's data.",
+			Message: fmt.Sprintf("%s uses the column of the payload, %q", r.payload, r.Mapping.Payload),
+			Hint:    "Use another column: the payload is the message's data.",
 		}
 	}
 	if len(r.Extra) > relay.MaxExtra {
 		return Resolved{}, &outbox.Fault{
 			Class: outbox.Usage, Code: "too_many_columns",
-			What: fmt.Sprintf("subject and headers use %d columns beside those with a role", len(r.Extra)),
-			Cure: fmt.Sprintf("Use at most %d.", relay.MaxExtra),
+			Message: fmt.Sprintf("subject and headers use %d columns beside those with a role", len(r.Extra)),
+			Hint:    fmt.Sprintf("Use at most %d.", relay.MaxExtra),
 		}
 	}
 	return r.Resolved, nil

@@ -55,8 +55,8 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, &outbox.Fault{
 			Class: outbox.Usage, Code: "listen", Err: err,
-			What: fmt.Sprintf("listen: %s cannot be used", addr),
-			Cure: `Set listen (OUTFLOW_LISTEN, --listen) to a free address, or to "" to switch the pages off`,
+			Message: fmt.Sprintf("listen: %s cannot be used", addr),
+			Hint:    `Set listen (OUTFLOW_LISTEN, --listen) to a free address, or to "" to switch the pages off`,
 		}
 	}
 	return l, nil

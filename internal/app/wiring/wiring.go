@@ -90,8 +90,8 @@ func NeedTable(cfg config.Config, what string) error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "no_table",
-		What: fmt.Sprintf("source is message: there is no outbox table, and %s can only come from one", what),
-		Cure: "What is in the stream can be read again from the stream. What is neither there nor in the WAL any more is nowhere",
+		Message: fmt.Sprintf("source is message: there is no outbox table, and %s can only come from one", what),
+		Hint:    "What is in the stream can be read again from the stream. What is neither there nor in the WAL any more is nowhere",
 	}
 }
 
@@ -131,9 +131,9 @@ func (l *Layout) CheckKey() error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "key_type",
-		What: fmt.Sprintf("columns.seq_key is column %q of table %s, of type %s: keys are compared as text, and in text 10 comes before 9",
+		Message: fmt.Sprintf("columns.seq_key is column %q of table %s, of type %s: keys are compared as text, and in text 10 comes before 9",
 			c.Name, l.Mapping.Table, c.TypeName),
-		Cure: fmt.Sprintf("Set columns.actor_id to the column that says who counts, columns.counter to %s and columns.seq_key to \"\": the key is made of both. "+
+		Hint: fmt.Sprintf("Set columns.actor_id to the column that says who counts, columns.counter to %s and columns.seq_key to \"\": the key is made of both. "+
 			"Or give the table a text column that the services fill with the number at one length, as lpad(number::text, 20, '0') does, and set "+
 			"columns.seq_key to that. Or set columns.seq_key to \"\" alone: events keep the order in which their transactions commit", c.Name),
 	}
@@ -208,11 +208,11 @@ func at(setting string, err error) error {
 	switch {
 	case fault == nil:
 		return fmt.Errorf("%s: %w", setting, err)
-	case strings.HasPrefix(fault.What, setting):
+	case strings.HasPrefix(fault.Message, setting):
 		return err
 	}
 	named := *fault
-	named.What = setting + ": " + fault.What
+	named.Message = setting + ": " + fault.Message
 	return &named
 }
 
@@ -303,7 +303,7 @@ type opener struct {
 }
 
 // open opens NATS first: a session that has no NATS to begin with takes nothing from PostgreSQL.
-func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
+func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	layout, err := o.known(ctx)
 	if err != nil {
 		return nil, err
@@ -353,11 +353,11 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Links, err error) {
 	if err := o.checkWriter(ctx, session); err != nil {
 		return nil, err
 	}
-	return &pipeline.Links{
-		Upstream: &upstream{session, now.Needed()},
-		Broker:   broker{conn},
-		Store:    store,
-		Reopen: func(ctx context.Context) (pipeline.Broker, pipeline.Store, error) {
+	return &pipeline.Conns{
+		Source:    &upstream{session, now.Needed()},
+		JetStream: broker{conn},
+		Store:     store,
+		Reopen: func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
 			conn, store, err := o.openBroker(ctx, now)
 			if err != nil {
 				return nil, nil, err
@@ -462,7 +462,7 @@ func (u *upstream) Publication(ctx context.Context) (relay.PublicationIdentity, 
 func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
 	err := u.Session.Start(ctx, from, binary)
 	if errors.Is(err, replication.ErrSlotInUse) {
-		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, What: "start replication", Err: err}
+		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, Message: "start replication", Err: err}
 	}
 	return err
 }

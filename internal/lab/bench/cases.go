@@ -38,8 +38,8 @@ func (o *Options) plan() (all []*Case, err error) {
 	for _, name := range names {
 		if !slices.Contains(Names, name) {
 			return nil, &outbox.Fault{
-				Class: outbox.Usage, Code: "bench", What: fmt.Sprintf("there is no case %q", name),
-				Cure: "There are " + strings.Join(Names, ", "),
+				Class: outbox.Usage, Code: "bench", Message: fmt.Sprintf("there is no case %q", name),
+				Hint: "There are " + strings.Join(Names, ", "),
 			}
 		}
 	}

@@ -183,7 +183,7 @@ func (s *twins) consume(durable string) {
 type report struct {
 	Health string
 	Slot   struct{ Confirmed outbox.LSN }
-	Place  relay.Place
+	Place  relay.Checkpoint
 	Stream struct {
 		Loss     string
 		Affected []string `json:"durables_affected"`

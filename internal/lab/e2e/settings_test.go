@@ -61,7 +61,7 @@ func TestSettingsChange(t *testing.T) {
 		t.Error("a change was written although nothing changed")
 	}
 	out, _, _ := o.exec("status", "--json")
-	var report struct{ Place relay.Place }
+	var report struct{ Place relay.Checkpoint }
 	must(t, json.Unmarshal([]byte(out), &report))
 	want := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: relay.DefaultMaxBytes}
 	if report.Place.Settings != want {

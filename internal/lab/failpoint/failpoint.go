@@ -103,8 +103,8 @@ func Parse(value string) (*Set, error) {
 	for item := range strings.SplitSeq(value, ",") {
 		if err := s.add(strings.TrimSpace(item)); err != nil {
 			return nil, &outbox.Fault{
-				Class: outbox.Usage, Code: "failpoint", What: fmt.Sprintf("%s=%q: %q %v", Env, value, item, err),
-				Cure: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n or stop.point:n with points %s %s, of %s:n or "+
+				Class: outbox.Usage, Code: "failpoint", Message: fmt.Sprintf("%s=%q: %q %v", Env, value, item, err),
+				Hint: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n or stop.point:n with points %s %s, of %s:n or "+
 					"%s:n+k, and of %s:duration", strings.Join(points, " "), strings.Join(steps, " "), SpillFull, SpillFull, Clock),
 			}
 		}

@@ -18,8 +18,8 @@ import (
 
 // world is what a pipeline could be connected to. Its log says what was called.
 type world struct {
-	pipeline.Upstream
-	pipeline.Broker
+	pipeline.Source
+	pipeline.JetStream
 	pipeline.Publisher
 	log    []string
 	fail   error
@@ -35,7 +35,7 @@ func (w *world) Confirm(outbox.LSN)                            { w.did("confirm"
 func (w *world) Close()                                        {}
 func (w *world) Err() error                                    { return nil }
 func (w *world) Check(context.Context) error                   { return nil }
-func (w *world) Tick(context.Context) error                    { w.did("tick"); return w.fail }
+func (w *world) Heartbeat(context.Context) error                    { w.did("tick"); return w.fail }
 func (w *world) Change(context.Context, relay.Settings) error  { w.did("change"); return w.fail }
 
 type side struct{ *world }
@@ -60,7 +60,7 @@ func (w *world) Save(_ context.Context, r *checkpoint.Record, _ uint64) (uint64,
 }
 
 // decorated returns a world behind the points of a value; dying is written to its log.
-func decorated(t *testing.T, value string) (*world, *pipeline.Config, *pipeline.Links) {
+func decorated(t *testing.T, value string) (*world, *pipeline.Config, *pipeline.Conns) {
 	t.Helper()
 	s, err := Parse(value)
 	if err != nil {
@@ -70,8 +70,8 @@ func decorated(t *testing.T, value string) (*world, *pipeline.Config, *pipeline.
 	s.die = func() { w.did("dies") }
 	c := &pipeline.Config{
 		Scratch: tempfile.Dir(t.TempDir()),
-		Open: func(context.Context) (*pipeline.Links, error) {
-			return &pipeline.Links{Upstream: w, Broker: side{w}, Store: w, Writer: w}, nil
+		Open: func(context.Context) (*pipeline.Conns, error) {
+			return &pipeline.Conns{Source: w, JetStream: side{w}, Store: w, Writer: w}, nil
 		},
 	}
 	s.Decorate(c)
@@ -93,21 +93,21 @@ func TestEveryPointIsCounted(t *testing.T) {
 				second = ":3"
 			}
 			w, c, l := decorated(t, point+second)
-			p := l.Broker.Publisher(0)
+			p := l.JetStream.Publisher(0)
 			call := map[string]func() error{
-				"start":     func() error { return l.Upstream.Start(t.Context(), 1, true) },
-				"publisher": func() error { l.Broker.Publisher(0); return nil },
+				"start":     func() error { return l.Source.Start(t.Context(), 1, true) },
+				"publisher": func() error { l.JetStream.Publisher(0); return nil },
 				"publish":   func() error { return p.Publish(nil, nil) },
 				"flush":     func() error { w.sent++; p.Flush(time.Time{}); p.Flush(time.Time{}); return nil },
 				"ack":       func() error { w.acked++; w.did("ack"); p.Acked(); p.Acked(); return nil },
 				"record":    func() error { _, err := l.Store.Save(t.Context(), &checkpoint.Record{}, 1); return err },
 				"confirm": func() error {
 					lsn := outbox.LSN(len(w.log) + 1)
-					l.Upstream.Confirm(lsn)
-					l.Upstream.Confirm(lsn)
+					l.Source.Confirm(lsn)
+					l.Source.Confirm(lsn)
 					return nil
 				},
-				"tick":   func() error { return l.Writer.Tick(t.Context()) },
+				"tick":   func() error { return l.Writer.Heartbeat(t.Context()) },
 				"change": func() error { return l.Writer.Change(t.Context(), relay.Settings{}) },
 				"spill": func() error {
 					w.did("spill")
@@ -127,7 +127,7 @@ func TestEveryPointIsCounted(t *testing.T) {
 			died := func() int { return slices.Index(w.log, "dies") }
 			do := call[name]
 			if name == "snapshot" {
-				do = func() error { l.Upstream.(*upstream).set.Hit(point); return nil }
+				do = func() error { l.Source.(*source).set.Hit(point); return nil }
 			}
 			if err := do(); err != nil || died() >= 0 {
 				t.Fatalf("after the first time: %v, %v", w.log, err)
@@ -150,7 +150,7 @@ func TestEveryPointIsCounted(t *testing.T) {
 func TestStop(t *testing.T) {
 	t.Parallel()
 	w, _, l := decorated(t, "stop.snapshot.row:2")
-	set := l.Upstream.(*upstream).set
+	set := l.Source.(*source).set
 	set.sleep = func() { w.did("sleeps") }
 	for range 4 {
 		set.Hit("snapshot.row")
@@ -165,13 +165,13 @@ func TestAfterIsAfterSuccess(t *testing.T) {
 	t.Parallel()
 	w, _, l := decorated(t, "start.after:1,record.after:1,publish.after:1")
 	w.fail = errors.New("refused")
-	if err := l.Upstream.Start(t.Context(), 1, true); err != w.fail {
+	if err := l.Source.Start(t.Context(), 1, true); err != w.fail {
 		t.Error(err)
 	}
 	if _, err := l.Store.Save(t.Context(), &checkpoint.Record{}, 1); err != w.fail {
 		t.Error(err)
 	}
-	if err := l.Broker.Publisher(0).Publish(nil, nil); err != w.fail {
+	if err := l.JetStream.Publisher(0).Publish(nil, nil); err != w.fail {
 		t.Error(err)
 	}
 	if slices.Contains(w.log, "dies") {
@@ -212,20 +212,20 @@ func TestClock(t *testing.T) {
 	t.Parallel()
 	w, _, l := decorated(t, "clock:2h")
 	now := time.Now()
-	w.record = &checkpoint.Record{Places: []checkpoint.StoredPlace{{Since: now}}}
+	w.record = &checkpoint.Record{Checkpoints: []checkpoint.StoredCheckpoint{{Since: now}}}
 	others := w.record
 	r, _, err := l.Store.Load(t.Context())
-	if err != nil || !r.Places[0].Since.Equal(now.Add(-2*time.Hour)) {
+	if err != nil || !r.Checkpoints[0].Since.Equal(now.Add(-2*time.Hour)) {
 		t.Fatalf("%v, %v", r, err)
 	}
-	r.Places = append(r.Places, checkpoint.StoredPlace{Since: now})
+	r.Checkpoints = append(r.Checkpoints, checkpoint.StoredCheckpoint{Since: now})
 	if _, err := l.Store.Save(t.Context(), r, 1); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.record.Places; !got[0].Since.Equal(now) || !got[1].Since.Equal(now.Add(2*time.Hour)) {
+	if got := w.record.Checkpoints; !got[0].Since.Equal(now) || !got[1].Since.Equal(now.Add(2*time.Hour)) {
 		t.Errorf("stored: %v", got)
 	}
-	if !others.Places[0].Since.Equal(now) || !r.Places[1].Since.Equal(now) {
+	if !others.Checkpoints[0].Since.Equal(now) || !r.Checkpoints[1].Since.Equal(now) {
 		t.Error("the caller's record was changed")
 	}
 }

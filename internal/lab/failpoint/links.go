@@ -17,21 +17,21 @@ func (s *Set) Decorate(c *pipeline.Config) {
 		return
 	}
 	open := c.Open
-	c.Open = func(ctx context.Context) (*pipeline.Links, error) {
+	c.Open = func(ctx context.Context) (*pipeline.Conns, error) {
 		l, err := open(ctx)
 		if err != nil {
 			return nil, err
 		}
-		l.Upstream = &upstream{Upstream: l.Upstream, set: s}
-		l.Broker = &broker{l.Broker, s}
+		l.Source = &source{Source: l.Source, set: s}
+		l.JetStream = &jetStream{l.JetStream, s}
 		l.Store = &store{l.Store, s}
 		if reopen := l.Reopen; reopen != nil {
-			l.Reopen = func(ctx context.Context) (pipeline.Broker, pipeline.Store, error) {
+			l.Reopen = func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
 				b, st, err := reopen(ctx)
 				if err != nil {
 					return nil, nil, err
 				}
-				return &broker{b, s}, &store{st, s}, nil
+				return &jetStream{b, s}, &store{st, s}, nil
 			}
 		}
 		if l.Writer != nil {
@@ -42,40 +42,40 @@ func (s *Set) Decorate(c *pipeline.Config) {
 	c.Scratch = &disk{c.Scratch, s}
 }
 
-type upstream struct {
-	pipeline.Upstream
+type source struct {
+	pipeline.Source
 	set       *Set
 	confirmed outbox.LSN
 }
 
-func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
-	return u.set.around("start", func() error { return u.Upstream.Start(ctx, from, binary) })
+func (u *source) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	return u.set.around("start", func() error { return u.Source.Start(ctx, from, binary) })
 }
 
-func (u *upstream) Confirm(lsn outbox.LSN) {
+func (u *source) Confirm(lsn outbox.LSN) {
 	if lsn <= u.confirmed {
-		u.Upstream.Confirm(lsn)
+		u.Source.Confirm(lsn)
 		return
 	}
 	u.confirmed = lsn
-	_ = u.set.around("confirm", func() error { u.Upstream.Confirm(lsn); return nil })
+	_ = u.set.around("confirm", func() error { u.Source.Confirm(lsn); return nil })
 }
 
-type broker struct {
-	pipeline.Broker
+type jetStream struct {
+	pipeline.JetStream
 	set *Set
 }
 
-func (b *broker) Publisher(lastSeq uint64) (p pipeline.Publisher) {
+func (b *jetStream) Publisher(lastSeq uint64) (p pipeline.Publisher) {
 	_ = b.set.around("publisher", func() error {
-		p = &publisher{Publisher: b.Broker.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
+		p = &publisher{Publisher: b.JetStream.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
 		return nil
 	})
 	return p
 }
 
-func (b *broker) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
-	p, err := b.Broker.Resume(old.(*publisher).Publisher, lastSeq)
+func (b *jetStream) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
+	p, err := b.JetStream.Resume(old.(*publisher).Publisher, lastSeq)
 	if err != nil {
 		return nil, err
 	}
@@ -142,9 +142,9 @@ func shifted(r *checkpoint.Record, by time.Duration) *checkpoint.Record {
 		return r
 	}
 	c := *r
-	c.Places = slices.Clone(r.Places)
-	for i := range c.Places {
-		c.Places[i].Since = c.Places[i].Since.Add(by)
+	c.Checkpoints = slices.Clone(r.Checkpoints)
+	for i := range c.Checkpoints {
+		c.Checkpoints[i].Since = c.Checkpoints[i].Since.Add(by)
 	}
 	return &c
 }
@@ -154,8 +154,8 @@ type writer struct {
 	set *Set
 }
 
-func (w *writer) Tick(ctx context.Context) error {
-	return w.set.around("tick", func() error { return w.Writer.Tick(ctx) })
+func (w *writer) Heartbeat(ctx context.Context) error {
+	return w.set.around("tick", func() error { return w.Writer.Heartbeat(ctx) })
 }
 
 func (w *writer) Change(ctx context.Context, settings relay.Settings) error {

@@ -11,8 +11,8 @@ type fast struct {
 	b *reorder.Buffer
 }
 
-func buffer(p relay.Place) orderer {
-	return &fast{reorder.New(reorder.Config{Settings: p.Settings, Start: p.Due, Taken: p.Taken, MaxTaken: maxTaken})}
+func buffer(p relay.Checkpoint) orderer {
+	return &fast{reorder.New(reorder.Config{Settings: p.Settings, Start: p.Due, PublishedAhead: p.PublishedAhead, MaxPublishedAhead: maxTaken})}
 }
 
 func (f *fast) add(in *input) (*window, error) {
@@ -31,7 +31,7 @@ func (f *fast) add(in *input) (*window, error) {
 	if err != nil || closed == nil {
 		return nil, err
 	}
-	out := &window{due: closed.Due, thru: closed.Thru, pull: closed.Pull, sort: closed.Sort, place: closed.Place}
+	out := &window{due: closed.Due, thru: closed.Thru, pull: closed.Pull, sort: closed.Sort, place: closed.Checkpoint}
 	out.place.Timeline = timeline
 	for {
 		var e relay.Event
@@ -48,7 +48,7 @@ func (f *fast) add(in *input) (*window, error) {
 
 func (f *fast) held() bool { n, _ := f.b.Held(); return n > 0 }
 
-func (f *fast) marker(lsn outbox.LSN) relay.Place {
+func (f *fast) marker(lsn outbox.LSN) relay.Checkpoint {
 	p := f.b.Marker(lsn)
 	p.Timeline = timeline
 	return p

@@ -52,7 +52,7 @@ func check(t *testing.T, seed uint64, w *world, want []message) {
 	if err != nil {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
-	if top := r.Record.Places[len(r.Record.Places)-1]; top.Due < w.confirmed || top.Seq != uint64(len(w.messages)) {
+	if top := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]; top.Due < w.confirmed || top.Seq != uint64(len(w.messages)) {
 		t.Fatalf("seed %d: at the end the record's newest place is %v, %d; confirmed is %v", seed, top.Due, top.Seq, w.confirmed)
 	}
 }

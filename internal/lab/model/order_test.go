@@ -32,14 +32,14 @@ type window struct {
 	pull      int
 	sort      outbox.Sort
 	events    []relay.Event
-	place     relay.Place
+	place     relay.Checkpoint
 }
 
 // orderer is the buffer: the real one, or the slow one of this file.
 type orderer interface {
 	add(in *input) (*window, error)
 	held() bool
-	marker(lsn outbox.LSN) relay.Place
+	marker(lsn outbox.LSN) relay.Checkpoint
 }
 
 // slow is the rules of ordering as they are written down, without a thought for speed.
@@ -52,14 +52,14 @@ type slow struct {
 	events     []relay.Event
 }
 
-func newSlow(p relay.Place, maxTaken int) orderer {
-	return &slow{set: p.Settings, atDue: p.Settings, start: p.Due, taken: slices.Clone(p.Taken), maxTaken: maxTaken}
+func newSlow(p relay.Checkpoint, maxTaken int) orderer {
+	return &slow{set: p.Settings, atDue: p.Settings, start: p.Due, taken: slices.Clone(p.PublishedAhead), maxTaken: maxTaken}
 }
 
 func (s *slow) held() bool { return len(s.events) > 0 }
 
-func (s *slow) marker(lsn outbox.LSN) relay.Place {
-	return relay.Place{Due: lsn, Taken: beyond(s.taken, lsn), Settings: s.set, Timeline: timeline}
+func (s *slow) marker(lsn outbox.LSN) relay.Checkpoint {
+	return relay.Checkpoint{Due: lsn, PublishedAhead: beyond(s.taken, lsn), Settings: s.set, Timeline: timeline}
 }
 
 func beyond(taken []outbox.Position, due outbox.LSN) []outbox.Position {
@@ -165,7 +165,7 @@ func (s *slow) close(due, thru outbox.LSN) *window {
 	}
 	return &window{
 		due: due, thru: thru, pull: len(pulled), sort: s.set.Sort, events: inOrder(take, s.set.Sort),
-		place: relay.Place{Due: due, Taken: s.taken, Settings: s.atDue, Timeline: timeline},
+		place: relay.Checkpoint{Due: due, PublishedAhead: s.taken, Settings: s.atDue, Timeline: timeline},
 	}
 }
 
@@ -208,7 +208,7 @@ func (w *window) messages() []message {
 
 // undisturbed is the stream that the WAL makes.
 func undisturbed(wal []*input, first relay.Settings, maxTaken int) []message {
-	b := newSlow(relay.Place{Settings: first}, maxTaken)
+	b := newSlow(relay.Checkpoint{Settings: first}, maxTaken)
 	var out []message
 	for _, in := range wal {
 		if w, _ := b.add(in); w != nil {
@@ -251,7 +251,7 @@ func makeWAL(rnd *rand.Rand, n int) []*input {
 			continue
 		}
 		if rnd.Float64() < 0.15 {
-			add(&input{kind: relay.Tick}, t)
+			add(&input{kind: relay.Heartbeat}, t)
 			continue
 		}
 		var events []relay.Event
@@ -275,6 +275,6 @@ func makeWAL(rnd *rand.Rand, n int) []*input {
 		}
 	}
 	lsn += 5
-	add(&input{kind: relay.Tick}, t+100) // closes everything
+	add(&input{kind: relay.Heartbeat}, t+100) // closes everything
 	return wal
 }

@@ -47,7 +47,7 @@ func (w *world) run(kill float64) error {
 		return err
 	}
 	// PostgreSQL hands out nothing at or below what is confirmed, wherever one asks it to start.
-	return s.read(w.make(start.Place), max(start.Place.Due, w.confirmed))
+	return s.read(w.make(start.Checkpoint), max(start.Checkpoint.Due, w.confirmed))
 }
 
 // die leaves what was sent on its way.

@@ -25,7 +25,7 @@ type world struct {
 	cfg     checkpoint.Config
 	durable int
 	now     int
-	make    func(relay.Place) orderer
+	make    func(relay.Checkpoint) orderer
 
 	messages []*message // by sequence; nil: lost
 	synced   []int      // when each is on disk
@@ -71,7 +71,7 @@ type save struct {
 	revision uint64
 }
 
-func newWorld(wal []*input, first relay.Settings, durable int, rnd *rand.Rand, make func(relay.Place) orderer) *world {
+func newWorld(wal []*input, first relay.Settings, durable int, rnd *rand.Rand, make func(relay.Checkpoint) orderer) *world {
 	w := &world{wal: wal, rnd: rnd, durable: durable, make: make}
 	w.cfg = checkpoint.Config{
 		Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping,
@@ -80,7 +80,7 @@ func newWorld(wal []*input, first relay.Settings, durable int, rnd *rand.Rand, m
 	rec := &checkpoint.Record{
 		Slot: w.cfg.Slot, Database: "app", SystemID: "7361530121234511111", Mapping: mapping, Stream: w.cfg.Stream, Created: epoch,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: identity},
-		Places:      []checkpoint.StoredPlace{{Place: relay.Place{Settings: first, Timeline: timeline}, Since: epoch}},
+		Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: relay.Checkpoint{Settings: first, Timeline: timeline}, Since: epoch}},
 	}
 	doc, err := rec.Encode()
 	if err != nil {
@@ -113,7 +113,7 @@ func (w *world) readings() (checkpoint.Readings, uint64, error) {
 	}
 	c := *last.rec
 	rec := &c
-	rec.Places = slices.Clone(c.Places)
+	rec.Checkpoints = slices.Clone(c.Checkpoints)
 	rec.StoredAt(epoch.Add(time.Duration(last.at) * time.Second))
 	r := checkpoint.Readings{
 		Slot:   relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: w.confirmed},

@@ -117,7 +117,7 @@ func (o *Options) complete() error {
 }
 
 func usage(what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, Code: "torture", What: what, Cure: cure}
+	return &outbox.Fault{Class: outbox.Usage, Code: "torture", Message: what, Hint: cure}
 }
 
 // Run attacks and judges. It returns whether the verdict is good; the error is an *outbox.Fault of class Fatal where the attack or the
@@ -140,7 +140,7 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 	}
 	good, err = run(ctx, &o, &s, plan, p)
 	if err != nil && ctx.Err() == nil && outbox.FaultOf(err) == nil {
-		err = &outbox.Fault{Class: outbox.Fatal, Code: "torture", What: "the run could not be carried out", Cure: "See docs/torture.md", Err: err}
+		err = &outbox.Fault{Class: outbox.Fatal, Code: "torture", Message: "the run could not be carried out", Hint: "See docs/torture.md", Err: err}
 	}
 	return good, err
 }

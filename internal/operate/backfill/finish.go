@@ -55,7 +55,7 @@ func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duratio
 // Finish takes repairing from the record: everything up to the place's sequence is accepted, and outflow run goes on from the place,
 // which is its only one. The stream must end there, its newest message at newest, and nobody may hold the slot. It connects anew: what
 // was published, and sink.durable_after, may have taken longer than a server leaves a connection idle.
-func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Place, newest uint64) error {
+func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint, newest uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
 	if err != nil {
@@ -74,7 +74,7 @@ func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 	}
 	done := *rec
 	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", place.Seq, nil, table
-	done.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
+	done.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: place, Since: time.Now().UTC()}}
 	rd.Record = &done
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
 		return err

@@ -165,8 +165,8 @@ func (l *Links) AwaitSlot(ctx context.Context) error {
 // SlotHeld is the fault of a slot that somebody holds.
 func SlotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
-		Class: outbox.Fatal, Code: "slot_held", What: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
-		Cure: "Stop outflow first. While it runs there is no gap: it stops when it finds one",
+		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
+		Hint: "Stop outflow first. While it runs there is no gap: it stops when it finds one",
 	}
 }
 

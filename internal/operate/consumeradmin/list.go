@@ -287,9 +287,9 @@ func (w *World) ask(ctx context.Context, request string) (*stored, error) {
 }
 
 func fatal(code, what, cure string) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure}
 }
 
 func usage(code, what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, Code: code, What: what, Cure: cure}
+	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: what, Hint: cure}
 }

@@ -20,9 +20,9 @@ type Waiting struct {
 
 // Beyond decodes the slot, which nobody may hold, without consuming it, and counts the events that a place does not cover: those
 // beyond its due that are not taken. table and mapping are those under which they were written; 0 where there was no table.
-func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping relay.Mapping, place relay.Place, log *slog.Logger) (Waiting, error) {
+func Beyond(ctx context.Context, cfg config.Config, table uint32, mapping relay.Mapping, place relay.Checkpoint, log *slog.Logger) (Waiting, error) {
 	taken := map[outbox.Position]bool{}
-	for _, p := range place.Taken {
+	for _, p := range place.PublishedAhead {
 		taken[p] = true
 	}
 	// Payloads are counted, not read.

@@ -120,7 +120,7 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 }
 
 // judge says whether everything is done, or begins the next round.
-func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, newest relay.Place) (bool, error) {
+func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, newest relay.Checkpoint) (bool, error) {
 	switch {
 	case r.Slot.Confirmed < d.report.Goal:
 		return false, nil
@@ -130,7 +130,7 @@ func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, 
 	case d.quiet == 0:
 		d.quiet = r.Server.WALEnd
 	}
-	if newest.Due < d.quiet || len(newest.Taken) > 0 {
+	if newest.Due < d.quiet || len(newest.PublishedAhead) > 0 {
 		return false, nil // the markers have yet to get there
 	}
 	if d.report.Holder != 0 {
@@ -142,7 +142,7 @@ func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, 
 }
 
 // look decodes what the free slot holds.
-func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed relay.Place) (bool, error) {
+func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool, error) {
 	for try := 1; ; try++ {
 		w, err := Beyond(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
 		switch fault := outbox.FaultOf(err); {
@@ -171,15 +171,15 @@ func (d *drainer) round(r *checkpoint.Readings, meanwhile uint64) {
 }
 
 // places returns the newest recorded place at or below the slot's confirmed LSN, and the newest of all.
-func places(r *checkpoint.Readings) (confirmed, newest relay.Place, ok bool) {
+func places(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok bool) {
 	if r.Record == nil {
 		return confirmed, newest, false
 	}
-	for _, p := range r.Record.Places {
+	for _, p := range r.Record.Checkpoints {
 		if p.Due <= r.Slot.Confirmed {
-			confirmed, ok = p.Place, true
+			confirmed, ok = p.Checkpoint, true
 		}
-		newest = p.Place
+		newest = p.Checkpoint
 	}
 	return confirmed, newest, ok
 }

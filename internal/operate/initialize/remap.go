@@ -19,8 +19,8 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	if old.Source.Rows() && s.cfg.Source.Rows() && old.Table != s.layout.Mapping.Table {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "other_table",
-			What: fmt.Sprintf("slot %s publishes table %s, the configuration says %s", s.cfg.Slot, old.Table, s.layout.Mapping.Table),
-			Cure: "Give the other table a slot, a publication and a stream of its own",
+			Message: fmt.Sprintf("slot %s publishes table %s, the configuration says %s", s.cfg.Slot, old.Table, s.layout.Mapping.Table),
+			Hint:    "Give the other table a slot, a publication and a stream of its own",
 		}
 	}
 	before, err := s.before(ctx, old)
@@ -39,11 +39,11 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	if s.dry && s.report == nil {
 		return nil // it is the last step, and it may take long: once is enough
 	}
-	newest := r.Record.Places[len(r.Record.Places)-1]
+	newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
 	if newest.Seq != r.Stream.LastSeq {
 		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq, newest.Seq)
 	}
-	if err := s.nothingBeyond(ctx, newest.Place, before.table, old); err != nil {
+	if err := s.nothingBeyond(ctx, newest.Checkpoint, before.table, old); err != nil {
 		return err
 	}
 	if s.dry {
@@ -55,7 +55,7 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	if rec.Publication.PublicationIdentity != s.publication { // it was read before the server's LSN was: so far it is known only up to here
 		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: max(rec.Publication.Seen, newest.Due)}
 	}
-	rec.Places = []checkpoint.StoredPlace{newest}
+	rec.Checkpoints = []checkpoint.StoredCheckpoint{newest}
 	rec.Holes = nil
 	if _, err := s.store.Save(ctx, &rec, r.revision); err != nil {
 		return fmt.Errorf("write the checkpoint record: %w", err)
@@ -96,7 +96,7 @@ func (s *setup) before(ctx context.Context, old relay.Mapping) (e earlier, err e
 }
 
 // nothingBeyond makes sure that the slot holds no event beyond a place. table is that of the old mapping, 0 if it had none.
-func (s *setup) nothingBeyond(ctx context.Context, place relay.Place, table uint32, old relay.Mapping) error {
+func (s *setup) nothingBeyond(ctx context.Context, place relay.Checkpoint, table uint32, old relay.Mapping) error {
 	w, err := drain.Beyond(ctx, s.cfg, table, old, place, s.log)
 	if err != nil || w.Events == 0 {
 		return err
@@ -107,7 +107,7 @@ func (s *setup) nothingBeyond(ctx context.Context, place relay.Place, table uint
 func (s *setup) notYet(format string, args ...any) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "not_published",
-		What: "the mapping of source and columns cannot be changed yet: " + fmt.Sprintf(format, args...),
-		Cure: "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow init` again",
+		Message: "the mapping of source and columns cannot be changed yet: " + fmt.Sprintf(format, args...),
+		Hint:    "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow init` again",
 	}
 }

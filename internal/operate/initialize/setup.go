@@ -103,7 +103,7 @@ func (s *setup) fits(err error, format string, args ...any) error {
 	if s.misfit == nil {
 		s.misfit = err
 	}
-	s.say("does not fit: "+outbox.FaultOf(err).What, format, args...)
+	s.say("does not fit: "+outbox.FaultOf(err).Message, format, args...)
 	return nil
 }
 
@@ -323,9 +323,9 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if !s.layout.Mapping.Keyed() {
 		settings = settings.Unkeyed()
 	}
-	first.Places = []checkpoint.StoredPlace{{
-		Place: relay.Place{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
-		Since: time.Now().UTC(),
+	first.Checkpoints = []checkpoint.StoredCheckpoint{{
+		Checkpoint: relay.Checkpoint{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
+		Since:      time.Now().UTC(),
 	}}
 	if _, err := s.store.Save(ctx, &first, r.revision); err != nil {
 		return fmt.Errorf("write the checkpoint record: %w", err)
@@ -347,8 +347,8 @@ func (s *setup) free(r readings) error {
 		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "slot_unfinished",
-			What: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot, r.Slot.ActivePID),
-			Cure: "It waits until the transactions that write now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init` again",
+			Message: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot, r.Slot.ActivePID),
+			Hint:    "It waits until the transactions that write now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init` again",
 		}
 	}
 	return nil
@@ -394,7 +394,7 @@ func (s *setup) checkpoint() checkpoint.Config { return wiring.Checkpoint(s.cfg,
 
 func (s *setup) resolve(r checkpoint.Readings) error {
 	if r.Record == nil && r.Slot.Active && s.checkpoint().Foreign(r.Slot, r.Server.Database) == nil {
-		return s.checkpoint().Taken(r.Slot)
+		return s.checkpoint().Held(r.Slot)
 	}
 	_, err := checkpoint.Resolve(s.checkpoint(), r)
 	return err

@@ -53,7 +53,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	i := &inspector{
 		out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
 		buf: reorder.New(reorder.Config{
-			Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !layout.Mapping.Keyed(),
+			Settings: place.Settings, Start: place.Due, PublishedAhead: place.PublishedAhead, Unkeyed: !layout.Mapping.Keyed(),
 			Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
 		}),
 	}
@@ -68,8 +68,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 }
 
 // start is where the rules start from, and where that was found. The layout follows the record.
-func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Place, string) {
-	place := relay.Place{Settings: cfg.Reorder.Settings()}
+func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Checkpoint, string) {
+	place := relay.Checkpoint{Settings: cfg.Reorder.Settings()}
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	sc, err := wiring.Sink(cfg, layout, log)
@@ -85,12 +85,12 @@ func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *s
 	switch {
 	case err != nil:
 		return place, "no checkpoint record: " + err.Error()
-	case rec == nil || len(rec.Places) == 0:
+	case rec == nil || len(rec.Checkpoints) == 0:
 		return place, "no checkpoint record"
 	}
 	layout.Follow(cfg, rec)
-	newest := rec.Places[len(rec.Places)-1]
-	return newest.Place, fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
+	newest := rec.Checkpoints[len(rec.Checkpoints)-1]
+	return newest.Checkpoint, fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
 }
 
 func (i *inspector) message(m replication.Message) error {
@@ -127,7 +127,7 @@ func (i *inspector) commit(c *relay.Commit) error {
 		for n := range i.events {
 			i.event("  ", &i.events[n])
 		}
-	case relay.Tick:
+	case relay.Heartbeat:
 		fmt.Fprintf(i.out, "tick   %v  %s\n", c.LSN, at)
 	case relay.SettingsChange:
 		fmt.Fprintf(i.out, "change %v  %s  %v\n", c.LSN, at, c.Settings)

@@ -104,7 +104,7 @@ func (f *finding) original() string {
 func (r *repair) under(l *backfill.Links, f *finding) *checkpoint.Record {
 	rec := l.Fresh(f.Readings)
 	if f.Record != nil {
-		rec.Base, rec.Places, rec.Holes = f.Record.Base, f.Record.Places, f.Record.Holes
+		rec.Base, rec.Checkpoints, rec.Holes = f.Record.Base, f.Record.Checkpoints, f.Record.Holes
 		if before := f.published(); before != 0 { // until its rows are published, too
 			rec.Publication.TableOID = before
 		}
@@ -138,8 +138,8 @@ func (r *repair) keep(ctx context.Context, l *backfill.Links, f *finding, p *pla
 
 // anchorAt writes the record with which a repair that dies goes on: the slot is the right one, and from the anchor on it brings all that
 // the stream lacks.
-func (r *repair) anchorAt(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor relay.Place) (err error) {
-	rec.Places = []checkpoint.StoredPlace{{Place: anchor, Since: time.Now().UTC()}}
+func (r *repair) anchorAt(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor relay.Checkpoint) (err error) {
+	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
 }
@@ -187,7 +187,7 @@ func (r *repair) makeStream(ctx context.Context, l *backfill.Links, f *finding, 
 func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
 	rec := r.under(l, f)
 	// Whatever the stream has is accepted: its positions may be those of another WAL.
-	rec.Places, rec.Base = nil, max(rec.Base, f.Stream.LastSeq)
+	rec.Checkpoints, rec.Base = nil, max(rec.Base, f.Stream.LastSeq)
 	if !f.Stream.Exists {
 		return r.makeStream(ctx, l, f, rec)
 	}
@@ -224,7 +224,7 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 	if err != nil {
 		return err
 	}
-	s.anchor = relay.Place{
+	s.anchor = relay.Checkpoint{
 		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
 	if err := r.anchorAt(ctx, l, f, rec, s.anchor); err != nil {

@@ -49,7 +49,7 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 		case err != nil:
 			r.say("could not read everything, reading again: %v", err)
 			last = nil
-		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Places) == 0),
+		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Checkpoints) == 0),
 			last != nil && last.code == f.code && last.inner == f.inner:
 			return f, nil
 		case n == attempts:
@@ -106,7 +106,7 @@ func (r *repair) judge(ctx context.Context, l *backfill.Links, rd backfill.Readi
 		return nil, err
 	}
 	switch {
-	case f.code == checkpoint.CodeUnfinished && len(rd.Record.Places) == 0:
+	case f.code == checkpoint.CodeUnfinished && len(rd.Record.Checkpoints) == 0:
 		f.inner = rd.Record.Repairing // the slot is still to be made, whatever is there
 	case f.code == checkpoint.CodeUnfinished:
 		inner := &finding{}
@@ -160,7 +160,7 @@ func (r *repair) check(ctx context.Context, l *backfill.Links, f *finding) error
 	}
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: codeMissing,
-		What: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not bring them",
+		Message: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not bring them",
 			n, l.Layout.Mapping.Table, r.cfg.Stream, r.cfg.Slot),
 	}
 }
@@ -192,7 +192,7 @@ func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readi
 	if err := proof.Stored(stored); err != nil {
 		return err
 	}
-	err = r.rehearse(ctx, l, start.Place, rd.Server.History, proof.Input, func(h *outbox.Header) error {
+	err = r.rehearse(ctx, l, start.Checkpoint, rd.Server.History, proof.Input, func(h *outbox.Header) error {
 		if _, err := proof.Skip(h); err != nil {
 			return err
 		}
@@ -228,6 +228,6 @@ func (r *repair) strangers(ctx context.Context, l *backfill.Links, rd backfill.R
 	}
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: "foreign_message", To: rd.Server.WALEnd,
-		What: fmt.Sprintf("%d messages of stream %s have no %s header, the last one at sequence %d", n, r.cfg.Stream, outbox.HeaderName, seq),
+		Message: fmt.Sprintf("%d messages of stream %s have no %s header, the last one at sequence %d", n, r.cfg.Stream, outbox.HeaderName, seq),
 	}
 }

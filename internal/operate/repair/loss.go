@@ -39,8 +39,8 @@ func (r *repair) consent(p *plan) error {
 		said = fmt.Sprintf("; --accept-loss says %q", r.o.AcceptLoss)
 	}
 	return &outbox.Fault{
-		Class: outbox.Usage, Code: "accept_loss", What: loss + said,
-		Cure: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s", quoted(LossWords)),
+		Class: outbox.Usage, Code: "accept_loss", Message: loss + said,
+		Hint: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s", quoted(LossWords)),
 	}
 }
 

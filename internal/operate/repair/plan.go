@@ -39,7 +39,7 @@ func (p *plan) close() {
 
 // refuse is the fault of something that no repair can do.
 func refuse(code, what, cure string) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: what, Cure: cure}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure}
 }
 
 // plan finds out how the finding is to be repaired, and what is missing. It changes nothing.
@@ -101,7 +101,7 @@ func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*pl
 	case l.CC.Foreign(slot, f.Server.Database) != nil:
 		foreign := l.CC.Foreign(slot, f.Server.Database)
 		if f.fault.Code == foreign.Code {
-			foreign.Cure = f.fault.Cure // as a start says it: there is a record of ours
+			foreign.Hint = f.fault.Hint // as a start says it: there is a record of ours
 		}
 		return nil, foreign
 	case f.Publication.Hidden != nil: // what is published from the table now would be missing again at once
@@ -131,7 +131,7 @@ func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*pl
 	if r.o.NewSlot {
 		return renew("--new-slot")
 	}
-	if cause != "" && f.code == checkpoint.CodeUnfinished && len(f.Record.Places) == 0 {
+	if cause != "" && f.code == checkpoint.CodeUnfinished && len(f.Record.Checkpoints) == 0 {
 		return renew("the repair that was begun makes the slot anew")
 	}
 	if !usable {

@@ -19,7 +19,7 @@ const firstLook = 4096
 // rebuild makes the record from the headers of the stream. What is confirmed to PostgreSQL is a place's due; its sequence is that of
 // the last message whose due is not beyond it. Then the WAL behind it must make exactly the messages that follow.
 func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
-	place := relay.Place{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
+	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
 	why, err := r.locate(ctx, l, f, &place)
 	if err == nil && why == "" {
 		why, err = r.agrees(ctx, l, f, place)
@@ -30,14 +30,14 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*p
 	if why != "" {
 		return nil, &outbox.Fault{
 			Class: outbox.Gap, Code: f.code, From: f.fault.From, To: f.fault.To,
-			What: fmt.Sprintf("the checkpoint record of slot %s can't be rebuilt from the stream: %s", r.cfg.Slot, why),
-			Cure: "If other ordering settings were in force (horizon, sort, limits), give them to this command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, " +
+			Message: fmt.Sprintf("the checkpoint record of slot %s can't be rebuilt from the stream: %s", r.cfg.Slot, why),
+			Hint: "If other ordering settings were in force (horizon, sort, limits), give them to this command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, " +
 				"OUTFLOW_REORDER_MAX_EVENTS, OUTFLOW_REORDER_MAX_BYTES. Otherwise let it make the slot anew and publish what the stream lacks from the table: " +
 				"`outflow repair --new-slot`",
 		}
 	}
 	rec := l.Fresh(f.Readings)
-	rec.Places = []checkpoint.StoredPlace{{Place: place, Since: time.Now().UTC()}}
+	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: place, Since: time.Now().UTC()}}
 	rd := f.Readings
 	rd.Record = rec
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
@@ -51,12 +51,12 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*p
 // show that the stream ends where it did. Where there is none it may be an older copy: then the WAL is confirmed beyond its end.
 func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	p, err := r.rebuild(ctx, l, f)
-	if err != nil || p.record.Places[0].Seq < f.Stream.NewestSeq {
+	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
 		return p, err
 	}
 	if err := r.allowed(l, f); err != nil {
 		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the confirmed LSN %v, and the table was not compared: %s",
-			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).What))
+			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).Message))
 		return p, nil
 	}
 	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the stream was put back from an older copy, or they were never published"}
@@ -74,7 +74,7 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*p
 }
 
 // locate finds the place's sequence and taken events. why says why they can't be found.
-func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *relay.Place) (why string, err error) {
+func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
 		return "no message can be read", nil
@@ -92,7 +92,7 @@ func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, plac
 }
 
 // locateFrom is enough where the first message read lies before the place with all of its window: then so does everything before it.
-func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *relay.Place) (why string, enough bool, err error) {
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *relay.Checkpoint) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
 	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
@@ -113,7 +113,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 			before = m.Seq
 			taken = append(taken, maybe...)
 			maybe = maybe[:0]
-		} else if len(maybe) > relay.MaxTaken {
+		} else if len(maybe) > relay.MaxPublishedAhead {
 			maybe = maybe[:0] // a place has no more: these belong to what follows
 		}
 		return nil
@@ -124,11 +124,11 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 	if before == 0 && first > 1 && from == 1 {
 		return fmt.Sprintf("its messages up to %d, and with them those up to the confirmed LSN %v, are not there any more", first-1, place.Due), false, nil
 	}
-	if len(taken) > relay.MaxTaken {
+	if len(taken) > relay.MaxPublishedAhead {
 		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before), false, nil
 	}
 	slices.SortFunc(taken, outbox.Position.Compare)
-	place.Seq, place.Taken = before, taken
+	place.Seq, place.PublishedAhead = before, taken
 	return why, enough, nil
 }
 
@@ -136,7 +136,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 var errAgreed = errors.New("agreed")
 
 // agrees makes the messages behind the place and compares them with those that the stream has.
-func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place relay.Place) (why string, err error) {
+func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if place.Seq >= end {
 		return "", nil

@@ -15,12 +15,12 @@ import (
 
 // rehearse makes the messages that a session from a place would make of what the slot holds now, and consumes nothing. input is called
 // with the LSN of each input before it is read, message with the header of each message. An error of theirs ends it.
-func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place relay.Place, history relay.History,
+func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place relay.Checkpoint, history relay.History,
 	input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
 	dec := decoder.New(wiring.Decoder(r.cfg, l.Layout))
 	buf := reorder.New(reorder.Config{
-		Settings: place.Settings, Start: place.Due, Taken: place.Taken, Unkeyed: !l.Layout.Mapping.Keyed(),
+		Settings: place.Settings, Start: place.Due, PublishedAhead: place.PublishedAhead, Unkeyed: !l.Layout.Mapping.Keyed(),
 		Scratch: tempfile.Dir(r.cfg.Reorder.SpillDir), MaxSpill: r.cfg.Reorder.MaxSpill, Stop: ctx.Err,
 	})
 	defer buf.Discard()

@@ -96,8 +96,8 @@ func (r *repair) accepted(f *finding) error {
 		return nil
 	}
 	return &outbox.Fault{
-		Class: outbox.Usage, Code: "accept", What: fmt.Sprintf("--accept %s is not what is found: %s. %s", r.o.Accept, f.code, f.fault.What),
-		Cure: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
+		Class: outbox.Usage, Code: "accept", Message: fmt.Sprintf("--accept %s is not what is found: %s. %s", r.o.Accept, f.code, f.fault.Message),
+		Hint: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
 	}
 }
 
@@ -116,7 +116,7 @@ func (r *repair) look(ctx context.Context, f *finding) error {
 	defer p.close()
 	r.rep.planned(p)
 	fault := *f.fault
-	fault.Cure = fmt.Sprintf("Nothing was changed. To repair it: `%s`", r.rep.Command)
+	fault.Hint = fmt.Sprintf("Nothing was changed. To repair it: `%s`", r.rep.Command)
 	return &fault
 }
 
@@ -153,7 +153,7 @@ func (r *repair) carryOut(ctx context.Context, found *finding) error {
 // again reports whether a repair that failed in this way is begun again. A stranger who publishes meanwhile is one of its causes.
 func again(err error) bool {
 	f := outbox.FaultOf(err)
-	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Seen
+	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Observed
 }
 
 func (r *repair) say(format string, args ...any) {

@@ -55,7 +55,7 @@ func (r *Report) found(f *finding) {
 	if r.Fault = f.code; f.fault == nil {
 		return
 	}
-	r.What, r.From, r.To, r.Beneath = f.fault.What, f.fault.From, f.fault.To, f.inner
+	r.What, r.From, r.To, r.Beneath = f.fault.Message, f.fault.From, f.fault.To, f.inner
 	r.Command = "outflow repair --accept " + f.code
 	if r.Where != "" {
 		r.Command += " --where " + quoted(r.Where)

@@ -61,7 +61,7 @@ type survey struct {
 	newest    uint64    // the newest message that was read
 	newestAt  time.Time // when it was stored
 
-	anchor relay.Place           // where the outflow goes on; Seq is the stream's last sequence
+	anchor relay.Checkpoint      // where the outflow goes on; Seq is the stream's last sequence
 	known  uint64                // messages up to here are known by the place that the anchor began as
 	since  outbox.LSN            // that place's due, or 0: its settings were in force there
 	beyond []published           // events above the anchor that the stream has
@@ -126,9 +126,9 @@ func (s *survey) candidates(ctx context.Context) error {
 	if none > 0 || double > 0 {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "repair_ids",
-			What: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by their id nobody can tell whether they are published",
+			Message: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by their id nobody can tell whether they are published",
 				s.l.Layout.Mapping.Table, none, name, double, example),
-			Cure: "Leave them out with --where, and decide about them by hand",
+			Hint: "Leave them out with --where, and decide about them by hand",
 		}
 	}
 	return nil
@@ -210,8 +210,8 @@ func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) er
 		}
 		return nil
 	})
-	if err == nil && keep && len(s.beyond) > relay.MaxTaken {
-		if s.raise(due); len(s.beyond) > relay.MaxTaken {
+	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
+		if s.raise(due); len(s.beyond) > relay.MaxPublishedAhead {
 			return &untrusted{fmt.Sprintf("the stream has %d events beyond %v", len(s.beyond), s.anchor.Due)}
 		}
 	}
@@ -227,12 +227,12 @@ func (s *survey) raise(due outbox.LSN) {
 // anchored sets what the anchor begins as, for a slot that is kept: the oldest place at or above the confirmed LSN, or the LSN itself
 // with what is known about it.
 func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Settings) {
-	s.anchor = relay.Place{Due: rd.Slot.Confirmed, Settings: settings}
+	s.anchor = relay.Checkpoint{Due: rd.Slot.Confirmed, Settings: settings}
 	if rd.Record == nil {
 		return
 	}
 	s.known = rd.Record.Base
-	places := rd.Record.Places
+	places := rd.Record.Checkpoints
 	if n := len(places); n > 0 {
 		s.anchor.Settings, s.since = places[n-1].Settings, places[n-1].Due
 	}
@@ -244,9 +244,9 @@ func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Set
 	if rd.Stream.NewestSeq > 0 {
 		end = rd.Stream.NewestSeq
 	}
-	var from *relay.Place
+	var from *relay.Checkpoint
 	for i := range places {
-		p := &places[i].Place
+		p := &places[i].Checkpoint
 		if p.Seq > end {
 			break
 		}
@@ -260,7 +260,7 @@ func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Set
 	}
 	s.known, s.since = from.Seq, from.Due
 	s.anchor.Due, s.anchor.Settings = max(s.anchor.Due, from.Due), from.Settings
-	for _, pos := range from.Taken {
+	for _, pos := range from.PublishedAhead {
 		if pos.LSN > s.anchor.Due {
 			s.beyond = append(s.beyond, published{pos: pos})
 		}
@@ -319,18 +319,18 @@ func (s *survey) slot(ctx context.Context) error {
 	})
 	switch f := outbox.FaultOf(err); {
 	case f != nil && (f.Code == "publication_missing" || f.Code == "slot_unusable" || f.Code == "slot_missing" || f.Code == "column_missing"):
-		return &untrusted{fmt.Sprintf("what it holds can't be decoded (%s)", f.What)}
+		return &untrusted{fmt.Sprintf("what it holds can't be decoded (%s)", f.Message)}
 	case err != nil:
 		return err
 	}
 	for pos := range have {
 		return &untrusted{fmt.Sprintf("the stream has the event at position %v, the WAL does not", pos)}
 	}
-	s.anchor.Taken = nil
+	s.anchor.PublishedAhead = nil
 	for _, p := range s.beyond {
-		s.anchor.Taken = append(s.anchor.Taken, p.pos)
+		s.anchor.PublishedAhead = append(s.anchor.PublishedAhead, p.pos)
 	}
-	slices.SortFunc(s.anchor.Taken, outbox.Position.Compare)
+	slices.SortFunc(s.anchor.PublishedAhead, outbox.Position.Compare)
 	return nil
 }
 

@@ -150,7 +150,7 @@ func (r *replay) nothing(ctx context.Context, what string) error {
 // what is an error without its cure.
 func what(err error) string {
 	if f := outbox.FaultOf(err); f != nil {
-		return f.What
+		return f.Message
 	}
 	return err.Error()
 }

@@ -113,10 +113,10 @@ func (s *snapshot) carryOut(ctx context.Context, l *backfill.Links, rd *backfill
 }
 
 // finish says in the record that the snapshot is whole: outflow run goes on from the place, behind the stream's newest message.
-func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place relay.Place, newest uint64) error {
+func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place relay.Checkpoint, newest uint64) error {
 	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
-		err = fmt.Errorf("somebody else changed what was made: %s", f.What)
+		err = fmt.Errorf("somebody else changed what was made: %s", f.Message)
 	}
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func (s *snapshot) cut(err error) error {
 		return err
 	}
 	named := *f
-	named.Cure += ". Then run `outflow init --snapshot` again: it goes on behind what is published"
+	named.Hint += ". Then run `outflow init --snapshot` again: it goes on behind what is published"
 	return &named
 }
 
@@ -176,7 +176,7 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 	err := l.AwaitSlot(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_held" {
 		return nil, refuse("slot_unfinished", "It may be that of an init that was killed, which waits until the transactions that write "+
-			"now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init --snapshot` again", "%s", f.What)
+			"now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init --snapshot` again", "%s", f.Message)
 	}
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 	s.o.Step("making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
 	slot, err := replication.CreateSlot(ctx, l.PGC, true)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_blocked" {
-		f.Cure = strings.Replace(f.Cure, "`outflow init`", "`outflow init --snapshot`", 1)
+		f.Hint = strings.Replace(f.Hint, "`outflow init`", "`outflow init --snapshot`", 1)
 	}
 	if err != nil {
 		return nil, err
@@ -213,22 +213,22 @@ func (s *snapshot) stillOurs(ctx context.Context, l *backfill.Links) error {
 }
 
 // place is where the slot begins, behind what the stream has.
-func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (relay.Place, error) {
+func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (relay.Checkpoint, error) {
 	now, err := l.Read(ctx)
 	if err != nil {
-		return relay.Place{}, err
+		return relay.Checkpoint{}, err
 	}
 	was, is := rd.Stream, now.Stream
 	if is.LastSeq != was.LastSeq || is.NewestSeq != was.NewestSeq || !is.Created.Equal(was.Created) {
-		return relay.Place{}, fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
+		return relay.Checkpoint{}, fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
 			s.cfg.Stream, was.LastSeq, is.LastSeq)
 	}
-	return relay.Place{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
+	return relay.Checkpoint{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
 }
 
 // window is what is published: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place relay.Place,
+	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
 	none, double, err := snap.CheckIDs(ctx, id)

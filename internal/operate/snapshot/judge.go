@@ -14,7 +14,7 @@ import (
 func allowed(cfg config.Config) error { return wiring.NeedTable(cfg, "a snapshot") }
 
 func refuse(code, cure, format string, args ...any) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, What: fmt.Sprintf(format, args...), Cure: cure}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: cure}
 }
 
 // takenOver is the fault of one that another one has gone on for.
@@ -57,7 +57,7 @@ func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
 			"To publish older rows as well, take the snapshot into another stream: settings slot, publication and stream with names that are "+
 				"not in use. Or let `outflow repair` publish them behind what the stream has: docs/snapshot.md says how",
 			"slot %s is set up already, the checkpoint record goes up to %v: a snapshot comes first or not at all",
-			s.cfg.Slot, rec.Places[len(rec.Places)-1].Due)
+			s.cfg.Slot, rec.Checkpoints[len(rec.Checkpoints)-1].Due)
 	}
 }
 

@@ -93,7 +93,7 @@ func (w *writer) readTable() error {
 		if ok && (c.Generated || c.Identity) {
 			return &outbox.Fault{
 				Class: outbox.Fatal, Code: "sql_api",
-				What: fmt.Sprintf("%s cannot be made: column %q of %s is generated", Name, name, w.m.Table), Cure: "Map a plain column",
+				Message: fmt.Sprintf("%s cannot be made: column %q of %s is generated", Name, name, w.m.Table), Hint: "Map a plain column",
 			}
 		}
 		filled[name] = true

@@ -21,13 +21,13 @@ type Report struct {
 	Health  string `json:"health"` // ok, not running, or the code of what is wrong
 	Problem string `json:"problem,omitempty"`
 
-	Source   string       `json:"source"` // table, message or both
-	Table    string       `json:"table"`  // "" where there is none
-	Shard    string       `json:"shard,omitempty"`
-	Slot     Slot         `json:"slot"`
-	Stream   Stream       `json:"stream"`
-	Place    *relay.Place `json:"place,omitempty"` // the newest recorded one
-	Recorded *time.Time   `json:"recorded,omitempty"`
+	Source     string            `json:"source"` // table, message or both
+	Table      string            `json:"table"`  // "" where there is none
+	Shard      string            `json:"shard,omitempty"`
+	Slot       Slot              `json:"slot"`
+	Stream     Stream            `json:"stream"`
+	Checkpoint *relay.Checkpoint `json:"place,omitempty"` // the newest recorded one
+	Recorded   *time.Time        `json:"recorded,omitempty"`
 
 	WALEnd   outbox.LSN `json:"wal_end"`
 	LagBytes uint64     `json:"lag_bytes"` // WAL between the newest recorded place and the end
@@ -116,9 +116,9 @@ func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, set
 	if r.Slot.Exists && r.Slot.SafeWALSize >= 0 {
 		rep.Slot.SafeWALBytes = &r.Slot.SafeWALSize
 	}
-	if r.Record != nil && len(r.Record.Places) > 0 {
-		newest := r.Record.Places[len(r.Record.Places)-1]
-		rep.Place, rep.Recorded = &newest.Place, &newest.Since
+	if r.Record != nil && len(r.Record.Checkpoints) > 0 {
+		newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
+		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
 		rep.LagBytes = outbox.Distance(newest.Due, r.Server.WALEnd)
 	}
 	if setup == nil {
@@ -185,9 +185,9 @@ func (r *Report) Lines() [][2]string {
 		add("", "durable consumers that may have had more: %s", strings.Join(r.Stream.DurablesAffected, ", "))
 	}
 	add("end of WAL", "%v", r.WALEnd)
-	if r.Place != nil {
-		add("recorded", "%v = sequence %d, stored %v", r.Place.Due, r.Place.Seq, r.Recorded.Format(time.RFC3339))
-		add("settings", "%v", r.Place.Settings)
+	if r.Checkpoint != nil {
+		add("recorded", "%v = sequence %d, stored %v", r.Checkpoint.Due, r.Checkpoint.Seq, r.Recorded.Format(time.RFC3339))
+		add("settings", "%v", r.Checkpoint.Settings)
 		add("lag", "%d bytes of WAL behind the recorded place", r.LagBytes)
 	}
 	add("confirmed", "%v", r.Slot.Confirmed)

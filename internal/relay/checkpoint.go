@@ -2,21 +2,21 @@ package relay
 
 import "github.com/outflowhq/outflow/outbox"
 
-// MaxTaken is how many events beyond its due a place may list; a window that would leave more takes everything held.
-const MaxTaken = 512
+// MaxPublishedAhead is how many events beyond its due a place may list; a window that would leave more takes everything held.
+const MaxPublishedAhead = 512
 
-// Place is a point to go on from: all windows up to stream sequence Seq are complete and acknowledged, and replication may start
+// Checkpoint is a point to go on from: all windows up to stream sequence Seq are complete and acknowledged, and replication may start
 // at Due.
-type Place struct {
-	Due      outbox.LSN        `json:"due"`
-	Seq      uint64            `json:"seq"`             // sequence in the stream; 0: nothing is published yet
-	Taken    []outbox.Position `json:"taken,omitempty"` // events beyond Due that are in the stream already, ascending, MaxTaken at most
-	Settings Settings          `json:"settings"`        // the settings in force at Due
-	Timeline uint32            `json:"timeline"`        // the timeline that Due lies on
+type Checkpoint struct {
+	Due            outbox.LSN        `json:"due"`
+	Seq            uint64            `json:"seq"`             // sequence in the stream; 0: nothing is published yet
+	PublishedAhead []outbox.Position `json:"taken,omitempty"` // events beyond Due that are in the stream already, ascending, MaxPublishedAhead at most
+	Settings       Settings          `json:"settings"`        // the settings in force at Due
+	Timeline       uint32            `json:"timeline"`        // the timeline that Due lies on
 }
 
 // Same reports whether two places are the same point.
-func (p Place) Same(q Place) bool { return p.Due == q.Due && p.Seq == q.Seq }
+func (p Checkpoint) Same(q Checkpoint) bool { return p.Due == q.Due && p.Seq == q.Seq }
 
 // History is a server's timeline history: the timeline it is on and where the earlier ones were left.
 type History struct {

@@ -25,10 +25,10 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-func TestPlaceSame(t *testing.T) {
+func TestCheckpointSame(t *testing.T) {
 	t.Parallel()
-	p := Place{Due: 1, Seq: 2, Taken: []outbox.Position{{LSN: 1, Index: 1}}, Timeline: 1}
-	if !p.Same(Place{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Place{Due: 2, Seq: 2}) || p.Same(Place{Due: 1, Seq: 3}) {
+	p := Checkpoint{Due: 1, Seq: 2, PublishedAhead: []outbox.Position{{LSN: 1, Index: 1}}, Timeline: 1}
+	if !p.Same(Checkpoint{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Checkpoint{Due: 2, Seq: 2}) || p.Same(Checkpoint{Due: 1, Seq: 3}) {
 		t.Error("places are told apart by due and seq")
 	}
 }
