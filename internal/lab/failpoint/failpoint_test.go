@@ -35,7 +35,7 @@ func (w *world) Confirm(outbox.LSN)                            { w.did("confirm"
 func (w *world) Close()                                        {}
 func (w *world) Err() error                                    { return nil }
 func (w *world) Check(context.Context) error                   { return nil }
-func (w *world) Heartbeat(context.Context) error                    { w.did("tick"); return w.fail }
+func (w *world) Heartbeat(context.Context) error               { w.did("tick"); return w.fail }
 func (w *world) Change(context.Context, relay.Settings) error  { w.did("change"); return w.fail }
 
 type side struct{ *world }
