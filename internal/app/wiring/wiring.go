@@ -276,15 +276,19 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	cfg, log := o.cfg, o.log
 	writer := replication.NewWriter(Replication(cfg, log))
 	o.writer = writer
+	inForce, stop := gclimit.Start(cfg.Reorder.Settings(), cfg.Sink.MaxPayload)
 	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
-		InForce: gclimit.Limiter(cfg.Reorder.Settings(), cfg.Sink.MaxPayload), StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
+		InForce: inForce, StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
 	}
 	for _, d := range decorate {
 		d(&pc)
 	}
-	return pipeline.New(pc), writer.Close
+	return pipeline.New(pc), func() {
+		stop()
+		writer.Close()
+	}
 }
 
 // opener opens sessions' connections.

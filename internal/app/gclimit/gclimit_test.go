@@ -14,7 +14,7 @@ func settings(maxEvents int, maxBytes int64) relay.Settings {
 	return relay.Settings{MaxEvents: maxEvents, MaxBytes: maxBytes}
 }
 
-func TestLimit(t *testing.T) {
+func TestLimitOfSettings(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
 	for _, c := range []struct {
@@ -36,37 +36,45 @@ func TestLimit(t *testing.T) {
 }
 
 // Not parallel: the limit is the process's.
-func TestLimiter(t *testing.T) {
+func TestLimitFollowsTheSettings(t *testing.T) {
 	old := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(old)
 	small, large := settings(1000, 1<<20), settings(1000, 1<<30)
 	t.Setenv("GOMEMLIMIT", "")
-	set := Limiter(small, 1<<20)
+	set, stop := Start(small, 1<<20)
+	defer stop()
 	for _, inForce := range []relay.Settings{small, large, small} {
 		set(inForce)
 		if got, want := debug.SetMemoryLimit(-1), Limit(inForce, 1<<20); got != want {
 			t.Errorf("max_bytes %d: limit %d, want %d", inForce.MaxBytes, got, want)
 		}
 	}
-	Limiter(large, 1<<20)(small)
+	stop()
+	set, stop = Start(large, 1<<20)
+	defer stop()
+	set(small)
 	if got, want := debug.SetMemoryLimit(-1), Limit(large, 1<<20); got != want {
 		t.Errorf("configured larger than in force: %d, want %d", got, want)
 	}
 	t.Setenv("GOMEMLIMIT", "1GiB")
 	debug.SetMemoryLimit(old)
-	Limiter(small, 1<<20)(small)
+	stop()
+	set, _ = Start(small, 1<<20)
+	set(small)
 	if got := debug.SetMemoryLimit(-1); got != old {
 		t.Errorf("the operator's limit became %d", got)
 	}
 }
 
 // More is live than the settings say: the limit follows, and comes back. Not parallel.
-func TestLimiterFollowsWhatIsLive(t *testing.T) {
+func TestLimitFollowsWhatIsLive(t *testing.T) {
 	old := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(old)
 	t.Setenv("GOMEMLIMIT", "")
 	s := settings(1000, 1<<20)
-	Limiter(s, 1<<20)(s)
+	set, stop := Start(s, 1<<20)
+	defer stop()
+	set(s)
 	least := Limit(s, 1<<20)
 	await := func(what string, reached func(limit int64) bool) {
 		t.Helper()
