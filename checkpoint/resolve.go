@@ -30,17 +30,6 @@ type Config struct {
 	DurableAfter time.Duration // 0 or more
 }
 
-// Readings are what a start knows, read in this order: slot, record, stream, server, publication.
-type Readings struct {
-	Slot        relay.SlotState
-	Record      *Record // nil: there is none
-	Stream      relay.StreamState
-	Server      relay.ServerState
-	Publication relay.PublicationIdentity
-	Asked       time.Time // before anything was read
-	Now         time.Time
-}
-
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
 	Checkpoint relay.Checkpoint // replication starts at its Due: the switch point, where the place lies beyond one

@@ -225,7 +225,7 @@ func (c *counter) Lost() <-chan struct{}      { return nil }
 func (c *counter) Err() error                 { return nil }
 func (c *counter) Close()                     {}
 func (c *counter) Publisher(uint64) Publisher { return counting{c} }
-func (c *counter) Resume(Publisher, uint64) (Publisher, error) {
+func (c *counter) Resume(uint64) (Publisher, error) {
 	return nil, errors.New("nothing fails here")
 }
 

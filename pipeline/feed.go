@@ -69,7 +69,7 @@ func (s *session) read(ctx context.Context, m *relay.WALMessage) error {
 	}
 	if s.result.Missing {
 		// The rows that follow can't be published as they are, and all later ones neither if the table lacks the column still.
-		if _, err := within(ctx, "publication", s.links.Source.Publication); err != nil {
+		if _, err := limited("publication", s.links.Source.Publication)(ctx); err != nil {
 			return err
 		}
 	}
@@ -218,7 +218,7 @@ func (s *session) whenProved(ctx context.Context) error {
 		s.heard = heard
 		s.tracker.Stored(time.Now())
 	}
-	s.p.suspect, s.p.diverged = suspect{}, suspect{}
+	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
 	s.p.health.set(StateRunning, nil)
 	s.log.Info("session proved: the stream ends where the WAL says", "last_seq", s.pub.Sent())
 	return nil

@@ -96,7 +96,6 @@ func (s *Snapshot) Lag(now time.Time) time.Duration {
 type health struct {
 	mu   sync.Mutex
 	snap Snapshot
-	repl bool
 }
 
 func (h *health) init() {
@@ -136,17 +135,10 @@ func (h *health) sorting(now bool) {
 	h.snap.sorting, h.snap.beat = now, time.Now()
 }
 
-func (h *health) replicated() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.repl
-}
-
 // read takes note of what a start has read.
 func (h *health) read(r *checkpoint.Readings) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.repl = r.Stream.Replicated
 	h.snap.WALEnd, h.snap.Confirmed = r.Server.WALEnd, r.Slot.Confirmed
 	h.snap.Retained = outbox.Distance(r.Slot.Restart, r.Server.WALEnd)
 }

@@ -187,14 +187,10 @@ func (f *found) read(ctx, open context.Context, acked uint64) (err error) {
 	if err := f.broker.Watch(open); err != nil {
 		return err
 	}
-	f.record, err = within(ctx, "checkpoint record", func(ctx context.Context) (rec *checkpoint.Record, err error) {
-		rec, f.revision, err = f.store.Load(ctx)
-		return rec, err
-	})
-	if err != nil {
+	if f.record, f.revision, err = load(ctx, f.store); err != nil {
 		return err
 	}
-	if f.stream, err = within(ctx, "stream", f.broker.Tail); err != nil {
+	if f.stream, err = limited("stream", f.broker.Tail)(ctx); err != nil {
 		return err
 	}
 	f.stored, err = stored(ctx, f.broker, max(acked, 1)-1, f.stream.LastSeq)
@@ -233,7 +229,7 @@ func (s *session) takeOver(f *found) (err error) {
 		return err
 	}
 	acked := s.pub.Acked()
-	pub, err := f.broker.Resume(s.pub, f.stream.LastSeq)
+	pub, err := f.broker.Resume(f.stream.LastSeq)
 	if err != nil {
 		return err
 	}

@@ -267,6 +267,7 @@ func (js *jetstream) retention() {
 // link is the JetStream side of a session.
 type link struct {
 	js   *jetstream
+	of   *process
 	lost chan struct{}
 	gone chan struct{} // closed when it is dead
 	dead bool
@@ -458,14 +459,16 @@ func (l *link) Tail(ctx context.Context) (relay.StreamState, error) {
 
 func (l *link) Publisher(last uint64) Publisher {
 	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1), since: l.js.ackEvery - 1}
+	l.of.latest = l.pub
 	return l.pub
 }
 
-func (l *link) Resume(old Publisher, last uint64) (Publisher, error) {
-	p := l.Publisher(last).(*publisher)
+func (l *link) Resume(last uint64) (Publisher, error) {
+	old := l.of.latest
+	p := l.Publisher(last)
 	l.lock()
 	defer l.unlock()
-	p.resume(old.(*publisher))
+	l.pub.resume(old)
 	l.js.w.step("resumed", last)
 	l.js.resumed++
 	return p, nil

@@ -64,9 +64,10 @@ type JetStream interface {
 	Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error)
 	// Publisher returns the only publisher of this session; its first message expects lastSeq, which was read after Watch.
 	Publisher(lastSeq uint64) Publisher
-	// Resume is Publisher for a session that goes on: the new one sends again what old, of a broker that was closed, has sent behind
-	// lastSeq, and goes on where that has ended. The messages up to lastSeq are old's.
-	Resume(old Publisher, lastSeq uint64) (Publisher, error)
+	// Resume is Publisher for a session that goes on over this connection: the new publisher sends again what the session's last one,
+	// of a connection that was closed, has sent behind lastSeq, and goes on where that one has ended. Every message of the stream up
+	// to lastSeq that was not acknowledged to the last one is one of its own.
+	Resume(lastSeq uint64) (Publisher, error)
 	// Lost is closed when the connection is gone; Err then says why.
 	Lost() <-chan struct{}
 	Err() error

@@ -71,7 +71,7 @@ type session struct {
 	hiccup      hiccup
 }
 
-func newSession(ctx context.Context, p *Pipeline, links *Conns, r readings, start checkpoint.Start) *session {
+func newSession(ctx context.Context, p *Pipeline, links *Conns, r checkpoint.Readings, start checkpoint.Start) *session {
 	now := time.Now()
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, links: links, server: r.Server,
@@ -92,7 +92,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Conns, r readings, star
 	s.tellInForce()
 	s.confirmed = start.Confirmed
 	s.metrics.confirmed(start.Confirmed)
-	s.recorder = newRecorder(links, p.log, r.Record, r.revision)
+	s.recorder = newRecorder(links, p.log, r.Record, r.Revision)
 	s.scribe = newScribe(links.Writer, p.effective(links.Decoder.Mapping), &p.wroteChanges)
 	return s
 }

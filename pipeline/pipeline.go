@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -40,11 +41,6 @@ const (
 	backoffMin = 50 * time.Millisecond
 	backoffMax = 400 * time.Millisecond
 
-	// A loss counts only when a second reading on new connections agrees, this much later: a server that is just starting, or a
-	// follower that lags, must not be believed at once.
-	secondReading           = 5 * time.Second
-	secondReadingReplicated = 15 * time.Second
-
 	complaintInterval = 30 * time.Second
 )
 
@@ -55,10 +51,12 @@ type Pipeline struct {
 	metrics *metrics
 	health  health
 
-	text     bool      // a type without a binary reader came: text form from now on
-	suspect  suspect   // the loss that the last reading showed
-	begun    time.Time // of this session: nothing that it read was asked before
-	diverged suspect   // the divergence that the last session showed: behind readings, which may show a loss each time
+	text  bool      // a type without a binary reader came: text form from now on
+	begun time.Time // of this session: nothing was read for it before then
+
+	unconfirmed  unconfirmed   // the loss that the last reading showed
+	diverged     unconfirmed   // the divergence that the last session showed: it comes after readings, which may show a loss each time
+	recheckAfter time.Duration // as the last reading has it
 
 	durables []string // the durable consumers that were last named in the log
 
@@ -72,24 +70,15 @@ type Pipeline struct {
 	jitter func(n time.Duration) time.Duration // random, from 0 to below n; of a test's own making, where runs must repeat
 }
 
-// suspect is a loss that one reading has shown and no second one confirmed yet.
-type suspect struct {
-	loss       string
-	at         time.Time // when the answer was there
-	replicated bool
-}
-
-// errSuspect ends a session that saw a loss for the first time.
-type errSuspect struct{ suspect }
-
-func (e *errSuspect) Error() string { return "to be read again: " + e.loss }
-
 // New returns a pipeline. It starts nothing.
 func New(cfg Config) *Pipeline {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Pipeline{cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer), jitter: rand.N[time.Duration]}
+	p := &Pipeline{
+		cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer), jitter: rand.N[time.Duration],
+		recheckAfter: new(checkpoint.Readings).RecheckAfter(),
+	}
 	p.health.init()
 	p.metrics.observe(&p.health)
 	return p
@@ -124,7 +113,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 
 // after says how long to wait before the next session, or returns the error that ends the run.
 func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
-	var again *errSuspect
+	var again *errUnconfirmed
 	switch fault := outbox.FaultOf(err); {
 	case errors.As(err, &again):
 	case err == nil, fault == nil, fault.Class == outbox.Transient:
@@ -138,22 +127,22 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 		}
 		return wait, nil
 	case fault.Class == outbox.Gap:
-		if fault.Observed || p.suspected(fault.Code).confirms(fault.Code, p.begun) {
+		if fault.Observed || p.unconfirmedOf(fault.Code).confirmedBy(fault.Code, p.begun) {
 			return 0, fault // by itself: what it was wrapped in is of no use to the operator
 		}
-		again = &errSuspect{suspect{loss: fault.Code, at: time.Now(), replicated: p.health.replicated()}}
+		again = &errUnconfirmed{unconfirmed{loss: fault.Code, at: time.Now(), after: p.recheckAfter}}
 		err = fault
 	default:
 		return 0, fault
 	}
 	p.metrics.sessionEnded(err)
 	p.health.set(StateWaiting, err)
-	s := p.suspected(again.loss)
-	if s.loss != again.loss {
-		*s = again.suspect
+	u := p.unconfirmedOf(again.loss)
+	if u.loss != again.loss {
+		*u = again.unconfirmed
 	}
-	p.log.Warn("a loss was read; reading again before it counts", "in", s.wait(), "err", err)
-	return time.Until(s.at.Add(s.wait())), nil
+	p.log.Warn("a loss was read; reading again before it counts", "in", u.after, "err", err)
+	return time.Until(u.at.Add(u.after)), nil
 }
 
 // complain logs why a session ended: the same reason once in complaintInterval, whatever the number of attempts.
@@ -175,25 +164,12 @@ func (p *Pipeline) fresh(err error) bool {
 	return true
 }
 
-// suspected is where a loss waits for its second reading.
-func (p *Pipeline) suspected(loss string) *suspect {
+// unconfirmedOf is where a loss waits for its recheck.
+func (p *Pipeline) unconfirmedOf(loss string) *unconfirmed {
 	if loss == codeDivergence {
 		return &p.diverged
 	}
-	return &p.suspect
-}
-
-// confirms reports whether a reading that shows loss and was begun at asked is the second one that agrees: one that was asked soon after
-// the first and answered late is not.
-func (s *suspect) confirms(loss string, asked time.Time) bool {
-	return s.loss == loss && asked.Sub(s.at) >= s.wait()
-}
-
-func (s *suspect) wait() time.Duration {
-	if s.replicated {
-		return secondReadingReplicated
-	}
-	return secondReading
+	return &p.unconfirmed
 }
 
 // backoff grows from backoffMin to backoffMax, with jitter so that two outflows do not run in step.
@@ -202,13 +178,15 @@ func backoff(attempt int, jitter func(time.Duration) time.Duration) time.Duratio
 	return d/2 + jitter(d/2+1)
 }
 
-// within runs one read of the start with its own time limit; the limit's end is reported with what was read.
-func within[T any](ctx context.Context, what string, read func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	v, err := read(ctx)
-	if err != nil {
-		return v, fmt.Errorf("read %s: %w", what, err)
+// limited gives a question its own time limit; the limit's end is reported with what was read.
+func limited[T any](what string, ask func(context.Context) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (T, error) {
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		v, err := ask(ctx)
+		if err != nil {
+			return v, fmt.Errorf("read %s: %w", what, err)
+		}
+		return v, nil
 	}
-	return v, nil
 }

@@ -26,12 +26,6 @@ const codeDivergence = "divergence"
 // errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.
 var errSlotFree = errors.New("the slot has become free")
 
-// readings are everything that a start decides from, and the revision of the record among it.
-type readings struct {
-	checkpoint.Readings
-	revision uint64
-}
-
 // session runs one session: connect, read, find the place, hold the slot, read again, then the loop. proved says whether it came
 // so far that the pauses between sessions start small again.
 func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
@@ -108,59 +102,59 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 
 // findPlace reads slot, record, stream and server, in this order, and resolves the place to go on from. A loss that this is the
 // first reading to show ends the session.
-func (p *Pipeline) findPlace(ctx context.Context, links *Conns) (readings, checkpoint.Start, error) {
-	r, err := read(ctx, links)
+func (p *Pipeline) findPlace(ctx context.Context, links *Conns) (checkpoint.Readings, checkpoint.Start, error) {
+	r, err := links.read(ctx)
 	if err != nil {
 		return r, checkpoint.Start{}, err
 	}
-	p.health.read(&r.Readings)
-	start, err := checkpoint.Resolve(links.Checkpoint, r.Readings)
+	p.health.read(&r)
+	p.recheckAfter = r.RecheckAfter()
+	start, err := checkpoint.Resolve(links.Checkpoint, r)
 	if f := outbox.FaultOf(err); start.Loss != "" || f != nil && f.Code == "stream_shortened" {
 		p.nameDurables(&r)
 	}
 	if err != nil {
 		return r, start, err
 	}
-	if start.Loss != "" && !p.suspect.confirms(start.Loss, r.Asked) {
-		return r, start, &errSuspect{suspect{loss: start.Loss, at: r.Now, replicated: r.Stream.Replicated}}
+	if start.Loss != "" && !p.unconfirmed.confirmedBy(start.Loss, r.Asked) {
+		return r, start, &errUnconfirmed{unconfirmed{loss: start.Loss, at: r.Now, after: p.recheckAfter}}
 	}
 	if start.Loss == "" {
-		p.suspect = suspect{} // this reading does not agree
+		p.unconfirmed = unconfirmed{} // this reading does not agree
 	}
 	return r, start, nil
 }
 
 // nameDurables says, once, whom the loss of messages that were in the stream concerns. The list may be missing from a reading.
-func (p *Pipeline) nameDurables(r *readings) {
+func (p *Pipeline) nameDurables(r *checkpoint.Readings) {
 	if names := r.Stream.Durables; len(names) > 0 && !slices.Equal(names, p.durables) {
 		p.log.Warn("durable consumers at the end of the stream may have had messages that it lost", "consumers", names)
 		p.durables = names
 	}
 }
 
-func read(ctx context.Context, links *Conns) (r readings, err error) {
-	r.Asked = time.Now()
-	if r.Slot, err = within(ctx, "slot", links.Source.Slot); err != nil {
-		return r, err
+// read reads everything that a start decides from; each question has its own time limit.
+func (c *Conns) read(ctx context.Context) (checkpoint.Readings, error) {
+	r := checkpoint.Reader{
+		Slot: limited("slot", c.Source.Slot), Record: c.load, Stream: limited("stream", c.JetStream.State),
+		Server: limited("server", c.Source.Server), Publication: limited("publication", c.Source.Publication),
 	}
-	r.Record, err = within(ctx, "checkpoint record", func(ctx context.Context) (rec *checkpoint.Record, err error) {
-		rec, r.revision, err = links.Store.Load(ctx)
-		return rec, err
-	})
+	return r.Read(ctx)
+}
+
+// load reads the record within the time limit of a question.
+func (c *Conns) load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+	return load(ctx, c.Store)
+}
+
+func load(ctx context.Context, from Store) (*checkpoint.Record, uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	rec, revision, err := from.Load(ctx)
 	if err != nil {
-		return r, err
+		err = fmt.Errorf("read checkpoint record: %w", err)
 	}
-	if r.Stream, err = within(ctx, "stream", links.JetStream.State); err != nil {
-		return r, err
-	}
-	if r.Server, err = within(ctx, "server", links.Source.Server); err != nil {
-		return r, err
-	}
-	r.Now = time.Now()
-	if r.Slot.Exists || r.Record != nil { // with nothing set up yet, that is what is to be said, not that there is no publication
-		r.Publication, err = within(ctx, "publication", links.Source.Publication)
-	}
-	return r, err
+	return rec, revision, err
 }
 
 // standBy waits until nobody holds the slot any more.
@@ -175,7 +169,7 @@ func (p *Pipeline) standBy(ctx context.Context, links *Conns, slot relay.SlotSta
 			return ctx.Err()
 		case <-poll.C:
 		}
-		slot, err := within(ctx, "slot", links.Source.Slot)
+		slot, err := limited("slot", links.Source.Slot)(ctx)
 		if err != nil {
 			return err
 		}

@@ -25,10 +25,6 @@ func (b intruded) Publisher(last uint64) Publisher {
 	return b.JetStream.Publisher(last)
 }
 
-func (b intruded) Resume(old Publisher, last uint64) (Publisher, error) {
-	return b.JetStream.Resume(old, last)
-}
-
 // noticed makes sure that the process ends by the stranger, having gone on in no way, and that the next one stops as well, also when his
 // message was removed.
 func (w *world) noticed(pr *process) {

@@ -181,7 +181,7 @@ func TestArrivalsAreForgotten(t *testing.T) {
 		}
 		defer links.Close()
 		place := relay.Checkpoint{Settings: first, Timeline: timeline}
-		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, readings{}, checkpoint.Start{
+		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, checkpoint.Readings{}, checkpoint.Start{
 			Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
 		})
 		defer s.close()

@@ -204,6 +204,7 @@ type process struct {
 	reopens []time.Time // of the broker's side of sessions
 	ups     []*upstream
 	nats    []*link
+	latest  *publisher // of its session
 	writer  Writer
 	reg     *prometheus.Registry
 	skew    time.Duration // of its host's clock
@@ -307,7 +308,7 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 // connect opens a connection to the broker. The lock is held.
 func (pr *process) connect() *link {
 	w := pr.w
-	l := &link{js: w.js, noise: pr.noise.another(), lost: make(chan struct{}), gone: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
+	l := &link{js: w.js, of: pr, noise: pr.noise.another(), lost: make(chan struct{}), gone: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
 	l.off = l.noise.about(0)
 	l.lag, pr.lag = pr.lag, 0
 	w.all, pr.nats = append(w.all, l), append(pr.nats, l)

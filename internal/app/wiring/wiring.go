@@ -357,16 +357,17 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	if err := o.checkWriter(ctx, session); err != nil {
 		return nil, err
 	}
+	publishing := new(publishing)
 	return &pipeline.Conns{
 		Source:    &upstream{session, now.Needed()},
-		JetStream: broker{conn},
+		JetStream: jetStream{conn, publishing},
 		Store:     store,
 		Reopen: func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
 			conn, store, err := o.openBroker(ctx, now)
 			if err != nil {
 				return nil, nil, err
 			}
-			return broker{conn}, store, nil
+			return jetStream{conn, publishing}, store, nil
 		},
 		Writer:     o.writer,
 		Checkpoint: Checkpoint(o.cfg, now),
@@ -471,16 +472,27 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	return err
 }
 
-// broker is a NATS connection as the pipeline sees it.
-type broker struct{ *sink.Conn }
+// jetStream is a NATS connection as the pipeline sees it.
+type jetStream struct {
+	*sink.Conn
+	session *publishing
+}
 
-func (b broker) Check(ctx context.Context) error             { return b.CheckStream(ctx) }
-func (b broker) Publisher(lastSeq uint64) pipeline.Publisher { return b.Conn.Publisher(lastSeq) }
+// publishing is what the NATS connections of one session share. It belongs to the session's loop.
+type publishing struct{ publisher *sink.Publisher } // the last one
 
-func (b broker) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
-	p, err := b.Conn.Resume(old.(*sink.Publisher), lastSeq)
+func (j jetStream) Check(ctx context.Context) error { return j.CheckStream(ctx) }
+
+func (j jetStream) Publisher(lastSeq uint64) pipeline.Publisher {
+	j.session.publisher = j.Conn.Publisher(lastSeq)
+	return j.session.publisher
+}
+
+func (j jetStream) Resume(lastSeq uint64) (pipeline.Publisher, error) {
+	p, err := j.Conn.Resume(j.session.publisher, lastSeq)
 	if err != nil {
-		return nil, err // a nil *sink.Publisher is no nil
+		return nil, err // a nil *sink.Publisher would not be a nil pipeline.Publisher
 	}
+	j.session.publisher = p
 	return p, nil
 }

@@ -74,8 +74,8 @@ func (b *jetStream) Publisher(lastSeq uint64) (p pipeline.Publisher) {
 	return p
 }
 
-func (b *jetStream) Resume(old pipeline.Publisher, lastSeq uint64) (pipeline.Publisher, error) {
-	p, err := b.JetStream.Resume(old.(*publisher).Publisher, lastSeq)
+func (b *jetStream) Resume(lastSeq uint64) (pipeline.Publisher, error) {
+	p, err := b.JetStream.Resume(lastSeq)
 	if err != nil {
 		return nil, err
 	}
