@@ -6,7 +6,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=dev
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /image/outflow ./cmd/outflow
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/outflowhq/outflow/cmd/internal/cli.version=${VERSION}" -o /image/outflow ./cmd/outflow
 # What an empty image lacks: certificates, a user, and a folder for transactions that are too large for memory. And what the licences
 # of all that is linked in ask for.
 RUN mkdir -p /image/etc/ssl/certs \

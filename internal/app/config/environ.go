@@ -15,7 +15,7 @@ const (
 
 // otherNames begin with our prefix and are no settings: the file, the database of a consumer, where PostgreSQL's programs are
 // for a demo, and what the scripts and tests of the project read.
-var otherNames = []string{fileEnv, ConsumerDatabaseEnv, envPrefix + "PG_BIN", envPrefix + "CACHE", envPrefix + "FAILPOINT"}
+var otherNames = []string{fileEnv, ConsumerDatabaseEnv, envPrefix + "PG_BIN", envPrefix + "CACHE"}
 
 // ConsumerDatabaseEnv is the variable that names the database of a consumer for the commands that look into it.
 const ConsumerDatabaseEnv = envPrefix + "CONSUMER_DATABASE"

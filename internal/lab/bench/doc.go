@@ -1,4 +1,4 @@
-// Package bench is `outflow bench`: it measures Outflow beside other ways to do the same, in one run and on the same data.
+// Package bench is `outflow-lab bench`: it measures Outflow beside other ways to do the same, in one run and on the same data.
 //
 // What is compared are contenders: outflow (and other builds of it), pg_recvlogical that throws the same WAL away, a publisher that has
 // the messages in memory already, a polling relay, and for latency a pipe without order. A case says what they are given: a backlog to

@@ -1,4 +1,4 @@
-// Package demo is `outflow demo`: servers for the moment, a real editing trace written by connections that commit out of order, the
+// Package demo is `outflow-lab demo`: servers for the moment, a real editing trace written by connections that commit out of order, the
 // stream as a consumer sees it, the streamer killed on the way, and a verdict that a separate reader computes.
 package demo
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// benchReport is what of outflow bench's JSON the tests look at.
+// benchReport is what of outflow-lab bench's JSON the tests look at.
 type benchReport struct {
 	Version     string `json:"version"`
 	Repetitions int    `json:"repetitions"`

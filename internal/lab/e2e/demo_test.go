@@ -18,7 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// demo is a run of outflow demo, or another command that starts servers, with a temporary directory of its own.
+// demo is a run of outflow-lab demo, or another command that starts servers, with a temporary directory of its own.
 type demo struct {
 	t     *testing.T
 	tmp   string
@@ -39,7 +39,7 @@ func startWithServers(t *testing.T, args ...string) *demo {
 	t.Cleanup(func() { os.RemoveAll(tmp) })
 	must(t, os.Chmod(tmp, 0o755)) //nolint:gosec // the same
 	d := &demo{t: t, tmp: tmp, out: &syncBuffer{}}
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(lab, args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
 	cmd.Stdout, cmd.Stderr = d.out, d.out
 	d.child, err = process.Start(cmd, syscall.SIGTERM)

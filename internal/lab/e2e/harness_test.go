@@ -118,7 +118,7 @@ func (o *outflow) once(args ...string) (stdout, stderr string, code int) {
 	o.t.Helper()
 	ctx, cancel := context.WithTimeout(o.t.Context(), 2*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd := exec.CommandContext(ctx, program(o.env), args...)
 	var out, errOut bytes.Buffer
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, &out, &errOut
 	err := cmd.Run()
@@ -143,7 +143,7 @@ func (o *outflow) init() {
 // start starts outflow run.
 func (o *outflow) start() {
 	o.t.Helper()
-	cmd := exec.Command(binary, "run")
+	cmd := exec.Command(program(o.env), "run")
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, o.log, o.log
 	o.said = o.log.size()
 	child, err := process.Start(cmd, syscall.SIGKILL)

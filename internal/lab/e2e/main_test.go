@@ -6,14 +6,24 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/failpoint"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// binary is the program under test.
-var binary string
+// binary is the program under test, lab the one beside it that can be told to harm itself.
+var binary, lab string
+
+// program returns which of the two an environment is for.
+func program(env []string) string {
+	if slices.ContainsFunc(env, failpoint.Sets) {
+		return lab
+	}
+	return binary
+}
 
 func TestMain(m *testing.M) {
 	natstest.RunChild()
@@ -35,10 +45,11 @@ func withBinary(m *testing.M) int {
 		}
 		defer os.RemoveAll(dir)
 		binary = filepath.Join(dir, "outflow")
-		if out, err := exec.Command("go", "build", "-o", binary, "../../../cmd/outflow").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-o", dir+"/", "../../../cmd/...").CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 			return 1
 		}
 	}
+	lab = filepath.Join(filepath.Dir(binary), "outflow-lab")
 	return pgtest.Tests(m).Run()
 }

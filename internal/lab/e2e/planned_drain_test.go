@@ -84,7 +84,7 @@ func TestDrain(t *testing.T) {
 	drain := func() *process.Process {
 		t.Helper()
 		log.Reset()
-		cmd := exec.Command(binary, "drain")
+		cmd := exec.Command(program(o.env), "drain")
 		cmd.Env, cmd.Stdout, cmd.Stderr = o.env, log, log
 		child, err := process.Start(cmd, syscall.SIGKILL)
 		must(t, err)

@@ -67,7 +67,7 @@ func writing(t *testing.T, url string) (stop func()) {
 // killed.
 func (f *faulty) killedAt(t *testing.T, accept, word string, later time.Duration) bool {
 	t.Helper()
-	cmd := exec.Command(binary, "repair", "--json", "--accept", accept)
+	cmd := exec.Command(program(f.env), "repair", "--json", "--accept", accept)
 	cmd.Env = f.env
 	stderr, w := io.Pipe()
 	cmd.Stderr = w

@@ -197,7 +197,7 @@ type repairing struct {
 
 func (o *outflow) repairing(args ...string) *repairing {
 	o.t.Helper()
-	r := &repairing{o: o, args: args, cmd: exec.CommandContext(o.t.Context(), binary, append([]string{"repair", "--json"}, args...)...)}
+	r := &repairing{o: o, args: args, cmd: exec.CommandContext(o.t.Context(), program(o.env), append([]string{"repair", "--json"}, args...)...)}
 	r.cmd.Env, r.cmd.Stdout, r.cmd.Stderr = o.env, &r.out, &r.stderr
 	must(o.t, r.cmd.Start())
 	return r

@@ -325,7 +325,7 @@ func TestReplayKilled(t *testing.T) {
 		seen, err := s.Conn().ChanSubscribe(target+".>", came) // as they are published: nothing has to be asked again and again
 		must(t, err)
 		for range 3 {
-			cmd := exec.Command(binary, append(args, "--rate", "500")...)
+			cmd := exec.Command(program(o.env), append(args, "--rate", "500")...)
 			var log bytes.Buffer
 			cmd.Env, cmd.Stderr = o.env, &log
 			child, err := process.Start(cmd, syscall.SIGKILL)

@@ -91,7 +91,7 @@ func (f *faulty) taking(t *testing.T) *taking {
 
 func (k *taking) start(t *testing.T) {
 	t.Helper()
-	cmd := exec.Command(binary, "init", "--snapshot", "--json")
+	cmd := exec.Command(program(k.env), "init", "--snapshot", "--json")
 	cmd.Env = k.env
 	r, w := io.Pipe()
 	cmd.Stderr = w

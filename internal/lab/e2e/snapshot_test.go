@@ -54,7 +54,7 @@ func (o *outflow) snapshot() (r snapshotReport, stderr string, code int, killed 
 
 func (o *outflow) snapshotOnce() (r snapshotReport, stderr string, code int, killed bool) {
 	o.t.Helper()
-	cmd := exec.CommandContext(o.t.Context(), binary, "init", "--snapshot", "--json")
+	cmd := exec.CommandContext(o.t.Context(), program(o.env), "init", "--snapshot", "--json")
 	var out, errOut strings.Builder
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, &out, &errOut
 	err := cmd.Run()

@@ -12,12 +12,12 @@ import (
 	"testing"
 )
 
-// torture runs outflow torture in a temporary directory of its own.
+// torture runs outflow-lab torture in a temporary directory of its own.
 func torture(t *testing.T, tmp string, environ []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, append([]string{"torture"}, args...)...)
+	cmd := exec.CommandContext(ctx, lab, append([]string{"torture"}, args...)...)
 	var out, errOut bytes.Buffer
 	cmd.Env = append(append(os.Environ(), "TMPDIR="+tmp), environ...)
 	cmd.Stdout, cmd.Stderr = &out, &errOut

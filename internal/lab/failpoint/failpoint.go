@@ -97,6 +97,9 @@ func FromEnviron(environ []string) (*Set, error) {
 	return nil, nil
 }
 
+// Sets reports whether an entry of an environment sets the variable.
+func Sets(entry string) bool { return strings.HasPrefix(entry, Env+"=") }
+
 // Parse reads a value of the variable.
 func Parse(value string) (*Set, error) {
 	s := &Set{counts: map[string]*count{}, die: die, sleep: sleep}

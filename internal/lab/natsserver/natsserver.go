@@ -1,4 +1,4 @@
-// Package natsserver runs NATS servers with JetStream, for the tests, and for outflow demo, torture and bench: inside this process
+// Package natsserver runs NATS servers with JetStream, for the tests, and for outflow-lab demo, torture and bench: inside this process
 // (Start), as a child process that can be killed and frozen (StartProcess), or several of those as a cluster (StartCluster).
 package natsserver
 

@@ -1,5 +1,5 @@
 // Package pgserver finds PostgreSQL on this machine and runs servers of its own in folders of their own: for the tests, and for
-// outflow demo, torture and bench. A server listens on a loopback port that it keeps for life, asks for a password unless told otherwise,
+// outflow-lab demo, torture and bench. A server listens on a loopback port that it keeps for life, asks for a password unless told otherwise,
 // has wal_level=logical, and on Linux it ends when this process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
 package pgserver
 

@@ -1,4 +1,4 @@
-// Package recording holds recorded editing sessions of real documents, for the tests and for outflow demo. data/README.md says where
+// Package recording holds recorded editing sessions of real documents, for the tests and for outflow-lab demo. data/README.md says where
 // they come from and under which licence.
 package recording
 

@@ -142,6 +142,33 @@ func TestTheJudgeSharesNothing(t *testing.T) {
 	}
 }
 
+// The service does not carry what attacks and measures it: neither a NATS server nor failpoints nor recorded traces.
+func TestTheServiceHasNoLaboratory(t *testing.T) {
+	t.Parallel()
+	for _, path := range of(t, list(t, "Deps"), "cmd/outflow") {
+		if within(path, module+"/internal/lab") || within(path, "github.com/nats-io/nats-server") {
+			t.Errorf("cmd/outflow reaches %s", path)
+		}
+	}
+}
+
+// Each group of internal may use the ones before it, app, operate, lab, and never one behind it. What is on top of the tree uses none.
+func TestGroupsOfInternal(t *testing.T) {
+	t.Parallel()
+	groups := []string{"internal/app", "internal/operate", "internal/lab"}
+	for pkg, imports := range list(t, "Imports") {
+		rank := slices.IndexFunc(groups, func(g string) bool { return within(pkg, module+"/"+g) })
+		if within(pkg, module+"/cmd") || within(pkg, module+"/examples") {
+			continue
+		}
+		for _, path := range imports {
+			if of := slices.IndexFunc(groups, func(g string) bool { return within(path, module+"/"+g) }); of > rank {
+				t.Errorf("%s imports %s", pkg, path)
+			}
+		}
+	}
+}
+
 // A user's service that imports the vocabulary, producer or consumer gets nothing of the rest.
 func TestNobodyImportsTheProgram(t *testing.T) {
 	t.Parallel()

@@ -162,7 +162,7 @@ func choose(list string, s *shape) ([]chosen, error) {
 		}
 		found := matches(name)
 		if len(found) == 0 {
-			return nil, usage(fmt.Sprintf("--faults %s: there is no fault %q", list, name), "outflow torture --help lists them")
+			return nil, usage(fmt.Sprintf("--faults %s: there is no fault %q", list, name), "outflow-lab torture --help lists them")
 		}
 		n := 1
 		if multiplied {
@@ -185,7 +185,7 @@ func choose(list string, s *shape) ([]chosen, error) {
 		}
 	}
 	if len(fit) == 0 {
-		return nil, usage(fmt.Sprintf("--faults %s: none of them is possible here", list), "outflow torture --help lists them, and what each needs")
+		return nil, usage(fmt.Sprintf("--faults %s: none of them is possible here", list), "outflow-lab torture --help lists them, and what each needs")
 	}
 	return fit, nil
 }

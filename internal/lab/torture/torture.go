@@ -1,4 +1,4 @@
-// Package torture is `outflow torture`: servers and several outflows as processes of their own, a load of real traces, faults from a
+// Package torture is `outflow-lab torture`: servers and several outflows as processes of their own, a load of real traces, faults from a
 // seeded schedule, and at the end a verdict by the judge of package oracle, which shares nothing with the streamer.
 //
 // What is attacked is a victim: a slot with two instances of outflow, a NATS (one server, or three), a stream, and a proxy on each
@@ -110,7 +110,7 @@ func (o *Options) complete() error {
 		{slices.Contains(sabotages, o.Sabotage), fmt.Sprintf("sabotage %q: it must be one of %q", o.Sabotage, sabotages)},
 	} {
 		if !c.ok {
-			return usage(c.what, "See outflow torture --help")
+			return usage(c.what, "See outflow-lab torture --help")
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bufio"
@@ -41,7 +41,8 @@ func withBinary(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "outflow")
-	build := exec.Command("go", "build", "-ldflags", "-X main.version=v1.2.3 -X main.commit=abc1234", "-o", binary, ".")
+	const this = "github.com/outflowhq/outflow/cmd/internal/cli"
+	build := exec.Command("go", "build", "-ldflags", "-X "+this+".version=v1.2.3 -X "+this+".commit=abc1234", "-o", binary, "../../outflow")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
@@ -85,7 +86,7 @@ func TestVersion(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	sample := "../../docs/samples/partitioned.yaml"
+	sample := "../../../docs/samples/partitioned.yaml"
 	r := outflow(t, []string{"OUTFLOW_STREAM=ENV", "OUTFLOW_NATS_TOKEN=s3cr3t", "PGPASSWORD=s3cr3t"},
 		"config", "--config", sample, "--reorder.horizon", "50ms", "--sink.msg_id")
 	if r.code != 0 || r.stderr != "" {
@@ -181,7 +182,7 @@ func TestSubjects(t *testing.T) {
 		}
 	}
 	for _, sample := range []string{"crdt", "topic", "partitioned"} {
-		if r := outflow(t, nil, "config", "--config", "../../docs/samples/"+sample+".yaml"); r.code != 0 {
+		if r := outflow(t, nil, "config", "--config", "../../../docs/samples/"+sample+".yaml"); r.code != 0 {
 			t.Errorf("%s: code %d, %s", sample, r.code, r.stderr)
 		}
 	}
@@ -230,8 +231,8 @@ func TestCompletion(t *testing.T) {
 // Every command has an example, and none hides the hook of the root.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	a := &app{stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{}}
-	for _, cmd := range a.root().Commands() {
+	a := &App{Stdout: &bytes.Buffer{}, Stderr: &bytes.Buffer{}}
+	for _, cmd := range a.Outflow().Commands() {
 		if cmd.Runnable() && !cmd.HasSubCommands() && cmd.Name() != "help" && cmd.Example == "" {
 			t.Errorf("%s has no example", cmd.Name())
 		}
@@ -255,7 +256,7 @@ func TestExitCodes(t *testing.T) {
 		{&outbox.Fault{Class: outbox.Gap}, 4},
 		{&outbox.Fault{Class: outbox.Poison}, 5},
 	} {
-		a := &app{stderr: &bytes.Buffer{}, started: true}
+		a := &App{Name: "outflow", Stderr: &bytes.Buffer{}, started: true}
 		if got := a.report(t.Context(), nil, tt.err); got != tt.want {
 			t.Errorf("%v: %d, want %d", tt.err, got, tt.want)
 		}
@@ -263,7 +264,7 @@ func TestExitCodes(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("stopped by a signal (interrupt)"))
 	var stderr bytes.Buffer
-	a := &app{stderr: &stderr, started: true}
+	a := &App{Name: "outflow", Stderr: &stderr, started: true}
 	if got := a.report(ctx, nil, fmt.Errorf("read: %w", ctx.Err())); got != 1 || stderr.String() != "outflow: stopped by a signal (interrupt)\n" {
 		t.Errorf("%d, %q", got, stderr.String())
 	}
@@ -271,7 +272,7 @@ func TestExitCodes(t *testing.T) {
 
 // waitForSignals says when the first signal has canceled the context, and then hangs.
 func waitForSignals() {
-	ctx, _ := interruptible(context.Background())
+	ctx, _ := interruptible(context.Background(), "outflow")
 	fmt.Println("ready")
 	<-ctx.Done()
 	fmt.Println(context.Cause(ctx))

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -14,7 +14,7 @@ const echo = 200 * time.Millisecond
 
 // interruptible returns a context that the first SIGINT or SIGTERM cancels, with the signal's name as the cause. A second one ends
 // the process at once, with exit code 1: a clean stop was asked for and took too long. stop takes the signals back.
-func interruptible(ctx context.Context) (_ context.Context, stop func()) {
+func interruptible(ctx context.Context, name string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)
 	stopped := make(chan struct{})
@@ -29,7 +29,7 @@ func interruptible(ctx context.Context) (_ context.Context, stop func()) {
 					continue
 				}
 				if first != nil {
-					fmt.Fprintf(os.Stderr, "outflow: stopped at once by a second signal (%v)\n", s)
+					fmt.Fprintf(os.Stderr, "%s: stopped at once by a second signal (%v)\n", name, s)
 					os.Exit(exitUnexpected)
 				}
 				first, at = s, time.Now()

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 // initTimeout is far above what init takes: a slot may have to wait for open transactions.
 const initTimeout = 2 * time.Minute
 
-func (a *app) initCommand() *cobra.Command {
+func (a *App) initCommand() *cobra.Command {
 	var printOnly, dryRun, withSnapshot, asJSON, sqlAPI bool
 	var acceptOwners []string
 	cmd := a.configured(&cobra.Command{
@@ -57,8 +57,8 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		if asJSON && !withSnapshot {
 			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot", Hint: "Give both, or neither"}
 		}
-		log, report := newLogger(a.stderr, cfg.Log), func(format string, args ...any) {
-			fmt.Fprintf(a.stdout, format+"\n", args...)
+		log, report := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) {
+			fmt.Fprintf(a.Stdout, format+"\n", args...)
 		}
 		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON, acceptOwners) } // it takes as long as the table is
 		if !withSnapshot {
@@ -91,7 +91,7 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 // printTimeout is how long PostgreSQL is waited for before the SQL is printed without it.
 const printTimeout = 10 * time.Second
 
-func (a *app) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) error {
+func (a *App) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) error {
 	ctx, cancel := context.WithTimeout(ctx, printTimeout)
 	defer cancel()
 	statements, err := initialize.Statements(ctx, cfg)
@@ -107,7 +107,7 @@ func (a *app) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) erro
 			statements = append(statements, statement+";")
 		}
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes stream, checkpoint record and slot.\n",
+	_, err = fmt.Fprintf(a.Stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes stream, checkpoint record and slot.\n",
 		strings.Join(statements, "\n\n"))
 	return err
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bufio"
@@ -16,7 +16,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) replayCommand() *cobra.Command {
+func (a *App) replayCommand() *cobra.Command {
 	var o replay.Options
 	var r replay.Ranges
 	var ids []string
@@ -70,30 +70,30 @@ server can't be reached, 5 if a row of the table can't be published.`,
 	return cmd
 }
 
-func (a *app) replay(ctx context.Context, cfg config.Config, o replay.Options, asJSON bool) error {
-	o.Out = a.stdout
-	o.Say = func(format string, args ...any) { fmt.Fprintf(a.stderr, format+"\n", args...) }
-	report, err := replay.Run(ctx, cfg, newLogger(a.stderr, cfg.Log), o)
+func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, asJSON bool) error {
+	o.Out = a.Stdout
+	o.Say = func(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) }
+	report, err := replay.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o)
 	if report == nil || o.To == "stdout" && !o.DryRun {
 		return err
 	}
 	switch {
 	case asJSON:
-		e := json.NewEncoder(a.stdout)
+		e := json.NewEncoder(a.Stdout)
 		e.SetIndent("", "  ")
 		if jsonErr := e.Encode(report); err == nil {
 			err = jsonErr
 		}
 	case o.DryRun:
 		for _, line := range report.Lines() {
-			fmt.Fprintln(a.stdout, line)
+			fmt.Fprintln(a.Stdout, line)
 		}
 	default:
-		fmt.Fprintf(a.stdout, "replay %s: %d events published to %s", report.ID, report.Done, report.To)
+		fmt.Fprintf(a.Stdout, "replay %s: %d events published to %s", report.ID, report.Done, report.To)
 		if report.Before > 0 {
-			fmt.Fprintf(a.stdout, ", behind the %d that were there", report.Before)
+			fmt.Fprintf(a.Stdout, ", behind the %d that were there", report.Before)
 		}
-		fmt.Fprintln(a.stdout)
+		fmt.Fprintln(a.Stdout)
 	}
 	if err != nil && report.ID != "" && outbox.ClassOf(err) == outbox.Transient {
 		err = fmt.Errorf("%w. Run it again with --replay-id %s", err, report.ID)

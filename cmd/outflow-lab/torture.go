@@ -5,12 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/cmd/internal/cli"
 	"github.com/outflowhq/outflow/internal/lab/torture"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) tortureCommand() *cobra.Command {
+func tortureCommand(a *cli.App) *cobra.Command {
 	o := torture.Options{}
 	cmd := &cobra.Command{
 		Use:   "torture",
@@ -28,8 +29,8 @@ The faults:
 
 Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be carried out, 2 for a wrong option, 1 if it
 was interrupted.`,
-		Example: "  outflow torture\n  outflow torture --seed 42 --duration 10m --replicas 3\n  outflow torture --kills 500 --faults outflow,postgres,-outflow.zombie\n" +
-			"  outflow torture --postgres.url postgres://me@db/app --nats.url nats://nats:4222",
+		Example: "  outflow-lab torture\n  outflow-lab torture --seed 42 --duration 10m --replicas 3\n  outflow-lab torture --kills 500 --faults outflow,postgres,-outflow.zombie\n" +
+			"  outflow-lab torture --postgres.url postgres://me@db/app --nats.url nats://nats:4222",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -37,7 +38,7 @@ was interrupted.`,
 				return err
 			}
 			o.Sabotage = os.Getenv("OUTFLOW_TORTURE_SABOTAGE")
-			o.Out, o.Log = a.stdout, a.stderr
+			o.Out, o.Log = a.Stdout, a.Stderr
 			good, err := torture.Run(cmd.Context(), o)
 			if err == nil && !good {
 				err = &outbox.Fault{

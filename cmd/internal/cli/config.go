@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 )
 
 // configured completes a command that needs the configuration: the settings are flags of it, and do gets what is in force.
-func (a *app) configured(cmd *cobra.Command, do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
+func (a *App) configured(cmd *cobra.Command, do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
 	args := config.AddFlags(cmd)
 	cmd.Args = cobra.NoArgs
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
@@ -39,7 +39,7 @@ var checks = []config.Check{
 	}},
 }
 
-func (a *app) configCommand() *cobra.Command {
+func (a *App) configCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   "config",
 		Short: "Print the configuration in force, and where each value comes from",
@@ -47,7 +47,7 @@ func (a *app) configCommand() *cobra.Command {
 hidden. Nothing is connected to. Exit code 2 if a setting is unknown or a value is not possible.`,
 		Example: "  outflow config --config outflow.yaml --reorder.horizon 50ms",
 	}, func(_ context.Context, cfg config.Config) error {
-		_, err := a.stdout.Write(cfg.YAML())
+		_, err := a.Stdout.Write(cfg.YAML())
 		return err
 	})
 }

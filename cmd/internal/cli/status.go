@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/status"
 )
 
-func (a *app) statusCommand() *cobra.Command {
+func (a *App) statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := a.configured(&cobra.Command{
 		Use:   "status",
@@ -24,16 +24,16 @@ changes nothing. The exit code is 0 if everything could be read, also where the 
 	}, func(ctx context.Context, cfg config.Config) error {
 		ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 		defer cancel()
-		report, err := status.Read(ctx, cfg, newLogger(a.stderr, cfg.Log))
+		report, err := status.Read(ctx, cfg, newLogger(a.Stderr, cfg.Log))
 		if err != nil {
 			return err
 		}
 		if asJSON {
-			e := json.NewEncoder(a.stdout)
+			e := json.NewEncoder(a.Stdout)
 			e.SetIndent("", "  ")
 			return e.Encode(report)
 		}
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		for _, line := range report.Lines() {
 			fmt.Fprintf(w, "%s\t%s\n", line[0], line[1])
 		}

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -24,18 +24,22 @@ const (
 )
 
 // report prints what went wrong, if something did, and returns the exit code.
-func (a *app) report(ctx context.Context, cmd *cobra.Command, err error) int {
+func (a *App) report(ctx context.Context, cmd *cobra.Command, err error) int {
 	switch {
 	case err == nil:
 		return exitClean
 	case !a.started:
-		fmt.Fprintf(a.stderr, "outflow: %s\nsee %s --help\n", trim(err), cmd.CommandPath())
+		fmt.Fprintf(a.Stderr, "%s: %s\nsee %s --help\n", a.Name, trim(err), cmd.CommandPath())
 		return exitUsage
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
-		fmt.Fprintf(a.stderr, "outflow: %s\n", trim(context.Cause(ctx)))
+		fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, trim(context.Cause(ctx)))
 		return exitUnexpected
 	}
-	fmt.Fprintf(a.stderr, "outflow: %s\n", trim(err))
+	return a.fail(err)
+}
+
+func (a *App) fail(err error) int {
+	fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, trim(err))
 	return exitCode(err)
 }
 

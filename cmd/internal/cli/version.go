@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Set by the linker: -X main.version=... -X main.commit=... Without them, what Go records of the build counts.
+// Set by the linker: -X github.com/outflowhq/outflow/cmd/internal/cli.version=... and cli.commit=... Without them, what Go records of the build counts.
 var (
 	version string
 	commit  string
@@ -37,24 +37,25 @@ func buildVersion() (v, rev string) {
 	return cmp.Or(v, info.Main.Version, "(devel)"), rev
 }
 
-func versionLine() string {
+// VersionLine says which version this is, of which commit, made by which Go and for what.
+func (a *App) VersionLine() string {
 	v, rev := buildVersion()
-	line := "outflow " + v
+	line := a.Name + " " + v
 	if rev != "" {
 		line += " commit " + rev
 	}
 	return fmt.Sprintf("%s %s %s/%s", line, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-func (a *app) versionCommand() *cobra.Command {
+func (a *App) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "version",
 		Short:             "Print the version, the commit and the version of Go",
-		Example:           "  outflow version",
+		Example:           "  " + a.Name + " version",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(a.stdout, versionLine())
+			_, err := fmt.Fprintln(a.Stdout, a.VersionLine())
 			return err
 		},
 	}

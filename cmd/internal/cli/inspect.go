@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/inspect"
 )
 
-func (a *app) inspectCommand() *cobra.Command {
+func (a *App) inspectCommand() *cobra.Command {
 	var o inspect.Options
 	cmd := a.configured(&cobra.Command{
 		Use:   "inspect",
@@ -20,7 +20,7 @@ newest place of the checkpoint record, where NATS can be reached, else from the 
 configured settings.`,
 		Example: "  outflow inspect --config outflow.yaml --limit 1000",
 	}, func(ctx context.Context, cfg config.Config) error {
-		return inspect.Run(ctx, cfg, newLogger(a.stderr, cfg.Log), o, a.stdout)
+		return inspect.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o, a.Stdout)
 	})
 	cmd.Flags().IntVar(&o.Limit, "limit", 10_000, "read no further transaction after so many changes; 0: all")
 	cmd.Flags().BoolVar(&o.Payload, "payload", false, "show payloads")

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -6,33 +6,22 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// root returns the command line.
-func (a *app) root() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "outflow",
+// Outflow returns the command line of outflow.
+func (a *App) Outflow() *cobra.Command {
+	return a.Root(&cobra.Command{
 		Short: "Publish a PostgreSQL outbox to NATS JetStream, in order and exactly once",
 		Long: `Outflow publishes the inserts of a PostgreSQL outbox table to a NATS JetStream stream:
 committed rows only, each exactly once, in an order that depends on the WAL alone.
 
 Exit codes: 0 clean, 1 unexpected or interrupted, 2 a wrong option or setting, 3 the set-up cannot work, 4 a gap or a
 divergence that an operator has to decide about, 5 a row that cannot be published.`,
-		Example:       "  outflow demo\n  outflow init --config outflow.yaml\n  outflow run --config outflow.yaml",
-		Version:       versionLine(),
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		// What fails before this is a wrong command line.
-		PersistentPreRun: func(*cobra.Command, []string) { a.started = true },
-	}
-	root.SetOut(a.stdout)
-	root.SetErr(a.stderr)
-	root.SetUsageFunc(usage)
-	root.SetFlagErrorFunc(flagError)
-	root.SetVersionTemplate("{{.Version}}\n")
-	root.SetHelpCommand(helpCommand(root))
-	root.AddCommand(
-		a.demoCommand(),
-		a.tortureCommand(),
-		a.benchCommand(),
+		Example: "  outflow init --config outflow.yaml\n  outflow run --config outflow.yaml",
+	}, a.Service()...)
+}
+
+// Service returns the commands of the service and of those who operate it.
+func (a *App) Service() []*cobra.Command {
+	return []*cobra.Command{
 		a.initCommand(),
 		a.runCommand(),
 		a.statusCommand(),
@@ -44,9 +33,23 @@ divergence that an operator has to decide about, 5 a row that cannot be publishe
 		a.consumerCommand(),
 		a.configCommand(),
 		a.healthcheckCommand(),
-		a.versionCommand(),
 		settingsTopic(),
-	)
+	}
+}
+
+// Root completes the root of a command line: what is the same in both binaries, and its commands.
+func (a *App) Root(root *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	root.Use, root.Version, root.SilenceErrors, root.SilenceUsage = a.Name, a.VersionLine(), true, true
+	// What fails before this is a wrong command line.
+	root.PersistentPreRun = func(*cobra.Command, []string) { a.started = true }
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	root.SetUsageFunc(usage)
+	root.SetFlagErrorFunc(flagError)
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetHelpCommand(helpCommand(root))
+	root.AddCommand(commands...)
+	root.AddCommand(a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range append(root.Commands(), root) {
 		if cmd.HasSubCommands() {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -7,39 +7,38 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/app/config"
-	"github.com/outflowhq/outflow/internal/lab/failpoint"
 	"github.com/outflowhq/outflow/internal/operate/snapshot"
 )
 
 // initSnapshot is outflow init --snapshot. Steps and progress go to standard error, as it may take long and the report is what is kept.
-func (a *app) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, acceptOwners []string) error {
-	faults, err := failpoint.FromEnviron(a.environ)
-	if err != nil {
-		return err
+func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, acceptOwners []string) error {
+	hit := func(string) {}
+	if a.faults != nil {
+		hit = a.faults.Hit
 	}
-	step := func(text string) { fmt.Fprintln(a.stderr, text) }
+	step := func(text string) { fmt.Fprintln(a.Stderr, text) }
 	if asJSON {
-		lines := json.NewEncoder(a.stderr)
+		lines := json.NewEncoder(a.Stderr)
 		step = func(text string) { _ = lines.Encode(map[string]string{"step": text}) }
 	}
-	report, err := snapshot.Run(ctx, cfg, newLogger(a.stderr, cfg.Log), snapshot.Options{
+	report, err := snapshot.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), snapshot.Options{
 		Step: func(format string, args ...any) { step(fmt.Sprintf(format, args...)) },
 		Progress: func(p snapshot.Progress) {
 			if asJSON {
-				_ = json.NewEncoder(a.stderr).Encode(p)
+				_ = json.NewEncoder(a.Stderr).Encode(p)
 				return
 			}
 			step(p.String())
 		},
-		Hit: faults.Hit, AcceptOwners: acceptOwners,
+		Hit: hit, AcceptOwners: acceptOwners,
 	})
 	if asJSON {
-		e := json.NewEncoder(a.stdout)
+		e := json.NewEncoder(a.Stdout)
 		e.SetIndent("", "  ")
 		return errors.Join(err, e.Encode(report))
 	}
 	if err == nil {
-		fmt.Fprintln(a.stdout, report)
+		fmt.Fprintln(a.Stdout, report)
 	}
 	return err
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) parkedCommand() *cobra.Command {
+func (a *App) parkedCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "parked",
 		Short: "Events that a consumer could not process: list, show, retry, skip",
@@ -25,7 +25,7 @@ The running consumer does it, within seconds; if none runs, the next one does.`,
 	return cmd
 }
 
-func (a *app) parkedListCommand() *cobra.Command {
+func (a *App) parkedListCommand() *cobra.Command {
 	var limit int
 	cmd := a.ward(&cobra.Command{
 		Use:     "list [consumer]",
@@ -42,7 +42,7 @@ func (a *app) parkedListCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) parkedShowCommand() *cobra.Command {
+func (a *App) parkedShowCommand() *cobra.Command {
 	var limit int
 	cmd := a.ward(&cobra.Command{
 		Use:     "show <consumer> <document>",
@@ -55,7 +55,7 @@ func (a *app) parkedShowCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) parkedRetryCommand() *cobra.Command {
+func (a *App) parkedRetryCommand() *cobra.Command {
 	r := parked.Release{}
 	cmd := a.ward(&cobra.Command{
 		Use:   "retry <consumer> [document ...]",
@@ -75,7 +75,7 @@ all later ones in their order. Where one fails, it and what follows stay parked.
 	return cmd
 }
 
-func (a *app) parkedSkipCommand() *cobra.Command {
+func (a *App) parkedSkipCommand() *cobra.Command {
 	r := parked.Release{Skip: true}
 	cmd := a.ward(&cobra.Command{
 		Use:   "skip <consumer> <document> ...",
@@ -97,7 +97,7 @@ func waiting(cmd *cobra.Command, r *parked.Release) {
 }
 
 // ward completes a command that works on what is parked.
-func (a *app) ward(cmd *cobra.Command, args cobra.PositionalArgs,
+func (a *App) ward(cmd *cobra.Command, args cobra.PositionalArgs,
 	do func(ctx context.Context, w *parked.Ward, args []string) error,
 ) *cobra.Command {
 	var d consumerDatabase
@@ -109,7 +109,7 @@ func (a *app) ward(cmd *cobra.Command, args cobra.PositionalArgs,
 			return err
 		}
 		defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
-		return do(ctx, &parked.Ward{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON, Out: a.stdout, Log: a.stderr}, given)
+		return do(ctx, &parked.Ward{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON, Out: a.Stdout, Log: a.Stderr}, given)
 	})
 	run := cmd.RunE
 	cmd.Args = args

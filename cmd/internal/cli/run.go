@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -12,10 +12,10 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/httpstatus"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/internal/lab/failpoint"
+	"github.com/outflowhq/outflow/pipeline"
 )
 
-func (a *app) runCommand() *cobra.Command {
+func (a *App) runCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   "run",
 		Short: "Publish the outbox until stopped",
@@ -28,24 +28,22 @@ ends it at once, which loses nothing either.
 Exit code 3 if the set-up can't work, 4 for a gap or a divergence that an operator has to decide about, 5 for a
 row that can't be published (sink.on_poison: stop), 1 after a second signal. Outages have none: it goes on after them.`,
 		Example: "  outflow run --config outflow.yaml",
-	}, a.run)
+	}, a.publish)
 }
 
-func (a *app) run(ctx context.Context, cfg config.Config) (err error) {
-	faults, err := failpoint.FromEnviron(a.environ)
-	if err != nil {
-		return err
-	}
+func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	version, _ := buildVersion()
-	log := newLogger(a.stderr, cfg.Log)
-	if faults != nil {
-		log.Warn(failpoint.Env + " is set: this outflow does harm to itself, as tests want it to")
+	log := newLogger(a.Stderr, cfg.Log)
+	decorate := func(*pipeline.Config) {}
+	if a.faults != nil {
+		decorate = a.faults.Decorate
+		log.Warn("this outflow does harm to itself, as a test wants it to")
 	}
 	metrics := prometheus.NewRegistry()
 	prefixed := prometheus.WrapRegistererWithPrefix("outflow_", metrics)
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	prefixed.MustRegister(buildInfo(version))
-	p, closeWriter := wiring.Pipeline(cfg, log, prefixed, faults.Decorate)
+	p, closeWriter := wiring.Pipeline(cfg, log, prefixed, decorate)
 	defer closeWriter()
 
 	table := cfg.Table

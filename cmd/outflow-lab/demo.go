@@ -7,11 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/cmd/internal/cli"
 	"github.com/outflowhq/outflow/internal/lab/demo"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) demoCommand() *cobra.Command {
+func demoCommand(a *cli.App) *cobra.Command {
 	o := demo.Options{}
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -21,7 +22,7 @@ through connections that commit out of order, shows what a consumer of the strea
 on the way and starts it again, and ends with a verdict that a separate reader computes. Nothing is left behind.
 
 Exit code 0 if the verdict is good, 1 if not.`,
-		Example:           "  outflow demo\n  outflow demo --keep",
+		Example:           "  outflow-lab demo\n  outflow-lab demo --keep",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -34,7 +35,7 @@ Exit code 0 if the verdict is good, 1 if not.`,
 					Hint: "Give numbers of 1 or more",
 				}
 			}
-			o.Out = a.stdout
+			o.Out = a.Stdout
 			good, err := demo.Run(cmd.Context(), o)
 			if err == nil && !good {
 				err = errors.New("the demo's verdict is not good")

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bufio"
@@ -18,7 +18,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) consumerCommand() *cobra.Command {
+func (a *App) consumerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "consumer",
 		Short:   "The consumers of the stream: list them, set one back",
@@ -30,8 +30,8 @@ func (a *app) consumerCommand() *cobra.Command {
 }
 
 // consumerWorld connects to where consumers are. The database counts as given only if it was: else postgres.url is asked, if it answers.
-func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumeradmin.World, closeAll func(), err error) {
-	log := newLogger(a.stderr, cfg.Log)
+func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumeradmin.World, closeAll func(), err error) {
+	log := newLogger(a.Stderr, cfg.Log)
 	sc, err := wiring.Broker(cfg, log)
 	if err != nil {
 		return nil, nil, err
@@ -52,7 +52,7 @@ func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerD
 			conn.Close()
 			return nil, nil, err
 		}
-		fmt.Fprintf(a.stderr, "without what consumers keep in a database: %v\n", err)
+		fmt.Fprintf(a.Stderr, "without what consumers keep in a database: %v\n", err)
 		w.DB = nil
 	}
 	return w, func() {
@@ -63,7 +63,7 @@ func (a *app) consumerWorld(ctx context.Context, cfg config.Config, d *consumerD
 	}, nil
 }
 
-func (a *app) consumerListCommand() *cobra.Command {
+func (a *App) consumerListCommand() *cobra.Command {
 	var d consumerDatabase
 	var asJSON bool
 	cmd := a.configured(&cobra.Command{
@@ -87,7 +87,7 @@ where their database is at hand.`,
 			return err
 		}
 		if asJSON {
-			e := json.NewEncoder(a.stdout)
+			e := json.NewEncoder(a.Stdout)
 			e.SetIndent("", "  ")
 			return e.Encode(append([]consumeradmin.Consumer{}, all...))
 		}
@@ -98,12 +98,12 @@ where their database is at hand.`,
 	return cmd
 }
 
-func (a *app) printConsumers(cfg config.Config, all []consumeradmin.Consumer) error {
+func (a *App) printConsumers(cfg config.Config, all []consumeradmin.Consumer) error {
 	if len(all) == 0 {
-		_, err := fmt.Fprintf(a.stdout, "stream %s has no consumers\n", cfg.Stream)
+		_, err := fmt.Fprintf(a.Stdout, "stream %s has no consumers\n", cfg.Stream)
 		return err
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "CONSUMER\tMARKS\tLAG\tUNACKED\tDONE UP TO\tPOSITION\tREAD NOW\tPARTITIONS\tPARKED\tFILTER")
 	for _, c := range all {
 		name, position, running, partitions, parked := c.Name, "-", "no", "-", "-"
@@ -136,13 +136,13 @@ func (a *app) printConsumers(cfg config.Config, all []consumeradmin.Consumer) er
 	}
 	for _, c := range all {
 		if c.Note != "" {
-			fmt.Fprintf(a.stdout, "%s: %s\n", c.Name, c.Note)
+			fmt.Fprintf(a.Stdout, "%s: %s\n", c.Name, c.Note)
 		}
 	}
 	return nil
 }
 
-func (a *app) consumerRewindCommand() *cobra.Command {
+func (a *App) consumerRewindCommand() *cobra.Command {
 	var d consumerDatabase
 	var r consumeradmin.Rewind
 	var yes bool
@@ -170,7 +170,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 		defer closeAll()
 		r.Confirm = func(p *consumeradmin.Plan) error {
 			for _, line := range p.Lines() {
-				fmt.Fprintln(a.stdout, line)
+				fmt.Fprintln(a.Stdout, line)
 			}
 			if yes {
 				return nil
@@ -181,7 +181,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 		if err := meaning(w.Rewind(lasting, r)); err != nil {
 			return err
 		}
-		fmt.Fprintf(a.stdout, "done: start consumer %s again\n", r.Name)
+		fmt.Fprintf(a.Stdout, "done: start consumer %s again\n", r.Name)
 		return nil
 	})
 	run := cmd.RunE
@@ -197,14 +197,14 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 }
 
 // ask asks a person for a yes. Where there is none, that is a refusal.
-func (a *app) ask(ctx context.Context, question string) error {
+func (a *App) ask(ctx context.Context, question string) error {
 	refused := func(what string) error {
 		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", Message: what + ": nothing was changed", Hint: "Give --yes to go on without being asked"}
 	}
 	if !isTerminal(os.Stdin) {
 		return refused("nobody can be asked, standard input is no terminal")
 	}
-	fmt.Fprintf(a.stdout, "%s [y/N] ", question)
+	fmt.Fprintf(a.Stdout, "%s [y/N] ", question)
 	answer := make(chan string, 1)
 	go func() { // reading a terminal can't be interrupted; the process ends with it
 		line, _ := bufio.NewReader(os.Stdin).ReadString('\n')

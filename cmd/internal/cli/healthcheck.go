@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) healthcheckCommand() *cobra.Command {
+func (a *App) healthcheckCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   "healthcheck",
 		Short: "Ask a running outflow's /healthz, for images without a shell",

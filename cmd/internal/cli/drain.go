@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 // drainTimeout leaves room for the default durable_after, and for a backlog.
 const drainTimeout = 10 * time.Minute
 
-func (a *app) drainCommand() *cobra.Command {
+func (a *App) drainCommand() *cobra.Command {
 	var asJSON bool
 	timeout := drainTimeout
 	cmd := a.configured(&cobra.Command{
@@ -42,8 +42,8 @@ lost by that: run it again), 3 to 5 as of outflow run.`,
 	return cmd
 }
 
-func (a *app) drain(ctx context.Context, cfg config.Config, timeout time.Duration, asJSON bool) error {
-	say := a.stdout
+func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duration, asJSON bool) error {
+	say := a.Stdout
 	if asJSON {
 		say = io.Discard
 	}
@@ -56,21 +56,21 @@ func (a *app) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	if cfg.Log.Level == slog.LevelInfo {
 		cfg.Log.Level = slog.LevelWarn // the steps are printed
 	}
-	r, err := drain.Run(limited, cfg, newLogger(a.stderr, cfg.Log), paced(func(r drain.Report) { fmt.Fprintln(say, r) }))
+	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg.Log), paced(func(r drain.Report) { fmt.Fprintln(say, r) }))
 	if errors.Is(err, context.DeadlineExceeded) && limited.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("not drained within %v: %s", timeout, r)
 	}
 	if asJSON {
-		e := json.NewEncoder(a.stdout)
+		e := json.NewEncoder(a.Stdout)
 		e.SetIndent("", "  ")
 		return errors.Join(err, e.Encode(r))
 	}
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "drained: everything up to %v is published and confirmed; safe to stop, upgrade or move PostgreSQL\n", r.Confirmed)
+	fmt.Fprintf(a.Stdout, "drained: everything up to %v is published and confirmed; safe to stop, upgrade or move PostgreSQL\n", r.Confirmed)
 	if r.Holder != 0 {
-		fmt.Fprintf(a.stdout, "The outflow that holds the slot (server process %d) still runs: stop it, and those that stand by, before an upgrade.\n", r.Holder)
+		fmt.Fprintf(a.Stdout, "The outflow that holds the slot (server process %d) still runs: stop it, and those that stand by, before an upgrade.\n", r.Holder)
 	}
 	return nil
 }

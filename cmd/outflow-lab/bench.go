@@ -9,11 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/cmd/internal/cli"
 	"github.com/outflowhq/outflow/internal/lab/bench"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) benchCommand() *cobra.Command {
+func benchCommand(a *cli.App) *cobra.Command {
 	o := bench.Options{}
 	var horizon time.Duration
 	var builds, settings []string
@@ -44,8 +45,8 @@ medians, and of ratios, which are taken within one repetition, also the lowest a
 message is missing is an error, not a figure. Nothing is left behind.
 
 Exit code 0 when everything was measured, 2 for a wrong option, 1 if something went wrong or it was interrupted.`,
-		Example: "  outflow bench\n  outflow bench --case drain --rows 2000000 --repetitions 3\n  outflow bench --full --json report.json --plots plots\n" +
-			"  outflow bench --outflow before=/tmp/outflow-v1 --settings before:reorder.max_events=1000",
+		Example: "  outflow-lab bench\n  outflow-lab bench --case drain --rows 2000000 --repetitions 3\n  outflow-lab bench --full --json report.json --plots plots\n" +
+			"  outflow-lab bench --outflow before=/tmp/outflow-v1 --settings before:reorder.max_events=1000",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -56,17 +57,17 @@ Exit code 0 when everything was measured, 2 for a wrong option, 1 if something w
 				o.Horizon = &horizon
 			}
 			if err := readBench(&o, builds, settings); err != nil {
-				return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: err.Error(), Hint: "See outflow bench --help"}
+				return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: err.Error(), Hint: "See outflow-lab bench --help"}
 			}
-			o.Version, o.Out = versionLine(), a.stdout
+			o.Version, o.Out = a.VersionLine(), a.Stdout
 			if file == "-" {
-				o.Out = a.stderr
+				o.Out = a.Stderr
 			}
 			report, err := bench.Run(cmd.Context(), o)
 			if report == nil || file == "" {
 				return err
 			}
-			return errors.Join(err, a.writeReport(report, file))
+			return errors.Join(err, writeReport(a, report, file))
 		},
 	}
 	f := cmd.Flags()
@@ -109,9 +110,9 @@ func readBench(o *bench.Options, builds, settings []string) error {
 	return nil
 }
 
-func (a *app) writeReport(r *bench.Report, file string) error {
+func writeReport(a *cli.App, r *bench.Report, file string) error {
 	if file == "-" {
-		return r.WriteJSON(a.stdout)
+		return r.WriteJSON(a.Stdout)
 	}
 	f, err := os.Create(file)
 	if err != nil {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -25,7 +25,7 @@ func (d *consumerDatabase) flags(cmd *cobra.Command) {
 }
 
 // connect connects to it. The caller closes the connection.
-func (d *consumerDatabase) connect(ctx context.Context, a *app, cfg config.Config) (*pgx.Conn, error) {
+func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Config) (*pgx.Conn, error) {
 	url, from := d.url, "--database"
 	if url == "" {
 		for _, entry := range a.environ {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func (a *app) repairCommand() *cobra.Command {
+func (a *App) repairCommand() *cobra.Command {
 	var o repair.Options
 	var asJSON bool
 	cmd := a.configured(&cobra.Command{
@@ -44,17 +44,17 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs", Hint: "Give one of them",
 			}
 		}
-		progress := a.stdout
+		progress := a.Stdout
 		if asJSON {
-			progress = a.stderr
+			progress = a.Stderr
 		}
 		o.Progress = func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) }
-		report, err := repair.Run(ctx, cfg, newLogger(a.stderr, cfg.Log), o)
+		report, err := repair.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o)
 		if report == nil {
 			return err
 		}
 		if asJSON {
-			e := json.NewEncoder(a.stdout)
+			e := json.NewEncoder(a.Stdout)
 			e.SetIndent("", "  ")
 			if jsonErr := e.Encode(report); err == nil {
 				err = jsonErr
@@ -62,7 +62,7 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 			return err
 		}
 		for _, line := range report.Lines() {
-			fmt.Fprintln(a.stdout, line)
+			fmt.Fprintln(a.Stdout, line)
 		}
 		return err
 	})

@@ -1,0 +1,58 @@
+// Package cli holds the command lines: what the binaries outflow and outflow-lab share, and the commands of the service and of those
+// who operate it.
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/pipeline"
+)
+
+// App is what all commands of a binary share.
+type App struct {
+	Name           string // of the binary
+	Stdout, Stderr io.Writer
+
+	// Arm, if it is set, reads from the environment what harm a test wants done, and returns the environment without it.
+	Arm func(environ []string) (Faults, []string, error)
+
+	faults  Faults
+	environ []string
+	started bool // the command line was right, and a command runs
+}
+
+// Faults do harm to a running Outflow, as a test wants it.
+type Faults interface {
+	// Decorate puts them around what a pipeline is connected to.
+	Decorate(c *pipeline.Config)
+	// Hit is called at each named step of outflow init --snapshot.
+	Hit(step string)
+}
+
+// Main runs the command that the command line names, until it is done or a signal ends it, and exits with its code.
+func Main(a App, root func(a *App) *cobra.Command) {
+	a.Stdout, a.Stderr, a.environ = os.Stdout, os.Stderr, os.Environ()
+	ctx, stop := interruptible(context.Background(), a.Name)
+	code := a.run(ctx, root, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []string) int {
+	if a.Arm != nil {
+		var err error
+		if a.faults, a.environ, err = a.Arm(a.environ); err != nil {
+			return a.fail(err)
+		}
+	}
+	r := root(a)
+	r.SetArgs(append([]string{}, args...)) // nil would mean those of the process
+	cmd, err := r.ExecuteContextC(ctx)
+	return a.report(ctx, cmd, err)
+}
+
+func init() { cobra.EnableCommandSorting = false } // help lists the commands in the order in which they are used
