@@ -22,7 +22,7 @@ func TestBacklog(t *testing.T) {
 		default:
 		}
 	})
-	s := &script{}
+	s := &publisher{}
 	all := s.events(20_000, 200)
 	for i, m := range all {
 		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
@@ -32,7 +32,7 @@ func TestBacklog(t *testing.T) {
 			<-js.PublishAsyncComplete()
 		}
 	}
-	w := newWorld(t)
+	w := newHarness(t)
 	var mu sync.Mutex
 	seen, half := map[uint64]int{}, make(chan struct{})
 	count := func(_ context.Context, _ pgx.Tx, e *Event) error {

@@ -32,7 +32,7 @@ func BenchmarkConsumer(b *testing.B) {
 	if _, err := js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}); err != nil {
 		b.Fatal(err)
 	}
-	s := &script{}
+	s := &publisher{}
 	for i, m := range s.events(events, 200) {
 		m.Data = make([]byte, 200)
 		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
@@ -59,7 +59,7 @@ func BenchmarkConsumer(b *testing.B) {
 		_, err := tx.Exec(ctx, `INSERT INTO effect VALUES ($1, $2)`, e.Document, e.ID)
 		return err
 	}
-	// alone is what a service without this package does: a transaction of its own, without a mark.
+	// alone is what a service without this package does: a transaction of its own, without an offset.
 	alone := func(ctx context.Context, _ pgx.Tx, e *Event) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return insert(ctx, tx, e) })
 	}
@@ -91,7 +91,7 @@ func BenchmarkConsumer(b *testing.B) {
 	runs := 0
 	for _, c := range []struct {
 		name    string
-		marks   Marks
+		offsets Offsets
 		handler Handler
 		batch   int
 	}{
@@ -105,7 +105,7 @@ func BenchmarkConsumer(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			for n := 0; n < b.N; n += events {
 				runs++
-				readEvents(b, js, c.marks, c.handler, Config{
+				readEvents(b, js, c.offsets, c.handler, Config{
 					Name: fmt.Sprint("c", runs), Stream: "OUTBOX", Partitions: partitions, Batch: c.batch,
 				}, min(events, b.N-n))
 			}
@@ -119,12 +119,12 @@ func perSecond(b *testing.B) {
 }
 
 // readEvents runs a consumer until it has handled so many.
-func readEvents(b *testing.B, js jetstream.JetStream, marks Marks, h Handler, cfg Config, n int) {
+func readEvents(b *testing.B, js jetstream.JetStream, offsets Offsets, h Handler, cfg Config, n int) {
 	b.Helper()
 	ctx, stop := context.WithTimeout(b.Context(), 10*time.Minute)
 	defer stop()
 	var handled atomic.Int64
-	c, err := New(js, marks, cfg)
+	c, err := New(js, offsets, cfg)
 	if err != nil {
 		b.Fatal(err)
 	}

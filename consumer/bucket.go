@@ -14,17 +14,17 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// JetStream keeps the marks in a key-value bucket beside the stream, outflow-consumers-<stream>, for handlers whose effect is not in
+// JetStream keeps the offsets in a key-value bucket beside the stream, outflow-consumers-<stream>, for handlers whose effect is not in
 // PostgreSQL. What was handled shortly before a crash comes again: at least once, in the same order. An event that fails for good goes
 // to [Config.OnPoison], as there is no table to park it in.
-func JetStream() Marks { return bucketMarks{} }
+func JetStream() Offsets { return bucketOffsets{} }
 
-type bucketMarks struct{}
+type bucketOffsets struct{}
 
-// Bucket is the name of the bucket in which [JetStream] keeps the marks of a stream's consumers, one key each.
+// Bucket is the name of the bucket in which [JetStream] keeps the offsets of a stream's consumers, one key each.
 func Bucket(stream string) string { return "outflow-consumers-" + stream }
 
-func (bucketMarks) open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error) {
+func (bucketOffsets) open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error) {
 	if js == nil {
 		return nil, errors.New("consumer: JetStream marks without a JetStream context")
 	}
@@ -80,15 +80,15 @@ func (b bucketCell) save(ctx context.Context, value []byte, revision uint64) (ui
 	return r, err
 }
 
-// Memory keeps the marks in this process, for tests: consumers that share it are instances of one. At least once.
-func Memory() Marks { return &memoryMarks{cells: map[string]*memoryCell{}} }
+// Memory keeps the offsets in this process, for tests: consumers that share it are instances of one. At least once.
+func Memory() Offsets { return &memoryOffsets{cells: map[string]*memoryCell{}} }
 
-type memoryMarks struct {
+type memoryOffsets struct {
 	mu    sync.Mutex
 	cells map[string]*memoryCell
 }
 
-func (m *memoryMarks) open(_ context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
+func (m *memoryOffsets) open(_ context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.cells[cfg.Name] == nil {
@@ -126,14 +126,14 @@ type document struct {
 	Created    map[string]time.Time `json:"created"`
 	Filter     string               `json:"filter"`
 	Partitions int                  `json:"partitions"`
-	Before     []generation         `json:"before,omitempty"`
+	OldLayouts []oldLayout          `json:"before,omitempty"`
 	ReplayedTo uint64               `json:"replayed_to,omitempty"`
-	Marks      map[string][]mark    `json:"marks"`
+	Offsets    map[string][]offset  `json:"marks"`
 	Owner      string               `json:"owner,omitempty"` // empty: nobody has the lease
 	Lease      time.Duration        `json:"lease,omitempty"` // so long without a new revision, and the owner counts as dead
 }
 
-// documentStore keeps a consumer's marks in one document: the session has it in memory and writes it again and again. A handler's
+// documentStore keeps a consumer's offsets in one document: the session has it in memory and writes it again and again. A handler's
 // effect is elsewhere, so it may be ahead of the document, never behind it.
 type documentStore struct {
 	cell cell
@@ -143,29 +143,29 @@ type documentStore struct {
 	watched      uint64 // the revision that take saw last, of another owner's document, and when it saw it first
 	watchedSince time.Time
 
-	mu       sync.Mutex
-	doc      document
-	revision uint64
-	lost     bool      // another instance has written the document
-	dirty    bool      // a mark has moved since it was written
-	written  time.Time // when that was begun
+	mu         sync.Mutex
+	doc        document
+	revision   uint64
+	superseded bool      // another instance has written the document
+	dirty      bool      // an offset has moved since it was written
+	written    time.Time // when that was begun
 }
 
 func newDocumentStore(c cell, cfg *Config) *documentStore {
-	return &documentStore{cell: c, cfg: cfg, me: instance()}
+	return &documentStore{cell: c, cfg: cfg, me: instanceName()}
 }
 
-func (s *documentStore) exact() bool { return false }
+func (s *documentStore) transactional() bool { return false }
 
 // every is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what a server writes to disk at its leisure
 // by a minute or so.
-func (s *documentStore) every() time.Duration { return min(time.Second, s.cfg.Lease/3) }
+func (s *documentStore) renewEvery() time.Duration { return min(time.Second, s.cfg.Lease/3) }
 
-func (s *documentStore) close() {}
-func (s *documentStore) drop()  {}
+func (s *documentStore) close()   {}
+func (s *documentStore) abandon() {}
 
 // take asks for the lease. An owner is dead when its document has not changed for a lease, by this instance's clock.
-func (s *documentStore) take(ctx context.Context) (*state, error) {
+func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	value, revision, err := s.cell.load(ctx)
@@ -188,21 +188,21 @@ func (s *documentStore) take(ctx context.Context) (*state, error) {
 		}
 	}
 	d.Owner, d.Lease = s.me, s.cfg.Lease
-	s.doc, s.revision, s.lost = d, revision, false
+	s.doc, s.revision, s.superseded = d, revision, false
 	if err := s.writeLocked(ctx); err != nil {
 		return nil, err
 	}
-	st := &state{Filter: d.Filter, Partitions: d.Partitions, Before: d.Before, ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Marks: map[string][]mark{}}
+	st := &state{Filter: d.Filter, Partitions: d.Partitions, OldLayouts: d.OldLayouts, ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
 	maps.Copy(st.Created, d.Created)
-	for source, marks := range d.Marks {
-		st.Marks[source] = slices.Clone(marks)
+	for source, offsets := range d.Offsets {
+		st.Offsets[source] = slices.Clone(offsets)
 	}
 	return st, nil
 }
 
 // writeLocked writes the document. After an error that leaves open whether it was stored the session is over.
 func (s *documentStore) writeLocked(ctx context.Context) error {
-	if s.lost {
+	if s.superseded {
 		return errMoved
 	}
 	value, err := json.Marshal(&s.doc)
@@ -212,35 +212,35 @@ func (s *documentStore) writeLocked(ctx context.Context) error {
 	now := time.Now()
 	revision, err := s.cell.save(ctx, value, s.revision)
 	if err != nil {
-		s.lost = true
+		s.superseded = true
 		return err
 	}
 	s.revision, s.dirty, s.written = revision, false, now
 	return nil
 }
 
-func (s *documentStore) set(ctx context.Context, st *state) error {
+func (s *documentStore) save(ctx context.Context, st *state) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc.Filter, s.doc.Partitions, s.doc.Before, s.doc.Created = st.Filter, st.Partitions, st.Before, maps.Clone(st.Created)
-	s.doc.Marks = map[string][]mark{}
-	for source, marks := range st.Marks {
-		s.doc.Marks[source] = slices.Clone(marks)
+	s.doc.Filter, s.doc.Partitions, s.doc.OldLayouts, s.doc.Created = st.Filter, st.Partitions, st.OldLayouts, maps.Clone(st.Created)
+	s.doc.Offsets = map[string][]offset{}
+	for source, offsets := range st.Offsets {
+		s.doc.Offsets[source] = slices.Clone(offsets)
 	}
 	return s.writeLocked(ctx)
 }
 
-func (s *documentStore) forget(ctx context.Context, source string) error {
+func (s *documentStore) dropOldLayouts(ctx context.Context, source string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc.Before = without(s.doc.Before, source)
+	s.doc.OldLayouts = withoutSource(s.doc.OldLayouts, source)
 	return s.writeLocked(ctx)
 }
 
 func (s *documentStore) renew(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.lost && !s.dirty && time.Since(s.written) < s.cfg.Lease/3 {
+	if !s.superseded && !s.dirty && time.Since(s.written) < s.cfg.Lease/3 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Lease)
@@ -248,7 +248,7 @@ func (s *documentStore) renew(ctx context.Context) error {
 	return s.writeLocked(ctx)
 }
 
-func (s *documentStore) give(ctx context.Context) error {
+func (s *documentStore) release(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.doc.Owner, s.doc.Lease = "", 0
@@ -259,9 +259,9 @@ func (s *documentStore) read(ctx context.Context, do func(ctx context.Context, t
 	return do(ctx, nil)
 }
 
-func (s *documentStore) move(ctx context.Context, source string, partition int, from, to mark, do func(ctx context.Context, tx pgx.Tx) error) error {
+func (s *documentStore) move(ctx context.Context, source string, partition int, from, to offset, do func(ctx context.Context, tx pgx.Tx) error) error {
 	s.mu.Lock()
-	ours := !s.lost && time.Since(s.written) < s.cfg.Lease // else another one may be at work on this partition
+	ours := !s.superseded && time.Since(s.written) < s.cfg.Lease // else another one may be at work on this partition
 	s.mu.Unlock()
 	if !ours {
 		return errMoved
@@ -271,6 +271,6 @@ func (s *documentStore) move(ctx context.Context, source string, partition int, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc.Marks[source][partition], s.dirty = to, true
+	s.doc.Offsets[source][partition], s.dirty = to, true
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Handler has the effect of one event. With [Postgres] marks tx is the transaction in which the mark moves: what the handler writes
+// Handler has the effect of one event. With [Postgres] offsets tx is the transaction in which the offset moves: what the handler writes
 // through it is there exactly once. It must neither commit nor roll it back, nor keep it. Without a database tx is nil, and an event
 // may come again after a crash.
 //
@@ -24,7 +24,7 @@ type Handler func(ctx context.Context, tx pgx.Tx, e *Event) error
 
 // Config says what is read and how. Name and Stream must be given.
 type Config struct {
-	Name   string // of the consumer: the key of its marks, and its durable's name; [A-Za-z0-9_-], 64 bytes at most
+	Name   string // of the consumer: the key of its offsets, and its durable's name; [A-Za-z0-9_-], 64 bytes at most
 	Stream string // the JetStream stream
 
 	// Filter is the subject filter: only messages on it are read. Default ">", all.
@@ -34,7 +34,7 @@ type Config struct {
 	// Document finds the document of a message, for templates without {doc_id}. Default: by Subject.
 	Document func(subject string, header nats.Header) string
 
-	Partitions  int // documents are divided into so many lanes, each with a mark. Default 8
+	Partitions  int // documents are divided into so many workers, each with an offset. Default 8
 	Batch       int // that many waiting events of a partition share a transaction, at most. 1: each event alone. Default 64
 	MaxInFlight int // messages that are read and not done, at most. Default 1024
 	MaxBytes    int // bytes of those messages, at most (one message is always read). Default 64 MiB
@@ -44,9 +44,9 @@ type Config struct {
 	Timeout     time.Duration // of one call of the handler. Default 30 s
 	StopTimeout time.Duration // so long Run waits for running handlers when it stops. Default 10 s
 
-	// Start says where a consumer that has no marks yet begins.
+	// Start says where a consumer that has no offsets yet begins.
 	Start Start
-	// AcceptFilter lets a consumer go on from its marks with another Filter than they were made with: what came before them on subjects
+	// AcceptFilter lets a consumer go on from its offsets with another Filter than they were made with: what came before them on subjects
 	// that the old one did not see is never read.
 	AcceptFilter bool
 	// AcceptGap goes on where messages were removed from the stream before they were read, rather than to end with an error.
@@ -71,7 +71,7 @@ type Config struct {
 	Faults Faults // nil: none. consumertest crashes the consumer here
 
 	poll    time.Duration // between two looks for parked documents that are to be released; 2 s
-	tick    time.Duration // how often the pump looks around; 1 s
+	tick    time.Duration // how often the dispatcher looks around; 1 s
 	confirm time.Duration // so much later what is missing from the stream must still be missing; 5 s
 }
 

@@ -11,22 +11,22 @@ import (
 
 // Consumer reads a stream for one handler. Make it with [New]; [Consumer.Run] once at a time.
 type Consumer struct {
-	js    jetstream.JetStream
-	marks Marks
-	cfg   Config
-	dec   *decoder
-	met   *metrics
+	js      jetstream.JetStream
+	offsets Offsets
+	cfg     Config
+	dec     *decoder
+	met     *metrics
 
 	running atomic.Bool
 }
 
 // New checks the settings. It connects nothing.
-func New(js jetstream.JetStream, marks Marks, cfg Config) (*Consumer, error) {
+func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	if marks == nil {
+	if offsets == nil {
 		return nil, errors.New("consumer: no marks: want consumer.Postgres(pool), or consumer.JetStream() for at-least-once")
 	}
 	if js == nil && cfg.Source == nil {
@@ -45,7 +45,7 @@ func New(js jetstream.JetStream, marks Marks, cfg Config) (*Consumer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("consumer: metrics: %w", err)
 	}
-	return &Consumer{js: js, marks: marks, cfg: cfg, dec: dec, met: met}, nil
+	return &Consumer{js: js, offsets: offsets, cfg: cfg, dec: dec, met: met}, nil
 }
 
 // Partition returns the partition of a message's document. Its error says that it is no message of Outflow's, or not on one of the subjects.
@@ -67,8 +67,8 @@ func (c *Consumer) Run(ctx context.Context, h Handler) error {
 		return errors.New("consumer: Run is running already: make another Consumer for another instance")
 	}
 	defer c.running.Store(false)
-	r := &run{Consumer: c, handler: h}
-	err := r.run(ctx)
+	r := &runner{Consumer: c, handler: h}
+	err := r.loop(ctx)
 	if r.store != nil {
 		r.store.close()
 	}

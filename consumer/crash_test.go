@@ -43,7 +43,7 @@ func TestCrashAnywhere(t *testing.T) {
 	for _, batch := range []int{1, 5} {
 		t.Run(fmt.Sprint("batch-", batch), func(t *testing.T) {
 			t.Parallel()
-			w, s, src := newWorld(t), &script{}, newMemory()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 			all := s.events(60, 9)
 			src.publish(all...)
 			cfg := w.config(src)
@@ -61,7 +61,7 @@ func TestCrashAnywhere(t *testing.T) {
 						}
 						crashed = true
 					default:
-						return len(w.marks()) == 3 && fmt.Sprint(w.effects()) == fmt.Sprint(want(all))
+						return len(w.offsets()) == 3 && fmt.Sprint(w.effects()) == fmt.Sprint(want(all))
 					}
 					return true
 				}) {
@@ -84,7 +84,7 @@ func TestCrashAnywhere(t *testing.T) {
 // TestLostAnswers loses the answer of every commit: the session ends, and the next one finds that it is committed.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(16, 5)
 	src.publish(all...)
 	cfg := w.config(src)
@@ -122,7 +122,7 @@ func TestRandomFaults(t *testing.T) {
 }
 
 func randomFaults(t *testing.T, rnd *rand.Rand) {
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	var all []*Message       // the sequence that outflow publishes
 	var published []*Message // what is in the stream by now, without what the broker lost
 	publish := func(n int) {
@@ -181,7 +181,7 @@ func randomFaults(t *testing.T, rnd *rand.Rand) {
 			r.stopped()
 			w.expire()
 			if lossy = true; rnd.IntN(2) == 0 {
-				src.removeTo(slices.Min(w.marks()))
+				src.removeTo(slices.Min(w.offsets()))
 			}
 		}
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // readAll has the effects of what is in the stream, and stops.
-func (w *world) readAll(cfg Config, all []*Message) {
+func (w *harness) readAll(cfg Config, all []*Message) {
 	w.t.Helper()
 	r := w.start(w.consumer(cfg), handler)
 	w.await(all)
@@ -26,7 +26,7 @@ func (w *world) readAll(cfg Config, all []*Message) {
 }
 
 // fails runs a consumer that must end with an error of the kind, whose text has all the words.
-func (w *world) fails(cfg Config, kind error, words ...string) {
+func (w *harness) fails(cfg Config, kind error, words ...string) {
 	w.t.Helper()
 	err := w.start(w.consumer(cfg), handler).ends()
 	if !errors.Is(err, kind) {
@@ -46,7 +46,7 @@ func TestStreamLosesItsEnd(t *testing.T) {
 		for _, partitions := range []int{3, 5} { // afterwards
 			t.Run(fmt.Sprintf("back=%t,partitions=%d", back, partitions), func(t *testing.T) {
 				t.Parallel()
-				w, s, src := newWorld(t), &script{}, newMemory()
+				w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 				all := s.events(100, 12)
 				src.publish(all...)
 				cfg := w.config(src)
@@ -73,7 +73,7 @@ func TestStreamLosesItsEndWhileItIsRead(t *testing.T) {
 	for _, lost := range []int{40, 1} {
 		t.Run(fmt.Sprint("lost-", lost), func(t *testing.T) {
 			t.Parallel()
-			w, s, src := newWorld(t), &script{}, newMemory()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 			all := s.events(100, 12)
 			src.publish(all...)
 			r := w.start(w.consumer(w.config(src)), handler)
@@ -94,8 +94,8 @@ func TestPositionsGoBack(t *testing.T) {
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprint("running=", running), func(t *testing.T) {
 			t.Parallel()
-			w, src := newWorld(t), newMemory()
-			old, moved := &script{lsn: 1 << 30}, &script{n: 1000}
+			w, src := newHarness(t), newMemoryStream()
+			old, moved := &publisher{lsn: 1 << 30}, &publisher{n: 1000}
 			all := old.events(50, 7)
 			src.publish(all...)
 			r := w.start(w.consumer(w.config(src)), handler)
@@ -118,7 +118,7 @@ func TestPositionsGoBack(t *testing.T) {
 // Events of a repair share one due; windows of repairs that were killed are unfinished.
 func TestRepairedEvents(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(20, 5)
 	for i := range 30 { // two windows, the first one unfinished
 		h := outbox.Header{Pos: outbox.Position{LSN: s.lsn, Index: outbox.RepairedIndex + uint32(i)}, N: i % 18, Of: 25, Due: s.lsn, Thru: s.lsn, ID: fmt.Sprint("r", i)}
@@ -138,7 +138,7 @@ func TestGaps(t *testing.T) {
 	t.Parallel()
 	t.Run("removed before it was read", func(t *testing.T) {
 		t.Parallel()
-		w, s, src := newWorld(t), &script{}, newMemory()
+		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 		all := s.events(100, 9)
 		src.publish(all[:40]...)
 		w.readAll(w.config(src), all[:40])
@@ -152,11 +152,11 @@ func TestGaps(t *testing.T) {
 	})
 	t.Run("removed after it was read", func(t *testing.T) {
 		t.Parallel()
-		w, s, src := newWorld(t), &script{}, newMemory()
+		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 		all := s.events(40, 3) // most partitions have nothing
 		src.publish(all...)
 		w.readAll(w.config(src), all)
-		w.awaitMarks(40)
+		w.awaitOffsets(40)
 		src.removeTo(40)
 		more := s.events(5, 3)
 		src.publish(more...)
@@ -164,7 +164,7 @@ func TestGaps(t *testing.T) {
 	})
 	t.Run("inside a window", func(t *testing.T) {
 		t.Parallel()
-		w, src := newWorld(t), newMemory()
+		w, src := newHarness(t), newMemoryStream()
 		for _, n := range []int{0, 1, 3} {
 			src.publish(message("d", &outbox.Header{Pos: outbox.Position{LSN: 16, Index: uint32(n)}, N: n, Of: 4, Due: 16, Thru: 16}))
 		}
@@ -172,7 +172,7 @@ func TestGaps(t *testing.T) {
 	})
 	t.Run("deleted by hand", func(t *testing.T) {
 		t.Parallel()
-		w, s, src := newWorld(t), &script{}, newMemory()
+		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 		all := s.events(10, 3)
 		src.publish(all...)
 		src.remove(4, 5)
@@ -182,21 +182,21 @@ func TestGaps(t *testing.T) {
 
 func TestAnotherStream(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(30, 4)
 	src.publish(all...)
 	w.readAll(w.config(src), all)
 
-	restored := newMemory().publish(all...) // from a backup: it counts as another one, with the same messages
+	restored := newMemoryStream().publish(all...) // from a backup: it counts as another one, with the same messages
 	more := s.events(5, 4)
 	restored.publish(more...)
 	restored.created = src.created.Add(time.Hour)
 	all = append(all, more...)
 	w.readAll(w.config(restored), all)
 
-	other := newMemory().publish((&script{lsn: 7}).events(60, 4)...)
+	other := newMemoryStream().publish((&publisher{lsn: 7}).events(60, 4)...)
 	w.fails(w.config(other), ErrStream, "sequence 35", "position", "rewind")
-	empty := newMemory()
+	empty := newMemoryStream()
 	empty.created = src.created.Add(2 * time.Hour)
 	w.fails(w.config(empty), ErrStream, "sequence 35")
 	cfg := w.config(restored)
@@ -207,17 +207,17 @@ func TestAnotherStream(t *testing.T) {
 
 func TestForeignAndRepeated(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(5, 2)
 	src.publish(all...)
 	src.publish(&Message{Subject: "outbox.x", Header: nats.Header{}})
 	w.fails(w.config(src), ErrForeign, "message 6")
 
-	w2, src2 := newWorld(t), newMemory()
+	w2, src2 := newHarness(t), newMemoryStream()
 	src2.publish(all...).publish(all[4])
 	w2.fails(w2.config(src2), ErrRepeat, "5 and 6")
 
-	w3, src3 := newWorld(t), newMemory() // the first one was read by an earlier session
+	w3, src3 := newHarness(t), newMemoryStream() // the first one was read by an earlier session
 	src3.publish(all...)
 	w3.readAll(w3.config(src3), all)
 	src3.publish(all[4])
@@ -228,7 +228,7 @@ func TestForeignAndRepeated(t *testing.T) {
 // The number of partitions changes at any point, many times.
 func TestPartitionsChange(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(240, 40)
 	src.publish(all...)
 	var before, most int
@@ -243,7 +243,7 @@ func TestPartitionsChange(t *testing.T) {
 		if err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before); err != nil {
 			t.Fatal(err)
 		}
-		most = max(most, before) // one partition is beyond all generations sooner or later: it needs none
+		most = max(most, before) // one partition is beyond all old layouts sooner or later: it needs none
 	}
 	if most == 0 {
 		t.Error("no generation was kept")
@@ -263,7 +263,7 @@ func TestPartitionsChange(t *testing.T) {
 // An instance with another number of partitions must not run beside the first.
 func TestPartitionsDiffer(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(10, 4)
 	src.publish(all...)
 	r := w.start(w.consumer(w.config(src)), handler)
@@ -277,7 +277,7 @@ func TestPartitionsDiffer(t *testing.T) {
 // Two instances: the second one stands by, and takes over when the first one stops. One that sleeps through a take-over can do nothing.
 func TestZombie(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(60, 6)
 	src.publish(all...)
 	asleep, awake := make(chan struct{}), make(chan struct{})
@@ -307,7 +307,7 @@ func TestZombie(t *testing.T) {
 // A transaction that is open when another instance takes over is waited for.
 func TestZombieInATransaction(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(20, 1)
 	src.publish(all...)
 	cfg := w.config(src)

@@ -15,7 +15,7 @@ import (
 
 // effect brings the event to the current version and calls the handler, once. The handler's panic is an error; so is what it must not
 // do with its transaction.
-func effect(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
+func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
 	if err := cfg.Schema.upcast(e); err != nil {
 		return err
 	}
@@ -52,10 +52,10 @@ func call(ctx context.Context, h Handler, tx pgx.Tx, e *Event) (err error) {
 	return h(ctx, tx, e)
 }
 
-// handlerTx is the transaction as a handler gets it: to end it is the consumer's, with the mark.
+// handlerTx is the transaction as a handler gets it: to end it is the consumer's, with the offset.
 type handlerTx struct{ pgx.Tx }
 
-// Exec implements [pgx.Tx]. It refuses what would end the transaction: the mark is in it already.
+// Exec implements [pgx.Tx]. It refuses what would end the transaction: the offset is in it already.
 func (t handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if ends(sql) {
 		return pgconn.CommandTag{}, errEnded

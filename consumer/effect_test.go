@@ -51,7 +51,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = effect(t.Context(), &cfg, h, tx, &Event{raw: &Message{}})
+		err = invoke(t.Context(), &cfg, h, tx, &Event{raw: &Message{}})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -66,7 +66,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context()) //nolint:errcheck // the test is over
-	err = effect(t.Context(), &Config{Timeout: time.Minute}, func(ctx context.Context, tx pgx.Tx, e *Event) error {
+	err = invoke(t.Context(), &Config{Timeout: time.Minute}, func(ctx context.Context, tx pgx.Tx, e *Event) error {
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "SELECT 1/0")
 			return err

@@ -78,17 +78,17 @@ func (f *flow) finish(n uint64) {
 }
 
 // flowing is what a flow says of itself.
-type flowing struct {
+type flowState struct {
 	done     uint64
 	messages int
 	bytes    int64
 	oldest   time.Time // of what is not done; zero if there is none
 }
 
-func (f *flow) look() flowing {
+func (f *flow) state() flowState {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := flowing{done: f.done, messages: f.messages, bytes: f.bytes}
+	l := flowState{done: f.done, messages: f.messages, bytes: f.bytes}
 	if len(f.entries) > 0 {
 		l.oldest = f.entries[0].at
 	}

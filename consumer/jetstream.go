@@ -25,7 +25,7 @@ type streamSource struct {
 	replay   bool
 }
 
-// ackWait is long: a session never waits for a message to come again, the next one reads it from its mark. What is not done in that
+// ackWait is long: a session never waits for a message to come again, the next one reads it from its offset. What is not done in that
 // time comes again all the same, which ends the session.
 const ackWait = 12 * time.Hour
 

@@ -15,7 +15,7 @@ import (
 
 // lateStream is a stream in memory that seems damaged for a while, and of which one answer comes late: it says what was so at the question.
 type lateStream struct {
-	*memory
+	*memoryStream
 	begun     time.Time
 	wrong     time.Duration // so long it seems damaged
 	seems     func(st *StreamState) error
@@ -26,7 +26,7 @@ type lateStream struct {
 func (s *lateStream) damaged() bool { return time.Since(s.begun) < s.wrong }
 
 func (s *lateStream) State(ctx context.Context) (StreamState, error) {
-	st, err := s.memory.State(ctx)
+	st, err := s.memoryStream.State(ctx)
 	if s.damaged() {
 		err = s.seems(&st)
 	}
@@ -40,7 +40,7 @@ func (s *lateStream) Get(ctx context.Context, seq uint64) (*Message, error) {
 	if s.damaged() {
 		return nil, nil
 	}
-	return s.memory.Get(ctx, seq)
+	return s.memoryStream.Get(ctx, seq)
 }
 
 // A loss counts when a second reading agrees that was asked for so much later: an answer that is late makes it no later. Neither the
@@ -66,13 +66,13 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 			t.Run(name+"/late "+[]string{"none", "first", "second"}[late], func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
-					s, src, marks := &script{}, newMemory(), Memory()
+					s, src, offsets := &publisher{}, newMemoryStream(), Memory()
 					all := s.events(20, 3)
 					src.publish(all...)
 					cfg := Config{Name: "orders", Stream: "OUTBOX", Source: src, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 					handled := 0
 					run := func() error {
-						consumer, err := New(nil, marks, cfg)
+						consumer, err := New(nil, offsets, cfg)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -91,13 +91,13 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 						t.Fatalf("Run: %v, %d events", err, handled)
 					}
 					src.publish(s.events(20, 3)...)
-					damaged := &lateStream{memory: src, begun: time.Now(), wrong: wrong, seems: c.seems, late: late * c.asked}
+					damaged := &lateStream{memoryStream: src, begun: time.Now(), wrong: wrong, seems: c.seems, late: late * c.asked}
 					cfg.Source = damaged
 					if err := run(); err != nil || handled != 40 {
 						t.Fatalf("a loss that does not last: Run: %v, %d events", err, handled)
 					}
 					src.publish(s.events(20, 3)...)
-					*damaged = lateStream{memory: src, begun: time.Now(), wrong: time.Hour, seems: c.seems, late: late * c.asked}
+					*damaged = lateStream{memoryStream: src, begun: time.Now(), wrong: time.Hour, seems: c.seems, late: late * c.asked}
 					if err := run(); !errors.Is(err, c.kind) {
 						t.Errorf("a loss that lasts: Run: %v, want %v", err, c.kind)
 					}
@@ -116,9 +116,9 @@ type lateStore struct {
 	answers []time.Duration
 }
 
-func (s *lateStore) take(ctx context.Context) (*state, error) {
+func (s *lateStore) acquire(ctx context.Context) (*state, error) {
 	if len(s.answers) == 0 {
-		return s.store.take(ctx) // the other one has stopped
+		return s.store.acquire(ctx) // the other one has stopped
 	}
 	time.Sleep(s.answers[0])
 	s.answers = s.answers[1:]
@@ -133,18 +133,18 @@ func TestLateAnswerIsNoOtherInstance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				src := newMemory().publish((&script{}).events(1, 1)...)
+				src := newMemoryStream().publish((&publisher{}).events(1, 1)...)
 				consumer, err := New(nil, Memory(), Config{Name: "orders", Stream: "OUTBOX", Source: src, Lease: lease})
 				if err != nil {
 					t.Fatal(err)
 				}
-				inner, err := consumer.marks.open(t.Context(), nil, &consumer.cfg)
+				inner, err := consumer.offsets.open(t.Context(), nil, &consumer.cfg)
 				if err != nil {
 					t.Fatal(err)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
-				r := &run{Consumer: consumer, store: &lateStore{inner, answers}, handler: func(context.Context, pgx.Tx, *Event) error { cancel(); return nil }}
-				if err := r.run(ctx); err != nil {
+				r := &runner{Consumer: consumer, store: &lateStore{inner, answers}, handler: func(context.Context, pgx.Tx, *Event) error { cancel(); return nil }}
+				if err := r.loop(ctx); err != nil {
 					t.Errorf("Run: %v", err)
 				}
 			})

@@ -11,10 +11,10 @@ import (
 // metrics are those of one consumer. Several consumers of a process share the families of a registry, each with its name as a label.
 // All methods may be called at any time from any goroutine.
 type metrics struct {
-	lanes   []laneMetrics          // by partition
-	parkeds *prometheus.CounterVec // cause
-	release *prometheus.CounterVec // how
-	drops   *prometheus.CounterVec // reason
+	partitions []partitionMetrics     // by partition
+	parkeds    *prometheus.CounterVec // cause
+	release    *prometheus.CounterVec // how
+	drops      *prometheus.CounterVec // reason
 
 	sessions, gaps         prometheus.Counter
 	lease, kept            prometheus.Gauge
@@ -25,7 +25,7 @@ type metrics struct {
 }
 
 // laneMetrics are those of one partition.
-type laneMetrics struct {
+type partitionMetrics struct {
 	events, effects, passed, attempts, failures, panics, replayed, transactions prometheus.Counter
 }
 
@@ -62,7 +62,7 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 	}
 	for p := range partitions {
 		label := strconv.Itoa(p)
-		m.lanes = append(m.lanes, laneMetrics{
+		m.partitions = append(m.partitions, partitionMetrics{
 			events: events.WithLabelValues(label), effects: effects.WithLabelValues(label), passed: passed.WithLabelValues(label),
 			attempts: attempts.WithLabelValues(label), failures: failures.WithLabelValues(label), panics: panics.WithLabelValues(label),
 			replayed: replayed.WithLabelValues(label), transactions: transactions.WithLabelValues(label),
@@ -78,40 +78,40 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 }
 
 // got says that an event was read from the stream.
-func (m *metrics) got(partition int) { m.lanes[partition].events.Inc() }
+func (m *metrics) got(partition int) { m.partitions[partition].events.Inc() }
 
 // attempted says that the handler was called.
 func (m *metrics) attempted(partition int, err error) {
-	lane := &m.lanes[partition]
-	lane.attempts.Inc()
+	worker := &m.partitions[partition]
+	worker.attempts.Inc()
 	if err == nil {
 		return
 	}
-	lane.failures.Inc()
+	worker.failures.Inc()
 	var p *PanicError
 	if errors.As(err, &p) {
-		lane.panics.Inc()
+		worker.panics.Inc()
 	}
 }
 
 // transaction says that one with the effects of events is committed, and how long the commit took.
 func (m *metrics) transaction(partition int, events []*Event, commit time.Duration) {
-	lane := &m.lanes[partition]
-	lane.transactions.Inc()
-	lane.effects.Add(float64(len(events)))
+	worker := &m.partitions[partition]
+	worker.transactions.Inc()
+	worker.effects.Add(float64(len(events)))
 	m.batch.Observe(float64(len(events)))
 	m.commit.Observe(commit.Seconds())
 	now := time.Now()
 	for _, e := range events {
 		m.latency.Observe(max(0, now.Sub(e.Time).Seconds()))
 		if e.Replayed {
-			lane.replayed.Inc()
+			worker.replayed.Inc()
 		}
 	}
 }
 
 // passed says that an event was passed over, since its effect is there.
-func (m *metrics) passed(partition int) { m.lanes[partition].passed.Inc() }
+func (m *metrics) passed(partition int) { m.partitions[partition].passed.Inc() }
 
 // parked says that an event is parked.
 func (m *metrics) parked(cause string) { m.parkeds.WithLabelValues(cause).Inc() }

@@ -21,7 +21,7 @@ import (
 )
 
 // read is up to where the newest reader has read.
-func (s *memory) read() uint64 {
+func (s *memoryStream) read() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reader == nil {
@@ -44,7 +44,7 @@ func TestBackPressure(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, s, src := newWorld(t), &script{}, newMemory()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 			all := []*Message{s.event("slow")}
 			for range c.events {
 				all = append(all, s.event("quick"))
@@ -67,7 +67,7 @@ func TestBackPressure(t *testing.T) {
 				most.Store(max(most.Load(), int64(src.read())-handled.Load()))
 				return handler(ctx, tx, e)
 			})
-			full := func() bool { // the pump waits in room, with one more message in its hand
+			full := func() bool { // the dispatcher waits in room, with one more message in its hand
 				n := int(src.read())
 				return n > 1 && (name == "bytes" || n == c.bound+1)
 			}
@@ -87,7 +87,7 @@ func TestBackPressure(t *testing.T) {
 // A handler that does not return within StopTimeout is cut off, and what it did is not there.
 func TestStopTimeout(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(5, 1)
 	src.publish(all...)
 	cfg := w.config(src)
@@ -111,7 +111,7 @@ func TestStopTimeout(t *testing.T) {
 // A handler that runs longer than the lease keeps it.
 func TestLongHandlerKeepsTheLease(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(5, 1)
 	src.publish(all...)
 	entered, release := make(chan struct{}), make(chan struct{})
@@ -155,7 +155,7 @@ func TestHandlerCommits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, s, src := newWorld(t), &script{}, newMemory()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 			all := s.events(20, 1)
 			src.publish(all...)
 			cfg := w.config(src)
@@ -174,12 +174,12 @@ func TestHandlerCommits(t *testing.T) {
 			}
 			if name == "refused" {
 				w.expire()
-				done := w.marks()[partitionHash("d0")%8]
+				done := w.offsets()[partitionHash("d0")%8]
 				w.exactly(all[:done])
 				w.readAll(cfg, all)
 				return
 			}
-			last := w.marks()[partitionHash("d0")%8]
+			last := w.offsets()[partitionHash("d0")%8]
 			w.exactly(all[:12])
 			if last > 12 && !strings.Contains(err.Error(), fmt.Sprintf("sequences 13 to %d", last)) {
 				t.Errorf("the mark is at %d: %v", last, err)
@@ -191,7 +191,7 @@ func TestHandlerCommits(t *testing.T) {
 // SERIALIZABLE: transactions that conflict are tried again, and are no failures.
 func TestSerializable(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(200, 20)
 	src.publish(all...)
 	cfg := w.config(src)
@@ -209,7 +209,7 @@ func TestSerializable(t *testing.T) {
 	src.mu.Lock()
 	opened := src.opened
 	src.mu.Unlock()
-	err := pgx.BeginFunc(t.Context(), w.mine, func(tx pgx.Tx) error { // the mark's row changes after the snapshot was taken
+	err := pgx.BeginFunc(t.Context(), w.mine, func(tx pgx.Tx) error { // the offset's row changes after the snapshot was taken
 		if _, err := tx.Exec(t.Context(), `UPDATE outflow_mark SET updated_at = now()`); err != nil {
 			return err
 		}
@@ -241,12 +241,12 @@ func TestSerializable(t *testing.T) {
 func TestLeaseThatCanNotBeRenewed(t *testing.T) {
 	t.Parallel()
 	st := newDocumentStore(&memoryCell{}, &Config{Name: "orders", Stream: "OUTBOX", Lease: 20 * time.Millisecond})
-	if _, err := st.take(t.Context()); err != nil {
+	if _, err := st.acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	st.doc.Marks = map[string][]mark{live: {{}}}
+	st.doc.Offsets = map[string][]offset{live: {{}}}
 	if !eventually(func() bool {
-		return errors.Is(st.move(t.Context(), live, 0, mark{}, mark{}, nothing), errMoved)
+		return errors.Is(st.move(t.Context(), live, 0, offset{}, offset{}, nothing), errMoved)
 	}) {
 		t.Error("it goes on without a lease")
 	}
@@ -255,7 +255,7 @@ func TestLeaseThatCanNotBeRenewed(t *testing.T) {
 // The rest of a replay that was purged does not keep the live stream waiting.
 func TestReplayThatIsPurged(t *testing.T) {
 	t.Parallel()
-	w, s := newWorld(t), &script{}
+	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"), Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
 		t.Fatal(err)
@@ -300,7 +300,7 @@ func TestReplayThatIsPurged(t *testing.T) {
 func TestPostgresRestarts(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Own(t, 0)
-	w, s, src := newWorldIn(t, pgtest.Database(t, server)), &script{}, newMemory()
+	w, s, src := newHarnessIn(t, pgtest.Database(t, server)), &publisher{}, newMemoryStream()
 	all := s.events(200, 12)
 	src.publish(all...)
 	cfg := w.config(src)
@@ -346,7 +346,7 @@ func TestLeaderChanges(t *testing.T) {
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}, Replicas: 3}); err != nil {
 		t.Fatal(err)
 	}
-	w, s := newWorld(t), &script{}
+	w, s := newHarness(t), &publisher{}
 	var all []*Message
 	send := func(n int) { // each until it is there: an election refuses for a while
 		for _, m := range s.events(n, 9) {

@@ -26,16 +26,16 @@ const (
 const maxKept = 1 << 18
 
 // maxWanted is how many documents are looked for at a time that are to be released.
-const maxWanted = 256
+const maxReleases = 256
 
 // parking holds back the documents that have an event which failed for good: that event and all later ones of its document are in a
 // table, in the order of the stream, until an operator releases them.
 //
-// The table is the truth. It changes only in transactions in which the mark of the document's partition is held: an event is in it
-// exactly if the mark is beyond the event and its effect is not there. What is in memory only says which documents need not be looked
+// The table is the truth. It changes only in transactions in which the offset of the document's partition is held: an event is in it
+// exactly if the offset is beyond the event and its effect is not there. What is in memory only says which documents need not be looked
 // up: it is never short of one that is parked.
 //
-// A parking is used by one session; what concerns a document by the goroutine of its lane.
+// A parking is used by one session; what concerns a document by the goroutine of its worker.
 type parking struct {
 	cfg   *Config
 	dec   *decoder
@@ -62,13 +62,13 @@ func (k *parking) load(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, document := range documents {
-		k.keep(document)
+		k.add(document)
 	}
 	return nil
 }
 
 // keep says that a document is parked now. It is called when that is committed.
-func (k *parking) keep(document string) {
+func (k *parking) add(document string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.full = k.full || len(k.count) >= maxKept; !k.full {
@@ -98,13 +98,13 @@ func (k *parking) may(document string) bool {
 
 func (k *parking) hash(document string) uint64 { return maphash.String(k.seed, storable(document)) }
 
-// behind puts those of the events whose document is parked into the table, in one round trip, in the transaction that moves the mark
+// behind puts those of the events whose document is parked into the table, in one round trip, in the transaction that moves the offset
 // over them. It returns which they are: the others are to be handled. All are of one source, in their order.
-func (k *parking) behind(ctx context.Context, tx pgx.Tx, events []*Event) (map[*Event]bool, error) {
+func (k *parking) parkBehind(ctx context.Context, tx pgx.Tx, events []*Event) (map[*Event]bool, error) {
 	return k.table.add(ctx, tx, events, nil)
 }
 
-// park puts an event that failed for good into the table, in the transaction that moves the mark over it. Once that is committed the
+// park puts an event that failed for good into the table, in the transaction that moves the offset over it. Once that is committed the
 // caller says so with keep.
 func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) error {
 	_, err := k.table.add(ctx, tx, []*Event{e}, &failure{e.Attempt, errorText(cause)})
@@ -112,13 +112,13 @@ func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) er
 }
 
 // wanted returns documents that are to be released, at most maxWanted.
-func (k *parking) wanted(ctx context.Context, tx pgx.Tx) ([]parkedDocument, error) {
-	return k.table.released(ctx, tx, maxWanted)
+func (k *parking) toRelease(ctx context.Context, tx pgx.Tx) ([]parkedDocument, error) {
+	return k.table.toRelease(ctx, tx, maxReleases)
 }
 
-// release takes one step in the release of a document, on the goroutine of its lane: the effects of its first events and their
+// release takes one step in the release of a document, on the goroutine of its worker: the effects of its first events and their
 // removal, in one transaction; or, where the first one fails for good, that it is parked again. within runs a function in a
-// transaction of this session, in which the mark of the document's partition is held and does not move; handle has the effect of one
+// transaction of this session, in which the offset of the document's partition is held and does not move; handle has the effect of one
 // event. When stop ends no further attempt is made. An error is the database's, or says that ctx has ended. left reports whether events
 // of the document are still parked, again whether more of them are to be released.
 func (k *parking) release(ctx, stop context.Context, document string,

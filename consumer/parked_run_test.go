@@ -64,7 +64,7 @@ func TestParkingAtRandom(t *testing.T) {
 }
 
 func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
-	w, s, src, refused := newWorld(t), &script{}, newMemory(), &refusals{ids: map[string]error{}}
+	w, s, src, refused := newHarness(t), &publisher{}, newMemoryStream(), &refusals{ids: map[string]error{}}
 	var all []*Message
 	publish := func(n int) {
 		for range n {

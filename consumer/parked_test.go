@@ -21,7 +21,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// ward is a parking with its database, and what a lane would do with it.
+// ward is a parking with its database, and what a worker would do with it.
 type ward struct {
 	*parking
 	t       testing.TB
@@ -119,7 +119,7 @@ func (w *ward) fail(document string) {
 	e := w.event(document)
 	e.Attempt = 3
 	w.tx(func(ctx context.Context, tx pgx.Tx) error { return w.park(ctx, tx, e, errors.New("no\x00 good\xff")) })
-	w.keep(document)
+	w.add(document)
 }
 
 // come lets the next events of documents come by: those that are parked go behind, the others have their effect.
@@ -133,7 +133,7 @@ func (w *ward) come(documents ...string) {
 		}
 	}
 	w.tx(func(ctx context.Context, tx pgx.Tx) error {
-		parked, err := w.behind(ctx, tx, maybe)
+		parked, err := w.parkBehind(ctx, tx, maybe)
 		for _, e := range all {
 			if err == nil && !parked[e] {
 				err = w.handle(ctx, tx, e)
@@ -157,7 +157,7 @@ func (w *ward) word(document, how string) {
 func (w *ward) out() {
 	w.t.Helper()
 	var wanted []parkedDocument
-	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.wanted(ctx, tx); return err })
+	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.toRelease(ctx, tx); return err })
 	for _, d := range wanted {
 		for again := true; again; {
 			var err error
@@ -388,8 +388,8 @@ func TestDocumentThatMayBeParked(t *testing.T) {
 	w.want("a1 a2 a5", "b3 poison 3, b4 behind 0")
 
 	w.restart()
-	w.keep("c") // as would another document of the same hash
-	w.keep("c")
+	w.add("c") // as would another document of the same hash
+	w.add("c")
 	if w.drop("c"); !w.may("c") {
 		t.Error("a document is let go that is parked")
 	}
@@ -412,7 +412,7 @@ func TestParkedBytes(t *testing.T) {
 	var events []*Event
 	w.refuse = func(e *Event) error { events = append(events, e); return nil }
 	var wanted []parkedDocument
-	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.wanted(ctx, tx); return err })
+	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.toRelease(ctx, tx); return err })
 	for i, d := range wanted {
 		if want := partitionHash(documents[i]); d.hash != want {
 			t.Errorf("%q is looked for in the partition of hash %d, not %d", documents[i], d.hash, want)
@@ -438,7 +438,7 @@ func TestReleaseOfLargeEvents(t *testing.T) {
 	for range 3 {
 		e := w.event("a")
 		e.raw.Data = make([]byte, releaseBytes/2+1)
-		w.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := w.behind(ctx, tx, []*Event{e}); return err })
+		w.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := w.parkBehind(ctx, tx, []*Event{e}); return err })
 	}
 	w.word("a", "retry")
 	var steps []int

@@ -42,7 +42,7 @@ const (
 const maxError = 8 << 10
 
 // parkedTable is the table of parked events as one consumer uses it. Each method runs in the transaction that it is given, in which
-// the mark of the document's partition is held: nobody else adds or takes away rows of the document.
+// the offset of the document's partition is held: nobody else adds or takes away rows of the document.
 type parkedTable struct {
 	table string // quoted, with its schema
 	name  string // the consumer's
@@ -225,7 +225,7 @@ type parkedDocument struct {
 }
 
 // released returns documents that are to be released, at most n, those that were parked first before the others.
-func (p parkedTable) released(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
+func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
 	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+` WHERE name = $1 AND release <> '' ORDER BY ord LIMIT $2`, p.name, n)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are to be released: %w", err)

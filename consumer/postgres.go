@@ -18,13 +18,13 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Postgres keeps the marks in the database that the handler writes to, in the handler's transactions: each effect exactly once.
+// Postgres keeps the offsets in the database that the handler writes to, in the handler's transactions: each effect exactly once.
 //
 // The pool needs two connections at least; Partitions + 2 let all partitions work at the same time. Consumers that share a pool need
 // that each: one connection is held for as long as the lease is.
-func Postgres(pool *pgxpool.Pool) Marks { return postgresMarks{pool} }
+func Postgres(pool *pgxpool.Pool) Offsets { return postgresOffsets{pool} }
 
-type postgresMarks struct{ pool *pgxpool.Pool }
+type postgresOffsets struct{ pool *pgxpool.Pool }
 
 // postgres is the store of one consumer in a database.
 //
@@ -35,13 +35,13 @@ type postgres struct {
 	cfg   *Config
 	me    string        // this instance
 	idle  time.Duration // so long a transaction of ours may wait for the handler before the server ends it
-	slots chan struct{} // one for each connection that lanes may have
+	slots chan struct{} // one for each connection that workers may have
 
-	lease *pgxpool.Conn // of the session, so that lanes that have all others can't keep the lease from being renewed
+	lease *pgxpool.Conn // of the session, so that workers that have all others can't keep the lease from being renewed
 	epoch int64         // of the session
 }
 
-func (p postgresMarks) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
+func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
 	if p.pool == nil {
 		return nil, errors.New("consumer: Postgres(nil): want a pool")
 	}
@@ -49,7 +49,7 @@ func (p postgresMarks) open(ctx context.Context, _ jetstream.JetStream, cfg *Con
 	if most < 2 {
 		return nil, &Fault{What: fmt.Sprintf("the pool has %d connection", most), Cure: "Give it Partitions + 2, and 2 at least: pool_max_conns"}
 	}
-	s := &postgres{pool: p.pool, cfg: cfg, me: instance(), idle: cfg.Timeout + 5*time.Second}
+	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
 	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
 	if cfg.NoCreate {
 		return s, nil
@@ -58,26 +58,26 @@ func (p postgresMarks) open(ctx context.Context, _ jetstream.JetStream, cfg *Con
 }
 
 // instance names this instance: it tells the operator who has the lease.
-func instance() string { return hostname() + "-" + strconv.Itoa(processID()) + "-" + nuid.Next() }
+func instanceName() string { return hostname() + "-" + strconv.Itoa(processID()) + "-" + nuid.Next() }
 
-func (s *postgres) exact() bool { return true }
+func (s *postgres) transactional() bool { return true }
 
-func (s *postgres) every() time.Duration { return s.cfg.Lease / 3 }
+func (s *postgres) renewEvery() time.Duration { return s.cfg.Lease / 3 }
 
 func (s *postgres) close() {}
 
 // table is the name of a table of ours in SQL.
 func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSchema, name) }
 
-// take asks for the lease, and gives the consumer a new epoch if it gets it. All marks get the epoch too: that waits for transactions of
-// an earlier session that are still open, and none can begin after it. So the marks that it returns are the last word.
-func (s *postgres) take(ctx context.Context) (*state, error) {
+// take asks for the lease, and gives the consumer a new epoch if it gets it. All offsets get the epoch too: that waits for transactions of
+// an earlier session that are still open, and none can begin after it. So the offsets that it returns are the last word.
+func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	st := &state{Created: map[string]time.Time{}, Marks: map[string][]mark{}}
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return s.taken(ctx, tx, st) })
+	st := &state{Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return s.acquireIn(ctx, tx, st) })
 	if err != nil {
 		conn.Release()
 		return nil, err
@@ -86,8 +86,8 @@ func (s *postgres) take(ctx context.Context) (*state, error) {
 	return st, nil
 }
 
-func (s *postgres) taken(ctx context.Context, tx pgx.Tx, st *state) error {
-	consumers, marks := s.table("outflow_consumer"), s.table("outflow_mark")
+func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
+	consumers, offsets := s.table("outflow_consumer"), s.table("outflow_mark")
 	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
 		s.cfg.Name, s.cfg.Stream, s.cfg.Filter); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (s *postgres) taken(ctx context.Context, tx pgx.Tx, st *state) error {
 	if owner != nil {
 		return &heldError{owner: *owner, partitions: st.Partitions}
 	}
-	if err := json.Unmarshal([]byte(before), &st.Before); err != nil {
+	if err := json.Unmarshal([]byte(before), &st.OldLayouts); err != nil {
 		return fmt.Errorf("%s.before of %s: %w", consumers, s.cfg.Name, err)
 	}
 	st.ReplayedTo = uint64(replayedTo)
@@ -123,27 +123,27 @@ func (s *postgres) taken(ctx context.Context, tx pgx.Tx, st *state) error {
 	if err != nil {
 		return err
 	}
-	rows, err := tx.Query(ctx, `UPDATE `+marks+` SET epoch = $2 WHERE name = $1 RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
+	rows, err := tx.Query(ctx, `UPDATE `+offsets+` SET epoch = $2 WHERE name = $1 RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
 		s.cfg.Name, s.epoch)
 	if err != nil {
 		return err
 	}
-	return scanMarks(rows, st)
+	return scanOffsets(rows, st)
 }
 
-func scanMarks(rows pgx.Rows, st *state) error {
-	found := map[string]map[int]mark{}
+func scanOffsets(rows pgx.Rows, st *state) error {
+	found := map[string]map[int]offset{}
 	var source, due, lsn string
 	var partition int
 	var seq, n, index int64
 	var holed bool
 	_, err := pgx.ForEachRow(rows, []any{&source, &partition, &seq, &due, &n, &lsn, &index, &holed}, func() error {
-		m := mark{Seq: uint64(seq), N: uint32(n), Pos: outbox.Position{Index: uint32(index)}, Holed: holed}
+		m := offset{Seq: uint64(seq), N: uint32(n), Pos: outbox.Position{Index: uint32(index)}, Lost: holed}
 		var err, also error
 		m.Due, err = outbox.ParseLSN(due)
 		m.Pos.LSN, also = outbox.ParseLSN(lsn)
 		if found[source] == nil {
-			found[source] = map[int]mark{}
+			found[source] = map[int]offset{}
 		}
 		found[source][partition] = m
 		return errors.Join(err, also)
@@ -151,23 +151,23 @@ func scanMarks(rows pgx.Rows, st *state) error {
 	if err != nil {
 		return err
 	}
-	for source, marks := range found {
-		all := make([]mark, len(marks))
+	for source, offsets := range found {
+		all := make([]offset, len(offsets))
 		for p := range all {
-			m, ok := marks[p]
-			if !ok || len(marks) != st.Partitions {
-				return &Fault{Kind: ErrStream, What: fmt.Sprintf("outflow_mark has %d marks (%s), not those of %d partitions", len(marks), source, st.Partitions),
+			m, ok := offsets[p]
+			if !ok || len(offsets) != st.Partitions {
+				return &Fault{Kind: ErrStream, What: fmt.Sprintf("outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source, st.Partitions),
 					Cure: "Somebody changed the table: put it back, or delete the consumer's rows in outflow_consumer and outflow_mark to begin anew"}
 			}
 			all[p] = m
 		}
-		st.Marks[source] = all
+		st.Offsets[source] = all
 	}
 	return nil
 }
 
-func (s *postgres) set(ctx context.Context, st *state) error {
-	before, err := json.Marshal(append([]generation{}, st.Before...))
+func (s *postgres) save(ctx context.Context, st *state) error {
+	before, err := json.Marshal(append([]oldLayout{}, st.OldLayouts...))
 	if err != nil {
 		return err
 	}
@@ -189,11 +189,11 @@ func (s *postgres) set(ctx context.Context, st *state) error {
 		if _, err := tx.Exec(ctx, `DELETE FROM `+s.table("outflow_mark")+` WHERE name = $1`, s.cfg.Name); err != nil {
 			return err
 		}
-		for source, marks := range st.Marks {
-			for p, m := range marks {
+		for source, offsets := range st.Offsets {
+			for p, m := range offsets {
 				if _, err := tx.Exec(ctx, `INSERT INTO `+s.table("outflow_mark")+` (name, source, partition, epoch, seq, due, n, lsn, i, holed)
 					VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7, $8::text::pg_lsn, $9, $10)`, s.cfg.Name, source, p, s.epoch,
-					int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index), m.Holed); err != nil {
+					int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index), m.Lost); err != nil {
 					return err
 				}
 			}
@@ -202,7 +202,7 @@ func (s *postgres) set(ctx context.Context, st *state) error {
 	})
 }
 
-func (s *postgres) forget(ctx context.Context, source string) error {
+func (s *postgres) dropOldLayouts(ctx context.Context, source string) error {
 	_, err := s.pool.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET before =
 		(SELECT coalesce(pg_catalog.jsonb_agg(g), '[]') FROM pg_catalog.jsonb_array_elements(before) g
 			WHERE pg_catalog.jsonb_extract_path_text(g, 'source') <> $3) WHERE name = $1 AND epoch = $2`,
@@ -221,13 +221,13 @@ func (s *postgres) renew(ctx context.Context) error {
 	return err
 }
 
-func (s *postgres) give(ctx context.Context) error {
-	defer s.drop()
+func (s *postgres) release(ctx context.Context) error {
+	defer s.abandon()
 	_, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET owner = NULL, expires = NULL WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch)
 	return err
 }
 
-func (s *postgres) drop() {
+func (s *postgres) abandon() {
 	if s.lease != nil {
 		s.lease.Release()
 		s.lease = nil
@@ -238,7 +238,7 @@ func (s *postgres) read(ctx context.Context, do func(ctx context.Context, tx pgx
 	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error { return do(ctx, tx) })
 }
 
-func (s *postgres) move(ctx context.Context, source string, partition int, from, to mark, do func(ctx context.Context, tx pgx.Tx) error) error {
+func (s *postgres) move(ctx context.Context, source string, partition int, from, to offset, do func(ctx context.Context, tx pgx.Tx) error) error {
 	select {
 	case s.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -261,10 +261,10 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 	return s.commit(ctx, tx)
 }
 
-// begin is the SQL that begins a transaction and moves the mark, in one round trip. A mark that is not the one that we know makes a
+// begin is the SQL that begins a transaction and moves the offset, in one round trip. An offset that is not the one that we know makes a
 // division by zero. The row stays locked until the end, so nobody else works on this partition meanwhile. All values are numbers, or
 // names that Config has checked.
-func (s *postgres) begin(source string, partition int, from, to mark) string {
+func (s *postgres) begin(source string, partition int, from, to offset) string {
 	var b strings.Builder
 	b.WriteString("BEGIN")
 	if s.cfg.Isolation != "" {
@@ -272,7 +272,7 @@ func (s *postgres) begin(source string, partition int, from, to mark) string {
 	}
 	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; WITH moved AS (UPDATE %s SET seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
 		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) SELECT 1 / pg_catalog.count(*) FROM moved",
-		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index, to.Holed,
+		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index, to.Lost,
 		s.cfg.Name, source, partition, s.epoch, from.Seq)
 	return b.String()
 }

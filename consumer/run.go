@@ -3,346 +3,146 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/puddle/v2"
-	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 )
 
-// The pauses between sessions, and the time after which a second reading has to agree about what is missing from a stream.
-const (
-	pauseFirst = 50 * time.Millisecond
-	pauseMost  = 5 * time.Second
-	confirm    = 5 * time.Second
-)
-
-// run is one call of Run: sessions, one after the other. Starting, connecting again and recovering are the same.
+// run is the reading of one source by one session: a dispatcher that reads and a worker for each partition.
 type run struct {
-	*Consumer
+	cfg     *Config
+	dec     *decoder
+	met     *metrics
 	handler Handler
 	store   store
+	parking *parking
 
-	// begun is when this session began: nothing that it asked was asked before that. How long something has been so counts from one
-	// answer to a later question: an answer says nothing of the time that it took to come.
-	begun time.Time
+	source     string
+	src        Source
+	oldLayouts []oldLayout // of this source
+	check      streamCheck // the dispatcher's
+	replayedTo uint64      // live events up to here are marked as replayed
 
-	sign   string    // what a session saw of a loss
-	since  time.Time // when it had seen it
-	holder string    // the instance for which this one stands by
-	held   time.Time // since when
+	stop context.Context // ends when nothing more is to be begun
+	work context.Context // ends when everything is to be dropped
+	wait context.Context // ends with either
 
-	progress bool // the session has done something
+	flow      *flow
+	workers   []*worker
+	releasing sync.Map // documents whose release is on its way to a worker, or there
 }
 
-func (r *run) run(ctx context.Context) error {
-	for failures := 0; ; failures++ {
-		r.progress, r.begun = false, time.Now()
-		err := r.session(ctx)
-		r.met.session(false)
-		if ctx.Err() != nil && !isCrash(err) {
-			return nil
+// pollParked is how often parked documents are looked for that are to be released.
+const pollParked = 2 * time.Second
+
+// run reads until stop ends, or, of a replay, until its end. It returns when all workers have stopped: after a clean stop, nil.
+func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
+	work, drop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer drop(nil)
+	wait, wake := context.WithCancel(ctx)
+	defer wake()
+	r.stop, r.work, r.wait = ctx, work, wait
+	defer context.AfterFunc(work, wake)()
+	late := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(r.cfg.StopTimeout)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			drop(errors.New("the handler did not return within StopTimeout"))
+		case <-work.Done():
 		}
+	})
+	defer late()
+
+	r.flow = newFlow(r.cfg.MaxInFlight, r.cfg.MaxBytes, oldest(offsets).Seq)
+	all, fail := &errgroup.Group{}, func(err error) error {
+		if err != nil {
+			drop(err)
+		}
+		return err
+	}
+	for i, m := range offsets {
+		r.workers = append(r.workers, newWorker(r, i, m))
+	}
+	for _, w := range r.workers {
+		all.Go(func() error { return fail(w.loop()) })
+	}
+	keep, rest := context.WithCancel(work)
+	var keeper sync.WaitGroup
+	var kept error
+	keeper.Go(func() { kept = fail(r.keepLease(keep)) })
+
+	d := newDispatcher(r, until, oldest(offsets))
+	err := d.loop()
+	if errors.Is(err, errStopping) {
+		err = nil
+	}
+	_ = fail(err)
+	d.close()
+	for _, w := range r.workers {
 		if err == nil {
-			failures = -1 // a replay has ended
-			continue
+			w.push(item{to: d.at, republished: r.check.republishing})
 		}
-		var held *heldError
-		if errors.As(err, &held) {
-			if err := r.standBy(ctx, held); err != nil {
-				return err
-			}
-			failures = -1
-			continue
-		}
-		if err := r.ends(err); err != nil {
-			return err
-		}
-		if r.progress {
-			failures = 0
-		}
-		r.cfg.Log.Warn("the session ended, another one follows", "err", err)
-		r.met.dropped(reason(err))
-		if sleep(ctx, jitter(min(pauseMost, pauseFirst<<min(failures, 10)))) != nil {
-			return nil
-		}
+		w.close()
 	}
+	if workers := all.Wait(); err == nil {
+		err = workers
+	}
+	d.ack()
+	rest()
+	keeper.Wait()
+	return firstOf(context.Cause(work), err, kept)
 }
 
-// ends returns err if no further session can help.
-func (r *run) ends(err error) error {
-	var f *Fault
-	switch {
-	case isCrash(err):
-		return err
-	case errors.As(err, &f) && f.sign != "":
-		if r.sign != f.sign {
-			r.sign, r.since = f.sign, time.Now()
+func firstOf(all ...error) error {
+	for _, err := range all {
+		if err != nil {
+			return err
 		}
-		if r.begun.Sub(r.since) < r.cfg.confirm {
-			return nil
-		}
-		return f
-	case errors.As(err, &f):
-		return f
-	}
-	r.sign = ""
-	switch class := class(err); {
-	case class == "42" || class == "28" || class == "3D" || class == "3F":
-		return &Fault{What: "the database refuses", Err: err, Cure: "Look at the rights of the role, and at search_path; consumer.Tables has the SQL of the tables"}
-	case errors.Is(err, puddle.ErrClosedPool):
-		return &Fault{What: "the pool is closed", Err: err, Cure: "Close it after Run has returned"}
-	case errors.Is(err, nats.ErrConnectionClosed):
-		return &Fault{What: "the NATS connection is closed for good", Err: err, Cure: "Connect with nats.MaxReconnects(-1), and close it after Run has returned"}
 	}
 	return nil
 }
 
-func isCrash(err error) bool {
-	var c crashError
-	return errors.As(err, &c)
-}
-
-// class is the class of the database's error.
-func class(err error) string {
-	if code := sqlState(err); len(code) == 5 {
-		return code[:2]
-	}
-	return ""
-}
-
-// reason is why a session ended, for the metric.
-func reason(err error) string {
-	switch {
-	case errors.Is(err, errMoved):
-		return "moved"
-	case errors.Is(err, errUnknown) || class(err) != "" || strings.Contains(err.Error(), "failed to connect"):
-		return "database"
-	}
-	return "source"
-}
-
-// standBy waits a little while another instance is active.
-func (r *run) standBy(ctx context.Context, held *heldError) error {
-	if r.holder != held.owner {
-		r.holder, r.held = held.owner, time.Now()
-		r.cfg.Log.Info("standing by", "active", held.owner)
-	}
-	// One that was killed looks active until its lease ends.
-	if held.partitions != 0 && held.partitions != r.cfg.Partitions && r.begun.Sub(r.held) > r.cfg.Lease {
-		return &Fault{Kind: ErrPartitions, What: fmt.Sprintf("consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions),
-			Cure: "Give all instances the same Partitions. To change them, stop all instances first: the marks are taken over"}
-	}
-	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
-	return nil
-}
-
-func jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(rand.Int64N(int64(d)))
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// session takes the lease, reads a replay that waits, and then the stream.
-func (r *run) session(ctx context.Context) (err error) {
-	if r.store == nil {
-		if r.store, err = r.marks.open(ctx, r.js, &r.cfg); err != nil {
-			r.store = nil
-			return err
-		}
-	}
-	st, err := r.store.take(ctx)
-	if err != nil {
-		return err
-	}
-	r.holder = ""
-	r.met.session(true)
-	defer func() {
-		if err != nil && (ctx.Err() == nil || isCrash(err)) {
-			r.store.drop()
-			return
-		}
-		give, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-		defer cancel()
-		if lost := r.store.give(give); lost != nil {
-			r.cfg.Log.Warn("the lease is left to end by itself", "err", lost)
-		}
-	}()
-	parking := newParking(&r.cfg, r.dec, r.met)
-	load := func(ctx context.Context, tx pgx.Tx) error {
-		if tx == nil {
-			return nil
-		}
-		return parking.load(ctx, tx)
-	}
-	if err := r.store.read(ctx, load); err != nil {
-		return err
-	}
-	if err := r.replays(ctx, st, parking); err != nil {
-		return err
-	}
-	return r.live(ctx, st, parking)
-}
-
-// live reads the live stream.
-func (r *run) live(ctx context.Context, st *state, parking *parking) error {
-	src := r.cfg.Source
-	if src == nil {
-		src = r.liveSource()
-	}
-	now, err := stateOf(ctx, src)
-	if err != nil {
-		return r.missing(err)
-	}
-	fresh := st.Marks[live] == nil
-	b := beginning{created: now.Created, last: now.Last}
-	if fresh {
-		at := mark{Seq: now.First - 1}
-		if r.cfg.Start == FromNow {
-			at.Seq = now.Last
-		}
-		st.Marks[live] = []mark{at}
-		st.Filter = r.cfg.Filter
-	} else if b, err = begin(ctx, &r.cfg, src, st); err != nil {
-		return r.missing(err)
-	}
-	if st.Filter != r.cfg.Filter && !r.cfg.AcceptFilter {
-		return &Fault{Kind: ErrFilter, What: fmt.Sprintf("consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter),
-			Cure: "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other subjects are never read then"}
-	}
-	r.sign = ""
-	changed := fresh || b.found || st.Filter != r.cfg.Filter || !b.created.Equal(st.Created[live])
-	st.Filter, st.Created[live] = r.cfg.Filter, b.created
-	if err := r.settle(ctx, st, live, changed); err != nil {
-		return err
-	}
-	p := r.phase(st, live, src, parking)
-	p.begin = b
-	err = p.run(ctx, 0, st.Marks[live])
-	r.progress = p.flow.look().done > oldest(st.Marks[live]).Seq
-	return err
-}
-
-// missing says that there is no stream, if that is what err says.
-func (r *run) missing(err error) error {
-	if !notFound(err) {
-		return err
-	}
-	return &Fault{What: "there is no stream " + r.cfg.Stream, Err: err, Cure: "Make it with `outflow init`, or look at Stream and at the account of the NATS connection", sign: "no stream"}
-}
-
-// settle brings the stored state to the number of partitions that there are now, drops generations that say nothing any more, and
-// stores what has changed.
-func (r *run) settle(ctx context.Context, st *state, source string, changed bool) error {
-	for s, marks := range st.Marks {
-		if len(marks) == r.cfg.Partitions {
-			continue
-		}
-		fresh, before := repartition(s, marks, r.cfg.Partitions)
-		if len(marks) > 1 {
-			st.Before = append(st.Before, before)
-			r.cfg.Log.Info("another number of partitions", "source", s, "before", len(marks), "now", len(fresh))
-		}
-		st.Marks[s], changed = fresh, true
-	}
-	kept := st.Before[:0:0]
-	for _, g := range st.Before {
-		if g.Source != source || !g.passed(st.Marks[source]) {
-			kept = append(kept, g)
-		}
-	}
-	if len(kept) == len(st.Before) && !changed && st.Partitions == r.cfg.Partitions {
-		return nil
-	}
-	st.Before, st.Partitions = kept, r.cfg.Partitions
-	return r.store.set(ctx, st)
-}
-
-func (r *run) phase(st *state, source string, src Source, parking *parking) *phase {
-	p := &phase{cfg: &r.cfg, dec: r.dec, met: r.met, handler: r.handler, store: r.store, parking: parking, source: source, from: src, upTo: st.ReplayedTo}
-	for _, g := range st.Before {
-		if g.Source == source {
-			p.before = append(p.before, g)
-		}
-	}
-	return p
-}
-
-func (r *run) liveSource() *streamSource {
-	return &streamSource{js: r.js, stream: r.cfg.Stream, filter: r.cfg.Filter, durable: r.cfg.Name, window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
-}
-
-// metadata tells the command line where the marks are.
-func (r *run) metadata() map[string]string {
-	marks := "jetstream"
-	if r.store.exact() {
-		marks = "postgres"
-	}
-	return map[string]string{"outflow.marks": marks, "outflow.partitions": fmt.Sprint(r.cfg.Partitions), "outflow.filter": r.cfg.Filter}
-}
-
-// replays reads what was replayed into this consumer, to the end, and again until there is nothing more.
-func (r *run) replays(ctx context.Context, st *state, parking *parking) error {
-	if r.js == nil || r.cfg.Source != nil {
-		return nil
-	}
-	prefix := "_outflow_replay." + r.cfg.Stream + "." + r.cfg.Name + "."
-	src := &streamSource{
-		js: r.js, stream: r.cfg.Stream + "_replay", filter: prefix + ">", durable: r.cfg.Name + "-replay",
-		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
-	}
+// keep renews the lease, and looks for parked documents that are to be released. What it has begun when ctx ends it finishes: to cut it
+// off would cost the connection, with which the lease is to be given back.
+func (r *run) keepLease(ctx context.Context) error {
+	renew := time.NewTicker(r.store.renewEvery())
+	defer renew.Stop()
+	poll := time.NewTicker(r.cfg.poll)
+	defer poll.Stop()
 	for {
-		now, err := stateOf(ctx, src)
-		if notFound(err) {
+		var err error
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-renew.C:
+			err = r.store.renew(r.work)
+		case <-poll.C:
+			err = r.store.read(r.work, r.queueReleases)
+		}
+		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		last, err := src.last(ctx)
-		if err != nil || last == 0 {
-			return err
-		}
-		changed := false
-		if st.Marks[replay] == nil || !st.Created[replay].Equal(now.Created) {
-			st.Marks[replay], st.Created[replay], changed = make([]mark, max(1, st.Partitions)), now.Created, true
-			st.Before = without(st.Before, replay)
-		}
-		if oldest(st.Marks[replay]).Seq >= last {
-			return nil
-		}
-		if err := r.settle(ctx, st, replay, changed); err != nil {
-			return err
-		}
-		r.cfg.Log.Info("reading a replay", "stream", src.stream, "to", last)
-		p := r.phase(st, replay, src, parking)
-		if err := p.run(ctx, last, st.Marks[replay]); err != nil || ctx.Err() != nil {
-			return err
-		}
-		for i, l := range p.lanes {
-			st.Marks[replay][i] = l.mark
-		}
 	}
 }
 
-func without(all []generation, source string) []generation {
-	kept := all[:0:0]
-	for _, g := range all {
-		if g.Source != source {
-			kept = append(kept, g)
+func (r *run) queueReleases(ctx context.Context, tx pgx.Tx) error {
+	if tx == nil {
+		return nil
+	}
+	documents, err := r.parking.toRelease(ctx, tx)
+	if err != nil {
+		return err
+	}
+	for _, d := range documents {
+		if _, there := r.releasing.LoadOrStore(d.document, true); !there {
+			r.workers[partitionOf(d.hash, len(r.workers))].push(item{release: &d})
 		}
 	}
-	return kept
+	return nil
 }

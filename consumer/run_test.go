@@ -8,14 +8,14 @@ import (
 
 func TestRun(t *testing.T) {
 	t.Parallel()
-	w, s, src := newWorld(t), &script{}, newMemory()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(500, 20)
 	src.publish(all[:300]...)
 	r := w.start(w.consumer(w.config(src)), handler)
 	w.await(all[:300])
 	src.publish(all[300:]...)
 	w.await(all)
-	w.awaitMarks(500) // while it runs: an end writes them as well, if the server does not stand still meanwhile
+	w.awaitOffsets(500) // while it runs: an end writes them as well, if the server does not stand still meanwhile
 	r.stopped()
 	w.exactly(all)
 
@@ -31,7 +31,7 @@ func TestRun(t *testing.T) {
 
 func TestRunOnJetStream(t *testing.T) {
 	t.Parallel()
-	w, s := newWorld(t), &script{}
+	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
 	all := s.events(500, 20)
 	publish(t, js, all...)

@@ -17,7 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
-func (w *world) onStream(js jetstream.JetStream, change func(*Config)) *Consumer {
+func (w *harness) onStream(js jetstream.JetStream, change func(*Config)) *Consumer {
 	w.t.Helper()
 	cfg := w.config(nil)
 	if change != nil {
@@ -34,7 +34,7 @@ func (w *world) onStream(js jetstream.JetStream, change func(*Config)) *Consumer
 // Somebody else takes messages from the durable: in the midst, and at the end.
 func TestThief(t *testing.T) {
 	t.Parallel()
-	w, s := newWorld(t), &script{}
+	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
 	all := s.events(50, 7)
 	publish(t, js, all...)
@@ -61,7 +61,7 @@ func TestThief(t *testing.T) {
 
 func TestNATSRestarts(t *testing.T) {
 	t.Parallel()
-	w, s := newWorld(t), &script{}
+	w, s := newHarness(t), &publisher{}
 	server := natstest.Process(t)
 	connect := func() jetstream.JetStream {
 		nc, err := nats.Connect(server.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
@@ -103,7 +103,7 @@ func TestNATSRestarts(t *testing.T) {
 
 func TestFilter(t *testing.T) {
 	t.Parallel()
-	w, s := newWorld(t), &script{}
+	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
 	all := s.events(30, 3)
 	publish(t, js, all...)
@@ -116,7 +116,7 @@ func TestFilter(t *testing.T) {
 	filter := func(c *Config) { c.Filter = "outbox.d1" }
 	r := w.start(w.onStream(js, filter), handler)
 	w.await(mine)
-	w.awaitMarks(30) // it moves on over what it does not see
+	w.awaitOffsets(30) // it moves on over what it does not see
 	r.stopped()
 	if err := w.start(w.onStream(js, nil), handler).ends(); !errors.Is(err, ErrFilter) {
 		t.Errorf("Run: %v", err)
@@ -139,7 +139,7 @@ func TestFilter(t *testing.T) {
 func TestWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	js, _ := realStream(t, jetstream.StreamConfig{})
-	s := &script{}
+	s := &publisher{}
 	all := s.events(120, 6)
 	publish(t, js, all...)
 	var mu sync.Mutex
@@ -156,7 +156,7 @@ func TestWithoutDatabase(t *testing.T) {
 		had[e.Document] = append(had[e.Document], e.ID)
 		return nil
 	}
-	w := &world{t: t}
+	w := &harness{t: t}
 	cfg := Config{Name: "orders", Stream: "OUTBOX", Lease: 300 * time.Millisecond}
 	run := func(cfg Config) *running {
 		c, err := New(js, JetStream(), cfg)

@@ -58,7 +58,7 @@ type projection struct {
 	s        jetstream.JetStream
 	pool     *pgxpool.Pool
 	name     string
-	marks    consume.Marks
+	marks    consume.Offsets
 	replayed distinct    // events that were marked as replayed
 	poison   atomic.Bool // the handler does not know what to do with document "doc 9"
 	stop     context.CancelFunc

@@ -28,13 +28,13 @@ import (
 const limit = 3 * time.Minute
 
 // script is a stream's content to be: each event has a window of its own unless a test says otherwise.
-type script struct {
+type publisher struct {
 	lsn outbox.LSN
 	n   int
 }
 
 // event makes the next message of a document.
-func (s *script) event(document string) *Message {
+func (s *publisher) event(document string) *Message {
 	s.lsn += 16
 	s.n++
 	h := outbox.Header{
@@ -50,7 +50,7 @@ func message(document string, h *outbox.Header) *Message {
 }
 
 // events makes n messages of documents d0, d1, ... in turn.
-func (s *script) events(n, documents int) []*Message {
+func (s *publisher) events(n, documents int) []*Message {
 	var all []*Message
 	for i := range n {
 		all = append(all, s.event(fmt.Sprintf("d%d", i%documents)))
@@ -59,7 +59,7 @@ func (s *script) events(n, documents int) []*Message {
 }
 
 // memory is a stream in memory that can be damaged. Its messages are those of the filter ">".
-type memory struct {
+type memoryStream struct {
 	mu      sync.Mutex
 	created time.Time
 	first   uint64
@@ -71,11 +71,11 @@ type memory struct {
 	steal   int // so many messages are handed to somebody else
 }
 
-func newMemory() *memory {
-	return &memory{created: time.Now().UTC(), first: 1, held: map[uint64]*Message{}, changed: make(chan struct{})}
+func newMemoryStream() *memoryStream {
+	return &memoryStream{created: time.Now().UTC(), first: 1, held: map[uint64]*Message{}, changed: make(chan struct{})}
 }
 
-func (s *memory) publish(all ...*Message) *memory {
+func (s *memoryStream) publish(all ...*Message) *memoryStream {
 	s.change(func() {
 		for _, m := range all {
 			s.last++
@@ -88,7 +88,7 @@ func (s *memory) publish(all ...*Message) *memory {
 }
 
 // change changes the stream and rouses its reader.
-func (s *memory) change(f func()) {
+func (s *memoryStream) change(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
@@ -101,7 +101,7 @@ func (s *memory) change(f func()) {
 }
 
 // lose removes messages; back says whether the last sequence goes back with them.
-func (s *memory) lose(from uint64, back bool) {
+func (s *memoryStream) lose(from uint64, back bool) {
 	s.change(func() {
 		maps.DeleteFunc(s.held, func(seq uint64, _ *Message) bool { return seq >= from })
 		if back {
@@ -110,7 +110,7 @@ func (s *memory) lose(from uint64, back bool) {
 	})
 }
 
-func (s *memory) remove(seqs ...uint64) {
+func (s *memoryStream) remove(seqs ...uint64) {
 	s.change(func() {
 		for _, seq := range seqs {
 			delete(s.held, seq)
@@ -119,23 +119,23 @@ func (s *memory) remove(seqs ...uint64) {
 }
 
 // removeTo removes what retention would: the oldest messages.
-func (s *memory) removeTo(seq int64) {
+func (s *memoryStream) removeTo(seq int64) {
 	s.change(func() { maps.DeleteFunc(s.held, func(at uint64, _ *Message) bool { return at <= uint64(seq) }) })
 }
 
-func (s *memory) State(context.Context) (StreamState, error) {
+func (s *memoryStream) State(context.Context) (StreamState, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return StreamState{Created: s.created, First: s.first, Last: s.last}, nil
 }
 
-func (s *memory) Get(_ context.Context, seq uint64) (*Message, error) {
+func (s *memoryStream) Get(_ context.Context, seq uint64) (*Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.held[seq], nil
 }
 
-func (s *memory) Next(_ context.Context, seq uint64) (uint64, error) {
+func (s *memoryStream) Next(_ context.Context, seq uint64) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for ; seq <= s.last; seq++ {
@@ -146,7 +146,7 @@ func (s *memory) Next(_ context.Context, seq uint64) (uint64, error) {
 	return 0, nil
 }
 
-func (s *memory) Open(_ context.Context, after uint64) (Reader, error) {
+func (s *memoryStream) Open(_ context.Context, after uint64) (Reader, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened++
@@ -155,7 +155,7 @@ func (s *memory) Open(_ context.Context, after uint64) (Reader, error) {
 }
 
 type memoryReader struct {
-	s  *memory
+	s  *memoryStream
 	at uint64
 
 	mu    sync.Mutex
@@ -209,7 +209,7 @@ func (r *memoryReader) Check(context.Context) (uint64, error) {
 func (r *memoryReader) Close() {}
 
 // world is a database with effects that depend on the order and the number of events: for each document a hash over the ids.
-type world struct {
+type harness struct {
 	t    *testing.T
 	url  string
 	mine *pgxpool.Pool // of the test
@@ -219,21 +219,21 @@ type world struct {
 	newest *running
 }
 
-func newWorld(t *testing.T) *world {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
-	return newWorldIn(t, pgtest.Database(t, pgtest.Server(t)))
+	return newHarnessIn(t, pgtest.Database(t, pgtest.Server(t)))
 }
 
-func newWorldIn(t *testing.T, url string) *world {
+func newHarnessIn(t *testing.T, url string) *harness {
 	t.Helper()
-	w := &world{t: t, url: url, log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	w := &harness{t: t, url: url, log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	w.mine, w.pool = w.connect("test"), w.connect("consumer")
 	w.exec(Tables(""))
 	w.exec(`CREATE TABLE effect (document text PRIMARY KEY, n int NOT NULL, hash text NOT NULL)`)
 	return w
 }
 
-func (w *world) connect(name string) *pgxpool.Pool {
+func (w *harness) connect(name string) *pgxpool.Pool {
 	w.t.Helper()
 	cfg, err := pgxpool.ParseConfig(w.url)
 	if err != nil {
@@ -249,7 +249,7 @@ func (w *world) connect(name string) *pgxpool.Pool {
 	return pool
 }
 
-func (w *world) exec(sql string, args ...any) {
+func (w *harness) exec(sql string, args ...any) {
 	w.t.Helper()
 	if _, err := w.mine.Exec(w.t.Context(), sql, args...); err != nil {
 		w.t.Fatal(err)
@@ -257,7 +257,7 @@ func (w *world) exec(sql string, args ...any) {
 }
 
 // expire lets the lease end, unless somebody is just taking it.
-func (w *world) expire() {
+func (w *harness) expire() {
 	w.t.Helper()
 	w.exec(`UPDATE outflow_consumer SET expires = now() - interval '1 second' WHERE name IN (SELECT name FROM outflow_consumer FOR UPDATE SKIP LOCKED)`)
 }
@@ -269,14 +269,14 @@ func handler(ctx context.Context, tx pgx.Tx, e *Event) error {
 }
 
 // config is that of a consumer which reads src.
-func (w *world) config(src Source) Config {
+func (w *harness) config(src Source) Config {
 	return Config{
 		Name: "orders", Stream: "OUTBOX", Source: src, Log: w.log, Lease: time.Second, Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
 		Backoff: Backoff{First: time.Millisecond, Max: 2 * time.Millisecond},
 	}
 }
 
-func (w *world) consumer(cfg Config) *Consumer {
+func (w *harness) consumer(cfg Config) *Consumer {
 	w.t.Helper()
 	c, err := New(nil, Postgres(w.pool), cfg)
 	if err != nil {
@@ -294,7 +294,7 @@ type running struct {
 	err   error // once ended
 }
 
-func (w *world) start(c *Consumer, h Handler) *running {
+func (w *harness) start(c *Consumer, h Handler) *running {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{t: w.t, stop: cancel, ended: make(chan struct{})}
@@ -349,7 +349,7 @@ func want(all []*Message) map[string]string {
 	return effects
 }
 
-func (w *world) effects() map[string]string {
+func (w *harness) effects() map[string]string {
 	w.t.Helper()
 	rows, err := w.mine.Query(w.t.Context(), `SELECT document, n || ' ' || hash FROM effect`)
 	if err != nil {
@@ -367,7 +367,7 @@ func (w *world) effects() map[string]string {
 }
 
 // await waits until the effects are exactly those of the messages.
-func (w *world) await(all []*Message) {
+func (w *harness) await(all []*Message) {
 	w.t.Helper()
 	wanted := want(all)
 	var got map[string]string
@@ -389,14 +389,14 @@ func (w *world) await(all []*Message) {
 }
 
 // exactly checks the effects now.
-func (w *world) exactly(all []*Message) {
+func (w *harness) exactly(all []*Message) {
 	w.t.Helper()
 	if got, wanted := w.effects(), want(all); !maps.Equal(got, wanted) {
 		w.t.Errorf("effects\n%v\nwant\n%v", got, wanted)
 	}
 }
 
-func (w *world) marks() []int64 {
+func (w *harness) offsets() []int64 {
 	w.t.Helper()
 	rows, err := w.mine.Query(w.t.Context(), `SELECT seq FROM outflow_mark WHERE source = 'live' ORDER BY partition`)
 	if err != nil {
@@ -409,12 +409,12 @@ func (w *world) marks() []int64 {
 	return seqs
 }
 
-// awaitMarks waits until all marks are at seq.
-func (w *world) awaitMarks(seq int64) {
+// awaitMarks waits until all offsets are at seq.
+func (w *harness) awaitOffsets(seq int64) {
 	w.t.Helper()
 	var got []int64
 	if !eventually(func() bool {
-		got = w.marks()
+		got = w.offsets()
 		return len(got) > 0 && slices.Min(got) == seq && slices.Max(got) == seq
 	}) {
 		w.t.Fatalf("marks %v, want all at %d", got, seq)

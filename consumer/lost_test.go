@@ -12,9 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// opening is a stream to which something happens after a session has compared it with the marks, and before it reads.
+// opening is a stream to which something happens after a session has compared it with the offsets, and before it reads.
 type opening struct {
-	*memory
+	*memoryStream
 	before func()
 }
 
@@ -23,19 +23,19 @@ func (o *opening) Open(ctx context.Context, after uint64) (Reader, error) {
 		o.before()
 		o.before = nil
 	}
-	return o.memory.Open(ctx, after)
+	return o.memoryStream.Open(ctx, after)
 }
 
 // A hole appears when a session has looked at the stream and has read nothing yet. What it begins to read may be before the hole.
 func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		differ bool // the marks do
+		differ bool // the offsets do
 		lost   int
 	}{{false, 40}, {true, 40}, {false, 1}, {true, 1}} {
 		t.Run(fmt.Sprintf("differ=%t,lost=%d", c.differ, c.lost), func(t *testing.T) {
 			t.Parallel()
-			w, s, src := newWorld(t), &script{}, &opening{memory: newMemory()}
+			w, s, src := newHarness(t), &publisher{}, &opening{memoryStream: newMemoryStream()}
 			all := s.events(100, 3) // most partitions have nothing
 			src.publish(all...)
 			w.readAll(w.config(src), all)
@@ -67,7 +67,7 @@ func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
 // Before a loss that is seen only later, a filtered consumer has moved on over what the filter leaves out.
 func TestIdleBeforeAHole(t *testing.T) {
 	t.Parallel()
-	s, src := &script{}, newMemory()
+	s, src := &publisher{}, newMemoryStream()
 	all := s.events(30, 3)
 	src.publish(all...)
 	heads := make([]outbox.Header, len(all))
@@ -79,11 +79,11 @@ func TestIdleBeforeAHole(t *testing.T) {
 		heads[i] = h
 	}
 	cfg := &Config{Name: "orders", Stream: "OUTBOX", Filter: "outbox.d1"}
-	p := newPump(&phase{cfg: cfg, source: live, from: src}, 0, mark{})
+	p := newDispatcher(&run{cfg: cfg, source: live, src: src}, 0, offset{})
 	p.work = t.Context()
-	p.at = markOf(30, &heads[29]) // as idle leaves it
+	p.at = offsetOf(30, &heads[29]) // as idle leaves it
 	src.lose(21, false)
-	if err := p.judge(markOf(31, &heads[22]), &heads[22]); !errors.Is(err, errHole) {
+	if err := p.checkOrder(offsetOf(31, &heads[22]), &heads[22]); !errors.Is(err, errLostEnd) {
 		t.Errorf("an event that comes again behind a hole is taken for a new one (%v)", err)
 	}
 }
@@ -94,65 +94,65 @@ type forgetting struct {
 	forgot bool
 }
 
-func (f *forgetting) forget(context.Context, string) error {
+func (f *forgetting) dropOldLayouts(context.Context, string) error {
 	f.forgot = true
 	return nil
 }
 
-// What a generation says of messages that come again is forgotten when all marks are beyond these, not only beyond its sequences.
+// What an old layout says of messages that come again is forgotten when all offsets are beyond these, not only beyond its sequences.
 func TestHoledGenerationIsKept(t *testing.T) {
 	t.Parallel()
-	at := func(seq uint64, due outbox.LSN) mark {
-		return mark{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Holed: seq == 100}
+	at := func(seq uint64, due outbox.LSN) offset {
+		return offset{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Lost: seq == 100}
 	}
 	st := &forgetting{}
-	p := newPump(&phase{source: live, store: st, before: []generation{{Source: live, Marks: []mark{at(61, 610), at(100, 1000)}}}}, 0, mark{})
-	l := newLane(p.phase, 0, at(105, 650))
-	p.lanes = []*lane{l}
-	if err := p.forget(); err != nil || st.forgot {
+	p := newDispatcher(&run{source: live, store: st, oldLayouts: []oldLayout{{Source: live, Offsets: []offset{at(61, 610), at(100, 1000)}}}}, 0, offset{})
+	l := newWorker(p.run, 0, at(105, 650))
+	p.workers = []*worker{l}
+	if err := p.dropOldLayouts(); err != nil || st.forgot {
 		t.Errorf("the generation is forgotten while its messages come again (%v)", err)
 	}
-	l.set(at(141, 1010))
-	if err := p.forget(); err != nil || !st.forgot {
+	l.setOffset(at(141, 1010))
+	if err := p.dropOldLayouts(); err != nil || !st.forgot {
 		t.Errorf("the generation is kept (%v)", err)
 	}
 }
 
-// moving is a store that only moves marks.
+// moving is a store that only moves offsets.
 type moving struct {
 	store
-	to []mark
+	to []offset
 }
 
-func (m *moving) move(_ context.Context, _ string, _ int, _, to mark, _ func(context.Context, pgx.Tx) error) error {
+func (m *moving) move(_ context.Context, _ string, _ int, _, to offset, _ func(context.Context, pgx.Tx) error) error {
 	m.to = append(m.to, to)
 	return nil
 }
 
-// The mark of a lane that has nothing to do follows the others. Behind a hole it stays while it knows more of what comes again than the
+// The offset of a worker that has nothing to do follows the others. Behind a hole it stays while it knows more of what comes again than the
 // message that it would move to: that is how events are told that have had their effect.
 func TestIdleMarkBehindAHole(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		holed, again bool
-		to           mark
+		to           offset
 		moves        bool
 	}{
-		"events come again, from before it": {true, true, mark{Seq: 110, Due: 650}, false},
-		"up to before it in its window":     {true, true, mark{Seq: 110, Due: 1000, N: 4}, false},
-		"up to its own message":             {true, true, mark{Seq: 110, Due: 1000, N: 5}, true},
-		"and beyond it":                     {true, true, mark{Seq: 110, Due: 1010}, true},
-		"to a sequence before it":           {true, true, mark{Seq: 100, Due: 1010}, false},
-		"no events come again":              {true, false, mark{Seq: 110, Due: 650}, true},
-		"its message is there":              {false, true, mark{Seq: 110, Due: 650}, true},
+		"events come again, from before it": {true, true, offset{Seq: 110, Due: 650}, false},
+		"up to before it in its window":     {true, true, offset{Seq: 110, Due: 1000, N: 4}, false},
+		"up to its own message":             {true, true, offset{Seq: 110, Due: 1000, N: 5}, true},
+		"and beyond it":                     {true, true, offset{Seq: 110, Due: 1010}, true},
+		"to a sequence before it":           {true, true, offset{Seq: 100, Due: 1010}, false},
+		"no events come again":              {true, false, offset{Seq: 110, Due: 650}, true},
+		"its message is there":              {false, true, offset{Seq: 110, Due: 650}, true},
 	} {
 		st := &moving{}
-		l := newLane(&phase{source: live, store: st}, 0, mark{Seq: 100, Due: 1000, N: 5, Holed: c.holed})
-		if err := l.advance(item{to: c.to, again: c.again}); err != nil || len(st.to) != b2i(c.moves) {
+		l := newWorker(&run{source: live, store: st}, 0, offset{Seq: 100, Due: 1000, N: 5, Lost: c.holed})
+		if err := l.advance(item{to: c.to, republished: c.again}); err != nil || len(st.to) != b2i(c.moves) {
 			t.Errorf("%s: moved to %v, %v", name, st.to, err)
 		}
-		if c.moves != (l.mark == c.to && l.moved == c.to) {
-			t.Errorf("%s: the mark is %v, others see %v", name, l.mark, l.moved)
+		if c.moves != (l.offset == c.to && l.shared == c.to) {
+			t.Errorf("%s: the mark is %v, others see %v", name, l.offset, l.shared)
 		}
 	}
 }

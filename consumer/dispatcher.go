@@ -1,0 +1,403 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// How often the dispatcher looks around.
+const (
+	tickTime  = time.Second
+	ticksLook = 5 // ticks between two looks at the stream
+)
+
+// dispatcher reads messages, judges their order, and gives them to the workers.
+type dispatcher struct {
+	*run
+	reader Reader
+	until  uint64 // end there; 0: go on
+
+	at       offset         // the newest message read, or one behind it up to which the filter has nothing
+	header   *outbox.Header // of the newest message read; nil before the first
+	seen     []uint64       // by worker: the newest message that it was given, or told of
+	acked    uint64
+	notified offset // up to where idle workers were told, at the look before
+
+	ticks     int
+	busy      bool   // a message was read since the last look
+	dropped   bool   // what was before is forgotten
+	candidate offset // candidate: at the last look the filter had nothing from at up to here
+}
+
+func newDispatcher(r *run, until uint64, at offset) *dispatcher {
+	return &dispatcher{run: r, until: until, at: at, notified: at, seen: make([]uint64, len(r.workers))}
+}
+
+// close ends the reading: what the source hands out from now on nobody takes.
+func (d *dispatcher) close() {
+	if d.reader != nil {
+		d.reader.Close()
+	}
+}
+
+// run reads until the consumer stops, or until is reached.
+func (d *dispatcher) loop() (err error) {
+	if d.reader, err = d.src.Open(d.work, d.at.Seq); err != nil {
+		return err
+	}
+	for {
+		tick, cancel := context.WithTimeout(d.wait, d.cfg.tick)
+		more, err := d.readFor(tick)
+		cancel()
+		if err != nil || !more {
+			return err
+		}
+		if err := d.tick(); err != nil {
+			return err
+		}
+	}
+}
+
+// during reads until the tick ends. There is no more when the consumer stops or until is reached.
+func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
+	for d.until == 0 || d.at.Seq < d.until {
+		switch {
+		case d.work.Err() != nil:
+			return false, context.Cause(d.work)
+		case d.stop.Err() != nil:
+			return false, nil
+		case tick.Err() != nil:
+			return true, nil
+		}
+		m, err := d.reader.Read(tick)
+		if err != nil && tick.Err() == nil {
+			return false, fmt.Errorf("read stream %s: %w", d.cfg.Stream, err)
+		}
+		if err != nil {
+			continue
+		}
+		if err := d.dispatch(m); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// take gives a message to its worker, once there is room for it.
+func (d *dispatcher) dispatch(m *Message) error {
+	e, err := d.dec.event(m)
+	if err != nil {
+		return &Fault{Kind: ErrForeign, What: "stream " + d.cfg.Stream, Err: err}
+	}
+	here := offsetOf(m.Sequence, &e.head)
+	if d.source == live {
+		if err := d.checkOrder(here, &e.head); err != nil {
+			return err
+		}
+		if e.seq <= d.replayedTo {
+			e.Replayed = true
+		}
+	}
+	number, err := d.awaitRoom(e)
+	if err != nil {
+		return err
+	}
+	partition := partitionOf(e.hash, len(d.workers))
+	d.at, d.header, d.busy, d.seen[partition] = here, &e.head, true, m.Sequence
+	d.met.got(partition)
+	d.met.read(m.Sequence)
+	d.workers[partition].push(item{event: e, number: number, republished: d.check.republishing})
+	if done := d.flow.state().done; done > d.acked && done-d.acked >= uint64(d.cfg.MaxInFlight)/4 {
+		d.ack()
+	}
+	return nil
+}
+
+// room waits until the flow has room. Meanwhile the workers work; the dispatcher looks around.
+func (d *dispatcher) awaitRoom(e *Event) (uint64, error) {
+	for {
+		tick, cancel := context.WithTimeout(d.wait, d.cfg.tick)
+		number, err := d.flow.add(tick, e.seq, e.size, e.Time)
+		cancel()
+		if err == nil {
+			return number, nil
+		}
+		if d.work.Err() != nil {
+			return 0, context.Cause(d.work)
+		}
+		if d.stop.Err() != nil {
+			return 0, errStopping
+		}
+		if err := d.tick(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (d *dispatcher) ack() {
+	if d.reader == nil {
+		return
+	}
+	done := d.flow.state().done
+	if done > d.acked {
+		if err := d.reader.Ack(done); err == nil { // one that is lost is made good by the next
+			d.acked = done
+		}
+	}
+}
+
+// tick looks around, and at the stream every few times.
+func (d *dispatcher) tick() error {
+	d.ack()
+	f := d.flow.state()
+	d.met.inFlight(f.messages, f.bytes)
+	d.met.done(f.done)
+	if d.ticks++; d.ticks%ticksLook != 0 {
+		return nil
+	}
+	if err := d.inspect(f); err != nil {
+		return err
+	}
+	d.busy = false
+	d.advanceIdle()
+	return d.dropOldLayouts()
+}
+
+// look asks the stream for its state, and the reader whether everything has come here.
+func (d *dispatcher) inspect(f flowState) error {
+	st, err := stateOf(d.work, d.src)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
+	}
+	handed, err := d.reader.Check(d.work)
+	if err != nil {
+		return err
+	}
+	done := f.done
+	if f.messages == 0 {
+		done = d.at.Seq
+	}
+	d.met.behind(st.Last, done, f.oldest)
+	if d.source != live {
+		return d.endPurgedReplay()
+	}
+	if !st.Created.Equal(d.check.created) {
+		return fmt.Errorf("stream %s was made anew", d.cfg.Stream) // the next session says what that means
+	}
+	if d.cfg.Filter == ">" {
+		return nil // each message shows whether some are missing before it
+	}
+	if known := max(handed, d.at.Seq); st.First > known+1 {
+		if err := d.gap(known+1, st.First-1, true); err != nil {
+			return err
+		}
+		d.at.Seq = st.First - 1
+	}
+	return d.skipFiltered(st)
+}
+
+// replayed ends the reading of a replay of which nothing is left: it was purged, or is too old.
+func (d *dispatcher) endPurgedReplay() error {
+	next, err := d.src.Next(d.work, d.at.Seq+1)
+	if err == nil && (next == 0 || next > d.until) {
+		d.cfg.Log.Warn("the rest of a replay was removed before it was read", "from", d.at.Seq+1, "to", d.until)
+		d.at, d.header = offset{Seq: d.until}, nil
+	}
+	return err
+}
+
+// idle moves on over messages that the filter leaves out, while it has nothing else: so that they may be removed from the stream without
+// looking like a gap. That the filter has nothing up to a message must be seen at two looks, with the message there at the first one.
+func (d *dispatcher) skipFiltered(st StreamState) error {
+	candidate := d.candidate
+	d.candidate = offset{}
+	if d.busy || st.Last <= d.at.Seq {
+		return nil
+	}
+	last, err := d.src.Get(d.work, st.Last)
+	if err != nil || last == nil {
+		return err
+	}
+	h, err := outbox.ParseHeader(last.Header.Get(outbox.HeaderName))
+	if err != nil {
+		return nil // it is foreign, and not ours to judge
+	}
+	next, err := d.src.Next(d.work, d.at.Seq+1)
+	if err != nil {
+		return err
+	}
+	if next == 0 || next > st.Last {
+		d.candidate = offsetOf(st.Last, &h)
+	}
+	if candidate.Seq > d.at.Seq && (next == 0 || next > candidate.Seq) {
+		d.at, d.header = candidate, nil
+	}
+	return nil
+}
+
+// tell moves the offsets of workers that had nothing since the look before.
+func (d *dispatcher) advanceIdle() {
+	for i, w := range d.workers {
+		if d.seen[i] <= d.notified.Seq && d.seen[i] < d.at.Seq {
+			w.push(item{to: d.at, republished: d.check.republishing})
+			d.seen[i] = d.at.Seq
+		}
+	}
+	d.notified = d.at
+}
+
+// forget drops the old layouts once they say nothing any more.
+func (d *dispatcher) dropOldLayouts() error {
+	if d.check.republishing || len(d.oldLayouts) == 0 || d.dropped {
+		return nil
+	}
+	offsets := make([]offset, len(d.workers))
+	for i, w := range d.workers {
+		w.mu.Lock()
+		offsets[i] = w.shared
+		w.mu.Unlock()
+	}
+	for i := range d.oldLayouts {
+		if !d.oldLayouts[i].obsolete(offsets) {
+			return nil
+		}
+	}
+	d.dropped = true
+	return d.store.dropOldLayouts(d.work, d.source)
+}
+
+// gap ends the session because messages are gone, or accepts it.
+func (d *dispatcher) gap(from, to uint64, removed bool) error {
+	if !d.cfg.AcceptGap {
+		return gapFault(d.cfg, from, to, removed)
+	}
+	d.cfg.Log.Warn("messages are missing: going on, as AcceptGap says", "from", from, "to", to)
+	d.met.gap(to - from + 1)
+	return nil
+}
+
+// judge says whether a message may follow the one before it.
+func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
+	if here.Seq <= d.at.Seq {
+		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s: sequence %d came after the stream's leader had said that the filter has nothing up to %d",
+			d.cfg.Stream, here.Seq, d.at.Seq), Cure: "Set the consumer back to it: outflow consumer rewind"}
+	}
+	if err := d.check.checkOffset(d.cfg, here); err != nil {
+		return err
+	}
+	prev := d.header
+	if was := d.lastKnown(here); was.known() && !d.check.republishing && here.order(was) <= 0 {
+		return d.explainOrder(was, here)
+	}
+	if prev == nil {
+		return nil
+	}
+	jumped := here.Seq > d.at.Seq+1
+	if jumped && d.cfg.Filter == ">" {
+		if err := d.explainJump(here); err != nil {
+			return err
+		}
+	}
+	if here.order(d.at) <= 0 {
+		return d.explainOrder(d.at, here)
+	}
+	if d.cfg.Filter == ">" && !prev.Pos.Repaired() && !h.Pos.Repaired() && missing(prev, h) {
+		return d.gap(here.Seq, here.Seq, false)
+	}
+	return nil
+}
+
+// jumped looks why sequences are missing before a message. That they are is all right where the broker lost its end and went on under
+// new sequences: then the headers follow each other all the same.
+func (d *dispatcher) explainJump(here offset) error {
+	next, err := d.src.Next(d.work, d.at.Seq+1)
+	if err != nil {
+		return err
+	}
+	if next != 0 && next < here.Seq {
+		return fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next, here.Seq)
+	}
+	st, err := stateOf(d.work, d.src)
+	if err != nil {
+		return err
+	}
+	if st.First > d.at.Seq+1 {
+		return d.gap(d.at.Seq+1, here.Seq-1, true)
+	}
+	d.cfg.Log.Warn("the stream has no messages here: the broker lost its end, or they were deleted", "from", d.at.Seq+1, "to", here.Seq-1)
+	return nil
+}
+
+// behind is the newest message before here that was done or read, as far as it was not read by this session just before: the newest offset
+// while the session reads again, or the one to which idle moved on. It may have been lost since it was looked at.
+func (d *dispatcher) lastKnown(here offset) offset {
+	newest := d.check.newest
+	switch {
+	case d.at.Seq >= newest.Seq && d.header == nil:
+		return d.at
+	case d.at.Seq < newest.Seq && newest.Seq < here.Seq:
+		return newest
+	}
+	return offset{}
+}
+
+// back looks why the order of headers goes back. If the message before is gone, the broker has lost its end while this session ran: the
+// next session knows what to pass over. If it is there, what follows is from another stretch of WAL: the database was moved.
+func (d *dispatcher) explainOrder(before, here offset) error {
+	m, err := d.src.Get(d.work, before.Seq)
+	if err != nil {
+		return err
+	}
+	if m == nil {
+		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", d.cfg.Stream, before.Seq, here.Seq, errLostEnd)
+	}
+	if here.Pos == before.Pos {
+		return &Fault{Kind: ErrRepeat, What: fmt.Sprintf("stream %s: sequences %d and %d are the same event, position %v", d.cfg.Stream, before.Seq, here.Seq, here.Pos),
+			Cure: "Something copies messages into this stream: read the stream that outflow publishes to"}
+	}
+	d.check.republishing = false
+	d.cfg.Log.Warn("positions went back: the events are from another database cluster, or a repair", "before", before.Pos, "now", here.Pos, "seq", here.Seq)
+	return nil
+}
+
+// errHole: the broker lost its end and went on.
+var errLostEnd = errors.New("the broker lost the end of the stream")
+
+// missing reports whether something is missing between two headers that follow each other: inside a window, at the end of the first
+// one's, or at the beginning of the second one's.
+func missing(prev, next *outbox.Header) bool {
+	if prev.Due == next.Due {
+		return next.N != prev.N+1
+	}
+	return prev.N != prev.Of-1 || next.N != 0
+}
+
+func gapFault(cfg *Config, from, to uint64, removed bool) *Fault {
+	f := &Fault{Kind: ErrGap}
+	f.What = fmt.Sprintf("stream %s, consumer %s: the messages of sequences %d to %d are not in the stream any more, and were not read", cfg.Stream, cfg.Name, from, to)
+	f.sign = fmt.Sprintf("gap from %d", from)
+	if !removed {
+		f.What = fmt.Sprintf("stream %s, consumer %s: the headers at sequence %d show that messages are missing before it", cfg.Stream, cfg.Name, to)
+		f.sign = ""
+	}
+	f.Cure = fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do without them: Config.AcceptGap", cfg.Name)
+	return f
+}
+
+func otherMessage(cfg *Config, seq uint64, want, got offset) *Fault {
+	return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: sequence %d was the event at position %v when it was read, and is %v now", cfg.Stream, cfg.Name, seq, want.Pos, got.Pos),
+		Cure: cureStream(cfg)}
+}
+
+func cureStream(cfg *Config) string {
+	return fmt.Sprintf("The stream was made anew or put back from an older copy. Decide from where the consumer goes on (outflow consumer rewind %s), or build its tables anew under another Name", cfg.Name)
+}
+
+// notFound reports whether a stream is not there.
+func notFound(err error) bool { return errors.Is(err, jetstream.ErrStreamNotFound) }

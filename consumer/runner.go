@@ -1,0 +1,348 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/puddle/v2"
+	"github.com/nats-io/nats.go"
+)
+
+// The pauses between sessions, and the time after which a second reading has to agree about what is missing from a stream.
+const (
+	pauseFirst = 50 * time.Millisecond
+	pauseMost  = 5 * time.Second
+	confirm    = 5 * time.Second
+)
+
+// run is one call of Run: sessions, one after the other. Starting, connecting again and recovering are the same.
+type runner struct {
+	*Consumer
+	handler Handler
+	store   store
+
+	// begun is when this session began: nothing that it asked was asked before that. How long something has been so counts from one
+	// answer to a later question: an answer says nothing of the time that it took to come.
+	sessionBegan time.Time
+
+	loss        string    // what a session saw of a loss
+	lossSince   time.Time // when it had seen it
+	holder      string    // the instance for which this one stands by
+	holderSince time.Time // since when
+
+	progress bool // the session has done something
+}
+
+func (r *runner) loop(ctx context.Context) error {
+	for failures := 0; ; failures++ {
+		r.progress, r.sessionBegan = false, time.Now()
+		err := r.session(ctx)
+		r.met.session(false)
+		if ctx.Err() != nil && !isCrash(err) {
+			return nil
+		}
+		if err == nil {
+			failures = -1 // a replay has ended
+			continue
+		}
+		var held *heldError
+		if errors.As(err, &held) {
+			if err := r.standBy(ctx, held); err != nil {
+				return err
+			}
+			failures = -1
+			continue
+		}
+		if err := r.final(err); err != nil {
+			return err
+		}
+		if r.progress {
+			failures = 0
+		}
+		r.cfg.Log.Warn("the session ended, another one follows", "err", err)
+		r.met.dropped(reason(err))
+		if sleep(ctx, jitter(min(pauseMost, pauseFirst<<min(failures, 10)))) != nil {
+			return nil
+		}
+	}
+}
+
+// ends returns err if no further session can help.
+func (r *runner) final(err error) error {
+	var f *Fault
+	switch {
+	case isCrash(err):
+		return err
+	case errors.As(err, &f) && f.sign != "":
+		if r.loss != f.sign {
+			r.loss, r.lossSince = f.sign, time.Now()
+		}
+		if r.sessionBegan.Sub(r.lossSince) < r.cfg.confirm {
+			return nil
+		}
+		return f
+	case errors.As(err, &f):
+		return f
+	}
+	r.loss = ""
+	switch class := class(err); {
+	case class == "42" || class == "28" || class == "3D" || class == "3F":
+		return &Fault{What: "the database refuses", Err: err, Cure: "Look at the rights of the role, and at search_path; consumer.Tables has the SQL of the tables"}
+	case errors.Is(err, puddle.ErrClosedPool):
+		return &Fault{What: "the pool is closed", Err: err, Cure: "Close it after Run has returned"}
+	case errors.Is(err, nats.ErrConnectionClosed):
+		return &Fault{What: "the NATS connection is closed for good", Err: err, Cure: "Connect with nats.MaxReconnects(-1), and close it after Run has returned"}
+	}
+	return nil
+}
+
+func isCrash(err error) bool {
+	var c crashError
+	return errors.As(err, &c)
+}
+
+// class is the class of the database's error.
+func class(err error) string {
+	if code := sqlState(err); len(code) == 5 {
+		return code[:2]
+	}
+	return ""
+}
+
+// reason is why a session ended, for the metric.
+func reason(err error) string {
+	switch {
+	case errors.Is(err, errMoved):
+		return "moved"
+	case errors.Is(err, errUnknown) || class(err) != "" || strings.Contains(err.Error(), "failed to connect"):
+		return "database"
+	}
+	return "source"
+}
+
+// standBy waits a little while another instance is active.
+func (r *runner) standBy(ctx context.Context, held *heldError) error {
+	if r.holder != held.owner {
+		r.holder, r.holderSince = held.owner, time.Now()
+		r.cfg.Log.Info("standing by", "active", held.owner)
+	}
+	// One that was killed looks active until its lease ends.
+	if held.partitions != 0 && held.partitions != r.cfg.Partitions && r.sessionBegan.Sub(r.holderSince) > r.cfg.Lease {
+		return &Fault{Kind: ErrPartitions, What: fmt.Sprintf("consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions),
+			Cure: "Give all instances the same Partitions. To change them, stop all instances first: the marks are taken over"}
+	}
+	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
+	return nil
+}
+
+func jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(rand.Int64N(int64(d)))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// session takes the lease, reads a replay that waits, and then the stream.
+func (r *runner) session(ctx context.Context) (err error) {
+	if r.store == nil {
+		if r.store, err = r.offsets.open(ctx, r.js, &r.cfg); err != nil {
+			r.store = nil
+			return err
+		}
+	}
+	st, err := r.store.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	r.holder = ""
+	r.met.session(true)
+	defer func() {
+		if err != nil && (ctx.Err() == nil || isCrash(err)) {
+			r.store.abandon()
+			return
+		}
+		give, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		if lost := r.store.release(give); lost != nil {
+			r.cfg.Log.Warn("the lease is left to end by itself", "err", lost)
+		}
+	}()
+	parking := newParking(&r.cfg, r.dec, r.met)
+	load := func(ctx context.Context, tx pgx.Tx) error {
+		if tx == nil {
+			return nil
+		}
+		return parking.load(ctx, tx)
+	}
+	if err := r.store.read(ctx, load); err != nil {
+		return err
+	}
+	if err := r.readReplays(ctx, st, parking); err != nil {
+		return err
+	}
+	return r.readLive(ctx, st, parking)
+}
+
+// live reads the live stream.
+func (r *runner) readLive(ctx context.Context, st *state, parking *parking) error {
+	src := r.cfg.Source
+	if src == nil {
+		src = r.liveSource()
+	}
+	now, err := stateOf(ctx, src)
+	if err != nil {
+		return r.missing(err)
+	}
+	fresh := st.Offsets[live] == nil
+	b := streamCheck{created: now.Created, last: now.Last}
+	if fresh {
+		at := offset{Seq: now.First - 1}
+		if r.cfg.Start == FromNow {
+			at.Seq = now.Last
+		}
+		st.Offsets[live] = []offset{at}
+		st.Filter = r.cfg.Filter
+	} else if b, err = checkStream(ctx, &r.cfg, src, st); err != nil {
+		return r.missing(err)
+	}
+	if st.Filter != r.cfg.Filter && !r.cfg.AcceptFilter {
+		return &Fault{Kind: ErrFilter, What: fmt.Sprintf("consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter),
+			Cure: "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other subjects are never read then"}
+	}
+	r.loss = ""
+	changed := fresh || b.changed || st.Filter != r.cfg.Filter || !b.created.Equal(st.Created[live])
+	st.Filter, st.Created[live] = r.cfg.Filter, b.created
+	if err := r.settle(ctx, st, live, changed); err != nil {
+		return err
+	}
+	p := r.newRun(st, live, src, parking)
+	p.check = b
+	err = p.read(ctx, 0, st.Offsets[live])
+	r.progress = p.flow.state().done > oldest(st.Offsets[live]).Seq
+	return err
+}
+
+// missing says that there is no stream, if that is what err says.
+func (r *runner) missing(err error) error {
+	if !notFound(err) {
+		return err
+	}
+	return &Fault{What: "there is no stream " + r.cfg.Stream, Err: err, Cure: "Make it with `outflow init`, or look at Stream and at the account of the NATS connection", sign: "no stream"}
+}
+
+// settle brings the stored state to the number of partitions that there are now, drops old layouts that say nothing any more, and
+// stores what has changed.
+func (r *runner) settle(ctx context.Context, st *state, source string, changed bool) error {
+	for s, offsets := range st.Offsets {
+		if len(offsets) == r.cfg.Partitions {
+			continue
+		}
+		fresh, before := repartition(s, offsets, r.cfg.Partitions)
+		if len(offsets) > 1 {
+			st.OldLayouts = append(st.OldLayouts, before)
+			r.cfg.Log.Info("another number of partitions", "source", s, "before", len(offsets), "now", len(fresh))
+		}
+		st.Offsets[s], changed = fresh, true
+	}
+	kept := st.OldLayouts[:0:0]
+	for _, g := range st.OldLayouts {
+		if g.Source != source || !g.obsolete(st.Offsets[source]) {
+			kept = append(kept, g)
+		}
+	}
+	if len(kept) == len(st.OldLayouts) && !changed && st.Partitions == r.cfg.Partitions {
+		return nil
+	}
+	st.OldLayouts, st.Partitions = kept, r.cfg.Partitions
+	return r.store.save(ctx, st)
+}
+
+func (r *runner) newRun(st *state, source string, src Source, parking *parking) *run {
+	p := &run{cfg: &r.cfg, dec: r.dec, met: r.met, handler: r.handler, store: r.store, parking: parking, source: source, src: src, replayedTo: st.ReplayedTo}
+	for _, g := range st.OldLayouts {
+		if g.Source == source {
+			p.oldLayouts = append(p.oldLayouts, g)
+		}
+	}
+	return p
+}
+
+func (r *runner) liveSource() *streamSource {
+	return &streamSource{js: r.js, stream: r.cfg.Stream, filter: r.cfg.Filter, durable: r.cfg.Name, window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
+}
+
+// metadata tells the command line where the offsets are.
+func (r *runner) metadata() map[string]string {
+	offsets := "jetstream"
+	if r.store.transactional() {
+		offsets = "postgres"
+	}
+	return map[string]string{"outflow.marks": offsets, "outflow.partitions": fmt.Sprint(r.cfg.Partitions), "outflow.filter": r.cfg.Filter}
+}
+
+// replays reads what was replayed into this consumer, to the end, and again until there is nothing more.
+func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) error {
+	if r.js == nil || r.cfg.Source != nil {
+		return nil
+	}
+	prefix := "_outflow_replay." + r.cfg.Stream + "." + r.cfg.Name + "."
+	src := &streamSource{
+		js: r.js, stream: r.cfg.Stream + "_replay", filter: prefix + ">", durable: r.cfg.Name + "-replay",
+		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
+	}
+	for {
+		now, err := stateOf(ctx, src)
+		if notFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		last, err := src.last(ctx)
+		if err != nil || last == 0 {
+			return err
+		}
+		changed := false
+		if st.Offsets[replay] == nil || !st.Created[replay].Equal(now.Created) {
+			st.Offsets[replay], st.Created[replay], changed = make([]offset, max(1, st.Partitions)), now.Created, true
+			st.OldLayouts = withoutSource(st.OldLayouts, replay)
+		}
+		if oldest(st.Offsets[replay]).Seq >= last {
+			return nil
+		}
+		if err := r.settle(ctx, st, replay, changed); err != nil {
+			return err
+		}
+		r.cfg.Log.Info("reading a replay", "stream", src.stream, "to", last)
+		p := r.newRun(st, replay, src, parking)
+		if err := p.read(ctx, last, st.Offsets[replay]); err != nil || ctx.Err() != nil {
+			return err
+		}
+		for i, l := range p.workers {
+			st.Offsets[replay][i] = l.offset
+		}
+	}
+}
+
+func withoutSource(all []oldLayout, source string) []oldLayout {
+	kept := all[:0:0]
+	for _, g := range all {
+		if g.Source != source {
+			kept = append(kept, g)
+		}
+	}
+	return kept
+}

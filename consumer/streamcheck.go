@@ -1,0 +1,142 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// beginning is what a session finds out about the live stream before it reads: whether it is still the stream that the offsets count in.
+//
+// The newest offset names the newest message that was done. If that message is there, the broker has lost nothing that was done since the
+// offsets were made: what is beyond an offset has not been done, whatever headers say. If it is not there, it tells why.
+type streamCheck struct {
+	created time.Time
+	newest  offset // of all offsets
+	last    uint64 // the stream's last sequence then
+
+	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the same sequences.
+	shorter bool
+	// removed: retention has taken the newest message. What follows must be later ones by their headers too, or nobody can tell.
+	removed bool
+	// again: messages come again under new sequences, because the broker has lost its end without going back. The offsets whose message is
+	// lost are lost. What comes again ends with beyond, the last of those messages.
+	republishing bool
+	lastLost     offset
+	changed      bool // offsets became lost: they are to be stored
+}
+
+// begin reads the stream's state and compares it with the offsets. It says of offsets that they are lost.
+func checkStream(ctx context.Context, cfg *Config, src Source, st *state) (streamCheck, error) {
+	now, err := stateOf(ctx, src)
+	if err != nil {
+		return streamCheck{}, fmt.Errorf("stream %s: %w", cfg.Stream, err)
+	}
+	c := streamCheck{created: now.Created, last: now.Last}
+	all := st.all(live)
+	for _, m := range all {
+		if m.Seq > c.newest.Seq || m.Seq == c.newest.Seq && m.known() {
+			c.newest = *m
+		}
+	}
+	if c.newest.Seq > 0 {
+		if err := c.compare(ctx, cfg, src, now, st.Created[live], all); err != nil {
+			return c, err
+		}
+	}
+	for _, m := range all {
+		if m.Lost && (!c.republishing || m.order(c.lastLost) > 0) {
+			c.republishing, c.lastLost = true, *m
+		}
+	}
+	if at := oldest(st.Offsets[live]); now.First > at.Seq+1 && !(c.shorter && now.Last < now.First) {
+		if !cfg.AcceptGap {
+			return c, gapFault(cfg, at.Seq+1, now.First-1, true)
+		}
+		cfg.Log.Warn("messages were removed before they were read: going on, as AcceptGap says", "from", at.Seq+1, "to", now.First-1)
+	}
+	return c, nil
+}
+
+func (c *streamCheck) compare(ctx context.Context, cfg *Config, src Source, now StreamState, created time.Time, all []*offset) error {
+	m, err := src.Get(ctx, c.newest.Seq)
+	switch {
+	case err != nil:
+		return fmt.Errorf("stream %s: %w", cfg.Stream, err)
+	case m != nil && c.newest.known():
+		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err != nil {
+			return &Fault{Kind: ErrForeign, What: fmt.Sprintf("stream %s, sequence %d", cfg.Stream, m.Sequence), Err: err, Cure: cureStream(cfg)}
+		}
+		if h.Pos != c.newest.Pos {
+			return otherMessage(cfg, m.Sequence, c.newest, offsetOf(m.Sequence, &h))
+		}
+		return nil // a stream that was put back from a copy counts as new, and is the same
+	case !created.IsZero() && !created.Equal(now.Created):
+		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: the marks count in a stream made at %v, this one was made at %v, and does not have the message of sequence %d",
+			cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq), Cure: cureStream(cfg), sign: "another stream"}
+	case now.Last < c.newest.Seq:
+		c.shorter = true
+		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last", now.Last, "mark", c.newest.Seq)
+	case m != nil || !c.newest.known():
+	case c.newest.Seq < now.First:
+		c.removed = true
+	default:
+		cfg.Log.Warn("the stream has lost the newest message that was read: what comes again under new sequences is passed over", "mark", c.newest.Seq)
+		return c.findLost(ctx, cfg, src, now.First, all)
+	}
+	return nil
+}
+
+// hole finds the offsets whose message the broker has lost.
+func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src Source, first uint64, all []*offset) error {
+	there := map[uint64]bool{}
+	for _, m := range all {
+		if m.Seq < first || !m.known() {
+			continue
+		}
+		if _, asked := there[m.Seq]; !asked {
+			message, err := src.Get(ctx, m.Seq)
+			if err != nil {
+				return fmt.Errorf("stream %s: %w", cfg.Stream, err)
+			}
+			there[m.Seq] = message != nil
+		}
+		if !there[m.Seq] && !m.Lost {
+			m.Lost, c.changed = true, true
+		}
+	}
+	return nil
+}
+
+// judge compares a message with the newest offset. Once the stream is beyond what comes again, nothing does any more.
+func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
+	if c.republishing && here.order(c.lastLost) > 0 && here.Seq > c.lastLost.Seq {
+		c.republishing = false
+	}
+	if !c.newest.known() {
+		return nil
+	}
+	order := here.order(c.newest)
+	switch {
+	case here.Seq == c.newest.Seq && here.Pos != c.newest.Pos,
+		c.shorter && here.Seq > c.last && here.Seq < c.newest.Seq && order >= 0:
+		return otherMessage(cfg, here.Seq, c.newest, here)
+	case c.removed && here.Seq > c.newest.Seq && order <= 0:
+		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose message was removed: "+
+			"nobody can tell whether these are later events of another database cluster, or earlier ones that come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos),
+			Cure: cureStream(cfg)}
+	case c.removed && here.Seq > c.newest.Seq:
+		c.removed = false
+	}
+	return nil
+}
+
+// stateOf is a stream's state, with its time as a database keeps it.
+func stateOf(ctx context.Context, src Source) (StreamState, error) {
+	st, err := src.State(ctx)
+	st.Created = st.Created.UTC().Truncate(time.Microsecond)
+	return st, err
+}

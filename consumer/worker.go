@@ -1,0 +1,437 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// item is what a worker has to do.
+type item struct {
+	event       *Event
+	number      uint64 // in the flow
+	republished bool   // the event may be one that comes again under a new sequence
+
+	to      offset          // without an event: nothing up to here is the worker's any more
+	release *parkedDocument // without an event: release it
+}
+
+// worker does what falls to one partition, one thing after the other. The dispatcher pushes; everything else is its own goroutine's.
+type worker struct {
+	*run
+	partition int
+	offset    offset // as the store has it
+
+	mu     sync.Mutex
+	queue  []item
+	closed bool
+	shared offset // offset, for others
+	wake   chan struct{}
+}
+
+func newWorker(r *run, partition int, at offset) *worker {
+	return &worker{run: r, partition: partition, offset: at, shared: at, wake: make(chan struct{}, 1)}
+}
+
+func (w *worker) push(it item) {
+	w.mu.Lock()
+	w.queue = append(w.queue, it)
+	w.mu.Unlock()
+	w.signal()
+}
+
+// set says that the store has moved the offset.
+func (w *worker) setOffset(to offset) {
+	w.offset = to
+	w.mu.Lock()
+	w.shared = to
+	w.mu.Unlock()
+}
+
+// close says that nothing more is pushed.
+func (w *worker) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.signal()
+}
+
+func (w *worker) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// errStopping ends a worker that was told to stop in the middle of its work.
+var errStopping = errors.New("stopping")
+
+// run works until the worker is closed and has nothing left, or the consumer stops.
+func (w *worker) loop() error {
+	for {
+		items, err := w.next()
+		if err == nil && len(items) == 0 {
+			return nil
+		}
+		switch {
+		case err != nil:
+		case items[0].event != nil:
+			err = w.applyNew(items)
+		case items[0].release != nil:
+			err = w.release(items[0].release)
+		default:
+			err = w.advance(items[0])
+		}
+		if errors.Is(err, errStopping) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// next waits for work: events that may share a transaction, or one other thing. There is none when the worker is closed and has done
+// everything, or has been stopped.
+func (w *worker) next() ([]item, error) {
+	for {
+		w.mu.Lock()
+		stopping := w.stop.Err() != nil
+		if stopping && w.closed {
+			items := w.drainLocked()
+			w.mu.Unlock()
+			return items, nil
+		}
+		if len(w.queue) > 0 && !stopping {
+			n := 1
+			for n < len(w.queue) && n < w.cfg.Batch && w.queue[0].event != nil && w.queue[n].event != nil {
+				n++
+			}
+			items := w.queue[:n:n]
+			w.queue = w.queue[n:]
+			w.mu.Unlock()
+			return items, nil
+		}
+		closed := w.closed
+		w.mu.Unlock()
+		if closed {
+			return nil, nil
+		}
+		var stopped <-chan struct{}
+		if !stopping {
+			stopped = w.stop.Done()
+		}
+		select {
+		case <-w.wake:
+		case <-stopped:
+		case <-w.work.Done():
+			return nil, context.Cause(w.work)
+		}
+	}
+}
+
+// lastLocked drops what is queued when the consumer stops. If no event is among it the offset may still move.
+func (w *worker) drainLocked() []item {
+	queue := w.queue
+	w.queue = nil
+	for _, it := range queue {
+		if it.event != nil {
+			return nil
+		}
+	}
+	if n := len(queue); n > 0 && queue[n-1].release == nil {
+		return queue[n-1:]
+	}
+	return nil
+}
+
+// advance moves the offset of a worker that has nothing to do, so that the next session need not read again what others have done. While
+// events come again the offset stays, as long as it knows more of them.
+func (w *worker) advance(it item) error {
+	if it.to.Seq <= w.offset.Seq || it.republished && w.offset.Lost && it.to.order(w.offset) < 0 {
+		return nil
+	}
+	if err := w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing); err != nil {
+		return w.cause(err)
+	}
+	w.setOffset(it.to)
+	return nil
+}
+
+// events has the effects of events, in their order, of those that have not had it.
+func (w *worker) applyNew(items []item) error {
+	todo := items[:0]
+	for _, it := range items {
+		had, err := w.applied(it)
+		if err != nil {
+			return err
+		}
+		if had {
+			w.met.passed(w.partition)
+			w.flow.finish(it.number)
+			continue
+		}
+		todo = append(todo, it)
+	}
+	return w.apply(todo)
+}
+
+// had reports whether an event has had its effect.
+func (w *worker) applied(it item) (bool, error) {
+	m := offsetOf(it.event.seq, &it.event.head)
+	if m.Seq == w.offset.Seq && w.offset.known() && m.Pos != w.offset.Pos {
+		return false, otherMessage(w.cfg, m.Seq, w.offset, m)
+	}
+	if w.offset.covers(m, it.republished) {
+		return true, nil
+	}
+	for i := range w.oldLayouts {
+		if w.oldLayouts[i].forHash(it.event.hash).covers(m, it.republished) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// do has the effects of events: all of them in one transaction, and where that fails, so that the one that fails is found.
+func (w *worker) apply(items []item) error {
+	for len(items) > 0 {
+		n := len(items)
+		if !w.store.transactional() {
+			n = 1
+		}
+		if n == 1 {
+			if err := w.applyOne(items[0]); err != nil {
+				return err
+			}
+			items = items[1:]
+			continue
+		}
+		at, cause, err := w.attempt(items)
+		switch {
+		case err != nil:
+			return err
+		case cause == nil:
+			return nil
+		case at < 0: // the commit was refused
+			for _, it := range items {
+				if err := w.applyOne(it); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if err := w.apply(items[:at]); err != nil {
+			return err
+		}
+		items[at].event.Attempt++
+		if err := w.applyOne(items[at]); err != nil {
+			return err
+		}
+		items = items[at+1:]
+	}
+	return nil
+}
+
+// one has the effect of one event, tries again, and at last parks it.
+func (w *worker) applyOne(it item) error {
+	e := it.event
+	for {
+		_, cause, err := w.attempt([]item{it})
+		if err != nil || cause == nil {
+			return err
+		}
+		tries := e.Attempt
+		if isPoison(cause) || e.Attempt >= w.cfg.MaxAttempts && !conflict(cause) {
+			return w.park(it, cause)
+		}
+		if !conflict(cause) {
+			w.cfg.Log.Warn("an event failed", "document", e.Document, "seq", e.seq, "attempt", e.Attempt, "err", cause)
+			e.Attempt++
+		}
+		if err := w.cfg.Backoff.wait(w.wait, tries); err != nil {
+			return w.cause(errStopping)
+		}
+	}
+}
+
+// conflict reports whether a transaction failed because of another one: it is no fault of the event.
+func conflict(err error) bool {
+	code := sqlState(err)
+	return code == "40001" || code == "40P01"
+}
+
+// attempt has the effects of events in one transaction with the offset. It returns which event failed, or -1 where the commit was refused,
+// and of what; err ends the session.
+func (w *worker) attempt(items []item) (at int, cause, err error) {
+	if w.stop.Err() != nil {
+		return 0, nil, errStopping
+	}
+	last := items[len(items)-1].event
+	if err := w.crash(AtBegin, items[0].event); err != nil {
+		return 0, nil, err
+	}
+	var parked map[*Event]bool
+	var handled time.Time
+	to := offsetOf(last.seq, &last.head)
+	err = w.store.move(w.work, w.source, w.partition, w.offset, to, func(ctx context.Context, tx pgx.Tx) (err error) {
+		if parked, err = w.parkBehind(ctx, tx, items); err != nil {
+			return err
+		}
+		for i, it := range items {
+			if parked[it.event] {
+				continue
+			}
+			if err := w.handle(ctx, tx, it.event); err != nil {
+				at, cause = i, err
+				return err
+			}
+			if err := w.crash(AtHandled, it.event); err != nil {
+				return err
+			}
+		}
+		handled = time.Now()
+		return nil
+	})
+	switch {
+	case err == nil:
+	case w.work.Err() != nil:
+		return 0, nil, context.Cause(w.work)
+	case errors.Is(cause, errEnded):
+		return 0, nil, &Fault{Kind: ErrHandler, What: endedAt(items, at), Err: cause, Cure: cureEnded}
+	case cause != nil:
+		return at, cause, nil
+	case !handled.IsZero() && refused(err), conflict(err):
+		return -1, err, nil
+	default:
+		return 0, nil, w.cause(err)
+	}
+	if w.crash(AtCommit, last) != nil {
+		return 0, nil, errUnknown
+	}
+	w.committed(items, to, parked, time.Since(handled))
+	return 0, nil, w.crash(AtDone, last)
+}
+
+// endedAt says what may have happened where a handler ended the transaction: the offset is in it, at the last event of the batch.
+func endedAt(items []item, at int) string {
+	e := items[at].event
+	s := fmt.Sprintf("document %q, sequence %d", e.Document, e.seq)
+	if last := len(items) - 1; at < last {
+		s += fmt.Sprintf(": if it was committed, %d later events of the partition, of sequences %d to %d, count as done and are not",
+			last-at, items[at+1].event.seq, items[last].event.seq)
+	}
+	return s
+}
+
+// behind parks those events whose document is parked.
+func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*Event]bool, error) {
+	if tx == nil {
+		return nil, nil
+	}
+	var may []*Event
+	for _, it := range items {
+		if w.parking.may(it.event.Document) {
+			may = append(may, it.event)
+		}
+	}
+	return w.parking.parkBehind(ctx, tx, may)
+}
+
+func (w *worker) handle(ctx context.Context, tx pgx.Tx, e *Event) error {
+	err := invoke(ctx, w.cfg, w.handler, tx, e)
+	w.met.attempted(w.partition, err)
+	return err
+}
+
+func (w *worker) committed(items []item, to offset, parked map[*Event]bool, took time.Duration) {
+	w.setOffset(to)
+	events := make([]*Event, 0, len(items))
+	for _, it := range items {
+		if parked[it.event] {
+			w.met.parked(causeBehind)
+		} else {
+			events = append(events, it.event)
+		}
+		w.flow.finish(it.number)
+	}
+	w.met.transaction(w.partition, events, took)
+}
+
+// park takes an event that failed for good out of the way, with all later ones of its document.
+func (w *worker) park(it item, cause error) error {
+	e := it.event
+	to := offsetOf(e.seq, &e.head)
+	if w.store.transactional() {
+		err := w.store.move(w.work, w.source, w.partition, w.offset, to, func(ctx context.Context, tx pgx.Tx) error { return w.parking.park(ctx, tx, e, cause) })
+		if err != nil {
+			return w.cause(err)
+		}
+		w.parking.add(e.Document)
+		w.met.parked(causePoison)
+		w.cfg.Log.Error("an event failed for good: its document is parked", "document", e.Document, "seq", e.seq, "position", e.Position,
+			"attempts", e.Attempt, "err", cause)
+	} else if err := w.onPoison(e, cause); err != nil {
+		return err
+	} else if err := w.store.move(w.work, w.source, w.partition, w.offset, to, nothing); err != nil {
+		return w.cause(err)
+	}
+	w.setOffset(to)
+	w.flow.finish(it.number)
+	return nil
+}
+
+// give hands an event that failed for good to Config.OnPoison, as there is no table to park it in.
+func (w *worker) onPoison(e *Event, cause error) error {
+	failed := &Fault{Kind: ErrPoison, What: fmt.Sprintf("document %q, sequence %d, position %v, after %d attempts", e.Document, e.seq, e.Position, e.Attempt), Err: cause,
+		Cure: "Mend the handler and start again; or set Config.OnPoison to take such events; with Postgres marks they are parked"}
+	if w.cfg.OnPoison == nil {
+		return failed
+	}
+	if err := w.cfg.OnPoison(w.work, e, cause); err != nil {
+		failed.What += ": Config.OnPoison: " + err.Error()
+		return failed
+	}
+	return nil
+}
+
+// release takes the first parked events of a document up again. The rest of them queues up behind what the worker has to do by now.
+func (w *worker) release(d *parkedDocument) error {
+	within := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+		return w.store.move(ctx, w.source, w.partition, w.offset, w.offset, do)
+	}
+	handle := func(ctx context.Context, tx pgx.Tx, e *Event) error { return w.handle(ctx, tx, e) }
+	_, again, err := w.parking.release(w.work, w.stop, d.document, within, handle)
+	if err != nil {
+		return w.cause(err)
+	}
+	if again && w.stop.Err() == nil {
+		w.push(item{release: d})
+	} else {
+		w.releasing.Delete(d.document)
+	}
+	return nil
+}
+
+// ended says why a transaction ended the session: where the session was over already, for what reason.
+func (w *worker) cause(err error) error {
+	if cause := context.Cause(w.work); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// fault is where tests crash the consumer.
+func (w *worker) crash(at Point, e *Event) error {
+	if w.cfg.Faults == nil {
+		return nil
+	}
+	if err := w.cfg.Faults.At(at, e); err != nil {
+		return crashError{err}
+	}
+	return nil
+}
