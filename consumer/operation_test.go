@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // read is up to where the newest reader has read.
@@ -330,9 +330,7 @@ func TestPostgresRestarts(t *testing.T) {
 // A replicated stream gets other leaders, by election and because a node goes.
 func TestLeaderChanges(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("OUTFLOW_TEST_LONG") == "" {
-		t.Skip("OUTFLOW_TEST_LONG is not set: a cluster of three takes up to a minute")
-	}
+	tier.OnlyLong(t, "a cluster of three takes up to a minute")
 	cluster := natstest.Cluster(t, 3)
 	nc, err := nats.Connect(cluster.URLs(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {

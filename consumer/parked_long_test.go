@@ -3,21 +3,19 @@ package consumer
 import (
 	"context"
 	"fmt"
-	"os"
 	"runtime"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // TestManyParked: a million events behind one document, and more documents parked than are kept in memory.
 func TestManyParked(t *testing.T) {
-	if os.Getenv("OUTFLOW_TEST_LONG") == "" {
-		t.Skip("takes minutes and a gigabyte of disk: OUTFLOW_TEST_LONG=1 runs it")
-	}
+	tier.OnlyLong(t, "it takes minutes and a gigabyte of disk")
 	const events, documents = 1_000_000, maxKept + 50_000
 	w := newWard(t)
 	w.fail("a")

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 const vocabulary = "github.com/outflowhq/outflow/outbox"
@@ -65,7 +67,7 @@ func list(t *testing.T, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command("go", append([]string{"list"}, args...)...).Output()
 	if err != nil {
-		t.Skip("needs the go command:", err)
+		tier.Missing(t, "go", "needs the go command: %v", err)
 	}
 	return strings.Fields(string(out))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/chromedp"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // browser finds Chromium.
@@ -26,7 +27,7 @@ func browser(t *testing.T) string {
 			return path
 		}
 	}
-	t.Skip("no browser is here: install chromium")
+	tier.Missing(t, "browser", "no browser is here: install chromium")
 	return ""
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 func TestMain(m *testing.M) {
@@ -58,10 +59,10 @@ func newWorld(t *testing.T, yjs, stage string) *world {
 		t.Skip("runs two servers and seven programs: not with -short")
 	}
 	if _, err := pgserver.Find(0); err != nil {
-		t.Skip(err)
+		tier.Missing(t, "postgres", "%v", err)
 	}
 	if _, err := exec.LookPath("go"); err != nil {
-		t.Skip("needs the go command to build the example:", err)
+		tier.Missing(t, "go", "needs the go command to build the example: %v", err)
 	}
 	binaries.once.Do(build)
 	if binaries.err != nil {
@@ -96,7 +97,7 @@ func library(t *testing.T) string {
 	cmd.Stderr = &why
 	out, err := cmd.Output()
 	if err != nil {
-		t.Skipf("the CRDT library is not here and cannot be fetched: examples/crdt/fetch-yjs: %v\n%s", err, why.String())
+		tier.Missing(t, "yjs", "the CRDT library is not here and cannot be fetched: examples/crdt/fetch-yjs: %v\n%s", err, why.String())
 	}
 	return strings.TrimSpace(string(out))
 }

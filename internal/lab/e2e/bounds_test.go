@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -25,7 +26,7 @@ import (
 
 // sized returns the long or the small size.
 func sized(long, small int) int {
-	if os.Getenv("OUTFLOW_TEST_LONG") != "" {
+	if tier.Long() {
 		return long
 	}
 	return small
@@ -53,7 +54,7 @@ type bounded struct {
 func newBounded(t *testing.T, key string, maxBytes, maxEvents int64, settings ...string) *bounded {
 	t.Helper()
 	slow(t)
-	if sized(1, 0) == 0 {
+	if !tier.Long() {
 		t.Parallel()
 	}
 	pg := pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=16GB", "autovacuum=off")

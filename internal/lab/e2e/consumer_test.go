@@ -40,8 +40,7 @@ func TestConsumerExample(t *testing.T) {
 		defer cancel()
 		args = append([]string{"-server", nats.URL(), "-doc", ops[0].Doc}, args...)
 		out, err := exec.CommandContext(ctx, example, args...).CombinedOutput()
-		if err != nil && !strings.Contains(string(out), ops[0].Actor) && unanswered(string(out)) { // and it has had nothing
-			t.Logf("again: %s", out)
+		if err != nil && !strings.Contains(string(out), ops[0].Actor) && unanswered(t, args, string(out)) { // and it has had nothing
 			return read(args[4:]...)
 		}
 		if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/process"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // pageRun is a reader at work on a page: a folder that is a Go module of its own, a shell, a database and a NATS server.
@@ -93,7 +94,7 @@ func psql(t *testing.T) string {
 			return path
 		}
 	}
-	t.Skip("psql is not here: the pages need it")
+	tier.Missing(t, "psql", "psql is not here: the pages need it")
 	return ""
 }
 
@@ -167,7 +168,7 @@ func (p *pageRun) run(b docpage.Block) error {
 		case b.Checked:
 			err = docpage.Match(b.Want, out)
 		}
-		again := b.Eventually || (code == 1 || code == 3) && code != b.Exit && unanswered(out)
+		again := b.Eventually || (code == 1 || code == 3) && code != b.Exit && unanswered(p.t, b.Body, out)
 		if err == nil || !again || time.Now().After(deadline) {
 			return err
 		}
@@ -238,10 +239,9 @@ func (p *pageRun) start(b docpage.Block) error {
 	}
 	for try := 1; ; try++ {
 		job, err := p.background(b, command)
-		if err == nil || try == tries || job == nil || job.child.Running() || !unanswered(job.out.String()) {
+		if err == nil || try == tries || job == nil || job.child.Running() || !unanswered(p.t, b.Command, job.out.String()) {
 			return err
 		}
-		p.t.Logf("again: %s: %s", b.Command, job.out)
 		p.jobs = p.jobs[:len(p.jobs)-1]
 	}
 }

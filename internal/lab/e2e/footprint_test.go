@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/process"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // footprint watches what a process takes up, until it is stopped.
@@ -31,7 +32,7 @@ func (o *outflow) watch(t *testing.T) *footprint {
 	t.Helper()
 	f := &footprint{t: t, pid: o.child.PID(), stop: make(chan struct{})}
 	if _, ok := process.Peak(f.pid); !ok {
-		t.Skip("needs /proc to see what a process takes up")
+		tier.Missing(t, "linux", "needs /proc to see what a process takes up")
 	}
 	f.group.Go(func() {
 		const interval = 10 * time.Millisecond

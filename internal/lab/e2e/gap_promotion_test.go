@@ -172,7 +172,7 @@ func TestPromotionWithLoss(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := all[i]
 			if g == nil {
-				t.Skipf("needs PostgreSQL %d (scripts/postgres %[1]d)", c.major)
+				lacks(t, c.major)
 			}
 			g.t = t
 			g.ends(4, append([]string{"LSN range"}, c.says...)...)
@@ -198,7 +198,7 @@ func TestFailover(t *testing.T) {
 		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
 			t.Parallel()
 			if !installed(major) {
-				t.Skipf("needs PostgreSQL %d (scripts/postgres %[1]d)", major)
+				lacks(t, major)
 			}
 			const ops = 3000
 			s := &twins{t: t, nats: natstest.Process(t)}

@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -86,7 +87,7 @@ func runGaps(t *testing.T, cases []gapCase) {
 		t.Run(c.name, func(t *testing.T) {
 			g := all[i]
 			if g == nil {
-				t.Skipf("needs PostgreSQL %d (scripts/postgres %[1]d)", c.major)
+				lacks(t, c.major)
 			}
 			g.t = t
 			g.ends(4, append([]string{"LSN range"}, c.says...)...)
@@ -107,6 +108,12 @@ func runGaps(t *testing.T, cases []gapCase) {
 			}
 		})
 	}
+}
+
+// lacks skips a test because a major is not here, which fails it where that major is required.
+func lacks(t *testing.T, major int) {
+	t.Helper()
+	tier.Missing(t, fmt.Sprint("postgres-", major), "needs PostgreSQL %d (scripts/postgres %[1]d)", major)
 }
 
 func installed(major int) bool {

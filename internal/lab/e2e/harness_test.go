@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/freeport"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/process"
@@ -28,7 +30,7 @@ import (
 
 // A machine that tests may stand still, as a whole or any process of it, for seconds and at any moment. No test takes that for an answer.
 const (
-	patience   = 3 * time.Minute  // how long a test waits for what must come
+	patience   = await.Limit      // how long a test waits for what must come
 	askTimeout = 20 * time.Second // one question to a server: one that was killed meanwhile never answers
 	tries      = 5                // of a command that says that a server does not answer
 )
@@ -42,8 +44,12 @@ type outflow struct {
 	listen string
 	child  *process.Process
 	log    *syncBuffer
-	said   int // bytes of the log from before the child
+	said   int         // bytes of the log from before the child
+	ending atomic.Bool // the test ends the child, or waits for its end
 }
+
+// running holds the installations of all tests that run: what a test waits for doesn't come when one of its own has ended.
+var running sync.Map
 
 // newOutflow returns an installation between a database and a NATS server. Settings are further NAME=value, without OUTFLOW_.
 func newOutflow(t testing.TB, pgURL, natsURL, slot string, settings ...string) *outflow {
@@ -59,7 +65,9 @@ func newOutflow(t testing.TB, pgURL, natsURL, slot string, settings ...string) *
 		"OUTFLOW_LISTEN=" + o.listen, "OUTFLOW_SINK_DURABLE_AFTER=1s",
 	}
 	o.set(settings...)
+	running.Store(o, nil)
 	t.Cleanup(func() {
+		running.Delete(o)
 		o.kill()
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", slot, o.log.tail(6000))
@@ -82,7 +90,7 @@ func (o *outflow) exec(args ...string) (stdout, stderr string, code int) {
 	return o.execUntil(func(string) bool { return false }, args...)
 }
 
-// execUntil is exec where not answering may be what is wanted: done tells.
+// execUntil is exec where a server that does not answer may be what is wanted: done tells.
 func (o *outflow) execUntil(done func(stderr string) bool, args ...string) (stdout, stderr string, code int) {
 	o.t.Helper()
 	said := ""
@@ -92,25 +100,23 @@ func (o *outflow) execUntil(done func(stderr string) bool, args ...string) (stdo
 			said += stdout
 			stdout = said
 		}
-		if code != 1 && code != 3 || !unanswered(stderr) || try == tries || done(stderr) {
+		if code != 1 && code != 3 || try == tries || done(stderr) || !unanswered(o.t, args, stderr) {
 			return stdout, stderr, code
 		}
-		// A retry may hide a failure: all are counted, and seen where no test fails, too.
-		fmt.Fprintf(os.Stderr, "run again (%d so far): %s: outflow %v: %s\n", retries.Add(1), o.t.Name(), args, stderr)
 	}
 }
 
-// retries is how many commands were run again.
-var retries atomic.Int64
+// silent is what a command says that gave up because a server did not answer.
+var silent = regexp.MustCompile(`(?i)deadline exceeded|time-?out|timed out|no responders|no response|not answer|connection to NATS is lost`)
 
-// unanswered tells whether a command ended because somebody stood still.
-func unanswered(stderr string) bool {
-	for _, text := range []string{"deadline exceeded", "timeout", "timed out", "no responders", "no response", "not answer", "connection to NATS is lost"} {
-		if strings.Contains(strings.ToLower(stderr), strings.ToLower(text)) {
-			return true
-		}
+// unanswered tells whether a command may be run again: it gave up because a server did not answer, on a machine that was seen to stand
+// still meanwhile. Each retry is a line that begins with "retry:", which the report of a test run counts.
+func unanswered(t testing.TB, command any, said string) bool {
+	again := silent.MatchString(said) && await.StoodStill(2*time.Minute)
+	if again {
+		fmt.Fprintf(os.Stderr, "retry: %s: %v: %s\n", t.Name(), command, said)
 	}
-	return false
+	return again
 }
 
 // once runs a command to its end, once.
@@ -151,10 +157,12 @@ func (o *outflow) start() {
 		o.t.Fatal(err)
 	}
 	o.child = child
+	o.ending.Store(false)
 }
 
 // kill ends it with kill -9, if it runs.
 func (o *outflow) kill() {
+	o.ending.Store(true)
 	if o.child != nil && o.child.Running() {
 		_ = o.child.Kill() // it may just have ended
 	}
@@ -179,11 +187,13 @@ func (o *outflow) term() int {
 // wait waits for the end and returns the exit code.
 func (o *outflow) wait() int {
 	o.t.Helper()
-	select {
-	case <-o.child.Done():
-	case <-time.After(patience):
-		o.t.Fatalf("outflow did not end")
-	}
+	o.ending.Store(true)
+	eventually(o.t, "outflow run ends", func() error {
+		if o.child.Running() {
+			return fmt.Errorf("it runs, and has logged %d bytes", o.log.size())
+		}
+		return nil
+	})
 	var exit *exec.ExitError
 	switch err := o.child.Wait(); {
 	case err == nil:
@@ -228,24 +238,19 @@ func (o *outflow) ready() {
 	})
 }
 
-// eventually waits until check returns nil.
+// eventually waits until check returns nil, while what the test has started runs.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
+	await.Until(t, what, check, func() (err error) {
+		for key := range running.Range {
+			o := key.(*outflow)
+			within := strings.HasPrefix(o.t.Name()+"/", t.Name()+"/") || strings.HasPrefix(t.Name()+"/", o.t.Name()+"/")
+			if within && !o.ending.Load() && o.child != nil && !o.child.Running() {
+				err = fmt.Errorf("outflow run of %s has ended: %v", o.slot, o.child.Wait())
+			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // js connects to JetStream.

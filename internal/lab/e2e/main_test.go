@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/failpoint"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -28,6 +29,8 @@ func program(env []string) string {
 func TestMain(m *testing.M) {
 	natstest.RunChild()
 	flag.Parse()
+	await.WatchMachine()
+	smoke = os.Getenv("OUTFLOW_TEST_E2E") == "" && flag.Lookup("test.run").Value.String() == ""
 	// The tests wait, for servers and for second readings, more than they compute: more of them run at the same time than there are
 	// cores. -test.parallel has its way.
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {

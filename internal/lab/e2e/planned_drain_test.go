@@ -15,14 +15,6 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/drain"
 )
 
-// long marks a part that only long runs take.
-func long(t *testing.T) {
-	t.Helper()
-	if number(t, "OUTFLOW_TEST_LONG", 0) == 0 {
-		t.Skip("only with OUTFLOW_TEST_LONG=1")
-	}
-}
-
 // drained runs outflow drain, which must succeed, and returns what it found.
 func (o *outflow) drained() (r drain.Report) {
 	o.t.Helper()

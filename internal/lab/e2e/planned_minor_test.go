@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/process"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // otherMinor returns another minor version of a server's major, if OUTFLOW_TEST_PG_UPGRADE names one; else the same one.
@@ -43,12 +44,12 @@ func TestMinorUpgradePostgres(t *testing.T) {
 		}
 	}
 	if len(majors) == 0 {
-		t.Skip("no PostgreSQL 17 or 18 on this machine (scripts/postgres fetches them)")
+		tier.Missing(t, "postgres-17", "no PostgreSQL 17 or 18 on this machine (scripts/postgres fetches them)")
 	}
 	for n, i := range majors {
 		t.Run(fmt.Sprint(i.Major), func(t *testing.T) {
 			if n < len(majors)-1 {
-				long(t)
+				tier.OnlyLong(t, "one major shows it")
 			}
 			t.Parallel()
 			pg := newer(t, i, map[string]string{"fsync": "off", "track_commit_timestamp": "on"})
@@ -120,7 +121,7 @@ func TestMinorUpgradeNATS(t *testing.T) {
 
 // TestRollingUpgradeNATS: the nodes of a cluster are stopped and started one after the other, under load.
 func TestRollingUpgradeNATS(t *testing.T) {
-	long(t)
+	tier.OnlyLong(t, "a cluster under load takes minutes")
 	t.Parallel()
 	c := natstest.Cluster(t, 3)
 	p := underLoad(t, timedServer(t), c.URLs(), "rolling", 600, nil, "INIT_REPLICAS=3")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // backup is what `nats stream backup` keeps: the stream's configuration and state, and the server's archive in chunks.
@@ -188,7 +189,7 @@ func TestFolderRestored(t *testing.T) {
 	for name, durable := range backupAges {
 		t.Run(name, func(t *testing.T) {
 			if durable == "0s" {
-				long(t)
+				tier.OnlyLong(t, "the other age takes the same steps")
 			}
 			t.Parallel()
 			ns := natstest.Process(t)
@@ -225,7 +226,7 @@ func TestStreamRestored(t *testing.T) {
 	for name, durable := range backupAges {
 		t.Run(name, func(t *testing.T) {
 			if durable == "0s" {
-				long(t)
+				tier.OnlyLong(t, "the other age takes the same steps")
 			}
 			t.Parallel()
 			ns := natstest.Server(t)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // wholeInstallations are those that OUTFLOW_TEST_PG_UPGRADE names, folders with all of PostgreSQL's programs, which the servers that the
@@ -23,7 +24,7 @@ func wholeInstallations(t *testing.T) []pgserver.Installation {
 	const name = "OUTFLOW_TEST_PG_UPGRADE"
 	list := filepath.SplitList(os.Getenv(name))
 	if len(list) == 0 {
-		t.Skipf("pg_upgrade needs all programs of two majors: %s=/usr/lib/postgresql/15/bin:/usr/lib/postgresql/17/bin", name)
+		tier.Missing(t, "pg_upgrade", "pg_upgrade needs all programs of two majors: %s=/usr/lib/postgresql/15/bin:/usr/lib/postgresql/17/bin", name)
 	}
 	all := make([]pgserver.Installation, len(list))
 	for i, dir := range list {

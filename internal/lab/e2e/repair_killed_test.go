@@ -100,8 +100,7 @@ func (f *faulty) killedAt(t *testing.T, accept, word string, later time.Duration
 	}
 	w.Close()
 	err = child.Wait()
-	if !killed && err != nil && unanswered(strings.Join(all, "\n")) {
-		t.Logf("again: outflow repair --accept %s: %s", accept, strings.Join(all, "\n"))
+	if !killed && err != nil && unanswered(t, "repair --accept "+accept, strings.Join(all, "\n")) {
 		return f.killedAt(t, accept, word, later)
 	}
 	if !killed && err != nil {

@@ -211,10 +211,9 @@ func (r *repairing) wait() (report repairReport, stderr string, code int) {
 		if err := r.cmd.Wait(); err != nil && !errors.As(err, &exit) {
 			r.o.t.Fatal(err)
 		}
-		if r.cmd.ProcessState.ExitCode() != 1 || !unanswered(r.stderr.String()) || try == tries {
+		if r.cmd.ProcessState.ExitCode() != 1 || try == tries || !unanswered(r.o.t, r.args, r.stderr.String()) {
 			break
 		}
-		r.o.t.Logf("again: outflow repair %v: %s", r.args, r.stderr.String())
 		r = r.o.repairing(r.args...)
 	}
 	if r.out.Len() > 0 {

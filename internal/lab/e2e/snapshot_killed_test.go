@@ -152,10 +152,9 @@ func (k *taking) asleep(t *testing.T) {
 	eventually(t, "it sleeps", func() error {
 		if !k.child.Running() {
 			code, stderr := k.ends(t)
-			if code >= 0 && (code != 1 || !unanswered(stderr)) {
+			if code >= 0 && (code != 1 || !unanswered(t, "init --snapshot", stderr)) {
 				t.Fatalf("it ended before it slept: exit code %d\n%s", code, stderr)
 			}
-			t.Logf("again: outflow init --snapshot: %s", stderr)
 			k.start(t)
 		}
 		return stopped(k.child.PID())

@@ -45,10 +45,9 @@ func (o *outflow) snapshot() (r snapshotReport, stderr string, code int, killed 
 	o.t.Helper()
 	for try := 1; ; try++ {
 		r, stderr, code, killed = o.snapshotOnce()
-		if killed || code != 1 || !unanswered(stderr) || try == tries {
+		if killed || code != 1 || try == tries || !unanswered(o.t, "init --snapshot", stderr) {
 			return r, stderr, code, killed
 		}
-		o.t.Logf("again: outflow init --snapshot: %s", stderr)
 	}
 }
 

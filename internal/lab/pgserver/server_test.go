@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"go.uber.org/goleak"
 )
 
@@ -43,7 +44,7 @@ func start(t *testing.T, o Options) *Server {
 	if o.Installation.Bin == "" {
 		found, err := Find(0)
 		if err != nil {
-			t.Skip(err)
+			tier.Missing(t, "postgres", "%v", err)
 		}
 		o.Installation = found
 	}
@@ -82,7 +83,7 @@ func TestEachInstallationStarts(t *testing.T) {
 	all := Installations()
 	if len(all) == 0 {
 		_, err := Find(0)
-		t.Skip(err)
+		tier.Missing(t, "postgres", "%v", err)
 	}
 	for _, i := range all {
 		t.Run(strconv.Itoa(i.Major), func(t *testing.T) {
@@ -173,7 +174,7 @@ func TestPasswordIsAskedFor(t *testing.T) {
 func TestStartSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	if _, err := Find(0); err != nil {
-		t.Skip(err)
+		tier.Missing(t, "postgres", "%v", err)
 	}
 	_, err := Start(t.Context(), Options{Settings: map[string]string{"wal_level": "sideways"}})
 	if err == nil || !strings.Contains(err.Error(), "sideways") {
@@ -193,11 +194,11 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 
 func TestServerEndsWithItsOwner(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("there is no parent-death signal here")
+		tier.Missing(t, "linux", "there is no parent-death signal here")
 	}
 	t.Parallel()
 	if _, err := Find(0); err != nil {
-		t.Skip(err)
+		tier.Missing(t, "postgres", "%v", err)
 	}
 	owner := exec.Command(os.Args[0])
 	owner.Env = append(os.Environ(), "OUTFLOW_TEST_OWNER=1")

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // fsync=off: a crash of PostgreSQL loses nothing that the operating system has, and no test pulls the plug.
@@ -171,7 +172,7 @@ func installation(t testing.TB, major int) pgserver.Installation {
 		}
 	}
 	if _, err := pgserver.Find(major); err != nil {
-		t.Skipf("%v (or fetch it for the tests alone: scripts/postgres %d)", err, major)
+		tier.Missing(t, "postgres-"+strconv.Itoa(major), "%v (or fetch it for the tests alone: scripts/postgres %d)", err, major)
 	}
 	return pgserver.Installation{}
 }
@@ -180,7 +181,7 @@ func best(t testing.TB) pgserver.Installation {
 	t.Helper()
 	i, err := bestInstalled()
 	if err != nil {
-		t.Skip(err)
+		tier.Missing(t, "postgres", "%v", err)
 	}
 	return i
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"go.uber.org/goleak"
 )
 
@@ -65,7 +66,7 @@ func TestKillEndsAPausedProcess(t *testing.T) {
 
 func TestPauseWaitsUntilTheProcessHasStopped(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("it reads /proc")
+		tier.Missing(t, "linux", "it reads /proc")
 	}
 	t.Parallel()
 	p, err := Start(exec.Command("sh", "-c", "while :; do :; done"), syscall.SIGKILL)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 func TestParseStat(t *testing.T) {
@@ -36,7 +38,7 @@ func TestParsePeak(t *testing.T) {
 func TestProcessesAreMeasured(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
-		t.Skip("there is no /proc")
+		tier.Missing(t, "linux", "there is no /proc")
 	}
 	if _, _, parent, ok := CPU(os.Getpid()); !ok || parent != os.Getppid() {
 		t.Errorf("our parent is %d, %v", parent, ok)

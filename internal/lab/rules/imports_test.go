@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 const module = "github.com/outflowhq/outflow"
@@ -17,7 +19,7 @@ var stages = []string{"decoder", "replication", "reorder", "sink", "checkpoint"}
 func list(t *testing.T, field string) map[string][]string {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
-		t.Skip("needs the go command:", err)
+		tier.Missing(t, "go", "needs the go command: %v", err)
 	}
 	cmd := exec.Command("go", "list", "-f", "{{.ImportPath}} {{join ."+field+" \" \"}}", "./...")
 	cmd.Dir = filepath.Join("..", "..", "..")

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // Seeds are those of a test.
@@ -37,7 +39,7 @@ func For(t *testing.T, seedFlag, trials string, n int) *Seeds {
 		if s.List, err = load(file); err != nil {
 			t.Fatal(err)
 		}
-		if os.Getenv("OUTFLOW_TEST_LONG") != "" {
+		if tier.Long() {
 			s.file, first = file, uint64(rand.Uint32())<<16 // far apart, and short to write
 			fmt.Fprintf(os.Stderr, "%s: %d seeds from %d\n", t.Name(), n, first)
 		}

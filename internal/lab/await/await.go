@@ -1,0 +1,55 @@
+// Package await is how tests wait for something that another process does: no longer than it takes to see that it won't happen, and
+// longer on a machine that is slow or stands still. It is internal to Outflow: its API may change at any time.
+package await
+
+import (
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/tier"
+)
+
+const (
+	pause = 20 * time.Millisecond  // between two checks
+	step  = 100 * time.Millisecond // what one check counts for at most: a machine that stands still doesn't use up the wait
+
+	// Limit is how long a wait takes at most.
+	Limit = 3 * time.Minute
+	quiet = time.Minute      // in which nothing changes
+	dead  = 10 * time.Second // in which nothing changes after a process has ended that should run
+)
+
+// T is what Until needs of a test.
+type T interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// Until waits until check returns nil. It fails the test when check has returned the same error for a minute, after Limit in any case,
+// and within seconds when one of alive returns an error: the process that would have to bring it about has ended.
+func Until(t T, what string, check func() error, alive ...func() error) {
+	t.Helper()
+	var last string
+	var still time.Duration // without a change
+	for begun, before := time.Now(), time.Now(); ; time.Sleep(pause) {
+		err := check()
+		if err == nil {
+			return
+		}
+		now := time.Now()
+		still += min(now.Sub(before), step)
+		before = now
+		if text := err.Error(); text != last {
+			last, still = text, 0
+		}
+		if still > dead {
+			for _, running := range alive {
+				if ended := running(); ended != nil {
+					t.Fatalf("%s: %v (%v)", what, err, ended)
+				}
+			}
+		}
+		if still > quiet && !tier.Long() || time.Since(begun) > Limit {
+			t.Fatalf("%s: after %v: %v", what, time.Since(begun).Round(time.Millisecond), err)
+		}
+	}
+}

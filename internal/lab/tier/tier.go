@@ -1,0 +1,32 @@
+// Package tier says which tests run, in which form, and whether one may be left out because the machine lacks something.
+// It is internal to Outflow: its API may change at any time.
+package tier
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Long tells whether the tests run in their long forms: OUTFLOW_TEST_LONG=1, which scripts/test --long sets.
+func Long() bool { return os.Getenv("OUTFLOW_TEST_LONG") != "" }
+
+// OnlyLong skips a test, or a part of one, that only long runs take.
+func OnlyLong(t testing.TB, why string) {
+	t.Helper()
+	if !Long() {
+		t.Skipf("only with OUTFLOW_TEST_LONG=1: %s", why)
+	}
+}
+
+// Missing skips a test because the machine lacks a thing, or fails it where OUTFLOW_TEST_REQUIRE, a list of things with commas, names
+// that thing, as it does in scripts/test --long and on a machine for continuous integration. Things are postgres (any),
+// postgres-14 to postgres-18, psql, go, linux, browser, yjs, pg_upgrade and old-nats.
+func Missing(t testing.TB, thing, format string, args ...any) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("OUTFLOW_TEST_REQUIRE"), ","), thing) {
+		t.Fatalf("OUTFLOW_TEST_REQUIRE names "+thing+": "+format, args...)
+	}
+	t.Skipf(format, args...)
+}
