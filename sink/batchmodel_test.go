@@ -100,7 +100,7 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(12) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
-		enc := &encoder{template: &Template{}, limit: 4 << 20, ingress: "in.", deadTo: "dead"}
+		enc := &encoder{template: &outbox.SubjectTemplate{}, limit: 4 << 20, ingress: "in.", deadTo: "dead"}
 		enc.setOrder()
 		w := &onWire{t: t}
 		c := &Conn{cfg: config("").withDefaults(), lost: make(chan struct{}), enc: enc, inbox: "_I.x."}

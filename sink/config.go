@@ -14,11 +14,9 @@ import (
 
 // The defaults and limits of a [Config].
 const (
-	DefaultSubject    = "outbox.{doc_id}"
 	DefaultMaxPayload = 1 << 20
 	MinMaxPayload     = 1 << 10 // so that a dead letter always fits
 
-	maxSubject = 1000     // bytes of the public subject; the ingress, the reply and the sizes fit in the server's control line with it
 	maxHeaders = 16 << 10 // bytes of the mapped headers
 	overhead   = 128      // bytes that a message counts for the protocol's headers, whatever they take
 
@@ -41,7 +39,7 @@ type Config struct {
 
 	Table   string // schema.name of the outbox, for messages and dead letters
 	Stream  string
-	Subject string // template; default DefaultSubject
+	Subject string // template; default outbox.DefaultSubject
 	// Resolve says where the value of a column that the template or a mapped header names is found in an event. nil: the roles
 	// doc_id, actor_id, seq_key and id only.
 	Resolve func(column string) (Field, bool)
@@ -114,7 +112,7 @@ func (c Config) withDefaults() Config {
 		c.Name = "outflow"
 	}
 	if c.Subject == "" {
-		c.Subject = DefaultSubject
+		c.Subject = outbox.DefaultSubject
 	}
 	if c.DeadLetterSubject == "" {
 		c.DeadLetterSubject = c.Stream + ".dead_letter"

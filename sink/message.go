@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"fmt"
 	"sort"
 	"strconv"
 	"strings"
@@ -43,7 +44,8 @@ func (m *message) size() int { return len(m.subject) + len(m.header) + len(m.dat
 // settings. One goroutine uses it.
 type encoder struct {
 	table    string
-	template *Template
+	template *outbox.SubjectTemplate
+	columns  []Field // where the values of the template's columns are
 	mapped   []header
 	order    []int // which header comes where: an index of mapped, or a slot below
 	limit    int   // sink.max_payload
@@ -62,14 +64,19 @@ const (
 )
 
 func newEncoder(c Config) (*encoder, error) {
-	t, err := ParseTemplate(c.Subject)
+	t, err := outbox.ParseSubjectTemplate(c.Subject)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.bind(c.Resolve); err != nil {
-		return nil, err
-	}
 	enc := &encoder{table: c.Table, template: t, limit: c.MaxPayload, keyed: c.Keyed, msgID: c.MsgID}
+	for _, column := range t.Columns() {
+		f, ok := c.Resolve(column)
+		if !ok {
+			return nil, usage("subject_column", fmt.Sprintf("subject %q: the table has no column %q", t, column),
+				"Name a column of the table, or one of the roles doc_id, actor_id, seq_key, id.")
+		}
+		enc.columns = append(enc.columns, f)
+	}
 	if enc.mapped, err = bindHeaders(c.Headers, c.Resolve); err != nil {
 		return nil, err
 	}
@@ -106,8 +113,8 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 	}
 	m.seq = last + 1
 	m.data = e.Payload
-	m.subject = enc.template.append(append(m.subject[:0], enc.ingress...), e)
-	if len(m.subject)-len(enc.ingress) > maxSubject {
+	m.subject = enc.appendSubject(append(m.subject[:0], enc.ingress...), e)
+	if len(m.subject)-len(enc.ingress) > outbox.MaxSubject {
 		return SubjectTooLong
 	}
 	b := append(m.header[:0], headerStart...)
@@ -143,6 +150,17 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 		return TooLarge
 	}
 	return ""
+}
+
+// appendSubject appends the event's public subject. It may be longer than a subject is allowed to be.
+func (enc *encoder) appendSubject(b []byte, e *relay.Event) []byte {
+	var room [8]string // rarely exceeded, so that a message costs no allocation
+	values := room[:0]
+	for _, f := range enc.columns {
+		v, _ := f.value(e)
+		values = append(values, v)
+	}
+	return enc.template.Append(b, values)
 }
 
 func (enc *encoder) judgeValues(e *relay.Event) Reason {

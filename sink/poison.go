@@ -48,7 +48,7 @@ const (
 func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, last uint64, r Reason) {
 	var subject []byte
 	if r != Undecodable {
-		subject = enc.template.append(nil, e)
+		subject = enc.appendSubject(nil, e)
 	}
 	table := enc.table
 	if e.Null&relay.IsMessage != 0 {
@@ -57,7 +57,7 @@ func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, las
 	d := DeadLetter{
 		Reason: r, Detail: cut(enc.detail(e, r), cutDetail), Table: cut(table, cutValue),
 		ID: cut(e.ID, cutValue), Doc: cut(e.Doc, cutValue), Position: e.Pos,
-		Subject: cut(string(subject), maxSubject), PayloadBytes: e.PayloadSize,
+		Subject: cut(string(subject), outbox.MaxSubject), PayloadBytes: e.PayloadSize,
 	}
 	m.seq = last + 1
 	m.subject = append(append(m.subject[:0], enc.ingress...), enc.deadTo...)
@@ -141,7 +141,7 @@ func (enc *encoder) detail(e *relay.Event, r Reason) string {
 	case NullPayload:
 		return "payload is NULL"
 	case SubjectTooLong:
-		return fmt.Sprintf("its subject takes more than %d bytes", maxSubject)
+		return fmt.Sprintf("its subject takes more than %d bytes", outbox.MaxSubject)
 	case HeadersTooLarge:
 		return fmt.Sprintf("its mapped headers take %d bytes, more than %d", enc.tookMap, maxHeaders)
 	}
@@ -160,12 +160,12 @@ func cut(s string, n int) string {
 }
 
 // checkDeadLetterSubject holds the subject to what can be published, and keeps it apart from the events' own.
-func checkDeadLetterSubject(subject string, t *Template) error {
-	d, err := ParseTemplate(subject)
+func checkDeadLetterSubject(subject string, t *outbox.SubjectTemplate) error {
+	d, err := outbox.ParseSubjectTemplate(subject)
 	switch {
 	case err != nil:
 		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject: %v", outbox.FaultOf(err).Message), "Write literal tokens with dots between them.")
-	case len(d.Columns()) > 0 || len(subject) > maxSubject:
+	case len(d.Columns()) > 0 || len(subject) > outbox.MaxSubject:
 		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject %q: has a column, or is too long", subject), "Write literal tokens with dots between them.")
 	case t.Produces(subject):
 		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject %q: the subject template %q could produce it", subject, t),

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -27,7 +28,7 @@ func (a *App) configured(cmd *cobra.Command, do func(ctx context.Context, cfg co
 // checks are the rules about settings that belong to the sink.
 var checks = []config.Check{
 	{Paths: []string{"subject"}, Of: func(c config.Config) error {
-		_, err := sink.ParseTemplate(c.Subject)
+		_, err := outbox.ParseSubjectTemplate(c.Subject)
 		return err
 	}},
 	{Paths: []string{"sink.dead_letter_subject", "subject", "stream", "headers"}, Of: func(c config.Config) error {

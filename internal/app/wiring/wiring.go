@@ -97,7 +97,7 @@ func NeedTable(cfg config.Config, what string) error {
 
 // ApplyTo applies the configuration to a table; without rows, to none.
 func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
-	template, err := sink.ParseTemplate(cfg.Subject)
+	template, err := outbox.ParseSubjectTemplate(cfg.Subject)
 	if err != nil {
 		return nil, err
 	}

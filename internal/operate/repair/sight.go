@@ -31,7 +31,7 @@ type sight struct {
 	rows  *backfill.Rows
 	keyed bool
 
-	template *sink.Template
+	template *outbox.SubjectTemplate
 	doc      string // the template's column that is the document; "": none
 
 	events map[eventID]looks
@@ -52,7 +52,7 @@ func newSight(cfg config.Config, l *wiring.Layout, snap *replication.Snapshot) (
 	if v.rows, err = backfill.NewRows(cfg, l, columns); err != nil {
 		return nil, err
 	}
-	if v.template, err = sink.ParseTemplate(cfg.Subject); err != nil {
+	if v.template, err = outbox.ParseSubjectTemplate(cfg.Subject); err != nil {
 		return nil, err
 	}
 	for _, c := range v.template.Columns() {

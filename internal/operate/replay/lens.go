@@ -13,7 +13,7 @@ import (
 // lens reads in a message of the stream what it says about its event. Document and actor are no part of the format: they are in the
 // subject, in a mapped header, or in a key that is made of actor and counter. Where they are in none of them, only the table knows.
 type lens struct {
-	template *sink.Template
+	template *outbox.SubjectTemplate
 	uses     map[string]config.Use
 	headers  []config.Header
 	computed bool   // the key is actor:counter
@@ -21,7 +21,7 @@ type lens struct {
 }
 
 func newLens(cfg config.Config, r config.Resolved, generatedKey bool) (*lens, error) {
-	t, err := sink.ParseTemplate(cfg.Subject)
+	t, err := outbox.ParseSubjectTemplate(cfg.Subject)
 	if err != nil {
 		return nil, err
 	}

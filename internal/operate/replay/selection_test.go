@@ -116,7 +116,7 @@ func lensOf(t *testing.T, subject string, headers ...config.Header) *lens {
 	cfg := config.Config{Table: "public.outbox", Stream: "OUTBOX", Subject: subject, Headers: headers, Columns: config.Columns{
 		ID: role("id"), Doc: role("doc_id"), Actor: role("actor_id"), Counter: role("counter"), Key: role("seq_key"), Payload: role("payload"),
 	}}
-	template, err := sink.ParseTemplate(subject)
+	template, err := outbox.ParseSubjectTemplate(subject)
 	if err != nil {
 		t.Fatal(err)
 	}

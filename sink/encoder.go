@@ -1,0 +1,57 @@
+package sink
+
+import (
+	"strings"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Message is an event as it is published, but for what belongs to one publish: the ingress and the headers of the protocol.
+type Message struct {
+	Subject    string
+	Header     map[string]string // mapped headers, and Outflow
+	Data       []byte
+	DeadLetter Reason // why it is a dead letter; "": it is none
+}
+
+// Encoder makes messages of events for somebody else than the stream. One goroutine uses it.
+type Encoder struct {
+	enc *encoder
+	m   message
+}
+
+// NewEncoder makes an encoder with the settings of a connection.
+func NewEncoder(cfg Config) (*Encoder, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	enc, err := newEncoder(cfg.withDefaults())
+	if err != nil {
+		return nil, err
+	}
+	enc.msgID = false
+	enc.order = nil
+	enc.setOrder()
+	return &Encoder{enc: enc}, nil
+}
+
+// Message makes the message of an event. A row that can't be published is a dead letter, or a fault of class Poison, as in a run.
+func (x *Encoder) Message(e *relay.Event, h *outbox.Header) (Message, error) {
+	m := &x.m
+	reason := x.enc.encode(m, e, h, 0)
+	if reason != "" {
+		if x.enc.deadTo == "" {
+			return Message{}, x.enc.fault(e, reason)
+		}
+		x.enc.deadLetter(m, e, h, 0, reason)
+	}
+	out := Message{Subject: string(m.subject), Header: map[string]string{}, Data: m.data, DeadLetter: reason}
+	for line := range strings.SplitSeq(strings.TrimPrefix(string(m.header), headerStart), "\r\n") {
+		name, value, ok := strings.Cut(line, ": ")
+		if ok && name != headerExpected {
+			out.Header[name] = value
+		}
+	}
+	return out, nil
+}
