@@ -32,11 +32,11 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 		k.Window(place)
 		k.Acked(uint64(i + 1))
 		if i%3 == 0 && taken == 0 {
-			k.Marker(relay.Checkpoint{Due: due + 0x100, Settings: settings, Timeline: 1})
+			k.Keepalive(relay.Checkpoint{Due: due + 0x100, Settings: settings, Timeline: 1})
 		}
 		reached[due], order = now, append(order, due)
 		if !ack.IsZero() && !now.Before(ack) {
-			k.Stored(now)
+			k.Saved(now)
 			ack = time.Time{}
 		}
 		if lsn := k.Confirmable(now); lsn > 0 {
@@ -50,7 +50,7 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 			}
 		}
 		if in, ok := k.SaveIn(now); ok && in == 0 {
-			s := k.Snapshot(now)
+			s := k.BeginSave(now)
 			if !slices.IsSortedFunc(s.Checkpoints, func(a, b StoredCheckpoint) int { return int(a.Due) - int(b.Due) }) {
 				t.Fatal("places out of order")
 			}

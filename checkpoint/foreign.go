@@ -15,7 +15,7 @@ const (
 
 // Foreign is the fault of a slot that has the name of ours and can't be ours: a physical one, one of another output plugin or of another
 // database. nil: it may be ours. Where a record says that there was one of ours under that name, it is lost: [Resolve] makes it a gap.
-func (c Config) Foreign(s relay.SlotState, database string) *outbox.Fault {
+func (c Config) ForeignSlot(s relay.SlotState, database string) *outbox.Fault {
 	f := &outbox.Fault{Class: outbox.Fatal, Code: codeSlotPlugin, Hint: "Set slot to a name that is not in use: that one is not this outflow's"}
 	switch {
 	case !s.Exists:
@@ -36,7 +36,7 @@ func (c Config) Foreign(s relay.SlotState, database string) *outbox.Fault {
 }
 
 // Taken is the fault of a slot that somebody holds although no record speaks of it. Who asks does not hold it.
-func (c Config) Held(s relay.SlotState) *outbox.Fault {
+func (c Config) SlotTaken(s relay.SlotState) *outbox.Fault {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_taken",
 		Message: fmt.Sprintf("there is no checkpoint record of slot %s in stream %s%s", c.Slot, c.Stream, holder(s)),

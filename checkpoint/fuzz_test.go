@@ -53,12 +53,12 @@ func FuzzResolve(f *testing.F) {
 			t.Fatal("a start without a place")
 		case start.Checkpoint.Due < start.Confirmed:
 			t.Fatalf("from %v, below what is confirmed, %v", start.Checkpoint.Due, start.Confirmed)
-		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq || start.There > start.End-start.Checkpoint.Seq:
-			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d", start.There, start.Checkpoint.Seq, start.End, start.LastSeq)
+		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq || start.AlreadyStored > start.End-start.Checkpoint.Seq:
+			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d", start.AlreadyStored, start.Checkpoint.Seq, start.End, start.LastSeq)
 		}
 		now := epoch
-		tracker, proof := NewTracker(config, start, now), NewProof(config, start)
-		for i := range min(start.There, 50) + 3 {
+		tracker, proof := NewTracker(config, start, now), NewTailCheck(config, start)
+		for i := range min(start.AlreadyStored, 50) + 3 {
 			lsn := start.Checkpoint.Due + outbox.LSN(i) + 1
 			if lsn < start.Checkpoint.Due || proof.Input(lsn) != nil {
 				return
@@ -67,8 +67,8 @@ func FuzzResolve(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if skip == (i >= start.There) {
-				t.Fatalf("message %d of %d: skip %t", i+1, start.There, skip)
+			if skip == (i >= start.AlreadyStored) {
+				t.Fatalf("message %d of %d: skip %t", i+1, start.AlreadyStored, skip)
 			}
 			tracker.Made(1)
 			tracker.Window(relay.Checkpoint{Due: lsn, Settings: start.Checkpoint.Settings, Timeline: 1})
@@ -77,7 +77,7 @@ func FuzzResolve(f *testing.F) {
 			}
 		}
 		tracker.Acked(start.LastSeq + 3)
-		if _, err := rec.With(tracker.Snapshot(now), r.Publication, r.Server.WALEnd).Encode(); err != nil {
+		if _, err := rec.With(tracker.BeginSave(now), r.Publication, r.Server.WALEnd).Encode(); err != nil {
 			t.Fatalf("what follows can't be stored: %v", err)
 		}
 	})

@@ -8,12 +8,12 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func proof(there uint64, newest *outbox.Header) *Proof {
-	s := Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, There: there, Newest: newest}
+func proof(there uint64, newest *outbox.Header) *TailCheck {
+	s := Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, AlreadyStored: there, Newest: newest}
 	if newest != nil {
 		s.Thru = newest.Thru
 	}
-	return NewProof(config, s)
+	return NewTailCheck(config, s)
 }
 
 func headers(n int) []*outbox.Header {
@@ -30,8 +30,8 @@ func TestProof(t *testing.T) {
 	for _, newest := range []*outbox.Header{made[2], nil} {
 		p := proof(3, newest)
 		for i, h := range made {
-			if p.Proved() != (i >= 3) {
-				t.Fatalf("after %d of 3: proved is %t", i, p.Proved())
+			if p.Verified() != (i >= 3) {
+				t.Fatalf("after %d of 3: proved is %t", i, p.Verified())
 			}
 			if skip, err := p.Skip(h); err != nil || skip != (i < 3) {
 				t.Fatalf("message %d of 3: skip %t, %v", i, skip, err)
@@ -44,7 +44,7 @@ func TestProof(t *testing.T) {
 			t.Fatalf("an input after the proof: %v", err)
 		}
 	}
-	if p := proof(0, nil); !p.Proved() {
+	if p := proof(0, nil); !p.Verified() {
 		t.Fatal("nothing to prove, and not proved")
 	}
 }
@@ -75,7 +75,7 @@ func TestDivergence(t *testing.T) {
 			refused(t, err, "divergence", outbox.Gap, "0/1000 to "+there.Thru.String(), []string{
 				there.String(), made[2].String(), "sequence 8 of stream OUTBOX", slotCure, streamCure,
 			})
-			if !skip || p.Proved() {
+			if !skip || p.Verified() {
 				t.Error("a diverging session may not send")
 			}
 		})
@@ -118,7 +118,7 @@ func TestProofComparesEach(t *testing.T) {
 	t.Parallel()
 	made := headers(4)
 	start := Start{
-		Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, There: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
+		Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, AlreadyStored: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
 		Newest: made[3], Thru: made[3].Thru,
 	}
 	at := []uint64{6, 9, 10, 11}
@@ -148,7 +148,7 @@ func TestProofComparesEach(t *testing.T) {
 		if c.start != nil {
 			c.start(&s)
 		}
-		p := NewProof(config, s)
+		p := NewTailCheck(config, s)
 		if err := p.Stored(stored(c.stored)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -158,12 +158,12 @@ func TestProofComparesEach(t *testing.T) {
 				refused(t, err, "divergence", outbox.Gap, "0/1000 to 0/1200", []string{fmt.Sprintf("at sequence %d of stream OUTBOX", c.fails)})
 			}
 		}
-		if (err != nil) != (c.fails > 0) || p.Proved() != (err == nil) {
-			t.Errorf("%s: proved %t, %v", name, p.Proved(), err)
+		if (err != nil) != (c.fails > 0) || p.Verified() != (err == nil) {
+			t.Errorf("%s: proved %t, %v", name, p.Verified(), err)
 		}
 	}
 
-	p := NewProof(config, start)
+	p := NewTailCheck(config, start)
 	err := p.Stored(stored(func(all []relay.Stored) []relay.Stored { all[2].Header = nil; return all }))
 	refused(t, err, "foreign_message", outbox.Gap, "0/1000 to 0/1200", []string{"at sequence 10", "outflow repair --accept foreign_message"})
 	if !outbox.FaultOf(err).Observed {
@@ -172,7 +172,7 @@ func TestProofComparesEach(t *testing.T) {
 	for accepted, want := range map[uint64]uint64{0: 5, 4: 5, 9: 9, 11: 11, 20: 11} {
 		s := start
 		s.Accepted = accepted
-		if above, upTo := NewProof(config, s).Compares(); above != want || upTo != 11 {
+		if above, upTo := NewTailCheck(config, s).Compares(); above != want || upTo != 11 {
 			t.Errorf("accepted up to %d: %d to %d", accepted, above, upTo)
 		}
 	}

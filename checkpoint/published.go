@@ -13,7 +13,7 @@ const CodePublication = "publication_changed"
 // Published compares what is published with what the record knows. end is where the WAL ended before it was read. Rows may be hidden
 // between where it was last seen right and there: that is a gap, seen to happen, because what hid them may be gone at the next reading. What an
 // older record does not know is taken as it is.
-func (c Config) Published(known PublicationSeen, now relay.PublicationIdentity, end outbox.LSN) error {
+func (c Config) CheckPublication(known PublicationSeen, now relay.PublicationIdentity, end outbox.LSN) error {
 	what, cure := "", ""
 	entry := func(id relay.PublicationIdentity) relay.PublicationIdentity {
 		return relay.PublicationIdentity{

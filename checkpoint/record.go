@@ -73,7 +73,7 @@ type Range struct {
 }
 
 // With returns the record with the places and holes of a snapshot, and what is published as it was when the WAL ended at seen.
-func (r *Record) With(s Snapshot, published relay.PublicationIdentity, seen outbox.LSN) *Record {
+func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
 	c.Checkpoints, c.Holes = s.Checkpoints, s.Holes
@@ -84,7 +84,7 @@ func (r *Record) With(s Snapshot, published relay.PublicationIdentity, seen outb
 // LostFirstPlace tells a set-up that was complete, with a record of the first place that was lost again, with the end of the broker's
 // files. Nothing was confirmed then but that place, which is what the slot still says: outflow init takes it from there, and run
 // makes the messages again and compares.
-func (r *Record) LostFirstPlace(slot relay.SlotState, stream relay.StreamState) bool {
+func (r *Record) LostFirstCheckpoint(slot relay.SlotState, stream relay.StreamState) bool {
 	return r.Creating && slot.Exists && stream.Created.Equal(r.Created)
 }
 

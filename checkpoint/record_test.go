@@ -162,7 +162,7 @@ func TestRecordWith(t *testing.T) {
 	t.Parallel()
 	r := record()
 	r.Creating, r.Holes = true, []Range{{1, 2}}
-	s := Snapshot{Checkpoints: []StoredCheckpoint{at(0x1000, 5, 0)}, Holes: []Range{{6, 7}}}
+	s := Update{Checkpoints: []StoredCheckpoint{at(0x1000, 5, 0)}, Holes: []Range{{6, 7}}}
 	now := publication
 	now.Rewritten = "0123456789abcdef"
 	later, earlier := r.With(s, now, 0x4000), r.With(s, now, 0x2000)
@@ -186,10 +186,10 @@ func TestLostFirstPlace(t *testing.T) {
 	for name, c := range map[string]struct {
 		got, want bool
 	}{
-		"it is":               {creating.LostFirstPlace(slot, stream), true},
-		"the slot isn't made": {creating.LostFirstPlace(relay.SlotState{}, stream), false},
-		"another stream":      {creating.LostFirstPlace(slot, other), false},
-		"a place is there":    {record(at(0x1000, 5, 0)).LostFirstPlace(slot, stream), false},
+		"it is":               {creating.LostFirstCheckpoint(slot, stream), true},
+		"the slot isn't made": {creating.LostFirstCheckpoint(relay.SlotState{}, stream), false},
+		"another stream":      {creating.LostFirstCheckpoint(slot, other), false},
+		"a place is there":    {record(at(0x1000, 5, 0)).LostFirstCheckpoint(slot, stream), false},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: %t", name, c.got)

@@ -19,7 +19,7 @@ func (t *Tracker) Unsaved() {
 // Rejoined notes that the broker was away and is back, with everything that it had acknowledged. Whether it lived meanwhile nobody
 // knows, so each place is only as old as a start would take it for: by the times beside it, this process's clock and the broker's, which
 // was asked at asked and said broker (zero: nothing).
-func (t *Tracker) Rejoined(asked, broker, now time.Time) {
+func (t *Tracker) Reconnected(asked, broker, now time.Time) {
 	t.asked, t.broker = asked, broker
 	for i := range t.places {
 		p := &t.places[i] // one that is not stored yet gets its time when it is

@@ -15,14 +15,14 @@ func TestUnsaved(t *testing.T) {
 	k := track(t, nil)
 	k.window(0x2000, 3)
 	k.Acked(8)
-	k.Snapshot(k.now)
+	k.BeginSave(k.now)
 	k.window(0x3000, 2)
 	k.Acked(10)
 	k.want("pending while it is stored", k.Pending(), false)
 	k.Unsaved()
 	k.now = k.now.Add(time.Hour)
 	k.want("confirmable", k.Confirmable(k.now), "0/1000")
-	s := k.Snapshot(k.now)
+	s := k.BeginSave(k.now)
 	k.want("what was new is of now, what was stored is as old as it was",
 		fmt.Sprint(k.now.Sub(s.Checkpoints[0].Since), k.now.Sub(s.Checkpoints[1].Since)), "2h0m0s 0s")
 	k.Unsaved()
@@ -33,7 +33,7 @@ func TestUnsaved(t *testing.T) {
 	k = track(t, nil)
 	k.window(0x2000, 3)
 	k.Acked(8)
-	k.Snapshot(k.now)
+	k.BeginSave(k.now)
 	k.Unsaved()
 	k.want("pending without anything more", k.Pending(), true)
 }
@@ -68,7 +68,7 @@ func TestRejoined(t *testing.T) {
 				k.places[i].since = k.places[i].since.Add(-c.wall)
 			}
 		}
-		k.Rejoined(k.now, broker, k.now)
+		k.Reconnected(k.now, broker, k.now)
 		k.want(name, k.Confirmable(k.now), c.want)
 		k.want(name+", at the latest", k.Confirmable(k.now.Add(config.DurableAfter)), "0/2000")
 	}

@@ -32,12 +32,12 @@ type Config struct {
 
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
-	Checkpoint relay.Checkpoint // replication starts at its Due: the switch point, where the place lies beyond one
-	LastSeq    uint64           // the next message expects it
-	End        uint64           // the newest message that is known to be there; those between End and LastSeq are lost
-	There      uint64           // so many of the messages to be made are in the stream already
-	Accepted   uint64           // a repair accepted the messages up to here: they are not compared
-	Confirmed  outbox.LSN       // the slot's
+	Checkpoint    relay.Checkpoint // replication starts at its Due: the switch point, where the place lies beyond one
+	LastSeq       uint64           // the next message expects it
+	End           uint64           // the newest message that is known to be there; those between End and LastSeq are lost
+	AlreadyStored uint64           // so many of the messages to be made are in the stream already
+	Accepted      uint64           // a repair accepted the messages up to here: they are not compared
+	Confirmed     outbox.LSN       // the slot's
 
 	Asked  time.Time // by this process's clock: not after
 	Broker time.Time // the broker's clock said so; zero: it did not say
@@ -55,7 +55,7 @@ type Start struct {
 
 // Same reports whether two readings lead to the same start.
 func (s Start) Same(o Start) bool {
-	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End && s.There == o.There && s.Loss == o.Loss
+	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End && s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss
 }
 
 // Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap (each with a code, the
@@ -111,7 +111,7 @@ func (v *resolver) left() outbox.LSN {
 func (v *resolver) record() error {
 	rec := v.Record
 	if rec == nil || rec.Creating {
-		if f := v.cfg.Foreign(v.Slot, v.Server.Database); f != nil {
+		if f := v.cfg.ForeignSlot(v.Slot, v.Server.Database); f != nil {
 			return f
 		}
 	}
@@ -131,7 +131,7 @@ func (v *resolver) record() error {
 		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.cureRecord(v.Slot.Exists),
 			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
 	}
-	if rec.Creating && v.Stream.LastSeq > 0 && !rec.LostFirstPlace(v.Slot, v.Stream) {
+	if rec.Creating && v.Stream.LastSeq > 0 && !rec.LostFirstCheckpoint(v.Slot, v.Stream) {
 		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.cureNotEmpty(),
 			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d", v.cfg.Stream, v.Stream.LastSeq)
 	}
@@ -222,8 +222,8 @@ func (v *resolver) slot() error {
 		return fmt.Errorf("there is no slot %s: %w", v.cfg.Slot, ErrStandby)
 	case !s.Exists:
 		return v.gap("slot_missing", from, to, v.cfg.cureLost(false), "replication slot %s does not exist", v.cfg.Slot)
-	case v.cfg.Foreign(s, v.Server.Database) != nil:
-		f := v.cfg.Foreign(s, v.Server.Database)
+	case v.cfg.ForeignSlot(s, v.Server.Database) != nil:
+		f := v.cfg.ForeignSlot(s, v.Server.Database)
 		return v.gap(f.Code, from, to, v.cfg.cureForeignSlot(s, v.Server.Database), "%s", f.Message)
 	case s.Invalidation != "" || s.WALStatus == "lost":
 		why := s.Invalidation
@@ -296,7 +296,7 @@ func (v *resolver) tail() error {
 
 // publication is seen to have changed on a primary. A standby in recovery may show what was long ago.
 func (v *resolver) publication() error {
-	err := v.cfg.Published(v.Record.Publication, v.Publication, v.Server.WALEnd)
+	err := v.cfg.CheckPublication(v.Record.Publication, v.Publication, v.Server.WALEnd)
 	if f := outbox.FaultOf(err); f != nil {
 		f.Observed = !v.Server.InRecovery
 	}
@@ -335,7 +335,7 @@ func (v *resolver) choose() error {
 		}
 	}
 	s.Checkpoint = s.Checkpoints[at].Checkpoint
-	s.There = count(s.Holes, s.Checkpoint.Seq, s.End)
+	s.AlreadyStored = count(s.Holes, s.Checkpoint.Seq, s.End)
 	if readable {
 		s.Newest = v.headed()
 		s.Thru = s.Newest.Thru

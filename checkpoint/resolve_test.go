@@ -92,7 +92,7 @@ func TestResolveStarts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Checkpoint.Due, s.Checkpoint.Seq, s.There, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
+			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Checkpoint.Due, s.Checkpoint.Seq, s.AlreadyStored, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
 			if !s.Asked.Equal(r.Asked) || !s.Broker.Equal(r.Stream.Now) {
 				t.Errorf("asked at %v, the broker said %v", s.Asked, s.Broker)
 			}
@@ -326,7 +326,7 @@ func TestSameStart(t *testing.T) {
 		"place":     func(s *Start) { s.Checkpoint.Due++ },
 		"last seq":  func(s *Start) { s.LastSeq++ },
 		"end":       func(s *Start) { s.End++ },
-		"there":     func(s *Start) { s.There++ },
+		"there":     func(s *Start) { s.AlreadyStored++ },
 		"loss":      func(s *Start) { s.Loss = "stream OUTBOX is empty" },
 		"":          func(s *Start) {},
 		"confirmed": func(s *Start) { s.Confirmed++ }, // nobody need wait for the slot to stand still

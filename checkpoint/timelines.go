@@ -91,7 +91,7 @@ func (v *resolver) newest() error {
 	if !left || n.Thru <= end {
 		return nil
 	}
-	compared := v.start.There > 0 && v.start.Newest != nil
+	compared := v.start.AlreadyStored > 0 && v.start.Newest != nil
 	lost := n.Pos.LSN > end || !compared
 	for _, p := range v.Record.Checkpoints {
 		if p.Seq >= v.Stream.NewestSeq && p.Seq <= v.start.End && p.Due > end {

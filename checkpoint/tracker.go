@@ -52,7 +52,7 @@ const (
 )
 
 // Snapshot is what is to be stored: the record's places and holes.
-type Snapshot struct {
+type Update struct {
 	Checkpoints []StoredCheckpoint
 	Holes       []Range
 }
@@ -60,7 +60,7 @@ type Snapshot struct {
 // NewTracker returns the tracker of a session from start.
 func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 	t := &Tracker{
-		durable: cfg.DurableAfter, last: start.LastSeq, there: start.There, acked: start.LastSeq,
+		durable: cfg.DurableAfter, last: start.LastSeq, there: start.AlreadyStored, acked: start.LastSeq,
 		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite, asked: start.Asked, broker: start.Broker,
 	}
 	for _, p := range start.Checkpoints {
@@ -131,7 +131,7 @@ func (t *Tracker) advance() {
 
 // Marker notes a keepalive's marker, when the buffer holds no event; its place's Seq is set here, its Timeline by the caller. It
 // counts only where no message is unacknowledged, and reports whether it did.
-func (t *Tracker) Marker(place relay.Checkpoint) bool {
+func (t *Tracker) Keepalive(place relay.Checkpoint) bool {
 	top := t.newest()
 	if !t.proved() || t.Unacknowledged() || place.Due <= top.Due {
 		return false
@@ -175,7 +175,7 @@ func (t *Tracker) Newest() relay.Checkpoint { return t.newest().Checkpoint }
 func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
 
 // MustStore reports whether the record must be written before anything is sent.
-func (t *Tracker) MustStore() bool { return t.rewrite }
+func (t *Tracker) MustSave() bool { return t.rewrite }
 
 // Pending reports whether there is something new to store. Nothing is while a snapshot is being stored, or before all that is in
 // the stream was made.
@@ -201,11 +201,11 @@ func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 
 // Snapshot returns what to store now: the places from the confirmed one to the newest, and the newest one of a smaller seq than
 // that. Stored or the session's end follows before the next one.
-func (t *Tracker) Snapshot(now time.Time) Snapshot {
+func (t *Tracker) BeginSave(now time.Time) Update {
 	t.saving, t.savedAt = true, now
 	t.prune()
 	t.thin()
-	s := Snapshot{Checkpoints: make([]StoredCheckpoint, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
+	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
 	for i := range t.places {
 		p := &t.places[i]
 		if p.state == fresh {
@@ -260,7 +260,7 @@ func (t *Tracker) thin() {
 }
 
 // Stored notes that the store acknowledged the last snapshot.
-func (t *Tracker) Stored(now time.Time) {
+func (t *Tracker) Saved(now time.Time) {
 	t.saving, t.rewrite = false, false
 	for i := range t.places {
 		if p := &t.places[i]; p.state == sent {

@@ -33,7 +33,7 @@ func (k *tracked) window(due outbox.LSN, n int) {
 }
 
 func (k *tracked) marker(due outbox.LSN) bool {
-	return k.Marker(relay.Checkpoint{Due: due, Settings: settings, Timeline: 1})
+	return k.Keepalive(relay.Checkpoint{Due: due, Settings: settings, Timeline: 1})
 }
 
 // store takes a snapshot and has it stored at once; it returns its places.
@@ -42,15 +42,15 @@ func (k *tracked) store() string {
 	if !k.Pending() {
 		k.t.Fatal("nothing to store")
 	}
-	s := k.Snapshot(k.now)
+	s := k.BeginSave(k.now)
 	if _, err := record(s.Checkpoints...).Encode(); err != nil {
 		k.t.Fatal(err)
 	}
-	k.Stored(k.now)
+	k.Saved(k.now)
 	return text(s)
 }
 
-func text(s Snapshot) string {
+func text(s Update) string {
 	var out []string
 	for _, p := range s.Checkpoints {
 		out = append(out, fmt.Sprintf("%v:%d", p.Due, p.Seq))
@@ -90,7 +90,7 @@ func TestWindowsCountWhenAcknowledged(t *testing.T) {
 func TestWhatIsThereMakesNoPlace(t *testing.T) {
 	t.Parallel()
 	// Five messages are there from the place on, sequences 6 to 10, and 11 and 12 are a hole.
-	k := track(t, func(s *Start) { s.There, s.End, s.LastSeq, s.Holes = 5, 10, 12, []Range{{11, 12}} })
+	k := track(t, func(s *Start) { s.AlreadyStored, s.End, s.LastSeq, s.Holes = 5, 10, 12, []Range{{11, 12}} })
 	k.want("marker before", k.marker(0x1800), false)
 	k.window(0x2000, 3)
 	k.want("a window of what is there", k.Newest().Seq, 5)
@@ -108,7 +108,7 @@ func TestPlacesThatTheRecordGoesBeyond(t *testing.T) {
 	t.Parallel()
 	// The start is not at the newest place, so that messages are made again.
 	k := track(t, func(s *Start) {
-		s.There, s.LastSeq, s.End = 4, 9, 9
+		s.AlreadyStored, s.LastSeq, s.End = 4, 9, 9
 		s.Checkpoints = append(s.Checkpoints, at(0x2000, 9, time.Minute))
 	})
 	k.window(0x1800, 2)
@@ -196,7 +196,7 @@ func TestPlacesDuringASave(t *testing.T) {
 	k.window(0x2000, 1)
 	k.window(0x3000, 1)
 	k.Acked(7)
-	s := k.Snapshot(k.now)
+	s := k.BeginSave(k.now)
 	k.want("snapshot", text(s), "0/1000:5 0/2000:6 0/3000:7")
 	for i := range 4 {
 		k.window(outbox.LSN(0x4000+i), 1)
@@ -204,7 +204,7 @@ func TestPlacesDuringASave(t *testing.T) {
 	}
 	k.want("pending while it is stored", k.Pending(), false)
 	k.now = k.now.Add(time.Second)
-	k.Stored(k.now)
+	k.Saved(k.now)
 	k.want("pending after it", k.Pending(), true)
 	k.now = k.now.Add(config.DurableAfter)
 	k.want("confirmable", k.Confirmable(k.now), "0/3000")
@@ -248,16 +248,16 @@ func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
 	k.Acked(6)
 	k.now = k.now.Add(time.Hour)
 	k.want("not in a snapshot", k.Confirmable(k.now), "0/1000")
-	k.Snapshot(k.now)
+	k.BeginSave(k.now)
 	k.now = k.now.Add(time.Hour)
 	k.want("not acknowledged", k.Confirmable(k.now), "0/1000")
-	k.Stored(k.now)
+	k.Saved(k.now)
 	k.want("just acknowledged", k.Confirmable(k.now), "0/1000")
 	k.now = k.now.Add(config.DurableAfter)
 	k.want("old enough", k.Confirmable(k.now), "0/2000")
 	k.window(0x3000, 1)
 	k.Acked(7)
-	s := k.Snapshot(k.now)
+	s := k.BeginSave(k.now)
 	if since := s.Checkpoints[1].Since; !since.Equal(epoch.Add(2 * time.Hour)) {
 		t.Fatalf("the record's time is %v, want the acknowledgement's", since)
 	}
@@ -298,22 +298,22 @@ func TestAgeByTwoClocks(t *testing.T) {
 	k.window(0x2000, 1)
 	k.Acked(6)
 	k.now = epoch.Add(10 * time.Second)
-	s := k.Snapshot(k.now)
+	s := k.BeginSave(k.now)
 	k.want("sent, by the broker's clock", s.Checkpoints[1].Broker.Sub(epoch), 17*time.Minute+11*time.Second)
 	k.now = epoch.Add(12 * time.Second)
-	k.Stored(k.now)
+	k.Saved(k.now)
 	k.window(0x3000, 1)
 	k.Acked(7)
-	s = k.Snapshot(k.now)
+	s = k.BeginSave(k.now)
 	k.want("stored, by the broker's clock", s.Checkpoints[1].Broker.Sub(epoch), 17*time.Minute+13*time.Second)
 	k.want("one that was there without", s.Checkpoints[0].Broker.IsZero(), true)
 
 	k = track(t, nil) // a broker that does not say
 	k.window(0x2000, 1)
 	k.Acked(6)
-	k.Snapshot(k.now)
-	k.Stored(k.now)
-	k.want("stored, by no clock of the broker's", k.Snapshot(k.now).Checkpoints[1].Broker.IsZero(), true)
+	k.BeginSave(k.now)
+	k.Saved(k.now)
+	k.want("stored, by no clock of the broker's", k.BeginSave(k.now).Checkpoints[1].Broker.IsZero(), true)
 }
 
 // A record that lists too many taken events gets along with fewer places: those go that were stored shortly after the one before them.
@@ -345,7 +345,7 @@ func TestTakenEventsAreThinned(t *testing.T) {
 		k.window(0x2000, 1)
 		k.Acked(9)
 		k.marker(0x3000)
-		k.want(name, text(k.Snapshot(k.now)), c.want)
+		k.want(name, text(k.BeginSave(k.now)), c.want)
 	}
 
 	// The two newest stay, stored or not, and the confirmed one.
@@ -355,15 +355,15 @@ func TestTakenEventsAreThinned(t *testing.T) {
 	})
 	k.window(0x2000, 1)
 	k.Acked(6)
-	k.Snapshot(k.now)
-	k.Stored(k.now)
-	k.want("the newest two", text(k.Snapshot(k.now)), "0/1100:4 0/1200:5 0/2000:6")
+	k.BeginSave(k.now)
+	k.Saved(k.now)
+	k.want("the newest two", text(k.BeginSave(k.now)), "0/1100:4 0/1200:5 0/2000:6")
 }
 
 func TestUnprovedConfirmsNothing(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
-		s.There, s.LastSeq, s.End = 4, 9, 9
+		s.AlreadyStored, s.LastSeq, s.End = 4, 9, 9
 		s.Checkpoints = append(s.Checkpoints, at(0x2000, 9, time.Hour))
 	})
 	k.want("before the proof", k.Confirmable(k.now), "0/1000")
@@ -422,18 +422,18 @@ func TestSaveTimes(t *testing.T) {
 func TestRewrite(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
-		s.Rewrite, s.LastSeq, s.End, s.There, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}
+		s.Rewrite, s.LastSeq, s.End, s.AlreadyStored, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}
 		s.Checkpoints = []StoredCheckpoint{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second), at(0x1200, 5, time.Second)}
 	})
-	k.want("must be stored", k.MustStore(), true)
+	k.want("must be stored", k.MustSave(), true)
 	k.want("but not before the proof", k.Pending(), false)
 	k.Made(2)
 	in, ok := k.SaveIn(k.now)
 	k.want("then at once, though the last one is a second old", fmt.Sprint(in, ok), "0s true")
 	k.want("nothing is confirmed before", k.Confirmable(k.now), "0/1000")
-	s := k.Snapshot(k.now)
+	s := k.BeginSave(k.now)
 	k.want("snapshot", text(s)+fmt.Sprint(s.Holes), "0/1000:5 0/1100:5 0/1200:5[{8 9}]")
-	k.want("until the store says so", fmt.Sprint(k.MustStore(), k.Confirmable(k.now)), "true 0/1000")
-	k.Stored(k.now)
-	k.want("and then no more", fmt.Sprint(k.MustStore(), k.Pending(), k.Confirmable(k.now)), "false false 0/1100")
+	k.want("until the store says so", fmt.Sprint(k.MustSave(), k.Confirmable(k.now)), "true 0/1000")
+	k.Saved(k.now)
+	k.want("and then no more", fmt.Sprint(k.MustSave(), k.Pending(), k.Confirmable(k.now)), "false false 0/1100")
 }

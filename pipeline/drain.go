@@ -13,7 +13,7 @@ import (
 // last confirmation goes out; all within the stop timeout. What is only held stays in the WAL.
 func (s *session) drain() error {
 	s.p.health.set(StateStopping, nil)
-	if !s.proof.Proved() {
+	if !s.proof.Verified() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.p.cfg.StopTimeout)
@@ -62,7 +62,7 @@ func (s *session) recordLast(ctx context.Context) error {
 			if !s.tracker.Pending() {
 				return nil
 			}
-			s.recorder.offer(s.tracker.Snapshot(time.Now()))
+			s.recorder.offer(s.tracker.BeginSave(time.Now()))
 		}
 		select {
 		case <-ctx.Done():

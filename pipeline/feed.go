@@ -205,18 +205,18 @@ func (s *session) windowDone() {
 // whenProved notes, once, that the session is proved: all messages that are in the stream already have been made again. What the start
 // found to be lost is recorded now, before anything is sent: a later start must not take the new messages for the lost ones.
 func (s *session) whenProved(ctx context.Context) error {
-	if !s.proof.Proved() || s.announced {
+	if !s.proof.Verified() || s.announced {
 		return nil
 	}
 	s.announced = true
-	if s.tracker.MustStore() {
-		snap := s.tracker.Snapshot(time.Now())
+	if s.tracker.MustSave() {
+		snap := s.tracker.BeginSave(time.Now())
 		heard, err := s.recorder.store(ctx, &snap)
 		if err != nil {
 			return fmt.Errorf("checkpoint record: %w", err)
 		}
 		s.heard = heard
-		s.tracker.Stored(time.Now())
+		s.tracker.Saved(time.Now())
 	}
 	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
 	s.p.health.set(StateRunning, nil)

@@ -63,7 +63,7 @@ func TestNoAnswer(t *testing.T) {
 						l.JetStream, l.Source = silentBroker{l.JetStream, &s}, silentUpstream{l.Source, &s}
 					}
 				}})
-				w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+				w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 				w.write(3)
 				w.published()
 				w.same()
@@ -124,7 +124,7 @@ func TestSortingIsAlive(t *testing.T) {
 		w.with(func() { w.pg.commit(rows) })
 		begun, silent := time.Now(), time.Duration(0)
 		w.until(time.Hour, "published", func() bool {
-			s := pr.p.Snapshot()
+			s := pr.p.Status()
 			silent = max(silent, time.Since(s.beat))
 			if !s.Alive(time.Now()) {
 				t.Errorf("not alive after %v", time.Since(begun))
@@ -150,7 +150,7 @@ func TestStopWhileSorting(t *testing.T) {
 			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i), fmt.Sprintf(`{"text":"%01000d"}`, i)}
 		}
 		w.with(func() { w.pg.commit(rows) })
-		w.until(time.Minute, "sorting", func() bool { return pr.p.Snapshot().sorting })
+		w.until(time.Minute, "sorting", func() bool { return pr.p.Status().sorting })
 		w.sleep(5 * time.Second)
 		pr.cancel()
 		pr.ends(time.Second)

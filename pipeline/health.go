@@ -38,7 +38,7 @@ type levels struct {
 }
 
 // Snapshot is the pipeline's state at a moment, for probes and the status page.
-type Snapshot struct {
+type Status struct {
 	State     State      `json:"state"`
 	Since     time.Time  `json:"since"`                       // when the state began
 	Error     string     `json:"error,omitempty"`             // why the last session ended
@@ -59,12 +59,12 @@ type Snapshot struct {
 }
 
 // Ready reports whether a session holds the slot, also while it makes again what is in the stream, or this is a standby that waits for it.
-func (s *Snapshot) Ready() bool {
+func (s *Status) Ready() bool {
 	return s.State == StateRunning || s.State == StateStandby || s.State == StateComparing
 }
 
 // Alive reports whether the pipeline moves: the loop goes round, or attempts to start are made.
-func (s *Snapshot) Alive(now time.Time) bool {
+func (s *Status) Alive(now time.Time) bool {
 	switch s.State {
 	case StateStopped:
 		return false
@@ -77,7 +77,7 @@ func (s *Snapshot) Alive(now time.Time) bool {
 }
 
 // Age is the age of the oldest event that was read and is not acknowledged, 0 if there is none.
-func (s *Snapshot) Age(now time.Time) time.Duration {
+func (s *Status) Age(now time.Time) time.Duration {
 	if s.Oldest.IsZero() {
 		return 0
 	}
@@ -85,7 +85,7 @@ func (s *Snapshot) Age(now time.Time) time.Duration {
 }
 
 // Lag is the time since everything that the server had was published.
-func (s *Snapshot) Lag(now time.Time) time.Duration {
+func (s *Status) Lag(now time.Time) time.Duration {
 	if s.CaughtUp.IsZero() {
 		return 0
 	}
@@ -95,12 +95,12 @@ func (s *Snapshot) Lag(now time.Time) time.Duration {
 // health is the pipeline's state, shared between the loop and whoever asks.
 type health struct {
 	mu   sync.Mutex
-	snap Snapshot
+	snap Status
 }
 
 func (h *health) init() {
 	now := time.Now()
-	h.snap = Snapshot{State: StateConnecting, Since: now, CaughtUp: now, beat: now}
+	h.snap = Status{State: StateConnecting, Since: now, CaughtUp: now, beat: now}
 }
 
 func (h *health) set(s State, err error) {
@@ -162,11 +162,11 @@ func (h *health) levels(l *levels, now time.Time) {
 	}
 }
 
-func (h *health) snapshot() Snapshot {
+func (h *health) snapshot() Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.snap
 }
 
 // Snapshot returns the state at this moment. Safe for concurrent use.
-func (p *Pipeline) Snapshot() Snapshot { return p.health.snapshot() }
+func (p *Pipeline) Status() Status { return p.health.snapshot() }

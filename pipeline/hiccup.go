@@ -32,7 +32,7 @@ func ofBroker(err error) error {
 // a take-over would have to know is only in memory.
 func (s *session) keeps(err error) bool {
 	var failure *brokerFailure
-	return s.links.Reopen != nil && s.announced && !s.tracker.MustStore() && errors.As(err, &failure)
+	return s.links.Reopen != nil && s.announced && !s.tracker.MustSave() && errors.As(err, &failure)
 }
 
 // hiccup is what a session knows of failures of NATS that it outlived, or tries to.
@@ -237,12 +237,12 @@ func (s *session) takeOver(f *found) (err error) {
 	s.pub = pub
 	s.links.JetStream, s.links.Store = f.broker, f.store
 	if wrote {
-		s.tracker.Stored(now)
+		s.tracker.Saved(now)
 	} else {
 		s.tracker.Unsaved()
 	}
 	// As at a start: the broker lives, and what is there has been there for as long as the times beside it say.
-	s.tracker.Rejoined(f.asked, f.stream.Now, now)
+	s.tracker.Reconnected(f.asked, f.stream.Now, now)
 	s.heard, s.hiccup.behind = f.asked, f.stream.LastSeq
 	s.metrics.resumed()
 	s.p.health.set(StateRunning, nil)

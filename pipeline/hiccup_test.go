@@ -57,11 +57,11 @@ func TestNATSHiccup(t *testing.T) {
 					}
 					w.sleep(c.after)
 					w.cutBroker(pr, 3*time.Second, c.dropped)
-					w.until(time.Second, "it waits", func() bool { return pr.p.Snapshot().State == StateAway })
+					w.until(time.Second, "it waits", func() bool { return pr.p.Status().State == StateAway })
 					w.write(10)
-					w.until(time.Minute, "it goes on", func() bool { return pr.p.Snapshot().State == StateRunning && w.js.resumed == i+1 })
+					w.until(time.Minute, "it goes on", func() bool { return pr.p.Status().State == StateRunning && w.js.resumed == i+1 })
 					w.published()
-					w.until(time.Minute, "all is acknowledged", func() bool { return pr.p.Snapshot().InFlight == 0 })
+					w.until(time.Minute, "all is acknowledged", func() bool { return pr.p.Status().InFlight == 0 })
 				}
 				w.kept(pr, 5)
 				w.same()
@@ -167,7 +167,7 @@ func TestPostgresEndsWhileNATSIsAway(t *testing.T) {
 		w.cutBroker(pr, time.Minute, true)
 		w.sleep(time.Second)
 		w.with(func() { pr.up().cut(true) })
-		w.until(2*heartbeat, "the session ends", func() bool { return pr.p.Snapshot().State == StateWaiting })
+		w.until(2*heartbeat, "the session ends", func() bool { return pr.p.Status().State == StateWaiting })
 		w.write(5)
 		w.published()
 		w.same()

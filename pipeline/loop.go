@@ -35,7 +35,7 @@ type session struct {
 
 	decoder *decoder.Decoder
 	buffer  *reorder.Buffer
-	proof   *checkpoint.Proof
+	proof   *checkpoint.TailCheck
 	tracker *checkpoint.Tracker
 	pub     Publisher
 
@@ -82,7 +82,7 @@ func newSession(ctx context.Context, p *Pipeline, links *Conns, r checkpoint.Rea
 			Stop: ctx.Err, // a large transaction is read and sorted for minutes
 		}),
 		from:     start.Checkpoint.Due,
-		proof:    checkpoint.NewProof(links.Checkpoint, start),
+		proof:    checkpoint.NewTailCheck(links.Checkpoint, start),
 		tracker:  checkpoint.NewTracker(links.Checkpoint, start, now),
 		pub:      links.JetStream.Publisher(start.LastSeq),
 		lastData: now, lastInput: now, heard: r.Asked, startSeq: start.LastSeq, startNewest: r.Stream.NewestSeq,

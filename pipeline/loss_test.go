@@ -115,7 +115,7 @@ func TestStreamThatMovesTooFast(t *testing.T) {
 			t.Errorf("%d sessions", n)
 		}
 		w.sleep(15 * time.Second)
-		if s := pr.p.Snapshot(); s.Confirmed < s.Published {
+		if s := pr.p.Status(); s.Confirmed < s.Published {
 			t.Errorf("confirmed %v, published %v", s.Confirmed, s.Published)
 		}
 		w.same()
@@ -137,9 +137,9 @@ func TestLossThatWasNone(t *testing.T) {
 		w.js.messages = all[:7:7]
 		places, revisions := len(w.record().Checkpoints), len(w.js.revisions)
 		pr := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting })
 		w.with(func() { w.js.messages = all })
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions || len(w.record().Checkpoints) != places {
 			t.Errorf("%d messages, %d new records", len(w.js.messages), len(w.js.revisions)-revisions)
 		}
@@ -180,8 +180,8 @@ func TestFaultsOfTheStart(t *testing.T) {
 				if d := pr.opens[len(pr.opens)-1].Sub(pr.opens[0]); d < c.wait || d > c.wait+time.Second {
 					t.Errorf("%d sessions in %v", len(pr.opens), d)
 				}
-				if pr.p.Snapshot().State != StateStopped {
-					t.Error(pr.p.Snapshot().State)
+				if pr.p.Status().State != StateStopped {
+					t.Error(pr.p.Status().State)
 				}
 			})
 		})
@@ -194,9 +194,9 @@ func TestGapThatWasNone(t *testing.T) {
 		stopped(t, w)
 		w.js.exists = false
 		pr := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting })
 		w.with(func() { w.js.exists = true })
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		w.with(func() {
 			w.js.exists = false
 			pr.link().cut(true)
@@ -216,9 +216,9 @@ func TestStandbyForgetsALoss(t *testing.T) {
 		w.published()
 		w.with(func() { w.js.exists = false })
 		standby := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return standby.p.Snapshot().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool { return standby.p.Status().State == StateWaiting })
 		w.with(func() { w.js.exists = true })
-		w.until(time.Minute, "standby", func() bool { return standby.p.Snapshot().State == StateStandby })
+		w.until(time.Minute, "standby", func() bool { return standby.p.Status().State == StateStandby })
 		w.sleep(time.Hour)
 		w.with(func() { w.js.exists = false })
 		owner.kill()
@@ -236,9 +236,9 @@ func TestDifferentLosses(t *testing.T) {
 		stopped(t, w)
 		w.js.messages = w.js.messages[:7:7]
 		pr := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Snapshot().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting })
 		w.with(func() { w.js.messages = w.js.messages[:6:6] })
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if n := len(pr.opens); n != 3 || pr.opens[2].Sub(pr.opens[1]) < 5*time.Second {
 			t.Errorf("%d sessions", n)
 		}
@@ -306,7 +306,7 @@ func TestEmptied(t *testing.T) {
 		}
 		pr.link().cut(true)
 		w.sleep(time.Millisecond)
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if n := len(pr.opens); n != 4 {
 			t.Errorf("%d sessions", n)
 		}

@@ -51,12 +51,12 @@ func TestAliveWhileNATSIsAway(t *testing.T) {
 		w.cutBroker(pr, 25*time.Second, true)
 		for range 24 {
 			w.sleep(time.Second)
-			if s := pr.p.Snapshot(); s.State != StateAway || s.Error == "" || !s.Alive(time.Now()) || s.Ready() {
+			if s := pr.p.Status(); s.State != StateAway || s.Error == "" || !s.Alive(time.Now()) || s.Ready() {
 				t.Fatalf("%+v: alive %t, ready %t", s, s.Alive(time.Now()), s.Ready())
 			}
 		}
 		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
-		if s := pr.p.Snapshot(); s.State != StateRunning || s.Error != "" {
+		if s := pr.p.Status(); s.State != StateRunning || s.Error != "" {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -68,9 +68,9 @@ func TestNATSFailsBeforeTheProof(t *testing.T) {
 		stopped(t, w)
 		w.with(func() { w.pg.delay = 300 * time.Millisecond })
 		pr := w.run(options{})
-		w.until(time.Minute, "comparing", func() bool { return pr.p.Snapshot().State == StateComparing })
+		w.until(time.Minute, "comparing", func() bool { return pr.p.Status().State == StateComparing })
 		w.cutBroker(pr, time.Second, true)
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if len(pr.opens) < 2 || len(pr.reopens) > 0 {
 			t.Errorf("%d sessions, NATS was opened again %d times", len(pr.opens), len(pr.reopens))
 		}
@@ -88,7 +88,7 @@ func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 		w.sleep(time.Second)
 		w.with(func() { w.pg.writeDelay, w.pg.writeFails = time.Second, 1 })
 		w.write(1)
-		w.until(time.Minute, "a tick is on its way", func() bool { return pr.p.Snapshot().Held == 1 })
+		w.until(time.Minute, "a tick is on its way", func() bool { return pr.p.Status().Held == 1 })
 		w.sleep(200 * time.Millisecond)
 		w.cutBroker(pr, 3*time.Second, true)
 		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
@@ -260,7 +260,7 @@ func TestNATSIsBackAndRefuses(t *testing.T) {
 		w.published()
 		w.cutBroker(pr, 0, true)
 		begun := time.Now()
-		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
 		if d := time.Since(begun); d > 5*time.Second || w.js.resumed > 0 || len(pr.reopens) != 1 || len(w.links()) != 1 {
 			t.Errorf("after %v, went on %d times, opened again %d times, %d connections", d, w.js.resumed, len(pr.reopens), len(w.links()))
 		}
@@ -346,7 +346,7 @@ func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
 		if w.js.resumed != 0 {
 			t.Error("it went on")
 		}
@@ -479,7 +479,7 @@ func TestRecorderPassesNoErrorOver(t *testing.T) {
 				w.sleep(5 * time.Second)
 				first.fails = what
 				w.write(1)
-				w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+				w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
 				w.same()
 			})
 		})

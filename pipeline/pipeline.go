@@ -22,10 +22,10 @@ type Config struct {
 	// Open opens both connections. It is called once a session; ctx limits the opening, not what it returns.
 	Open func(ctx context.Context) (*Conns, error)
 
-	Settings relay.Settings // the configured ordering settings
-	Ticks    bool           // write ticks (reorder.tick: wal)
-	Scratch  reorder.Scratch
-	MaxSpill int64 // bytes of scratch files at a time; 0: no limit
+	Settings   relay.Settings // the configured ordering settings
+	Heartbeats bool           // write ticks (reorder.tick: wal)
+	Scratch    reorder.Scratch
+	MaxSpill   int64 // bytes of scratch files at a time; 0: no limit
 	// InForce is called with the ordering settings that are in force, at the start of a session and soon after a change in the WAL, from
 	// the goroutine of Run; nil: nobody wants to know.
 	InForce func(relay.Settings)

@@ -17,9 +17,9 @@ func TestStandby(t *testing.T) {
 				owner := w.running(options{})
 				w.write(5)
 				standby := w.run(options{})
-				w.until(time.Second, "standby", func() bool { return standby.p.Snapshot().State == StateStandby })
+				w.until(time.Second, "standby", func() bool { return standby.p.Status().State == StateStandby })
 				w.sleep(time.Minute)
-				s := standby.p.Snapshot()
+				s := standby.p.Status()
 				if s.State != StateStandby || !s.Ready() || !s.Alive(time.Now()) || len(standby.opens) != 1 || len(w.started) != 1 {
 					t.Fatalf("%+v, %d sessions, %d starts", s, len(standby.opens), len(w.started))
 				}
@@ -31,7 +31,7 @@ func TestStandby(t *testing.T) {
 				}
 				w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil || w.pg.active == standby.up() })
 				free := time.Now()
-				w.until(time.Minute, "running", func() bool { return standby.p.Snapshot().State == StateRunning })
+				w.until(time.Minute, "running", func() bool { return standby.p.Status().State == StateRunning })
 				if d := w.started[1].at.Sub(free); d > 250*time.Millisecond {
 					t.Errorf("taken over after %v", d)
 				}
@@ -65,7 +65,7 @@ func TestStandbyStops(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		w.running(options{})
 		standby := w.run(options{})
-		w.until(time.Second, "standby", func() bool { return standby.p.Snapshot().State == StateStandby })
+		w.until(time.Second, "standby", func() bool { return standby.p.Status().State == StateStandby })
 		begun := time.Now()
 		if err := standby.stop(); err != nil || time.Since(begun) > time.Second {
 			t.Errorf("%v after %v", err, time.Since(begun))
@@ -101,7 +101,7 @@ func TestDrain(t *testing.T) {
 		if w.stops != 1 || w.pg.confirmed != end || w.pg.active != nil {
 			t.Errorf("%d ended in order, confirmed %v of %v", w.stops, w.pg.confirmed, end)
 		}
-		if s := pr.p.Snapshot(); s.State != StateStopped || s.Ready() || s.Alive(time.Now()) {
+		if s := pr.p.Status(); s.State != StateStopped || s.Ready() || s.Alive(time.Now()) {
 			t.Errorf("%+v", s)
 		}
 		w.same()
@@ -180,7 +180,7 @@ func TestBackoff(t *testing.T) {
 					t.Errorf("pause %d: %v", i, d)
 				}
 			}
-			w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+			w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 			if d := pr.opens[len(pr.opens)-1].Sub(w.pg.down); d > 401*time.Millisecond {
 				t.Errorf("connected after %v", d)
 			}
@@ -204,34 +204,34 @@ func TestHealth(t *testing.T) {
 			w.pg.delay = 100 * time.Millisecond
 		})
 		pr := w.run(options{})
-		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) {
+		if s := pr.p.Status(); s.Ready() || !s.Alive(time.Now()) {
 			t.Errorf("%+v", s)
 		}
-		w.until(time.Second, "waiting", func() bool { return pr.p.Snapshot().State == StateWaiting })
-		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) || s.Error != errDown.Error() {
+		w.until(time.Second, "waiting", func() bool { return pr.p.Status().State == StateWaiting })
+		if s := pr.p.Status(); s.Ready() || !s.Alive(time.Now()) || s.Error != errDown.Error() {
 			t.Errorf("%+v", s)
 		}
-		w.until(time.Minute, "comparing", func() bool { return pr.p.Snapshot().State == StateComparing })
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "comparing", func() bool { return pr.p.Status().State == StateComparing })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		w.sleep(time.Minute)
-		if s := pr.p.Snapshot(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" || s.Lag(time.Now()) > time.Second {
+		if s := pr.p.Status(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" || s.Lag(time.Now()) > time.Second {
 			t.Errorf("%+v", s)
 		}
 		w.with(func() { w.js.down = time.Now().Add(time.Hour) })
 		w.with(func() { pr.link().cut(true) })
-		w.until(time.Second, "not ready", func() bool { s := pr.p.Snapshot(); return !s.Ready() && s.Error != "" })
+		w.until(time.Second, "not ready", func() bool { s := pr.p.Status(); return !s.Ready() && s.Error != "" })
 		for range 25 {
-			if s := pr.p.Snapshot(); s.State != StateAway || s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) > time.Minute {
+			if s := pr.p.Status(); s.State != StateAway || s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) > time.Minute {
 				t.Errorf("%+v", s)
 			}
 			w.sleep(time.Second)
 		}
-		if s := pr.p.Snapshot(); s.Lag(time.Now()) < 24*time.Second {
+		if s := pr.p.Status(); s.Lag(time.Now()) < 24*time.Second {
 			t.Errorf("lag %v while the broker is away", s.Lag(time.Now()))
 		}
-		w.until(10*time.Second, "waiting", func() bool { return pr.p.Snapshot().State == StateWaiting })
+		w.until(10*time.Second, "waiting", func() bool { return pr.p.Status().State == StateWaiting })
 		w.sleep(time.Minute)
-		if s := pr.p.Snapshot(); s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) < time.Minute {
+		if s := pr.p.Status(); s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) < time.Minute {
 			t.Errorf("%+v; an outage of the broker is no hanging process", s)
 		}
 	})
@@ -241,7 +241,7 @@ func TestHealth(t *testing.T) {
 func TestHanging(t *testing.T) {
 	now := time.Now()
 	for state, alive := range map[State]bool{StateRunning: false, StateComparing: false, StateAway: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
-		s := Snapshot{State: state, Since: now.Add(-time.Minute), beat: now.Add(-time.Minute)}
+		s := Status{State: state, Since: now.Add(-time.Minute), beat: now.Add(-time.Minute)}
 		if s.Alive(now) != alive {
 			t.Errorf("%s: alive %t", state, !alive)
 		}
@@ -256,7 +256,7 @@ func TestMetrics(t *testing.T) {
 		w.published()
 		w.sleep(time.Second)
 		w.with(func() { pr.up().cut(true) })
-		w.until(time.Minute, "a second session", func() bool { return len(pr.opens) == 2 && pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "a second session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
 		w.with(func() {
 			w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
 		})
@@ -313,12 +313,12 @@ func TestConnectionLost(t *testing.T) {
 				for range 20 {
 					cut(pr)
 					w.sleep(time.Millisecond)
-					if s := pr.p.Snapshot(); s.State == StateRunning || len(w.links()) > 0 || len(w.upstreams()) != kept {
+					if s := pr.p.Status(); s.State == StateRunning || len(w.links()) > 0 || len(w.upstreams()) != kept {
 						t.Fatalf("%s, %d connections to the broker, %d to the server", s.State, len(w.links()), len(w.upstreams()))
 					}
 					w.write(1)
 					w.published()
-					w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+					w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 					w.sleep(13 * time.Millisecond)
 				}
 				w.same()

@@ -24,7 +24,7 @@ type recorder struct {
 	revision uint64                    // likewise
 	tried    *checkpoint.Record        // likewise: what may have been written since or not; nil: nothing
 
-	requests chan *checkpoint.Snapshot // nil: read the server's state
+	requests chan *checkpoint.Update // nil: read the server's state
 	done     chan recorded
 	cancel   context.CancelFunc
 	stopped  chan struct{}
@@ -35,7 +35,7 @@ type recorder struct {
 
 // recorded is the answer to a request.
 type recorded struct {
-	snapshot *checkpoint.Snapshot // what was stored; nil: the server's state was read
+	snapshot *checkpoint.Update // what was stored; nil: the server's state was read
 	end      outbox.LSN
 	slot     relay.SlotState
 	stream   relay.StreamState
@@ -51,7 +51,7 @@ func newRecorder(links *Conns, log *slog.Logger, rec *checkpoint.Record, revisio
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &recorder{
 		links: links, log: log, record: rec, revision: revision, cancel: cancel,
-		requests: make(chan *checkpoint.Snapshot, 1), done: make(chan recorded, 1),
+		requests: make(chan *checkpoint.Update, 1), done: make(chan recorded, 1),
 		stopped: make(chan struct{}),
 	}
 	go r.run(ctx)
@@ -76,7 +76,7 @@ func (r *recorder) run(ctx context.Context) {
 	}
 }
 
-func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard time.Time, err error) {
+func (r *recorder) store(ctx context.Context, snap *checkpoint.Update) (heard time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	server, err := r.links.Source.Server(ctx) // before the publication: up to here it is known to be right
@@ -87,7 +87,7 @@ func (r *recorder) store(ctx context.Context, snap *checkpoint.Snapshot) (heard 
 	if err != nil {
 		return heard, err
 	}
-	if err := r.links.Checkpoint.Published(r.record.Publication, published, server.WALEnd); err != nil {
+	if err := r.links.Checkpoint.CheckPublication(r.record.Publication, published, server.WALEnd); err != nil {
 		return heard, err
 	}
 	r.rewritten(published)
@@ -189,7 +189,7 @@ func (p *Pipeline) remember(links *Conns, err error) {
 	}
 }
 
-func (r *recorder) offer(snap checkpoint.Snapshot) {
+func (r *recorder) offer(snap checkpoint.Update) {
 	r.busy = true
 	r.requests <- &snap
 }

@@ -122,7 +122,7 @@ func (s *scribe) finished(w written, now time.Time, log *slog.Logger, m *metrics
 // is none closes no window, however much of it comes), one horizon after the last tick.
 func (s *session) tickAt() (time.Time, bool) {
 	horizon := s.buffer.Settings().Horizon
-	if !s.p.cfg.Ticks || horizon == 0 || s.scribe.writer == nil || !s.proof.Proved() {
+	if !s.p.cfg.Heartbeats || horizon == 0 || s.scribe.writer == nil || !s.proof.Verified() {
 		return time.Time{}, false
 	}
 	oldest, held := s.buffer.OldestLSN()

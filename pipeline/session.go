@@ -79,7 +79,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	s := newSession(ctx, p, links, held, again)
 	defer s.close()
 	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq", again.LastSeq,
-		"there", again.There, "binary", binary, "settings", again.Checkpoint.Settings)
+		"there", again.AlreadyStored, "binary", binary, "settings", again.Checkpoint.Settings)
 	switch {
 	case again.Loss != "" && again.Rewrite:
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
@@ -97,7 +97,7 @@ func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
 	if errors.Is(err, decoder.ErrNeedText) {
 		p.text = true
 	}
-	return s.proof.Proved(), err
+	return s.proof.Verified(), err
 }
 
 // findPlace reads slot, record, stream and server, in this order, and resolves the place to go on from. A loss that this is the

@@ -305,7 +305,7 @@ func (s *schedule) finish() error {
 			return ended
 		}
 		if time.Since(begun) > 10*time.Minute {
-			return fmt.Errorf("not everything is published after %v: %d of %d; %+v", time.Since(begun), len(s.stream()), s.events(), s.alive[0].p.Snapshot())
+			return fmt.Errorf("not everything is published after %v: %d of %d; %+v", time.Since(begun), len(s.stream()), s.events(), s.alive[0].p.Status())
 		}
 	}
 	if own.IntN(4) == 0 {

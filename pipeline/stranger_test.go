@@ -225,7 +225,7 @@ func (s *schedule) allEnd() error {
 			return ended
 		}
 		if time.Since(begun) > 10*time.Minute {
-			return fmt.Errorf("nobody noticed: %+v", s.alive[0].p.Snapshot())
+			return fmt.Errorf("nobody noticed: %+v", s.alive[0].p.Status())
 		}
 	}
 }

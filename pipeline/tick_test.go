@@ -106,9 +106,9 @@ func TestNoTickBeforeProof(t *testing.T) {
 		other := defaults
 		other.Horizon = 10 * time.Millisecond
 		pr = w.run(options{settings: other})
-		w.until(time.Minute, "comparing", func() bool { return pr.p.Snapshot().State == StateComparing })
+		w.until(time.Minute, "comparing", func() bool { return pr.p.Status().State == StateComparing })
 		begun := time.Now()
-		w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if d := time.Since(begun); d < 100*time.Millisecond {
 			t.Fatalf("proved after %v: too soon to show anything", d)
 		}

@@ -19,7 +19,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		return ofBroker(err)
 	}
 	s.hiccup.well(acked, s.pub.Sent())
-	if !s.proof.Proved() {
+	if !s.proof.Verified() {
 		return nil
 	}
 	events, _ := s.buffer.Held()
@@ -27,7 +27,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		if s.marker > s.tracker.Newest().Due && events == 0 && !s.tracker.Unacknowledged() {
 			place := s.buffer.Marker(s.marker)
 			place.Timeline = s.server.History.At(place.Due)
-			s.tracker.Marker(place)
+			s.tracker.Keepalive(place)
 		}
 		s.offerTick(now, events)
 		if max(s.last, s.marker) >= s.server.WALEnd {
@@ -35,7 +35,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		}
 	}
 	if in, ok := s.tracker.SaveIn(now); ok && in == 0 && !s.recorder.busy {
-		s.recorder.offer(s.tracker.Snapshot(now))
+		s.recorder.offer(s.tracker.BeginSave(now))
 	}
 	if s.recorder.watchDue(now) {
 		s.watchedSeq = s.pub.Acked()
@@ -110,7 +110,7 @@ func (s *session) recorded(r recorded) error {
 		s.heard = r.heard
 	default:
 		s.heard = r.heard
-		s.tracker.Stored(time.Now())
+		s.tracker.Saved(time.Now())
 	}
 	return nil
 }

@@ -249,7 +249,7 @@ func (w *world) run(o options) *process {
 	pr.cancel = cancel
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
-		Settings: o.settings, Ticks: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop, InForce: o.inForce,
+		Settings: o.settings, Heartbeats: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop, InForce: o.inForce,
 	}
 	if o.log != nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(o.log, nil))
@@ -408,7 +408,7 @@ func (w *world) until(limit time.Duration, what string, cond func() bool) {
 			return
 		case time.Since(begun) > limit:
 			for _, pr := range w.procs {
-				w.t.Logf("%+v; %v", pr.p.Snapshot(), pr.err)
+				w.t.Logf("%+v; %v", pr.p.Status(), pr.err)
 				pr.kill()
 			}
 			w.t.Fatalf("not within %v: %s", limit, what)
@@ -433,7 +433,7 @@ func (w *world) away(f func()) {
 func (w *world) running(o options) *process {
 	w.t.Helper()
 	pr := w.run(o)
-	w.until(time.Minute, "running", func() bool { return pr.p.Snapshot().State == StateRunning })
+	w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 	return pr
 }
 

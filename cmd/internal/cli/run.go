@@ -60,7 +60,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		if host, _, err := net.SplitHostPort(cfg.Listen); err == nil {
 			hosts += "," + host
 		}
-		pages := httpstatus.Serve(l, hosts, info, p.Snapshot, metrics)
+		pages := httpstatus.Serve(l, hosts, info, p.Status, metrics)
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}

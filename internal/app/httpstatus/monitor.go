@@ -75,7 +75,7 @@ const maxHeader = 8 << 10 // bytes
 
 // Serve starts to serve on l, which it owns from now on. Hosts are the names by which it may be asked, separated by commas, beside
 // localhost and IP addresses.
-func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Snapshot, metrics prometheus.Gatherer) *Server {
+func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Status, metrics prometheus.Gatherer) *Server {
 	return serve(l, guarded(hosts, Handler(info, snapshot, metrics)), usual)
 }
 
@@ -140,10 +140,10 @@ func (s *Server) Close() error {
 }
 
 // Handler returns the pages.
-func Handler(info Info, snapshot func() pipeline.Snapshot, metrics prometheus.Gatherer) http.Handler {
+func Handler(info Info, snapshot func() pipeline.Status, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{DisableCompression: true}))
-	probe := func(ok func(*pipeline.Snapshot) bool) http.HandlerFunc {
+	probe := func(ok func(*pipeline.Status) bool) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			snap := snapshot()
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -156,13 +156,13 @@ func Handler(info Info, snapshot func() pipeline.Snapshot, metrics prometheus.Ga
 			}
 		}
 	}
-	mux.HandleFunc("GET /healthz", probe(func(s *pipeline.Snapshot) bool { return s.Alive(time.Now()) }))
-	mux.HandleFunc("GET /readyz", probe((*pipeline.Snapshot).Ready))
+	mux.HandleFunc("GET /healthz", probe(func(s *pipeline.Status) bool { return s.Alive(time.Now()) }))
+	mux.HandleFunc("GET /readyz", probe((*pipeline.Status).Ready))
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(struct { // a reader that went away is no failure of ours
 			Info
-			pipeline.Snapshot
+			pipeline.Status
 		}{info, snapshot()})
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
@@ -184,7 +184,7 @@ type pageView struct {
 	Retained                               string
 }
 
-func view(info Info, s *pipeline.Snapshot, now time.Time) pageView {
+func view(info Info, s *pipeline.Status, now time.Time) pageView {
 	return pageView{
 		Info: info, State: string(s.State), Error: s.Error, Good: s.Ready(),
 		Since: now.Sub(s.Since).Round(time.Second).String(),

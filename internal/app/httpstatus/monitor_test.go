@@ -20,7 +20,7 @@ import (
 )
 
 func pages(hosts string) http.Handler {
-	return guarded(hosts, Handler(Info{}, func() pipeline.Snapshot { return pipeline.Snapshot{} }, prometheus.NewRegistry()))
+	return guarded(hosts, Handler(Info{}, func() pipeline.Status { return pipeline.Status{} }, prometheus.NewRegistry()))
 }
 
 func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {

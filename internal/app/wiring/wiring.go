@@ -278,7 +278,7 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	o.writer = writer
 	inForce, stop := gclimit.Start(cfg.Reorder.Settings(), cfg.Sink.MaxPayload)
 	pc := pipeline.Config{
-		Open: o.open, Settings: cfg.Reorder.Settings(), Ticks: cfg.Reorder.Tick == config.TickWAL,
+		Open: o.open, Settings: cfg.Reorder.Settings(), Heartbeats: cfg.Reorder.Tick == config.TickWAL,
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
 		InForce: inForce, StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
 	}

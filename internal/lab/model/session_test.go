@@ -17,7 +17,7 @@ type session struct {
 	w       *world
 	kill    float64
 	tracker *checkpoint.Tracker
-	proof   *checkpoint.Proof
+	proof   *checkpoint.TailCheck
 	base    *checkpoint.Record
 	last    uint64 // the record's revision
 
@@ -40,7 +40,7 @@ func (w *world) run(kill float64) error {
 	}
 	s := &session{
 		w: w, kill: kill, base: r.Record, last: revision, next: start.LastSeq,
-		tracker: checkpoint.NewTracker(w.cfg, start, w.clock()), proof: checkpoint.NewProof(w.cfg, start),
+		tracker: checkpoint.NewTracker(w.cfg, start, w.clock()), proof: checkpoint.NewTailCheck(w.cfg, start),
 	}
 	defer s.die()
 	if err := s.proof.Stored(w.stored(s.proof.Compares())); err != nil {
@@ -81,7 +81,7 @@ func (s *session) read(b orderer, from outbox.LSN) error {
 				return err
 			}
 		}
-		if !s.proof.Proved() {
+		if !s.proof.Verified() {
 			continue
 		}
 		if rnd.Float64() < 0.5 {
@@ -94,7 +94,7 @@ func (s *session) read(b orderer, from outbox.LSN) error {
 			if k+1 < len(s.w.wal) {
 				edge = s.w.wal[k+1].lsn - 1
 			}
-			s.tracker.Marker(b.marker(edge))
+			s.tracker.Keepalive(b.marker(edge))
 		}
 		if err := s.checkpoint(0.4); err != nil {
 			return err
@@ -116,7 +116,7 @@ func (s *session) publish(w *window) error {
 		if skip {
 			continue
 		}
-		if s.tracker.MustStore() {
+		if s.tracker.MustSave() {
 			if err := s.store(); err != nil {
 				return err
 			}
@@ -195,7 +195,7 @@ func (s *session) hear() error {
 		return errRestart
 	}
 	s.last, s.save = s.save.revision, nil
-	s.tracker.Stored(s.w.clock())
+	s.tracker.Saved(s.w.clock())
 	return nil
 }
 
@@ -219,8 +219,8 @@ func (s *session) checkpoint(chance float64) error {
 }
 
 func (s *session) snapshot() error {
-	firm := s.tracker.MustStore()
-	doc, err := s.base.With(s.tracker.Snapshot(s.w.clock()), identity, s.w.confirmed).Encode()
+	firm := s.tracker.MustSave()
+	doc, err := s.base.With(s.tracker.BeginSave(s.w.clock()), identity, s.w.confirmed).Encode()
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (s *session) wait(done func() bool) error {
 
 // finish is a clean stop.
 func (s *session) finish() error {
-	if !s.proof.Proved() {
+	if !s.proof.Verified() {
 		return errors.New("the WAL ends before what the stream holds")
 	}
 	if err := s.send(true); err != nil {

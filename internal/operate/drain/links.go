@@ -95,7 +95,7 @@ func stream(ctx context.Context, cfg config.Config, log *slog.Logger) *streamer 
 }
 
 // standby reports whether another outflow took the slot.
-func (s *streamer) standby() bool { return s.p.Snapshot().State == pipeline.StateStandby }
+func (s *streamer) standby() bool { return s.p.Status().State == pipeline.StateStandby }
 
 func (s *streamer) done() <-chan error {
 	if s == nil {

@@ -336,12 +336,12 @@ func (s *setup) makeSlot(ctx context.Context) error {
 
 // free makes sure that the slot can be made, or adopted.
 func (s *setup) free(r readings) error {
-	if f := s.checkpoint().Foreign(r.Slot, r.Server.Database); f != nil {
+	if f := s.checkpoint().ForeignSlot(r.Slot, r.Server.Database); f != nil {
 		return f
 	}
 	switch {
 	case s.snapshot:
-	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstPlace(r.Slot, r.Stream)):
+	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
 		return s.resolve(r.Readings) // a gap: it says which
 	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
 		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
@@ -393,8 +393,8 @@ func (s *setup) read(ctx context.Context) (r readings, err error) {
 func (s *setup) checkpoint() checkpoint.Config { return wiring.Checkpoint(s.cfg, s.layout) }
 
 func (s *setup) resolve(r checkpoint.Readings) error {
-	if r.Record == nil && r.Slot.Active && s.checkpoint().Foreign(r.Slot, r.Server.Database) == nil {
-		return s.checkpoint().Held(r.Slot)
+	if r.Record == nil && r.Slot.Active && s.checkpoint().ForeignSlot(r.Slot, r.Server.Database) == nil {
+		return s.checkpoint().SlotTaken(r.Slot)
 	}
 	_, err := checkpoint.Resolve(s.checkpoint(), r)
 	return err

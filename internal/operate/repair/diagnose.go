@@ -180,8 +180,8 @@ var errProved = errors.New("proved")
 
 // prove makes the messages that the stream has beyond the place, as a session would, and compares the last one.
 func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readings, start checkpoint.Start) error {
-	proof := checkpoint.NewProof(l.CC, start)
-	if proof.Proved() {
+	proof := checkpoint.NewTailCheck(l.CC, start)
+	if proof.Verified() {
 		return nil
 	}
 	above, upTo := proof.Compares()
@@ -196,7 +196,7 @@ func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readi
 		if _, err := proof.Skip(h); err != nil {
 			return err
 		}
-		if proof.Proved() {
+		if proof.Verified() {
 			return errProved
 		}
 		return nil

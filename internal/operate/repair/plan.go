@@ -98,8 +98,8 @@ func (r *repair) allowed(l *backfill.Links, f *finding) error {
 func (r *repair) choose(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	slot, cause := f.Slot, f.cause()
 	switch {
-	case l.CC.Foreign(slot, f.Server.Database) != nil:
-		foreign := l.CC.Foreign(slot, f.Server.Database)
+	case l.CC.ForeignSlot(slot, f.Server.Database) != nil:
+		foreign := l.CC.ForeignSlot(slot, f.Server.Database)
 		if f.fault.Code == foreign.Code {
 			foreign.Hint = f.fault.Hint // as a start says it: there is a record of ours
 		}

@@ -41,7 +41,7 @@ func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
 			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because nobody could tell which rows are published",
 			s.rep.Table)
 	}
-	if f := l.CC.Foreign(rd.Slot, rd.Server.Database); f != nil {
+	if f := l.CC.ForeignSlot(rd.Slot, rd.Server.Database); f != nil {
 		return f
 	}
 	switch rec := rd.Record; {
