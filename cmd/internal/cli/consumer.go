@@ -30,7 +30,7 @@ func (a *App) consumerCommand() *cobra.Command {
 }
 
 // consumerWorld connects to where consumers are. The database counts as given only if it was: else postgres.url is asked, if it answers.
-func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumeradmin.World, closeAll func(), err error) {
+func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumeradmin.Admin, closeAll func(), err error) {
 	log := newLogger(a.Stderr, cfg.Log)
 	sc, err := wiring.Broker(cfg, log)
 	if err != nil {
@@ -45,7 +45,7 @@ func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerD
 		conn.Close()
 		return nil, nil, err
 	}
-	w = &consumeradmin.World{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema, From: "the consumer's database"}
+	w = &consumeradmin.Admin{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema, From: "the consumer's database"}
 	w.DB, err = d.connect(ctx, a, cfg)
 	if err != nil {
 		if d.url != "" {
@@ -129,7 +129,7 @@ func (a *App) printConsumers(cfg config.Config, all []consumeradmin.Consumer) er
 		if filter == "" {
 			filter = ">"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", name, c.Marks, c.Pending, c.AckPending, c.Sequence, position, running, partitions, parked, filter)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", name, c.Offsets, c.Pending, c.AckPending, c.Sequence, position, running, partitions, parked, filter)
 	}
 	if err := w.Flush(); err != nil {
 		return err

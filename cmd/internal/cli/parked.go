@@ -31,7 +31,7 @@ func (a *App) parkedListCommand() *cobra.Command {
 		Use:     "list [consumer]",
 		Short:   "The documents that are parked, with the error of the first event",
 		Example: "  outflow parked list\n  outflow parked list orders --json",
-	}, cobra.MaximumNArgs(1), func(ctx context.Context, w *parked.Ward, args []string) error {
+	}, cobra.MaximumNArgs(1), func(ctx context.Context, w *parked.Command, args []string) error {
 		name := ""
 		if len(args) > 0 {
 			name = args[0]
@@ -48,7 +48,7 @@ func (a *App) parkedShowCommand() *cobra.Command {
 		Use:     "show <consumer> <document>",
 		Short:   "A parked document: its events in their order, with error, headers and data",
 		Example: "  outflow parked show orders note-1 --limit 100",
-	}, cobra.ExactArgs(2), func(ctx context.Context, w *parked.Ward, args []string) error {
+	}, cobra.ExactArgs(2), func(ctx context.Context, w *parked.Command, args []string) error {
 		return w.Show(ctx, args[0], args[1], limit)
 	})
 	cmd.Flags().IntVar(&limit, "limit", 10, "show no more events than that")
@@ -63,7 +63,7 @@ func (a *App) parkedRetryCommand() *cobra.Command {
 		Long: `Says that documents are to be released. The running consumer tries the first event again, and if that has its effect
 all later ones in their order. Where one fails, it and what follows stay parked.`,
 		Example: "  outflow parked retry orders note-1 --wait\n  outflow parked retry orders --all",
-	}, cobra.MinimumNArgs(1), func(ctx context.Context, w *parked.Ward, args []string) error {
+	}, cobra.MinimumNArgs(1), func(ctx context.Context, w *parked.Command, args []string) error {
 		if r.Consumer, r.Documents = args[0], args[1:]; r.All == (len(r.Documents) > 0) {
 			return &outbox.Fault{Class: outbox.Usage, Code: "documents", Message: "it is not clear which documents are to be released",
 				Hint: "Name them, or give --all"}
@@ -83,7 +83,7 @@ func (a *App) parkedSkipCommand() *cobra.Command {
 		Long: `Says that the first parked event of each document is to be dropped: it has no effect, now or later. The others are
 released as retry does it. outflow parked show prints what is going to be dropped.`,
 		Example: "  outflow parked skip orders note-1 --wait",
-	}, cobra.MinimumNArgs(2), func(ctx context.Context, w *parked.Ward, args []string) error {
+	}, cobra.MinimumNArgs(2), func(ctx context.Context, w *parked.Command, args []string) error {
 		r.Consumer, r.Documents = args[0], args[1:]
 		return w.Release(ctx, r)
 	})
@@ -98,7 +98,7 @@ func waiting(cmd *cobra.Command, r *parked.Release) {
 
 // ward completes a command that works on what is parked.
 func (a *App) ward(cmd *cobra.Command, args cobra.PositionalArgs,
-	do func(ctx context.Context, w *parked.Ward, args []string) error,
+	do func(ctx context.Context, w *parked.Command, args []string) error,
 ) *cobra.Command {
 	var d consumerDatabase
 	var asJSON bool
@@ -109,7 +109,7 @@ func (a *App) ward(cmd *cobra.Command, args cobra.PositionalArgs,
 			return err
 		}
 		defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
-		return do(ctx, &parked.Ward{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON, Out: a.Stdout, Log: a.Stderr}, given)
+		return do(ctx, &parked.Command{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON, Out: a.Stdout, Log: a.Stderr}, given)
 	})
 	run := cmd.RunE
 	cmd.Args = args

@@ -25,17 +25,17 @@ type record struct {
 func recordName(name string) string { return name + "_rewinding" }
 
 // quiet is how long a durable must have been left alone: a client that works on what it was given, between two pulls, waits for nothing.
-const quiet = 5 * time.Second
+const unusedFor = 5 * time.Second
 
 // rewindPlain makes a durable again that begins behind another sequence. In this order, so that what it was is known at each moment:
 // the record, the deletion, the new durable, the deletion of the record.
-func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
-	rec, err := w.recorded(ctx, stream, r.Name)
+func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+	rec, err := a.record(ctx, stream, r.Name)
 	if err != nil {
 		return err
 	}
 	if info != nil {
-		info, err = leftAlone(ctx, r.Name, func() (*jetstream.ConsumerInfo, error) {
+		info, err = awaitUnused(ctx, r.Name, func() (*jetstream.ConsumerInfo, error) {
 			c, err := stream.Consumer(ctx, r.Name)
 			if err != nil {
 				return nil, fmt.Errorf("consumer %s: %w", r.Name, err)
@@ -59,14 +59,14 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 		rec = &record{Config: config, Was: max(info.AckFloor.Stream, info.Delivered.Stream), Acked: info.AckFloor.Stream}
 	}
 	if rec == nil {
-		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", w.Stream, r.Name), "`outflow consumer list` names those that there are")
+		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, r.Name), "`outflow consumer list` names those that there are")
 	}
-	to, err := w.target(ctx, stream, r.Name, r.place)
+	to, err := a.resolve(ctx, stream, r.Name, r.target)
 	if err != nil {
 		return err
 	}
 	to = min(to, rec.Acked) // what was given and not acknowledged is not done
-	p, err := w.plan(ctx, stream, r.Name, Plain, rec.Was, to, filtersOf(&rec.Config))
+	p, err := a.plan(ctx, stream, r.Name, Plain, rec.Was, to, filtersOf(&rec.Config))
 	if err != nil {
 		return err
 	}
@@ -75,10 +75,10 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 		return err
 	}
 	if anew && rec.To == to {
-		return w.forget(ctx, stream, r.Name)
+		return a.deleteRecord(ctx, stream, r.Name)
 	}
 	if rec.To = to; info != nil {
-		if err := w.write(ctx, stream, rec); err != nil {
+		if err := a.writeRecord(ctx, stream, rec); err != nil {
 			return err
 		}
 		if err := stream.DeleteConsumer(ctx, r.Name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -90,11 +90,11 @@ func (w *World) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	if _, err := stream.CreateConsumer(ctx, config); err != nil {
 		return fmt.Errorf("make consumer %s again (it was deleted; its record is consumer %s, and the same command goes on): %w", r.Name, recordName(r.Name), err)
 	}
-	return w.forget(ctx, stream, r.Name)
+	return a.deleteRecord(ctx, stream, r.Name)
 }
 
 // forget deletes the record.
-func (w *World) forget(ctx context.Context, stream jetstream.Stream, name string) error {
+func (a *Admin) deleteRecord(ctx context.Context, stream jetstream.Stream, name string) error {
 	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("delete the record %s: %w", recordName(name), err)
 	}
@@ -102,7 +102,7 @@ func (w *World) forget(ctx context.Context, stream jetstream.Stream, name string
 }
 
 // recorded reads the record of a rewind that was cut short; nil if there is none.
-func (w *World) recorded(ctx context.Context, stream jetstream.Stream, name string) (*record, error) {
+func (a *Admin) record(ctx context.Context, stream jetstream.Stream, name string) (*record, error) {
 	c, err := stream.Consumer(ctx, recordName(name))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return nil, nil
@@ -122,7 +122,7 @@ func (w *World) recorded(ctx context.Context, stream jetstream.Stream, name stri
 }
 
 // write makes the record: a durable that nobody reads, which stands where the other one was.
-func (w *World) write(ctx context.Context, stream jetstream.Stream, rec *record) error {
+func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *record) error {
 	text, err := json.Marshal(rec)
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (w *World) write(ctx context.Context, stream jetstream.Stream, rec *record)
 }
 
 // leftAlone waits until nobody has used the durable for a while, and refuses it if somebody does.
-func leftAlone(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (*jetstream.ConsumerInfo, error) {
+func awaitUnused(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (*jetstream.ConsumerInfo, error) {
 	var last *jetstream.ConsumerInfo
 	var since time.Time // when the first answer was there
 	for {
@@ -152,17 +152,17 @@ func leftAlone(ctx context.Context, name string, look func() (*jetstream.Consume
 		if err != nil {
 			return nil, err
 		}
-		if err := pulled(name, info); err != nil {
+		if err := refuseInUse(name, info); err != nil {
 			return nil, err
 		}
 		if last != nil && (info.Delivered.Consumer != last.Delivered.Consumer || info.AckFloor.Consumer != last.AckFloor.Consumer || info.NumAckPending != last.NumAckPending) {
-			return nil, isRunning(name, "it was used while it was looked at")
+			return nil, runningFault(name, "it was used while it was looked at")
 		}
 		if last == nil {
 			since = time.Now()
 		}
 		// From an answer to a question: how long an answer took to come says nothing of the durable.
-		if last = info; asked.Sub(since) >= quiet || untouched(info) {
+		if last = info; asked.Sub(since) >= unusedFor || unused(info) {
 			return info, nil
 		}
 		select {
@@ -174,8 +174,8 @@ func leftAlone(ctx context.Context, name string, look func() (*jetstream.Consume
 }
 
 // untouched reports whether the server says that nobody has used the durable for a while.
-func untouched(info *jetstream.ConsumerInfo) bool {
+func unused(info *jetstream.ConsumerInfo) bool {
 	now := info.TimeStamp
-	long := func(t *time.Time) bool { return t == nil || now.Sub(*t) >= quiet }
+	long := func(t *time.Time) bool { return t == nil || now.Sub(*t) >= unusedFor }
 	return !now.IsZero() && long(info.Delivered.Last) && long(info.AckFloor.Last) && info.NumAckPending == 0
 }

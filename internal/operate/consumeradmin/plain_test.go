@@ -37,7 +37,7 @@ func TestLateAnswerIsNoQuiet(t *testing.T) {
 	at := func(question int) func(int) time.Duration {
 		return func(n int) time.Duration {
 			if n == question {
-				return 2 * quiet
+				return 2 * unusedFor
 			}
 			return 0
 		}
@@ -47,17 +47,17 @@ func TestLateAnswerIsNoQuiet(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				d := &durable{given: func(time.Duration) uint64 { return 4 }, late: late}
-				if _, err := leftAlone(t.Context(), "search", d.look); err != nil {
+				if _, err := awaitUnused(t.Context(), "search", d.look); err != nil {
 					t.Fatal(err)
 				}
-				if n := len(d.questions); n < 3 || d.questions[n-1]-d.questions[0] < quiet {
+				if n := len(d.questions); n < 3 || d.questions[n-1]-d.questions[0] < unusedFor {
 					t.Errorf("it was asked at %v", d.questions)
 				}
 			})
 			synctest.Test(t, func(t *testing.T) {
 				used := func(since time.Duration) uint64 { return uint64(since / (4 * time.Second)) } // a client between two pulls
 				d := &durable{given: used, late: late}
-				if _, err := leftAlone(t.Context(), "search", d.look); err == nil || !strings.Contains(err.Error(), "used while it was looked at") {
+				if _, err := awaitUnused(t.Context(), "search", d.look); err == nil || !strings.Contains(err.Error(), "used while it was looked at") {
 					t.Errorf("error %v, asked at %v", err, d.questions)
 				}
 			})

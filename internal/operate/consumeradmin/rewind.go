@@ -23,13 +23,13 @@ type Rewind struct {
 	// Confirm is called with what is going to happen; nothing is changed if it returns an error.
 	Confirm func(p *Plan) error
 
-	place place // what To says
+	target target // what To says
 }
 
 // Plan is what a rewind does. The JSON names are stable.
 type Plan struct {
 	Name     string           `json:"name"`
-	Marks    string           `json:"marks"`
+	Offsets  string           `json:"marks"`
 	Was      uint64           `json:"was"`   // it had come up to this sequence
 	To       uint64           `json:"to"`    // the last sequence that stays done
 	Exact    bool             `json:"-"`     // Again is exact: all partitions were at Was
@@ -68,55 +68,55 @@ func (p *Plan) Lines() []string {
 }
 
 // Rewind sets a consumer back.
-func (w *World) Rewind(ctx context.Context, r Rewind) (err error) {
-	if r.place, err = parsePlace(r.To, time.Now()); err != nil {
+func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
+	if r.target, err = parseTarget(r.To, time.Now()); err != nil {
 		return err
 	}
-	stream, err := w.stream(ctx)
+	stream, err := a.stream(ctx)
 	if err != nil {
 		return err
 	}
-	info, marks, err := w.find(ctx, r.Name)
+	info, offsets, err := a.find(ctx, r.Name)
 	if err != nil {
 		return err
 	}
-	switch marks {
+	switch offsets {
 	case InPostgres:
-		return w.rewindDatabase(ctx, stream, r, info)
+		return a.rewindDatabase(ctx, stream, r, info)
 	case InJetStream:
-		return w.rewindBucket(ctx, stream, r, info)
+		return a.rewindBucket(ctx, stream, r, info)
 	default:
-		return w.rewindPlain(ctx, stream, r, info)
+		return a.rewindPlain(ctx, stream, r, info)
 	}
 }
 
 // find looks for the consumer and says of which kind it is. The durable may be missing.
-func (w *World) find(ctx context.Context, name string) (*jetstream.ConsumerInfo, string, error) {
-	c, err := w.JS.Consumer(ctx, w.Stream, name)
+func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo, string, error) {
+	c, err := a.JS.Consumer(ctx, a.Stream, name)
 	if err == nil {
 		info := c.CachedInfo()
-		switch kind := info.Config.Metadata[metadataMarks]; {
+		switch kind := info.Config.Metadata[metadataOffsets]; {
 		case kind != "":
 			return info, kind, nil
 		case info.Config.Durable == "":
-			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not durable: it begins where its program says", name, w.Stream), "Start it anew from there")
+			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not durable: it begins where its program says", name, a.Stream), "Start it anew from there")
 		}
 		return info, Plain, nil
 	}
 	if !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrInvalidConsumerName) {
-		return nil, "", fmt.Errorf("consumer %s of stream %s: %w", name, w.Stream, err)
+		return nil, "", fmt.Errorf("consumer %s of stream %s: %w", name, a.Stream, err)
 	}
-	if _, err := w.JS.Consumer(ctx, w.Stream, recordName(name)); err == nil {
+	if _, err := a.JS.Consumer(ctx, a.Stream, recordName(name)); err == nil {
 		return nil, Plain, nil
 	}
-	if w.DB != nil {
-		if s, err := w.database().load(ctx, w.DB, name, false); err != nil {
-			return nil, "", fmt.Errorf("%s: %w", w.From, err)
-		} else if s != nil && s.stream == w.Stream {
+	if a.DB != nil {
+		if s, err := a.database().load(ctx, a.DB, name, false); err != nil {
+			return nil, "", fmt.Errorf("%s: %w", a.From, err)
+		} else if s != nil && s.stream == a.Stream {
 			return nil, InPostgres, nil
 		}
 	}
-	kv, err := openBucket(ctx, w.JS, w.Stream)
+	kv, err := openBucket(ctx, a.JS, a.Stream)
 	if err != nil {
 		return nil, "", err
 	}
@@ -125,32 +125,32 @@ func (w *World) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 	} else if doc != nil {
 		return nil, InJetStream, nil
 	}
-	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", w.Stream, name), "`outflow consumer list` names those that there are")
+	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, name), "`outflow consumer list` names those that there are")
 }
 
 // isRunning is the refusal of a consumer that runs.
-func isRunning(name, how string) error {
+func runningFault(name, how string) error {
 	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how), "Stop all its instances first; one that was killed counts as dead when its lease has run out")
 }
 
 // pulled refuses a durable from which somebody waits for messages.
-func pulled(name string, info *jetstream.ConsumerInfo) error {
+func refuseInUse(name string, info *jetstream.ConsumerInfo) error {
 	switch {
 	case info == nil:
 		return nil
 	case info.NumWaiting > 0:
-		return isRunning(name, fmt.Sprintf("%d pulls wait for messages", info.NumWaiting))
+		return runningFault(name, fmt.Sprintf("%d pulls wait for messages", info.NumWaiting))
 	case info.PushBound:
-		return isRunning(name, "messages are pushed to a subscriber")
+		return runningFault(name, "messages are pushed to a subscriber")
 	}
 	return nil
 }
 
 // target finds the last sequence that stays done: everything behind it comes again.
-func (w *World) target(ctx context.Context, stream jetstream.Stream, name string, p place) (uint64, error) {
+func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name string, p target) (uint64, error) {
 	info, err := stream.Info(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("stream %s: %w", w.Stream, err)
+		return 0, fmt.Errorf("stream %s: %w", a.Stream, err)
 	}
 	first := max(info.State.FirstSeq, 1)
 	if info.State.Msgs == 0 {
@@ -158,33 +158,33 @@ func (w *World) target(ctx context.Context, stream jetstream.Stream, name string
 	}
 	switch p.kind {
 	case "position":
-		return w.before(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
+		return a.lastBefore(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
 		}, func(_ time.Time, h *outbox.Header) bool { return h.Pos.Compare(p.position) >= 0 }, func(h *outbox.Header) error {
 			if first > 1 && p.position.LSN <= h.Thru {
-				return w.below(name, first, fmt.Sprintf("what was at or behind position %v may be among it", p.position))
+				return a.removedFault(name, first, fmt.Sprintf("what was at or behind position %v may be among it", p.position))
 			}
 			return nil
 		})
 	case "time":
-		return w.before(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
+		return a.lastBefore(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
 			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &p.time,
 		}, func(at time.Time, _ *outbox.Header) bool { return !at.Before(p.time) }, nil)
 	}
 	if p.seq < first {
-		return 0, w.below(name, first, fmt.Sprintf("sequence %d is among it", p.seq))
+		return 0, a.removedFault(name, first, fmt.Sprintf("sequence %d is among it", p.seq))
 	}
 	return p.seq - 1, nil
 }
 
-// below refuses a place that retention has removed.
-func (w *World) below(name string, first uint64, why string) error {
-	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is removed, and %s", w.Stream, first, why),
+// removedFault refuses a target that retention has removed.
+func (a *Admin) removedFault(name string, first uint64, why string) error {
+	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is removed, and %s", a.Stream, first, why),
 		fmt.Sprintf("`--to seq:%d` goes back to what there is; `outflow replay --from table --to consumer:%s` reads what the table has", first, name))
 }
 
 // before finds the sequence before the first message for which is holds; that of the stream's end if there is none.
-func (w *World) before(ctx context.Context, first, last uint64, oc jetstream.OrderedConsumerConfig,
+func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream.OrderedConsumerConfig,
 	is func(time.Time, *outbox.Header) bool, check func(first *outbox.Header) error,
 ) (uint64, error) {
 	if first > last {
@@ -193,10 +193,10 @@ func (w *World) before(ctx context.Context, first, last uint64, oc jetstream.Ord
 	oc.HeadersOnly = true
 	found, n := last, 0
 	enough := errors.New("found")
-	err := replay.Read(ctx, w.JS, w.Stream, oc, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	err := replay.Read(ctx, a.JS, a.Stream, oc, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
 		if err != nil {
-			return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", w.Stream, meta.Sequence.Stream, err), "")
+			return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", a.Stream, meta.Sequence.Stream, err), "")
 		}
 		if n++; n == 1 && check != nil {
 			if err := check(&h); err != nil {
@@ -216,8 +216,8 @@ func (w *World) before(ctx context.Context, first, last uint64, oc jetstream.Ord
 }
 
 // plan looks at what comes again when a consumer goes back from was to to.
-func (w *World) plan(ctx context.Context, stream jetstream.Stream, name, marks string, was, to uint64, filters []string) (*Plan, error) {
-	p := &Plan{Name: name, Marks: marks, Was: was, To: to}
+func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets string, was, to uint64, filters []string) (*Plan, error) {
+	p := &Plan{Name: name, Offsets: offsets, Was: was, To: to}
 	if to >= was {
 		return nil, fatal("rewind_ahead", fmt.Sprintf("consumer %s has come up to sequence %d, and nothing up to there lies behind this place (sequence %d)", name, was, to+1),
 			"A rewind only goes back: name an earlier place")
@@ -230,7 +230,7 @@ func (w *World) plan(ctx context.Context, stream jetstream.Stream, name, marks s
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubjects: filters, HeadersOnly: true,
 		})
 		if err != nil {
-			return 0, fmt.Errorf("count the messages of stream %s: %w", w.Stream, err)
+			return 0, fmt.Errorf("count the messages of stream %s: %w", a.Stream, err)
 		}
 		return c.CachedInfo().NumPending, stream.DeleteConsumer(ctx, c.CachedInfo().Name)
 	}
@@ -246,7 +246,7 @@ func (w *World) plan(ctx context.Context, stream jetstream.Stream, name, marks s
 	if p.Again == 0 {
 		return p, nil
 	}
-	first, err := w.next(ctx, to+1, filters)
+	first, err := a.firstFrom(ctx, to+1, filters)
 	if err != nil {
 		return nil, err
 	}
@@ -256,13 +256,13 @@ func (w *World) plan(ctx context.Context, stream jetstream.Stream, name, marks s
 	return p, nil
 }
 
-// markAt is the mark behind a sequence.
-func (w *World) markAt(ctx context.Context, seq uint64) (mark, error) {
-	m, err := w.get(ctx, seq)
+// markAt is the offset behind a sequence.
+func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
+	m, err := a.message(ctx, seq)
 	if err != nil {
-		return mark{}, err
+		return offset{}, err
 	}
-	to := mark{Seq: seq}
+	to := offset{Seq: seq}
 	if m != nil { // else it is not compared
 		to.Due, to.N, to.Pos = m.outflow.Due, uint32(m.outflow.N), m.outflow.Pos
 		if to.Pos.Repaired() {
@@ -273,80 +273,80 @@ func (w *World) markAt(ctx context.Context, seq uint64) (mark, error) {
 }
 
 // begun refuses a consumer that has read nothing.
-func begun(name string, s *state) error {
-	if len(s.marks) == 0 {
+func hasRead(name string, s *state) error {
+	if len(s.offsets) == 0 {
 		return fatal("rewind_ahead", fmt.Sprintf("consumer %s has read nothing yet", name), "It begins where its program says")
 	}
 	return nil
 }
 
-func (w *World) planMarks(ctx context.Context, stream jetstream.Stream, r Rewind, marks string, s *state) (*Plan, error) {
-	if err := begun(r.Name, s); err != nil {
+func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewind, offsets string, s *state) (*Plan, error) {
+	if err := hasRead(r.Name, s); err != nil {
 		return nil, err
 	}
-	to, err := w.target(ctx, stream, r.Name, r.place)
+	to, err := a.resolve(ctx, stream, r.Name, r.target)
 	if err != nil {
 		return nil, err
 	}
-	p, err := w.plan(ctx, stream, r.Name, marks, s.reach(), to, []string{s.filter})
+	p, err := a.plan(ctx, stream, r.Name, offsets, s.furthest(), to, []string{s.filter})
 	if p != nil {
-		p.Replayed, p.Exact = true, s.least().Seq == s.reach()
+		p.Replayed, p.Exact = true, s.lowest().Seq == s.furthest()
 	}
 	return p, err
 }
 
-// rewindDatabase lowers the marks in a consumer's database, in one transaction.
-func (w *World) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
-	if w.DB == nil {
+// rewindDatabase lowers the offsets in a consumer's database, in one transaction.
+func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+	if a.DB == nil {
 		return fatal("consumer_database", fmt.Sprintf("consumer %s keeps its marks in PostgreSQL", r.Name), "Say where with --database")
 	}
-	if err := pulled(r.Name, info); err != nil {
+	if err := refuseInUse(r.Name, info); err != nil {
 		return err
 	}
-	d := w.database()
-	look := func(q querier, lock bool) (*state, []int64, error) {
+	d := a.database()
+	look := func(q consumer.DB, lock bool) (*state, []int64, error) {
 		s, err := d.load(ctx, q, r.Name, lock)
 		switch {
 		case err != nil:
-			return nil, nil, fmt.Errorf("%s: %w", w.From, err)
-		case s == nil || s.stream != w.Stream:
-			return nil, nil, fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of consumer %s of stream %s", w.From, r.Name, w.Stream),
+			return nil, nil, fmt.Errorf("%s: %w", a.From, err)
+		case s == nil || s.stream != a.Stream:
+			return nil, nil, fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of consumer %s of stream %s", a.From, r.Name, a.Stream),
 				"Give the consumer's own database with --database, and --schema if its tables are not on the search path")
 		case s.owner != "":
-			return nil, nil, isRunning(r.Name, "instance "+s.owner+" has the lease")
+			return nil, nil, runningFault(r.Name, "instance "+s.owner+" has the lease")
 		}
 		return s, nil, nil
 	}
-	s, _, err := look(w.DB, false)
+	s, _, err := look(a.DB, false)
 	if err != nil {
 		return err
 	}
-	p, err := w.planMarks(ctx, stream, r, InPostgres, s)
+	p, err := a.planOffsets(ctx, stream, r, InPostgres, s)
 	if err != nil {
 		return err
 	}
-	parked, err := d.parkedBehind(ctx, w.DB, r.Name, p.To)
+	parked, err := d.parkedBehind(ctx, a.DB, r.Name, p.To)
 	if err != nil {
 		return err
 	}
-	if parked, err = w.stillThere(ctx, parked); err != nil {
+	if parked, err = a.inStream(ctx, parked); err != nil {
 		return err
 	}
 	p.Parked = len(parked)
 	if err := r.Confirm(p); err != nil {
 		return err
 	}
-	to, err := w.markAt(ctx, p.To)
+	to, err := a.offsetAt(ctx, p.To)
 	if err != nil {
 		return err
 	}
-	return pgx.BeginFunc(ctx, w.DB, func(tx pgx.Tx) error {
+	return pgx.BeginFunc(ctx, a.DB, func(tx pgx.Tx) error {
 		now, _, err := look(tx, true)
 		if err != nil {
 			return err
 		}
-		if now.reach() != s.reach() || now.partitions != s.partitions {
-			return isRunning(r.Name, "it has moved meanwhile")
+		if now.furthest() != s.furthest() || now.partitions != s.partitions {
+			return runningFault(r.Name, "it has moved meanwhile")
 		}
 		now.lower(to)
 		if err := d.save(ctx, tx, r.Name, now); err != nil {
@@ -361,10 +361,10 @@ func (w *World) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 }
 
 // stillThere leaves those parked events that the stream has: they come again. A row whose message is gone is the only copy.
-func (w *World) stillThere(ctx context.Context, parked []int64) ([]int64, error) {
+func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 	kept := []int64{}
 	for _, seq := range parked {
-		m, err := w.get(ctx, uint64(seq))
+		m, err := a.message(ctx, uint64(seq))
 		if err != nil {
 			return nil, err
 		}
@@ -375,34 +375,34 @@ func (w *World) stillThere(ctx context.Context, parked []int64) ([]int64, error)
 	return kept, nil
 }
 
-// rewindBucket lowers the marks in the bucket, by compare-and-set.
-func (w *World) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
-	if err := pulled(r.Name, info); err != nil {
+// rewindBucket lowers the offsets in the bucket, by compare-and-set.
+func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+	if err := refuseInUse(r.Name, info); err != nil {
 		return err
 	}
-	kv, err := openBucket(ctx, w.JS, w.Stream)
+	kv, err := openBucket(ctx, a.JS, a.Stream)
 	if err != nil {
 		return err
 	}
-	doc, err := w.idle(ctx, kv, r.Name)
+	doc, err := a.idleDocument(ctx, kv, r.Name)
 	if err != nil {
 		return err
 	}
-	p, err := w.planMarks(ctx, stream, r, InJetStream, &doc.state)
+	p, err := a.planOffsets(ctx, stream, r, InJetStream, &doc.state)
 	if err != nil {
 		return err
 	}
 	if err := r.Confirm(p); err != nil {
 		return err
 	}
-	to, err := w.markAt(ctx, p.To)
+	to, err := a.offsetAt(ctx, p.To)
 	if err != nil {
 		return err
 	}
 	doc.lower(to)
 	if err := kv.save(ctx, r.Name, doc); err != nil {
 		if errors.Is(err, jetstream.ErrKeyExists) {
-			return isRunning(r.Name, "it has moved meanwhile")
+			return runningFault(r.Name, "it has moved meanwhile")
 		}
 		return err
 	}
@@ -411,13 +411,13 @@ func (w *World) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rew
 
 // idle reads the document of a consumer without a database that nobody has the lease of. An owner is dead when its document has not changed
 // for a lease.
-func (w *World) idle(ctx context.Context, kv *bucket, name string) (*document, error) {
+func (a *Admin) idleDocument(ctx context.Context, kv *bucket, name string) (*document, error) {
 	doc, err := kv.load(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	if doc == nil {
-		return nil, fatal("consumer_missing", fmt.Sprintf("bucket %s has no marks of consumer %s", consumer.Bucket(w.Stream), name), "It has read nothing yet")
+		return nil, fatal("consumer_missing", fmt.Sprintf("bucket %s has no marks of consumer %s", consumer.Bucket(a.Stream), name), "It has read nothing yet")
 	}
 	for seen := time.Now(); doc.owner != ""; {
 		select {
@@ -431,7 +431,7 @@ func (w *World) idle(ctx context.Context, kv *bucket, name string) (*document, e
 			return nil, err
 		}
 		if now == nil || now.revision != doc.revision {
-			return nil, isRunning(name, "instance "+doc.owner+" has the lease")
+			return nil, runningFault(name, "instance "+doc.owner+" has the lease")
 		}
 		if asked.Sub(seen) > doc.lease {
 			doc.owner = ""

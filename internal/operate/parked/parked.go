@@ -1,5 +1,5 @@
 // Package parked is what outflow parked does: it looks at the parked events of consumers, says which are to be released, and waits for
-// the running consumer to do it.
+// the running consumer to do it. It is internal to Outflow: its API may change at any time.
 package parked
 
 import (
@@ -18,27 +18,27 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Ward is a database with parked events.
-type Ward struct {
+// Command is outflow parked with the database that it works on.
+type Command struct {
 	Parked   *consumer.Parked
 	JSON     bool
 	Out, Log io.Writer // results; what is said beside them
 }
 
 // List prints the parked documents of a consumer, or of all ("").
-func (w *Ward) List(ctx context.Context, name string, limit int) error {
-	all, err := w.Parked.List(ctx, name, limit)
+func (c *Command) List(ctx context.Context, name string, limit int) error {
+	all, err := c.Parked.List(ctx, name, limit)
 	if err != nil {
 		return err
 	}
-	if w.JSON {
-		return w.print(append([]consumer.ParkedDocument{}, all...))
+	if c.JSON {
+		return c.print(append([]consumer.ParkedDocument{}, all...))
 	}
 	if len(all) == 0 {
-		fmt.Fprintln(w.Out, "nothing is parked")
+		fmt.Fprintln(c.Out, "nothing is parked")
 		return nil
 	}
-	table := tabwriter.NewWriter(w.Out, 0, 0, 2, ' ', 0)
+	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "CONSUMER\tDOCUMENT\tEVENTS\tSINCE\tATTEMPTS\tRELEASE\tERROR")
 	for _, d := range all {
 		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%d\t%s\t%s\n", d.Consumer, visible(d.Document), d.Events, d.First.ParkedAt.UTC().Format(time.RFC3339),
@@ -48,45 +48,45 @@ func (w *Ward) List(ctx context.Context, name string, limit int) error {
 		return err
 	}
 	if len(all) == limit {
-		fmt.Fprintf(w.Log, "There may be more: these are the first %d (--limit).\n", limit)
+		fmt.Fprintf(c.Log, "There may be more: these are the first %d (--limit).\n", limit)
 	}
 	return nil
 }
 
 // Show prints a parked document and its first events.
-func (w *Ward) Show(ctx context.Context, name, document string, limit int) error {
-	d, err := w.Parked.Document(ctx, name, document)
+func (c *Command) Show(ctx context.Context, name, document string, limit int) error {
+	d, err := c.Parked.Document(ctx, name, document)
 	if err != nil {
 		return err
 	}
-	rows, err := w.Parked.Events(ctx, name, document, limit)
+	rows, err := c.Parked.Events(ctx, name, document, limit)
 	if err != nil {
 		return err
 	}
-	if w.JSON {
-		return w.print(struct {
+	if c.JSON {
+		return c.print(struct {
 			*consumer.ParkedDocument
 			Rows []consumer.ParkedRow `json:"rows"`
 		}{d, rows})
 	}
-	fmt.Fprintf(w.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document), name, d.Events,
+	fmt.Fprintf(c.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document), name, d.Events,
 		d.Last.UTC().Format(time.RFC3339))
 	if d.Release != "" {
-		fmt.Fprintf(w.Out, "; to be released (%s)", d.Release)
+		fmt.Fprintf(c.Out, "; to be released (%s)", d.Release)
 	}
-	fmt.Fprintln(w.Out)
+	fmt.Fprintln(c.Out)
 	for i := range rows {
-		w.row(&rows[i])
+		c.row(&rows[i])
 	}
 	if more := d.Events - int64(len(rows)); more > 0 {
-		fmt.Fprintf(w.Out, "\nand %d more (--limit)\n", more)
+		fmt.Fprintf(c.Out, "\nand %d more (--limit)\n", more)
 	}
 	return nil
 }
 
-func (w *Ward) row(r *consumer.ParkedRow) {
-	fmt.Fprintf(w.Out, "\n%s  sequence %d (%s)  position %s  id %s\n", r.Cause, r.Sequence, r.Source, r.Position, visible(r.ID))
-	table := tabwriter.NewWriter(w.Out, 0, 0, 2, ' ', 0)
+func (c *Command) row(r *consumer.ParkedRow) {
+	fmt.Fprintf(c.Out, "\n%s  sequence %d (%s)  position %s  id %s\n", r.Cause, r.Sequence, r.Source, r.Position, visible(r.ID))
+	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
 	for _, field := range [][2]string{
 		{"subject", r.Subject}, {"published", r.Time.UTC().Format(time.RFC3339Nano)}, {"parked", r.ParkedAt.UTC().Format(time.RFC3339)},
 		{"attempts", strconv.Itoa(r.Attempts)}, {"headers", line(string(r.Headers), 400)}, {"data", line(string(r.Data), 2000)},
@@ -95,7 +95,7 @@ func (w *Ward) row(r *consumer.ParkedRow) {
 	}
 	_ = table.Flush() // the writer's error comes again with the next line
 	for l := range strings.Lines(r.Error) {
-		fmt.Fprintf(w.Out, "  | %s\n", strings.TrimRight(l, "\r\n"))
+		fmt.Fprintf(c.Out, "  | %s\n", strings.TrimRight(l, "\r\n"))
 	}
 }
 
@@ -132,10 +132,10 @@ const maxAll = 1000
 var ErrNotDone = errors.New("not everything was released")
 
 // Release asks the running consumer to release documents, and waits until it has done so, if it is to.
-func (w *Ward) Release(ctx context.Context, r Release) error {
+func (c *Command) Release(ctx context.Context, r Release) error {
 	documents := r.Documents
 	if r.All {
-		list, err := w.Parked.List(ctx, r.Consumer, maxAll)
+		list, err := c.Parked.List(ctx, r.Consumer, maxAll)
 		if err != nil {
 			return err
 		}
@@ -143,12 +143,12 @@ func (w *Ward) Release(ctx context.Context, r Release) error {
 			documents = append(documents, d.Document)
 		}
 		if len(documents) == maxAll {
-			fmt.Fprintf(w.Log, "There may be more: these are the first %d. Run it again.\n", maxAll)
+			fmt.Fprintf(c.Log, "There may be more: these are the first %d. Run it again.\n", maxAll)
 		}
 	}
-	do := w.Parked.Retry
+	do := c.Parked.Retry
 	if r.Skip {
-		do = w.Parked.Skip
+		do = c.Parked.Skip
 	}
 	results := make([]Result, 0, len(documents))
 	for _, document := range documents {
@@ -161,30 +161,30 @@ func (w *Ward) Release(ctx context.Context, r Release) error {
 		}
 		results = append(results, Result{Document: document, State: asked})
 	}
-	instance, err := w.Parked.Running(ctx, r.Consumer)
+	instance, err := c.Parked.Running(ctx, r.Consumer)
 	if err != nil {
 		return err
 	}
 	if instance == "" {
-		fmt.Fprintf(w.Log, "Consumer %s does not run at present: it is done when it runs again.\n", r.Consumer)
+		fmt.Fprintf(c.Log, "Consumer %s does not run at present: it is done when it runs again.\n", r.Consumer)
 	}
 	if r.Wait {
-		err = w.wait(ctx, r, results)
+		err = c.wait(ctx, r, results)
 	}
-	return errors.Join(w.results(results), err)
+	return errors.Join(c.results(results), err)
 }
 
 // wait waits for all results.
-func (w *Ward) wait(ctx context.Context, r Release, results []Result) error {
+func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 	timeout := time.NewTimer(r.Timeout)
 	defer timeout.Stop()
 	look := time.NewTicker(200 * time.Millisecond)
 	defer look.Stop()
-	open := len(results)
+	var open int
 	for late := false; ; {
 		open = 0
 		for i := range results {
-			if err := w.look(ctx, r.Consumer, &results[i]); err != nil {
+			if err := c.look(ctx, r.Consumer, &results[i]); err != nil {
 				return err
 			}
 			if results[i].State == asked {
@@ -219,11 +219,11 @@ func (w *Ward) wait(ctx context.Context, r Release, results []Result) error {
 }
 
 // look brings a result up to date.
-func (w *Ward) look(ctx context.Context, name string, r *Result) error {
+func (c *Command) look(ctx context.Context, name string, r *Result) error {
 	if r.State != asked {
 		return nil
 	}
-	d, err := w.Parked.Document(ctx, name, r.Document)
+	d, err := c.Parked.Document(ctx, name, r.Document)
 	switch f := outbox.FaultOf(err); {
 	case f != nil && f.Code == consumer.CodeNotParked:
 		r.State, r.Left = released, 0
@@ -237,30 +237,30 @@ func (w *Ward) look(ctx context.Context, name string, r *Result) error {
 	return nil
 }
 
-func (w *Ward) results(results []Result) error {
-	if w.JSON {
-		return w.print(results)
+func (c *Command) results(results []Result) error {
+	if c.JSON {
+		return c.print(results)
 	}
 	for _, r := range results {
 		switch r.State {
 		case asked:
-			fmt.Fprintf(w.Out, "%s: to be released\n", visible(r.Document))
+			fmt.Fprintf(c.Out, "%s: to be released\n", visible(r.Document))
 		case released:
-			fmt.Fprintf(w.Out, "%s: released\n", visible(r.Document))
+			fmt.Fprintf(c.Out, "%s: released\n", visible(r.Document))
 		case failed:
-			fmt.Fprintf(w.Out, "%s: failed again, %d events are still parked: %s\n", visible(r.Document), r.Left, line(r.Error, 200))
+			fmt.Fprintf(c.Out, "%s: failed again, %d events are still parked: %s\n", visible(r.Document), r.Left, line(r.Error, 200))
 		case waiting:
-			fmt.Fprintf(w.Out, "%s: still to be released, %d events are parked\n", visible(r.Document), r.Left)
+			fmt.Fprintf(c.Out, "%s: still to be released, %d events are parked\n", visible(r.Document), r.Left)
 		}
 	}
 	if len(results) == 0 {
-		fmt.Fprintln(w.Out, "nothing is parked")
+		fmt.Fprintln(c.Out, "nothing is parked")
 	}
 	return nil
 }
 
-func (w *Ward) print(v any) error {
-	e := json.NewEncoder(w.Out)
+func (c *Command) print(v any) error {
+	e := json.NewEncoder(c.Out)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }

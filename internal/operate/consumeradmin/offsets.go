@@ -17,21 +17,23 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// mark is how far a partition is.
-type mark struct {
+// offset is how far a partition is, as package consumer stores it.
+type offset struct {
 	Seq uint64          `json:"seq"`
 	Due outbox.LSN      `json:"due"`
 	N   uint32          `json:"n"`
 	Pos outbox.Position `json:"pos"`
+
+	Lost bool `json:"holed,omitempty"` // the broker has lost that message: what it had comes again under new sequences
 }
 
-// generation holds the marks of an earlier number of partitions.
-type generation struct {
-	Source string `json:"source"`
-	Marks  []mark `json:"marks"`
+// oldLayout holds the offsets of an earlier number of partitions.
+type oldLayout struct {
+	Source  string   `json:"source"`
+	Offsets []offset `json:"marks"`
 }
 
-// live is the source of the marks in the stream itself.
+// live is the source of the offsets in the stream itself.
 const live = "live"
 
 // state is what is stored of a consumer of package consumer.
@@ -39,19 +41,19 @@ type state struct {
 	partitions int
 	filter     string
 	stream     string
-	before     []generation
+	oldLayouts []oldLayout
 	replayedTo uint64
-	marks      []mark // live, by partition; none: it has read nothing yet
-	owner      string // who has the lease; "": nobody
+	offsets    []offset // live, by partition; none: it has read nothing yet
+	owner      string   // who has the lease; "": nobody
 }
 
-// reach is how far it has come anywhere, also before its number of partitions changed.
-func (s *state) reach() (most uint64) {
-	for _, m := range s.marks {
+// furthest is how far it has come anywhere, also before its number of partitions changed.
+func (s *state) furthest() (most uint64) {
+	for _, m := range s.offsets {
 		most = max(most, m.Seq)
 	}
-	for _, g := range s.before {
-		for _, m := range g.Marks {
+	for _, g := range s.oldLayouts {
+		for _, m := range g.Offsets {
 			if g.Source == live {
 				most = max(most, m.Seq)
 			}
@@ -60,35 +62,35 @@ func (s *state) reach() (most uint64) {
 	return most
 }
 
-func (s *state) least() mark {
-	if len(s.marks) == 0 {
-		return mark{}
+func (s *state) lowest() offset {
+	if len(s.offsets) == 0 {
+		return offset{}
 	}
-	return slices.MinFunc(s.marks, func(a, b mark) int { return cmp.Compare(a.Seq, b.Seq) })
+	return slices.MinFunc(s.offsets, func(a, b offset) int { return cmp.Compare(a.Seq, b.Seq) })
 }
 
-// lower takes every mark beyond another one back to it, and notes up to where events have been there already.
-func (s *state) lower(to mark) {
-	s.replayedTo = max(s.replayedTo, s.reach())
-	capped := func(marks []mark) {
-		for i := range marks {
-			if marks[i].Seq > to.Seq {
-				marks[i] = to
+// lower takes every offset beyond another one back to it, and notes up to where events have been there already.
+func (s *state) lower(to offset) {
+	s.replayedTo = max(s.replayedTo, s.furthest())
+	capped := func(offsets []offset) {
+		for i := range offsets {
+			if offsets[i].Seq > to.Seq {
+				offsets[i] = to
 			}
 		}
 	}
-	capped(s.marks)
-	before := s.before[:0]
-	for _, g := range s.before {
+	capped(s.offsets)
+	before := s.oldLayouts[:0]
+	for _, g := range s.oldLayouts {
 		if g.Source == live {
-			capped(g.Marks)
-			if !slices.ContainsFunc(g.Marks, func(m mark) bool { return m.Seq > s.least().Seq }) {
+			capped(g.Offsets)
+			if !slices.ContainsFunc(g.Offsets, func(m offset) bool { return m.Lost || m.Seq > s.lowest().Seq }) {
 				continue // it says nothing any more
 			}
 		}
 		before = append(before, g)
 	}
-	s.before = before
+	s.oldLayouts = before
 }
 
 // database is a consumer's database.
@@ -104,15 +106,8 @@ func (d *database) table(name string) string {
 	return pgx.Identifier{d.schema, name}.Sanitize()
 }
 
-// querier is what a connection and a transaction have in common.
-type querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-}
-
 // load reads a consumer; nil if there is none, or no table. lock keeps everybody else from changing it.
-func (d *database) load(ctx context.Context, q querier, name string, lock bool) (*state, error) {
+func (d *database) load(ctx context.Context, q consumer.DB, name string, lock bool) (*state, error) {
 	sql := `SELECT stream, filter, partitions, before::text, replayed_to, CASE WHEN expires > clock_timestamp() THEN owner END
 		FROM ` + d.table("outflow_consumer") + ` WHERE name = $1`
 	if lock {
@@ -132,26 +127,27 @@ func (d *database) load(ctx context.Context, q querier, name string, lock bool) 
 	if s.replayedTo = uint64(replayedTo); owner != nil {
 		s.owner = *owner
 	}
-	if err := json.Unmarshal([]byte(before), &s.before); err != nil {
+	if err := json.Unmarshal([]byte(before), &s.oldLayouts); err != nil {
 		return nil, fmt.Errorf("read consumer %s: column before: %w", name, err)
 	}
-	rows, err := q.Query(ctx, `SELECT partition, seq, due::text, n, lsn::text, i FROM `+d.table("outflow_mark")+` WHERE name = $1 AND source = $2 ORDER BY partition`, name, live)
+	rows, err := q.Query(ctx, `SELECT partition, seq, due::text, n, lsn::text, i, holed FROM `+d.table("outflow_mark")+` WHERE name = $1 AND source = $2 ORDER BY partition`, name, live)
 	if err != nil {
 		return nil, fmt.Errorf("read the marks of consumer %s: %w", name, err)
 	}
 	var partition int
 	var seq, n, index int64
 	var due, lsn string
-	_, err = pgx.ForEachRow(rows, []any{&partition, &seq, &due, &n, &lsn, &index}, func() error {
-		m := mark{Seq: uint64(seq), N: uint32(n)}
+	var lost bool
+	_, err = pgx.ForEachRow(rows, []any{&partition, &seq, &due, &n, &lsn, &index, &lost}, func() error {
+		m := offset{Seq: uint64(seq), N: uint32(n), Lost: lost}
 		m.Pos.Index = uint32(index)
 		var also error
 		m.Due, err = outbox.ParseLSN(due)
 		m.Pos.LSN, also = outbox.ParseLSN(lsn)
-		if partition != len(s.marks) {
-			return fmt.Errorf("partition %d is missing", len(s.marks))
+		if partition != len(s.offsets) {
+			return fmt.Errorf("partition %d is missing", len(s.offsets))
 		}
-		s.marks = append(s.marks, m)
+		s.offsets = append(s.offsets, m)
 		return errors.Join(err, also)
 	})
 	if err != nil {
@@ -168,7 +164,7 @@ func missingTable(err error) bool {
 
 // save writes what lower has changed, and ends the epoch: whatever an instance of before still tries fails.
 func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) error {
-	before, err := json.Marshal(append([]generation{}, s.before...))
+	before, err := json.Marshal(append([]oldLayout{}, s.oldLayouts...))
 	if err != nil {
 		return err
 	}
@@ -177,10 +173,11 @@ func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) e
 	if err == nil && tag.RowsAffected() != 1 {
 		err = errors.New("its row is gone")
 	}
-	for p, m := range s.marks {
+	for p, m := range s.offsets {
 		if err == nil {
-			_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6, lsn = $7::text::pg_lsn, i = $8, updated_at = now()
-				WHERE name = $1 AND source = $2 AND partition = $3`, name, live, p, int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index))
+			_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6, lsn = $7::text::pg_lsn, i = $8, holed = $9,
+				updated_at = now() WHERE name = $1 AND source = $2 AND partition = $3`, name, live, p, int64(m.Seq), m.Due.String(), int64(m.N),
+				m.Pos.LSN.String(), int64(m.Pos.Index), m.Lost)
 		}
 	}
 	if err == nil {
@@ -193,7 +190,7 @@ func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) e
 }
 
 // parkedBehind lists the sequences of the live events beyond seq that are parked.
-func (d *database) parkedBehind(ctx context.Context, q querier, name string, seq uint64) ([]int64, error) {
+func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]int64, error) {
 	rows, err := q.Query(ctx, `SELECT seq FROM `+d.table("outflow_parked")+` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq`, name, live, int64(seq))
 	if err != nil {
 		return nil, fmt.Errorf("read what consumer %s has parked: %w", name, err)
@@ -205,7 +202,7 @@ func (d *database) parkedBehind(ctx context.Context, q querier, name string, seq
 	return all, nil
 }
 
-// bucket is where consumers without a database keep their marks.
+// bucket is where consumers without a database keep their offsets.
 type bucket struct{ kv jetstream.KeyValue }
 
 // openBucket finds it; nil if there is none.
@@ -240,15 +237,15 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 		return nil, fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
 	}
 	var known struct {
-		Version    int               `json:"v"`
-		Stream     string            `json:"stream"`
-		Filter     string            `json:"filter"`
-		Partitions int               `json:"partitions"`
-		Before     []generation      `json:"before"`
-		ReplayedTo uint64            `json:"replayed_to"`
-		Marks      map[string][]mark `json:"marks"`
-		Owner      string            `json:"owner"`
-		Lease      time.Duration     `json:"lease"`
+		Version    int                 `json:"v"`
+		Stream     string              `json:"stream"`
+		Filter     string              `json:"filter"`
+		Partitions int                 `json:"partitions"`
+		Before     []oldLayout         `json:"before"`
+		ReplayedTo uint64              `json:"replayed_to"`
+		Marks      map[string][]offset `json:"marks"`
+		Owner      string              `json:"owner"`
+		Lease      time.Duration       `json:"lease"`
 	}
 	d := &document{revision: e.Revision()}
 	err = errors.Join(json.Unmarshal(e.Value(), &known), json.Unmarshal(e.Value(), &d.fields))
@@ -260,27 +257,27 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 	}
 	d.lease = known.Lease
 	d.state = state{
-		stream: known.Stream, filter: known.Filter, partitions: known.Partitions, before: known.Before, replayedTo: known.ReplayedTo,
-		marks: known.Marks[live], owner: known.Owner,
+		stream: known.Stream, filter: known.Filter, partitions: known.Partitions, oldLayouts: known.Before, replayedTo: known.ReplayedTo,
+		offsets: known.Marks[live], owner: known.Owner,
 	}
 	return d, nil
 }
 
 // save writes what lower has changed, unless somebody else has written meanwhile.
 func (b *bucket) save(ctx context.Context, name string, d *document) error {
-	var marks map[string]json.RawMessage
-	err := json.Unmarshal(d.fields["marks"], &marks)
+	var offsets map[string]json.RawMessage
+	err := json.Unmarshal(d.fields["marks"], &offsets)
 	set := func(fields map[string]json.RawMessage, key string, v any) {
 		text, e := json.Marshal(v)
 		fields[key] = text
 		err = errors.Join(err, e)
 	}
-	if marks == nil {
-		marks = map[string]json.RawMessage{}
+	if offsets == nil {
+		offsets = map[string]json.RawMessage{}
 	}
-	set(marks, live, d.marks)
-	set(d.fields, "marks", marks)
-	set(d.fields, "before", append([]generation{}, d.before...))
+	set(offsets, live, d.offsets)
+	set(d.fields, "marks", offsets)
+	set(d.fields, "before", append([]oldLayout{}, d.oldLayouts...))
 	set(d.fields, "replayed_to", d.replayedTo)
 	delete(d.fields, "owner")
 	delete(d.fields, "lease")

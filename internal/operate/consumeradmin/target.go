@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// place is where a consumer is set back to: the first event that comes again.
-type place struct {
+// target is where a consumer is set back to: the first event that comes again.
+type target struct {
 	kind     string // start, seq, position or time
 	seq      uint64 // of start and seq
 	position outbox.Position
@@ -20,7 +20,7 @@ type place struct {
 }
 
 // parsePlace reads start, seq:N, position:P or time:T. It needs no server, so that a wrong one is said before anything else.
-func parsePlace(to string, now time.Time) (p place, err error) {
+func parseTarget(to string, now time.Time) (p target, err error) {
 	kind, value, _ := strings.Cut(to, ":")
 	p.kind = kind
 	switch kind {
