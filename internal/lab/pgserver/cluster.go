@@ -61,7 +61,10 @@ func (s *Server) makeDir() error {
 func (s *Server) initdb(ctx context.Context, own map[string]string) error {
 	args := []string{"-D", s.data(), "-U", "postgres", "-E", "UTF8", "--no-locale", "--no-sync"}
 	if s.password == "" {
-		args = append(args, "--auth", "trust")
+		if s.fromTemplate(ctx) == nil {
+			return s.configure(own)
+		}
+		args = append(args, "--auth", "trust") // a cache that can't be written to costs time only
 	} else {
 		file := filepath.Join(s.Dir, "password")
 		if err := s.write(file, s.password+"\n"); err != nil {

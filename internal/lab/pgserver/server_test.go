@@ -104,6 +104,47 @@ func TestEachInstallationStarts(t *testing.T) {
 	}
 }
 
+// TestServersOfATemplateAreDifferent: several servers of each major begin at once, with no template there yet. One of them makes it, all
+// are different systems, and what was cut short before is in nobody's way.
+func TestServersOfATemplateAreDifferent(t *testing.T) {
+	cache, err := os.MkdirTemp("", "outflow-cache-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(cache) })
+	if err := os.Chmod(cache, 0o755); err != nil { // the servers may run as another user
+		t.Fatal(err)
+	}
+	all := Installations()
+	t.Setenv("OUTFLOW_CACHE", cache)
+	if err := os.MkdirAll(filepath.Join(cache, "initdb", ".making-1", "data"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	systems := make(chan string, 3*len(all))
+	t.Run("start", func(t *testing.T) {
+		for _, i := range all {
+			for range 3 {
+				t.Run(strconv.Itoa(i.Major), func(t *testing.T) {
+					t.Parallel()
+					s := start(t, Options{Installation: i, Trust: true})
+					systems <- query(t, s.URL("postgres"), "SELECT system_identifier::text FROM pg_control_system()")
+				})
+			}
+		}
+	})
+	close(systems)
+	seen := map[string]bool{}
+	for system := range systems {
+		if seen[system] {
+			t.Errorf("two servers are system %s", system)
+		}
+		seen[system] = true
+	}
+	if made, err := filepath.Glob(filepath.Join(cache, "initdb", "[0-9]*")); err != nil || len(made) != len(all) {
+		t.Errorf("templates %v, %v; want one for each of %v", made, err, all)
+	}
+}
+
 func TestServerComesBackAtItsPort(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{})
