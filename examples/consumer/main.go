@@ -1,6 +1,6 @@
 // Command consumer reads one document's events in order: a plain JetStream subscription, nothing more is needed.
 //
-//	go run ./examples/consumer -server nats://127.0.0.1:4222 -doc friendsforever
+//	go run -C examples ./consumer -server nats://127.0.0.1:4222 -doc friendsforever
 package main
 
 import (

@@ -37,14 +37,14 @@ func build() {
 		return
 	}
 	b.outflow, b.crdt = os.Getenv("OUTFLOW_TEST_BINARY"), filepath.Join(b.dir, "crdt")
-	wanted := map[string]string{b.crdt: "./examples/crdt"}
+	wanted := map[string]string{b.crdt: "examples/crdt"}
 	if b.outflow == "" {
 		b.outflow = filepath.Join(b.dir, "outflow")
-		wanted[b.outflow] = "./cmd/outflow"
+		wanted[b.outflow] = "cmd/outflow"
 	}
 	for to, pkg := range wanted {
-		cmd := exec.Command("go", "build", "-o", to, pkg)
-		cmd.Dir = filepath.Join("..", "..", "..")
+		cmd := exec.Command("go", "build", "-o", to, ".")
+		cmd.Dir = filepath.Join("..", "..", "..", filepath.FromSlash(pkg))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			b.err = fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
 			return

@@ -25,7 +25,7 @@ func TestConsumerExample(t *testing.T) {
 	awaitMessages(t, js(t, nats.URL()), o.stream, len(ops))
 
 	example := filepath.Join(t.TempDir(), "consumer")
-	if out, err := exec.Command("go", "build", "-o", example, "../../../examples/consumer").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "-C", "../../../examples", "build", "-o", example, "./consumer").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	var want []string

@@ -98,16 +98,20 @@ func psql(t *testing.T) string {
 	return ""
 }
 
-// module makes the reader's folder a Go module that requires this one, as it is in the tree, and what this one requires.
+// module makes the reader's folder a Go module that requires this one and its examples, as they are in the tree.
 func (p *pageRun) module() {
 	p.t.Helper()
 	root, err := filepath.Abs(filepath.Join("..", "..", ".."))
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	sums, err := os.ReadFile(filepath.Join(root, "go.sum"))
-	if err != nil {
-		p.t.Fatal(err)
+	var sums []byte
+	for _, dir := range []string{".", "examples"} {
+		sum, err := os.ReadFile(filepath.Join(root, dir, "go.sum"))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		sums = append(sums, sum...)
 	}
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
@@ -115,7 +119,9 @@ func (p *pageRun) module() {
 	}
 	const self = "github.com/outflowhq/outflow"
 	text := strings.Replace(string(mod), "module "+self, "module example", 1)
-	text += fmt.Sprintf("\nrequire %s v0.0.0\n\nreplace %s => %s\n", self, self, root)
+	for _, part := range []string{"", "/examples"} {
+		text += fmt.Sprintf("\nrequire %s v0.0.0\n\nreplace %s => %s\n", self+part, self+part, root+part)
+	}
 	p.write(filepath.Join(p.dir, "go.mod"), text, 0o600)
 	p.write(filepath.Join(p.dir, "go.sum"), string(sums), 0o600)
 }

@@ -49,7 +49,7 @@ func example(t *testing.T, name string, args ...string) string {
 	pgtest.Majors(t) // skips where PostgreSQL is not here
 	dir := t.TempDir()
 	home := filepath.Join("..", "..", "..", "examples", name)
-	build := exec.Command("go", "build", "-ldflags=-w", "-o", dir, "../../../examples/"+name, "../../../examples/"+name+"/show")
+	build := exec.Command("go", "-C", filepath.Dir(home), "build", "-ldflags=-w", "-o", dir, "./"+name, "./"+name+"/show")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

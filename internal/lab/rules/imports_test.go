@@ -80,6 +80,22 @@ func TestProducerIsAloneWithOutbox(t *testing.T) {
 	}
 }
 
+// TestProducerBringsOnlyTheDriver: what go get of producer writes into a service's go.mod is pgx and what pgx needs.
+func TestProducerBringsOnlyTheDriver(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", module+"/producer").Output()
+	if err != nil {
+		t.Fatal("go list:", err)
+	}
+	got := slices.Compact(slices.Sorted(strings.FieldsSeq(string(out))))
+	want := []string{
+		"github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "github.com/jackc/pgx/v5", module, "golang.org/x/text",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("producer needs the modules %q, want %q", got, want)
+	}
+}
+
 // The pipeline declares the interfaces that it needs; what connects is wired elsewhere.
 func TestPipelineConnectsNothing(t *testing.T) {
 	t.Parallel()
@@ -160,7 +176,7 @@ func TestGroupsOfInternal(t *testing.T) {
 	groups := []string{"internal/app", "internal/operate", "internal/lab"}
 	for pkg, imports := range list(t, "Imports") {
 		rank := slices.IndexFunc(groups, func(g string) bool { return within(pkg, module+"/"+g) })
-		if within(pkg, module+"/cmd") || within(pkg, module+"/examples") {
+		if within(pkg, module+"/cmd") {
 			continue
 		}
 		for _, path := range imports {
