@@ -13,8 +13,8 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
-	"github.com/outflowhq/outflow/internal/operate/replay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -80,9 +80,9 @@ where their database is at hand.`,
 			return err
 		}
 		defer closeAll()
-		lasting, meaning := replay.While(ctx, w.Conn)
-		all, err := w.List(lasting)
-		err = meaning(err)
+		whileConnected, explain := conns.WhileConnected(ctx, w.Conn)
+		all, err := w.List(whileConnected)
+		err = explain(err)
 		if err != nil {
 			return err
 		}
@@ -177,8 +177,8 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 			}
 			return a.ask(ctx, fmt.Sprintf("Set consumer %s back?", p.Name))
 		}
-		lasting, meaning := replay.While(ctx, w.Conn)
-		if err := meaning(w.Rewind(lasting, r)); err != nil {
+		whileConnected, explain := conns.WhileConnected(ctx, w.Conn)
+		if err := explain(w.Rewind(whileConnected, r)); err != nil {
 			return err
 		}
 		fmt.Fprintf(a.Stdout, "done: start consumer %s again\n", r.Name)

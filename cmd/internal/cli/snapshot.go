@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/internal/operate/snapshot"
 )
 
@@ -21,8 +22,10 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 		lines := json.NewEncoder(a.Stderr)
 		step = func(text string) { _ = lines.Encode(map[string]string{"step": text}) }
 	}
-	report, err := snapshot.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), snapshot.Options{
-		Step: func(format string, args ...any) { step(fmt.Sprintf(format, args...)) },
+	log, stepf := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) { step(fmt.Sprintf(format, args...)) }
+	report, err := snapshot.Run(ctx, cfg, log, snapshot.Options{
+		Prepare: func(ctx context.Context) error { return initialize.Prepare(ctx, cfg, log, stepf, acceptOwners) },
+		Step:    stepf,
 		Progress: func(p snapshot.Progress) {
 			if asJSON {
 				_ = json.NewEncoder(a.Stderr).Encode(p)
@@ -30,7 +33,7 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 			}
 			step(p.String())
 		},
-		Hit: hit, AcceptOwners: acceptOwners,
+		Hit: hit,
 	})
 	if asJSON {
 		e := json.NewEncoder(a.Stdout)

@@ -150,6 +150,15 @@ func Replication(cfg config.Config, log *slog.Logger) replication.Config {
 	return rc
 }
 
+// Setup is the configuration for making objects in PostgreSQL, with the columns that a new table gets.
+func Setup(cfg config.Config, log *slog.Logger) replication.SetupConfig {
+	c := cfg.Columns
+	return replication.SetupConfig{
+		Config: Replication(cfg, log), ID: c.ID.Name,
+		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
+	}
+}
+
 // Sink is the configuration of the JetStream side.
 func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
 	sc, err := base(cfg, log)

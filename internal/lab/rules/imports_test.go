@@ -201,3 +201,21 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 		}
 	}
 }
+
+// A command does not import another one. What several of them need is in a helper package beside them, such as conns or backfill.
+func TestCommandsDoNotImportEachOther(t *testing.T) {
+	t.Parallel()
+	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "repair", "replay", "snapshot", "status"}
+	all := list(t, "Imports")
+	for _, name := range commands {
+		of(t, all, "internal/operate/"+name)
+	}
+	for pkg, imports := range all {
+		for _, path := range imports {
+			name, ok := strings.CutPrefix(path, module+"/internal/operate/")
+			if ok && within(pkg, module+"/internal/operate") && slices.Contains(commands, name) {
+				t.Errorf("%s imports the command %s", pkg, path)
+			}
+		}
+	}
+}

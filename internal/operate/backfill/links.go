@@ -11,7 +11,6 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -63,7 +62,7 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Links, e
 	}
 	l.Store = wiring.Store(cfg, l.Conn)
 	l.CC = wiring.Checkpoint(cfg, l.Layout)
-	l.PGC = initialize.SQLConfig(cfg, log)
+	l.PGC = wiring.Setup(cfg, log)
 	l.PGC.Columns = l.Layout.Needed()
 	if l.PG, err = replication.OpenSetup(ctx, l.PGC); err != nil {
 		return nil, err

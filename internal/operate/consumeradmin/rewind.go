@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
-	"github.com/outflowhq/outflow/internal/operate/replay"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -192,8 +192,7 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	}
 	oc.HeadersOnly = true
 	found, n := last, 0
-	enough := errors.New("found")
-	err := replay.Read(ctx, a.JS, a.Stream, oc, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	err := conns.ReadStream(ctx, a.JS, a.Stream, oc, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
 		if err != nil {
 			return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", a.Stream, meta.Sequence.Stream, err), "")
@@ -205,13 +204,10 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 		}
 		if found = meta.Sequence.Stream; is(meta.Timestamp, &h) {
 			found--
-			return enough
+			return conns.ErrStop
 		}
 		return nil
 	})
-	if errors.Is(err, enough) {
-		err = nil
-	}
 	return found, err
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/operate/replay"
+	"github.com/outflowhq/outflow/internal/operate/args"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -34,12 +34,9 @@ func parseTarget(to string, now time.Time) (p target, err error) {
 			err = errors.New("not a sequence: they begin at 1")
 		}
 	case "position":
-		p.position, err = replay.ParsePosition(value)
-		if !strings.Contains(value, "-") {
-			p.position.Index = 0 // from the first event of the transaction on
-		}
+		p.position, err = args.FirstPosition(value)
 	case "time":
-		p.time, err = replay.ParseTime(value, now)
+		p.time, err = args.Time(value, now)
 	default:
 		err = errors.New("not a place")
 	}

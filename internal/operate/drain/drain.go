@@ -15,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -144,12 +145,12 @@ func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, 
 // look decodes what the free slot holds.
 func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool, error) {
 	for try := 1; ; try++ {
-		w, err := Beyond(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
+		u, err := slotread.CountUnpublished(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
 		switch fault := outbox.FaultOf(err); {
-		case err == nil && w.Events == 0:
+		case err == nil && u.Events == 0:
 			return true, nil
 		case err == nil:
-			d.round(r, uint64(w.Events))
+			d.round(r, uint64(u.Events))
 			return false, nil
 		case fault == nil || fault.Code != relay.CodeSlotInUse:
 			return false, err

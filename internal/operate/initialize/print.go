@@ -15,7 +15,7 @@ import (
 // Where PostgreSQL does not answer it is what init makes where there is nothing, and says so. The slot is not among it: whoever made it
 // would have one that no record speaks of, which init never adopts.
 func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
-	sc := SQLConfig(cfg, nil)
+	sc := wiring.Setup(cfg, nil)
 	all, err := replication.SQL(sc)
 	if err != nil {
 		return nil, err

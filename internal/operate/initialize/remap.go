@@ -6,7 +6,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/internal/operate/drain"
+	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -43,8 +43,13 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	if newest.Seq != r.Stream.LastSeq {
 		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq, newest.Seq)
 	}
-	if err := s.nothingBeyond(ctx, newest.Checkpoint, before.table, old); err != nil {
+	u, err := slotread.CountUnpublished(ctx, s.cfg, before.table, old, newest.Checkpoint, s.log)
+	if err != nil {
 		return err
+	}
+	if u.Events > 0 {
+		return s.notYet("%d events are not published, the first in the transaction at %v, of %v",
+			u.Events, u.First.LSN, relay.CommitTime(u.First.Time))
 	}
 	if s.dry {
 		s.say(fmt.Sprintf("would be changed from %v", newest.Due), "mapping")
@@ -75,7 +80,7 @@ func (s *setup) before(ctx context.Context, old relay.Mapping) (e earlier, err e
 	if old.Source.Rows() == s.cfg.Source.Rows() {
 		return earlier{s.layout.Table.OID, s.publication}, nil
 	}
-	pc := SQLConfig(s.cfg, s.log)
+	pc := wiring.Setup(s.cfg, s.log)
 	if pc.Table = ""; old.Source.Rows() {
 		pc.Table = old.Table
 	}
@@ -93,15 +98,6 @@ func (s *setup) before(ctx context.Context, old relay.Mapping) (e earlier, err e
 	}
 	e.publication, err = pg.Publication(ctx)
 	return e, err
-}
-
-// nothingBeyond makes sure that the slot holds no event beyond a place. table is that of the old mapping, 0 if it had none.
-func (s *setup) nothingBeyond(ctx context.Context, place relay.Checkpoint, table uint32, old relay.Mapping) error {
-	w, err := drain.Beyond(ctx, s.cfg, table, old, place, s.log)
-	if err != nil || w.Events == 0 {
-		return err
-	}
-	return s.notYet("%d events are not published, the first in the transaction at %v, of %v", w.Events, w.First.LSN, relay.CommitTime(w.First.Time))
 }
 
 func (s *setup) notYet(format string, args ...any) error {

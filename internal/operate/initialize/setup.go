@@ -127,7 +127,7 @@ func (s *setup) say(state, format string, args ...any) {
 
 // open connects to PostgreSQL, and makes sure that the server can be used at all.
 func (s *setup) open(ctx context.Context) (err error) {
-	pc := SQLConfig(s.cfg, s.log)
+	pc := wiring.Setup(s.cfg, s.log)
 	pc.AcceptOwners = s.accept
 	if s.pg, err = replication.OpenSetup(ctx, pc); err != nil {
 		return err
@@ -170,15 +170,6 @@ func (s *setup) table(ctx context.Context) error {
 		s.notes()
 	}
 	return nil
-}
-
-// SQLConfig is the configuration for making objects in PostgreSQL, with the columns that a new table gets.
-func SQLConfig(cfg config.Config, log *slog.Logger) replication.SetupConfig {
-	c := cfg.Columns
-	return replication.SetupConfig{
-		Config: wiring.Replication(cfg, log), ID: c.ID.Name,
-		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
-	}
 }
 
 // connect connects to NATS.

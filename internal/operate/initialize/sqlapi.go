@@ -18,7 +18,7 @@ const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 // SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is made anew each time; the
 // counters are filled from the rows that there are when their table is made.
 func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
-	pc := SQLConfig(cfg, log)
+	pc := wiring.Setup(cfg, log)
 	pc.AcceptOwners = acceptOwners
 	pg, err := replication.OpenSetup(ctx, pc)
 	if err != nil {
@@ -55,7 +55,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 
 // SQLAPIStatements are the statements of SQLAPI, for a role that may run them by hand: for the table as it is, or as init would make it.
 func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
-	pg, err := replication.OpenSetup(ctx, SQLConfig(cfg, nil))
+	pg, err := replication.OpenSetup(ctx, wiring.Setup(cfg, nil))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func apiOf(ctx context.Context, cfg config.Config, pg *replication.Setup) (*sqla
 	l, err := wiring.Apply(ctx, cfg, pg)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "table_missing" {
 		var t replication.Table
-		if t, err = replication.NewTable(SQLConfig(cfg, nil)); err == nil {
+		if t, err = replication.NewTable(wiring.Setup(cfg, nil)); err == nil {
 			l, err = wiring.ApplyTo(cfg, t)
 		}
 	}

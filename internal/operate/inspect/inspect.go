@@ -11,12 +11,11 @@ import (
 
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
-	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
-	"github.com/outflowhq/outflow/replication"
 )
 
 // Options say how much to show.
@@ -33,8 +32,6 @@ type inspector struct {
 	out     *bufio.Writer
 	payload bool
 	source  relay.Source
-	dec     *decoder.Decoder
-	buf     *reorder.Buffer
 	start   outbox.LSN    // what ends at or below it is no input
 	events  []relay.Event // of the transaction that is being read
 	commits int
@@ -48,21 +45,12 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 		return err
 	}
 	place, source := start(ctx, cfg, layout, log)
-	rc := wiring.Replication(cfg, log)
-	rc.OwnOnly = layout.Mapping.OwnOnly
-	i := &inspector{
-		out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due, dec: decoder.New(wiring.Decoder(cfg, layout)),
-		buf: reorder.New(reorder.Config{
-			Settings: place.Settings, Start: place.Due, PublishedAhead: place.PublishedAhead, Unkeyed: !layout.Mapping.Keyed(),
-			Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
-		}),
-	}
-	defer i.buf.Discard()
+	i := &inspector{out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due}
 	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, place.Due, source, place.Settings)
-	if err := replication.Peek(ctx, rc, o.Limit, false, i.message); err != nil {
+	held, bytes, err := slotread.Order(ctx, cfg, layout, place, o.Limit, log, i.result, i.window)
+	if err != nil {
 		return err
 	}
-	held, bytes := i.buf.Held()
 	fmt.Fprintf(i.out, "%d commits with events, %d windows, %d events (%d bytes) held: not due yet\n", i.commits, i.windows, held, bytes)
 	return i.out.Flush()
 }
@@ -93,11 +81,7 @@ func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *s
 	return newest.Checkpoint, fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
 }
 
-func (i *inspector) message(m replication.Message) error {
-	var r decoder.Result
-	if err := i.dec.Decode(m.Data, &r); err != nil {
-		return err
-	}
+func (i *inspector) result(r *decoder.Result) error {
 	if r.Malformed != nil {
 		fmt.Fprintf(i.out, "malformed: %v\n", r.Malformed)
 	}
@@ -107,14 +91,13 @@ func (i *inspector) message(m replication.Message) error {
 	switch r.Kind {
 	case decoder.Event:
 		i.events = append(i.events, r.Event)
-		return i.buf.Append(&r.Event)
 	case decoder.Commit:
-		return i.commit(&r.Commit)
+		i.commit(&r.Commit)
 	}
 	return nil
 }
 
-func (i *inspector) commit(c *relay.Commit) error {
+func (i *inspector) commit(c *relay.Commit) {
 	at := relay.CommitTime(c.Time).Format("2006-01-02 15:04:05.000000")
 	switch c.Kind {
 	case relay.Events:
@@ -133,13 +116,9 @@ func (i *inspector) commit(c *relay.Commit) error {
 		fmt.Fprintf(i.out, "change %v  %s  %v\n", c.LSN, at, c.Settings)
 	}
 	i.events = i.events[:0]
-	if err := i.buf.Commit(*c); err != nil {
-		return err
-	}
-	w, err := i.buf.Close()
-	if err != nil || w == nil {
-		return err
-	}
+}
+
+func (i *inspector) window(w *reorder.Window) error {
 	i.windows++
 	fmt.Fprintf(i.out, "window due=%v thru=%v of=%d pull=%d sort=%v\n", w.Due, w.Thru, w.Of, w.Pull, w.Sort)
 	var e relay.Event

@@ -4,13 +4,11 @@ import (
 	"context"
 
 	"github.com/outflowhq/outflow/decoder"
-	"github.com/outflowhq/outflow/internal/app/tempfile"
-	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
-	"github.com/outflowhq/outflow/replication"
 )
 
 // rehearse makes the messages that a session from a place would make of what the slot holds now, and consumes nothing. input is called
@@ -18,36 +16,13 @@ import (
 func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place relay.Checkpoint, history relay.History,
 	input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
-	dec := decoder.New(wiring.Decoder(r.cfg, l.Layout))
-	buf := reorder.New(reorder.Config{
-		Settings: place.Settings, Start: place.Due, PublishedAhead: place.PublishedAhead, Unkeyed: !l.Layout.Mapping.Keyed(),
-		Scratch: tempfile.Dir(r.cfg.Reorder.SpillDir), MaxSpill: r.cfg.Reorder.MaxSpill, Stop: ctx.Err,
-	})
-	defer buf.Discard()
-	var res decoder.Result
-	var e relay.Event
-	return replication.Peek(ctx, l.PGC.Config, 0, false, func(m replication.Message) error {
-		if err := dec.Decode(m.Data, &res); err != nil {
-			return err
+	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, 0, r.log, func(res *decoder.Result) error {
+		if c := res.Commit; res.Kind == decoder.Commit && c.Kind != relay.NoInput && c.LSN > place.Due {
+			return input(c.LSN)
 		}
-		if res.Kind == decoder.Event {
-			return buf.Append(&res.Event)
-		}
-		if res.Kind != decoder.Commit {
-			return nil
-		}
-		if c := res.Commit; c.Kind != relay.NoInput && c.LSN > place.Due {
-			if err := input(c.LSN); err != nil {
-				return err
-			}
-		}
-		if err := buf.Commit(res.Commit); err != nil {
-			return err
-		}
-		w, err := buf.Close()
-		if err != nil || w == nil {
-			return err
-		}
+		return nil
+	}, func(w *reorder.Window) error {
+		var e relay.Event
 		for n := 0; ; n++ {
 			more, err := w.Next(&e)
 			if err != nil || !more {
@@ -62,4 +37,5 @@ func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place relay.Ch
 			}
 		}
 	})
+	return err
 }

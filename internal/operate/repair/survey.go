@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
-	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -270,7 +270,6 @@ func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Set
 // slot crosses out what the slot will bring beyond the anchor, and makes sure that it is the WAL that the stream's newest events came
 // from.
 func (s *survey) slot(ctx context.Context) error {
-	dec := decoder.New(wiring.Decoder(s.r.cfg, s.l.Layout))
 	have := map[outbox.Position]published{}
 	for _, p := range s.beyond {
 		have[p.pos] = p
@@ -279,12 +278,8 @@ func (s *survey) slot(ctx context.Context) error {
 		_, repaired := s.repaired[id]
 		return repaired || s.fates[id] == inStream
 	}
-	var res decoder.Result
 	var tx []eventID
-	err := replication.Peek(ctx, s.l.PGC.Config, 0, false, func(m replication.Message) error {
-		if err := dec.Decode(m.Data, &res); err != nil {
-			return err
-		}
+	err := slotread.Decode(ctx, s.r.cfg, s.l.Layout, 0, s.r.log, func(res *decoder.Result) error {
 		if res.Kind == decoder.Event {
 			tx = append(tx, idOf(string(outbox.AppendHeaderValue(nil, res.Event.ID))))
 			return nil

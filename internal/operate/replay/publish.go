@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
 const (
@@ -214,7 +215,7 @@ func (p *publisher) begin(ctx context.Context, known bool) (*place, error) {
 // scan looks through the target's messages for the last one of this replay.
 func (p *publisher) scan(ctx context.Context, last uint64) (found *place, err error) {
 	name := p.target.stream.CachedInfo().Config.Name
-	err = Read(ctx, p.js, name, jetstream.OrderedConsumerConfig{
+	err = conns.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true, FilterSubjects: []string{p.target.filter()},
 	}, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		if m.Headers().Get(HeaderReplay) == p.id {
@@ -227,12 +228,9 @@ func (p *publisher) scan(ctx context.Context, last uint64) (found *place, err er
 			}
 		}
 		if meta.Sequence.Stream >= last {
-			return errEnough
+			return conns.ErrStop
 		}
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		err = nil
-	}
 	return found, err
 }

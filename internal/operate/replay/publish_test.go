@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
 // door is a publisher of replay "r" into a new stream.
@@ -43,7 +44,7 @@ func nth(n uint64) *Message {
 func content(t *testing.T, js jetstream.JetStream) string {
 	t.Helper()
 	var all []string
-	must(t, Read(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{}, func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
+	must(t, conns.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{}, func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
 		all = append(all, m.Subject()+"="+string(m.Data()))
 		return nil
 	}))

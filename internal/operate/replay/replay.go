@@ -17,6 +17,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -80,9 +81,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (r
 		if err := r.connect(ctx); err != nil {
 			return nil, err
 		}
-		var meaning func(error) error
-		ctx, meaning = While(ctx, r.conn)
-		defer func() { err = meaning(err) }()
+		var explain func(error) error
+		ctx, explain = conns.WhileConnected(ctx, r.conn)
+		defer func() { err = explain(err) }()
 	}
 	if err := r.open(ctx); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/operate/args"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -43,10 +44,16 @@ func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 	if s.Key, err = parseRange("--key", r.Key, true, func(text string, _ bool) (string, error) { return text, nil }); err != nil {
 		return err
 	}
-	if s.Position, err = parseRange("--position", r.Position, true, parsePosition); err != nil {
+	s.Position, err = parseRange("--position", r.Position, true, func(text string, end bool) (outbox.Position, error) {
+		if end {
+			return args.LastPosition(text)
+		}
+		return args.FirstPosition(text)
+	})
+	if err != nil {
 		return err
 	}
-	if s.Time, err = parseRange("--time", r.Time, false, func(text string, _ bool) (time.Time, error) { return ParseTime(text, now) }); err != nil {
+	if s.Time, err = parseRange("--time", r.Time, false, func(text string, _ bool) (time.Time, error) { return args.Time(text, now) }); err != nil {
 		return err
 	}
 	s.Seq, err = parseRange("--seq", r.Seq, true, func(text string, _ bool) (uint64, error) {
@@ -120,37 +127,4 @@ func parseRange[T any](flag, text string, single bool, parse func(text string, e
 	}
 	r.From, r.To = read(from, false), read(to, true)
 	return r, err
-}
-
-// parsePosition reads LSN-i, or an LSN: the first or the last position of it.
-func parsePosition(text string, end bool) (p outbox.Position, err error) {
-	if strings.Contains(text, "-") {
-		return p, p.UnmarshalText([]byte(text))
-	}
-	if p.LSN, err = outbox.ParseLSN(text); err != nil {
-		return p, fmt.Errorf("neither X/X nor X/X-i")
-	}
-	if end {
-		p.Index = ^uint32(0)
-	}
-	return p, nil
-}
-
-// ParsePosition reads a position, LSN-i, or the end of all that has the LSN.
-func ParsePosition(text string) (outbox.Position, error) { return parsePosition(text, true) }
-
-// ParseTime reads a moment: RFC 3339, or how long ago it is, such as 90m or 7d.
-func ParseTime(text string, now time.Time) (time.Time, error) {
-	if t, err := time.Parse(time.RFC3339Nano, text); err == nil {
-		return t, nil
-	}
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
-			return now.Add(-time.Duration(n) * 24 * time.Hour), nil
-		}
-	}
-	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
-		return now.Add(-ago), nil
-	}
-	return time.Time{}, fmt.Errorf("neither a time such as 2026-01-31T12:00:00Z nor how long ago, such as 90m or 7d")
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -243,10 +244,10 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 		start := t.Add(-clockSlack)
 		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
 	}
-	err := Read(ctx, s.js, s.name, oc, func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	return conns.ReadStream(ctx, s.js, s.name, oc, func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(), Data: raw.Data(), Time: meta.Timestamp}
 		if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {
-			return errEnough
+			return conns.ErrStop
 		}
 		if err := s.parse(m); err != nil {
 			return err
@@ -255,14 +256,10 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 			return err
 		}
 		if m.Seq == to {
-			return errEnough
+			return conns.ErrStop
 		}
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
 }
 
 // parse reads the packed header.

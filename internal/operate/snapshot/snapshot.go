@@ -9,7 +9,6 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
-	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -21,7 +20,8 @@ const prepareTimeout = 2 * time.Minute
 
 // Options say what to do beside the configuration.
 type Options struct {
-	AcceptOwners []string // further roles whose table may be used
+	// Prepare makes table, publication, stream and bucket, where they are missing.
+	Prepare func(ctx context.Context) error
 
 	Step     func(format string, args ...any) // called with a line for each step
 	Progress func(Progress)                   // called while rows are published, every few seconds
@@ -77,7 +77,7 @@ func (s *snapshot) prepare(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
-	return initialize.Prepare(ctx, s.cfg, s.log, s.o.Step, s.o.AcceptOwners)
+	return s.o.Prepare(ctx)
 }
 
 // again reports whether a snapshot that failed in this way is begun again.

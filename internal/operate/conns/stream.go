@@ -1,4 +1,4 @@
-package replay
+package conns
 
 import (
 	"context"
@@ -9,15 +9,15 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// stalled is how long a stream may bring nothing although there is more.
+// stalled is how long the server may take to deliver the next message.
 const stalled = 20 * time.Second
 
-// errEnough ends a reading.
-var errEnough = errors.New("enough")
+// ErrStop ends ReadStream early, without an error.
+var ErrStop = errors.New("stop reading")
 
-// Read calls f with each message that a stream has now, by an ordered consumer of its own, which it takes away afterwards. It ends with the
-// last message that there is, or when f returns an error.
-func Read(ctx context.Context, js jetstream.JetStream, stream string, oc jetstream.OrderedConsumerConfig, f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
+// ReadStream calls f with each message that the stream has now, in order, up to the last one or until f returns an error. It reads
+// through an ordered consumer of its own, which it deletes at the end.
+func ReadStream(ctx context.Context, js jetstream.JetStream, stream string, oc jetstream.OrderedConsumerConfig, f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	consumer, err := js.OrderedConsumer(ctx, stream, oc)
 	if err != nil {
 		return fmt.Errorf("read stream %s: %w", stream, err)
@@ -26,7 +26,7 @@ func Read(ctx context.Context, js jetstream.JetStream, stream string, oc jetstre
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if info := consumer.CachedInfo(); info != nil {
-			_ = js.DeleteConsumer(last, stream, info.Name) // the server drops it by itself, some minutes later
+			_ = js.DeleteConsumer(last, stream, info.Name) // if this fails, the server deletes it some minutes later
 		}
 	}()
 	if info := consumer.CachedInfo(); info != nil && info.NumPending == 0 {
@@ -51,7 +51,10 @@ func Read(ctx context.Context, js jetstream.JetStream, stream string, oc jetstre
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", stream, err)
 		}
-		if err := f(m, meta); err != nil {
+		switch err := f(m, meta); {
+		case errors.Is(err, ErrStop):
+			return nil
+		case err != nil:
 			return err
 		}
 		if meta.NumPending == 0 {
