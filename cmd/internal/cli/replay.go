@@ -72,7 +72,7 @@ server can't be reached, 5 if a row of the table can't be published.`,
 
 func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, asJSON bool) error {
 	o.Out = a.Stdout
-	o.Say = func(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) }
+	o.Progress = func(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) }
 	report, err := replay.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o)
 	if report == nil || o.To == "stdout" && !o.DryRun {
 		return err

@@ -24,9 +24,9 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 	}
 	log, stepf := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) { step(fmt.Sprintf(format, args...)) }
 	report, err := snapshot.Run(ctx, cfg, log, snapshot.Options{
-		Prepare: func(ctx context.Context) error { return initialize.Prepare(ctx, cfg, log, stepf, acceptOwners) },
-		Step:    stepf,
-		Progress: func(p snapshot.Progress) {
+		Prepare:  func(ctx context.Context) error { return initialize.Prepare(ctx, cfg, log, stepf, acceptOwners) },
+		Progress: stepf,
+		RowProgress: func(p snapshot.RowProgress) {
 			if asJSON {
 				_ = json.NewEncoder(a.Stderr).Encode(p)
 				return

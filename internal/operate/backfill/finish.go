@@ -10,8 +10,7 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// Removed is how many messages of the stream are not there any more, beside the holes that the record knows and a lost end: what
-// retention or somebody took away.
+// Removed is how many messages retention or somebody removed from the stream. The holes in the record and a lost end don't count.
 func (r *Readings) Removed() uint64 {
 	st := r.Stream
 	end := st.NewestSeq
@@ -29,7 +28,7 @@ func (r *Readings) Removed() uint64 {
 	return gone
 }
 
-// Holes are the holes that are known, and the end that the broker lost without going back.
+// Holes returns the known holes, and with them the end of the stream that the broker lost while it kept its last sequence.
 func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 	st := r.Stream
 	if st.NewestSeq == 0 || st.NewestSeq == st.LastSeq {
@@ -39,8 +38,8 @@ func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 	return append(known, checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq})
 }
 
-// Undurable is how much is left of after until the stream's newest message, which was stored at that time, can't be lost any more. The
-// zero time: there is none.
+// Undurable is how much of after is left until the stream's newest message, stored at that time, can no longer be lost. It is 0 if
+// stored is zero: then there is no message.
 func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duration {
 	switch {
 	case stored.IsZero():
@@ -48,13 +47,13 @@ func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duratio
 	case r.Stream.Now.IsZero():
 		return after
 	}
-	// The broker's clock, as that of stored: ours may be ahead.
+	// Stream.Now is by the broker's clock, as stored is: ours may be ahead.
 	return max(0, min(after, after-r.Stream.Now.Sub(stored)-time.Since(r.Now)))
 }
 
-// Finish takes repairing from the record: everything up to the place's sequence is accepted, and outflow run goes on from the place,
-// which is its only one. The stream must end there, its newest message at newest, and nobody may hold the slot. It connects anew: what
-// was published, and sink.durable_after, may have taken longer than a server leaves a connection idle.
+// Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow run goes on from that
+// checkpoint, the only one. The stream must end there, with its newest message at newest, and nobody may hold the slot. It opens new
+// connections, because publishing and sink.durable_after may have taken longer than a server keeps an idle connection.
 func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint, newest uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)

@@ -19,7 +19,7 @@ import (
 
 const openTimeout = 30 * time.Second
 
-// slotPatience is how long a slot that is held is waited for: so long the server may take to notice that an outflow has gone.
+// slotPatience is how long to wait for a slot that is held: the server may take that long to notice that an outflow is gone.
 const slotPatience = 15 * time.Second
 
 // Links are the connections of one attempt.
@@ -89,7 +89,7 @@ func (l *Links) Close() {
 	}
 }
 
-// Settings are the ordering settings that are in force where nothing says which were.
+// Settings are the configured ordering settings, for where nothing recorded says which were in force.
 func (l *Links) Settings() relay.Settings {
 	set := l.cfg.Reorder.Settings()
 	if !l.Layout.Mapping.Keyed() {
@@ -98,8 +98,8 @@ func (l *Links) Settings() relay.Settings {
 	return set
 }
 
-// Fresh is a record without places, of what is there now.
-func (l *Links) Fresh(rd Readings) *checkpoint.Record {
+// NewRecord returns a record without checkpoints for what was read.
+func (l *Links) NewRecord(rd Readings) *checkpoint.Record {
 	return &checkpoint.Record{
 		Version: 1, Slot: l.cfg.Slot, Database: rd.Server.Database, SystemID: rd.Server.SystemID,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: rd.Publication, Seen: rd.Server.WALEnd},
@@ -143,7 +143,7 @@ func (l *Links) Read(ctx context.Context) (r Readings, err error) {
 	return r, err
 }
 
-// AwaitSlot waits until nobody holds the slot. An outflow that holds it has found nothing wrong, or is about to stop.
+// AwaitSlot waits until nobody holds the slot. An outflow that holds it has found no gap, or is about to stop.
 func (l *Links) AwaitSlot(ctx context.Context) error {
 	for begun := time.Now(); ; {
 		slot, err := l.PG.Slot(ctx)
@@ -161,7 +161,7 @@ func (l *Links) AwaitSlot(ctx context.Context) error {
 	}
 }
 
-// SlotHeld is the fault of a slot that somebody holds.
+// SlotHeld is the fault of a slot that is in use.
 func SlotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
@@ -169,12 +169,12 @@ func SlotHeld(name string, slot relay.SlotState) error {
 	}
 }
 
-// Message is what is read of a message of the stream.
+// Message is what is read of a message in the stream.
 type Message struct {
 	Seq        uint64
 	Subject    string
 	Header     string // the Outflow header; "" if it has none
-	DeadLetter string // why it is a dead letter; "": it is none
+	DeadLetter string // why it is a dead letter; "" if it is not one
 	Stored     time.Time
 }
 

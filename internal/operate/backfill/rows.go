@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/replication"
 )
 
-// Rows makes events of rows that were read from the table. Each row goes through the decoder as the insert that the WAL would bring:
-// what an event holds, and which rows can't be published, is decided there and nowhere else.
+// Rows turns rows of the table into events. Each row goes through the decoder as the insert that the WAL would bring, so only the
+// decoder decides what an event holds and which rows can't be published.
 type Rows struct {
 	dec     *decoder.Decoder
 	oid     uint32
@@ -21,7 +21,7 @@ type Rows struct {
 	res     decoder.Result
 }
 
-// NewRows takes the columns in the order in which the values of a row come.
+// NewRows takes the columns in the order of a row's values.
 func NewRows(cfg config.Config, l *wiring.Layout, columns []replication.Column) (*Rows, error) {
 	r := &Rows{dec: decoder.New(wiring.Decoder(cfg, l)), oid: l.Table.OID, columns: columns}
 	be := binary.BigEndian
@@ -44,7 +44,7 @@ func NewRows(cfg config.Config, l *wiring.Layout, columns []replication.Column) 
 	return r, nil
 }
 
-// Event makes the event of a row: the text of its columns as PostgreSQL prints them, nil for NULL. The position is the caller's to set.
+// Event returns the event of a row, given the text of its columns as PostgreSQL prints them, nil for NULL. The caller sets the position.
 func (r *Rows) Event(values [][]byte) (*relay.Event, error) {
 	be := binary.BigEndian
 	b := be.AppendUint32(append(r.buf[:0], 'I'), r.oid)

@@ -13,26 +13,26 @@ import (
 
 const pollEvery = 50 * time.Millisecond
 
-// Window is the window in which rows are published: one message each, at consecutive sequences and indexes.
+// Window is the window that rows are published as: one message each, at consecutive sequences and indexes.
 type Window struct {
 	Links    *Links
 	Snapshot *replication.Snapshot
 	Query    replication.RowQuery // which rows, in which order; the columns are the window's to set
 
-	Of       int        // so many rows there are
+	Of       int        // how many rows there are
 	Due      outbox.LSN // from here on the WAL brings what follows
 	Timeline uint32     // of Due
 	Seq      uint64     // the stream's last sequence before it
 	Index    uint32     // of the first event
 
-	Wanted   func(*relay.Event) bool // nil: every row that the query brings
-	Progress func(done int)          // called after each row that was handed over; nil: nobody
+	Wanted   func(*relay.Event) bool // which rows of the query are published; nil: all
+	Progress func(done int)          // called after each row that was handed to the publisher; may be nil
 
 	done uint64
 }
 
-// Publish publishes the rows, waits until all is acknowledged, and returns how many there were. It must be as many as Of. A fault of
-// class Poison names a row that can't be published; what comes before it is acknowledged then.
+// Publish publishes the rows, waits until all of them are acknowledged, and returns how many there were, which must be Of. A fault
+// of class Poison names a row that can't be published; all rows before it are acknowledged then.
 func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	if w.Of == 0 {
 		return 0, nil
@@ -61,7 +61,7 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		if w.Wanted != nil && !w.Wanted(e) {
 			return nil
 		}
-		if n == w.Of { // it would stand behind the window's last place
+		if n == w.Of { // it would be behind the end of the window
 			return fmt.Errorf("%d events were missing, and more rows were read of them", w.Of)
 		}
 		e.Pos = outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}
@@ -69,7 +69,7 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		if err := out.publish(ctx, e, &h); err != nil {
 			return err
 		}
-		if n == 0 { // once it is acknowledged nothing more comes in by the old ingress
+		if n == 0 { // once this one is acknowledged, nothing published to an older ingress gets in
 			if err := out.settle(ctx); err != nil {
 				return err
 			}
@@ -89,9 +89,9 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	return w.done, err
 }
 
-// ReadBack makes sure that the stream has what was published, and nothing in between. The expected sequences do not show that by themselves:
-// where a sleeping outflow wakes up in the middle, its message takes a sequence, ours is refused, and our next one finds the last sequence
-// that it expects.
+// ReadBack makes sure that the stream has what was published, and nothing else in between. That each message was stored at its
+// expected sequence does not show it: if a suspended outflow wakes up in the middle, its message takes a sequence, ours is refused,
+// and our next one finds the last sequence that it expects.
 func (w *Window) ReadBack(ctx context.Context) error {
 	if w.done == 0 {
 		return nil
@@ -111,7 +111,7 @@ func (w *Window) ReadBack(ctx context.Context) error {
 	return err
 }
 
-// writer publishes with back-pressure.
+// writer publishes, and waits while too much is in flight.
 type writer struct {
 	pub     *sink.Publisher
 	lost    <-chan struct{}
@@ -126,7 +126,7 @@ func (w *writer) publish(ctx context.Context, e *relay.Event, h *outbox.Header) 
 	}
 	if err := w.pub.Publish(e, h); err != nil {
 		if outbox.ClassOf(err) == outbox.Poison {
-			err = w.before(ctx, err)
+			err = w.settleBefore(ctx, err)
 		}
 		return err
 	}
@@ -137,15 +137,15 @@ func (w *writer) publish(ctx context.Context, e *relay.Event, h *outbox.Header) 
 	return nil
 }
 
-// before lets what comes before a row that can't be published be acknowledged.
-func (w *writer) before(ctx context.Context, poison error) error {
+// settleBefore waits until everything before a row that can't be published is acknowledged, and returns that row's error.
+func (w *writer) settleBefore(ctx context.Context, poison error) error {
 	if err := w.settle(ctx); err != nil && ctx.Err() == nil {
 		return err
 	}
 	return poison
 }
 
-// settle waits until all is acknowledged.
+// settle waits until everything is acknowledged.
 func (w *writer) settle(ctx context.Context) error {
 	for w.pub.Acked() != w.pub.Sent() {
 		if err := w.wait(ctx); err != nil {
@@ -155,7 +155,7 @@ func (w *writer) settle(ctx context.Context) error {
 	return nil
 }
 
-// wait writes what is ready and waits for an acknowledgement.
+// wait flushes and waits for an acknowledgement.
 func (w *writer) wait(ctx context.Context) error {
 	pause := w.pub.Flush(time.Now())
 	if pause <= 0 {

@@ -23,10 +23,10 @@ import (
 const (
 	pollInterval = 250 * time.Millisecond
 	readTimeout  = 10 * time.Second // opening connections included
-	letGo        = 12               // attempts to look into the slot after our own session has ended
+	lookTries    = 12               // attempts to read the slot after our own session has ended
 )
 
-// Report says how far a drain is. The JSON names are stable.
+// Report says how far a drain has come. The JSON names are stable.
 type Report struct {
 	Drained   bool       `json:"drained"`
 	Goal      outbox.LSN `json:"goal"`      // where the WAL ended when this round began
@@ -88,7 +88,7 @@ func (d *drainer) close() {
 	d.links.close()
 }
 
-// step reads everything once and says whether that was the end.
+// step reads everything once and reports whether everything is drained.
 func (d *drainer) step(ctx context.Context) (done bool, err error) {
 	r, err := d.read(ctx)
 	if err != nil {
@@ -110,51 +110,51 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 	}
 	d.report.Confirmed, d.report.Sequence = r.Slot.Confirmed, r.Stream.LastSeq
 	if d.report.Goal == 0 {
-		d.round(r, 0)
+		d.beginRound(r, 0)
 	}
-	confirmed, newest, ok := places(r)
+	confirmed, newest, ok := checkpoints(r)
 	if !ok {
-		return false, nil // nothing is recorded that reaches the confirmed LSN: the streamer says what that means
+		return false, nil // no checkpoint covers the confirmed LSN: the streamer finds out what that means
 	}
 	d.report.Published = newest.Due
-	return d.judge(ctx, r, confirmed, newest)
+	return d.finished(ctx, r, confirmed, newest)
 }
 
-// judge says whether everything is done, or begins the next round.
-func (d *drainer) judge(ctx context.Context, r *checkpoint.Readings, confirmed, newest relay.Checkpoint) (bool, error) {
+// finished reports whether everything is drained; if events were written meanwhile it begins the next round.
+func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirmed, newest relay.Checkpoint) (bool, error) {
 	switch {
 	case r.Slot.Confirmed < d.report.Goal:
 		return false, nil
 	case r.Stream.LastSeq > confirmed.Seq:
-		d.round(r, r.Stream.LastSeq-confirmed.Seq)
+		d.beginRound(r, r.Stream.LastSeq-confirmed.Seq)
 		return false, nil
 	case d.quiet == 0:
 		d.quiet = r.Server.WALEnd
 	}
 	if newest.Due < d.quiet || len(newest.PublishedAhead) > 0 {
-		return false, nil // the markers have yet to get there
+		return false, nil // the keepalives have yet to get there
 	}
 	if d.report.Holder != 0 {
 		return true, nil
 	}
 	d.own.stop()
 	d.own = nil
-	return d.look(ctx, r, confirmed)
+	return d.slotIsEmpty(ctx, r, confirmed)
 }
 
-// look decodes what the free slot holds.
-func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool, error) {
+// slotIsEmpty decodes what the slot, which is free, holds beyond the confirmed checkpoint.
+func (d *drainer) slotIsEmpty(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool, error) {
 	for try := 1; ; try++ {
 		u, err := slotread.CountUnpublished(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
 		switch fault := outbox.FaultOf(err); {
 		case err == nil && u.Events == 0:
 			return true, nil
 		case err == nil:
-			d.round(r, uint64(u.Events))
+			d.beginRound(r, uint64(u.Events))
 			return false, nil
 		case fault == nil || fault.Code != relay.CodeSlotInUse:
 			return false, err
-		case try == letGo: // another outflow, which stood by, has it now
+		case try == lookTries: // another outflow, which stood by, has it now
 			return false, nil
 		}
 		select { // the server process of our own session may not have ended yet
@@ -165,14 +165,14 @@ func (d *drainer) look(ctx context.Context, r *checkpoint.Readings, confirmed re
 	}
 }
 
-// round begins a round.
-func (d *drainer) round(r *checkpoint.Readings, meanwhile uint64) {
+// beginRound begins a round.
+func (d *drainer) beginRound(r *checkpoint.Readings, meanwhile uint64) {
 	d.report.Goal, d.report.Meanwhile, d.quiet = r.Server.WALEnd, meanwhile, 0
 	d.report.Rounds++
 }
 
-// places returns the newest recorded place at or below the slot's confirmed LSN, and the newest of all.
-func places(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok bool) {
+// checkpoints returns the newest recorded checkpoint at or below the slot's confirmed LSN, and the newest of all.
+func checkpoints(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok bool) {
 	if r.Record == nil {
 		return confirmed, newest, false
 	}

@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// maxCounted is how many rows of a table are counted.
+// maxCounted is up to how many rows are counted.
 const maxCounted = 100_000
 
-// notes says what fits and may not be meant.
+// notes points out what is possible but may not be intended.
 func (s *setup) notes() {
 	m := s.layout.Mapping
 	for _, column := range []struct{ setting, name string }{
@@ -25,8 +25,8 @@ func (s *setup) notes() {
 	}
 }
 
-// older says which rows the slot that is about to be made will not bring, and what does.
-func (s *setup) older(ctx context.Context) error {
+// noteOlderRows says how many rows the new slot will not bring, and how to publish them.
+func (s *setup) noteOlderRows(ctx context.Context) error {
 	if !s.rows {
 		return nil
 	}

@@ -23,7 +23,7 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 			Hint:    "Give the other table a slot, a publication and a stream of its own",
 		}
 	}
-	before, err := s.before(ctx, old)
+	before, err := s.readEarlier(ctx, old)
 	if err != nil {
 		return err
 	}
@@ -69,14 +69,14 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	return nil
 }
 
-// earlier is what the old mapping reads: the OID of its table and the identity of its publication.
+// earlier belongs to the old mapping: the OID of its table and the identity of its publication.
 type earlier struct {
 	table       uint32
 	publication relay.PublicationIdentity
 }
 
-// before reads what the old mapping is of. While the source says rows both times, it is what the new one is of.
-func (s *setup) before(ctx context.Context, old relay.Mapping) (e earlier, err error) {
+// readEarlier reads what belongs to the old mapping. If both read rows, or neither, it is the same as for the new one.
+func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, err error) {
 	if old.Source.Rows() == s.cfg.Source.Rows() {
 		return earlier{s.layout.Table.OID, s.publication}, nil
 	}

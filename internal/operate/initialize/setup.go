@@ -272,7 +272,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		}
 		return s.fits(s.existing(ctx, r), "slot %s", s.cfg.Slot)
 	}
-	if err := s.free(r); err != nil || s.snapshot {
+	if err := s.checkFree(r); err != nil || s.snapshot {
 		return s.fits(err, "slot %s", s.cfg.Slot)
 	}
 	if s.dry {
@@ -285,7 +285,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		if r.Slot.Exists {
 			return nil
 		}
-		return s.older(ctx)
+		return s.noteOlderRows(ctx)
 	}
 	if r.Record == nil {
 		rec := &checkpoint.Record{
@@ -325,8 +325,8 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	return nil
 }
 
-// free makes sure that the slot can be made, or adopted.
-func (s *setup) free(r readings) error {
+// checkFree makes sure that the slot can be made or adopted.
+func (s *setup) checkFree(r readings) error {
 	if f := s.checkpoint().ForeignSlot(r.Slot, r.Server.Database); f != nil {
 		return f
 	}

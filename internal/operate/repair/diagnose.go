@@ -25,7 +25,7 @@ type finding struct {
 	fault *outbox.Fault // nil if nothing is wrong
 }
 
-// cause is what decides how it is repaired.
+// cause is the code that decides how the repair is done.
 func (f *finding) cause() string {
 	if f.code == checkpoint.CodeUnfinished {
 		return f.inner
@@ -33,21 +33,21 @@ func (f *finding) cause() string {
 	return f.code
 }
 
-// accepts reports whether code names the finding. A repair that was begun may be named by what it was begun for.
+// accepts reports whether code names the finding. An unfinished repair may also be named by what it was begun for.
 func (f *finding) accepts(code string) bool {
 	return code == f.code || f.code == checkpoint.CodeUnfinished && (code == f.inner || code == f.Record.Repairing)
 }
 
-// diagnose reads everything until two readings, some time apart and on new connections, agree.
+// diagnose reads everything until two readings agree, which are some time apart and over new connections.
 func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 	var last *finding
 	for n := 1; ; n++ {
-		f, err := r.reading(ctx)
+		f, err := r.readOnce(ctx)
 		switch {
-		case err != nil && (n == attempts || !again(err)):
+		case err != nil && (n == attempts || !retryable(err)):
 			return nil, err
 		case err != nil:
-			r.say("could not read everything, reading again: %v", err)
+			r.progress("could not read everything, reading again: %v", err)
 			last = nil
 		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Checkpoints) == 0),
 			last != nil && last.code == f.code && last.inner == f.inner:
@@ -56,7 +56,7 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 			return nil, fmt.Errorf("no two readings agree: the last ones found %s and %s", last.cause(), f.cause())
 		default:
 			last = f
-			r.say("found %s: reading again in %v, as only what two readings find counts", f.cause(), wait(f))
+			r.progress("found %s: reading again in %v, as only what two readings find counts", f.cause(), wait(f))
 		}
 		pause := time.Second
 		if last != nil {
@@ -77,8 +77,8 @@ func wait(f *finding) time.Duration {
 	return secondReading
 }
 
-// reading is one reading, on connections of its own.
-func (r *repair) reading(ctx context.Context) (*finding, error) {
+// readOnce reads everything once, over connections of its own.
+func (r *repair) readOnce(ctx context.Context) (*finding, error) {
 	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return nil, err
@@ -91,18 +91,18 @@ func (r *repair) reading(ctx context.Context) (*finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.judge(ctx, l, rd)
+	return r.evaluate(ctx, l, rd)
 }
 
-// judge says what is wrong, as a start would, and beside that what only a session would notice.
-func (r *repair) judge(ctx context.Context, l *backfill.Links, rd backfill.Readings) (*finding, error) {
+// evaluate finds what is wrong: what a start would find, and what only a running session would notice.
+func (r *repair) evaluate(ctx context.Context, l *backfill.Links, rd backfill.Readings) (*finding, error) {
 	f := &finding{Readings: rd}
 	if rd.Corrupt != nil {
 		f.code, f.fault = rd.Corrupt.Code, rd.Corrupt
 		return f, nil
 	}
 	start, err := checkpoint.Resolve(l.CC, rd.Readings)
-	if err = f.take(err); err != nil {
+	if err = f.noteGap(err); err != nil {
 		return nil, err
 	}
 	switch {
@@ -114,21 +114,21 @@ func (r *repair) judge(ctx context.Context, l *backfill.Links, rd backfill.Readi
 		rec.Repairing = ""
 		rd.Record = &rec
 		_, err := checkpoint.Resolve(l.CC, rd.Readings)
-		if err := inner.take(err); err != nil {
+		if err := inner.noteGap(err); err != nil {
 			return nil, err
 		}
 		f.inner = inner.code
 	case f.code == "":
-		if err := f.take(r.prove(ctx, l, rd, start)); err != nil {
+		if err := f.noteGap(r.verifyTail(ctx, l, rd, start)); err != nil {
 			return nil, err
 		}
 		if f.code == "" {
-			if err := f.take(r.strangers(ctx, l, rd)); err != nil {
+			if err := f.noteGap(r.findForeign(ctx, l, rd)); err != nil {
 				return nil, err
 			}
 		}
 		if f.code == "" && (r.o.Check || r.o.Accept == codeMissing) {
-			if err := f.take(r.check(ctx, l, f)); err != nil {
+			if err := f.noteGap(r.checkRows(ctx, l, f)); err != nil {
 				return nil, err
 			}
 		}
@@ -136,16 +136,16 @@ func (r *repair) judge(ctx context.Context, l *backfill.Links, rd backfill.Readi
 	return f, nil
 }
 
-// codeMissing is the code of the fault of rows that are not published although nothing shows why: only who looks for it finds it.
+// codeMissing is the code of the fault of unpublished rows that only --check finds: nothing else shows that they are missing.
 const codeMissing = "rows_missing"
 
-// check compares the table with the stream and with what the slot will bring.
-func (r *repair) check(ctx context.Context, l *backfill.Links, f *finding) error {
-	if err := r.allowed(l, f); err != nil {
+// checkRows compares the table with the stream and with what the slot will bring.
+func (r *repair) checkRows(ctx context.Context, l *backfill.Links, f *finding) error {
+	if err := r.checkTable(l, f); err != nil {
 		return err
 	}
 	p := &plan{mode: modeKeep}
-	err := r.surveyed(ctx, l, f, p)
+	err := r.compare(ctx, l, f, p)
 	defer p.close()
 	if why, ok := isUntrusted(err); ok {
 		return fmt.Errorf("table and stream can't be compared: %s", why)
@@ -153,8 +153,8 @@ func (r *repair) check(ctx context.Context, l *backfill.Links, f *finding) error
 	if err != nil {
 		return err
 	}
-	r.rep.compared(p.survey)
-	n := p.survey.counts[missing]
+	r.rep.compared(p.scan)
+	n := p.scan.counts[missing]
 	if n == 0 {
 		return nil
 	}
@@ -165,8 +165,8 @@ func (r *repair) check(ctx context.Context, l *backfill.Links, f *finding) error
 	}
 }
 
-// take notes a gap, and gives back every other error.
-func (f *finding) take(err error) error {
+// noteGap notes a gap, and returns every other error.
+func (f *finding) noteGap(err error) error {
 	fault := outbox.FaultOf(err)
 	if fault == nil || fault.Class != outbox.Gap {
 		return err
@@ -175,11 +175,11 @@ func (f *finding) take(err error) error {
 	return nil
 }
 
-// errProved ends a reading of the slot.
-var errProved = errors.New("proved")
+// errVerified ends the reading of the slot.
+var errVerified = errors.New("verified")
 
-// prove makes the messages that the stream has beyond the place, as a session would, and compares the last one.
-func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readings, start checkpoint.Start) error {
+// verifyTail makes the messages beyond the checkpoint from the WAL, as a session would, and compares them with those in the stream.
+func (r *repair) verifyTail(ctx context.Context, l *backfill.Links, rd backfill.Readings, start checkpoint.Start) error {
 	proof := checkpoint.NewTailCheck(l.CC, start)
 	if proof.Verified() {
 		return nil
@@ -192,30 +192,30 @@ func (r *repair) prove(ctx context.Context, l *backfill.Links, rd backfill.Readi
 	if err := proof.Stored(stored); err != nil {
 		return err
 	}
-	err = r.rehearse(ctx, l, start.Checkpoint, rd.Server.History, proof.Input, func(h *outbox.Header) error {
+	err = r.wouldPublish(ctx, l, start.Checkpoint, rd.Server.History, proof.Input, func(h *outbox.Header) error {
 		if _, err := proof.Skip(h); err != nil {
 			return err
 		}
 		if proof.Verified() {
-			return errProved
+			return errVerified
 		}
 		return nil
 	})
-	if errors.Is(err, errProved) {
+	if errors.Is(err, errVerified) {
 		return nil
 	}
 	if err == nil {
-		err = proof.Input(rd.Server.WALEnd) // a silent WAL shows a divergence as well
+		err = proof.Input(rd.Server.WALEnd) // if no more WAL comes, a divergence shows too
 	}
 	return err
 }
 
-// strangers looks for a message that is not ours among those that no repair has accepted. A run that sees one being stored stops; the next
-// one can't tell by the end of the stream that an event is missing before it.
-func (r *repair) strangers(ctx context.Context, l *backfill.Links, rd backfill.Readings) error {
+// findForeign looks for messages of somebody else among those that no repair has accepted. A session that sees one being stored stops;
+// the next one can't tell from the end of the stream that an event is missing before it.
+func (r *repair) findForeign(ctx context.Context, l *backfill.Links, rd backfill.Readings) error {
 	var seq uint64
 	var n int
-	r.say("no gap at the end of the stream; looking through its messages")
+	r.progress("no gap at the end of the stream; looking through its messages")
 	err := l.Messages(ctx, rd.Record.Base+1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 		if _, err := outbox.ParseHeader(m.Header); err != nil {
 			seq = m.Seq

@@ -9,11 +9,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// LossWords are what an operator has to say for a repair that loses events which no table has.
-const LossWords = "message events"
+// lossWords are what an operator has to write to accept that events which are in no table may be lost.
+const lossWords = "message events"
 
-// loses says what a plan loses that no table has; "" if nothing.
-func (r *repair) loses(p *plan) string {
+// lossOf says what a plan loses because no table has it; "" if nothing.
+func (r *repair) lossOf(p *plan) string {
 	if p.mode == modeRecord {
 		return ""
 	}
@@ -28,10 +28,10 @@ func (r *repair) loses(p *plan) string {
 	return ""
 }
 
-// consent refuses a plan that loses events, unless the operator has accepted that in words.
-func (r *repair) consent(p *plan) error {
-	loss := r.loses(p)
-	if loss == "" || r.o.AcceptLoss == LossWords {
+// checkLoss refuses a plan that loses events, unless the operator has accepted that in words.
+func (r *repair) checkLoss(p *plan) error {
+	loss := r.lossOf(p)
+	if loss == "" || r.o.AcceptLoss == lossWords {
 		return nil
 	}
 	said := ""
@@ -40,14 +40,14 @@ func (r *repair) consent(p *plan) error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Usage, Code: "accept_loss", Message: loss + said,
-		Hint: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s", quoted(LossWords)),
+		Hint: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s", quoted(lossWords)),
 	}
 }
 
-// consented makes sure of the consent before anything is changed.
-func (r *repair) consented(ctx context.Context, f *finding) error {
-	if !r.cfg.Source.Messages() || r.o.AcceptLoss == LossWords || r.accepted(f) != nil {
-		return nil // what is not accepted at all is said in its place
+// checkLossFirst does so before anything is changed.
+func (r *repair) checkLossFirst(ctx context.Context, f *finding) error {
+	if !r.cfg.Source.Messages() || r.o.AcceptLoss == lossWords || r.checkAccepted(f) != nil {
+		return nil // execute says so if the fault isn't accepted at all
 	}
 	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
@@ -59,5 +59,5 @@ func (r *repair) consented(ctx context.Context, f *finding) error {
 		return err
 	}
 	defer p.close()
-	return r.consent(p)
+	return r.checkLoss(p)
 }

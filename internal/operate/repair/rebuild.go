@@ -13,16 +13,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The stream is read from so far before its end, and then from four times as far, until the place can be seen.
+// firstLook is how far before its end the stream is read first, then four times as far, until the checkpoint is found.
 const firstLook = 4096
 
-// rebuild makes the record from the headers of the stream. What is confirmed to PostgreSQL is a place's due; its sequence is that of
-// the last message whose due is not beyond it. Then the WAL behind it must make exactly the messages that follow.
+// rebuild makes the record from the headers of the stream. The LSN confirmed to PostgreSQL is a checkpoint's due; its sequence is that
+// of the last message whose due is not beyond it. The WAL behind it must then make exactly the messages that follow.
 func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
 	why, err := r.locate(ctx, l, f, &place)
 	if err == nil && why == "" {
-		why, err = r.agrees(ctx, l, f, place)
+		why, err = r.compareWithWAL(ctx, l, f, place)
 	}
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*p
 				"`outflow repair --new-slot`",
 		}
 	}
-	rec := l.Fresh(f.Readings)
+	rec := l.NewRecord(f.Readings)
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: place, Since: time.Now().UTC()}}
 	rd := f.Readings
 	rd.Record = rec
@@ -47,33 +47,34 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*p
 		place.Due, place.Due, place.Seq)}, nil
 }
 
-// rebuilt is the plan of a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond the place
-// show that the stream ends where it did. Where there is none it may be an older copy: then the WAL is confirmed beyond its end.
+// rebuilt is the plan to write a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond
+// the checkpoint show that the stream still ends where it did. If there are none, it may be an older copy, and the WAL behind its end
+// is already confirmed.
 func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
 	p, err := r.rebuild(ctx, l, f)
 	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
 		return p, err
 	}
-	if err := r.allowed(l, f); err != nil {
+	if err := r.checkTable(l, f); err != nil {
 		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the confirmed LSN %v, and the table was not compared: %s",
 			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).Message))
 		return p, nil
 	}
 	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the stream was put back from an older copy, or they were never published"}
-	err = r.surveyed(ctx, l, f, keep)
+	err = r.compare(ctx, l, f, keep)
 	why, renew := isUntrusted(err)
 	switch {
 	case renew:
 		keep.close()
-		return &plan{mode: modeRenew, why: "the slot can't be kept: " + why}, nil
-	case err != nil || keep.survey.counts[missing] > 0:
+		return &plan{mode: modeNewSlot, why: "the slot can't be kept: " + why}, nil
+	case err != nil || keep.scan.counts[missing] > 0:
 		return keep, err
 	}
 	keep.close()
 	return p, nil
 }
 
-// locate finds the place's sequence and taken events. why says why they can't be found.
+// locate finds the checkpoint's sequence and the events published ahead of it. why says why they can't be found.
 func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
@@ -91,7 +92,8 @@ func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, plac
 	}
 }
 
-// locateFrom is enough where the first message read lies before the place with all of its window: then so does everything before it.
+// locateFrom reads from a sequence on. enough says that the first message and its whole window lie before the checkpoint: then so does
+// everything before it.
 func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *relay.Checkpoint) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
@@ -114,7 +116,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 			taken = append(taken, maybe...)
 			maybe = maybe[:0]
 		} else if len(maybe) > relay.MaxPublishedAhead {
-			maybe = maybe[:0] // a place has no more: these belong to what follows
+			maybe = maybe[:0] // a checkpoint has no more: these belong to what follows
 		}
 		return nil
 	})
@@ -132,11 +134,11 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 	return why, enough, nil
 }
 
-// errAgreed ends a rehearsal that has made all that is there.
-var errAgreed = errors.New("agreed")
+// errCompared ends the reading of the slot when everything is compared.
+var errCompared = errors.New("compared")
 
-// agrees makes the messages behind the place and compares them with those that the stream has.
-func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, place relay.Checkpoint) (why string, err error) {
+// compareWithWAL makes the messages behind the checkpoint from the WAL and compares them with those in the stream. why says how they differ.
+func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Links, f *finding, place relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if place.Seq >= end {
 		return "", nil
@@ -166,29 +168,29 @@ func (r *repair) agrees(ctx context.Context, l *backfill.Links, f *finding, plac
 	}()
 	seq := place.Seq
 	var next read
-	err = r.rehearse(ctx, l, place, f.Server.History, func(outbox.LSN) error { return nil }, func(h *outbox.Header) error {
+	err = r.wouldPublish(ctx, l, place, f.Server.History, func(outbox.LSN) error { return nil }, func(h *outbox.Header) error {
 		seq++
 		if next.seq < seq {
 			var ok bool
 			if next, ok = <-messages; !ok {
-				return errAgreed
+				return errCompared
 			}
 		}
 		if next.seq == seq && !next.h.Same(h) {
 			why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, place.Due, h)
-			return errAgreed
+			return errCompared
 		}
 		if seq == end {
-			return errAgreed
+			return errCompared
 		}
 		return nil
 	})
 	cancel()
 	readErr := <-ended
 	switch {
-	case errors.Is(err, errAgreed) && (seq == end || why != ""):
+	case errors.Is(err, errCompared) && (seq == end || why != ""):
 		return why, nil
-	case errors.Is(err, errAgreed):
+	case errors.Is(err, errCompared):
 		return "", fmt.Errorf("compare stream and WAL: %w", readErr)
 	case err != nil:
 		return "", err

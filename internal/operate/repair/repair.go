@@ -43,17 +43,17 @@ import (
 type Options struct {
 	Accept  string // the code of the fault that is to be repaired; "": look, and change nothing
 	Where   string // a condition on the outbox table: rows for which it does not hold are not missed
-	Check   bool   // compare table and stream also where nothing is wrong; changes nothing
-	NewSlot bool   // make the slot anew also where it could be kept, or the record rebuilt
+	Check   bool   // compare table and stream even if nothing is wrong; changes nothing
+	NewSlot bool   // make the slot anew even if it could be kept, or the record rebuilt
 
-	// AcceptLoss is LossWords, in these words, where events may be lost that no table has.
+	// AcceptLoss is lossWords if the operator accepts that events which are in no table may be lost.
 	AcceptLoss string
 
 	// Progress is called with a line for each step.
 	Progress func(format string, args ...any)
 }
 
-// attempts is how often a repair begins again when a connection is lost or somebody else wrote.
+// attempts is how often a repair is tried while connections are lost or somebody else publishes.
 const attempts = 6
 
 type repair struct {
@@ -62,11 +62,11 @@ type repair struct {
 	o   Options
 	rep *Report
 
-	renewed bool // the stream has an ingress that nobody else knows
+	renewed bool // the stream has a new ingress, which no other process knows
 }
 
-// Run looks, and repairs if something is accepted. Where a gap is left, the error is its fault; the report then says what was found.
-// It is nil only where nothing could be found out.
+// Run diagnoses, and repairs what o.Accept names. If a gap is left, the error is its fault, and the report says what was found. The
+// report is nil only if nothing could be found out.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
 	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where, newSlot: o.NewSlot}}
 	f, err := r.diagnose(ctx)
@@ -77,21 +77,21 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if f.code == "" {
 		return r.rep, nil
 	}
-	if f.code == checkpoint.CodeSnapshotUnfinished { // it may be under way: not even the ingress is touched
+	if f.code == checkpoint.CodeSnapshotUnfinished { // it may still be running: nothing is touched
 		r.rep.Command = "outflow init --snapshot"
 		return r.rep, f.fault
 	}
 	if o.Accept == "" {
-		return r.rep, r.look(ctx, f)
+		return r.rep, r.planOnly(ctx, f)
 	}
-	if err := r.consented(ctx, f); err != nil {
+	if err := r.checkLossFirst(ctx, f); err != nil {
 		return r.rep, err
 	}
-	return r.rep, r.carryOut(ctx, f)
+	return r.rep, r.execute(ctx, f)
 }
 
-// accepted is nil if what was found is what the operator accepts.
-func (r *repair) accepted(f *finding) error {
+// checkAccepted returns an error unless the fault that was found is the one that the operator accepts.
+func (r *repair) checkAccepted(f *finding) error {
 	if f.code == "" || f.accepts(r.o.Accept) {
 		return nil
 	}
@@ -101,8 +101,8 @@ func (r *repair) accepted(f *finding) error {
 	}
 }
 
-// look says what a repair would do. The fault that it returns is the one found: nothing is repaired.
-func (r *repair) look(ctx context.Context, f *finding) error {
+// planOnly reports what a repair would do. It returns the fault that was found, as nothing is repaired.
+func (r *repair) planOnly(ctx context.Context, f *finding) error {
 	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return err
@@ -120,10 +120,10 @@ func (r *repair) look(ctx context.Context, f *finding) error {
 	return &fault
 }
 
-// carryOut makes the repair, from the beginning as often as it takes. What is found then counts, as ever, only when two readings agree.
-func (r *repair) carryOut(ctx context.Context, found *finding) error {
+// execute repairs, from the beginning as often as necessary. Each time two readings must agree about what is wrong.
+func (r *repair) execute(ctx context.Context, found *finding) error {
 	for attempt := 1; ; attempt++ {
-		if err := r.accepted(found); err != nil {
+		if err := r.checkAccepted(found); err != nil {
 			return err
 		}
 		err := r.attempt(ctx, found)
@@ -134,10 +134,10 @@ func (r *repair) carryOut(ctx context.Context, found *finding) error {
 			attempt--
 			continue
 		}
-		if ctx.Err() != nil || attempt == attempts || !again(err) {
+		if ctx.Err() != nil || attempt == attempts || !retryable(err) {
 			return err
 		}
-		r.say("begins again: %v", err)
+		r.progress("begins again: %v", err)
 		r.renewed = false // what this attempt has sent may still be on its way
 		select {
 		case <-ctx.Done():
@@ -150,13 +150,13 @@ func (r *repair) carryOut(ctx context.Context, found *finding) error {
 	}
 }
 
-// again reports whether a repair that failed in this way is begun again. A stranger who publishes meanwhile is one of its causes.
-func again(err error) bool {
+// retryable reports whether a repair that failed with err begins again. One cause is that somebody else published meanwhile.
+func retryable(err error) bool {
 	f := outbox.FaultOf(err)
 	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Observed
 }
 
-func (r *repair) say(format string, args ...any) {
+func (r *repair) progress(format string, args ...any) {
 	if r.o.Progress != nil {
 		r.o.Progress(format, args...)
 	}

@@ -25,17 +25,17 @@ type Report struct {
 	Mode  string   `json:"mode,omitempty"` // record, keep or new-slot
 	Why   string   `json:"why,omitempty"`
 	Notes []string `json:"notes,omitempty"`
-	Loss  string   `json:"loss,omitempty"` // what is lost that no table has, among the notes
+	Loss  string   `json:"loss,omitempty"` // what is lost because no table has it; also one of the notes
 
-	Rows     int    `json:"rows"`      // of the table, under Where
-	InStream int    `json:"in_stream"` // of them
-	InWAL    int    `json:"in_wal"`    // of them, still to come from the slot
-	Missing  int    `json:"missing"`   // of them
+	Rows     int    `json:"rows"`      // of the table, for which Where holds
+	InStream int    `json:"in_stream"` // how many of Rows the stream has
+	InWAL    int    `json:"in_wal"`    // how many are still to come from the slot
+	Missing  int    `json:"missing"`   // how many are nowhere
 	First    *Event `json:"first,omitempty"`
 	Last     *Event `json:"last,omitempty"`
 	Compared bool   `json:"compared"` // whether table and stream were compared
 
-	Command   string `json:"command,omitempty"` // carries it out
+	Command   string `json:"command,omitempty"` // that would repair
 	Repaired  bool   `json:"repaired"`
 	Published uint64 `json:"published"`
 }
@@ -70,23 +70,23 @@ func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) +
 
 func (r *Report) planned(p *plan) {
 	r.Mode, r.Why, r.Notes = string(p.mode), p.why, slices.Clone(p.notes)
-	const consent = " --accept-loss '" + LossWords + "'"
+	const consent = " --accept-loss '" + lossWords + "'"
 	if r.Loss = p.loss; r.Loss != "" {
 		if r.Notes = append(r.Notes, r.Loss); r.Command != "" && !strings.HasSuffix(r.Command, consent) {
 			r.Command += consent
 		}
 	}
-	if s := p.survey; s != nil {
+	if s := p.scan; s != nil {
 		r.compared(s)
-		if s.strangers > 0 {
-			r.Notes = append(r.Notes, fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.strangers))
+		if s.foreign > 0 {
+			r.Notes = append(r.Notes, fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.foreign))
 		}
 	}
 }
 
-func (r *Report) compared(s *survey) {
+func (r *Report) compared(s *scan) {
 	r.Compared = s.snap != nil
-	r.Rows, r.Missing, r.InStream, r.InWAL = len(s.fates), s.counts[missing], s.counts[inStream], s.counts[inWAL]
+	r.Rows, r.Missing, r.InStream, r.InWAL = len(s.outcomes), s.counts[missing], s.counts[inStream], s.counts[inWAL]
 	r.First, r.Last = s.first, s.last
 }
 
@@ -141,7 +141,7 @@ func (r *Report) Lines() []string {
 }
 
 var modes = map[mode]string{
-	modeRecord: "only the checkpoint record is written",
-	modeKeep:   "the slot stays; the missing rows are published at the end of the stream, then outflow run goes on where the slot is",
-	modeRenew:  "the slot is made anew; the missing rows are published at the end of the stream, then outflow run goes on from the new slot",
+	modeRecord:  "only the checkpoint record is written",
+	modeKeep:    "the slot stays; the missing rows are published at the end of the stream, then outflow run goes on where the slot is",
+	modeNewSlot: "the slot is made anew; the missing rows are published at the end of the stream, then outflow run goes on from the new slot",
 }

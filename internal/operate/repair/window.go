@@ -11,25 +11,25 @@ import (
 
 const progressEvery = 5 * time.Second
 
-// window is the one in which the missing rows are published.
-func (r *repair) window(l *backfill.Links, history relay.History, s *survey) *backfill.Window {
+// window is the window that the missing rows are published as.
+func (r *repair) window(l *backfill.Links, history relay.History, s *scan) *backfill.Window {
 	of := s.counts[missing]
 	if of > 0 {
-		r.say("publishing %d events", of)
+		r.progress("publishing %d events", of)
 	}
 	said := time.Now()
 	return &backfill.Window{
 		Links: l, Snapshot: s.snap,
 		Query: replication.RowQuery{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where, Only: s.listed, Sorted: true},
-		Of:    of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq, Index: s.next(),
+		Of:    of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq, Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {
-			f, ok := s.fates[idOf(string(outbox.AppendHeaderValue(nil, e.ID)))]
+			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing
 		},
 		Progress: func(done int) {
 			if time.Since(said) > progressEvery {
 				said = time.Now()
-				r.say("%d of %d published", done, of)
+				r.progress("%d of %d published", done, of)
 			}
 		},
 	}

@@ -7,23 +7,23 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// choice is where the events come from, and why.
+// choice is where the events are read from, and why.
 type choice struct {
 	source Source
 	why    string
-	sum    *Summary // of what is left of the selection; nil: not looked at yet
+	sum    *Summary // of the selection in that source; nil if it was not read yet
 }
 
-// choose says where to read. The stream holds what was published in the order in which it was; it is taken while it is known that it
-// has all of the selection. Else the table is, if it has all that the stream still has of it: then nobody has anything that the table lacks,
-// as far as can be known. Where both lack something they are not mixed: the order between their events would be made up.
+// choose decides where to read from. The stream has the events in their original order; it is read as long as it is known to have the
+// whole selection. Otherwise the table is read, if it has everything that the stream still has of the selection: then, as far as can
+// be known, the table lacks nothing. If both lack something they are not mixed, because the order between them would be made up.
 func (r *replay) choose(ctx context.Context) (choice, error) {
 	switch {
 	case r.resume != nil && r.o.From != "" && Source(r.o.From) != r.resume.from:
 		return choice{}, usage("replay_from", fmt.Sprintf("--from %s: replay %s was begun from the %s", r.o.From, r.o.ID, r.resume.from), "Go on with it without --from")
 	case r.resume != nil && r.resume.from == FromStream && r.stream.first > r.resume.seq+1:
 		if holds, why := r.stream.holds(); !holds {
-			return choice{}, r.gone(ctx, "what comes behind the events that were read already: "+why)
+			return choice{}, r.rangeGone(ctx, "what comes behind the events that were read already: "+why)
 		}
 		return choice{source: FromStream, why: "where this replay was begun"}, nil
 	case r.resume != nil:
@@ -36,10 +36,10 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 		}
 		holds, why := r.stream.holds()
 		if !holds && r.o.Selection.Seq.Given() {
-			return choice{}, r.gone(ctx, why)
+			return choice{}, r.rangeGone(ctx, why)
 		}
 		if !holds {
-			r.say("what was removed from the stream is not in it any more: %s", why)
+			r.progress("what was removed from the stream is not in it any more: %s", why)
 		}
 		return choice{source: FromStream, why: "--from stream; " + why}, nil
 	case r.streamErr != nil && r.cfg.Source.Messages():
@@ -52,7 +52,7 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 		return choice{source: FromStream, why: why}, nil
 	}
 	if err := r.needTable(ctx); err != nil {
-		return choice{}, r.gone(ctx, fmt.Sprintf("%s. Nor can the table be read instead: %s", why, what(err)))
+		return choice{}, r.rangeGone(ctx, fmt.Sprintf("%s. Nor can the table be read instead: %s", why, messageOfError(err)))
 	}
 	if r.cfg.Source.Messages() {
 		return choice{}, fatal("replay_unsure", fmt.Sprintf("%s; table %s has only what was written to it, not the events that were messages (source: both)", why, r.layout.Mapping.Table),
@@ -124,13 +124,13 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 		why, left.Events, rows.Events-min(rows.Events, left.Events)), rows}, nil
 }
 
-// gone is the error for what nobody has any more.
-func (r *replay) gone(ctx context.Context, why string) error {
-	return r.nothing(ctx, "nobody has this range any more: "+why)
+// rangeGone is the error for what neither stream nor table has any more.
+func (r *replay) rangeGone(ctx context.Context, why string) error {
+	return r.nothingThere(ctx, "nobody has this range any more: "+why)
 }
 
-// nothing is an error that says what there is.
-func (r *replay) nothing(ctx context.Context, what string) error {
+// nothingThere is an error that also says what is there.
+func (r *replay) nothingThere(ctx context.Context, what string) error {
 	exists := "the stream was not asked"
 	if r.stream != nil {
 		exists = r.stream.exists()
@@ -147,8 +147,8 @@ func (r *replay) nothing(ctx context.Context, what string) error {
 	return fatal("replay_gone", fmt.Sprintf("%s. There is: %s", what, exists), cure)
 }
 
-// what is an error without its cure.
-func what(err error) string {
+// messageOfError is an error without its hint.
+func messageOfError(err error) string {
 	if f := outbox.FaultOf(err); f != nil {
 		return f.Message
 	}

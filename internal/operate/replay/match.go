@@ -11,22 +11,22 @@ import (
 
 // matcher says which messages of the stream are selected.
 type matcher struct {
-	sel     *Selection
-	lens    *lens
-	bounds  [][]string // of each at least one filter must match: those of the consumer that it is for
-	filters []string   // see lens.filters
-	doc     teller
-	actor   teller
-	ids     map[string]bool // as they stand in the header
+	sel       *Selection
+	extractor *extractor
+	bounds    [][]string // of each at least one filter must match: those of the consumer that it is for
+	filters   []string   // see lens.filters
+	doc       predicate
+	actor     predicate
+	ids       map[string]bool // as they stand in the header
 }
 
-func newMatcher(l *lens, s *Selection, bounds [][]string) (*matcher, error) {
-	m := &matcher{sel: s, lens: l, bounds: bounds, filters: l.filters(s, bounds)}
+func newMatcher(l *extractor, s *Selection, bounds [][]string) (*matcher, error) {
+	m := &matcher{sel: s, extractor: l, bounds: bounds, filters: l.filters(s, bounds)}
 	var err error
-	if m.doc, err = l.tell("--doc", config.InDoc, s.Docs); err != nil {
+	if m.doc, err = l.predicate("--doc", config.InDoc, s.Docs); err != nil {
 		return nil, err
 	}
-	if m.actor, err = l.tell("--actor", config.InActor, s.Actors); err != nil {
+	if m.actor, err = l.predicate("--actor", config.InActor, s.Actors); err != nil {
 		return nil, err
 	}
 	if len(s.IDs) > 0 {
@@ -56,7 +56,7 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 	if m.ids != nil && !m.ids[outbox.HeaderID(msg.Header.Get(outbox.HeaderName))] {
 		return false, nil
 	}
-	for _, t := range []teller{m.doc, m.actor} {
+	for _, t := range []predicate{m.doc, m.actor} {
 		if t == nil {
 			continue
 		}

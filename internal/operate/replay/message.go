@@ -25,7 +25,7 @@ type Message struct {
 	DocOK   bool      //
 	Time    time.Time // stored in the stream, or the table's; zero: there is none
 
-	place place // where a replay goes on behind it; its number is not set
+	resume resumePoint // where a replay goes on behind it; its number is not set
 }
 
 // line is a message as a line of JSON. The names are stable.

@@ -49,7 +49,7 @@ func (p *publisher) message(m *Message) *nats.Msg {
 		out.Header[name] = values
 	}
 	out.Header[HeaderReplay] = []string{p.id}
-	out.Header[HeaderPlace] = []string{m.place.String()}
+	out.Header[HeaderPlace] = []string{m.resume.String()}
 	if m.Seq > 0 {
 		out.Header[HeaderSequence] = []string{fmt.Sprint(m.Seq)}
 	}
@@ -88,7 +88,7 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 				"Give the stream room, or name another one")
 		}
 		known := p.last
-		there, lookErr := p.lookFor(ctx, m.place.n)
+		there, lookErr := p.lookFor(ctx, m.resume.n)
 		if there || ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -122,7 +122,7 @@ func (p *publisher) lookFor(ctx context.Context, n uint64) (bool, error) {
 		if m == nil { // removed
 			continue
 		}
-		if at, mine := p.placeOf(m.Header); mine && at.n == n {
+		if at, mine := p.resumePointOf(m.Header); mine && at.n == n {
 			return true, nil
 		}
 	}
@@ -173,7 +173,7 @@ func (p *publisher) get(ctx context.Context, seq uint64) (*stored, error) {
 }
 
 // placeOf reads the place in a header block, if the message is one of this replay.
-func (p *publisher) placeOf(block []byte) (at place, mine bool) {
+func (p *publisher) resumePointOf(block []byte) (at resumePoint, mine bool) {
 	id, text := "", ""
 	for line := range strings.SplitSeq(string(block), "\r\n") {
 		if v, ok := strings.CutPrefix(line, HeaderReplay+":"); ok {
@@ -184,14 +184,14 @@ func (p *publisher) placeOf(block []byte) (at place, mine bool) {
 		}
 	}
 	if id != p.id {
-		return place{}, false
+		return resumePoint{}, false
 	}
-	at, err := parsePlace(text)
+	at, err := parseResumePoint(text)
 	return at, err == nil
 }
 
 // begin learns where the target ends, and finds this replay's last message in it, if there is one.
-func (p *publisher) begin(ctx context.Context, known bool) (*place, error) {
+func (p *publisher) begin(ctx context.Context, known bool) (*resumePoint, error) {
 	last, err := p.lastSeq(ctx)
 	if err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func (p *publisher) begin(ctx context.Context, known bool) (*place, error) {
 		return nil, err
 	}
 	if newest != nil {
-		if at, mine := p.placeOf(newest.Header); mine {
+		if at, mine := p.resumePointOf(newest.Header); mine {
 			return &at, nil
 		}
 	}
@@ -213,13 +213,13 @@ func (p *publisher) begin(ctx context.Context, known bool) (*place, error) {
 }
 
 // scan looks through the target's messages for the last one of this replay.
-func (p *publisher) scan(ctx context.Context, last uint64) (found *place, err error) {
+func (p *publisher) scan(ctx context.Context, last uint64) (found *resumePoint, err error) {
 	name := p.target.stream.CachedInfo().Config.Name
 	err = conns.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true, FilterSubjects: []string{p.target.filter()},
 	}, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		if m.Headers().Get(HeaderReplay) == p.id {
-			at, err := parsePlace(m.Headers().Get(HeaderPlace))
+			at, err := parseResumePoint(m.Headers().Get(HeaderPlace))
 			if err != nil {
 				return fmt.Errorf("stream %s, sequence %d: %w", name, meta.Sequence.Stream, err)
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
-// door is a publisher of replay "r" into a new stream.
-func door(t *testing.T) (*publisher, jetstream.JetStream) {
+// newTestPublisher is the publisher of replay "r" into a new stream.
+func newTestPublisher(t *testing.T) (*publisher, jetstream.JetStream) {
 	t.Helper()
 	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
 	must(t, err)
@@ -37,7 +37,7 @@ func must(t *testing.T, err error) {
 
 func nth(n uint64) *Message {
 	return &Message{Seq: n, Subject: "s", Header: nats.Header{"Nats-Expected-Last-Sequence": {"7"}, "Outflow-Replay": {"another"}, "X": {"y"}},
-		Data: fmt.Append(nil, n), place: place{n: n, hash: "h", from: FromStream, seq: n, end: 9}}
+		Data: fmt.Append(nil, n), resume: resumePoint{n: n, hash: "h", from: FromStream, seq: n, end: 9}}
 }
 
 // content is what the stream has.
@@ -54,7 +54,7 @@ func content(t *testing.T, js jetstream.JetStream) string {
 // TestPublishedOnce: whatever came in that this publisher does not know of, a message is there once and behind the one before it.
 func TestPublishedOnce(t *testing.T) {
 	t.Parallel()
-	p, js := door(t)
+	p, js := newTestPublisher(t)
 	at, err := p.begin(t.Context(), true)
 	if err != nil || at != nil {
 		t.Fatalf("in an empty stream: %v, %v", at, err)
@@ -100,7 +100,7 @@ func TestPublishedOnce(t *testing.T) {
 // TestPublishRefused: what the target will never take ends a replay at once.
 func TestPublishRefused(t *testing.T) {
 	t.Parallel()
-	p, js := door(t)
+	p, js := newTestPublisher(t)
 	_, err := p.begin(t.Context(), false)
 	must(t, err)
 	must(t, p.publish(t.Context(), nth(1)))

@@ -31,8 +31,8 @@ type Options struct {
 	DryRun     bool
 	TimeColumn string // of the table; "": one of the usual names
 
-	Out io.Writer
-	Say func(format string, args ...any) // a line of progress
+	Out      io.Writer
+	Progress func(format string, args ...any) // called with a line for each step; may be nil
 }
 
 // Report is what was done. The JSON names are stable.
@@ -51,15 +51,15 @@ type replay struct {
 	o      Options
 	target *target
 
-	layout *wiring.Layout
-	conn   *sink.Conn
-	js     jetstream.JetStream
-	lens   *lens
-	pub    *publisher
-	resume *place // the last message of this replay that the target has
+	layout    *wiring.Layout
+	conn      *sink.Conn
+	js        jetstream.JetStream
+	extractor *extractor
+	pub       *publisher
+	resume    *resumePoint // the last message of this replay that the target has
 
 	match     *matcher
-	streamErr error // why the stream's messages do not tell what is selected
+	streamErr error // why the stream's messages don't say what is selected
 	stream    *streamSource
 	table     *tableSource
 	tableErr  error
@@ -70,8 +70,8 @@ var idForm = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}$`)
 // Run reads again what is selected.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (rep *Report, err error) {
 	r := &replay{cfg: cfg, log: log, o: o}
-	if r.o.Say == nil {
-		r.o.Say = func(string, ...any) {}
+	if r.o.Progress == nil {
+		r.o.Progress = func(string, ...any) {}
 	}
 	defer r.close()
 	if err := r.check(); err != nil {
@@ -92,7 +92,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (r
 	if err != nil {
 		return nil, err
 	}
-	return r.carryOut(ctx, c)
+	return r.execute(ctx, c)
 }
 
 // connect reads the table's layout, and connects to NATS.
@@ -111,7 +111,7 @@ func (r *replay) connect(ctx context.Context) (err error) {
 	return err
 }
 
-func (r *replay) say(format string, args ...any) { r.o.Say(format, args...) }
+func (r *replay) progress(format string, args ...any) { r.o.Progress(format, args...) }
 
 func (r *replay) check() (err error) {
 	if r.target, err = parseTarget(r.o.To); err != nil {
@@ -134,7 +134,7 @@ func (r *replay) check() (err error) {
 
 var consumerName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
 
-// withoutNATS reports whether nothing of NATS is needed: when it is away, the table can be read all the same.
+// withoutNATS reports whether the table alone is needed, which can be read while NATS is down.
 func (r *replay) withoutNATS() bool {
 	return r.o.From == string(FromTable) && r.target.kind == toStdout
 }
@@ -150,34 +150,34 @@ func (r *replay) open(ctx context.Context) (err error) {
 	if c, ok := r.layout.Table.Column(r.layout.Mapping.Key); ok {
 		generated = c.Generated
 	}
-	if r.lens, err = newLens(r.cfg, r.layout.Resolved, generated); err != nil {
+	if r.extractor, err = newExtractor(r.cfg, r.layout.Resolved, generated); err != nil {
 		return err
 	}
 	var bounds [][]string
 	if r.target.kind == toConsumer {
-		if bounds, err = r.readBy(ctx); err != nil {
+		if bounds, err = r.consumerFilters(ctx); err != nil {
 			return err
 		}
 	}
-	if r.match, r.streamErr = newMatcher(r.lens, &r.o.Selection, bounds); r.streamErr != nil {
-		r.match = &matcher{sel: &r.o.Selection, lens: r.lens, bounds: bounds}
+	if r.match, r.streamErr = newMatcher(r.extractor, &r.o.Selection, bounds); r.streamErr != nil {
+		r.match = &matcher{sel: &r.o.Selection, extractor: r.extractor, bounds: bounds}
 		r.streamErr = fatal("replay_untold", r.streamErr.Error(), "Read from the table: --from table. For later events let the subject or a mapped header hold it")
 	}
 	if r.withoutNATS() {
 		return nil
 	}
-	r.stream = &streamSource{js: r.js, name: r.cfg.Stream, match: r.match, lens: r.lens}
+	r.stream = &streamSource{js: r.js, name: r.cfg.Stream, match: r.match, extractor: r.extractor}
 	if err := r.stream.open(ctx); err != nil {
 		return err
 	}
-	if err := r.stream.widen(ctx); err != nil {
+	if err := r.stream.widenFilters(ctx); err != nil {
 		return err
 	}
 	return r.openTarget(ctx)
 }
 
-// readBy is what the consumer that is replayed to reads of the live stream.
-func (r *replay) readBy(ctx context.Context) ([][]string, error) {
+// consumerFilters are the filters of the consumer that is replayed to.
+func (r *replay) consumerFilters(ctx context.Context) ([][]string, error) {
 	c, err := r.js.Consumer(ctx, r.cfg.Stream, r.target.name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, fatal("replay_consumer", fmt.Sprintf("stream %s has no consumer %s", r.cfg.Stream, r.target.name),
@@ -204,14 +204,14 @@ func (r *replay) readBy(ctx context.Context) ([][]string, error) {
 // MetadataMarks is set on the durable of a consumer of package consumer: it says where its marks are.
 const MetadataMarks = "outflow.marks"
 
-// openTarget finds the target, and this replay's last message in it.
+// openTarget opens the target and finds this replay's last message in it.
 func (r *replay) openTarget(ctx context.Context) error {
 	if r.target.kind == toStdout {
 		return nil
 	}
-	r.target.live = append([]string{r.lens.template.Filter(func(string) (string, bool) { return "", false })}, r.stream.subjects()...)
-	if r.lens.dead != "" {
-		r.target.live = append(r.target.live, r.lens.dead)
+	r.target.live = append([]string{r.extractor.template.Filter(func(string) (string, bool) { return "", false })}, r.stream.subjects()...)
+	if r.extractor.deadLetters != "" {
+		r.target.live = append(r.target.live, r.extractor.deadLetters)
 	}
 	if err := r.target.resolve(ctx, r.js, r.cfg, r.o.DryRun); err != nil || r.target.stream == nil {
 		return err
@@ -244,10 +244,10 @@ func (r *replay) openTarget(ctx context.Context) error {
 	return nil
 }
 
-// hash is that of everything that decides which messages come in which order.
+// hash is the hash of everything that decides which messages are replayed, and in which order.
 func (r *replay) hash() string { return r.o.Selection.hash(r.cfg.Stream, r.o.TimeColumn) }
 
-// openTable opens the table, once. Where events have no table, it says so.
+// openTable opens the table, once. It returns an error if there is no table.
 func (r *replay) openTable(ctx context.Context) error {
 	if r.tableErr == nil {
 		r.tableErr = wiring.NeedTable(r.cfg, "--from table")
@@ -266,8 +266,8 @@ func (r *replay) needTable(ctx context.Context) error {
 	return r.table.check()
 }
 
-// carryOut does what was chosen.
-func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
+// execute reads from the chosen source.
+func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 	rep := &Report{To: r.o.To, ID: r.o.ID}
 	var after uint64
 	var behind *rowKey
@@ -279,7 +279,7 @@ func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
 			return nil, err
 		}
 		if behind != nil {
-			if err := r.table.goOn(ctx, r.o.ID, *behind); err != nil {
+			if err := r.table.checkResumable(ctx, r.o.ID, *behind); err != nil {
 				return nil, err
 			}
 		}
@@ -305,7 +305,7 @@ func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
 	c.sum.Source, c.sum.Why = c.source, c.why
 	rep.Summary = *c.sum
 	if c.sum.Events == 0 && r.resume == nil {
-		return nil, r.nothing(ctx, fmt.Sprintf("no event of the %s is selected (%s)", c.source, c.why))
+		return nil, r.nothingThere(ctx, fmt.Sprintf("no event of the %s is selected (%s)", c.source, c.why))
 	}
 	if err := r.allIDs(c.sum); err != nil {
 		return nil, err
@@ -313,11 +313,11 @@ func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
 	if r.o.DryRun {
 		return rep, nil
 	}
-	r.say("from %s: %s", c.source, c.why)
+	r.progress("from %s: %s", c.source, c.why)
 	if r.resume != nil {
-		r.say("replay %s goes on behind its first %d events", r.o.ID, rep.Before)
+		r.progress("replay %s goes on behind its first %d events", r.o.ID, rep.Before)
 	} else if r.pub != nil {
-		r.say("replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)", r.o.ID, c.sum.Events, r.o.To, r.o.ID)
+		r.progress("replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)", r.o.ID, c.sum.Events, r.o.To, r.o.ID)
 	}
 	write, finish := r.writer(ctx, rep)
 	var err error
@@ -329,7 +329,7 @@ func (r *replay) carryOut(ctx context.Context, c choice) (*Report, error) {
 	return rep, errors.Join(err, finish())
 }
 
-// allIDs makes sure that a list of ids is there as a whole.
+// allIDs makes sure that every id of a list was found.
 func (r *replay) allIDs(sum *Summary) error {
 	n := uint64(len(r.o.Selection.IDs))
 	s := &r.o.Selection
@@ -343,7 +343,7 @@ func (r *replay) allIDs(sum *Summary) error {
 
 const progressEvery = 5 * time.Second
 
-// writer returns what takes each message, and what is called behind the last.
+// writer returns a function that takes each message, and one to call after the last.
 func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) error, finish func() error) {
 	begun, said := time.Now(), time.Now()
 	hash := r.hash()
@@ -352,7 +352,7 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 	if r.pub == nil {
 		out = bufio.NewWriterSize(r.o.Out, 64<<10)
 	}
-	pace := newPace(r.o.Rate)
+	pace := newLimiter(r.o.Rate)
 	write = func(m *Message) error {
 		if err := pace.wait(ctx, func() error {
 			if out != nil {
@@ -363,7 +363,7 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 			return err
 		}
 		if r.pub != nil {
-			m.place.n, m.place.hash = rep.Before+rep.Done+1, hash
+			m.resume.n, m.resume.hash = rep.Before+rep.Done+1, hash
 			if err := r.pub.publish(ctx, m); err != nil {
 				return err
 			}
@@ -379,7 +379,7 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 		}
 		if rep.Done++; time.Since(said) > progressEvery {
 			said = time.Now()
-			r.say("%d of %d events", rep.Done, rep.Events)
+			r.progress("%d of %d events", rep.Done, rep.Events)
 		}
 		return nil
 	}
@@ -388,7 +388,7 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 		if out != nil {
 			err = out.Flush()
 		}
-		r.say("%d of %d events in %v", rep.Done, rep.Events, time.Since(begun).Round(time.Millisecond))
+		r.progress("%d of %d events in %v", rep.Done, rep.Events, time.Since(begun).Round(time.Millisecond))
 		return err
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Selection says which events are read again: those for which all that is given holds.
+// Selection says which events are replayed: those that meet every condition that is given.
 type Selection struct {
 	Docs   []string // one of these documents
 	Actors []string // by one of these actors
@@ -69,7 +69,7 @@ func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 	return s.check()
 }
 
-// check refuses ranges that hold nothing.
+// check refuses empty ranges.
 func (s *Selection) check() error {
 	empty := func(flag, text string) error {
 		return usage("replay_range", fmt.Sprintf("%s %q: the range ends before it begins", flag, text), "Write from..to, the smaller one first")
@@ -92,7 +92,7 @@ func (s *Selection) check() error {
 	return nil
 }
 
-// hash tells selections apart, so that a replay is not gone on with under another one.
+// hash tells selections apart, so that a replay is not continued with another one.
 func (s *Selection) hash(more ...string) string {
 	b, err := json.Marshal([]any{s.Docs, s.Actors, s.IDs, s.Filter, s.text, more})
 	if err != nil {

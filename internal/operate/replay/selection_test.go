@@ -40,17 +40,17 @@ func TestSubjects(t *testing.T) {
 
 func TestPlaces(t *testing.T) {
 	t.Parallel()
-	for _, p := range []place{
+	for _, p := range []resumePoint{
 		{n: 1, hash: "ab", from: FromStream, seq: 17, end: 20},
 		{n: 9, hash: "ab", from: FromTable, row: rowKey{"a b=c\r\n%", "", "ü+&\x00"}},
 	} {
 		text := p.String()
-		if back, err := parsePlace(text); err != nil || back != p || strings.ContainsAny(text, "\r\n") {
+		if back, err := parseResumePoint(text); err != nil || back != p || strings.ContainsAny(text, "\r\n") {
 			t.Errorf("%q becomes %+v, %v", text, back, err)
 		}
 	}
 	for _, text := range []string{"", "v=2 n=1 of=a from=stream", "v=1 n=x of=a from=stream", "v=1 n=1 of=a from=memory", "v=1 n=0 of=a from=table"} {
-		if p, err := parsePlace(text); err == nil {
+		if p, err := parseResumePoint(text); err == nil {
 			t.Errorf("%q is %+v", text, p)
 		}
 	}
@@ -91,8 +91,8 @@ func TestSummariesKeepLittle(t *testing.T) {
 	}
 }
 
-// lensOf is the lens of a table with the columns of the default one and topic.
-func lensOf(t *testing.T, subject string, headers ...config.Header) *lens {
+// extractorOf is the extractor for a table with the columns of the default one and topic.
+func extractorOf(t *testing.T, subject string, headers ...config.Header) *extractor {
 	t.Helper()
 	role := func(name string) config.Column { return config.Column{Name: name} }
 	cfg := config.Config{Table: "public.outbox", Stream: "OUTBOX", Subject: subject, Headers: headers, Columns: config.Columns{
@@ -107,7 +107,7 @@ func lensOf(t *testing.T, subject string, headers ...config.Header) *lens {
 		t.Fatal(err)
 	}
 	cfg.Sink.OnPoison = config.PoisonDeadLetter
-	l, err := newLens(cfg, r, true)
+	l, err := newExtractor(cfg, r, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,31 +131,31 @@ func TestWhatMessagesTell(t *testing.T) {
 	long := strings.Repeat("x", 250)
 	for _, test := range []struct {
 		name    string
-		l       *lens
+		l       *extractor
 		sel     Selection
 		filters string
 		yes, no *Message
 	}{
-		{"subject", lensOf(t, "o.{topic}.{doc_id}"), Selection{Docs: []string{"a b", "c"}}, "OUTBOX.dead_letter o.*.a=20b o.*.c",
+		{"subject", extractorOf(t, "o.{topic}.{doc_id}"), Selection{Docs: []string{"a b", "c"}}, "OUTBOX.dead_letter o.*.a=20b o.*.c",
 			messageOf("o.x.a=20b", "k", nil), messageOf("o.a=20b.x", "k", nil)},
-		{"cut", lensOf(t, "o.{doc_id}"), Selection{Docs: []string{long}}, "OUTBOX.dead_letter o." + string(outbox.AppendToken(nil, long)),
+		{"cut", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{long}}, "OUTBOX.dead_letter o." + string(outbox.AppendToken(nil, long)),
 			messageOf("o."+string(outbox.AppendToken(nil, long)), "k", nil), messageOf("o."+string(outbox.AppendToken(nil, long+"x")), "k", nil)},
-		{"subject column", lensOf(t, "o.{doc_id:subject}.e"), Selection{Docs: []string{"a.b"}}, "OUTBOX.dead_letter o.a.b.e",
+		{"subject column", extractorOf(t, "o.{doc_id:subject}.e"), Selection{Docs: []string{"a.b"}}, "OUTBOX.dead_letter o.a.b.e",
 			messageOf("o.a.b.e", "k", nil), messageOf("o.a.c.e", "k", nil)},
-		{"unknown subject column", lensOf(t, "o.{topic:subject}.{doc_id}"), Selection{Docs: []string{"d"}}, "OUTBOX.dead_letter o.>",
+		{"unknown subject column", extractorOf(t, "o.{topic:subject}.{doc_id}"), Selection{Docs: []string{"d"}}, "OUTBOX.dead_letter o.>",
 			messageOf("o.t.u.d", "k", nil), messageOf("o.t.d.u", "k", nil)},
-		{"header", lensOf(t, "o.{partition(doc_id,4)}", config.Header{Name: "Doc", Column: "doc_id"}), Selection{Docs: []string{"a"}}, "",
+		{"header", extractorOf(t, "o.{partition(doc_id,4)}", config.Header{Name: "Doc", Column: "doc_id"}), Selection{Docs: []string{"a"}}, "",
 			messageOf("o.1", "k", nats.Header{"Doc": {"a"}}), messageOf("o.1", "k", nats.Header{"Doc": {"b"}})},
-		{"actor in the key", lensOf(t, "o.{doc_id}"), Selection{Actors: []string{"a:b"}}, ">",
+		{"actor in the key", extractorOf(t, "o.{doc_id}"), Selection{Actors: []string{"a:b"}}, ">",
 			messageOf("o.x", "a:b"+counter, nil), messageOf("o.x", "a"+counter, nil)},
-		{"actor in the subject", lensOf(t, "o.{actor_id}"), Selection{Actors: []string{""}}, "OUTBOX.dead_letter o.=",
+		{"actor in the subject", extractorOf(t, "o.{actor_id}"), Selection{Actors: []string{""}}, "OUTBOX.dead_letter o.=",
 			messageOf("o.=", "k", nil), messageOf("o.x", "k", nil)},
-		{"dead letter", lensOf(t, "o.{doc_id}"), Selection{Docs: []string{"a"}}, "OUTBOX.dead_letter o.a",
+		{"dead letter", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{"a"}}, "OUTBOX.dead_letter o.a",
 			&Message{Subject: "OUTBOX.dead_letter", Header: nats.Header{sink.HeaderDeadLetter: {"too_large"}}, Data: []byte(`{"doc_id":"a"}`)},
 			&Message{Subject: "OUTBOX.dead_letter", Header: nats.Header{sink.HeaderDeadLetter: {"too_large"}}, Data: []byte(`{"doc_id":"b"}`)}},
-		{"filters", lensOf(t, "o.{doc_id}"), Selection{Docs: []string{"a", "b"}, Filter: "*.b"}, "o.b", messageOf("o.b", "k", nil), messageOf("o.a", "k", nil)},
-		{"key range", lensOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b")}}, ">", messageOf("o.a", "b"+long, nil), messageOf("o.a", "a"+long, nil)},
-		{"key that looks cut", lensOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b=~z")}}, ">", messageOf("o.a", "b=~z", nil), messageOf("o.a", "b=~y", nil)},
+		{"filters", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{"a", "b"}, Filter: "*.b"}, "o.b", messageOf("o.b", "k", nil), messageOf("o.a", "k", nil)},
+		{"key range", extractorOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b")}}, ">", messageOf("o.a", "b"+long, nil), messageOf("o.a", "a"+long, nil)},
+		{"key that looks cut", extractorOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b=~z")}}, ">", messageOf("o.a", "b=~z", nil), messageOf("o.a", "b=~y", nil)},
 	} {
 		m, err := newMatcher(test.l, &test.sel, nil)
 		if err != nil {
@@ -175,11 +175,11 @@ func TestWhatMessagesTell(t *testing.T) {
 		subject string
 		sel     Selection
 	}{{"o.{topic}", Selection{Docs: []string{"a"}}}, {"o.{partition(doc_id,4)}", Selection{Docs: []string{"a"}}}} {
-		if _, err := newMatcher(lensOf(t, test.subject), &test.sel, nil); err == nil {
+		if _, err := newMatcher(extractorOf(t, test.subject), &test.sel, nil); err == nil {
 			t.Errorf("%s tells the document", test.subject)
 		}
 	}
-	m, err := newMatcher(lensOf(t, "o.{doc_id}"), &Selection{Key: Range[string]{From: new(long)}}, nil)
+	m, err := newMatcher(extractorOf(t, "o.{doc_id}"), &Selection{Key: Range[string]{From: new(long)}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,10 +18,10 @@ const clockSlack = time.Minute
 
 // streamSource reads from the stream.
 type streamSource struct {
-	js    jetstream.JetStream
-	name  string
-	match *matcher
-	lens  *lens
+	js        jetstream.JetStream
+	name      string
+	match     *matcher
+	extractor *extractor
 
 	stream  jetstream.Stream
 	info    *jetstream.StreamInfo
@@ -155,7 +155,7 @@ func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary
 		if err != nil || !ok {
 			return err
 		}
-		m.Doc, m.DocOK = s.lens.document(m)
+		m.Doc, m.DocOK = s.extractor.document(m)
 		sum.add(m)
 		if f != nil {
 			return f(m)
@@ -187,8 +187,8 @@ func (s *streamSource) each(ctx context.Context, after uint64, sum *Summary, f f
 			return err
 		}
 		n++
-		m.Doc, m.DocOK = s.lens.document(m)
-		m.place = place{from: FromStream, seq: m.Seq, end: s.end}
+		m.Doc, m.DocOK = s.extractor.document(m)
+		m.resume = resumePoint{from: FromStream, seq: m.Seq, end: s.end}
 		return f(m)
 	}
 	from, to := max(sum.First.Sequence, after+1), sum.Last.Sequence

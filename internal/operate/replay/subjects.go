@@ -8,23 +8,22 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// countTries is how often it is tried to count between two messages that come in.
+// countTries is how often counting is tried while new messages come in.
 const countTries = 5
 
 // everything is the filter that lets all subjects through.
 var everything = []string{">"}
 
-// widen reads all subjects where the stream has messages that the subject's template, as it is configured, does not make: the template was
-// another one, or dead letters went elsewhere. Whether they are of the selection is not known by a filter; who looks at them finds that
-// they do not say it.
-func (s *streamSource) widen(ctx context.Context) error {
+// widenFilters drops the filters if the stream has messages whose subjects the configured template does not make: the template used to
+// be another one, or dead letters went elsewhere. No filter can tell whether those belong to the selection; each has to be read.
+func (s *streamSource) widenFilters(ctx context.Context) error {
 	sel := s.match.sel
 	if s.stream == nil || len(s.match.filters) == 0 || slices.Equal(s.match.filters, everything) || len(sel.Docs)+len(sel.Actors) == 0 {
 		return nil
 	}
-	known := []string{s.lens.template.Filter(func(string) (string, bool) { return "", false })}
-	if s.lens.dead != "" && !overlap(s.lens.dead, known[0]) {
-		known = append(known, s.lens.dead)
+	known := []string{s.extractor.template.Filter(func(string) (string, bool) { return "", false })}
+	if s.extractor.deadLetters != "" && !overlap(s.extractor.deadLetters, known[0]) {
+		known = append(known, s.extractor.deadLetters)
 	}
 	for range countTries {
 		before, err := s.stream.Info(ctx)

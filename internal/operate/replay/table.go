@@ -18,7 +18,7 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// tableSource reads from the outbox table as it is at one moment.
+// tableSource reads a snapshot of the outbox table.
 type tableSource struct {
 	cfg    config.Config
 	layout *wiring.Layout
@@ -66,7 +66,7 @@ func (t *tableSource) close() {
 	}
 }
 
-// check refuses selections that a table can't answer.
+// check refuses a selection that can't be read from the table.
 func (t *tableSource) check() error {
 	sel := t.match.sel
 	switch {
@@ -88,8 +88,8 @@ func (t *tableSource) check() error {
 	return nil
 }
 
-// goOn refuses to go on behind a row that others have the place of: which of them are in the target can't be told.
-func (t *tableSource) goOn(ctx context.Context, id string, behind rowKey) error {
+// checkResumable refuses to continue behind a row that others are equal to in the order: which of them were published is unknown.
+func (t *tableSource) checkResumable(ctx context.Context, id string, behind rowKey) error {
 	n, err := t.snap.Alike(ctx, t.query(), replication.RowPlace{Doc: behind.doc, Key: behind.key, ID: behind.id})
 	if err == nil && n > 1 {
 		err = fatal("replay_alike", fmt.Sprintf("--replay-id %s: %d rows of table %s have document, key and id of the one that was "+
@@ -125,7 +125,7 @@ func pickTime(t replication.Table, wanted string) (string, error) {
 	return "", nil
 }
 
-// note says where the order of the table is less than that of the stream.
+// note says how reading the table differs from reading the stream.
 func (t *tableSource) note() string {
 	text := ""
 	if t.cfg.Source.Messages() {
@@ -167,7 +167,7 @@ func (t *tableSource) query() replication.RowQuery {
 	return q
 }
 
-// each calls f with the message of each selected row behind a place, in the canonical order. n and of number them.
+// each calls f with the message of each selected row behind after, in the canonical order. n and of number them.
 func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f func(*Message) error) error {
 	rows, err := backfill.NewRows(t.cfg, t.layout, t.read)
 	if err != nil {
@@ -206,7 +206,7 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 		for name, value := range made.Header {
 			m.Header[name] = []string{value}
 		}
-		m.place = place{from: FromTable, row: rowKey{string(v[own]), string(v[own+1]), string(v[own+2])}}
+		m.resume = resumePoint{from: FromTable, row: rowKey{string(v[own]), string(v[own+1]), string(v[own+2])}}
 		if t.column != "" {
 			m.Time = parseTimestamp(string(v[own+3]))
 		}
@@ -225,7 +225,7 @@ func parseTimestamp(text string) time.Time {
 	return time.Time{}
 }
 
-// summarize looks at what the selection holds behind a place.
+// summarize summarizes the selected rows behind after.
 func (t *tableSource) summarize(ctx context.Context, after *rowKey, sum *Summary) error {
 	err := t.each(ctx, after, 0, 0, func(m *Message) error { sum.add(m); return nil })
 	sum.close()

@@ -7,7 +7,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// progressEvery is how often it is said how many rows are published.
+// progressEvery is how often progress is reported.
 const progressEvery = 5 * time.Second
 
 // Report is what was done. The JSON names are stable.
@@ -39,8 +39,8 @@ func (r *Report) String() string {
 	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start outflow run", r.At, r.Slot)
 }
 
-// Progress says how far it is.
-type Progress struct {
+// RowProgress says how many rows are published.
+type RowProgress struct {
 	Done      int           `json:"done"`
 	Of        int           `json:"of"`
 	Rate      float64       `json:"per_second"`
@@ -48,28 +48,28 @@ type Progress struct {
 	Seconds   float64       `json:"remaining_seconds"`
 }
 
-func (p Progress) String() string {
+func (p RowProgress) String() string {
 	return fmt.Sprintf("%d of %d rows published (%.0f %%), %.0f a second, about %v left",
 		p.Done, p.Of, 100*float64(p.Done)/float64(max(p.Of, 1)), p.Rate, p.Remaining.Round(time.Second))
 }
 
-// pace tells Progress now and then.
-type pace struct {
+// reporter reports progress every progressEvery.
+type reporter struct {
 	of          int
 	begun, said time.Time
-	tell        func(Progress)
+	tell        func(RowProgress)
 }
 
-func newPace(of int, tell func(Progress)) *pace {
+func newReporter(of int, tell func(RowProgress)) *reporter {
 	now := time.Now()
-	return &pace{of: of, begun: now, said: now, tell: tell}
+	return &reporter{of: of, begun: now, said: now, tell: tell}
 }
 
-// pacing is how many rows go by between two looks at the clock.
-const pacing = 64
+// checkEvery is how many rows pass between two looks at the clock.
+const checkEvery = 64
 
-func (p *pace) row(done int) {
-	if done%pacing != 0 || p.tell == nil {
+func (p *reporter) row(done int) {
+	if done%checkEvery != 0 || p.tell == nil {
 		return
 	}
 	now := time.Now()
@@ -80,8 +80,8 @@ func (p *pace) row(done int) {
 	p.tell(p.at(done, now))
 }
 
-func (p *pace) at(done int, now time.Time) Progress {
+func (p *reporter) at(done int, now time.Time) RowProgress {
 	rate := float64(done) / max(now.Sub(p.begun).Seconds(), 1e-3)
 	left := float64(p.of-done) / max(rate, 1e-3)
-	return Progress{Done: done, Of: p.of, Rate: rate, Remaining: time.Duration(left * float64(time.Second)), Seconds: left}
+	return RowProgress{Done: done, Of: p.of, Rate: rate, Remaining: time.Duration(left * float64(time.Second)), Seconds: left}
 }

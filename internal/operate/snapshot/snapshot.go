@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// attempts is how often a snapshot begins again when a connection is lost.
+// attempts is how often a snapshot is tried while connections are lost.
 const attempts = 6
 
 // prepareTimeout is far above what table, publication and stream take.
@@ -23,9 +23,9 @@ type Options struct {
 	// Prepare makes table, publication, stream and bucket, where they are missing.
 	Prepare func(ctx context.Context) error
 
-	Step     func(format string, args ...any) // called with a line for each step
-	Progress func(Progress)                   // called while rows are published, every few seconds
-	Hit      func(point string)               // tests kill the process here; nil: nobody
+	Progress    func(format string, args ...any) // called with a line for each step
+	RowProgress func(RowProgress)                // called every few seconds while rows are published; may be nil
+	Hit         func(point string)               // called at points where tests kill the process; may be nil
 }
 
 // snapshot is one run of init --snapshot.
@@ -35,12 +35,12 @@ type snapshot struct {
 	o   Options
 	rep *Report
 
-	begun    bool   // the record says that this one is under way
-	revision uint64 // the record's, as it was written last
-	renewed  bool   // the stream has an ingress that nobody else knows, nor an earlier attempt
+	begun    bool   // the record says that this snapshot is under way
+	revision uint64 // of the record, as it was last written
+	renewed  bool   // the stream has a new ingress, which neither another process nor an earlier attempt knows
 }
 
-// Run makes the set-up and publishes the rows that are there. The report says how far it came, also with an error.
+// Run prepares the set-up and publishes the existing rows. The report says how far it came, with an error too.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
 	if o.Hit == nil {
 		o.Hit = func(string) {}
@@ -55,13 +55,13 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		case errors.Is(err, errRenewed):
 			n--
 			continue
-		case err == nil || ctx.Err() != nil || !again(err):
+		case err == nil || ctx.Err() != nil || !retryable(err):
 			return s.rep, err
 		case n == attempts:
 			return s.rep, fmt.Errorf("%w. The snapshot did not finish: run `outflow init --snapshot` again, "+
 				"it goes on behind what is published", err)
 		}
-		s.o.Step("begins again: %v", err)
+		s.o.Progress("begins again: %v", err)
 		s.renewed = false // what this attempt has sent may still be on its way
 		select {
 		case <-ctx.Done():
@@ -80,10 +80,10 @@ func (s *snapshot) prepare(ctx context.Context) error {
 	return s.o.Prepare(ctx)
 }
 
-// again reports whether a snapshot that failed in this way is begun again.
-func again(err error) bool { return outbox.ClassOf(err) == outbox.Transient }
+// retryable reports whether a snapshot that failed with err is tried again.
+func retryable(err error) bool { return outbox.ClassOf(err) == outbox.Transient }
 
-// attempt is one whole snapshot, on connections of its own.
+// attempt makes a whole snapshot over connections of its own.
 func (s *snapshot) attempt(ctx context.Context) error {
 	l, err := backfill.Open(ctx, s.cfg, s.log)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *snapshot) attempt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.judge(l, &rd); err != nil {
+	if err := s.check(l, &rd); err != nil {
 		return err
 	}
 	if err := s.begin(ctx, l, &rd); err != nil {
@@ -108,7 +108,7 @@ func (s *snapshot) attempt(ctx context.Context) error {
 		s.renewed = true
 		return errRenewed
 	}
-	return s.carryOut(ctx, l, &rd)
+	return s.execute(ctx, l, &rd)
 }
 
 // errRenewed asks for connections that know the new ingress.

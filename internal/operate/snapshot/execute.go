@@ -16,12 +16,12 @@ import (
 	"github.com/outflowhq/outflow/replication"
 )
 
-// maxRows is how many positions one window has.
+// maxRows is how many positions a window has.
 const maxRows = math.MaxUint32 - outbox.RepairedIndex
 
-// begin says in the record that a snapshot is under way, and that the slot is still to be made.
+// begin records that a snapshot is under way and that the slot has yet to be made.
 func (s *snapshot) begin(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
-	rec := l.Fresh(*rd)
+	rec := l.NewRecord(*rd)
 	rec.Repairing, rec.Base = checkpoint.ForSnapshot, rd.Stream.LastSeq
 	if rd.Record != nil && rd.Record.Created.Equal(rd.Stream.Created) { // a stream that was made anew has none
 		rec.Holes = rd.Record.Holes
@@ -50,8 +50,8 @@ func (s *snapshot) save(ctx context.Context, l *backfill.Links, rec *checkpoint.
 	return nil
 }
 
-// carryOut makes the slot, publishes what its snapshot shows and the stream does not have, and finishes the record.
-func (s *snapshot) carryOut(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
+// execute makes the slot, publishes the rows of its snapshot that the stream does not have, and finishes the record.
+func (s *snapshot) execute(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
 	reader, newest, err := s.reader(ctx, l, rd)
 	if err != nil {
 		return err
@@ -89,14 +89,14 @@ func (s *snapshot) carryOut(ctx context.Context, l *backfill.Links, rd *backfill
 	published, err := w.Publish(ctx)
 	s.rep.Published, s.rep.Seconds = published, time.Since(begun).Seconds()
 	if err != nil {
-		return s.cut(err)
+		return s.hintRunAgain(err)
 	}
 	s.o.Hit("snapshot.published")
 	snap.Close()
 	lock.Close()
 	if published > 0 {
 		s.rep.First, s.rep.Last = place.Seq+1, place.Seq+published
-		s.o.Step("%d rows: published in %.1f s, sequences %d to %d; reading them back", published, s.rep.Seconds, s.rep.First, s.rep.Last)
+		s.o.Progress("%d rows: published in %.1f s, sequences %d to %d; reading them back", published, s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
 	last := rd.Stream.NewestSeq
 	if place.Seq += published; published > 0 {
@@ -112,7 +112,7 @@ func (s *snapshot) carryOut(ctx context.Context, l *backfill.Links, rd *backfill
 	return s.finish(ctx, l, rd, place, last)
 }
 
-// finish says in the record that the snapshot is whole: outflow run goes on from the place, behind the stream's newest message.
+// finish records that the snapshot is complete: outflow run goes on from the checkpoint, behind the stream's newest message.
 func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place relay.Checkpoint, newest uint64) error {
 	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
@@ -123,12 +123,12 @@ func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.R
 	}
 	s.o.Hit("snapshot.finished")
 	s.rep.Finished = true
-	s.o.Step("checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due, place.Seq)
+	s.o.Progress("checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due, place.Seq)
 	return nil
 }
 
-// cut says of a row that can't be published what happens when it can.
-func (s *snapshot) cut(err error) error {
+// hintRunAgain adds to the fault of a row that can't be published what to do once it can.
+func (s *snapshot) hintRunAgain(err error) error {
 	f := outbox.FaultOf(err)
 	if f == nil || f.Class != outbox.Poison {
 		return err
@@ -138,7 +138,7 @@ func (s *snapshot) cut(err error) error {
 	return &named
 }
 
-// reader is the connection that is to take the snapshot. It knows the ids of the events that the stream has.
+// reader opens the connection that will take the snapshot, and loads the ids of the events that the stream has into it.
 func (s *snapshot) reader(
 	ctx context.Context, l *backfill.Links, rd *backfill.Readings,
 ) (_ *replication.Reader, newest time.Time, err error) {
@@ -150,7 +150,7 @@ func (s *snapshot) reader(
 	if rd.Stream.NewestSeq == 0 {
 		return reader, newest, nil
 	}
-	s.o.Step("stream %s has %d messages of a snapshot that did not finish: reading their ids", s.cfg.Stream, rd.Stream.Messages)
+	s.o.Progress("stream %s has %d messages of a snapshot that did not finish: reading their ids", s.cfg.Stream, rd.Stream.Messages)
 	err = reader.Know(ctx, func(add func(replication.IDSum) error) error {
 		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 			newest = m.Stored
@@ -171,7 +171,7 @@ func (s *snapshot) reader(
 	return reader, newest, nil
 }
 
-// makeSlot makes the slot anew.
+// makeSlot drops the slot, if there is one, and makes it anew.
 func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill.Readings) (*replication.NewSlot, error) {
 	err := l.AwaitSlot(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_held" {
@@ -181,14 +181,14 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 	if err != nil {
 		return nil, err
 	}
-	if err := s.stillOurs(ctx, l); err != nil {
+	if err := s.checkStillOurs(ctx, l); err != nil {
 		return nil, err
 	}
 	if _, err := l.PG.DropSlot(ctx); err != nil {
 		return nil, err
 	}
 	s.o.Hit("snapshot.slot")
-	s.o.Step("making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
+	s.o.Progress("making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
 	slot, err := replication.CreateSlot(ctx, l.PGC, true)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_blocked" {
 		f.Hint = strings.Replace(f.Hint, "`outflow init`", "`outflow init --snapshot`", 1)
@@ -198,13 +198,13 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 	}
 	s.rep.At = slot.At
 	s.o.Hit("snapshot.made")
-	s.o.Step("slot %s at %v: made", s.cfg.Slot, slot.At)
+	s.o.Progress("slot %s at %v: made", s.cfg.Slot, slot.At)
 	return slot, nil
 }
 
-// stillOurs looks at the record once more before the slot is dropped: whoever slept since this attempt wrote it may find a slot that
-// another one has finished, and that is all that has what was written since.
-func (s *snapshot) stillOurs(ctx context.Context, l *backfill.Links) error {
+// checkStillOurs reads the record once more before the slot is dropped. If this process was suspended since it wrote the record,
+// another snapshot may have finished meanwhile, and then the slot is the only place that has what was written since.
+func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Links) error {
 	_, revision, err := l.Store.Load(ctx)
 	if err == nil && revision != s.revision {
 		err = s.takenOver()
@@ -212,7 +212,7 @@ func (s *snapshot) stillOurs(ctx context.Context, l *backfill.Links) error {
 	return err
 }
 
-// place is where the slot begins, behind what the stream has.
+// place is the checkpoint at the beginning of the slot, behind what the stream has.
 func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (relay.Checkpoint, error) {
 	now, err := l.Read(ctx)
 	if err != nil {
@@ -226,7 +226,7 @@ func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Re
 	return relay.Checkpoint{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
 }
 
-// window is what is published: the rows of the snapshot that the stream does not have.
+// window prepares the window to publish: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
 	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place relay.Checkpoint,
 ) (*backfill.Window, error) {
@@ -242,7 +242,7 @@ func (s *snapshot) window(
 			s.rep.Table, none, id, double)
 	}
 	q := replication.RowQuery{Mapping: l.Layout.Mapping, ID: id, Unknown: true, Sorted: true}
-	s.o.Step("counting the rows of table %s", s.rep.Table)
+	s.o.Progress("counting the rows of table %s", s.rep.Table)
 	of, err := snap.Count(ctx, q)
 	if err != nil {
 		return nil, err
@@ -252,15 +252,15 @@ func (s *snapshot) window(
 			s.rep.Table, of, uint32(maxRows))
 	}
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
-	s.o.Step("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
+	s.o.Progress("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
 	w := &backfill.Window{
 		Links: l, Snapshot: snap, Query: q, Of: of,
 		Due: place.Due, Timeline: place.Timeline, Seq: place.Seq, Index: outbox.RepairedIndex,
 	}
-	var p *pace
+	var p *reporter
 	w.Progress = func(done int) {
 		if p == nil {
-			p = newPace(of, s.o.Progress) // the first row has come: the server has sorted
+			p = newReporter(of, s.o.RowProgress) // the first row has come: the server has sorted
 		}
 		p.row(done)
 		s.o.Hit("snapshot.row")
@@ -268,15 +268,15 @@ func (s *snapshot) window(
 	return w, nil
 }
 
-// order says what the rows are sorted by.
+// order names the columns that the rows are sorted by.
 func order(m relay.Mapping) string {
 	if m.Keyed() {
 		return "doc_id, seq_key, id"
 	}
-	return "doc_id, id" // nobody knows any more in which order they were committed
+	return "doc_id, id" // the order of their commits is no longer known
 }
 
-// awaitDurable waits until the broker can't lose what the record is about to build on: no WAL brings it again.
+// awaitDurable waits until the broker can no longer lose the published rows, because no WAL brings them again.
 func (s *snapshot) awaitDurable(ctx context.Context, rd *backfill.Readings, published uint64, newest time.Time) error {
 	left := s.cfg.Sink.DurableAfter
 	if published == 0 {
@@ -285,7 +285,7 @@ func (s *snapshot) awaitDurable(ctx context.Context, rd *backfill.Readings, publ
 	if left <= 0 {
 		return nil
 	}
-	s.o.Step("waiting %v (sink.durable_after) until nothing of it can be lost any more", left.Round(time.Millisecond))
+	s.o.Progress("waiting %v (sink.durable_after) until nothing of it can be lost any more", left.Round(time.Millisecond))
 	select {
 	case <-ctx.Done():
 		return ctx.Err()

@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// The headers of a message that is published again, beside those that it had.
+// The headers that a replayed message has in addition to its own.
 const (
 	HeaderReplay   = "Outflow-Replay"          // the replay's id
-	HeaderSequence = "Outflow-Replay-Sequence" // its sequence in the stream; from the table: not there
-	HeaderPlace    = "Outflow-Replay-Place"    // where the replay goes on behind it, for outflow alone
+	HeaderSequence = "Outflow-Replay-Sequence" // its sequence in the stream; absent if it was read from the table
+	HeaderPlace    = "Outflow-Replay-Place"    // where the replay continues behind it; for outflow alone
 )
 
-// place is where a replay goes on: behind this message. It is a header of the message itself, so that there is no record beside the
-// target which a crash could part from it.
-type place struct {
-	n    uint64 // how many messages of the replay there are with this one
+// resumePoint says where a replay continues: behind this message. It is a header of the message itself, so no crash can separate it
+// from what was published.
+type resumePoint struct {
+	n    uint64 // how many messages the replay has published, this one included
 	hash string // of the selection
 	from Source
 	seq  uint64 // from the stream: of the message
@@ -25,10 +25,10 @@ type place struct {
 	row  rowKey // from the table: of the row
 }
 
-// rowKey is a row's place in the canonical order.
+// rowKey is a row's position in the canonical order.
 type rowKey struct{ doc, key, id string }
 
-func (p place) String() string {
+func (p resumePoint) String() string {
 	s := fmt.Sprintf("v=1 n=%d of=%s from=%s ", p.n, p.hash, p.from)
 	if p.from == FromStream {
 		return s + fmt.Sprintf("seq=%d end=%d", p.seq, p.end)
@@ -36,7 +36,7 @@ func (p place) String() string {
 	return s + fmt.Sprintf("doc=%s key=%s id=%s", url.QueryEscape(p.row.doc), url.QueryEscape(p.row.key), url.QueryEscape(p.row.id))
 }
 
-func parsePlace(text string) (p place, err error) {
+func parseResumePoint(text string) (p resumePoint, err error) {
 	for field := range strings.FieldsSeq(text) {
 		name, v, _ := strings.Cut(field, "=")
 		switch name {
@@ -62,11 +62,11 @@ func parsePlace(text string) (p place, err error) {
 			p.row.id, err = url.QueryUnescape(v)
 		}
 		if err != nil {
-			return place{}, fmt.Errorf("header %s: %q: %w", HeaderPlace, text, err)
+			return resumePoint{}, fmt.Errorf("header %s: %q: %w", HeaderPlace, text, err)
 		}
 	}
 	if p.n == 0 || p.hash == "" || p.from != FromStream && p.from != FromTable {
-		return place{}, fmt.Errorf("header %s: %q is none", HeaderPlace, text)
+		return resumePoint{}, fmt.Errorf("header %s: %q is none", HeaderPlace, text)
 	}
 	return p, nil
 }

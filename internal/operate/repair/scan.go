@@ -17,7 +17,7 @@ import (
 	"github.com/outflowhq/outflow/replication"
 )
 
-// openSnapshot takes a snapshot of the table; nil if there is none.
+// openSnapshot takes a snapshot of the table; nil if there is no table.
 func openSnapshot(ctx context.Context, l *backfill.Links, exported string) (*replication.Snapshot, error) {
 	if !l.Layout.Mapping.Source.Rows() {
 		return nil, nil
@@ -25,104 +25,104 @@ func openSnapshot(ctx context.Context, l *backfill.Links, exported string) (*rep
 	return replication.OpenSnapshot(ctx, l.PGC.Config, exported)
 }
 
-// eventID stands for an event id in the form that the header has: its SHA-256, cut. So many rows fit into memory.
-type eventID [16]byte
+// idHash stands for an event id as the header has it: the first bytes of its SHA-256, so that many rows fit into memory.
+type idHash [16]byte
 
-func idOf(header string) eventID {
+func hashID(header string) idHash {
 	sum := sha256.Sum256([]byte(header))
-	return eventID(sum[:16])
+	return idHash(sum[:16])
 }
 
-// fate is where a candidate's event is.
-type fate uint8
+// outcome is where a candidate's event was found.
+type outcome uint8
 
 const (
-	missing  fate = iota
-	another       // its id is that of another event in the stream
-	inWAL         // the slot will bring it
-	inStream      // in a message
+	missing    outcome = iota
+	otherEvent         // in the stream its id belongs to another event
+	inWAL              // the slot will bring it
+	inStream           // in a message
 )
 
-// survey compares the table with the stream, and with what a slot that is kept will bring.
-type survey struct {
+// scan compares the table with the stream and, if the slot is kept, with what that will bring.
+type scan struct {
 	r    *repair
 	l    *backfill.Links
 	snap *replication.Snapshot
 
-	fates  map[eventID]fate // of the candidates: the rows for which --where holds
-	counts [4]int           // by fate
-	seen   *sight           // of the candidates, where the stream may have their ids for other events; nil: it can't
-	listed []string         // ids of what is missing, as PostgreSQL prints them; nil: too many
-	first  *Event
-	last   *Event
+	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
+	counts   [4]int             // by fate
+	identity *identity          // of the candidates; nil if the stream can't have their ids for other events
+	listed   []string           // ids of what is missing, as PostgreSQL prints them; nil: too many
+	first    *Event
+	last     *Event
 
-	nameless  int       // messages with our header and no event id
-	strangers int       // messages without our header, above the record's base
+	withoutID int       // messages of ours without an event id
+	foreign   int       // messages without our header, above the record's base
 	newest    uint64    // the newest message that was read
 	newestAt  time.Time // when it was stored
 
-	anchor relay.Checkpoint      // where the outflow goes on; Seq is the stream's last sequence
-	known  uint64                // messages up to here are known by the place that the anchor began as
-	since  outbox.LSN            // that place's due, or 0: its settings were in force there
-	beyond []published           // events above the anchor that the stream has
-	ours   map[outbox.LSN]uint32 // the next free index at LSNs that repairs published at
+	anchor    relay.Checkpoint      // where outflow run goes on; Seq is the stream's last sequence
+	known     uint64                // messages up to here are covered by the checkpoint that the anchor began as
+	since     outbox.LSN            // that checkpoint's due, where its settings were in force; or 0
+	beyond    []streamEvent         // events above the anchor that the stream has
+	nextIndex map[outbox.LSN]uint32 // the next free index at LSNs that repairs published at
 
-	repaired map[eventID]struct{} // what repairs published and is no candidate
+	repaired map[idHash]struct{} // what repairs published that is not a candidate
 }
 
-// published is an event of the stream, by position.
-type published struct {
+// streamEvent is an event in the stream.
+type streamEvent struct {
 	pos   outbox.Position
-	id    eventID
+	id    idHash
 	named bool // the id is known
 }
 
-// maxBeyond is how many events beyond the anchor are kept in mind before it is moved.
+// maxBeyond is how many events beyond the anchor are kept in memory before it is moved.
 const maxBeyond = 8192
 
-// maxListed is how many missing rows are asked for by id. More of them are found by reading all candidates.
+// maxListed is how many missing rows are selected by id. If there are more, all candidates are read.
 const maxListed = 50_000
 
-// untrusted says why the slot can't be kept.
+// untrusted is the error that says why the slot can't be kept.
 type untrusted struct{ why string }
 
 func (u *untrusted) Error() string { return u.why }
 
-func (r *repair) newSurvey(l *backfill.Links, f *finding, snap *replication.Snapshot) (*survey, error) {
-	s := &survey{r: r, l: l, snap: snap, fates: map[eventID]fate{}, ours: map[outbox.LSN]uint32{}, repaired: map[eventID]struct{}{}}
+func (r *repair) newScan(l *backfill.Links, f *finding, snap *replication.Snapshot) (*scan, error) {
+	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{}, repaired: map[idHash]struct{}{}}
 	var err error
-	if f.elsewhere(snap) {
-		s.seen, err = newSight(r.cfg, l.Layout, snap)
+	if f.idsMayRepeat(snap) {
+		s.identity, err = newIdentity(r.cfg, l.Layout, snap)
 	}
 	return s, err
 }
 
-// candidates reads the ids of the rows that may be missing.
-func (s *survey) candidates(ctx context.Context) error {
+// readCandidates reads the ids of the rows that may be missing.
+func (s *scan) readCandidates(ctx context.Context) error {
 	name := s.l.Layout.ID
 	column, _ := s.snap.Table().Column(name)
 	var none, double int
 	var example string
 	err := s.snap.Rows(ctx, replication.RowQuery{
-		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.seen.columns()...), Where: s.r.o.Where,
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.identity.columns()...), Where: s.r.o.Where,
 	}, func(v [][]byte) error {
 		raw, ok := rawID(column, v[0])
 		if !ok {
 			none++
 			return nil
 		}
-		id := idOf(string(outbox.AppendHeaderValue(nil, raw)))
-		if _, twice := s.fates[id]; twice {
+		id := hashID(string(outbox.AppendHeaderValue(nil, raw)))
+		if _, twice := s.outcomes[id]; twice {
 			double++
 			example = raw
 		}
-		s.fates[id] = missing
-		return s.seen.row(id, v[1:])
+		s.outcomes[id] = missing
+		return s.identity.add(id, v[1:])
 	})
 	if err != nil {
 		return err
 	}
-	s.counts[missing] = len(s.fates)
+	s.counts[missing] = len(s.outcomes)
 	if none > 0 || double > 0 {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "repair_ids",
@@ -134,7 +134,7 @@ func (s *survey) candidates(ctx context.Context) error {
 	return nil
 }
 
-// rawID is the event id that the decoder makes of what PostgreSQL prints: of a bytea its bytes.
+// rawID is the event id that the decoder makes of what PostgreSQL prints: for a bytea its bytes.
 func rawID(c replication.Column, printed []byte) (string, bool) {
 	if printed == nil {
 		return "", false
@@ -149,17 +149,17 @@ func rawID(c replication.Column, printed []byte) (string, bool) {
 
 const byteaOID = 17
 
-func (s *survey) set(id eventID, f fate) {
-	was, candidate := s.fates[id]
+func (s *scan) set(id idHash, f outcome) {
+	was, candidate := s.outcomes[id]
 	if candidate && was < f {
-		s.fates[id] = f
+		s.outcomes[id] = f
 		s.counts[was]--
 		s.counts[f]++
 	}
 }
 
-// stream crosses out what the stream has. Where the slot is kept, it also finds the events beyond the anchor.
-func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) error {
+// readStream notes what the stream has. If the slot is kept, it also collects the events beyond the anchor.
+func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if !rd.Stream.Exists {
 		return nil
 	}
@@ -171,31 +171,31 @@ func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) er
 	read := 0
 	err := s.l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 		if read++; read%1_000_000 == 0 {
-			s.r.say("read %d messages of stream %s", read, s.r.cfg.Stream)
+			s.r.progress("read %d messages of stream %s", read, s.r.cfg.Stream)
 		}
 		s.newest, s.newestAt = m.Seq, m.Stored
 		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
 			if m.Seq > base {
-				s.strangers++
+				s.foreign++
 			}
 			return nil
 		}
 		name := outbox.HeaderID(m.Header)
 		if name == "" {
-			s.nameless++
+			s.withoutID++
 		}
-		id := idOf(name)
-		if s.seen.same(id, m) {
+		id := hashID(name)
+		if s.identity.sameEvent(id, m) {
 			s.set(id, inStream)
 		} else {
-			s.set(id, another)
+			s.set(id, otherEvent)
 		}
 		if h.Pos.Repaired() {
-			if _, candidate := s.fates[id]; !candidate && keep {
+			if _, candidate := s.outcomes[id]; !candidate && keep {
 				s.repaired[id] = struct{}{}
 			}
-			s.ours[h.Pos.LSN] = max(s.ours[h.Pos.LSN], h.Pos.Index+1)
+			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
 			return nil
 		}
 		if !keep || m.Seq <= s.known {
@@ -203,30 +203,30 @@ func (s *survey) stream(ctx context.Context, rd backfill.Readings, keep bool) er
 		}
 		due = max(due, h.Due)
 		if h.Pos.LSN > s.anchor.Due {
-			s.beyond = append(s.beyond, published{h.Pos, id, true})
+			s.beyond = append(s.beyond, streamEvent{h.Pos, id, true})
 		}
 		if len(s.beyond) > maxBeyond {
-			s.raise(due)
+			s.raiseAnchor(due)
 		}
 		return nil
 	})
 	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
-		if s.raise(due); len(s.beyond) > relay.MaxPublishedAhead {
+		if s.raiseAnchor(due); len(s.beyond) > relay.MaxPublishedAhead {
 			return &untrusted{fmt.Sprintf("the stream has %d events beyond %v", len(s.beyond), s.anchor.Due)}
 		}
 	}
 	return err
 }
 
-// raise moves the anchor to due: what the table has up to there is published from it, what lies beyond comes from the WAL.
-func (s *survey) raise(due outbox.LSN) {
+// raiseAnchor moves the anchor to due: what is missing up to there comes from the table, what lies beyond comes from the WAL.
+func (s *scan) raiseAnchor(due outbox.LSN) {
 	s.anchor.Due = max(s.anchor.Due, due)
-	s.beyond = slices.DeleteFunc(s.beyond, func(p published) bool { return p.pos.LSN <= s.anchor.Due })
+	s.beyond = slices.DeleteFunc(s.beyond, func(p streamEvent) bool { return p.pos.LSN <= s.anchor.Due })
 }
 
-// anchored sets what the anchor begins as, for a slot that is kept: the oldest place at or above the confirmed LSN, or the LSN itself
-// with what is known about it.
-func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Settings) {
+// setAnchor sets the anchor to start with if the slot is kept: the oldest checkpoint at or above the confirmed LSN, or that LSN itself
+// with what is known about it. trusted says whether the record's checkpoints are of this stream.
+func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Settings) {
 	s.anchor = relay.Checkpoint{Due: rd.Slot.Confirmed, Settings: settings}
 	if rd.Record == nil {
 		return
@@ -262,26 +262,25 @@ func (s *survey) anchored(rd backfill.Readings, trusted bool, settings relay.Set
 	s.anchor.Due, s.anchor.Settings = max(s.anchor.Due, from.Due), from.Settings
 	for _, pos := range from.PublishedAhead {
 		if pos.LSN > s.anchor.Due {
-			s.beyond = append(s.beyond, published{pos: pos})
+			s.beyond = append(s.beyond, streamEvent{pos: pos})
 		}
 	}
 }
 
-// slot crosses out what the slot will bring beyond the anchor, and makes sure that it is the WAL that the stream's newest events came
-// from.
-func (s *survey) slot(ctx context.Context) error {
-	have := map[outbox.Position]published{}
+// readSlot notes what the slot will bring beyond the anchor, and makes sure that the stream's newest events came from that WAL.
+func (s *scan) readSlot(ctx context.Context) error {
+	have := map[outbox.Position]streamEvent{}
 	for _, p := range s.beyond {
 		have[p.pos] = p
 	}
-	elsewhere := func(id eventID) bool {
+	elsewhere := func(id idHash) bool {
 		_, repaired := s.repaired[id]
-		return repaired || s.fates[id] == inStream
+		return repaired || s.outcomes[id] == inStream
 	}
-	var tx []eventID
+	var tx []idHash
 	err := slotread.Decode(ctx, s.r.cfg, s.l.Layout, 0, s.r.log, func(res *decoder.Result) error {
 		if res.Kind == decoder.Event {
-			tx = append(tx, idOf(string(outbox.AppendHeaderValue(nil, res.Event.ID))))
+			tx = append(tx, hashID(string(outbox.AppendHeaderValue(nil, res.Event.ID))))
 			return nil
 		}
 		if res.Kind != decoder.Commit {
@@ -329,8 +328,8 @@ func (s *survey) slot(ctx context.Context) error {
 	return nil
 }
 
-// edges finds the first and the last missing event in the order of publication, and the ids of all, if they are few.
-func (s *survey) edges(ctx context.Context) error {
+// findEdges finds the first and the last missing event in the order of publication, and the ids of all if there are few.
+func (s *scan) findEdges(ctx context.Context) error {
 	if s.counts[missing] == 0 {
 		return nil
 	}
@@ -343,7 +342,7 @@ func (s *survey) edges(ctx context.Context) error {
 		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, replication.SortDoc, replication.SortKey}, Where: s.r.o.Where, Sorted: true,
 	}, func(v [][]byte) error {
 		raw, _ := rawID(column, v[0])
-		if f, ok := s.fates[idOf(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {
+		if f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {
 			return nil
 		}
 		e := &Event{Doc: string(v[1]), Key: string(v[2]), ID: raw}
@@ -358,8 +357,8 @@ func (s *survey) edges(ctx context.Context) error {
 	})
 }
 
-// next is the first index that is free for what is published at the anchor.
-func (s *survey) next() uint32 { return max(outbox.RepairedIndex, s.ours[s.anchor.Due]) }
+// freeIndex is the first free index for what is published at the anchor.
+func (s *scan) freeIndex() uint32 { return max(outbox.RepairedIndex, s.nextIndex[s.anchor.Due]) }
 
 // isUntrusted reports whether err says that the slot can't be kept, and why.
 func isUntrusted(err error) (why string, ok bool) {

@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// pace holds a rate. What was late is not made up for by a burst of more than a tenth of a second.
-type pace struct {
+// limiter keeps a rate. After a delay it catches up with at most a tenth of a second's worth of events.
+type limiter struct {
 	every time.Duration // 0: no limit
 	next  time.Time
 }
 
 const paceSlack = 100 * time.Millisecond
 
-func newPace(perSecond float64) *pace {
-	p := &pace{}
+func newLimiter(perSecond float64) *limiter {
+	p := &limiter{}
 	if perSecond > 0 {
 		p.every = time.Duration(float64(time.Second) / perSecond)
 	}
 	return p
 }
 
-// wait returns when the next event may go. before is called if it has to wait for long enough that somebody could notice.
-func (p *pace) wait(ctx context.Context, before func() error) error {
+// wait returns when the next event may go. If it has to wait noticeably long, it calls before first.
+func (p *limiter) wait(ctx context.Context, before func() error) error {
 	if p.every == 0 {
 		return ctx.Err()
 	}

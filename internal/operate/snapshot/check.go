@@ -10,22 +10,22 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// allowed refuses configurations of which there is nothing to take a snapshot.
+// allowed refuses a configuration without a table to take a snapshot of.
 func allowed(cfg config.Config) error { return wiring.NeedTable(cfg, "a snapshot") }
 
 func refuse(code, cure, format string, args ...any) error {
 	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: cure}
 }
 
-// takenOver is the fault of one that another one has gone on for.
+// takenOver is the fault of a snapshot that another process has taken over.
 func (s *snapshot) takenOver() error {
 	return refuse("snapshot_taken_over", "Let that one finish; if there is none any more, run `outflow init --snapshot` again",
 		"another outflow init --snapshot has begun for slot %s", s.cfg.Slot)
 }
 
-// judge refuses what a snapshot must not touch: an installation that is there, a stream that has messages, and what a killed snapshot
-// can't go on from. Nothing was changed before, but that table, publication and stream were made where they were missing.
-func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
+// check refuses what a snapshot must not touch: a finished installation, a stream that has messages, and what is left of a killed
+// snapshot that can't be continued. Nothing has been changed by then, except that missing objects were made by Prepare.
+func (s *snapshot) check(l *backfill.Links, rd *backfill.Readings) error {
 	if rd.Corrupt != nil {
 		return rd.Corrupt
 	}
@@ -46,9 +46,9 @@ func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
 	}
 	switch rec := rd.Record; {
 	case rec == nil || rec.Creating:
-		return s.judgeFresh(l, rd)
+		return s.checkFresh(l, rd)
 	case rec.Repairing == checkpoint.ForSnapshot:
-		return s.judgeBegun(l, rd)
+		return s.checkUnfinished(l, rd)
 	case rec.Repairing != "":
 		_, err := checkpoint.Resolve(l.CC, rd.Readings)
 		return err
@@ -61,8 +61,8 @@ func (s *snapshot) judge(l *backfill.Links, rd *backfill.Readings) error {
 	}
 }
 
-// judgeFresh looks at what nobody has published to yet, or an outflow init without a snapshot that died before its slot was recorded.
-func (s *snapshot) judgeFresh(l *backfill.Links, rd *backfill.Readings) error {
+// checkFresh checks a set-up without a record, or one that an init without --snapshot left before it recorded its slot.
+func (s *snapshot) checkFresh(l *backfill.Links, rd *backfill.Readings) error {
 	switch {
 	case rd.Stream.LastSeq > 0 && rd.Record == nil && !rd.Slot.Exists:
 		return refuse("stream_not_empty", fmt.Sprintf("Set stream to a name that is not in use. Or, if its messages are of no use, remove "+
@@ -74,8 +74,8 @@ func (s *snapshot) judgeFresh(l *backfill.Links, rd *backfill.Readings) error {
 	return nil
 }
 
-// judgeBegun looks at what a snapshot has left that did not finish.
-func (s *snapshot) judgeBegun(l *backfill.Links, rd *backfill.Readings) error {
+// checkUnfinished checks what an unfinished snapshot has left.
+func (s *snapshot) checkUnfinished(l *backfill.Links, rd *backfill.Readings) error {
 	rec := rd.Record
 	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again", s.cfg.Stream)
 	switch {

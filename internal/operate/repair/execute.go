@@ -15,7 +15,7 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// attempt is one whole repair, on connections of its own.
+// attempt is one whole repair over connections of its own.
 func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
@@ -32,7 +32,7 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	if err != nil {
 		return err
 	}
-	f, err := r.judge(ctx, l, rd)
+	f, err := r.evaluate(ctx, l, rd)
 	if err != nil {
 		return err
 	}
@@ -49,21 +49,20 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	}
 	defer p.close()
 	r.rep.planned(p)
-	if err := r.consent(p); err != nil {
+	if err := r.checkLoss(p); err != nil {
 		return err
 	}
 	switch p.mode {
 	case modeRecord:
 		return r.writeRecord(ctx, l, f, p)
 	case modeKeep:
-		return r.keep(ctx, l, f, p)
+		return r.keepSlot(ctx, l, f, p)
 	default:
-		return r.renew(ctx, l, f, p)
+		return r.newSlot(ctx, l, f, p)
 	}
 }
 
-// renewIngress shuts the door that an outflow which sleeps knows: what it sends when it wakes up must get in nowhere among what the
-// repair publishes.
+// renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among what the repair publishes.
 func (r *repair) renewIngress(ctx context.Context, l *backfill.Links) error {
 	st, err := l.Conn.State(ctx)
 	if err == nil && st.Exists {
@@ -79,30 +78,30 @@ func (r *repair) renewIngress(ctx context.Context, l *backfill.Links) error {
 // errRenewed asks for connections that know the new ingress.
 var errRenewed = errors.New("the stream has a new ingress")
 
-// writeRecord repairs what only the record lacked.
+// writeRecord writes the planned record, where nothing else is needed.
 func (r *repair) writeRecord(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
-	if err := r.bucket(ctx, l); err != nil {
+	if err := r.ensureBucket(ctx, l); err != nil {
 		return err
 	}
 	if _, err := l.Store.Save(ctx, p.record, f.Revision); err != nil {
 		return fmt.Errorf("write the checkpoint record: %w", err)
 	}
 	r.rep.done(0)
-	r.say("checkpoint record: written")
+	r.progress("checkpoint record: written")
 	return nil
 }
 
-// original is the code that the repair was begun for.
-func (f *finding) original() string {
+// begunFor is the code that the repair was begun for.
+func (f *finding) begunFor() string {
 	if f.code == checkpoint.CodeUnfinished {
 		return f.Record.Repairing
 	}
 	return f.code
 }
 
-// under is the record of a repair that is under way.
-func (r *repair) under(l *backfill.Links, f *finding) *checkpoint.Record {
-	rec := l.Fresh(f.Readings)
+// inProgress is the record of a repair that is under way.
+func (r *repair) inProgress(l *backfill.Links, f *finding) *checkpoint.Record {
+	rec := l.NewRecord(f.Readings)
 	if f.Record != nil {
 		rec.Base, rec.Checkpoints, rec.Holes = f.Record.Base, f.Record.Checkpoints, f.Record.Holes
 		if before := f.published(); before != 0 { // until its rows are published, too
@@ -113,39 +112,39 @@ func (r *repair) under(l *backfill.Links, f *finding) *checkpoint.Record {
 		}
 	}
 	rec.Holes = f.Holes(rec.Holes)
-	rec.Repairing = f.original()
+	rec.Repairing = f.begunFor()
 	return rec
 }
 
-// keep repairs with the slot that is there.
-func (r *repair) keep(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
+// keepSlot repairs with the existing slot.
+func (r *repair) keepSlot(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
 	if !f.Stream.Exists {
-		return r.makeStream(ctx, l, f, r.under(l, f))
+		return r.makeStream(ctx, l, f, r.inProgress(l, f))
 	}
-	s := p.survey
+	s := p.scan
 	s.anchor.Seq = f.Stream.LastSeq
 	s.anchor.Timeline = f.Server.History.At(s.anchor.Due)
-	rec := r.under(l, f)
-	if err := r.anchorAt(ctx, l, f, rec, s.anchor); err != nil {
+	rec := r.inProgress(l, f)
+	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
 		return err
 	}
-	// One that was started before the record said so may hold the slot, and publish: its next record is refused.
+	// An outflow that was started before the record said so may hold the slot and publish; its next record is refused.
 	if slot, err := l.PG.Slot(ctx); err != nil || slot.Active {
 		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID, slot.Holder))
 	}
-	return r.fill(ctx, l, f, s, rec)
+	return r.publishMissing(ctx, l, f, s, rec)
 }
 
-// anchorAt writes the record with which a repair that dies goes on: the slot is the right one, and from the anchor on it brings all that
-// the stream lacks.
-func (r *repair) anchorAt(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor relay.Checkpoint) (err error) {
+// saveAnchor writes the record from which a killed repair continues: the slot is the right one, and from the anchor on it brings
+// everything that the stream lacks.
+func (r *repair) saveAnchor(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor relay.Checkpoint) (err error) {
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
 }
 
 func (r *repair) save(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record) (err error) {
-	if err := r.bucket(ctx, l); err != nil {
+	if err := r.ensureBucket(ctx, l); err != nil {
 		return err
 	}
 	if f.Revision, err = l.Store.Save(ctx, rec, f.Revision); err != nil {
@@ -154,8 +153,8 @@ func (r *repair) save(ctx context.Context, l *backfill.Links, f *finding, rec *c
 	return nil
 }
 
-// bucket makes the record's bucket, if there is none.
-func (r *repair) bucket(ctx context.Context, l *backfill.Links) error {
+// ensureBucket makes the record's bucket if there is none.
+func (r *repair) ensureBucket(ctx context.Context, l *backfill.Links) error {
 	storage := jetstream.FileStorage
 	if r.cfg.Init.Storage == "memory" {
 		storage = jetstream.MemoryStorage
@@ -163,13 +162,13 @@ func (r *repair) bucket(ctx context.Context, l *backfill.Links) error {
 	return l.Store.EnsureBucket(ctx, r.cfg.Init.Replicas, storage)
 }
 
-// errAnew begins the repair again: what it needed is there now.
-type errAnew struct{ what string }
+// errRestart starts the repair over, because what it needed has been made.
+type errRestart struct{ what string }
 
-func (e *errAnew) Error() string { return e.what }
+func (e *errRestart) Error() string { return e.what }
 
-// makeStream makes the stream as init would. Where there is a record it says first that a repair is under way, with the places that
-// it had: an empty record would say that the slot is still to be made.
+// makeStream makes the stream as init would. If there is a record, it first says that a repair is under way and keeps its
+// checkpoints: without any it would say that the slot has yet to be made.
 func (r *repair) makeStream(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record) error {
 	if f.Record != nil {
 		if err := r.save(ctx, l, f, rec); err != nil {
@@ -180,13 +179,13 @@ func (r *repair) makeStream(ctx context.Context, l *backfill.Links, f *finding, 
 	if err := l.Conn.EnsureStream(ctx, sink.StreamOptions{Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes}); err != nil {
 		return err
 	}
-	return &errAnew{fmt.Sprintf("stream %s was made", r.cfg.Stream)}
+	return &errRestart{fmt.Sprintf("stream %s was made", r.cfg.Stream)}
 }
 
-// renew repairs with a new slot.
-func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
-	rec := r.under(l, f)
-	// Whatever the stream has is accepted: its positions may be those of another WAL.
+// newSlot repairs with a new slot.
+func (r *repair) newSlot(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
+	rec := r.inProgress(l, f)
+	// Whatever the stream has is accepted: its positions may be of another WAL.
 	rec.Checkpoints, rec.Base = nil, max(rec.Base, f.Stream.LastSeq)
 	if !f.Stream.Exists {
 		return r.makeStream(ctx, l, f, rec)
@@ -198,28 +197,28 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 		return err
 	}
 	if f.Slot.Exists {
-		r.say("dropping slot %s", r.cfg.Slot)
+		r.progress("dropping slot %s", r.cfg.Slot)
 	}
 	failover, err := l.PG.DropSlot(ctx)
 	if err != nil {
 		return err
 	}
-	r.say("making slot %s: the server waits for the transactions that write now", r.cfg.Slot)
+	r.progress("making slot %s: the server waits for the transactions that write now", r.cfg.Slot)
 	slot, err := replication.CreateSlot(ctx, l.PGC, failover)
 	if err != nil {
 		return err
 	}
 	defer slot.Close()
-	r.say("slot %s: made, at %v", r.cfg.Slot, slot.At)
+	r.progress("slot %s: made, at %v", r.cfg.Slot, slot.At)
 	snap, err := r.snapshot(ctx, l, f, p, slot.Snapshot)
 	if err != nil {
 		return err
 	}
 	p.close()
-	if p.survey, err = r.newSurvey(l, f, snap); err != nil {
+	if p.scan, err = r.newScan(l, f, snap); err != nil {
 		return err
 	}
-	s := p.survey
+	s := p.scan
 	rd, err := l.Read(ctx)
 	if err != nil {
 		return err
@@ -227,7 +226,7 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 	s.anchor = relay.Checkpoint{
 		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
-	if err := r.anchorAt(ctx, l, f, rec, s.anchor); err != nil {
+	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
 		return err
 	}
 	rd.Record = rec
@@ -235,11 +234,11 @@ func (r *repair) renew(ctx context.Context, l *backfill.Links, f *finding, p *pl
 		return err
 	}
 	r.rep.planned(p)
-	return r.fill(ctx, l, f, s, rec)
+	return r.publishMissing(ctx, l, f, s, rec)
 }
 
-// fill publishes what is missing, waits until it is durable, and finishes the record.
-func (r *repair) fill(ctx context.Context, l *backfill.Links, f *finding, s *survey, rec *checkpoint.Record) error {
+// publishMissing publishes what is missing, waits until it is durable, and finishes the record.
+func (r *repair) publishMissing(ctx context.Context, l *backfill.Links, f *finding, s *scan, rec *checkpoint.Record) error {
 	w := r.window(l, f.Server.History, s)
 	published, err := w.Publish(ctx)
 	if err != nil {
@@ -263,13 +262,13 @@ func (r *repair) fill(ctx context.Context, l *backfill.Links, f *finding, s *sur
 		return err
 	}
 	r.rep.done(published)
-	r.say("checkpoint record: written, outflow goes on from %v at sequence %d", place.Due, place.Seq)
+	r.progress("checkpoint record: written, outflow goes on from %v at sequence %d", place.Due, place.Seq)
 	return nil
 }
 
-// awaitDurable waits until what the stream ends with has been there for durable_after: the anchor may be confirmed to PostgreSQL
-// already, so that nothing would bring it again.
-func (r *repair) awaitDurable(ctx context.Context, rd backfill.Readings, s *survey, published uint64) error {
+// awaitDurable waits until the end of the stream is durable. The anchor may already be confirmed to PostgreSQL, so nothing would
+// bring a lost message again.
+func (r *repair) awaitDurable(ctx context.Context, rd backfill.Readings, s *scan, published uint64) error {
 	left := r.cfg.Sink.DurableAfter
 	if published == 0 {
 		left = rd.Undurable(left, s.newestAt)
@@ -277,7 +276,7 @@ func (r *repair) awaitDurable(ctx context.Context, rd backfill.Readings, s *surv
 	if left <= 0 {
 		return nil
 	}
-	r.say("waiting %v (sink.durable_after) until nothing of it can be lost any more; a repair that is stopped now goes on when it is run again",
+	r.progress("waiting %v (sink.durable_after) until nothing of it can be lost any more; a repair that is stopped now goes on when it is run again",
 		left.Round(time.Millisecond))
 	select {
 	case <-ctx.Done():

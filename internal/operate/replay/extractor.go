@@ -10,34 +10,34 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// lens reads in a message of the stream what it says about its event. Document and actor are no part of the format: they are in the
-// subject, in a mapped header, or in a key that is made of actor and counter. Where they are in none of them, only the table knows.
-type lens struct {
-	template *outbox.SubjectTemplate
-	uses     map[string]config.Use
-	headers  []config.Header
-	computed bool   // the key is actor:counter
-	dead     string // subject of dead letters; "": there are none
+// extractor finds document and actor in a message. They are not in the Outflow header: they are in the subject, in a mapped header, or
+// in a key that is made of actor and counter. If they are in none of these, only the table has them.
+type extractor struct {
+	template    *outbox.SubjectTemplate
+	uses        map[string]config.Use
+	headers     []config.Header
+	computed    bool   // the key is actor:counter
+	deadLetters string // subject of dead letters; "" if there are none
 }
 
-func newLens(cfg config.Config, r config.Resolved, generatedKey bool) (*lens, error) {
+func newExtractor(cfg config.Config, r config.Resolved, generatedKey bool) (*extractor, error) {
 	t, err := outbox.ParseSubjectTemplate(cfg.Subject)
 	if err != nil {
 		return nil, err
 	}
 	m := r.Mapping
-	l := &lens{template: t, uses: r.Uses, headers: cfg.Headers}
+	l := &extractor{template: t, uses: r.Uses, headers: cfg.Headers}
 	l.computed = m.Actor != "" && m.Counter != "" && (m.Key == "" || generatedKey) && !cfg.Source.Messages() // a message may bring a key
 	if cfg.Sink.OnPoison == config.PoisonDeadLetter {
-		if l.dead = cfg.Sink.DeadLetterSubject; l.dead == "" {
-			l.dead = cfg.Stream + ".dead_letter"
+		if l.deadLetters = cfg.Sink.DeadLetterSubject; l.deadLetters == "" {
+			l.deadLetters = cfg.Stream + ".dead_letter"
 		}
 	}
 	return l, nil
 }
 
 // columns are the template's columns that have the role.
-func (l *lens) columns(role config.Role) (names []string) {
+func (l *extractor) columns(role config.Role) (names []string) {
 	for _, c := range l.template.Columns() {
 		if u, ok := l.uses[c]; ok && u.Role == role {
 			names = append(names, c)
@@ -46,8 +46,8 @@ func (l *lens) columns(role config.Role) (names []string) {
 	return names
 }
 
-// document is the event's document, as far as the message says it.
-func (l *lens) document(m *Message) (doc string, ok bool) {
+// document is the event's document, if the message says it.
+func (l *extractor) document(m *Message) (doc string, ok bool) {
 	if doc, isDead := deadLetterDoc(m.Header, m.Data); isDead {
 		return doc, doc != ""
 	}
@@ -78,11 +78,11 @@ func (l *lens) document(m *Message) (doc string, ok bool) {
 	return "", false
 }
 
-// teller reports whether a message's event has one of the wanted values; known is false where the message does not say so.
-type teller func(m *Message) (is, known bool)
+// predicate reports whether an event has one of the wanted values; known is false if its message doesn't say.
+type predicate func(m *Message) (is, known bool)
 
-// tell makes a teller for a role. Its error says why no message tells.
-func (l *lens) tell(flag string, role config.Role, wanted []string) (teller, error) {
+// predicate makes a predicate for a role. Its error says why messages don't hold it.
+func (l *extractor) predicate(flag string, role config.Role, wanted []string) (predicate, error) {
 	if len(wanted) == 0 {
 		return nil, nil
 	}
@@ -94,7 +94,7 @@ func (l *lens) tell(flag string, role config.Role, wanted []string) (teller, err
 			}
 		}
 		if len(encoded) > 0 {
-			return l.deadToo(role, wanted, func(m *Message) (is, known bool) {
+			return l.orDeadLetter(role, wanted, func(m *Message) (is, known bool) {
 				l.template.Parse(m.Subject, func(c, text string) {
 					if c == column {
 						is, known = encoded[text], true
@@ -105,8 +105,8 @@ func (l *lens) tell(flag string, role config.Role, wanted []string) (teller, err
 		}
 	}
 	for _, h := range l.headers {
-		if u, used := l.uses[h.Column]; used && u.Role == role && !slices.ContainsFunc(wanted, altered) {
-			return l.deadToo(role, wanted, func(m *Message) (is, known bool) {
+		if u, used := l.uses[h.Column]; used && u.Role == role && !slices.ContainsFunc(wanted, alteredByHeader) {
+			return l.orDeadLetter(role, wanted, func(m *Message) (is, known bool) {
 				values, there := m.Header[h.Name]
 				return there && slices.Contains(wanted, strings.Join(values, "")), true
 			}), nil
@@ -121,13 +121,14 @@ func (l *lens) tell(flag string, role config.Role, wanted []string) (teller, err
 	return nil, fmt.Errorf("%s: the stream's messages do not say it: neither the subject %s nor a mapped header holds it", flag, quoted(l.template.String()))
 }
 
-// altered reports whether a header shows a value otherwise than it is.
-func altered(v string) bool {
+// alteredByHeader reports whether a value is changed when it is written as a header.
+func alteredByHeader(v string) bool {
 	return v == "" || strings.TrimSpace(v) != v || strings.ContainsAny(v, "\r\n")
 }
 
-// deadToo lets a dead letter, which has another subject and no mapped headers, say its document in its body, its actor in its key.
-func (l *lens) deadToo(role config.Role, wanted []string, t teller) teller {
+// orDeadLetter makes a predicate work for dead letters, which have another subject and no mapped headers: their document is in the
+// body, their actor in the key.
+func (l *extractor) orDeadLetter(role config.Role, wanted []string, t predicate) predicate {
 	return func(m *Message) (is, known bool) {
 		if m.Header.Get(sink.HeaderDeadLetter) == "" {
 			return t(m)
@@ -153,11 +154,12 @@ func actorOf(key string) (string, bool) {
 	return key[:n], true
 }
 
-// maxFilters is how many filters a consumer is given; with more documents than that the whole stream is read.
+// maxFilters is the most filters that a consumer is given. For more documents than that the whole stream is read.
 const maxFilters = 50
 
-// filters are the subjects among which all events of the selection are. They don't overlap; nil: no subject matches.
-func (l *lens) filters(s *Selection, bounds [][]string) []string {
+// filters are subject filters that match every event of the selection, and maybe others. They don't overlap. Without any, no subject
+// can match.
+func (l *extractor) filters(s *Selection, bounds [][]string) []string {
 	known := func(doc *string) string {
 		return l.template.Filter(func(column string) (string, bool) {
 			u, ok := l.uses[column]
@@ -177,13 +179,13 @@ func (l *lens) filters(s *Selection, bounds [][]string) []string {
 		for i := range s.Docs {
 			all = append(all, known(&s.Docs[i]))
 		}
-		if l.dead != "" {
-			all = append(all, l.dead)
+		if l.deadLetters != "" {
+			all = append(all, l.deadLetters)
 		}
 	case len(s.Actors) == 1 && len(l.columns(config.InActor)) > 0:
 		all = []string{known(nil)}
-		if l.dead != "" {
-			all = append(all, l.dead)
+		if l.deadLetters != "" {
+			all = append(all, l.deadLetters)
 		}
 	}
 	if s.Filter != "" {
@@ -205,7 +207,7 @@ func (l *lens) filters(s *Selection, bounds [][]string) []string {
 	for i := range all {
 		for j := range i {
 			if overlap(all[i], all[j]) {
-				return []string{">"} // what it lets through is looked at one by one
+				return []string{">"} // each message is checked anyway
 			}
 		}
 	}

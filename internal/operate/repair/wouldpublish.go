@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// rehearse makes the messages that a session from a place would make of what the slot holds now, and consumes nothing. input is called
-// with the LSN of each input before it is read, message with the header of each message. An error of theirs ends it.
-func (r *repair) rehearse(ctx context.Context, l *backfill.Links, place relay.Checkpoint, history relay.History,
+// wouldPublish makes the messages that a session from a checkpoint would make of what the slot holds now. It consumes nothing. input
+// is called with the LSN of each input before that is taken in, message with the header of each message; their errors end it.
+func (r *repair) wouldPublish(ctx context.Context, l *backfill.Links, place relay.Checkpoint, history relay.History,
 	input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
 	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, 0, r.log, func(res *decoder.Result) error {
