@@ -27,8 +27,8 @@ const (
 // stalled is how long the loop may be silent, or an attempt to start may take, before it counts as hanging.
 const stalled = 30 * time.Second
 
-// levels are the loop's figures at a moment.
-type levels struct {
+// gauges are the loop's figures at a moment.
+type gauges struct {
 	held, inFlight                 int
 	heldBytes                      int64
 	inFlightBytes                  int
@@ -122,13 +122,6 @@ func (h *health) set(s State, err error) {
 	}
 }
 
-// waits notes that the loop goes round while NATS is away.
-func (h *health) waits(now time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.snap.beat = now
-}
-
 func (h *health) sorting(now bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -143,21 +136,21 @@ func (h *health) read(r *checkpoint.Readings) {
 	h.snap.Retained = outbox.Distance(r.Slot.Restart, r.Server.WALEnd)
 }
 
-// watched takes note of what the server said while the session runs. asked is when.
-func (h *health) watched(end outbox.LSN, slot relay.SlotState) {
+// server takes note of what the server said while the session runs.
+func (h *health) server(end outbox.LSN, slot relay.SlotState) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.snap.WALEnd = end
 	h.snap.Retained = outbox.Distance(slot.Restart, end)
 }
 
-func (h *health) levels(l *levels, now time.Time) {
+func (h *health) setGauges(g *gauges, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.snap.beat = now
-	h.snap.Held, h.snap.InFlight, h.snap.Oldest = l.held, l.inFlight, l.oldest
-	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = l.received, l.published, l.confirmed, l.seq
-	if l.held == 0 && l.inFlight == 0 && l.received >= h.snap.WALEnd {
+	h.snap.Held, h.snap.InFlight, h.snap.Oldest = g.held, g.inFlight, g.oldest
+	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = g.received, g.published, g.confirmed, g.seq
+	if g.held == 0 && g.inFlight == 0 && g.received >= h.snap.WALEnd {
 		h.snap.CaughtUp = now
 	}
 }

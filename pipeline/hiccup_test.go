@@ -167,7 +167,7 @@ func TestPostgresEndsWhileNATSIsAway(t *testing.T) {
 		w.cutBroker(pr, time.Minute, true)
 		w.sleep(time.Second)
 		w.with(func() { pr.up().cut(true) })
-		w.until(2*heartbeat, "the session ends", func() bool { return pr.p.Status().State == StateWaiting })
+		w.until(2*idleInterval, "the session ends", func() bool { return pr.p.Status().State == StateWaiting })
 		w.write(5)
 		w.published()
 		w.same()

@@ -131,17 +131,17 @@ func (m *metrics) sent(bytes int)           { m.bytesSent += uint64(bytes) }
 func (m *metrics) received(lsn outbox.LSN)  { m.receivedLSN.Set(float64(lsn)) }
 func (m *metrics) confirmed(lsn outbox.LSN) { m.confirmedLSN.Set(float64(lsn)) }
 
-// levels sets the gauges of the loop.
-func (m *metrics) levels(l *levels, late uint64) {
+// setGauges sets the gauges of the loop.
+func (m *metrics) setGauges(g *gauges, late uint64) {
 	m.publishedBytes.Add(float64(m.bytesSent))
 	m.bytesSent = 0
 	m.late.Add(float64(late - m.lateSeen))
 	m.lateSeen = late
-	m.heldEvents.Set(float64(l.held))
-	m.heldBytes.Set(float64(l.heldBytes))
-	m.inFlight.Set(float64(l.inFlight))
-	m.inFlightBytes.Set(float64(l.inFlightBytes))
-	m.publishedLSN.Set(float64(l.published))
+	m.heldEvents.Set(float64(g.held))
+	m.heldBytes.Set(float64(g.heldBytes))
+	m.inFlight.Set(float64(g.inFlight))
+	m.inFlightBytes.Set(float64(g.inFlightBytes))
+	m.publishedLSN.Set(float64(g.published))
 }
 
 // server sets what was read from the server.

@@ -37,9 +37,9 @@ func TestOutagesHave30SecondsEach(t *testing.T) {
 		acked, sent uint64
 		well        bool
 	}{{10, 12, false}, {11, 12, true}, {10, 10, true}} {
-		h := hiccup{since: begun, tries: 3, behind: 10}
-		if h.well(c.acked, c.sent); h.since.IsZero() != c.well || (h.tries == 0) != c.well {
-			t.Errorf("behind 10, %d of %d acknowledged: %+v", c.acked, c.sent, h)
+		o := outage{since: begun, tries: 3, resumed: 10}
+		if o.acknowledged(c.acked, c.sent); o.since.IsZero() != c.well || (o.tries == 0) != c.well {
+			t.Errorf("behind 10, %d of %d acknowledged: %+v", c.acked, c.sent, o)
 		}
 	}
 }
@@ -502,7 +502,7 @@ func (ended) Header(seq uint64) *outbox.Header {
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	created := time.Unix(1000, 0)
-	s := &session{pub: ended{}, startSeq: 7, hiccup: hiccup{created: created, newest: &outbox.Header{Due: 7}}}
+	s := &session{pub: ended{}, outage: outage{created: created, start: 7, newest: &outbox.Header{Due: 7}}}
 	for name, c := range map[string]struct {
 		change func(st *relay.StreamState)
 		goesOn bool
@@ -523,8 +523,8 @@ func TestEnds(t *testing.T) {
 	} {
 		st := &relay.StreamState{Exists: true, Created: created, LastSeq: 8, NewestSeq: 8, Newest: &outbox.Header{Due: 8}}
 		c.change(st)
-		f := &found{stream: *st, stored: []relay.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
-		if err := s.ends(f); (err == nil) != c.goesOn {
+		pr := &probe{stream: *st, stored: []relay.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
+		if err := s.checkEnd(pr); (err == nil) != c.goesOn {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
-	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
@@ -23,11 +22,11 @@ type Config struct {
 	Open func(ctx context.Context) (*Conns, error)
 
 	Settings   relay.Settings // the configured ordering settings
-	Heartbeats bool           // write ticks (reorder.tick: wal)
+	Heartbeats bool           // write them (reorder.tick: wal)
 	Scratch    reorder.Scratch
 	MaxSpill   int64 // bytes of scratch files at a time; 0: no limit
 	// InForce is called with the ordering settings that are in force, at the start of a session and soon after a change in the WAL, from
-	// the goroutine of Run; nil: nobody wants to know.
+	// the goroutine of Run, which waits for it; nil: it is not called.
 	InForce func(relay.Settings)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
@@ -60,14 +59,14 @@ type Pipeline struct {
 
 	durables []string // the durable consumers that were last named in the log
 
-	ignored                             [decoder.IgnoredRow + 1]rarely // by what it is
-	malformed, ownChanges, otherChanges rarely
-	wroteChanges                        rarely
+	notices notices
 
 	complaint  string // what was last logged as a session's end
 	complained time.Time
 
-	jitter func(n time.Duration) time.Duration // random, from 0 to below n; of a test's own making, where runs must repeat
+	// Tests set these two. What is published ahead decides the order: nothing else may set another limit.
+	jitter            func(n time.Duration) time.Duration // random, from 0 to below n
+	maxPublishedAhead int                                 // 0: relay.MaxPublishedAhead
 }
 
 // New returns a pipeline. It starts nothing.
@@ -89,14 +88,14 @@ func New(cfg Config) *Pipeline {
 func (p *Pipeline) Run(ctx context.Context) error {
 	defer p.health.set(StateStopped, nil)
 	for attempt := 0; ; attempt++ {
-		proved, err := p.session(ctx)
+		verified, err := p.runSession(ctx)
 		if ctx.Err() != nil && outbox.ClassOf(err) == outbox.Transient {
 			if err != nil && !errors.Is(err, ctx.Err()) {
 				p.log.Warn("stopped before everything in flight was acknowledged; it is found again at the next start", "err", err)
 			}
 			return nil
 		}
-		if proved {
+		if verified {
 			attempt = 0
 		}
 		wait, err := p.after(err, attempt)

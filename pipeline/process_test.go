@@ -280,7 +280,7 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("%s is %v, want %v", name, got, want)
 			}
 		}
-		if got := metric(t, reg, "lag_seconds"); got > heartbeat.Seconds() {
+		if got := metric(t, reg, "lag_seconds"); got > idleInterval.Seconds() {
 			t.Errorf("lag %v s", got)
 		}
 		w.with(func() { w.js.paused = time.Now().Add(4 * time.Second) })

@@ -4,7 +4,18 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/outflowhq/outflow/decoder"
 )
+
+// notices are what is logged rarely, whatever the number of sessions.
+type notices struct {
+	ignored      [decoder.IgnoredRow + 1]rarely // by what it is
+	malformed    rarely                         // changes of settings
+	ownChanges   rarely                         // that were read
+	otherChanges rarely
+	wroteChanges rarely
+}
 
 // rarelyEvery is how often one thing is logged at most that others can make happen as often as they like.
 const rarelyEvery = time.Minute

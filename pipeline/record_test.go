@@ -66,7 +66,7 @@ func TestConfirmation(t *testing.T) {
 		}
 		for _, m := range moments {
 			at, ok := stored[m.lsn]
-			if d := m.at.Sub(at); !ok || d < durable || d > durable+watchInterval+500*time.Millisecond {
+			if d := m.at.Sub(at); !ok || d < durable || d > durable+monitorInterval+500*time.Millisecond {
 				t.Errorf("%v is confirmed %v after it was stored (%t)", m.lsn, d, ok)
 			}
 		}

@@ -11,9 +11,9 @@ import (
 )
 
 // replay makes the stream that an undisturbed process makes of a WAL, in one go, without the loop.
-func replay(wal []*transaction, first relay.Settings) ([]line, error) {
+func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int) ([]line, error) {
 	d := decoder.New(decoderConfig)
-	b := reorder.New(reorder.Config{Settings: first, Scratch: memory{}})
+	b := reorder.New(reorder.Config{Settings: first, MaxPublishedAhead: maxPublishedAhead, Scratch: memory{}})
 	defer b.Discard()
 	var (
 		out []line

@@ -3,178 +3,151 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
+	"log/slog"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
 )
 
-const (
-	openTimeout  = 10 * time.Second
-	readTimeout  = time.Second
-	standbyPoll  = 200 * time.Millisecond
-	writeTimeout = 5 * time.Second
-)
+// session is what one session has, from when it holds the slot. It and its parts belong to the loop, the goroutine of Run; only the
+// workers' jobs run elsewhere. A part knows other parts that it is given, never the session.
+type session struct {
+	p       *Pipeline
+	log     *slog.Logger
+	metrics *metrics
+	conns   *Conns
+	server  relay.ServerState // when the slot was taken
 
-// codeDivergence is the code of the fault of checkpoint.Proof: the one gap that no reading shows.
-const codeDivergence = "divergence"
+	in      *input
+	buffer  *reorder.Buffer
+	out     output
+	check   *checkpoint.TailCheck
+	pub     Publisher // of conns.JetStream
+	tracker *checkpoint.Tracker
 
-// errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.
-var errSlotFree = errors.New("the slot has become free")
+	questions    *worker // one at a time: they share the connection to PostgreSQL and the record
+	checkpointer *checkpointer
+	monitor      monitor
+	heartbeats   *heartbeatWriter
+	outage       outage
 
-// session runs one session: connect, read, find the place, hold the slot, read again, then the loop. proved says whether it came
-// so far that the pauses between sessions start small again.
-func (p *Pipeline) session(ctx context.Context) (proved bool, err error) {
-	p.begun = time.Now()
-	p.health.set(StateConnecting, nil)
-	p.metrics.sessions.Inc()
-	openCtx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	links, err := p.cfg.Open(openCtx)
-	if err != nil {
-		return false, err
-	}
-	defer links.Close()
-	defer func() { p.remember(links, err) }()
-	if err := links.JetStream.Check(openCtx); err != nil { // a stream without a leader may never answer
-		return false, err
-	}
+	verified  bool       // whenVerified has done what it does
+	confirmed outbox.LSN // to PostgreSQL
+	heard     time.Time  // JetStream was alive then
+	flushed   time.Time  // when Flush was last called
 
-	first, start, err := p.findPlace(ctx, links)
-	if err != nil {
-		return false, err
-	}
-	if first.Slot.Active {
-		return false, p.standBy(ctx, links, first.Slot)
-	}
-	binary := links.Binary && !p.text
-	startCtx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	if err := links.Source.Start(startCtx, start.Checkpoint.Due, binary); err != nil {
-		if fault := outbox.FaultOf(err); fault != nil && fault.Code == relay.CodeSlotInUse {
-			return false, p.standBy(ctx, links, first.Slot)
-		}
-		return false, fmt.Errorf("start replication at %v: %w", start.Checkpoint.Due, err)
-	}
-
-	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever publishes to the stream
-	// from now on is seen, or what he published is read.
-	if err := links.JetStream.Watch(startCtx); err != nil {
-		return false, err
-	}
-	held, again, err := p.findPlace(ctx, links)
-	if err != nil {
-		return false, ranged(err, start.Checkpoint.Due, first.Server.WALEnd)
-	}
-	if !start.Same(again) {
-		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Checkpoint.Due, start.Checkpoint.Seq, again.Checkpoint.Due, again.Checkpoint.Seq)
-	}
-	if table := links.Decoder.TableOID; held.Publication.TableOID != table {
-		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d", links.Checkpoint.Table, table)
-	}
-	s := newSession(ctx, p, links, held, again)
-	defer s.close()
-	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq", again.LastSeq,
-		"there", again.AlreadyStored, "binary", binary, "settings", again.Checkpoint.Settings)
-	switch {
-	case again.Loss != "" && again.Rewrite:
-		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
-	case again.Loss != "":
-		p.log.Info("the stream was emptied, by its limits or a purge: nothing of that is published again", "seen", again.Loss)
-	}
-	if st := held.Stream; 0 < st.NewestSeq && st.NewestSeq < again.End {
-		// A loss of what was durable can't be told from that; it may not pass in silence.
-		p.log.Warn("messages at the end of the stream that were confirmed are not there: somebody deleted them, or the NATS server lost them",
-			"from", st.NewestSeq+1, "to", again.End)
-	}
-	err = s.run(ctx)
-	newest := s.tracker.Newest().Due
-	err = ranged(err, newest, max(s.last, newest))
-	if errors.Is(err, decoder.ErrNeedText) {
-		p.text = true
-	}
-	return s.proof.Verified(), err
+	reported time.Time      // when the gauges were last set
+	inForce  relay.Settings // as Config.InForce was last told
+	latency  latencies
 }
 
-// findPlace reads slot, record, stream and server, in this order, and resolves the place to go on from. A loss that this is the
-// first reading to show ends the session.
-func (p *Pipeline) findPlace(ctx context.Context, links *Conns) (checkpoint.Readings, checkpoint.Start, error) {
-	r, err := links.read(ctx)
-	if err != nil {
-		return r, checkpoint.Start{}, err
+func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Readings, start checkpoint.Start) *session {
+	now, cp := time.Now(), start.Checkpoint
+	s := &session{
+		p: p, log: p.log, metrics: p.metrics, conns: conns, server: r.Server,
+		buffer: reorder.New(reorder.Config{
+			Settings: cp.Settings, Start: cp.Due, PublishedAhead: cp.PublishedAhead, MaxPublishedAhead: p.maxPublishedAhead,
+			Unkeyed: !conns.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch, MaxSpill: p.cfg.MaxSpill,
+			Stop: ctx.Err, // a large transaction is read and sorted for minutes
+		}),
+		check:        checkpoint.NewTailCheck(conns.Checkpoint, start),
+		pub:          conns.JetStream.Publisher(start.LastSeq),
+		tracker:      checkpoint.NewTracker(conns.Checkpoint, start, now),
+		questions:    newWorker(),
+		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision},
+		monitor:      monitor{start: start.LastSeq, newest: r.Stream.NewestSeq},
+		heartbeats: &heartbeatWriter{
+			worker: newWorker(), writer: conns.Writer, enabled: p.cfg.Heartbeats && conns.Writer != nil,
+			want: p.effective(conns.Decoder.Mapping), log: p.log, notices: &p.notices, metrics: p.metrics,
+		},
+		outage: outage{created: r.Stream.Created, start: start.LastSeq, newest: r.Stream.Newest},
+		heard:  r.Asked, confirmed: start.Confirmed,
 	}
-	p.health.read(&r)
-	p.recheckAfter = r.RecheckAfter()
-	start, err := checkpoint.Resolve(links.Checkpoint, r)
-	if f := outbox.FaultOf(err); start.Loss != "" || f != nil && f.Code == "stream_shortened" {
-		p.nameDurables(&r)
+	s.in = &input{
+		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check, heartbeats: s.heartbeats,
+		metrics: p.metrics, log: p.log, notices: &p.notices, from: cp.Due, lastData: now, lastInput: now,
 	}
-	if err != nil {
-		return r, start, err
-	}
-	if start.Loss != "" && !p.unconfirmed.confirmedBy(start.Loss, r.Asked) {
-		return r, start, &errUnconfirmed{unconfirmed{loss: start.Loss, at: r.Now, after: p.recheckAfter}}
-	}
-	if start.Loss == "" {
-		p.unconfirmed = unconfirmed{} // this reading does not agree
-	}
-	return r, start, nil
+	p.metrics.lateSeen = 0
+	s.tellInForce()
+	s.metrics.confirmed(start.Confirmed)
+	return s
 }
 
-// nameDurables says, once, whom the loss of messages that were in the stream concerns. The list may be missing from a reading.
-func (p *Pipeline) nameDurables(r *checkpoint.Readings) {
-	if names := r.Stream.Durables; len(names) > 0 && !slices.Equal(names, p.durables) {
-		p.log.Warn("durable consumers at the end of the stream may have had messages that it lost", "consumers", names)
-		p.durables = names
+// effective returns the ordering settings that this outflow wants in force.
+func (p *Pipeline) effective(m relay.Mapping) relay.Settings {
+	if !m.Keyed() {
+		return p.cfg.Settings.Unkeyed()
 	}
+	return p.cfg.Settings
 }
 
-// read reads everything that a start decides from; each question has its own time limit.
-func (c *Conns) read(ctx context.Context) (checkpoint.Readings, error) {
-	r := checkpoint.Reader{
-		Slot: limited("slot", c.Source.Slot), Record: c.load, Stream: limited("stream", c.JetStream.State),
-		Server: limited("server", c.Source.Server), Publication: limited("publication", c.Source.Publication),
+func (s *session) close() {
+	s.questions.close()
+	s.heartbeats.worker.close()
+	s.buffer.Discard()
+	s.in.release()
+}
+
+// run runs the loop until ctx is cancelled or something fails.
+func (s *session) run(ctx context.Context) error {
+	s.p.health.set(StateComparing, nil)
+	err := s.readTail(ctx)
+	if err == nil {
+		err = s.whenVerified(ctx)
 	}
-	return r.Read(ctx)
-}
-
-// load reads the record within the time limit of a question.
-func (c *Conns) load(ctx context.Context) (*checkpoint.Record, uint64, error) {
-	return load(ctx, c.Store)
-}
-
-func load(ctx context.Context, from Store) (*checkpoint.Record, uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	rec, revision, err := from.Load(ctx)
-	if err != nil {
-		err = fmt.Errorf("read checkpoint record: %w", err)
-	}
-	return rec, revision, err
-}
-
-// standBy waits until nobody holds the slot any more.
-func (p *Pipeline) standBy(ctx context.Context, links *Conns, slot relay.SlotState) error {
-	p.health.set(StateStandby, nil)
-	p.log.Info("standby: the slot is held by another session", "slot", links.Checkpoint.Slot, "pid", slot.ActivePID, "holder", slot.Holder)
-	poll := time.NewTicker(standbyPoll)
-	defer poll.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-poll.C:
-		}
-		slot, err := limited("slot", links.Source.Slot)(ctx)
-		if err != nil {
-			return err
-		}
-		if !slot.Active {
-			return errSlotFree
+	for err == nil {
+		if err = s.loop(ctx); s.outlives(err) {
+			err = s.reconnect(ctx, err)
 		}
 	}
+	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) { // also when its time is up
+		return s.stop()
+	}
+	if outbox.ClassOf(err) == outbox.Poison {
+		// What comes before the row is published; let it be acknowledged and recorded, so that the next start is short.
+		if stopErr := s.stop(); stopErr != nil {
+			s.log.Warn("not all that comes before the row was acknowledged", "err", stopErr)
+		}
+	}
+	return err
+}
+
+// readTail reads what the messages that are made again are compared with.
+func (s *session) readTail(ctx context.Context) error {
+	above, upTo := s.check.Compares()
+	all, err := stored(ctx, s.conns.JetStream, above, upTo)
+	if err != nil {
+		return err
+	}
+	return s.check.Stored(all)
+}
+
+// report sets the gauges that probes and metrics show, and tells which settings are in force if others were told last. It does not do so
+// for each change: to take note of one may stop everything for a moment.
+func (s *session) report(now time.Time) {
+	s.reported = now
+	g := gauges{
+		received: s.in.end(), published: s.tracker.Newest().Due, confirmed: s.confirmed,
+		seq: s.pub.Acked(), oldest: s.latency.oldest(),
+	}
+	g.held, g.heldBytes = s.buffer.Held()
+	g.inFlight, g.inFlightBytes = s.pub.InFlight()
+	if g.oldest.IsZero() {
+		g.oldest, _ = s.in.oldestReceived()
+	}
+	s.metrics.setGauges(&g, s.buffer.Late())
+	s.p.health.setGauges(&g, now)
+	s.tellInForce()
+}
+
+func (s *session) tellInForce() {
+	set := s.buffer.Settings()
+	if set != s.inForce && s.p.cfg.InForce != nil {
+		s.p.cfg.InForce(set)
+	}
+	s.inForce = set
 }

@@ -180,6 +180,7 @@ func newSchedule(t *testing.T, seed uint64, size size, faulty bool) *schedule {
 	s.spread = pick(rnd, 0, durable/4)
 	s.loses = durable - s.spread
 	s.clock = pick(rnd, 0, 0, -time.Hour)
+	s.maxPublishedAhead = pick(rnd, 0, 1, 6) // small, so that it is met
 	s.replaced = []relay.Settings{first}
 	if rnd.IntN(3) == 0 {
 		s.replaced = append(s.replaced, randomSettings(rnd))

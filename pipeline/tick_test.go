@@ -168,7 +168,7 @@ func TestTickIsSlow(t *testing.T) {
 }
 
 // Where nothing is held nothing is remembered of what came in.
-func TestArrivalsAreForgotten(t *testing.T) {
+func TestReceiveTimesAreForgotten(t *testing.T) {
 	first := relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}
 	in(t, first, 0, func(t *testing.T, w *world) {
 		pr := &process{w: w}
@@ -186,22 +186,25 @@ func TestArrivalsAreForgotten(t *testing.T) {
 		})
 		defer s.close()
 		for i := range 3000 {
-			s.lastData = time.Now()
+			s.in.lastData = time.Now()
 			if err := s.buffer.Append(&relay.Event{Doc: "d", Actor: "a", Key: "k"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.commit(&relay.Commit{LSN: outbox.LSN(i + 1), Kind: relay.Events, Events: 1}); err != nil {
+			if err := s.in.commit(&relay.Commit{LSN: outbox.LSN(i + 1), Kind: relay.Events, Events: 1}); err != nil {
 				t.Fatal(err)
 			}
-			for more := s.window != nil; more; {
-				if more, err = s.window.Next(&s.event); err != nil {
+			if err := s.closeWindow(); err != nil {
+				t.Fatal(err)
+			}
+			for more := s.out.window != nil; more; {
+				if more, err = s.out.window.Next(&s.out.event); err != nil {
 					t.Fatal(err)
 				}
 			}
 			time.Sleep(2 * time.Millisecond)
 		}
-		if n := cap(s.held.queue); n > 64 {
-			t.Errorf("room for %d arrivals", n)
+		if n := cap(s.in.received.queue); n > 64 {
+			t.Errorf("room for %d times", n)
 		}
 	})
 }

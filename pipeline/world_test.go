@@ -31,7 +31,9 @@ type world struct {
 	js      *jetstream
 	durable time.Duration
 	first   relay.Settings
-	epoch   int // grows when the broker dies
+	// of all processes, and of the undisturbed one; 0: the product's
+	maxPublishedAhead int
+	epoch             int // grows when the broker dies
 
 	ups     []*upstream
 	all     []*link
@@ -171,7 +173,7 @@ func (w *world) events() int {
 
 // compare holds the stream against that of an undisturbed process over the same WAL.
 func (w *world) compare() error {
-	want, err := replay(w.pg.wal, w.first)
+	want, err := replay(w.pg.wal, w.first, w.maxPublishedAhead)
 	if err != nil {
 		return err
 	}
@@ -260,6 +262,7 @@ func (w *world) run(o options) *process {
 		cfg.Registerer = nowhere{}
 	}
 	pr.p = New(cfg)
+	pr.p.maxPublishedAhead = w.maxPublishedAhead
 	if pr.noise = w.noise.another(); pr.noise != nil {
 		own := pr.noise.another()
 		pr.p.jitter = func(n time.Duration) time.Duration { return time.Duration(own.Int64N(int64(n))) }

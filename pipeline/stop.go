@@ -9,11 +9,11 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// drain is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest place is recorded, and the
+// stop is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest checkpoint is recorded, and the
 // last confirmation goes out; all within the stop timeout. What is only held stays in the WAL.
-func (s *session) drain() error {
+func (s *session) stop() error {
 	s.p.health.set(StateStopping, nil)
-	if !s.proof.Verified() {
+	if !s.check.Verified() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.p.cfg.StopTimeout)
@@ -23,8 +23,8 @@ func (s *session) drain() error {
 		err = s.recordLast(ctx)
 	}
 	s.confirm()
-	go discard(s.links.Source.Batches())
-	if stopErr := s.links.Source.Stop(ctx); err == nil && stopErr != nil {
+	go discard(s.conns.Source.Batches())
+	if stopErr := s.conns.Source.Stop(ctx); err == nil && stopErr != nil {
 		err = fmt.Errorf("end replication: %w", stopErr)
 	}
 	return err
@@ -36,13 +36,13 @@ func (s *session) settle(ctx context.Context) error {
 		now := time.Now()
 		wait := s.pub.Flush(now)
 		if wait <= 0 {
-			wait = heartbeat
+			wait = idleInterval
 		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%d messages not acknowledged within the stop timeout", s.pub.Sent()-s.pub.Acked())
-		case <-s.links.JetStream.Lost():
-			return s.brokerLost()
+		case <-s.conns.JetStream.Lost():
+			return s.connectionLost()
 		case <-s.pub.Notify():
 		case <-time.After(wait):
 		}
@@ -55,20 +55,20 @@ func (s *session) settle(ctx context.Context) error {
 	return nil
 }
 
-// recordLast waits for the record that is being stored and stores the newest place.
+// recordLast waits for the record that is being stored and stores the newest checkpoint.
 func (s *session) recordLast(ctx context.Context) error {
 	for {
-		if !s.recorder.busy {
+		if !s.questions.busy {
 			if !s.tracker.Pending() {
 				return nil
 			}
-			s.recorder.offer(s.tracker.BeginSave(time.Now()))
+			s.save(time.Now())
 		}
 		select {
 		case <-ctx.Done():
 			return errors.New("the checkpoint record was not stored within the stop timeout")
-		case r := <-s.recorder.done:
-			if err := s.recorded(r); err != nil {
+		case result := <-s.questions.done:
+			if err := s.questions.take(result); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,166 @@
+package pipeline
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
+)
+
+// input decodes what replication brings and puts it into the buffer.
+type input struct {
+	source     Source
+	decoder    *decoder.Decoder
+	buffer     *reorder.Buffer
+	check      *checkpoint.TailCheck
+	heartbeats *heartbeatWriter
+	metrics    *metrics
+	log        *slog.Logger
+	notices    *notices
+	from       outbox.LSN // what ends there or before is published
+
+	batch  *relay.Batch // being read, nil if none
+	next   int          // its next message
+	result decoder.Result
+
+	last      outbox.LSN // newest transaction read
+	keepalive outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
+	lastData  time.Time  // when WAL data last came in
+	lastInput time.Time  // when a part of an input last did
+	received  receiveTimes
+}
+
+// end is up to where the WAL was read.
+func (in *input) end() outbox.LSN { return max(in.last, in.keepalive) }
+
+func (in *input) take(b *relay.Batch, now time.Time) {
+	in.batch, in.next = b, 0
+	for i := range b.Messages {
+		if !b.Messages[i].Keepalive {
+			in.lastData = now
+			break
+		}
+	}
+}
+
+// release gives the batch in hand back.
+func (in *input) release() {
+	if in.batch != nil {
+		in.batch.Release()
+		in.batch = nil
+	}
+}
+
+// message returns the next message of the batch in hand, nil if there is none any more.
+func (in *input) message() *relay.WALMessage {
+	if in.batch == nil || in.next == len(in.batch.Messages) {
+		in.release()
+		return nil
+	}
+	in.next++
+	return &in.batch.Messages[in.next-1]
+}
+
+// read takes one message. committed says that it ended a transaction: a window may be due.
+func (in *input) read(ctx context.Context, m *relay.WALMessage) (committed bool, err error) {
+	if m.Keepalive {
+		if !in.decoder.InTransaction() {
+			if err := in.check.Input(m.WALEnd); err != nil {
+				return false, err
+			}
+			in.keepalive = max(in.keepalive, m.WALEnd)
+			in.metrics.received(m.WALEnd)
+		}
+		return false, nil
+	}
+	in.keepalive = 0
+	if err := in.decoder.Decode(m.Data, &in.result); err != nil {
+		return false, err
+	}
+	if err := in.notice(ctx); err != nil {
+		return false, err
+	}
+	switch in.result.Kind {
+	case decoder.Event:
+		in.lastInput = in.lastData
+		return false, in.buffer.Append(&in.result.Event)
+	case decoder.Commit:
+		return true, in.commit(&in.result.Commit)
+	}
+	return false, nil
+}
+
+// notice takes note of what was decoded and is not published, or can't be.
+func (in *input) notice(ctx context.Context) error {
+	r := &in.result
+	if r.Malformed != nil {
+		in.metrics.malformed.Inc()
+		in.notices.malformed.say(in.log, slog.LevelWarn, "a change of ordering settings is malformed, or of an unknown version, and has no effect",
+			"err", r.Malformed)
+	}
+	if r.Missing {
+		// The rows that follow can't be published as they are, nor can any later one while the table lacks the column.
+		if _, err := limited("publication", in.source.Publication)(ctx); err != nil {
+			return err
+		}
+	}
+	if r.Ignored != decoder.NothingIgnored {
+		in.metrics.ignored.WithLabelValues(r.Ignored.String()).Inc()
+		in.notices.ignored[r.Ignored].say(in.log, slog.LevelWarn, ignoredWhy[r.Ignored], "after", in.last)
+	}
+	return nil
+}
+
+var ignoredWhy = map[decoder.Ignored]string{
+	decoder.IgnoredMessage: "message events are in the WAL, and source is table: they are not published",
+	decoder.IgnoredOutside: "message events that were not written transactionally are in the WAL: they are not published",
+	decoder.IgnoredRow:     "rows of the outbox table are in the WAL, and source is message: they are not published",
+}
+
+func (in *input) commit(c *relay.Commit) error {
+	if c.Kind != relay.NoInput && c.LSN > in.from {
+		if err := in.check.Input(c.LSN); err != nil {
+			return err
+		}
+		in.lastInput = in.lastData
+		if c.Kind == relay.SettingsChange {
+			in.settingsChanged(c)
+		}
+		if c.Kind == relay.Events {
+			in.received.add(c.LSN, in.lastData)
+		}
+	}
+	if c.Kind == relay.NoInput { // PostgreSQL 14 sends empty transactions: they say what a keepalive would
+		in.keepalive = c.LSN
+	}
+	in.last = max(in.last, c.LSN)
+	in.metrics.received(c.LSN)
+	return in.buffer.Commit(*c)
+}
+
+// settingsChanged takes note of new ordering settings. Whoever may write logical messages can change them as often as the server writes
+// WAL.
+func (in *input) settingsChanged(c *relay.Commit) {
+	level, notice := slog.LevelInfo, &in.notices.ownChanges
+	if c.Settings != in.heartbeats.want {
+		level, notice = slog.LevelWarn, &in.notices.otherChanges
+		in.metrics.otherChanges.Inc()
+	}
+	notice.say(in.log, level, "ordering settings changed in the WAL", "lsn", c.LSN, "settings", c.Settings)
+	in.heartbeats.changed(c.Settings)
+}
+
+// oldestReceived returns when the oldest event that is held was received; ok is false where none is held. What is older is forgotten.
+func (in *input) oldestReceived() (at time.Time, ok bool) {
+	oldest, held := in.buffer.OldestLSN()
+	if !held {
+		in.received.clear()
+		return time.Time{}, false
+	}
+	return in.received.of(oldest)
+}

@@ -1,0 +1,141 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
+)
+
+// burst is how many messages of a window are handed out before the loop looks around: a window has no limit.
+const burst = 1024
+
+// output makes messages of the window that is handed out.
+type output struct {
+	window *reorder.Window // nil: there is none
+	n      int             // its next event
+	event  relay.Event     // of the newest message that was made
+	header outbox.Header   // likewise
+	ready  bool            // that message is still to be published: a publisher failed and did not take it
+}
+
+// next makes the next message; more is false at the window's end.
+func (o *output) next(history *relay.History) (more bool, err error) {
+	w, e := o.window, &o.event
+	if more, err = w.Next(e); err != nil || !more {
+		return false, err
+	}
+	o.header = outbox.Header{
+		Pos: e.Pos, N: o.n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
+		Timeline: history.At(e.Pos.LSN), Sort: w.Sort, ID: e.ID, Key: e.Key,
+	}
+	o.n++
+	return true, nil
+}
+
+// work goes on with the window and the batch in hand until they are done or the publisher is full.
+func (s *session) work(ctx context.Context) error {
+	for {
+		if s.out.window != nil {
+			if done, err := s.publish(ctx); err != nil || !done {
+				return err
+			}
+		}
+		m := s.in.message()
+		if m == nil {
+			return nil
+		}
+		committed, err := s.in.read(ctx, m)
+		if err == nil && committed {
+			err = s.closeWindow()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// closeWindow closes what is due. What is more than the buffer holds is on disk and may take minutes to sort: the process does not hang.
+func (s *session) closeWindow() (err error) {
+	set := s.buffer.Settings()
+	if events, bytes := s.buffer.Held(); events > set.MaxEvents || bytes > set.MaxBytes {
+		s.p.health.sorting(true)
+		defer s.p.health.sorting(false)
+	}
+	s.out.n = 0
+	if s.out.window, err = s.buffer.Close(); err != nil {
+		return err
+	}
+	s.in.oldestReceived() // forgets what is not held any more
+	return nil
+}
+
+// publish hands out the window's messages until there are no more (done), the publisher is full, or burst of them are out.
+func (s *session) publish(ctx context.Context) (done bool, err error) {
+	o := &s.out
+	for n := 0; n < burst && !s.pub.Full(); n++ {
+		if !o.ready {
+			more, err := o.next(&s.server.History)
+			if err != nil {
+				return false, err
+			}
+			if !more {
+				s.windowDone()
+				return true, nil
+			}
+			skip, err := s.check.Skip(&o.header)
+			if err != nil {
+				return false, err
+			}
+			if err := s.whenVerified(ctx); err != nil {
+				return false, err
+			}
+			if skip {
+				continue
+			}
+		}
+		if err := s.pub.Publish(&o.event, &o.header); err != nil {
+			o.ready = true // a publisher on another connection takes it
+			return false, ofJetStream(err)
+		}
+		o.ready = false
+		s.latency.sent(s.pub.Sent(), o.event.Time)
+		s.metrics.sent(len(o.event.Payload))
+	}
+	return false, nil
+}
+
+func (s *session) windowDone() {
+	w := s.out.window
+	s.out.window = nil
+	cp := w.Checkpoint
+	cp.Timeline = s.server.History.At(cp.Due)
+	s.tracker.Made(w.Of)
+	s.tracker.Window(cp)
+	s.metrics.window(w)
+}
+
+// whenVerified notes, once, that the session is verified: all messages that are in the stream already have been made again. What the
+// start found to be lost is recorded now, before anything is sent: a later start must not take the new messages for the lost ones.
+func (s *session) whenVerified(ctx context.Context) error {
+	if !s.check.Verified() || s.verified {
+		return nil
+	}
+	s.verified = true
+	if s.tracker.MustSave() {
+		update := s.tracker.BeginSave(time.Now())
+		asked, err := s.checkpointer.store(ctx, &update)
+		if err != nil {
+			return fmt.Errorf("checkpoint record: %w", err)
+		}
+		s.heard = asked
+		s.tracker.Saved(time.Now())
+	}
+	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
+	s.p.health.set(StateRunning, nil)
+	s.log.Info("session proved: the stream ends where the WAL says", "last_seq", s.pub.Sent())
+	return nil
+}
