@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -107,8 +108,7 @@ type Faults interface {
 }
 
 const (
-	defaultSubject = "outbox.{doc_id}"
-	maxPartitions  = 4096
+	maxPartitions = 4096
 )
 
 var names = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
@@ -127,7 +127,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Filter = ">"
 	}
 	if c.Subject == "" {
-		c.Subject = defaultSubject
+		c.Subject = outbox.DefaultSubject
 	}
 	number := func(v *int, name string, otherwise, most int) {
 		if *v == 0 {

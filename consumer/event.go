@@ -72,7 +72,7 @@ func (e *ForeignError) Error() string {
 
 // decoder makes events of messages. It is safe for concurrent use.
 type decoder struct {
-	subject  *subject                                   // where the document is, if document is nil
+	subject  *outbox.SubjectTemplate                    // where the document is, if document is nil
 	document func(subject string, h nats.Header) string // Config.Document
 	prefix   string                                     // what stands before the public subject of a replayed message
 }
@@ -83,10 +83,24 @@ func newDecoder(cfg *Config) (*decoder, error) {
 	if d.document != nil {
 		return d, nil
 	}
-	var err error
-	d.subject, err = parseSubject(cfg.Subject)
-	return d, err
+	subject, err := outbox.ParseSubjectTemplate(cfg.Subject)
+	wrong := ""
+	switch {
+	case err != nil:
+		wrong = outbox.FaultOf(err).Message
+	case !subject.HasToken(documentColumn):
+		wrong = fmt.Sprintf("subject %q: {%s} is no token of it", cfg.Subject, documentColumn)
+	}
+	if wrong != "" {
+		return nil, fmt.Errorf("Config.Subject: %s. Give the subject of outflow's configuration with {%s} for the column that holds the "+
+			"document, or Config.Document if the document is not in the subject", wrong, documentColumn)
+	}
+	d.subject = subject
+	return d, nil
 }
+
+// documentColumn is the column of the template that holds the document.
+const documentColumn = "doc_id"
 
 // event makes the event of a message, which stays as it is. Its error is a *ForeignError.
 func (d *decoder) event(m *Message) (*Event, error) {
@@ -129,9 +143,9 @@ func (d *decoder) event(m *Message) (*Event, error) {
 		e.Document = d.document(e.Subject, e.Header)
 	} else {
 		var ok bool
-		if e.Document, ok = d.subject.find(e.Subject); !ok {
+		if e.Document, ok = d.subject.Value(e.Subject, documentColumn); !ok {
 			return nil, foreign("Give the consumer the subject of outflow's configuration (Config.Subject), with {doc_id} where the document "+
-				"is, or Config.Document, or keep such messages from it with Config.Filter", "the template %q makes no such subject", d.subject.text)
+				"is, or Config.Document, or keep such messages from it with Config.Filter", "the template %q makes no such subject", d.subject)
 		}
 	}
 	e.hash = partitionHash(e.Document)
