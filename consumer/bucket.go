@@ -175,8 +175,8 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	d := document{Version: 1, Stream: s.cfg.Stream, Filter: s.cfg.Filter}
 	if value != nil {
 		if err := json.Unmarshal(value, &d); err != nil || d.Version != 1 {
-			return nil, &Fault{What: fmt.Sprintf("key %s of bucket %s can't be read (version %d)", s.cfg.Name, Bucket(s.cfg.Stream), d.Version), Err: err,
-				Cure: "A newer outflow may have written it: run the same version everywhere"}
+			return nil, fault(ErrSetup, err, "A newer outflow may have written it: run the same version everywhere",
+				"key %s of bucket %s can't be read (version %d)", s.cfg.Name, Bucket(s.cfg.Stream), d.Version)
 		}
 	}
 	if d.Owner != "" && d.Owner != s.me {

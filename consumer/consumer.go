@@ -58,7 +58,7 @@ func (c *Consumer) Partition(m *Message) (int, error) {
 }
 
 // Run reads and calls the handler until ctx ends, and returns nil then, after a clean stop. While another instance of the same name is
-// active it stands by. Connections that fail are tried again without end; an error means that somebody has to decide (see [Fault]).
+// active it stands by. Connections that fail are tried again without end; an error means that somebody has to decide (see [ErrGap]).
 func (c *Consumer) Run(ctx context.Context, h Handler) error {
 	if h == nil {
 		return errors.New("consumer: no handler")

@@ -93,7 +93,7 @@ func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
 func (d *dispatcher) dispatch(m *Message) error {
 	e, err := d.dec.event(m)
 	if err != nil {
-		return &Fault{Kind: ErrForeign, What: "stream " + d.cfg.Stream, Err: err}
+		return fault(ErrForeign, err, "", "stream %s", d.cfg.Stream)
 	}
 	here := offsetOf(m.Sequence, &e.head)
 	if d.source == live {
@@ -285,8 +285,9 @@ func (d *dispatcher) gap(from, to uint64, removed bool) error {
 // judge says whether a message may follow the one before it.
 func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if here.Seq <= d.at.Seq {
-		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s: sequence %d came after the stream's leader had said that the filter has nothing up to %d",
-			d.cfg.Stream, here.Seq, d.at.Seq), Cure: "Set the consumer back to it: outflow consumer rewind"}
+		return fault(ErrStream, nil, "Set the consumer back to it: outflow consumer rewind",
+			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up to %d",
+			d.cfg.Stream, here.Seq, d.at.Seq)
 	}
 	if err := d.check.checkOffset(d.cfg, here); err != nil {
 		return err
@@ -358,8 +359,8 @@ func (d *dispatcher) explainOrder(before, here offset) error {
 		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", d.cfg.Stream, before.Seq, here.Seq, errLostEnd)
 	}
 	if here.Pos == before.Pos {
-		return &Fault{Kind: ErrRepeat, What: fmt.Sprintf("stream %s: sequences %d and %d are the same event, position %v", d.cfg.Stream, before.Seq, here.Seq, here.Pos),
-			Cure: "Something copies messages into this stream: read the stream that outflow publishes to"}
+		return fault(ErrRepeat, nil, "Something copies messages into this stream: read the stream that outflow publishes to",
+			"stream %s: sequences %d and %d are the same event, position %v", d.cfg.Stream, before.Seq, here.Seq, here.Pos)
 	}
 	d.check.republishing = false
 	d.cfg.Log.Warn("positions went back: the events are from another database cluster, or a repair", "before", before.Pos, "now", here.Pos, "seq", here.Seq)
@@ -378,25 +379,27 @@ func missing(prev, next *outbox.Header) bool {
 	return prev.N != prev.Of-1 || next.N != 0
 }
 
-func gapFault(cfg *Config, from, to uint64, removed bool) *Fault {
-	f := &Fault{Kind: ErrGap}
-	f.What = fmt.Sprintf("stream %s, consumer %s: the messages of sequences %d to %d are not in the stream any more, and were not read", cfg.Stream, cfg.Name, from, to)
-	f.sign = fmt.Sprintf("gap from %d", from)
+// gapFault says that messages are missing: removed from the stream before they were read, or, as the headers show, never in it.
+func gapFault(cfg *Config, from, to uint64, removed bool) error {
+	hint := fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do without them: "+
+		"Config.AcceptGap", cfg.Name)
 	if !removed {
-		f.What = fmt.Sprintf("stream %s, consumer %s: the headers at sequence %d show that messages are missing before it", cfg.Stream, cfg.Name, to)
-		f.sign = ""
+		return fault(ErrGap, nil, hint, "stream %s, consumer %s: the headers at sequence %d show that messages are missing before it",
+			cfg.Stream, cfg.Name, to)
 	}
-	f.Cure = fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do without them: Config.AcceptGap", cfg.Name)
-	return f
+	f := fault(ErrGap, nil, hint, "stream %s, consumer %s: the messages of sequences %d to %d are not in the stream any more, and "+
+		"were not read", cfg.Stream, cfg.Name, from, to)
+	return &possibleLoss{f, fmt.Sprintf("gap from %d", from)}
 }
 
-func otherMessage(cfg *Config, seq uint64, want, got offset) *Fault {
-	return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: sequence %d was the event at position %v when it was read, and is %v now", cfg.Stream, cfg.Name, seq, want.Pos, got.Pos),
-		Cure: cureStream(cfg)}
+func otherMessage(cfg *Config, seq uint64, want, got offset) error {
+	return fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: sequence %d was the event at position %v when it was read, "+
+		"and is %v now", cfg.Stream, cfg.Name, seq, want.Pos, got.Pos)
 }
 
-func cureStream(cfg *Config) string {
-	return fmt.Sprintf("The stream was made anew or put back from an older copy. Decide from where the consumer goes on (outflow consumer rewind %s), or build its tables anew under another Name", cfg.Name)
+func hintStream(cfg *Config) string {
+	return fmt.Sprintf("The stream was made anew or put back from an older copy. Decide from where the consumer goes on "+
+		"(outflow consumer rewind %s), or build its tables anew under another Name", cfg.Name)
 }
 
 // notFound reports whether a stream is not there.

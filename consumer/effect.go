@@ -45,7 +45,7 @@ var errSwallowed = errors.New("the handler returned nil, but a statement of its 
 // errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may be committed.
 var errEnded = errors.New("the handler ended the transaction that it was given, or tried to, with an SQL command of its own: it must not")
 
-const cureEnded = "Leave the end of the transaction to the consumer: return nil or an error"
+const hintEnded = "Leave the end of the transaction to the consumer: return nil or an error"
 
 func call(ctx context.Context, h Handler, tx pgx.Tx, e *Event) (err error) {
 	defer recovered(&err)

@@ -61,13 +61,13 @@ type Window struct {
 type ForeignError struct {
 	Sequence uint64 // its sequence in the stream
 	Subject  string
-	What     string // what is wrong with it
-	Cure     string // what to do
+	Message  string // what is wrong with it
+	Hint     string // what to do
 }
 
 // Error implements error.
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("message %d on subject %q: %s. %s", e.Sequence, e.Subject, e.What, e.Cure)
+	return fmt.Sprintf("message %d on subject %q: %s. %s", e.Sequence, e.Subject, e.Message, e.Hint)
 }
 
 // decoder makes events of messages. It is safe for concurrent use.
@@ -108,8 +108,8 @@ func (d *decoder) event(m *Message) (*Event, error) {
 		Subject: m.Subject, Data: m.Data, Header: m.Header, Sequence: m.Sequence, Time: m.Time, Attempt: 1,
 		source: live, seq: m.Sequence, size: len(m.Subject) + len(m.Data) + eventOverhead, raw: m,
 	}
-	foreign := func(cure, format string, args ...any) error {
-		return &ForeignError{Sequence: m.Sequence, Subject: m.Subject, What: fmt.Sprintf(format, args...), Cure: cure}
+	foreign := func(hint, format string, args ...any) error {
+		return &ForeignError{Sequence: m.Sequence, Subject: m.Subject, Message: fmt.Sprintf(format, args...), Hint: hint}
 	}
 	const notOurs = "Something else than outflow publishes here: take its right to do so, and keep these messages from the consumer with " +
 		"Config.Filter"

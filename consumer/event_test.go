@@ -128,7 +128,7 @@ func TestForeignMessages(t *testing.T) {
 		m.Sequence = 4711
 		_, err := mustDecoder(t, "outbox.{doc_id}").event(&m)
 		var foreign *ForeignError
-		if !errors.As(err, &foreign) || foreign.Sequence != 4711 || foreign.Subject != m.Subject || foreign.Cure == "" ||
+		if !errors.As(err, &foreign) || foreign.Sequence != 4711 || foreign.Subject != m.Subject || foreign.Hint == "" ||
 			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}

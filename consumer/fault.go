@@ -3,54 +3,43 @@ package consumer
 import (
 	"errors"
 	"fmt"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
-// What ends Run with an error: somebody has to decide. Each error of Run that is none of the context is one of these, for errors.Is, or
-// an error of the settings, of the setup (a missing stream, a missing right), or of Config.OnPoison.
+// What ends Run with an error, for errors.Is: somebody has to decide. Such an error is an [outbox.Fault] with the code of one
+// of these, whose Hint says what can be done. Other errors of Run come from [Config.OnPoison].
 var (
-	ErrGap        = errors.New("messages were removed before they were read")
-	ErrForeign    = errors.New("a message that Outflow did not publish")
-	ErrStream     = errors.New("the stream is not the one that the marks count in")
-	ErrRepeat     = errors.New("an event is in the stream twice")
-	ErrPartitions = errors.New("another instance runs with another number of partitions")
-	ErrFilter     = errors.New("the marks were made with another filter")
-	ErrPoison     = errors.New("an event failed for good")
-	ErrHandler    = errors.New("the handler ended the transaction itself")
+	ErrGap        = kind(outbox.Gap, "consumer_gap", "messages were removed before they were read")
+	ErrForeign    = kind(outbox.Fatal, "consumer_foreign", "a message that Outflow did not publish")
+	ErrStream     = kind(outbox.Gap, "consumer_stream", "the stream is not the one that the marks count in")
+	ErrRepeat     = kind(outbox.Gap, "consumer_repeat", "an event is in the stream twice")
+	ErrPartitions = kind(outbox.Fatal, "consumer_partitions", "another instance runs with another number of partitions")
+	ErrFilter     = kind(outbox.Fatal, "consumer_filter", "the marks were made with another filter")
+	ErrPoison     = kind(outbox.Poison, "consumer_poison", "an event failed for good")
+	ErrHandler    = kind(outbox.Fatal, "consumer_handler", "the handler ended the transaction itself")
+	ErrSetup      = kind(outbox.Fatal, "consumer_setup", "the database, the stream or a connection can't be used")
 )
 
-// Fault is an error that ends [Consumer.Run], with what to do about it.
-type Fault struct {
-	Kind error  // one of the Err variables; nil: the setup is wrong
-	What string // where, and what it is
-	Cure string
-	Err  error // what the database, the server or the handler said; may be nil
-
-	// sign names what is missing from a stream, where that tells it: it counts when a second reading agrees. Retention may have removed
-	// more by then. "": it counts at once.
-	sign string
+func kind(class outbox.Class, code, message string) error {
+	return &outbox.Fault{Class: class, Code: code, Message: message}
 }
 
-func (f *Fault) Error() string {
-	s := "consumer: " + f.What
-	if f.Err != nil {
-		s += ": " + f.Err.Error()
-	}
-	if f.Cure != "" {
-		s += ". " + f.Cure
-	}
-	return s
+// fault is an error of the kind. The message says where and what it is, the hint what to do about it; cause is what the
+// database, the server or the handler said, or nil.
+func fault(kind, cause error, hint, message string, args ...any) *outbox.Fault {
+	f := *outbox.FaultOf(kind)
+	f.Message, f.Hint, f.Err = "consumer: "+fmt.Sprintf(message, args...), hint, cause
+	return &f
 }
 
-// Unwrap returns the kind and the cause.
-func (f *Fault) Unwrap() []error {
-	var all []error
-	for _, err := range []error{f.Kind, f.Err} {
-		if err != nil {
-			all = append(all, err)
-		}
-	}
-	return all
+// possibleLoss is a fault that counts only when a later session sees the same: something is missing from the stream.
+type possibleLoss struct {
+	*outbox.Fault
+	what string // what is missing. Retention may remove more from one session to the next
 }
+
+func (l *possibleLoss) Unwrap() error { return l.Fault }
 
 // The ways in which a session ends that is to be followed by another one.
 var (
@@ -66,7 +55,7 @@ type heldError struct {
 
 func (h *heldError) Error() string { return fmt.Sprintf("instance %s is active", h.owner) }
 
-// crashError is a fault that was put in: nothing is said goodbye to.
+// crashError is a crash that a test asked for: the session ends without giving its lease back.
 type crashError struct{ err error }
 
 func (c crashError) Error() string { return "consumer: " + c.err.Error() }

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"sync"
 
@@ -148,8 +147,7 @@ func (k *parking) release(ctx, stop context.Context, document string,
 		}
 		row, attempts := s.rows[0], s.rows[0].attempts+tries
 		if errors.Is(cause, errEnded) {
-			return true, false, &Fault{Kind: ErrHandler, Err: cause, Cure: cureEnded,
-				What: fmt.Sprintf("document %q, sequence %d, which was parked", document, row.message.Sequence)}
+			return true, false, fault(ErrHandler, cause, hintEnded, "document %q, sequence %d, which was parked", document, row.message.Sequence)
 		}
 		if isPoison(cause) || tries >= k.cfg.MaxAttempts && !conflict(cause) {
 			err := within(ctx, func(ctx context.Context, tx pgx.Tx) error { return k.table.failed(ctx, tx, row, attempts, cause) })

@@ -47,7 +47,7 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 	}
 	most := int(p.pool.Config().MaxConns)
 	if most < 2 {
-		return nil, &Fault{What: fmt.Sprintf("the pool has %d connection", most), Cure: "Give it Partitions + 2, and 2 at least: pool_max_conns"}
+		return nil, fault(ErrSetup, nil, "Give it Partitions + 2, and 2 at least: pool_max_conns", "the pool has %d connection", most)
 	}
 	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
 	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
@@ -103,8 +103,8 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 		return err
 	}
 	if stream != s.cfg.Stream {
-		return &Fault{Kind: ErrStream, What: fmt.Sprintf("consumer %s reads stream %s, not %s", s.cfg.Name, stream, s.cfg.Stream),
-			Cure: "Give the new consumer another name: marks belong to a stream"}
+		return fault(ErrStream, nil, "Give the new consumer another name: marks belong to a stream", "consumer %s reads stream %s, not %s",
+			s.cfg.Name, stream, s.cfg.Stream)
 	}
 	if owner != nil {
 		return &heldError{owner: *owner, partitions: st.Partitions}
@@ -156,8 +156,8 @@ func scanOffsets(rows pgx.Rows, st *state) error {
 		for p := range all {
 			m, ok := offsets[p]
 			if !ok || len(offsets) != st.Partitions {
-				return &Fault{Kind: ErrStream, What: fmt.Sprintf("outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source, st.Partitions),
-					Cure: "Somebody changed the table: put it back, or delete the consumer's rows in outflow_consumer and outflow_mark to begin anew"}
+				return fault(ErrStream, nil, "Somebody changed the table: put it back, or delete the consumer's rows in outflow_consumer and "+
+					"outflow_mark to begin anew", "outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source, st.Partitions)
 			}
 			all[p] = m
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/puddle/v2"
 	"github.com/nats-io/nats.go"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // The pauses between sessions, and the time after which a second reading has to agree about what is missing from a stream.
@@ -72,31 +73,34 @@ func (r *runner) loop(ctx context.Context) error {
 	}
 }
 
-// ends returns err if no further session can help.
+// final returns err if no further session can help.
 func (r *runner) final(err error) error {
-	var f *Fault
-	switch {
-	case isCrash(err):
+	if isCrash(err) {
 		return err
-	case errors.As(err, &f) && f.sign != "":
-		if r.loss != f.sign {
-			r.loss, r.lossSince = f.sign, time.Now()
+	}
+	var loss *possibleLoss
+	if errors.As(err, &loss) {
+		if r.loss != loss.what {
+			r.loss, r.lossSince = loss.what, time.Now()
 		}
 		if r.sessionBegan.Sub(r.lossSince) < r.cfg.confirm {
 			return nil
 		}
-		return f
-	case errors.As(err, &f):
+		return loss.Fault
+	}
+	if f := outbox.FaultOf(err); f != nil {
 		return f
 	}
 	r.loss = ""
 	switch class := class(err); {
 	case class == "42" || class == "28" || class == "3D" || class == "3F":
-		return &Fault{What: "the database refuses", Err: err, Cure: "Look at the rights of the role, and at search_path; consumer.Tables has the SQL of the tables"}
+		return fault(ErrSetup, err, "Look at the rights of the role, and at search_path; consumer.Tables has the SQL of the tables",
+			"the database refuses")
 	case errors.Is(err, puddle.ErrClosedPool):
-		return &Fault{What: "the pool is closed", Err: err, Cure: "Close it after Run has returned"}
+		return fault(ErrSetup, err, "Close it after Run has returned", "the pool is closed")
 	case errors.Is(err, nats.ErrConnectionClosed):
-		return &Fault{What: "the NATS connection is closed for good", Err: err, Cure: "Connect with nats.MaxReconnects(-1), and close it after Run has returned"}
+		return fault(ErrSetup, err, "Connect with nats.MaxReconnects(-1), and close it after Run has returned",
+			"the NATS connection is closed for good")
 	}
 	return nil
 }
@@ -133,8 +137,9 @@ func (r *runner) standBy(ctx context.Context, held *heldError) error {
 	}
 	// One that was killed looks active until its lease ends.
 	if held.partitions != 0 && held.partitions != r.cfg.Partitions && r.sessionBegan.Sub(r.holderSince) > r.cfg.Lease {
-		return &Fault{Kind: ErrPartitions, What: fmt.Sprintf("consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions),
-			Cure: "Give all instances the same Partitions. To change them, stop all instances first: the marks are taken over"}
+		return fault(ErrPartitions, nil, "Give all instances the same Partitions. To change them, stop all instances first: the marks are "+
+			"taken over", "consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner,
+			held.partitions, r.cfg.Partitions)
 	}
 	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
 	return nil
@@ -219,8 +224,8 @@ func (r *runner) readLive(ctx context.Context, st *state, parking *parking) erro
 		return r.missing(err)
 	}
 	if st.Filter != r.cfg.Filter && !r.cfg.AcceptFilter {
-		return &Fault{Kind: ErrFilter, What: fmt.Sprintf("consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter),
-			Cure: "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other subjects are never read then"}
+		return fault(ErrFilter, nil, "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other subjects "+
+			"are never read then", "consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter)
 	}
 	r.loss = ""
 	changed := fresh || b.changed || st.Filter != r.cfg.Filter || !b.created.Equal(st.Created[live])
@@ -240,7 +245,8 @@ func (r *runner) missing(err error) error {
 	if !notFound(err) {
 		return err
 	}
-	return &Fault{What: "there is no stream " + r.cfg.Stream, Err: err, Cure: "Make it with `outflow init`, or look at Stream and at the account of the NATS connection", sign: "no stream"}
+	return &possibleLoss{fault(ErrSetup, err, "Make it with `outflow init`, or look at Stream and at the account of the NATS connection",
+		"there is no stream %s", r.cfg.Stream), "no stream"}
 }
 
 // settle brings the stored state to the number of partitions that there are now, drops old layouts that say nothing any more, and

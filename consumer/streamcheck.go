@@ -68,15 +68,16 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src Source, now 
 	case m != nil && c.newest.known():
 		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
 		if err != nil {
-			return &Fault{Kind: ErrForeign, What: fmt.Sprintf("stream %s, sequence %d", cfg.Stream, m.Sequence), Err: err, Cure: cureStream(cfg)}
+			return fault(ErrForeign, err, hintStream(cfg), "stream %s, sequence %d", cfg.Stream, m.Sequence)
 		}
 		if h.Pos != c.newest.Pos {
 			return otherMessage(cfg, m.Sequence, c.newest, offsetOf(m.Sequence, &h))
 		}
 		return nil // a stream that was put back from a copy counts as new, and is the same
 	case !created.IsZero() && !created.Equal(now.Created):
-		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: the marks count in a stream made at %v, this one was made at %v, and does not have the message of sequence %d",
-			cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq), Cure: cureStream(cfg), sign: "another stream"}
+		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks count in a stream made at %v, this one "+
+			"was made at %v, and does not have the message of sequence %d", cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq),
+			"another stream"}
 	case now.Last < c.newest.Seq:
 		c.shorter = true
 		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last", now.Last, "mark", c.newest.Seq)
@@ -125,9 +126,9 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 		c.shorter && here.Seq > c.last && here.Seq < c.newest.Seq && order >= 0:
 		return otherMessage(cfg, here.Seq, c.newest, here)
 	case c.removed && here.Seq > c.newest.Seq && order <= 0:
-		return &Fault{Kind: ErrStream, What: fmt.Sprintf("stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose message was removed: "+
-			"nobody can tell whether these are later events of another database cluster, or earlier ones that come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos),
-			Cure: cureStream(cfg)}
+		return fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose "+
+			"message was removed: nobody can tell whether these are later events of another database cluster, or earlier ones that "+
+			"come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos)
 	case c.removed && here.Seq > c.newest.Seq:
 		c.removed = false
 	}

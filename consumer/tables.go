@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 
@@ -80,8 +79,8 @@ func (s *postgres) checkOwners(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return &Fault{What: fmt.Sprintf("table %s belongs to role %q, in a schema in which every role may create", table, owner),
-		Cure: "Find out who made it and why. If it is to be used, name the role in Config.AcceptOwners, or set Config.NoCreate; else drop it"}
+	return fault(ErrSetup, nil, "Find out who made it and why. If it is to be used, name the role in Config.AcceptOwners, or set "+
+		"Config.NoCreate; else drop it", "table %s belongs to role %q, in a schema in which every role may create", table, owner)
 }
 
 func hostname() string {

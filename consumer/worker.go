@@ -302,7 +302,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	case w.work.Err() != nil:
 		return 0, nil, context.Cause(w.work)
 	case errors.Is(cause, errEnded):
-		return 0, nil, &Fault{Kind: ErrHandler, What: endedAt(items, at), Err: cause, Cure: cureEnded}
+		return 0, nil, fault(ErrHandler, cause, hintEnded, "%s", endedAt(items, at))
 	case cause != nil:
 		return at, cause, nil
 	case !handled.IsZero() && refused(err), conflict(err):
@@ -387,13 +387,13 @@ func (w *worker) park(it item, cause error) error {
 
 // give hands an event that failed for good to Config.OnPoison, as there is no table to park it in.
 func (w *worker) onPoison(e *Event, cause error) error {
-	failed := &Fault{Kind: ErrPoison, What: fmt.Sprintf("document %q, sequence %d, position %v, after %d attempts", e.Document, e.seq, e.Position, e.Attempt), Err: cause,
-		Cure: "Mend the handler and start again; or set Config.OnPoison to take such events; with Postgres marks they are parked"}
+	failed := fault(ErrPoison, cause, "Mend the handler and start again; or set Config.OnPoison to take such events; with Postgres marks "+
+		"they are parked", "document %q, sequence %d, position %v, after %d attempts", e.Document, e.seq, e.Position, e.Attempt)
 	if w.cfg.OnPoison == nil {
 		return failed
 	}
 	if err := w.cfg.OnPoison(w.work, e, cause); err != nil {
-		failed.What += ": Config.OnPoison: " + err.Error()
+		failed.Message += ": Config.OnPoison: " + err.Error()
 		return failed
 	}
 	return nil

@@ -51,6 +51,12 @@ func (f *Fault) Error() string {
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
+// Is reports whether target is a fault with the same code, for [errors.Is] with variables such as consumer.ErrGap.
+func (f *Fault) Is(target error) bool {
+	t, ok := target.(*Fault)
+	return ok && t.Code != "" && t.Code == f.Code
+}
+
 // FaultOf returns the fault that err is or wraps, or nil.
 func FaultOf(err error) *Fault {
 	var f *Fault

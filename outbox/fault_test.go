@@ -17,6 +17,10 @@ func TestFaults(t *testing.T) {
 	if FaultOf(err) != f || ClassOf(err) != Gap || !errors.Is(err, cause) {
 		t.Error("a wrapped fault is not found")
 	}
+	if kind := (&Fault{Code: "slot_lost"}); !errors.Is(fmt.Errorf("run: %w", f), kind) || errors.Is(f, &Fault{Code: "slot"}) ||
+		errors.Is(&Fault{}, &Fault{}) {
+		t.Error("a fault is one of its code, and of no other")
+	}
 	if FaultOf(cause) != nil || ClassOf(cause) != Transient || ClassOf(nil) != Transient {
 		t.Error("an error without a class is transient")
 	}
