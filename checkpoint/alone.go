@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -24,7 +24,7 @@ func (s *Store) CheckAlone(ctx context.Context) error {
 		if slot == s.cfg.Slot {
 			continue
 		}
-		other := NewStore(s.nc, StoreConfig{Stream: s.cfg.Stream, Slot: slot, APIPrefix: s.api})
+		other := NewStore(s.api, StoreConfig{Stream: s.cfg.Stream, Slot: slot})
 		rec, _, err := other.Load(ctx)
 		if err != nil && outbox.FaultOf(err) == nil { // one that can't be decoded is somebody's all the same
 			return err
@@ -42,28 +42,21 @@ func (s *Store) CheckAlone(ctx context.Context) error {
 // slots lists the keys that the bucket has ever held.
 func (s *Store) slots(ctx context.Context) ([]string, error) {
 	prefix := strings.TrimSuffix(s.subject, s.cfg.Slot)
-	ask, _ := json.Marshal(map[string]string{"subjects_filter": prefix + ">"})
-	answer, err := s.nc.RequestWithContext(ctx, s.api+"STREAM.INFO."+s.stream, ask)
-	if err != nil {
-		return nil, fmt.Errorf("list the records of checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
-	}
-	var got struct {
-		Error *jetstream.APIError `json:"error"`
+	var info struct {
+		jsapi.Answer
 		State struct {
 			Subjects map[string]uint64 `json:"subjects"`
 		} `json:"state"`
 	}
-	if err := json.Unmarshal(answer.Data, &got); err != nil {
+	err := s.api.Ask(ctx, "STREAM.INFO."+s.stream, map[string]string{"subjects_filter": prefix + ">"}, &info)
+	switch {
+	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound):
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("list the records of checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
 	}
-	switch {
-	case got.Error != nil && got.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound:
-		return nil, nil
-	case got.Error != nil:
-		return nil, fmt.Errorf("list the records of checkpoint bucket %s: %w", Bucket(s.cfg.Stream), got.Error)
-	}
 	var slots []string
-	for _, subject := range slices.Sorted(maps.Keys(got.State.Subjects)) {
+	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
 		slots = append(slots, strings.TrimPrefix(subject, prefix))
 	}
 	return slots, nil

@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -26,39 +25,29 @@ var (
 // history is how many revisions of a record the bucket keeps: what is left when the broker lost the newest ones.
 const history = 64
 
-const defaultAPIPrefix = "$JS.API."
-
 // Bucket returns the name of the key-value bucket of a stream's record.
 func Bucket(stream string) string { return "outflow-" + stream }
 
 // StoreConfig says where a record is.
 type StoreConfig struct {
-	Stream    string // of the messages; the bucket is named after it
-	Slot      string // the key
-	APIPrefix string // of the JetStream API, "" for the default; a domain d has "$JS.d.API."
+	Stream string // of the messages; the bucket is named after it
+	Slot   string // the key
 }
 
 // Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent use; the connection
 // stays the caller's.
 type Store struct {
-	nc      *nats.Conn
+	api     *jsapi.Client
 	cfg     StoreConfig
-	api     string // prefix of API subjects, with its dot
 	stream  string // the bucket's stream
 	subject string // the key's subject, as it is stored
-	put     string // the key's subject, as it is published
 }
 
-// NewStore returns the store of a record on nc.
-func NewStore(nc *nats.Conn, cfg StoreConfig) *Store {
-	s := &Store{nc: nc, cfg: cfg, api: defaultAPIPrefix, stream: "KV_" + Bucket(cfg.Stream)}
-	s.subject = "$KV." + Bucket(cfg.Stream) + "." + cfg.Slot
-	s.put = s.subject
-	if p := strings.TrimSuffix(cfg.APIPrefix, "."); p != "" && p+"." != defaultAPIPrefix {
-		s.api = p + "."
-		s.put = s.api + s.subject
+// NewStore returns the store of a record.
+func NewStore(api *jsapi.Client, cfg StoreConfig) *Store {
+	return &Store{
+		api: api, cfg: cfg, stream: "KV_" + Bucket(cfg.Stream), subject: "$KV." + Bucket(cfg.Stream) + "." + cfg.Slot,
 	}
-	return s
 }
 
 // EnsureBucket makes the bucket if there is none, and checks one that is there.
@@ -66,7 +55,7 @@ func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstrea
 	if there, err := s.CheckBucket(ctx); there || err != nil {
 		return err
 	}
-	js, err := s.jetStream()
+	js, err := s.api.JetStream()
 	if err == nil {
 		_, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 			Bucket:      Bucket(s.cfg.Stream),
@@ -84,7 +73,7 @@ func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstrea
 
 // CheckBucket reports whether there is a bucket, and refuses one (a fatal fault, code bucket_config) that would not keep the record.
 func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
-	js, err := s.jetStream()
+	js, err := s.api.JetStream()
 	if err != nil {
 		return false, fmt.Errorf("checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
 	}
@@ -109,56 +98,33 @@ func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
 	return true, nil
 }
 
-func (s *Store) jetStream() (jetstream.JetStream, error) {
-	return jetstream.NewWithAPIPrefix(s.nc, strings.TrimSuffix(s.api, "."))
-}
-
 // Load returns the record and its revision through the stream's leader. The record is nil where there is none: no bucket, no key,
 // or one that was deleted (the revision is then the deletion's). Faults: those of [Decode]; the revision is that of what can't be read.
 func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
-	ask, _ := json.Marshal(map[string]string{"last_by_subj": s.subject})
-	answer, err := s.nc.RequestWithContext(ctx, s.api+"STREAM.MSG.GET."+s.stream, ask)
-	if err != nil {
-		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
-	}
-	var got struct {
-		Error   *jetstream.APIError `json:"error"`
-		Message *struct {
-			Seq    uint64    `json:"seq"`
-			Header []byte    `json:"hdrs"`
-			Data   []byte    `json:"data"`
-			Time   time.Time `json:"time"`
-		} `json:"message"`
-	}
-	if err := json.Unmarshal(answer.Data, &got); err != nil {
-		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
-	}
+	m, err := s.api.Message(ctx, s.stream, jsapi.MessageRequest{Last: s.subject})
 	switch {
-	case got.Error != nil && (got.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound ||
-		got.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound):
+	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound), err == nil && m == nil:
 		return nil, 0, nil
-	case got.Error != nil:
-		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, got.Error)
-	case got.Message == nil:
-		return nil, 0, fmt.Errorf("read checkpoint record %s: the answer holds no message", s.subject)
+	case err != nil:
+		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
 	}
-	header, err := nats.DecodeHeadersMsg(got.Message.Header)
-	if len(got.Message.Header) > 0 && err != nil {
+	header, err := nats.DecodeHeadersMsg(m.Header)
+	if len(m.Header) > 0 && err != nil {
 		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
 	}
 	if op := header.Get("KV-Operation"); op == "DEL" || op == "PURGE" || header.Get("Nats-Marker-Reason") != "" {
-		return nil, got.Message.Seq, nil
+		return nil, m.Seq, nil
 	}
-	rec, err := Decode(got.Message.Data)
+	rec, err := Decode(m.Data)
 	if err == nil && (rec.Slot != s.cfg.Slot || rec.Stream != s.cfg.Stream) {
 		err = corrupt(fmt.Errorf("it is of slot %s and stream %s", rec.Slot, rec.Stream))
 	}
 	if f := outbox.FaultOf(err); f != nil {
-		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, got.Message.Seq)
-		return nil, got.Message.Seq, f
+		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, m.Seq)
+		return nil, m.Seq, f
 	}
-	rec.StoredAt(got.Message.Time)
-	return rec, got.Message.Seq, nil
+	rec.StoredAt(m.Time)
+	return rec, m.Seq, nil
 }
 
 // Save writes the record if its newest revision is still last (0: there is none) and returns the new revision. ErrConflict: it
@@ -168,28 +134,25 @@ func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, err
 	if err != nil {
 		return 0, err
 	}
-	m := nats.NewMsg(s.put)
+	m := nats.NewMsg(s.api.PublishSubject(s.subject))
 	m.Data = doc
 	m.Header.Set("Nats-Expected-Stream", s.stream)
 	m.Header.Set("Nats-Expected-Last-Subject-Sequence", strconv.FormatUint(last, 10))
-	answer, err := s.nc.RequestMsgWithContext(ctx, m)
+	answer, err := s.api.NATS().RequestMsgWithContext(ctx, m)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return 0, fmt.Errorf("write checkpoint record %s: %w", s.subject, err)
 	case err != nil:
 		return 0, fmt.Errorf("write checkpoint record %s: %w: %w", s.subject, ErrUnknown, err)
 	}
-	var got struct {
-		Error *jetstream.APIError `json:"error"`
-		Seq   uint64              `json:"seq"`
-	}
+	var got jsapi.Ack
 	if err := json.Unmarshal(answer.Data, &got); err != nil {
 		return 0, fmt.Errorf("write checkpoint record %s: %w: %w", s.subject, ErrUnknown, err)
 	}
 	if got.Error != nil {
 		// A replicated stream answers the second code while another write of the same key is not applied yet.
-		if code := got.Error.ErrorCode; code == jetstream.JSErrCodeStreamWrongLastSequence ||
-			code == jetstream.JSErrCodeStreamWrongLastSequenceConstant {
+		if jsapi.Refused(got.Error, jetstream.JSErrCodeStreamWrongLastSequence,
+			jetstream.JSErrCodeStreamWrongLastSequenceConstant) {
 			return 0, fmt.Errorf("write checkpoint record %s at revision %d: %w (%w)", s.subject, last, ErrConflict, got.Error)
 		}
 		return 0, fmt.Errorf("write checkpoint record %s: %w", s.subject, got.Error)

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -32,7 +33,7 @@ func bucket(t *testing.T) (context.Context, *nats.Conn, *Store) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
 	nc := connect(t, natstest.Server(t).URL())
-	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
+	s := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	return ctx, nc, s
 }
 
@@ -87,7 +88,7 @@ func TestStore(t *testing.T) {
 	}
 
 	// Another slot's record does not move this one's revision.
-	other := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow_2"})
+	other := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow_2"})
 	r := record(at(0x1000, 0, 0))
 	r.Slot = "outflow_2"
 	save(ctx, t, other, r, 0)
@@ -230,7 +231,7 @@ func TestStoreInADomain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	srv := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
-	s := NewStore(connect(t, srv.URL()), StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "$JS.hub.API."})
+	s := NewStore(jsapi.New(connect(t, srv.URL()), "$JS.hub.API."), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	ensure(ctx, t, s)
 	last := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
 	if r, rev := load(ctx, t, s); r == nil || rev != last {
@@ -248,7 +249,7 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 	ensure(ctx, t, s)
 	// Whoever saves hears nothing: a service that takes the request and does not answer stands before the stream.
 	requests := make(chan *nats.Msg, 1)
-	silent := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "silent.API"})
+	silent := NewStore(jsapi.New(nc, "silent.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	if _, err := nc.ChanSubscribe("silent.API.>", requests); err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +284,7 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 func TestStoreAnswers(t *testing.T) {
 	t.Parallel()
 	ctx, nc, _ := bucket(t)
-	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "fake.API"})
+	s := NewStore(jsapi.New(nc, "fake.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	var answer string
 	var expected nats.Header
 	if _, err := nc.Subscribe("fake.API.>", func(m *nats.Msg) {
@@ -373,10 +374,10 @@ func TestStoreWithoutAnAnswer(t *testing.T) {
 	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err == nil {
 		t.Error("one server keeps three replicas")
 	}
-	if err := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "no prefix.>"}).EnsureBucket(ctx, 1, jetstream.FileStorage); err == nil {
+	if err := NewStore(jsapi.New(nc, "no prefix.>"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"}).EnsureBucket(ctx, 1, jetstream.FileStorage); err == nil {
 		t.Error("a prefix with a space is taken")
 	}
-	named := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow", APIPrefix: "$JS.API"}) // as by default
+	named := NewStore(jsapi.New(nc, "$JS.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"}) // as by default
 	ensure(ctx, t, named)
 	save(ctx, t, named, record(at(0x1000, 0, 0)), 0)
 	nc.Close()
@@ -396,7 +397,7 @@ func TestStoreReplicated(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	nc := connect(t, natstest.Cluster(t, 3).URLs())
-	s := NewStore(nc, StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
+	s := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err != nil {
 		t.Fatal(err)
 	}
@@ -439,7 +440,7 @@ func TestCheckAlone(t *testing.T) {
 	if err := s.CheckAlone(ctx); err != nil {
 		t.Fatalf("with its own record: %v", err)
 	}
-	other := NewStore(nc, StoreConfig{Stream: s.cfg.Stream, Slot: "other"})
+	other := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: s.cfg.Stream, Slot: "other"})
 	err := other.CheckAlone(ctx)
 	if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Fatal || f.Code != "other_slot" || !strings.Contains(f.Error(), s.cfg.Slot) {
 		t.Fatalf("beside another slot's record: %v", err)

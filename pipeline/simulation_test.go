@@ -166,8 +166,8 @@ type schedule struct {
 	tally    tally
 }
 
-// newSchedule makes everything that a seed decides.
-func newSchedule(t *testing.T, seed uint64, size size, faulty bool) *schedule {
+// newSchedule makes what a seed decides, but for the faults.
+func newSchedule(t *testing.T, seed uint64, size size) *schedule {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	first := randomSettings(rnd)
 	durable := pick(rnd, size.durables...)
@@ -185,25 +185,31 @@ func newSchedule(t *testing.T, seed uint64, size size, faulty bool) *schedule {
 	if rnd.IntN(3) == 0 {
 		s.replaced = append(s.replaced, randomSettings(rnd))
 	}
-	if !faulty {
-		return s
-	}
-	for range 1 + rnd.IntN(size.faults) {
-		f := rnd.IntN(len(faults))
+	return s
+}
+
+// planFaults makes those that the seed decides.
+func (s *schedule) planFaults() {
+	for range 1 + s.rnd.IntN(s.faults) {
+		f := s.rnd.IntN(len(faults))
 		do := func() {
-			if !s.calm && len(s.living()) > 0 {
-				s.tally.faults[f]++
-				faults[f].happens(s)
-			}
+			s.tally.faults[f]++
+			faults[f].happens(s)
 		}
-		if rnd.IntN(4) == 0 {
-			time.AfterFunc(time.Duration(rnd.Int64N(int64(size.within))), func() { s.with(do) })
+		if s.rnd.IntN(4) == 0 {
+			time.AfterFunc(time.Duration(s.rnd.Int64N(int64(s.within))), func() { s.with(func() { s.goWrong(do) }) })
 		} else {
-			s.plan = append(s.plan, planned{1 + rnd.IntN(size.span), do})
+			s.plan = append(s.plan, planned{1 + s.rnd.IntN(s.span), func() { s.goWrong(do) }})
 		}
 	}
 	slices.SortStableFunc(s.plan, func(a, b planned) int { return cmp.Compare(a.after, b.after) })
-	return s
+}
+
+// goWrong does something if things may still go wrong.
+func (s *schedule) goWrong(do func()) {
+	if !s.calm && len(s.living()) > 0 {
+		do()
+	}
 }
 
 // spawn starts the i-th process anew, on its host.
@@ -254,10 +260,11 @@ func (s *schedule) write(seed uint64) {
 	})
 }
 
-// simulate runs one schedule in a bubble of its own.
-func simulate(t *testing.T, seed uint64, size size, faulty bool) (out *schedule) {
+// simulate runs one schedule in a bubble of its own. plan plans what goes wrong in it.
+func simulate(t *testing.T, seed uint64, size size, plan func(*schedule)) (out *schedule) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSchedule(t, seed, size, faulty)
+		s := newSchedule(t, seed, size)
+		plan(s)
 		out = s
 		s.with(func() {
 			for i := range pick(s.rnd, 1, 1, 2) {
@@ -384,7 +391,7 @@ func TestSimulation(t *testing.T) {
 	var all tally
 	begun := time.Now()
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", n, func(seed uint64) {
-		all.add(&simulate(t, seed, sizeOf(seed), true).tally) // ends the test when it fails
+		all.add(&simulate(t, seed, sizeOf(seed), (*schedule).planFaults).tally) // ends the test when it fails
 		collect()
 	})
 	t.Logf("%.0f a second: %v", float64(n)/time.Since(begun).Seconds(), &all)
@@ -398,11 +405,37 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
+// TestKilledAtEveryStep kills a process after each step of a run in turn; another one goes on.
+func TestKilledAtEveryStep(t *testing.T) {
+	collect := onOneP(t)
+	n := 12
+	if testing.Short() {
+		n = 2
+	}
+	kills := 0
+	seeds.Each(t, "pipeline.seed", "pipeline.trials", n, func(seed uint64) {
+		for at, killed := 1, true; killed; at++ {
+			killed = false
+			simulate(t, seed, short, func(s *schedule) {
+				s.plan = []planned{{at, func() {
+					s.goWrong(func() {
+						killed = true
+						kills++
+						s.killOne()
+					})
+				}}}
+			})
+			collect()
+		}
+	})
+	t.Logf("%d kills", kills)
+}
+
 // TestUndisturbed is the simulation without faults: the loop itself makes what the rules make.
 func TestUndisturbed(t *testing.T) {
 	onOneP(t)
 	for seed := range uint64(60) {
-		if got := simulate(t, seed, sizeOf(seed), false).tally; got.refused > 0 || got.sessions != got.starts && got.starts == 1 {
+		if got := simulate(t, seed, sizeOf(seed), func(*schedule) {}).tally; got.refused > 0 || got.sessions != got.starts && got.starts == 1 {
 			t.Errorf("seed %d: %v", seed, &got)
 		}
 	}
@@ -412,7 +445,7 @@ func TestUndisturbed(t *testing.T) {
 func TestRepeatable(t *testing.T) {
 	collect := onOneP(t)
 	for seed := uint64(1); seed <= 200; seed++ {
-		a, b := simulate(t, seed, sizeOf(seed), true).traced, simulate(t, seed, sizeOf(seed), true).traced
+		a, b := simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced, simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced
 		if !slices.Equal(a, b) {
 			i := 0
 			for i < min(len(a), len(b)) && a[i] == b[i] {

@@ -169,7 +169,8 @@ func TestStrangers(t *testing.T) {
 // strange runs one schedule into which a stranger publishes. between: his message is not the newest.
 func strange(t *testing.T, seed uint64) (between bool) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSchedule(t, seed, short, true)
+		s := newSchedule(t, seed, short)
+		s.planFaults()
 		s.js.sound = true
 		in := uint64(0)
 		intrude := func() {

@@ -47,7 +47,7 @@ func (c *Conn) batches() *Batches {
 }
 
 // batch is the state of batching in a publisher.
-type batch struct {
+type batching struct {
 	allowed *Batches // nil: never
 	on      bool     // the server has turned out to sync each message
 	pace    pace
@@ -58,8 +58,8 @@ type batch struct {
 	bytes int    //
 }
 
-func newBatch(allowed *Batches) batch {
-	b := batch{allowed: allowed}
+func newBatching(allowed *Batches) batching {
+	b := batching{allowed: allowed}
 	if allowed != nil {
 		var random [9]byte
 		_, _ = rand.Read(random[:]) // it never fails
@@ -69,13 +69,13 @@ func newBatch(allowed *Batches) batch {
 }
 
 // open reports whether a batch has begun and is not committed.
-func (b *batch) open() bool { return b.n > 0 }
+func (b *batching) open() bool { return b.n > 0 }
 
 // full reports whether a message of the given size is the last one of the open batch.
-func (b *batch) full(size int) bool { return b.n+1 >= maxBatch || b.bytes+size >= maxBatchBytes }
+func (b *batching) full(size int) bool { return b.n+1 >= maxBatch || b.bytes+size >= maxBatchBytes }
 
 // add makes the message the next one of the batch; commit: the last.
-func (b *batch) add(m *message, commit bool) {
+func (b *batching) add(m *message, commit bool) {
 	if b.n == 0 {
 		b.first, b.bytes = m.seq, 0
 	}
@@ -113,17 +113,17 @@ type pace struct {
 }
 
 // probing reports whether the pace is still to be found out.
-func (b *batch) probing() bool { return b.allowed != nil && !b.on && b.pace.fast < paceSpans }
+func (b *batching) probing() bool { return b.allowed != nil && !b.on && b.pace.fast < paceSpans }
 
 // flushed is told that all messages up to sequence written are on the wire, and up to acked are acknowledged.
-func (b *batch) flushed(acked, written uint64, at time.Duration) {
+func (b *batching) flushed(acked, written uint64, at time.Duration) {
 	if w := &b.pace; b.probing() && !w.begun && written >= acked+paceSpan {
 		w.begun, w.from, w.until, w.at = true, acked, written, at
 	}
 }
 
 // settled is told what was acknowledged, and when. It reports, with the time that each took, that batches go from now on.
-func (b *batch) settled(acked uint64, at time.Duration) (each time.Duration, turned bool) {
+func (b *batching) settled(acked uint64, at time.Duration) (each time.Duration, turned bool) {
 	w := &b.pace
 	if !w.begun || acked < w.until {
 		return 0, false

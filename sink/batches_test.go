@@ -415,7 +415,7 @@ func TestRefusedBatches(t *testing.T) {
 		p := slow(t, c, 0)
 		cfg := *c.stream
 		cfg.AllowAtomic = false
-		if err := c.ask(t.Context(), "STREAM.UPDATE.OUTBOX", cfg, &streamInfo{}); err != nil {
+		if err := c.api.Ask(t.Context(), "STREAM.UPDATE.OUTBOX", cfg, &streamInfo{}); err != nil {
 			t.Fatal(err)
 		}
 		wantFault(t, publish(t.Context(), p, edits(t, 100)), outbox.Transient, codeBatchRefused)
@@ -426,7 +426,7 @@ func TestRefusedBatches(t *testing.T) {
 func TestAnswersToAnOpenedBatch(t *testing.T) {
 	t.Parallel()
 	answer := func(body string) *nats.Msg { return &nats.Msg{Data: []byte(body)} }
-	if f := judgeOpened(answer(""), "OUTBOX"); f != nil {
+	if f := checkBatchStart(answer(""), "OUTBOX"); f != nil {
 		t.Error(f)
 	}
 	for _, test := range []struct {
@@ -443,7 +443,7 @@ func TestAnswersToAnOpenedBatch(t *testing.T) {
 		{answer(`{"error":{"code":400,"err_code":10176}}`), "batch_incomplete"},
 		{answer(`{"error":{"code":400,"err_code":10201}}`), "duplicate_ack"},
 	} {
-		wantFault(t, judgeOpened(test.m, "OUTBOX"), outbox.Transient, test.code)
+		wantFault(t, checkBatchStart(test.m, "OUTBOX"), outbox.Transient, test.code)
 	}
 }
 

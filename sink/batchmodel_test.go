@@ -106,7 +106,7 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 		c := &Conn{cfg: config("").withDefaults(), lost: make(chan struct{}), enc: enc, inbox: "_I.x."}
 		p := c.newPublisher(0)
 		p.enc.ingress, p.out = "in.", w
-		p.batch = newBatch(new(Batches))
+		p.batch = newBatching(new(Batches))
 		p.batch.on = seed%4 != 0
 		now := time.Now()
 		var want []string

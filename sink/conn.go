@@ -18,28 +18,29 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/synadia-io/orbit.go/natscontext"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 const (
 	connectTimeout = 2 * time.Second // to each server of the list
 	writeTimeout   = ackTimeout      // a write that takes as long as an acknowledgement may take has failed
-	maxArrivals    = 16384           // that are not judged yet; above it the connection is given up
+	maxIncoming    = 16384           // that are not judged yet; above it the connection is given up
 )
 
 // Conn is one connection to NATS, which never reconnects: when it is lost, the session that owns it ends. Its methods may be
 // called from any goroutine.
 type Conn struct {
-	cfg   Config
-	enc   *encoder
-	nc    *nats.Conn
-	wires *wires
-	api   string // prefix of JetStream's API with its last dot, "$JS.API." or a domain's
-	level int    // of that API
-	inbox string // acknowledgements come back on inbox + sequence
+	cfg    Config
+	enc    *encoder
+	nc     *nats.Conn
+	dialer *dialer
+	api    *jsapi.Client
+	level  int    // of JetStream's API
+	inbox  string // acknowledgements come back on inbox + sequence
 
 	// Acknowledgements, and what others publish to the ingress, in the order in which the server sent them.
-	arrivals chan *nats.Msg
+	incoming chan *nats.Msg
 
 	publisher atomic.Pointer[Publisher]
 
@@ -48,9 +49,8 @@ type Conn struct {
 	err      error // why it was lost; written before lost is closed
 
 	mu       sync.Mutex
-	asking   map[string]context.CancelCauseFunc // by subject: requests under way, to end those that the server forbids
-	stream   *streamConfig                      // as last read by CheckStream or EnsureStream
-	noListed bool                               // this user may not list consumers
+	stream   *streamConfig // as last read by CheckStream or EnsureStream
+	noListed bool          // this user may not list consumers
 }
 
 // Connect opens the connection and checks the server: its version, and that it has JetStream. Errors hold no secrets.
@@ -64,16 +64,16 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{
-		cfg: cfg, enc: enc, api: "$JS.API.", arrivals: make(chan *nats.Msg, maxArrivals), lost: make(chan struct{}),
-		asking: map[string]context.CancelCauseFunc{}, wires: &wires{ctx: ctx},
+		cfg: cfg, enc: enc, incoming: make(chan *nats.Msg, maxIncoming), lost: make(chan struct{}),
+		dialer: &dialer{ctx: ctx},
 	}
 	if err := c.dial(ctx); err != nil {
-		if cause := c.wires.tlsErr(); cause != nil {
+		if cause := c.dialer.tlsErr(); cause != nil {
 			err = fmt.Errorf("TLS handshake: %w", cause)
 		}
 		return nil, c.connectFault(ctx, err)
 	}
-	if err := c.welcome(ctx); err != nil {
+	if err := c.handshake(ctx); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -86,14 +86,16 @@ func (c *Conn) dial(ctx context.Context) error {
 		return err
 	}
 	// nats.go knows no context: what is dialled is closed when it ends, which ends the handshake.
-	stop := context.AfterFunc(ctx, c.wires.close)
+	stop := context.AfterFunc(ctx, c.dialer.close)
 	defer stop()
 	if c.cfg.Context == "" {
 		server := c.cfg.URL
 		if server == "" {
 			server = nats.DefaultURL
 		}
-		c.nc, err = nats.Connect(server, opts...)
+		if c.nc, err = nats.Connect(server, opts...); err == nil {
+			c.use("")
+		}
 		return err
 	}
 	var settings natscontext.Settings
@@ -101,13 +103,21 @@ func (c *Conn) dial(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case settings.JSAPIPrefix != "":
-		c.api = strings.TrimSuffix(settings.JSAPIPrefix, ".") + "."
-	case settings.JSDomain != "":
-		c.api = "$JS." + settings.JSDomain + ".API."
+	prefix := settings.JSAPIPrefix
+	if prefix == "" && settings.JSDomain != "" {
+		prefix = "$JS." + settings.JSDomain + ".API"
 	}
+	c.use(prefix)
 	return nil
+}
+
+// use sets the client of JetStream's API.
+func (c *Conn) use(prefix string) {
+	api := jsapi.New(c.nc, prefix)
+	api.Lost = c.Err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.api = api
 }
 
 // options builds the options of nats.go. They come behind a context's own, so those that are only defaults look at what is there.
@@ -136,8 +146,8 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 			} else if o.InboxPrefix == "" {
 				o.InboxPrefix = defaultInbox
 			}
-			c.wires.next, c.wires.timeout, c.wires.opts = o.CustomDialer, timeout, o
-			o.CustomDialer = c.wires
+			c.dialer.next, c.dialer.timeout, c.dialer.opts = o.CustomDialer, timeout, o
+			o.CustomDialer = c.dialer
 			o.IgnoreDiscoveredServers = true // they are for reconnecting, and their addresses are in no certificate
 			return nil
 		},
@@ -169,7 +179,7 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 
 // welcome checks the server and subscribes to the acknowledgements. The answer to its request also says that the server knows the
 // subscription: they go over the wire in this order.
-func (c *Conn) welcome(ctx context.Context) error {
+func (c *Conn) handshake(ctx context.Context) error {
 	if strings.HasPrefix(c.nc.ConnectedUrl(), "ws") {
 		return fatal("nats_url", "the connection to NATS goes through WebSocket, which Outflow cannot use",
 			"Name a server with nats:// or tls:// in nats.url or in the context.", nil)
@@ -179,21 +189,20 @@ func (c *Conn) welcome(ctx context.Context) error {
 			"Install 2.10.23 or later: earlier ones can lose whole streams.", nil)
 	}
 	c.inbox = c.nc.NewInbox() + "."
-	if _, err := c.nc.ChanSubscribe(c.inbox+"*", c.arrivals); err != nil {
+	if _, err := c.nc.ChanSubscribe(c.inbox+"*", c.incoming); err != nil {
 		return c.lostFault(err)
 	}
-	go c.judgeArrivals()
+	go c.handleIncoming()
 	var info struct {
-		apiError
+		jsapi.Answer
 		API struct {
 			Level int `json:"level"`
 		} `json:"api"`
 	}
-	err := c.ask(ctx, "INFO", nil, &info)
+	err := c.api.Ask(ctx, "INFO", nil, &info)
 	c.level = info.API.Level
-	var refused *apiRefusal
 	switch {
-	case errors.As(err, &refused) && (refused.ErrCode == 10039 || refused.ErrCode == 10076),
+	case jsapi.Refused(err, jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount),
 		// In a cluster, and behind a leaf node, it may be that those with JetStream are away for the moment.
 		errors.Is(err, nats.ErrNoResponders) && c.nc.ConnectedClusterName() == "":
 		return fatal("nats_jetstream", fmt.Sprintf("the server at %s has no JetStream for this account", c.nc.ConnectedUrlRedacted()),
@@ -220,13 +229,8 @@ func atLeast(version string, want ...int) bool {
 // NATS returns the connection, for others who speak over it in the same session.
 func (c *Conn) NATS() *nats.Conn { return c.nc }
 
-// JetStream returns nats.go's view of JetStream over this connection, in the domain of the context.
-func (c *Conn) JetStream() (jetstream.JetStream, error) {
-	return jetstream.NewWithAPIPrefix(c.nc, strings.TrimSuffix(c.api, "."))
-}
-
-// APIPrefix returns the prefix of JetStream's API, with its last dot: a domain has one of its own.
-func (c *Conn) APIPrefix() string { return c.api }
+// API returns the client of JetStream's API, in the domain of the context.
+func (c *Conn) API() *jsapi.Client { return c.api }
 
 // Lost is closed when the connection is gone or can't be used any more; Err says why.
 func (c *Conn) Lost() <-chan struct{} { return c.lost }
@@ -244,25 +248,25 @@ func (c *Conn) Err() error {
 // Close ends the connection at once. It waits for nothing: what was published and not written is dropped.
 func (c *Conn) Close() {
 	c.fail(transient("closed", "the connection to NATS was closed", nil))
-	c.wires.close() // first, so that nobody who is stuck in a write keeps nats.go from closing
+	c.dialer.close() // first, so that nobody who is stuck in a write keeps nats.go from closing
 	c.nc.Close()
 }
 
 // judgeArrivals judges what comes in, in its order, until the connection is lost: an acknowledgement counts only when the strangers
 // before it have been seen.
-func (c *Conn) judgeArrivals() {
+func (c *Conn) handleIncoming() {
 	for {
 		select {
 		case <-c.lost:
 			return
-		case m := <-c.arrivals:
+		case m := <-c.incoming:
 			if c.Err() != nil { // perhaps a stranger came before it, and did not count any more
 				return
 			}
 			if strings.HasPrefix(m.Subject, c.inbox) {
-				c.acknowledged(m)
+				c.handleAck(m)
 			} else {
-				c.published(m)
+				c.handleForeign(m)
 			}
 		}
 	}
@@ -290,14 +294,11 @@ func (c *Conn) asyncError(err error) {
 		return
 	}
 	c.mu.Lock()
-	for subject, cancel := range c.asking {
-		if strings.Contains(err.Error(), `"`+subject+`"`) {
-			cancel(denied)
-			c.mu.Unlock()
-			return
-		}
-	}
+	api := c.api // nil while Connect is under way
 	c.mu.Unlock()
+	if api != nil && api.Forbidden(err, denied) {
+		return
+	}
 	c.fail(denied)
 }
 
@@ -333,13 +334,13 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 		errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
 		return fatal("nats_tls", "no TLS connection to NATS can be made", "Check nats.tls: ca must hold the certificate that signed the server's.", clean)
 	case errors.Is(err, nats.ErrNoServers), errors.As(err, &op), errors.Is(err, nats.ErrTimeout):
-		if cause := c.wires.dialErr(); cause != nil && !c.wires.dialled() {
+		if cause := c.dialer.dialErr(); cause != nil && !c.dialer.dialled() {
 			clean = scrub(cause, c.cfg)
 		}
 		f := transient(CodeConnect, "NATS can't be reached", clean)
 		f.Hint = "See that it runs, and that host and port are right"
 		return f
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.wires.dialled():
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.dialer.dialled():
 		return fatal("nats_credentials", "the settings for the connection to NATS can't be used", "Check the context and the files that nats names.", clean)
 	}
 	return transient(CodeConnect, "connect to NATS", clean)

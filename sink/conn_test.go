@@ -215,11 +215,11 @@ func TestDomain(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := door(t, Config{Context: file, Stream: "OUTBOX"})
-	if c.api != "$JS.hub.API." {
-		t.Errorf("prefix %s", c.api)
+	if to := c.api.PublishSubject("a"); to != "$JS.hub.API.a" {
+		t.Errorf("what is for a goes to %s", to)
 	}
 	mustPublish(t, c.Publisher(0), edits(t, 3))
-	js, err := c.JetStream()
+	js, err := c.api.JetStream()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestTLS(t *testing.T) {
 	wantFault(t, err, outbox.Fatal, "nats_tls")
 	cfg.TLS.CA = ca
 	c := door(t, cfg)
-	if _, ok := c.wires.current().Conn.(*tls.Conn); !ok {
+	if _, ok := c.dialer.current().Conn.(*tls.Conn); !ok {
 		t.Fatal("not encrypted")
 	}
 	all := edits(t, 3000)

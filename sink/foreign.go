@@ -25,7 +25,7 @@ func (c *Conn) Watch(ctx context.Context) error {
 	if ingress == "" {
 		return nil // no stream: nothing can be published
 	}
-	if _, err := c.nc.ChanSubscribe(ingress+">", c.arrivals); err != nil {
+	if _, err := c.nc.ChanSubscribe(ingress+">", c.incoming); err != nil {
 		return c.lostFault(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
@@ -40,7 +40,7 @@ func (c *Conn) Watch(ctx context.Context) error {
 const watchTimeout = 2 * time.Second
 
 // published judges a message that somebody else has published to the ingress.
-func (c *Conn) published(m *nats.Msg) {
+func (c *Conn) handleForeign(m *nats.Msg) {
 	_, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
 	if err == nil && (m.Header.Get(nats.ExpectedLastSeqHdr) != "" || m.Header.Get(headerBatchID) != "") {
 		return

@@ -17,16 +17,16 @@ func TestNothingCountsBehindAStranger(t *testing.T) {
 			lost bool
 			want outbox.Class
 		}{"he ends it": {false, outbox.Gap}, "it has ended": {true, outbox.Transient}} {
-			conn := &Conn{cfg: config(""), inbox: "_INBOX.x.", arrivals: make(chan *nats.Msg, 3), lost: make(chan struct{})}
+			conn := &Conn{cfg: config(""), inbox: "_INBOX.x.", incoming: make(chan *nats.Msg, 3), lost: make(chan struct{})}
 			p := &Publisher{conn: conn, notify: make(chan struct{}, 1)}
 			conn.publisher.Store(p)
-			conn.arrivals <- &nats.Msg{Subject: "_outflow.x.outbox.y"}
-			conn.arrivals <- &nats.Msg{Subject: "_INBOX.x.2", Data: []byte(`{"stream":"OUTBOX","seq":2}`)}
-			conn.arrivals <- &nats.Msg{Subject: "_INBOX.x.3", Data: []byte(`{"stream":"OUTBOX","seq":3}`)}
+			conn.incoming <- &nats.Msg{Subject: "_outflow.x.outbox.y"}
+			conn.incoming <- &nats.Msg{Subject: "_INBOX.x.2", Data: []byte(`{"stream":"OUTBOX","seq":2}`)}
+			conn.incoming <- &nats.Msg{Subject: "_INBOX.x.3", Data: []byte(`{"stream":"OUTBOX","seq":3}`)}
 			if c.lost {
 				conn.fail(conn.lostFault(nil))
 			}
-			conn.judgeArrivals()
+			conn.handleIncoming()
 			if p.Acked() != 0 || outbox.ClassOf(conn.Err()) != c.want {
 				t.Fatalf("%s: acknowledged %d, %v", name, p.Acked(), conn.Err())
 			}

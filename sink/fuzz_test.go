@@ -26,7 +26,7 @@ func FuzzAck(f *testing.F) {
 		if status != "" {
 			m.Header.Set("Status", status)
 		}
-		fault := judgeAck(m, "OUTBOX", 42)
+		fault := checkAck(m, "OUTBOX", 42)
 		if fault != nil {
 			if fault.Code == "" || fault.Message == "" {
 				t.Fatalf("%q: %+v", data, fault)

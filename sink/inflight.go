@@ -11,15 +11,15 @@ const (
 // inflight counts what was sent and is not acknowledged. Which messages carry a reply subject is decided here; an acknowledgement
 // of one settles everything up to it.
 type inflight struct {
-	acked, sent uint64 // sequences: the last acknowledged, the last sent
-	bytes       int    // of sent and not acknowledged
-	sinceReply  int    // bytes sent since the last message with a reply, and
-	countSince  int    // messages; at the start as if it were time, so that a refusal of the first one tells its cause
-	dues        []due  // messages with a reply that are not acknowledged, ascending
+	acked, sent uint64       // sequences: the last acknowledged, the last sent
+	bytes       int          // of sent and not acknowledged
+	sinceReply  int          // bytes sent since the last message with a reply, and
+	countSince  int          // messages; at the start as if it were time, so that a refusal of the first one tells its cause
+	pending     []pendingAck // messages with a reply that are not acknowledged, ascending
 }
 
 // due is a message whose acknowledgement is due.
-type due struct {
+type pendingAck struct {
 	seq   uint64
 	bytes int // of the messages since the due before it, with its own
 }
@@ -36,7 +36,7 @@ func (f *inflight) add(seq uint64, size int, reply bool) {
 	f.sinceReply += size
 	f.countSince++
 	if reply {
-		f.dues = append(f.dues, due{seq, f.sinceReply})
+		f.pending = append(f.pending, pendingAck{seq, f.sinceReply})
 		f.sinceReply, f.countSince = 0, 0
 	}
 }
@@ -44,13 +44,13 @@ func (f *inflight) add(seq uint64, size int, reply bool) {
 // settle takes out what is proved by an acknowledgement of seq.
 func (f *inflight) settle(seq uint64) {
 	n := 0
-	for n < len(f.dues) && f.dues[n].seq <= seq {
-		f.bytes -= f.dues[n].bytes
+	for n < len(f.pending) && f.pending[n].seq <= seq {
+		f.bytes -= f.pending[n].bytes
 		n++
 	}
 	if n > 0 {
-		f.acked = f.dues[n-1].seq
-		f.dues = append(f.dues[:0], f.dues[n:]...) // 40 of them at the most
+		f.acked = f.pending[n-1].seq
+		f.pending = append(f.pending[:0], f.pending[n:]...) // 40 of them at the most
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	keptSlots = 2048     // more than can be in flight, with the one that is proved
-	keptChunk = 64 << 10 // bytes; a message that is larger has a chunk of its own
-	keptFree  = 16       // chunks that are kept for use again
+	unackedSlots  = 2048     // more than can be in flight, with the one that is proved
+	chunkSize     = 64 << 10 // bytes; a message that is larger has a chunk of its own
+	maxFreeChunks = 16       // chunks that are kept for use again
 )
 
 // kept holds the messages that were sent and are not proved, as they were encoded, and the newest one that is proved: what another
@@ -17,63 +17,63 @@ const (
 //
 // The bytes lie in chunks, which are used again when all that is in them is proved: no message costs an allocation, and what is held is
 // what is in flight, and a chunk or two.
-type kept struct {
-	slots       [keptSlots]keptMessage // by sequence
-	first, next uint64                 // those of sequences from first to below next are here
-	chunks      []keptBytes            // in use, oldest first; the last one is being filled
+type unacked struct {
+	slots       [unackedSlots]unackedMessage // by sequence
+	first, next uint64                       // those of sequences from first to below next are here
+	chunks      []chunk                      // in use, oldest first; the last one is being filled
 	free        [][]byte
 }
 
-type keptMessage struct {
+type unackedMessage struct {
 	bytes           []byte // subject, header, data
 	subject, header int    // their lengths
 	expected        int    // where the expected sequence stands in the header
 	expectedEnd     int    //
 }
 
-type keptBytes struct {
+type chunk struct {
 	buf  []byte
 	last uint64 // the newest message in it
 }
 
 // newKept holds nothing; the first message that is added has the sequence behind last.
-func newKept(last uint64) *kept { return &kept{first: last + 1, next: last + 1} }
+func newUnacked(last uint64) *unacked { return &unacked{first: last + 1, next: last + 1} }
 
 // add copies a message, the one behind that which was added before it.
-func (k *kept) add(m *message) {
+func (k *unacked) add(m *message) {
 	c := k.room(m.size())
 	start := len(c.buf)
 	c.buf = append(c.buf, m.subject...)
 	c.buf = append(c.buf, m.header...)
 	c.buf = append(c.buf, m.data...)
 	c.last = m.seq
-	k.slots[m.seq%keptSlots] = keptMessage{c.buf[start:len(c.buf):len(c.buf)], len(m.subject), len(m.header), m.expected, m.expectedEnd}
+	k.slots[m.seq%unackedSlots] = unackedMessage{c.buf[start:len(c.buf):len(c.buf)], len(m.subject), len(m.header), m.expected, m.expectedEnd}
 	k.next = m.seq + 1
 }
 
 // room returns a chunk that n more bytes fit into.
-func (k *kept) room(n int) *keptBytes {
+func (k *unacked) room(n int) *chunk {
 	if i := len(k.chunks) - 1; i >= 0 && cap(k.chunks[i].buf)-len(k.chunks[i].buf) >= n {
 		return &k.chunks[i]
 	}
 	var buf []byte
-	if i := len(k.free) - 1; i >= 0 && n <= keptChunk {
+	if i := len(k.free) - 1; i >= 0 && n <= chunkSize {
 		buf, k.free = k.free[i], k.free[:i]
 	} else {
-		buf = make([]byte, 0, max(n, keptChunk))
+		buf = make([]byte, 0, max(n, chunkSize))
 	}
-	k.chunks = append(k.chunks, keptBytes{buf: buf})
+	k.chunks = append(k.chunks, chunk{buf: buf})
 	return &k.chunks[len(k.chunks)-1]
 }
 
 // drop forgets what is proved by an acknowledgement of acked, all but that one.
-func (k *kept) drop(acked uint64) {
+func (k *unacked) drop(acked uint64) {
 	for ; k.first < acked; k.first++ {
-		k.slots[k.first%keptSlots] = keptMessage{}
+		k.slots[k.first%unackedSlots] = unackedMessage{}
 	}
 	n := 0
 	for n < len(k.chunks)-1 && k.chunks[n].last < k.first {
-		if b := k.chunks[n].buf; cap(b) == keptChunk && len(k.free) < keptFree {
+		if b := k.chunks[n].buf; cap(b) == chunkSize && len(k.free) < maxFreeChunks {
 			k.free = append(k.free, b[:0])
 		}
 		n++
@@ -82,11 +82,11 @@ func (k *kept) drop(acked uint64) {
 }
 
 // at returns the message of a sequence, false if it is not here. It is valid until the next drop.
-func (k *kept) at(seq uint64) (message, bool) {
+func (k *unacked) at(seq uint64) (message, bool) {
 	if seq < k.first || seq >= k.next {
 		return message{}, false
 	}
-	s := &k.slots[seq%keptSlots]
+	s := &k.slots[seq%unackedSlots]
 	body := s.subject + s.header
 	return message{
 		subject: s.bytes[:s.subject], header: s.bytes[s.subject:body], data: s.bytes[body:], seq: seq,
@@ -95,7 +95,7 @@ func (k *kept) at(seq uint64) (message, bool) {
 }
 
 // header returns the packed header of the message of a sequence, nil if it is not here.
-func (k *kept) header(seq uint64) *outbox.Header {
+func (k *unacked) header(seq uint64) *outbox.Header {
 	m, _ := k.at(seq)
 	return packedHeader(m.header)
 }

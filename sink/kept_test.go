@@ -8,13 +8,13 @@ import (
 )
 
 // What is kept is what was added, until it is proved; the newest that is proved stays.
-func TestKept(t *testing.T) {
+func TestUnacked(t *testing.T) {
 	t.Parallel()
 	rnd := rand.New(rand.NewPCG(1, 2))
 	const start = 4711
-	k := newKept(start)
+	k := newUnacked(start)
 	made := func(seq uint64) message {
-		n := []int{0, 1, 300, 5000, keptChunk, 3 * keptChunk}[seq*2654435761>>7%6]
+		n := []int{0, 1, 300, 5000, chunkSize, 3 * chunkSize}[seq*2654435761>>7%6]
 		return message{
 			seq: seq, subject: fmt.Appendf(nil, "_outflow.x.d%d", seq), header: fmt.Appendf(nil, "NATS/1.0\r\nX: %d\r\n\r\n", seq),
 			data: bytes.Repeat([]byte{byte(seq)}, n),
@@ -55,8 +55,8 @@ func TestKept(t *testing.T) {
 }
 
 // It costs no allocation, and when all is proved next to nothing is held, large messages neither.
-func TestKeptIsBounded(t *testing.T) {
-	k := newKept(0)
+func TestUnackedIsBounded(t *testing.T) {
+	k := newUnacked(0)
 	seq := uint64(0)
 	m := message{subject: make([]byte, 50), header: make([]byte, 200), data: make([]byte, 250)}
 	round := func() {
@@ -89,7 +89,7 @@ func TestKeptIsBounded(t *testing.T) {
 	for _, b := range k.free {
 		held += cap(b)
 	}
-	if limit := (keptFree + 2) * keptChunk; held > limit {
+	if limit := (maxFreeChunks + 2) * chunkSize; held > limit {
 		t.Errorf("%d bytes are held, at most %d", held, limit)
 	}
 }

@@ -43,17 +43,17 @@ func (m *message) size() int { return len(m.subject) + len(m.header) + len(m.dat
 // encoder turns events into messages. A message's bytes are a function of the event, its header, the sequence before it and the
 // settings. One goroutine uses it.
 type encoder struct {
-	table    string
-	template *outbox.SubjectTemplate
-	columns  []Field // where the values of the template's columns are
-	mapped   []header
-	order    []int // which header comes where: an index of mapped, or a slot below
-	limit    int   // sink.max_payload
-	keyed    bool
-	msgID    bool
-	deadTo   string // the dead letters' subject; "" if a row that can't be published stops
-	ingress  string // prefix of every subject, with its last dot
-	tookMap  int    // bytes that the mapped headers of the last message take, or would take
+	table       string
+	template    *outbox.SubjectTemplate
+	columns     []Field // where the values of the template's columns are
+	mapped      []header
+	order       []int // which header comes where: an index of mapped, or a slot below
+	limit       int   // sink.max_payload
+	keyed       bool
+	msgID       bool
+	deadTo      string // the dead letters' subject; "" if a row that can't be published stops
+	ingress     string // prefix of every subject, with its last dot
+	mappedBytes int    // bytes that the mapped headers of the last message take, or would take
 }
 
 // The slots of encoder.order that are no mapped headers.
@@ -108,7 +108,7 @@ func (enc *encoder) setOrder() {
 // encode makes the message that is expected directly behind sequence last. It returns why it can't be published, if it can't:
 // what m holds is of no use then.
 func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last uint64) Reason {
-	if r := enc.judgeValues(e); r != "" {
+	if r := enc.checkValues(e); r != "" {
 		return r
 	}
 	m.seq = last + 1
@@ -142,7 +142,7 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 		}
 	}
 	m.header = append(b, "\r\n"...)
-	enc.tookMap = mapped
+	enc.mappedBytes = mapped
 	if mapped > maxHeaders {
 		return HeadersTooLarge
 	}
@@ -163,7 +163,7 @@ func (enc *encoder) appendSubject(b []byte, e *relay.Event) []byte {
 	return enc.template.Append(b, values)
 }
 
-func (enc *encoder) judgeValues(e *relay.Event) Reason {
+func (enc *encoder) checkValues(e *relay.Event) Reason {
 	switch {
 	case e.Bad != "":
 		return Undecodable

@@ -133,7 +133,7 @@ func TestRowsThatCantBePublished(t *testing.T) {
 				return
 			}
 			f := enc.fault(&g.e, test.want)
-			for _, part := range []string{"public.outbox", `"id"`, "0/16B3748-0", "dead_letter", cures[test.want]} {
+			for _, part := range []string{"public.outbox", `"id"`, "0/16B3748-0", "dead_letter", hints[test.want]} {
 				if !strings.Contains(f.Error(), part) {
 					t.Errorf("%q does not name %s", f, part)
 				}

@@ -96,10 +96,10 @@ func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	if e.ID != "" {
 		id = fmt.Sprintf("id %q", cut(e.ID, cutValue))
 	}
-	what, cure, place := fmt.Sprintf("table %s: the row", enc.table), cures[r], "row"
+	what, cure, place := fmt.Sprintf("table %s: the row", enc.table), hints[r], "row"
 	if e.Null&relay.IsMessage != 0 {
 		what, place = "the logical message ("+outbox.EventPrefix+")", "message"
-		if c, ok := messageCures[r]; ok {
+		if c, ok := messageHints[r]; ok {
 			cure = c
 		}
 	}
@@ -111,14 +111,14 @@ func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 }
 
 // messageCures are the cures of messages where they are others than those of rows.
-var messageCures = map[Reason]string{
+var messageHints = map[Reason]string{
 	Undecodable: "Correct what writes it; docs/format.md says what the content is.",
 	NullDoc:     "Give the content a doc_id.",
 	NullKey:     "Give the content a seq_key, or an actor_id and a counter.",
 	NullPayload: "Give the content a payload.",
 }
 
-var cures = map[Reason]string{
+var hints = map[Reason]string{
 	Undecodable: "Keep the columns of the mapping in the table, published, and of types that Outflow can read. (A generated column is in the WAL only " +
 		"from PostgreSQL 18 on, with publish_generated_columns = stored.)",
 	NullDoc:         "Make the column NOT NULL.",
@@ -143,7 +143,7 @@ func (enc *encoder) detail(e *relay.Event, r Reason) string {
 	case SubjectTooLong:
 		return fmt.Sprintf("its subject takes more than %d bytes", outbox.MaxSubject)
 	case HeadersTooLarge:
-		return fmt.Sprintf("its mapped headers take %d bytes, more than %d", enc.tookMap, maxHeaders)
+		return fmt.Sprintf("its mapped headers take %d bytes, more than %d", enc.mappedBytes, maxHeaders)
 	}
 	return fmt.Sprintf("with its headers, a payload of %d bytes is above sink.max_payload, %d", e.PayloadSize, enc.limit)
 }

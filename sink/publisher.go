@@ -20,7 +20,7 @@ const (
 	standstill = 2 * time.Second      // between two Checks: this process did not run, and may not have read what has come
 
 	// directBytes is how many bytes in flight fit into the sockets' buffers for certain, so that a write of them does not block.
-	directBytes = 64 << 10
+	maxDirectBytes = 64 << 10
 )
 
 // Publisher publishes messages in order, each at its predicted sequence, and counts what is acknowledged. One goroutine owns it;
@@ -29,15 +29,15 @@ const (
 // After an error of Publish or Check the publisher and its connection are of no more use, except for [Conn.Resume] of another one, and
 // except where the error is a fault of class Poison: then nothing was sent. What Publish returned an error for was not taken.
 type Publisher struct {
-	conn   *Conn
-	enc    *encoder
-	out    outbound
-	window inflight
-	kept   *kept
-	since  time.Time // when the last acknowledgement was seen, or the first became due after a time when none was
-	due    bool      // some were due at the last Check
-	seen   uint64    // what was acknowledged at the last Check
-	looked time.Time // when that was
+	conn    *Conn
+	enc     *encoder
+	out     writer
+	window  inflight
+	unacked *unacked
+	since   time.Time // when the last acknowledgement was seen, or the first became due after a time when none was
+	due     bool      // some were due at the last Check
+	seen    uint64    // what was acknowledged at the last Check
+	looked  time.Time // when that was
 
 	held      []*message // the last messages, not sent yet: one, or what may become a batch
 	heldBytes int
@@ -46,9 +46,8 @@ type Publisher struct {
 	next      *message  // a buffer
 	free      []*message
 	last      uint64 // predicted for the last message, held back or sent
-	letters   int    // dead letters
 	reply     []byte // conn.inbox, and room for a sequence
-	batch     batch
+	batch     batching
 	began     time.Time
 
 	// Written where acknowledgements arrive.
@@ -62,13 +61,13 @@ type Publisher struct {
 // the stream, and Watch have begun, before that was read. A connection has one publisher.
 func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	p := c.newPublisher(lastSeq)
-	c.begin(p)
+	c.attach(p)
 	return p
 }
 
 // begin makes p the publisher of the connection.
-func (c *Conn) begin(p *Publisher) {
-	p.out = newFrames(c.wires.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
+func (c *Conn) attach(p *Publisher) {
+	p.out = newFrameWriter(c.dialer.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
 	c.publisher.Store(p)
 }
 
@@ -81,8 +80,8 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	allowed := c.batches()
 	c.mu.Unlock()
 	p := &Publisher{
-		conn: c, enc: &enc, last: lastSeq, next: new(message), kept: newKept(lastSeq),
-		reply: []byte(c.inbox), batch: newBatch(allowed), began: time.Now(), notify: make(chan struct{}, 1),
+		conn: c, enc: &enc, last: lastSeq, next: new(message), unacked: newUnacked(lastSeq),
+		reply: []byte(c.inbox), batch: newBatching(allowed), began: time.Now(), notify: make(chan struct{}, 1),
 	}
 	p.window.acked, p.window.sent, p.written = lastSeq, lastSeq, lastSeq
 	p.window.countSince = ackEvery - 1
@@ -105,7 +104,7 @@ func (p *Publisher) Full() bool {
 // some before it while they may become a batch. It never blocks. It must not be called while Full. The event's payload is used until
 // the message has been sent. A fault of class Poison means that the row can't be published and that nothing of it was or will be sent.
 func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
-	if err := p.broken(); err != nil {
+	if err := p.failure(); err != nil {
 		return err
 	}
 	if r := p.enc.encode(p.next, e, h, p.last); r != "" {
@@ -113,11 +112,10 @@ func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 			return p.enc.fault(e, r)
 		}
 		p.enc.deadLetter(p.next, e, h, p.last, r)
-		p.letters++
 		p.conn.cfg.Logger.Warn("dead letter", slog.String("reason", string(r)), slog.String("position", e.Pos.String()),
 			slog.String("id", cut(e.ID, cutValue)), slog.Uint64("seq", p.next.seq))
 	}
-	p.makeWay(p.next)
+	p.flushHeld(p.next)
 	p.held = append(p.held, p.next)
 	p.heldBytes += p.next.size()
 	if n := len(p.free); n > 0 {
@@ -130,7 +128,7 @@ func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 }
 
 // makeWay sends what need not be held back, with m to be held.
-func (p *Publisher) makeWay(m *message) {
+func (p *Publisher) flushHeld(m *message) {
 	if len(p.held) == 0 {
 		return
 	}
@@ -153,7 +151,7 @@ func (p *Publisher) makeWay(m *message) {
 // is published meanwhile. A duration above 0 says so: call Flush again after it or at the next Notify, whichever comes first.
 func (p *Publisher) Flush(now time.Time) time.Duration {
 	p.settle()
-	if p.broken() != nil || len(p.held) == 0 && p.window.sent == p.written {
+	if p.failure() != nil || len(p.held) == 0 && p.window.sent == p.written {
 		return 0
 	}
 	if p.outstanding() {
@@ -169,7 +167,7 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 	}
 	p.written, p.heldAt = p.window.sent, time.Time{}
 	p.batch.flushed(p.window.acked, p.written, now.Sub(p.began))
-	p.out.flush(p.window.bytes <= directBytes)
+	p.out.flush(p.window.bytes <= maxDirectBytes)
 	if len(p.held) > 0 {
 		return holdBack // an acknowledgement is outstanding that makes room
 	}
@@ -178,7 +176,7 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 
 // outstanding reports whether the acknowledgement of something that a Flush put on the wire is due.
 func (p *Publisher) outstanding() bool {
-	return len(p.window.dues) > 0 && p.window.dues[0].seq <= p.written
+	return len(p.window.pending) > 0 && p.window.pending[0].seq <= p.written
 }
 
 // send sends what is held back, as part of the batch if one is open; ask: the last of it asks for an acknowledgement, and ends the batch.
@@ -188,8 +186,8 @@ func (p *Publisher) send(ask bool) {
 		return
 	}
 	for i, m := range p.held {
-		p.kept.add(m)
-		p.emit(m, ask && i == len(p.held)-1 || p.window.needsReply(m.size()))
+		p.unacked.add(m)
+		p.sendOne(m, ask && i == len(p.held)-1 || p.window.needsReply(m.size()))
 	}
 	p.release()
 }
@@ -198,9 +196,9 @@ func (p *Publisher) send(ask bool) {
 func (p *Publisher) sendBatched(commit bool) {
 	for i, m := range p.held {
 		last := commit && i == len(p.held)-1
-		p.kept.add(m)
+		p.unacked.add(m)
 		p.batch.add(m, last)
-		p.emit(m, last)
+		p.sendOne(m, last)
 	}
 	p.release()
 }
@@ -214,7 +212,7 @@ func (p *Publisher) release() {
 }
 
 // emit sends a message that is kept.
-func (p *Publisher) emit(m *message, reply bool) {
+func (p *Publisher) sendOne(m *message, reply bool) {
 	var to []byte
 	switch {
 	case reply:
@@ -244,16 +242,13 @@ func (p *Publisher) InFlight() (messages int, bytes int) {
 	return p.window.messages() + len(p.held), p.window.bytes + p.heldBytes
 }
 
-// DeadLetters is how many rows could not be published and have a dead letter in their place.
-func (p *Publisher) DeadLetters() int { return p.letters }
-
 // Check says whether the session must end: a message was refused, an acknowledgement is not the one that was predicted, the
 // connection is lost, or 5 s have passed without any acknowledgement while some were due of what Flush has written. now must not go
 // back. Call it after each Notify, and once a second at least while messages are in flight: where more than two seconds lie between two
 // calls, the 5 s begin anew, because what has come meanwhile may not have been read.
 func (p *Publisher) Check(now time.Time) error {
 	p.settle()
-	if err := p.broken(); err != nil {
+	if err := p.failure(); err != nil {
 		return err
 	}
 	due := p.outstanding() // what was not written can't be late: the caller may have been busy elsewhere since
@@ -274,14 +269,14 @@ func (p *Publisher) Check(now time.Time) error {
 func (p *Publisher) settle() {
 	if a := p.acked.Load(); a != p.window.acked {
 		p.window.settle(a)
-		p.kept.drop(a)
+		p.unacked.drop(a)
 		if each, turned := p.batch.settled(a, time.Duration(p.ackedAt.Load())); turned {
 			p.conn.cfg.Logger.Info("the server syncs each message: they go in atomic batches from now on", slog.Duration("each", each))
 		}
 	}
 }
 
-func (p *Publisher) broken() error {
+func (p *Publisher) failure() error {
 	if f := p.refused.Load(); f != nil {
 		return f
 	}
@@ -307,14 +302,14 @@ func (p *Publisher) refuse(f *outbox.Fault) {
 }
 
 // acknowledged takes what comes back on a reply subject.
-func (c *Conn) acknowledged(m *nats.Msg) {
+func (c *Conn) handleAck(m *nats.Msg) {
 	p := c.publisher.Load()
 	if p == nil {
 		return
 	}
 	to := strings.TrimPrefix(m.Subject, c.inbox)
 	if to == replyOpened {
-		if f := judgeOpened(m, c.cfg.Stream); f != nil {
+		if f := checkBatchStart(m, c.cfg.Stream); f != nil {
 			p.refuse(f)
 		}
 		return
@@ -323,7 +318,7 @@ func (c *Conn) acknowledged(m *nats.Msg) {
 	if err != nil {
 		return // not a reply to anything we sent
 	}
-	if f := judgeAck(m, c.cfg.Stream, seq); f != nil {
+	if f := checkAck(m, c.cfg.Stream, seq); f != nil {
 		p.refuse(f)
 		return
 	}

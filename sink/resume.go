@@ -11,7 +11,7 @@ import (
 // one that is; nil otherwise. Whoever goes on behind them on another connection holds it against the message there.
 func (p *Publisher) Header(seq uint64) *outbox.Header {
 	p.settle()
-	return p.kept.header(seq) // what is held back never left, and is not there
+	return p.unacked.header(seq) // what is held back never left, and is not there
 }
 
 // Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has ended: what old has sent
@@ -29,12 +29,12 @@ func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 	if p.enc.ingress != old.enc.ingress {
 		return nil, fmt.Errorf("stream %s: its ingress is another one", c.cfg.Stream)
 	}
-	p.last, p.letters = old.last, old.letters
-	p.kept = old.kept
-	p.kept.drop(lastSeq)
-	c.begin(p)
+	p.last = old.last
+	p.unacked = old.unacked
+	p.unacked.drop(lastSeq)
+	c.attach(p)
 	p.batch.on, p.batch.pace.fast = old.batch.on && p.batch.allowed != nil, old.batch.pace.fast
-	p.sendAgain(old.window.sent)
+	p.resend(old.window.sent)
 	p.held, p.heldBytes = old.held, old.heldBytes
 	p.written = p.window.sent
 	p.out.flush(false)
@@ -42,17 +42,17 @@ func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 }
 
 // sendAgain sends what is kept and not proved, up to a sequence: in batches, if old sent it so.
-func (p *Publisher) sendAgain(upTo uint64) {
+func (p *Publisher) resend(upTo uint64) {
 	for seq := p.window.sent + 1; seq <= upTo; seq++ {
-		m, _ := p.kept.at(seq)
+		m, _ := p.unacked.at(seq)
 		if !p.batch.on || !p.batchable(&m) {
-			p.emit(&m, seq == upTo || p.window.needsReply(m.size()))
+			p.sendOne(&m, seq == upTo || p.window.needsReply(m.size()))
 			continue
 		}
-		next, more := p.kept.at(seq + 1)
+		next, more := p.unacked.at(seq + 1)
 		commit := !more || !p.batchable(&next) || p.batch.full(m.size())
 		p.batch.add(&m, commit)
-		p.emit(&m, commit)
+		p.sendOne(&m, commit)
 	}
 }
 

@@ -211,7 +211,7 @@ func TestResumeAsksForAnAcknowledgement(t *testing.T) {
 		sent += n
 		old := p
 		p = resume(t, cfg, old)
-		if dues := p.window.dues; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) || len(dues) < n/ackEvery || !p.outstanding() {
+		if dues := p.window.pending; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) || len(dues) < n/ackEvery || !p.outstanding() {
 			t.Fatalf("%d messages: sent up to %d, acknowledgements are due of %+v, on the wire up to %d", n, p.Sent(), dues, p.written)
 		}
 		for clock := newStillClock(); p.Acked() < uint64(sent); {

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // streamInfo is what we read of the answer to STREAM.INFO.
 type streamInfo struct {
-	apiError
+	jsapi.Answer
 	Config  streamConfig `json:"config"`
 	Created time.Time    `json:"created"`
 	Now     time.Time    `json:"ts"`
@@ -31,9 +33,9 @@ type streamInfo struct {
 // does not count.
 func (c *Conn) streamInfo(ctx context.Context) (*streamInfo, error) {
 	var info streamInfo
-	err := c.ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info)
+	err := c.api.Ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info)
 	switch {
-	case refusedWith(err, codeStreamNotFound):
+	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound):
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -93,29 +95,14 @@ func (c *Conn) state(ctx context.Context) (s relay.StreamState, consumers int, e
 // seconds while one is away. No start waits for that.
 const listTimeout = 250 * time.Millisecond
 
-// storedMessage is a message as STREAM.MSG.GET returns it.
-type storedMessage struct {
-	Seq    uint64 `json:"seq"`
-	Header []byte `json:"hdrs"`
-	Data   length `json:"data"`
-}
-
-// length is about how many bytes a value of base64 has.
-type length int
-
-func (l *length) UnmarshalJSON(b []byte) error {
-	*l = length(len(b) * 3 / 4)
-	return nil
-}
-
 // newest finds the newest message that can be read; nil if none can. Mostly it is the one at the last sequence. Where that one is
 // missing although there are messages, a broker has lost the end of its file and kept the count, or somebody deleted it.
-func (c *Conn) newest(ctx context.Context, info *streamInfo) (*storedMessage, error) {
+func (c *Conn) newest(ctx context.Context, info *streamInfo) (*jsapi.Message, error) {
 	s := &info.State
 	if s.LastSeq == 0 {
 		return nil, c.confirmEmpty(ctx, 1)
 	}
-	m, err := c.message(ctx, getRequest{Seq: s.LastSeq})
+	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: s.LastSeq})
 	if m != nil || err != nil {
 		return m, err
 	}
@@ -138,11 +125,11 @@ func (c *Conn) newest(ctx context.Context, info *streamInfo) (*storedMessage, er
 
 // newestBelow searches by halves: "is there a message at or above this sequence" is what next_by_subj answers, and it is found by
 // walking the messages themselves. (last_by_subj ">" goes by the last sequence and finds nothing here.)
-func (c *Conn) newestBelow(ctx context.Context, first, last uint64) (*storedMessage, error) {
-	var found *storedMessage
+func (c *Conn) newestBelow(ctx context.Context, first, last uint64) (*jsapi.Message, error) {
+	var found *jsapi.Message
 	for first < last {
 		mid := first + (last-first)/2
-		m, err := c.message(ctx, getRequest{Seq: mid, Next: ">"})
+		m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: mid, Next: ">"})
 		switch {
 		case err != nil:
 			return nil, err
@@ -157,33 +144,11 @@ func (c *Conn) newestBelow(ctx context.Context, first, last uint64) (*storedMess
 
 // confirmEmpty takes "empty" from the leader only: an answer to STREAM.INFO may be stale.
 func (c *Conn) confirmEmpty(ctx context.Context, first uint64) error {
-	m, err := c.message(ctx, getRequest{Seq: max(first, 1), Next: ">"})
+	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: max(first, 1), Next: ">"})
 	if err == nil && m != nil {
 		return transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s says that it is empty, but has a message at %d", c.cfg.Stream, m.Seq), nil)
 	}
 	return err
-}
-
-// getRequest asks for the message at Seq, or, if Next is set, for the first one at or above Seq whose subject it matches.
-type getRequest struct {
-	Seq  uint64 `json:"seq"`
-	Next string `json:"next_by_subj,omitempty"`
-}
-
-// message reads a message from the leader, never by direct get, which any replica answers. It returns nil if there is none.
-func (c *Conn) message(ctx context.Context, r getRequest) (*storedMessage, error) {
-	var answer struct {
-		apiError
-		Message *storedMessage `json:"message"`
-	}
-	err := c.ask(ctx, "STREAM.MSG.GET."+c.cfg.Stream, r, &answer)
-	if refusedWith(err, codeNoMessage) {
-		return nil, nil
-	}
-	if err == nil && answer.Message == nil {
-		err = fmt.Errorf("stream %s: an answer without a message", c.cfg.Stream)
-	}
-	return answer.Message, err
 }
 
 // durablesAt lists the durable consumers that have come to the newest message, or beyond it. If the stream lost its end, they are those
@@ -199,7 +164,7 @@ func (c *Conn) durablesAt(ctx context.Context, last uint64) ([]string, error) {
 	var names []string
 	for offset := 0; ; {
 		var page struct {
-			apiError
+			jsapi.Answer
 			Total     int `json:"total"`
 			Consumers []struct {
 				Name   string `json:"name"`
@@ -210,7 +175,7 @@ func (c *Conn) durablesAt(ctx context.Context, last uint64) ([]string, error) {
 				AckFloor  seqs `json:"ack_floor"`
 			} `json:"consumers"`
 		}
-		err := c.ask(ctx, "CONSUMER.LIST."+c.cfg.Stream, map[string]int{"offset": offset}, &page)
+		err := c.api.Ask(ctx, "CONSUMER.LIST."+c.cfg.Stream, map[string]int{"offset": offset}, &page)
 		if f := outbox.FaultOf(err); f != nil && f.Code == "nats_permission" {
 			c.mu.Lock()
 			c.noListed = true

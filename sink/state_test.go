@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -35,7 +36,7 @@ func TestStateOfAnEmptyStream(t *testing.T) {
 
 func admin(t *testing.T, c *Conn, method string, request any) {
 	t.Helper()
-	if err := c.ask(t.Context(), method, request, &streamInfo{}); err != nil {
+	if err := c.api.Ask(t.Context(), method, request, &streamInfo{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -266,7 +267,7 @@ func answering(t *testing.T, answers map[string][]string) *Conn {
 	t.Helper()
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
-	c.api = "fake."
+	c.api = jsapi.New(c.nc, "fake")
 	responder := connect(t, config(s.URL()))
 	for method, list := range answers {
 		i := 0

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -30,8 +31,8 @@ func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, 
 		largest := 1
 		for _, m := range slices.Backward(found) {
 			if m != nil {
-				bytes += int(m.Data) // without what a batch adds to it
-				largest = max(largest, len(m.Header)+int(m.Data))
+				bytes += len(m.Data) // without what a batch adds to it
+				largest = max(largest, len(m.Header)+len(m.Data))
 				all = append(all, relay.Stored{Seq: m.Seq, Header: packedHeader(m.Header)})
 			}
 		}
@@ -43,16 +44,16 @@ func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, 
 }
 
 // messages asks for all messages of the sequences at the same time. Those that can't be read are nil.
-func (c *Conn) messages(ctx context.Context, first, last uint64) ([]*storedMessage, error) {
+func (c *Conn) messages(ctx context.Context, first, last uint64) ([]*jsapi.Message, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	found := make([]*storedMessage, last-first+1)
+	found := make([]*jsapi.Message, last-first+1)
 	var asked sync.WaitGroup
 	for i := range found {
 		asked.Add(1)
 		go func() {
 			defer asked.Done()
-			m, err := c.message(ctx, getRequest{Seq: first + uint64(i)})
+			m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: first + uint64(i)})
 			if err != nil {
 				cancel(err) // the first one counts
 			}

@@ -10,6 +10,9 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/outflowhq/outflow/internal/jsapi"
 )
 
 // StreamOptions says how [Conn.EnsureStream] makes a stream. What it does not say is fixed: limits retention, discard old (at
@@ -94,10 +97,10 @@ func newIngress() (string, error) {
 // acknowledged a message through the new one. This connection is of no use for publishing afterwards: it watches the old one.
 func (c *Conn) RenewIngress(ctx context.Context) error {
 	var info struct {
-		apiError
+		jsapi.Answer
 		Config map[string]json.RawMessage `json:"config"`
 	}
-	if err := c.ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info); err != nil {
+	if err := c.api.Ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info); err != nil {
 		return err
 	}
 	subject, err := newIngress()
@@ -107,7 +110,7 @@ func (c *Conn) RenewIngress(ctx context.Context) error {
 	if info.Config["subjects"], err = json.Marshal([]string{subject}); err != nil {
 		return err
 	}
-	return c.ask(ctx, "STREAM.UPDATE."+c.cfg.Stream, info.Config, &streamInfo{})
+	return c.api.Ask(ctx, "STREAM.UPDATE."+c.cfg.Stream, info.Config, &streamInfo{})
 }
 
 func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
@@ -129,10 +132,10 @@ func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
 	}
 	// Not where it is of no use: a server before 2.12 does not know it, so it stands in the way of going back to one.
 	cfg.AllowAtomic = c.cfg.Batches != nil && c.level >= batchLevel && cfg.Replicas == 1 && cfg.Storage == "file"
-	err = c.ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
-	var r *apiRefusal
+	err = c.api.Ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
+	var r *jsapi.Error
 	switch {
-	case refusedWith(err, codeStreamExists): // somebody else made it at the same time
+	case jsapi.Refused(err, jetstream.JSErrCodeStreamNameInUse): // somebody else made it at the same time
 		return nil
 	case errors.As(err, &r) && r.Code != 503:
 		return fatal("stream_create", fmt.Sprintf("stream %s can't be made", c.cfg.Stream), "Check init.replicas, init.storage, init.max_age and init.max_bytes against what the account may have.", r)

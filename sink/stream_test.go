@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -70,7 +71,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 	admin := connect(t, config(s.URL()))
 	create := func(t *testing.T, cfg map[string]any) {
 		t.Helper()
-		if err := admin.ask(t.Context(), "STREAM.CREATE."+cfg["name"].(string), cfg, &streamInfo{}); err != nil {
+		if err := admin.api.Ask(t.Context(), "STREAM.CREATE."+cfg["name"].(string), cfg, &streamInfo{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -117,7 +118,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 				t.Errorf("%v", f)
 			}
 		}
-		if err := admin.ask(t.Context(), "STREAM.DELETE."+name, nil, &streamInfo{}); err != nil {
+		if err := admin.api.Ask(t.Context(), "STREAM.DELETE."+name, nil, &streamInfo{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -169,10 +170,10 @@ func TestRenewIngress(t *testing.T) {
 	mustPublish(t, c.Publisher(0), edits(t, 3))
 	ask := func() (config map[string]json.RawMessage) {
 		var info struct {
-			apiError
+			jsapi.Answer
 			Config map[string]json.RawMessage `json:"config"`
 		}
-		if err := c.ask(t.Context(), "STREAM.INFO.OUTBOX", nil, &info); err != nil {
+		if err := c.api.Ask(t.Context(), "STREAM.INFO.OUTBOX", nil, &info); err != nil {
 			t.Fatal(err)
 		}
 		return info.Config

@@ -15,19 +15,19 @@ import (
 // wires dials for nats.go, does the TLS handshake in its place, and keeps the last connection. So we hold the connection above TLS
 // and can write to it ourselves: nats.go's own way to publish with headers writes them in a random order, from a map, and what is
 // stored must be the same bytes each time.
-type wires struct {
+type dialer struct {
 	ctx     context.Context // ends a dial
 	next    nats.CustomDialer
 	timeout time.Duration
 	opts    *nats.Options // complete when the first handshake begins
 
 	mu     sync.Mutex
-	last   *wire
+	last   *lockedConn
 	failed error // the last dial that failed: nats.go does not say why
 }
 
 // Dial implements nats.CustomDialer.
-func (w *wires) Dial(network, address string) (net.Conn, error) {
+func (w *dialer) Dial(network, address string) (net.Conn, error) {
 	var conn net.Conn
 	var err error
 	if w.next != nil {
@@ -42,7 +42,7 @@ func (w *wires) Dial(network, address string) (net.Conn, error) {
 		return nil, err
 	}
 	host, _, _ := net.SplitHostPort(address)
-	last := &wire{Conn: conn, raw: conn, host: host}
+	last := &lockedConn{Conn: conn, raw: conn, host: host}
 	w.mu.Lock()
 	w.last = last
 	w.mu.Unlock()
@@ -54,7 +54,7 @@ func (w *wires) Dial(network, address string) (net.Conn, error) {
 
 // SkipTLSHandshake is what nats.go asks a dialer when it would do the handshake. It is done here then, so the answer is yes; a
 // handshake that failed has closed the connection.
-func (w *wires) SkipTLSHandshake() bool {
+func (w *dialer) SkipTLSHandshake() bool {
 	last := w.current()
 	if last.tlsErr = last.secure(w.opts); last.tlsErr != nil {
 		last.Close()
@@ -63,7 +63,7 @@ func (w *wires) SkipTLSHandshake() bool {
 }
 
 // tlsErr says why the last handshake failed, if it did.
-func (w *wires) tlsErr() error {
+func (w *dialer) tlsErr() error {
 	if last := w.current(); last != nil {
 		return last.tlsErr
 	}
@@ -71,7 +71,7 @@ func (w *wires) tlsErr() error {
 }
 
 // dialErr says why the last dial that failed did, without the address: that is in the setting.
-func (w *wires) dialErr() error {
+func (w *dialer) dialErr() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var dns *net.DNSError
@@ -85,16 +85,16 @@ func (w *wires) dialErr() error {
 	return w.failed
 }
 
-func (w *wires) current() *wire {
+func (w *dialer) current() *lockedConn {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.last
 }
 
 // dialled reports whether it came as far as dialling.
-func (w *wires) dialled() bool { return w.current() != nil }
+func (w *dialer) dialled() bool { return w.current() != nil }
 
-func (w *wires) close() {
+func (w *dialer) close() {
 	if last := w.current(); last != nil {
 		last.Close()
 	}
@@ -103,7 +103,7 @@ func (w *wires) close() {
 // wire is a connection that nats.go and frames write to. Both write whole protocol frames at a time: nats.go collects them in its
 // buffer and flushes that, frames does likewise. The lock keeps a write of the one from cutting into one of the other. A write
 // that fails part way leaves a truncated frame, so it closes the connection.
-type wire struct {
+type lockedConn struct {
 	net.Conn          // raw, or TLS over it
 	raw      net.Conn //
 	host     string   // as dialled
@@ -112,7 +112,7 @@ type wire struct {
 }
 
 // secure lays TLS over the connection, with the options as nats.go would use them. Nobody else may use it meanwhile, except Close.
-func (w *wire) secure(o *nats.Options) error {
+func (w *lockedConn) secure(o *nats.Options) error {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
 	if o.TLSConfig != nil {
 		cfg = o.TLSConfig.Clone()
@@ -142,7 +142,7 @@ func (w *wire) secure(o *nats.Options) error {
 	return nil
 }
 
-func (w *wire) Write(b []byte) (int, error) {
+func (w *lockedConn) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.Conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
@@ -156,13 +156,13 @@ func (w *wire) Write(b []byte) (int, error) {
 }
 
 // SetWriteDeadline does nothing: Write sets its own, and a deadline of nats.go's would apply to a write of somebody else.
-func (w *wire) SetWriteDeadline(time.Time) error { return nil }
+func (w *lockedConn) SetWriteDeadline(time.Time) error { return nil }
 
 // Close ends the connection at once, also under a write that does not get on.
-func (w *wire) Close() error { return w.raw.Close() }
+func (w *lockedConn) Close() error { return w.raw.Close() }
 
 // outbound is the way out of a publisher's messages. One goroutine uses it.
-type outbound interface {
+type writer interface {
 	send(m *message, reply []byte) // keeps nothing of its arguments; errors end the connection
 	// flush puts what was sent so far on the wire. direct says that it can't block: it may be done in the caller's goroutine.
 	flush(direct bool)
@@ -177,8 +177,8 @@ const keepBuffer = 1 << 20
 // frames encodes messages as frames of the NATS protocol and writes them to the wire itself, from a goroutine of its own, so that
 // publishing never blocks on the network. (It also takes a fifth of the processor time of nats.go's way.) The bytes it holds are
 // bounded by what may be in flight.
-type frames struct {
-	wire *wire
+type frameWriter struct {
+	wire *lockedConn
 	lost <-chan struct{}
 	fail func(error)
 	wake chan struct{} // capacity 1
@@ -190,13 +190,13 @@ type frames struct {
 	spare []byte // for buf, while it is being written
 }
 
-func newFrames(w *wire, lost <-chan struct{}, fail func(error)) *frames {
-	f := &frames{wire: w, lost: lost, fail: fail, wake: make(chan struct{}, 1)}
+func newFrameWriter(w *lockedConn, lost <-chan struct{}, fail func(error)) *frameWriter {
+	f := &frameWriter{wire: w, lost: lost, fail: fail, wake: make(chan struct{}, 1)}
 	go f.run()
 	return f
 }
 
-func (f *frames) send(m *message, reply []byte) {
+func (f *frameWriter) send(m *message, reply []byte) {
 	f.mu.Lock()
 	f.buf = appendFrame(f.buf, m, reply)
 	n := len(f.buf)
@@ -226,7 +226,7 @@ func appendFrame(b []byte, m *message, reply []byte) []byte {
 	return append(b, "\r\n"...)
 }
 
-func (f *frames) flush(direct bool) {
+func (f *frameWriter) flush(direct bool) {
 	if direct && f.writing.TryLock() { // it saves waking the goroutine, which takes longer than the write
 		f.write()
 		f.writing.Unlock()
@@ -239,7 +239,7 @@ func (f *frames) flush(direct bool) {
 }
 
 // run writes until the connection is lost.
-func (f *frames) run() {
+func (f *frameWriter) run() {
 	for {
 		select {
 		case <-f.lost:
@@ -256,7 +256,7 @@ func (f *frames) run() {
 }
 
 // write writes what there is; false: the connection is lost. The caller holds writing.
-func (f *frames) write() bool {
+func (f *frameWriter) write() bool {
 	f.mu.Lock()
 	out := f.buf
 	f.buf, f.spare = f.spare[:0], nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -57,14 +58,14 @@ func TestFramesStoreWhatTheLibraryStores(t *testing.T) {
 		mustPublish(t, p, all)
 		for seq := range all {
 			var answer struct {
-				apiError
+				jsapi.Answer
 				Message struct {
 					Subject string `json:"subject"`
 					Header  []byte `json:"hdrs"`
 					Data    []byte `json:"data"`
 				} `json:"message"`
 			}
-			if err := c.ask(t.Context(), "STREAM.MSG.GET."+stream, getRequest{Seq: uint64(seq + 1)}, &answer); err != nil {
+			if err := c.api.Ask(t.Context(), "STREAM.MSG.GET."+stream, jsapi.MessageRequest{Seq: uint64(seq + 1)}, &answer); err != nil {
 				t.Fatal(err)
 			}
 			lines := strings.Split(string(answer.Message.Header), "\r\n")
@@ -85,7 +86,7 @@ func TestFramesWriteErrorEndsTheSession(t *testing.T) {
 	theirs.Close()
 	lost := make(chan struct{})
 	errs := make(chan error, 1)
-	f := newFrames(&wire{Conn: ours, raw: ours}, lost, func(err error) { errs <- err })
+	f := newFrameWriter(&lockedConn{Conn: ours, raw: ours}, lost, func(err error) { errs <- err })
 	g := event(0, "doc", []byte("x"))
 	m := message{subject: []byte("a"), header: []byte("NATS/1.0\r\n\r\n"), data: g.e.Payload}
 	f.send(&m, nil)
@@ -99,7 +100,7 @@ func TestFramesWriteErrorEndsTheSession(t *testing.T) {
 func TestWire(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
-	w := &wire{Conn: ours, raw: ours}
+	w := &lockedConn{Conn: ours, raw: ours}
 	done := make(chan error, 2)
 	for _, text := range []string{"aaaaaaaaaa", "bbbbbbbbbb"} {
 		go func() { _, err := w.Write([]byte(text)); done <- err }()

@@ -40,7 +40,7 @@ func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerD
 	if err != nil {
 		return nil, nil, err
 	}
-	js, err := conn.JetStream()
+	js, err := conn.API().JetStream()
 	if err != nil {
 		conn.Close()
 		return nil, nil, err

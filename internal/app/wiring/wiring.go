@@ -267,7 +267,7 @@ func Checkpoint(cfg config.Config, l *Layout) checkpoint.Config {
 
 // Store is the store of the record on a connection.
 func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
-	return checkpoint.NewStore(c.NATS(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot, APIPrefix: c.APIPrefix()})
+	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot})
 }
 
 // Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns closes what outlives

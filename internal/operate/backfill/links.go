@@ -57,7 +57,7 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Links, e
 	if l.Conn, err = wiring.Connect(ctx, cfg, sc); err != nil {
 		return nil, err
 	}
-	if l.js, err = l.Conn.JetStream(); err != nil {
+	if l.js, err = l.Conn.API().JetStream(); err != nil {
 		return nil, err
 	}
 	l.Store = wiring.Store(cfg, l.Conn)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -227,7 +228,7 @@ func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	if seq == 0 {
 		return nil, nil
 	}
-	return a.ask(ctx, fmt.Sprintf(`{"seq":%d}`, seq))
+	return a.ask(ctx, jsapi.MessageRequest{Seq: seq})
 }
 
 // next reads the first message at or behind seq that one of the filters matches.
@@ -236,7 +237,7 @@ func (a *Admin) firstFrom(ctx context.Context, seq uint64, filters []string) (fi
 		filters = []string{">"}
 	}
 	for _, f := range filters {
-		m, err := a.ask(ctx, fmt.Sprintf(`{"seq":%d,"next_by_subj":%q}`, max(seq, 1), f))
+		m, err := a.ask(ctx, jsapi.MessageRequest{Seq: max(seq, 1), Next: f})
 		if err != nil {
 			return nil, err
 		}
@@ -249,33 +250,18 @@ func (a *Admin) firstFrom(ctx context.Context, seq uint64, filters []string) (fi
 
 const askTimeout = 5 * time.Second
 
-func (a *Admin) ask(ctx context.Context, request string) (*stored, error) {
+func (a *Admin) ask(ctx context.Context, request jsapi.MessageRequest) (*stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	answer, err := a.Conn.NATS().RequestWithContext(ctx, a.Conn.APIPrefix()+"STREAM.MSG.GET."+a.Stream, []byte(request))
+	found, err := a.Conn.API().Message(ctx, a.Stream, request)
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: read a message: %w", a.Stream, err)
 	}
-	var reply struct {
-		Message *struct {
-			Seq     uint64    `json:"seq"`
-			Subject string    `json:"subject"`
-			Header  []byte    `json:"hdrs"`
-			Time    time.Time `json:"time"`
-		} `json:"message"`
-		Error *jetstream.APIError `json:"error"`
-	}
-	if err := json.Unmarshal(answer.Data, &reply); err != nil {
-		return nil, fmt.Errorf("stream %s: read a message: %w", a.Stream, err)
-	}
-	if reply.Error != nil && reply.Error.ErrorCode != jetstream.JSErrCodeMessageNotFound {
-		return nil, fmt.Errorf("stream %s: read a message: %w", a.Stream, reply.Error)
-	}
-	if reply.Message == nil {
+	if found == nil {
 		return nil, nil
 	}
-	m := &stored{seq: reply.Message.Seq, subject: reply.Message.Subject, at: reply.Message.Time}
-	for line := range strings.SplitSeq(string(reply.Message.Header), "\r\n") {
+	m := &stored{seq: found.Seq, subject: found.Subject, at: found.Time}
+	for line := range strings.SplitSeq(string(found.Header), "\r\n") {
 		if v, ok := strings.CutPrefix(line, outbox.HeaderName+":"); ok {
 			if m.outflow, err = outbox.ParseHeader(strings.TrimSpace(v)); err != nil {
 				return nil, fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", a.Stream, m.seq, err), "")

@@ -2,7 +2,6 @@ package replay
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
@@ -18,8 +18,6 @@ const (
 	publishTries   = 100 // of one message, while others publish as well
 	publishWithin  = time.Minute
 	retryPause     = 100 * time.Millisecond
-
-	storeFailed = 10077 // the server's code for a stream at its limits that discards new messages
 )
 
 // publisher publishes the messages of a replay one after the other, each where the one before is known to be: the next message expects the
@@ -28,18 +26,11 @@ const (
 // order, whoever else publishes there, and whatever a process of the same replay that was killed had still sent.
 type publisher struct {
 	js      jetstream.JetStream
-	nc      *nats.Conn
-	api     string // prefix of JetStream's API
+	api     *jsapi.Client
 	target  *target
 	id      string
 	last    uint64 // the target's last sequence, all of which is looked at
 	timeout time.Duration
-}
-
-// stored is a message of the target.
-type stored struct {
-	Seq    uint64 `json:"seq"`
-	Header []byte `json:"hdrs"`
 }
 
 // message makes what is published of a message.
@@ -80,10 +71,10 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 		case errors.Is(err, nats.ErrMaxPayload):
 			return fatal("replay_refused", fmt.Sprintf("the message for %s (%d bytes of data) is above the server's max_payload with the headers of a replay", out.Subject, len(m.Data)),
 				"Raise max_payload of the server, or leave the event out")
-		case p.nc.IsClosed():
+		case p.api.NATS().IsClosed():
 			return fmt.Errorf("publish to %s: the connection to NATS is lost: %w", out.Subject, err)
 		case errors.As(err, &refused) && refused.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequence &&
-			(refused.Code != 503 || refused.ErrorCode == storeFailed):
+			(refused.Code != 503 || refused.ErrorCode == jsapi.StreamStoreFailed):
 			return fatal("replay_refused", fmt.Sprintf("stream %s refuses the message for %s: %v", p.target.stream.CachedInfo().Config.Name, out.Subject, err),
 				"Give the stream room, or name another one")
 		}
@@ -148,28 +139,10 @@ func (p *publisher) lastSeq(ctx context.Context) (uint64, error) {
 }
 
 // get reads a message from the leader, not from a replica that may lag; nil if it is not there.
-func (p *publisher) get(ctx context.Context, seq uint64) (*stored, error) {
+func (p *publisher) get(ctx context.Context, seq uint64) (*jsapi.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	name := p.target.stream.CachedInfo().Config.Name
-	answer, err := p.nc.RequestWithContext(ctx, p.api+"STREAM.MSG.GET."+name, fmt.Appendf(nil, `{"seq":%d}`, seq))
-	if err != nil {
-		return nil, fmt.Errorf("stream %s: read sequence %d: %w", name, seq, err)
-	}
-	var a struct {
-		Message *stored `json:"message"`
-		Error   *struct {
-			ErrCode int    `json:"err_code"`
-			Text    string `json:"description"`
-		} `json:"error"`
-	}
-	if err := json.Unmarshal(answer.Data, &a); err != nil {
-		return nil, fmt.Errorf("stream %s: read sequence %d: %w", name, seq, err)
-	}
-	if a.Error != nil && a.Error.ErrCode != int(jetstream.JSErrCodeMessageNotFound) {
-		return nil, fmt.Errorf("stream %s: read sequence %d: %s", name, seq, a.Error.Text)
-	}
-	return a.Message, nil
+	return p.api.Message(ctx, p.target.stream.CachedInfo().Config.Name, jsapi.MessageRequest{Seq: seq})
 }
 
 // placeOf reads the place in a header block, if the message is one of this replay.

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 )
@@ -24,7 +25,7 @@ func newTestPublisher(t *testing.T) (*publisher, jetstream.JetStream) {
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TO", Subjects: []string{"to.>", "other"}})
 	must(t, err)
 	return &publisher{
-		js: js, nc: nc, api: "$JS.API.", id: "r", timeout: 5 * time.Second, target: &target{kind: toStream, name: "TO", prefix: "to.", stream: stream},
+		js: js, api: jsapi.New(nc, ""), id: "r", timeout: 5 * time.Second, target: &target{kind: toStream, name: "TO", prefix: "to.", stream: stream},
 	}, js
 }
 

@@ -107,7 +107,7 @@ func (r *replay) connect(ctx context.Context) (err error) {
 	if r.conn, err = wiring.Connect(ctx, r.cfg, sc); err != nil {
 		return err
 	}
-	r.js, err = r.conn.JetStream()
+	r.js, err = r.conn.API().JetStream()
 	return err
 }
 
@@ -229,7 +229,7 @@ func (r *replay) openTarget(ctx context.Context) error {
 		r.o.ID = hex.EncodeToString(token)
 	}
 	r.pub = &publisher{
-		js: r.js, nc: r.conn.NATS(), api: r.conn.APIPrefix(), target: r.target, id: r.o.ID, timeout: publishTimeout,
+		js: r.js, api: r.conn.API(), target: r.target, id: r.o.ID, timeout: publishTimeout,
 	}
 	var err error
 	if r.resume, err = r.pub.begin(ctx, known); err != nil || r.resume == nil {
