@@ -1,0 +1,172 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/process"
+	"github.com/outflowhq/outflow/internal/lab/recording"
+)
+
+// effects are the programs of testdata/effects, built once.
+var effectsBinary = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(filepath.Dir(harness.Binary), "effects")
+	out, err := exec.Command("go", "build", "-o", path, "./testdata/effects").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, err
+})
+
+// instance is one process of a consumer.
+type instance struct {
+	t    *testing.T
+	args []string
+	log  *harness.Log
+	p    *process.Process
+}
+
+func newInstance(t *testing.T, args ...string) *instance {
+	t.Helper()
+	i := &instance{t: t, args: args, log: &harness.Log{}}
+	t.Cleanup(func() {
+		_ = i.p.Kill()
+		if t.Failed() {
+			t.Logf("end of the log of %v:\n%s", args, i.log.Tail(3000))
+		}
+	})
+	i.start()
+	return i
+}
+
+func (i *instance) start() {
+	i.t.Helper()
+	path, err := effectsBinary()
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	cmd := exec.Command(path, i.args...)
+	cmd.Stdout, cmd.Stderr = i.log, i.log
+	if i.p, err = process.Start(cmd, syscall.SIGKILL); err != nil {
+		i.t.Fatal(err)
+	}
+}
+
+// TestConsumerKills kills the two instances of a consumer again and again, or freezes one for longer than its lease, while operations
+// flow through 8 partitions. Its effects, three tables that depend on the order and the number of events, are those of a consumer that nobody disturbed.
+func TestConsumerKills(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_KILLS", 10), harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_OPS", 3_000)
+	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", int(time.Now().UnixNano()%1e9)))
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 7))
+
+	url, nats := pgtest.Database(t, pgtest.Server(t)), natstest.Server(t)
+	o := harness.New(t, url, nats.URL(), "consumer_kills", "REORDER_SORT=commit")
+	o.Init()
+	o.Start()
+
+	var all []recording.Op
+	for round := 0; len(all) < ops; round++ { // each document's operations are dealt to 8: more documents than partitions
+		for i, op := range harness.RecordedOps(t, ops-len(all)) {
+			op.Doc = fmt.Sprintf("%s-%d-%d", op.Doc, round, i%8)
+			all = append(all, op)
+		}
+	}
+	const pause = 400 * time.Millisecond // between two kills
+	rate := max(100, int(float64(ops)/(float64(kills)*pause.Seconds())))
+	began := time.Now()
+	l := harness.StartLoad(t, url, all, 4, rate, seed)
+
+	args := []string{"-database", url, "-nats", nats.URL(), "-lease", "500ms"}
+	calm := newInstance(t, append(args, "-name", "calm")...)
+	victims := []*instance{newInstance(t, append(args, "-name", "victim")...), newInstance(t, append(args, "-name", "victim")...)}
+	frozen := 0
+	for range kills {
+		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // when it is killed is random
+		v := victims[rnd.IntN(2)]
+		if rnd.IntN(6) == 0 { // it sleeps while the other one takes over, and wakes before it is killed
+			frozen++
+			if err := v.p.Pause(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			if err := v.p.Resume(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
+		}
+		if err := v.p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		v.start()
+	}
+	l.Wait(t)
+	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, len(all))
+	conn := harness.Connect(t, url)
+	for _, name := range []string{"calm", "victim"} {
+		awaitEffects(t, conn, name, len(all))
+	}
+	for table, order := range map[string]string{"state": "document", "log": "document, n", "turns": "document"} {
+		want, got := dump(t, conn, "calm."+table, order), dump(t, conn, "victim."+table, order)
+		if want != got {
+			t.Errorf("table %s differs from that of the consumer that nobody disturbed: %s, %s", table, got, want)
+		}
+	}
+	var n, documents, partitions int
+	err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM victim.log), (SELECT count(*) FROM victim.state),
+		(SELECT count(*) FROM victim.outflow_mark WHERE due > '0/0')`).Scan(&n, &documents, &partitions)
+	if err != nil || n != len(all) {
+		t.Errorf("%d events had their effect, want %d (%v)", n, len(all), err)
+	}
+	t.Logf("%d kills (%d of a process that had been frozen beyond its lease), %d operations of %d documents through %d partitions in %v: three tables equal",
+		kills, frozen, len(all), documents, partitions, time.Since(began).Round(time.Second))
+	for _, i := range append(victims, calm) {
+		if err := i.p.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.p.Wait(); err != nil {
+			t.Errorf("the stop was not clean: %v", err)
+		}
+	}
+}
+
+func awaitEffects(t *testing.T, conn *pgx.Conn, name string, want int) {
+	t.Helper()
+	harness.Eventually(t, "the effects of "+name, func() error {
+		var n int
+		if err := conn.QueryRow(t.Context(), `SELECT coalesce(sum(events), 0) FROM `+name+`.state`).Scan(&n); err != nil {
+			return err
+		}
+		if n < want {
+			return fmt.Errorf("%d of %d events", n, want)
+		}
+		return nil
+	})
+}
+
+// dump is a hash over a table.
+func dump(t *testing.T, conn *pgx.Conn, table, order string) string {
+	t.Helper()
+	var n int
+	var hash string
+	err := conn.QueryRow(context.WithoutCancel(t.Context()), `SELECT count(*), md5(coalesce(string_agg(r::text, E'\n' ORDER BY `+order+`), '')) FROM `+table+` r`).Scan(&n, &hash)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strconv.Itoa(n) + " rows " + hash
+}

@@ -1,0 +1,63 @@
+package crash
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+)
+
+// TestKills is claims C1, C2 and C3: two outflows on two slots of one database, one of them killed again and again; a separate reader
+// finds everything exactly once in both streams, and the streams are equal byte by byte.
+func TestKills(t *testing.T) {
+	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_KILLS", 6), harness.EnvInt(t, "OUTFLOW_TEST_OPS", 12_000)
+	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", int(time.Now().UnixNano()%1e9)))
+	for _, horizon := range []string{"0s", "20ms"} {
+		for _, sort := range []string{"seq_key", "commit"} {
+			t.Run(fmt.Sprintf("horizon=%s,sort=%s", horizon, sort), func(t *testing.T) {
+				t.Logf("seed %d", seed)
+				testKills(t, kills, ops, seed, horizon, sort)
+			})
+		}
+	}
+}
+
+func testKills(t *testing.T, kills, ops int, seed uint64, horizon, sort string) {
+	pg := pgtest.Own(t, 0, "track_commit_timestamp=on")
+	url, err := pg.CreateDatabase(t.Context(), "traces")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nats, twinNATS := natstest.Process(t), natstest.Process(t)
+	victim := harness.New(t, url, nats.URL(), "victim", "REORDER_HORIZON="+horizon, "REORDER_SORT="+sort)
+	twin := harness.New(t, url, twinNATS.URL(), "twin", "REORDER_HORIZON="+horizon, "REORDER_SORT="+sort)
+	victim.Init()
+	twin.Init()
+	victim.Start()
+	twin.Start()
+
+	const rate = 3000
+	l := harness.StartLoad(t, url, harness.RecordedOps(t, ops), 8, rate, seed)
+	rnd := rand.New(rand.NewPCG(seed, 99))
+	pause := time.Duration(ops) * time.Second / rate / time.Duration(kills)
+	for range kills {
+		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // when it is killed is random
+		victim.Kill()
+		victim.Start()
+	}
+	l.Wait(t)
+	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), victim.Stream, ops)
+	harness.AwaitMessages(t, harness.JetStream(t, twinNATS.URL()), twin.Stream, ops)
+	within, err := time.ParseDuration(horizon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.CompareStreams(t, url, nats.URL(), twinNATS.URL(), victim.Stream, within)
+	if victim.Stop() != 0 || twin.Stop() != 0 {
+		t.Error("the stop was not clean")
+	}
+}

@@ -1,0 +1,142 @@
+package maintenance
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/freeport"
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/process"
+	"github.com/outflowhq/outflow/internal/lab/tier"
+)
+
+// otherMinor returns another minor version of a server's major, if OUTFLOW_TEST_PG_UPGRADE names one; else the same one.
+func otherMinor(t *testing.T, pg *pgserver.Server) pgserver.Installation {
+	t.Helper()
+	if os.Getenv("OUTFLOW_TEST_PG_UPGRADE") == "" {
+		return pg.Installation
+	}
+	for _, i := range wholeInstallations(t) {
+		if i.Major == pg.Installation.Major && i.Version != pg.Installation.Version {
+			return i
+		}
+	}
+	return pg.Installation
+}
+
+// TestMinorUpgradePostgres: PostgreSQL is stopped and started with its files under load, by another minor version where there is one.
+func TestMinorUpgradePostgres(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	var majors []pgserver.Installation
+	for _, i := range pgserver.Installations() {
+		if i.Major >= 17 {
+			majors = append(majors, i)
+		}
+	}
+	if len(majors) == 0 {
+		tier.Missing(t, "postgres-17", "no PostgreSQL 17 or 18 on this machine (scripts/postgres fetches them)")
+	}
+	for n, i := range majors {
+		t.Run(fmt.Sprint(i.Major), func(t *testing.T) {
+			if n < len(majors)-1 {
+				tier.OnlyLong(t, "one major shows it")
+			}
+			t.Parallel()
+			pg := newer(t, i, map[string]string{"fsync": "off", "track_commit_timestamp": "on"})
+			p := underLoad(t, pg, natstest.Process(t).URL(), "minor", 1000, nil)
+			for _, next := range []pgserver.Installation{otherMinor(t, pg), i} {
+				harness.Must(t, pg.Stop("fast"))
+				pg.Installation = next
+				harness.Must(t, pg.Start(t.Context()))
+				t.Logf("PostgreSQL %s", next.Version)
+				p.publishing()
+			}
+			p.conn = harness.Connect(t, p.url) // the old one is cut
+			p.end()
+		})
+	}
+}
+
+// TestMinorUpgradeNATS: NATS is stopped and started with its files under load, from an older version where there is one: the program
+// that OUTFLOW_TEST_NATS_SERVER names.
+func TestMinorUpgradeNATS(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	port, err := freeport.Port()
+	harness.Must(t, err)
+	dir := filepath.Join(t.TempDir(), "jetstream")
+	stop := func() {}
+	if program := os.Getenv("OUTFLOW_TEST_NATS_SERVER"); program != "" {
+		cmd := exec.Command(program, "-js", "-sd", dir, "-a", "127.0.0.1", "-p", fmt.Sprint(port))
+		log := &harness.Log{}
+		cmd.Stdout, cmd.Stderr = log, log
+		old, err := process.Start(cmd, syscall.SIGKILL)
+		harness.Must(t, err)
+		stop = func() {
+			harness.Must(t, old.Signal(syscall.SIGTERM))
+			<-old.Done()
+			line, _, _ := strings.Cut(log.String()[strings.Index(log.String(), "Version:"):], "\n")
+			t.Log("from nats-server", line)
+		}
+	}
+	natsURL := fmt.Sprintf("nats://127.0.0.1:%d", port)
+	var ns *natstest.ServerProcess
+	start := func() {
+		if ns == nil {
+			ns = natstest.Process(t, natsserver.Options{Dir: dir, Port: port})
+			return
+		}
+		harness.Must(t, ns.Start())
+	}
+	if os.Getenv("OUTFLOW_TEST_NATS_SERVER") == "" {
+		start()
+		stop = func() { harness.Must(t, ns.Stop()) }
+	}
+	harness.Eventually(t, "NATS", func() error {
+		nc, err := nats.Connect(natsURL)
+		if err == nil {
+			nc.Close()
+		}
+		return err
+	})
+	p := underLoad(t, timedServer(t), natsURL, "minor", 1000, nil)
+	stop()
+	start()
+	p.publishing()
+	harness.Must(t, ns.Stop())
+	harness.Must(t, ns.Start())
+	p.publishing()
+	p.end()
+}
+
+// TestRollingUpgradeNATS: the nodes of a cluster are stopped and started one after the other, under load.
+func TestRollingUpgradeNATS(t *testing.T) {
+	tier.OnlyLong(t, "a cluster under load takes minutes")
+	t.Parallel()
+	c := natstest.Cluster(t, 3)
+	p := underLoad(t, timedServer(t), c.URLs(), "rolling", 600, nil, "INIT_REPLICAS=3")
+	for node := range 3 {
+		c.Stop(node)
+		_, err := c.WaitLeader(p.Stream, harness.Patience)
+		harness.Must(t, err)
+		p.publishing()
+		harness.Must(t, c.Start(node))
+		harness.Must(t, c.WaitReady(harness.Patience))
+		for _, stream := range []string{p.Stream, "KV_outflow-" + p.Stream} {
+			replicas(t, c.URLs(), stream, 3)
+		}
+		p.publishing()
+	}
+	p.end()
+}

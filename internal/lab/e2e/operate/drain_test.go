@@ -1,0 +1,131 @@
+package operate
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/process"
+)
+
+// TestDrain: drain publishes what waits in a free slot, watches an outflow that holds it, goes on while rows are written, and is a
+// program that can be stopped.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	o, conn, url := harness.Install(t, pgtest.Server(t), ns.URL(), "drain")
+	o.MustFail(3, []string{"drain"}, "outflow init")
+	o.Init()
+	if r := o.Drain(); r.Sequence != 0 || r.Holder != 0 {
+		t.Errorf("nothing written: %+v", r)
+	}
+
+	// Nobody holds the slot.
+	const ops = 3000
+	harness.StartLoad(t, url, harness.RecordedOps(t, ops), 4, 0, 3).Wait(t)
+	r := o.Drain()
+	if r.Sequence != ops || r.Holder != 0 {
+		t.Errorf("a free slot: %+v, want %d messages, published by drain", r, ops)
+	}
+	harness.AwaitSlotFree(t, conn, o.Slot)
+	var confirmed bool
+	harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $2::pg_lsn AND NOT active FROM pg_replication_slots WHERE slot_name = $1",
+		o.Slot, r.Goal.String()).Scan(&confirmed))
+	if !confirmed {
+		t.Errorf("the slot is held, or not confirmed up to %v", r.Goal)
+	}
+
+	// An outflow holds it, and rows are written all the time: no end before they stop.
+	o.Start()
+	o.AwaitState("running")
+	l := harness.StartEndlessLoad(t, url, harness.RecordedOps(t, 2*ops)[ops:], 4, 250, 3)
+	harness.Eventually(t, "drain gives up", func() error { // in the middle of a round, sooner or later
+		out, errOut, code := o.Run("drain", "--timeout", "9s")
+		if code != 1 { // the writers may have stood still for as long as it looked
+			return fmt.Errorf("outflow drain: exit code %d while rows are written\n%s%s", code, out, errOut)
+		}
+		for _, says := range []string{"not drained within 9s", "events were written meanwhile", "are the writers stopped?"} {
+			if !strings.Contains(errOut, says) {
+				return fmt.Errorf("it does not say %q: %s", says, errOut)
+			}
+		}
+		return nil
+	})
+	log := &harness.Log{}
+	drain := func() *process.Process {
+		t.Helper()
+		log.Reset()
+		cmd := exec.Command(harness.Program(o.Env), "drain")
+		cmd.Env, cmd.Stdout, cmd.Stderr = o.Env, log, log
+		child, err := process.Start(cmd, syscall.SIGKILL)
+		harness.Must(t, err)
+		return child
+	}
+	said := func(what string) {
+		t.Helper()
+		harness.Eventually(t, what, func() error {
+			if !strings.Contains(log.String(), what) {
+				return fmt.Errorf("drain says:\n%s", log)
+			}
+			return nil
+		})
+	}
+	child := drain()
+	harness.Eventually(t, "drain begins another round", func() error {
+		if strings.Contains(log.String(), "events were written meanwhile") {
+			return nil
+		}
+		if !child.Running() {
+			child = drain()
+		}
+		return fmt.Errorf("drain says:\n%s", log)
+	})
+	l.Ending.Store(true) // while it waits
+	l.Wait(t)
+	harness.Must(t, child.Wait())
+	said("drained: everything up to ")
+	said("still runs: stop it")
+	written := ops + int(l.Written.Load())
+	if r = o.Drain(); r.Sequence != uint64(written) || r.Holder == 0 {
+		t.Errorf("under load: %+v, want %d messages, published by the outflow that runs", r, written)
+	}
+
+	// That outflow ends in the middle: drain goes on by itself.
+	if code := o.Stop(); code != 0 {
+		t.Errorf("stop: exit code %d", code)
+	}
+	o.Set("SINK_DURABLE_AFTER=1h") // it confirms nothing
+	o.Start()
+	o.AwaitState("running")
+	harness.Insert(t, conn, "last", 1, "{}")
+	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, written+1)
+	o.Set("SINK_DURABLE_AFTER=3s")
+	child = drain()
+	said("the outflow that holds the slot")
+	if code := o.Stop(); code != 0 {
+		t.Errorf("stop: exit code %d", code)
+	}
+	said("drain publishes itself")
+	harness.Must(t, child.Wait())
+	said("drained: ")
+
+	// A signal ends it.
+	o.Set("SINK_DURABLE_AFTER=1h")
+	harness.Insert(t, conn, "last", 2, "{}")
+	child = drain()
+	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, written+2)
+	harness.Must(t, child.Signal(syscall.SIGTERM))
+	select {
+	case <-child.Done():
+	case <-time.After(harness.Patience):
+		t.Fatal("drain does not end by a signal")
+	}
+	said("stopped by a signal (terminated)")
+	o.MustBeComplete(conn, ns.URL())
+}
