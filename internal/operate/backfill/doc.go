@@ -1,5 +1,5 @@
 // Package backfill publishes rows of the outbox table that no WAL brings any more: those that a repair misses, and those that were
-// there before the slot. It holds what both need: the connections of an attempt and what a start reads over them ([Links]), rows that
+// there before the slot. It holds what both need: the connections of an attempt and what a start reads over them ([Conns]), rows that
 // become events by way of the decoder ([Rows]), and the window in which they are published and then read back ([Window]).
 //
 // What a backfill publishes has positions with an index from [outbox.RepairedIndex] on, at the LSN from which on the WAL brings what

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -54,7 +55,7 @@ func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duratio
 // Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow run goes on from that
 // checkpoint, the only one. The stream must end there, with its newest message at newest, and nobody may hold the slot. It opens new
 // connections, because publishing and sink.durable_after may have taken longer than a server keeps an idle connection.
-func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint, newest uint64) error {
+func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint, newest uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
 	if err != nil {
@@ -78,8 +79,6 @@ func (l *Links) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
 		return err
 	}
-	if _, err := l.Store.Save(ctx, &done, revision); err != nil {
-		return fmt.Errorf("write the checkpoint record: %w", err)
-	}
-	return nil
+	_, err = conns.SaveRecord(ctx, l.Store, &done, revision)
+	return err
 }

@@ -15,7 +15,7 @@ const pollEvery = 50 * time.Millisecond
 
 // Window is the window that rows are published as: one message each, at consecutive sequences and indexes.
 type Window struct {
-	Links    *Links
+	Conns    *Conns
 	Snapshot *replication.Snapshot
 	Query    replication.RowQuery // which rows, in which order; the columns are the window's to set
 
@@ -37,7 +37,7 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	if w.Of == 0 {
 		return 0, nil
 	}
-	l, q := w.Links, w.Query
+	l, q := w.Conns, w.Query
 	columns := w.Snapshot.InWAL(l.Layout.Columns())
 	read, err := NewRows(l.cfg, l.Layout, columns)
 	if err != nil {
@@ -47,10 +47,10 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	for i, c := range columns {
 		q.Columns[i] = c.Name
 	}
-	if err := l.Conn.Watch(ctx); err != nil {
+	if err := l.NATS.Watch(ctx); err != nil {
 		return 0, err
 	}
-	out := &writer{pub: l.Conn.Publisher(w.Seq), lost: l.Conn.Lost()}
+	out := &writer{pub: l.NATS.Publisher(w.Seq), lost: l.NATS.Lost()}
 	n := 0
 	h := outbox.Header{Of: w.Of, Due: w.Due, Thru: w.Due, Timeline: w.Timeline}
 	err = w.Snapshot.Rows(ctx, q, func(values [][]byte) error {
@@ -97,7 +97,7 @@ func (w *Window) ReadBack(ctx context.Context) error {
 		return nil
 	}
 	n, wrong := uint64(0), uint64(0)
-	err := w.Links.Messages(ctx, w.Seq+1, w.Seq+w.done, func(m Message) error {
+	err := w.Conns.Messages(ctx, w.Seq+1, w.Seq+w.done, func(m Message) error {
 		h, err := outbox.ParseHeader(m.Header)
 		if (err != nil || h.Pos != outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}) && wrong == 0 {
 			wrong = m.Seq

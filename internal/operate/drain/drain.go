@@ -15,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -45,8 +46,8 @@ type drainer struct {
 	log      *slog.Logger
 	progress func(Report)
 
-	links  *links
-	own    *streamer // nil: another outflow holds the slot
+	conns  *conns.Conns // nil: to be opened
+	own    *streamer    // nil: another outflow holds the slot
 	report Report
 	quiet  outbox.LSN // where the WAL ended when the goal was reached, 0: not yet
 }
@@ -85,15 +86,15 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func
 
 func (d *drainer) close() {
 	d.own.stop()
-	d.links.close()
+	d.conns.Close()
 }
 
 // step reads everything once and reports whether everything is drained.
 func (d *drainer) step(ctx context.Context) (done bool, err error) {
 	r, err := d.read(ctx)
 	if err != nil {
-		d.links.close()
-		d.links = nil
+		d.conns.Close()
+		d.conns = nil
 		if class := outbox.ClassOf(err); ctx.Err() == nil && class != outbox.Transient {
 			return false, err
 		}
@@ -145,7 +146,7 @@ func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirme
 // slotIsEmpty decodes what the slot, which is free, holds beyond the confirmed checkpoint.
 func (d *drainer) slotIsEmpty(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool, error) {
 	for try := 1; ; try++ {
-		u, err := slotread.CountUnpublished(ctx, d.cfg, d.links.layout.Table.OID, r.Record.Mapping, confirmed, d.log)
+		u, err := slotread.CountUnpublished(ctx, d.cfg, d.conns.Layout.Table.OID, r.Record.Mapping, confirmed, d.log)
 		switch fault := outbox.FaultOf(err); {
 		case err == nil && u.Events == 0:
 			return true, nil
@@ -185,15 +186,20 @@ func checkpoints(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok
 	return confirmed, newest, ok
 }
 
-func (d *drainer) read(ctx context.Context) (r *checkpoint.Readings, err error) {
+// read reads everything but the publication. The end of the WAL, which the others are compared with, is at worst later than they are:
+// then drain waits for more than it has to.
+func (d *drainer) read(ctx context.Context) (*checkpoint.Readings, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if d.links == nil {
-		if d.links, err = open(ctx, d.cfg, d.log); err != nil {
+	if d.conns == nil {
+		c, err := conns.Open(ctx, d.cfg, d.log)
+		if err != nil {
 			return nil, err
 		}
+		d.conns = c
 	}
-	return d.links.read(ctx)
+	r, err := d.conns.Reader().Read(ctx)
+	return &r, err
 }
 
 // String is the report in a line.

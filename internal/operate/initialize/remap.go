@@ -6,6 +6,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -14,7 +15,7 @@ import (
 
 // remap changes the mapping, source and columns, in the record. Another mapping orders otherwise, so nothing that was published under the
 // old one may ever be made again: everything written before must be published, and the newest place alone stays in the record.
-func (s *setup) remap(ctx context.Context, r readings) error {
+func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	old := r.Record.Mapping
 	if old.Source.Rows() && s.cfg.Source.Rows() && old.Table != s.layout.Mapping.Table {
 		return &outbox.Fault{
@@ -30,7 +31,7 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	cc := wiring.Checkpoint(s.cfg, s.layout)
 	cc.Mapping, cc.Table = old, old.Table
 	r.Publication = before.publication
-	if _, err := checkpoint.Resolve(cc, r.Readings); err != nil {
+	if _, err := checkpoint.Resolve(cc, r); err != nil {
 		return err
 	}
 	if r.Slot.Active {
@@ -62,8 +63,8 @@ func (s *setup) remap(ctx context.Context, r readings) error {
 	}
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{newest}
 	rec.Holes = nil
-	if _, err := s.store.Save(ctx, &rec, r.revision); err != nil {
-		return fmt.Errorf("write the checkpoint record: %w", err)
+	if _, err := conns.SaveRecord(ctx, s.store, &rec, r.Revision); err != nil {
+		return err
 	}
 	s.say(fmt.Sprintf("changed from %v", newest.Due), "mapping")
 	return nil

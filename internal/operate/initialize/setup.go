@@ -12,11 +12,10 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -214,7 +213,7 @@ func (s *setup) makeStream(ctx context.Context) error {
 		}
 		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot // it takes all rows again
 		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
-			return s.fits(s.resolve(r.Readings), "slot %s", s.cfg.Slot)
+			return s.fits(s.resolve(r), "slot %s", s.cfg.Slot)
 		}
 	}
 	if err := s.stream(ctx); err != nil {
@@ -225,10 +224,10 @@ func (s *setup) makeStream(ctx context.Context) error {
 }
 
 func (s *setup) stream(ctx context.Context) (err error) {
-	if in := s.cfg.Init; s.dry {
+	if s.dry {
 		err = s.conn.CheckStream(ctx)
 	} else {
-		err = s.conn.EnsureStream(ctx, sink.StreamOptions{Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes})
+		err = conns.EnsureStream(ctx, s.cfg, s.conn)
 	}
 	if err != nil {
 		return err
@@ -246,11 +245,7 @@ func (s *setup) bucket(ctx context.Context) error {
 		s.made(!there, "bucket %s", name)
 		return s.store.CheckAlone(ctx)
 	}
-	storage := jetstream.FileStorage
-	if s.cfg.Init.Storage == "memory" {
-		storage = jetstream.MemoryStorage
-	}
-	if err := s.store.EnsureBucket(ctx, s.cfg.Init.Replicas, storage); err != nil {
+	if err := conns.EnsureBucket(ctx, s.cfg, s.store); err != nil {
 		return err
 	}
 	s.say("ready", "bucket %s", name)
@@ -293,8 +288,8 @@ func (s *setup) makeSlot(ctx context.Context) error {
 			Publication: checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: r.Server.WALEnd},
 			Mapping:     s.layout.Mapping, Stream: s.cfg.Stream, Created: r.Stream.Created, Creating: true,
 		}
-		if r.revision, err = s.store.Save(ctx, rec, r.revision); err != nil {
-			return fmt.Errorf("write the checkpoint record: %w", err)
+		if r.Revision, err = conns.SaveRecord(ctx, s.store, rec, r.Revision); err != nil {
+			return err
 		}
 		r.Record = rec
 	}
@@ -318,22 +313,22 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		Checkpoint: relay.Checkpoint{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
 		Since:      time.Now().UTC(),
 	}}
-	if _, err := s.store.Save(ctx, &first, r.revision); err != nil {
-		return fmt.Errorf("write the checkpoint record: %w", err)
+	if _, err := conns.SaveRecord(ctx, s.store, &first, r.Revision); err != nil {
+		return err
 	}
 	s.say(fmt.Sprintf("made, first place %v", start), "checkpoint record")
 	return nil
 }
 
 // checkFree makes sure that the slot can be made or adopted.
-func (s *setup) checkFree(r readings) error {
+func (s *setup) checkFree(r checkpoint.Readings) error {
 	if f := s.checkpoint().ForeignSlot(r.Slot, r.Server.Database); f != nil {
 		return f
 	}
 	switch {
 	case s.snapshot:
 	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
-		return s.resolve(r.Readings) // a gap: it says which
+		return s.resolve(r) // a gap: it says which
 	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
 		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
 		return &outbox.Fault{
@@ -346,39 +341,33 @@ func (s *setup) checkFree(r readings) error {
 }
 
 // existing looks at a set-up that is complete.
-func (s *setup) existing(ctx context.Context, r readings) error {
+func (s *setup) existing(ctx context.Context, r checkpoint.Readings) error {
 	if r.Record.Mapping != s.layout.Mapping && r.Record.Mapping.Shard == s.layout.Mapping.Shard {
 		return s.remap(ctx, r)
 	}
-	if err := s.resolve(r.Readings); err != nil {
+	if err := s.resolve(r); err != nil {
 		return err
 	}
 	s.say(fmt.Sprintf("there, confirmed up to %v", r.Slot.Confirmed), "slot %s", s.cfg.Slot)
 	return nil
 }
 
-// readings are what a start would read, and the record's revision.
-type readings struct {
-	checkpoint.Readings
-	revision uint64
-}
-
-func (s *setup) read(ctx context.Context) (r readings, err error) {
-	if r.Slot, err = s.pg.Slot(ctx); err != nil {
-		return r, err
+// read reads what a start would read. The publication was read before, or made.
+func (s *setup) read(ctx context.Context) (checkpoint.Readings, error) {
+	reader := checkpoint.Reader{
+		Slot: s.pg.Slot,
+		Record: func(ctx context.Context) (*checkpoint.Record, uint64, error) {
+			rec, revision, err := s.store.Load(ctx)
+			if err == nil {
+				s.layout.Follow(s.cfg, rec)
+			}
+			return rec, revision, err
+		},
+		Stream: s.conn.State, Server: s.session.Server,
 	}
-	if r.Record, r.revision, err = s.store.Load(ctx); err != nil {
-		return r, err
-	}
-	s.layout.Follow(s.cfg, r.Record)
-	if r.Stream, err = s.conn.State(ctx); err != nil {
-		return r, err
-	}
-	if r.Server, err = s.session.Server(ctx); err != nil {
-		return r, err
-	}
-	r.Publication, r.Now = s.publication, time.Now()
-	return r, nil
+	r, err := reader.Read(ctx)
+	r.Publication = s.publication
+	return r, err
 }
 
 func (s *setup) checkpoint() checkpoint.Config { return wiring.Checkpoint(s.cfg, s.layout) }

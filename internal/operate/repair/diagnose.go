@@ -11,12 +11,6 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The times between two readings that must agree, as in a start.
-const (
-	secondReading           = 5 * time.Second
-	secondReadingReplicated = 15 * time.Second
-)
-
 // finding is what is wrong.
 type finding struct {
 	backfill.Readings
@@ -56,11 +50,11 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 			return nil, fmt.Errorf("no two readings agree: the last ones found %s and %s", last.cause(), f.cause())
 		default:
 			last = f
-			r.progress("found %s: reading again in %v, as only what two readings find counts", f.cause(), wait(f))
+			r.progress("found %s: reading again in %v, as only what two readings find counts", f.cause(), f.RecheckAfter())
 		}
 		pause := time.Second
 		if last != nil {
-			pause = wait(last)
+			pause = last.RecheckAfter()
 		}
 		select {
 		case <-ctx.Done():
@@ -68,13 +62,6 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 		case <-time.After(pause):
 		}
 	}
-}
-
-func wait(f *finding) time.Duration {
-	if f.Stream.Replicated {
-		return secondReadingReplicated
-	}
-	return secondReading
 }
 
 // readOnce reads everything once, over connections of its own.
@@ -95,7 +82,7 @@ func (r *repair) readOnce(ctx context.Context) (*finding, error) {
 }
 
 // evaluate finds what is wrong: what a start would find, and what only a running session would notice.
-func (r *repair) evaluate(ctx context.Context, l *backfill.Links, rd backfill.Readings) (*finding, error) {
+func (r *repair) evaluate(ctx context.Context, l *backfill.Conns, rd backfill.Readings) (*finding, error) {
 	f := &finding{Readings: rd}
 	if rd.Corrupt != nil {
 		f.code, f.fault = rd.Corrupt.Code, rd.Corrupt
@@ -140,7 +127,7 @@ func (r *repair) evaluate(ctx context.Context, l *backfill.Links, rd backfill.Re
 const codeMissing = "rows_missing"
 
 // checkRows compares the table with the stream and with what the slot will bring.
-func (r *repair) checkRows(ctx context.Context, l *backfill.Links, f *finding) error {
+func (r *repair) checkRows(ctx context.Context, l *backfill.Conns, f *finding) error {
 	if err := r.checkTable(l, f); err != nil {
 		return err
 	}
@@ -179,13 +166,13 @@ func (f *finding) noteGap(err error) error {
 var errVerified = errors.New("verified")
 
 // verifyTail makes the messages beyond the checkpoint from the WAL, as a session would, and compares them with those in the stream.
-func (r *repair) verifyTail(ctx context.Context, l *backfill.Links, rd backfill.Readings, start checkpoint.Start) error {
+func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.Readings, start checkpoint.Start) error {
 	proof := checkpoint.NewTailCheck(l.CC, start)
 	if proof.Verified() {
 		return nil
 	}
 	above, upTo := proof.Compares()
-	stored, err := l.Conn.Stored(ctx, above, upTo)
+	stored, err := l.NATS.Stored(ctx, above, upTo)
 	if err != nil {
 		return err
 	}
@@ -212,7 +199,7 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Links, rd backfill.
 
 // findForeign looks for messages of somebody else among those that no repair has accepted. A session that sees one being stored stops;
 // the next one can't tell from the end of the stream that an event is missing before it.
-func (r *repair) findForeign(ctx context.Context, l *backfill.Links, rd backfill.Readings) error {
+func (r *repair) findForeign(ctx context.Context, l *backfill.Conns, rd backfill.Readings) error {
 	var seq uint64
 	var n int
 	r.progress("no gap at the end of the stream; looking through its messages")

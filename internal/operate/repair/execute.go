@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication"
-	"github.com/outflowhq/outflow/sink"
 )
 
 // attempt is one whole repair over connections of its own.
@@ -63,10 +61,10 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 }
 
 // renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among what the repair publishes.
-func (r *repair) renewIngress(ctx context.Context, l *backfill.Links) error {
-	st, err := l.Conn.State(ctx)
+func (r *repair) renewIngress(ctx context.Context, l *backfill.Conns) error {
+	st, err := l.NATS.State(ctx)
 	if err == nil && st.Exists {
-		err = l.Conn.RenewIngress(ctx)
+		err = l.NATS.RenewIngress(ctx)
 	}
 	r.renewed = err == nil
 	if err == nil {
@@ -79,12 +77,12 @@ func (r *repair) renewIngress(ctx context.Context, l *backfill.Links) error {
 var errRenewed = errors.New("the stream has a new ingress")
 
 // writeRecord writes the planned record, where nothing else is needed.
-func (r *repair) writeRecord(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
-	if err := r.ensureBucket(ctx, l); err != nil {
+func (r *repair) writeRecord(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
+	if err := conns.EnsureBucket(ctx, r.cfg, l.Store); err != nil {
 		return err
 	}
-	if _, err := l.Store.Save(ctx, p.record, f.Revision); err != nil {
-		return fmt.Errorf("write the checkpoint record: %w", err)
+	if _, err := conns.SaveRecord(ctx, l.Store, p.record, f.Revision); err != nil {
+		return err
 	}
 	r.rep.done(0)
 	r.progress("checkpoint record: written")
@@ -100,7 +98,7 @@ func (f *finding) begunFor() string {
 }
 
 // inProgress is the record of a repair that is under way.
-func (r *repair) inProgress(l *backfill.Links, f *finding) *checkpoint.Record {
+func (r *repair) inProgress(l *backfill.Conns, f *finding) *checkpoint.Record {
 	rec := l.NewRecord(f.Readings)
 	if f.Record != nil {
 		rec.Base, rec.Checkpoints, rec.Holes = f.Record.Base, f.Record.Checkpoints, f.Record.Holes
@@ -117,7 +115,7 @@ func (r *repair) inProgress(l *backfill.Links, f *finding) *checkpoint.Record {
 }
 
 // keepSlot repairs with the existing slot.
-func (r *repair) keepSlot(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
+func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
 	if !f.Stream.Exists {
 		return r.makeStream(ctx, l, f, r.inProgress(l, f))
 	}
@@ -137,29 +135,21 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Links, f *finding, p 
 
 // saveAnchor writes the record from which a killed repair continues: the slot is the right one, and from the anchor on it brings
 // everything that the stream lacks.
-func (r *repair) saveAnchor(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record, anchor relay.Checkpoint) (err error) {
+func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record, anchor relay.Checkpoint) error {
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
 }
 
-func (r *repair) save(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record) (err error) {
-	if err := r.ensureBucket(ctx, l); err != nil {
+func (r *repair) save(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record) error {
+	if err := conns.EnsureBucket(ctx, r.cfg, l.Store); err != nil {
 		return err
 	}
-	if f.Revision, err = l.Store.Save(ctx, rec, f.Revision); err != nil {
-		return fmt.Errorf("write the checkpoint record: %w", err)
+	revision, err := conns.SaveRecord(ctx, l.Store, rec, f.Revision)
+	if err == nil {
+		f.Revision = revision
 	}
-	return nil
-}
-
-// ensureBucket makes the record's bucket if there is none.
-func (r *repair) ensureBucket(ctx context.Context, l *backfill.Links) error {
-	storage := jetstream.FileStorage
-	if r.cfg.Init.Storage == "memory" {
-		storage = jetstream.MemoryStorage
-	}
-	return l.Store.EnsureBucket(ctx, r.cfg.Init.Replicas, storage)
+	return err
 }
 
 // errRestart starts the repair over, because what it needed has been made.
@@ -169,21 +159,20 @@ func (e *errRestart) Error() string { return e.what }
 
 // makeStream makes the stream as init would. If there is a record, it first says that a repair is under way and keeps its
 // checkpoints: without any it would say that the slot has yet to be made.
-func (r *repair) makeStream(ctx context.Context, l *backfill.Links, f *finding, rec *checkpoint.Record) error {
+func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record) error {
 	if f.Record != nil {
 		if err := r.save(ctx, l, f, rec); err != nil {
 			return err
 		}
 	}
-	in := r.cfg.Init
-	if err := l.Conn.EnsureStream(ctx, sink.StreamOptions{Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes}); err != nil {
+	if err := conns.EnsureStream(ctx, r.cfg, l.NATS); err != nil {
 		return err
 	}
 	return &errRestart{fmt.Sprintf("stream %s was made", r.cfg.Stream)}
 }
 
 // newSlot repairs with a new slot.
-func (r *repair) newSlot(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
+func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
 	rec := r.inProgress(l, f)
 	// Whatever the stream has is accepted: its positions may be of another WAL.
 	rec.Checkpoints, rec.Base = nil, max(rec.Base, f.Stream.LastSeq)
@@ -238,7 +227,7 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Links, f *finding, p *
 }
 
 // publishMissing publishes what is missing, waits until it is durable, and finishes the record.
-func (r *repair) publishMissing(ctx context.Context, l *backfill.Links, f *finding, s *scan, rec *checkpoint.Record) error {
+func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan, rec *checkpoint.Record) error {
 	w := r.window(l, f.Server.History, s)
 	published, err := w.Publish(ctx)
 	if err != nil {

@@ -43,7 +43,7 @@ func refuse(code, what, cure string) *outbox.Fault {
 }
 
 // plan finds out how to repair, and what is missing. It changes nothing.
-func (r *repair) plan(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	p, err := r.findPlan(ctx, l, f)
 	if err == nil {
 		p.loss = r.lossOf(p)
@@ -51,7 +51,7 @@ func (r *repair) plan(ctx context.Context, l *backfill.Links, f *finding) (*plan
 	return p, err
 }
 
-func (r *repair) findPlan(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+func (r *repair) findPlan(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	p, err := r.chooseMode(ctx, l, f)
 	if err != nil || p.mode == modeRecord || p.scan != nil {
 		return p, err
@@ -74,7 +74,7 @@ func (r *repair) findPlan(ctx context.Context, l *backfill.Links, f *finding) (*
 const codeNoTable = "no_table"
 
 // checkTable refuses what can't be repaired from the table.
-func (r *repair) checkTable(l *backfill.Links, f *finding) error {
+func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
 	table := l.Layout.Mapping.Table
 	if f.Server.InRecovery {
 		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired", "Point postgres.url at the primary")
@@ -95,7 +95,7 @@ func (r *repair) checkTable(l *backfill.Links, f *finding) error {
 }
 
 // chooseMode chooses the mode for the fault.
-func (r *repair) chooseMode(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	slot, cause := f.Slot, f.cause()
 	switch {
 	case l.CC.ForeignSlot(slot, f.Server.Database) != nil:
@@ -158,7 +158,7 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Links, f *finding) 
 }
 
 // adoptStream reports whether the record is right for the present stream too, which has another creation time.
-func (r *repair) adoptStream(ctx context.Context, l *backfill.Links, f *finding) (*checkpoint.Record, bool) {
+func (r *repair) adoptStream(ctx context.Context, l *backfill.Conns, f *finding) (*checkpoint.Record, bool) {
 	rec := *f.Record
 	rec.Created, rec.Repairing = f.Stream.Created, ""
 	rd := f.Readings
@@ -172,7 +172,7 @@ func (r *repair) adoptStream(ctx context.Context, l *backfill.Links, f *finding)
 
 // snapshot takes a snapshot of the table, and of the table that was published before, if that was another one. It is nil if there is
 // no table.
-func (r *repair) snapshot(ctx context.Context, l *backfill.Links, f *finding, p *plan, exported string) (*replication.Snapshot, error) {
+func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p *plan, exported string) (*replication.Snapshot, error) {
 	snap, err := openSnapshot(ctx, l, exported)
 	if err != nil || snap == nil || f.Record == nil {
 		return snap, err
@@ -212,7 +212,7 @@ func (f *finding) published() uint32 {
 }
 
 // checkReused refuses two tables if one uses ids of the other for different events: such rows would count as published.
-func (r *repair) checkReused(ctx context.Context, l *backfill.Links, snap *replication.Snapshot, former string) error {
+func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *replication.Snapshot, former string) error {
 	m := l.Layout.Mapping
 	n, err := snap.Reused(ctx, replication.RowQuery{ID: l.Layout.ID, Where: r.o.Where, Columns: []string{m.Doc, m.Actor, m.Counter, m.Key, m.Payload}})
 	if err != nil || n == 0 {
@@ -222,7 +222,7 @@ func (r *repair) checkReused(ctx context.Context, l *backfill.Links, snap *repli
 }
 
 // idsReused is the fault of n rows whose ids belong to other events.
-func idsReused(l *backfill.Links, n int, of string) *outbox.Fault {
+func idsReused(l *backfill.Conns, n int, of string) *outbox.Fault {
 	id := l.Layout.ID
 	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by their id nobody can tell whether they are published",
 		n, l.Layout.Mapping.Table, id, of),
@@ -231,7 +231,7 @@ func idsReused(l *backfill.Links, n int, of string) *outbox.Fault {
 }
 
 // compare compares table and stream in the plan's mode.
-func (r *repair) compare(ctx context.Context, l *backfill.Links, f *finding, p *plan) error {
+func (r *repair) compare(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
 	snap, err := r.snapshot(ctx, l, f, p, "")
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ const firstLook = 4096
 
 // rebuild makes the record from the headers of the stream. The LSN confirmed to PostgreSQL is a checkpoint's due; its sequence is that
 // of the last message whose due is not beyond it. The WAL behind it must then make exactly the messages that follow.
-func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
 	why, err := r.locate(ctx, l, f, &place)
 	if err == nil && why == "" {
@@ -50,7 +50,7 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Links, f *finding) (*p
 // rebuilt is the plan to write a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond
 // the checkpoint show that the stream still ends where it did. If there are none, it may be an older copy, and the WAL behind its end
 // is already confirmed.
-func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*plan, error) {
+func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	p, err := r.rebuild(ctx, l, f)
 	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
 		return p, err
@@ -75,7 +75,7 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Links, f *finding) (*p
 }
 
 // locate finds the checkpoint's sequence and the events published ahead of it. why says why they can't be found.
-func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, place *relay.Checkpoint) (why string, err error) {
+func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding, place *relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
 		return "no message can be read", nil
@@ -94,7 +94,7 @@ func (r *repair) locate(ctx context.Context, l *backfill.Links, f *finding, plac
 
 // locateFrom reads from a sequence on. enough says that the first message and its whole window lie before the checkpoint: then so does
 // everything before it.
-func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end uint64, place *relay.Checkpoint) (why string, enough bool, err error) {
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end uint64, place *relay.Checkpoint) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
 	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
@@ -138,7 +138,7 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Links, from, end ui
 var errCompared = errors.New("compared")
 
 // compareWithWAL makes the messages behind the checkpoint from the WAL and compares them with those in the stream. why says how they differ.
-func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Links, f *finding, place relay.Checkpoint) (why string, err error) {
+func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *finding, place relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if place.Seq >= end {
 		return "", nil

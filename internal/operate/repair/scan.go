@@ -18,7 +18,7 @@ import (
 )
 
 // openSnapshot takes a snapshot of the table; nil if there is no table.
-func openSnapshot(ctx context.Context, l *backfill.Links, exported string) (*replication.Snapshot, error) {
+func openSnapshot(ctx context.Context, l *backfill.Conns, exported string) (*replication.Snapshot, error) {
 	if !l.Layout.Mapping.Source.Rows() {
 		return nil, nil
 	}
@@ -46,7 +46,7 @@ const (
 // scan compares the table with the stream and, if the slot is kept, with what that will bring.
 type scan struct {
 	r    *repair
-	l    *backfill.Links
+	l    *backfill.Conns
 	snap *replication.Snapshot
 
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
@@ -88,7 +88,7 @@ type untrusted struct{ why string }
 
 func (u *untrusted) Error() string { return u.why }
 
-func (r *repair) newScan(l *backfill.Links, f *finding, snap *replication.Snapshot) (*scan, error) {
+func (r *repair) newScan(l *backfill.Conns, f *finding, snap *replication.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{}, repaired: map[idHash]struct{}{}}
 	var err error
 	if f.idsMayRepeat(snap) {

@@ -12,14 +12,14 @@ import (
 const progressEvery = 5 * time.Second
 
 // window is the window that the missing rows are published as.
-func (r *repair) window(l *backfill.Links, history relay.History, s *scan) *backfill.Window {
+func (r *repair) window(l *backfill.Conns, history relay.History, s *scan) *backfill.Window {
 	of := s.counts[missing]
 	if of > 0 {
 		r.progress("publishing %d events", of)
 	}
 	said := time.Now()
 	return &backfill.Window{
-		Links: l, Snapshot: s.snap,
+		Conns: l, Snapshot: s.snap,
 		Query: replication.RowQuery{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where, Only: s.listed, Sorted: true},
 		Of:    of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq, Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 )

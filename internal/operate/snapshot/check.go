@@ -25,7 +25,7 @@ func (s *snapshot) takenOver() error {
 
 // check refuses what a snapshot must not touch: a finished installation, a stream that has messages, and what is left of a killed
 // snapshot that can't be continued. Nothing has been changed by then, except that missing objects were made by Prepare.
-func (s *snapshot) check(l *backfill.Links, rd *backfill.Readings) error {
+func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	if rd.Corrupt != nil {
 		return rd.Corrupt
 	}
@@ -62,7 +62,7 @@ func (s *snapshot) check(l *backfill.Links, rd *backfill.Readings) error {
 }
 
 // checkFresh checks a set-up without a record, or one that an init without --snapshot left before it recorded its slot.
-func (s *snapshot) checkFresh(l *backfill.Links, rd *backfill.Readings) error {
+func (s *snapshot) checkFresh(l *backfill.Conns, rd *backfill.Readings) error {
 	switch {
 	case rd.Stream.LastSeq > 0 && rd.Record == nil && !rd.Slot.Exists:
 		return refuse("stream_not_empty", fmt.Sprintf("Set stream to a name that is not in use. Or, if its messages are of no use, remove "+
@@ -75,7 +75,7 @@ func (s *snapshot) checkFresh(l *backfill.Links, rd *backfill.Readings) error {
 }
 
 // checkUnfinished checks what an unfinished snapshot has left.
-func (s *snapshot) checkUnfinished(l *backfill.Links, rd *backfill.Readings) error {
+func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) error {
 	rec := rd.Record
 	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again", s.cfg.Stream)
 	switch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -20,7 +21,7 @@ import (
 const maxRows = math.MaxUint32 - outbox.RepairedIndex
 
 // begin records that a snapshot is under way and that the slot has yet to be made.
-func (s *snapshot) begin(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
+func (s *snapshot) begin(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	rec := l.NewRecord(*rd)
 	rec.Repairing, rec.Base = checkpoint.ForSnapshot, rd.Stream.LastSeq
 	if rd.Record != nil && rd.Record.Created.Equal(rd.Stream.Created) { // a stream that was made anew has none
@@ -36,22 +37,19 @@ func (s *snapshot) begin(ctx context.Context, l *backfill.Links, rd *backfill.Re
 	return nil
 }
 
-func (s *snapshot) save(ctx context.Context, l *backfill.Links, rec *checkpoint.Record, rd *backfill.Readings) error {
-	revision, err := l.Store.Save(ctx, rec, rd.Revision)
+func (s *snapshot) save(ctx context.Context, l *backfill.Conns, rec *checkpoint.Record, rd *backfill.Readings) error {
+	revision, err := conns.SaveRecord(ctx, l.Store, rec, rd.Revision)
 	switch {
 	case errors.Is(err, checkpoint.ErrUnknown):
 		s.begun = false // it may be there or not: whose the next one is can't be told
 	case err == nil:
 		s.revision, rd.Revision, rd.Record = revision, revision, rec
 	}
-	if err != nil {
-		return fmt.Errorf("write the checkpoint record: %w", err)
-	}
-	return nil
+	return err
 }
 
 // execute makes the slot, publishes the rows of its snapshot that the stream does not have, and finishes the record.
-func (s *snapshot) execute(ctx context.Context, l *backfill.Links, rd *backfill.Readings) error {
+func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	reader, newest, err := s.reader(ctx, l, rd)
 	if err != nil {
 		return err
@@ -113,7 +111,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Links, rd *backfill.
 }
 
 // finish records that the snapshot is complete: outflow run goes on from the checkpoint, behind the stream's newest message.
-func (s *snapshot) finish(ctx context.Context, l *backfill.Links, rd *backfill.Readings, place relay.Checkpoint, newest uint64) error {
+func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.Readings, place relay.Checkpoint, newest uint64) error {
 	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
 		err = fmt.Errorf("somebody else changed what was made: %s", f.Message)
@@ -140,7 +138,7 @@ func (s *snapshot) hintRunAgain(err error) error {
 
 // reader opens the connection that will take the snapshot, and loads the ids of the events that the stream has into it.
 func (s *snapshot) reader(
-	ctx context.Context, l *backfill.Links, rd *backfill.Readings,
+	ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
 ) (_ *replication.Reader, newest time.Time, err error) {
 	reader, err := replication.OpenReader(ctx, l.PGC.Config)
 	if err != nil {
@@ -172,7 +170,7 @@ func (s *snapshot) reader(
 }
 
 // makeSlot drops the slot, if there is one, and makes it anew.
-func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill.Readings) (*replication.NewSlot, error) {
+func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) (*replication.NewSlot, error) {
 	err := l.AwaitSlot(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_held" {
 		return nil, refuse("slot_unfinished", "It may be that of an init that was killed, which waits until the transactions that write "+
@@ -204,7 +202,7 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Links, rd *backfill
 
 // checkStillOurs reads the record once more before the slot is dropped. If this process was suspended since it wrote the record,
 // another snapshot may have finished meanwhile, and then the slot is the only place that has what was written since.
-func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Links) error {
+func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Conns) error {
 	_, revision, err := l.Store.Load(ctx)
 	if err == nil && revision != s.revision {
 		err = s.takenOver()
@@ -213,7 +211,7 @@ func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Links) error 
 }
 
 // place is the checkpoint at the beginning of the slot, behind what the stream has.
-func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Readings, at outbox.LSN) (relay.Checkpoint, error) {
+func (s *snapshot) place(ctx context.Context, l *backfill.Conns, rd *backfill.Readings, at outbox.LSN) (relay.Checkpoint, error) {
 	now, err := l.Read(ctx)
 	if err != nil {
 		return relay.Checkpoint{}, err
@@ -228,7 +226,7 @@ func (s *snapshot) place(ctx context.Context, l *backfill.Links, rd *backfill.Re
 
 // window prepares the window to publish: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Links, snap *replication.Snapshot, place relay.Checkpoint,
+	ctx context.Context, l *backfill.Conns, snap *replication.Snapshot, place relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
 	none, double, err := snap.CheckIDs(ctx, id)
@@ -254,7 +252,7 @@ func (s *snapshot) window(
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
 	s.o.Progress("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
 	w := &backfill.Window{
-		Links: l, Snapshot: snap, Query: q, Of: of,
+		Conns: l, Snapshot: snap, Query: q, Of: of,
 		Due: place.Due, Timeline: place.Timeline, Seq: place.Seq, Index: outbox.RepairedIndex,
 	}
 	var p *reporter

@@ -102,7 +102,7 @@ func (s *snapshot) attempt(ctx context.Context) error {
 		return err
 	}
 	if !s.renewed {
-		if err := l.Conn.RenewIngress(ctx); err != nil {
+		if err := l.NATS.RenewIngress(ctx); err != nil {
 			return err
 		}
 		s.renewed = true

@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
 )
 
 // Report is what was read. The JSON names are stable.
@@ -60,46 +60,22 @@ type Stream struct {
 
 // Read reads everything. An error means that something could not be read; what is wrong with what was read is in the report.
 func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, error) {
-	layout, err := wiring.ReadLayout(ctx, cfg, log)
+	c, err := conns.Open(ctx, cfg, log)
 	if err != nil {
 		return nil, err
 	}
-	sc, err := wiring.Sink(cfg, layout, log)
+	defer c.Close()
+	r, err := c.Reader().Read(ctx)
 	if err != nil {
-		return nil, err
-	}
-	conn, err := wiring.Connect(ctx, cfg, sc)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	pg, err := replication.Open(ctx, wiring.Replication(cfg, log))
-	if err != nil {
-		return nil, err
-	}
-	defer pg.Close()
-	var r checkpoint.Readings
-	if r.Slot, err = pg.Slot(ctx); err != nil {
-		return nil, err
-	}
-	if r.Record, _, err = wiring.Store(cfg, conn).Load(ctx); err != nil {
-		return nil, err
-	}
-	layout.Follow(cfg, r.Record)
-	if r.Stream, err = conn.State(ctx); err != nil {
-		return nil, err
-	}
-	if r.Server, err = pg.Server(ctx); err != nil {
 		return nil, err
 	}
 	var setup error
 	if r.Slot.Exists || r.Record != nil {
-		if r.Publication, setup = pg.Publication(ctx, layout.Needed()); setup == nil {
-			setup = conn.CheckStream(ctx)
+		if r.Publication, setup = c.Session.Publication(ctx, c.Layout.Needed()); setup == nil {
+			setup = c.NATS.CheckStream(ctx)
 		}
 	}
-	r.Now = time.Now()
-	return report(cfg, wiring.Checkpoint(cfg, layout), &r, setup), nil
+	return report(cfg, wiring.Checkpoint(cfg, c.Layout), &r, setup), nil
 }
 
 func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, setup error) *Report {
