@@ -39,17 +39,31 @@ func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 	return append(known, checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq})
 }
 
-// Undurable is how much of after is left until the stream's newest message, stored at that time, can no longer be lost. It is 0 if
-// stored is zero: then there is no message.
-func (r *Readings) Undurable(after time.Duration, stored time.Time) time.Duration {
+// AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be confirmed to PostgreSQL
+// already: for after if rows were published, otherwise for what is left of it since the newest message was stored. stored is zero if
+// there is no message. If it has to wait it calls announce first.
+func (r *Readings) AwaitDurable(
+	ctx context.Context, after time.Duration, published uint64, stored time.Time, announce func(left time.Duration),
+) error {
+	left := after
 	switch {
+	case published > 0:
 	case stored.IsZero():
-		return 0
-	case r.Stream.Now.IsZero():
-		return after
+		return nil
+	case !r.Stream.Now.IsZero():
+		// Stream.Now is by the broker's clock, as stored is: ours may be ahead.
+		left = min(after, after-r.Stream.Now.Sub(stored)-time.Since(r.Now))
 	}
-	// Stream.Now is by the broker's clock, as stored is: ours may be ahead.
-	return max(0, min(after, after-r.Stream.Now.Sub(stored)-time.Since(r.Now)))
+	if left <= 0 {
+		return nil
+	}
+	announce(left.Round(time.Millisecond))
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(left):
+		return nil
+	}
 }
 
 // Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow run goes on from that

@@ -15,6 +15,11 @@ import (
 
 // attempt is one whole repair over connections of its own.
 func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
+	if !r.renewed {
+		if err := r.renewIngress(ctx); err != nil {
+			return err
+		}
+	}
 	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
 		return err
@@ -22,9 +27,6 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	defer l.Close()
 	if err := l.AwaitSlot(ctx); err != nil {
 		return err
-	}
-	if !r.renewed {
-		return r.renewIngress(ctx, l)
 	}
 	rd, err := l.Read(ctx)
 	if err != nil {
@@ -60,21 +62,24 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	}
 }
 
-// renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among what the repair publishes.
-func (r *repair) renewIngress(ctx context.Context, l *backfill.Conns) error {
+// renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among what the repair
+// publishes. Only connections that are opened after it know the new ingress.
+func (r *repair) renewIngress(ctx context.Context) error {
+	l, err := backfill.Open(ctx, r.cfg, r.log)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if err := l.AwaitSlot(ctx); err != nil {
+		return err
+	}
 	st, err := l.NATS.State(ctx)
 	if err == nil && st.Exists {
 		err = l.NATS.RenewIngress(ctx)
 	}
 	r.renewed = err == nil
-	if err == nil {
-		err = errRenewed
-	}
 	return err
 }
-
-// errRenewed asks for connections that know the new ingress.
-var errRenewed = errors.New("the stream has a new ingress")
 
 // writeRecord writes the planned record, where nothing else is needed.
 func (r *repair) writeRecord(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
@@ -239,7 +244,11 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	if err := w.ReadBack(ctx); err != nil {
 		return err
 	}
-	if err := r.awaitDurable(ctx, f.Readings, s, published); err != nil {
+	err = f.AwaitDurable(ctx, r.cfg.Sink.DurableAfter, published, s.newestAt, func(left time.Duration) {
+		r.progress("waiting %v (sink.durable_after) until nothing of it can be lost any more; "+
+			"a repair that is stopped now goes on when it is run again", left)
+	})
+	if err != nil {
 		return err
 	}
 	newest := s.newest
@@ -253,24 +262,4 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	r.rep.done(published)
 	r.progress("checkpoint record: written, outflow goes on from %v at sequence %d", place.Due, place.Seq)
 	return nil
-}
-
-// awaitDurable waits until the end of the stream is durable. The anchor may already be confirmed to PostgreSQL, so nothing would
-// bring a lost message again.
-func (r *repair) awaitDurable(ctx context.Context, rd backfill.Readings, s *scan, published uint64) error {
-	left := r.cfg.Sink.DurableAfter
-	if published == 0 {
-		left = rd.Undurable(left, s.newestAt)
-	}
-	if left <= 0 {
-		return nil
-	}
-	r.progress("waiting %v (sink.durable_after) until nothing of it can be lost any more; a repair that is stopped now goes on when it is run again",
-		left.Round(time.Millisecond))
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(left):
-		return nil
-	}
 }

@@ -28,7 +28,6 @@ package repair
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -129,10 +128,6 @@ func (r *repair) execute(ctx context.Context, found *finding) error {
 		err := r.attempt(ctx, found)
 		if err == nil {
 			return nil
-		}
-		if errors.Is(err, errRenewed) {
-			attempt--
-			continue
 		}
 		if ctx.Err() != nil || attempt == attempts || !retryable(err) {
 			return err

@@ -50,7 +50,7 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 		s.Position.To != nil && msg.Outflow.Pos.Compare(*s.Position.To) > 0 {
 		return false, nil
 	}
-	if s.Filter != "" && !matches(s.Filter, msg.Subject) || !inBounds(m.bounds, msg.Subject) {
+	if s.Filter != "" && !covers(s.Filter, msg.Subject) || !inBounds(m.bounds, msg.Subject) {
 		return false, nil
 	}
 	if m.ids != nil && !m.ids[outbox.HeaderID(msg.Header.Get(outbox.HeaderName))] {
@@ -72,7 +72,7 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 
 func inBounds(bounds [][]string, subject string) bool {
 	for _, b := range bounds {
-		if !slices.ContainsFunc(b, func(f string) bool { return matches(f, subject) }) {
+		if !slices.ContainsFunc(b, func(f string) bool { return covers(f, subject) }) {
 			return false
 		}
 	}

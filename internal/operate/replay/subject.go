@@ -23,21 +23,18 @@ func checkFilter(filter string) error {
 	return nil
 }
 
-// matches reports whether a subject without wildcards matches a filter.
-func matches(filter, subject string) bool {
-	return within(strings.Split(filter, "."), strings.Split(subject, "."))
-}
-
-func within(filter, subject []string) bool {
-	for i, f := range filter {
+// covers reports whether every subject that matches b matches a. b may be a subject without wildcards.
+func covers(a, b string) bool {
+	one, two := strings.Split(a, "."), strings.Split(b, ".")
+	for i, f := range one {
 		switch {
 		case f == ">":
-			return len(subject) > i
-		case len(subject) <= i || f != "*" && f != subject[i]:
+			return len(two) > i
+		case len(two) <= i || two[i] == ">" || f != "*" && f != two[i]:
 			return false
 		}
 	}
-	return len(filter) == len(subject)
+	return len(one) == len(two)
 }
 
 // overlap reports whether some subject matches both filters.

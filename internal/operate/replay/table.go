@@ -199,7 +199,7 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 		if err != nil {
 			return err
 		}
-		if sel.Filter != "" && !matches(sel.Filter, made.Subject) || !inBounds(t.match.bounds, made.Subject) {
+		if sel.Filter != "" && !covers(sel.Filter, made.Subject) || !inBounds(t.match.bounds, made.Subject) {
 			return nil
 		}
 		m := &Message{Subject: made.Subject, Header: nats.Header{}, Data: made.Data, Outflow: h, Doc: e.Doc, DocOK: e.Null&relay.NullDoc == 0}

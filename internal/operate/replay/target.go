@@ -136,20 +136,6 @@ func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg
 	return nil
 }
 
-// covers reports whether every subject that matches b matches a.
-func covers(a, b string) bool {
-	one, two := strings.Split(a, "."), strings.Split(b, ".")
-	for i, f := range one {
-		switch {
-		case f == ">":
-			return len(two) > i
-		case len(two) <= i || two[i] == ">" || f != "*" && f != two[i]:
-			return false
-		}
-	}
-	return len(one) == len(two)
-}
-
 func (t *target) resolveStream(ctx context.Context, js jetstream.JetStream, cfg config.Config, dryRun bool) error {
 	switch {
 	case t.name == cfg.Stream:

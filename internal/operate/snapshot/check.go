@@ -29,7 +29,7 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	if rd.Corrupt != nil {
 		return rd.Corrupt
 	}
-	if s.begun && rd.Revision != s.revision {
+	if s.ours && rd.Revision != s.revision {
 		return s.takenOver()
 	}
 	if !rd.Stream.Exists {

@@ -32,7 +32,7 @@ func (s *snapshot) begin(ctx context.Context, l *backfill.Conns, rd *backfill.Re
 	if err := s.save(ctx, l, rec, rd); err != nil {
 		return err
 	}
-	s.begun = true
+	s.ours = true
 	s.o.Hit("snapshot.begun")
 	return nil
 }
@@ -41,7 +41,7 @@ func (s *snapshot) save(ctx context.Context, l *backfill.Conns, rec *checkpoint.
 	revision, err := conns.SaveRecord(ctx, l.Store, rec, rd.Revision)
 	switch {
 	case errors.Is(err, checkpoint.ErrUnknown):
-		s.begun = false // it may be there or not: whose the next one is can't be told
+		s.ours = false // it may be there or not: whose the next one is can't be told
 	case err == nil:
 		s.revision, rd.Revision, rd.Record = revision, revision, rec
 	}
@@ -98,12 +98,15 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	}
 	last := rd.Stream.NewestSeq
 	if place.Seq += published; published > 0 {
-		last, newest = place.Seq, time.Now()
+		last = place.Seq
 	}
 	if err := w.ReadBack(ctx); err != nil {
 		return err
 	}
-	if err := s.awaitDurable(ctx, rd, published, newest); err != nil {
+	err = rd.AwaitDurable(ctx, s.cfg.Sink.DurableAfter, published, newest, func(left time.Duration) {
+		s.o.Progress("waiting %v (sink.durable_after) until nothing of it can be lost any more", left)
+	})
+	if err != nil {
 		return err
 	}
 	s.o.Hit("snapshot.durable")
@@ -272,22 +275,4 @@ func order(m relay.Mapping) string {
 		return "doc_id, seq_key, id"
 	}
 	return "doc_id, id" // the order of their commits is no longer known
-}
-
-// awaitDurable waits until the broker can no longer lose the published rows, because no WAL brings them again.
-func (s *snapshot) awaitDurable(ctx context.Context, rd *backfill.Readings, published uint64, newest time.Time) error {
-	left := s.cfg.Sink.DurableAfter
-	if published == 0 {
-		left = rd.Undurable(left, newest)
-	}
-	if left <= 0 {
-		return nil
-	}
-	s.o.Progress("waiting %v (sink.durable_after) until nothing of it can be lost any more", left.Round(time.Millisecond))
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(left):
-		return nil
-	}
 }

@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -35,7 +34,7 @@ type snapshot struct {
 	o   Options
 	rep *Report
 
-	begun    bool   // the record says that this snapshot is under way
+	ours     bool   // the record says that this snapshot is under way
 	revision uint64 // of the record, as it was last written
 	renewed  bool   // the stream has a new ingress, which neither another process nor an earlier attempt knows
 }
@@ -52,9 +51,6 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	for n := 1; ; n++ {
 		err := s.attempt(ctx)
 		switch {
-		case errors.Is(err, errRenewed):
-			n--
-			continue
 		case err == nil || ctx.Err() != nil || !retryable(err):
 			return s.rep, err
 		case n == attempts:
@@ -83,8 +79,20 @@ func (s *snapshot) prepare(ctx context.Context) error {
 // retryable reports whether a snapshot that failed with err is tried again.
 func retryable(err error) bool { return outbox.ClassOf(err) == outbox.Transient }
 
-// attempt makes a whole snapshot over connections of its own.
+// attempt makes a whole snapshot. It renews the stream's ingress first; only connections that are opened after that know the new one.
 func (s *snapshot) attempt(ctx context.Context) error {
+	if !s.renewed {
+		err := s.recorded(ctx, func(l *backfill.Conns, _ *backfill.Readings) error { return l.NATS.RenewIngress(ctx) })
+		if err != nil {
+			return err
+		}
+		s.renewed = true
+	}
+	return s.recorded(ctx, func(l *backfill.Conns, rd *backfill.Readings) error { return s.execute(ctx, l, rd) })
+}
+
+// recorded calls f with new connections, when the record says that a snapshot is under way.
+func (s *snapshot) recorded(ctx context.Context, f func(*backfill.Conns, *backfill.Readings) error) error {
 	l, err := backfill.Open(ctx, s.cfg, s.log)
 	if err != nil {
 		return err
@@ -101,15 +109,5 @@ func (s *snapshot) attempt(ctx context.Context) error {
 	if err := s.begin(ctx, l, &rd); err != nil {
 		return err
 	}
-	if !s.renewed {
-		if err := l.NATS.RenewIngress(ctx); err != nil {
-			return err
-		}
-		s.renewed = true
-		return errRenewed
-	}
-	return s.execute(ctx, l, &rd)
+	return f(l, &rd)
 }
-
-// errRenewed asks for connections that know the new ingress.
-var errRenewed = errors.New("the stream has a new ingress")
