@@ -4,6 +4,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"os"
 
@@ -56,3 +57,10 @@ func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []
 }
 
 func init() { cobra.EnableCommandSorting = false } // help lists the commands in the order in which they are used
+
+// printJSON prints a report on standard output.
+func (a *App) printJSON(report any) error {
+	e := json.NewEncoder(a.Stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(report)
+}

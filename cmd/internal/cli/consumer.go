@@ -3,7 +3,6 @@ package cli
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -87,9 +86,7 @@ where their database is at hand.`,
 			return err
 		}
 		if asJSON {
-			e := json.NewEncoder(a.Stdout)
-			e.SetIndent("", "  ")
-			return e.Encode(append([]consumeradmin.Consumer{}, all...))
+			return a.printJSON(append([]consumeradmin.Consumer{}, all...))
 		}
 		return a.printConsumers(cfg, all)
 	})

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -61,9 +60,7 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 		err = fmt.Errorf("not drained within %v: %s", timeout, r)
 	}
 	if asJSON {
-		e := json.NewEncoder(a.Stdout)
-		e.SetIndent("", "  ")
-		return errors.Join(err, e.Encode(r))
+		return errors.Join(err, a.printJSON(r))
 	}
 	if err != nil {
 		return err

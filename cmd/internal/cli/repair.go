@@ -2,7 +2,7 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -54,12 +54,7 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 			return err
 		}
 		if asJSON {
-			e := json.NewEncoder(a.Stdout)
-			e.SetIndent("", "  ")
-			if jsonErr := e.Encode(report); err == nil {
-				err = jsonErr
-			}
-			return err
+			return errors.Join(err, a.printJSON(report))
 		}
 		for _, line := range report.Lines() {
 			fmt.Fprintln(a.Stdout, line)

@@ -3,7 +3,7 @@ package cli
 import (
 	"bufio"
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -79,11 +79,7 @@ func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, a
 	}
 	switch {
 	case asJSON:
-		e := json.NewEncoder(a.Stdout)
-		e.SetIndent("", "  ")
-		if jsonErr := e.Encode(report); err == nil {
-			err = jsonErr
-		}
+		err = errors.Join(err, a.printJSON(report))
 	case o.DryRun:
 		for _, line := range report.Lines() {
 			fmt.Fprintln(a.Stdout, line)

@@ -36,9 +36,7 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 		Hit: hit,
 	})
 	if asJSON {
-		e := json.NewEncoder(a.Stdout)
-		e.SetIndent("", "  ")
-		return errors.Join(err, e.Encode(report))
+		return errors.Join(err, a.printJSON(report))
 	}
 	if err == nil {
 		fmt.Fprintln(a.Stdout, report)

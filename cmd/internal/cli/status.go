@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"text/tabwriter"
 	"time"
@@ -29,9 +28,7 @@ changes nothing. The exit code is 0 if everything could be read, also where the 
 			return err
 		}
 		if asJSON {
-			e := json.NewEncoder(a.Stdout)
-			e.SetIndent("", "  ")
-			return e.Encode(report)
+			return a.printJSON(report)
 		}
 		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		for _, line := range report.Lines() {
