@@ -1,5 +1,7 @@
 // Package httpstatus serves what operators and probes ask of a running outflow: /metrics, /healthz, /readyz, /status.json and a status
 // page on /. It only reads.
+//
+// It is internal to Outflow: its API may change at any time.
 package httpstatus
 
 import (

@@ -1,10 +1,12 @@
 // Package drain is `outflow drain`: it publishes everything that is committed, waits until all of it is confirmed to PostgreSQL, and
 // says when it is safe to stop or upgrade the server.
 //
-// It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN, which moves only behind what is
-// published, recorded and durable, has reached that. If nothing was written to the outbox meanwhile, that is the end: where another
-// outflow holds the slot, a place that was recorded later and has the same sequence shows it, else the slot itself, decoded without
+// It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN has reached that; the confirmed LSN
+// only moves behind what is published, recorded and durable. If nothing was written to the outbox meanwhile, everything is drained. If
+// another outflow holds the slot, a later checkpoint with the same sequence shows that; otherwise the slot itself does, decoded without
 // consuming it. If something was written, the next round begins.
+//
+// It is internal to Outflow: its API may change at any time.
 package drain
 
 import (

@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/replication"
 )
 
-// Statements are the SQL for the table and the publication, for a role that may run it: what is there already, and fits, is a comment.
-// Where PostgreSQL does not answer it is what init makes where there is nothing, and says so. The slot is not among it: whoever made it
-// would have one that no record speaks of, which init never adopts.
+// Statements returns the SQL that makes the table and the publication, for a role that may run it. What exists and fits is only a
+// comment. If PostgreSQL doesn't answer, it is the SQL for an empty database, and says so. The slot is not part of it: init never
+// adopts a slot that no record announces.
 func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
 	sc := wiring.Setup(cfg, nil)
 	all, err := replication.SQL(sc)

@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/replication"
 )
 
-// remap changes the mapping, source and columns, in the record. Another mapping orders otherwise, so nothing that was published under the
-// old one may ever be made again: everything written before must be published, and the newest place alone stays in the record.
+// remap changes the mapping, which is source and columns, in the record. Another mapping means another order, so nothing published with
+// the old one may ever be made again: everything written before must be published, and only the newest checkpoint stays in the record.
 func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	old := r.Record.Mapping
 	if old.Source.Rows() && s.cfg.Source.Rows() && old.Table != s.layout.Mapping.Table {
@@ -38,7 +38,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		return s.notYet("outflow is running (slot held by pid %d)", r.Slot.ActivePID)
 	}
 	if s.dry && s.report == nil {
-		return nil // it is the last step, and it may take long: once is enough
+		return nil // the real run does it as its last step, and it may take long
 	}
 	newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
 	if newest.Seq != r.Stream.LastSeq {
@@ -58,7 +58,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	}
 	rec := *r.Record
 	rec.Mapping = s.layout.Mapping
-	if rec.Publication.PublicationIdentity != s.publication { // it was read before the server's LSN was: so far it is known only up to here
+	if rec.Publication.PublicationIdentity != s.publication { // it was read before the server's LSN, so it is only known up to here
 		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: max(rec.Publication.Seen, newest.Due)}
 	}
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{newest}

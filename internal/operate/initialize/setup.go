@@ -1,9 +1,11 @@
-// Package initialize is `outflow init`: it makes what is missing, in an order in which a crash at any point leaves something that the next
-// run can finish, and refuses what it cannot finish without losing events.
+// Package initialize is `outflow init`: it makes what is missing, in an order that lets the next run finish after a crash at any point,
+// and refuses what it can't finish without losing events.
 //
-// Table and publication come first, because PostgreSQL decodes with the catalog of the time. Stream and bucket come before the slot,
-// because a slot keeps WAL. A record that says that the slot is about to be made comes directly before the slot: only such a record
-// lets a later run adopt a slot that it finds. The record with the first place comes last.
+// Table and publication come first, because PostgreSQL decodes WAL with the catalog as it was when that WAL was written. Stream and
+// bucket come before the slot, because a slot retains WAL. Directly before the slot comes a record that says that the slot is about to
+// be made: only such a record lets a later run adopt a slot that exists. The record with the first checkpoint comes last.
+//
+// It is internal to Outflow: its API may change at any time.
 package initialize
 
 import (
@@ -26,46 +28,46 @@ import (
 type setup struct {
 	cfg      config.Config
 	log      *slog.Logger
-	report   func(format string, args ...any) // a line for each object
-	note     func(format string, args ...any) // a line for what the operator should know before anything is made
-	snapshot bool                             // the slot is made by a snapshot
+	report   func(format string, args ...any) // called with a line for each object; nil: not at all
+	note     func(format string, args ...any) // called with what the operator should know before anything is made
+	snapshot bool                             // a snapshot makes the slot
 	accept   []string                         // further roles whose table may be used
 
-	dry    bool  // nothing is made: it is found out what would be, and what does not fit
-	misfit error // the first of what does not
+	dry    bool  // nothing is made; it is only found out what would be, and what does not fit
+	misfit error // the first thing that does not fit
 
 	layout      *wiring.Layout
 	pg          *replication.Setup
-	session     *replication.Session // for what only a replication connection says
+	session     *replication.Session // for what only a replication connection tells
 	conn        *sink.Conn
 	store       *checkpoint.Store
 	publication relay.PublicationIdentity
-	rows        bool // the table was there, and may have rows
+	rows        bool // the table existed and may have rows
 }
 
 func silent(string, ...any) {}
 
-// Run makes what is missing, once a dry run has found that all of it can be. report is called with a line for each step. A table of one of
-// the roles acceptOwners may be used, whoever may create in its schema.
+// Run makes what is missing, after a dry run has found that all of it can be made. report is called with a line for each step. A table
+// that one of the roles acceptOwners owns may be used even if every role may create objects in its schema.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
 	return run(ctx, setup{cfg: cfg, log: log, report: report, accept: acceptOwners})
 }
 
-// Prepare makes what a slot needs: table, publication, stream and bucket. It is the first part of a set-up that begins with a snapshot.
+// Prepare makes what has to exist before a snapshot makes the slot: table, publication, stream and bucket.
 func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
 	return run(ctx, setup{cfg: cfg, log: log, report: report, snapshot: true, accept: acceptOwners})
 }
 
-// DryRun makes nothing. It says what Run would make, what is there, and what does not fit; its error is the one that Run would end with.
+// DryRun makes nothing. It reports what Run would make, what exists, and what does not fit; its error is the one that Run would return.
 func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
 	s := setup{cfg: cfg, log: log, report: report, note: report, accept: acceptOwners, dry: true}
 	return s.steps(ctx)
 }
 
 func run(ctx context.Context, s setup) error {
-	rehearsal := s
-	rehearsal.dry, rehearsal.report, rehearsal.note = true, nil, s.report
-	if err := rehearsal.steps(ctx); err != nil {
+	dry := s
+	dry.dry, dry.report, dry.note = true, nil, s.report
+	if err := dry.steps(ctx); err != nil {
 		return err
 	}
 	s.note = silent
@@ -94,7 +96,7 @@ func (s *setup) close() {
 	}
 }
 
-// fits is nil for what does not fit in a dry run, which goes on.
+// fits notes and reports an error that makes something not fit. In a dry run, which goes on, it returns nil for it.
 func (s *setup) fits(err error, format string, args ...any) error {
 	if err == nil || !s.dry || outbox.FaultOf(err) == nil {
 		return err
@@ -106,7 +108,7 @@ func (s *setup) fits(err error, format string, args ...any) error {
 	return nil
 }
 
-// made says what was made, or would be.
+// made reports that something was made or would be made, or that it exists.
 func (s *setup) made(created bool, format string, args ...any) {
 	state := "there"
 	switch {
@@ -124,7 +126,7 @@ func (s *setup) say(state, format string, args ...any) {
 	}
 }
 
-// open connects to PostgreSQL, and makes sure that the server can be used at all.
+// open connects to PostgreSQL and makes sure that the server can be used at all.
 func (s *setup) open(ctx context.Context) (err error) {
 	pc := wiring.Setup(s.cfg, s.log)
 	pc.AcceptOwners = s.accept
@@ -143,7 +145,7 @@ func (s *setup) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// table makes the table if there is to be one and is none, and applies the configuration to it.
+// table makes the table, if one is needed and missing, and applies the configuration to it.
 func (s *setup) table(ctx context.Context) error {
 	created := false
 	layout, err := func() (_ *wiring.Layout, err error) {
@@ -206,12 +208,12 @@ func (s *setup) makeStream(ctx context.Context) error {
 		return err
 	}
 	if !before.Exists && s.misfit == nil {
-		// A slot or a record without a stream is a gap: a new, empty stream would hide it.
+		// A slot or a record without a stream is a gap, and a new, empty stream would hide it.
 		r, err := s.read(ctx)
 		if err != nil {
 			return err
 		}
-		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot // it takes all rows again
+		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot // a snapshot starts over with all rows
 		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
 			return s.fits(s.resolve(r), "slot %s", s.cfg.Slot)
 		}
@@ -252,7 +254,7 @@ func (s *setup) bucket(ctx context.Context) error {
 	return s.store.CheckAlone(ctx)
 }
 
-// makeSlot makes the slot between two writings of the record, or finds that everything is there.
+// makeSlot writes a record that says so, makes the slot, and writes the record with the first checkpoint. Or everything exists.
 func (s *setup) makeSlot(ctx context.Context) error {
 	if s.snapshot && !s.dry || s.misfit != nil {
 		return nil
@@ -263,7 +265,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	if r.Record != nil && !r.Record.Creating {
 		if s.snapshot {
-			return nil // it judges that itself
+			return nil // package snapshot checks it
 		}
 		return s.fits(s.existing(ctx, r), "slot %s", s.cfg.Slot)
 	}
@@ -328,9 +330,9 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 	switch {
 	case s.snapshot:
 	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
-		return s.resolve(r) // a gap: it says which
+		return s.resolve(r) // the error says which gap it is
 	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
-		// The server process of an init that was killed goes on with it. Where the slot begins is not known before it is whole.
+		// The server process of an init that was killed is still making it. Where the slot begins is not known before it has finished.
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "slot_unfinished",
 			Message: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot, r.Slot.ActivePID),
@@ -340,7 +342,7 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 	return nil
 }
 
-// existing looks at a set-up that is complete.
+// existing checks a set-up that is complete.
 func (s *setup) existing(ctx context.Context, r checkpoint.Readings) error {
 	if r.Record.Mapping != s.layout.Mapping && r.Record.Mapping.Shard == s.layout.Mapping.Shard {
 		return s.remap(ctx, r)

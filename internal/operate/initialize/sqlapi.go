@@ -15,8 +15,8 @@ import (
 // apiLock keeps two runs of init from making the same objects at once.
 const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
-// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is made anew each time; the
-// counters are filled from the rows that there are when their table is made.
+// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is replaced each time; the
+// counters are filled from the existing rows when their table is made.
 func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
 	pc := wiring.Setup(cfg, log)
 	pc.AcceptOwners = acceptOwners
@@ -53,7 +53,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 	return nil
 }
 
-// SQLAPIStatements are the statements of SQLAPI, for a role that may run them by hand: for the table as it is, or as init would make it.
+// SQLAPIStatements returns the statements of SQLAPI, to be run by hand: for the table as it is, or as init would make it.
 func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
 	pg, err := replication.OpenSetup(ctx, wiring.Setup(cfg, nil))
 	if err != nil {

@@ -1,4 +1,6 @@
-// Package inspect shows what the program sees: it decodes a slot without consuming it and prints commits, events and windows.
+// Package inspect is `outflow inspect`: it decodes a slot without consuming it and prints commits, events and windows.
+//
+// It is internal to Outflow: its API may change at any time.
 package inspect
 
 import (
@@ -24,7 +26,7 @@ type Options struct {
 	Payload bool // show payloads
 }
 
-// recordTimeout is how long the checkpoint record is waited for: without it the slot can be shown all the same.
+// recordTimeout is how long to wait for the checkpoint record. The slot can be shown without it.
 const recordTimeout = 3 * time.Second
 
 // inspector prints what one slot holds.
@@ -32,8 +34,8 @@ type inspector struct {
 	out     *bufio.Writer
 	payload bool
 	source  relay.Source
-	start   outbox.LSN    // what ends at or below it is no input
-	events  []relay.Event // of the transaction that is being read
+	start   outbox.LSN    // transactions that end at or below it are not ordered
+	events  []relay.Event // of the present transaction
 	commits int
 	windows int
 }
@@ -55,7 +57,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	return i.out.Flush()
 }
 
-// start is where the rules start from, and where that was found. The layout follows the record.
+// start returns the checkpoint that ordering starts from, and says where it was found. The layout follows the record.
 func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Checkpoint, string) {
 	place := relay.Checkpoint{Settings: cfg.Reorder.Settings()}
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)

@@ -1,29 +1,31 @@
 // Package repair is `outflow repair`: it closes a gap that outflow run has stopped at.
 //
-// What is missing is found by event id, not by positions: the rows of the outbox table that are in no message of the stream, and
-// that the slot will not bring either. So it does not matter how the gap came about. They are published as one window in the order
-// (document, key), and the record gets a place behind them.
+// What is missing is found by event id, not by position: the rows of the outbox table that are in no message of the stream and that
+// the slot will not bring either. So it doesn't matter how the gap came about. The missing rows are published as one window in the
+// order (document, key), and the record gets a checkpoint behind them.
 //
-// # Steps, each of which may be the last before a kill -9
+// # The steps, each of which may be followed by a kill -9
 //
-//  1. Everything is read as a start reads it, twice. The fault must be the one that was accepted. Then the stream gets a new ingress: an
-//     outflow that sleeps, and wakes up meanwhile, finds its door shut.
+//  1. Everything is read as a start reads it, twice. The fault must be the one that the operator accepted. Then the stream gets a new
+//     ingress, so that a suspended outflow that wakes up can't publish.
 //  2. The record says `repairing`, by compare-and-set. From now on run and init stop (repair_unfinished).
-//  3. The slot is kept, if what it will bring is known to follow what the stream has: then the anchor, the place from which on the
-//     WAL is trusted to bring everything, is at or above its confirmed LSN. Otherwise it is made anew, and the anchor is where it
-//     begins. A record without places means that the slot is still to be made; one with the anchor, that it is the right one.
-//  4. The missing rows are published, each at its predicted sequence. A refused message means that somebody else wrote: everything is
-//     read and compared anew.
-//  5. After sink.durable_after the stream is read again, and the record is saved without `repairing`: with the anchor as its only
-//     place, and base, up to which messages are not compared with any WAL.
+//  3. The slot is kept if what it will bring is known to follow what the stream has. Then the anchor, which is the checkpoint behind
+//     which the WAL brings everything, is at or above its confirmed LSN. Otherwise the slot is made anew, and the anchor is where it
+//     begins. A record without checkpoints means that the slot has yet to be made; one with the anchor, that it is the right one.
+//  4. The missing rows are published, each at its expected sequence. If a message is refused, somebody else has published, and
+//     everything is read and compared again.
+//  5. The stream is read back. After sink.durable_after the record is saved without `repairing`, with the anchor as its only checkpoint
+//     and with base, up to which messages are not compared with any WAL.
 //
-// # Events that are no rows
+// A repair that was killed is run again. It finds the rows that are in the stream by now and publishes the others.
 //
-// Events that were written as logical messages are in the WAL and in the stream, and nowhere else. Where a repair needs the table (steps 3
-// and 4), those of the range are lost unless the slot still brings them. It says so, and goes on only if the operator accepts that in words.
-// Without a table it publishes nothing then: it makes slot and record such that outflow goes on.
+// # Events that are not rows
 //
-// A repair that died is run again. It finds the rows that are in the stream by now, publishes the others, and goes on.
+// Events that were written as logical messages are only in the WAL and in the stream. If a repair needs the table (steps 3 and 4),
+// those in the range are lost unless the slot still brings them. Repair says so, and only goes on if the operator accepts that in
+// words. If there is no table it publishes nothing: it makes slot and record such that outflow can go on.
+//
+// It is internal to Outflow: its API may change at any time.
 package repair
 
 import (

@@ -1,8 +1,9 @@
-// Package sqlapi makes the SQL of outflow.enqueue, with which a service in any language writes events: one call in its own transaction, the
-// same checks as package producer, and the counter taken if the service has none.
+// Package sqlapi makes the SQL of outflow.enqueue, with which a service in any language writes events: one call in the service's own
+// transaction, with the checks of package producer, which also takes the next counter if the service has none.
 //
-// The function is made for one mapping: it names the table and its columns, and it is made again when they change. It is VOLATILE, for
-// it writes; its search_path is pinned, so that nobody's objects stand in for PostgreSQL's own; and it is not SECURITY DEFINER: it runs
-// with the rights of who calls it. Whoever may not insert into the table may not enqueue, and no grant has to be thought of that
-// PostgreSQL gives to all by default.
+// The function is made for one mapping: it names the table and its columns, and is made again when they change. It is VOLATILE because
+// it writes. Its search_path is pinned, so that nobody's objects can replace PostgreSQL's own. It is SECURITY INVOKER: a role that
+// can't insert into the table can't enqueue, and the right to execute it, which PostgreSQL grants to everybody, gives nothing away.
+//
+// It is internal to Outflow: its API may change at any time.
 package sqlapi

@@ -1,4 +1,6 @@
-// Package status reads where an outflow is from the outside: slot, checkpoint record, stream and server, as a start would.
+// Package status is `outflow status`: it reads slot, checkpoint record, stream and server, as a start would, without changing anything.
+//
+// It is internal to Outflow: its API may change at any time.
 package status
 
 import (
@@ -58,7 +60,7 @@ type Stream struct {
 	DurablesAffected []string `json:"durables_affected,omitempty"` // durable consumers that may have had them
 }
 
-// Read reads everything. An error means that something could not be read; what is wrong with what was read is in the report.
+// Read reads everything. An error means that something could not be read; the report says if what was read is wrong.
 func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, error) {
 	c, err := conns.Open(ctx, cfg, log)
 	if err != nil {
