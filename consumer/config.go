@@ -11,8 +11,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
-	"github.com/outflowhq/outflow/outbox"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // Handler has the effect of one event. With [Postgres] offsets tx is the transaction in which the offset moves: what the handler writes
@@ -68,8 +70,7 @@ type Config struct {
 	Registerer prometheus.Registerer // nil: no metrics
 	Log        *slog.Logger          // nil: no log
 
-	Source Source // nil: the stream. consumertest puts messages in memory here
-	Faults Faults // nil: none. consumertest crashes the consumer here
+	hooks stream.Hooks // of tests
 
 	poll    time.Duration // between two looks for parked documents that are to be released; 2 s
 	tick    time.Duration // how often the dispatcher looks around; 1 s
@@ -90,22 +91,6 @@ const (
 	FromFirst Start = iota // with the first message that the stream has
 	FromNow                // with what is published from now on
 )
-
-// Point is a place in the life of an event where [Faults] may end the instance.
-type Point uint8
-
-// The points, in their order.
-const (
-	AtBegin   Point = iota // before the transaction
-	AtHandled              // the handler has returned, nothing is committed
-	AtCommit               // it is committed, but the answer is lost: this one does not end the instance, only its session
-	AtDone                 // it is committed, and nothing has been acknowledged
-)
-
-// Faults ends an instance at a point, as a crash would: an error drops everything without a goodbye, and Run returns it.
-type Faults interface {
-	At(point Point, e *Event) error
-}
 
 const (
 	maxPartitions = 4096

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // Consumer reads a stream for one handler. Make it with [New]; [Consumer.Run] once at a time.
@@ -29,7 +31,7 @@ func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error)
 	if offsets == nil {
 		return nil, errors.New("consumer: no marks: want consumer.Postgres(pool), or consumer.JetStream() for at-least-once")
 	}
-	if js == nil && cfg.Source == nil {
+	if js == nil && cfg.hooks.Source == nil {
 		return nil, errors.New("consumer: no JetStream context")
 	}
 	if cfg.Schema != nil {
@@ -48,8 +50,13 @@ func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error)
 	return &Consumer{js: js, offsets: offsets, cfg: cfg, dec: dec, met: met}, nil
 }
 
-// Partition returns the partition of a message's document. Its error says that it is no message of Outflow's, or not on one of the subjects.
-func (c *Consumer) Partition(m *Message) (int, error) {
+func init() {
+	stream.Install = func(config any, h stream.Hooks) { config.(*Config).hooks = h }
+	stream.Partition = func(consumer any, m *stream.Message) (int, error) { return consumer.(*Consumer).partition(m) }
+}
+
+// partition returns the partition of a message's document.
+func (c *Consumer) partition(m *stream.Message) (int, error) {
 	e, err := c.dec.event(m)
 	if err != nil {
 		return 0, err

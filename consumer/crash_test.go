@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 var (
@@ -25,8 +27,8 @@ type crashAt struct {
 
 var errCrash = errors.New("crash")
 
-func (c *crashAt) At(at Point, _ *Event) error {
-	if at == AtCommit && !c.answers {
+func (c *crashAt) at(at stream.Point, _ uint64) error {
+	if at == stream.AtCommit && !c.answers {
 		return nil
 	}
 	c.mu.Lock()
@@ -50,7 +52,7 @@ func TestCrashAnywhere(t *testing.T) {
 			cfg.Partitions, cfg.Batch = 3, batch
 			crashes := 0
 			for n := 1; ; n++ {
-				cfg.Faults = &crashAt{n: n}
+				cfg.hooks.Crash = (&crashAt{n: n}).at
 				r := w.start(w.consumer(cfg), handler)
 				crashed := false
 				if !eventually(func() bool {
@@ -89,22 +91,18 @@ func TestLostAnswers(t *testing.T) {
 	src.publish(all...)
 	cfg := w.config(src)
 	cfg.Partitions = 2
-	cfg.Faults = faults(func(at Point, _ *Event) error {
-		if at == AtCommit {
+	cfg.hooks.Crash = func(at stream.Point, _ uint64) error {
+		if at == stream.AtCommit {
 			return errCrash
 		}
 		return nil
-	})
+	}
 	cfg.Batch = 4
 	r := w.start(w.consumer(cfg), handler)
 	w.await(all)
 	r.stopped()
 	w.exactly(all)
 }
-
-type faults func(at Point, e *Event) error
-
-func (f faults) At(at Point, e *Event) error { return f(at, e) }
 
 // TestRandomFaults does whatever can happen, at random, and compares the effects with those of one undisturbed run.
 func TestRandomFaults(t *testing.T) {
@@ -123,8 +121,8 @@ func TestRandomFaults(t *testing.T) {
 
 func randomFaults(t *testing.T, rnd *rand.Rand) {
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
-	var all []*Message       // the sequence that outflow publishes
-	var published []*Message // what is in the stream by now, without what the broker lost
+	var all []*stream.Message       // the sequence that outflow publishes
+	var published []*stream.Message // what is in the stream by now, without what the broker lost
 	publish := func(n int) {
 		for range n {
 			all = append(all, s.event(fmt.Sprintf("d%d", rnd.IntN(12))))
@@ -137,10 +135,10 @@ func randomFaults(t *testing.T, rnd *rand.Rand) {
 	for step := range 14 {
 		cfg := w.config(src)
 		cfg.Partitions, cfg.Batch = 1+rnd.IntN(5), 1+rnd.IntN(6)
-		cfg.Faults = &crashAt{n: 1 + rnd.IntN(60), answers: true}
+		cfg.hooks.Crash = (&crashAt{n: 1 + rnd.IntN(60), answers: true}).at
 		instances := []*running{w.start(w.consumer(cfg), handler)}
 		if rnd.IntN(3) == 0 { // another one
-			cfg.Faults = &crashAt{n: 1 + rnd.IntN(60), answers: true}
+			cfg.hooks.Crash = (&crashAt{n: 1 + rnd.IntN(60), answers: true}).at
 			instances = append(instances, w.start(w.consumer(cfg), handler))
 		}
 		publish(rnd.IntN(30))

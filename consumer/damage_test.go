@@ -13,11 +13,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // readAll has the effects of what is in the stream, and stops.
-func (w *harness) readAll(cfg Config, all []*Message) {
+func (w *harness) readAll(cfg Config, all []*stream.Message) {
 	w.t.Helper()
 	r := w.start(w.consumer(cfg), handler)
 	w.await(all)
@@ -210,7 +211,7 @@ func TestForeignAndRepeated(t *testing.T) {
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(5, 2)
 	src.publish(all...)
-	src.publish(&Message{Subject: "outbox.x", Header: nats.Header{}})
+	src.publish(&stream.Message{Subject: "outbox.x", Header: nats.Header{}})
 	w.fails(w.config(src), ErrForeign, "message 6")
 
 	w2, src2 := newHarness(t), newMemoryStream()
@@ -235,7 +236,7 @@ func TestPartitionsChange(t *testing.T) {
 	for i, partitions := range []int{3, 5, 2, 8, 1, 4} {
 		cfg := w.config(src)
 		cfg.Partitions, cfg.Batch = partitions, 3
-		cfg.Faults = &crashAt{n: 25 + 5*i}
+		cfg.hooks.Crash = (&crashAt{n: 25 + 5*i}).at
 		if err := w.start(w.consumer(cfg), handler).ends(); !errors.Is(err, errCrash) {
 			t.Fatal(err)
 		}
@@ -285,13 +286,13 @@ func TestZombie(t *testing.T) {
 	cfg := w.config(src)
 	cfg.Partitions, cfg.Batch = 2, 2
 	zombie := cfg
-	zombie.Faults = faults(func(at Point, e *Event) error {
-		if at == AtBegin && e.seq > 20 && once.CompareAndSwap(false, true) {
+	zombie.hooks.Crash = func(at stream.Point, seq uint64) error {
+		if at == stream.AtBegin && seq > 20 && once.CompareAndSwap(false, true) {
 			close(asleep)
 			<-awake
 		}
 		return nil
-	})
+	}
 	sleeping := w.start(w.consumer(zombie), handler)
 	<-asleep
 	r := w.start(w.consumer(cfg), handler)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -20,7 +21,7 @@ const (
 // dispatcher reads messages, judges their order, and gives them to the workers.
 type dispatcher struct {
 	*run
-	reader Reader
+	reader stream.Reader
 	until  uint64 // end there; 0: go on
 
 	at       offset         // the newest message read, or one behind it up to which the filter has nothing
@@ -90,7 +91,7 @@ func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
 }
 
 // take gives a message to its worker, once there is room for it.
-func (d *dispatcher) dispatch(m *Message) error {
+func (d *dispatcher) dispatch(m *stream.Message) error {
 	e, err := d.dec.event(m)
 	if err != nil {
 		return fault(ErrForeign, err, "", "stream %s", d.cfg.Stream)
@@ -214,7 +215,7 @@ func (d *dispatcher) endPurgedReplay() error {
 
 // idle moves on over messages that the filter leaves out, while it has nothing else: so that they may be removed from the stream without
 // looking like a gap. That the filter has nothing up to a message must be seen at two looks, with the message there at the first one.
-func (d *dispatcher) skipFiltered(st StreamState) error {
+func (d *dispatcher) skipFiltered(st stream.State) error {
 	candidate := d.candidate
 	d.candidate = offset{}
 	if d.busy || st.Last <= d.at.Seq {

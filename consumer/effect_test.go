@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
@@ -51,7 +52,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = invoke(t.Context(), &cfg, h, tx, &Event{raw: &Message{}})
+		err = invoke(t.Context(), &cfg, h, tx, &Event{raw: &stream.Message{}})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -78,7 +79,7 @@ func TestHandlersThatMisbehave(t *testing.T) {
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
 		})
-	}, tx, &Event{raw: &Message{}})
+	}, tx, &Event{raw: &stream.Message{}})
 	if err != nil {
 		t.Error(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -44,11 +45,11 @@ type Event struct {
 	DeadLetter string // the reason, if this is a dead letter: the row could not be published
 
 	head   outbox.Header
-	hash   uint32   // of the document: says its partition
-	source string   // live or replay
-	seq    uint64   // the sequence in the source's stream, which for a replayed event is another than Sequence
-	size   int      // what it counts against Config.MaxBytes
-	raw    *Message // as it was read
+	hash   uint32          // of the document: says its partition
+	source string          // live or replay
+	seq    uint64          // the sequence in the source's stream, which for a replayed event is another than Sequence
+	size   int             // what it counts against Config.MaxBytes
+	raw    *stream.Message // as it was read
 }
 
 // Window is the place of an event in the window that it was published in.
@@ -103,7 +104,7 @@ func newDecoder(cfg *Config) (*decoder, error) {
 const documentColumn = "doc_id"
 
 // event makes the event of a message, which stays as it is. Its error is a *ForeignError.
-func (d *decoder) event(m *Message) (*Event, error) {
+func (d *decoder) event(m *stream.Message) (*Event, error) {
 	e := &Event{
 		Subject: m.Subject, Data: m.Data, Header: m.Header, Sequence: m.Sequence, Time: m.Time, Attempt: 1,
 		source: live, seq: m.Sequence, size: len(m.Subject) + len(m.Data) + eventOverhead, raw: m,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -26,7 +27,7 @@ func mustDecoder(t testing.TB, template string) *decoder {
 func TestEventOfMessage(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
-	m := Message{
+	m := stream.Message{
 		Subject: "outbox.a=20b", Data: []byte("{}"), Sequence: 7, Time: at,
 		Header: nats.Header{"Outflow": {packed}, "event_type": {"other"}, "Event-Type": {"created"}},
 	}
@@ -46,15 +47,15 @@ func TestEventOfReplay(t *testing.T) {
 	t.Parallel()
 	d := mustDecoder(t, "outbox.{doc_id}")
 	header := nats.Header{"Outflow": {packed}, "Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {"41"}}
-	m := Message{Subject: "_outflow_replay.OUTBOX.orders.outbox.a", Header: header, Sequence: 3, Replay: true}
+	m := stream.Message{Subject: "_outflow_replay.OUTBOX.orders.outbox.a", Header: header, Sequence: 3, Replay: true}
 	e, err := d.event(&m)
 	if err != nil || !e.Replayed || e.Subject != "outbox.a" || e.Document != "a" || e.Sequence != 41 || e.seq != 3 || e.source != replay {
 		t.Errorf("%+v, %v", e, err)
 	}
-	for name, change := range map[string]func(*Message){
-		"has no header Outflow-Replay": func(m *Message) { m.Header = nats.Header{"Outflow": {packed}} },
-		"makes no such subject":        func(m *Message) { m.Subject = "_outflow_replay.OUTBOX.other.outbox.a" },
-		"is not a sequence": func(m *Message) {
+	for name, change := range map[string]func(*stream.Message){
+		"has no header Outflow-Replay": func(m *stream.Message) { m.Header = nats.Header{"Outflow": {packed}} },
+		"makes no such subject":        func(m *stream.Message) { m.Subject = "_outflow_replay.OUTBOX.other.outbox.a" },
+		"is not a sequence": func(m *stream.Message) {
 			m.Header = nats.Header{"Outflow": {packed}, "Outflow-Replay": {"r"}, "Outflow-Replay-Sequence": {"x"}}
 		},
 	} {
@@ -76,7 +77,7 @@ func TestEventOfDeadLetter(t *testing.T) {
 		`{"doc_id":"` + long + `"}`: string(outbox.AppendToken(nil, long)), // as the subjects of its other events say it
 	} {
 		header := nats.Header{"Outflow": {packed}, "Outflow-Dead-Letter": {"too_large"}}
-		e, err := r.event(&Message{Subject: "OUTBOX.dead_letter", Header: header, Data: []byte(data)})
+		e, err := r.event(&stream.Message{Subject: "OUTBOX.dead_letter", Header: header, Data: []byte(data)})
 		if err != nil || e.Document != document || e.DeadLetter != "too_large" {
 			t.Errorf("%s: %+v, %v", data, e, err)
 		}
@@ -92,7 +93,7 @@ func TestDocumentOfSubject(t *testing.T) {
 		{"outbox.{doc_id}", "outbox." + long, long}, // it was cut and stays so
 		{"outbox.{doc_id}.{topic:subject}", "outbox.a.b.c.d", "a"},
 	} {
-		e, err := mustDecoder(t, c.template).event(&Message{Subject: c.subject, Header: nats.Header{"Outflow": {packed}}})
+		e, err := mustDecoder(t, c.template).event(&stream.Message{Subject: c.subject, Header: nats.Header{"Outflow": {packed}}})
 		if err != nil || e.Document != c.document {
 			t.Errorf("%s by %s: %+v, %v; want %q", c.subject, c.template, e, err, c.document)
 		}
@@ -107,7 +108,7 @@ func TestDocumentOfSubject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := r.event(&Message{Subject: "outbox.t", Header: nats.Header{"Outflow": {packed}, "X": {"1"}}})
+	e, err := r.event(&stream.Message{Subject: "outbox.t", Header: nats.Header{"Outflow": {packed}, "X": {"1"}}})
 	if err != nil || e.Document != "outbox.t1" {
 		t.Errorf("%+v, %v", e, err)
 	}
@@ -116,7 +117,7 @@ func TestDocumentOfSubject(t *testing.T) {
 func TestForeignMessages(t *testing.T) {
 	t.Parallel()
 	outside := strings.Replace(packed, "n=1 ", "n=12 ", 1)
-	for name, m := range map[string]Message{
+	for name, m := range map[string]stream.Message{
 		"0 headers":       {Subject: "outbox.a"},
 		"2 headers":       {Subject: "outbox.a", Header: nats.Header{"Outflow": {packed, packed}}},
 		"want v= next":    {Subject: "outbox.a", Header: nats.Header{"Outflow": {"x"}}},
@@ -158,14 +159,14 @@ func FuzzEvent(f *testing.F) {
 		if dead {
 			h["Outflow-Dead-Letter"] = []string{"r"}
 		}
-		e, err := r.event(&Message{Subject: subject, Header: h, Data: data, Sequence: 1})
+		e, err := r.event(&stream.Message{Subject: subject, Header: h, Data: data, Sequence: 1})
 		if err != nil {
 			if e != nil {
 				t.Error("an event beside the error", err)
 			}
 			return
 		}
-		again, err := r.event(&Message{Subject: subject, Header: h, Data: data, Sequence: 2})
+		again, err := r.event(&stream.Message{Subject: subject, Header: h, Data: data, Sequence: 2})
 		if err != nil || again.Document != e.Document || again.Position != e.Position {
 			t.Errorf("%+v is another event the second time: %+v, %v", e, again, err)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
@@ -34,7 +35,7 @@ type publisher struct {
 }
 
 // event makes the next message of a document.
-func (s *publisher) event(document string) *Message {
+func (s *publisher) event(document string) *stream.Message {
 	s.lsn += 16
 	s.n++
 	h := outbox.Header{
@@ -43,15 +44,15 @@ func (s *publisher) event(document string) *Message {
 	return message(document, &h)
 }
 
-func message(document string, h *outbox.Header) *Message {
-	return &Message{
+func message(document string, h *outbox.Header) *stream.Message {
+	return &stream.Message{
 		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte(h.ID), Time: time.Now(),
 	}
 }
 
 // events makes n messages of documents d0, d1, ... in turn.
-func (s *publisher) events(n, documents int) []*Message {
-	var all []*Message
+func (s *publisher) events(n, documents int) []*stream.Message {
+	var all []*stream.Message
 	for i := range n {
 		all = append(all, s.event(fmt.Sprintf("d%d", i%documents)))
 	}
@@ -64,7 +65,7 @@ type memoryStream struct {
 	created time.Time
 	first   uint64
 	last    uint64
-	held    map[uint64]*Message
+	held    map[uint64]*stream.Message
 	reader  *memoryReader
 	opened  int
 	changed chan struct{}
@@ -72,10 +73,10 @@ type memoryStream struct {
 }
 
 func newMemoryStream() *memoryStream {
-	return &memoryStream{created: time.Now().UTC(), first: 1, held: map[uint64]*Message{}, changed: make(chan struct{})}
+	return &memoryStream{created: time.Now().UTC(), first: 1, held: map[uint64]*stream.Message{}, changed: make(chan struct{})}
 }
 
-func (s *memoryStream) publish(all ...*Message) *memoryStream {
+func (s *memoryStream) publish(all ...*stream.Message) *memoryStream {
 	s.change(func() {
 		for _, m := range all {
 			s.last++
@@ -103,7 +104,7 @@ func (s *memoryStream) change(f func()) {
 // lose removes messages; back says whether the last sequence goes back with them.
 func (s *memoryStream) lose(from uint64, back bool) {
 	s.change(func() {
-		maps.DeleteFunc(s.held, func(seq uint64, _ *Message) bool { return seq >= from })
+		maps.DeleteFunc(s.held, func(seq uint64, _ *stream.Message) bool { return seq >= from })
 		if back {
 			s.last = from - 1
 		}
@@ -120,16 +121,16 @@ func (s *memoryStream) remove(seqs ...uint64) {
 
 // removeTo removes what retention would: the oldest messages.
 func (s *memoryStream) removeTo(seq int64) {
-	s.change(func() { maps.DeleteFunc(s.held, func(at uint64, _ *Message) bool { return at <= uint64(seq) }) })
+	s.change(func() { maps.DeleteFunc(s.held, func(at uint64, _ *stream.Message) bool { return at <= uint64(seq) }) })
 }
 
-func (s *memoryStream) State(context.Context) (StreamState, error) {
+func (s *memoryStream) State(context.Context) (stream.State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return StreamState{Created: s.created, First: s.first, Last: s.last}, nil
+	return stream.State{Created: s.created, First: s.first, Last: s.last}, nil
 }
 
-func (s *memoryStream) Get(_ context.Context, seq uint64) (*Message, error) {
+func (s *memoryStream) Get(_ context.Context, seq uint64) (*stream.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.held[seq], nil
@@ -146,7 +147,7 @@ func (s *memoryStream) Next(_ context.Context, seq uint64) (uint64, error) {
 	return 0, nil
 }
 
-func (s *memoryStream) Open(_ context.Context, after uint64) (Reader, error) {
+func (s *memoryStream) Open(_ context.Context, after uint64) (stream.Reader, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened++
@@ -162,7 +163,7 @@ type memoryReader struct {
 	acked uint64
 }
 
-func (r *memoryReader) Read(ctx context.Context) (*Message, error) {
+func (r *memoryReader) Read(ctx context.Context) (*stream.Message, error) {
 	for {
 		r.s.mu.Lock()
 		if r.s.reader != r {
@@ -269,9 +270,9 @@ func handler(ctx context.Context, tx pgx.Tx, e *Event) error {
 }
 
 // config is that of a consumer which reads src.
-func (w *harness) config(src Source) Config {
+func (w *harness) config(src stream.Source) Config {
 	return Config{
-		Name: "orders", Stream: "OUTBOX", Source: src, Log: w.log, Lease: time.Second, Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
+		Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Log: w.log, Lease: time.Second, Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
 		Backoff: Backoff{First: time.Millisecond, Max: 2 * time.Millisecond},
 	}
 }
@@ -332,7 +333,7 @@ func (r *running) stopped() {
 }
 
 // want is what effects must be of messages that are each had once, in this order.
-func want(all []*Message) map[string]string {
+func want(all []*stream.Message) map[string]string {
 	effects := map[string]string{}
 	counts := map[string]int{}
 	for _, m := range all {
@@ -367,7 +368,7 @@ func (w *harness) effects() map[string]string {
 }
 
 // await waits until the effects are exactly those of the messages.
-func (w *harness) await(all []*Message) {
+func (w *harness) await(all []*stream.Message) {
 	w.t.Helper()
 	wanted := want(all)
 	var got map[string]string
@@ -389,7 +390,7 @@ func (w *harness) await(all []*Message) {
 }
 
 // exactly checks the effects now.
-func (w *harness) exactly(all []*Message) {
+func (w *harness) exactly(all []*stream.Message) {
 	w.t.Helper()
 	if got, wanted := w.effects(), want(all); !maps.Equal(got, wanted) {
 		w.t.Errorf("effects\n%v\nwant\n%v", got, wanted)
@@ -453,7 +454,7 @@ func realStream(t *testing.T, config jetstream.StreamConfig) (jetstream.JetStrea
 	return js, nc
 }
 
-func publish(t *testing.T, js jetstream.JetStream, all ...*Message) {
+func publish(t *testing.T, js jetstream.JetStream, all ...*stream.Message) {
 	t.Helper()
 	for _, m := range all {
 		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {

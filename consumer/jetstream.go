@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // streamSource is a JetStream stream, read through a durable pull consumer.
@@ -63,7 +65,7 @@ func (s *streamSource) ask(ctx context.Context, method string, request, answer a
 // errNoLeader: whoever answered may not know the end of the stream.
 var errNoLeader = errors.New("the stream has no leader")
 
-func (s *streamSource) State(ctx context.Context) (StreamState, error) {
+func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 	var a struct {
 		Error   *jetstream.APIError    `json:"error"`
 		Created time.Time              `json:"created"`
@@ -71,17 +73,17 @@ func (s *streamSource) State(ctx context.Context) (StreamState, error) {
 		Cluster *jetstream.ClusterInfo `json:"cluster"`
 	}
 	if err := s.ask(ctx, "STREAM.INFO."+s.stream, nil, &a); err != nil {
-		return StreamState{}, err
+		return stream.State{}, err
 	}
 	switch {
 	case a.Error != nil && a.Error.ErrorCode == jetstream.JSErrCodeStreamNotFound:
-		return StreamState{}, jetstream.ErrStreamNotFound
+		return stream.State{}, jetstream.ErrStreamNotFound
 	case a.Error != nil:
-		return StreamState{}, fmt.Errorf("stream %s: %w", s.stream, a.Error)
+		return stream.State{}, fmt.Errorf("stream %s: %w", s.stream, a.Error)
 	case a.Cluster != nil && a.Cluster.Leader == "":
-		return StreamState{}, fmt.Errorf("stream %s: %w", s.stream, errNoLeader)
+		return stream.State{}, fmt.Errorf("stream %s: %w", s.stream, errNoLeader)
 	}
-	st := StreamState{Created: a.Created.Truncate(time.Microsecond), First: a.State.FirstSeq, Last: a.State.LastSeq}
+	st := stream.State{Created: a.Created.Truncate(time.Microsecond), First: a.State.FirstSeq, Last: a.State.LastSeq}
 	if a.State.Msgs == 0 {
 		st.First = a.State.LastSeq + 1
 	}
@@ -89,7 +91,7 @@ func (s *streamSource) State(ctx context.Context) (StreamState, error) {
 }
 
 // stored asks the stream's leader for a message: a replica that lags would say that there is none.
-func (s *streamSource) stored(ctx context.Context, request any) (*Message, error) {
+func (s *streamSource) stored(ctx context.Context, request any) (*stream.Message, error) {
 	var a struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message *struct {
@@ -111,7 +113,7 @@ func (s *streamSource) stored(ctx context.Context, request any) (*Message, error
 	case a.Message == nil:
 		return nil, fmt.Errorf("stream %s: an answer without a message", s.stream)
 	}
-	m := &Message{Subject: a.Message.Subject, Sequence: a.Message.Seq, Data: a.Message.Data, Time: a.Message.Time}
+	m := &stream.Message{Subject: a.Message.Subject, Sequence: a.Message.Seq, Data: a.Message.Data, Time: a.Message.Time}
 	var err error
 	if m.Header, err = nats.DecodeHeadersMsg(a.Message.Header); err != nil && len(a.Message.Header) > 0 {
 		return nil, fmt.Errorf("stream %s, sequence %d: headers: %w", s.stream, m.Sequence, err)
@@ -119,7 +121,7 @@ func (s *streamSource) stored(ctx context.Context, request any) (*Message, error
 	return m, nil
 }
 
-func (s *streamSource) Get(ctx context.Context, seq uint64) (*Message, error) {
+func (s *streamSource) Get(ctx context.Context, seq uint64) (*stream.Message, error) {
 	return s.stored(ctx, map[string]any{"seq": seq})
 }
 
@@ -141,7 +143,7 @@ func (s *streamSource) last(ctx context.Context) (uint64, error) {
 }
 
 // Open makes the durable anew: nothing of what it knew counts, and whoever read from it is cut off.
-func (s *streamSource) Open(ctx context.Context, after uint64) (Reader, error) {
+func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
 	if err := s.js.DeleteConsumer(ctx, s.stream, s.durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -235,7 +237,7 @@ func (r *streamReader) next(ctx context.Context) (jetstream.Msg, error) {
 	}
 }
 
-func (r *streamReader) Read(ctx context.Context) (*Message, error) {
+func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
 	r.waiting.Store(true)
 	msg, err := r.next(ctx)
 	r.waiting.Store(false)
@@ -260,7 +262,7 @@ func (r *streamReader) Read(ctx context.Context) (*Message, error) {
 	r.mu.Lock()
 	r.replies = append(r.replies, reply{r.last, msg.Reply()})
 	r.mu.Unlock()
-	return &Message{
+	return &stream.Message{
 		Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Sequence: r.last, Time: meta.Timestamp, Replay: r.source.replay,
 	}, nil
 }

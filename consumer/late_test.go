@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // lateStream is a stream in memory that seems damaged for a while, and of which one answer comes late: it says what was so at the question.
@@ -18,14 +20,14 @@ type lateStream struct {
 	*memoryStream
 	begun     time.Time
 	wrong     time.Duration // so long it seems damaged
-	seems     func(st *StreamState) error
+	seems     func(st *stream.State) error
 	late      int // this one of the questions for its state is answered when more time has passed than a second reading waits
 	questions int
 }
 
 func (s *lateStream) damaged() bool { return time.Since(s.begun) < s.wrong }
 
-func (s *lateStream) State(ctx context.Context) (StreamState, error) {
+func (s *lateStream) State(ctx context.Context) (stream.State, error) {
 	st, err := s.memoryStream.State(ctx)
 	if s.damaged() {
 		err = s.seems(&st)
@@ -36,7 +38,7 @@ func (s *lateStream) State(ctx context.Context) (StreamState, error) {
 	return st, err
 }
 
-func (s *lateStream) Get(ctx context.Context, seq uint64) (*Message, error) {
+func (s *lateStream) Get(ctx context.Context, seq uint64) (*stream.Message, error) {
 	if s.damaged() {
 		return nil, nil
 	}
@@ -50,17 +52,17 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind  error
 		asked int // so many questions for the state until a session sees it
-		seems func(st *StreamState) error
+		seems func(st *stream.State) error
 	}{
-		"gap": {ErrGap, 2, func(st *StreamState) error {
+		"gap": {ErrGap, 2, func(st *stream.State) error {
 			st.First = st.Last - uint64(time.Now().UnixMilli()%7) // retention goes on
 			return nil
 		}},
-		"another stream": {ErrStream, 2, func(st *StreamState) error {
+		"another stream": {ErrStream, 2, func(st *stream.State) error {
 			st.Created, st.First, st.Last = time.Now().Add(time.Hour), 1, 0
 			return nil
 		}},
-		"no stream": {jetstream.ErrStreamNotFound, 1, func(*StreamState) error { return jetstream.ErrStreamNotFound }},
+		"no stream": {jetstream.ErrStreamNotFound, 1, func(*stream.State) error { return jetstream.ErrStreamNotFound }},
 	} {
 		for late, wrong := range []time.Duration{confirm - time.Millisecond, confirm + 1500*time.Millisecond, time.Second} {
 			t.Run(name+"/late "+[]string{"none", "first", "second"}[late], func(t *testing.T) {
@@ -69,7 +71,7 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 					s, src, offsets := &publisher{}, newMemoryStream(), Memory()
 					all := s.events(20, 3)
 					src.publish(all...)
-					cfg := Config{Name: "orders", Stream: "OUTBOX", Source: src, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+					cfg := Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 					handled := 0
 					run := func() error {
 						consumer, err := New(nil, offsets, cfg)
@@ -92,7 +94,7 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 					}
 					src.publish(s.events(20, 3)...)
 					damaged := &lateStream{memoryStream: src, begun: time.Now(), wrong: wrong, seems: c.seems, late: late * c.asked}
-					cfg.Source = damaged
+					cfg.hooks.Source = damaged
 					if err := run(); err != nil || handled != 40 {
 						t.Fatalf("a loss that does not last: Run: %v, %d events", err, handled)
 					}
@@ -134,7 +136,7 @@ func TestLateAnswerIsNoOtherInstance(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				src := newMemoryStream().publish((&publisher{}).events(1, 1)...)
-				consumer, err := New(nil, Memory(), Config{Name: "orders", Stream: "OUTBOX", Source: src, Lease: lease})
+				consumer, err := New(nil, Memory(), Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Lease: lease})
 				if err != nil {
 					t.Fatal(err)
 				}

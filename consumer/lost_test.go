@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -18,7 +19,7 @@ type opening struct {
 	before func()
 }
 
-func (o *opening) Open(ctx context.Context, after uint64) (Reader, error) {
+func (o *opening) Open(ctx context.Context, after uint64) (stream.Reader, error) {
 	if o.before != nil {
 		o.before()
 		o.before = nil
@@ -42,7 +43,7 @@ func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
 			if c.differ {
 				used := map[int]bool{}
 				for _, m := range all[:3] {
-					p, err := w.consumer(w.config(src)).Partition(m)
+					p, err := w.consumer(w.config(src)).partition(m)
 					if err != nil {
 						t.Fatal(err)
 					}

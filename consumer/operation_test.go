@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/tier"
@@ -45,7 +46,7 @@ func TestBackPressure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
-			all := []*Message{s.event("slow")}
+			all := []*stream.Message{s.event("slow")}
 			for range c.events {
 				all = append(all, s.event("quick"))
 			}
@@ -345,7 +346,7 @@ func TestLeaderChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, s := newHarness(t), &publisher{}
-	var all []*Message
+	var all []*stream.Message
 	send := func(n int) { // each until it is there: an election refuses for a while
 		for _, m := range s.events(n, 9) {
 			msg := &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -65,7 +66,7 @@ func TestParkingAtRandom(t *testing.T) {
 
 func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 	w, s, src, refused := newHarness(t), &publisher{}, newMemoryStream(), &refusals{ids: map[string]error{}}
-	var all []*Message
+	var all []*stream.Message
 	publish := func(n int) {
 		for range n {
 			m := s.event(fmt.Sprintf("d%d", rnd.IntN(7)))
@@ -113,7 +114,7 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 	publish(40)
 	for step := range 12 {
 		cfg := config()
-		cfg.Faults = &crashAt{n: 1 + rnd.IntN(80), answers: true}
+		cfg.hooks.Crash = (&crashAt{n: 1 + rnd.IntN(80), answers: true}).at
 		r := begin(cfg)
 		for range 1 + rnd.IntN(5) {
 			publish(rnd.IntN(12))
@@ -163,6 +164,6 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 		t.Fatalf("%d events, of which %d were skipped, are not done: %v", len(all), len(skipped), w.effects())
 	}
 	r.stopped()
-	w.exactly(slices.DeleteFunc(slices.Clone(all), func(m *Message) bool { return skipped[string(m.Data)] }))
+	w.exactly(slices.DeleteFunc(slices.Clone(all), func(m *stream.Message) bool { return skipped[string(m.Data)] }))
 	t.Logf("%d events, up to %d documents parked, %d events skipped", len(all), parked, len(skipped))
 }

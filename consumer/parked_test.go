@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -102,7 +103,7 @@ func (w *ward) handle(_ context.Context, _ pgx.Tx, e *Event) error {
 func (w *ward) event(document string) *Event {
 	w.t.Helper()
 	h := outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(w.next), Index: 1}, Of: 1, ID: "id", Key: "k"}
-	e, err := w.dec.event(&Message{
+	e, err := w.dec.event(&stream.Message{
 		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Sequence: w.next, Time: time.Now(), Data: []byte(`{"a": 1}`),
 		Header: nats.Header{"Outflow": {h.String()}, "Bad": {"\xff\x00", "a"}},
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -127,7 +128,7 @@ type parkedRow struct {
 	ord      int64
 	skip     bool // to be dropped
 	attempts int  // before it was parked
-	message  Message
+	message  stream.Message
 }
 
 // first returns the first rows of a document that is to be released, at most n and about releaseBytes of data, and none if the

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // run is the reading of one source by one session: a dispatcher that reads and a worker for each partition.
@@ -20,7 +22,7 @@ type run struct {
 	parking *parking
 
 	source     string
-	src        Source
+	src        stream.Source
 	oldLayouts []oldLayout // of this source
 	check      streamCheck // the dispatcher's
 	replayedTo uint64      // live events up to here are marked as replayed

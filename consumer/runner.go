@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/puddle/v2"
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -203,7 +205,7 @@ func (r *runner) session(ctx context.Context) (err error) {
 
 // live reads the live stream.
 func (r *runner) readLive(ctx context.Context, st *state, parking *parking) error {
-	src := r.cfg.Source
+	src := r.cfg.hooks.Source
 	if src == nil {
 		src = r.liveSource()
 	}
@@ -276,7 +278,7 @@ func (r *runner) settle(ctx context.Context, st *state, source string, changed b
 	return r.store.save(ctx, st)
 }
 
-func (r *runner) newRun(st *state, source string, src Source, parking *parking) *run {
+func (r *runner) newRun(st *state, source string, src stream.Source, parking *parking) *run {
 	p := &run{cfg: &r.cfg, dec: r.dec, met: r.met, handler: r.handler, store: r.store, parking: parking, source: source, src: src, replayedTo: st.ReplayedTo}
 	for _, g := range st.OldLayouts {
 		if g.Source == source {
@@ -301,7 +303,7 @@ func (r *runner) metadata() map[string]string {
 
 // replays reads what was replayed into this consumer, to the end, and again until there is nothing more.
 func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) error {
-	if r.js == nil || r.cfg.Source != nil {
+	if r.js == nil || r.cfg.hooks.Source != nil {
 		return nil
 	}
 	prefix := "_outflow_replay." + r.cfg.Stream + "." + r.cfg.Name + "."

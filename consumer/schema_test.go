@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 func suffix(s string) func([]byte) ([]byte, error) {
@@ -13,7 +15,7 @@ func suffix(s string) func([]byte) ([]byte, error) {
 }
 
 func ofData(data string) *Event {
-	return &Event{Data: []byte(data), Header: nats.Header{}, raw: &Message{Data: []byte(data)}}
+	return &Event{Data: []byte(data), Header: nats.Header{}, raw: &stream.Message{Data: []byte(data)}}
 }
 
 func someSchema() *Schema {
@@ -77,12 +79,12 @@ func TestUpcastPoison(t *testing.T) {
 		}
 	}
 	s.Missing = ""
-	err := s.upcast(&Event{raw: &Message{}})
+	err := s.upcast(&Event{raw: &stream.Message{}})
 	if !isPoison(err) || !errors.Is(err, ErrUnknownVersion) || !strings.Contains(err.Error(), "Missing") {
 		t.Errorf("no version: %v", err)
 	}
 	s.From = func(nats.Header, []byte) (string, error) { panic("from") }
-	if err := s.upcast(&Event{raw: &Message{}}); !isPoison(err) || !strings.Contains(err.Error(), "panic: from") {
+	if err := s.upcast(&Event{raw: &stream.Message{}}); !isPoison(err) || !strings.Contains(err.Error(), "panic: from") {
 		t.Errorf("a panic of From: %v", err)
 	}
 }
@@ -133,7 +135,7 @@ func FuzzFieldVersion(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := someSchema()
 		s.From = FieldVersion("v")
-		if err := s.upcast(&Event{raw: &Message{Data: data}}); err != nil && !isPoison(err) {
+		if err := s.upcast(&Event{raw: &stream.Message{Data: data}}); err != nil && !isPoison(err) {
 			t.Error(err)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
@@ -107,7 +108,7 @@ func TestFilter(t *testing.T) {
 	js, _ := realStream(t, jetstream.StreamConfig{})
 	all := s.events(30, 3)
 	publish(t, js, all...)
-	var mine []*Message
+	var mine []*stream.Message
 	for _, m := range all {
 		if m.Subject == "outbox.d1" {
 			mine = append(mine, m)
@@ -176,7 +177,7 @@ func TestWithoutDatabase(t *testing.T) {
 		return nil
 	}
 	crash := cfg
-	crash.Faults = &crashAt{n: 90}
+	crash.hooks.Crash = (&crashAt{n: 90}).at
 	if err := run(crash).ends(); !errors.Is(err, errCrash) {
 		t.Errorf("Run: %v", err)
 	}

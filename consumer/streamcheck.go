@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -29,7 +30,7 @@ type streamCheck struct {
 }
 
 // begin reads the stream's state and compares it with the offsets. It says of offsets that they are lost.
-func checkStream(ctx context.Context, cfg *Config, src Source, st *state) (streamCheck, error) {
+func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state) (streamCheck, error) {
 	now, err := stateOf(ctx, src)
 	if err != nil {
 		return streamCheck{}, fmt.Errorf("stream %s: %w", cfg.Stream, err)
@@ -60,7 +61,7 @@ func checkStream(ctx context.Context, cfg *Config, src Source, st *state) (strea
 	return c, nil
 }
 
-func (c *streamCheck) compare(ctx context.Context, cfg *Config, src Source, now StreamState, created time.Time, all []*offset) error {
+func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State, created time.Time, all []*offset) error {
 	m, err := src.Get(ctx, c.newest.Seq)
 	switch {
 	case err != nil:
@@ -92,7 +93,7 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src Source, now 
 }
 
 // hole finds the offsets whose message the broker has lost.
-func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src Source, first uint64, all []*offset) error {
+func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, first uint64, all []*offset) error {
 	there := map[uint64]bool{}
 	for _, m := range all {
 		if m.Seq < first || !m.known() {
@@ -136,7 +137,7 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 }
 
 // stateOf is a stream's state, with its time as a database keeps it.
-func stateOf(ctx context.Context, src Source) (StreamState, error) {
+func stateOf(ctx context.Context, src stream.Source) (stream.State, error) {
 	st, err := src.State(ctx)
 	st.Created = st.Created.UTC().Truncate(time.Microsecond)
 	return st, err

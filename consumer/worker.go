@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // item is what a worker has to do.
@@ -272,7 +274,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 		return 0, nil, errStopping
 	}
 	last := items[len(items)-1].event
-	if err := w.crash(AtBegin, items[0].event); err != nil {
+	if err := w.crash(stream.AtBegin, items[0].event); err != nil {
 		return 0, nil, err
 	}
 	var parked map[*Event]bool
@@ -290,7 +292,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				at, cause = i, err
 				return err
 			}
-			if err := w.crash(AtHandled, it.event); err != nil {
+			if err := w.crash(stream.AtHandled, it.event); err != nil {
 				return err
 			}
 		}
@@ -310,11 +312,11 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	default:
 		return 0, nil, w.cause(err)
 	}
-	if w.crash(AtCommit, last) != nil {
+	if w.crash(stream.AtCommit, last) != nil {
 		return 0, nil, errUnknown
 	}
 	w.committed(items, to, parked, time.Since(handled))
-	return 0, nil, w.crash(AtDone, last)
+	return 0, nil, w.crash(stream.AtDone, last)
 }
 
 // endedAt says what may have happened where a handler ended the transaction: the offset is in it, at the last event of the batch.
@@ -426,11 +428,11 @@ func (w *worker) cause(err error) error {
 }
 
 // fault is where tests crash the consumer.
-func (w *worker) crash(at Point, e *Event) error {
-	if w.cfg.Faults == nil {
+func (w *worker) crash(at stream.Point, e *Event) error {
+	if w.cfg.hooks.Crash == nil {
 		return nil
 	}
-	if err := w.cfg.Faults.At(at, e); err != nil {
+	if err := w.cfg.hooks.Crash(at, e.seq); err != nil {
 		return crashError{err}
 	}
 	return nil

@@ -6,26 +6,51 @@ import (
 	"sync"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // ErrCrash is what Run returns when [Crash] has crashed the consumer.
 var ErrCrash = errors.New("crashed, as the test wanted")
 
-// Crash crashes a consumer once: set it as Config.Faults. Run returns [ErrCrash] then, and nothing of it goes on; what was not committed
-// is lost, nobody has been told of what was.
+// Crash crashes a consumer once: give it to [NewConsumer]. Run returns [ErrCrash] then, and nothing of it goes on: what was not
+// committed is lost, and nobody has been told of what was.
 type Crash struct {
-	Point    consumer.Point
+	Point    Point
 	Sequence uint64 // at the first event from here on that comes to the point
 
 	mu   sync.Mutex
 	done bool
 }
 
-// At implements [consumer.Faults].
-func (c *Crash) At(point consumer.Point, e *consumer.Event) error {
+// Point is a moment in the life of an event.
+type Point uint8
+
+// The points, in their order.
+const (
+	AtBegin   = Point(stream.AtBegin)   // before the transaction
+	AtHandled = Point(stream.AtHandled) // the handler has returned, nothing is committed
+	AtCommit  = Point(stream.AtCommit)  // it is committed, but the answer is lost: Run goes on with another session
+	AtDone    = Point(stream.AtDone)    // it is committed, and nothing has been acknowledged
+)
+
+// NewConsumer returns a consumer that reads a stream in memory, and that crashes unless crash is nil.
+func NewConsumer(s *Stream, crash *Crash, offsets consumer.Offsets, cfg consumer.Config) (*consumer.Consumer, error) {
+	var at func(stream.Point, uint64) error
+	if crash != nil {
+		at = crash.at
+	}
+	return newConsumer(s, at, offsets, cfg)
+}
+
+func newConsumer(s *Stream, crash func(stream.Point, uint64) error, offsets consumer.Offsets, cfg consumer.Config) (*consumer.Consumer, error) {
+	stream.Install(&cfg, stream.Hooks{Source: source{s}, Crash: crash})
+	return consumer.New(nil, offsets, cfg)
+}
+
+func (c *Crash) at(point stream.Point, seq uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.done || point != c.Point || e.Sequence < c.Sequence {
+	if c.done || Point(point) != c.Point || seq < c.Sequence {
 		return nil
 	}
 	c.done = true
@@ -36,36 +61,32 @@ func (c *Crash) At(point consumer.Point, e *consumer.Event) error {
 type everywhere struct {
 	every int // only each so many of them
 
-	mu    sync.Mutex
-	seen  map[spot]bool
-	last  spot
-	count int // crashes
+	mu   sync.Mutex
+	seen map[moment]bool
 }
 
-// spot is a point in the life of an event.
-type spot struct {
-	point    consumer.Point
+// moment is a point in the life of an event.
+type moment struct {
+	point    Point
 	sequence uint64
 }
 
-func (s spot) String() string {
+func (m moment) String() string {
 	return fmt.Sprintf("%s event %d", [...]string{
-		consumer.AtBegin: "before the transaction of", consumer.AtHandled: "after the handler, before the commit of",
-		consumer.AtCommit: "between the commit and its answer of", consumer.AtDone: "after the commit of",
-	}[s.point], s.sequence)
+		AtBegin: "before the transaction of", AtHandled: "after the handler, before the commit of",
+		AtCommit: "between the commit and its answer of", AtDone: "after the commit of",
+	}[m.point], m.sequence)
 }
 
-func (c *everywhere) At(point consumer.Point, e *consumer.Event) error {
+func (c *everywhere) at(point stream.Point, seq uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := spot{point, e.Sequence}
-	if c.seen[s] {
+	m := moment{Point(point), seq}
+	if c.seen[m] {
 		return nil
 	}
-	if c.seen[s] = true; len(c.seen)%c.every != 0 {
+	if c.seen[m] = true; len(c.seen)%c.every != 0 {
 		return nil
 	}
-	c.last = s
-	c.count++
 	return ErrCrash
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 // Kit is a test of a handler. Handler or Start, Pool, Events and Effects are needed.
@@ -28,8 +29,8 @@ type Kit struct {
 	Events  []Event
 	Effects Effects
 
-	// Config is that of the consumer: Subject, Schema, Partitions, Isolation, ... Name and Stream may be empty. The kit sets Source,
-	// Faults and DatabaseSchema.
+	// Config is that of the consumer: Subject, Schema, Partitions, Isolation, ... Name and Stream may be empty. The kit sets
+	// DatabaseSchema.
 	Config consumer.Config
 	// Parks says that the handler refuses some of the events for good: which are parked is compared as well. Otherwise that is an error.
 	Parks bool
@@ -86,9 +87,9 @@ func (k Kit) Check(ctx context.Context) error {
 	for _, s := range []script{
 		{name: "undisturbed, many events in a transaction", batch: k.Config.Batch},
 		{name: "each event fails after the handler at the first attempt", batch: 1, fail: map[uint64]bool{}},
-		{name: "a crash at every point, one event in a transaction", batch: 1, faults: &everywhere{every: every, seen: map[spot]bool{}}},
+		{name: "a crash at every point, one event in a transaction", batch: 1, crash: (&everywhere{every: every, seen: map[moment]bool{}}).at},
 		{name: "a crash at every point, many events in a transaction", batch: k.Config.Batch,
-			faults: &everywhere{every: every, seen: map[spot]bool{}}},
+			crash: (&everywhere{every: every, seen: map[moment]bool{}}).at},
 	} {
 		got, err := k.run(ctx, s)
 		if err != nil {
@@ -110,13 +111,13 @@ func (k Kit) Check(ctx context.Context) error {
 // locate looks for a single crash that makes the difference, at the first events.
 func (k Kit) locate(ctx context.Context, s script, want string) (where, got string, err error) {
 	const events = 10
-	if s.faults == nil {
+	if s.crash == nil {
 		return "", "", nil
 	}
 	for seq := range min(events, len(k.Events)) {
-		for point := consumer.AtBegin; point <= consumer.AtDone; point++ {
-			at := spot{point, uint64(seq) + 1}
-			one := script{name: "a crash " + at.String(), batch: 1, faults: &Crash{Point: point, Sequence: at.sequence}}
+		for point := AtBegin; point <= AtDone; point++ {
+			at := moment{point, uint64(seq) + 1}
+			one := script{name: "a crash " + at.String(), batch: 1, crash: (&Crash{Point: point, Sequence: at.sequence}).at}
 			if got, err := k.run(ctx, one); err != nil || got != want {
 				return at.String(), got, err
 			}
@@ -127,10 +128,10 @@ func (k Kit) locate(ctx context.Context, s script, want string) (where, got stri
 
 // script is what happens in a run.
 type script struct {
-	name   string
-	batch  int
-	faults consumer.Faults
-	fail   map[uint64]bool // not nil: each first attempt fails; which have
+	name  string
+	batch int
+	crash func(stream.Point, uint64) error
+	fail  map[uint64]bool // not nil: each first attempt fails; which have
 }
 
 // run runs the handler over all events and returns its effects.
@@ -143,10 +144,10 @@ func (k Kit) run(ctx context.Context, s script) (snapshot string, err error) {
 	if _, err := k.Pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE; CREATE SCHEMA "+schema); err != nil {
 		return wrong(err)
 	}
-	stream := NewStream()
-	stream.Add(k.Events...)
+	events := NewStream()
+	events.Add(k.Events...)
 	for done := false; !done; {
-		if done, err = k.process(ctx, s, stream); err != nil {
+		if done, err = k.process(ctx, s, events); err != nil {
 			return wrong(err)
 		}
 	}
@@ -166,14 +167,14 @@ func (k Kit) run(ctx context.Context, s script) (snapshot string, err error) {
 }
 
 // process is a process with the consumer, to its crash, or until all events are done.
-func (k Kit) process(ctx context.Context, s script, stream *Stream) (done bool, err error) {
+func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, err error) {
 	cfg := k.Config
-	cfg.Source, cfg.Batch, cfg.Faults = stream, s.batch, s.faults
-	c, err := consumer.New(nil, consumer.Postgres(k.Pool), cfg)
+	cfg.Batch = s.batch
+	c, err := newConsumer(events, s.crash, consumer.Postgres(k.Pool), cfg)
 	if err != nil {
 		return false, err
 	}
-	last, err := lastOf(c, stream)
+	last, err := lastOf(c, events)
 	if err != nil {
 		return false, err
 	}
@@ -237,7 +238,7 @@ func (k Kit) table(name string) string {
 func lastOf(c *consumer.Consumer, s *Stream) (map[int]int64, error) {
 	last := map[int]int64{}
 	for i := range s.messages {
-		p, err := c.Partition(&s.messages[i])
+		p, err := stream.Partition(c, &s.messages[i])
 		if err != nil {
 			return nil, err
 		}

@@ -10,16 +10,16 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Stream is a stream in memory: set it as Config.Source of a consumer. It may be used by several consumers, one after the other or each
+// Stream is a stream in memory: give it to [NewConsumer]. It may be used by several consumers, one after the other or each
 // with a name of its own at the same time.
 type Stream struct {
 	mu       sync.Mutex
 	created  time.Time
-	messages []consumer.Message
+	messages []stream.Message
 	grown    chan struct{} // closed when messages are added
 }
 
@@ -41,8 +41,8 @@ func (s *Stream) Add(events ...Event) uint64 {
 }
 
 // message is the event as outflow would have published it.
-func (e Event) message(seq uint64) consumer.Message {
-	m := consumer.Message{Subject: e.Subject, Data: e.Data, Sequence: seq, Time: e.Time, Header: nats.Header{}}
+func (e Event) message(seq uint64) stream.Message {
+	m := stream.Message{Subject: e.Subject, Data: e.Data, Sequence: seq, Time: e.Time, Header: nats.Header{}}
 	maps.Copy(m.Header, e.Header)
 	if m.Subject == "" {
 		m.Subject = string(outbox.AppendToken([]byte("outbox."), e.Document))
@@ -64,15 +64,16 @@ func (e Event) message(seq uint64) consumer.Message {
 	return m
 }
 
-// State implements [consumer.Source].
-func (s *Stream) State(context.Context) (consumer.StreamState, error) {
+// source is a stream as the engine reads it.
+type source struct{ *Stream }
+
+func (s source) State(context.Context) (stream.State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return consumer.StreamState{Created: s.created, First: 1, Last: uint64(len(s.messages))}, nil
+	return stream.State{Created: s.created, First: 1, Last: uint64(len(s.messages))}, nil
 }
 
-// Get implements [consumer.Source].
-func (s *Stream) Get(_ context.Context, seq uint64) (*consumer.Message, error) {
+func (s source) Get(_ context.Context, seq uint64) (*stream.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if seq == 0 || seq > uint64(len(s.messages)) {
@@ -82,8 +83,7 @@ func (s *Stream) Get(_ context.Context, seq uint64) (*consumer.Message, error) {
 	return &m, nil
 }
 
-// Next implements [consumer.Source].
-func (s *Stream) Next(_ context.Context, seq uint64) (uint64, error) {
+func (s source) Next(_ context.Context, seq uint64) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if seq = max(seq, 1); seq > uint64(len(s.messages)) {
@@ -92,9 +92,8 @@ func (s *Stream) Next(_ context.Context, seq uint64) (uint64, error) {
 	return seq, nil
 }
 
-// Open implements [consumer.Source].
-func (s *Stream) Open(_ context.Context, after uint64) (consumer.Reader, error) {
-	return &reader{stream: s, at: after, closed: make(chan struct{})}, nil
+func (s source) Open(_ context.Context, after uint64) (stream.Reader, error) {
+	return &reader{stream: s.Stream, at: after, closed: make(chan struct{})}, nil
 }
 
 // reader reads a stream. Read and Ack may be called at the same time.
@@ -107,7 +106,7 @@ type reader struct {
 
 var errClosed = errors.New("the reader is closed")
 
-func (r *reader) Read(ctx context.Context) (*consumer.Message, error) {
+func (r *reader) Read(ctx context.Context) (*stream.Message, error) {
 	for {
 		r.stream.mu.Lock()
 		grown := r.stream.grown
