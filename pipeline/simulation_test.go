@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -385,7 +386,7 @@ func onOneP(t *testing.T) (collect func()) {
 func TestSimulation(t *testing.T) {
 	collect := onOneP(t)
 	n := *simTrials
-	if testing.Short() {
+	if testing.Short() || tier.Race {
 		n /= 10
 	}
 	var all tally

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -150,7 +151,7 @@ func TestDivergenceInTheMiddle(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	collect := onOneP(t)
 	n := (*simTrials + 1) / 2
-	if testing.Short() {
+	if testing.Short() || tier.Race {
 		n /= 10
 	}
 	between := 0

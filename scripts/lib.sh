@@ -10,6 +10,13 @@ fail() {
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
+# What the tests may need beside Go: the names of internal/lab/tier.
+# shellcheck disable=SC2034 # the scripts read it
+everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,race,shellcheck
+
+# required tells whether OUTFLOW_TEST_REQUIRE names a thing.
+required() { [[ ",${OUTFLOW_TEST_REQUIRE:-}," == *",$1,"* ]]; }
+
 # again runs a command up to three times until it succeeds: a download fails now and then.
 again() {
   local try
@@ -79,6 +86,28 @@ cached_bins() {
 whole_postgres() {
   "$1/bin/initdb" --version >/dev/null 2>&1 && "$1/bin/postgres" --version >/dev/null 2>&1 &&
     [ -n "$(find "$1/lib" -name 'pgoutput.*' -size +0 2>/dev/null)" ] && [ -n "$(find "$1/share" -name postgres.bki -size +0 2>/dev/null)" ]
+}
+
+# whole_installations prints the folders of the installations that have all of PostgreSQL's programs, with colons, if there are two.
+whole_installations() {
+  local bin whole=()
+  while read -r bin; do
+    if [ -x "$bin/pg_upgrade" ]; then
+      whole+=("$bin")
+    fi
+  done < <(postgres_bins)
+  if [ ${#whole[@]} -ge 2 ]; then
+    local IFS=:
+    echo "${whole[*]}"
+  fi
+}
+
+# old_nats prints the path of the oldest NATS server that Outflow supports, which it builds into the cache, or nothing if it can't be had.
+old_nats() {
+  local version=v2.10.23 at
+  at=$(cache_dir)/nats-server/$version
+  [ -x "$at/nats-server" ] || GOBIN=$at go install "github.com/nats-io/nats-server/v2@$version" >&2 || return 0
+  echo "$at/nats-server"
 }
 
 # as_root runs a command as root.

@@ -30,6 +30,9 @@ type Footprint struct {
 // Watch begins to watch the process that runs now.
 func (o *Outflow) Watch(t *testing.T) *Footprint {
 	t.Helper()
+	if os.Getenv("OUTFLOW_TEST_RACED") != "" { // scripts/test --long sets it
+		t.Skip("with the race detector a program takes several times as much memory")
+	}
 	f := &Footprint{t: t, pid: o.Process.PID(), stop: make(chan struct{})}
 	if _, ok := process.Peak(f.pid); !ok {
 		tier.Missing(t, "linux", "needs /proc to see what a process takes up")

@@ -6,7 +6,6 @@ package pgtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -158,9 +157,7 @@ func start(i pgserver.Installation, own map[string]string) (*pgserver.Server, er
 	all := maps.Clone(settings)
 	maps.Copy(all, own)
 	s, err := pgserver.Start(context.Background(), pgserver.Options{Installation: i, Settings: all, Trust: true})
-	if err == nil {
-		err = report(i)
-	}
+	fmt.Fprintln(os.Stderr, "postgres:", i.Version) // the report of a test run lists the versions
 	return s, err
 }
 
@@ -172,7 +169,7 @@ func installation(t testing.TB, major int) pgserver.Installation {
 		}
 	}
 	if _, err := pgserver.Find(major); err != nil {
-		tier.Missing(t, "postgres-"+strconv.Itoa(major), "%v (or fetch it for the tests alone: scripts/postgres %d)", err, major)
+		tier.Missing(t, "pg"+strconv.Itoa(major), "%v (or fetch it for the tests alone: scripts/postgres %d)", err, major)
 	}
 	return pgserver.Installation{}
 }
@@ -187,20 +184,6 @@ func best(t testing.TB) pgserver.Installation {
 }
 
 var bestInstalled = sync.OnceValues(func() (pgserver.Installation, error) { return pgserver.Find(0) })
-
-// report adds the version to the file that scripts/test reads to say at its end what was tested.
-func report(i pgserver.Installation) error {
-	path := os.Getenv("OUTFLOW_TEST_PG_REPORT")
-	if path == "" {
-		return nil
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(i.Version + "\n") // one short write: test binaries run at the same time
-	return errors.Join(err, f.Close())
-}
 
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")

@@ -41,7 +41,7 @@ func For(t *testing.T, seedFlag, trials string, n int) *Seeds {
 		}
 		if tier.Long() {
 			s.file, first = file, uint64(rand.Uint32())<<16 // far apart, and short to write
-			fmt.Fprintf(os.Stderr, "%s: %d seeds from %d\n", t.Name(), n, first)
+			fmt.Fprintf(os.Stderr, "seeds: %s: %d from %d\n", t.Name(), n, first)
 		}
 	}
 	for i := range n {

@@ -62,7 +62,7 @@ func TestEach(t *testing.T) {
 	}
 	one, out := simulated(t, folder, long)
 	two, _ := simulated(t, folder, long)
-	if len(one) != 3 || len(two) != 3 || one[0] == two[0] || !strings.Contains(out, "TestSimulated: 3 seeds from "+one[0]) {
+	if len(one) != 3 || len(two) != 3 || one[0] == two[0] || !strings.Contains(out, "seeds: TestSimulated: 3 from "+one[0]) {
 		t.Errorf("fresh seeds %v, then %v: %s", one, two, out)
 	}
 	failed, out := simulated(t, folder, append(long, "SEEDS_FAIL=2"))

@@ -12,6 +12,9 @@ import (
 // Long tells whether the tests run in their long forms: OUTFLOW_TEST_LONG=1, which scripts/test --long sets.
 func Long() bool { return os.Getenv("OUTFLOW_TEST_LONG") != "" }
 
+// Race tells whether the race detector is on, under which simulations are ten times slower.
+const Race = race
+
 // OnlyLong skips a test, or a part of one, that only long runs take.
 func OnlyLong(t testing.TB, why string) {
 	t.Helper()
@@ -20,9 +23,9 @@ func OnlyLong(t testing.TB, why string) {
 	}
 }
 
-// Missing skips a test because the machine lacks a thing, or fails it where OUTFLOW_TEST_REQUIRE, a list of things with commas, names
-// that thing, as it does in scripts/test --long and on a machine for continuous integration. Things are postgres (any),
-// postgres-14 to postgres-18, psql, go, linux, browser, yjs, pg_upgrade and old-nats.
+// Missing skips a test because the machine lacks a thing, or fails it where OUTFLOW_TEST_REQUIRE, a list of things with
+// commas, names that thing, as it does in scripts/test --long and on CI machines. The things are postgres (of any major), pg14 to
+// pg18, psql, go, linux, browser, yjs, pg_upgrade and old-nats; the scripts themselves ask for race and shellcheck.
 func Missing(t testing.TB, thing, format string, args ...any) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("OUTFLOW_TEST_REQUIRE"), ","), thing) {

@@ -28,11 +28,11 @@ func of(run func(t testing.TB)) string {
 
 func TestARequiredThingThatIsMissingFailsATest(t *testing.T) {
 	for list, want := range map[string]string{
-		"":                           "skipped",
-		"postgres-14,psql":           "failed",
-		"psql":                       "failed",
-		"postgres-14,psqlx,xpsql":    "skipped",
-		"postgres-14,browser,x,race": "skipped",
+		"":                    "skipped",
+		"pg14,psql":           "failed",
+		"psql":                "failed",
+		"pg14,psqlx,xpsql":    "skipped",
+		"pg14,browser,x,race": "skipped",
 	} {
 		t.Setenv("OUTFLOW_TEST_REQUIRE", list)
 		if got := of(func(t testing.TB) { Missing(t, "psql", "psql is not here") }); got != want {

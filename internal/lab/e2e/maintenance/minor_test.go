@@ -45,7 +45,7 @@ func TestMinorUpgradePostgres(t *testing.T) {
 		}
 	}
 	if len(majors) == 0 {
-		tier.Missing(t, "postgres-17", "no PostgreSQL 17 or 18 on this machine (scripts/postgres fetches them)")
+		tier.Missing(t, "pg17", "no PostgreSQL 17 or 18 on this machine (scripts/postgres fetches them)")
 	}
 	for n, i := range majors {
 		t.Run(fmt.Sprint(i.Major), func(t *testing.T) {

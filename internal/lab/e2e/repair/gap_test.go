@@ -114,7 +114,7 @@ func runGaps(t *testing.T, cases []serverGapCase) {
 // SkipWithoutMajor skips a test because a major is not here, which fails it where that major is required.
 func SkipWithoutMajor(t *testing.T, major int) {
 	t.Helper()
-	tier.Missing(t, fmt.Sprint("postgres-", major), "needs PostgreSQL %d (scripts/postgres %[1]d)", major)
+	tier.Missing(t, fmt.Sprint("pg", major), "needs PostgreSQL %d (scripts/postgres %[1]d)", major)
 }
 
 func installed(major int) bool {

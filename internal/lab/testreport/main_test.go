@@ -1,0 +1,47 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+const run = `{"Action":"start","Package":"github.com/outflowhq/outflow/sink"}
+{"Action":"run","Package":"github.com/outflowhq/outflow/sink","Test":"TestA"}
+{"Action":"output","Package":"github.com/outflowhq/outflow/sink","Test":"TestA","Output":"retry: TestA: [init]: nats: timeout\n"}
+{"Action":"pass","Package":"github.com/outflowhq/outflow/sink","Test":"TestA","Elapsed":0.5}
+{"Action":"output","Package":"github.com/outflowhq/outflow/sink","Test":"TestB","Output":"    b_test.go:7: the stream has 3 messages\n"}
+{"Action":"fail","Package":"github.com/outflowhq/outflow/sink","Test":"TestB","Elapsed":7.25}
+{"Action":"output","Package":"github.com/outflowhq/outflow/sink","Test":"TestC","Output":"    c_test.go:9: psql is not here\n"}
+{"Action":"skip","Package":"github.com/outflowhq/outflow/sink","Test":"TestC","Elapsed":0}
+{"Action":"output","Package":"github.com/outflowhq/outflow/sink","Output":"standstill: 2s\n"}
+{"Action":"fail","Package":"github.com/outflowhq/outflow/sink","Elapsed":9}
+go: downloading something
+{"ImportPath":"github.com/outflowhq/outflow/broken","Action":"build-output","Output":"x.go:1:1: expected package\n"}
+{"ImportPath":"github.com/outflowhq/outflow/broken","Action":"build-fail"}
+`
+
+func TestARunIsSummedUp(t *testing.T) {
+	t.Parallel()
+	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{}, marks: map[string][]string{}}
+	var out strings.Builder
+	if err := r.read(strings.NewReader(run), &out); err != nil {
+		t.Fatal(err)
+	}
+	r.print(&out)
+	if want := []string{"sink TestB", "sink", "broken"}; !slices.Equal(r.failed, want) {
+		t.Errorf("failed: %v, want %v", r.failed, want)
+	}
+	if names := r.skipped["psql is not here"]; !slices.Equal(names, []string{"sink TestC"}) {
+		t.Errorf("skipped: %v", r.skipped)
+	}
+	if r.passed != 1 || len(r.marks["retry"]) != 1 || len(r.marks["standstill"]) != 1 || r.times[0].name != "sink TestB" {
+		t.Errorf("%+v", r)
+	}
+	_, failed, _ := strings.Cut(out.String(), "== failed")
+	for _, want := range []string{"the stream has 3 messages", "expected package"} {
+		if !strings.Contains(failed, want) {
+			t.Errorf("the end does not say %q:\n%s", want, out.String())
+		}
+	}
+}
