@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/outflowhq/outflow/internal/jsontext"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -29,12 +30,13 @@ var memberNames = [members]string{"doc_id", "actor_id", "counter", "id", "seq_ke
 
 // content is what is known of a message event while it is read. Values are where they lie in the message.
 type content struct {
-	json  scanner
-	bad   string // what is wrong with a member, while the JSON is right; the first stands
+	json  jsontext.Scanner
+	text  string // what is wrong with the text as a whole
+	bad   string // what is wrong with a member, while the text is right; the first stands
 	seen  [members]bool
-	value [members]span // of strings between their quotes; unset if absent, null or bad
-	extra []span        // of headers, by the index of Event.Extra
-	names [][]byte      // of headers, to find one that comes twice
+	value [members]jsontext.Span // of strings between their quotes; unset if absent, null or bad
+	extra []jsontext.Span        // of headers, by the index of Event.Extra
+	names [][]byte               // of headers, to find one that comes twice
 }
 
 // event makes an event of the content of a logical message. What is wrong with it marks the event, as a column does that can't be
@@ -50,8 +52,8 @@ func (d *Decoder) event(b []byte, r *Result) error {
 
 	c := &d.content
 	d.readContent(b)
-	if c.json.bad != "" {
-		e.Bad = "content " + c.json.bad
+	if c.text != "" {
+		e.Bad = "content " + c.text
 		clear(c.value[:]) // what was read before may have been meant otherwise
 		clear(c.extra)
 	} else if c.bad != "" {
@@ -61,8 +63,8 @@ func (d *Decoder) event(b []byte, r *Result) error {
 	e.Actor = d.member(memberActor, e, relay.NullActor)
 	e.ID = d.member(memberID, e, relay.NullID)
 	e.Key = d.member(memberKey, e, relay.NullKey)
-	if counter := c.value[memberCounter]; !c.value[memberKey].set && c.value[memberActor].set && counter.set && e.Bad == "" {
-		e.Key = d.arena.key(e.Actor, string(b[counter.start:counter.end]))
+	if counter := c.value[memberCounter]; !c.value[memberKey].Set && c.value[memberActor].Set && counter.Set && e.Bad == "" {
+		e.Key = d.arena.key(e.Actor, string(b[counter.Start:counter.End]))
 		e.Null &^= relay.NullKey
 	}
 	// What the mapping has no place for decides nothing, as of a row: else messages would be ordered among each other, and rows not.
@@ -73,27 +75,27 @@ func (d *Decoder) event(b []byte, r *Result) error {
 		e.Actor, e.Null = "", e.Null&^relay.NullActor
 	}
 	switch p := c.value[memberPayload]; {
-	case !p.set:
+	case !p.Set:
 		e.Null |= relay.NullPayload
 	default:
-		e.PayloadSize = p.end - p.start
+		e.PayloadSize = p.End - p.Start
 		if e.Bad == "" && (d.cfg.MaxPayload == 0 || e.PayloadSize <= d.cfg.MaxPayload) {
-			e.Payload = d.arena.copy(b[p.start:p.end])
+			e.Payload = d.arena.copy(b[p.Start:p.End])
 		}
 	}
-	large := slices.ContainsFunc(c.extra, func(s span) bool { return s.end-s.start >= ownBlock })
+	large := slices.ContainsFunc(c.extra, func(s jsontext.Span) bool { return s.End-s.Start >= ownBlock })
 	e.Extra = d.arena.strings(len(c.extra), large)
 	for i, s := range c.extra {
 		if d.cfg.Extra[i] == d.cfg.Mapping.Counter {
 			s = c.value[memberCounter]
 		}
-		if s.set {
+		if s.Set {
 			e.Extra[i] = d.unquoted(s)
 		} else {
 			e.SetExtraNull(i)
 		}
 	}
-	c.json.b = nil
+	c.json.Text = nil
 	clear(c.names)
 	return nil
 }
@@ -101,7 +103,7 @@ func (d *Decoder) event(b []byte, r *Result) error {
 // member gives the value of a member that is a string.
 func (d *Decoder) member(i int, e *relay.Event, null relay.Nulls) string {
 	s := d.content.value[i]
-	if !s.set {
+	if !s.Set {
 		e.Null |= null
 		return ""
 	}
@@ -109,73 +111,82 @@ func (d *Decoder) member(i int, e *relay.Event, null relay.Nulls) string {
 }
 
 // unquoted copies the value of a string into the arena.
-func (d *Decoder) unquoted(s span) string {
-	raw := d.content.json.b[s.start:s.end]
-	if !s.escaped {
+func (d *Decoder) unquoted(s jsontext.Span) string {
+	raw := d.content.json.Text[s.Start:s.End]
+	if !s.Escaped {
 		return asString(d.arena.copy(raw))
 	}
-	return asString(appendUnquoted(d.arena.take(len(raw)), raw))
+	return asString(jsontext.AppendUnquoted(d.arena.take(len(raw)), raw))
 }
 
 // readContent reads all of a content.
 func (d *Decoder) readContent(b []byte) {
 	c := &d.content
-	c.json = scanner{b: b}
-	c.bad, c.seen, c.value, c.names = "", [members]bool{}, [members]span{}, c.names[:0]
+	c.json = jsontext.Scanner{Text: b}
+	c.text, c.bad, c.names = "", "", c.names[:0]
+	c.seen, c.value = [members]bool{}, [members]jsontext.Span{}
 	c.extra = slices.Grow(c.extra[:0], len(d.cfg.Extra))[:len(d.cfg.Extra)]
 	clear(c.extra)
 	s := &c.json
 	if !utf8.Valid(b) {
-		s.bad = "is not UTF-8"
+		c.text = "is not UTF-8"
 		return
 	}
-	if s.space(); s.peek() != '{' {
-		s.fail("no JSON object")
-		return
+	if s.Space(); s.Peek() == '{' {
+		d.readMembers()
+		s.End()
+	} else {
+		s.Fail("no JSON object")
 	}
-	s.object(func(name span) {
+	if s.Problem != "" {
+		c.text = fmt.Sprintf("is not JSON as it should be, at byte %d of %d: %s", s.At, len(b), s.Problem)
+	}
+	if doc := c.value[memberDoc]; doc.Set && doc.Start == doc.End {
+		c.spoil("doc_id is empty")
+	}
+}
+
+// readMembers reads the members of the object that a content is.
+func (d *Decoder) readMembers() {
+	c := &d.content
+	s := &c.json
+	s.Object(func(name jsontext.Span) {
 		text := c.bytes(name)
 		switch i := slices.IndexFunc(memberNames[:], func(n string) bool { return n == string(text) }); {
 		case i < 0:
 			c.spoil("has the unknown member %s", c.quote(name))
-			s.value()
+			s.Value()
 		case c.seen[i]:
 			c.spoil("has the member %s twice", memberNames[i])
-			s.value()
+			s.Value()
 		default:
 			c.seen[i] = true
 			d.readMember(i)
 		}
 	})
-	if s.space(); s.bad == "" && s.off < len(s.b) {
-		s.fail("goes on after its end")
-	}
-	if doc := c.value[memberDoc]; doc.set && doc.start == doc.end {
-		c.spoil("doc_id is empty")
-	}
 }
 
 // readMember reads the value of a member.
 func (d *Decoder) readMember(i int) {
 	c := &d.content
 	s := &c.json
-	s.space()
-	start, first := s.off, s.peek()
+	s.Space()
+	start, first := s.Off, s.Peek()
 	if i == memberHeaders && first == '{' {
 		d.readHeaders()
 		return
 	}
-	s.value()
-	whole := span{start: start, end: s.off, set: true}
+	s.Value()
+	whole := jsontext.Span{Start: start, End: s.Off, Set: true}
 	switch {
-	case s.bad != "":
+	case s.Problem != "":
 	case i == memberPayload:
 		c.value[i] = whole
 	case first == 'n': // null is as absent as in a column
 	case i == memberHeaders:
 		c.spoil("headers is not an object")
 	case i == memberCounter:
-		if !counter(s.b[whole.start:whole.end]) {
+		if !counter(s.Text[whole.Start:whole.End]) {
 			c.spoil("counter is not a whole number from 0 to %d, written in digits", math.MaxInt64)
 			return
 		}
@@ -189,30 +200,30 @@ func (d *Decoder) readMember(i int) {
 func (d *Decoder) readHeaders() {
 	c := &d.content
 	s := &c.json
-	s.object(func(name span) {
+	s.Object(func(name jsontext.Span) {
 		text := c.bytes(name)
 		switch {
 		case len(c.names) == maxHeaders:
 			c.spoil("headers has more than %d members", maxHeaders)
-			s.value()
+			s.Value()
 			return
-		case name.escaped && !readable(s.b[name.start:name.end]):
+		case name.Escaped && !jsontext.IsText(s.Text[name.Start:name.End]):
 			c.spoil(`headers has a name with \u0000 or half of a surrogate pair`)
-			s.value()
+			s.Value()
 			return
 		case slices.ContainsFunc(c.names, func(n []byte) bool { return string(n) == string(text) }):
 			c.spoil("headers has the member %s twice", c.quote(name))
-			s.value()
+			s.Value()
 			return
 		}
 		c.names = append(c.names, text)
-		s.space()
-		start, first := s.off, s.peek()
-		s.value()
-		if s.bad != "" || first == 'n' {
+		s.Space()
+		start, first := s.Off, s.Peek()
+		s.Value()
+		if s.Problem != "" || first == 'n' {
 			return
 		}
-		v := c.string("header ", asString(text), first, span{start: start, end: s.off, set: true})
+		v := c.string("header ", asString(text), first, jsontext.Span{Start: start, End: s.Off, Set: true})
 		if i, used := d.extraAt[string(text)]; used {
 			c.extra[i] = v
 		}
@@ -221,33 +232,33 @@ func (d *Decoder) readHeaders() {
 
 // string is what lies between the quotes of a value, unset if it is no string that PostgreSQL could hold as text. Its name is in two parts,
 // and in the message's memory.
-func (c *content) string(kind, name string, first byte, whole span) span {
+func (c *content) string(kind, name string, first byte, whole jsontext.Span) jsontext.Span {
 	if first != '"' {
 		c.spoil("%s is not a string", kind+name[:min(len(name), 40)])
-		return span{}
+		return jsontext.Span{}
 	}
-	whole.start++
-	whole.end--
-	raw := c.json.b[whole.start:whole.end]
-	whole.escaped = slices.Contains(raw, '\\')
-	if whole.escaped && !readable(raw) {
+	whole.Start++
+	whole.End--
+	raw := c.json.Text[whole.Start:whole.End]
+	whole.Escaped = slices.Contains(raw, '\\')
+	if whole.Escaped && !jsontext.IsText(raw) {
 		c.spoil(`%s holds \u0000 or half of a surrogate pair`, kind+name[:min(len(name), 40)])
-		return span{}
+		return jsontext.Span{}
 	}
 	return whole
 }
 
 // bytes is the name of a member.
-func (c *content) bytes(name span) []byte {
-	raw := c.json.b[name.start:name.end]
-	if name.escaped {
-		return appendUnquoted(make([]byte, 0, len(raw)), raw)
+func (c *content) bytes(name jsontext.Span) []byte {
+	raw := c.json.Text[name.Start:name.End]
+	if name.Escaped {
+		return jsontext.AppendUnquoted(make([]byte, 0, len(raw)), raw)
 	}
 	return raw
 }
 
 // quote is a name as it can stand in an error.
-func (c *content) quote(name span) string {
+func (c *content) quote(name jsontext.Span) string {
 	b := c.bytes(name)
 	return strconv.Quote(string(b[:min(len(b), 40)]))
 }

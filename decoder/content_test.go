@@ -14,6 +14,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/outflowhq/outflow/internal/jsontext"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -59,7 +60,7 @@ func TestContent(t *testing.T) {
 	t.Parallel()
 	const required = `"doc_id":"d","payload":1`
 	nulls := relay.NullActor | relay.NullKey | relay.NullID
-	deep := strings.Repeat("[", maxDepth-1) + strings.Repeat("]", maxDepth-1)
+	deep := strings.Repeat("[", jsontext.MaxDepth-1) + strings.Repeat("]", jsontext.MaxDepth-1)
 	for name, c := range map[string]struct {
 		text string
 		want relay.Event // without Extra where nothing is said about it: all NULL
@@ -269,7 +270,7 @@ var errNotContent = errors.New("no event")
 
 // oracle reads a content with encoding/json, as simply as can be.
 func oracle(text []byte) (want map[string]json.RawMessage, headers map[string]*string, err error) {
-	if !utf8.Valid(text) || !json.Valid(text) || depthOf(text) > maxDepth {
+	if !utf8.Valid(text) || !json.Valid(text) || depthOf(text) > jsontext.MaxDepth {
 		return nil, nil, errNotContent
 	}
 	members := func(raw []byte) (m map[string]json.RawMessage, err error) {

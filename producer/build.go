@@ -273,7 +273,7 @@ func (b *rowBuilder) payload(c *column, to *list, e *Event, size *int) *Invalid 
 	*size = len(e.Payload)
 	var f *finding
 	switch {
-	case c.kind == bytes:
+	case c.kind == bytea:
 		to.add(`\x` + hex.EncodeToString(e.Payload))
 		return nil
 	case c.kind.json():

@@ -1,197 +1,169 @@
 package producer
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/internal/jsontext"
 )
 
-// maxDepth is how deep a JSON text may be nested. PostgreSQL's own limit follows from max_stack_depth and is not known here: with the
-// default of 2 MB it lies above 13,000.
-const maxDepth = 1000
-
-// checkJSON says what PostgreSQL would not take about a JSON text, "" if nothing. Both types want a text of RFC 8259 in valid UTF-8; jsonb
-// refuses, beside that, what it cannot hold: \u0000, half a surrogate pair, a number beyond numeric.
-//
-// size is how long the text is when PostgreSQL prints it: of json the text itself; of jsonb at most that, for keys that occur twice in
-// an object count twice here. [jsonbSize] is exact.
-func checkJSON(text []byte, jsonb bool) (size int, problem string) {
-	return checkJSONWithin(text, jsonb, maxDepth)
+// checkJSON says what keeps a text from being JSON (RFC 8259, in UTF-8), "" if nothing does. It is part of a text in which depth arrays
+// and objects are open.
+func checkJSON(text []byte, depth int) (problem string) {
+	if !utf8.Valid(text) {
+		return fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(text))
+	}
+	s := jsontext.Scanner{Text: text, Depth: depth}
+	s.Value()
+	s.End()
+	if s.Problem != "" {
+		return fmt.Sprintf("%s, at byte %d", s.Problem, s.At)
+	}
+	return ""
 }
 
-// checkJSONWithin is checkJSON with another limit of depth.
-func checkJSONWithin(text []byte, jsonb bool, depth int) (size int, problem string) {
-	if !utf8.Valid(text) {
-		return 0, fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(text))
-	}
-	w := walker{text: text, jsonb: jsonb, most: depth}
-	size = w.document()
-	if w.problem != "" {
-		return 0, fmt.Sprintf("%s at byte %d", w.problem, w.at)
-	}
-	if !jsonb {
-		size = len(text)
+// checkJSONB says what of a JSON text jsonb cannot hold: \u0000, half of a surrogate pair, a number beyond numeric. size is how long the
+// text is at most when PostgreSQL prints it: a key that occurs twice in an object counts twice. [jsonbSize] is exact.
+func checkJSONB(text []byte) (size int, problem string) {
+	s := jsontext.Scanner{Text: text}
+	for s.Space(); s.Off < len(text); s.Space() {
+		start, n := s.Off, 0
+		switch s.Peek() {
+		case '{', '}', '[', ']':
+			s.Off++
+			n = 1
+		case ',', ':':
+			s.Off++
+			n = 2 // with a space
+		case '"':
+			str := s.String()
+			n, problem = stringSize(text[str.Start:str.End], str.Escaped)
+		case 't', 'f', 'n':
+			s.Scalar()
+			n = s.Off - start
+		default:
+			s.Scalar()
+			n, problem = numberSize(text[start:s.Off])
+		}
+		if problem != "" {
+			return 0, fmt.Sprintf("%s, at byte %d", problem, start)
+		}
+		size += n
 	}
 	return size, ""
 }
 
-// jsonbSize is the length of a valid text as jsonb prints it: of a key that occurs twice, the last value alone.
-func jsonbSize(text []byte) int {
-	w := walker{text: text, jsonb: true, distinct: true, most: maxDepth}
-	return w.document()
-}
-
-// walker reads a JSON text once. After the first problem it stays where it is.
-type walker struct {
-	text     []byte
-	at       int
-	depth    int
-	most     int // of depth
-	jsonb    bool
-	distinct bool // count a key's last value alone
-	problem  string
-	key      []byte // the last string, without its escapes; only if distinct
-}
-
-func (w *walker) fail(problem string) int {
-	if w.problem == "" {
-		w.problem = problem
+// stringSize is how long jsonb prints a string that stands between quotes in the text.
+func stringSize(raw []byte, escaped bool) (size int, problem string) {
+	size = len(`""`)
+	if !escaped {
+		return size + len(raw), ""
 	}
-	return 0
-}
-
-// next skips white space and returns the byte there, 0 at the end.
-func (w *walker) next() byte {
-	for ; w.at < len(w.text); w.at++ {
-		switch c := w.text[w.at]; c {
-		case ' ', '\t', '\n', '\r':
-		default:
-			return c
+	for len(raw) > 0 {
+		c, n := jsontext.Char(raw)
+		switch {
+		case c == 0:
+			return 0, `jsonb cannot hold \u0000`
+		case utf16.IsSurrogate(c):
+			return 0, "jsonb cannot hold half a surrogate pair"
 		}
+		size += printed(c)
+		raw = raw[n:]
 	}
-	return 0
+	return size, ""
 }
 
-func (w *walker) document() int {
-	size := w.value()
-	if w.problem == "" && (w.next() != 0 || w.at < len(w.text)) {
-		return w.fail("something follows the value")
+// printed is how many bytes jsonb prints for a character of a string.
+func printed(r rune) int {
+	switch r {
+	case '"', '\\', '\b', '\f', '\n', '\r', '\t':
+		return 2
 	}
-	return size
+	if r < ' ' {
+		return len(`\u0000`)
+	}
+	return utf8.RuneLen(r)
 }
 
-// value reads one value and returns its size as jsonb prints it.
-func (w *walker) value() int {
-	switch c := w.next(); {
-	case c == '{':
-		return w.object()
-	case c == '[':
-		return w.array()
-	case c == '"':
-		return w.str()
-	case c == '-' || c >= '0' && c <= '9':
-		return w.number()
-	case c == 't':
-		return w.word("true")
-	case c == 'f':
-		return w.word("false")
-	case c == 'n':
-		return w.word("null")
-	case w.at == len(w.text):
-		return w.fail("a value is missing")
+// The limits of PostgreSQL's numeric, in which jsonb keeps a number.
+const (
+	maxWhole    = 131072    // digits before the decimal point
+	maxFraction = 16383     // digits after it, zeros too
+	maxExponent = 1<<30 - 2 // of either sign, whatever the number is then; PostgreSQL 16 takes one more, of a zero
+)
+
+// numberSize is how long jsonb prints a number: all digits, no exponent, as many decimals as were written.
+func numberSize(number []byte) (size int, problem string) {
+	exponent := 0
+	if i := bytes.IndexAny(number, "eE"); i >= 0 {
+		exponent, _ = strconv.Atoi(string(number[i+1:])) // beyond an int it is the largest or the smallest one
+		exponent = max(-maxExponent-1, min(exponent, maxExponent+1))
+		number = number[:i]
 	}
-	return w.fail("no value begins so")
+	number, negative := bytes.CutPrefix(number, []byte("-"))
+	whole, fraction, _ := bytes.Cut(number, []byte("."))
+	leading := zeros(whole) // those before the first digit that counts
+	if leading == len(whole) {
+		leading += zeros(fraction)
+	}
+	before := len(whole) + exponent - leading // digits before the point; 0 or less: none counts
+	if leading == len(whole)+len(fraction) {
+		before, negative = 0, false
+	}
+	decimals := max(0, len(fraction)-exponent)
+	if exponent > maxExponent || exponent < -maxExponent || decimals > maxFraction || before > maxWhole {
+		return 0, "a number is beyond what jsonb can hold, 131,072 digits before the point and 16,383 after it"
+	}
+	size = max(1, before)
+	if negative {
+		size++
+	}
+	if decimals > 0 {
+		size += 1 + decimals
+	}
+	return size, ""
 }
 
-func (w *walker) word(word string) int {
-	if len(w.text)-w.at < len(word) || string(w.text[w.at:w.at+len(word)]) != word {
-		return w.fail("no value begins so")
+// zeros is how many zeros the digits begin with.
+func zeros(digits []byte) int { return len(digits) - len(bytes.TrimLeft(digits, "0")) }
+
+// jsonbSize is how long jsonb prints a text that it can hold: of a key that occurs twice, the last value alone.
+func jsonbSize(text []byte) (size int, err error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return 0, err
 	}
-	w.at += len(word)
-	return len(word)
+	return valueSize(v), nil
 }
 
-// enter steps over a bracket; false if that is one too many.
-func (w *walker) enter() bool {
-	if w.depth++; w.depth > w.most {
-		w.fail(fmt.Sprintf("nested deeper than %d", w.most))
-		return false
-	}
-	w.at++
-	return true
-}
-
-func (w *walker) array() int {
-	if !w.enter() {
-		return 0
-	}
-	size := len("[]")
-	if w.next() == ']' {
-		w.leave()
+func valueSize(v any) (size int) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, value := range v {
+			size += valueSize(key) + len(": ") + valueSize(value)
+		}
+		return size + len("{}") + len(", ")*max(0, len(v)-1)
+	case []any:
+		for _, value := range v {
+			size += valueSize(value)
+		}
+		return size + len("[]") + len(", ")*max(0, len(v)-1)
+	case json.Number:
+		size, _ = numberSize([]byte(v))
 		return size
+	case string:
+		for _, c := range v {
+			size += printed(c)
+		}
+		return size + len(`""`)
+	case bool:
+		return len(strconv.FormatBool(v))
 	}
-	for {
-		size += w.value()
-		if w.problem != "" {
-			return 0
-		}
-		switch w.next() {
-		case ',':
-			w.at++
-			size += len(", ")
-		case ']':
-			w.leave()
-			return size
-		default:
-			return w.fail("want , or ]")
-		}
-	}
-}
-
-func (w *walker) leave() { w.depth--; w.at++ }
-
-func (w *walker) object() int {
-	if !w.enter() {
-		return 0
-	}
-	size := len("{}")
-	if w.next() == '}' {
-		w.leave()
-		return size
-	}
-	var seen map[string]int // size of each pair
-	if w.distinct {
-		seen = map[string]int{}
-	}
-	for {
-		if w.next() != '"' {
-			return w.fail("want a key in double quotes")
-		}
-		pair := w.str() + len(": ")
-		key := string(w.key)
-		if w.problem == "" && w.next() != ':' {
-			return w.fail("want a colon")
-		}
-		w.at++
-		pair += w.value()
-		if w.problem != "" {
-			return 0
-		}
-		if w.distinct {
-			if old, twice := seen[key]; twice {
-				size -= old + len(", ")
-			}
-			seen[key] = pair
-		}
-		size += pair
-		switch w.next() {
-		case ',':
-			w.at++
-			size += len(", ")
-		case '}':
-			w.leave()
-			return size
-		default:
-			return w.fail("want , or }")
-		}
-	}
+	return len("null")
 }

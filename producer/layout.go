@@ -32,7 +32,7 @@ const (
 	text
 	document // json
 	documentB
-	bytes
+	bytea
 	uuid
 	int2
 	int4
@@ -40,7 +40,7 @@ const (
 )
 
 var kinds = map[uint32]kind{
-	17: bytes, 20: int8, 21: int2, 23: int4, 25: text, 114: document, 1042: text, 1043: text, 2950: uuid, 3802: documentB,
+	17: bytea, 20: int8, 21: int2, 23: int4, 25: text, 114: document, 1042: text, 1043: text, 2950: uuid, 3802: documentB,
 }
 
 func (k kind) json() bool { return k == document || k == documentB }

@@ -107,8 +107,8 @@ func (o *Outbox) judgeMessage(e *Event) *Invalid {
 	if len(e.Columns) > maxMessageHeaders {
 		return invalid("Columns", fmt.Sprintf("(%d)", len(e.Columns)), fmt.Sprintf("more than %d headers", maxMessageHeaders), "Give fewer")
 	}
-	size, problem := checkJSONWithin(e.Payload, false, maxDepth-1)
-	if problem != "" {
+	const within = 1 // the content
+	if problem := checkJSON(e.Payload, within); problem != "" {
 		return invalid("Payload", shown(string(e.Payload)), "not JSON: "+problem, "Give a JSON text, such as json.Marshal returns")
 	}
 	id, key := 36, headerValue(e.Actor+":00000000000000000000")
@@ -118,7 +118,7 @@ func (o *Outbox) judgeMessage(e *Event) *Invalid {
 	if e.Key != "" {
 		key = headerValue(e.Key)
 	}
-	return o.judgeSize(e, size, id, key, lookupMessage)
+	return o.judgeSize(e, len(e.Payload), id, key, lookupMessage)
 }
 
 // content makes what comes before the counter and what comes after it.

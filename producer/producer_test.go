@@ -160,7 +160,7 @@ func TestRefused(t *testing.T) {
 		{"counter below 0", Config{}, with(func(e *Event) { e.Counter = -2 }), "Counter", []string{"Counter -2", "below 0"}},
 		{"counter twice", Config{}, with(func(e *Event) { e.Counter = 1 }), "Counter", []string{"event 0", `"d"`, "NextCounter"}},
 		{"no payload", Config{}, with(func(e *Event) { e.Payload = nil }), "Payload", []string{"missing"}},
-		{"empty payload", Config{}, with(func(e *Event) { e.Payload = []byte{} }), "Payload", []string{"a value is missing at byte 0"}},
+		{"empty payload", Config{}, with(func(e *Event) { e.Payload = []byte{} }), "Payload", []string{"no value where one must be, at byte 0"}},
 		{"no JSON", Config{}, with(func(e *Event) { e.Payload = []byte(`{"a": tru}`) }), "Payload", []string{`"{\"a\": tru}"`, "at byte 6", "json.Marshal"}},
 		{"\\u0000", Config{}, with(func(e *Event) { e.Payload = []byte(`["\u0000"]`) }), "Payload", []string{`\u0000`}},
 		{"NUL", Config{}, with(func(e *Event) { e.Actor = "a\x00" }), "Actor", []string{`"a\x00"`, "byte 0, at 1"}},

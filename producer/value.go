@@ -113,14 +113,22 @@ func isUUID(s string) bool {
 	return len(s) == 32 && err == nil
 }
 
-// checkJSON is check for a column of JSON; size is that of what PostgreSQL prints, with a limit above which it is exact.
+// checkJSON is check for a column of JSON. size is how long PostgreSQL prints the text: exactly if that is above limit, else at most.
 func (c *column) checkJSON(b []byte, limit int) (size int, f *finding) {
-	size, problem := checkJSON(b, c.kind == documentB)
+	size = len(b)
+	problem := checkJSON(b, 0)
+	if problem == "" && c.kind == documentB {
+		size, problem = checkJSONB(b)
+	}
 	if problem != "" {
-		return 0, &finding{"not what a column of type " + c.typ + " takes: " + problem, "Give a JSON text, such as json.Marshal returns"}
+		return 0, &finding{
+			"not what a column of type " + c.typ + " takes: " + problem, "Give a JSON text, such as json.Marshal returns",
+		}
 	}
 	if c.kind == documentB && size > limit {
-		size = jsonbSize(b)
+		if exact, err := jsonbSize(b); err == nil {
+			size = exact
+		}
 	}
 	return size, nil
 }
@@ -134,9 +142,9 @@ func (c *column) add(l *list, v any) *finding {
 	case val.null:
 		l.null()
 		return nil
-	case c.kind == bytes && !binary:
+	case c.kind == bytea && !binary:
 		return &finding{fmt.Sprintf("text, for the bytes of column %q", c.name), "Give a []byte"}
-	case c.kind == bytes:
+	case c.kind == bytea:
 		l.add(`\x` + hex.EncodeToString([]byte(val.text)))
 		return nil
 	case c.kind.json():
