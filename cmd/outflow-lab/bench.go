@@ -24,12 +24,11 @@ func benchCommand(a *cli.App) *cobra.Command {
 		Short: "Measure it beside pg_recvlogical, a bare publisher and a polling relay, in one run",
 		Long: `Starts a PostgreSQL (found on this machine) and NATS for the moment, and measures outflow beside other ways to do
 the same, on the same data and one after the other: pg_recvlogical, which throws away what it reads; a publisher of
-the same messages out of its memory; a polling relay (100 rows, FOR UPDATE SKIP LOCKED, publish, mark); for latency
-also a pipe that does nothing but read and publish. Other builds of outflow take part with --outflow.
+the same messages out of its memory; a polling relay (100 rows, FOR UPDATE SKIP LOCKED, publish, mark). Other builds
+of outflow take part with --outflow.
 
 The cases:
   drain       a backlog of single-row transactions, and one of 100 rows each: events/s
-  live        writers as fast as the machine lets them: does the lag grow?
   latency     1,000 commits a second: from a commit's return to the stream, and to a consumer
   payload     a backlog with payloads of 200 B, 1 KB, 10 KB
   shape       transactions of 1, 100, 100,000 rows
@@ -38,14 +37,13 @@ The cases:
   horizon     0 and 20 ms
   replicas    R1, and R3 with three NATS servers
   sync        a NATS that syncs before it acknowledges, with sink.durable_after 0s
-  shards      the table divided among 1, 2, 4 outflows
 
 Without --case or --full: drain and latency. Every repetition begins with another contender; what is printed are
 medians, and of ratios, which are taken within one repetition, also the lowest and the highest. A run in which a
 message is missing is an error, not a figure. Nothing is left behind.
 
 Exit code 0 when everything was measured, 2 for a wrong option, 1 if something went wrong or it was interrupted.`,
-		Example: "  outflow-lab bench\n  outflow-lab bench --case drain --rows 2000000 --repetitions 3\n  outflow-lab bench --full --json report.json --plots plots\n" +
+		Example: "  outflow-lab bench\n  outflow-lab bench --case drain --rows 2000000 --repetitions 3\n  outflow-lab bench --full --json report.json\n" +
 			"  outflow-lab bench --outflow before=/tmp/outflow-v1 --settings before:reorder.max_events=1000",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -83,7 +81,6 @@ Exit code 0 when everything was measured, 2 for a wrong option, 1 if something w
 	f.StringVar(&o.NATSURL, "nats.url", "", "use this NATS with JetStream; streams are made there and removed at the end")
 	f.IntVar(&o.PGMajor, "pg-major", 0, "the major version of our own PostgreSQL, of those on this machine")
 	f.StringVar(&file, "json", "", "write the report as JSON to this file; -: to standard output, and all else to standard error")
-	f.StringVar(&o.Plots, "plots", "", "write an SVG file of each sweep to this folder")
 	f.BoolVar(&o.Keep, "keep", false, "keep logs and the servers' files")
 	return cmd
 }

@@ -26,7 +26,6 @@ type Options struct {
 	PostgresURL string         // "": a server for the moment
 	NATSURL     string         // "": the same
 	PGMajor     int            // of our own PostgreSQL; 0: the best that is here
-	Plots       string         // folder for SVG files; "": none
 	Keep        bool           // leave logs and the servers' files
 
 	Binary  string // this program
@@ -96,7 +95,7 @@ func (w *world) run(ctx context.Context, r *Report, cases []*Case) error {
 		r.Cases = append(r.Cases, done)
 		w.line("\n%s", done.table())
 	}
-	return r.plots(w.o.Plots)
+	return nil
 }
 
 // check refuses what cannot be meant.
@@ -108,7 +107,7 @@ func (o *Options) check() error {
 		return wrong(fmt.Sprintf("--rows %d --repetitions %d --payload %d is not possible", o.Rows, o.Repetitions, o.Payload),
 			fmt.Sprintf("Give 100 rows or more, a repetition or more, a payload of %d to %d bytes", minPayload, maxPayload))
 	}
-	names := []string{itself, recvLogicalName, publisherName, relayName, pipeName, aloneName}
+	names := []string{itself, recvLogicalName, publisherName, relayName}
 	for _, b := range o.Builds {
 		if !safeName(b.Name) || slices.Contains(names, b.Name) {
 			return wrong(fmt.Sprintf("--outflow %s=%s: the name is taken, or is not made of a-z, 0-9 and _", b.Name, b.Path), "Give another name")

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -109,7 +106,7 @@ func TestPlan(t *testing.T) {
 	if got := names(o(func(o *Options) { o.Full, o.Cases = true, []string{"drain"} })); !slices.Equal(got, Names) {
 		t.Errorf("with --full %v", got)
 	}
-	if got := names(o(func(o *Options) { o.Cases = []string{"shape", "live"} })); !slices.Equal(got, []string{"live", "shape"}) {
+	if got := names(o(func(o *Options) { o.Cases = []string{"shape", "latency"} })); !slices.Equal(got, []string{"latency", "shape"}) {
 		t.Errorf("the named ones: %v", got)
 	}
 	d := time.Second
@@ -174,43 +171,6 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-func TestPlots(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir() + "/plots"
-	if err := made().plots(dir); err != nil {
-		t.Fatal(err)
-	}
-	svg, err := os.ReadFile(dir + "/payload.svg")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := xml.NewDecoder(bytes.NewReader(svg))
-	found := map[string]int{}
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e, ok := token.(xml.StartElement); ok {
-			found[e.Name.Local]++
-		}
-	}
-	if found["polyline"] != 2 || found["circle"] != 4 {
-		t.Errorf("elements %v: want a line for each of 2 contenders, with 2 points", found)
-	}
-	for _, text := range []string{">outflow<", ">relay<", ">1 KB<", ">10 KB<"} {
-		if !bytes.Contains(svg, []byte(text)) {
-			t.Errorf("no %s", text)
-		}
-	}
-	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
-		t.Errorf("%d files, %v", len(files), err)
-	}
-}
-
 func TestAMissingMessageIsAnError(t *testing.T) {
 	t.Parallel()
 	if err := complete(10, 10, 10); err != nil {
@@ -231,20 +191,6 @@ func TestNumber(t *testing.T) {
 	for _, bad := range []string{``, `{"n": 1}`, `{"op": "x", "n": 1}`, `{"n": "1", "op": 2}`} {
 		if n, err := number([]byte(bad)); err == nil {
 			t.Errorf("%s is %d", bad, n)
-		}
-	}
-}
-
-func TestTuple(t *testing.T) {
-	t.Parallel()
-	whole := []byte("\x00\x03t\x00\x00\x00\x02abnt\x00\x00\x00\x00")
-	columns, err := tuple(whole)
-	if err != nil || len(columns) != 3 || string(columns[0]) != "ab" || columns[1] != nil || len(columns[2]) != 0 {
-		t.Errorf("%q, %v", columns, err)
-	}
-	for n := range whole {
-		if _, err := tuple(whole[:n]); err == nil {
-			t.Errorf("%d bytes of it are read", n)
 		}
 	}
 }

@@ -11,7 +11,6 @@ type kind string
 
 const (
 	drain   kind = "drain"   // publish a backlog that was written while nobody read
-	live    kind = "live"    // keep up with writers that are as fast as the machine lets them
 	latency kind = "latency" // publish a steady rate; the delay counts
 )
 
@@ -27,11 +26,10 @@ type Case struct {
 	Actors    int `json:"actors"`
 	Payload   int `json:"payload_bytes"` // about
 	Replicas  int `json:"replicas"`
-	Rate      int `json:"commits_per_second,omitempty"` // that are tried; live: as many as can be
+	Rate      int `json:"commits_per_second,omitempty"` // that are tried
 
 	Horizon  time.Duration   `json:"horizon_ns"`
 	Horizons []time.Duration `json:"-"`                     // latency: each is a contender
-	Shards   int             `json:"shards,omitempty"`      // outflows that share the table; 0: one has it all
 	Sync     bool            `json:"sync_always,omitempty"` // NATS syncs before it acknowledges
 }
 
@@ -45,8 +43,6 @@ func (c *Case) title() string {
 	switch c.Kind {
 	case drain:
 		what += fmt.Sprintf(", %s", count(c.Rows, "row"))
-	case live:
-		what += ", as many as the machine commits"
 	case latency:
 		what += fmt.Sprintf(", %d commits/s", c.Rate)
 	}

@@ -18,7 +18,7 @@ const (
 )
 
 // Names are those of all cases, in the order in which they are measured.
-var Names = []string{"drain", "live", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas", "sync", "shards"}
+var Names = []string{"drain", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas", "sync"}
 
 // Default are the cases of a run that names none.
 var Default = []string{"drain", "latency"}
@@ -70,10 +70,6 @@ func (o *Options) points(name string) (all []*Case) {
 		for _, n := range []int{1, 100} {
 			add("", func(c *Case) { c.PerTx = n })
 		}
-	case "live":
-		for _, n := range []int{1, 100} {
-			add("", func(c *Case) { c.Kind, c.PerTx = live, n })
-		}
 	case "latency":
 		add("", func(c *Case) {
 			c.Kind, c.PerTx, c.Documents, c.Rate = latency, 1, 100, 1000
@@ -105,10 +101,6 @@ func (o *Options) points(name string) (all []*Case) {
 	case "replicas":
 		for _, n := range []int{1, 3} {
 			add(fmt.Sprintf("R%d", n), func(c *Case) { c.Replicas = n })
-		}
-	case "shards":
-		for _, n := range []int{1, 2, 4} {
-			add(fmt.Sprint(n), func(c *Case) { c.Shards = n })
 		}
 	case "sync":
 		for _, n := range []int{1, 100} {

@@ -31,10 +31,9 @@ type task struct {
 	Table    string
 
 	Rows    int           // to publish
-	PerTx   int           // to write in a transaction
 	Docs    int           // to write for
 	Payload int           // bytes, about
-	Rate    int           // commits a second; 0: as many as can be
+	Rate    int           // commits a second
 	Writers int           // connections
 	Warm    time.Duration // written before what counts
 	For     time.Duration // how long it counts
@@ -45,7 +44,6 @@ type task struct {
 var roles = map[string]func(ctx context.Context, t task, ready func() error) (any, error){
 	publisherName: publish,
 	relayName:     poll,
-	pipeName:      pipe,
 	writersRole:   write,
 }
 

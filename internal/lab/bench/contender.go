@@ -29,8 +29,8 @@ type follower interface {
 	start(ctx context.Context, c *Case) (table string, err error)
 	stop(ctx context.Context) error
 	died() error
-	pid() int       // 0: none
-	stream() string // "": none
+	pid() int
+	stream() string
 	subject() string
 }
 

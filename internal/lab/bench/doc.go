@@ -1,8 +1,8 @@
 // Package bench is `outflow-lab bench`: it measures Outflow beside other ways to do the same, in one run and on the same data.
 //
 // What is compared are contenders: outflow (and other builds of it), pg_recvlogical that throws the same WAL away, a publisher that has
-// the messages in memory already, a polling relay, and for latency a pipe without order. A case says what they are given: a backlog to
-// drain, writers to keep up with, or a steady rate whose delay counts. A repetition of a case is a turn: every contender once, one after
+// the messages in memory already, and a polling relay. A case says what they are given: a backlog to drain, or a steady rate whose delay
+// counts. A repetition of a case is a turn: every contender once, one after
 // the other, each turn in another order. Ratios are taken within a turn and the median of them is reported, so that a machine that is
 // slower for a minute is slower for both sides; docs/decisions/0016-bench.md argues for it.
 //

@@ -23,17 +23,6 @@ const (
 // consumer had it. What was there before the commit returned counts as 0.
 type delays struct{ Stream, Consumer []time.Duration }
 
-// delay measures how late messages are at a steady rate.
-func (w *world) delay(ctx context.Context, c *Case, p follower) (sample, error) {
-	got, err := w.follow(ctx, c, p, task{
-		Role: writersRole, Stream: p.stream(), Subject: p.subject(), Rate: c.Rate, Writers: latencyWriters, Warm: latencyWarm, For: latencyFor,
-	}, nil)
-	if err != nil {
-		return nil, err
-	}
-	return got, nil
-}
-
 func (d *delays) add(s sample) {
 	for _, m := range []struct {
 		of    []time.Duration

@@ -21,7 +21,6 @@ type streamer struct {
 	build   Build
 	label   string // "": the build's name
 	horizon *time.Duration
-	shard   string // k/n; "": all rows
 	child   *process.Process
 	log     *tail
 }
@@ -38,9 +37,6 @@ func (s *streamer) id() string {
 	id := s.w.name + "_" + s.build.Name
 	if s.horizon != nil {
 		id += strings.NewReplacer(".", "_", "µ", "u").Replace("_" + s.horizon.String())
-	}
-	if s.shard != "" {
-		id += "_" + strings.ReplaceAll(s.shard, "/", "_")
 	}
 	return id
 }
@@ -62,9 +58,6 @@ func (s *streamer) environ(c *Case) []string {
 	)
 	if c.Sync {
 		env = append(env, "OUTFLOW_SINK_DURABLE_AFTER=0s")
-	}
-	if s.shard != "" {
-		env = append(env, "OUTFLOW_SHARD="+s.shard)
 	}
 	for _, o := range s.w.o.Settings {
 		if o.Build == "" || o.Build == s.build.Name {
@@ -111,50 +104,30 @@ func (s *streamer) died() error {
 	return fmt.Errorf("%s ended: %w\n%s", s.build.Name, s.child.Wait(), s.log)
 }
 
+// drain measures from the start of the process, as with all that have no messages ready in memory.
 func (s *streamer) drain(ctx context.Context, c *Case, b backlog) (sample, error) {
-	return s.w.drainStreamers(ctx, c, b, s)
-}
-
-// drainStreamers measures from the start of the processes, as with all that have no messages ready in memory.
-func (w *world) drainStreamers(ctx context.Context, c *Case, b backlog, all ...*streamer) (sample, error) {
-	costs, err := w.costs(ctx)
+	costs, err := s.w.costs(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var streams []string
 	begun := time.Now()
-	for _, s := range all {
-		if err := s.run(c); err != nil {
-			return nil, err
-		}
-		streams = append(streams, s.stream())
+	if err := s.run(c); err != nil {
+		return nil, err
 	}
-	died := func() error {
-		for _, s := range all {
-			if err := s.died(); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	ended, err := w.awaitMessages(ctx, b.rows, died, streams...)
+	ended, err := s.w.awaitMessages(ctx, b.rows, s.died, s.stream())
 	if err != nil {
-		return nil, errors.Join(err, fmt.Errorf("the log of %s ends with:\n%s", all[0].build.Name, all[0].log))
+		return nil, errors.Join(err, fmt.Errorf("the log of %s ends with:\n%s", s.build.Name, s.log))
 	}
 	got := sample{}
-	for _, s := range all {
-		program{pid: s.child.PID()}.measured(b.rows, got)
-	}
+	program{pid: s.child.PID()}.measured(b.rows, got)
 	got.rate(b.rows, begun, ended)
 	if err := costs.end(ctx, b.rows, got); err != nil {
 		return nil, err
 	}
-	for _, s := range all {
-		if err := s.stop(ctx); err != nil {
-			return nil, err
-		}
+	if err := s.stop(ctx); err != nil {
+		return nil, err
 	}
-	return got, w.verify(ctx, b.rows, streams...)
+	return got, s.w.verify(ctx, b.rows, s.stream())
 }
 
 func (s *streamer) start(_ context.Context, c *Case) (string, error) { return outboxName, s.run(c) }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -98,29 +97,4 @@ func (r *Report) WriteJSON(to io.Writer) error {
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	return e.Encode(r)
-}
-
-// plots writes an SVG file for each sweep into a folder.
-func (r *Report) plots(dir string) error {
-	if dir == "" {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // pictures to look at
-		return err
-	}
-	for _, name := range Names {
-		var points []*CaseReport
-		for _, c := range r.Cases {
-			if c.Name == name && c.Point != "" {
-				points = append(points, c)
-			}
-		}
-		if len(points) == 0 {
-			continue
-		}
-		if err := os.WriteFile(filepath.Join(dir, name+".svg"), plot(name, points), 0o644); err != nil { //nolint:gosec // the same
-			return err
-		}
-	}
-	return nil
 }

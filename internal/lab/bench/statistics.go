@@ -30,14 +30,11 @@ type metric string
 
 const (
 	eventRate   metric = "events_per_second"
-	commitRate  metric = "commits_per_second"
 	cpuPostgres metric = "cpu_postgresql_us_per_event"
 	cpuNATS     metric = "cpu_nats_us_per_event"
 	cpuItself   metric = "cpu_itself_us_per_event"
 	peakMemory  metric = "peak_memory_mb"
 	walBytes    metric = "wal_bytes_per_event" // that the run itself wrote
-	lagGrowth   metric = "lag_growth_percent"  // of what was written
-	catchUp     metric = "catch_up_seconds"    // after the writers' end
 	streamP50   metric = "commit_to_stream_p50_ms"
 	streamP99   metric = "commit_to_stream_p99_ms"
 	streamP999  metric = "commit_to_stream_p99.9_ms"

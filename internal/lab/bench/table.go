@@ -19,9 +19,6 @@ func (r *CaseReport) table() string {
 	case drain:
 		columns = append(columns, of(eventRate, "events/s", whole))
 		columns = append(columns, r.ratios()...)
-	case live:
-		columns = append(columns, of(commitRate, "commits/s", whole), of(eventRate, "events/s", whole),
-			of(lagGrowth, "lag grows by", spread("%.1f", " %%")), of(catchUp, "caught up after", spread("%.2f", " s")))
 	case latency:
 		columns = append(columns,
 			of(streamP50, "to the stream, ms: p50", spread("%.3f", "")), of(streamP99, "p99", spread("%.3f", "")), of(streamP999, "p99.9", spread("%.2f", "")),

@@ -7,39 +7,24 @@ import (
 	"strconv"
 )
 
-const aloneName = "nobody" // live: the writers alone
-
 // contenders returns who takes part in a case.
 func (w *world) contenders(c *Case) (all []contender) {
 	builds := append([]Build{{itself, w.o.Binary}}, w.o.Builds...)
-	if c.Shards > 0 {
-		builds = builds[:1] // another one may not know them
-	}
-	switch c.Kind {
-	case latency:
+	if c.Kind == latency {
 		for _, h := range c.Horizons {
 			for _, b := range builds {
 				all = append(all, &streamer{w: w, build: b, horizon: &h, label: b.Name + ", horizon " + h.String()})
 			}
 		}
-		return append(all, &piper{w: w}, &poller{w: w})
-	case live:
-		all = append(all, &nobody{})
+		return append(all, &poller{w: w})
 	}
 	for _, b := range builds {
-		if c.Shards > 1 {
-			all = append(all, newShards(w, b, c.Shards))
-		} else {
-			all = append(all, &streamer{w: w, build: b})
-		}
+		all = append(all, &streamer{w: w, build: b})
 	}
-	if c.Kind == drain {
-		if path, ok := w.recvLogical(); ok {
-			all = append(all, &recvLogical{w: w, path: path})
-		}
-		all = append(all, &publisher{w: w})
+	if path, ok := w.recvLogical(); ok {
+		all = append(all, &recvLogical{w: w, path: path})
 	}
-	return append(all, &poller{w: w})
+	return append(all, &publisher{w: w}, &poller{w: w})
 }
 
 // measure repeats a case and returns its report.
@@ -101,13 +86,10 @@ func (w *world) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, er
 	for i := range all {
 		p := all[(i+n)%len(all)]
 		var got sample
-		switch c.Kind {
-		case drain:
+		if c.Kind == drain {
 			got, err = p.(drainer).drain(ctx, c, b)
-		case live:
-			got, err = w.keepUp(ctx, c, p.(follower))
-		case latency:
-			got, err = w.delay(ctx, c, p.(follower))
+		} else {
+			got, err = w.follow(ctx, c, p.(follower))
 		}
 		if err != nil {
 			return nil, b, fmt.Errorf("%s: %w", p.name(), err)
@@ -120,18 +102,9 @@ func (w *world) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, er
 
 // line is a run in a line.
 func (s sample) line(k kind) string {
-	show := func(m metric, format string) string {
-		v, ok := s[m]
-		if !ok {
-			return ""
-		}
-		return fmt.Sprintf(format, v)
-	}
-	switch k {
-	case live:
-		return thousands(s[commitRate]) + " commits/s" + show(lagGrowth, ", lag grows by %.1f %%") + show(catchUp, ", caught up after %.2f s")
-	case latency:
-		return fmt.Sprintf("to the stream %.3f ms (p50), %.3f ms (p99); to a consumer %.3f and %.3f ms", s[streamP50], s[streamP99], s[consumerP50], s[consumerP99])
+	if k == latency {
+		return fmt.Sprintf("to the stream %.3f ms (p50), %.3f ms (p99); to a consumer %.3f and %.3f ms",
+			s[streamP50], s[streamP99], s[consumerP50], s[consumerP99])
 	}
 	return thousands(s[eventRate]) + " events/s"
 }
@@ -144,16 +117,3 @@ func thousands(v float64) string {
 	}
 	return text
 }
-
-// nobody reads nothing: what the writers reach alone.
-type nobody struct{}
-
-func (*nobody) name() string                                 { return aloneName }
-func (*nobody) stream() string                               { return "" }
-func (*nobody) subject() string                              { return "" }
-func (*nobody) pid() int                                     { return 0 }
-func (*nobody) died() error                                  { return nil }
-func (*nobody) prepare(context.Context, *Case) error         { return nil }
-func (*nobody) start(context.Context, *Case) (string, error) { return outboxName, nil }
-func (*nobody) stop(context.Context) error                   { return nil }
-func (*nobody) cleanUp(context.Context) error                { return nil }

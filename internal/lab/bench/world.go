@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -129,9 +128,6 @@ func (w *world) cannot(c *Case) string {
 	}
 	if w.o.NATSURL != "" && c.Replicas > 1 && w.broker.conn.ConnectedClusterName() == "" {
 		return "the given NATS is no cluster"
-	}
-	if major, _ := strconv.Atoi(strings.Split(w.pgVersion, ".")[0]); c.Shards > 1 && major < 15 {
-		return "row filters need PostgreSQL 15"
 	}
 	return ""
 }
