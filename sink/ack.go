@@ -11,7 +11,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// judgeAck returns nil if the answer proves that the message predicted for seq is there. Each way in which it does not has a code,
+// checkAck returns nil if the answer proves that the message predicted for seq is there. Each way in which it does not has a code,
 // which metrics use as the class of the error.
 func checkAck(m *nats.Msg, stream string, seq uint64) *outbox.Fault {
 	where := fmt.Sprintf("stream %s: message predicted for sequence %d", stream, seq)
@@ -36,7 +36,7 @@ func checkAck(m *nats.Msg, stream string, seq uint64) *outbox.Fault {
 	return nil
 }
 
-// judgeOpened is judgeAck for the answer to the first message of a batch, which is empty while the batch is not committed.
+// checkBatchStart is checkAck for the answer to the first message of a batch, which is empty if the server took the message.
 func checkBatchStart(m *nats.Msg, stream string) *outbox.Fault {
 	where := fmt.Sprintf("stream %s: first message of a batch", stream)
 	if len(m.Data) == 0 {

@@ -25,11 +25,11 @@ import (
 const (
 	connectTimeout = 2 * time.Second // to each server of the list
 	writeTimeout   = ackTimeout      // a write that takes as long as an acknowledgement may take has failed
-	maxIncoming    = 16384           // that are not judged yet; above it the connection is given up
+	maxIncoming    = 16384           // not handled yet; with more the connection is given up
 )
 
-// Conn is one connection to NATS, which never reconnects: when it is lost, the session that owns it ends. Its methods may be
-// called from any goroutine.
+// Conn is one connection to NATS. It never reconnects: when it is lost, the session that owns it opens another one. Its methods
+// may be called from any goroutine.
 type Conn struct {
 	cfg    Config
 	enc    *encoder
@@ -177,7 +177,7 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// welcome checks the server and subscribes to the acknowledgements. The answer to its request also says that the server knows the
+// handshake checks the server and subscribes to the acknowledgements. The answer to its request also says that the server knows the
 // subscription: they go over the wire in this order.
 func (c *Conn) handshake(ctx context.Context) error {
 	if strings.HasPrefix(c.nc.ConnectedUrl(), "ws") {
@@ -252,15 +252,15 @@ func (c *Conn) Close() {
 	c.nc.Close()
 }
 
-// judgeArrivals judges what comes in, in its order, until the connection is lost: an acknowledgement counts only when the strangers
-// before it have been seen.
+// handleIncoming handles what comes in, in order, until the connection is lost: an acknowledgement counts only once the
+// foreign messages before it have been seen.
 func (c *Conn) handleIncoming() {
 	for {
 		select {
 		case <-c.lost:
 			return
 		case m := <-c.incoming:
-			if c.Err() != nil { // perhaps a stranger came before it, and did not count any more
+			if c.Err() != nil { // a foreign message before it may have ended the connection
 				return
 			}
 			if strings.HasPrefix(m.Subject, c.inbox) {
@@ -282,8 +282,8 @@ func (c *Conn) fail(err error) {
 	}
 }
 
-// asyncError takes what the server says outside of any answer. All of it ends the session, except where a request of ours is
-// forbidden: that request ends with it.
+// asyncError takes what the server reports outside of any answer. Everything ends the session, except that where a request of
+// ours is forbidden only the request ends.
 func (c *Conn) asyncError(err error) {
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		c.fail(transient("nats_error", "NATS reports an error", scrub(err, c.cfg)))

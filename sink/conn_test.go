@@ -230,7 +230,7 @@ func TestDomain(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	ca, cert := certificate(t)
+	ca, _, cert := certificate(t)
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
 		o.TLS, o.TLSTimeout = true, 60
 		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}}
@@ -248,8 +248,32 @@ func TestTLS(t *testing.T) {
 	same(t, readFrom(t, c.nc, "OUTBOX"), all)
 }
 
-// certificate makes one that signs itself, and a file with it.
-func certificate(t *testing.T) (file string, cert tls.Certificate) {
+func TestTLSWithACertificateOfTheClient(t *testing.T) {
+	t.Parallel()
+	ca, key, cert := certificate(t)
+	clients := x509.NewCertPool()
+	clients.AddCert(cert.Leaf)
+	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
+		o.TLS, o.TLSVerify, o.TLSTimeout = true, true, 60
+		o.TLSConfig = &tls.Config{
+			Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
+		}
+	}})
+	cfg := config(s.URL())
+	cfg.TLS.CA = ca
+	if c, err := Connect(t.Context(), cfg); err == nil {
+		c.Close()
+		t.Fatal("connected without a certificate")
+	}
+	cfg.TLS.Cert, cfg.TLS.Key = ca, key
+	all := edits(t, 3)
+	c := door(t, cfg)
+	mustPublish(t, c.Publisher(0), all)
+	same(t, readFrom(t, c.nc, "OUTBOX"), all)
+}
+
+// certificate makes one that signs itself, and files with it and its key.
+func certificate(t *testing.T) (certFile, keyFile string, cert tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -264,11 +288,24 @@ func certificate(t *testing.T) (file string, cert tls.Certificate) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file = filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return file, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "PRIVATE KEY", secret),
+		tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
 func TestShutdownOfTheServerIsSeen(t *testing.T) {

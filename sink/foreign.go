@@ -11,8 +11,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Watch listens from now on for what others publish to the ingress that CheckStream has learned: the connection has no echo, so our own
-// messages do not come back. Call it before the stream is read that a publisher is to go on from, or a stranger may come between.
+// Watch listens from now on for what others publish to the ingress that CheckStream has learned. The connection has no echo, so
+// our own messages do not come back. Call it before reading the state of the stream that a publisher goes on from: what is
+// published in between would go unnoticed.
 //
 // The expected sequence alone does not keep a stranger out. His message takes a sequence, the message of ours that was predicted
 // for it is refused, and the next one finds exactly the last sequence that it expects: an event would be gone, and the stream's
@@ -39,7 +40,7 @@ func (c *Conn) Watch(ctx context.Context) error {
 // watchTimeout is how long the server may take to know the subscription.
 const watchTimeout = 2 * time.Second
 
-// published judges a message that somebody else has published to the ingress.
+// handleForeign takes a message that somebody else has published to the ingress.
 func (c *Conn) handleForeign(m *nats.Msg) {
 	_, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
 	if err == nil && (m.Header.Get(nats.ExpectedLastSeqHdr) != "" || m.Header.Get(headerBatchID) != "") {

@@ -8,23 +8,24 @@ const (
 	ackEveryBytes    = 256 << 10
 )
 
-// inflight counts what was sent and is not acknowledged. Which messages carry a reply subject is decided here; an acknowledgement
-// of one settles everything up to it.
+// inflight counts what was sent and is not acknowledged, and decides which messages ask for an acknowledgement. Callers ask
+// fits before they send a message and needsReply for its reply subject, call add when they send it, and settle whenever an
+// acknowledgement came: that of one message settles everything up to it. It belongs to the publisher's goroutine.
 type inflight struct {
 	acked, sent uint64       // sequences: the last acknowledged, the last sent
 	bytes       int          // of sent and not acknowledged
-	sinceReply  int          // bytes sent since the last message with a reply, and
-	countSince  int          // messages; at the start as if it were time, so that a refusal of the first one tells its cause
-	pending     []pendingAck // messages with a reply that are not acknowledged, ascending
+	sinceReply  int          // bytes sent since the last message with a reply subject
+	countSince  int          // messages since then; begins just below the limit, so that the first message asks
+	pending     []pendingAck // messages with a reply subject that are not acknowledged, ascending
 }
 
-// due is a message whose acknowledgement is due.
+// pendingAck is a message that has asked for an acknowledgement.
 type pendingAck struct {
 	seq   uint64
-	bytes int // of the messages since the due before it, with its own
+	bytes int // of the messages since the pendingAck before it, including its own
 }
 
-// needsReply reports whether the next message, of the given size, carries a reply subject whatever follows it.
+// needsReply reports whether the next message, of the given size, must carry a reply subject whatever follows it.
 func (f *inflight) needsReply(size int) bool {
 	return f.countSince+1 >= ackEvery || f.sinceReply+size >= ackEveryBytes
 }
@@ -41,7 +42,7 @@ func (f *inflight) add(seq uint64, size int, reply bool) {
 	}
 }
 
-// settle takes out what is proved by an acknowledgement of seq.
+// settle takes out what an acknowledgement of seq proves.
 func (f *inflight) settle(seq uint64) {
 	n := 0
 	for n < len(f.pending) && f.pending[n].seq <= seq {
@@ -57,7 +58,8 @@ func (f *inflight) settle(seq uint64) {
 // messages is how many are in flight.
 func (f *inflight) messages() int { return int(f.sent - f.acked) }
 
-// fits reports whether so many bytes may be sent; how many messages may be, Full says. What is larger than the limit goes alone.
+// fits reports whether so many more bytes may be sent (the number of messages is checked by [Publisher.Full]). A message above
+// the limit goes alone.
 func (f *inflight) fits(size int) bool {
 	return f.bytes == 0 || f.bytes+size <= maxInFlightBytes
 }

@@ -16,10 +16,10 @@ import (
 
 const (
 	ackTimeout = 5 * time.Second      // without any acknowledgement while some are due
-	holdBack   = 2 * time.Millisecond // how long what is ready waits for an acknowledgement that is outstanding
-	standstill = 2 * time.Second      // between two Checks: this process did not run, and may not have read what has come
+	holdBack   = 2 * time.Millisecond // how long Flush waits for an outstanding acknowledgement
+	standstill = 2 * time.Second      // between two Checks: the process stood still and may not have read what arrived
 
-	// directBytes is how many bytes in flight fit into the sockets' buffers for certain, so that a write of them does not block.
+	// maxDirectBytes is how many bytes in flight certainly fit into the sockets' buffers, so that writing them does not block.
 	maxDirectBytes = 64 << 10
 )
 
@@ -34,26 +34,28 @@ type Publisher struct {
 	out     writer
 	window  inflight
 	unacked *unacked
-	since   time.Time // when the last acknowledgement was seen, or the first became due after a time when none was
-	due     bool      // some were due at the last Check
-	seen    uint64    // what was acknowledged at the last Check
-	looked  time.Time // when that was
 
-	held      []*message // the last messages, not sent yet: one, or what may become a batch
+	// For the time-out, set by Check.
+	since  time.Time // of the last progress: an acknowledgement, or the first one that became outstanding
+	due    bool      // some were outstanding at the last Check
+	seen   uint64    // acknowledged at the last Check
+	looked time.Time // time of the last Check
+
+	held      []*message // the last messages, not sent yet: one, or several that may become a batch
 	heldBytes int
-	heldAt    time.Time // the first Flush that left something unwritten; zero if none did
+	heldAt    time.Time // time of the first Flush that left something unwritten; zero if none did
 	written   uint64    // the last sequence that was put on the wire
-	next      *message  // a buffer
+	next      *message  // a spare buffer
 	free      []*message
 	last      uint64 // predicted for the last message, held back or sent
 	reply     []byte // conn.inbox, and room for a sequence
 	batch     batching
 	began     time.Time
 
-	// Written where acknowledgements arrive.
+	// Written by the connection's goroutine, where acknowledgements arrive; everything above belongs to the publisher's owner.
 	ackedAt atomic.Int64 // since began; where batches are allowed
 	acked   atomic.Uint64
-	refused atomic.Pointer[outbox.Fault] // the first one that ends it
+	refused atomic.Pointer[outbox.Fault] // the first failure; it ends the publisher
 	notify  chan struct{}
 }
 
@@ -65,7 +67,7 @@ func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	return p
 }
 
-// begin makes p the publisher of the connection.
+// attach makes p the publisher of the connection.
 func (c *Conn) attach(p *Publisher) {
 	p.out = newFrameWriter(c.dialer.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })
 	c.publisher.Store(p)
@@ -89,8 +91,8 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	return p
 }
 
-// Full reports whether 2000 messages or 8 MiB are in flight, fewer while the server's pace is measured, or what is held back would make
-// them that many: wait for Notify, and call Flush before.
+// Full reports whether 2000 messages or 8 MiB are in flight, including what is held back; fewer while the server's pace is
+// measured. If so call Flush, then wait for Notify.
 func (p *Publisher) Full() bool {
 	p.settle()
 	limit := maxInFlight
@@ -127,12 +129,12 @@ func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 	return nil
 }
 
-// makeWay sends what need not be held back, with m to be held.
+// flushHeld sends what need not be held back any longer now that m is next.
 func (p *Publisher) flushHeld(m *message) {
 	if len(p.held) == 0 {
 		return
 	}
-	// The next one may have to wait until these are acknowledged: then the last of them must ask for it.
+	// m may have to wait until these are acknowledged: then the last of them must ask for that.
 	ask := p.window.bytes+p.heldBytes+m.size() > maxInFlightBytes
 	switch together := p.batchable(m); {
 	case p.batch.open():
@@ -174,7 +176,7 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 	return 0
 }
 
-// outstanding reports whether the acknowledgement of something that a Flush put on the wire is due.
+// outstanding reports whether an acknowledgement is missing that a message on the wire has asked for.
 func (p *Publisher) outstanding() bool {
 	return len(p.window.pending) > 0 && p.window.pending[0].seq <= p.written
 }
@@ -211,7 +213,7 @@ func (p *Publisher) release() {
 	p.held, p.heldBytes = p.held[:0], 0
 }
 
-// emit sends a message that is kept.
+// sendOne sends a message that is in unacked.
 func (p *Publisher) sendOne(m *message, reply bool) {
 	var to []byte
 	switch {
@@ -251,7 +253,7 @@ func (p *Publisher) Check(now time.Time) error {
 	if err := p.failure(); err != nil {
 		return err
 	}
-	due := p.outstanding() // what was not written can't be late: the caller may have been busy elsewhere since
+	due := p.outstanding() // what was not written can't be late: the caller may have been busy elsewhere
 	if !due || !p.due || p.window.acked != p.seen || now.Sub(p.looked) > standstill {
 		p.since = now
 	}
@@ -265,7 +267,7 @@ func (p *Publisher) Check(now time.Time) error {
 	return nil
 }
 
-// settle takes over what was acknowledged.
+// settle takes over what was acknowledged since the last call.
 func (p *Publisher) settle() {
 	if a := p.acked.Load(); a != p.window.acked {
 		p.window.settle(a)

@@ -7,11 +7,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Header returns the packed header of the message with a sequence, if it is one of those that were sent and are not proved, or the newest
-// one that is; nil otherwise. Whoever goes on behind them on another connection holds it against the message there.
+// Header returns our header of the message with a sequence, if it was sent and is not acknowledged, or is the newest acknowledged
+// one; otherwise nil. Whoever goes on from there on another connection compares it with the message in the stream.
 func (p *Publisher) Header(seq uint64) *outbox.Header {
 	p.settle()
-	return p.unacked.header(seq) // what is held back never left, and is not there
+	return p.unacked.header(seq) // what is held back was never sent, so it can't be in the stream
 }
 
 // Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has ended: what old has sent
@@ -41,7 +41,7 @@ func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 	return p, nil
 }
 
-// sendAgain sends what is kept and not proved, up to a sequence: in batches, if old sent it so.
+// resend sends what is not acknowledged, up to a sequence: in batches, if old sent it so.
 func (p *Publisher) resend(upTo uint64) {
 	for seq := p.window.sent + 1; seq <= upTo; seq++ {
 		m, _ := p.unacked.at(seq)

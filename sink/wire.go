@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// wires dials for nats.go, does the TLS handshake in its place, and keeps the last connection. So we hold the connection above TLS
+// dialer dials for nats.go, does the TLS handshake in its place, and keeps the last connection. So we hold the connection above TLS
 // and can write to it ourselves: nats.go's own way to publish with headers writes them in a random order, from a map, and what is
 // stored must be the same bytes each time.
 type dialer struct {
@@ -100,8 +100,8 @@ func (w *dialer) close() {
 	}
 }
 
-// wire is a connection that nats.go and frames write to. Both write whole protocol frames at a time: nats.go collects them in its
-// buffer and flushes that, frames does likewise. The lock keeps a write of the one from cutting into one of the other. A write
+// lockedConn is a connection that nats.go and frameWriter write to. Both write whole protocol frames at a time: nats.go collects them in its
+// buffer and flushes that, frameWriter does likewise. The lock keeps a write of the one from cutting into one of the other. A write
 // that fails part way leaves a truncated frame, so it closes the connection.
 type lockedConn struct {
 	net.Conn          // raw, or TLS over it
@@ -161,7 +161,7 @@ func (w *lockedConn) SetWriteDeadline(time.Time) error { return nil }
 // Close ends the connection at once, also under a write that does not get on.
 func (w *lockedConn) Close() error { return w.raw.Close() }
 
-// outbound is the way out of a publisher's messages. One goroutine uses it.
+// writer is where a publisher's messages go. One goroutine uses it.
 type writer interface {
 	send(m *message, reply []byte) // keeps nothing of its arguments; errors end the connection
 	// flush puts what was sent so far on the wire. direct says that it can't block: it may be done in the caller's goroutine.
@@ -174,7 +174,7 @@ const flushAt = 32 << 10
 // keepBuffer is the size up to which a buffer that has been written is used again.
 const keepBuffer = 1 << 20
 
-// frames encodes messages as frames of the NATS protocol and writes them to the wire itself, from a goroutine of its own, so that
+// frameWriter encodes messages as frames of the NATS protocol and writes them to the wire itself, from a goroutine of its own, so that
 // publishing never blocks on the network. (It also takes a fifth of the processor time of nats.go's way.) The bytes it holds are
 // bounded by what may be in flight.
 type frameWriter struct {

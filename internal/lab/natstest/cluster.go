@@ -77,9 +77,6 @@ func (c *ServerCluster) URLs() string {
 	return strings.Join(all, ",")
 }
 
-// Node returns the server of a node, nil while it is stopped.
-func (c *ServerCluster) Node(node int) *natsserver.Server { return c.nodes[node] }
-
 // Stop shuts a node down.
 func (c *ServerCluster) Stop(node int) {
 	if s := c.nodes[node]; s != nil {

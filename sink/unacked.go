@@ -7,19 +7,20 @@ import (
 )
 
 const (
-	unackedSlots  = 2048     // more than can be in flight, with the one that is proved
-	chunkSize     = 64 << 10 // bytes; a message that is larger has a chunk of its own
-	maxFreeChunks = 16       // chunks that are kept for use again
+	unackedSlots  = 2048     // more than maxInFlight and the acknowledged one
+	chunkSize     = 64 << 10 // bytes; a larger message gets a chunk of its own
+	maxFreeChunks = 16       // chunks that are kept for reuse
 )
 
-// kept holds the messages that were sent and are not proved, as they were encoded, and the newest one that is proved: what another
-// connection needs to know how far they came, and to send the rest. How they were framed is not kept. One goroutine uses it.
+// unacked holds the messages that were sent and are not acknowledged, as they were encoded, and the newest acknowledged one.
+// From it another connection learns how far the messages came, and sends the rest. How they were framed (reply subject, lines
+// of a batch) is not part of it. It belongs to the publisher's goroutine; [Conn.Resume] hands it to the next publisher.
 //
-// The bytes lie in chunks, which are used again when all that is in them is proved: no message costs an allocation, and what is held is
-// what is in flight, and a chunk or two.
+// The bytes lie in chunks, which are reused once everything in them is acknowledged. So a message costs no allocation, and the
+// memory is what is in flight plus a chunk or two.
 type unacked struct {
 	slots       [unackedSlots]unackedMessage // by sequence
-	first, next uint64                       // those of sequences from first to below next are here
+	first, next uint64                       // it has the messages from first up to, not including, next
 	chunks      []chunk                      // in use, oldest first; the last one is being filled
 	free        [][]byte
 }
@@ -36,10 +37,10 @@ type chunk struct {
 	last uint64 // the newest message in it
 }
 
-// newKept holds nothing; the first message that is added has the sequence behind last.
+// newUnacked returns an empty one; the first message that is added must have the sequence last+1.
 func newUnacked(last uint64) *unacked { return &unacked{first: last + 1, next: last + 1} }
 
-// add copies a message, the one behind that which was added before it.
+// add copies a message, whose sequence must follow that of the one added before.
 func (k *unacked) add(m *message) {
 	c := k.room(m.size())
 	start := len(c.buf)
@@ -51,7 +52,7 @@ func (k *unacked) add(m *message) {
 	k.next = m.seq + 1
 }
 
-// room returns a chunk that n more bytes fit into.
+// room returns a chunk with room for n more bytes.
 func (k *unacked) room(n int) *chunk {
 	if i := len(k.chunks) - 1; i >= 0 && cap(k.chunks[i].buf)-len(k.chunks[i].buf) >= n {
 		return &k.chunks[i]
@@ -66,7 +67,7 @@ func (k *unacked) room(n int) *chunk {
 	return &k.chunks[len(k.chunks)-1]
 }
 
-// drop forgets what is proved by an acknowledgement of acked, all but that one.
+// drop forgets the messages before acked: an acknowledgement of acked proves them all.
 func (k *unacked) drop(acked uint64) {
 	for ; k.first < acked; k.first++ {
 		k.slots[k.first%unackedSlots] = unackedMessage{}
@@ -81,7 +82,7 @@ func (k *unacked) drop(acked uint64) {
 	k.chunks = slices.Delete(k.chunks, 0, n) // few: two for each 64 KiB in flight at the most
 }
 
-// at returns the message of a sequence, false if it is not here. It is valid until the next drop.
+// at returns the message with a sequence; ok is false if it is not here. Its bytes are valid until the next drop.
 func (k *unacked) at(seq uint64) (message, bool) {
 	if seq < k.first || seq >= k.next {
 		return message{}, false
@@ -94,7 +95,7 @@ func (k *unacked) at(seq uint64) (message, bool) {
 	}, true
 }
 
-// header returns the packed header of the message of a sequence, nil if it is not here.
+// header returns our header of the message with a sequence, nil if it is not here.
 func (k *unacked) header(seq uint64) *outbox.Header {
 	m, _ := k.at(seq)
 	return packedHeader(m.header)

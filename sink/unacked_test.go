@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// What is kept is what was added, until it is proved; the newest that is proved stays.
+// A message is held from when it was added until a later one is acknowledged.
 func TestUnacked(t *testing.T) {
 	t.Parallel()
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -21,7 +23,11 @@ func TestUnacked(t *testing.T) {
 		}
 	}
 	acked, sent := uint64(start), uint64(start)
-	for range 400 {
+	rounds := 400
+	if tier.Long() {
+		rounds = 4000
+	}
+	for range rounds {
 		for range rnd.IntN(40) {
 			if sent-acked < maxInFlight {
 				sent++
@@ -38,7 +44,7 @@ func TestUnacked(t *testing.T) {
 		for _, seq := range []uint64{acked, acked + 1, sent, acked + (sent-acked)/2} {
 			m, ok := k.at(seq)
 			if want := seq > start && seq <= sent; ok != want {
-				t.Fatalf("%d is kept: %t; %d is proved, %d sent", seq, ok, acked, sent)
+				t.Fatalf("%d is held: %t; %d is acknowledged, %d sent", seq, ok, acked, sent)
 			}
 			if ok {
 				if w := made(seq); m.seq != seq || !bytes.Equal(m.subject, w.subject) || !bytes.Equal(m.header, w.header) || !bytes.Equal(m.data, w.data) {
@@ -48,13 +54,13 @@ func TestUnacked(t *testing.T) {
 		}
 		for _, seq := range []uint64{acked - 1, sent + 1} {
 			if _, ok := k.at(seq); ok {
-				t.Fatalf("%d is kept; %d is proved, %d sent", seq, acked, sent)
+				t.Fatalf("%d is held; %d is acknowledged, %d sent", seq, acked, sent)
 			}
 		}
 	}
 }
 
-// It costs no allocation, and when all is proved next to nothing is held, large messages neither.
+// Adding costs no allocation. Once everything is acknowledged next to nothing is held, also after large messages.
 func TestUnackedIsBounded(t *testing.T) {
 	k := newUnacked(0)
 	seq := uint64(0)
