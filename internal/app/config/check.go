@@ -71,7 +71,7 @@ var rules = []Check{
 	}},
 }
 
-// oneLogin refuses two ways to authenticate: which of them wins would be up to the client library.
+// oneLogin refuses more than one way to authenticate: the client library would choose between them.
 func oneLogin(c Config) error {
 	n := c.NATS
 	var set []string
@@ -94,8 +94,8 @@ func oneLogin(c Config) error {
 	return wrong("more than one way to authenticate: "+strings.Join(set, ", "), "Leave one")
 }
 
-// Login returns the password and the token, read from their files where settings name such. It is to be called for each new
-// connection, so that a changed secret is taken up.
+// Login returns the password and the token, read from their files if settings name files. Call it for each new connection, so that a
+// changed secret is used.
 func (n NATS) Login() (password, token string, err error) {
 	password, token = n.Password, n.Token
 	if n.PasswordFile != "" {

@@ -21,7 +21,7 @@ type Config struct {
 	NATS        NATS
 	Replication Replication
 	Source      relay.Source
-	Table       string // schema.name, without quotes; of no use without rows
+	Table       string // schema.name, without quotes; not used without rows
 	Shard       relay.Shard
 	Columns     Columns
 	Headers     []Header // ascending by name
@@ -43,19 +43,19 @@ type Config struct {
 // Postgres says how PostgreSQL is reached.
 type Postgres struct {
 	URL      string // "": libpq's PG* variables and defaults
-	WriteURL string // for ticks and changes of settings; URL if it was not given
+	WriteURL string // for heartbeats and changes of settings; URL if it was not given
 }
 
 // Replication says what of the WAL is read.
 type Replication struct {
 	Origin   string
-	Explicit bool // it was given: else it follows the checkpoint record, where there is one
+	Explicit bool // it was given; otherwise it follows the checkpoint record, if there is one
 }
 
 // The values of replication.origin.
 const (
-	OriginOwn = "own" // transactions that were written here
-	OriginAny = "any" // those that were replicated from elsewhere as well
+	OriginOwn = "own" // only transactions that were written on this server
+	OriginAny = "any" // also those that were replicated from another one
 )
 
 // NATS says how NATS is reached. At most one way to authenticate is set.
@@ -72,7 +72,7 @@ type NATS struct {
 	TLS          TLS
 }
 
-// TLS names PEM files; "" is none.
+// TLS names PEM files; "" for none.
 type TLS struct {
 	CA   string
 	Cert string
@@ -115,7 +115,7 @@ type Reorder struct {
 
 // The values of reorder.tick.
 const (
-	TickWAL = "wal" // outflow writes ticks
+	TickWAL = "wal" // outflow writes heartbeats
 	TickOff = "off" // others do
 )
 

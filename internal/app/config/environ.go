@@ -13,8 +13,7 @@ const (
 	fileEnv   = envPrefix + "CONFIG"
 )
 
-// otherNames begin with our prefix and are no settings: the file, the database of a consumer, where PostgreSQL's programs are
-// for a demo, and what the scripts and tests of the project read.
+// otherNames have our prefix but are not settings: the file, the database of a consumer, and what demo, scripts and tests read.
 var otherNames = []string{fileEnv, ConsumerDatabaseEnv, envPrefix + "PG_BIN", envPrefix + "CACHE"}
 
 // ConsumerDatabaseEnv is the variable that names the database of a consumer for the commands that look into it.
@@ -25,7 +24,7 @@ const testPrefix = envPrefix + "TEST_"
 // kubernetesName matches what Kubernetes puts into every pod for a Service whose name is or begins with "outflow".
 var kubernetesName = regexp.MustCompile(`^OUTFLOW(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// readEnviron takes settings from the environment and finds names that look like settings and are none.
+// readEnviron takes settings from the environment and finds names that look like settings but are not.
 func (l *loader) readEnviron() {
 	known := map[string]bool{}
 	for _, name := range otherNames {
@@ -60,7 +59,7 @@ func (l *loader) readEnviron() {
 	}
 }
 
-// libpq says where an empty postgres.url leaves it.
+// libpq says where the connection comes from if postgres.url is empty.
 func (l *loader) libpq() origin {
 	var names []string
 	for _, name := range []string{"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER"} {

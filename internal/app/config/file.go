@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -12,7 +13,7 @@ import (
 )
 
 // file takes settings from a YAML document. Values are read as the text that was written, by the same rules as flags and the
-// environment: an unquoted number is as good a stream name as a quoted one.
+// environment: a stream may be named by a number without quotes.
 func (l *loader) file(name string, data []byte) {
 	w := walker{l, name}
 	if !utf8.Valid(data) {
@@ -21,7 +22,7 @@ func (l *loader) file(name string, data []byte) {
 	}
 	docs, err := parse(data)
 	if err != nil {
-		// The error's own text quotes the lines around the place, and with them secrets.
+		// The error's own text quotes the lines around it, and with them secrets.
 		var syntax *yaml.SyntaxError
 		if errors.As(err, &syntax) && syntax.Token != nil && syntax.Token.Position != nil {
 			name = fmt.Sprintf("%s:%d", name, syntax.Token.Position.Line)
@@ -59,7 +60,7 @@ type walker struct {
 	name string
 }
 
-// at is the place of a node as file:line.
+// at is where a node is, as file:line.
 func (w walker) at(n ast.Node) string {
 	if t := n.GetToken(); t != nil && t.Position != nil {
 		return fmt.Sprintf("%s:%d", w.name, t.Position.Line)
@@ -67,7 +68,7 @@ func (w walker) at(n ast.Node) string {
 	return w.name
 }
 
-// section reads the mapping under prefix, "" for the whole document. An empty one says nothing.
+// section reads the mapping under prefix, "" for the whole document. An empty one is allowed.
 func (w walker) section(prefix string, n ast.Node) {
 	if n.Type() == ast.NullType {
 		return
@@ -104,7 +105,7 @@ func (w walker) entry(prefix string, e *ast.MappingValueNode) {
 		w.headers(e)
 	case isSetting:
 		w.leaf(path, e)
-	case isSection(path):
+	case slices.Contains(sections, path):
 		w.section(path, e.Value)
 	default:
 		w.unknown(e, path)
@@ -183,13 +184,4 @@ func scalar(n ast.Node) (string, bool) {
 		return n.GetToken().Value, true
 	}
 	return "", false
-}
-
-func isSection(path string) bool {
-	for _, s := range sections {
-		if s == path {
-			return true
-		}
-	}
-	return false
 }

@@ -91,13 +91,13 @@ func (o origin) String() string {
 // given is a value as it was found.
 type given struct {
 	text    string
-	headers []Header // in place of text, for a mapping
+	headers []Header // instead of text, for a mapping
 	from    origin
 }
 
 type problem struct{ what, cure string }
 
-// loader gathers what is given, from the strongest source, and what is wrong.
+// loader collects the values, each from the strongest source, and what is wrong.
 type loader struct {
 	environ  map[string]string
 	given    map[string]given
@@ -115,7 +115,7 @@ func newLoader(environ []string) *loader {
 	return l
 }
 
-// problem notes what is wrong, and the cure, a sentence whose full stop may be left out.
+// problem notes what is wrong, and a hint, whose full stop may be left out.
 func (l *loader) problem(what, cure string) {
 	if cure != "" && !strings.HasSuffix(cure, ".") {
 		cure += "."
@@ -152,8 +152,8 @@ func (l *loader) load(args Args, checks []Check) (Config, error) {
 	return c, nil
 }
 
-// apply sets a setting to its default and to what is given. An impossible value leaves the default, so that the rest can be
-// checked.
+// apply sets a setting to its default and then to what is given. An impossible value leaves the default, so that the rest can still
+// be checked.
 func (l *loader) apply(c *Config, s *setting) {
 	v := s.bind(c)
 	if s.def != "" {

@@ -36,13 +36,13 @@ const (
 	InID
 )
 
-// ResolveMapping applies the settings to a table's columns. A column that was named and is not there is a Fault of class Fatal;
-// one that has only its default name is then absent, except document and payload. template lists the columns that the subject's
-// template uses. A name there or among the headers is a column of the table, else the column of the role with that name (doc_id,
-// actor_id, counter, seq_key, id); it is not the payload.
+// ResolveMapping applies the settings to a table's columns. A column that was named and doesn't exist is a Fault of class Fatal; one
+// with only its default name is then absent, except document and payload. template lists the columns that the subject's template uses.
+// A name there or among the headers is a column of the table, otherwise the column of the role with that name (doc_id, actor_id,
+// counter, seq_key, id). It must not be the payload.
 //
-// Where there are messages only, table is of no use: what a column of a role is called in the settings is that role's member, and every
-// other name is one of headers.
+// If there are only messages, table is not used: the name of a role's column stands for the member of that role in the message, and
+// every other name for a header.
 func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	r := resolver{c: c, table: table}
 	r.Uses = map[string]Use{}
@@ -97,13 +97,13 @@ type resolver struct {
 	table   []string
 	missing []string // for the message
 	paths   []string // the settings at fault
-	cure    string   // for the first of missing
+	cure    string   // the hint for the first of missing
 	payload string   // the setting that uses the payload, if one does
 
 	alias map[string]string // without a table: what a role's column is called in the settings
 }
 
-// withoutTable gives the roles their own names. A setting that says that there is no such column stands.
+// withoutTable calls each column by the name of its role. A setting that says that there is no such column stays in force.
 func (r *resolver) withoutTable() {
 	r.c.Table, r.alias = "", map[string]string{}
 	for _, role := range []struct {
@@ -142,7 +142,7 @@ func (r *resolver) role(path string, col Column, required bool) string {
 	return ""
 }
 
-// use finds where an event has the value that subject or a header calls name.
+// use finds where an event has the value that subject or a header calls by name.
 func (r *resolver) use(path, name string) {
 	if _, known := r.Uses[name]; known {
 		return

@@ -23,7 +23,7 @@ func nearest(word string, names []string) string {
 	return best
 }
 
-// orAll is the cure of a name that there is not: the near one, if there is one.
+// orAll is the hint for an unknown name: the nearest one, if there is one.
 func orAll(near string) string {
 	if near == "" {
 		return "`outflow help settings` lists all"

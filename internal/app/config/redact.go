@@ -36,15 +36,15 @@ var (
 	keyword  = regexp.MustCompile(`^(\s*)(\w+)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+|)`)
 )
 
-// shown are the parameters whose values may be shown. Any other may be a password, one whose name is mistyped for example.
+// shown are the parameters whose values may be shown. Any other may be a password, for example under a mistyped name.
 var shown = map[string]bool{
 	"host": true, "hostaddr": true, "port": true, "dbname": true, "database": true, "user": true, "application_name": true, "connect_timeout": true,
 	"sslmode": true, "sslrootcert": true, "sslcert": true, "sslkey": true, "sslnegotiation": true, "sslsni": true, "channel_binding": true,
 	"target_session_attrs": true, "load_balance_hosts": true, "passfile": true, "service": true, "require_auth": true,
 }
 
-// redactPostgres doesn't rely on a parser: what can't be parsed must not be shown either. A password may hold any character, so all from the
-// colon after the user to the last @ is hidden.
+// redactPostgres doesn't rely on a parser, because what can't be parsed must not be shown either. A password may contain any character,
+// so everything from the colon after the user to the last @ is hidden.
 func redactPostgres(s string) string {
 	scheme, rest, isURL := strings.Cut(s, "://")
 	switch {
@@ -102,7 +102,7 @@ func redactKeywords(s string) string {
 	return b.String()
 }
 
-// redactNATS hides all that stands before the @ of each URL: a user alone may be a token.
+// redactNATS hides everything before the @ of each URL: a user alone may be a token.
 func redactNATS(s string) string {
 	urls := strings.Split(s, ",")
 	for i, u := range urls {

@@ -1,5 +1,4 @@
-// Package httpstatus serves what operators and probes ask of a running outflow: /metrics, /healthz, /readyz, /status.json and a status
-// page on /. It only reads.
+// Package httpstatus serves /metrics, /healthz, /readyz, /status.json and a status page on / for operators and probes. It only reads.
 //
 // It is internal to Outflow: its API may change at any time.
 package httpstatus
@@ -40,17 +39,17 @@ type Server struct {
 	served   chan error
 }
 
-// Info is what the pages say beside the pipeline's state.
+// Info is what the pages say in addition to the pipeline's state.
 type Info struct {
 	Version string `json:"version"`
 	Slot    string `json:"slot"`
 	Stream  string `json:"stream"`
 	Source  string `json:"source"`
-	Table   string `json:"table"` // "" where there is none
+	Table   string `json:"table"` // "" if there is none
 	Shard   string `json:"shard,omitempty"`
 }
 
-// Listen takes the address. One that is in use is a fault of class Usage that names the setting.
+// Listen listens on the address. If that is in use, the error is a fault of class Usage that names the setting.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
@@ -64,9 +63,9 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// limits bound what clients can take up: each connection holds a page at most, and one that does not read what it asked for is closed.
+// limits bound what clients can use up: a connection holds at most one page, and one that doesn't read its answer is closed.
 type limits struct {
-	connections   int // further ones wait to be accepted
+	connections   int // more than that wait to be accepted
 	header, write time.Duration
 	idle          time.Duration
 }
@@ -75,8 +74,8 @@ var usual = limits{connections: 32, header: 5 * time.Second, write: 10 * time.Se
 
 const maxHeader = 8 << 10 // bytes
 
-// Serve starts to serve on l, which it owns from now on. Hosts are the names by which it may be asked, separated by commas, beside
-// localhost and IP addresses.
+// Serve starts to serve on l, which it owns from now on. hosts are the names that requests may use, separated by commas, in addition
+// to localhost and IP addresses.
 func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Status, metrics prometheus.Gatherer) *Server {
 	return serve(l, guarded(hosts, Handler(info, snapshot, metrics)), usual)
 }
@@ -91,12 +90,12 @@ func serve(l net.Listener, handler http.Handler, limits limits) *Server {
 	return s
 }
 
-// guarded keeps browsers from showing the pages to other sites: what asks by a name that is not ours may be a site whose name was pointed
-// at this address (DNS rebinding). An IP address can't be: probes and scrapes that use one need no setting.
+// guarded keeps browsers from showing the pages to other sites. A request for a host that is not ours may come from a site whose name
+// was made to resolve to this address (DNS rebinding). An IP address can't be used for that, so probes that use one need no setting.
 func guarded(hosts string, next http.Handler) http.Handler {
 	names := []string{"localhost"}
 	for name := range strings.SplitSeq(hosts, ",") {
-		names = append(names, strings.ToLower(strings.TrimSpace(name))) // "" too: HTTP/1.0 names no host, browsers do
+		names = append(names, strings.ToLower(strings.TrimSpace(name))) // "" too: HTTP/1.0 sends no host, but browsers always do
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -133,7 +132,7 @@ func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := s.http.Shutdown(ctx); err != nil {
-		_ = s.http.Close() // the slow ones are cut off
+		_ = s.http.Close() // cuts off the slow ones
 	}
 	if err := <-s.served; !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -162,7 +161,7 @@ func Handler(info Info, snapshot func() pipeline.Status, metrics prometheus.Gath
 	mux.HandleFunc("GET /readyz", probe((*pipeline.Status).Ready))
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(struct { // a reader that went away is no failure of ours
+		_ = json.NewEncoder(w).Encode(struct { // it only fails if the client has gone
 			Info
 			pipeline.Status
 		}{info, snapshot()})

@@ -33,7 +33,7 @@ const (
 type Report struct {
 	Drained   bool       `json:"drained"`
 	Goal      outbox.LSN `json:"goal"`      // where the WAL ended when this round began
-	Published outbox.LSN `json:"published"` // the newest recorded place
+	Published outbox.LSN `json:"published"` // the newest recorded checkpoint
 	Confirmed outbox.LSN `json:"confirmed"` // the slot's: with Drained, everything committed up to here is published and confirmed
 	Sequence  uint64     `json:"sequence"`  // of the stream's newest message
 	Rounds    int        `json:"rounds"`

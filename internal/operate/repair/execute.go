@@ -157,11 +157,6 @@ func (r *repair) save(ctx context.Context, l *backfill.Conns, f *finding, rec *c
 	return err
 }
 
-// errRestart starts the repair over, because what it needed has been made.
-type errRestart struct{ what string }
-
-func (e *errRestart) Error() string { return e.what }
-
 // makeStream makes the stream as init would. If there is a record, it first says that a repair is under way and keeps its
 // checkpoints: without any it would say that the slot has yet to be made.
 func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record) error {
@@ -173,7 +168,7 @@ func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding, 
 	if err := conns.EnsureStream(ctx, r.cfg, l.NATS); err != nil {
 		return err
 	}
-	return &errRestart{fmt.Sprintf("stream %s was made", r.cfg.Stream)}
+	return fmt.Errorf("stream %s was made", r.cfg.Stream) // the repair begins again
 }
 
 // newSlot repairs with a new slot.

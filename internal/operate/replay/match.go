@@ -38,10 +38,10 @@ func newMatcher(l *extractor, s *Selection, bounds [][]string) (*matcher, error)
 	return m, nil
 }
 
-// needsBody reports whether a dead letter's data decides, beside its headers. There may be some from when they were configured.
+// needsBody reports whether the data of a dead letter is needed too. There may be dead letters although they are off by now.
 func (m *matcher) needsBody() bool { return m.doc != nil }
 
-// selects reports whether a message is selected. Its error says that the message does not tell.
+// selects reports whether a message is selected. It returns an error if the message doesn't say.
 func (m *matcher) selects(msg *Message) (bool, error) {
 	s := m.sel
 	if s.Seq.From != nil && msg.Seq < *s.Seq.From || s.Seq.To != nil && msg.Seq > *s.Seq.To ||
@@ -79,7 +79,7 @@ func inBounds(bounds [][]string, subject string) bool {
 	return true
 }
 
-// keyed compares the key. Of a key that the header has cut only the beginning is known.
+// keyed compares the key. If the header has only the beginning of a long key, that may not be possible.
 func (m *matcher) keyed(msg *Message) (bool, error) {
 	r := m.sel.Key
 	if !r.Given() {

@@ -14,16 +14,16 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// Message is an event that is read again.
+// Message is an event that is replayed.
 type Message struct {
 	Seq     uint64 // in the stream; 0: read from the table
 	Subject string
 	Header  nats.Header // without those of the protocol
 	Data    []byte
 	Outflow outbox.Header
-	Doc     string    // the document, where it is known
-	DocOK   bool      //
-	Time    time.Time // stored in the stream, or the table's; zero: there is none
+	Doc     string // the document, if DocOK
+	DocOK   bool
+	Time    time.Time // when it was stored in the stream, or the table's time column; zero if unknown
 
 	resume resumePoint // where a replay goes on behind it; its number is not set
 }
@@ -42,8 +42,8 @@ type line struct {
 	Base64   []byte              `json:"data_base64,omitempty"`
 }
 
-// appendLine appends the message as a line of JSON. Data that is JSON stays as it is, but for white space between its tokens if it has
-// line breaks; everything else is base64.
+// appendLine appends the message as a line of JSON. Data that is JSON is copied as it is, compacted if it has line breaks; all other
+// data is written as base64.
 func (m *Message) appendLine(b []byte) ([]byte, error) {
 	l := line{Sequence: m.Seq, Subject: m.Subject, Headers: m.Header, ID: m.Outflow.ID, Key: m.Outflow.Key}
 	if m.Seq > 0 {
@@ -76,7 +76,7 @@ func (m *Message) appendLine(b []byte) ([]byte, error) {
 		}
 		return head.Bytes(), nil
 	}
-	// The data is put in behind the encoder's back: it would rewrite it.
+	// The encoder would rewrite the data, so it is appended by hand.
 	head.Truncate(head.Len() - len("}\n"))
 	head.WriteString(`,"data":`)
 	if bytes.ContainsAny(m.Data, "\r\n") {
@@ -90,7 +90,7 @@ func (m *Message) appendLine(b []byte) ([]byte, error) {
 	return head.Bytes(), nil
 }
 
-// eventHeaders are the headers of an event: without those that belong to the protocol of one publish, and those of another replay.
+// eventHeaders are the headers of an event, without those for the publish itself and those of another replay.
 func eventHeaders(h nats.Header) nats.Header {
 	out := nats.Header{}
 	for name, values := range h {

@@ -21,20 +21,20 @@ const (
 	retryPause     = 100 * time.Millisecond
 )
 
-// publisher publishes the messages of a replay one after the other, each where the one before is known to be: the next message expects the
-// target's last sequence as it was read. What cannot be known (a lost answer, a message of somebody else) is settled by reading what has
-// come in since: if the message is among it, it is there, else it is sent again. So each message of a replay is in the target once and in
-// order, whoever else publishes there, and whatever a process of the same replay that was killed had still sent.
+// publisher publishes the messages of a replay one after the other. Each expects the target's last known sequence. If that fails, because
+// an answer was lost or somebody else published, it reads what is in the target since then: if the message is among it, it has been
+// published, otherwise it is sent again. So each message of a replay is in the target once and in order, even if others publish there
+// too, or a killed process of the same replay still had messages on their way.
 type publisher struct {
 	js      jetstream.JetStream
 	api     *jsapi.Client
 	target  *target
 	id      string
-	last    uint64 // the target's last sequence, all of which is looked at
+	last    uint64 // the target's last known sequence; everything up to it was looked at
 	timeout time.Duration
 }
 
-// message makes what is published of a message.
+// message makes the message to publish.
 func (p *publisher) message(m *Message) *nats.Msg {
 	out := &nats.Msg{Subject: p.target.subject(m.Subject), Header: nats.Header{}, Data: m.Data}
 	for name, values := range eventHeaders(m.Header) {
@@ -48,7 +48,7 @@ func (p *publisher) message(m *Message) *nats.Msg {
 	return out
 }
 
-// publish returns when the message is there.
+// publish returns when the message is in the target.
 func (p *publisher) publish(ctx context.Context, m *Message) error {
 	out := p.message(m)
 	begun := time.Now()
@@ -89,7 +89,7 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 				p.target.stream.CachedInfo().Config.Name, errors.Join(err, lookErr))
 		}
 		if p.last > known && lookErr == nil {
-			continue // somebody else was faster: at once, before he is again
+			continue // somebody else published first: retry at once
 		}
 		select {
 		case <-ctx.Done():
@@ -99,7 +99,7 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 	}
 }
 
-// lookFor reads what has come into the target since, and reports whether this replay's n-th message is among it.
+// lookFor reads what is in the target since the last known sequence, and reports whether this replay's n-th message is among it.
 func (p *publisher) lookFor(ctx context.Context, n uint64) (bool, error) {
 	last, err := p.lastSeq(ctx)
 	if err != nil {
@@ -146,7 +146,7 @@ func (p *publisher) get(ctx context.Context, seq uint64) (*jsapi.Message, error)
 	return p.api.Message(ctx, p.target.stream.CachedInfo().Config.Name, jsapi.MessageRequest{Seq: seq})
 }
 
-// placeOf reads the place in a header block, if the message is one of this replay.
+// resumePointOf reads the resume point in a header block, if the message is of this replay.
 func (p *publisher) resumePointOf(block []byte) (at resumePoint, mine bool) {
 	id, text := "", ""
 	for line := range strings.SplitSeq(string(block), "\r\n") {
@@ -164,7 +164,7 @@ func (p *publisher) resumePointOf(block []byte) (at resumePoint, mine bool) {
 	return at, err == nil
 }
 
-// begin learns where the target ends, and finds this replay's last message in it, if there is one.
+// begin reads where the target ends, and finds this replay's last message in it, if there is one.
 func (p *publisher) begin(ctx context.Context, known bool) (*resumePoint, error) {
 	last, err := p.lastSeq(ctx)
 	if err != nil {

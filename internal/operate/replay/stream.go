@@ -13,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// clockSlack is by how much stored times may go back from one message to the next: another server may have become the leader.
+// clockSlack is by how much stored times may decrease from one message to the next, when another server becomes the leader.
 const clockSlack = time.Minute
 
 // streamSource reads from the stream.
@@ -25,11 +25,11 @@ type streamSource struct {
 
 	stream  jetstream.Stream
 	info    *jetstream.StreamInfo
-	first   uint64 // sequence of the first message that is there; beyond last if there is none
+	first   uint64 // sequence of the first message; beyond last if there is none
 	last    uint64 // the stream's last sequence
 	firstAt time.Time
-	header  *outbox.Header // of the first message; nil: it has none of ours
-	end     uint64         // nothing behind it belongs to the replay
+	header  *outbox.Header // of the first message; nil if it has none
+	end     uint64         // the replay ends at this sequence
 }
 
 // open reads the stream's state. A stream that does not exist is an empty one.
@@ -66,7 +66,7 @@ func (s *streamSource) open(ctx context.Context) error {
 	return nil
 }
 
-// exists says what the stream has, for errors.
+// exists says what the stream has; it is for errors.
 func (s *streamSource) exists() string {
 	switch {
 	case s.info == nil:
@@ -81,15 +81,16 @@ func (s *streamSource) exists() string {
 	return text + fmt.Sprintf(") to %d", s.last)
 }
 
-// holds says whether the stream has every message of the selection that it ever had, and why that is known, or is not.
+// holds reports whether the stream still has every message of the selection that it ever had, and says why.
 //
-// Messages go missing at the beginning (retention) and inside (somebody, a limit per subject, or a broker that lost its end). What is
-// missing can't be looked at; that none of it belongs to the selection follows from a lower end that lies behind all of it:
+// Messages are removed from the beginning (by retention) and from within (by a person, a limit per subject, or a broker that lost its
+// end). A removed message can't be looked at. It is known not to belong to the selection if the selection's lower end is behind it:
 //
-//   - sequence: directly;
-//   - time: messages are stored in the order of time, so what is gone from the beginning was stored no later than the first message;
-//   - position: a window takes no event that was read behind its thru, and thru never falls, so what is gone from the beginning has
-//     no position behind the thru of the first message.
+//   - by sequence: directly;
+//   - by time: messages are stored in the order of time, so what was removed from the beginning was stored no later than the first
+//     message;
+//   - by position: a window has no event that was read behind its thru, and thru never decreases, so what was removed from the
+//     beginning has no position behind the thru of the first message.
 func (s *streamSource) holds() (bool, string) {
 	sel := s.match.sel
 	gone := uint64(s.numDeleted())
@@ -130,7 +131,7 @@ func (s *streamSource) numDeleted() int {
 	return max(s.info.State.NumDeleted, len(s.info.State.Deleted))
 }
 
-// span is where in the stream the selection can be. It is empty if from is beyond to.
+// span is the range of sequences that the selection can be in. It is empty if from is greater than to.
 func (s *streamSource) span(after uint64) (from, to uint64) {
 	from, to = max(s.first, after+1), min(s.end, s.last)
 	if r := s.match.sel.Seq; r.From != nil {
@@ -142,7 +143,7 @@ func (s *streamSource) span(after uint64) (from, to uint64) {
 	return from, to
 }
 
-// summarize looks at what the selection holds behind a sequence, and calls f with each message, if there is an f. It reads headers only.
+// summarize summarizes the selection behind a sequence and calls f, if it is not nil, with each message. It reads headers only.
 func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary, f func(*Message) error) error {
 	from, to := s.span(after)
 	err := s.read(ctx, from, to, true, func(m *Message) error {
@@ -175,7 +176,7 @@ func (s *streamSource) fetchBody(ctx context.Context, m *Message) error {
 	return nil
 }
 
-// each calls f with each message of the selection behind a sequence, which sum has looked at. That they are all still there is made sure.
+// each calls f with each message of the selection behind a sequence. It fails if messages that sum counted are gone by now.
 func (s *streamSource) each(ctx context.Context, after uint64, sum *Summary, f func(*Message) error) error {
 	if sum.Events == 0 {
 		return nil
@@ -229,7 +230,7 @@ func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Me
 	return nil
 }
 
-// read calls f with each message from sequence from to the one at to, if there is one, whose subject matches.
+// read calls f with each message from one sequence to another whose subject matches the filters.
 func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bool, f func(*Message) error) error {
 	if from > to || len(s.match.filters) == 0 {
 		return nil
@@ -262,7 +263,7 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 	})
 }
 
-// parse reads the packed header.
+// parse reads the Outflow header.
 func (s *streamSource) parse(m *Message) (err error) {
 	if m.Outflow, err = outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err != nil {
 		return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d (%s) is not outflow's: %v", s.name, m.Seq, m.Subject, err),

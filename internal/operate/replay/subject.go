@@ -52,7 +52,7 @@ func overlap(a, b string) bool {
 	}
 }
 
-// intersect returns a filter for what matches both; ok is false where nothing does. Where it can't be said by one filter, it is a.
+// intersect returns a filter for what matches both; ok is false if nothing does.
 func intersect(a, b string) (string, bool) {
 	if !overlap(a, b) {
 		return "", false

@@ -10,13 +10,13 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// maxSubjects is how many subjects a summary tells apart.
+// maxSubjects is how many subjects a summary lists.
 const maxSubjects = 10_000
 
-// maxSequences is how many messages are fetched one by one where they are few and far between.
+// maxSequences is the most messages that are fetched one by one if they are few and far apart.
 const maxSequences = 4096
 
-// Summary says what a selection holds. The JSON names are stable.
+// Summary says what is selected. The JSON names are stable.
 type Summary struct {
 	Source   Source    `json:"source"`
 	Why      string    `json:"why"`
@@ -24,7 +24,7 @@ type Summary struct {
 	First    *Brief    `json:"first,omitempty"`
 	Last     *Brief    `json:"last,omitempty"`
 	Subjects []Subject `json:"subjects,omitempty"` // ascending
-	Further  uint64    `json:"further,omitempty"`  // events of subjects beyond those that are told apart
+	Further  uint64    `json:"further,omitempty"`  // events of subjects that are not listed
 
 	bySubject map[string]*Subject
 	sequences []uint64 // of the messages; nil: more than maxSequences
@@ -49,7 +49,7 @@ type Brief struct {
 	Time     *time.Time       `json:"time,omitempty"`
 }
 
-// brief copies what it keeps: the message's strings may lie in memory together with many others.
+// brief copies what it keeps, because the message's strings may be parts of larger memory.
 func brief(m *Message) Brief {
 	b := Brief{Sequence: m.Seq, Subject: strings.Clone(m.Subject), ID: strings.Clone(m.Outflow.ID), Key: strings.Clone(m.Outflow.Key)}
 	if m.Seq > 0 {

@@ -99,7 +99,7 @@ func (t *tableSource) checkResumable(ctx context.Context, id string, behind rowK
 	return err
 }
 
-// timeColumns are the columns that are taken to say when a row was written: the first that is there.
+// timeColumns are the usual names of the column that says when a row was written; the first that exists is used.
 var timeColumns = []string{"created_at", "inserted_at", "occurred_at", "created", "inserted", "event_time"}
 
 const (

@@ -21,14 +21,14 @@ const (
 	toConsumer = "consumer"
 )
 
-// target is where events go.
+// target is where events are replayed to.
 type target struct {
 	kind string
 	name string
-	live []string // what the live stream takes in and gives out
+	live []string // the subjects that the live stream takes and that it publishes
 
-	stream jetstream.Stream // that takes them; nil: standard output
-	prefix string           // put before the original subject, with its dot; "": all go to subject
+	stream jetstream.Stream // nil: standard output, or a dry run for a stream that does not exist
+	prefix string           // goes before the original subject, with its dot; "" if all go to single
 	single string           // the one subject
 }
 
@@ -47,13 +47,13 @@ func parseTarget(text string) (*target, error) {
 	return nil, usage("replay_to", fmt.Sprintf("--to %q", text), "Write stdout, subject:SUBJECT, stream:STREAM or consumer:NAME")
 }
 
-// ReplayStream is the name of the stream from which the consumers of a stream read what is replayed to them.
+// ReplayStream is the name of the stream from which the consumers of a stream read what is replayed for them.
 func ReplayStream(stream string) string { return stream + "_replay" }
 
-// replayPrefix begins the subjects of that stream; consumer and original subject follow.
+// replayPrefix is the prefix of the subjects in that stream; consumer and original subject follow.
 func replayPrefix(stream string) string { return "_outflow_replay." + stream + "." }
 
-// otherPrefix begins the subjects of a stream that is made because it is replayed to.
+// otherPrefix is the prefix of the subjects of a stream that replay makes.
 const otherPrefix = "replay."
 
 // filter matches every subject that goes to the target.
@@ -64,7 +64,7 @@ func (t *target) filter() string {
 	return t.prefix + ">"
 }
 
-// subject is where the message of an original subject goes.
+// subject is the subject that a message with this original subject gets.
 func (t *target) subject(original string) string {
 	if t.single != "" {
 		return t.single
@@ -72,10 +72,10 @@ func (t *target) subject(original string) string {
 	return t.prefix + original
 }
 
-// maxAge is how long what is replayed to a consumer is kept.
+// maxAge is how long the stream keeps what is replayed to a consumer.
 const maxAge = 7 * 24 * time.Hour
 
-// resolve finds the stream that takes the messages, or makes it, and refuses one that would put them among the live ones.
+// resolve finds the stream that takes the messages, or makes it, and refuses one where they would be among the live events.
 func (t *target) resolve(ctx context.Context, js jetstream.JetStream, cfg config.Config, dryRun bool) error {
 	var err error
 	switch t.kind {
@@ -196,7 +196,7 @@ func (t *target) ensure(ctx context.Context, js jetstream.JetStream, cfg config.
 	return nil
 }
 
-// refuseLive refuses a target whose messages could be taken for live ones.
+// refuseLive refuses a target whose messages could be mistaken for live events.
 func (t *target) refuseLive(cfg config.Config) error {
 	f := t.filter()
 	for _, reserved := range []string{"_outflow.>", "_INBOX.>", "$JS.>", "$KV.>", "$SYS.>", "$O.>"} {
@@ -233,12 +233,13 @@ func (t *target) refuseLive(cfg config.Config) error {
 	return nil
 }
 
-// transformed is a filter for what a transform's destination makes. A function that splits a token makes any number of them.
+// transformed is a filter for the subjects that a transform's destination makes. A function that splits a token makes any number of
+// tokens.
 func transformed(destination string) string {
 	var tokens []string
 	for rest := destination; rest != ""; {
 		token, after, _ := strings.Cut(rest, ".")
-		if i := strings.Index(token, "{{"); i >= 0 { // what stands in braces may hold dots
+		if i := strings.Index(token, "{{"); i >= 0 { // there may be dots between braces
 			end := strings.Index(rest, "}}")
 			if end < 0 {
 				return strings.Join(append(tokens, ">"), ".")

@@ -24,7 +24,7 @@ type Report struct {
 	Problem string `json:"problem,omitempty"`
 
 	Source     string            `json:"source"` // table, message or both
-	Table      string            `json:"table"`  // "" where there is none
+	Table      string            `json:"table"`  // "" if there is none
 	Shard      string            `json:"shard,omitempty"`
 	Slot       Slot              `json:"slot"`
 	Stream     Stream            `json:"stream"`
@@ -32,7 +32,7 @@ type Report struct {
 	Recorded   *time.Time        `json:"recorded,omitempty"`
 
 	WALEnd   outbox.LSN `json:"wal_end"`
-	LagBytes uint64     `json:"lag_bytes"` // WAL between the newest recorded place and the end
+	LagBytes uint64     `json:"lag_bytes"` // WAL between the newest recorded checkpoint and the end
 }
 
 // Slot is the slot's health.
