@@ -32,7 +32,7 @@ func (s *Store) CheckAlone(ctx context.Context) error {
 		if rec != nil || err != nil {
 			return &outbox.Fault{
 				Class: outbox.Fatal, Code: "other_slot",
-				Message: fmt.Sprintf("the outflow of slot %s publishes to stream %s as well", slot, s.cfg.Stream), Hint: cureOtherSlot(s.cfg, slot),
+				Message: fmt.Sprintf("the outflow of slot %s publishes to stream %s as well", slot, s.cfg.Stream), Hint: hintOtherSlot(s.cfg, slot),
 			}
 		}
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // busy runs a session for a long time, with a window every 10 ms and a marker now and then, and saves and confirms as the pipeline
-// does. It returns the most places and taken events that were held or stored, and the greatest age of what was confirmed.
+// does. It returns the most checkpoints and events published ahead that were held or stored, and the greatest age of what was confirmed.
 func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored, listed int, lag time.Duration) {
 	t.Helper()
 	c := config
@@ -61,7 +61,7 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 			stored, listed = max(stored, len(s.Checkpoints)), max(listed, n)
 			ack = now.Add(25 * time.Millisecond)
 		}
-		held = max(held, len(k.places))
+		held = max(held, len(k.checkpoints))
 	}
 	return held, stored, listed, lag
 }
@@ -97,7 +97,7 @@ func TestMarkersAreBounded(t *testing.T) {
 		}
 		k.Confirmed(k.Confirmable(k.now))
 		k.now = k.now.Add(time.Second)
-		held = max(held, len(k.places))
+		held = max(held, len(k.checkpoints))
 	}
 	t.Logf("at most %d places held", held)
 	if held > 32+5 {
@@ -105,7 +105,7 @@ func TestMarkersAreBounded(t *testing.T) {
 	}
 }
 
-// A record stays far below the size of a message, and confirming goes on, when each place lists as many events as it may.
+// A record stays far below the size of a message, and confirming goes on, when each checkpoint lists as many events as it may.
 func TestRecordIsBounded(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second

@@ -24,7 +24,7 @@ var (
 	}
 )
 
-// at is a place on timeline 1, stored age ago.
+// at is a checkpoint on timeline 1, stored age ago.
 func at(due outbox.LSN, seq uint64, age time.Duration) StoredCheckpoint {
 	return StoredCheckpoint{Checkpoint: relay.Checkpoint{Due: due, Seq: seq, Settings: settings, Timeline: 1}, Since: epoch.Add(-age)}
 }
@@ -38,7 +38,7 @@ func record(places ...StoredCheckpoint) *Record {
 	}
 }
 
-// readings are those of a healthy set-up: three places, twelve messages, the newest place at the newest message.
+// readings are those of a healthy set-up: three checkpoints, twelve messages, the newest checkpoint at the newest message.
 func readings() Readings {
 	return Readings{
 		Slot:   relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", Confirmed: 0x1000, Restart: 0xF00, WALStatus: "reserved"},

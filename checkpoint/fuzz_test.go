@@ -10,7 +10,7 @@ import (
 )
 
 // FuzzResolve starts from any record and any readings. No panic; an error is a fault that says what to do, or ErrStandby; a start is
-// one that the rules allow, and the tracker and the proof that go on from it take any further course.
+// one that the rules allow, and the tracker and the check that go on from it take any further course.
 func FuzzResolve(f *testing.F) {
 	doc, err := record(at(0x1000, 5, 300*time.Second), on(1, at(0x2000, 9, 200*time.Second)), at(0x3000, 12, 10*time.Second)).Encode()
 	if err != nil {
@@ -57,13 +57,13 @@ func FuzzResolve(f *testing.F) {
 			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d", start.AlreadyStored, start.Checkpoint.Seq, start.End, start.LastSeq)
 		}
 		now := epoch
-		tracker, proof := NewTracker(config, start, now), NewTailCheck(config, start)
+		tracker, check := NewTracker(config, start, now), NewTailCheck(config, start)
 		for i := range min(start.AlreadyStored, 50) + 3 {
 			lsn := start.Checkpoint.Due + outbox.LSN(i) + 1
-			if lsn < start.Checkpoint.Due || proof.Input(lsn) != nil {
+			if lsn < start.Checkpoint.Due || check.Input(lsn) != nil {
 				return
 			}
-			skip, err := proof.Skip(&outbox.Header{Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn})
+			skip, err := check.Skip(&outbox.Header{Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn})
 			if err != nil {
 				return
 			}

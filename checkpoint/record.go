@@ -13,7 +13,7 @@ import (
 )
 
 // The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
-// stopped and base, and has the broker's time beside a place: a program that does not know these refuses it by its version, and does
+// stopped and base, and has the broker's time beside a checkpoint: a program that does not know these refuses it by its version, and does
 // not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard, version 5 one without
 // foreign transactions and the OID of the table that is published; they are written only where there is one.
 const (
@@ -34,10 +34,10 @@ type Record struct {
 	Mapping     relay.Mapping   `json:"mapping"`
 	Stream      string          `json:"stream"`
 	Created     time.Time       `json:"stream_created"`
-	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no place yet
+	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no checkpoint yet
 
-	// Repairing is the code of the fault that a repair is under way for, or ForSnapshot. Without places the slot is still to be made; with them, the
-	// newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
+	// Repairing is the code of the fault that a repair is under way for, or ForSnapshot. Without checkpoints the slot is still to be
+	// made; with them, the newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
 	Repairing string `json:"repairing,omitempty"`
 	// Stopped is the code of a fault that was seen to happen, and that readings need not show any more. It stands until a repair accepts it:
 	// otherwise a supervisor that starts outflow again would pass over it.
@@ -46,7 +46,7 @@ type Record struct {
 	Base uint64 `json:"base,omitempty"`
 
 	Checkpoints []StoredCheckpoint `json:"places"`          // oldest first: from the confirmed one to the newest
-	Holes       []Range            `json:"holes,omitempty"` // ascending, above the oldest place's sequence
+	Holes       []Range            `json:"holes,omitempty"` // ascending, above the oldest checkpoint's sequence
 }
 
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there before the slot. A program that
@@ -59,7 +59,7 @@ type PublicationSeen struct {
 	Seen outbox.LSN `json:"seen"` // it was right when the WAL ended here
 }
 
-// StoredCheckpoint is a place of the record.
+// StoredCheckpoint is a checkpoint of the record.
 type StoredCheckpoint struct {
 	relay.Checkpoint
 	Since  time.Time `json:"since"`           // when it was first stored, by the wall clock, UTC
@@ -72,7 +72,7 @@ type Range struct {
 	To   uint64 `json:"to"`
 }
 
-// With returns the record with the places and holes of a snapshot, and what is published as it was when the WAL ended at seen.
+// With returns the record with the checkpoints and holes of an update, and what is published as it was when the WAL ended at seen.
 func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
@@ -81,8 +81,8 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	return &c
 }
 
-// LostFirstPlace tells a set-up that was complete, with a record of the first place that was lost again, with the end of the broker's
-// files. Nothing was confirmed then but that place, which is what the slot still says: outflow init takes it from there, and run
+// LostFirstCheckpoint tells a set-up that was complete, with a record of the first checkpoint that was lost again, with the end of the broker's
+// files. Nothing was confirmed then but that checkpoint, which is what the slot still says: outflow init takes it from there, and run
 // makes the messages again and compares.
 func (r *Record) LostFirstCheckpoint(slot relay.SlotState, stream relay.StreamState) bool {
 	return r.Creating && slot.Exists && stream.Created.Equal(r.Created)
@@ -119,7 +119,7 @@ func Decode(doc []byte) (*Record, error) {
 		return nil, &outbox.Fault{
 			Class: outbox.Fatal, Code: "record_version",
 			Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d", version.V, recordVersion),
-			Hint:    cureVersion,
+			Hint:    hintVersion,
 		}
 	}
 	d := json.NewDecoder(bytes.NewReader(doc))
@@ -140,7 +140,7 @@ func Decode(doc []byte) (*Record, error) {
 func corrupt(err error) error {
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: "record_corrupt",
-		Message: "the checkpoint record can't be read", Hint: cureCorrupt, Err: err,
+		Message: "the checkpoint record can't be read", Hint: hintCorrupt, Err: err,
 	}
 }
 
@@ -202,7 +202,7 @@ func validateCheckpoint(p StoredCheckpoint) error {
 }
 
 // StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision added can't have been
-// there earlier, however long the message was on its way. What it added are the last places, which share a time; it need not be the
+// there earlier, however long the message was on its way. What it added are the last checkpoints, which share a time; it need not be the
 // latest one, as the clocks of those who wrote the others may have been ahead.
 func (r *Record) StoredAt(t time.Time) {
 	n := len(r.Checkpoints)

@@ -246,7 +246,7 @@ func TestStoredAt(t *testing.T) {
 	if !r.Checkpoints[2].Since.Equal(epoch) {
 		t.Error("a time was set back")
 	}
-	// Who wrote the first place had a clock that was ahead: what was added last counts from when it was stored all the same.
+	// Who wrote the first checkpoint had a clock that was ahead: what was added last counts from when it was stored all the same.
 	r = record(at(0x1000, 5, -time.Hour), at(0x2000, 9, 10*time.Second))
 	r.StoredAt(epoch)
 	if age := epoch.Sub(r.Checkpoints[1].Since); age != 0 {

@@ -32,7 +32,7 @@ type Config struct {
 
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
-	Checkpoint    relay.Checkpoint // replication starts at its Due: the switch point, where the place lies beyond one
+	Checkpoint    relay.Checkpoint // replication starts at its Due: the switch point, where the checkpoint lies beyond one
 	LastSeq       uint64           // the next message expects it
 	End           uint64           // the newest message that is known to be there; those between End and LastSeq are lost
 	AlreadyStored uint64           // so many of the messages to be made are in the stream already
@@ -48,9 +48,9 @@ type Start struct {
 	Thru   outbox.LSN
 
 	Checkpoints []StoredCheckpoint // all that are left, oldest first
-	Holes       []Range            // above the oldest place
-	Rewrite     bool               // places or holes are not what the record says: it is written before anything is sent
-	Loss        string             // what shows a loss, "" if nothing does: it counts only when a second reading agrees
+	Holes       []Range            // above the oldest checkpoint
+	Rewrite     bool               // checkpoints or holes are not what the record says: it is written before anything is sent
+	Loss        string             // what shows a loss, "" if nothing does: it counts only when a recheck agrees
 }
 
 // Same reports whether two readings lead to the same start.
@@ -59,7 +59,7 @@ func (s Start) Same(o Start) bool {
 }
 
 // Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap (each with a code, the
-// LSN range and the cure) or fatal, and ErrStandby. A gap counts only when a second reading, on new connections, agrees.
+// LSN range and the hint) or fatal, and ErrStandby. A gap counts only when a recheck, on new connections, agrees.
 func Resolve(cfg Config, r Readings) (Start, error) {
 	v := &resolver{cfg: cfg, Readings: r}
 	for _, check := range []func() error{
@@ -75,24 +75,24 @@ func Resolve(cfg Config, r Readings) (Start, error) {
 // resolver holds what the checks find out, in their order.
 type resolver struct {
 	Readings
-	cfg    Config
-	places []StoredCheckpoint // those of the record; where they lie beyond a switch point, at it
-	moved  int                // index of the place that was moved to a switch point, -1 if none was
-	start  Start
+	cfg         Config
+	checkpoints []StoredCheckpoint // those of the record; where they lie beyond a switch point, at it
+	moved       int                // index of the checkpoint that was moved to a switch point, -1 if none was
+	start       Start
 }
 
-func (v *resolver) gap(code string, from, to outbox.LSN, cure, what string, args ...any) error {
+func (v *resolver) gap(code string, from, to outbox.LSN, hint, what string, args ...any) error {
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: code, Message: fmt.Sprintf(what, args...), Hint: v.cfg.cureOf(code, cure),
+		Class: outbox.Gap, Code: code, Message: fmt.Sprintf(what, args...), Hint: v.cfg.hintOf(code, hint),
 		From: min(from, to), To: max(from, to),
 	}
 }
 
-func (v *resolver) fatal(code, cure, what string, args ...any) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(what, args...), Hint: cure}
+func (v *resolver) fatal(code, hint, what string, args ...any) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(what, args...), Hint: hint}
 }
 
-// left is the due of the newest place that the stream still bears out, 0 (the beginning) if there is none.
+// left is the due of the newest checkpoint that the stream still bears out, 0 (the beginning) if there is none.
 func (v *resolver) left() outbox.LSN {
 	if !v.Stream.Exists || !v.Stream.Created.Equal(v.Record.Created) {
 		return 0
@@ -118,42 +118,42 @@ func (v *resolver) record() error {
 	if rec == nil {
 		switch {
 		case !v.Slot.Exists && !v.Stream.Exists:
-			return v.fatal("not_initialised", v.cfg.cureInit(), "there is no slot %s, no stream %s and no checkpoint record",
+			return v.fatal("not_initialised", v.cfg.hintInit(), "there is no slot %s, no stream %s and no checkpoint record",
 				v.cfg.Slot, v.cfg.Stream)
 		case !v.Slot.Exists && v.Stream.LastSeq == 0:
-			return v.fatal("init_unfinished", v.cfg.cureInitAgain(), "stream %s is empty, there is no slot %s and no checkpoint record",
+			return v.fatal("init_unfinished", v.cfg.hintInitAgain(), "stream %s is empty, there is no slot %s and no checkpoint record",
 				v.cfg.Stream, v.cfg.Slot)
 		}
 		from := v.Slot.Confirmed
 		if v.Stream.Newest != nil {
 			from = v.Stream.Newest.Due
 		}
-		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.cureRecord(v.Slot.Exists),
+		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.hintRecord(v.Slot.Exists),
 			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
 	}
 	if rec.Creating && v.Stream.LastSeq > 0 && !rec.LostFirstCheckpoint(v.Slot, v.Stream) {
-		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.cureNotEmpty(),
+		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.hintNotEmpty(),
 			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d", v.cfg.Stream, v.Stream.LastSeq)
 	}
 	if rec.Creating {
-		return v.fatal("init_unfinished", v.cfg.cureInitAgain(),
+		return v.fatal("init_unfinished", v.cfg.hintInitAgain(),
 			"outflow init did not finish: the checkpoint record says that slot %s is about to be made", v.cfg.Slot)
 	}
 	if rec.Mapping.Shard != v.cfg.Mapping.Shard {
-		return v.fatal("shard_changed", cureShard, "shard is %s, the checkpoint record of slot %s has %s",
+		return v.fatal("shard_changed", hintShard, "shard is %s, the checkpoint record of slot %s has %s",
 			shardText(v.cfg.Mapping.Shard), v.cfg.Slot, shardText(rec.Mapping.Shard))
 	}
 	if rec.Mapping != v.cfg.Mapping {
-		return v.fatal("mapping_changed", v.cfg.cureMapping(), "source, origin, table and columns are %s, the checkpoint record of slot %s has %s",
+		return v.fatal("mapping_changed", v.cfg.hintMapping(), "source, origin, table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
 	}
 	if rec.Repairing == ForSnapshot {
-		return v.gap(CodeSnapshotUnfinished, 0, v.Server.WALEnd, v.cfg.cureSnapshot(),
+		return v.gap(CodeSnapshotUnfinished, 0, v.Server.WALEnd, v.cfg.hintSnapshot(),
 			"the snapshot of table %s did not finish: stream %s may have a part of the rows that were there before slot %s, and nothing of what follows them",
 			v.cfg.Table, v.cfg.Stream, v.cfg.Slot)
 	}
 	if rec.Repairing != "" {
-		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.cureUnfinished(),
+		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.hintUnfinished(),
 			"a repair of slot %s (--accept %s) did not finish", v.cfg.Slot, rec.Repairing)
 	}
 	return nil
@@ -165,11 +165,11 @@ func (v *resolver) stopped() error {
 	case "":
 		return nil
 	case CodePublication:
-		return v.gap(CodePublication, v.Record.Publication.Seen, v.Server.WALEnd, v.cfg.curePublication(),
+		return v.gap(CodePublication, v.Record.Publication.Seen, v.Server.WALEnd, v.cfg.hintPublication(),
 			"rows of table %s were kept out of the stream of changes of publication %s when outflow stopped, or may have been: that this is mended brings none of them back",
 			v.cfg.Table, v.cfg.Publication)
 	}
-	return v.gap(v.Record.Stopped, v.left(), v.Server.WALEnd, cureStopped,
+	return v.gap(v.Record.Stopped, v.left(), v.Server.WALEnd, hintStopped,
 		"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have been refused for it and be missing",
 		v.cfg.Stream)
 }
@@ -208,7 +208,7 @@ func mappingText(m relay.Mapping) string {
 
 func (v *resolver) server() error {
 	if v.Server.SystemID != v.Record.SystemID {
-		return v.gap("system_changed", v.left(), v.Server.WALEnd, v.cfg.cureServer(v.Slot.Exists),
+		return v.gap("system_changed", v.left(), v.Server.WALEnd, v.cfg.hintServer(v.Slot.Exists),
 			"the server has system identifier %s, the checkpoint record of slot %s has %s: it is another database cluster",
 			v.Server.SystemID, v.cfg.Slot, v.Record.SystemID)
 	}
@@ -221,16 +221,16 @@ func (v *resolver) slot() error {
 	case !s.Exists && v.Server.InRecovery:
 		return fmt.Errorf("there is no slot %s: %w", v.cfg.Slot, ErrStandby)
 	case !s.Exists:
-		return v.gap("slot_missing", from, to, v.cfg.cureLost(false), "replication slot %s does not exist", v.cfg.Slot)
+		return v.gap("slot_missing", from, to, v.cfg.hintLost(false), "replication slot %s does not exist", v.cfg.Slot)
 	case v.cfg.ForeignSlot(s, v.Server.Database) != nil:
 		f := v.cfg.ForeignSlot(s, v.Server.Database)
-		return v.gap(f.Code, from, to, v.cfg.cureForeignSlot(s, v.Server.Database), "%s", f.Message)
+		return v.gap(f.Code, from, to, v.cfg.hintForeignSlot(s, v.Server.Database), "%s", f.Message)
 	case s.Invalidation != "" || s.WALStatus == "lost":
 		why := s.Invalidation
 		if why == "" {
 			why = "wal_status is lost"
 		}
-		return v.gap("slot_invalidated", from, to, v.cfg.cureLost(true), "replication slot %s was invalidated: %s", v.cfg.Slot, why)
+		return v.gap("slot_invalidated", from, to, v.cfg.hintLost(true), "replication slot %s was invalidated: %s", v.cfg.Slot, why)
 	}
 	return nil
 }
@@ -239,19 +239,19 @@ func (v *resolver) stream() error {
 	s := v.Stream
 	switch {
 	case !s.Exists:
-		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.cureStream(), "stream %s does not exist", v.cfg.Stream)
+		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.hintStream(), "stream %s does not exist", v.cfg.Stream)
 	case !s.Created.Equal(v.Record.Created):
-		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.cureStream(),
+		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
 	case s.NewestSeq > v.Record.Base && s.Newest == nil:
-		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.cureForeign(),
+		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.hintForeign(),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq, outbox.HeaderName)
 	}
 	return nil
 }
 
-// tail finds where the stream ends, which places that leaves, and what is lost.
+// tail finds where the stream ends, which checkpoints that leaves, and what is lost.
 func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
 	s.LastSeq, s.End, s.Confirmed, s.Accepted = st.LastSeq, st.LastSeq, v.Slot.Confirmed, v.Record.Base
@@ -261,7 +261,7 @@ func (v *resolver) tail() error {
 		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by somebody; anything
 		// younger comes again. (Not: what has been in the record for long. The loss may be older than this start.)
 		s.End = st.NewestSeq
-		for _, p := range v.places {
+		for _, p := range v.checkpoints {
 			if p.Seq <= st.LastSeq && p.Due <= v.Slot.Confirmed {
 				s.End = max(s.End, p.Seq)
 			}
@@ -276,16 +276,16 @@ func (v *resolver) tail() error {
 		s.Holes = add(s.Holes, hole)
 	}
 	s.Rewrite = !slices.Equal(s.Holes, v.Record.Holes)
-	for i, p := range v.places {
+	for i, p := range v.checkpoints {
 		if p.Seq > s.End {
 			s.Rewrite = true
-			newest := v.places[len(v.places)-1]
+			newest := v.checkpoints[len(v.checkpoints)-1]
 			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the checkpoint record knows a place at %d",
 				v.cfg.Stream, s.End, newest.Seq))
-			s.Checkpoints = v.places[:i]
+			s.Checkpoints = v.checkpoints[:i]
 			break
 		}
-		s.Checkpoints = v.places[:i+1]
+		s.Checkpoints = v.checkpoints[:i+1]
 	}
 	if st.NewestSeq == 0 && st.LastSeq > 0 {
 		loss = append(loss, fmt.Sprintf("stream %s is empty, its last sequence was %d", v.cfg.Stream, st.LastSeq))
@@ -313,12 +313,12 @@ func (v *resolver) choose() error {
 		if top >= 0 {
 			from = s.Checkpoints[top].Due
 		}
-		if v.places[len(v.places)-1].Due >= s.Confirmed {
-			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.cureStream(),
+		if v.checkpoints[len(v.checkpoints)-1].Due >= s.Confirmed {
+			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.hintStream(),
 				"stream %s ends at sequence %d, before every place at or above the confirmed LSN %v: it lost messages that had been there for %v",
 				v.cfg.Stream, s.End, s.Confirmed, v.cfg.DurableAfter)
 		}
-		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.cureLost(true),
+		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.hintLost(true),
 			"replication slot %s is confirmed at %v, beyond every place that outflow recorded: somebody moved it or made it anew",
 			v.cfg.Slot, s.Confirmed)
 	}

@@ -256,7 +256,7 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 	t.Helper()
 	f := outbox.FaultOf(err)
 	if f == nil || f.Code != code || f.Class != class || f.Hint == "" {
-		t.Fatalf("got %#v, want code %s, class %v, a cure", err, code, class)
+		t.Fatalf("got %#v, want code %s, class %v, a hint", err, code, class)
 	}
 	if has := strings.Contains(f.Error(), "LSN range "+rng); has != (rng != "") {
 		t.Errorf("range %q: %s", rng, f)
@@ -268,7 +268,7 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 	}
 	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" && code != CodeSnapshotUnfinished &&
 		(!strings.HasPrefix(f.Hint, "Run `outflow repair`: ") || !strings.Contains(f.Hint, "`outflow repair --accept "+code+"`")) {
-		t.Errorf("the cure does not begin with the repair: %s", f.Hint)
+		t.Errorf("the hint does not begin with the repair: %s", f.Hint)
 	}
 	if (code == "slot_plugin" || code == "slot_database") && strings.Contains(f.Error(), "drop") {
 		t.Errorf("it advises to drop what is not ours: %s", f)

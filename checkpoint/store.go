@@ -92,7 +92,7 @@ func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
 		return true, &outbox.Fault{
 			Class: outbox.Fatal, Code: "bucket_config",
 			Message: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(), st.TTL()),
-			Hint:    cureBucket(s.stream),
+			Hint:    hintBucket(s.stream),
 		}
 	}
 	return true, nil

@@ -280,7 +280,7 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 	}
 }
 
-// Every answer that is no record, and no proof of one, is told apart: what nobody can know is unknown, what was refused was not written.
+// Every answer that is no record, and no check of one, is told apart: what nobody can know is unknown, what was refused was not written.
 func TestStoreAnswers(t *testing.T) {
 	t.Parallel()
 	ctx, nc, _ := bucket(t)

@@ -6,8 +6,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// timelines gives each place the LSN that it counts as: one beyond the point where the present timeline left the place's counts
-// as that point. Several at one point are one place, in the record since the oldest of them was. What lies beyond the point and is
+// timelines gives each checkpoint the LSN that it counts as: one beyond the point where the present timeline left the checkpoint's counts
+// as that point. Several at one point are one checkpoint, in the record since the oldest of them was. What lies beyond the point and is
 // in the stream all the same is in the stream only.
 func (v *resolver) timelines() error {
 	v.moved = -1
@@ -17,7 +17,7 @@ func (v *resolver) timelines() error {
 			return v.unknownTimeline(p.Timeline, "the place at "+p.Due.String())
 		}
 		if !left || p.Due <= end {
-			v.places = append(v.places, p)
+			v.checkpoints = append(v.checkpoints, p)
 			continue
 		}
 		if len(p.PublishedAhead) > 0 {
@@ -25,12 +25,12 @@ func (v *resolver) timelines() error {
 		}
 		old := p.Due
 		p.Due = end
-		n := len(v.places)
-		if n == 0 || v.places[n-1].Due < end {
-			v.places, v.moved = append(v.places, p), n
+		n := len(v.checkpoints)
+		if n == 0 || v.checkpoints[n-1].Due < end {
+			v.checkpoints, v.moved = append(v.checkpoints, p), n
 			continue
 		}
-		if q := v.places[n-1]; q.Seq != p.Seq || len(q.PublishedAhead) > 0 {
+		if q := v.checkpoints[n-1]; q.Seq != p.Seq || len(q.PublishedAhead) > 0 {
 			return v.branchLost(end, old, "messages up to sequence %d were made from timeline %d beyond it", p.Seq, p.Timeline)
 		}
 	}
@@ -41,21 +41,21 @@ func (v *resolver) unknownTimeline(timeline uint32, what string) error {
 	if v.Server.InRecovery {
 		return fmt.Errorf("%s lies on timeline %d: %w", what, timeline, ErrStandby)
 	}
-	return v.gap("timeline_unknown", v.left(), v.Server.WALEnd, v.cfg.cureBehind(),
+	return v.gap("timeline_unknown", v.left(), v.Server.WALEnd, v.cfg.hintBehind(),
 		"%s lies on timeline %d, which the server's timeline %d does not descend from", what, timeline, v.Server.History.Timeline)
 }
 
 // branchLost has the range that the old timeline has beyond the point where it was left; a slot that begins later than that, on the new
 // one, lacks what was committed up to it.
 func (v *resolver) branchLost(end, to outbox.LSN, why string, args ...any) error {
-	return v.gap("timeline_lost", end, max(to, v.Slot.Confirmed), v.cfg.cureBehind(), "the server that is now primary left the old timeline at %v, and %s",
+	return v.gap("timeline_lost", end, max(to, v.Slot.Confirmed), v.cfg.hintBehind(), "the server that is now primary left the old timeline at %v, and %s",
 		end, fmt.Sprintf(why, args...))
 }
 
 // behind refuses a server whose WAL ends before what was read from it.
 func (v *resolver) behind() error {
 	var top outbox.LSN
-	for _, p := range v.places {
+	for _, p := range v.checkpoints {
 		top = max(top, p.Due)
 	}
 	if n := v.headed(); n != nil {
@@ -70,14 +70,14 @@ func (v *resolver) behind() error {
 	if v.Server.InRecovery {
 		return fmt.Errorf("the WAL ends at %v, before %v: %w", v.Server.WALEnd, top, ErrStandby)
 	}
-	return v.gap("server_behind", v.Server.WALEnd, top, v.cfg.cureBehind(),
+	return v.gap("server_behind", v.Server.WALEnd, top, v.cfg.hintBehind(),
 		"the server's WAL ends at %v, but events up to %v were read from it: it was restored from an older copy", v.Server.WALEnd, top)
 }
 
 // newest refuses a stream whose newest message was made from a branch of the WAL that was left before it.
 //
 // The header names the timeline of the event, not that of the input that closed its window, so a thru beyond the switch point may
-// be on the present timeline as well: the event was read after the promotion. Where a place shows which one it was, that counts;
+// be on the present timeline as well: the event was read after the promotion. Where a checkpoint shows which one it was, that counts;
 // otherwise the message is made again and compared, and only where there is nothing to compare it is refused.
 func (v *resolver) newest() error {
 	n := v.headed()
@@ -104,7 +104,7 @@ func (v *resolver) newest() error {
 			v.cfg.Stream, n.Timeline, n.Thru)
 	}
 	if v.Server.WALEnd < n.Thru {
-		return v.gap("server_behind", v.Server.WALEnd, n.Thru, v.cfg.cureBehind(),
+		return v.gap("server_behind", v.Server.WALEnd, n.Thru, v.cfg.hintBehind(),
 			"the server's WAL ends at %v, but stream %s was made from it up to %v", v.Server.WALEnd, v.cfg.Stream, n.Thru)
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// A promotion at 0/2800 unless said otherwise; the newest message (of the place at 0/2800 or before) was made from timeline 1.
+// A promotion at 0/2800 unless said otherwise; the newest message (of the checkpoint at 0/2800 or before) was made from timeline 1.
 func TestResolveAfterPromotion(t *testing.T) {
 	t.Parallel()
 	const end = outbox.LSN(0x2800)
@@ -167,7 +167,7 @@ func TestResolveAfterPromotion(t *testing.T) {
 	}
 }
 
-// Several places beyond a switch point are one, which has been in the record since the oldest of them was.
+// Several checkpoints beyond a switch point are one, which has been in the record since the oldest of them was.
 func TestSwitchPointKeepsTheOldestTime(t *testing.T) {
 	t.Parallel()
 	r := readings()

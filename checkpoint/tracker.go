@@ -8,11 +8,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// maxStoredTaken is how many taken events all places of a record may list together. It keeps the record, which is one message,
-// well below 1 MiB.
+// maxStoredAhead is how many events published ahead all checkpoints of a record may list together. It keeps the record, which is one
+// message, well below 1 MiB.
 const maxStoredAhead = 8192
 
-// Tracker knows the places of a session: which windows are acknowledged, which places are worth storing, and which LSN may be
+// Tracker knows the checkpoints of a session: which windows are acknowledged, which checkpoints are worth storing, and which LSN may be
 // confirmed. It is a pure state machine: every now is what time.Now() returned (intervals are taken by its monotonic reading,
 // the record's times by its wall clock). Not safe for concurrent use.
 type Tracker struct {
@@ -22,36 +22,37 @@ type Tracker struct {
 	made    uint64 // messages made since the start
 	acked   uint64 // the stream is known to hold all up to here
 
-	holes     []Range
-	places    []trackedCheckpoint // ascending; the stored ones first
-	pending   []relay.Checkpoint  // places of windows that wait for their last message's acknowledgement, ascending
-	confirmed outbox.LSN          // all that was handed to Confirmed
+	holes       []Range
+	checkpoints []trackedCheckpoint // ascending; the stored ones first
+	pending     []relay.Checkpoint  // checkpoints of windows that wait for their last message's acknowledgement, ascending
+	confirmed   outbox.LSN          // all that was handed to Confirmed
 
-	asked, broker time.Time // when broker's clock was asked, by ours, and what it said; see brokerTime
+	asked, broker time.Time // when the broker's clock was asked, by ours, and what it said; see brokerTime
 
 	rewrite bool      // what the start found must be stored before anything is sent
-	saving  bool      // between Snapshot and Stored or Unsaved
-	savedAt time.Time // when the last one was taken, in this session or before
+	saving  bool      // between BeginSave and Saved or Unsaved
+	savedAt time.Time // when the last save began, in this session or before
 }
 
 type trackedCheckpoint struct {
 	relay.Checkpoint
-	state    placeState
-	marker   bool      // a keepalive's, not a window's
-	since    time.Time // unless fresh: when it was first stored, for the record
-	broker   time.Time // the same by the broker's clock, zero if that is not known
-	storedAt time.Time // if stored: the same by this process's clock
+	state     state
+	keepalive bool      // a keepalive's, not a window's
+	since     time.Time // unless fresh: when it was first stored, for the record
+	broker    time.Time // the same by the broker's clock, zero if that is not known
+	storedAt  time.Time // if stored: the same by this process's clock
 }
 
-type placeState uint8
+// state says how far a checkpoint is on its way into the record.
+type state uint8
 
 const (
-	fresh   placeState = iota // in no snapshot yet
-	sent                      // in the snapshot that is being stored
-	inStore                   // in the record
+	fresh   state = iota // in no update yet
+	sent                 // in the update that is being stored
+	inStore              // in the record
 )
 
-// Snapshot is what is to be stored: the record's places and holes.
+// Update is what is to be stored: the record's checkpoints and holes.
 type Update struct {
 	Checkpoints []StoredCheckpoint
 	Holes       []Range
@@ -65,7 +66,7 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 	}
 	for _, p := range start.Checkpoints {
 		age := t.age(p, now)
-		t.places = append(t.places, trackedCheckpoint{
+		t.checkpoints = append(t.checkpoints, trackedCheckpoint{
 			Checkpoint: p.Checkpoint, state: inStore, since: p.Since, broker: p.Broker, storedAt: now.Add(-age),
 		})
 		// The interval holds across sessions: sessions that follow each other fast must not use up the bucket's history.
@@ -74,9 +75,9 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 	return t
 }
 
-// age is how long a place that was read at the start has been in the record: by this machine's clock or by the broker's, whichever
-// says less. So a clock that was set forward in between, or a machine whose clock is ahead, does not make a place look durable. A time in
-// the future is another clock's: the place counts as stored now.
+// age is how long a checkpoint that was read at the start has been in the record: by this machine's clock or by the broker's, whichever
+// says less. So a clock that was set forward in between, or a machine whose clock is ahead, does not make a checkpoint look durable. A time in
+// the future is another clock's: the checkpoint counts as stored now.
 func (t *Tracker) age(p StoredCheckpoint, now time.Time) time.Duration {
 	age := now.Round(0).Sub(p.Since)
 	if !p.Broker.IsZero() && !t.broker.IsZero() {
@@ -99,14 +100,14 @@ func (t *Tracker) Made(n int) { t.made += uint64(n) }
 // at is the sequence that the newest message made has or gets.
 func (t *Tracker) at() uint64 { return t.last + t.made - t.there }
 
-// proved: all that was in the stream at the start has been made.
-func (t *Tracker) proved() bool { return t.made >= t.there }
+// verified: all that was in the stream at the start has been made.
+func (t *Tracker) verified() bool { return t.made >= t.there }
 
-// Window notes that a window with events ended at place, after all its messages were counted with Made. The place counts once the
-// last of them is acknowledged; its Seq is set here, its Timeline by the caller. Places that the record goes beyond already are
+// Window notes that a window with events ended at checkpoint, after all its messages were counted with Made. The checkpoint counts once the
+// last of them is acknowledged; its Seq is set here, its Timeline by the caller. Checkpoints that the record goes beyond already are
 // passed over.
 func (t *Tracker) Window(place relay.Checkpoint) {
-	if !t.proved() || place.Due <= t.newest().Due {
+	if !t.verified() || place.Due <= t.newest().Due {
 		return
 	}
 	place.Seq = t.at()
@@ -129,66 +130,66 @@ func (t *Tracker) advance() {
 	t.pending = slices.Delete(t.pending, 0, n)
 }
 
-// Marker notes a keepalive's marker, when the buffer holds no event; its place's Seq is set here, its Timeline by the caller. It
+// Keepalive notes the LSN of a keepalive, when the buffer holds no event; its checkpoint's Seq is set here, its Timeline by the caller. It
 // counts only where no message is unacknowledged, and reports whether it did.
 func (t *Tracker) Keepalive(place relay.Checkpoint) bool {
 	top := t.newest()
-	if !t.proved() || t.Unacknowledged() || place.Due <= top.Due {
+	if !t.verified() || t.Unacknowledged() || place.Due <= top.Due {
 		return false
 	}
 	place.Seq = t.at()
-	if top.marker && top.state == fresh && top.Seq == place.Seq {
+	if top.keepalive && top.state == fresh && top.Seq == place.Seq {
 		top.Checkpoint = place
 		return true
 	}
-	t.append(trackedCheckpoint{Checkpoint: place, marker: true})
+	t.append(trackedCheckpoint{Checkpoint: place, keepalive: true})
 	return true
 }
 
-func (t *Tracker) newest() *trackedCheckpoint { return &t.places[len(t.places)-1] }
+func (t *Tracker) newest() *trackedCheckpoint { return &t.checkpoints[len(t.checkpoints)-1] }
 
-// append adds the newest place, and drops of those that are in no snapshot yet all but the two newest and the newest one of a
+// append adds the newest checkpoint, and drops of those that are in no update yet all but the two newest and the newest one of a
 // smaller seq: they are all that is stored of them.
 func (t *Tracker) append(p trackedCheckpoint) {
-	t.places = append(t.places, p)
+	t.checkpoints = append(t.checkpoints, p)
 	smaller := t.smaller()
-	for i := len(t.places) - 3; i >= 0 && t.places[i].state == fresh; i-- {
+	for i := len(t.checkpoints) - 3; i >= 0 && t.checkpoints[i].state == fresh; i-- {
 		if i != smaller {
-			t.places = slices.Delete(t.places, i, i+1)
+			t.checkpoints = slices.Delete(t.checkpoints, i, i+1)
 		}
 	}
 }
 
-// smaller is the index of the newest place with a smaller seq than the newest one, -1 if there is none.
+// smaller is the index of the newest checkpoint with a smaller seq than the newest one, -1 if there is none.
 func (t *Tracker) smaller() int {
-	i := len(t.places) - 1
-	for i >= 0 && t.places[i].Seq == t.newest().Seq {
+	i := len(t.checkpoints) - 1
+	for i >= 0 && t.checkpoints[i].Seq == t.newest().Seq {
 		i--
 	}
 	return i
 }
 
-// Newest returns the newest place.
+// Newest returns the newest checkpoint.
 func (t *Tracker) Newest() relay.Checkpoint { return t.newest().Checkpoint }
 
 // Unacknowledged reports whether the stream is not known to hold all messages made.
 func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
 
-// MustStore reports whether the record must be written before anything is sent.
+// MustSave reports whether the record must be written before anything is sent.
 func (t *Tracker) MustSave() bool { return t.rewrite }
 
-// Pending reports whether there is something new to store. Nothing is while a snapshot is being stored, or before all that is in
+// Pending reports whether there is something new to store. Nothing is while an update is being stored, or before all that is in
 // the stream was made.
 func (t *Tracker) Pending() bool {
-	return t.proved() && !t.saving && (t.rewrite || t.newest().state == fresh)
+	return t.verified() && !t.saving && (t.rewrite || t.newest().state == fresh)
 }
 
-// SaveInterval is the least time between two snapshots of a session, also across sessions: the revisions that the bucket keeps then
+// SaveInterval is the least time between two saves of a session, also across sessions: the revisions that the bucket keeps then
 // reach back further than the durable_after that a lost tail may take.
 func (t *Tracker) SaveInterval() time.Duration { return max(time.Second, t.durable/32) }
 
-// SaveIn says in how long the next snapshot is due, 0: now. ok is false while there is nothing to store. At a clean stop a
-// snapshot may be taken at any time.
+// SaveIn says in how long the next save is due, 0: now. ok is false while there is nothing to store. At a clean stop a
+// save may begin at any time.
 func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 	if !t.Pending() {
 		return 0, false
@@ -199,15 +200,15 @@ func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 	return max(0, t.SaveInterval()-now.Sub(t.savedAt)), true
 }
 
-// Snapshot returns what to store now: the places from the confirmed one to the newest, and the newest one of a smaller seq than
-// that. Stored or the session's end follows before the next one.
+// BeginSave returns what to store now: the checkpoints from the confirmed one to the newest, and the newest one of a smaller seq than
+// that. Saved, Unsaved or the session's end follows before the next one.
 func (t *Tracker) BeginSave(now time.Time) Update {
 	t.saving, t.savedAt = true, now
 	t.prune()
-	t.thin()
-	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.places)), Holes: above(t.holes, t.places[0].Seq)}
-	for i := range t.places {
-		p := &t.places[i]
+	t.dropSome()
+	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.checkpoints)), Holes: above(t.holes, t.checkpoints[0].Seq)}
+	for i := range t.checkpoints {
+		p := &t.checkpoints[i]
 		if p.state == fresh {
 			p.state, p.since, p.broker = sent, now.Round(0).UTC(), t.brokerTime(now)
 		}
@@ -216,76 +217,76 @@ func (t *Tracker) BeginSave(now time.Time) Update {
 	return s
 }
 
-// prune drops the places before the confirmed one, all but the one that is needed for comparison. (Where the outbox is silent, that
-// one stays for as long as the markers go on.)
+// prune drops the checkpoints before the confirmed one, all but the one that is needed for comparison. (Where the outbox is silent, that
+// one stays for as long as keepalives go on.)
 func (t *Tracker) prune() {
 	confirmed := 0
-	for i, p := range t.places {
+	for i, p := range t.checkpoints {
 		if p.Due <= t.confirmed {
 			confirmed = i
 		}
 	}
 	from := 0
 	if smaller := t.smaller(); smaller >= 0 && smaller < confirmed {
-		t.places[0], from = t.places[smaller], 1
+		t.checkpoints[0], from = t.checkpoints[smaller], 1
 	}
-	t.places = slices.Delete(t.places, from, confirmed)
+	t.checkpoints = slices.Delete(t.checkpoints, from, confirmed)
 }
 
-// thin drops intermediate places, those that were stored shortly before the next one first, until the taken events are few
+// dropSome drops intermediate checkpoints, those that were stored shortly before the next one first, until the events published ahead are few
 // enough for one message. Confirming gets coarser then.
-func (t *Tracker) thin() {
+func (t *Tracker) dropSome() {
 	taken := 0
-	for _, p := range t.places {
+	for _, p := range t.checkpoints {
 		taken += len(p.PublishedAhead)
 	}
 	for taken > maxStoredAhead {
-		victim, smaller := -1, t.smaller()
+		drop, smaller := -1, t.smaller()
 		var closest time.Duration
-		for i := 1; i < len(t.places)-2; i++ {
-			p := &t.places[i]
+		for i := 1; i < len(t.checkpoints)-2; i++ {
+			p := &t.checkpoints[i]
 			if i == smaller || len(p.PublishedAhead) == 0 {
 				continue
 			}
-			if gap := p.storedAt.Sub(t.places[i-1].storedAt); victim < 0 || gap < closest {
-				victim, closest = i, gap
+			if gap := p.storedAt.Sub(t.checkpoints[i-1].storedAt); drop < 0 || gap < closest {
+				drop, closest = i, gap
 			}
 		}
-		if victim < 0 {
+		if drop < 0 {
 			return
 		}
-		taken -= len(t.places[victim].PublishedAhead)
-		t.places = slices.Delete(t.places, victim, victim+1)
+		taken -= len(t.checkpoints[drop].PublishedAhead)
+		t.checkpoints = slices.Delete(t.checkpoints, drop, drop+1)
 	}
 }
 
-// Stored notes that the store acknowledged the last snapshot.
+// Saved notes that the store acknowledged the last update.
 func (t *Tracker) Saved(now time.Time) {
 	t.saving, t.rewrite = false, false
-	for i := range t.places {
-		if p := &t.places[i]; p.state == sent {
+	for i := range t.checkpoints {
+		if p := &t.checkpoints[i]; p.state == sent {
 			// From here on its age counts, also for later revisions: it was on its way until now.
 			p.state, p.storedAt, p.since, p.broker = inStore, now, now.Round(0).UTC(), t.brokerTime(now)
 		}
 	}
 }
 
-// Confirmable returns the LSN that may be confirmed: the newest place that has been in the record for durable_after. It never
+// Confirmable returns the LSN that may be confirmed: the newest checkpoint that has been in the record for durable_after. It never
 // goes back.
 //
 // The broker was known to be alive at heard, so it has had durable_after to sync what was stored that long before. Later times do not
 // count: a broker that died in silence syncs nothing any more.
 func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
-	if !t.proved() || t.rewrite {
+	if !t.verified() || t.rewrite {
 		return t.confirmed
 	}
-	for i := len(t.places) - 1; i >= 0; i-- {
-		if p := &t.places[i]; p.state == inStore && (t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
+	for i := len(t.checkpoints) - 1; i >= 0; i-- {
+		if p := &t.checkpoints[i]; p.state == inStore && (t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
 			return max(t.confirmed, p.Due)
 		}
 	}
 	return t.confirmed
 }
 
-// Confirmed notes that lsn, from Confirmable, was handed to the server. Older places are then left out of the next snapshot.
+// Confirmed notes that lsn, from Confirmable, was handed to the server. Older checkpoints are then left out of the next update.
 func (t *Tracker) Confirmed(lsn outbox.LSN) { t.confirmed = max(t.confirmed, lsn) }

@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// tracked is a tracker of a session that starts at one stored place (0/1000, 5) of a stream of 5 messages, and its clock.
+// tracked is a tracker of a session that starts at one stored checkpoint (0/1000, 5) of a stream of 5 messages, and its clock.
 type tracked struct {
 	*Tracker
 	t   *testing.T
@@ -36,7 +36,7 @@ func (k *tracked) marker(due outbox.LSN) bool {
 	return k.Keepalive(relay.Checkpoint{Due: due, Settings: settings, Timeline: 1})
 }
 
-// store takes a snapshot and has it stored at once; it returns its places.
+// store takes a snapshot and has it stored at once; it returns its checkpoints.
 func (k *tracked) store() string {
 	k.t.Helper()
 	if !k.Pending() {
@@ -89,13 +89,13 @@ func TestWindowsCountWhenAcknowledged(t *testing.T) {
 
 func TestWhatIsThereMakesNoPlace(t *testing.T) {
 	t.Parallel()
-	// Five messages are there from the place on, sequences 6 to 10, and 11 and 12 are a hole.
+	// Five messages are there from the checkpoint on, sequences 6 to 10, and 11 and 12 are a hole.
 	k := track(t, func(s *Start) { s.AlreadyStored, s.End, s.LastSeq, s.Holes = 5, 10, 12, []Range{{11, 12}} })
 	k.want("marker before", k.marker(0x1800), false)
 	k.window(0x2000, 3)
 	k.want("a window of what is there", k.Newest().Seq, 5)
-	k.want("marker before the proof", k.marker(0x2800), false)
-	k.want("pending before the proof", k.Pending(), false)
+	k.want("marker before the check", k.marker(0x2800), false)
+	k.want("pending before the check", k.Pending(), false)
 	k.window(0x3000, 2)
 	k.want("the window that ends it", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/3000 12")
 	k.window(0x4000, 4)
@@ -106,7 +106,7 @@ func TestWhatIsThereMakesNoPlace(t *testing.T) {
 
 func TestPlacesThatTheRecordGoesBeyond(t *testing.T) {
 	t.Parallel()
-	// The start is not at the newest place, so that messages are made again.
+	// The start is not at the newest checkpoint, so that messages are made again.
 	k := track(t, func(s *Start) {
 		s.AlreadyStored, s.LastSeq, s.End = 4, 9, 9
 		s.Checkpoints = append(s.Checkpoints, at(0x2000, 9, time.Minute))
@@ -145,7 +145,7 @@ func TestMarkers(t *testing.T) {
 	k.want("stored, both", k.store(), "0/1000:5 0/2000:8 0/2200:8 0/2400:8 0/2500:9 0/2600:9 0/2700:10")
 }
 
-// Where all places are at one message, the confirmed one is the oldest that is kept: none makes a message to compare.
+// Where all checkpoints are at one message, the confirmed one is the oldest that is kept: none makes a message to compare.
 func TestMarkersBeforeTheFirstMessage(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
@@ -169,7 +169,7 @@ func TestMarkersInASilentOutbox(t *testing.T) {
 		k.Confirmed(k.Confirmable(k.now))
 	}
 	k.want("confirmed", k.confirmed > 0x4000, true)
-	k.want("the oldest stays", k.places[0].Due, "0/1000") // it is the newest of a smaller seq: what makes the newest message again
+	k.want("the oldest stays", k.checkpoints[0].Due, "0/1000") // it is the newest of a smaller seq: what makes the newest message again
 }
 
 // Between two snapshots only what the next one needs is kept: the two newest, and the newest of a smaller seq.
@@ -181,8 +181,8 @@ func TestUnsavedPlacesAreThinned(t *testing.T) {
 		seq++
 		k.window(due, 1)
 		k.Acked(seq)
-		if len(k.places) > 4 {
-			t.Fatalf("%d places are held", len(k.places))
+		if len(k.checkpoints) > 4 {
+			t.Fatalf("%d places are held", len(k.checkpoints))
 		}
 	}
 	k.want("a marker", k.marker(0x9000), true)
@@ -240,7 +240,7 @@ func TestConfirmable(t *testing.T) {
 	k.want("what is before the confirmed one goes, but for one of a smaller seq", k.store(), "0/2000:6 0/3000:7")
 }
 
-// A place that is not in the record, or whose snapshot is not acknowledged, is not confirmable however old it is.
+// A checkpoint that is not in the record, or whose snapshot is not acknowledged, is not confirmable however old it is.
 func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
@@ -263,12 +263,12 @@ func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
 	}
 }
 
-// A clock that is ahead, ours or the broker's, makes no place older than the other one says.
+// A clock that is ahead, ours or the broker's, makes no checkpoint older than the other one says.
 func TestAgeByTwoClocks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name         string
-		ours, broker time.Duration // the place's age; broker 0: the record does not say
+		ours, broker time.Duration // the checkpoint's age; broker 0: the record does not say
 		silent       bool          // the broker does not say what its clock shows
 		want         outbox.LSN
 	}{
@@ -316,7 +316,7 @@ func TestAgeByTwoClocks(t *testing.T) {
 	k.want("stored, by no clock of the broker's", k.BeginSave(k.now).Checkpoints[1].Broker.IsZero(), true)
 }
 
-// A record that lists too many taken events gets along with fewer places: those go that were stored shortly after the one before them.
+// A record that lists too many events published ahead gets along with fewer checkpoints: those go that were stored shortly after the one before them.
 // What is confirmed, compared or not stored yet stays.
 func TestTakenEventsAreThinned(t *testing.T) {
 	t.Parallel()
@@ -366,7 +366,7 @@ func TestUnprovedConfirmsNothing(t *testing.T) {
 		s.AlreadyStored, s.LastSeq, s.End = 4, 9, 9
 		s.Checkpoints = append(s.Checkpoints, at(0x2000, 9, time.Hour))
 	})
-	k.want("before the proof", k.Confirmable(k.now), "0/1000")
+	k.want("before the check", k.Confirmable(k.now), "0/1000")
 	k.Made(4)
 	k.want("after it", k.Confirmable(k.now), "0/2000")
 }
@@ -426,7 +426,7 @@ func TestRewrite(t *testing.T) {
 		s.Checkpoints = []StoredCheckpoint{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second), at(0x1200, 5, time.Second)}
 	})
 	k.want("must be stored", k.MustSave(), true)
-	k.want("but not before the proof", k.Pending(), false)
+	k.want("but not before the check", k.Pending(), false)
 	k.Made(2)
 	in, ok := k.SaveIn(k.now)
 	k.want("then at once, though the last one is a second old", fmt.Sprint(in, ok), "0s true")

@@ -209,7 +209,7 @@ func (s *source) Close() {}
 // counter is a broker that acknowledges at once what was flushed, and every 50th message.
 type counter struct {
 	last, want uint64
-	acked      atomic.Uint64 // the recorder asks too
+	acked      atomic.Uint64 // the checkpointer asks too
 	enough     func()
 	notify     chan struct{}
 }

@@ -14,7 +14,7 @@ type State string
 
 // The states.
 const (
-	StateConnecting State = "connecting"       // opening connections, finding the place
+	StateConnecting State = "connecting"       // opening connections, finding the checkpoint
 	StateStandby    State = "standby"          // another session holds the slot
 	StateComparing  State = "comparing"        // making again what is in the stream already
 	StateRunning    State = "running"          // proved

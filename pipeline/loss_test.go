@@ -24,7 +24,7 @@ func stopped(t *testing.T, w *world) {
 	}
 }
 
-// What shows a loss counts only when a second reading, on new connections, agrees.
+// What shows a loss counts only when a recheck, on new connections, agrees.
 func TestLossIsReadTwice(t *testing.T) {
 	for name, c := range map[string]struct {
 		replicated bool
@@ -149,7 +149,7 @@ func TestLossThatWasNone(t *testing.T) {
 	})
 }
 
-// Gaps end the run with the second reading, faults of the set-up with the first.
+// Gaps end the run with the recheck, faults of the set-up with the first.
 func TestFaultsOfTheStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		do    func(w *world)
@@ -188,7 +188,7 @@ func TestFaultsOfTheStart(t *testing.T) {
 	}
 }
 
-// A gap that goes away before the second reading is none; a later one starts from the first reading again.
+// A gap that goes away before the recheck is none; a later one starts from the first reading again.
 func TestGapThatWasNone(t *testing.T) {
 	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
 		stopped(t, w)
@@ -247,7 +247,7 @@ func TestDifferentLosses(t *testing.T) {
 	})
 }
 
-// Where the place moved while the slot was taken over, everything is read anew.
+// Where the checkpoint moved while the slot was taken over, everything is read anew.
 func TestPlaceMoves(t *testing.T) {
 	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
 		first := w.running(options{})
@@ -295,7 +295,7 @@ func (s *starting) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	return s.upstream.Start(ctx, from, binary)
 }
 
-// A stream that was emptied is read twice at each start anew: what one session was told is no second reading for the next.
+// A stream that was emptied is read twice at each start anew: what one session was told is no recheck for the next.
 func TestEmptied(t *testing.T) {
 	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
 		stopped(t, w)

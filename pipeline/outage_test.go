@@ -80,7 +80,7 @@ func TestNATSFailsBeforeTheProof(t *testing.T) {
 	})
 }
 
-// A tick that is on its way when NATS fails does no harm to those after it: what is held is published as ever.
+// A heartbeat that is on its way when NATS fails does no harm to those after it: what is held is published as ever.
 func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		reg := prometheus.NewRegistry()
@@ -102,7 +102,7 @@ func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 	})
 }
 
-// What PostgreSQL says while NATS is away counts: the recorder, still at work then, finds that the publication is another one.
+// What PostgreSQL says while NATS is away counts: the checkpointer, still at work then, finds that the publication is another one.
 func TestPublicationChangesWhileNATSFails(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		var pg *asking
@@ -218,7 +218,7 @@ func TestRecordIsReadAgain(t *testing.T) {
 	})
 }
 
-// A place is not older than the broker's clock says, also where it stood still while NATS was away: nothing was synced meanwhile.
+// A checkpoint is not older than the broker's clock says, also where it stood still while NATS was away: nothing was synced meanwhile.
 func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 	const durable = 20 * time.Second
 	in(t, defaults, durable, func(t *testing.T, w *world) {
@@ -419,7 +419,7 @@ func TestNothingWaitsOnALostConnection(t *testing.T) {
 	}
 }
 
-// failing is a connection whose next answer to one of the recorder's questions is an error.
+// failing is a connection whose next answer to one of the checkpointer's questions is an error.
 type failing struct {
 	*upstream
 	fails   string
@@ -462,7 +462,7 @@ func (f *failing) Publication(ctx context.Context) (relay.PublicationIdentity, e
 	return f.upstream.Publication(ctx)
 }
 
-// What can't be read ends the session, whatever the recorder reads it for; nothing is recorded or confirmed on half an answer.
+// What can't be read ends the session, whatever the checkpointer reads it for; nothing is recorded or confirmed on half an answer.
 func TestRecorderPassesNoErrorOver(t *testing.T) {
 	for _, what := range []string{"slot", "server, looking", "server, storing", "publication"} {
 		t.Run(what, func(t *testing.T) {

@@ -73,7 +73,7 @@ func TestStandbyStops(t *testing.T) {
 	})
 }
 
-// A clean stop: what is in flight is acknowledged, the newest place is recorded, the last confirmation goes out, replication ends
+// A clean stop: what is in flight is acknowledged, the newest checkpoint is recorded, the last confirmation goes out, replication ends
 // in order.
 func TestDrain(t *testing.T) {
 	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {

@@ -51,7 +51,7 @@ func TestAcksLost(t *testing.T) {
 	})
 }
 
-// A full publisher stops the reading of WAL data, and no tick is written; it goes on where it stopped.
+// A full publisher stops the reading of WAL data, and no heartbeat is written; it goes on where it stopped.
 func TestBackPressure(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
@@ -265,7 +265,7 @@ func TestDivergence(t *testing.T) {
 						break
 					}
 				}
-				w.pg.wal = w.pg.wal[:len(w.pg.wal)-1] // nor the tick after it
+				w.pg.wal = w.pg.wal[:len(w.pg.wal)-1] // nor the heartbeat after it
 				w.with(func() { w.pg.grow(w.pg.end + 100) })
 				if w.pg.quiet = !silent; w.pg.quiet {
 					w.write(1)

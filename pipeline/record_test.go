@@ -43,7 +43,7 @@ func TestRecordInterval(t *testing.T) {
 	}
 }
 
-// A place is confirmed once it has been in the record for durable_after and the broker was heard after that, which is soon.
+// A checkpoint is confirmed once it has been in the record for durable_after and the broker was heard after that, which is soon.
 func TestConfirmation(t *testing.T) {
 	const durable = 10 * time.Second
 	in(t, defaults, durable, func(t *testing.T, w *world) {
@@ -97,7 +97,7 @@ func TestSilenceConfirmsNothing(t *testing.T) {
 	})
 }
 
-// Where the outbox is silent, keepalives move the place and the confirmed LSN; never past an event that is held.
+// Where the outbox is silent, keepalives move the checkpoint and the confirmed LSN; never past an event that is held.
 func TestMarkers(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		w.running(options{noTicks: true})
@@ -130,7 +130,7 @@ func TestMarkers(t *testing.T) {
 	})
 }
 
-// PostgreSQL 14 sends the transactions of other tables as empty ones. They move the place as keepalives do, also where none comes.
+// PostgreSQL 14 sends the transactions of other tables as empty ones. They move the checkpoint as keepalives do, also where none comes.
 func TestEmptyTransactionsAreMarkers(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		w.running(options{noTicks: true})
@@ -147,7 +147,7 @@ func TestEmptyTransactionsAreMarkers(t *testing.T) {
 	})
 }
 
-// No place of a keepalive while a message is not acknowledged.
+// No checkpoint of a keepalive while a message is not acknowledged.
 func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
 	in(t, relay.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		w.running(options{})

@@ -105,7 +105,7 @@ func TestChangeFails(t *testing.T) {
 	}
 }
 
-// Whoever wants to know hears which settings are in force: those of the place at the start of a session, and each change that is read.
+// Whoever wants to know hears which settings are in force: those of the checkpoint at the start of a session, and each change that is read.
 func TestSettingsInForce(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		var heard []relay.Settings

@@ -382,7 +382,7 @@ func onOneP(t *testing.T) (collect func()) {
 }
 
 // TestSimulation: whatever dies, is late, dropped, lost or removed, the stream is the undisturbed one, every event is in it once, and
-// no confirmation went further than a place that survives whatever the broker may lose.
+// no confirmation went further than a checkpoint that survives whatever the broker may lose.
 func TestSimulation(t *testing.T) {
 	collect := onOneP(t)
 	n := *simTrials

@@ -100,7 +100,7 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	return s.check.Verified(), err
 }
 
-// findStart reads slot, record, stream and server, in this order, and resolves the place to go on from. A loss that this is the
+// findStart reads slot, record, stream and server, in this order, and resolves the checkpoint to go on from. A loss that this is the
 // first reading to show ends the session.
 func (p *Pipeline) findStart(ctx context.Context, conns *Conns) (checkpoint.Readings, checkpoint.Start, error) {
 	r, err := conns.read(ctx)

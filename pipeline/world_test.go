@@ -114,7 +114,7 @@ func (w *world) links() []*link {
 	return live
 }
 
-// checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a place is left at or above it.
+// checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a checkpoint is left at or above it.
 func (w *world) checkConfirmed(lsn outbox.LSN) {
 	firm := uint64(w.js.firm())
 	oldest := 0
@@ -475,7 +475,7 @@ func (pr *process) ends(limit time.Duration) *outbox.Fault {
 	return outbox.FaultOf(pr.err)
 }
 
-// eachPlace goes through the places of all revisions of the record.
+// eachPlace goes through the checkpoints of all revisions of the record.
 func (w *world) eachPlace(f func(lsn outbox.LSN, stored time.Time)) {
 	for _, r := range w.js.revisions {
 		rec, err := checkpoint.Decode(r.doc)

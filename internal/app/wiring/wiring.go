@@ -1,4 +1,4 @@
-// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one place
+// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one checkpoint
 // that knows all parts.
 package wiring
 
@@ -407,7 +407,7 @@ func (o *opener) openBroker(ctx context.Context, layout *Layout) (*sink.Conn, *c
 	return conn, store, nil
 }
 
-// checkWriter makes sure that ticks arrive in the WAL that is read, where they are written somewhere else. A server that does not answer
+// checkWriter makes sure that heartbeats arrive in the WAL that is read, where they are written somewhere else. A server that does not answer
 // is no reason not to read.
 func (o *opener) checkWriter(ctx context.Context, session *replication.Session) error {
 	if o.cfg.Postgres.WriteURL == o.cfg.Postgres.URL {

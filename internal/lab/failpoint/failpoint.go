@@ -20,7 +20,7 @@
 //	ack       an acknowledgement was read, and the pipeline does not know yet
 //	record    the checkpoint record is stored; after: it is, and the pipeline does not know yet
 //	confirm   a new LSN is handed over to be confirmed
-//	tick      a tick is written into the WAL
+//	heartbeat      a heartbeat is written into the WAL
 //	change    a change of settings is written into the WAL
 //	spill     before: a scratch file is made; after: something was written to it for the first time
 //

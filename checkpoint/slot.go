@@ -13,7 +13,7 @@ const (
 	codeSlotDatabase = "slot_database"
 )
 
-// Foreign is the fault of a slot that has the name of ours and can't be ours: a physical one, one of another output plugin or of another
+// ForeignSlot is the fault of a slot that has the name of ours and can't be ours: a physical one, one of another output plugin or of another
 // database. nil: it may be ours. Where a record says that there was one of ours under that name, it is lost: [Resolve] makes it a gap.
 func (c Config) ForeignSlot(s relay.SlotState, database string) *outbox.Fault {
 	f := &outbox.Fault{Class: outbox.Fatal, Code: codeSlotPlugin, Hint: "Set slot to a name that is not in use: that one is not this outflow's"}
@@ -35,7 +35,7 @@ func (c Config) ForeignSlot(s relay.SlotState, database string) *outbox.Fault {
 	return f
 }
 
-// Taken is the fault of a slot that somebody holds although no record speaks of it. Who asks does not hold it.
+// SlotTaken is the fault of a slot that somebody else holds, of which there is no record.
 func (c Config) SlotTaken(s relay.SlotState) *outbox.Fault {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_taken",

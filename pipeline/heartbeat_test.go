@@ -71,7 +71,7 @@ func TestTickWhileOthersWrite(t *testing.T) {
 	}
 }
 
-// A tick that is slow to come back is followed by another one, one horizon later at the earliest.
+// A heartbeat that is slow to come back is followed by another one, one horizon later at the earliest.
 func TestOneTickPerHorizon(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		w.running(options{})
@@ -132,7 +132,7 @@ func TestTicksOff(t *testing.T) {
 	})
 }
 
-// A tick that could not be written is tried again a second later, and drops no session.
+// A heartbeat that could not be written is tried again a second later, and drops no session.
 func TestTickFails(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
@@ -146,7 +146,7 @@ func TestTickFails(t *testing.T) {
 	})
 }
 
-// While a tick is being written, the loop waits for it and for nothing else; no second one is asked for.
+// While a heartbeat is being written, the loop waits for it and for nothing else; no second one is asked for.
 func TestTickIsSlow(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})

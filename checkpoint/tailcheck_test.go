@@ -8,7 +8,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func proof(there uint64, newest *outbox.Header) *TailCheck {
+func check(there uint64, newest *outbox.Header) *TailCheck {
 	s := Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, AlreadyStored: there, Newest: newest}
 	if newest != nil {
 		s.Thru = newest.Thru
@@ -28,7 +28,7 @@ func TestProof(t *testing.T) {
 	t.Parallel()
 	made := headers(5)
 	for _, newest := range []*outbox.Header{made[2], nil} {
-		p := proof(3, newest)
+		p := check(3, newest)
 		for i, h := range made {
 			if p.Verified() != (i >= 3) {
 				t.Fatalf("after %d of 3: proved is %t", i, p.Verified())
@@ -41,10 +41,10 @@ func TestProof(t *testing.T) {
 			}
 		}
 		if err := p.Input(0x9000); err != nil {
-			t.Fatalf("an input after the proof: %v", err)
+			t.Fatalf("an input after the check: %v", err)
 		}
 	}
-	if p := proof(0, nil); !p.Verified() {
+	if p := check(0, nil); !p.Verified() {
 		t.Fatal("nothing to prove, and not proved")
 	}
 }
@@ -65,7 +65,7 @@ func TestDivergence(t *testing.T) {
 			made := headers(3)
 			there := *made[2]
 			change(&there)
-			p := proof(3, &there)
+			p := check(3, &there)
 			for _, h := range made[:2] {
 				if _, err := p.Skip(h); err != nil {
 					t.Fatal(err)
@@ -83,7 +83,7 @@ func TestDivergence(t *testing.T) {
 	made := headers(3)
 	same := *made[2]
 	same.Timeline, same.Sort, same.ID = 2, outbox.ByCommit, "another spelling"
-	p := proof(3, &same)
+	p := check(3, &same)
 	for _, h := range made {
 		if _, err := p.Skip(h); err != nil {
 			t.Fatalf("a header that agrees: %v", err)
@@ -94,7 +94,7 @@ func TestDivergence(t *testing.T) {
 func TestInputBeyondTheNewestMessage(t *testing.T) {
 	t.Parallel()
 	made := headers(3)
-	p := proof(3, made[2])
+	p := check(3, made[2])
 	for _, h := range made[:2] {
 		if _, err := p.Skip(h); err != nil {
 			t.Fatal(err)
@@ -105,9 +105,9 @@ func TestInputBeyondTheNewestMessage(t *testing.T) {
 	}
 	refused(t, p.Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1200", []string{"only 2 of the 3", made[2].String(), rowsCure})
 	before := *made[2]
-	before.Thru = 0x800 // as no window that follows the place was closed
-	refused(t, proof(3, &before).Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1000", nil)
-	if err := proof(3, nil).Input(0x9000); err != nil {
+	before.Thru = 0x800 // as no window that follows the checkpoint was closed
+	refused(t, check(3, &before).Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1000", nil)
+	if err := check(3, nil).Input(0x9000); err != nil {
 		t.Fatalf("nothing is known of the newest message: %v", err)
 	}
 }

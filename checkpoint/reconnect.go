@@ -5,24 +5,23 @@ import (
 	"time"
 )
 
-// Unsaved notes that the last snapshot is not in the record: its new places are stored with the next one. If it comes late all the
+// Unsaved notes that the last update is not in the record: its new checkpoints are stored with the next one. If it comes late all the
 // same, that one is refused.
 func (t *Tracker) Unsaved() {
 	t.saving = false
-	for i := range t.places {
-		if p := &t.places[i]; p.state == sent {
+	for i := range t.checkpoints {
+		if p := &t.checkpoints[i]; p.state == sent {
 			p.state = fresh
 		}
 	}
 }
 
-// Rejoined notes that the broker was away and is back, with everything that it had acknowledged. Whether it lived meanwhile nobody
-// knows, so each place is only as old as a start would take it for: by the times beside it, this process's clock and the broker's, which
+// Reconnected notes that the broker was away and is back, with everything that it had acknowledged. It may not have lived meanwhile, so each checkpoint is only as old as a start would take it for: by the times beside it, this process's clock and the broker's, which
 // was asked at asked and said broker (zero: nothing).
 func (t *Tracker) Reconnected(asked, broker, now time.Time) {
 	t.asked, t.broker = asked, broker
-	for i := range t.places {
-		p := &t.places[i] // one that is not stored yet gets its time when it is
+	for i := range t.checkpoints {
+		p := &t.checkpoints[i] // one that is not stored yet gets its time when it is
 		stored := now.Add(-t.age(StoredCheckpoint{Since: p.since, Broker: p.broker}, now))
 		if stored.After(p.storedAt) {
 			p.storedAt = stored
@@ -31,7 +30,7 @@ func (t *Tracker) Reconnected(asked, broker, now time.Time) {
 }
 
 // Is reports whether loaded, which [Store.Load] returned, is the record that was written as r, or that was loaded as r. The times of its
-// newest places may be later then: see [Record.StoredAt].
+// newest checkpoints may be later then: see [Record.StoredAt].
 func (r *Record) Is(loaded *Record) bool {
 	if loaded == nil || len(loaded.Checkpoints) != len(r.Checkpoints) {
 		return false

@@ -6,29 +6,29 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// The cures: what an operator can do with psql and the nats command line. They are all here, so that they change together.
+// The hints: what an operator can do with psql and the nats command line. They are all here, so that they change together.
 
 const (
-	cureVersion = "Run the version of outflow that wrote it, or a newer one"
+	hintVersion = "Run the version of outflow that wrote it, or a newer one"
 
-	cureCorrupt = "Run `outflow repair`: it says what can be done and changes nothing; `outflow repair --accept record_corrupt` then makes " +
+	hintCorrupt = "Run `outflow repair`: it says what can be done and changes nothing; `outflow repair --accept record_corrupt` then makes " +
 		"the record again from stream, slot and table. Or look at its revisions with `nats kv history <bucket> <key>` and put the newest good one back with " +
 		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it goes on"
 )
 
-const cureStopped = "But first keep everybody else out of Outflow's NATS account (docs/nats.md)"
+const hintStopped = "But first keep everybody else out of Outflow's NATS account (docs/nats.md)"
 
-const cureShard = "Set shard to what the record says: what slot and stream are of is settled when they are made. To divide a table otherwise, " +
+const hintShard = "Set shard to what the record says: what slot and stream are of is settled when they are made. To divide a table otherwise, " +
 	"give each new shard a slot, a publication and a stream of its own, as docs/upgrades.md says"
 
-func cureBucket(stream string) string {
+func hintBucket(stream string) string {
 	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s --max-msgs-per-subject=%d --max-age=0`",
 		stream, history)
 }
 
-// cureOf is the cure of a gap: the repair first, but where a slot stands in its way that may be somebody else's, or where it is not
+// hintOf is the hint of a gap: the repair first, but where a slot stands in its way that may be somebody else's, or where it is not
 // the repair that is to go on.
-func (c Config) cureOf(code, otherwise string) string {
+func (c Config) hintOf(code, otherwise string) string {
 	if code == codeSlotDatabase || code == codeSlotPlugin || code == CodeSnapshotUnfinished {
 		return otherwise
 	}
@@ -54,30 +54,30 @@ func (c Config) events() string {
 	return "Rows of " + c.Table
 }
 
-func (c Config) cureUnfinished() string {
+func (c Config) hintUnfinished() string {
 	return "It goes on where it was, as often as it takes; nothing is published until it has finished"
 }
 
-func (c Config) cureSnapshot() string {
+func (c Config) hintSnapshot() string {
 	return "Run `outflow init --snapshot` again: it goes on behind what is published, as often as it takes; outflow run publishes nothing before"
 }
 
-func (c Config) cureNotEmpty() string {
+func (c Config) hintNotEmpty() string {
 	return fmt.Sprintf("Or, if its messages are of no use, remove it with `nats stream rm %s` and run `outflow init` again", c.Stream)
 }
 
-func (c Config) cureInit() string { return "Run `outflow init`" }
+func (c Config) hintInit() string { return "Run `outflow init`" }
 
-func (c Config) cureInitAgain() string {
+func (c Config) hintInitAgain() string {
 	return "Run `outflow init` again: it finishes what is missing"
 }
 
-func (c Config) cureMapping() string {
+func (c Config) hintMapping() string {
 	return "Set source, replication.origin, table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
 		"it changes them once all that was written before is published"
 }
 
-// anew is the cure of last resort: a new slot, a new stream, a new record.
+// anew is the hint of last resort: a new slot, a new stream, a new record.
 func (c Config) anew(slotExists bool) string {
 	slot := ""
 	if slotExists {
@@ -94,16 +94,16 @@ func (c Config) anew(slotExists bool) string {
 		slot, c.Stream, c.Stream, Bucket(c.Stream), again)
 }
 
-func (c Config) cureLost(slotExists bool) string {
+func (c Config) hintLost(slotExists bool) string {
 	return c.events() + " that were committed in that range are not published. As the last resort, " + c.anew(slotExists)
 }
 
-func (c Config) cureServer(slotExists bool) string {
+func (c Config) hintServer(slotExists bool) string {
 	return "If this is not the server that is meant, correct postgres.url. As the last resort, " + c.anew(slotExists)
 }
 
-// cureForeignSlot never advises to drop the slot: whoever it belongs to may need it.
-func (c Config) cureForeignSlot(s relay.SlotState, database string) string {
+// hintForeignSlot never advises to drop the slot: whoever it belongs to may need it.
+func (c Config) hintForeignSlot(s relay.SlotState, database string) string {
 	first := "Find out whose it is"
 	if s.Database != "" && s.Database != database {
 		first = fmt.Sprintf("Correct postgres.url, if database %s is the one that is meant. Else find out whose it is", s.Database)
@@ -115,12 +115,12 @@ func (c Config) cureForeignSlot(s relay.SlotState, database string) string {
 	return fmt.Sprintf("%s: outflow's own slot of that name is gone. Once the name is free again, `outflow repair --accept slot_missing` %s", first, closes)
 }
 
-func (c Config) cureStream() string {
+func (c Config) hintStream() string {
 	return fmt.Sprintf("If this is not the NATS account that is meant, correct nats.url. If there is a backup, put it back with "+
 		"`nats stream restore <directory>`. As the last resort, %s", c.anew(true))
 }
 
-func (c Config) cureRecord(slotExists bool) string {
+func (c Config) hintRecord(slotExists bool) string {
 	theirs := ""
 	if slotExists {
 		theirs = fmt.Sprintf("But if slot %s is not this outflow's (a subscription, another program or another outflow may have it), "+
@@ -131,28 +131,28 @@ func (c Config) cureRecord(slotExists bool) string {
 		Bucket(c.Stream), c.Slot, c.anew(slotExists), theirs)
 }
 
-func (c Config) cureForeign() string {
+func (c Config) hintForeign() string {
 	return fmt.Sprintf("%s. `nats stream view %s` shows what was published: the messages without the header. Leave them where they are: to remove them "+
-		"brings back no event whose place they took further up", cureStopped, c.Stream)
+		"brings back no event whose place they took further up", hintStopped, c.Stream)
 }
 
-func (c Config) cureBehind() string {
+func (c Config) hintBehind() string {
 	return "If this is not the server that is meant, correct postgres.url. If it was restored from an older copy or promoted " +
 		"before it had everything, the stream holds events of that range that the database does not; tell their consumers. " +
 		"As the last resort, " + c.anew(true)
 }
 
-func (c Config) curePublication() string {
+func (c Config) hintPublication() string {
 	return fmt.Sprintf("Rows of %s that were written while %s did not publish them are in no stream. As the last resort, %s",
 		c.Table, c.Publication, c.anew(true))
 }
 
-func (c Config) cureDivergence() string {
+func (c Config) hintDivergence() string {
 	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url and nats.url, and whether "+
 		"the server was restored or the slot made anew. As the last resort, %s", c.Stream, c.anew(true))
 }
 
-func cureOtherSlot(c StoreConfig, other string) string {
+func hintOtherSlot(c StoreConfig, other string) string {
 	return fmt.Sprintf("Give each slot a stream of its own (setting stream). If nobody uses slot %s any more, remove its record: nats kv del %s %s",
 		other, Bucket(c.Stream), other)
 }

@@ -279,7 +279,7 @@ func TestRecordOnItsWay(t *testing.T) {
 	}
 }
 
-// asking is a connection to PostgreSQL that answers late what the recorder asks before it writes.
+// asking is a connection to PostgreSQL that answers late what the checkpointer asks before it writes.
 type asking struct {
 	*upstream
 	delay  time.Duration
@@ -302,7 +302,7 @@ func (a *asking) Publication(ctx context.Context) (relay.PublicationIdentity, er
 	return a.upstream.Publication(ctx)
 }
 
-// What the recorder has begun when NATS fails is over before the session looks what the record says now: it would write what nobody knows
+// What the checkpointer has begun when NATS fails is over before the session looks what the record says now: it would write what nobody knows
 // of, or into the new connection's record what was meant for the old one's.
 func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {

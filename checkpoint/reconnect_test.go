@@ -38,12 +38,12 @@ func TestUnsaved(t *testing.T) {
 	k.want("pending without anything more", k.Pending(), true)
 }
 
-// After the broker was away a place is as old as a start would take it for, and never older than it was.
+// After the broker was away a checkpoint is as old as a start would take it for, and never older than it was.
 func TestRejoined(t *testing.T) {
 	t.Parallel()
 	const old = 200 * time.Second
 	for name, c := range map[string]struct {
-		age    time.Duration // of the place, by this process's clock
+		age    time.Duration // of the checkpoint, by this process's clock
 		broker time.Duration // what the broker's clock says, from epoch; below 0: nothing
 		wall   time.Duration // what this machine's clock says, against its monotonic one
 		want   outbox.LSN
@@ -63,9 +63,9 @@ func TestRejoined(t *testing.T) {
 		if c.broker >= 0 {
 			broker = epoch.Add(c.broker)
 		}
-		for i := range k.places { // as if the wall clock had been set
-			if k.places[i].state == inStore {
-				k.places[i].since = k.places[i].since.Add(-c.wall)
+		for i := range k.checkpoints { // as if the wall clock had been set
+			if k.checkpoints[i].state == inStore {
+				k.checkpoints[i].since = k.checkpoints[i].since.Add(-c.wall)
 			}
 		}
 		k.Reconnected(k.now, broker, k.now)

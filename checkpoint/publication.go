@@ -10,11 +10,11 @@ import (
 // CodePublication is the code of the fault of rows that may be in no stream of changes, for what was published was not the same all the time.
 const CodePublication = "publication_changed"
 
-// Published compares what is published with what the record knows. end is where the WAL ended before it was read. Rows may be hidden
+// CheckPublication compares what is published with what the record knows. end is where the WAL ended before it was read. Rows may be hidden
 // between where it was last seen right and there: that is a gap, seen to happen, because what hid them may be gone at the next reading. What an
 // older record does not know is taken as it is.
 func (c Config) CheckPublication(known PublicationSeen, now relay.PublicationIdentity, end outbox.LSN) error {
-	what, cure := "", ""
+	what, hint := "", ""
 	entry := func(id relay.PublicationIdentity) relay.PublicationIdentity {
 		return relay.PublicationIdentity{
 			OID: id.OID, Xmin: id.Xmin, RelOID: id.RelOID, RelXmin: id.RelXmin, SchemaOID: id.SchemaOID, SchemaXmin: id.SchemaXmin,
@@ -22,11 +22,11 @@ func (c Config) CheckPublication(known PublicationSeen, now relay.PublicationIde
 	}
 	switch old := known.PublicationIdentity; {
 	case now.Hidden != nil:
-		what, cure = now.Hidden.Message, now.Hidden.Hint+", before the repair. "
+		what, hint = now.Hidden.Message, now.Hidden.Hint+", before the repair. "
 	case old.TableOID != 0 && old.TableOID != now.TableOID:
 		what = fmt.Sprintf("table %s has OID %d, the one that was published has OID %d: it was renamed or dropped, and this one made or renamed in its place",
 			c.Table, now.TableOID, old.TableOID)
-		cure = "The repair says what that one is called now, and publishes the rows that it still has. "
+		hint = "The repair says what that one is called now, and publishes the rows that it still has. "
 	case entry(old) != entry(now):
 		what = fmt.Sprintf("publication %s, or its entry for table %s, is not the one that the checkpoint record knows: it was changed, or dropped and made again",
 			c.Publication, c.Table)
@@ -37,7 +37,7 @@ func (c Config) CheckPublication(known PublicationSeen, now relay.PublicationIde
 		return nil
 	}
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: CodePublication, Observed: true, Message: what, Hint: c.cureOf(CodePublication, cure+c.curePublication()),
+		Class: outbox.Gap, Code: CodePublication, Observed: true, Message: what, Hint: c.hintOf(CodePublication, hint+c.hintPublication()),
 		From: known.Seen, To: max(known.Seen, end),
 	}
 }

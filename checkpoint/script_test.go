@@ -1,0 +1,192 @@
+package checkpoint
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+var update = flag.Bool("update", false, "write what the scripts print into testdata")
+
+// TestScripts runs the files in testdata. Below each line stands what Resolve and the tracker say to it, behind ">".
+//
+//	durable 150s                            Config.DurableAfter
+//	record <due>:<seq>:<age> ...            the checkpoints of the record and how long ago they were stored
+//	holes <from>-<to> ...                   those that the record knows
+//	stream <last seq> [newest seq]          what the stream says; without the second number they are the same
+//	slot <confirmed>
+//	resolve                                 a start from these; the tracker of the session is made
+//	made <n>                                n messages were made
+//	window <due> <n>                        a window of n messages was made
+//	keepalive <due>
+//	acked <seq>
+//	begin | saved | unsaved                 of a save
+//	wait <duration>                         time passes
+//	heard                                   the broker answers: what may be confirmed is confirmed
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) < 4 {
+		t.Fatalf("scripts %v, %v", files, err)
+	}
+	for _, name := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
+			t.Parallel()
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := script{now: epoch, cfg: config, r: readings()}
+			got := s.run(t, string(text))
+			if *update {
+				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got != string(text) {
+				t.Errorf("%s prints\n%s", name, got)
+			}
+		})
+	}
+}
+
+// script is the state of one of them.
+type script struct {
+	cfg     Config
+	r       Readings
+	now     time.Time
+	tracker *Tracker
+	out     bytes.Buffer
+}
+
+func (s *script) run(t *testing.T, text string) string {
+	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		if strings.HasPrefix(line, ">") {
+			continue
+		}
+		s.out.WriteString(line + "\n")
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "#" {
+			continue
+		}
+		if err := s.do(fields[0], fields[1:]); err != nil {
+			t.Fatalf("line %d: %s: %v", i+1, line, err)
+		}
+	}
+	return s.out.String()
+}
+
+func (s *script) do(verb string, args []string) (err error) {
+	switch verb {
+	case "durable":
+		s.cfg.DurableAfter, err = time.ParseDuration(args[0])
+	case "record":
+		s.r.Record.Checkpoints = nil
+		for _, arg := range args {
+			part := strings.Split(arg, ":")
+			due, seq := number(part[0], 16), number(part[1], 10)
+			age, err := time.ParseDuration(part[2])
+			if err != nil {
+				return err
+			}
+			s.r.Record.Checkpoints = append(s.r.Record.Checkpoints, at(outbox.LSN(due), seq, age))
+		}
+	case "holes":
+		s.r.Record.Holes = nil
+		for _, arg := range args {
+			from, to, _ := strings.Cut(arg, "-")
+			s.r.Record.Holes = append(s.r.Record.Holes, Range{number(from, 10), number(to, 10)})
+		}
+	case "stream":
+		st := &s.r.Stream
+		st.LastSeq = number(args[0], 10)
+		st.NewestSeq = number(args[len(args)-1], 10)
+		st.Messages = st.NewestSeq
+	case "slot":
+		s.r.Slot.Confirmed = outbox.LSN(number(args[0], 16))
+	case "resolve":
+		s.r.Now = s.now
+		start, err := Resolve(s.cfg, s.r)
+		if err != nil {
+			fault := outbox.FaultOf(err)
+			fmt.Fprintf(&s.out, "> %s, %v to %v\n", fault.Code, fault.From, fault.To)
+			return nil
+		}
+		s.tracker = NewTracker(s.cfg, start, s.now)
+		fmt.Fprintf(&s.out, "> from %v:%d, %d already stored, end %d, last %d, holes %v, rewrite %t, loss %t\n", start.Checkpoint.Due,
+			start.Checkpoint.Seq, start.AlreadyStored, start.End, start.LastSeq, start.Holes, start.Rewrite, start.Loss != "")
+		s.state()
+	default:
+		return s.track(verb, args)
+	}
+	return err
+}
+
+// track does something with the tracker.
+func (s *script) track(verb string, args []string) error {
+	t := s.tracker
+	switch verb {
+	case "made":
+		t.Made(int(number(args[0], 10)))
+	case "window":
+		t.Made(int(number(args[1], 10)))
+		t.Window(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings, Timeline: 1})
+	case "keepalive":
+		if !t.Keepalive(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings, Timeline: 1}) {
+			s.out.WriteString("> does not count\n")
+		}
+	case "acked":
+		t.Acked(number(args[0], 10))
+	case "begin":
+		u := t.BeginSave(s.now)
+		fmt.Fprintf(&s.out, "> saves %s, holes %v\n", text(u), u.Holes)
+	case "saved":
+		t.Saved(s.now)
+	case "unsaved":
+		t.Unsaved()
+	case "wait":
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		s.now = s.now.Add(d)
+	case "heard":
+		lsn := t.Confirmable(s.now)
+		t.Confirmed(lsn)
+		fmt.Fprintf(&s.out, "> confirms %v\n", lsn)
+		return nil
+	default:
+		return fmt.Errorf("unknown")
+	}
+	s.state()
+	return nil
+}
+
+// state prints what the session would do next.
+func (s *script) state() {
+	newest := s.tracker.Newest()
+	fmt.Fprintf(&s.out, "> newest %v:%d", newest.Due, newest.Seq)
+	if in, ok := s.tracker.SaveIn(s.now); ok {
+		fmt.Fprintf(&s.out, ", saves in %v", in)
+	}
+	if s.tracker.MustSave() {
+		s.out.WriteString(", must save before it sends")
+	}
+	s.out.WriteString("\n")
+}
+
+func number(text string, base int) uint64 {
+	n, err := strconv.ParseUint(text, base, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
