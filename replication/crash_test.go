@@ -7,9 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // PostgreSQL does not stop while a walsender's client has not taken and confirmed everything; an outflow that can't publish never will.
@@ -22,26 +24,26 @@ func TestFastStopIsNotHeldUp(t *testing.T) {
 			d := ready(t, srv)
 			for name, meanwhile := range map[string]func(s *Session){
 				"nothing is confirmed": func(s *Session) {
-					d.insert(ops(t, 100))
+					d.Insert(outboxdb.Ops(t, 100))
 					read(t, s, inserts(100))
 				},
 				"everything is confirmed": func(s *Session) {
-					d.insert(ops(t, 100))
+					d.Insert(outboxdb.Ops(t, 100))
 					commits := read(t, s, inserts(100)).commits
 					s.Confirm(commits[len(commits)-1])
 				},
 				// What the server could say of its end on the stream lies behind more than the queue and the sockets hold.
 				"nobody reads": func(*Session) {
-					d.exec("SELECT pg_logical_emit_message(false, 'flood', repeat('x', 1000000)) FROM generate_series(1, 64)")
+					d.Exec("SELECT pg_logical_emit_message(false, 'flood', repeat('x', 1000000)) FROM generate_series(1, 64)")
 					eventually(t, "the server can't send more", func() bool {
-						return d.text(`SELECT coalesce(wait_event, '') FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
+						return d.Text(`SELECT coalesce(wait_event, '') FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
 							WHERE slot_name = $1`, d.cfg.Slot) == "WalSenderWriteData"
 					})
 				},
 			} {
 				s := d.start(0)
 				meanwhile(s)
-				closeConn(d.conn)
+				postgres.Close(d.Conn)
 				if err := srv.Stop("fast"); err != nil { // gives up after minutes
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -51,7 +53,7 @@ func TestFastStopIsNotHeldUp(t *testing.T) {
 				if err := srv.Start(within(t)); err != nil {
 					t.Fatal(err)
 				}
-				d = newDatabaseAt(t, d)
+				d.Connect()
 			}
 		})
 	}
@@ -62,7 +64,7 @@ func TestKilledServerIsTransient(t *testing.T) {
 	srv := pgtest.Own(t, 0)
 	d := ready(t, srv)
 	s := d.start(0)
-	d.insert(ops(t, 10))
+	d.Insert(outboxdb.Ops(t, 10))
 	read(t, s, inserts(10))
 	if err := srv.Kill(); err != nil {
 		t.Fatal(err)
@@ -70,7 +72,7 @@ func TestKilledServerIsTransient(t *testing.T) {
 	if err := end(t, s); err == nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("ended with %v", err)
 	}
-	if _, err := Open(within(t), d.cfg.Config); err == nil || outbox.ClassOf(err) != outbox.Transient {
+	if _, err := Open(within(t), d.config()); err == nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("open: %v", err)
 	}
 	if err := srv.Start(within(t)); err != nil {
@@ -87,9 +89,9 @@ func TestConnectionOutlivesAConsumerThatReadsNothing(t *testing.T) {
 			t.Parallel()
 			d := ready(t, pgtest.Own(t, major, "wal_sender_timeout=500ms"))
 			const rounds = 6 // more than the socket's buffers and the queue hold
-			edits := ops(t, 20000)
+			edits := outboxdb.Ops(t, 20000)
 			for range rounds {
-				d.copyIn(edits)
+				d.CopyIn(edits)
 			}
 			for begun := time.Now(); ; { // a process that stands still answers nobody
 				s := d.start(0)
@@ -106,11 +108,11 @@ func TestConnectionOutlivesAConsumerThatReadsNothing(t *testing.T) {
 						return
 					}
 				}
-				if time.Since(begun) > patience {
+				if time.Since(begun) > outboxdb.Patience {
 					t.Fatalf("the server ends the connection each time: %v", s.Err())
 				}
 				s.Close()
-				eventually(t, "the slot is free", func() bool { return d.text(slotActive, d.cfg.Slot) == "false" })
+				eventually(t, "the slot is free", func() bool { return d.Text(slotActive, d.cfg.Slot) == "false" })
 			}
 		})
 	}
@@ -122,12 +124,12 @@ const slotActive = "SELECT coalesce((SELECT active FROM pg_replication_slots WHE
 // still there.
 func (d *database) outlives(t *testing.T, s *Session) bool {
 	t.Helper()
-	eventually(t, "the queue is full", func() bool { return len(s.Batches()) == queued || d.text(slotActive, d.cfg.Slot) == "false" })
-	pid := d.text("SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1), 0)::text", d.cfg.Slot)
+	eventually(t, "the queue is full", func() bool { return len(s.Batches()) == queued || d.Text(slotActive, d.cfg.Slot) == "false" })
+	pid := d.Text("SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1), 0)::text", d.cfg.Slot)
 	eventually(t, "four timeouts have passed at the server", func() bool {
-		return d.text("SELECT coalesce((SELECT clock_timestamp() - backend_start > '2s' FROM pg_stat_activity WHERE pid = $1::int), true)::text", pid) == "true"
+		return d.Text("SELECT coalesce((SELECT clock_timestamp() - backend_start > '2s' FROM pg_stat_activity WHERE pid = $1::int), true)::text", pid) == "true"
 	})
-	return d.text(slotActive, d.cfg.Slot) == "true" && len(s.Batches()) == queued
+	return d.Text(slotActive, d.cfg.Slot) == "true" && len(s.Batches()) == queued
 }
 
 // A promotion is a new timeline with a history, and what an earlier session kept of it is not used any longer.
@@ -135,20 +137,20 @@ func TestTimelineAfterAPromotion(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Own(t, 0)
 	d := ready(t, srv)
-	edits := ops(t, 10)
-	d.insert(edits)
-	closeConn(d.conn)
+	edits := outboxdb.Ops(t, 10)
+	d.Insert(edits)
+	postgres.Close(d.Conn)
 	asStandby(t, srv)
 	standby := d.open()
 	state, err := standby.Server(within(t))
 	if err != nil || !state.InRecovery || state.History.Timeline != 1 || state.WALEnd == 0 {
 		t.Fatalf("standby: %+v, %v", state, err)
 	}
-	w := NewWriter(d.cfg.Config)
+	w := NewWriter(d.config())
 	defer w.Close()
 	wantFault(t, w.Heartbeat(within(t)), outbox.Transient, "write_standby")
-	admin := newDatabaseAt(t, d)
-	admin.exec("SELECT pg_promote()")
+	d.Connect()
+	d.Exec("SELECT pg_promote()")
 	state, err = standby.Server(within(t))
 	if err != nil || state.InRecovery || state.History.Timeline != 2 || len(state.History.Switches) != 1 {
 		t.Fatalf("promoted: %+v, %v", state, err)
@@ -168,18 +170,6 @@ func TestTimelineAfterAPromotion(t *testing.T) {
 	if _, err := standby.Server(within(t)); err == nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("with an outdated history: %v", err)
 	}
-}
-
-// newDatabaseAt connects to a database again.
-func newDatabaseAt(t *testing.T, d *database) *database {
-	t.Helper()
-	again := *d
-	var err error
-	if again.conn, err = connect(within(t), "postgres.url", d.url); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { closeConn(again.conn) })
-	return &again
 }
 
 // asStandby starts a server again in standby mode: promoted behind that, it is a failover on one machine.

@@ -9,7 +9,7 @@
 // reader alone reads from it, the writer alone writes to it. Nothing else touches it, except to close it.
 //
 // The take-over loses no byte. pgconn reads ahead, so WAL data may lie in its buffer when the answer to START_REPLICATION arrives;
-// at a transaction boundary its loss would be silent. Therefore pgconn never gets the chance: it reads through a [handover], which
+// at a transaction boundary its loss would be silent. Therefore pgconn never gets the chance: it reads through a [frameReader], which
 // hands out one protocol message at a time and keeps the rest, and the reader goes on from what that kept.
 //
 // # Reading and replying are independent

@@ -23,10 +23,10 @@ func FuzzStream(f *testing.F) {
 	f.Add(append(frame('c', nil), append(frame('C', []byte("START_STREAMING\x00")), frame('Z', []byte{'I'})...)...))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		s := newStream(nil, nil, nil, 0, time.Minute)
-		s.frames = frames{src: bytes.NewReader(sent), pool: newPool(64, make(chan struct{}), make(chan struct{}))}
+		s.splitter = splitter{src: bytes.NewReader(sent), pool: newPool(64, make(chan struct{}), make(chan struct{}))}
 		var high outbox.LSN
 		for {
-			b, err := s.frames.next(s.handle)
+			b, err := s.splitter.next(s.handle)
 			if b != nil {
 				for _, m := range b.Messages {
 					switch {

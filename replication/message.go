@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // Lengths of what stands before the data of a CopyData message.
@@ -58,7 +60,7 @@ func (s *stream) copyData(b *batch, body []byte) error {
 		s.high = max(s.high, outbox.LSN(binary.BigEndian.Uint64(body[1:])))
 		b.Messages = append(b.Messages, Message{Keepalive: true, WALEnd: s.high})
 		if body[17] != 0 {
-			signal(s.asked)
+			signal(s.statusWanted)
 		}
 	default:
 		return fmt.Errorf("unexpected CopyData message of type %q", body[0])
@@ -75,8 +77,8 @@ func (s *stream) notice(body []byte) error {
 	}
 	n := pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(&m))
 	skipped := n.Routine == "LoadPublications" || strings.Contains(n.Message, "skipped loading publication")
-	if n.Code == codeNotInPrerequisite && skipped && !s.noTable { // messages are not skipped by that
-		return publicationMissing(s.publication, !s.noTable, n)
+	if n.Code == postgres.StateNotInPrerequisiteState && skipped && !s.noTable { // messages are not skipped by that
+		return catalog.PublicationMissing(s.publication, !s.noTable, n)
 	}
 	s.log.Warn("notice in the replication stream", "code", n.Code, "notice", n.Message)
 	return nil
@@ -89,8 +91,8 @@ func (s *stream) serverError(body []byte) error {
 		return fmt.Errorf("read an error: %w", err)
 	}
 	e := pgconn.ErrorResponseToPgError(&m)
-	if e.Code == codeUndefinedObject { // the slot was there when the stream started
-		return publicationMissing(s.publication, !s.noTable, e)
+	if e.Code == postgres.StateUndefinedObject { // the slot was there when the stream started
+		return catalog.PublicationMissing(s.publication, !s.noTable, e)
 	}
 	return e
 }

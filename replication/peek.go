@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 const (
@@ -33,10 +34,10 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 		return err
 	}
 	if !state.Exists {
-		return fatal("slot_missing", "Run `outflow init`, or set slot to one that exists", "slot %q does not exist", cfg.Slot)
+		return postgres.Fatal(nil, "slot_missing", "Run `outflow init`, or set slot to one that exists", "slot %q does not exist", cfg.Slot)
 	}
 	p := peek{limit: limit, f: f}
-	if p.end, err = s.flushed(ctx); err != nil {
+	if p.end, err = s.flushedLSN(ctx); err != nil {
 		return err
 	}
 	if err := s.Start(ctx, 0, binary); err != nil {
@@ -44,7 +45,7 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 	}
 	err = p.read(ctx, s)
 	if ctx.Err() == nil {
-		s.letGo(ctx)
+		s.releaseSlot(ctx)
 	}
 	if ended := s.Err(); errors.Is(err, errPeekCut) && ended != nil {
 		return peekFault(cfg, state, ended)
@@ -54,12 +55,12 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 
 // flushed is where the WAL ends that can be decoded. What an open transaction has written is flushed by whole pages: that can end in the
 // middle of a record, and no stream passes it before somebody commits. So we do, and the WAL writer flushes what there is.
-func (s *Session) flushed(ctx context.Context) (outbox.LSN, error) {
-	giveBack, err := s.take(ctx)
+func (s *Session) flushedLSN(ctx context.Context) (outbox.LSN, error) {
+	unlock, err := s.lock(ctx)
 	if err != nil {
 		return 0, err
 	}
-	defer giveBack()
+	defer unlock()
 	const commit = `SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_xact_id() END`
 	if _, err := s.conn.Exec(ctx, commit); err != nil {
 		return 0, fmt.Errorf("flush the WAL: %w", err)
@@ -75,7 +76,7 @@ func (s *Session) flushed(ctx context.Context) (outbox.LSN, error) {
 
 // letGo ends the stream and waits until the slot is free for whoever comes next. A server in the middle of a large transaction does
 // not hear a goodbye before its end: it finds the connection closed.
-func (s *Session) letGo(ctx context.Context) {
+func (s *Session) releaseSlot(ctx context.Context) {
 	soon, cancel := context.WithTimeout(ctx, peekGoodbye)
 	err := s.streaming().stop(soon)
 	cancel()
@@ -154,7 +155,6 @@ func (p *peek) batch(all []Message) (done bool, err error) {
 }
 
 func peekFault(cfg Config, state relay.SlotState, err error) error {
-	var f *outbox.Fault
 	switch {
 	case outbox.FaultOf(err) != nil:
 		return err
@@ -166,16 +166,15 @@ func peekFault(cfg Config, state relay.SlotState, err error) error {
 		if state.ActivePID == 0 {
 			holder = "another connection"
 		}
-		f = fatal("slot_in_use", "Stop outflow first, or inspect another slot", "slot %q is in use by %s", cfg.Slot, holder)
-	case sqlState(err) == codeNoPrivilege:
-		f = fatal("no_replication_right", "ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
+		return postgres.Fatal(err, "slot_in_use", "Stop outflow first, or inspect another slot",
+			"slot %q is in use by %s", cfg.Slot, holder)
+	case postgres.SQLState(err) == postgres.StateInsufficientPrivilege:
+		return postgres.Fatal(err, "no_replication_right",
+			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
 			"the role may not read from a replication slot")
-	case sqlState(err) == codeNotInPrerequisite:
-		f = fatal("slot_unusable", "Run `outflow status`: it says what happened to the slot and what to do",
+	case postgres.SQLState(err) == postgres.StateNotInPrerequisiteState:
+		return postgres.Fatal(err, "slot_unusable", "Run `outflow status`: it says what happened to the slot and what to do",
 			"slot %q can't be read", cfg.Slot)
-	default:
-		return fmt.Errorf("peek at slot %s: %w", cfg.Slot, err)
 	}
-	f.Err = err
-	return f
+	return fmt.Errorf("peek at slot %s: %w", cfg.Slot, err)
 }

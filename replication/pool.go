@@ -36,7 +36,7 @@ func (p *pool) get() (*batch, error) {
 		if p.made < maxBatches {
 			p.made++
 			b = &batch{buf: make([]byte, p.size)}
-			b.Free = b.giveBack
+			b.Free = b.putBack
 			break
 		}
 		select {

@@ -1,326 +1,17 @@
 package replication
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
-
-const (
-	plainTable = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL,
-		counter bigint NOT NULL, seq_key text, payload jsonb NOT NULL)`
-	partitionedTable = `CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, seq_key text,
-		payload jsonb NOT NULL) PARTITION BY HASH (doc_id);
-		CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
-		CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)`
-	generatedTable = `CREATE TABLE outbox (id uuid, doc_id text, actor_id text, counter bigint,
-		seq_key text GENERATED ALWAYS AS (actor_id || ':' || counter::text) STORED, payload jsonb)`
-)
-
-func TestPublication(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := newDatabase(t, srv)
-		d.exec("SET client_min_messages = error")
-		d.cfg.Columns = allColumns
-		for _, c := range []struct {
-			name  string
-			since int // major
-			table string
-			make  string
-			which string // table; "" for public.outbox
-			code  string // "" for fine
-		}{
-			{name: "as init makes it", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root)"},
-			{name: "publishes more", make: "CREATE PUBLICATION outflow FOR TABLE outbox"},
-			{name: "all tables", make: "CREATE PUBLICATION outflow FOR ALL TABLES"},
-			{name: "schema", since: 15, make: "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public"},
-			{name: "none", make: "SELECT 1", code: "publication_missing"},
-			{name: "of another name", make: `CREATE PUBLICATION "Outflow" FOR TABLE outbox`, code: "publication_missing"},
-			{name: "of no table", make: "CREATE PUBLICATION outflow", code: "publication_table"},
-			{name: "of another table", make: "CREATE TABLE other (id int); CREATE PUBLICATION outflow FOR TABLE other", code: "publication_table"},
-			{
-				name: "of another schema", since: 15, make: "CREATE SCHEMA other; CREATE PUBLICATION outflow FOR TABLES IN SCHEMA other",
-				code: "publication_table",
-			},
-			{
-				name: "without inserts", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'update, delete')",
-				code: "publication_insert",
-			},
-			{name: "a filter", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (counter > 0) WITH (publish = 'insert')", code: "publication_filter"},
-			{
-				name: "a filter that lets everything through", since: 15,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (true) WITH (publish = 'insert')", code: "publication_filter",
-			},
-			{
-				name: "a column list", since: 15,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (payload, seq_key, counter, actor_id, doc_id, id)",
-			},
-			{name: "a short column list", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)", code: "publication_columns"},
-			{
-				// The list of numbers stays what it was: a check by names alone would take the renamed column for the one needed.
-				name: "a column list whose columns have other names now", since: 15,
-				make: `CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload);
-					ALTER TABLE outbox RENAME COLUMN payload TO old; ALTER TABLE outbox RENAME COLUMN seq_key TO payload;
-					ALTER TABLE outbox ADD COLUMN seq_key text`, code: "publication_columns",
-			},
-			{
-				name: "a generated column outside the column list", since: 15, table: generatedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)", code: "publication_columns",
-			},
-			{name: "a generated column", table: generatedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_columns"},
-			{name: "a generated column, all tables", table: generatedTable, make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "publication_columns"},
-			{
-				name: "a generated column that is published", since: 18, table: generatedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_generated_columns = stored)",
-			},
-			{
-				name: "a generated column in the column list", since: 18, table: generatedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, seq_key, payload)",
-			},
-			{name: "a column that is not there", table: plainTable + "; ALTER TABLE outbox DROP COLUMN payload", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "column_missing"},
-			{name: "partitions through the root", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)"},
-			{name: "partitions on their own", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_root"},
-			{
-				name: "partitions, all tables", table: partitionedTable,
-				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)",
-			},
-			{name: "only a partition", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox_0 WITH (publish_via_partition_root)", code: "publication_table"},
-			{
-				name: "a partition is the outbox", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox_0",
-				which: "public.outbox_0",
-			},
-			{
-				name: "a partition is the outbox and is published with its root", table: partitionedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox", which: "public.outbox_0",
-			},
-			{
-				name: "a partition is the outbox and is published as its root", table: partitionedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)", which: "public.outbox_0", code: "publication_root",
-			},
-			{
-				name: "a partition is the outbox, all tables, through the root", table: partitionedTable,
-				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", which: "public.outbox_0", code: "publication_root",
-			},
-			{
-				name: "an unlogged partition", table: partitionedTable + "; ALTER TABLE outbox_1 SET UNLOGGED",
-				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", code: "publication_partition",
-			},
-			{
-				name: "a partition that is a foreign table", table: partitionedTable + `; CREATE FOREIGN DATA WRAPPER away; CREATE SERVER away FOREIGN DATA WRAPPER away;
-					DROP TABLE outbox_1; CREATE FOREIGN TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1) SERVER away`,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)", code: "publication_partition",
-			},
-			{name: "a table that inherits", make: "CREATE PUBLICATION outflow FOR TABLE outbox; CREATE UNLOGGED TABLE heir () INHERITS (outbox)"},
-			{name: "an unlogged table", table: strings.Replace(plainTable, "TABLE", "UNLOGGED TABLE", 1), make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_unlogged"},
-			{name: "a view", table: plainTable, make: "CREATE VIEW v AS SELECT * FROM outbox; CREATE PUBLICATION outflow FOR ALL TABLES", which: "v", code: "table_kind"},
-			{name: "no table", table: "SELECT 1", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_missing"},
-		} {
-			if srv.Installation.Major < c.since {
-				continue
-			}
-			t.Run(c.name, func(t *testing.T) {
-				if c.table == "" {
-					c.table = plainTable
-				}
-				const anew = `DROP PUBLICATION IF EXISTS outflow; DROP PUBLICATION IF EXISTS "Outflow";
-					DROP SCHEMA IF EXISTS other CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public; `
-				if _, err := d.conn.PgConn().Exec(within(t), anew+c.table+"; "+c.make).ReadAll(); err != nil {
-					t.Fatal(err)
-				}
-				if d.cfg.Table = c.which; c.which == "" {
-					d.cfg.Table = "public.outbox"
-				}
-				s := d.setup()
-				defer s.Close()
-				id, err := s.Publication(within(t))
-				if err == nil {
-					err = hidden(id)
-				}
-				if c.code != "" {
-					wantFault(t, err, outbox.Fatal, c.code)
-					return
-				}
-				if err != nil || id.OID == 0 || id.Xmin == 0 || id.TableOID == 0 {
-					t.Fatal(id, err)
-				}
-				if member := id.RelOID != 0 || id.SchemaOID != 0; member == strings.Contains(c.make, "ALL TABLES") {
-					t.Errorf("identity %+v", id)
-				}
-			})
-		}
-	})
-}
-
-func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := ready(t, srv)
-		s := d.open()
-		read := func() relay.PublicationIdentity {
-			t.Helper()
-			id, err := s.Publication(within(t), needed)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return id
-		}
-		first := read()
-		d.exec("CREATE TABLE other (id int)")
-		d.exec("ALTER PUBLICATION outflow ADD TABLE other")
-		if id := read(); id != first {
-			t.Errorf("another table changed %+v to %+v", first, id)
-		}
-		last := first
-		for _, away := range []struct{ gone, back string }{
-			{"ALTER PUBLICATION outflow DROP TABLE outbox", "ALTER PUBLICATION outflow ADD TABLE outbox"},
-			{"ALTER PUBLICATION outflow SET (publish = 'update')", "ALTER PUBLICATION outflow SET (publish = 'insert')"},
-			{
-				"DROP PUBLICATION outflow",
-				"CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)",
-			},
-		} {
-			d.exec(away.gone)
-			if _, err := s.Publication(within(t), needed); outbox.ClassOf(err) != outbox.Fatal {
-				t.Errorf("%s: %v", away.gone, err)
-			}
-			d.exec(away.back)
-			if id := read(); id == last {
-				t.Errorf("%s; %s: the identity is the same", away.gone, away.back)
-			} else {
-				last = id
-			}
-		}
-	})
-}
-
-// Whatever hides rows for a while leaves another identity; what hides none leaves the same one, but for the files of partitions.
-func TestPublicationIdentity(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := newDatabase(t, srv)
-		d.exec("SET client_min_messages = error")
-		through := "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish = 'insert', publish_via_partition_root = true)"
-		schema := "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public WITH (publish = 'insert', publish_via_partition_root = true)"
-		swap := "ALTER TABLE outbox RENAME TO outbox_old; CREATE TABLE outbox (LIKE outbox_old INCLUDING ALL)"
-		ordinary := `ALTER TABLE outbox ADD COLUMN more float8 DEFAULT random(); ALTER TABLE outbox ALTER COLUMN counter TYPE numeric;
-			GRANT SELECT ON outbox TO PUBLIC; ANALYZE outbox; ALTER TABLE outbox RENAME TO away; ALTER TABLE away RENAME TO outbox; TRUNCATE outbox`
-		for _, c := range []struct {
-			name               string
-			since              int // major
-			table, make, do    string
-			which              string // table; "" for public.outbox
-			differs, rewritten bool
-		}{
-			{name: "all tables, another table", make: through, do: swap, differs: true},
-			{name: "a schema, another table", since: 15, make: schema, do: swap, differs: true},
-			{
-				name: "a schema, out of it and back", since: 15, make: schema,
-				do:      "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox SET SCHEMA public",
-				differs: true,
-			},
-			{
-				name: "all tables, to another schema and back", make: through, // it is published there, too
-				do: "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox SET SCHEMA public",
-			},
-			{
-				name: "a partition, out of the tree and back", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", which: "public.outbox_0",
-				do:      `ALTER TABLE outbox DETACH PARTITION outbox_0; ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES WITH (MODULUS 2, REMAINDER 0)`,
-				differs: true,
-			},
-			{name: "ordinary life", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)", do: ordinary},
-			{name: "ordinary life, all tables", make: through, do: ordinary, rewritten: true},
-			{name: "ordinary life, a schema", since: 15, make: schema, do: ordinary, rewritten: true},
-			{name: "ordinary life, partitions", table: partitionedTable, make: through, do: ordinary, rewritten: true},
-			{
-				name: "partitions come and go", make: through,
-				table: strings.Replace(partitionedTable, "MODULUS 2, REMAINDER 1", "MODULUS 4, REMAINDER 1", 1),
-				do: `CREATE TABLE outbox_3 PARTITION OF outbox FOR VALUES WITH (MODULUS 4, REMAINDER 3); ALTER TABLE outbox DETACH PARTITION outbox_1;
-					ALTER TABLE outbox ATTACH PARTITION outbox_1 FOR VALUES WITH (MODULUS 4, REMAINDER 1); ALTER TABLE outbox DETACH PARTITION outbox_0;
-					DROP TABLE outbox_0`,
-			},
-			{name: "a partition, rewritten", table: partitionedTable, make: through, do: "VACUUM FULL outbox_1", rewritten: true},
-			{
-				name: "a partition, unlogged for a while", table: partitionedTable, make: through,
-				do: "ALTER TABLE outbox_1 SET UNLOGGED; ALTER TABLE outbox_1 SET LOGGED", rewritten: true,
-			},
-		} {
-			if srv.Installation.Major < c.since {
-				continue
-			}
-			t.Run(c.name, func(t *testing.T) {
-				if c.table == "" {
-					c.table = plainTable
-				}
-				d.exec("DROP PUBLICATION IF EXISTS outflow")
-				for _, sql := range []string{"DROP SCHEMA IF EXISTS other CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public; " + c.table, c.make} {
-					if _, err := d.conn.PgConn().Exec(within(t), sql).ReadAll(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if d.cfg.Table = c.which; c.which == "" {
-					d.cfg.Table = "public.outbox"
-				}
-				s := d.setup()
-				defer s.Close()
-				read := func() relay.PublicationIdentity {
-					t.Helper()
-					id, err := s.Publication(within(t))
-					if err == nil {
-						err = hidden(id)
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					return id
-				}
-				before := read()
-				for _, sql := range strings.Split(c.do, ";") { // each in a transaction of its own: VACUUM wants it
-					d.exec(sql)
-				}
-				after := read()
-				if before.Rewritten != "" || (after.Rewritten != "") != c.rewritten {
-					t.Errorf("rewritten %q, then %q", before.Rewritten, after.Rewritten)
-				}
-				if after.Rewritten = ""; (before != after) != c.differs {
-					t.Errorf("%+v, then %+v", before, after)
-				}
-			})
-		}
-	})
-}
-
-// Whoever has locked a partition, VACUUM FULL for example, keeps nobody from reading what is published.
-func TestPublicationWaitsForNoPartition(t *testing.T) {
-	t.Parallel()
-	d := newDatabase(t, pgtest.Server(t))
-	if _, err := d.conn.PgConn().Exec(within(t), partitionedTable).ReadAll(); err != nil {
-		t.Fatal(err)
-	}
-	d.exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
-	s := d.setup()
-	defer s.Close()
-	d.exec("BEGIN")
-	d.exec("LOCK TABLE outbox_1 IN ACCESS EXCLUSIVE MODE")
-	if _, err := s.conn.Exec(within(t), "SET lock_timeout = 1"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Publication(within(t)); err != nil {
-		t.Error(err)
-	}
-}
 
 // Up to PostgreSQL 17 this is an error in the stream, from 18 a notice and silence.
 func TestMissingPublicationEndsTheStream(t *testing.T) {
@@ -329,11 +20,11 @@ func TestMissingPublicationEndsTheStream(t *testing.T) {
 		t.Parallel()
 		d := ready(t, srv)
 		s := d.start(0)
-		edits := ops(t, 30)
-		d.insert(edits[:10])
+		edits := outboxdb.Ops(t, 30)
+		d.Insert(edits[:10])
 		read(t, s, inserts(10))
-		d.exec("DROP PUBLICATION outflow")
-		d.insert(edits[10:20])
+		d.Exec("DROP PUBLICATION outflow")
+		d.Insert(edits[10:20])
 		wantFault(t, end(t, s), outbox.Fatal, "publication_missing")
 		s.Close()
 		// And again, when the stream begins there.
@@ -356,25 +47,25 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Parallel()
 		d := ready(t, srv)
 		role := strings.Replace(d.cfg.Slot, "outflow_", "role_", 1)
-		d.exec("CREATE ROLE " + role + " LOGIN REPLICATION")
-		t.Cleanup(func() { d.exec("DROP ROLE " + role) })
-		d.cfg.URL = withUser(t, d.url, role)
+		d.Exec("CREATE ROLE " + role + " LOGIN REPLICATION")
+		t.Cleanup(func() { d.Exec("DROP ROLE " + role) })
+		d.cfg.URL = outboxdb.WithUser(t, d.URL, role)
 		s := d.open()
 		if _, err := s.Server(within(t)); err != nil {
 			t.Error(err)
 		}
-		if _, err := s.Publication(within(t), needed); err != nil {
+		if _, err := s.Publication(within(t), outboxdb.Needed); err != nil {
 			t.Error(err)
 		}
 		if err := s.Start(within(t), 0, true); err != nil {
 			t.Fatal(err)
 		}
-		w := NewWriter(d.cfg.Config)
+		w := NewWriter(d.config())
 		defer w.Close()
 		if err := w.Heartbeat(within(t)); err != nil {
 			t.Error(err)
 		}
-		d.insert(ops(t, 3))
+		d.Insert(outboxdb.Ops(t, 3))
 		read(t, s, func(g *seen) bool { return g.kinds['I'] == 3 && g.kinds['M'] == 1 })
 		if state, err := s.Server(within(t)); err != nil || state.History.Timeline != 1 {
 			t.Error(state, err)
@@ -385,68 +76,12 @@ func TestLeastPrivilege(t *testing.T) {
 		if err := w.Check(within(t), relay.ServerState{SystemID: "another", Database: "x"}); err == nil {
 			t.Error("another system was taken for this one")
 		}
-		d.exec("ALTER ROLE " + role + " NOREPLICATION")
-		_, err := Open(within(t), d.cfg.Config)
+		d.Exec("ALTER ROLE " + role + " NOREPLICATION")
+		_, err := Open(within(t), d.config())
 		f := wantFault(t, err, outbox.Fatal, "no_replication_right")
-		if errors.Unwrap(f) == nil || sqlState(err) == "" {
+		if errors.Unwrap(f) == nil || postgres.SQLState(err) == "" {
 			t.Errorf("no cause in %v", err)
 		}
 		s.Close()
 	})
-}
-
-// TestPublicationOfManyPartitions: reading what is published costs no more than so much for each partition, also where the server knows by its
-// statistics that all of them have the same parent.
-func TestPublicationOfManyPartitions(t *testing.T) {
-	t.Parallel()
-	d := newDatabase(t, pgtest.Server(t))
-	const n = 300
-	d.exec(`CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, seq_key text,
-		payload jsonb NOT NULL) PARTITION BY LIST (counter)`)
-	d.exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)")
-	d.exec(fmt.Sprintf(`DO $$ BEGIN FOR i IN 1 .. %d LOOP
-		EXECUTE format('CREATE TABLE outbox_%%s PARTITION OF outbox FOR VALUES IN (%%1$s)', i); END LOOP; END $$`, n))
-	d.exec("ANALYZE pg_inherits; ANALYZE pg_class")
-	q := &explained{querier: d.conn}
-	version := pgtest.Server(t).Installation.Major * 10000
-	if _, err := checkPublication(within(t), q, version, d.cfg.Config, allColumns); err != nil {
-		t.Fatal(err)
-	}
-	if q.rows < n || q.rows > 30*n {
-		t.Errorf("the server went through %.0f rows for %d partitions", q.rows, n)
-	}
-}
-
-// explained counts the rows that the server goes through for a query.
-type explained struct {
-	querier
-	rows float64
-}
-
-func (e *explained) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	var plans []struct{ Plan planNode }
-	if err := e.QueryRow(ctx, "EXPLAIN (ANALYZE, FORMAT JSON) "+sql, args...).Scan(&plans); err != nil {
-		return nil, err
-	}
-	for _, p := range plans {
-		e.rows += p.Plan.rows()
-	}
-	return e.querier.Query(ctx, sql, args...)
-}
-
-// planNode is a node of a plan, with averages over its loops.
-type planNode struct {
-	Rows     float64 `json:"Actual Rows"`
-	Loops    float64 `json:"Actual Loops"`
-	Filtered float64 `json:"Rows Removed by Filter"`
-	Unjoined float64 `json:"Rows Removed by Join Filter"`
-	Plans    []planNode
-}
-
-func (p planNode) rows() float64 {
-	n := (p.Rows + p.Filtered + p.Unjoined) * p.Loops
-	for _, below := range p.Plans {
-		n += below.rows()
-	}
-	return n
 }

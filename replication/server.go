@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // Server reads what the server says of itself.
@@ -21,11 +22,11 @@ import (
 // (a standby was promoted under the stream), that is an error, and a new session learns the new history. On a standby the timeline
 // comes from pg_control_checkpoint(), and is not checked where the role may not call that; all else needs no right at all.
 func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
-	giveBack, err := s.take(ctx)
+	unlock, err := s.lock(ctx)
 	if err != nil {
 		return relay.ServerState{}, err
 	}
-	defer giveBack()
+	defer unlock()
 	if s.streaming() == nil {
 		if err := s.identify(ctx); err != nil {
 			return relay.ServerState{}, err
@@ -49,7 +50,7 @@ func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	}
 	s.walEnd.Store(uint64(state.WALEnd))
 	if s.streaming() != nil {
-		if err := s.sameTimeline(ctx, segment); err != nil {
+		if err := s.checkTimeline(ctx, segment); err != nil {
 			return relay.ServerState{}, err
 		}
 	}
@@ -58,7 +59,7 @@ func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 
 // sameTimeline reports whether the server is still on the timeline whose history is kept. segment is the name of the present WAL
 // segment, which begins with the timeline; nil on a standby.
-func (s *Session) sameTimeline(ctx context.Context, segment *string) error {
+func (s *Session) checkTimeline(ctx context.Context, segment *string) error {
 	kept := s.identity.history.Timeline
 	var now uint64
 	if segment != nil {
@@ -71,7 +72,7 @@ func (s *Session) sameTimeline(ctx context.Context, segment *string) error {
 		}
 	} else {
 		err := s.conn.QueryRow(ctx, "SELECT timeline_id FROM pg_control_checkpoint()").Scan(&now)
-		if sqlState(err) == codeNoPrivilege {
+		if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
 			return nil
 		}
 		if err != nil {
@@ -101,11 +102,9 @@ func (s *Session) identify(ctx context.Context) error {
 		id.history = s.identity.history // a timeline's history never changes
 	} else if sys.Timeline > 1 {
 		file, err := pglogrepl.TimelineHistory(ctx, s.repl, sys.Timeline)
-		if sqlState(err) == codeUndefinedFile {
-			f := fatal("timeline_history", "Put the file back into pg_wal, from the archive or from another server of the cluster",
+		if postgres.SQLState(err) == postgres.StateUndefinedFile {
+			return postgres.Fatal(err, "timeline_history", "Put the file back into pg_wal, from the archive or from another server of the cluster",
 				"the server is on timeline %d and has no history file of it (%08X.history)", sys.Timeline, sys.Timeline)
-			f.Err = err
-			return f
 		}
 		if err != nil {
 			return fmt.Errorf("read the history of timeline %d: %w", sys.Timeline, err)
@@ -145,20 +144,4 @@ func parseHistory(content []byte) ([]relay.Switch, error) {
 		all = append(all, relay.Switch{Timeline: uint32(tl), End: end})
 	}
 	return all, lines.Err()
-}
-
-func checkVersion(version int) error {
-	if version >= minVersion {
-		return nil
-	}
-	return fatal("server_version", "Upgrade it to PostgreSQL 14 or later", "the server is PostgreSQL %d.%d, which is too old",
-		version/10000, version%10000)
-}
-
-func checkWALLevel(level string) error {
-	if level == "logical" {
-		return nil
-	}
-	return fatal("wal_level", "Set wal_level = logical and restart PostgreSQL (on managed platforms it has a parameter of their own)",
-		"wal_level is %s, which has no logical decoding", level)
 }

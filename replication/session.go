@@ -18,27 +18,28 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/socket"
 )
 
 // maxSenderTimeout is the wal_sender_timeout that the replication connection asks for where the server's is longer or off: so
 // long may a slot stay held by an outflow that is gone.
 const maxSenderTimeout = 10 * time.Second
 
-// minVersion is the oldest server version, as in server_version_num.
-const minVersion = 140000
-
 // Session is one replication connection and an ordinary one to the same server. Its methods may be called from any goroutine.
 type Session struct {
 	cfg Config
 	log *slog.Logger
 
-	turn chan struct{} // holds one token: who has it uses conn, and the replication connection until that streams
-	conn *pgx.Conn     // ordinary
+	// connLock holds one token. Whoever has taken it owns conn and unwatch, and repl until that streams.
+	connLock chan struct{}
+	conn     *pgx.Conn // ordinary
+	unwatch  func()    // ends the watch over conn
 
-	unwatch func() // ends the watch over conn; of who has the token
-	repl    *pgconn.PgConn
-	from    *handover // what repl reads through
-	wire    *wire     // below it, and below TLS
+	repl   *pgconn.PgConn
+	frames *frameReader // what repl reads through
+	socket *socket.Conn // below it, and below TLS
 
 	version       int
 	serverTimeout time.Duration // wal_sender_timeout as the server has it
@@ -63,54 +64,45 @@ const farBehind = 1 << 20
 
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
-	s := &Session{cfg: cfg, log: cfg.logger(), turn: make(chan struct{}, 1), unwatch: func() {}}
-	c, err := parseConfig("postgres.url", cfg.URL)
+	s := &Session{cfg: cfg, log: cfg.logger(), connLock: make(chan struct{}, 1), unwatch: func() {}}
+	server, pin := postgres.Target{URL: cfg.URL}, &hostPin{known: map[string][]string{}}
+	s.repl, err = server.ConnectReplication(ctx, func(c *pgconn.Config) {
+		pin.lead(c)
+		c.DialFunc = socket.Wrap(c.DialFunc, func(conn *socket.Conn) { s.socket = conn })
+		c.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
+			s.frames = newFrameReader(src)
+			return pgproto3.NewFrontend(s.frames, w)
+		}
+		c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+			s.log.Warn("notice from the server", "code", n.Code, "notice", n.Message)
+		}
+	})
 	if err != nil {
 		return nil, err
-	}
-	pin(&c.Config)
-	// A URL with several hosts, or a name with several addresses, must take both connections to one server: names are looked up
-	// once, and the second connection dials no other address than the first ended at.
-	route := &route{dial: c.DialFunc, lookup: c.LookupFunc, known: map[string][]string{}}
-	c.DialFunc, c.LookupFunc = route.first, route.resolve
-
-	r := c.Config.Copy()
-	r.DialFunc = dialWire(r.DialFunc, func(w *wire) { s.wire = w })
-	r.RuntimeParams["replication"] = "database"
-	r.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
-		s.from = newHandover(src)
-		return pgproto3.NewFrontend(s.from, w)
-	}
-	r.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
-		s.log.Warn("notice from the server", "code", n.Code, "notice", n.Message)
-	}
-	if s.repl, err = pgconn.ConnectConfig(ctx, r); err != nil {
-		return nil, connectFault(nameOf("postgres.url", cfg.URL), err)
 	}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	if err = asStored(ctx, s.repl); err != nil {
+	if err = postgres.KeepBytes(ctx, s.repl); err != nil {
 		return nil, err
 	}
-	c.DialFunc = route.again
-	if s.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
-		return nil, connectFault(nameOf("postgres.url", cfg.URL), err)
-	}
-	if err = s.meet(ctx); err != nil {
+	if s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) }); err != nil {
 		return nil, err
 	}
-	s.turn <- struct{}{}
+	if err = s.handshake(ctx); err != nil {
+		return nil, err
+	}
+	s.connLock <- struct{}{}
 	return s, nil
 }
 
-// meet makes sure that both connections ended at the same server, and that it is one that can be used.
-func (s *Session) meet(ctx context.Context) error {
+// handshake makes sure that both connections ended at the same server, and that it is one that can be used.
+func (s *Session) handshake(ctx context.Context) error {
 	// A standby has the same system identifier as its primary; only the start time tells them apart.
 	const who = "SELECT pg_postmaster_start_time()::text"
-	rows, err := simpleQuery(ctx, s.repl, who+`, current_setting('server_version_num'), current_setting('wal_level'),
+	rows, err := postgres.SimpleQuery(ctx, s.repl, who+`, current_setting('server_version_num'), current_setting('wal_level'),
 		(SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'), pg_is_in_recovery()::text`)
 	if err != nil {
 		return fmt.Errorf("read the server's settings: %w", err)
@@ -125,10 +117,10 @@ func (s *Session) meet(ctx context.Context) error {
 	if s.version, err = strconv.Atoi(rows[0][1]); err != nil {
 		return fmt.Errorf("read the server's version: %w", err)
 	}
-	if err := checkVersion(s.version); err != nil {
+	if err := catalog.CheckVersion(s.version); err != nil {
 		return err
 	}
-	if err := checkWALLevel(rows[0][2]); err != nil && rows[0][4] == "false" {
+	if err := catalog.CheckWALLevel(rows[0][2]); err != nil && rows[0][4] == "false" {
 		return err
 	}
 	ms, err := strconv.Atoi(rows[0][3])
@@ -146,41 +138,23 @@ func (s *Session) meet(ctx context.Context) error {
 	return s.identify(ctx)
 }
 
-// simpleQuery runs a query over the replication connection, which takes the simple protocol only, and wants one row at least.
-func simpleQuery(ctx context.Context, c *pgconn.PgConn, sql string) ([][]string, error) {
-	results, err := c.Exec(ctx, sql).ReadAll()
-	if err != nil {
-		return nil, err
-	}
-	if len(results) != 1 || len(results[0].Rows) == 0 {
-		return nil, fmt.Errorf("%q gave no row", sql)
-	}
-	rows := make([][]string, len(results[0].Rows))
-	for i, r := range results[0].Rows {
-		for _, v := range r {
-			rows[i] = append(rows[i], string(v))
-		}
-	}
-	return rows, nil
-}
-
-// take waits for the ordinary connection; the function that it returns gives it back.
-func (s *Session) take(ctx context.Context) (func(), error) {
+// lock waits for the ordinary connection; the function that it returns gives it back.
+func (s *Session) lock(ctx context.Context) (func(), error) {
 	select {
-	case <-s.turn:
+	case <-s.connLock:
 		s.unwatch()
-		return s.giveBack, nil
+		return s.unlock, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for the connection to PostgreSQL: %w", ctx.Err())
 	}
 }
 
-// giveBack ends what take began. From Start on somebody always looks at the ordinary connection: who uses it, or else the watch.
-func (s *Session) giveBack() {
+// unlock ends what lock began. From Start on, whoever doesn't use the ordinary connection lets the watch have it.
+func (s *Session) unlock() {
 	if st := s.streaming(); st != nil {
 		s.unwatch = watch(s.conn.PgConn(), st)
 	}
-	s.turn <- struct{}{}
+	s.connLock <- struct{}{}
 }
 
 // watch ends the stream when the connection ends, on which nothing is expected. The server is stopping then, or gone, or somebody has
@@ -258,67 +232,77 @@ func (s *Session) Close() {
 	if st != nil {
 		st.close()
 	}
-	// A query that is under way ends when its connection is closed under it.
-	hangUp := func(c net.Conn) { c.Close() } //nolint:errcheck // it is closed whatever this says
 	if s.conn != nil {
-		s.quit(s.conn.PgConn(), hangUp)
+		s.closeConn(s.conn.PgConn())
 	}
 	if s.repl != nil && st == nil {
-		s.quit(s.repl, hangUp)
+		s.closeConn(s.repl)
 	}
 }
 
-// quit closes a connection: with a goodbye if nobody is using it, else by force.
-func (s *Session) quit(c *pgconn.PgConn, hangUp func(net.Conn)) {
+// closeConn closes a connection: with a goodbye if nobody is using it. Otherwise it aborts it, and a query that is under way ends.
+func (s *Session) closeConn(c *pgconn.PgConn) {
+	abort := func() { c.Conn().Close() } //nolint:errcheck // it is closed whatever this says
 	select {
-	case <-s.turn:
+	case <-s.connLock:
 		s.unwatch()
-		defer func() { s.turn <- struct{}{} }()
+		defer func() { s.connLock <- struct{}{} }()
 	default:
-		hangUp(c.Conn())
+		abort()
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if c.Close(ctx) != nil {
-		hangUp(c.Conn())
+		abort()
 	}
 }
 
-// route takes the second connection to where the first one ended.
-type route struct {
-	dial   pgconn.DialFunc
-	lookup pgconn.LookupFunc
-	known  map[string][]string
+// hostPin takes the second connection to the server where the first one ended: a URL may hold several hosts, and a name may have
+// several addresses. Names are looked up once, and the second connection dials no address but the one that the first dialled last.
+type hostPin struct {
+	known map[string][]string // addresses by host; connecting is sequential, so nothing guards it
 
 	mu   sync.Mutex // pgconn cancels a query from a goroutine of its own, which dials again
 	addr string     // network and address that was dialled last for the first connection
 }
 
-func (r *route) resolve(ctx context.Context, host string) ([]string, error) {
-	if a, ok := r.known[host]; ok {
-		return a, nil
+// lead makes c the configuration of the first connection.
+func (p *hostPin) lead(c *pgconn.Config) {
+	c.LookupFunc = p.lookup(c.LookupFunc)
+	dial := c.DialFunc
+	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		p.mu.Lock()
+		p.addr = network + " " + addr
+		p.mu.Unlock()
+		return dial(ctx, network, addr)
 	}
-	a, err := r.lookup(ctx, host)
-	if err == nil {
-		r.known[host] = a
-	}
-	return a, err
 }
 
-func (r *route) first(ctx context.Context, network, addr string) (net.Conn, error) {
-	r.mu.Lock()
-	r.addr = network + " " + addr
-	r.mu.Unlock()
-	return r.dial(ctx, network, addr)
+// follow makes c the configuration of the second connection.
+func (p *hostPin) follow(c *pgconn.Config) {
+	c.LookupFunc = p.lookup(c.LookupFunc)
+	dial := c.DialFunc
+	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		p.mu.Lock()
+		same := network+" "+addr == p.addr
+		p.mu.Unlock()
+		if !same {
+			return nil, errors.New("not the server of the replication connection")
+		}
+		return dial(ctx, network, addr)
+	}
 }
 
-func (r *route) again(ctx context.Context, network, addr string) (net.Conn, error) {
-	r.mu.Lock()
-	same := network+" "+addr == r.addr
-	r.mu.Unlock()
-	if !same {
-		return nil, errors.New("not the server of the replication connection")
+func (p *hostPin) lookup(lookup pgconn.LookupFunc) pgconn.LookupFunc {
+	return func(ctx context.Context, host string) ([]string, error) {
+		if a, ok := p.known[host]; ok {
+			return a, nil
+		}
+		a, err := lookup(ctx, host)
+		if err == nil {
+			p.known[host] = a
+		}
+		return a, err
 	}
-	return r.dial(ctx, network, addr)
 }

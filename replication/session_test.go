@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 func TestEachCommitArrivesWhole(t *testing.T) {
@@ -18,16 +20,16 @@ func TestEachCommitArrivesWhole(t *testing.T) {
 		t.Parallel()
 		d := ready(t, srv)
 		s := d.start(0)
-		edits := ops(t, 3000)
-		d.copyIn(edits[:1000])
-		d.insert(edits[1000:2000])
+		edits := outboxdb.Ops(t, 3000)
+		d.CopyIn(edits[:1000])
+		d.Insert(edits[1000:2000])
 		for i := range 50 {
-			d.insert(edits[2000+i : 2001+i])
+			d.Insert(edits[2000+i : 2001+i])
 		}
-		d.exec("BEGIN")
-		d.insert(edits[:10])
-		d.exec("ROLLBACK")
-		d.insert(edits[2050:2051])
+		d.Exec("BEGIN")
+		d.Insert(edits[:10])
+		d.Exec("ROLLBACK")
+		d.Insert(edits[2050:2051])
 		got := read(t, s, inserts(2051))
 		if len(got.inserts) != 2051 {
 			t.Errorf("%d inserts, want 2051", len(got.inserts))
@@ -38,7 +40,7 @@ func TestEachCommitArrivesWhole(t *testing.T) {
 			}
 		}
 		// A payload is there byte for byte.
-		if p := d.text("SELECT payload::text FROM outbox WHERE actor_id = $1 AND counter = $2 LIMIT 1",
+		if p := d.Text("SELECT payload::text FROM outbox WHERE actor_id = $1 AND counter = $2 LIMIT 1",
 			edits[2050].Actor, edits[2050].Counter); !strings.Contains(got.inserts[2050], p) {
 			t.Errorf("insert %q does not hold %s", got.inserts[2050], p)
 		}
@@ -68,7 +70,7 @@ func TestNothingReceivedIsConfirmed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.insert(ops(t, 20))
+	d.Insert(outboxdb.Ops(t, 20))
 	read(t, s, inserts(20))
 	if err := s.Stop(within(t)); err != nil { // the last status has been read when Stop returns
 		t.Fatal(err)
@@ -84,7 +86,7 @@ func TestStopSendsTheLastConfirmedLSN(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
-	d.insert(ops(t, 20))
+	d.Insert(outboxdb.Ops(t, 20))
 	last := read(t, s, inserts(20)).commits[0]
 	s.Confirm(last)
 	if err := s.Stop(within(t)); err != nil {
@@ -99,7 +101,7 @@ func TestNothingBeyondWhatWasReceivedIsConfirmed(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
-	d.insert(ops(t, 5))
+	d.Insert(outboxdb.Ops(t, 5))
 	read(t, s, inserts(5))
 	s.Confirm(1 << 60)
 	if err := s.Stop(within(t)); err != nil {
@@ -136,7 +138,7 @@ func TestSlotInUseCanBeTriedAgain(t *testing.T) {
 			}
 			return err == nil
 		})
-		d.insert(ops(t, 3))
+		d.Insert(outboxdb.Ops(t, 3))
 		read(t, standby, inserts(3))
 	})
 }
@@ -144,13 +146,13 @@ func TestSlotInUseCanBeTriedAgain(t *testing.T) {
 func TestSlotThatIsMissingIsAPlainError(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
-	d.exec("SELECT pg_drop_replication_slot($1)", d.cfg.Slot)
+	d.Exec("SELECT pg_drop_replication_slot($1)", d.cfg.Slot)
 	s := d.open()
 	if state, err := s.Slot(within(t)); err != nil || state != (relay.SlotState{}) {
 		t.Errorf("slot %+v, %v", state, err)
 	}
 	err := s.Start(within(t), 0, false)
-	if sqlState(err) != codeUndefinedObject || outbox.ClassOf(err) != outbox.Transient {
+	if postgres.SQLState(err) != postgres.StateUndefinedObject || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("start: %v", err)
 	}
 }
@@ -168,7 +170,7 @@ func TestServerStateBeforeAndAfterStart(t *testing.T) {
 		if err := s.Start(within(t), 0, false); err != nil {
 			t.Fatal(err)
 		}
-		d.insert(ops(t, 1))
+		d.Insert(outboxdb.Ops(t, 1))
 		after, err := s.Server(within(t))
 		if err != nil {
 			t.Fatal(err)
@@ -176,7 +178,7 @@ func TestServerStateBeforeAndAfterStart(t *testing.T) {
 		if after.WALEnd <= before.WALEnd {
 			t.Errorf("end of WAL went from %v to %v", before.WALEnd, after.WALEnd)
 		}
-		if want := d.text("SELECT system_identifier::text FROM pg_control_system()"); after.SystemID != want {
+		if want := d.Text("SELECT system_identifier::text FROM pg_control_system()"); after.SystemID != want {
 			t.Errorf("system %s, want %s", after.SystemID, want)
 		}
 		if after.History.Timeline != 1 || len(after.History.Switches) != 0 || after.InRecovery || after.Database == "" ||
@@ -194,13 +196,13 @@ func TestTerminatedWalsenderEndsTheStream(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
-	d.exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot)
+	d.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot)
 	err := end(t, s)
-	if sqlState(err) != "57P01" || outbox.ClassOf(err) != outbox.Transient {
+	if postgres.SQLState(err) != "57P01" || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("ended with %v", err)
 	}
 	again := d.start(0)
-	d.insert(ops(t, 2))
+	d.Insert(outboxdb.Ops(t, 2))
 	read(t, again, inserts(2))
 }
 
@@ -224,7 +226,7 @@ func end(t testing.TB, s *Session) error {
 func TestCloseDuringEverything(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
-	d.copyIn(ops(t, 20000))
+	d.CopyIn(outboxdb.Ops(t, 20000))
 	for range 10 {
 		s := d.open()
 		done := make(chan struct{})
@@ -250,9 +252,9 @@ func TestCloseDuringEverything(t *testing.T) {
 func TestBytesReadAheadOfTheTakeOverAreNotLost(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
-	edits := ops(t, 40)
+	edits := outboxdb.Ops(t, 40)
 	for i := range edits {
-		d.insert(edits[i : i+1])
+		d.Insert(edits[i : i+1])
 	}
 	for range 50 {
 		s := d.open()
@@ -268,10 +270,10 @@ func TestMessageLargerThanTheBuffer(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
-	op := ops(t, 1)[0]
+	op := outboxdb.Ops(t, 1)[0]
 	sizes := []int{bufferSize - 400, bufferSize, 2*bufferSize + 1, largeRoom, largeRoom + bufferSize}
 	for _, n := range sizes {
-		d.exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3,
+		d.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3,
 			jsonb_build_object('op', $4::jsonb, 'pad', repeat('x', $5)))`, op.Doc, op.Actor, op.Counter, string(op.Payload), n)
 	}
 	got := read(t, s, inserts(len(sizes)))

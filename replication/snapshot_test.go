@@ -1,16 +1,15 @@
 package replication
 
 import (
-	"fmt"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
-	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // A new slot's snapshot and its stream share no row and leave out none, while writers write.
@@ -27,33 +26,33 @@ func TestSnapshotEndsWhereTheSlotBegins(t *testing.T) {
 		if _, _, err := s.EnsurePublication(within(t)); err != nil {
 			t.Fatal(err)
 		}
-		d.insert(ops(t, 5))
+		d.Insert(outboxdb.Ops(t, 5))
 		var stopped atomic.Bool // not in the middle of an insert
 		ended := make(chan error, 1)
 		ctx := within(t)
 		go func() {
-			conn, err := connect(ctx, "postgres.url", d.url)
+			conn, err := postgres.Connect(ctx, d.URL)
 			for n := 0; err == nil && !stopped.Load(); n++ {
 				_, err = conn.Exec(ctx, "INSERT INTO public.outbox (doc_id, actor_id, counter, payload) VALUES ('w', 'w', $1, '{}')", n)
 			}
 			if conn != nil {
-				closeConn(conn)
+				postgres.Close(conn)
 			}
 			ended <- err
 		}()
 		rows := func() (n int) {
-			if err := d.conn.QueryRow(within(t), "SELECT count(*) FROM outbox").Scan(&n); err != nil {
+			if err := d.Conn.QueryRow(within(t), "SELECT count(*) FROM outbox").Scan(&n); err != nil {
 				t.Fatal(err)
 			}
 			return n
 		}
 		eventually(t, "rows are written", func() bool { return rows() > 20 })
-		made, err := CreateSlot(within(t), d.cfg, false)
+		made, err := catalog.CreateSlotWithSnapshot(within(t), d.cfg, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer made.Close()
-		snap, err := OpenSnapshot(within(t), d.cfg.Config, made.Snapshot)
+		snap, err := tablesnapshot.Open(within(t), d.cfg.Config, made.Snapshot)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,179 +64,12 @@ func TestSnapshotEndsWhereTheSlotBegins(t *testing.T) {
 			t.Fatal(err)
 		}
 		var seen int
-		if err := snap.Rows(within(t), RowQuery{Mapping: documented, ID: "id", Columns: []string{"id"}}, func([][]byte) error { seen++; return nil }); err != nil {
+		if err := snap.Rows(within(t), tablesnapshot.Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}}, func([][]byte) error { seen++; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		total := rows()
 		if got := read(t, d.start(made.At), inserts(total-seen)); len(got.inserts) != total-seen || seen < 20 || seen > total-20 {
 			t.Errorf("%d rows, %d in the snapshot, %d from the slot", total, seen, len(got.inserts))
-		}
-	})
-}
-
-func TestSnapshotRows(t *testing.T) {
-	t.Parallel()
-	d := newDatabase(t, pgtest.Server(t))
-	s := d.setup()
-	defer s.Close()
-	if _, err := s.EnsureTable(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := s.EnsurePublication(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	d.exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('b', 'x', 2, '{"n": 1.10}'), ('B', 'x', 1, '{}'), ('b', 'x', 1, '{}'), ('a', 'x', 3, '{}')`)
-	snap, err := OpenSnapshot(within(t), d.cfg.Config, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer snap.Close()
-	d.exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('late', 'x', 2, '{}')`)
-	if err := snap.AwaitFlush(within(t)); err != nil {
-		t.Error(err)
-	}
-	d.published(t, snap, "id", "doc_id", "actor_id", "counter", "payload") // seq_key is generated
-	var got, ids []string
-	rows := func(q RowQuery) error {
-		got = nil
-		q.Mapping, q.ID, q.Columns = documented, "id", []string{"id", SortDoc, SortKey, "payload"}
-		return snap.Rows(within(t), q, func(v [][]byte) error {
-			ids = append(ids, string(v[0]))
-			got = append(got, fmt.Sprintf("%s %s %s", v[1], strings.TrimLeft(string(v[2]), "x:0"), v[3]))
-			return nil
-		})
-	}
-	if err := rows(RowQuery{Sorted: true}); err != nil || !slices.Equal(got, []string{"B 1 {}", "a 3 {}", "b 1 {}", `b 2 {"n": 1.10}`}) {
-		t.Errorf("%q, %v", got, err)
-	}
-	if err := rows(RowQuery{Sorted: true, Where: "counter > 1 -- the rest", Only: ids[1:]}); err != nil || !slices.Equal(got, []string{"a 3 {}", `b 2 {"n": 1.10}`}) {
-		t.Errorf("%q, %v", got, err)
-	}
-	wantFault(t, rows(RowQuery{Where: "true; DROP TABLE outbox"}), outbox.Usage, "where")
-}
-
-// The table that was published before may have other columns: then the two can't be read as one, and that is what is said.
-func TestSnapshotWithAnotherTable(t *testing.T) {
-	t.Parallel()
-	d := newDatabase(t, pgtest.Server(t))
-	d.exec(plainTable + `; CREATE PUBLICATION outflow FOR ALL TABLES;
-		INSERT INTO outbox (id, doc_id, actor_id, counter, payload) VALUES ('00000000-0000-0000-0000-000000000001', 'a', 'x', 1, '{}')`)
-	for _, c := range []struct {
-		former string
-		code   string // "": none
-		reused int
-	}{
-		{former: "(LIKE outbox)"},
-		{former: "AS SELECT * FROM outbox"},
-		{former: "AS SELECT id, doc_id, actor_id, 2::bigint AS counter, seq_key, payload FROM outbox", reused: 1},
-		{former: "(id bigint, doc_id text)", code: "former_table"},
-		{former: "(number uuid, doc_id text)", code: "former_table"},
-		{former: "(LIKE outbox); ALTER TABLE former ALTER payload TYPE json", code: "former_table"},
-	} {
-		d.exec("DROP TABLE IF EXISTS former; CREATE TABLE former " + c.former)
-		snap, err := OpenSnapshot(within(t), d.cfg.Config, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var oid uint32
-		if err := d.conn.QueryRow(within(t), "SELECT 'former'::regclass::oid").Scan(&oid); err != nil {
-			t.Fatal(err)
-		}
-		name, err := snap.With(within(t), oid)
-		if err != nil || name != "public.former" {
-			t.Fatalf("%s: %q, %v", c.former, name, err)
-		}
-		n, err := snap.Reused(within(t), RowQuery{ID: "id", Columns: allColumns})
-		if err == nil {
-			err = snap.Rows(within(t), RowQuery{Mapping: documented, ID: "id", Columns: []string{"id"}}, func([][]byte) error { return nil })
-		}
-		if c.code != "" {
-			wantFault(t, err, outbox.Fatal, c.code)
-		} else if err != nil || n != c.reused {
-			t.Errorf("%s: %d ids are reused, %v", c.former, n, err)
-		}
-		snap.Close()
-	}
-}
-
-// A policy that hides rows from the role hides none from the WAL: what is read of the table must not look complete.
-func TestSnapshotOfHiddenRows(t *testing.T) {
-	t.Parallel()
-	d := newDatabase(t, pgtest.Server(t))
-	s := d.setup()
-	defer s.Close()
-	if _, err := s.EnsureTable(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	role := strings.ReplaceAll(t.Name(), "/", "_")
-	d.exec(fmt.Sprintf(`DROP ROLE IF EXISTS %[1]q; CREATE ROLE %[1]q; GRANT SELECT ON outbox TO %[1]q; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY`, role))
-	snap, err := OpenSnapshot(within(t), d.cfg.Config, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer snap.Close()
-	if _, err := snap.conn.Exec(within(t), fmt.Sprintf("SET ROLE %q", role)); err != nil {
-		t.Fatal(err)
-	}
-	err = snap.Rows(within(t), RowQuery{Mapping: documented, ID: "id", Columns: []string{"id"}}, func([][]byte) error { return nil })
-	wantFault(t, err, outbox.Fatal, "row_security")
-}
-
-func TestNewSlotWaits(t *testing.T) {
-	t.Parallel()
-	d := ready(t, pgtest.Server(t))
-	s := d.setup()
-	defer s.Close()
-	if _, err := s.DropSlot(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.DropSlot(within(t)); err != nil {
-		t.Errorf("dropped twice: %v", err)
-	}
-	d.exec("BEGIN")
-	d.exec("CREATE TABLE unfinished (id int)")
-	d.cfg.Patience = 50 * time.Millisecond
-	_, err := CreateSlot(within(t), d.cfg, false)
-	if f := wantFault(t, err, outbox.Fatal, "slot_blocked"); !strings.Contains(f.Hint, fmt.Sprint("pid ", d.conn.PgConn().PID())) {
-		t.Errorf("%v", f)
-	}
-	d.exec("ROLLBACK")
-	if state, err := s.Slot(within(t)); err != nil || state.Exists {
-		t.Errorf("half a slot is left: %+v, %v", state, err)
-	}
-}
-
-// published wants these of all columns to be in the stream of changes.
-func (d *database) published(t *testing.T, snap *Snapshot, want ...string) {
-	t.Helper()
-	var in []string
-	for _, c := range snap.InWAL(allColumns) {
-		in = append(in, c.Name)
-	}
-	if !slices.Equal(in, want) {
-		t.Errorf("in the WAL are %v, want %v", in, want)
-	}
-}
-
-// A generated column is in the stream of changes only where the publication says so: else its value is computed, not read.
-func TestGeneratedColumnsInTheWAL(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := ready(t, srv)
-		check := func(want ...string) {
-			t.Helper()
-			snap, err := OpenSnapshot(within(t), d.cfg.Config, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer snap.Close()
-			d.published(t, snap, want...)
-		}
-		check("id", "doc_id", "actor_id", "counter", "payload")
-		if srv.Installation.Major >= 18 {
-			d.exec("ALTER PUBLICATION " + quote(d.cfg.Publication) + " SET (publish_generated_columns = stored)")
-			check(allColumns...)
 		}
 	})
 }

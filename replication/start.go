@@ -3,14 +3,13 @@ package replication
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // Start starts the stream at from, which has to be at or above the slot's confirmed LSN to have an effect: the server never starts
@@ -19,16 +18,16 @@ import (
 //
 // A missing or invalidated slot is a plain error: what follows from it is decided by who reads the slot's state.
 func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error {
-	giveBack, err := s.take(ctx)
+	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
 	}
-	defer giveBack()
+	defer unlock()
 	if s.streaming() != nil {
 		return fmt.Errorf("start replication: already started")
 	}
 	if err := s.startReplication(ctx, startCommand(s.cfg, s.version, from, binary)); err != nil {
-		if sqlState(err) == codeObjectInUse {
+		if postgres.SQLState(err) == postgres.StateObjectInUse {
 			return fmt.Errorf("%w: %w", ErrSlotInUse, err)
 		}
 		return fmt.Errorf("start replication of slot %s at %v: %w", s.cfg.Slot, from, err)
@@ -37,25 +36,31 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 	if err != nil {
 		return fmt.Errorf("take the replication connection over: %w", err)
 	}
-	rest, err := s.from.take()
+	if err := s.run(h, from); err != nil {
+		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
+		return err
+	}
+	return nil
+}
+
+// run starts the goroutines of the stream on a connection that pgconn has given up. pgconn must hold no byte of it.
+func (s *Session) run(h *pgconn.HijackedConn, from outbox.LSN) error {
+	rest, err := s.frames.detach()
 	if err == nil && h.Frontend.ReadBufferLen() != 0 {
 		err = fmt.Errorf("%d bytes are left in pgconn's buffer", h.Frontend.ReadBufferLen())
 	}
+	if err == nil {
+		err = s.socket.LeavePoller()
+	}
 	if err != nil {
-		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
 		return fmt.Errorf("take the replication connection over: %w", err)
 	}
-	if err := s.wire.unpoll(); err != nil {
-		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
-		return fmt.Errorf("take the replication connection over: %w", err)
-	}
-	st := newStream(h.Conn, s.from.src, rest, from, s.timeout)
+	st := newStream(h.Conn, s.frames.src, rest, from, s.timeout)
 	st.log, st.publication, st.noTable = s.log, s.cfg.Publication, s.cfg.Table == ""
-	s.wire.behind = func() bool { return st.received.Load()+farBehind < s.walEnd.Load() }
+	s.socket.Backlog = func() bool { return st.received.Load()+farBehind < s.walEnd.Load() }
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		h.Conn.Close() //nolint:errcheck // it is closed whatever this says
 		return ErrClosed
 	}
 	s.stream = st
@@ -96,18 +101,15 @@ func (s *Session) startReplication(ctx context.Context, command string) error {
 // startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to itself until it commits,
 // and sends in commit order.
 func startCommand(cfg Config, version int, from outbox.LSN, binary bool) string {
-	options := "proto_version '1', publication_names " + literal(publicationNames(cfg.Publication)) + ", messages 'true'"
+	options := "proto_version '1', publication_names " + postgres.Literal(publicationNames(cfg.Publication)) + ", messages 'true'"
 	if binary {
 		options += ", binary 'true'"
 	}
 	if cfg.OwnOnly && version >= 160000 {
 		options += ", origin 'none'"
 	}
-	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", pgx.Identifier{cfg.Slot}.Sanitize(), from, options)
+	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", postgres.Quote(cfg.Slot), from, options)
 }
 
 // publicationNames is the value of pgoutput's option: a list of identifiers, here of one.
-func publicationNames(name string) string { return pgx.Identifier{name}.Sanitize() }
-
-// literal quotes a string for the replication grammar, which knows no backslashes.
-func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+func publicationNames(name string) string { return postgres.Quote(name) }

@@ -24,7 +24,7 @@ func statusInterval(timeout time.Duration) time.Duration {
 }
 
 // reply is the writer goroutine: everything that is sent after START_REPLICATION is sent here.
-func (s *stream) reply() {
+func (s *stream) writeStatuses() {
 	interval := statusInterval(s.timeout)
 	timer := time.NewTimer(interval)
 	defer timer.Stop()
@@ -34,11 +34,11 @@ func (s *stream) reply() {
 		case <-s.quit:
 			return
 		case <-s.drain:
-			s.bye()
+			s.sendFinalStatus()
 			return
-		case <-s.asked:
+		case <-s.statusWanted:
 		case <-timer.C:
-		case <-s.moved:
+		case <-s.confirmedMoved:
 			if wait := confirmDelay - time.Since(sent); wait > 0 {
 				timer.Reset(min(wait, interval-time.Since(sent)))
 				continue
@@ -54,7 +54,7 @@ func (s *stream) reply() {
 }
 
 // bye sends a last status and the end of our side.
-func (s *stream) bye() {
+func (s *stream) sendFinalStatus() {
 	if err := s.write(append(s.status(nil), 'c', 0, 0, 0, 4)); err != nil {
 		s.fail(fmt.Errorf("send the last status: %w", err))
 	}

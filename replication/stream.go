@@ -23,40 +23,40 @@ type stream struct {
 	noTable     bool          // events are messages only
 	timeout     time.Duration // wal_sender_timeout, 0: off
 
-	batches   chan *relay.Batch
-	received  atomic.Uint64 // highest LSN that the stream has reached
-	confirmed atomic.Uint64 // what may be confirmed
-	asked     chan struct{} // capacity 1: the server wants a status
-	moved     chan struct{} // capacity 1: confirmed has grown
-	drain     chan struct{} // closed by stop: a last status, then nothing but the end is waited for
-	quit      chan struct{} // closed when the stream has failed or was closed
-	tasks     sync.WaitGroup
-	stopping  sync.Once
+	batches        chan *relay.Batch
+	received       atomic.Uint64 // highest LSN that the stream has reached
+	confirmed      atomic.Uint64 // what may be confirmed
+	statusWanted   chan struct{} // capacity 1: the server wants a status
+	confirmedMoved chan struct{} // capacity 1: confirmed has grown
+	drain          chan struct{} // closed by stop: a last status, then nothing but the end is waited for
+	quit           chan struct{} // closed when the stream has failed or was closed
+	tasks          sync.WaitGroup
+	stopOnce       sync.Once
 
 	mu  sync.Mutex
 	err error // why it ended; nil while quit is open
 
 	// The reader's own.
-	frames frames
-	high   outbox.LSN // highest LSN of a keepalive
+	splitter splitter
+	high     outbox.LSN // highest LSN of a keepalive
 }
 
 // newStream takes a connection over: src reads from it, rest was read already. The goroutines start with run.
 func newStream(conn net.Conn, src io.Reader, rest []byte, from outbox.LSN, timeout time.Duration) *stream {
 	s := &stream{
 		conn: conn, timeout: timeout, log: slog.New(slog.DiscardHandler),
-		batches: make(chan *relay.Batch, queued),
-		asked:   make(chan struct{}, 1), moved: make(chan struct{}, 1),
+		batches:      make(chan *relay.Batch, queued),
+		statusWanted: make(chan struct{}, 1), confirmedMoved: make(chan struct{}, 1),
 		drain: make(chan struct{}), quit: make(chan struct{}),
 	}
 	s.received.Store(uint64(from))
-	s.frames = frames{src: src, pool: newPool(bufferSize, s.drain, s.quit), carry: rest}
+	s.splitter = splitter{src: src, pool: newPool(bufferSize, s.drain, s.quit), carry: rest}
 	return s
 }
 
 func (s *stream) run() {
 	s.tasks.Go(s.read)
-	s.tasks.Go(s.reply)
+	s.tasks.Go(s.writeStatuses)
 }
 
 // errEnd says that the server has ended the stream because we asked it to.
@@ -66,7 +66,7 @@ var errEnd = errors.New("end of the stream")
 func (s *stream) read() {
 	defer close(s.batches)
 	for {
-		b, err := s.frames.next(s.handle)
+		b, err := s.splitter.next(s.handle)
 		s.received.Store(max(s.received.Load(), uint64(s.reached(b))))
 		if b != nil && len(b.Messages) > 0 {
 			s.deliver(b)
@@ -142,7 +142,7 @@ func (s *stream) confirm(lsn outbox.LSN) {
 			return
 		}
 		if s.confirmed.CompareAndSwap(old, uint64(lsn)) {
-			signal(s.moved)
+			signal(s.confirmedMoved)
 			return
 		}
 	}
@@ -150,7 +150,7 @@ func (s *stream) confirm(lsn outbox.LSN) {
 
 // stop ends the stream cleanly, and at the end of ctx by force.
 func (s *stream) stop(ctx context.Context) error {
-	s.stopping.Do(func() { close(s.drain) })
+	s.stopOnce.Do(func() { close(s.drain) })
 	done := make(chan struct{})
 	go func() {
 		s.tasks.Wait()

@@ -12,7 +12,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // peer is a server at the other end of a stream in memory.
@@ -33,7 +35,7 @@ func newPeer(t *testing.T, timeout time.Duration) *peer {
 		theirs.Close()
 	})
 	p := &peer{t: t, conn: theirs, s: s}
-	if err := theirs.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := theirs.SetDeadline(time.Now().Add(outboxdb.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -191,7 +193,9 @@ func TestWhatEndsAStream(t *testing.T) {
 		{"PostgreSQL 17 misses the publication",
 			encoded(t, &pgproto3.ErrorResponse{Severity: "ERROR", Code: "42704", Message: `publication "outflow" does not exist`}), missing},
 		{"terminated", encoded(t, &pgproto3.ErrorResponse{Severity: "FATAL", Code: "57P01", Message: "terminating connection"}),
-			func(err error) bool { return sqlState(err) == "57P01" && outbox.ClassOf(err) == outbox.Transient }},
+			func(err error) bool {
+				return postgres.SQLState(err) == "57P01" && outbox.ClassOf(err) == outbox.Transient
+			}},
 		{"everything was confirmed and the server stops", encoded(t, &pgproto3.CommandComplete{CommandTag: []byte("COPY 0")}),
 			func(err error) bool {
 				return err != nil && !errors.Is(err, ErrClosed) && outbox.ClassOf(err) == outbox.Transient

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // Writer writes ticks and changes of settings into the WAL, over a connection of its own that it opens when needed, and again
@@ -50,14 +51,14 @@ func (w *Writer) Check(ctx context.Context, server relay.ServerState) error {
 		return c.QueryRow(ctx, `SELECT s.system_identifier::pg_catalog.text, pg_catalog.current_database()
 			FROM pg_catalog.pg_control_system() s`).Scan(&system, &database)
 	})
-	if sqlState(err) == codeNoPrivilege {
+	if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
 		return nil // a platform that hides it
 	}
 	if err != nil {
 		return fmt.Errorf("ask where ticks are written: %w", err)
 	}
 	if system != server.SystemID || database != server.Database {
-		return fatal("write_url", "Point postgres.write_url at the primary of the cluster and at the database that postgres.url names",
+		return postgres.Fatal(nil, "write_url", "Point postgres.write_url at the primary of the cluster and at the database that postgres.url names",
 			"postgres.write_url leads to database %s of system %s, the outbox is in database %s of system %s",
 			database, system, server.Database, server.SystemID)
 	}
@@ -69,12 +70,12 @@ func (w *Writer) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	w.hangUp()
+	w.disconnect()
 }
 
-func (w *Writer) hangUp() {
+func (w *Writer) disconnect() {
 	if w.conn != nil {
-		closeConn(w.conn)
+		postgres.Close(w.conn)
 		w.conn = nil
 	}
 }
@@ -97,15 +98,11 @@ func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 	return err
 }
 
-func (w *Writer) config() (*pgx.ConnConfig, error) {
-	if w.cfg.WriteURL != "" && w.cfg.WriteURL != w.cfg.URL {
-		return parseConfig("postgres.write_url", w.cfg.WriteURL)
+func (w *Writer) target() postgres.Target {
+	if w.cfg.WriteURL == "" || w.cfg.WriteURL == w.cfg.URL {
+		return postgres.Target{URL: w.cfg.URL}
 	}
-	c, err := parseConfig("postgres.url", w.cfg.URL)
-	if err == nil {
-		pin(&c.Config)
-	}
-	return c, err
+	return postgres.Target{Setting: "postgres.write_url", URL: w.cfg.WriteURL, Pooled: true}
 }
 
 func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {
@@ -115,22 +112,15 @@ func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {
 		return ErrClosed
 	}
 	if w.conn == nil {
-		c, err := w.config()
+		conn, err := w.target().Connect(ctx)
 		if err != nil {
 			return err
 		}
-		if w.conn, err = pgx.ConnectConfig(ctx, c); err != nil {
-			w.conn = nil
-			setting := "postgres.write_url"
-			if w.cfg.WriteURL == "" {
-				setting = nameOf("postgres.url", w.cfg.URL)
-			}
-			return connectFault(setting, err)
-		}
+		w.conn = conn
 	}
 	err := f(w.conn)
 	if err != nil {
-		w.hangUp()
+		w.disconnect()
 	}
 	return err
 }

@@ -17,7 +17,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
-	w := NewWriter(d.cfg.Config)
+	w := NewWriter(d.config())
 	defer w.Close()
 	if err := w.Heartbeat(within(t)); err != nil {
 		t.Fatal(err)
@@ -27,7 +27,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	read(t, s, messages(2))
-	d.exec("SELECT pg_terminate_backend($1)", int32(w.conn.PgConn().PID()))
+	d.Exec("SELECT pg_terminate_backend($1)", int32(w.conn.PgConn().PID()))
 	if err := w.Heartbeat(within(t)); err == nil {
 		t.Fatal("a tick over a connection that was terminated")
 	}
@@ -53,7 +53,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
-	w := NewWriter(d.cfg.Config)
+	w := NewWriter(d.config())
 	defer w.Close()
 	settings := relay.Settings{Horizon: relay.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5, MaxBytes: 6}
 	if err := w.Heartbeat(within(t)); err != nil {
@@ -63,7 +63,7 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	err := Peek(within(t), d.cfg.Config, 0, false, func(m Message) error {
+	err := Peek(within(t), d.config(), 0, false, func(m Message) error {
 		if m.Data[0] == 'M' {
 			if m.Data[1] != 1 {
 				t.Errorf("%q is not transactional", m.Data)
@@ -82,8 +82,8 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 func TestTickDoesNotWaitForASynchronousStandby(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
-	d.exec("ALTER DATABASE " + d.text("SELECT quote_ident(current_database())") + " SET synchronous_commit = on")
-	w := NewWriter(d.cfg.Config)
+	d.Exec("ALTER DATABASE " + d.Text("SELECT quote_ident(current_database())") + " SET synchronous_commit = on")
+	w := NewWriter(d.config())
 	defer w.Close()
 	for range 3 {
 		if err := w.Heartbeat(within(t)); err != nil {

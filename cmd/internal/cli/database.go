@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // consumerDatabase is where a consumer keeps its marks, for the commands that look into it.
@@ -39,5 +39,6 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	return replication.Connect(ctx, from, cmp.Or(url, cfg.Postgres.URL))
+	target := postgres.Target{Setting: from, URL: cmp.Or(url, cfg.Postgres.URL), Pooled: true} // the search_path is the role's
+	return target.Connect(ctx, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -48,7 +48,7 @@ func trim(err error) string { return strings.TrimRight(err.Error(), "\n") }
 // exitCode returns the exit code that stands for an error's class. A server that can't be reached is nothing unexpected: a command that
 // runs once says so as of any set-up that cannot work. (run waits for it instead, and does not end.)
 func exitCode(err error) int {
-	if f := outbox.FaultOf(err); f != nil && (f.Code == replication.CodeConnect || f.Code == sink.CodeConnect) {
+	if f := outbox.FaultOf(err); f != nil && (f.Code == postgres.CodeConnect || f.Code == sink.CodeConnect) {
 		return exitFatal
 	}
 	switch outbox.ClassOf(err) {

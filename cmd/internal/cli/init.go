@@ -76,7 +76,7 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		}
 		ctx, cancel := context.WithTimeout(ctx, initTimeout)
 		defer cancel()
-		return initialize.SQLAPI(ctx, cfg, log, report, acceptOwners)
+		return initialize.SQLAPI(ctx, cfg, report, acceptOwners)
 	})
 	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, as far as they are missing, which their owner can run")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what is there, what would be made and what does not fit, and change nothing")

@@ -23,13 +23,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/sink"
 )
 
 // Layout is the configuration applied to the table as it is: which column is what.
 type Layout struct {
 	config.Resolved
-	Table  replication.Table
+	Table  catalog.Table
 	Binary bool // every type that is read has a binary reader
 }
 
@@ -68,13 +69,13 @@ func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
 
 // ReadsTable reads a table's description.
 type ReadsTable interface {
-	Table(ctx context.Context) (replication.Table, error)
+	Table(ctx context.Context) (catalog.Table, error)
 }
 
 // Apply reads the table, if there is one, and applies the configuration to it.
 func Apply(ctx context.Context, cfg config.Config, from ReadsTable) (*Layout, error) {
 	if !cfg.Source.Rows() {
-		return ApplyTo(cfg, replication.Table{})
+		return ApplyTo(cfg, catalog.Table{})
 	}
 	t, err := from.Table(ctx)
 	if err != nil {
@@ -96,7 +97,7 @@ func NeedTable(cfg config.Config, what string) error {
 }
 
 // ApplyTo applies the configuration to a table; without rows, to none.
-func ApplyTo(cfg config.Config, t replication.Table) (*Layout, error) {
+func ApplyTo(cfg config.Config, t catalog.Table) (*Layout, error) {
 	template, err := outbox.ParseSubjectTemplate(cfg.Subject)
 	if err != nil {
 		return nil, err
@@ -139,22 +140,25 @@ func (l *Layout) CheckKey() error {
 	}
 }
 
-// Replication is the configuration of the PostgreSQL side.
+// Replication is the configuration of a replication session.
 func Replication(cfg config.Config, log *slog.Logger) replication.Config {
-	rc := replication.Config{
-		URL: cfg.Postgres.URL, WriteURL: cfg.Postgres.WriteURL, Slot: cfg.Slot, Publication: cfg.Publication, Logger: log,
-	}
+	return replication.Config{Config: Catalog(cfg), WriteURL: cfg.Postgres.WriteURL, Logger: log}
+}
+
+// Catalog names the outbox's parts in PostgreSQL.
+func Catalog(cfg config.Config) catalog.Config {
+	c := catalog.Config{URL: cfg.Postgres.URL, Slot: cfg.Slot, Publication: cfg.Publication}
 	if cfg.Source.Rows() {
-		rc.Table, rc.Shard, rc.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
+		c.Table, c.Shard, c.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
 	}
-	return rc
+	return c
 }
 
 // Setup is the configuration for making objects in PostgreSQL, with the columns that a new table gets.
-func Setup(cfg config.Config, log *slog.Logger) replication.SetupConfig {
+func Setup(cfg config.Config) catalog.SetupConfig {
 	c := cfg.Columns
-	return replication.SetupConfig{
-		Config: Replication(cfg, log), ID: c.ID.Name,
+	return catalog.SetupConfig{
+		Config: Catalog(cfg), ID: c.ID.Name,
 		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
 	}
 }
@@ -430,7 +434,7 @@ func (o *opener) known(ctx context.Context) (*Layout, error) {
 	if o.layout != nil {
 		return o.layout, nil
 	}
-	l, err := ReadLayout(ctx, o.cfg, o.log)
+	l, err := ReadLayout(ctx, o.cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -448,8 +452,8 @@ func (o *opener) forget() {
 }
 
 // ReadLayout reads the table over a connection of its own and applies the configuration to it.
-func ReadLayout(ctx context.Context, cfg config.Config, log *slog.Logger) (*Layout, error) {
-	pg, err := replication.OpenSetup(ctx, replication.SetupConfig{Config: Replication(cfg, log)})
+func ReadLayout(ctx context.Context, cfg config.Config) (*Layout, error) {
+	pg, err := catalog.OpenSetup(ctx, catalog.SetupConfig{Config: Catalog(cfg)})
 	if err != nil {
 		return nil, at("postgres.url", err)
 	}

@@ -3,6 +3,7 @@ package rules
 import (
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -56,12 +57,61 @@ func outside(path string) bool { return strings.Contains(strings.SplitN(path, "/
 
 func TestStagesDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
-	all := list(t, "Deps")
-	for _, name := range stages {
-		for _, path := range of(t, all, name) {
-			if !slices.Contains(shared, path) && !within(path, module+"/"+name) && within(path, module) {
-				t.Errorf("%s reaches %s", name, path)
+	for pkg, deps := range list(t, "Deps") {
+		i := slices.IndexFunc(stages, func(s string) bool { return within(pkg, module+"/"+s) })
+		if i < 0 {
+			continue
+		}
+		for _, path := range deps {
+			if within(path, module) && !slices.Contains(shared, path) && !within(path, module+"/"+stages[i]) {
+				t.Errorf("%s reaches %s", pkg, path)
 			}
+		}
+	}
+}
+
+// The packages of replication, each with those of the others that it may import.
+var replication = map[string][]string{
+	"replication":               {"replication/catalog", "replication/postgres", "replication/socket"},
+	"replication/catalog":       {"replication/postgres", "replication/rowfilter"},
+	"replication/postgres":      nil,
+	"replication/rowfilter":     nil,
+	"replication/socket":        nil,
+	"replication/tablesnapshot": {"replication/catalog", "replication/postgres", "replication/rowfilter"},
+}
+
+func TestArrowsInsideReplication(t *testing.T) {
+	t.Parallel()
+	for pkg, imports := range list(t, "Imports") {
+		if !within(pkg, module+"/replication") {
+			continue
+		}
+		may, ok := replication[strings.TrimPrefix(pkg, module+"/")]
+		if !ok {
+			t.Errorf("%s is not in the list", pkg)
+		}
+		for _, path := range imports {
+			if within(path, module+"/replication") && !slices.Contains(may, strings.TrimPrefix(path, module+"/")) {
+				t.Errorf("%s imports %s", pkg, path)
+			}
+		}
+	}
+}
+
+// What the service does depends on the settings that replication/postgres pins, so nothing else opens a connection.
+func TestOnlyOnePackageConnectsToPostgreSQL(t *testing.T) {
+	t.Parallel()
+	connects := regexp.MustCompile(`\b(pgx|pgconn|pgxpool)\.(Connect|New)\w*\(`)
+	for name, source := range files(t, ".go") {
+		one := within(name, "replication/postgres")
+		if strings.HasSuffix(name, "_test.go") || !one && !within(name, "replication") && !within(name, "internal/operate") &&
+			!within(name, "internal/app") && !within(name, "cmd/outflow") && !within(name, "cmd/internal") {
+			continue
+		}
+		if call := connects.FindString(source); call != "" && !one {
+			t.Errorf("%s calls %s", name, call)
+		} else if call == "" && name == "replication/postgres/connect.go" {
+			t.Errorf("%s does not: this looks for the wrong thing", name)
 		}
 	}
 }

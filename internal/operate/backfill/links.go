@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -26,8 +26,8 @@ const slotPatience = 15 * time.Second
 // Conns are the connections of one attempt.
 type Conns struct {
 	*conns.Conns
-	PG  *replication.Setup
-	PGC replication.SetupConfig
+	PG  *catalog.Setup
+	PGC catalog.SetupConfig
 	CC  checkpoint.Config
 
 	cfg config.Config
@@ -47,9 +47,9 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 	if l.Conns, err = conns.Open(ctx, cfg, log); err != nil {
 		return nil, err
 	}
-	l.CC, l.PGC = wiring.Checkpoint(cfg, l.Layout), wiring.Setup(cfg, log)
+	l.CC, l.PGC = wiring.Checkpoint(cfg, l.Layout), wiring.Setup(cfg)
 	l.PGC.Columns = l.Layout.Needed()
-	if l.PG, err = replication.OpenSetup(ctx, l.PGC); err != nil {
+	if l.PG, err = catalog.OpenSetup(ctx, l.PGC); err != nil {
 		return nil, err
 	}
 	if err := l.NATS.CheckStream(ctx); err != nil {
@@ -106,7 +106,7 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 	if r.Readings, err = reader.Read(ctx); err != nil {
 		return r, err
 	}
-	l.CC, l.PGC.OwnOnly = wiring.Checkpoint(l.cfg, l.Layout), l.Layout.Mapping.OwnOnly
+	l.CC = wiring.Checkpoint(l.cfg, l.Layout)
 	if r.Slot.Exists || r.Record != nil || r.Corrupt != nil || r.Stream.Exists {
 		r.Publication, err = l.PG.Publication(ctx)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/relay"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // Rows turns rows of the table into events. Each row goes through the decoder as the insert that the WAL would bring, so only the
@@ -16,13 +16,13 @@ import (
 type Rows struct {
 	dec     *decoder.Decoder
 	oid     uint32
-	columns []replication.Column
+	columns []catalog.Column
 	buf     []byte
 	res     decoder.Result
 }
 
 // NewRows takes the columns in the order of a row's values.
-func NewRows(cfg config.Config, l *wiring.Layout, columns []replication.Column) (*Rows, error) {
+func NewRows(cfg config.Config, l *wiring.Layout, columns []catalog.Column) (*Rows, error) {
 	r := &Rows{dec: decoder.New(wiring.Decoder(cfg, l)), oid: l.Table.OID, columns: columns}
 	be := binary.BigEndian
 	begin := be.AppendUint64([]byte{'B'}, 1)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -16,8 +16,8 @@ const pollEvery = 50 * time.Millisecond
 // Window is the window that rows are published as: one message each, at consecutive sequences and indexes.
 type Window struct {
 	Conns    *Conns
-	Snapshot *replication.Snapshot
-	Query    replication.RowQuery // which rows, in which order; the columns are the window's to set
+	Snapshot *tablesnapshot.Snapshot
+	Query    tablesnapshot.Query // which rows, in which order; the columns are the window's to set
 
 	Of       int        // how many rows there are
 	Due      outbox.LSN // from here on the WAL brings what follows
@@ -38,7 +38,7 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		return 0, nil
 	}
 	l, q := w.Conns, w.Query
-	columns := w.Snapshot.InWAL(l.Layout.Columns())
+	columns := w.Snapshot.StreamedColumns(l.Layout.Columns())
 	read, err := NewRows(l.cfg, l.Layout, columns)
 	if err != nil {
 		return 0, err

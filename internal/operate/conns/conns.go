@@ -35,7 +35,7 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 			c.Close()
 		}
 	}()
-	if c.Layout, err = wiring.ReadLayout(ctx, cfg, log); err != nil {
+	if c.Layout, err = wiring.ReadLayout(ctx, cfg); err != nil {
 		return nil, err
 	}
 	sc, err := wiring.Sink(cfg, c.Layout, log)

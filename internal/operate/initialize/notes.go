@@ -30,7 +30,7 @@ func (s *setup) noteOlderRows(ctx context.Context) error {
 	if !s.rows {
 		return nil
 	}
-	n, ok, err := s.pg.Rows(ctx, s.layout.Table, maxCounted+1)
+	n, ok, err := s.pg.CountRows(ctx, s.layout.Table, maxCounted+1)
 	if err != nil || ok && n == 0 {
 		return err
 	}

@@ -8,15 +8,15 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // Statements returns the SQL that makes the table and the publication, for a role that may run it. What exists and fits is only a
 // comment. If PostgreSQL doesn't answer, it is the SQL for an empty database, and says so. The slot is not part of it: init never
 // adopts a slot that no record announces.
 func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
-	sc := wiring.Setup(cfg, nil)
-	all, err := replication.SQL(sc)
+	sc := wiring.Setup(cfg)
+	all, err := catalog.Statements(sc)
 	if err != nil {
 		return nil, err
 	}
@@ -25,7 +25,7 @@ func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
 	}
 	all = all[:len(all)-1]
 	publication := len(all) - 1
-	pg, err := replication.OpenSetup(ctx, sc)
+	pg, err := catalog.OpenSetup(ctx, sc)
 	if err != nil {
 		if outbox.FaultOf(err) != nil && outbox.ClassOf(err) == outbox.Usage {
 			return nil, err
@@ -51,7 +51,7 @@ func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
 	if cfg.Source.Rows() {
 		all[0] = fmt.Sprintf("-- table %s: there", cfg.Table)
 	}
-	pg.Reads(l.Needed())
+	pg.SetColumns(l.Needed())
 	switch id, err := pg.Publication(ctx); {
 	case err == nil && id.Hidden != nil:
 		return nil, id.Hidden

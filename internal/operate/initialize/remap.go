@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // remap changes the mapping, which is source and columns, in the record. Another mapping means another order, so nothing published with
@@ -81,11 +81,11 @@ func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, 
 	if old.Source.Rows() == s.cfg.Source.Rows() {
 		return earlier{s.layout.Table.OID, s.publication}, nil
 	}
-	pc := wiring.Setup(s.cfg, s.log)
+	pc := wiring.Setup(s.cfg)
 	if pc.Table = ""; old.Source.Rows() {
 		pc.Table = old.Table
 	}
-	pg, err := replication.OpenSetup(ctx, pc)
+	pg, err := catalog.OpenSetup(ctx, pc)
 	if err != nil {
 		return e, err
 	}

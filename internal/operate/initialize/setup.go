@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -37,7 +38,7 @@ type setup struct {
 	misfit error // the first thing that does not fit
 
 	layout      *wiring.Layout
-	pg          *replication.Setup
+	pg          *catalog.Setup
 	session     *replication.Session // for what only a replication connection tells
 	conn        *sink.Conn
 	store       *checkpoint.Store
@@ -128,19 +129,19 @@ func (s *setup) say(state, format string, args ...any) {
 
 // open connects to PostgreSQL and makes sure that the server can be used at all.
 func (s *setup) open(ctx context.Context) (err error) {
-	pc := wiring.Setup(s.cfg, s.log)
+	pc := wiring.Setup(s.cfg)
 	pc.AcceptOwners = s.accept
-	if s.pg, err = replication.OpenSetup(ctx, pc); err != nil {
+	if s.pg, err = catalog.OpenSetup(ctx, pc); err != nil {
 		return err
 	}
 	if err := s.pg.CheckServer(ctx); err != nil {
 		return err
 	}
-	if s.session, err = replication.Open(ctx, pc.Config); err != nil {
+	if s.session, err = replication.Open(ctx, wiring.Replication(s.cfg, s.log)); err != nil {
 		return err
 	}
 	if s.dry {
-		return s.pg.Rehearse(ctx)
+		return s.pg.DryRun(ctx)
 	}
 	return nil
 }
@@ -164,7 +165,7 @@ func (s *setup) table(ctx context.Context) error {
 		return s.fits(err, "table %s", s.cfg.Table)
 	}
 	s.layout = layout
-	s.pg.Reads(layout.Needed())
+	s.pg.SetColumns(layout.Needed())
 	if s.cfg.Source.Rows() {
 		s.made(created, "table %s", s.cfg.Table)
 		s.rows = !created

@@ -3,13 +3,12 @@ package initialize
 import (
 	"context"
 	"fmt"
-	"log/slog"
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/sqlapi"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // apiLock keeps two runs of init from making the same objects at once.
@@ -17,10 +16,10 @@ const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
 // SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is replaced each time; the
 // counters are filled from the existing rows when their table is made.
-func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
-	pc := wiring.Setup(cfg, log)
+func SQLAPI(ctx context.Context, cfg config.Config, report func(format string, args ...any), acceptOwners []string) error {
+	pc := wiring.Setup(cfg)
 	pc.AcceptOwners = acceptOwners
-	pg, err := replication.OpenSetup(ctx, pc)
+	pg, err := catalog.OpenSetup(ctx, pc)
 	if err != nil {
 		return err
 	}
@@ -39,7 +38,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 		}
 	}
 	err = pg.Run(ctx, "make function "+sqlapi.Name, "the right CREATE on the database, and on the schema of the table",
-		replication.Beside{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable}, statements)
+		catalog.Auxiliary{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable}, statements)
 	if err != nil {
 		return err
 	}
@@ -55,7 +54,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, log *slog.Logger, report fun
 
 // SQLAPIStatements returns the statements of SQLAPI, to be run by hand: for the table as it is, or as init would make it.
 func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
-	pg, err := replication.OpenSetup(ctx, wiring.Setup(cfg, nil))
+	pg, err := catalog.OpenSetup(ctx, wiring.Setup(cfg))
 	if err != nil {
 		return nil, err
 	}
@@ -67,11 +66,11 @@ func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) 
 	return api.Statements(), nil
 }
 
-func apiOf(ctx context.Context, cfg config.Config, pg *replication.Setup) (*sqlapi.API, error) {
+func apiOf(ctx context.Context, cfg config.Config, pg *catalog.Setup) (*sqlapi.API, error) {
 	l, err := wiring.Apply(ctx, cfg, pg)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "table_missing" {
-		var t replication.Table
-		if t, err = replication.NewTable(wiring.Setup(cfg, nil)); err == nil {
+		var t catalog.Table
+		if t, err = catalog.PlannedTable(wiring.Setup(cfg)); err == nil {
 			l, err = wiring.ApplyTo(cfg, t)
 		}
 	}

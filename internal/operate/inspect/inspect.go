@@ -42,7 +42,7 @@ type inspector struct {
 
 // Run reads the slot and prints what it holds.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, out io.Writer) (err error) {
-	layout, err := wiring.ReadLayout(ctx, cfg, log)
+	layout, err := wiring.ReadLayout(ctx, cfg)
 	if err != nil {
 		return err
 	}

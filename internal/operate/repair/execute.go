@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // attempt is one whole repair over connections of its own.
@@ -193,7 +193,7 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 		return err
 	}
 	r.progress("making slot %s: the server waits for the transactions that write now", r.cfg.Slot)
-	slot, err := replication.CreateSlot(ctx, l.PGC, failover)
+	slot, err := catalog.CreateSlotWithSnapshot(ctx, l.PGC, failover)
 	if err != nil {
 		return err
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 	"github.com/outflowhq/outflow/sink"
 )
 
 // idsMayRepeat reports whether the stream may have events of other rows than those of the snapshot: of another table, or from WAL
 // that this server does not have. Ids from a counter start over there. In all other cases an id belongs to one event, whatever its
 // row holds by now.
-func (f *finding) idsMayRepeat(snap *replication.Snapshot) bool {
+func (f *finding) idsMayRepeat(snap *tablesnapshot.Snapshot) bool {
 	if snap == nil || f.Record == nil {
 		return false
 	}
@@ -41,11 +41,11 @@ type identity struct {
 // fingerprint is a row's key and document in the form that its message has.
 type fingerprint struct{ key, doc idHash }
 
-func newIdentity(cfg config.Config, l *wiring.Layout, snap *replication.Snapshot) (*identity, error) {
+func newIdentity(cfg config.Config, l *wiring.Layout, snap *tablesnapshot.Snapshot) (*identity, error) {
 	v := &identity{keyed: l.Mapping.Keyed(), fingerprints: map[idHash]fingerprint{}}
 	names := []string{l.Mapping.Doc, l.Mapping.Actor, l.Mapping.Counter, l.Mapping.Key}
 	slices.Sort(names)
-	columns := snap.InWAL(slices.Compact(names))
+	columns := snap.StreamedColumns(slices.Compact(names))
 	for _, c := range columns {
 		v.columnNames = append(v.columnNames, c.Name)
 	}

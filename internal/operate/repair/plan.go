@@ -8,7 +8,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // mode is a way to repair.
@@ -172,7 +172,7 @@ func (r *repair) adoptStream(ctx context.Context, l *backfill.Conns, f *finding)
 
 // snapshot takes a snapshot of the table, and of the table that was published before, if that was another one. It is nil if there is
 // no table.
-func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p *plan, exported string) (*replication.Snapshot, error) {
+func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p *plan, exported string) (*tablesnapshot.Snapshot, error) {
 	snap, err := openSnapshot(ctx, l, exported)
 	if err != nil || snap == nil || f.Record == nil {
 		return snap, err
@@ -181,7 +181,7 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p 
 	if before == 0 || before == now {
 		return snap, nil
 	}
-	name, err := snap.With(ctx, before)
+	name, err := snap.IncludeFormer(ctx, before)
 	if err != nil {
 		snap.Close()
 		return nil, err
@@ -212,9 +212,9 @@ func (f *finding) published() uint32 {
 }
 
 // checkReused refuses two tables if one uses ids of the other for different events: such rows would count as published.
-func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *replication.Snapshot, former string) error {
+func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, former string) error {
 	m := l.Layout.Mapping
-	n, err := snap.Reused(ctx, replication.RowQuery{ID: l.Layout.ID, Where: r.o.Where, Columns: []string{m.Doc, m.Actor, m.Counter, m.Key, m.Payload}})
+	n, err := snap.CountReused(ctx, tablesnapshot.Query{ID: l.Layout.ID, Where: r.o.Where, Columns: []string{m.Doc, m.Actor, m.Counter, m.Key, m.Payload}})
 	if err != nil || n == 0 {
 		return err
 	}

@@ -14,15 +14,16 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // openSnapshot takes a snapshot of the table; nil if there is no table.
-func openSnapshot(ctx context.Context, l *backfill.Conns, exported string) (*replication.Snapshot, error) {
+func openSnapshot(ctx context.Context, l *backfill.Conns, exported string) (*tablesnapshot.Snapshot, error) {
 	if !l.Layout.Mapping.Source.Rows() {
 		return nil, nil
 	}
-	return replication.OpenSnapshot(ctx, l.PGC.Config, exported)
+	return tablesnapshot.Open(ctx, l.PGC.Config, exported)
 }
 
 // idHash stands for an event id as the header has it: the first bytes of its SHA-256, so that many rows fit into memory.
@@ -47,7 +48,7 @@ const (
 type scan struct {
 	r    *repair
 	l    *backfill.Conns
-	snap *replication.Snapshot
+	snap *tablesnapshot.Snapshot
 
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
 	counts   [4]int             // by fate
@@ -88,7 +89,7 @@ type untrusted struct{ why string }
 
 func (u *untrusted) Error() string { return u.why }
 
-func (r *repair) newScan(l *backfill.Conns, f *finding, snap *replication.Snapshot) (*scan, error) {
+func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{}, repaired: map[idHash]struct{}{}}
 	var err error
 	if f.idsMayRepeat(snap) {
@@ -103,7 +104,7 @@ func (s *scan) readCandidates(ctx context.Context) error {
 	column, _ := s.snap.Table().Column(name)
 	var none, double int
 	var example string
-	err := s.snap.Rows(ctx, replication.RowQuery{
+	err := s.snap.Rows(ctx, tablesnapshot.Query{
 		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.identity.columns()...), Where: s.r.o.Where,
 	}, func(v [][]byte) error {
 		raw, ok := rawID(column, v[0])
@@ -135,7 +136,7 @@ func (s *scan) readCandidates(ctx context.Context) error {
 }
 
 // rawID is the event id that the decoder makes of what PostgreSQL prints: for a bytea its bytes.
-func rawID(c replication.Column, printed []byte) (string, bool) {
+func rawID(c catalog.Column, printed []byte) (string, bool) {
 	if printed == nil {
 		return "", false
 	}
@@ -338,8 +339,8 @@ func (s *scan) findEdges(ctx context.Context) error {
 	if s.counts[missing] <= maxListed {
 		s.listed = make([]string, 0, s.counts[missing])
 	}
-	return s.snap.Rows(ctx, replication.RowQuery{
-		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, replication.SortDoc, replication.SortKey}, Where: s.r.o.Where, Sorted: true,
+	return s.snap.Rows(ctx, tablesnapshot.Query{
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, tablesnapshot.SortDoc, tablesnapshot.SortKey}, Where: s.r.o.Where, Sorted: true,
 	}, func(v [][]byte) error {
 		raw, _ := rawID(column, v[0])
 		if f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {

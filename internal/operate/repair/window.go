@@ -6,7 +6,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 const progressEvery = 5 * time.Second
@@ -20,7 +20,7 @@ func (r *repair) window(l *backfill.Conns, history relay.History, s *scan) *back
 	said := time.Now()
 	return &backfill.Window{
 		Conns: l, Snapshot: s.snap,
-		Query: replication.RowQuery{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where, Only: s.listed, Sorted: true},
+		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where, Only: s.listed, Sorted: true},
 		Of:    of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq, Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]

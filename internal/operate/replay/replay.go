@@ -97,7 +97,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (r
 
 // connect reads the table's layout, and connects to NATS.
 func (r *replay) connect(ctx context.Context) (err error) {
-	if r.layout, err = wiring.ReadLayout(ctx, r.cfg, r.log); err != nil {
+	if r.layout, err = wiring.ReadLayout(ctx, r.cfg); err != nil {
 		return err
 	}
 	sc, err := wiring.Sink(r.cfg, r.layout, r.log)
@@ -142,7 +142,7 @@ func (r *replay) withoutNATS() bool {
 // open connects, and looks at stream and target.
 func (r *replay) open(ctx context.Context) (err error) {
 	if r.layout == nil {
-		if r.layout, err = wiring.ReadLayout(ctx, r.cfg, r.log); err != nil {
+		if r.layout, err = wiring.ReadLayout(ctx, r.cfg); err != nil {
 			return err
 		}
 	}

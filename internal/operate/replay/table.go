@@ -15,6 +15,8 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -23,11 +25,11 @@ type tableSource struct {
 	cfg    config.Config
 	layout *wiring.Layout
 	match  *matcher
-	snap   *replication.Snapshot
+	snap   *tablesnapshot.Snapshot
 	enc    *sink.Encoder
 	at     outbox.Header // of all messages: where in the WAL the table was read
 	column string        // of the time; "": none
-	read   []replication.Column
+	read   []catalog.Column
 }
 
 // openTable takes a snapshot.
@@ -53,10 +55,10 @@ func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiri
 		return nil, err
 	}
 	t.at = outbox.Header{Due: server.WALEnd, Thru: server.WALEnd, Timeline: server.History.At(server.WALEnd)}
-	if t.snap, err = replication.OpenSnapshot(ctx, wiring.Replication(cfg, log), ""); err != nil {
+	if t.snap, err = tablesnapshot.Open(ctx, wiring.Catalog(cfg), ""); err != nil {
 		return nil, err
 	}
-	t.read = t.snap.InWAL(l.Columns())
+	t.read = t.snap.StreamedColumns(l.Columns())
 	return t, nil
 }
 
@@ -90,7 +92,7 @@ func (t *tableSource) check() error {
 
 // checkResumable refuses to continue behind a row that others are equal to in the order: which of them were published is unknown.
 func (t *tableSource) checkResumable(ctx context.Context, id string, behind rowKey) error {
-	n, err := t.snap.Alike(ctx, t.query(), replication.RowPlace{Doc: behind.doc, Key: behind.key, ID: behind.id})
+	n, err := t.snap.CountAt(ctx, t.query(), tablesnapshot.Cursor{Doc: behind.doc, Key: behind.key, ID: behind.id})
 	if err == nil && n > 1 {
 		err = fatal("replay_alike", fmt.Sprintf("--replay-id %s: %d rows of table %s have document, key and id of the one that was "+
 			"published last: which of them are there can't be told", id, n, t.layout.Mapping.Table),
@@ -108,7 +110,7 @@ const (
 )
 
 // pickTime finds the column of the time.
-func pickTime(t replication.Table, wanted string) (string, error) {
+func pickTime(t catalog.Table, wanted string) (string, error) {
 	isTime := func(name string) bool {
 		c, ok := t.Column(name)
 		return ok && (c.TypeOID == typeTimestamptz || c.TypeOID == typeTimestamp)
@@ -137,14 +139,14 @@ func (t *tableSource) note() string {
 	return text + fmt.Sprintf("; without a key it goes by %s: transactions that wrote at the same time may have committed in another order", t.layout.ID)
 }
 
-func (t *tableSource) query() replication.RowQuery {
+func (t *tableSource) query() tablesnapshot.Query {
 	sel, m := t.match.sel, t.layout.Mapping
-	q := replication.RowQuery{Mapping: m, ID: t.layout.ID, Sorted: true}
+	q := tablesnapshot.Query{Mapping: m, ID: t.layout.ID, Sorted: true}
 	bound := func(by, op string, values ...string) {
-		q.Bounds = append(q.Bounds, replication.Bound{By: by, Op: op, Values: values})
+		q.Bounds = append(q.Bounds, tablesnapshot.Bound{By: by, Op: op, Values: values})
 	}
 	if len(sel.Docs) > 0 {
-		bound(replication.SortDoc, "=", sel.Docs...)
+		bound(tablesnapshot.SortDoc, "=", sel.Docs...)
 	}
 	if len(sel.Actors) > 0 {
 		bound(m.Actor, "=", sel.Actors...)
@@ -153,10 +155,10 @@ func (t *tableSource) query() replication.RowQuery {
 		bound(t.layout.ID, "=", sel.IDs...)
 	}
 	if sel.Key.From != nil {
-		bound(replication.SortKey, ">=", *sel.Key.From)
+		bound(tablesnapshot.SortKey, ">=", *sel.Key.From)
 	}
 	if sel.Key.To != nil {
-		bound(replication.SortKey, "<=", *sel.Key.To)
+		bound(tablesnapshot.SortKey, "<=", *sel.Key.To)
 	}
 	if sel.Time.From != nil {
 		bound(t.column, ">=", sel.Time.From.UTC().Format(time.RFC3339Nano))
@@ -175,13 +177,13 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 	}
 	q := t.query()
 	if after != nil {
-		q.After = &replication.RowPlace{Doc: after.doc, Key: after.key, ID: after.id}
+		q.After = &tablesnapshot.Cursor{Doc: after.doc, Key: after.key, ID: after.id}
 	}
 	for _, c := range t.read {
 		q.Columns = append(q.Columns, c.Name)
 	}
 	own := len(q.Columns)
-	q.Columns = append(q.Columns, replication.SortDoc, replication.SortKey, replication.SortID)
+	q.Columns = append(q.Columns, tablesnapshot.SortDoc, tablesnapshot.SortKey, tablesnapshot.SortID)
 	if t.column != "" {
 		q.Columns = append(q.Columns, t.column)
 	}
@@ -235,9 +237,9 @@ func (t *tableSource) summarize(ctx context.Context, after *rowKey, sum *Summary
 // has counts how many of the ids rows of the table have.
 func (t *tableSource) has(ctx context.Context, ids []string) (n int, err error) {
 	found := map[string]bool{}
-	err = t.snap.Rows(ctx, replication.RowQuery{
-		Mapping: t.layout.Mapping, ID: t.layout.ID, Columns: []string{replication.SortID},
-		Bounds: []replication.Bound{{By: t.layout.ID, Op: "=", Values: ids}},
+	err = t.snap.Rows(ctx, tablesnapshot.Query{
+		Mapping: t.layout.Mapping, ID: t.layout.ID, Columns: []string{tablesnapshot.SortID},
+		Bounds: []tablesnapshot.Bound{{By: t.layout.ID, Op: "=", Values: ids}},
 	}, func(v [][]byte) error { found[string(v[0])] = true; return nil })
 	return len(found), err
 }
@@ -246,7 +248,7 @@ func (t *tableSource) has(ctx context.Context, ids []string) (n int, err error) 
 func (t *tableSource) exists(ctx context.Context) (string, error) {
 	var n uint64
 	var first, last time.Time
-	q := replication.RowQuery{Mapping: t.layout.Mapping, ID: t.layout.ID, Columns: []string{replication.SortID}}
+	q := tablesnapshot.Query{Mapping: t.layout.Mapping, ID: t.layout.ID, Columns: []string{tablesnapshot.SortID}}
 	if t.column != "" {
 		q.Columns = append(q.Columns, t.column)
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // maxRows is how many positions a window has.
@@ -55,7 +56,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 		return err
 	}
 	defer reader.Close()
-	lock, err := replication.LockTable(ctx, l.PGC.Config)
+	lock, err := tablesnapshot.LockTable(ctx, l.PGC.Config)
 	if err != nil {
 		return err
 	}
@@ -142,8 +143,8 @@ func (s *snapshot) hintRunAgain(err error) error {
 // reader opens the connection that will take the snapshot, and loads the ids of the events that the stream has into it.
 func (s *snapshot) reader(
 	ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
-) (_ *replication.Reader, newest time.Time, err error) {
-	reader, err := replication.OpenReader(ctx, l.PGC.Config)
+) (_ *tablesnapshot.Reader, newest time.Time, err error) {
+	reader, err := tablesnapshot.OpenReader(ctx, l.PGC.Config)
 	if err != nil {
 		return nil, newest, err
 	}
@@ -152,7 +153,7 @@ func (s *snapshot) reader(
 		return reader, newest, nil
 	}
 	s.o.Progress("stream %s has %d messages of a snapshot that did not finish: reading their ids", s.cfg.Stream, rd.Stream.Messages)
-	err = reader.Know(ctx, func(add func(replication.IDSum) error) error {
+	err = reader.LoadKnown(ctx, func(add func(tablesnapshot.IDHash) error) error {
 		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 			newest = m.Stored
 			h, err := outbox.ParseHeader(m.Header)
@@ -161,7 +162,7 @@ func (s *snapshot) reader(
 					"remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it starts over", s.cfg.Stream),
 					"message %d of stream %s is not one of a snapshot", m.Seq, s.cfg.Stream)
 			}
-			return add(replication.IDSum(outbox.HeaderIDSum(m.Header)))
+			return add(tablesnapshot.IDHash(outbox.HeaderIDSum(m.Header)))
 		})
 	})
 	if err != nil {
@@ -173,7 +174,7 @@ func (s *snapshot) reader(
 }
 
 // makeSlot drops the slot, if there is one, and makes it anew.
-func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) (*replication.NewSlot, error) {
+func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) (*catalog.NewSlot, error) {
 	err := l.AwaitSlot(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_held" {
 		return nil, refuse("slot_unfinished", "It may be that of an init that was killed, which waits until the transactions that write "+
@@ -190,7 +191,7 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill
 	}
 	s.o.Hit("snapshot.slot")
 	s.o.Progress("making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
-	slot, err := replication.CreateSlot(ctx, l.PGC, true)
+	slot, err := catalog.CreateSlotWithSnapshot(ctx, l.PGC, true)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_blocked" {
 		f.Hint = strings.Replace(f.Hint, "`outflow init`", "`outflow init --snapshot`", 1)
 	}
@@ -229,7 +230,7 @@ func (s *snapshot) place(ctx context.Context, l *backfill.Conns, rd *backfill.Re
 
 // window prepares the window to publish: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Conns, snap *replication.Snapshot, place relay.Checkpoint,
+	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, place relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
 	none, double, err := snap.CheckIDs(ctx, id)
@@ -242,7 +243,7 @@ func (s *snapshot) window(
 			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not tell which rows are published",
 			s.rep.Table, none, id, double)
 	}
-	q := replication.RowQuery{Mapping: l.Layout.Mapping, ID: id, Unknown: true, Sorted: true}
+	q := tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: id, SkipKnown: true, Sorted: true}
 	s.o.Progress("counting the rows of table %s", s.rep.Table)
 	of, err := snap.Count(ctx, q)
 	if err != nil {

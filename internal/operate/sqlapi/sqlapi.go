@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/producer"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // Name is the function's name, with its schema.
@@ -35,7 +35,7 @@ func (a *API) Statements() []string { return append(append([]string{}, a.Counter
 
 // New makes the SQL for a configuration and the table that it maps.
 func New(cfg config.Config, l *wiring.Layout) (*API, error) {
-	schema, name, err := replication.SplitTable(cfg.Table)
+	schema, name, err := catalog.SplitTable(cfg.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (w *writer) readTable() error {
 }
 
 // payloadType is the type of the argument payload: that of the column, so that the bytes stay what they are.
-func payloadType(c replication.Column) string {
+func payloadType(c catalog.Column) string {
 	switch c.TypeOID {
 	case pgtype.JSONBOID:
 		return "jsonb"

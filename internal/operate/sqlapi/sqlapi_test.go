@@ -18,7 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
@@ -94,7 +94,7 @@ func (d *database) texts(query string, args ...any) []string {
 // api makes the function, as init does.
 func (d *database) api() *API {
 	d.t.Helper()
-	pg, err := replication.OpenSetup(d.t.Context(), replication.SetupConfig{Config: wiring.Replication(d.cfg, nil)})
+	pg, err := catalog.OpenSetup(d.t.Context(), catalog.SetupConfig{Config: wiring.Catalog(d.cfg)})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -355,7 +355,7 @@ func TestAnotherMapping(t *testing.T) {
 func TestCannotBeMade(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t), "CREATE TABLE outbox (id int, x text, doc_id text GENERATED ALWAYS AS (x || '!') STORED, payload text)")
-	pg, err := replication.OpenSetup(t.Context(), replication.SetupConfig{Config: wiring.Replication(d.cfg, nil)})
+	pg, err := catalog.OpenSetup(t.Context(), catalog.SetupConfig{Config: wiring.Catalog(d.cfg)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,13 @@
+package catalog
+
+import "github.com/outflowhq/outflow/internal/relay"
+
+// Config names the server that holds the outbox, and what is there.
+type Config struct {
+	URL         string // connection URL or keyword string; "": libpq's PG* environment
+	Slot        string
+	Publication string
+	Table       string      // schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical messages, there is no table
+	Shard       relay.Shard // the part of the table that is published
+	ShardBy     string      // the column that decides to which part a row belongs: the document's
+}

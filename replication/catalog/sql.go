@@ -1,0 +1,99 @@
+package catalog
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/rowfilter"
+)
+
+// SQL returns the statements that make table, publication and slot, in their order, for a role that may do so to run by hand. The
+// slot comes last, in a transaction of its own: a publication that did not exist when a row was written does not publish it.
+func Statements(cfg SetupConfig) ([]string, error) {
+	slot := fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", postgres.Literal(cfg.Slot))
+	if cfg.Table == "" {
+		return []string{createPublication(cfg, nil), slot}, nil
+	}
+	schema, name, err := SplitTable(cfg.Table)
+	if err != nil {
+		return nil, err
+	}
+	table := pgx.Identifier{schema, name}
+	return []string{
+		createTable(cfg, table),
+		createPublication(cfg, table),
+		slot,
+	}, nil
+}
+
+// createTable is the outbox as documented, with the columns that the mapping names. seq_key is made from actor and counter where
+// both exist; "C" makes PostgreSQL compare it as Outflow does, byte by byte.
+func createTable(cfg SetupConfig, table pgx.Identifier) string {
+	m, created := cfg.Mapping, cfg.CreatedAt
+	if created == "" {
+		created = "created_at"
+	}
+	var columns []string
+	add := func(name, definition string) {
+		if name != "" {
+			columns = append(columns, "  "+postgres.Quote(name)+" "+definition)
+		}
+	}
+	add(cfg.ID, "uuid PRIMARY KEY DEFAULT gen_random_uuid()")
+	add(m.Doc, "text NOT NULL")
+	add(m.Actor, "text NOT NULL")
+	add(m.Counter, "bigint NOT NULL")
+	if m.Actor != "" && m.Counter != "" {
+		add(m.Key, fmt.Sprintf(`text COLLATE "C" NOT NULL GENERATED ALWAYS AS (%s || ':' || lpad(%s::text, 20, '0')) STORED`,
+			postgres.Quote(m.Actor), postgres.Quote(m.Counter)))
+	} else {
+		add(m.Key, `text COLLATE "C" NOT NULL`)
+	}
+	add(m.Payload, "jsonb NOT NULL")
+	add(created, "timestamptz NOT NULL DEFAULT now()")
+	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)"
+}
+
+// NewTable is the description of the table that init would make.
+func PlannedTable(cfg SetupConfig) (Table, error) {
+	schema, name, err := SplitTable(cfg.Table)
+	if err != nil {
+		return Table{}, err
+	}
+	t, m, created := Table{Schema: schema, Name: name}, cfg.Mapping, cfg.CreatedAt
+	if created == "" {
+		created = "created_at"
+	}
+	for _, c := range []Column{
+		{Name: cfg.ID, TypeOID: pgtype.UUIDOID, Default: true},
+		{Name: m.Doc, TypeOID: pgtype.TextOID},
+		{Name: m.Actor, TypeOID: pgtype.TextOID},
+		{Name: m.Counter, TypeOID: pgtype.Int8OID},
+		{Name: m.Key, TypeOID: pgtype.TextOID, Generated: m.Actor != "" && m.Counter != ""},
+		{Name: m.Payload, TypeOID: pgtype.JSONBOID},
+		{Name: created, TypeOID: pgtype.TimestamptzOID, Default: true},
+	} {
+		if c.Name != "" {
+			c.NotNull, c.Default = true, c.Default || c.Generated
+			t.Columns = append(t.Columns, c)
+		}
+	}
+	return t, nil
+}
+
+// createPublication leaves PostgreSQL 18's publish_generated_columns off: seq_key is made from actor and counter on every version,
+// so the same rows give the same order on all of them. Without a table it publishes nothing: the stream can't be asked for without one.
+func createPublication(cfg SetupConfig, table pgx.Identifier) string {
+	if table == nil {
+		return fmt.Sprintf("CREATE PUBLICATION %s WITH (publish = 'insert')", postgres.Quote(cfg.Publication))
+	}
+	filter := ""
+	if condition := rowfilter.Condition(cfg.Shard, postgres.Quote(cfg.ShardBy)); condition != "" {
+		filter = " WHERE (" + condition + ")"
+	}
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s%s WITH (publish = 'insert', publish_via_partition_root = true)",
+		postgres.Quote(cfg.Publication), table.Sanitize(), filter)
+}

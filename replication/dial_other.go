@@ -1,8 +1,0 @@
-//go:build !linux
-
-package replication
-
-import "syscall"
-
-// limitUnacknowledged does nothing here: the write deadline and TCP keepalive find a peer that is gone, only later.
-func limitUnacknowledged(string, string, syscall.RawConn) error { return nil }

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package replication
+
+import "time"
+
+// leavePoller does nothing here: the socket stays with Go's network poller.
+func (s *socket) leavePoller() error { return nil }
+
+func sendTimeout(int, time.Duration) error { return nil }
+
+func sleep(time.Duration) {}

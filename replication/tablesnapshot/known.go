@@ -1,0 +1,117 @@
+package tablesnapshot
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// IDSum stands for an event id: the first half of the SHA-256 of the bytes that an event has as its id.
+type IDHash [16]byte
+
+// knownTable holds what a reader knows. It is temporary: the server drops it with the connection, and no WAL is written for it.
+const knownTable = "pg_temp.outflow_known"
+
+// Know makes the reader know ids: fill calls add with each. They are kept by the server, in a temporary table, so that memory does not
+// grow with them. It comes before the reader's snapshot is exported, or the snapshot would not see them; and once.
+func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
+	if _, err := r.conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
+		return r.knownFault(err)
+	}
+	pr, pw := io.Pipe()
+	filled := make(chan error, 1)
+	go func() {
+		w := bufio.NewWriterSize(pw, 64<<10)
+		line := make([]byte, 0, 2*len(IDHash{})+1)
+		err := fill(func(id IDHash) error {
+			line = append(hex.AppendEncode(line[:0], id[:]), '\n')
+			_, err := w.Write(line)
+			return err
+		})
+		if err == nil {
+			err = w.Flush()
+		}
+		pw.CloseWithError(err) // nil: the end
+		filled <- err
+	}()
+	_, err := r.conn.PgConn().CopyFrom(ctx, pr, "COPY "+knownTable+" FROM STDIN")
+	pr.CloseWithError(err) // ends fill, with the same error, where the server has refused something
+	if fillErr := <-filled; fillErr != nil {
+		err = fillErr
+	}
+	if err != nil {
+		return r.knownFault(err)
+	}
+	if _, err := r.conn.Exec(ctx, "ANALYZE "+knownTable); err != nil {
+		return r.knownFault(err)
+	}
+	r.known = true
+	return nil
+}
+
+func (r *Reader) knownFault(err error) error {
+	switch postgres.SQLState(err) {
+	case postgres.StateInsufficientPrivilege:
+		return postgres.Fatal(err, "no_right", "GRANT TEMPORARY ON DATABASE ... to it, for as long as the command runs",
+			"the role may not make a temporary table, which would hold what is published already")
+	case postgres.StateDiskFull, postgres.StateConfigurationLimitExceeded:
+		return postgres.Fatal(err, "temp_space", "Give the server room for temporary files (temp_tablespaces, temp_file_limit), then run the command again",
+			"the server has no room for a temporary table of what is published already")
+	}
+	return fmt.Errorf("make a temporary table of what is published: %w", err)
+}
+
+// sum is the IDSum of a row: of the bytes that the decoder makes of the column.
+func (s *Snapshot) idHash(id string) string {
+	bytes := "textsend(" + printed(id) + ")"
+	if c, _ := s.table.Column(id); c.TypeOID == pgtype.ByteaOID {
+		bytes = "coalesce(" + postgres.Quote(id) + ", '')"
+	}
+	return "left(encode(sha256(" + bytes + "), 'hex'), 32)::uuid"
+}
+
+// Count returns how many rows a query would bring.
+func (s *Snapshot) Count(ctx context.Context, q Query) (n int, err error) {
+	q.Columns, q.Sorted = nil, false
+	sql, params := s.query(q)
+	if params != nil {
+		panic("replication: a list of ids is not counted") // its length is known
+	}
+	if err := s.conn.QueryRow(ctx, "SELECT count(*) FROM ("+sql+") AS rows").Scan(&n); err != nil {
+		return 0, s.rowsFault(q, err)
+	}
+	return n, nil
+}
+
+// CheckIDs returns how many rows have no id, and how many have the id of another row. Where the table itself forbids both, nothing is
+// read.
+func (s *Snapshot) CheckIDs(ctx context.Context, id string) (none, double int, err error) {
+	c, ok := s.table.Column(id)
+	if !ok {
+		return 0, 0, fmt.Errorf("table %s.%s has no column %s", s.table.Schema, s.table.Name, id)
+	}
+	var unique bool
+	err = s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = $1 AND indisunique AND indisvalid AND indimmediate
+		AND indnkeyatts = 1 AND indkey[0] = $2 AND indpred IS NULL AND indexprs IS NULL)`, s.table.OID, c.Number).Scan(&unique)
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the indexes of %s.%s: %w", s.table.Schema, s.table.Name, err)
+	}
+	if unique && c.NotNull {
+		return 0, 0, nil
+	}
+	where := ""
+	for _, ours := range s.shardCondition() {
+		where = " WHERE " + ours
+	}
+	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) - count(%[1]s), count(%[1]s) - count(DISTINCT %[2]s) FROM %[3]s",
+		postgres.Quote(id), "CASE WHEN "+postgres.Quote(id)+" IS NOT NULL THEN "+printed(id)+" COLLATE \"C\" END", s.table.Only()+where)).Scan(&none, &double)
+	if err != nil {
+		return 0, 0, s.rowsFault(Query{}, err)
+	}
+	return none, double, nil
+}
