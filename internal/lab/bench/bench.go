@@ -58,7 +58,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWorld(o)
+	w, err := newHarness(o)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 }
 
 // run measures what is to be measured.
-func (w *world) run(ctx context.Context, r *Report, cases []*Case) error {
+func (w *harness) run(ctx context.Context, r *Report, cases []*Case) error {
 	if err := w.startPostgres(ctx); err != nil {
 		return err
 	}

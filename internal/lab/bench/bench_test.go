@@ -160,8 +160,8 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &back); err != nil {
 		t.Fatal(err)
 	}
-	c := back.Cases[1].contender(itself)
-	if c == nil || c.Figures[eventRate].High != 1401 || c.Ratios[relayName].Low != 1401.0/200 || back.Cases[1].WALBytes.Median != 405 {
+	c := back.Cases[1].Contenders[0]
+	if c.Name != itself || c.Figures[eventRate].High != 1401 || c.Ratios[relayName].Low != 1401.0/200 || back.Cases[1].WALBytes.Median != 405 {
 		t.Errorf("read back: %+v", c)
 	}
 	for _, key := range []string{`"events_per_second"`, `"point": "10 KB"`, `"rows_per_transaction": 100`, `"ratios"`} {

@@ -33,7 +33,7 @@ type broker struct {
 }
 
 // useBroker makes the present NATS one that fits the case.
-func (w *world) useBroker(ctx context.Context, c *Case) (err error) {
+func (w *harness) useBroker(ctx context.Context, c *Case) (err error) {
 	if b := w.broker; b != nil {
 		if b.given || b.replicas == c.Replicas && b.sync == c.Sync {
 			return nil
@@ -115,7 +115,7 @@ func (b *broker) close(keep bool) error {
 }
 
 // makeStream makes a stream that is not outflow's.
-func (w *world) makeStream(ctx context.Context, c *Case, name, subjects string) error {
+func (w *harness) makeStream(ctx context.Context, c *Case, name, subjects string) error {
 	return persist(ctx, func(ctx context.Context) error {
 		_, err := w.broker.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{subjects}, Replicas: c.Replicas})
 		return err
@@ -123,7 +123,7 @@ func (w *world) makeStream(ctx context.Context, c *Case, name, subjects string) 
 }
 
 // dropStream removes a stream.
-func (w *world) dropStream(ctx context.Context, name string) error {
+func (w *harness) dropStream(ctx context.Context, name string) error {
 	return persist(ctx, func(ctx context.Context) error {
 		if err := w.broker.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return err
@@ -139,7 +139,7 @@ type held struct {
 }
 
 // state returns what streams hold.
-func (w *world) state(ctx context.Context, streams ...string) (all held, err error) {
+func (w *harness) state(ctx context.Context, streams ...string) (all held, err error) {
 	for _, name := range streams {
 		err := persist(ctx, func(ctx context.Context) error {
 			stream, err := w.broker.js.Stream(ctx, name)

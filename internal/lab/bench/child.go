@@ -103,7 +103,7 @@ type child struct {
 }
 
 // startChild starts a child and returns when it is ready to begin.
-func (w *world) startChild(ctx context.Context, t task) (*child, error) {
+func (w *harness) startChild(ctx context.Context, t task) (*child, error) {
 	t.Postgres, t.NATS = w.pgURL, w.broker.url
 	spec, err := json.Marshal(t)
 	if err != nil {

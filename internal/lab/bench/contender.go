@@ -36,14 +36,14 @@ type follower interface {
 
 // runCosts is what was used when a run began.
 type runCosts struct {
-	w              *world
+	w              *harness
 	postgres, nats time.Duration
 	hasPG, hasNATS bool
 	wal            outbox.LSN
 }
 
 // costs begins to measure what a run costs the servers.
-func (w *world) costs(ctx context.Context) (*runCosts, error) {
+func (w *harness) costs(ctx context.Context) (*runCosts, error) {
 	r := &runCosts{w: w}
 	var err error
 	if r.wal, err = w.lsn(ctx); err != nil {
@@ -103,7 +103,7 @@ const (
 
 // awaitMessages waits until streams have n messages together and returns when the last of them was stored. died is asked whether the
 // publisher still runs.
-func (w *world) awaitMessages(ctx context.Context, n int, died func() error, streams ...string) (time.Time, error) {
+func (w *harness) awaitMessages(ctx context.Context, n int, died func() error, streams ...string) (time.Time, error) {
 	last, moved := uint64(0), time.Now()
 	for {
 		s, err := w.state(ctx, streams...)
@@ -133,7 +133,7 @@ func (w *world) awaitMessages(ctx context.Context, n int, died func() error, str
 }
 
 // verify makes sure that streams hold exactly n messages: asked again at the end, when nobody publishes any more.
-func (w *world) verify(ctx context.Context, n int, streams ...string) error {
+func (w *harness) verify(ctx context.Context, n int, streams ...string) error {
 	s, err := w.state(ctx, streams...)
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 )
 
 // connect returns a connection to our database.
-func (w *world) connect(ctx context.Context) (conn *pgx.Conn, err error) {
+func (w *harness) connect(ctx context.Context) (conn *pgx.Conn, err error) {
 	err = persist(ctx, func(ctx context.Context) error {
 		conn, err = pgx.Connect(ctx, w.pgURL)
 		return err
@@ -22,7 +22,7 @@ func (w *world) connect(ctx context.Context) (conn *pgx.Conn, err error) {
 }
 
 // query asks one question on a connection of its own, again and again until it is answered: it must do no harm twice.
-func (w *world) query(ctx context.Context, scan []any, sql string, args ...any) error {
+func (w *harness) query(ctx context.Context, scan []any, sql string, args ...any) error {
 	return persist(ctx, func(ctx context.Context) error {
 		conn, err := pgx.Connect(ctx, w.pgURL)
 		if err != nil {
@@ -34,7 +34,7 @@ func (w *world) query(ctx context.Context, scan []any, sql string, args ...any) 
 }
 
 // exec runs statements, each of which must do no harm twice.
-func (w *world) exec(ctx context.Context, statements ...string) error {
+func (w *harness) exec(ctx context.Context, statements ...string) error {
 	return persist(ctx, func(ctx context.Context) error {
 		conn, err := pgx.Connect(ctx, w.pgURL)
 		if err != nil {
@@ -68,7 +68,7 @@ func sqlState(err error) string {
 }
 
 // lsn returns the end of what is written.
-func (w *world) lsn(ctx context.Context) (lsn outbox.LSN, err error) {
+func (w *harness) lsn(ctx context.Context) (lsn outbox.LSN, err error) {
 	var text string
 	if err := w.query(ctx, []any{&text}, "SELECT pg_current_wal_insert_lsn()::text"); err != nil {
 		return 0, err
@@ -77,7 +77,7 @@ func (w *world) lsn(ctx context.Context) (lsn outbox.LSN, err error) {
 }
 
 // dropSlots drops the slots whose name is like a pattern. A slot whose reader has just gone may be in use for a moment.
-func (w *world) dropSlots(ctx context.Context, like string) error {
+func (w *harness) dropSlots(ctx context.Context, like string) error {
 	conn, err := pgx.Connect(ctx, w.pgURL)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ const (
 )
 
 // makeTables makes the tables, the outbox as outflow init does.
-func (w *world) makeTables(ctx context.Context, c *Case) error {
+func (w *harness) makeTables(ctx context.Context, c *Case) error {
 	if w.tables {
 		return nil
 	}
@@ -118,6 +118,6 @@ func (w *world) makeTables(ctx context.Context, c *Case) error {
 }
 
 // emptyTables removes what an earlier turn has written.
-func (w *world) emptyTables(ctx context.Context) error {
+func (w *harness) emptyTables(ctx context.Context) error {
 	return w.exec(ctx, "TRUNCATE "+outboxName+", "+relayTable+" RESTART IDENTITY")
 }

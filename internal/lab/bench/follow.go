@@ -8,7 +8,7 @@ import (
 )
 
 // follow lets a contender follow writers at a steady rate, and measures how late its messages are.
-func (w *world) follow(ctx context.Context, c *Case, p follower) (sample, error) {
+func (w *harness) follow(ctx context.Context, c *Case, p follower) (sample, error) {
 	if err := w.emptyTables(ctx); err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func because(err error) string {
 }
 
 // warm waits until the contender publishes: until a first row is in its stream.
-func (w *world) warm(ctx context.Context, p follower, table string) error {
+func (w *harness) warm(ctx context.Context, p follower, table string) error {
 	err := w.exec(ctx, "INSERT INTO "+table+` (id, doc_id, actor_id, counter, payload)
 		VALUES ('00000000-0000-0000-0000-000000000001', 'warm', 'actor', -1, '{"n": -1, "op": ""}') ON CONFLICT DO NOTHING`)
 	if err != nil {

@@ -29,7 +29,7 @@ type backlog struct {
 }
 
 // fill writes a case's backlog.
-func (w *world) fill(ctx context.Context, c *Case) (backlog, error) {
+func (w *harness) fill(ctx context.Context, c *Case) (backlog, error) {
 	begin, err := w.lsn(ctx)
 	if err != nil {
 		return backlog{}, err
@@ -61,7 +61,7 @@ func (w *world) fill(ctx context.Context, c *Case) (backlog, error) {
 }
 
 // call runs the procedure, which takes as long as it takes.
-func (w *world) call(ctx context.Context, c *Case) error {
+func (w *harness) call(ctx context.Context, c *Case) error {
 	conn, err := w.connect(ctx)
 	if err != nil {
 		return err

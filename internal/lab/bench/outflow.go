@@ -17,7 +17,7 @@ import (
 
 // streamer is a build of outflow.
 type streamer struct {
-	w       *world
+	w       *harness
 	build   Build
 	label   string // "": the build's name
 	horizon *time.Duration

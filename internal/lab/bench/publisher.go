@@ -15,7 +15,7 @@ const publisherName = "publisher"
 
 // publisher publishes the same messages out of its memory, into a stream without a door of its own: what JetStream alone takes.
 type publisher struct {
-	w     *world
+	w     *harness
 	child *child
 }
 
@@ -38,7 +38,7 @@ func (p *publisher) drain(ctx context.Context, _ *Case, b backlog) (sample, erro
 }
 
 // drainChild lets a child publish n messages, and measures it.
-func (w *world) drainChild(ctx context.Context, c *child, stream string, n int) (sample, error) {
+func (w *harness) drainChild(ctx context.Context, c *child, stream string, n int) (sample, error) {
 	costs, err := w.costs(ctx)
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ const recvLogicalName = "pg_recvlogical"
 
 // recvLogical is PostgreSQL's own reader of a slot, which throws away what it reads: what decoding and sending alone cost.
 type recvLogical struct {
-	w     *world
+	w     *harness
 	path  string
 	child *process.Process
 }
@@ -29,7 +29,7 @@ func (r *recvLogical) prepare(ctx context.Context, _ *Case) error {
 }
 
 // makeSlot makes a slot and a publication of the same name.
-func (w *world) makeSlot(ctx context.Context, id string) error {
+func (w *harness) makeSlot(ctx context.Context, id string) error {
 	return w.exec(ctx,
 		"DROP PUBLICATION IF EXISTS "+id,
 		"CREATE PUBLICATION "+id+" FOR TABLE "+outboxName+" WITH (publish = 'insert')",
@@ -79,7 +79,7 @@ func (r *recvLogical) cleanUp(ctx context.Context) error {
 }
 
 // dropSlot drops a slot and the publication of the same name.
-func (w *world) dropSlot(ctx context.Context, id string) error {
+func (w *harness) dropSlot(ctx context.Context, id string) error {
 	return errors.Join(
 		persist(ctx, func(ctx context.Context) error { return w.dropSlots(ctx, literal(id)) }),
 		w.exec(ctx, "DROP PUBLICATION IF EXISTS "+id))

@@ -21,7 +21,7 @@ const (
 // poller is a relay after the common pattern: take a batch, lock it, publish it, wait, mark it. It has a table of its own, so that what
 // it writes does not lie in the others' way.
 type poller struct {
-	w     *world
+	w     *harness
 	child *child
 }
 

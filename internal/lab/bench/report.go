@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 )
@@ -80,15 +79,6 @@ func newCaseReport(c *Case, names []string, turns []turn, wal []float64) *CaseRe
 		r.Contenders = append(r.Contenders, one)
 	}
 	return r
-}
-
-// contender returns what one has reached, nil if it took no part.
-func (r *CaseReport) contender(name string) *ContenderReport {
-	at := slices.IndexFunc(r.Contenders, func(c ContenderReport) bool { return c.Name == name })
-	if at < 0 {
-		return nil
-	}
-	return &r.Contenders[at]
 }
 
 // WriteJSON writes the report.

@@ -8,7 +8,7 @@ import (
 )
 
 // contenders returns who takes part in a case.
-func (w *world) contenders(c *Case) (all []contender) {
+func (w *harness) contenders(c *Case) (all []contender) {
 	builds := append([]Build{{itself, w.o.Binary}}, w.o.Builds...)
 	if c.Kind == latency {
 		for _, h := range c.Horizons {
@@ -28,7 +28,7 @@ func (w *world) contenders(c *Case) (all []contender) {
 }
 
 // measure repeats a case and returns its report.
-func (w *world) measure(ctx context.Context, c *Case) (*CaseReport, error) {
+func (w *harness) measure(ctx context.Context, c *Case) (*CaseReport, error) {
 	w.line("\n%s", c.title())
 	if err := w.useBroker(ctx, c); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (w *world) measure(ctx context.Context, c *Case) (*CaseReport, error) {
 }
 
 // turn is one repetition. Each begins with another contender.
-func (w *world) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, err error) {
+func (w *harness) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, err error) {
 	all := w.contenders(c)
 	defer func() {
 		cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)

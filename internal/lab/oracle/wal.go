@@ -359,15 +359,6 @@ func ruleKey(row Row, c Columns) (key string, null bool) {
 	return actor.Value + ":" + string([]rune(padded)[:20]), false
 }
 
-// ReadWAL reads the truth in one go. The slot lets go of what was read: who wants more later keeps a Reader.
-func ReadWAL(ctx context.Context, conn *pgx.Conn, s Source) (*Truth, error) {
-	r := NewReader(s)
-	if err := r.Read(ctx, conn); err != nil {
-		return nil, err
-	}
-	return r.Truth(), nil
-}
-
 // Partitions returns the leaves of a partitioned table, or the table itself, as test_decoding names them.
 func Partitions(ctx context.Context, conn *pgx.Conn, table string) (names []string, err error) {
 	rows, err := conn.Query(ctx, `SELECT format('%I.%I', n.nspname, c.relname) FROM pg_partition_tree($1::text::regclass) p

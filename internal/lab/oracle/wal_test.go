@@ -145,13 +145,15 @@ func TestReaderTypes(t *testing.T) {
 		`INSERT INTO "Out box" `+columns+` VALUES ('b', NULL, 1e25, decode(repeat('00ff', 300000), 'hex'), NULL, NULL, NULL, NULL, NULL, NULL, NULL)`)
 	c := Columns{ID: "No", Doc: `do"c`, Actor: "who", Key: "key [text]:'", Payload: "body"}
 	var printed []string
-	truth, err := ReadWAL(t.Context(), conn, Source{Slot: slot, Tables: tables, Columns: c, Subject: func(r Row) string {
+	r := NewReader(Source{Slot: slot, Tables: tables, Columns: c, Subject: func(r Row) string {
 		for _, name := range []string{"f", "a", "b", "n", "s", "t", "c"} {
 			v, there := r.Get(name)
 			printed = append(printed, fmt.Sprintf("%v %v %s", there, v.Null, v.Value))
 		}
 		return "x"
 	}})
+	err = r.Read(t.Context(), conn)
+	truth := r.Truth()
 	if err != nil || truth.Events != 3 {
 		t.Fatalf("%+v, %v", truth, err)
 	}

@@ -14,7 +14,7 @@ import (
 
 // attack carries out a schedule.
 type attack struct {
-	w     *world
+	w     *harness
 	plan  []Entry
 	begun time.Time
 
@@ -26,10 +26,10 @@ type attack struct {
 	catchUp time.Duration
 }
 
-// strike is one fault that is being carried out.
-type strike struct {
+// injection is one fault that is being carried out.
+type injection struct {
 	Params
-	w    *world
+	w    *harness
 	v    *victim // nil: all
 	note func(format string, args ...any)
 }
@@ -43,7 +43,7 @@ const (
 	leastRows    = 100
 )
 
-func newAttack(w *world, plan []Entry) *attack {
+func newAttack(w *harness, plan []Entry) *attack {
 	return &attack{w: w, plan: plan, tally: map[string]*Tally{}}
 }
 
@@ -164,7 +164,7 @@ func (a *attack) line(ctx context.Context, victim int) error {
 		}
 		g.Go(func() error {
 			defer func() { <-tokens }()
-			return a.strike(gctx, e)
+			return a.inject(gctx, e)
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -178,22 +178,22 @@ func (a *attack) late() bool {
 	return a.w.o.Kills == 0 && time.Since(a.begun) > a.w.o.Duration
 }
 
-// strike carries out one entry and waits until what it did is recovered from.
-func (a *attack) strike(ctx context.Context, e *Entry) error {
+// inject carries out one entry and waits until what it did is recovered from.
+func (a *attack) inject(ctx context.Context, e *Entry) error {
 	about := e.kind.about()
 	release, err := a.hold(ctx, e, about)
 	if err != nil {
 		return nil //nolint:nilerr // the attack is over
 	}
 	victims := a.w.victims
-	s := &strike{Params: e.Params, w: a.w, note: func(format string, args ...any) { a.w.screen.note(e, format, args...) }}
+	s := &injection{Params: e.Params, w: a.w, note: func(format string, args ...any) { a.w.screen.note(e, format, args...) }}
 	if e.Victim != sharedByVictim {
 		s.v = a.w.victims[e.Victim]
 		victims = victims[e.Victim : e.Victim+1]
 	}
-	a.w.screen.strike(e)
+	a.w.screen.injected(e)
 	before := published(victims)
-	err = e.kind.strike(ctx, s)
+	err = e.kind.inject(ctx, s)
 	release()
 	switch {
 	case errors.Is(err, errMissed):
@@ -210,7 +210,7 @@ func (a *attack) strike(ctx context.Context, e *Entry) error {
 		return !slices.ContainsFunc(victims, func(v *victim) bool { return !v.caughtUp(want) })
 	})
 	a.count(about, func(t *Tally) {
-		t.Strikes++
+		t.Injected++
 		if about.name == "nats.kill" && a.w.o.Replicas > 1 && e.Params.Node == 0 {
 			t.leaders++
 		}

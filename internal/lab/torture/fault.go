@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// fault is a kind of fault. It holds no state: the same value is used by all strikes.
+// fault is a kind of fault. It holds no state: the same value is used by all injections.
 type fault interface {
 	about() about
 	// fits tells whether there is what it needs.
 	fits(s *shape) bool
-	// plan chooses the parameters of one strike.
+	// plan chooses the parameters of one injection.
 	plan(r *rand.Rand, s *shape) Params
-	// strike does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed where there was nothing to
-	// strike at; another error says that the run can't go on.
-	strike(ctx context.Context, a *strike) error
+	// inject does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed where there was nothing
+	// to hit; another error says that the run can't go on.
+	inject(ctx context.Context, a *injection) error
 }
 
 // about describes a kind.
@@ -28,11 +28,11 @@ type about struct {
 	does   string // a phrase
 	weight int    // how often, against the others
 	holds  []resource
-	shared bool // strikes all victims at once
+	shared bool // hits all victims at once
 	kills  bool // counts as a kill of outflow
-	// gap is the least time between two strikes of this kind on one victim.
+	// gap is the least time between two faults of this kind on one victim.
 	gap time.Duration
-	// most is how often it strikes one victim in a run; 0: as often as it comes.
+	// most is how often it hits one victim in a run; 0: as often as it comes.
 	most int
 }
 
@@ -53,10 +53,10 @@ const (
 // sharedByVictim stands for the number of a victim where all are meant, or none.
 const sharedByVictim = -1
 
-// errMissed: there was nothing to strike at.
+// errMissed: there was nothing to inject the fault into.
 var errMissed = errors.New("nothing to strike at")
 
-// Params are what a strike is done with. Zero values are not printed.
+// Params are what a fault is injected with. Zero values are not printed.
 type Params struct {
 	Hold     time.Duration `json:"hold,omitempty"`     // how long it lasts
 	Standby  bool          `json:"standby,omitempty"`  // the instance that waits, not the one that publishes
@@ -132,13 +132,13 @@ func Faults() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// chosen is a kind that may strike, and how often against the others.
+// chosen is a kind that may be injected, and how often against the others.
 type chosen struct {
 	fault
 	weight int
 }
 
-// choose returns the kinds that a list names and that fit. "name*3" makes them strike three times as often as they would.
+// choose returns the kinds that a list names and that fit. "name*3" makes them come three times as often as they would.
 func choose(list string, s *shape) ([]chosen, error) {
 	times := map[fault]int{}
 	matches := func(name string) (found []fault) {

@@ -96,7 +96,7 @@ func (clockStep) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Step: step, Hold: between(r, time.Second, 3*time.Second)}
 }
 
-func (clockStep) strike(ctx context.Context, a *strike) error {
+func (clockStep) inject(ctx context.Context, a *injection) error {
 	if err := a.w.clock.set(a.Step); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (clockOutflow) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Step: step, Hold: between(r, 500*time.Millisecond, 4*time.Second)}
 }
 
-func (clockOutflow) strike(ctx context.Context, a *strike) error {
+func (clockOutflow) inject(ctx context.Context, a *injection) error {
 	i, err := only(a, fmt.Sprintf("%s%s:%v", pointEnv, failpoint.Clock, a.Step))
 	if err != nil {
 		return err

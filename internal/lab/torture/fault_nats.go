@@ -11,7 +11,7 @@ import (
 )
 
 // node returns one of the victim's servers, counted from the one that leads the stream. Without a leader it is counted from the first.
-func (a *strike) node() *natsserver.Process {
+func (a *injection) node() *natsserver.Process {
 	b := a.v.nats
 	if b.cluster == nil {
 		return b.nodes[0]
@@ -44,7 +44,7 @@ func (natsKill) plan(r *rand.Rand, s *shape) Params {
 	return Params{Hold: between(r, 0, 400*time.Millisecond), Node: nodeOf(r, s)}
 }
 
-func (natsKill) strike(ctx context.Context, a *strike) error {
+func (natsKill) inject(ctx context.Context, a *injection) error {
 	n := a.node()
 	if err := n.Kill(); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (natsPause) plan(r *rand.Rand, s *shape) Params {
 	return Params{Hold: hold, Node: nodeOf(r, s)}
 }
 
-func (natsPause) strike(ctx context.Context, a *strike) error {
+func (natsPause) inject(ctx context.Context, a *injection) error {
 	n := a.node()
 	if err := n.Pause(); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (natsAway) plan(r *rand.Rand, s *shape) Params {
 	return Params{Hold: walSenderTimeout + time.Second}
 }
 
-func (natsAway) strike(ctx context.Context, a *strike) error {
+func (natsAway) inject(ctx context.Context, a *injection) error {
 	for _, n := range a.v.nats.nodes {
 		if err := n.Kill(); err != nil {
 			return err
@@ -126,7 +126,7 @@ func (natsStepDown) plan(r *rand.Rand, _ *shape) Params {
 	return Params{What: []string{"stream", "stream", "stream", "record"}[r.IntN(4)]}
 }
 
-func (natsStepDown) strike(_ context.Context, a *strike) error {
+func (natsStepDown) inject(_ context.Context, a *injection) error {
 	stream := a.v.stream
 	if a.What == "record" {
 		stream = "KV_" + checkpoint.Bucket(stream)

@@ -23,23 +23,23 @@ func side(r *rand.Rand, s *shape) string {
 
 func linked(s *shape) bool { return s.pgLink || s.natsLink }
 
-// links are the proxies of the strike's side.
-func (a *strike) links() []*faultproxy.Proxy {
+// links are the proxies of the fault's side.
+func (a *injection) links() []*faultproxy.Proxy {
 	if a.Side == sidePostgres {
 		return []*faultproxy.Proxy{a.v.pgLink}
 	}
 	return a.v.natsLinks
 }
 
-func (a *strike) each(do func(*faultproxy.Proxy)) {
+func (a *injection) each(do func(*faultproxy.Proxy)) {
 	for _, l := range a.links() {
 		do(l)
 	}
 }
 
-// during does something to the links for as long as the strike lasts, then resets the connections if they are of no use any more, and
+// during does something to the links for as long as the fault lasts, then resets the connections if they are of no use any more, and
 // takes everything back.
-func (a *strike) during(ctx context.Context, do func(*faultproxy.Proxy), cut bool) error {
+func (a *injection) during(ctx context.Context, do func(*faultproxy.Proxy), cut bool) error {
 	a.each(do)
 	err := pause(ctx, a.Hold)
 	if cut {
@@ -57,7 +57,7 @@ func (linkCut) about() about {
 }
 func (linkCut) fits(s *shape) bool                 { return linked(s) }
 func (linkCut) plan(r *rand.Rand, s *shape) Params { return Params{Side: side(r, s)} }
-func (linkCut) strike(_ context.Context, a *strike) error {
+func (linkCut) inject(_ context.Context, a *injection) error {
 	a.each((*faultproxy.Proxy).Cut)
 	return nil
 }
@@ -75,7 +75,7 @@ func (linkRefuse) fits(s *shape) bool { return linked(s) }
 func (linkRefuse) plan(r *rand.Rand, s *shape) Params {
 	return Params{Side: side(r, s), Hold: between(r, 100*time.Millisecond, 3*time.Second)}
 }
-func (linkRefuse) strike(ctx context.Context, a *strike) error {
+func (linkRefuse) inject(ctx context.Context, a *injection) error {
 	return a.during(ctx, func(p *faultproxy.Proxy) { p.Refuse(true); p.Cut() }, false)
 }
 
@@ -104,7 +104,7 @@ func (linkHalfOpen) plan(r *rand.Rand, s *shape) Params {
 	most := []time.Duration{2 * time.Second, 8 * time.Second}[r.IntN(2)]
 	return Params{Side: side(r, s), Hold: between(r, 200*time.Millisecond, most), What: what}
 }
-func (linkHalfOpen) strike(ctx context.Context, a *strike) error {
+func (linkHalfOpen) inject(ctx context.Context, a *injection) error {
 	lost := a.What == bothWays+stallDropped || a.What == fromOutflow+stallDropped || a.What == towardsIt+stallDropped
 	return a.during(ctx, func(p *faultproxy.Proxy) {
 		p.Mute(faultproxy.ToServer, a.What != towardsIt && a.What != towardsIt+stallDropped)
@@ -131,7 +131,7 @@ func (linkSlow) plan(r *rand.Rand, s *shape) Params {
 	}
 	return p
 }
-func (linkSlow) strike(ctx context.Context, a *strike) error {
+func (linkSlow) inject(ctx context.Context, a *injection) error {
 	return a.during(ctx, func(p *faultproxy.Proxy) { p.Delay(a.Delay); p.Rate(a.Rate) }, false)
 }
 
@@ -152,6 +152,6 @@ func (linkAckLost) plan(r *rand.Rand, _ *shape) Params {
 	}
 	return Params{Side: sideNATS, Hold: between(r, 10*time.Millisecond, most)}
 }
-func (linkAckLost) strike(ctx context.Context, a *strike) error {
+func (linkAckLost) inject(ctx context.Context, a *injection) error {
 	return a.during(ctx, func(p *faultproxy.Proxy) { p.Drop(faultproxy.ToClient, true) }, true)
 }

@@ -20,7 +20,7 @@ func (kill) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 0, 400*time.Millisecond), Standby: r.IntN(8) == 0}
 }
 
-func (kill) strike(ctx context.Context, a *strike) error {
+func (kill) inject(ctx context.Context, a *injection) error {
 	i := a.v.target(ctx, a.Standby)
 	if i == nil {
 		return errMissed
@@ -30,7 +30,7 @@ func (kill) strike(ctx context.Context, a *strike) error {
 }
 
 // again starts an instance after a while.
-func again(ctx context.Context, a *strike, i *instance) error {
+func again(ctx context.Context, a *injection, i *instance) error {
 	err := pause(ctx, a.Hold)
 	if startErr := i.start(); startErr != nil {
 		return startErr
@@ -49,7 +49,7 @@ func (term) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 0, 300*time.Millisecond), Standby: r.IntN(6) == 0}
 }
 
-func (term) strike(ctx context.Context, a *strike) error {
+func (term) inject(ctx context.Context, a *injection) error {
 	i := a.v.target(ctx, a.Standby)
 	if i == nil {
 		return errMissed
@@ -82,7 +82,7 @@ func (zombie) plan(r *rand.Rand, s *shape) Params {
 	return Params{Hold: between(r, 0, time.Second), What: what}
 }
 
-func (zombie) strike(ctx context.Context, a *strike) error {
+func (zombie) inject(ctx context.Context, a *injection) error {
 	var sleeper *instance
 	if !await(ctx, takeOver/4, func() bool { sleeper = a.v.holder(ctx); return sleeper != nil }) {
 		return errMissed
@@ -133,7 +133,7 @@ func (resettings) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Settings: settingsOf(horizon, []string{"seq_key", "commit"}[r.IntN(2)]), Standby: r.IntN(2) == 0}
 }
 
-func (resettings) strike(ctx context.Context, a *strike) error {
+func (resettings) inject(ctx context.Context, a *injection) error {
 	i := a.v.target(ctx, a.Standby)
 	if i == nil {
 		return errMissed

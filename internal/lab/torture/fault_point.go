@@ -35,7 +35,7 @@ func (point) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 0, 200*time.Millisecond), Point: fmt.Sprintf("%s:%d", p, 1+r.IntN(max(1, times[name])))}
 }
 
-func (point) strike(ctx context.Context, a *strike) error {
+func (point) inject(ctx context.Context, a *injection) error {
 	i, err := only(a, pointEnv+a.Point)
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func (point) strike(ctx context.Context, a *strike) error {
 }
 
 // only starts an instance that is the only one of its victim, with further environment.
-func only(a *strike, environ ...string) (*instance, error) {
+func only(a *injection, environ ...string) (*instance, error) {
 	for _, i := range a.v.instances {
 		i.kill()
 	}
@@ -88,7 +88,7 @@ func (spillFull) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 2*time.Second, 4*time.Second)}
 }
 
-func (spillFull) strike(ctx context.Context, a *strike) error {
+func (spillFull) inject(ctx context.Context, a *injection) error {
 	i, err := only(a, pointEnv+failpoint.SpillFull+":1")
 	if err != nil {
 		return err

@@ -28,7 +28,7 @@ func (pgCrash) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 0, 500*time.Millisecond)}
 }
 
-func (f pgCrash) strike(ctx context.Context, a *strike) error {
+func (f pgCrash) inject(ctx context.Context, a *injection) error {
 	begun := time.Now()
 	var err error
 	if f.mode == "kill" {
@@ -55,7 +55,7 @@ func (pgTerminate) about() about {
 func (pgTerminate) fits(*shape) bool                   { return true }
 func (pgTerminate) plan(r *rand.Rand, _ *shape) Params { return Params{} }
 
-func (pgTerminate) strike(ctx context.Context, a *strike) error {
+func (pgTerminate) inject(ctx context.Context, a *injection) error {
 	if err := terminateWalsender(ctx, a); err != nil {
 		if !errors.Is(err, errMissed) { // which is noted anyway
 			a.note("%v", err)
@@ -65,7 +65,7 @@ func (pgTerminate) strike(ctx context.Context, a *strike) error {
 	return nil
 }
 
-func terminateWalsender(ctx context.Context, a *strike) error {
+func terminateWalsender(ctx context.Context, a *injection) error {
 	var n int
 	err := a.w.query(ctx, []any{&n}, `SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots
 		WHERE slot_name = $1 AND active_pid IS NOT NULL`, a.v.slot)

@@ -30,7 +30,7 @@ func (outflowPause) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: stillFor(r), Standby: r.IntN(6) == 0}
 }
 
-func (outflowPause) strike(ctx context.Context, a *strike) error {
+func (outflowPause) inject(ctx context.Context, a *injection) error {
 	i := a.v.target(ctx, a.Standby)
 	if i == nil {
 		return errMissed
@@ -59,7 +59,7 @@ func (outflowLeave) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 0, time.Second)}
 }
 
-func (outflowLeave) strike(ctx context.Context, a *strike) error {
+func (outflowLeave) inject(ctx context.Context, a *injection) error {
 	begun := time.Now()
 	a.v.each((*instance).term)
 	if took := time.Since(begun); took > leaveIn {
@@ -85,7 +85,7 @@ func (outflowAway) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 2*time.Second, 8*time.Second), What: []string{"killed", "stopped"}[r.IntN(2)]}
 }
 
-func (outflowAway) strike(ctx context.Context, a *strike) error {
+func (outflowAway) inject(ctx context.Context, a *injection) error {
 	if a.What == "killed" {
 		a.v.each((*instance).kill)
 	} else {
@@ -119,7 +119,7 @@ func (pgPause) about() about {
 }
 func (pgPause) fits(s *shape) bool                 { return s.ownPostgres }
 func (pgPause) plan(r *rand.Rand, _ *shape) Params { return Params{Hold: stillFor(r)} }
-func (pgPause) strike(ctx context.Context, a *strike) error {
+func (pgPause) inject(ctx context.Context, a *injection) error {
 	err := a.w.pg.Pause()
 	if err == nil {
 		_ = pause(ctx, a.Hold) // it goes on in any case
@@ -144,7 +144,7 @@ func (natsFreeze) plan(r *rand.Rand, _ *shape) Params {
 	return Params{Hold: between(r, 31*time.Second, 35*time.Second)}
 }
 
-func (natsFreeze) strike(ctx context.Context, a *strike) error {
+func (natsFreeze) inject(ctx context.Context, a *injection) error {
 	var err error
 	for _, n := range a.v.nats.nodes {
 		if err == nil {

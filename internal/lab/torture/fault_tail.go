@@ -45,7 +45,7 @@ func (natsTail) plan(r *rand.Rand, _ *shape) Params {
 	return p
 }
 
-func (natsTail) strike(ctx context.Context, a *strike) error {
+func (natsTail) inject(ctx context.Context, a *injection) error {
 	n := a.v.nats.nodes[0]
 	// One such loss in durable_after is what outflow stands: what came after the last one must have been confirmed.
 	if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
@@ -79,7 +79,7 @@ func (natsTail) strike(ctx context.Context, a *strike) error {
 
 // settled waits until what was in the WAL when it began is confirmed: what was published again after the last loss is durable then,
 // however long that took.
-func (a *strike) settled(ctx context.Context) bool {
+func (a *injection) settled(ctx context.Context) bool {
 	var end string
 	if err := a.w.surely(ctx, []any{&end}, "SELECT pg_current_wal_insert_lsn()::text"); err != nil {
 		return false
@@ -93,7 +93,7 @@ func (a *strike) settled(ctx context.Context) bool {
 // tornAgain is the least time between two such losses: a second reading, a durable_after, and what a busy machine adds.
 const tornAgain = 10 * time.Second
 
-func (a *strike) tear(n *natsserver.Process, since time.Time) error {
+func (a *injection) tear(n *natsserver.Process, since time.Time) error {
 	what, formText, _ := strings.Cut(strings.TrimSuffix(a.What, unnoticed), ", ")
 	form := natsserver.Back
 	if formText == natsserver.Hole.String() {

@@ -22,12 +22,12 @@ func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 // truth is what was committed, read from a slot of its own with test_decoding.
 type truth struct {
-	w      *world
+	w      *harness
 	slot   string
 	reader *oracle.Reader
 }
 
-func newTruth(ctx context.Context, w *world) (*truth, error) {
+func newTruth(ctx context.Context, w *harness) (*truth, error) {
 	t := &truth{w: w, slot: w.name + "_truth"}
 	t.reader = oracle.NewReader(oracle.Source{
 		Slot: t.slot, Events: oracle.Origin(w.o.Source), Tables: []string{"public." + w.table},

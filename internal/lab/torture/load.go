@@ -18,7 +18,7 @@ import (
 // load writes traces through several connections that commit out of order. It outlives restarts of the server: what became of a
 // transaction whose commit was not answered is seen in the table.
 type load struct {
-	w     *world
+	w     *harness
 	rate  int
 	limit int // rows; 0: none
 
@@ -45,7 +45,7 @@ const (
 	reconnect  = 20 * time.Millisecond
 )
 
-func newLoad(w *world) (*load, error) {
+func newLoad(w *harness) (*load, error) {
 	ops, err := newOperations()
 	return &load{w: w, rate: w.o.Rate, limit: w.o.Operations, ops: ops, wanted: make(chan struct{}, 1)}, err
 }

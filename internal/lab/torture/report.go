@@ -49,7 +49,7 @@ type Stream struct {
 // Tally is what happened with one kind of fault.
 type Tally struct {
 	Fault       string `json:"fault"`
-	Strikes     int    `json:"strikes"`
+	Injected    int    `json:"strikes"`
 	Missed      int    `json:"missed"`      // there was nothing to strike at
 	Events      int64  `json:"events"`      // published from the fault's beginning to the recovery from it, all such faults together
 	Unrecovered int    `json:"unrecovered"` // where that took longer than was waited
@@ -92,14 +92,14 @@ func (a *attack) report() *Report {
 		r.Faults = append(r.Faults, t)
 		switch about.name {
 		case "outflow.kill", "outflow.point":
-			r.Kills.Outflow += t.Strikes
+			r.Kills.Outflow += t.Injected
 		case "postgres.kill", "postgres.immediate":
-			r.Kills.Postgres += t.Strikes
+			r.Kills.Postgres += t.Injected
 		case "nats.kill", "nats.away", "nats.tail":
-			r.Kills.NATS += t.Strikes
+			r.Kills.NATS += t.Injected
 			r.Kills.Leaders += t.leaders
 		case "nats.stepdown":
-			r.Kills.Leaders += t.Strikes
+			r.Kills.Leaders += t.Injected
 		}
 	}
 	return r

@@ -28,10 +28,10 @@ func (e *Entry) who() string {
 // warmUp is before the first fault.
 const warmUp = 500 * time.Millisecond
 
-// sharedEvery: what strikes all victims comes so many times less often than what strikes one.
+// sharedEvery: what hits all victims comes so many times less often than what hits one.
 const sharedEvery = 4
 
-// longest is the longest time that is planned for where none of the kinds kills: some strike a number of times only.
+// longest is the longest time that is planned for where none of the kinds kills: some come a number of times only.
 const longest = 24 * time.Hour
 
 // schedule is the plan of the attack: a pure function of seed, options and shape.

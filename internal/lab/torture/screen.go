@@ -65,7 +65,7 @@ func (s *screen) entry(at time.Duration, e *Entry) {
 	s.line("%8.3f s  %-3s %-18s %s", at.Seconds(), e.who(), e.Fault, e.Params)
 }
 
-func (s *screen) outflows(w *world) {
+func (s *screen) outflows(w *harness) {
 	for _, v := range w.everybody() {
 		who := fmt.Sprintf("victim %d", v.n+1)
 		if v == w.twin {
@@ -83,7 +83,7 @@ func (s *screen) begin(at time.Time) {
 	fmt.Fprintf(s.out, "\n%10s  %-3s %-18s %s\n", "time", "who", "fault", "")
 }
 
-func (s *screen) strike(e *Entry) { s.entry(time.Since(s.begun), e) }
+func (s *screen) injected(e *Entry) { s.entry(time.Since(s.begun), e) }
 
 func (s *screen) note(e *Entry, format string, args ...any) {
 	s.line("%8.3f s  %-3s %-18s ... %s", time.Since(s.begun).Seconds(), e.who(), e.Fault, fmt.Sprintf(format, args...))
@@ -110,7 +110,7 @@ func (s *screen) report(r *Report) {
 		if t.Unrecovered > 0 {
 			note += fmt.Sprintf("   %d not recovered from within %v", t.Unrecovered, recoverLimit)
 		}
-		s.line("%-20s %8d %10d %12s %12s%s", t.Fault, t.Strikes, t.Events, ms(t.Median), ms(t.Max), note)
+		s.line("%-20s %8d %10d %12s %12s%s", t.Fault, t.Injected, t.Events, ms(t.Median), ms(t.Max), note)
 	}
 	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, other faults going on meanwhile")
 	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d, leaders %d. Left out for want of time: %d",

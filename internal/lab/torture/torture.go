@@ -4,7 +4,7 @@
 // What is attacked is a victim: a slot with two instances of outflow, a NATS (one server, or three), a stream, and a proxy on each
 // connection. There may be several victims, attacked at the same time. The twin is an outflow that nobody touches, with a slot and a
 // NATS server of its own: at the end its stream and the victims' must be the same, byte by byte. The schedule is a pure function of
-// the options and the seed; when exactly a fault strikes depends on the machine as well, so a repeated run is not the same to the
+// the options and the seed; when exactly a fault comes depends on the machine as well, so a repeated run is not the same to the
 // microsecond.
 package torture
 
@@ -147,7 +147,7 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 
 // run is one run from the start of the servers to the verdict.
 func run(ctx context.Context, o *Options, s *shape, plan []Entry, p *screen) (good bool, err error) {
-	w, err := newWorld(o, s, p)
+	w, err := newHarness(o, s, p)
 	if err != nil {
 		return false, err
 	}

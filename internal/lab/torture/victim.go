@@ -18,7 +18,7 @@ import (
 
 // victim is an installation: a slot, a stream and the instances that share them. The twin is one, too, but nobody touches it.
 type victim struct {
-	w      *world
+	w      *harness
 	n      int // -1: the twin
 	slot   string
 	stream string
@@ -42,14 +42,14 @@ const (
 	replicasTwin  = 1
 )
 
-func newVictim(ctx context.Context, w *world, n int) (*victim, error) {
+func newVictim(ctx context.Context, w *harness, n int) (*victim, error) {
 	v := &victim{
 		w: w, n: n, slot: fmt.Sprintf("%s_%d", w.name, n+1), stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)), settings: w.shape.settings,
 	}
 	return v, v.make(ctx, w.o.NATSURL, w.o.Replicas, instancesEach, true)
 }
 
-func newTwin(ctx context.Context, w *world) (*victim, error) {
+func newTwin(ctx context.Context, w *harness) (*victim, error) {
 	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN", settings: w.shape.settings}
 	return v, v.make(ctx, "", replicasTwin, 1, false)
 }
@@ -119,7 +119,7 @@ func (v *victim) holder(ctx context.Context) *instance {
 	return nil
 }
 
-// target returns an instance to strike at: the one that publishes, or another one. Where none publishes at the moment it is the first
+// target returns an instance for a fault: the one that publishes, or another one. Where none publishes at the moment it is the first
 // that runs.
 func (v *victim) target(ctx context.Context, standby bool) *instance {
 	holder := v.holder(ctx)

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 )
 
-// world is everything that runs: the servers, ours or given.
-type world struct {
+// harness is everything that runs: the servers, ours or given.
+type harness struct {
 	o    *Options
 	dir  string
 	name string // a prefix of all that is made on servers, which may be somebody else's
@@ -27,8 +27,8 @@ type world struct {
 	broker    *broker // the present NATS; nil: none yet
 }
 
-func newWorld(o Options) (*world, error) {
-	w := &world{o: &o, name: fmt.Sprintf("outflow_bench_%d", os.Getpid())}
+func newHarness(o Options) (*harness, error) {
+	w := &harness{o: &o, name: fmt.Sprintf("outflow_bench_%d", os.Getpid())}
 	var err error
 	if w.dir, err = os.MkdirTemp("", "outflow-bench-"); err != nil {
 		return nil, err
@@ -37,9 +37,9 @@ func newWorld(o Options) (*world, error) {
 	return w, os.Chmod(w.dir, 0o755) //nolint:gosec // what is secret in it has its own mode
 }
 
-func (w *world) file(name string) string { return filepath.Join(w.dir, name) }
+func (w *harness) file(name string) string { return filepath.Join(w.dir, name) }
 
-func (w *world) line(format string, args ...any) { fmt.Fprintf(w.o.Out, format+"\n", args...) }
+func (w *harness) line(format string, args ...any) { fmt.Fprintf(w.o.Out, format+"\n", args...) }
 
 // ownSettings are those of our own PostgreSQL. What is thrown away needs no fsync, and a disk that is slow today would be all that is
 // seen; where commits are timed one by one it is switched on. Checkpoints do not fall into a run.
@@ -47,7 +47,7 @@ var ownSettings = map[string]string{
 	"fsync": "off", "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "log_min_messages": "warning",
 }
 
-func (w *world) startPostgres(ctx context.Context) (err error) {
+func (w *harness) startPostgres(ctx context.Context) (err error) {
 	server := w.o.PostgresURL
 	if server == "" {
 		found, err := pgserver.Find(w.o.PGMajor)
@@ -78,7 +78,7 @@ func (w *world) startPostgres(ctx context.Context) (err error) {
 }
 
 // makeDatabase makes our database. It is asked once: a given server that is not there will not be there the next moment.
-func (w *world) makeDatabase(ctx context.Context, cfg *pgx.ConnConfig) error {
+func (w *harness) makeDatabase(ctx context.Context, cfg *pgx.ConnConfig) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, cfg)
@@ -99,7 +99,7 @@ func (w *world) makeDatabase(ctx context.Context, cfg *pgx.ConnConfig) error {
 }
 
 // describe says in the report, and on the screen, what is measured on.
-func (w *world) describe(r *Report) {
+func (w *harness) describe(r *Report) {
 	r.PostgreSQL = "PostgreSQL " + w.pgVersion + ", somebody else's"
 	if w.pg != nil {
 		r.PostgreSQL = "PostgreSQL " + w.pgVersion + ", our own, fsync=off but for latency"
@@ -122,7 +122,7 @@ func (w *world) describe(r *Report) {
 }
 
 // cannot says why a case is not possible here, "" if it is.
-func (w *world) cannot(c *Case) string {
+func (w *harness) cannot(c *Case) string {
 	if w.o.NATSURL != "" && c.Sync {
 		return "when a given NATS syncs is not ours to choose"
 	}
@@ -133,7 +133,7 @@ func (w *world) cannot(c *Case) string {
 }
 
 // recvLogical returns the path of pg_recvlogical.
-func (w *world) recvLogical() (string, bool) {
+func (w *harness) recvLogical() (string, bool) {
 	if w.pg != nil {
 		return w.pg.Installation.Tool(recvLogicalName)
 	}
@@ -145,7 +145,7 @@ func (w *world) recvLogical() (string, bool) {
 }
 
 // syncCommits switches fsync of our own server.
-func (w *world) syncCommits(ctx context.Context, on bool) error {
+func (w *harness) syncCommits(ctx context.Context, on bool) error {
 	if w.pg == nil {
 		return nil
 	}
@@ -154,7 +154,7 @@ func (w *world) syncCommits(ctx context.Context, on bool) error {
 }
 
 // close ends everything, and removes it unless it is to be kept.
-func (w *world) close() error {
+func (w *harness) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var errs []error
@@ -178,7 +178,7 @@ func (w *world) close() error {
 }
 
 // giveBack drops slots and database on a server that is somebody else's.
-func (w *world) giveBack(ctx context.Context) error {
+func (w *harness) giveBack(ctx context.Context) error {
 	err := persist(ctx, func(ctx context.Context) error { return w.dropSlots(ctx, literal(w.name)+"%") })
 	return errors.Join(err, persist(ctx, func(ctx context.Context) error {
 		conn, err := pgx.Connect(ctx, w.o.PostgresURL)

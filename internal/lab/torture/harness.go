@@ -16,8 +16,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 )
 
-// world is everything that runs: servers, outflows, load.
-type world struct {
+// harness is everything that runs: servers, outflows, load.
+type harness struct {
 	o      *Options
 	shape  *shape
 	screen *screen
@@ -40,8 +40,8 @@ type world struct {
 	broken  context.CancelCauseFunc
 }
 
-func newWorld(o *Options, s *shape, p *screen) (*world, error) {
-	w := &world{o: o, shape: s, screen: p, name: fmt.Sprintf("outflow_torture_%d", os.Getpid()), table: "outbox"}
+func newHarness(o *Options, s *shape, p *screen) (*harness, error) {
+	w := &harness{o: o, shape: s, screen: p, name: fmt.Sprintf("outflow_torture_%d", os.Getpid()), table: "outbox"}
 	if !s.ownPostgres {
 		w.table = w.name
 	}
@@ -53,10 +53,10 @@ func newWorld(o *Options, s *shape, p *screen) (*world, error) {
 	return w, os.Chmod(w.dir, 0o755) //nolint:gosec // what is secret in it has its own mode
 }
 
-func (w *world) file(name string) string { return filepath.Join(w.dir, name) }
+func (w *harness) file(name string) string { return filepath.Join(w.dir, name) }
 
 // start starts servers and outflows and returns when all publish.
-func (w *world) start(ctx context.Context) (err error) {
+func (w *harness) start(ctx context.Context) (err error) {
 	if err := w.startPostgres(ctx); err != nil {
 		return err
 	}
@@ -98,11 +98,11 @@ func (w *world) start(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-func (w *world) everybody() []*victim {
+func (w *harness) everybody() []*victim {
 	return append(w.victims[:len(w.victims):len(w.victims)], w.twin)
 }
 
-func (w *world) startPostgres(ctx context.Context) (err error) {
+func (w *harness) startPostgres(ctx context.Context) (err error) {
 	if !w.shape.ownPostgres {
 		w.pgURL = w.o.PostgresURL
 		if _, err := pgx.ParseConfig(w.pgURL); err != nil {
@@ -136,7 +136,7 @@ func (w *world) startPostgres(ctx context.Context) (err error) {
 }
 
 // query runs a statement on a connection of its own; scan may be nil.
-func (w *world) query(ctx context.Context, scan []any, sql string, args ...any) error {
+func (w *harness) query(ctx context.Context, scan []any, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, w.pgURL)
@@ -152,7 +152,7 @@ func (w *world) query(ctx context.Context, scan []any, sql string, args ...any) 
 }
 
 // surely runs a statement as query does, until the server answers: it may stand still for a moment, or be starting.
-func (w *world) surely(ctx context.Context, scan []any, sql string, args ...any) (err error) {
+func (w *harness) surely(ctx context.Context, scan []any, sql string, args ...any) (err error) {
 	await(ctx, catchUpLimit, func() bool {
 		err = w.query(ctx, scan, sql, args...)
 		return err == nil || wrong(err) || errors.Is(err, pgx.ErrNoRows)
@@ -161,7 +161,7 @@ func (w *world) surely(ctx context.Context, scan []any, sql string, args ...any)
 }
 
 // dropSlot drops a slot that may be in use: whoever uses it is ended.
-func (w *world) dropSlot(ctx context.Context, slot string) (err error) {
+func (w *harness) dropSlot(ctx context.Context, slot string) (err error) {
 	await(ctx, catchUpLimit, func() bool {
 		if err = w.query(ctx, nil, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", slot); err != nil {
 			_ = w.query(ctx, nil, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", slot) // the next attempt says
@@ -175,7 +175,7 @@ func (w *world) dropSlot(ctx context.Context, slot string) (err error) {
 const askTimeout = 10 * time.Second
 
 // fail ends the attack: what happened must not happen.
-func (w *world) fail(format string, args ...any) {
+func (w *harness) fail(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.failure == nil {
@@ -186,14 +186,14 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-func (w *world) failed() error {
+func (w *harness) failed() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.failure
 }
 
 // close ends everything, and removes it unless it is to be kept.
-func (w *world) close(keep bool) error {
+func (w *harness) close(keep bool) error {
 	var errs []error
 	for _, v := range w.victims {
 		errs = append(errs, v.close())
@@ -218,7 +218,7 @@ func (w *world) close(keep bool) error {
 }
 
 // giveBack removes what was made on servers of somebody else. Streams are removed by their victims.
-func (w *world) giveBack() error {
+func (w *harness) giveBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), catchUpLimit)
 	defer cancel()
 	var errs []error
