@@ -14,12 +14,16 @@ type memScratch struct {
 	failRead         bool
 	failCreate       bool
 	flip             bool // damages what is read
+	calls, failAt    int  // the call that fails, counted from 1; 0: none
 }
+
+// fails counts a call, and reports whether it is the one that fails.
+func (m *memScratch) fails() bool { m.calls++; return m.calls == m.failAt }
 
 var errDisk = errors.New("no space left on device")
 
 func (m *memScratch) Create() (ScratchFile, error) {
-	if m.failCreate {
+	if m.fails() || m.failCreate {
 		return nil, errDisk
 	}
 	m.open++
@@ -37,7 +41,7 @@ func (f *memFile) Write(p []byte) (int, error) {
 	if f.m.onWrite != nil {
 		f.m.onWrite()
 	}
-	if f.m.failAfter >= 0 && f.m.written+int64(len(p)) > f.m.failAfter {
+	if f.m.fails() || f.m.failAfter >= 0 && f.m.written+int64(len(p)) > f.m.failAfter {
 		return 0, errDisk
 	}
 	f.m.written += int64(len(p))
@@ -46,7 +50,7 @@ func (f *memFile) Write(p []byte) (int, error) {
 }
 
 func (f *memFile) ReadAt(p []byte, off int64) (int, error) {
-	if f.m.failRead {
+	if f.m.fails() || f.m.failRead {
 		return 0, errDisk
 	}
 	n := copy(p, f.b[off:])

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 var (
-	trials = flag.Int("trials", 6000, "random WALs that the buffer is compared on")
+	trials = flag.Int("trials", 1500, "random WALs that the buffer is compared on; 20 times as many in a long run")
 	_      = flag.Uint64("seed", 0, "seed of the first of them")
 )
 
@@ -351,8 +352,8 @@ func (st *stats) count(w *closed) {
 func TestModel(t *testing.T) {
 	t.Parallel()
 	n := *trials
-	if testing.Short() {
-		n /= 10
+	if tier.Long() {
+		n *= 20
 	}
 	const parts = 4
 	all := seeds.For(t, "seed", "trials", n)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -52,7 +53,7 @@ func TestHugeTransaction(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			events := c.events
-			if testing.Short() {
+			if !tier.Long() {
 				events /= 4
 			}
 			dir := t.TempDir()
@@ -248,6 +249,48 @@ func TestScratchFails(t *testing.T) {
 	}
 }
 
+// TestEveryDiskErrorStops lets each call of a scratch file fail in turn, while a transaction spills, is merged in several passes and is
+// read: the error stops the buffer wherever it comes, is one that a new start mends, and leaves no file behind.
+func TestEveryDiskErrorStops(t *testing.T) {
+	t.Parallel()
+	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
+		run := func(files *memScratch) (read int, err error) {
+			set := relay.Settings{Horizon: time.Second, Sort: sort, MaxEvents: 10, MaxBytes: 200 << 10}
+			b := New(Config{Settings: set, Scratch: files})
+			defer b.Discard()
+			b.tune.least, b.tune.fanIn, b.tune.block = 0, 2, 16<<10
+			held := relay.Event{Doc: "note-1", Key: "00000005"}
+			held.Pos.LSN = 0x80
+			if _, err := feed(b, input{relay.Commit{LSN: 0x80, Kind: relay.Events, Events: 1}, []relay.Event{held}}); err != nil {
+				return 0, err
+			}
+			if err := large(b, 200, 5000); err != nil {
+				return 0, err
+			}
+			w, err := b.Close()
+			if err != nil {
+				return 0, err
+			}
+			var e relay.Event
+			for more := true; more && err == nil; read++ {
+				more, err = w.Next(&e)
+			}
+			return read - 1, err
+		}
+		whole := &memScratch{failAfter: -1}
+		if n, err := run(whole); n != 201 || err != nil {
+			t.Fatalf("%v: %d events, %v", sort, n, err)
+		}
+		for at := 1; at <= whole.calls; at++ {
+			files := &memScratch{failAfter: -1, failAt: at}
+			_, err := run(files)
+			if !errors.Is(err, errDisk) || outbox.ClassOf(err) != outbox.Transient || files.calls != at || files.open != 0 {
+				t.Fatalf("%v: call %d of %d failed: %v, %d calls, %d files left", sort, at, whole.calls, err, files.calls, files.open)
+			}
+		}
+	}
+}
+
 // TestFailureStays: a window that could not be read once is not read on, also where the disk is well again: an event would be missing.
 func TestFailureStays(t *testing.T) {
 	t.Parallel()
@@ -256,7 +299,7 @@ func TestFailureStays(t *testing.T) {
 		files := &memScratch{failAfter: -1}
 		b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10}, Scratch: files})
 		b.tune.least, b.tune.block = 0, 4<<10
-		if err := large(b, events); err != nil {
+		if err := large(b, events, 50); err != nil {
 			t.Fatal(err)
 		}
 		w, err := b.Close()
@@ -395,10 +438,10 @@ func TestOutOfTurn(t *testing.T) {
 	}
 }
 
-// large reads a transaction of n events that spills, its events in descending order of keys, up to its commit record.
-func large(b *Buffer, n int) error {
+// large reads a transaction of n events with payloads of a size, which spills, in descending order of keys, up to its commit record.
+func large(b *Buffer, n, size int) error {
 	for i := range n {
-		e := relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7), Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, 50)}
+		e := relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7), Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, size)}
 		e.PayloadSize = len(e.Payload)
 		if err := b.Append(&e); err != nil {
 			return err
@@ -430,7 +473,7 @@ func TestStop(t *testing.T) {
 			return b
 		}
 		b := start()
-		if err := large(b, events); err != nil {
+		if err := large(b, events, 50); err != nil {
 			t.Fatal(err)
 		}
 		w, err := b.Close()
@@ -447,7 +490,7 @@ func TestStop(t *testing.T) {
 		for range 20 {
 			at = r.IntN(whole)
 			b := start()
-			err := large(b, events)
+			err := large(b, events, 50)
 			if err == nil {
 				_, err = b.Close()
 			}
@@ -473,7 +516,7 @@ func TestSpillLimit(t *testing.T) {
 			defer b.Discard()
 			b.tune.least, b.tune.fanIn = 0, 4
 			files.onWrite = func() { most = max(most, b.disk.size) }
-			if err = large(b, events); err != nil {
+			if err = large(b, events, 50); err != nil {
 				return most, err
 			}
 			w, err := b.Close()

@@ -178,33 +178,6 @@ func TestConsumerIsALibrary(t *testing.T) {
 	}
 }
 
-// The order must not depend on anything but what is read.
-func TestReorderIsPure(t *testing.T) {
-	t.Parallel()
-	imports := of(t, list(t, "Imports"), "reorder")
-	for _, path := range imports {
-		if within(path, "net") || within(path, "os") || path == "context" || path == "time" || path == "sync" || within(path, "math/rand") {
-			t.Errorf("reorder imports %s", path)
-		}
-	}
-	for _, path := range of(t, list(t, "Deps"), "reorder") {
-		if within(path, "net") || path == "context" || outside(path) && !within(path, module) {
-			t.Errorf("reorder reaches %s", path)
-		}
-	}
-	// The vocabulary prints, so it reaches os by way of fmt. Nothing else does.
-	cmd := exec.Command("go", append([]string{"list", "-deps"}, slices.DeleteFunc(slices.Clone(imports), func(path string) bool {
-		return path == module+"/outbox" || path == module+"/internal/relay" || path == "fmt"
-	})...)...)
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if slices.Contains(strings.Fields(string(out)), "os") {
-		t.Errorf("reorder reaches os without the vocabulary: it imports %v", imports)
-	}
-}
-
 // The judge is a second opinion: it shares no code with what it judges, not even the vocabulary.
 func TestTheJudgeSharesNothing(t *testing.T) {
 	t.Parallel()
