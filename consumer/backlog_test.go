@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 )
 
 // A backlog larger than everything that may be in flight is read to its end, also by an instance that is stopped in its midst: the client
@@ -52,7 +53,7 @@ func TestBacklog(t *testing.T) {
 	}
 	r.stopped()
 	r = w.start(w.onStream(js, batched), count)
-	if !eventually(func() bool { mu.Lock(); defer mu.Unlock(); return len(seen) == len(all) }) {
+	if !await.True(func() bool { mu.Lock(); defer mu.Unlock(); return len(seen) == len(all) }) {
 		t.Errorf("%d of %d events were read", len(seen), len(all))
 	}
 	r.stopped()

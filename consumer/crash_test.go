@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 )
 
 var (
@@ -55,7 +56,7 @@ func TestCrashAnywhere(t *testing.T) {
 				cfg.hooks.Crash = (&crashAt{n: n}).at
 				r := w.start(w.consumer(cfg), handler)
 				crashed := false
-				if !eventually(func() bool {
+				if !await.True(func() bool {
 					select {
 					case <-r.ended:
 						if !errors.Is(r.err, errCrash) {

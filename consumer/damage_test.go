@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -251,7 +252,7 @@ func TestPartitionsChange(t *testing.T) {
 	}
 	w.readAll(w.config(src), all)
 	r := w.start(w.consumer(w.config(src)), handler)
-	if !eventually(func() bool {
+	if !await.True(func() bool {
 		err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before)
 		return err == nil && before == 0
 	}) {
@@ -296,7 +297,7 @@ func TestZombie(t *testing.T) {
 	sleeping := w.start(w.consumer(zombie), handler)
 	<-asleep
 	r := w.start(w.consumer(cfg), handler)
-	for !eventually(func() bool { w.expire(); return fmt.Sprint(w.effects()) == fmt.Sprint(want(all)) }) {
+	for !await.True(func() bool { w.expire(); return fmt.Sprint(w.effects()) == fmt.Sprint(want(all)) }) {
 		t.Fatal(w.effects())
 	}
 	close(awake)
@@ -331,7 +332,7 @@ func TestZombieInATransaction(t *testing.T) {
 		return handler(ctx, tx, e)
 	})
 	var waits bool
-	if !eventually(func() bool {
+	if !await.True(func() bool {
 		w.expire()
 		err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'consumer'
 			AND wait_event_type = 'Lock' AND query LIKE 'UPDATE %outflow_mark%epoch%')`).Scan(&waits)

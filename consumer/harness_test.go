@@ -20,13 +20,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 // limit is how long a test waits for what must come.
-const limit = 3 * time.Minute
+const limit = await.Limit
 
 // script is a stream's content to be: each event has a window of its own unless a test says otherwise.
 type publisher struct {
@@ -372,21 +373,24 @@ func (w *harness) await(all []*stream.Message) {
 	w.t.Helper()
 	wanted := want(all)
 	var got map[string]string
-	ended := false
-	if !eventually(func() bool {
+	defer func() {
+		if !maps.Equal(got, wanted) {
+			w.t.Logf("effects\n%v\nwant\n%v", got, wanted)
+		}
+	}()
+	await.Until(w.t, "effects", func() error {
+		if got = w.effects(); !maps.Equal(got, wanted) {
+			return fmt.Errorf("%d, want %d", len(got), len(wanted))
+		}
+		return nil
+	}, func() error {
 		select {
 		case <-w.newest.ended:
-			ended = true
+			return fmt.Errorf("Run ended: %v", w.newest.err)
 		default:
+			return nil
 		}
-		got = w.effects()
-		return ended || maps.Equal(got, wanted)
-	}) || !maps.Equal(got, wanted) {
-		if ended {
-			w.t.Errorf("Run ended: %v", w.newest.err)
-		}
-		w.t.Fatalf("effects\n%v\nwant\n%v", got, wanted)
-	}
+	})
 }
 
 // exactly checks the effects now.
@@ -414,21 +418,12 @@ func (w *harness) offsets() []int64 {
 func (w *harness) awaitOffsets(seq int64) {
 	w.t.Helper()
 	var got []int64
-	if !eventually(func() bool {
+	if !await.True(func() bool {
 		got = w.offsets()
 		return len(got) > 0 && slices.Min(got) == seq && slices.Max(got) == seq
 	}) {
 		w.t.Fatalf("marks %v, want all at %d", got, seq)
 	}
-}
-
-func eventually(ok func() bool) bool {
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return true
-		}
-	}
-	return false
 }
 
 // real makes a stream on a server.

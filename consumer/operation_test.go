@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/tier"
@@ -72,7 +73,7 @@ func TestBackPressure(t *testing.T) {
 				n := int(src.read())
 				return n > 1 && (name == "bytes" || n == c.bound+1)
 			}
-			if !eventually(full) {
+			if !await.True(full) {
 				t.Errorf("%d messages are read", src.read())
 			}
 			close(release)
@@ -137,7 +138,7 @@ func TestLongHandlerKeepsTheLease(t *testing.T) {
 		}
 		return at
 	}
-	if first = expires(); !eventually(func() bool { now = expires(); return now.Sub(first) > cfg.Lease }) {
+	if first = expires(); !await.True(func() bool { now = expires(); return now.Sub(first) > cfg.Lease }) {
 		t.Errorf("the lease is not renewed: %v, %v", first, now)
 	}
 	close(release)
@@ -162,7 +163,7 @@ func TestHandlerCommits(t *testing.T) {
 			cfg := w.config(src)
 			cfg.Batch = 10
 			err := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
-				if e.seq == 1 && !eventually(func() bool { return src.read() == 20 }) {
+				if e.seq == 1 && !await.True(func() bool { return src.read() == 20 }) {
 					return Poison(errors.New("nothing is read"))
 				}
 				if err := handler(ctx, tx, e); err != nil || e.seq != 12 {
@@ -217,7 +218,7 @@ func TestSerializable(t *testing.T) {
 		more := s.event("d0")
 		all = append(all, more)
 		src.publish(more)
-		if !eventually(func() bool {
+		if !await.True(func() bool {
 			var waits bool
 			err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
 				AND application_name = 'consumer' AND wait_event_type = 'Lock')`).Scan(&waits)
@@ -246,7 +247,7 @@ func TestLeaseThatCanNotBeRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	st.doc.Offsets = map[string][]offset{live: {{}}}
-	if !eventually(func() bool {
+	if !await.True(func() bool {
 		return errors.Is(st.move(t.Context(), live, 0, offset{}, offset{}, nothing), errMoved)
 	}) {
 		t.Error("it goes on without a lease")
@@ -309,7 +310,7 @@ func TestPostgresRestarts(t *testing.T) {
 	r := w.start(w.consumer(cfg), handler)
 	for _, end := range []func() error{server.Kill, func() error { return server.Stop("fast") }, func() error { return server.Stop("immediate") }} {
 		n := len(all)
-		if !eventually(func() bool { return src.read() > uint64(n-100) }) {
+		if !await.True(func() bool { return src.read() > uint64(n-100) }) {
 			t.Fatal("nothing is read")
 		}
 		if err := end(); err != nil {
@@ -350,7 +351,7 @@ func TestLeaderChanges(t *testing.T) {
 	send := func(n int) { // each until it is there: an election refuses for a while
 		for _, m := range s.events(n, 9) {
 			msg := &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}
-			if !eventually(func() bool {
+			if !await.True(func() bool {
 				_, err := js.PublishMsg(t.Context(), msg, jetstream.WithMsgID(string(m.Data)))
 				return err == nil
 			}) {

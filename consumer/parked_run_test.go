@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -136,14 +137,14 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 	refused.set(string(m.Data), errors.New("refused"))
 	src.publish(all[len(all)-2:]...)
 	r := begin(config())
-	if !eventually(func() bool {
+	if !await.True(func() bool {
 		documents, err := operator.List(t.Context(), "orders", 100)
 		return err == nil && slices.ContainsFunc(documents, func(d ParkedDocument) bool { return d.Document == "last" && d.Events == 2 })
 	}) {
 		t.Fatal("what is refused is not parked")
 	}
 	refused.clear()
-	if !eventually(func() bool {
+	if !await.True(func() bool {
 		documents, err := operator.List(t.Context(), "orders", 100)
 		if err != nil {
 			t.Fatal(err)

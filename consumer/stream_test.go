@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
@@ -84,7 +85,7 @@ func TestNATSRestarts(t *testing.T) {
 	publish(t, js, all...)
 	r := w.start(w.onStream(js, func(c *Config) { c.Batch = 2 }), handler)
 	for range 3 {
-		if !eventually(func() bool { return len(w.effects()) > 0 }) {
+		if !await.True(func() bool { return len(w.effects()) > 0 }) {
 			t.Fatal("nothing is read")
 		}
 		if err := server.Kill(); err != nil {
@@ -192,7 +193,7 @@ func TestWithoutDatabase(t *testing.T) {
 		}
 		return true
 	}
-	if !eventually(last) {
+	if !await.True(last) {
 		t.Fatal(had)
 	}
 	r.stopped()
@@ -230,7 +231,7 @@ func TestWithoutDatabase(t *testing.T) {
 		more := s.event("d0")
 		publish(t, js, more)
 		r = run(cfg)
-		if !eventually(func() bool {
+		if !await.True(func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return slices.Contains(had["d0"], string(more.Data))

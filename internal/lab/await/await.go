@@ -3,6 +3,8 @@
 package await
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/tier"
@@ -28,12 +30,30 @@ type T interface {
 // and within seconds when one of alive returns an error: the process that would have to bring it about has ended.
 func Until(t T, what string, check func() error, alive ...func() error) {
 	t.Helper()
+	if err := until(check, alive); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// True waits until ok returns true, as Until does, and tells whether it did.
+func True(ok func() bool) bool {
+	return until(func() error {
+		if !ok() {
+			return errNotYet
+		}
+		return nil
+	}, nil) == nil
+}
+
+var errNotYet = errors.New("not yet")
+
+func until(check func() error, alive []func() error) error {
 	var last string
 	var still time.Duration // without a change
 	for begun, before := time.Now(), time.Now(); ; time.Sleep(pause) {
 		err := check()
 		if err == nil {
-			return
+			return nil
 		}
 		now := time.Now()
 		still += min(now.Sub(before), step)
@@ -44,12 +64,12 @@ func Until(t T, what string, check func() error, alive ...func() error) {
 		if still > dead {
 			for _, running := range alive {
 				if ended := running(); ended != nil {
-					t.Fatalf("%s: %v (%v)", what, err, ended)
+					return fmt.Errorf("%w (%w)", err, ended)
 				}
 			}
 		}
 		if still > quiet && !tier.Long() || time.Since(begun) > Limit {
-			t.Fatalf("%s: after %v: %v", what, time.Since(begun).Round(time.Millisecond), err)
+			return fmt.Errorf("after %v: %w", time.Since(begun).Round(time.Millisecond), err)
 		}
 	}
 }

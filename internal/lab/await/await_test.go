@@ -19,8 +19,8 @@ func (f *failing) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// until runs Until in a bubble, and returns how it failed and after how long.
-func until(t *testing.T, check func(since time.Duration) error, alive ...func() error) (failed string, took time.Duration) {
+// waits runs Until in a bubble, and returns how it failed and after how long.
+func waits(t *testing.T, check func(since time.Duration) error, alive ...func() error) (failed string, took time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
 		begun := time.Now()
@@ -72,7 +72,7 @@ func TestAWaitEndsWhenNothingChanges(t *testing.T) {
 			return never
 		}, runs, 2 * time.Minute, Limit, ""},
 	} {
-		failed, took := until(t, c.check, c.alive)
+		failed, took := waits(t, c.check, c.alive)
 		if (failed == "") != (c.says == "") || !strings.Contains(failed, c.says) || took < c.from || took > c.to {
 			t.Errorf("%s: %q after %v, want %q after %v to %v", c.name, failed, took, c.says, c.from, c.to)
 		}

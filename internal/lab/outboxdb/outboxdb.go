@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
@@ -139,11 +140,8 @@ func Within(t testing.TB) context.Context {
 // Eventually waits until ok says yes.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("still not: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
+	if !await.True(ok) {
+		t.Fatalf("still not: %s", what)
 	}
 }
 
