@@ -1,5 +1,7 @@
-// Package replication owns Outflow's connections to PostgreSQL and the replication slot: it reads what the server says of itself,
-// streams WAL data and sends standby status.
+// Package replication streams WAL data from a logical replication slot, confirms what need not come again, and reads what the server
+// says of itself. Its sub-packages open connections, make and check what is in the catalog, and read the table.
+//
+// It is internal to Outflow: its API may change at any time.
 //
 // # Who owns the connection
 //
@@ -9,8 +11,8 @@
 // reader alone reads from it, the writer alone writes to it. Nothing else touches it, except to close it.
 //
 // The take-over loses no byte. pgconn reads ahead, so WAL data may lie in its buffer when the answer to START_REPLICATION arrives;
-// at a transaction boundary its loss would be silent. Therefore pgconn never gets the chance: it reads through a [frameReader], which
-// hands out one protocol message at a time and keeps the rest, and the reader goes on from what that kept.
+// at a transaction boundary its loss would be silent. Therefore pgconn never gets the chance: it reads through a frameReader, which
+// hands out one protocol message at a time and keeps the rest, and the reader goes on from what is left in it.
 //
 // # Reading and replying are independent
 //

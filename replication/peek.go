@@ -53,7 +53,7 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 	return err
 }
 
-// flushed is where the WAL ends that can be decoded. What an open transaction has written is flushed by whole pages: that can end in the
+// flushedLSN is where the WAL ends that can be decoded. What an open transaction has written is flushed by whole pages: that can end in the
 // middle of a record, and no stream passes it before somebody commits. So we do, and the WAL writer flushes what there is.
 func (s *Session) flushedLSN(ctx context.Context) (outbox.LSN, error) {
 	unlock, err := s.lock(ctx)
@@ -74,7 +74,7 @@ func (s *Session) flushedLSN(ctx context.Context) (outbox.LSN, error) {
 	return outbox.ParseLSN(end)
 }
 
-// letGo ends the stream and waits until the slot is free for whoever comes next. A server in the middle of a large transaction does
+// releaseSlot ends the stream and waits until the slot is free for whoever comes next. A server in the middle of a large transaction does
 // not hear a goodbye before its end: it finds the connection closed.
 func (s *Session) releaseSlot(ctx context.Context) {
 	soon, cancel := context.WithTimeout(ctx, peekGoodbye)

@@ -57,7 +57,7 @@ func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	return state, nil
 }
 
-// sameTimeline reports whether the server is still on the timeline whose history is kept. segment is the name of the present WAL
+// checkTimeline reports whether the server is still on the timeline whose history is kept. segment is the name of the present WAL
 // segment, which begins with the timeline; nil on a standby.
 func (s *Session) checkTimeline(ctx context.Context, segment *string) error {
 	kept := s.identity.history.Timeline

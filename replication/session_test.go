@@ -115,32 +115,29 @@ func TestNothingBeyondWhatWasReceivedIsConfirmed(t *testing.T) {
 
 func TestSlotInUseCanBeTriedAgain(t *testing.T) {
 	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := ready(t, srv)
-		holder, standby := d.start(0), d.open()
-		for range 3 {
-			if err := standby.Start(within(t), 0, true); !errors.Is(err, ErrSlotInUse) {
-				t.Fatalf("second start: %v", err)
-			}
+	d := ready(t, pgtest.Server(t))
+	holder, standby := d.start(0), d.open()
+	for range 3 {
+		if err := standby.Start(within(t), 0, true); !errors.Is(err, ErrSlotInUse) {
+			t.Fatalf("second start: %v", err)
 		}
-		state, err := standby.Slot(within(t))
-		if err != nil || !state.Active || state.ActivePID == 0 || !strings.Contains(state.Holder, "outflow") {
-			t.Errorf("slot %+v, %v", state, err)
-		}
-		if err := holder.Stop(within(t)); err != nil {
+	}
+	state, err := standby.Slot(within(t))
+	if err != nil || !state.Active || state.ActivePID == 0 || !strings.Contains(state.Holder, "outflow") {
+		t.Errorf("slot %+v, %v", state, err)
+	}
+	if err := holder.Stop(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the standby takes over", func() bool {
+		err := standby.Start(within(t), 0, true)
+		if err != nil && !errors.Is(err, ErrSlotInUse) {
 			t.Fatal(err)
 		}
-		eventually(t, "the standby takes over", func() bool {
-			err := standby.Start(within(t), 0, true)
-			if err != nil && !errors.Is(err, ErrSlotInUse) {
-				t.Fatal(err)
-			}
-			return err == nil
-		})
-		d.Insert(outboxdb.Ops(t, 3))
-		read(t, standby, inserts(3))
+		return err == nil
 	})
+	d.Insert(outboxdb.Ops(t, 3))
+	read(t, standby, inserts(3))
 }
 
 func TestSlotThatIsMissingIsAPlainError(t *testing.T) {

@@ -30,7 +30,7 @@ type batch struct {
 	home     *pool  // nil once released, or if it never came from one
 }
 
-// giveBack is what releasing the batch does.
+// putBack is what releasing the batch does.
 func (b *batch) putBack() {
 	if home := b.home; home != nil {
 		b.home = nil
@@ -38,7 +38,7 @@ func (b *batch) putBack() {
 	}
 }
 
-// frames cuts a byte stream into protocol messages, without copying what lies whole in a buffer. One goroutine uses it.
+// splitter cuts a byte stream into protocol messages, without copying what lies whole in a buffer. One goroutine uses it.
 type splitter struct {
 	src   io.Reader
 	pool  *pool

@@ -23,7 +23,7 @@ func statusInterval(timeout time.Duration) time.Duration {
 	return min(maxStatusInterval, max(timeout/4, minStatusInterval))
 }
 
-// reply is the writer goroutine: everything that is sent after START_REPLICATION is sent here.
+// writeStatuses is the writer goroutine: everything that is sent after START_REPLICATION is sent here.
 func (s *stream) writeStatuses() {
 	interval := statusInterval(s.timeout)
 	timer := time.NewTimer(interval)
@@ -53,7 +53,7 @@ func (s *stream) writeStatuses() {
 	}
 }
 
-// bye sends a last status and the end of our side.
+// sendFinalStatus sends a last status and the end of our side.
 func (s *stream) sendFinalStatus() {
 	if err := s.write(append(s.status(nil), 'c', 0, 0, 0, 4)); err != nil {
 		s.fail(fmt.Errorf("send the last status: %w", err))

@@ -18,14 +18,14 @@ import (
 // keeps a snapshot of exactly what committed before the slot's begin.
 type NewSlot struct {
 	At       outbox.LSN // what commits after it is decoded
-	Snapshot string     // for [OpenSnapshot]
+	Snapshot string     // for tablesnapshot.Open
 	conn     *pgconn.PgConn
 }
 
 // Close ends the connection. A transaction that has taken the snapshot keeps it.
 func (n *NewSlot) Close() { postgres.Close(n.conn) }
 
-// CreateSlot makes the slot, as [Setup.CreateSlot] does, and exports a snapshot of what it does not decode. failover makes it one
+// CreateSlotWithSnapshot makes the slot, as [Setup.CreateSlot] does, and exports a snapshot of what it does not decode. failover makes it one
 // that standbys synchronize (PostgreSQL 17).
 func CreateSlotWithSnapshot(ctx context.Context, cfg SetupConfig, failover bool) (*NewSlot, error) {
 	s, err := OpenSetup(ctx, cfg) // says what is in the way

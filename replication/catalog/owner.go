@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Beside is what is made beside the outbox: it is found or made, and used with the rights of those who write events.
+// Auxiliary is what is made beside the outbox: it is found or made, and used with the rights of those who write events.
 type Auxiliary struct {
 	Schema   string // with all functions of that name in it
 	Function string
@@ -43,7 +43,7 @@ func (s *Setup) checkTableOwner(ctx context.Context, t Table) error {
 	return foreignOwner("table "+t.Quoted(), name, fmt.Sprintf("in whose schema every role may create (REVOKE CREATE ON SCHEMA %s FROM PUBLIC)", postgres.Quote(t.Schema)))
 }
 
-// checkBeside refuses what somebody else has made before: its owner can change it at any time, and what it does is done with the rights of
+// checkAuxiliary refuses what somebody else has made before: its owner can change it at any time, and what it does is done with the rights of
 // whoever writes an event. The outbox's owner may have it.
 func checkAuxiliary(ctx context.Context, tx pgx.Tx, cfg SetupConfig, b Auxiliary) error {
 	table := ""

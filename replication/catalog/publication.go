@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// checkPublication reads and checks the publication. Messages do not come through it: without a table it only has to exist, because the
+// CheckPublication reads and checks the publication. Messages do not come through it: without a table it only has to exist, because the
 // stream can't be asked for without one, and it has no identity: whoever makes it anew has taken nothing out of the stream.
 func CheckPublication(ctx context.Context, q Querier, version int, cfg Config, columns []string) (id relay.PublicationIdentity, err error) {
 	if cfg.Table == "" {

@@ -162,46 +162,43 @@ func TestPublication(t *testing.T) {
 
 func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := ready(t, srv)
-		s := d.setup()
-		defer s.Close()
-		read := func() relay.PublicationIdentity {
-			t.Helper()
-			id, err := s.Publication(within(t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return id
+	d := ready(t, pgtest.Server(t))
+	s := d.setup()
+	defer s.Close()
+	read := func() relay.PublicationIdentity {
+		t.Helper()
+		id, err := s.Publication(within(t))
+		if err != nil {
+			t.Fatal(err)
 		}
-		first := read()
-		d.Exec("CREATE TABLE other (id int)")
-		d.Exec("ALTER PUBLICATION outflow ADD TABLE other")
-		if id := read(); id != first {
-			t.Errorf("another table changed %+v to %+v", first, id)
+		return id
+	}
+	first := read()
+	d.Exec("CREATE TABLE other (id int)")
+	d.Exec("ALTER PUBLICATION outflow ADD TABLE other")
+	if id := read(); id != first {
+		t.Errorf("another table changed %+v to %+v", first, id)
+	}
+	last := first
+	for _, away := range []struct{ gone, back string }{
+		{"ALTER PUBLICATION outflow DROP TABLE outbox", "ALTER PUBLICATION outflow ADD TABLE outbox"},
+		{"ALTER PUBLICATION outflow SET (publish = 'update')", "ALTER PUBLICATION outflow SET (publish = 'insert')"},
+		{
+			"DROP PUBLICATION outflow",
+			"CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)",
+		},
+	} {
+		d.Exec(away.gone)
+		if _, err := s.Publication(within(t)); outbox.ClassOf(err) != outbox.Fatal {
+			t.Errorf("%s: %v", away.gone, err)
 		}
-		last := first
-		for _, away := range []struct{ gone, back string }{
-			{"ALTER PUBLICATION outflow DROP TABLE outbox", "ALTER PUBLICATION outflow ADD TABLE outbox"},
-			{"ALTER PUBLICATION outflow SET (publish = 'update')", "ALTER PUBLICATION outflow SET (publish = 'insert')"},
-			{
-				"DROP PUBLICATION outflow",
-				"CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)",
-			},
-		} {
-			d.Exec(away.gone)
-			if _, err := s.Publication(within(t)); outbox.ClassOf(err) != outbox.Fatal {
-				t.Errorf("%s: %v", away.gone, err)
-			}
-			d.Exec(away.back)
-			if id := read(); id == last {
-				t.Errorf("%s; %s: the identity is the same", away.gone, away.back)
-			} else {
-				last = id
-			}
+		d.Exec(away.back)
+		if id := read(); id == last {
+			t.Errorf("%s; %s: the identity is the same", away.gone, away.back)
+		} else {
+			last = id
 		}
-	})
+	}
 }
 
 // Whatever hides rows for a while leaves another identity; what hides none leaves the same one, but for the files of partitions.

@@ -39,7 +39,7 @@ type Setup struct {
 	cfg     SetupConfig
 	conn    *pgx.Conn
 	version int
-	dryRun  bool // see Rehearse
+	dryRun  bool // see DryRun
 }
 
 // OpenSetup connects.
@@ -60,15 +60,15 @@ func OpenSetup(ctx context.Context, cfg SetupConfig) (*Setup, error) {
 // Close closes the connection.
 func (s *Setup) Close() { postgres.Close(s.conn) }
 
-// Rehearse lets EnsureTable and EnsurePublication make what they make in a transaction that is never committed: whether they may is
-// tried, and nothing of it stays.
+// DryRun lets EnsureTable and EnsurePublication work in a transaction that is never committed: whether the role may do it is tried,
+// and nothing stays.
 func (s *Setup) DryRun(ctx context.Context) error {
 	_, err := s.conn.Exec(ctx, "BEGIN")
 	s.dryRun = err == nil
 	return err
 }
 
-// attempt does what may be refused. In a rehearsal the transaction goes on after it.
+// withSavepoint does what may be refused. In a dry run the transaction goes on after it.
 func (s *Setup) withSavepoint(ctx context.Context, do func() error) error {
 	if !s.dryRun {
 		return do()
@@ -85,10 +85,10 @@ func (s *Setup) withSavepoint(ctx context.Context, do func() error) error {
 	return err
 }
 
-// Reads sets the columns that the check of the publication is about.
+// SetColumns sets the columns that the check of the publication is about.
 func (s *Setup) SetColumns(columns []string) { s.cfg.Columns = columns }
 
-// Rows counts the rows that the table has and the stream of changes would bring, had they been written now; of very many it counts no more
+// CountRows counts the rows that the table has and the stream of changes would bring, had they been written now; of very many it counts no more
 // than limit. ok is false where the role may not read them.
 func (s *Setup) CountRows(ctx context.Context, t Table, limit int) (n int, ok bool, err error) {
 	sql := "SELECT FROM " + t.Only()
@@ -107,17 +107,17 @@ func (s *Setup) CountRows(ctx context.Context, t Table, limit int) (n int, ok bo
 	return n, true, nil
 }
 
-// Slot reads the slot's row, as [Session.Slot] does.
+// Slot reads the slot's row, with its state.
 func (s *Setup) Slot(ctx context.Context) (relay.SlotState, error) {
 	return ReadSlot(ctx, s.conn, s.cfg.Slot)
 }
 
-// Table reads the outbox's description, as [Session.Table] does.
+// Table reads the outbox's description, from the catalog.
 func (s *Setup) Table(ctx context.Context) (Table, error) {
 	return ReadTable(ctx, s.conn, s.cfg.Table)
 }
 
-// Publication reads and checks the publication, as [Session.Publication] does.
+// Publication reads and checks the publication, as [CheckPublication] does.
 func (s *Setup) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	return CheckPublication(ctx, s.conn, s.version, s.cfg.Config, s.cfg.Columns)
 }
@@ -262,7 +262,7 @@ func (s *Setup) HasTable(ctx context.Context, quoted string) (there bool, err er
 	return there, err
 }
 
-// refused explains a statement that failed: without the right to it is fatal.
+// explain explains a statement that failed: without the right to it is fatal.
 func (s *Setup) explain(doing, needs string, err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
@@ -353,6 +353,7 @@ func (s *Setup) blockers(ctx context.Context) (string, error) {
 	return strings.Join(all, ", "), nil
 }
 
+// CheckVersion refuses a server that is too old, by its server_version_num.
 func CheckVersion(version int) error {
 	if version >= minVersion {
 		return nil
@@ -361,6 +362,7 @@ func CheckVersion(version int) error {
 		version/10000, version%10000)
 }
 
+// CheckWALLevel refuses a server without logical decoding.
 func CheckWALLevel(level string) error {
 	if level == "logical" {
 		return nil

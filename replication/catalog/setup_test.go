@@ -64,31 +64,28 @@ func TestSlotIsForFailover(t *testing.T) {
 // Creating a slot waits for every transaction that writes.
 func TestBlockedSlotNamesWhoBlocks(t *testing.T) {
 	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := newDatabase(t, srv)
-		d.Exec("SET application_name = 'order service'")
-		d.Exec("BEGIN")
-		d.Exec("CREATE TABLE unfinished (id int)")
-		d.cfg.Patience = 50 * time.Millisecond
-		s := d.setup()
-		defer s.Close()
-		_, err := s.CreateSlot(within(t))
-		f := wantFault(t, err, outbox.Fatal, "slot_blocked")
-		for _, want := range []string{fmt.Sprint("pid ", d.Conn.PgConn().PID()), "order service", "open for"} {
-			if !strings.Contains(f.Hint, want) {
-				t.Errorf("%s: does not name %s", f.Hint, want)
-			}
+	d := newDatabase(t, pgtest.Server(t))
+	d.Exec("SET application_name = 'order service'")
+	d.Exec("BEGIN")
+	d.Exec("CREATE TABLE unfinished (id int)")
+	d.cfg.Patience = 50 * time.Millisecond
+	s := d.setup()
+	defer s.Close()
+	_, err := s.CreateSlot(within(t))
+	f := wantFault(t, err, outbox.Fatal, "slot_blocked")
+	for _, want := range []string{fmt.Sprint("pid ", d.Conn.PgConn().PID()), "order service", "open for"} {
+		if !strings.Contains(f.Hint, want) {
+			t.Errorf("%s: does not name %s", f.Hint, want)
 		}
-		if state, err := s.Slot(within(t)); err != nil || state.Exists {
-			t.Errorf("half a slot is left: %+v, %v", state, err)
-		}
-		d.Exec("ROLLBACK")
-		s.cfg.Patience = outboxdb.Patience
-		if _, err := s.CreateSlot(within(t)); err != nil {
-			t.Error(err)
-		}
-	})
+	}
+	if state, err := s.Slot(within(t)); err != nil || state.Exists {
+		t.Errorf("half a slot is left: %+v, %v", state, err)
+	}
+	d.Exec("ROLLBACK")
+	s.cfg.Patience = outboxdb.Patience
+	if _, err := s.CreateSlot(within(t)); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestCheckServer(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// querier is what reads from the catalog: an ordinary connection.
+// Querier is what reads from the catalog: an ordinary connection.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -33,6 +33,7 @@ type slotRow struct {
 	Invalidation string      `json:"invalidation_reason"` // from PostgreSQL 17
 }
 
+// ReadSlot reads the slot's row in pg_replication_slots. A slot that does not exist is the zero value and no error.
 func ReadSlot(ctx context.Context, q Querier, slot string) (relay.SlotState, error) {
 	var row []byte
 	var app, addr string

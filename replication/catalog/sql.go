@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/replication/rowfilter"
 )
 
-// SQL returns the statements that make table, publication and slot, in their order, for a role that may do so to run by hand. The
+// Statements are those that make table, publication and slot, in their order, for a role that may do so to run by hand. The
 // slot comes last, in a transaction of its own: a publication that did not exist when a row was written does not publish it.
 func Statements(cfg SetupConfig) ([]string, error) {
 	slot := fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", postgres.Literal(cfg.Slot))
@@ -57,7 +57,7 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)"
 }
 
-// NewTable is the description of the table that init would make.
+// PlannedTable is the description of the table that init would make.
 func PlannedTable(cfg SetupConfig) (Table, error) {
 	schema, name, err := SplitTable(cfg.Table)
 	if err != nil {

@@ -104,6 +104,7 @@ func badTable(table string) error {
 	}
 }
 
+// ReadTable reads the description of a table. One that does not exist is a fault with code table_missing.
 func ReadTable(ctx context.Context, q Querier, table string) (Table, error) {
 	schema, name, err := SplitTable(table)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// wire is the replication connection below TLS. While it streams, it may leave Go's network poller: see leavePoller.
+// Conn is the replication connection below TLS. While it streams, it may leave Go's network poller: see leavePoller.
 //
 // A walsender writes each message by itself, and a reader that is woken for each costs both sides more than the message: the wake-up
 // is most of what a drain takes. A reader outside the poller can leave data in the socket for a moment, unnoticed by anybody, and

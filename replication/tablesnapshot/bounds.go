@@ -11,17 +11,17 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Bound is a condition on the rows of a RowQuery.
+// Bound is a condition on the rows of a Query.
 type Bound struct {
 	By     string   // a column, SortDoc or SortKey
 	Op     string   // =, >= or <=; = holds if one of the values does
 	Values []string // as an event has them; of a bytea its bytes
 }
 
-// SortID is the id, as a column of a RowQuery: text, "" where there is none.
+// SortID is the id, as a column of a Query: text, "" where there is none.
 const SortID = "\x00id"
 
-// RowPlace is a row's place in the order of a sorted RowQuery.
+// Cursor is a row's position in the order of a sorted RowQuery.
 type Cursor struct{ Doc, Key, ID string }
 
 const typeBytea = 17
@@ -49,7 +49,7 @@ func (s *Snapshot) conditions(q Query) (sql []string) {
 	return sql
 }
 
-// behind is the condition of the rows behind a place of the order. Where the id is compared as a number or a time, those without one come
+// after is the condition of the rows behind a place of the order. Where the id is compared as a number or a time, those without one come
 // last, and no comparison holds for them.
 func (s *Snapshot) after(q Query, p Cursor) string {
 	before := fmt.Sprintf(`%s COLLATE "C", %s COLLATE "C"`, s.sortDoc(q.Mapping), s.sortKey(q.Mapping))
@@ -64,7 +64,7 @@ func (s *Snapshot) after(q Query, p Cursor) string {
 		before, tie, text(p.Doc), text(p.Key), text(p.ID))
 }
 
-// Alike counts the rows at a place of a sorted query's order: more than one can't be told apart by it.
+// CountAt counts the rows at a place of a sorted query's order: more than one can't be told apart by it.
 func (s *Snapshot) CountAt(ctx context.Context, q Query, p Cursor) (n int, err error) {
 	tie := s.tiebreaker(q, sortID(q.ID))
 	id := tie + " = " + text(p.ID)

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 )
@@ -45,58 +44,55 @@ func TestRowsAlike(t *testing.T) {
 // key, as bytes where there is one.
 func TestRowsBehindAPlace(t *testing.T) {
 	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := newDatabase(t, srv)
-		keyed := relay.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}
-		for _, c := range []struct {
-			kind    string
-			values  string // of the ids
-			mapping relay.Mapping
-			want    string // the ids of document a; "": they are not looked at
-		}{
-			{"bigint", "(10), (9), (-1), (100), (2)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "-1 2 9 10 100"},
-			{"numeric", "(10), (9.5), (9.05), (100)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9.05 9.5 10 100"},
-			{"timestamptz", "('2024-03-01 00:00:00.5+02'), ('2024-02-29 21:00+00'), ('10000-01-01 00:00+00'), ('infinity')",
-				relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
-			{"bigint", "(10), (9), (NULL)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9 10 "},
-			{"text", "('10'), ('9'), (''), ('Ä'), ('a\"\\b''c')", relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
-			{"bigint", "(10), (9), (100)", keyed, "10 100 9"},
-			{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", keyed, ""},
-		} {
-			d.Exec("DROP TABLE IF EXISTS outbox")
-			d.Exec("CREATE TABLE outbox (id " + c.kind + ", doc_id text, seq_key text, payload text)")
-			d.Exec(`INSERT INTO outbox (id, doc_id, seq_key) SELECT id, doc, key FROM (VALUES ` + c.values + `) v(raw),
+	d := newDatabase(t, pgtest.Server(t))
+	keyed := relay.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}
+	for _, c := range []struct {
+		kind    string
+		values  string // of the ids
+		mapping relay.Mapping
+		want    string // the ids of document a; "": they are not looked at
+	}{
+		{"bigint", "(10), (9), (-1), (100), (2)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "-1 2 9 10 100"},
+		{"numeric", "(10), (9.5), (9.05), (100)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9.05 9.5 10 100"},
+		{"timestamptz", "('2024-03-01 00:00:00.5+02'), ('2024-02-29 21:00+00'), ('10000-01-01 00:00+00'), ('infinity')",
+			relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
+		{"bigint", "(10), (9), (NULL)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9 10 "},
+		{"text", "('10'), ('9'), (''), ('Ä'), ('a\"\\b''c')", relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
+		{"bigint", "(10), (9), (100)", keyed, "10 100 9"},
+		{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", keyed, ""},
+	} {
+		d.Exec("DROP TABLE IF EXISTS outbox")
+		d.Exec("CREATE TABLE outbox (id " + c.kind + ", doc_id text, seq_key text, payload text)")
+		d.Exec(`INSERT INTO outbox (id, doc_id, seq_key) SELECT id, doc, key FROM (VALUES ` + c.values + `) v(raw),
 				LATERAL (SELECT raw::text::` + c.kind + `) i(id), unnest(ARRAY['a', 'B', 'ä\''']) doc, unnest(ARRAY['k', 'K']) key WHERE ` +
-				map[bool]string{true: "true", false: "key = 'k'"}[c.mapping.Keyed()])
-			rows := func(after *Cursor) (all []Cursor) {
-				s, err := Open(within(t), d.cfg, "")
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer s.Close()
-				err = s.Rows(within(t), Query{Mapping: c.mapping, ID: "id", Columns: []string{SortDoc, SortKey, SortID}, Sorted: true, After: after}, func(v [][]byte) error {
-					all = append(all, Cursor{string(v[0]), string(v[1]), string(v[2])})
-					return nil
-				})
-				if err != nil {
-					t.Fatalf("%s: behind %+v: %v", c.kind, after, err)
-				}
-				return all
+			map[bool]string{true: "true", false: "key = 'k'"}[c.mapping.Keyed()])
+		rows := func(after *Cursor) (all []Cursor) {
+			s, err := Open(within(t), d.cfg, "")
+			if err != nil {
+				t.Fatal(err)
 			}
-			whole := rows(nil)
-			var ids []string
-			for i, r := range whole {
-				if r.Doc == "a" && r.Key != "K" {
-					ids = append(ids, r.ID)
-				}
-				if got := rows(&r); !slices.Equal(got, whole[i+1:]) {
-					t.Errorf("%s: behind %+v: %+v, want %+v", c.kind, r, got, whole[i+1:])
-				}
+			defer s.Close()
+			err = s.Rows(within(t), Query{Mapping: c.mapping, ID: "id", Columns: []string{SortDoc, SortKey, SortID}, Sorted: true, After: after}, func(v [][]byte) error {
+				all = append(all, Cursor{string(v[0]), string(v[1]), string(v[2])})
+				return nil
+			})
+			if err != nil {
+				t.Fatalf("%s: behind %+v: %v", c.kind, after, err)
 			}
-			if got := strings.Join(ids, " "); c.want != "" && got != c.want || len(whole) == 0 {
-				t.Errorf("%s: %s, want %s", c.kind, got, c.want)
+			return all
+		}
+		whole := rows(nil)
+		var ids []string
+		for i, r := range whole {
+			if r.Doc == "a" && r.Key != "K" {
+				ids = append(ids, r.ID)
+			}
+			if got := rows(&r); !slices.Equal(got, whole[i+1:]) {
+				t.Errorf("%s: behind %+v: %+v, want %+v", c.kind, r, got, whole[i+1:])
 			}
 		}
-	})
+		if got := strings.Join(ids, " "); c.want != "" && got != c.want || len(whole) == 0 {
+			t.Errorf("%s: %s, want %s", c.kind, got, c.want)
+		}
+	}
 }

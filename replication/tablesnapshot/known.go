@@ -11,13 +11,13 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// IDSum stands for an event id: the first half of the SHA-256 of the bytes that an event has as its id.
+// IDHash stands for an event id: the first half of the SHA-256 of the bytes that an event has as its id.
 type IDHash [16]byte
 
 // knownTable holds what a reader knows. It is temporary: the server drops it with the connection, and no WAL is written for it.
 const knownTable = "pg_temp.outflow_known"
 
-// Know makes the reader know ids: fill calls add with each. They are kept by the server, in a temporary table, so that memory does not
+// LoadKnown makes the reader know ids: fill calls add with each. They are kept by the server, in a temporary table, so that memory does not
 // grow with them. It comes before the reader's snapshot is exported, or the snapshot would not see them; and once.
 func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
 	if _, err := r.conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
@@ -66,7 +66,7 @@ func (r *Reader) knownFault(err error) error {
 	return fmt.Errorf("make a temporary table of what is published: %w", err)
 }
 
-// sum is the IDSum of a row: of the bytes that the decoder makes of the column.
+// idHash is the IDHash of a row: of the bytes that the decoder makes of the column.
 func (s *Snapshot) idHash(id string) string {
 	bytes := "textsend(" + printed(id) + ")"
 	if c, _ := s.table.Column(id); c.TypeOID == pgtype.ByteaOID {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
-	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -24,55 +23,52 @@ func idSum(id string) (s IDHash) {
 // A reader that knows ids leaves their rows out, whatever type the id has.
 func TestKnownRowsAreLeftOut(t *testing.T) {
 	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		d := newDatabase(t, srv)
-		for _, c := range []struct {
-			kind, values string
-			known        []string
-			want         []string
-		}{
-			{"bigint", "(1), (2), (10)", []string{"2", "3"}, []string{"1", "10"}},
-			{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", []string{"00000000-0000-0000-0000-00000000000a"},
-				[]string{"00000000-0000-0000-0000-00000000000b"}},
-			{"text", "('ü'), (''), (repeat('x', 999)), ('=')", []string{"ü", ""}, []string{"=", fmt.Sprintf("%0999d", 0)}},
-			{"bytea", `('\x00ff'), ('\x5c'), ('')`, []string{"\x00\xff", ""}, []string{`\x5c`}},
-			{"timestamptz", "('2024-02-29 23:59:59.5+02')", []string{"2024-02-29 21:59:59.5+00"}, nil},
-		} {
-			d.Exec("DROP TABLE IF EXISTS outbox")
-			d.Exec("CREATE TABLE outbox (id " + c.kind + ", doc_id text, seq_key text, payload text)")
-			d.Exec("INSERT INTO outbox (id) VALUES " + c.values)
-			r, err := OpenReader(within(t), d.cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer r.Close()
-			if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
-				for _, id := range c.known {
-					if err := add(idSum(id)); err != nil {
-						return err
-					}
-				}
-				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
-			snap, err := r.Snapshot(within(t), "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			q := Query{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id", Columns: []string{"id"}, SkipKnown: true, Sorted: true}
-			var got []string
-			if err := snap.Rows(within(t), q, func(v [][]byte) error { got = append(got, string(v[0])); return nil }); err != nil {
-				t.Fatal(err)
-			}
-			n, err := snap.Count(within(t), q)
-			if err != nil || n != len(c.want) || len(got) != n || c.kind != "text" && !slices.Equal(got, c.want) {
-				t.Errorf("%s: %d rows, %q, want %q, %v", c.kind, n, got, c.want, err)
-			}
-			snap.Close()
+	d := newDatabase(t, pgtest.Server(t))
+	for _, c := range []struct {
+		kind, values string
+		known        []string
+		want         []string
+	}{
+		{"bigint", "(1), (2), (10)", []string{"2", "3"}, []string{"1", "10"}},
+		{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", []string{"00000000-0000-0000-0000-00000000000a"},
+			[]string{"00000000-0000-0000-0000-00000000000b"}},
+		{"text", "('ü'), (''), (repeat('x', 999)), ('=')", []string{"ü", ""}, []string{"=", fmt.Sprintf("%0999d", 0)}},
+		{"bytea", `('\x00ff'), ('\x5c'), ('')`, []string{"\x00\xff", ""}, []string{`\x5c`}},
+		{"timestamptz", "('2024-02-29 23:59:59.5+02')", []string{"2024-02-29 21:59:59.5+00"}, nil},
+	} {
+		d.Exec("DROP TABLE IF EXISTS outbox")
+		d.Exec("CREATE TABLE outbox (id " + c.kind + ", doc_id text, seq_key text, payload text)")
+		d.Exec("INSERT INTO outbox (id) VALUES " + c.values)
+		r, err := OpenReader(within(t), d.cfg)
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		defer r.Close()
+		if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+			for _, id := range c.known {
+				if err := add(idSum(id)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		snap, err := r.Snapshot(within(t), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := Query{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id", Columns: []string{"id"}, SkipKnown: true, Sorted: true}
+		var got []string
+		if err := snap.Rows(within(t), q, func(v [][]byte) error { got = append(got, string(v[0])); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		n, err := snap.Count(within(t), q)
+		if err != nil || n != len(c.want) || len(got) != n || c.kind != "text" && !slices.Equal(got, c.want) {
+			t.Errorf("%s: %d rows, %q, want %q, %v", c.kind, n, got, c.want, err)
+		}
+		snap.Close()
+	}
 }
 
 // An error of what fills it, or of the server, ends it.

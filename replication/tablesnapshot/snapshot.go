@@ -23,32 +23,32 @@ import (
 type Snapshot struct {
 	cfg       catalog.Config
 	conn      *pgx.Conn
-	known     bool // see [Reader.Know]
+	known     bool // see [Reader.LoadKnown]
 	table     catalog.Table
-	former    *catalog.Table // see [Snapshot.With]
+	former    *catalog.Table // see [Snapshot.IncludeFormer]
 	published []string       // columns, as the publication has them; nil below PostgreSQL 18, which publishes no generated ones (and lists them)
 }
 
-// RowQuery says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
+// Query says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
 type Query struct {
 	Mapping   relay.Mapping
 	ID        string   // the id column
 	Columns   []string // what to read of each row; a name is a column, SortDoc or SortKey
 	Where     string   // a condition; "": all rows
 	Only      []string // rows with these ids, in the text that PostgreSQL prints; nil: all
-	SkipKnown bool     // rows alone whose ids the reader does not know ([Reader.Know])
+	SkipKnown bool     // rows alone whose ids the reader does not know ([Reader.LoadKnown])
 	Sorted    bool     // by document, key and id, bytewise; without a key by document and id, a number or a time as such
 	Bounds    []Bound
 	After     *Cursor // only rows behind this place of that order; nil: all
 }
 
-// What the rows are sorted by, as columns of a RowQuery: text, never NULL.
+// What the rows are sorted by, as columns of a Query: text, never NULL.
 const (
 	SortDoc = "\x00doc"
 	SortKey = "\x00key"
 )
 
-// OpenSnapshot takes the exported snapshot of that name, or, if it is empty, one of now.
+// Open takes the exported snapshot of that name, or, if it is empty, one of now.
 func Open(ctx context.Context, cfg catalog.Config, exported string) (*Snapshot, error) {
 	r, err := OpenReader(ctx, cfg)
 	if err != nil {
@@ -124,7 +124,7 @@ func (s *Snapshot) Close() { postgres.Close(s.conn) }
 // Table is the outbox's description.
 func (s *Snapshot) Table() catalog.Table { return s.table }
 
-// With lets Rows bring the rows of the table with that OID as well, those that the outbox itself does not have by their id: what was published
+// IncludeFormer lets Rows bring the rows of the table with that OID as well, those that the outbox itself does not have by their id: what was published
 // before the outbox was made anew. It returns the name of that table, "" if there is none any more.
 func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, err error) {
 	var schema, table string
@@ -144,7 +144,7 @@ func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, 
 	return schema + "." + table, nil
 }
 
-// Reused counts the outbox's rows, of those for which a condition holds, that have the id of another event in the table of [Snapshot.With]: of
+// CountReused counts the outbox's rows, of those for which a condition holds, that have the id of another event in the table of [Snapshot.IncludeFormer]: of
 // one with another value in one of the columns. Ids that count begin anew with a new table.
 func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) {
 	var differ []string
@@ -170,7 +170,7 @@ func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) 
 	return n, nil
 }
 
-// InWAL returns those of the columns that are in the stream of changes: a generated one only where the publication has it.
+// StreamedColumns returns those of the columns that are in the stream of changes: a generated one only where the publication has it.
 func (s *Snapshot) StreamedColumns(columns []string) []catalog.Column {
 	var in []catalog.Column
 	for _, name := range columns {
@@ -326,7 +326,7 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 	return sql, params
 }
 
-// ours is the condition of the rows that the stream of changes brings: none where the table is not divided.
+// shardCondition is the condition of the rows that the stream of changes brings: none where the table is not divided.
 func (s *Snapshot) shardCondition() []string {
 	if condition := rowfilter.Condition(s.cfg.Shard, postgres.Quote(s.cfg.ShardBy)); condition != "" {
 		return []string{condition}
@@ -352,7 +352,7 @@ func (s *Snapshot) from(q Query) string {
 		strings.Join(now, ", "), s.table.Only(), strings.Join(before, ", "), s.former.Only(), postgres.Quote(q.ID), postgres.Quote(s.table.Name))
 }
 
-// tie orders what has the same key. Where no row has one it is all the order there is: a number or a time is one as such, then.
+// tiebreaker orders what has the same key. Where no row has one it is all the order there is: a number or a time is one as such, then.
 func (s *Snapshot) tiebreaker(q Query, printed string) string {
 	if c, _ := s.table.Column(q.ID); !q.Mapping.Keyed() && slices.Contains(countable, c.TypeOID) {
 		return postgres.Quote(q.ID)
