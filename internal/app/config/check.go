@@ -9,8 +9,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func wrong(what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, Message: what, Hint: cure}
+func usageFault(message, hint string) error {
+	return &outbox.Fault{Class: outbox.Usage, Message: message, Hint: hint}
 }
 
 // rules are those that read more than one setting.
@@ -18,53 +18,53 @@ var rules = []Check{
 	{[]string{"nats.url", "nats.context"}, func(c Config) error {
 		switch {
 		case c.NATS.URL == "" && c.NATS.Context == "":
-			return wrong("no server", "Set nats.url or nats.context")
+			return usageFault("no server", "Set nats.url or nats.context")
 		case c.NATS.URL != "" && c.NATS.Context != "":
-			return wrong(c.describe("nats.context")+" names servers as well", "Leave one of them out")
+			return usageFault(c.describe("nats.context")+" names servers as well", "Leave one of them out")
 		}
 		return nil
 	}},
 	{[]string{"nats", "nats.context", "nats.creds", "nats.nkey", "nats.user", "nats.token", "nats.token_file", "nats.url"}, oneLogin},
 	{[]string{"nats.password", "nats.password_file"}, func(c Config) error {
 		if c.NATS.Password != "" && c.NATS.PasswordFile != "" {
-			return wrong(c.describe("nats.password_file")+" is set as well", "Leave one of them out")
+			return usageFault(c.describe("nats.password_file")+" is set as well", "Leave one of them out")
 		}
 		return nil
 	}},
 	{[]string{"nats.user", "nats.password", "nats.password_file"}, func(c Config) error {
 		if c.NATS.User == "" && (c.NATS.Password != "" || c.NATS.PasswordFile != "") {
-			return wrong("there is a password without a user", "Set nats.user")
+			return usageFault("there is a password without a user", "Set nats.user")
 		}
 		return nil
 	}},
 	{[]string{"nats.token", "nats.token_file"}, func(c Config) error {
 		if c.NATS.Token != "" && c.NATS.TokenFile != "" {
-			return wrong(c.describe("nats.token_file")+" is set as well", "Leave one of them out")
+			return usageFault(c.describe("nats.token_file")+" is set as well", "Leave one of them out")
 		}
 		return nil
 	}},
 	{[]string{"nats.tls.cert", "nats.tls.key"}, func(c Config) error {
 		if (c.NATS.TLS.Cert == "") != (c.NATS.TLS.Key == "") {
-			return wrong(c.describe("nats.tls.key"), "Set both or neither")
+			return usageFault(c.describe("nats.tls.key"), "Set both or neither")
 		}
 		return nil
 	}},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
-			return wrong(c.describe("source")+" brings logical messages, and PostgreSQL's row filters divide rows alone: each shard would publish all messages",
+			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters divide rows alone: each shard would publish all messages",
 				"Leave shard out, or set source to table")
 		}
 		return nil
 	}},
 	{[]string{"init.max_age"}, func(c Config) error {
 		if age := c.Init.MaxAge; age > 0 && age < 100*time.Millisecond {
-			return wrong("JetStream refuses less than 100ms", "Give "+byPath["init.max_age"].want)
+			return usageFault("JetStream refuses less than 100ms", "Give "+byPath["init.max_age"].want)
 		}
 		return nil
 	}},
 	{[]string{"init.max_age", "sink.durable_after"}, func(c Config) error {
 		if age := c.Init.MaxAge; age > 0 && age/2 < c.Sink.DurableAfter {
-			return wrong("below twice "+c.describe("sink.durable_after")+", messages would be gone before they count as durable",
+			return usageFault("below twice "+c.describe("sink.durable_after")+", messages would be gone before they count as durable",
 				"Give 0s or at least twice that")
 		}
 		return nil
@@ -91,7 +91,7 @@ func oneLogin(c Config) error {
 	if len(set) < 2 {
 		return nil
 	}
-	return wrong("more than one way to authenticate: "+strings.Join(set, ", "), "Leave one")
+	return usageFault("more than one way to authenticate: "+strings.Join(set, ", "), "Leave one")
 }
 
 // Login returns the password and the token, read from their files if settings name files. Call it for each new connection, so that a

@@ -95,7 +95,7 @@ type given struct {
 	from    origin
 }
 
-type problem struct{ what, cure string }
+type problem struct{ message, hint string }
 
 // loader collects the values, each from the strongest source, and what is wrong.
 type loader struct {
@@ -116,11 +116,11 @@ func newLoader(environ []string) *loader {
 }
 
 // problem notes what is wrong, and a hint, whose full stop may be left out.
-func (l *loader) problem(what, cure string) {
-	if cure != "" && !strings.HasSuffix(cure, ".") {
-		cure += "."
+func (l *loader) problem(message, hint string) {
+	if hint != "" && !strings.HasSuffix(hint, ".") {
+		hint += "."
 	}
-	l.problems = append(l.problems, problem{what, cure})
+	l.problems = append(l.problems, problem{message, hint})
 }
 
 // give takes a value unless a stronger source has given one.
@@ -173,14 +173,14 @@ func (l *loader) apply(c *Config, s *setting) {
 	}
 	if err != nil {
 		l.bad[s.path] = true
-		what := fmt.Sprintf("%s = %q (%v) is not possible", s.path, s.secret.show(g.text), g.from)
+		message := fmt.Sprintf("%s = %q (%v) is not possible", s.path, s.secret.show(g.text), g.from)
 		if g.headers != nil {
-			what = fmt.Sprintf("%s (%v) is not possible", s.path, g.from)
+			message = fmt.Sprintf("%s (%v) is not possible", s.path, g.from)
 		}
 		if !errors.Is(err, errWant) {
-			what += ": " + err.Error()
+			message += ": " + err.Error()
 		}
-		l.problem(what, "Give "+s.want)
+		l.problem(message, "Give "+s.want)
 		return
 	}
 	c.from[s.path] = g.from
@@ -226,16 +226,16 @@ func (l *loader) check(c Config, check Check) {
 	}
 	path := check.Paths[0]
 	l.bad[path] = true
-	what, cure := err.Error(), ""
+	message, hint := err.Error(), ""
 	if f := outbox.FaultOf(err); f != nil {
-		what, cure = f.Message, f.Hint
+		message, hint = f.Message, f.Hint
 	}
-	if strings.HasPrefix(what, path) {
-		what += fmt.Sprintf(" (%v)", c.from[path])
+	if strings.HasPrefix(message, path) {
+		message += fmt.Sprintf(" (%v)", c.from[path])
 	} else {
-		what = c.describe(path) + ": " + what
+		message = c.describe(path) + ": " + message
 	}
-	l.problem(what, cure)
+	l.problem(message, hint)
 }
 
 // fault returns what is wrong as one error, nil if nothing is.
@@ -245,13 +245,13 @@ func (l *loader) fault() error {
 	case 0:
 		return nil
 	case 1:
-		f.Message, f.Hint = l.problems[0].what, l.problems[0].cure
+		f.Message, f.Hint = l.problems[0].message, l.problems[0].hint
 		return f
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d problems in the configuration:", len(l.problems))
 	for _, p := range l.problems {
-		b.WriteString("\n  " + (&outbox.Fault{Message: p.what, Hint: p.cure}).Error())
+		b.WriteString("\n  " + (&outbox.Fault{Message: p.message, Hint: p.hint}).Error())
 	}
 	f.Message = b.String()
 	return f

@@ -71,7 +71,7 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 		return Resolved{}, &outbox.Fault{
 			Class: outbox.Fatal, Code: "column_missing",
 			Message: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "), strings.Join(table, ", ")),
-			Hint:    r.cure,
+			Hint:    r.hint,
 		}
 	}
 	if r.payload != "" {
@@ -97,7 +97,7 @@ type resolver struct {
 	table   []string
 	missing []string // for the message
 	paths   []string // the settings at fault
-	cure    string   // the hint for the first of missing
+	hint    string   // the hint for the first of missing
 	payload string   // the setting that uses the payload, if one does
 
 	alias map[string]string // without a table: what a role's column is called in the settings
@@ -121,11 +121,11 @@ func (r *resolver) withoutTable() {
 	}
 }
 
-func (r *resolver) lack(column, path, cure string) {
+func (r *resolver) lack(column, path, hint string) {
 	r.missing = append(r.missing, fmt.Sprintf("column %q (%s)", column, path))
 	r.paths = append(r.paths, path)
-	if r.cure == "" {
-		r.cure = cure
+	if r.hint == "" {
+		r.hint = hint
 	}
 }
 

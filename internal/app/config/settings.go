@@ -15,7 +15,7 @@ type setting struct {
 	path     string                // in the file; the flag's name; the environment's with OUTFLOW_
 	def      string                // the default, as it could be written
 	defDoc   string                // what documents say in place of def, if that depends on something
-	want     string                // what it accepts, so that "Give <want>" is a cure
+	want     string                // what it accepts, so that "Give <want>" is a hint
 	doc      string                // what it does, a line
 	fallback []string              // environment variables that count before the default
 	secret   secrecy               //

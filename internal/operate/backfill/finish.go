@@ -82,7 +82,7 @@ func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 	}
 	switch {
 	case rd.Slot.Active:
-		return SlotHeld(l.cfg.Slot, rd.Slot)
+		return slotHeld(l.cfg.Slot, rd.Slot)
 	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != place.Seq || rd.Stream.NewestSeq != newest:
 		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq, rd.Stream.NewestSeq, place.Seq)
 	}

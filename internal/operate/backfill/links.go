@@ -121,7 +121,7 @@ func (l *Conns) AwaitSlot(ctx context.Context) error {
 			return err
 		}
 		if time.Since(begun) > slotPatience {
-			return SlotHeld(l.cfg.Slot, slot)
+			return slotHeld(l.cfg.Slot, slot)
 		}
 		select {
 		case <-ctx.Done():
@@ -132,7 +132,7 @@ func (l *Conns) AwaitSlot(ctx context.Context) error {
 }
 
 // SlotHeld is the fault of a slot that is in use.
-func SlotHeld(name string, slot relay.SlotState) error {
+func slotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
 		Hint: "Stop outflow first. While it runs there is no gap: it stops when it finds one",

@@ -37,7 +37,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	if r.Slot.Active {
 		return s.notYet("outflow is running (slot held by pid %d)", r.Slot.ActivePID)
 	}
-	if s.dry && s.report == nil {
+	if s.dry && s.progress == nil {
 		return nil // the real run does it as its last step, and it may take long
 	}
 	newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
@@ -53,7 +53,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 			u.Events, u.First.LSN, relay.CommitTime(u.First.Time))
 	}
 	if s.dry {
-		s.say(fmt.Sprintf("would be changed from %v", newest.Due), "mapping")
+		s.reportState(fmt.Sprintf("would be changed from %v", newest.Due), "mapping")
 		return nil
 	}
 	rec := *r.Record
@@ -66,7 +66,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	if _, err := conns.SaveRecord(ctx, s.store, &rec, r.Revision); err != nil {
 		return err
 	}
-	s.say(fmt.Sprintf("changed from %v", newest.Due), "mapping")
+	s.reportState(fmt.Sprintf("changed from %v", newest.Due), "mapping")
 	return nil
 }
 

@@ -29,7 +29,7 @@ import (
 type setup struct {
 	cfg      config.Config
 	log      *slog.Logger
-	report   func(format string, args ...any) // called with a line for each object; nil: not at all
+	progress func(format string, args ...any) // called with a line for each object; nil: not at all
 	note     func(format string, args ...any) // called with what the operator should know before anything is made
 	snapshot bool                             // a snapshot makes the slot
 	accept   []string                         // further roles whose table may be used
@@ -48,26 +48,26 @@ type setup struct {
 
 func silent(string, ...any) {}
 
-// Run makes what is missing, after a dry run has found that all of it can be made. report is called with a line for each step. A table
+// Run makes what is missing, after a dry run has found that all of it can be made. progress is called with a line for each step. A table
 // that one of the roles acceptOwners owns may be used even if every role may create objects in its schema.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
-	return run(ctx, setup{cfg: cfg, log: log, report: report, accept: acceptOwners})
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any), acceptOwners []string) error {
+	return run(ctx, setup{cfg: cfg, log: log, progress: progress, accept: acceptOwners})
 }
 
 // Prepare makes what has to exist before a snapshot makes the slot: table, publication, stream and bucket.
-func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
-	return run(ctx, setup{cfg: cfg, log: log, report: report, snapshot: true, accept: acceptOwners})
+func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any), acceptOwners []string) error {
+	return run(ctx, setup{cfg: cfg, log: log, progress: progress, snapshot: true, accept: acceptOwners})
 }
 
 // DryRun makes nothing. It reports what Run would make, what exists, and what does not fit; its error is the one that Run would return.
-func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any), acceptOwners []string) error {
-	s := setup{cfg: cfg, log: log, report: report, note: report, accept: acceptOwners, dry: true}
+func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any), acceptOwners []string) error {
+	s := setup{cfg: cfg, log: log, progress: progress, note: progress, accept: acceptOwners, dry: true}
 	return s.steps(ctx)
 }
 
 func run(ctx context.Context, s setup) error {
 	dry := s
-	dry.dry, dry.report, dry.note = true, nil, s.report
+	dry.dry, dry.progress, dry.note = true, nil, s.progress
 	if err := dry.steps(ctx); err != nil {
 		return err
 	}
@@ -105,12 +105,12 @@ func (s *setup) fits(err error, format string, args ...any) error {
 	if s.misfit == nil {
 		s.misfit = err
 	}
-	s.say("does not fit: "+outbox.FaultOf(err).Message, format, args...)
+	s.reportState("does not fit: "+outbox.FaultOf(err).Message, format, args...)
 	return nil
 }
 
-// made reports that something was made or would be made, or that it exists.
-func (s *setup) made(created bool, format string, args ...any) {
+// reportMade reports that something was made or would be made, or that it exists.
+func (s *setup) reportMade(created bool, format string, args ...any) {
 	state := "there"
 	switch {
 	case created && s.dry:
@@ -118,12 +118,12 @@ func (s *setup) made(created bool, format string, args ...any) {
 	case created:
 		state = "made"
 	}
-	s.say(state, format, args...)
+	s.reportState(state, format, args...)
 }
 
-func (s *setup) say(state, format string, args ...any) {
-	if s.report != nil {
-		s.report("%s: %s", fmt.Sprintf(format, args...), state)
+func (s *setup) reportState(state, format string, args ...any) {
+	if s.progress != nil {
+		s.progress("%s: %s", fmt.Sprintf(format, args...), state)
 	}
 }
 
@@ -167,7 +167,7 @@ func (s *setup) table(ctx context.Context) error {
 	s.layout = layout
 	s.pg.SetColumns(layout.Needed())
 	if s.cfg.Source.Rows() {
-		s.made(created, "table %s", s.cfg.Table)
+		s.reportMade(created, "table %s", s.cfg.Table)
 		s.rows = !created
 		s.notes()
 	}
@@ -199,7 +199,7 @@ func (s *setup) makePublication(ctx context.Context) error {
 		return s.fits(err, "publication %s", s.cfg.Publication)
 	}
 	s.publication = id
-	s.made(created, "publication %s", s.cfg.Publication)
+	s.reportMade(created, "publication %s", s.cfg.Publication)
 	return nil
 }
 
@@ -222,7 +222,7 @@ func (s *setup) makeStream(ctx context.Context) error {
 	if err := s.stream(ctx); err != nil {
 		return s.fits(err, "stream %s", s.cfg.Stream)
 	}
-	s.made(!before.Exists, "stream %s", s.cfg.Stream)
+	s.reportMade(!before.Exists, "stream %s", s.cfg.Stream)
 	return s.fits(s.bucket(ctx), "bucket %s", checkpoint.Bucket(s.cfg.Stream))
 }
 
@@ -245,13 +245,13 @@ func (s *setup) bucket(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.made(!there, "bucket %s", name)
+		s.reportMade(!there, "bucket %s", name)
 		return s.store.CheckAlone(ctx)
 	}
 	if err := conns.EnsureBucket(ctx, s.cfg, s.store); err != nil {
 		return err
 	}
-	s.say("ready", "bucket %s", name)
+	s.reportState("ready", "bucket %s", name)
 	return s.store.CheckAlone(ctx)
 }
 
@@ -274,11 +274,11 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		return s.fits(err, "slot %s", s.cfg.Slot)
 	}
 	if s.dry {
-		s.made(!r.Slot.Exists, "slot %s", s.cfg.Slot)
+		s.reportMade(!r.Slot.Exists, "slot %s", s.cfg.Slot)
 		if r.Record != nil {
-			s.say("would be finished", "checkpoint record")
+			s.reportState("would be finished", "checkpoint record")
 		} else {
-			s.made(true, "checkpoint record")
+			s.reportMade(true, "checkpoint record")
 		}
 		if r.Slot.Exists {
 			return nil
@@ -302,7 +302,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 			return err
 		}
 	}
-	s.made(!r.Slot.Exists, "slot %s at %v", s.cfg.Slot, start)
+	s.reportMade(!r.Slot.Exists, "slot %s at %v", s.cfg.Slot, start)
 	first := *r.Record
 	first.Creating = false
 	first.Mapping = s.layout.Mapping
@@ -319,7 +319,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if _, err := conns.SaveRecord(ctx, s.store, &first, r.Revision); err != nil {
 		return err
 	}
-	s.say(fmt.Sprintf("made, first place %v", start), "checkpoint record")
+	s.reportState(fmt.Sprintf("made, first place %v", start), "checkpoint record")
 	return nil
 }
 
@@ -351,7 +351,7 @@ func (s *setup) existing(ctx context.Context, r checkpoint.Readings) error {
 	if err := s.resolve(r); err != nil {
 		return err
 	}
-	s.say(fmt.Sprintf("there, confirmed up to %v", r.Slot.Confirmed), "slot %s", s.cfg.Slot)
+	s.reportState(fmt.Sprintf("there, confirmed up to %v", r.Slot.Confirmed), "slot %s", s.cfg.Slot)
 	return nil
 }
 

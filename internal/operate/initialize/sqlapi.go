@@ -16,7 +16,7 @@ const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
 // SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is replaced each time; the
 // counters are filled from the existing rows when their table is made.
-func SQLAPI(ctx context.Context, cfg config.Config, report func(format string, args ...any), acceptOwners []string) error {
+func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string, args ...any), acceptOwners []string) error {
 	pc := wiring.Setup(cfg)
 	pc.AcceptOwners = acceptOwners
 	pg, err := catalog.OpenSetup(ctx, pc)
@@ -44,11 +44,11 @@ func SQLAPI(ctx context.Context, cfg config.Config, report func(format string, a
 	}
 	switch {
 	case !there:
-		report("table %s: made", api.CounterTable)
+		progress("table %s: made", api.CounterTable)
 	case api.CounterTable != "":
-		report("table %s: there", api.CounterTable)
+		progress("table %s: there", api.CounterTable)
 	}
-	report("function %s: made", sqlapi.Name)
+	progress("function %s: made", sqlapi.Name)
 	return nil
 }
 

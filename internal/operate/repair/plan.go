@@ -38,8 +38,8 @@ func (p *plan) close() {
 }
 
 // refuse is the fault of what no repair can do.
-func refuse(code, what, cure string) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure}
+func refuse(code, message, hint string) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: message, Hint: hint}
 }
 
 // plan finds out how to repair, and what is missing. It changes nothing.

@@ -103,8 +103,8 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 	if n := len(r.o.Selection.IDs); n > 0 && left.Events == uint64(n) {
 		return choice{FromStream, fmt.Sprintf("stream %s has each of the %d ids", r.stream.name, n), left}, nil
 	}
-	demand := func(what string) error {
-		return fatal("replay_unsure", fmt.Sprintf("%s; %s", why, what),
+	demand := func(reason string) error {
+		return fatal("replay_unsure", fmt.Sprintf("%s; %s", why, reason),
 			fmt.Sprintf("Decide: --from stream reads the %d events that it still has, --from table what the table has", left.Events))
 	}
 	switch {
@@ -130,21 +130,21 @@ func (r *replay) rangeGone(ctx context.Context, why string) error {
 }
 
 // nothingThere is an error that also says what is there.
-func (r *replay) nothingThere(ctx context.Context, what string) error {
+func (r *replay) nothingThere(ctx context.Context, message string) error {
 	exists := "the stream was not asked"
 	if r.stream != nil {
 		exists = r.stream.exists()
 	}
-	cure := "Choose what is there"
+	hint := "Choose what is there"
 	if r.openTable(ctx) == nil {
 		text, err := r.table.exists(ctx)
 		if err != nil {
 			return err
 		}
 		exists += "; " + text
-		cure = "Choose what is there; rows of the table by --doc, --key, --id or --time"
+		hint = "Choose what is there; rows of the table by --doc, --key, --id or --time"
 	}
-	return fatal("replay_gone", fmt.Sprintf("%s. There is: %s", what, exists), cure)
+	return fatal("replay_gone", fmt.Sprintf("%s. There is: %s", message, exists), hint)
 }
 
 // messageOfError is an error without its hint.

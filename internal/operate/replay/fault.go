@@ -2,10 +2,10 @@ package replay
 
 import "github.com/outflowhq/outflow/outbox"
 
-func usage(code, what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: what, Hint: cure}
+func usage(code, message, hint string) error {
+	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: message, Hint: hint}
 }
 
-func fatal(code, what, cure string) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure}
+func fatal(code, message, hint string) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: message, Hint: hint}
 }

@@ -187,7 +187,7 @@ func (r *replay) consumerFilters(ctx context.Context) ([][]string, error) {
 		return nil, fmt.Errorf("consumer %s of stream %s: %w", r.target.name, r.cfg.Stream, err)
 	}
 	cc := c.CachedInfo().Config
-	if cc.Metadata[MetadataMarks] == "" {
+	if cc.Metadata[metadataMarks] == "" {
 		return nil, fatal("replay_consumer", fmt.Sprintf("consumer %s of stream %s is not one of package consumer: it does not know of replays", r.target.name, r.cfg.Stream),
 			"Replay to a subject or stream that it reads, or set it back with `outflow consumer rewind`")
 	}
@@ -202,7 +202,7 @@ func (r *replay) consumerFilters(ctx context.Context) ([][]string, error) {
 }
 
 // MetadataMarks is set on the durable of a consumer of package consumer: it says where its marks are.
-const MetadataMarks = "outflow.marks"
+const metadataMarks = "outflow.marks"
 
 // openTarget opens the target and finds this replay's last message in it.
 func (r *replay) openTarget(ctx context.Context) error {

@@ -48,7 +48,7 @@ func parseTarget(text string) (*target, error) {
 }
 
 // ReplayStream is the name of the stream from which the consumers of a stream read what is replayed for them.
-func ReplayStream(stream string) string { return stream + "_replay" }
+func replayStream(stream string) string { return stream + "_replay" }
 
 // replayPrefix is the prefix of the subjects in that stream; consumer and original subject follow.
 func replayPrefix(stream string) string { return "_outflow_replay." + stream + "." }
@@ -87,7 +87,7 @@ func (t *target) resolve(ctx context.Context, js jetstream.JetStream, cfg config
 		err = t.resolveStream(ctx, js, cfg, dryRun)
 	case toConsumer:
 		t.prefix = replayPrefix(cfg.Stream) + t.name + "."
-		err = t.ensure(ctx, js, cfg, ReplayStream(cfg.Stream), replayPrefix(cfg.Stream)+">", maxAge, dryRun)
+		err = t.ensure(ctx, js, cfg, replayStream(cfg.Stream), replayPrefix(cfg.Stream)+">", maxAge, dryRun)
 	}
 	if err == nil && t.kind != toConsumer {
 		err = t.refuseLive(cfg)
@@ -140,7 +140,7 @@ func (t *target) resolveStream(ctx context.Context, js jetstream.JetStream, cfg 
 	switch {
 	case t.name == cfg.Stream:
 		return t.isLive(fmt.Sprintf("stream %s is the live one", t.name))
-	case t.name == ReplayStream(cfg.Stream):
+	case t.name == replayStream(cfg.Stream):
 		return usage("replay_to", fmt.Sprintf("--to stream:%s: consumers read there what is replayed to them", t.name), "Write --to consumer:NAME")
 	case strings.HasPrefix(t.name, "KV_"), strings.HasPrefix(t.name, "OBJ_"):
 		return usage("replay_to", fmt.Sprintf("--to stream:%s: that is a bucket", t.name), "Name another stream; it is made if there is none")

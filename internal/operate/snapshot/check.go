@@ -13,8 +13,8 @@ import (
 // allowed refuses a configuration without a table to take a snapshot of.
 func allowed(cfg config.Config) error { return wiring.NeedTable(cfg, "a snapshot") }
 
-func refuse(code, cure, format string, args ...any) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: cure}
+func refuse(code, hint, format string, args ...any) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint}
 }
 
 // takenOver is the fault of a snapshot that another process has taken over.

@@ -21,10 +21,10 @@ const (
 )
 
 // refuse is an IF that raises an error. value is an SQL expression that may be NULL.
-func refuse(condition, field, value, problem, cure string) string {
+func refuse(condition, field, value, problem, hint string) string {
 	return fmt.Sprintf("  IF %s THEN\n    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',\n"+
 		"      MESSAGE = format('outflow.enqueue: %s %%s: %%s', coalesce(quote_literal(left(%s, 60)), 'NULL'), %s), HINT = %s;\n  END IF;\n",
-		condition, field, value, problem, literal(cure))
+		condition, field, value, problem, literal(hint))
 }
 
 // checks are the same as those of package producer, as far as PostgreSQL does not make them itself: a payload of JSON is one already.
