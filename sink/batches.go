@@ -35,7 +35,7 @@ const (
 
 // batches returns what allows batches on this stream; nil if nothing does. mu is held.
 func (c *Conn) batches() *Batches {
-	b, s := c.cfg.Batches, c.stream
+	b, s := c.cfg.Batches, c.config
 	if b == nil || b.refused.Load() || s == nil || !s.AllowAtomic || s.Replicas > 1 || s.Storage != "file" {
 		return nil
 	}

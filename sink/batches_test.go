@@ -10,10 +10,12 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // batched is the configuration with atomic batches allowed.
@@ -330,7 +332,7 @@ func TestStreamsThatTakeNoBatches(t *testing.T) {
 	none := config(s.URL())
 	none.Stream = "NONE"
 	c := door(t, none) // made without
-	if c.stream.AllowAtomic || allowed(t, c) {
+	if c.config.AllowAtomic || allowed(t, c) {
 		t.Error("batches, though they were not asked for")
 	}
 	none.Batches = new(Batches)
@@ -344,28 +346,28 @@ func TestStreamsThatTakeNoBatches(t *testing.T) {
 	memory := batched(s.URL())
 	memory.Stream = "MEMORY"
 	c = connect(t, memory)
-	if err := c.EnsureStream(t.Context(), StreamOptions{Storage: "memory"}); err != nil {
+	if err := c.EnsureStream(t.Context(), stream.Options{Storage: "memory"}); err != nil {
 		t.Fatal(err)
 	}
-	if c.stream.AllowAtomic || allowed(t, c) {
+	if c.config.AllowAtomic || allowed(t, c) {
 		t.Error("batches, in memory")
 	}
 
 	both := batched(s.URL())
-	if c = door(t, both); !c.stream.AllowAtomic || !allowed(t, c) {
+	if c = door(t, both); !c.config.AllowAtomic || !allowed(t, c) {
 		t.Error("no batches, though all is as it should be")
 	}
 	both.Batches = nil
 	if c = connect(t, both); allowed(t, c) {
 		t.Error("batches, though they are not allowed")
 	}
-	for change, s := range map[string]func(*streamConfig){
-		"three replicas":  func(s *streamConfig) { s.Replicas = 3 },
-		"an older server": func(s *streamConfig) { s.Metadata = map[string]string{"_nats.level": "4"} },
-		"a very old one":  func(s *streamConfig) { s.Metadata = nil },
+	for change, s := range map[string]func(*stream.Config){
+		"three replicas":  func(s *stream.Config) { s.Replicas = 3 },
+		"an older server": func(s *stream.Config) { s.Metadata = map[string]string{"_nats.level": "4"} },
+		"a very old one":  func(s *stream.Config) { s.Metadata = nil },
 	} {
 		c := door(t, batched(c.cfg.URL))
-		if s(c.stream); c.newPublisher(0).batch.allowed != nil {
+		if s(c.config); c.newPublisher(0).batch.allowed != nil {
 			t.Errorf("batches, with %s", change)
 		}
 	}
@@ -413,9 +415,9 @@ func TestRefusedBatches(t *testing.T) {
 		s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 		c := door(t, batched(s.URL()))
 		p := slow(t, c, 0)
-		cfg := *c.stream
+		cfg := *c.config
 		cfg.AllowAtomic = false
-		if err := c.api.Ask(t.Context(), "STREAM.UPDATE.OUTBOX", cfg, &streamInfo{}); err != nil {
+		if err := c.api.Ask(t.Context(), "STREAM.UPDATE.OUTBOX", cfg, &jsapi.Answer{}); err != nil {
 			t.Fatal(err)
 		}
 		wantFault(t, publish(t.Context(), p, edits(t, 100)), outbox.Transient, codeBatchRefused)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 const (
@@ -35,9 +36,11 @@ type Conn struct {
 	enc    *encoder
 	nc     *nats.Conn
 	dialer *dialer
-	api    *jsapi.Client
-	level  int    // of JetStream's API
-	inbox  string // acknowledgements come back on inbox + sequence
+	api    *jsapi.Client // set once, by Connect
+	level  int           // of JetStream's API
+	inbox  string        // acknowledgements come back on inbox + sequence
+
+	*stream.Stream // reads and creates Config.Stream over this connection
 
 	// Acknowledgements, and what others publish to the ingress, in the order in which the server sent them.
 	incoming chan *nats.Msg
@@ -48,9 +51,8 @@ type Conn struct {
 	lostOnce sync.Once
 	err      error // why it was lost; written before lost is closed
 
-	mu       sync.Mutex
-	stream   *streamConfig // as last read by CheckStream or EnsureStream
-	noListed bool          // this user may not list consumers
+	mu     sync.Mutex
+	config *stream.Config // as last read by CheckStream or EnsureStream; nil: there is no stream
 }
 
 // Connect opens the connection and checks the server: its version, and that it has JetStream. Errors hold no secrets.
@@ -117,7 +119,7 @@ func (c *Conn) use(prefix string) {
 	api.Lost = c.Err
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.api = api
+	c.api, c.Stream = api, stream.New(api, c.cfg.Stream, c.cfg.Logger)
 }
 
 // options builds the options of nats.go. They come behind a context's own, so those that are only defaults look at what is there.

@@ -1,4 +1,7 @@
-// Package sink publishes ordered events to one JetStream stream and reports the acknowledged prefix.
+// Package sink publishes ordered events to one JetStream stream and reports the acknowledged prefix. Package stream below it
+// creates, checks and reads that stream; package internal/jsapi asks JetStream's API for both.
+//
+// It is internal to Outflow: its API may change at any time.
 //
 // # Why the stream is an exact prefix
 //

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // FuzzAck feeds any answer to a publish. Only one that says, in so many words, that this stream stored it at the predicted sequence,
@@ -59,14 +61,14 @@ func FuzzStoredHeader(f *testing.F) {
 	f.Add([]byte("NATS/1.0\r\nX: y\r\n\r\n"))
 	f.Add([]byte("Outflow:\r\nOutflow: v=1"))
 	f.Fuzz(func(t *testing.T, block []byte) {
-		h := packedHeader(block)
+		h := stream.HeaderOf(block)
 		if h == nil {
 			return
 		}
 		if !bytes.Contains(block, []byte("Outflow:")) {
 			t.Fatalf("%q has %+v", block, h)
 		}
-		if again := packedHeader(appendOutflow(nil, h)); again == nil || !again.Same(h) {
+		if again := stream.HeaderOf(appendOutflow(nil, h)); again == nil || !again.Same(h) {
 			t.Fatalf("%+v became %+v", h, again)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // recorder is a way out that leads nowhere.
@@ -36,7 +37,7 @@ func offline(t testing.TB) (p *Publisher, r *recorder, ack func(uint64)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Conn{cfg: cfg, enc: enc, lost: make(chan struct{}), stream: &streamConfig{Subjects: []string{"_outflow.3f9a.>"}}}
+	c := &Conn{cfg: cfg, enc: enc, lost: make(chan struct{}), config: &stream.Config{Subjects: []string{"_outflow.3f9a.>"}}}
 	p = c.newPublisher(100)
 	r = &recorder{}
 	p.out = r

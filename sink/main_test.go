@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/recording"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 func TestMain(m *testing.M) {
@@ -74,7 +75,7 @@ func connect(t testing.TB, cfg Config) *Conn {
 func door(t testing.TB, cfg Config) *Conn {
 	t.Helper()
 	c := connect(t, cfg)
-	if err := c.EnsureStream(t.Context(), StreamOptions{}); err != nil {
+	if err := c.EnsureStream(t.Context(), stream.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	return c

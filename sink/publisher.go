@@ -76,8 +76,8 @@ func (c *Conn) attach(p *Publisher) {
 func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	enc := *c.enc
 	c.mu.Lock()
-	if c.stream != nil {
-		enc.ingress = c.stream.ingress()
+	if c.config != nil {
+		enc.ingress = c.config.Ingress()
 	}
 	allowed := c.batches()
 	c.mu.Unlock()

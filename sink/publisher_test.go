@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -194,7 +195,7 @@ func TestStreamAtItsLimit(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
-	var answer streamInfo
+	var answer jsapi.Answer
 	cfg := map[string]any{"name": "OUTBOX", "subjects": []string{"_outflow.x.>"}, "subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
 		"retention": "limits", "storage": "memory", "discard": "new", "max_msgs": 120, "num_replicas": 1}
 	if err := c.api.Ask(t.Context(), "STREAM.CREATE.OUTBOX", cfg, &answer); err != nil {
@@ -217,7 +218,7 @@ func TestStreamThatGoesAway(t *testing.T) {
 	all := edits(t, 10)
 	p := c.Publisher(0)
 	mustPublish(t, p, all[:5])
-	if err := c.api.Ask(t.Context(), "STREAM.DELETE.OUTBOX", nil, &streamInfo{}); err != nil {
+	if err := c.api.Ask(t.Context(), "STREAM.DELETE.OUTBOX", nil, &jsapi.Answer{}); err != nil {
 		t.Fatal(err)
 	}
 	wantFault(t, publish(t.Context(), p, all[5:]), outbox.Transient, "no_responders")

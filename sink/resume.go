@@ -1,7 +1,6 @@
 package sink
 
 import (
-	"bytes"
 	"fmt"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -54,17 +53,4 @@ func (p *Publisher) resend(upTo uint64) {
 		p.batch.add(&m, commit)
 		p.sendOne(&m, commit)
 	}
-}
-
-// packedHeader finds our header in a message's header block, nil if it has none of ours.
-func packedHeader(block []byte) *outbox.Header {
-	for line := range bytes.SplitSeq(block, []byte("\r\n")) {
-		if v, ok := bytes.CutPrefix(line, []byte(outbox.HeaderName+":")); ok {
-			if h, err := outbox.ParseHeader(string(bytes.TrimSpace(v))); err == nil {
-				return &h
-			}
-			return nil
-		}
-	}
-	return nil
 }

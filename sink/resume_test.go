@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // again connects to a server that may still be starting, and reads the stream.
@@ -244,7 +245,7 @@ func TestResumeKnowsWhatWasAcknowledged(t *testing.T) {
 	if before, newest := p.Header(102), p.Header(103); before != nil || newest == nil {
 		t.Errorf("103 was acknowledged: the header of 102 is %v, that of 103 %v", before, newest)
 	}
-	if h := packedHeader([]byte("NATS/1.0\r\nOutflow: what\r\n\r\n")); h != nil {
+	if h := stream.HeaderOf([]byte("NATS/1.0\r\nOutflow: what\r\n\r\n")); h != nil {
 		t.Errorf("a header that is none is %v", h)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 func TestStateOfAnEmptyStream(t *testing.T) {
@@ -36,7 +37,7 @@ func TestStateOfAnEmptyStream(t *testing.T) {
 
 func admin(t *testing.T, c *Conn, method string, request any) {
 	t.Helper()
-	if err := c.api.Ask(t.Context(), method, request, &streamInfo{}); err != nil {
+	if err := c.api.Ask(t.Context(), method, request, &jsapi.Answer{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -218,12 +219,12 @@ func TestStateWithLeastPrivilege(t *testing.T) {
 		}
 	}
 	mustPublish(t, c.Publisher(10), all[10:])
-	if err := c.EnsureStream(t.Context(), StreamOptions{}); err != nil {
+	if err := c.EnsureStream(t.Context(), stream.Options{}); err != nil {
 		t.Error(err)
 	}
 	cfg := config(userURL(s, "some"))
 	cfg.Stream = "OTHER"
-	wantFault(t, connect(t, cfg).EnsureStream(t.Context(), StreamOptions{}), outbox.Fatal, "nats_permission")
+	wantFault(t, connect(t, cfg).EnsureStream(t.Context(), stream.Options{}), outbox.Fatal, "nats_permission")
 }
 
 func TestReplicatedStream(t *testing.T) {
@@ -233,7 +234,7 @@ func TestReplicatedStream(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.Cluster(t, 3)
 	c := connect(t, config(cluster.URLs()))
-	if err := c.EnsureStream(t.Context(), StreamOptions{Replicas: 3}); err != nil {
+	if err := c.EnsureStream(t.Context(), stream.Options{Replicas: 3}); err != nil {
 		t.Fatal(err)
 	}
 	all := edits(t, 2000)
@@ -267,7 +268,7 @@ func answering(t *testing.T, answers map[string][]string) *Conn {
 	t.Helper()
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
-	c.api = jsapi.New(c.nc, "fake")
+	c.use("fake")
 	responder := connect(t, config(s.URL()))
 	for method, list := range answers {
 		i := 0

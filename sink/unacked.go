@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 const (
@@ -98,5 +99,5 @@ func (k *unacked) at(seq uint64) (message, bool) {
 // header returns our header of the message with a sequence, nil if it is not here.
 func (k *unacked) header(seq uint64) *outbox.Header {
 	m, _ := k.at(seq)
-	return packedHeader(m.header)
+	return stream.HeaderOf(m.header)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // Conns are the connections of one command, or of one attempt of it.
@@ -93,7 +94,7 @@ func SaveRecord(ctx context.Context, store *checkpoint.Store, rec *checkpoint.Re
 // EnsureStream makes the stream as the settings say, if there is none.
 func EnsureStream(ctx context.Context, cfg config.Config, conn *sink.Conn) error {
 	in := cfg.Init
-	return conn.EnsureStream(ctx, sink.StreamOptions{
+	return conn.EnsureStream(ctx, stream.Options{
 		Replicas: in.Replicas, Storage: in.Storage, MaxAge: in.MaxAge, MaxBytes: in.MaxBytes,
 	})
 }

@@ -1,28 +1,50 @@
-package sink
+// Package stream creates, checks and reads the JetStream stream that Outflow publishes to. What it decides by comes from the
+// stream's leader, never from a replica that may lag.
+//
+// It is internal to Outflow: its API may change at any time.
+package stream
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/outbox"
 )
 
-// StreamOptions says how [Conn.EnsureStream] makes a stream. What it does not say is fixed: limits retention, discard old (at
-// MaxBytes and MaxAge the oldest messages go, as retention), direct get allowed; atomic batches allowed where Config.Batches is
-// set and they can be of use.
-type StreamOptions struct {
+// Stream is one stream, seen through one connection. It may be used from any goroutine.
+type Stream struct {
+	api    *jsapi.Client
+	name   string
+	log    *slog.Logger
+	noList atomic.Bool // the user may not list consumers
+}
+
+// New returns the stream with a name, whether it exists or not.
+func New(api *jsapi.Client, name string, log *slog.Logger) *Stream {
+	return &Stream{api: api, name: name, log: log}
+}
+
+// Options says how [Stream.Ensure] creates a stream. The rest is fixed: limits retention, discard old (beyond MaxBytes and MaxAge
+// the oldest messages go), direct get allowed.
+type Options struct {
 	Replicas int           // default 1
 	Storage  string        // "file" (default) or "memory"
 	MaxAge   time.Duration // 0: no limit
 	MaxBytes int64         // 0: no limit
+	Atomic   bool          // allow atomic batches if they can be of use: with one replica, on file
 }
 
 // The transform of the stream, from the ingress to the public subjects. The source has a wildcard where the ingress has its
@@ -32,8 +54,8 @@ const (
 	transformDest   = ">"
 )
 
-// streamConfig is what we read and write of a stream's configuration.
-type streamConfig struct {
+// Config is what we read and write of a stream's configuration.
+type Config struct {
 	Name            string            `json:"name"`
 	Subjects        []string          `json:"subjects,omitempty"`
 	Retention       string            `json:"retention"`
@@ -67,22 +89,17 @@ type subjectTransform struct {
 // ingressSubject is the only subject of a stream of ours.
 var ingressSubject = regexp.MustCompile(`^_outflow\.[A-Za-z0-9_-]{1,64}\.>$`)
 
-// ingress is the prefix that publishes go to, with its last dot.
-func (s *streamConfig) ingress() string { return strings.TrimSuffix(s.Subjects[0], ">") }
+// Ingress is the prefix that publishes go to, with its last dot.
+func (c *Config) Ingress() string { return strings.TrimSuffix(c.Subjects[0], ">") }
 
-// EnsureStream makes the stream with a new private ingress, unless there is one of the name already: that one is checked as
-// CheckStream does, and left as it is.
-func (c *Conn) EnsureStream(ctx context.Context, o StreamOptions) error {
-	info, err := c.streamInfo(ctx)
-	if err != nil {
+// Ensure creates the stream with a new private ingress, unless there is one of the name: that one is left as it is. It doesn't
+// check it: see [Stream.Check].
+func (s *Stream) Ensure(ctx context.Context, o Options) error {
+	info, err := s.info(ctx)
+	if err != nil || info != nil {
 		return err
 	}
-	if info == nil {
-		if err := c.createStream(ctx, o); err != nil {
-			return err
-		}
-	}
-	return c.CheckStream(ctx)
+	return s.create(ctx, o)
 }
 
 // newIngress returns a subject that nobody knows yet.
@@ -95,12 +112,12 @@ func newIngress() (string, error) {
 // RenewIngress gives the stream a new private ingress. Nothing else of it is changed, nor what this program does not know of it. Who
 // knows the old one publishes to nobody from then on; but what the server had taken in before it may still store, until it has
 // acknowledged a message through the new one. This connection is of no use for publishing afterwards: it watches the old one.
-func (c *Conn) RenewIngress(ctx context.Context) error {
+func (s *Stream) RenewIngress(ctx context.Context) error {
 	var info struct {
 		jsapi.Answer
 		Config map[string]json.RawMessage `json:"config"`
 	}
-	if err := c.api.Ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info); err != nil {
+	if err := s.api.Ask(ctx, "STREAM.INFO."+s.name, nil, &info); err != nil {
 		return err
 	}
 	subject, err := newIngress()
@@ -110,16 +127,16 @@ func (c *Conn) RenewIngress(ctx context.Context) error {
 	if info.Config["subjects"], err = json.Marshal([]string{subject}); err != nil {
 		return err
 	}
-	return c.api.Ask(ctx, "STREAM.UPDATE."+c.cfg.Stream, info.Config, &streamInfo{})
+	return s.api.Ask(ctx, "STREAM.UPDATE."+s.name, info.Config, &jsapi.Answer{})
 }
 
-func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
+func (s *Stream) create(ctx context.Context, o Options) error {
 	subject, err := newIngress()
 	if err != nil {
 		return err
 	}
-	cfg := streamConfig{
-		Name: c.cfg.Stream, Subjects: []string{subject},
+	cfg := Config{
+		Name: s.name, Subjects: []string{subject},
 		Transform: &subjectTransform{transformSource, transformDest},
 		Retention: "limits", Discard: "old", Storage: o.Storage, Replicas: max(o.Replicas, 1), AllowDirect: true,
 		MaxAge: o.MaxAge, MaxBytes: o.MaxBytes, MaxConsumers: -1, MaxMsgs: -1, MaxMsgsPer: -1, MaxMsgSize: -1,
@@ -130,96 +147,71 @@ func (c *Conn) createStream(ctx context.Context, o StreamOptions) error {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = -1
 	}
-	// Not where it is of no use: a server before 2.12 does not know it, so it stands in the way of going back to one.
-	cfg.AllowAtomic = c.cfg.Batches != nil && c.level >= batchLevel && cfg.Replicas == 1 && cfg.Storage == "file"
-	err = c.api.Ask(ctx, "STREAM.CREATE."+c.cfg.Stream, cfg, &streamInfo{})
+	// Not where it is of no use: servers before 2.12 don't know it, so it would rule out going back to one.
+	cfg.AllowAtomic = o.Atomic && cfg.Replicas == 1 && cfg.Storage == "file"
+	err = s.api.Ask(ctx, "STREAM.CREATE."+s.name, cfg, &jsapi.Answer{})
 	var r *jsapi.Error
 	switch {
 	case jsapi.Refused(err, jetstream.JSErrCodeStreamNameInUse): // somebody else made it at the same time
 		return nil
 	case errors.As(err, &r) && r.Code != 503:
-		return fatal("stream_create", fmt.Sprintf("stream %s can't be made", c.cfg.Stream), "Check init.replicas, init.storage, init.max_age and init.max_bytes against what the account may have.", r)
+		return fatal("stream_create", fmt.Sprintf("stream %s can't be made", s.name), "Check init.replicas, init.storage, init.max_age and init.max_bytes against what the account may have.", r)
 	}
 	return err
 }
 
-// CheckStream reads the stream's configuration and refuses, with a fault of class Fatal, one that would let others in, change or
-// lose messages. It learns the ingress. A stream that is missing is no error here: see [Conn.State].
-func (c *Conn) CheckStream(ctx context.Context) error {
-	info, err := c.streamInfo(ctx)
-	if err != nil {
-		return err
-	}
-	if info == nil {
-		c.learn(nil)
-		return nil
+// Check reads the stream's configuration and refuses, with a fault of class Fatal, one that would let others in, change or lose
+// messages, or has limits below maxPayload, the setting sink.max_payload. It returns nil if there is no stream: that is no error
+// here, see [Stream.State].
+func (s *Stream) Check(ctx context.Context, maxPayload int) (*Config, error) {
+	info, err := s.info(ctx)
+	if err != nil || info == nil {
+		return nil, err
 	}
 	if err := info.Config.check(); err != nil {
-		return err
+		return nil, err
 	}
-	if err := c.checkLimits(&info.Config); err != nil {
-		return err
-	}
-	c.learn(&info.Config)
-	return nil
-}
-
-func (c *Conn) learn(s *streamConfig) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stream = s
-}
-
-// Ingress returns the subject prefix that CheckStream learned, with its last dot; "" before.
-func (c *Conn) Ingress() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stream == nil {
-		return ""
-	}
-	return c.stream.ingress()
+	return &info.Config, s.checkLimits(&info.Config, maxPayload)
 }
 
 // CheckMaxAge refuses a stream whose maximum age is below twice durableAfter: messages could be gone before what they prove is
-// confirmed. It speaks of the stream that CheckStream saw last.
-func (c *Conn) CheckMaxAge(durableAfter time.Duration) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stream == nil || c.stream.MaxAge == 0 || c.stream.MaxAge >= 2*durableAfter {
+// confirmed.
+func (c *Config) CheckMaxAge(durableAfter time.Duration) error {
+	if c.MaxAge == 0 || c.MaxAge >= 2*durableAfter {
 		return nil
 	}
-	return fatal("stream_max_age", fmt.Sprintf("stream %s: max_age %v is below twice sink.durable_after %v", c.cfg.Stream, c.stream.MaxAge, durableAfter),
+	return fatal("stream_max_age", fmt.Sprintf("stream %s: max_age %v is below twice sink.durable_after %v", c.Name, c.MaxAge, durableAfter),
 		fmt.Sprintf("Set max_age to %v or more, or lower sink.durable_after.", 2*durableAfter), nil)
 }
 
-// check holds what the server returns against what the argument in the package's documentation needs.
-func (s *streamConfig) check() error {
+// check refuses what breaks the argument in the documentation of package sink.
+func (c *Config) check() error {
 	refuse := func(code, what, cure string) error {
-		return fatal(code, fmt.Sprintf("stream %s: %s", s.Name, what), cure, nil)
+		return fatal(code, fmt.Sprintf("stream %s: %s", c.Name, what), cure, nil)
 	}
 	const another = "It can't be changed: name another stream and run `outflow init`."
 	switch {
-	case s.Mirror != nil:
+	case c.Mirror != nil:
 		return refuse("stream_mirror", "it mirrors another stream", another)
-	case len(s.Sources) > 0:
+	case len(c.Sources) > 0:
 		return refuse("stream_sources", "messages of other streams flow into it (sources)", "Take the sources away; a stream that collects may source from this one.")
-	case s.Sealed:
+	case c.Sealed:
 		return refuse("stream_sealed", "it is sealed", another)
-	case len(s.Subjects) != 1 || !ingressSubject.MatchString(s.Subjects[0]):
-		return refuse("stream_subjects", fmt.Sprintf("its subjects are %q, not one private ingress such as _outflow.3f9a17c0.>", s.Subjects),
+	case len(c.Subjects) != 1 || !ingressSubject.MatchString(c.Subjects[0]):
+		return refuse("stream_subjects", fmt.Sprintf("its subjects are %q, not one private ingress such as _outflow.3f9a17c0.>", c.Subjects),
 			"Outflow needs a stream that nobody else publishes to: name another one and run `outflow init`, or set exactly one subject of that form.")
-	case s.Transform == nil || *s.Transform != subjectTransform{transformSource, transformDest}:
-		return refuse("stream_transform", fmt.Sprintf("its subject transform is %s, not from %s to %s", s.Transform, transformSource, transformDest),
+	case c.Transform == nil || *c.Transform != subjectTransform{transformSource, transformDest}:
+		return refuse("stream_transform", fmt.Sprintf("its subject transform is %s, not from %s to %s", c.Transform, transformSource, transformDest),
 			fmt.Sprintf("While nothing is published, set subject_transform to source %s, destination %s.", transformSource, transformDest))
-	case s.Retention != "limits":
-		return refuse("stream_retention", fmt.Sprintf("its retention is %s", s.Retention), another+" Retention must be limits.")
-	case s.PersistMode == "async":
+	case c.Retention != "limits":
+		return refuse("stream_retention", fmt.Sprintf("its retention is %s", c.Retention), another+" Retention must be limits.")
+	case c.PersistMode == "async":
 		return refuse("stream_persist_mode", "its persist_mode is async: it acknowledges messages before they are written", another)
-	case s.NoAck:
+	case c.NoAck:
 		return refuse("stream_no_ack", "no_ack is set: it acknowledges nothing", "Set no_ack to false.")
-	case s.AllowCounter:
+	case c.AllowCounter:
 		return refuse("stream_counter", "allow_msg_counter is set: it refuses messages with an expected sequence", another)
-	case s.DeleteMarkerTTL != 0:
+	case c.DeleteMarkerTTL != 0:
 		return refuse("stream_delete_marker", "subject_delete_marker_ttl is set: the server itself adds messages to it", "Set subject_delete_marker_ttl to 0.")
 	}
 	return nil
@@ -227,13 +219,13 @@ func (s *streamConfig) check() error {
 
 // checkLimits refuses limits below sink.max_payload. Which rows can be published must follow from the settings alone, or two
 // Outflows, or one before and after a change of the server, would make different streams of the same WAL.
-func (c *Conn) checkLimits(s *streamConfig) error {
-	if s.MaxMsgSize >= 0 && int(s.MaxMsgSize) < c.cfg.MaxPayload {
-		return fatal("stream_max_msg_size", fmt.Sprintf("stream %s: max_msg_size %d is below sink.max_payload %d", s.Name, s.MaxMsgSize, c.cfg.MaxPayload),
+func (s *Stream) checkLimits(c *Config, maxPayload int) error {
+	if c.MaxMsgSize >= 0 && int(c.MaxMsgSize) < maxPayload {
+		return fatal("stream_max_msg_size", fmt.Sprintf("stream %s: max_msg_size %d is below sink.max_payload %d", c.Name, c.MaxMsgSize, maxPayload),
 			"Raise max_msg_size, or lower sink.max_payload to it.", nil)
 	}
-	if n := c.nc.MaxPayload(); n < int64(c.cfg.MaxPayload) {
-		return fatal("server_max_payload", fmt.Sprintf("the server takes messages of %d bytes, sink.max_payload is %d", n, c.cfg.MaxPayload),
+	if n := s.api.NATS().MaxPayload(); n < int64(maxPayload) {
+		return fatal("server_max_payload", fmt.Sprintf("the server takes messages of %d bytes, sink.max_payload is %d", n, maxPayload),
 			"Raise max_payload of the server, or lower sink.max_payload to it.", nil)
 	}
 	return nil
@@ -244,4 +236,25 @@ func (t *subjectTransform) String() string {
 		return "missing"
 	}
 	return fmt.Sprintf("from %q to %q", t.Source, t.Dest)
+}
+
+// HeaderOf finds Outflow's header in a message's header block, nil if it has none.
+func HeaderOf(block []byte) *outbox.Header {
+	for line := range bytes.SplitSeq(block, []byte("\r\n")) {
+		if v, ok := bytes.CutPrefix(line, []byte(outbox.HeaderName+":")); ok {
+			if h, err := outbox.ParseHeader(string(bytes.TrimSpace(v))); err == nil {
+				return &h
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+func fatal(code, message, hint string, cause error) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: message, Hint: hint, Err: cause}
+}
+
+func transient(code, message string) error {
+	return &outbox.Fault{Class: outbox.Transient, Code: code, Message: message}
 }
