@@ -14,7 +14,8 @@ import (
 // TestKills is claims C1, C2 and C3: two outflows on two slots of one database, one of them killed again and again; a separate reader
 // finds everything exactly once in both streams, and the streams are equal byte by byte.
 func TestKills(t *testing.T) {
-	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_KILLS", 6), harness.EnvInt(t, "OUTFLOW_TEST_OPS", 12_000)
+	kills := harness.EnvInt(t, "OUTFLOW_TEST_KILLS", harness.Sized(6, 3))
+	ops := harness.EnvInt(t, "OUTFLOW_TEST_OPS", harness.Sized(12_000, 6_000))
 	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", int(time.Now().UnixNano()%1e9)))
 	for _, horizon := range []string{"0s", "20ms"} {
 		for _, sort := range []string{"seq_key", "commit"} {

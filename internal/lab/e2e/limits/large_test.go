@@ -15,7 +15,8 @@ import (
 // across a kill in the middle of it, memory stays within bounds, and nothing is left on disk.
 func TestTransactionLargerThanTheBuffer(t *testing.T) {
 	harness.SkipIfShort(t)
-	const rows, maxBytes = 300_000, 8 << 20
+	const maxBytes = 8 << 20
+	rows := harness.Sized(300_000, 120_000)
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Process(t)
 	spill := t.TempDir()
