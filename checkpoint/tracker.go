@@ -103,15 +103,15 @@ func (t *Tracker) at() uint64 { return t.last + t.made - t.there }
 // verified: all that was in the stream at the start has been made.
 func (t *Tracker) verified() bool { return t.made >= t.there }
 
-// Window notes that a window with events ended at checkpoint, after all its messages were counted with Made. The checkpoint counts once the
+// Window notes that a window with events ended at cp, after all its messages were counted with Made. The checkpoint counts once the
 // last of them is acknowledged; its Seq is set here, its Timeline by the caller. Checkpoints that the record goes beyond already are
 // passed over.
-func (t *Tracker) Window(place relay.Checkpoint) {
-	if !t.verified() || place.Due <= t.newest().Due {
+func (t *Tracker) Window(cp relay.Checkpoint) {
+	if !t.verified() || cp.Due <= t.newest().Due {
 		return
 	}
-	place.Seq = t.at()
-	t.pending = append(t.pending, place)
+	cp.Seq = t.at()
+	t.pending = append(t.pending, cp)
 	t.advance()
 }
 
@@ -132,17 +132,17 @@ func (t *Tracker) advance() {
 
 // Keepalive notes the LSN of a keepalive, when the buffer holds no event; its checkpoint's Seq is set here, its Timeline by the caller. It
 // counts only where no message is unacknowledged, and reports whether it did.
-func (t *Tracker) Keepalive(place relay.Checkpoint) bool {
+func (t *Tracker) Keepalive(cp relay.Checkpoint) bool {
 	top := t.newest()
-	if !t.verified() || t.Unacknowledged() || place.Due <= top.Due {
+	if !t.verified() || t.Unacknowledged() || cp.Due <= top.Due {
 		return false
 	}
-	place.Seq = t.at()
-	if top.keepalive && top.state == fresh && top.Seq == place.Seq {
-		top.Checkpoint = place
+	cp.Seq = t.at()
+	if top.keepalive && top.state == fresh && top.Seq == cp.Seq {
+		top.Checkpoint = cp
 		return true
 	}
-	t.append(trackedCheckpoint{Checkpoint: place, keepalive: true})
+	t.append(trackedCheckpoint{Checkpoint: cp, keepalive: true})
 	return true
 }
 

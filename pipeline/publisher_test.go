@@ -127,7 +127,7 @@ func (p *publisher) Header(seq uint64) *outbox.Header {
 	return nil
 }
 
-// resume sends again what the one before it has sent behind its checkpoint.
+// resume sends again what the one before it has sent behind where this one goes on.
 func (p *publisher) resume(old *publisher) {
 	p.last, p.held = old.last, old.held
 	p.kept = old.kept

@@ -20,9 +20,23 @@ import (
 )
 
 var (
-	simTrials = flag.Int("pipeline.trials", 3000, "schedules of the simulation")
+	simTrials = flag.Int("pipeline.trials", 0, "schedules of each simulation; 0: as many as suit the tier")
 	_         = flag.Uint64("pipeline.seed", 1, "the first schedule's seed")
 )
+
+// trials is how many schedules a test runs that runs n in the plain tests: few under the race detector, many in the long tests.
+func trials(n int) int {
+	if *simTrials > 0 {
+		return *simTrials
+	}
+	if tier.Long() {
+		n *= 10
+	}
+	if testing.Short() || tier.Race {
+		n /= 10
+	}
+	return max(n, 1)
+}
 
 func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }
 
@@ -385,10 +399,7 @@ func onOneP(t *testing.T) (collect func()) {
 // no confirmation went further than a checkpoint that survives whatever the broker may lose.
 func TestSimulation(t *testing.T) {
 	collect := onOneP(t)
-	n := *simTrials
-	if testing.Short() || tier.Race {
-		n /= 10
-	}
+	n := trials(3000)
 	var all tally
 	begun := time.Now()
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", n, func(seed uint64) {
@@ -409,11 +420,7 @@ func TestSimulation(t *testing.T) {
 // TestKilledAtEveryStep kills a process after each step of a run in turn; another one goes on.
 func TestKilledAtEveryStep(t *testing.T) {
 	collect := onOneP(t)
-	n := 12
-	if testing.Short() {
-		n = 2
-	}
-	kills := 0
+	n, kills := trials(12), 0
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", n, func(seed uint64) {
 		for at, killed := 1, true; killed; at++ {
 			killed = false
@@ -445,7 +452,7 @@ func TestUndisturbed(t *testing.T) {
 // TestRepeatable: a seed is a run, step by step, so that one that failed fails again.
 func TestRepeatable(t *testing.T) {
 	collect := onOneP(t)
-	for seed := uint64(1); seed <= 200; seed++ {
+	for seed := range uint64(trials(200)) {
 		a, b := simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced, simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced
 		if !slices.Equal(a, b) {
 			i := 0

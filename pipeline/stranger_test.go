@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
-	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -150,10 +149,7 @@ func TestDivergenceInTheMiddle(t *testing.T) {
 // TestStrangers: whatever dies, is late or dropped, a stranger's message is noticed, whenever it comes.
 func TestStrangers(t *testing.T) {
 	collect := onOneP(t)
-	n := (*simTrials + 1) / 2
-	if testing.Short() || tier.Race {
-		n /= 10
-	}
+	n := trials(1500)
 	between := 0
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", n, func(seed uint64) {
 		if strange(t, seed) {

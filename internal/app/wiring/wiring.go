@@ -1,5 +1,5 @@
-// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one checkpoint
-// that knows all parts.
+// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one place
+// that knows all parts. It is internal to Outflow: its API may change at any time.
 package wiring
 
 import (
@@ -325,7 +325,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, store, err := o.openBroker(ctx, layout)
+	conn, store, err := o.openJetStream(ctx, layout)
 	if err != nil {
 		return nil, err
 	}
@@ -372,11 +372,11 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	}
 	publishing := new(publishing)
 	return &pipeline.Conns{
-		Source:    &upstream{session, now.Needed()},
+		Source:    &source{session, now.Needed()},
 		JetStream: jetStream{conn, publishing},
 		Store:     store,
 		Reopen: func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
-			conn, store, err := o.openBroker(ctx, now)
+			conn, store, err := o.openJetStream(ctx, now)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -389,8 +389,8 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	}, nil
 }
 
-// openBroker opens the side of NATS.
-func (o *opener) openBroker(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
+// openJetStream opens the side of NATS.
+func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
 	sc, err := Sink(o.cfg, layout, o.log)
 	if err != nil {
 		return nil, nil, err
@@ -466,19 +466,19 @@ func (l *Layout) same(o *Layout) bool {
 	return l.Table.OID == o.Table.OID && l.Mapping == o.Mapping && l.ID == o.ID && slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
 }
 
-// upstream is a replication session as the pipeline sees it.
-type upstream struct {
+// source is a replication session as the pipeline sees it.
+type source struct {
 	*replication.Session
 	columns []string
 }
 
-func (u *upstream) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
-	return u.Session.Publication(ctx, u.columns)
+func (s *source) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
+	return s.Session.Publication(ctx, s.columns)
 }
 
 // Start makes a slot in use the fault that the pipeline looks for.
-func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
-	err := u.Session.Start(ctx, from, binary)
+func (s *source) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+	err := s.Session.Start(ctx, from, binary)
 	if errors.Is(err, replication.ErrSlotInUse) {
 		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, Message: "start replication", Err: err}
 	}
