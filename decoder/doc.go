@@ -1,5 +1,6 @@
 // Package decoder turns the messages of one replication session (pgoutput, protocol version 1) into outbox events and commits.
 // It knows relations, columns and the inputs of the order, and nothing of connections.
+// It is internal to Outflow: its API may change at any time.
 //
 // # Which identity an event carries
 //

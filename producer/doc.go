@@ -1,9 +1,40 @@
-// Package producer is what a service imports to write events: it inserts them into the outbox, inside the transaction that the service
-// has open.
+// Package producer writes events into the outbox, inside the transaction that a service has open.
 //
-//	outbox, err := producer.New(producer.Config{})
-//	...
-//	ids, err := outbox.Enqueue(ctx, tx, producer.Event{Document: "note", Actor: "alice", Counter: 7, Payload: payload})
+//	package main
+//
+//	import (
+//		"context"
+//		"log"
+//		"os"
+//
+//		"github.com/jackc/pgx/v5"
+//
+//		"github.com/outflowhq/outflow/producer"
+//	)
+//
+//	func main() {
+//		ctx := context.Background()
+//		conn, err := pgx.Connect(ctx, os.Getenv("DATABASE_URL"))
+//		if err != nil {
+//			log.Fatal(err)
+//		}
+//		outbox, err := producer.New(producer.Config{}) // once; the table that outflow init makes
+//		if err != nil {
+//			log.Fatal(err)
+//		}
+//		err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+//			if _, err := tx.Exec(ctx, "UPDATE note SET body = 'hello' WHERE id = 'note'"); err != nil {
+//				return err
+//			}
+//			_, err := outbox.Enqueue(ctx, tx, producer.Event{
+//				Document: "note", Actor: "alice", Counter: 7, Payload: []byte(`{"text": "hello"}`),
+//			})
+//			return err
+//		})
+//		if err != nil {
+//			log.Fatal(err)
+//		}
+//	}
 //
 // It never opens a connection, begins, commits or rolls back a transaction. An event is published if and only if the service's
 // transaction commits: that is PostgreSQL's guarantee, and nothing here may weaken it. So there is no queue, no retry and no goroutine,
@@ -33,8 +64,9 @@
 // # Counters
 //
 // A service that has no counters of its own turns [Config.NextCounter] on. Taking a counter locks the row of its document and actor
-// until the end of the transaction, and that is what makes it gapless: nobody counts on before it is known whether this one commits. It
-// makes transactions that write for one document and actor follow one another, as a service does anyway that locks the document first.
+// until the end of the transaction, and that makes the counters gapless: the next one is taken only
+// once this transaction has ended. So transactions that write for one document and actor wait for each other, as they do anyway in a
+// service that locks the document first.
 // A counter that the service makes itself is not looked up: `outflow init` makes no unique constraint on document, actor and counter,
 // for an index costs every insert. Where a counter could be taken twice, let PostgreSQL watch:
 //

@@ -34,7 +34,7 @@ type Buffer struct {
 	fifo    fifo
 	commits queue[commit] // those with held events, oldest first; one within may have lost them all to pulls
 	held    tally
-	marks   queue[mark]   // inputs above the last due that may still decide by rule 2: see due
+	marks   queue[mark]   // inputs above the last due that the horizon may still make due: see due
 	changes queue[change] // changes of settings above the last due
 	index   index         // of the events below indexed
 	indexed uint64

@@ -7,7 +7,7 @@ import (
 )
 
 // Close returns the window that the last input made due, nil if it made none. It is to be called once after each Commit. The window
-// belongs to the buffer: it must be read to its end before the next Append or Commit, and not be used afterwards (its Place may be
+// belongs to the buffer: it must be read to its end before the next Append or Commit, and not be used afterwards (its Checkpoint may be
 // kept).
 func (b *Buffer) Close() (*Window, error) {
 	if b.err != nil {

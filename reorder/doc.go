@@ -1,15 +1,15 @@
 // Package reorder is the bounded buffer that puts events in order: committed transactions go in, in the order of the WAL, and closed
 // windows come out. It is a state machine. It reads no clock, starts nothing, waits for nothing; its only effects are scratch files,
-// and those decide nothing.
+// and those decide nothing. It is internal to Outflow: its API may change at any time.
 //
 // # The calls
 //
 //	Append(event)     for each event of a transaction, as it is decoded
-//	Commit(commit)    its commit record; a tick or a change of settings has no events
+//	Commit(commit)    its commit record; a heartbeat or a change of settings has no events
 //	Close()           once after each Commit: the window that this input made due, or nil
 //	window.Next(&e)   until it returns false, before the next Append or Commit
 //
-// After an error the buffer is useless: the session calls Discard and goes on from a place with a new one.
+// After an error the buffer is of no more use: the session calls Discard, and goes on from a checkpoint with a new one.
 //
 // # What a window is
 //
@@ -35,22 +35,22 @@
 //
 // TestModel compares all this with the rules written as lists and loops; TestPure looks after the imports.
 //
-// # Why a place is enough to go on
+// # Why a checkpoint is enough to go on
 //
-// A place is (due, taken, settings). Take a buffer right after a window with that due, and a new one that starts from the place and
+// A checkpoint is (due, taken, settings). Take a buffer right after a window with that due, and a new one that starts from it and
 // reads the inputs above due again up to where the other stands. Both have the same held events: those above due that are not
-// taken. Both have the same inputs above due, as rules 2 and 3 see them. The settings at due are given; changes above it are read
+// taken. Both have the same inputs above due, as the horizon and the limits see them. The settings at due are given; changes above it are read
 // again. taken is the same, and grows by the same pulls. So they are in the same state, provided that the new one has closed no
 // window on its way. It has not: suppose that an input at or below thru makes c > due due.
 //
 //   - The horizon in force at that input is 0, or by it c is a horizon older: the same held for the old buffer when it read
 //     that input, so its due would have been c or beyond at that time.
-//   - The limits: the new buffer holds a subset of what the old one held when it read that input, and the inputs that rule 3 counts
-//     off first are not there. What it would have to count off to get below the limits the old one had to count off as well.
+//   - The limits: the new buffer holds a subset of what the old one held when it read that input, and the inputs that the
+//     limits count off first are not there. What it would have to count off to get below the limits the old one had to count off as well.
 //
-// In both cases the old buffer's due would be beyond the place's: a contradiction. Only windows without events may differ on
-// the way, and they are none. Where due was raised to thru nothing is held and nothing was read since: there is nothing to show.
-// A marker's place is the same with nothing held. TestModel goes on from the places of each kind.
+// In both cases the old buffer's due would be beyond the checkpoint's: a contradiction. Only windows without events may differ on
+// the way, and those are not published. Where due was raised to thru nothing is held and nothing was read since: there is nothing to show.
+// The checkpoint of a keepalive is the same, with nothing held. TestModel goes on from checkpoints of each kind.
 //
 // # Memory
 //
@@ -58,7 +58,7 @@
 // oldest events leave; nothing that grew with a burst is kept. By weight (held.go: the bytes of all values, and 256 for the slot
 // and the lists that it is in; 160 for each sequence in the index):
 //
-//   - Held events are bounded by rule 3: at most max_events, at most max_bytes as it counts them. They weigh more than that by at
+//   - Held events are bounded by the limits: at most max_events, at most max_bytes as it counts them. They weigh more than that by at
 //     most 352 bytes an event and their ids and further columns: MaxWeight.
 //   - The transaction that is being read spills when it weighs more than max_bytes less what is held, but not before it weighs a
 //     fourth of max_bytes, or 1 MiB. So held and read stay within max_bytes, or exceed what is held by a fourth.
@@ -74,5 +74,5 @@
 //
 // A close costs what it takes: the due commits are at the front of a queue, and their sequences' events come out of the index
 // lowest key first until the next is not pulled. Windows that take everything do without the index, so with horizon 0 it is never
-// built. Rule 2 is constant per input in the long run (due.go).
+// built. Finding what a horizon makes due is constant per input in the long run (due.go).
 package reorder

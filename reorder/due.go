@@ -5,7 +5,7 @@ import "github.com/outflowhq/outflow/outbox"
 // due returns the LSN of the newest input that is due now that b.input has been read; false if none is. It is called once for each
 // input.
 //
-// Rule 2 asks for the newest input whose time lies a horizon back. Commit timestamps do not ascend with the LSNs, so an input
+// The horizon asks for the newest input whose time lies that far back. Commit timestamps do not ascend with the LSNs, so an input
 // matters only as long as every later one is younger: a later one that is not younger is due whenever this one is. marks holds
 // those that matter, with times that ascend; each input is put in and taken out once.
 func (b *Buffer) due() (due outbox.LSN, ok bool) {
@@ -31,7 +31,7 @@ func (b *Buffer) due() (due outbox.LSN, ok bool) {
 	return due, ok
 }
 
-// advance moves the last due: no rule will look at an input at or below it again.
+// advance moves the last due: nothing will look at an input at or below it again.
 func (b *Buffer) advance(due outbox.LSN) {
 	for b.marks.len() > 0 && b.marks.at(0).lsn <= due {
 		b.marks.popFront()

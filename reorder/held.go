@@ -135,7 +135,7 @@ func (q *queue[T]) trim() {
 // tally counts events.
 type tally struct {
 	events int
-	bytes  int64 // by Event.Size: what rule 3 counts
+	bytes  int64 // by Event.Size: what max_bytes limits
 	weight int64 // what they take up in memory, by weight
 }
 

@@ -8,8 +8,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// model is section 4 of the design in the slowest and most obvious form: the founding model, with max_bytes. It keeps lists and
-// goes through them.
+// model is what the package doc says of windows, in the slowest and most obvious form: it keeps lists and goes through them.
 type model struct {
 	start    outbox.LSN
 	maxTaken int

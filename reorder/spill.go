@@ -147,8 +147,8 @@ func clone(e *relay.Event) relay.Event {
 	return c
 }
 
-// restore brings the spilled transaction, which stays held, into the fifo: rule 3 saw to it that it is no larger than what may be
-// held. Its events come in any order; each has its slot.
+// restore brings the spilled transaction, which stays held, into the fifo: the limits saw to it that it is no larger than what may
+// be held. Its events come in any order; each has its slot.
 func (b *Buffer) restore() error {
 	s := b.spill
 	b.spill = nil
