@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// NewSlot is a slot that was just made, and the replication connection that made it: while that lives and is not used, the server
-// keeps a snapshot of exactly what committed before the slot's begin.
+// NewSlot is a slot that was just made, and the replication connection that made it: as long as that is open and not used, the
+// server keeps a snapshot of exactly what committed before the slot begins.
 type NewSlot struct {
 	At       outbox.LSN // what commits after it is decoded
 	Snapshot string     // for tablesnapshot.Open
@@ -74,8 +74,8 @@ type canceller interface {
 	CancelRequest(ctx context.Context) error
 }
 
-// cancelUntil asks the server to cancel what the connection does, once patience is over and again until stop is called: a request may be
-// lost, and one that comes when the command does not run yet does nothing.
+// cancelUntil asks the server to cancel what the connection does once patience is over, and again until stop is called: a request may
+// be lost, and one that comes before the command runs does nothing.
 func cancelUntil(ctx context.Context, conn canceller, patience time.Duration) (stop func()) {
 	ctx, stopped := context.WithCancel(ctx)
 	var asking sync.WaitGroup

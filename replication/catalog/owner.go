@@ -17,15 +17,15 @@ type Auxiliary struct {
 	Table    string // quoted; "" for none
 }
 
-// owner is a role, as far as its objects are to be used. trusted is one that could do what it likes without them, or that whoever runs the
-// command answers for: itself, the database's owner, a superuser, or a role that it was made a member of. A superuser is a member of all
-// roles without anybody having said so.
+// owner lists roles and whether their objects may be used. A role is trusted if it could do what it likes anyway, or if whoever runs
+// the command answers for it: itself, the database's owner, a superuser, or a role that it was made a member of. (A superuser counts
+// as a member of every role, which says nothing.)
 const owner = `SELECT o.oid, o.rolname, o.rolsuper OR o.oid = me.oid OR o.oid = d.datdba OR o.rolname = 'pg_database_owner'
 		OR NOT me.rolsuper AND pg_has_role(me.oid, o.oid, 'MEMBER') AS trusted
 	FROM pg_roles o, pg_roles me, pg_database d WHERE me.rolname = current_user AND d.datname = current_database()`
 
-// checkTableOwner refuses a table that anybody can have made: its owner is nobody to be trusted, and every role may create in its schema.
-// Where not every role may, somebody has given the owner the right, and he is taken for the one who is to have the outbox.
+// checkTableOwner refuses a table that anybody could have made: its owner is not trusted, and every role may create in its schema.
+// Otherwise somebody gave the owner the right to create there, and the table is taken to be meant as the outbox.
 func (s *Setup) checkTableOwner(ctx context.Context, t Table) error {
 	var name string
 	var trusted bool
@@ -43,8 +43,8 @@ func (s *Setup) checkTableOwner(ctx context.Context, t Table) error {
 	return foreignOwner("table "+t.Quoted(), name, fmt.Sprintf("in whose schema every role may create (REVOKE CREATE ON SCHEMA %s FROM PUBLIC)", postgres.Quote(t.Schema)))
 }
 
-// checkAuxiliary refuses what somebody else has made before: its owner can change it at any time, and what it does is done with the rights of
-// whoever writes an event. The outbox's owner may have it.
+// checkAuxiliary refuses what another role has made: that role can change it at any time, and it runs with the rights of whoever
+// writes an event. The outbox's owner may own it.
 func checkAuxiliary(ctx context.Context, tx pgx.Tx, cfg SetupConfig, b Auxiliary) error {
 	table := ""
 	if cfg.Table != "" {

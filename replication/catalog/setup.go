@@ -88,8 +88,7 @@ func (s *Setup) withSavepoint(ctx context.Context, do func() error) error {
 // SetColumns sets the columns that the check of the publication is about.
 func (s *Setup) SetColumns(columns []string) { s.cfg.Columns = columns }
 
-// CountRows counts the rows that the table has and the stream of changes would bring, had they been written now; of very many it counts no more
-// than limit. ok is false where the role may not read them.
+// CountRows counts the table's rows, of a shard those alone, up to limit. ok is false where the role may not read them.
 func (s *Setup) CountRows(ctx context.Context, t Table, limit int) (n int, ok bool, err error) {
 	sql := "SELECT FROM " + t.Only()
 	if condition := rowfilter.Condition(s.cfg.Shard, postgres.Quote(s.cfg.ShardBy)); condition != "" {
@@ -166,7 +165,7 @@ func (s *Setup) tryReplication(ctx context.Context) error {
 	return nil
 }
 
-// EnsureTable makes the table if it does not exist, and reports whether it did. One that is there must not be a stranger's.
+// EnsureTable makes the table if it does not exist, and reports whether it did. An existing one must belong to a trusted role.
 func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	t, err := s.Table(ctx)
 	if err == nil {
@@ -236,8 +235,8 @@ func (s *Setup) exec(ctx context.Context, sql string) error {
 	})
 }
 
-// Run runs statements in one transaction, which make what stands beside the outbox or find it: after each of them it must not be a
-// stranger's. needs says which right they need, for the error of a role that lacks it.
+// Run runs statements in one transaction that make objects beside the outbox where they don't exist. After each, none of them may
+// belong to a role that is not trusted. needs says which right they need, for the error of a role that lacks it.
 func (s *Setup) Run(ctx context.Context, doing, needs string, beside Auxiliary, statements []string) error {
 	err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
 		for _, statement := range statements {

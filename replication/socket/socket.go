@@ -14,9 +14,9 @@ import (
 
 // Conn is the replication connection below TLS. While it streams, it may leave Go's network poller: see leavePoller.
 //
-// A walsender writes each message by itself, and a reader that is woken for each costs both sides more than the message: the wake-up
-// is most of what a drain takes. A reader outside the poller can leave data in the socket for a moment, unnoticed by anybody, and
-// take many messages at once. It does so only while much comes in, so a lone commit is read at once.
+// A walsender writes each message by itself, and waking a reader for each costs both sides more than the message does. A reader
+// outside the poller can leave data in the socket for a moment without being woken, and then take many messages at once. It does so
+// only while much comes in, so a lone commit is read at once.
 type Conn struct {
 	net.Conn
 	reading sync.Mutex              // held while reading from Conn

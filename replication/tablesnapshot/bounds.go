@@ -49,8 +49,8 @@ func (s *Snapshot) conditions(q Query) (sql []string) {
 	return sql
 }
 
-// after is the condition of the rows behind a place of the order. Where the id is compared as a number or a time, those without one come
-// last, and no comparison holds for them.
+// after is the condition of the rows behind p in the order. Where ids are compared as numbers or times, rows without one come last,
+// and no comparison holds for them.
 func (s *Snapshot) after(q Query, p Cursor) string {
 	before := fmt.Sprintf(`%s COLLATE "C", %s COLLATE "C"`, s.sortDoc(q.Mapping), s.sortKey(q.Mapping))
 	tie := s.tiebreaker(q, sortID(q.ID))
@@ -64,7 +64,7 @@ func (s *Snapshot) after(q Query, p Cursor) string {
 		before, tie, text(p.Doc), text(p.Key), text(p.ID))
 }
 
-// CountAt counts the rows at a place of a sorted query's order: more than one can't be told apart by it.
+// CountAt counts the rows at one position of a sorted query. If there is more than one, a cursor can't tell them apart.
 func (s *Snapshot) CountAt(ctx context.Context, q Query, p Cursor) (n int, err error) {
 	tie := s.tiebreaker(q, sortID(q.ID))
 	id := tie + " = " + text(p.ID)
@@ -80,8 +80,8 @@ func (s *Snapshot) CountAt(ctx context.Context, q Query, p Cursor) (n int, err e
 	return n, nil
 }
 
-// Ordered reports whether a sorted query has each document's rows in an order that means something: by a key, or, without one, by ids that
-// count up.
+// Ordered reports whether a sorted query has each document's rows in a meaningful order: by a key or, without one, by ids that count
+// up.
 func (s *Snapshot) Ordered(q Query) bool {
 	c, _ := s.table.Column(q.ID)
 	return q.Mapping.Keyed() || slices.Contains(countable, c.TypeOID)

@@ -17,8 +17,8 @@ type IDHash [16]byte
 // knownTable holds what a reader knows. It is temporary: the server drops it with the connection, and no WAL is written for it.
 const knownTable = "pg_temp.outflow_known"
 
-// LoadKnown makes the reader know ids: fill calls add with each. They are kept by the server, in a temporary table, so that memory does not
-// grow with them. It comes before the reader's snapshot is exported, or the snapshot would not see them; and once.
+// LoadKnown tells the reader the ids of what is published: fill calls add with each. The server keeps them in a temporary table, so
+// memory does not grow with them. Call it once, and before the snapshot that the reader takes is exported, which would not see them.
 func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
 	if _, err := r.conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
 		return r.knownFault(err)

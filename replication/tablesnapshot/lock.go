@@ -20,9 +20,8 @@ func (l *TableLock) Table() catalog.Table { return l.table }
 // Close ends the lock.
 func (l *TableLock) Close() { l.reader.Close() }
 
-// LockTable holds the outbox in a lock that keeps it from being emptied, rewritten or altered, and nothing else: rows may be written,
-// changed and deleted. A snapshot does not see rows that ALTER TABLE wrote again after it was exported; so the lock comes before that.
-// Closing the connection ends it.
+// LockTable takes a lock on the outbox that keeps it from being truncated, rewritten or altered, and allows everything else. A snapshot
+// does not see rows that ALTER TABLE rewrote after it was exported, so take the lock before that.
 func LockTable(ctx context.Context, cfg catalog.Config) (*TableLock, error) {
 	r, err := OpenReader(ctx, cfg)
 	if err != nil {

@@ -18,15 +18,15 @@ import (
 	"github.com/outflowhq/outflow/replication/rowfilter"
 )
 
-// Snapshot reads the outbox's rows, of a shard those alone, as they were at one moment, over a connection with the pinned settings of a session: a value has
-// the text that it has in the stream of changes. It holds a transaction open. One goroutine uses it.
+// Snapshot reads the outbox's rows, or those of a shard, as they were at one moment. A value has the text that it has in the stream
+// of changes, because both connections have the same pinned settings. It holds a transaction open. One goroutine uses it.
 type Snapshot struct {
 	cfg       catalog.Config
 	conn      *pgx.Conn
 	known     bool // see [Reader.LoadKnown]
 	table     catalog.Table
 	former    *catalog.Table // see [Snapshot.IncludeFormer]
-	published []string       // columns, as the publication has them; nil below PostgreSQL 18, which publishes no generated ones (and lists them)
+	published []string       // columns of the publication; nil below PostgreSQL 18, which lists generated ones but doesn't publish them
 }
 
 // Query says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
@@ -36,10 +36,10 @@ type Query struct {
 	Columns   []string // what to read of each row; a name is a column, SortDoc or SortKey
 	Where     string   // a condition; "": all rows
 	Only      []string // rows with these ids, in the text that PostgreSQL prints; nil: all
-	SkipKnown bool     // rows alone whose ids the reader does not know ([Reader.LoadKnown])
+	SkipKnown bool     // only rows whose ids the reader does not know ([Reader.LoadKnown])
 	Sorted    bool     // by document, key and id, bytewise; without a key by document and id, a number or a time as such
 	Bounds    []Bound
-	After     *Cursor // only rows behind this place of that order; nil: all
+	After     *Cursor // only rows behind this one in that order; nil: all
 }
 
 // What the rows are sorted by, as columns of a Query: text, never NULL.
@@ -124,8 +124,8 @@ func (s *Snapshot) Close() { postgres.Close(s.conn) }
 // Table is the outbox's description.
 func (s *Snapshot) Table() catalog.Table { return s.table }
 
-// IncludeFormer lets Rows bring the rows of the table with that OID as well, those that the outbox itself does not have by their id: what was published
-// before the outbox was made anew. It returns the name of that table, "" if there is none any more.
+// IncludeFormer makes Rows read the table with that OID, too, but for rows whose ids the outbox has: it was published before the
+// outbox was made anew. It returns the name of that table, "" if it no longer exists.
 func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, err error) {
 	var schema, table string
 	err = s.conn.QueryRow(ctx, "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1", oid).
@@ -144,8 +144,8 @@ func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, 
 	return schema + "." + table, nil
 }
 
-// CountReused counts the outbox's rows, of those for which a condition holds, that have the id of another event in the table of [Snapshot.IncludeFormer]: of
-// one with another value in one of the columns. Ids that count begin anew with a new table.
+// CountReused counts the rows of q that have the id of another event in the table of [Snapshot.IncludeFormer]: of one with another
+// value in one of the columns. Ids from a sequence start again with a new table.
 func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) {
 	var differ []string
 	for _, name := range q.Columns {
