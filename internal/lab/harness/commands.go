@@ -306,6 +306,19 @@ func (o *Outflow) MustEnd(code int, says ...string) {
 	o.MustContain("outflow run", lines[len(lines)-1], says...)
 }
 
+// MustEndInGap waits for the end of outflow run, which must be a gap of a code: the last line names it as what a repair
+// has to accept.
+func (o *Outflow) MustEndInGap(code string) {
+	o.T.Helper()
+	if got := o.Wait(); got != 4 {
+		o.T.Errorf("outflow run: exit code %d, want 4", got)
+	}
+	lines := strings.Split(strings.TrimSpace(o.Log.String()), "\n")
+	if last := lines[len(lines)-1]; !regexp.MustCompile(`outflow repair --accept ` + code + `\b`).MatchString(last) {
+		o.T.Errorf("outflow run does not end with the code %s:\n%s", code, last)
+	}
+}
+
 func (o *Outflow) MustContain(who, text string, says ...string) {
 	o.T.Helper()
 	for _, s := range says {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -151,7 +150,6 @@ func TestFailpoints(t *testing.T) {
 		const size = 100
 		harness.StartLoad(t, url, ops.Some(written, written+size), 4, 0, uint64(written)).Wait(t)
 		written += size
-		time.Sleep(50 * time.Millisecond) // a pause in which ticks are due
 	}
 	harness.Eventually(t, "all are dead", func() error {
 		burst()

@@ -335,7 +335,7 @@ func TestShardRepair(t *testing.T) {
 			fill(t, s.conn, "meanwhile")
 			f.Log.Reset()
 			f.Start()
-			f.MustEnd(4, "--accept "+g.code)
+			f.MustEndInGap(g.code)
 			r, stderr, code := f.Repair()
 			want := g.fills * 2 * len(docs[0]) // each document has two rows of a fill
 			if code != 4 || r.Mode != g.mode || r.Missing != want {

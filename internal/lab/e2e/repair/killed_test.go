@@ -184,7 +184,7 @@ func repairUnfinished(t *testing.T, natsURL string) {
 		}
 	}
 	f.Start()
-	f.MustEnd(4, "a repair of slot", "--accept slot_missing", "LSN range", "`outflow repair --accept repair_unfinished`")
+	f.MustEndInGap("repair_unfinished")
 	killedAt(f, t, "repair_unfinished", "", 0)
 	f.Start()
 	mustGoOn(f, t, natsURL, 0)

@@ -238,7 +238,7 @@ func TestRepair(t *testing.T) {
 	was, looks, repairs := make([]string, len(gaps)), make([]*harness.RunningRepair, len(gaps)), make([]*harness.RunningRepair, len(gaps))
 	for i, g := range gaps {
 		f := broken[i]
-		f.MustEnd(4, "outflow repair", "--accept "+g.code)
+		f.MustEndInGap(g.code)
 		was[i], looks[i] = state(f, t), f.StartRepair()
 	}
 	other := broken[0].StartRepair("--accept", "something")
