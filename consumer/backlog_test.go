@@ -2,12 +2,14 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/outflowhq/outflow/internal/lab/await"
 )
 
@@ -53,9 +55,14 @@ func TestBacklog(t *testing.T) {
 	}
 	r.stopped()
 	r = w.start(w.onStream(js, batched), count)
-	if !await.True(func() bool { mu.Lock(); defer mu.Unlock(); return len(seen) == len(all) }) {
-		t.Errorf("%d of %d events were read", len(seen), len(all))
-	}
+	await.Until(t, "the events", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(seen) < len(all) {
+			return fmt.Errorf("%d of %d were read", len(seen), len(all))
+		}
+		return nil
+	})
 	r.stopped()
 	select {
 	case err := <-dropped:

@@ -157,14 +157,13 @@ func newDocumentStore(c cell, cfg *Config) *documentStore {
 
 func (s *documentStore) transactional() bool { return false }
 
-// every is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what a server writes to disk at its leisure
+// renewEvery is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what a server writes to disk at its leisure
 // by a minute or so.
 func (s *documentStore) renewEvery() time.Duration { return min(time.Second, s.cfg.Lease/3) }
 
-func (s *documentStore) close()   {}
 func (s *documentStore) abandon() {}
 
-// take asks for the lease. An owner is dead when its document has not changed for a lease, by this instance's clock.
+// acquire asks for the lease. An owner is dead when its document has not changed for a lease, by this instance's clock.
 func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -75,9 +75,5 @@ func (c *Consumer) Run(ctx context.Context, h Handler) error {
 	}
 	defer c.running.Store(false)
 	r := &runner{Consumer: c, handler: h}
-	err := r.loop(ctx)
-	if r.store != nil {
-		r.store.close()
-	}
-	return err
+	return r.loop(ctx)
 }

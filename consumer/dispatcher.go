@@ -18,36 +18,38 @@ const (
 	ticksLook = 5 // ticks between two looks at the stream
 )
 
-// dispatcher reads messages, judges their order, and gives them to the workers.
+// dispatcher reads messages, checks their order, and gives each to the worker of its partition. Only the
+// goroutine of loop uses it.
 type dispatcher struct {
 	*run
 	reader stream.Reader
 	until  uint64 // end there; 0: go on
 
-	at       offset         // the newest message read, or one behind it up to which the filter has nothing
+	at       offset         // the newest message read, or a later one up to which the filter has nothing
 	header   *outbox.Header // of the newest message read; nil before the first
-	seen     []uint64       // by worker: the newest message that it was given, or told of
+	seen     []uint64       // by worker: the newest message that it was given, or told to advance to
 	acked    uint64
-	notified offset // up to where idle workers were told, at the look before
+	notified offset // at, when idle workers were last told to advance
 
 	ticks     int
 	busy      bool   // a message was read since the last look
-	dropped   bool   // what was before is forgotten
-	candidate offset // candidate: at the last look the filter had nothing from at up to here
+	dropped   bool   // the old layouts are
+	candidate offset // at the last look the filter had nothing between at and this message
 }
 
 func newDispatcher(r *run, until uint64, at offset) *dispatcher {
 	return &dispatcher{run: r, until: until, at: at, notified: at, seen: make([]uint64, len(r.workers))}
 }
 
-// close ends the reading: what the source hands out from now on nobody takes.
+// close ends the reading. Messages that the source still hands out are lost to nobody: the next session reads
+// them.
 func (d *dispatcher) close() {
 	if d.reader != nil {
 		d.reader.Close()
 	}
 }
 
-// run reads until the consumer stops, or until is reached.
+// loop reads until the consumer stops or, if until is set, has been reached.
 func (d *dispatcher) loop() (err error) {
 	if d.reader, err = d.src.Open(d.work, d.at.Seq); err != nil {
 		return err
@@ -65,7 +67,7 @@ func (d *dispatcher) loop() (err error) {
 	}
 }
 
-// during reads until the tick ends. There is no more when the consumer stops or until is reached.
+// readFor reads for one tick. There is no more to read when the consumer stops or until is reached.
 func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
 	for d.until == 0 || d.at.Seq < d.until {
 		switch {
@@ -90,7 +92,7 @@ func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
 	return false, nil
 }
 
-// take gives a message to its worker, once there is room for it.
+// dispatch gives a message to its worker as soon as there is room for it.
 func (d *dispatcher) dispatch(m *stream.Message) error {
 	e, err := d.dec.event(m)
 	if err != nil {
@@ -120,7 +122,7 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	return nil
 }
 
-// room waits until the flow has room. Meanwhile the workers work; the dispatcher looks around.
+// awaitRoom waits until the flow has room for an event. The workers go on meanwhile, and the ticks, too.
 func (d *dispatcher) awaitRoom(e *Event) (uint64, error) {
 	for {
 		tick, cancel := context.WithTimeout(d.wait, d.cfg.tick)
@@ -147,13 +149,13 @@ func (d *dispatcher) ack() {
 	}
 	done := d.flow.state().done
 	if done > d.acked {
-		if err := d.reader.Ack(done); err == nil { // one that is lost is made good by the next
+		if err := d.reader.Ack(done); err == nil { // the next one makes up for one that is lost
 			d.acked = done
 		}
 	}
 }
 
-// tick looks around, and at the stream every few times.
+// tick acknowledges, updates the metrics and, every few times, inspects the stream.
 func (d *dispatcher) tick() error {
 	d.ack()
 	f := d.flow.state()
@@ -170,7 +172,7 @@ func (d *dispatcher) tick() error {
 	return d.dropOldLayouts()
 }
 
-// look asks the stream for its state, and the reader whether everything has come here.
+// inspect asks for the stream's state, and checks that everything that was handed out has come here.
 func (d *dispatcher) inspect(f flowState) error {
 	st, err := stateOf(d.work, d.src)
 	if err != nil {
@@ -203,7 +205,7 @@ func (d *dispatcher) inspect(f flowState) error {
 	return d.skipFiltered(st)
 }
 
-// replayed ends the reading of a replay of which nothing is left: it was purged, or is too old.
+// endPurgedReplay ends the reading of a replay of which nothing is left because it was purged or is too old.
 func (d *dispatcher) endPurgedReplay() error {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err == nil && (next == 0 || next > d.until) {
@@ -213,8 +215,9 @@ func (d *dispatcher) endPurgedReplay() error {
 	return err
 }
 
-// idle moves on over messages that the filter leaves out, while it has nothing else: so that they may be removed from the stream without
-// looking like a gap. That the filter has nothing up to a message must be seen at two looks, with the message there at the first one.
+// skipFiltered moves on over messages that the filter leaves out, while there is nothing else to read.
+// Otherwise their removal from the stream would look like a gap. It takes two looks: both must find nothing
+// for the filter up to a message that was there at the first.
 func (d *dispatcher) skipFiltered(st stream.State) error {
 	candidate := d.candidate
 	d.candidate = offset{}
@@ -227,7 +230,7 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 	}
 	h, err := outbox.ParseHeader(last.Header.Get(outbox.HeaderName))
 	if err != nil {
-		return nil // it is foreign, and not ours to judge
+		return nil // a foreign message that the filter leaves out: not our business
 	}
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err != nil {
@@ -242,7 +245,7 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 	return nil
 }
 
-// tell moves the offsets of workers that had nothing since the look before.
+// advanceIdle moves the offsets of workers that have had nothing to do since the look before.
 func (d *dispatcher) advanceIdle() {
 	for i, w := range d.workers {
 		if d.seen[i] <= d.notified.Seq && d.seen[i] < d.at.Seq {
@@ -253,7 +256,7 @@ func (d *dispatcher) advanceIdle() {
 	d.notified = d.at
 }
 
-// forget drops the old layouts once they say nothing any more.
+// dropOldLayouts drops the old layouts once all offsets are beyond them.
 func (d *dispatcher) dropOldLayouts() error {
 	if d.check.republishing || len(d.oldLayouts) == 0 || d.dropped {
 		return nil
@@ -273,7 +276,7 @@ func (d *dispatcher) dropOldLayouts() error {
 	return d.store.dropOldLayouts(d.work, d.source)
 }
 
-// gap ends the session because messages are gone, or accepts it.
+// gap ends the session because messages are missing or, with AcceptGap, logs it.
 func (d *dispatcher) gap(from, to uint64, removed bool) error {
 	if !d.cfg.AcceptGap {
 		return gapFault(d.cfg, from, to, removed)
@@ -283,7 +286,7 @@ func (d *dispatcher) gap(from, to uint64, removed bool) error {
 	return nil
 }
 
-// judge says whether a message may follow the one before it.
+// checkOrder returns an error if a message must not follow the one before it.
 func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if here.Seq <= d.at.Seq {
 		return fault(ErrStream, nil, "Set the consumer back to it: outflow consumer rewind",
@@ -315,8 +318,8 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	return nil
 }
 
-// jumped looks why sequences are missing before a message. That they are is all right where the broker lost its end and went on under
-// new sequences: then the headers follow each other all the same.
+// explainJump finds out why sequences are missing before a message. That is fine where the broker lost its
+// end and went on under new sequences: the headers follow each other all the same.
 func (d *dispatcher) explainJump(here offset) error {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err != nil {
@@ -336,8 +339,9 @@ func (d *dispatcher) explainJump(here offset) error {
 	return nil
 }
 
-// behind is the newest message before here that was done or read, as far as it was not read by this session just before: the newest offset
-// while the session reads again, or the one to which idle moved on. It may have been lost since it was looked at.
+// lastKnown is the newest message before here that was done or read, unless this session has read it itself
+// just before: the newest offset, while the session reads what comes after older ones, or the message that
+// skipFiltered moved to. The broker may have lost it since it was last seen.
 func (d *dispatcher) lastKnown(here offset) offset {
 	newest := d.check.newest
 	switch {
@@ -349,8 +353,9 @@ func (d *dispatcher) lastKnown(here offset) offset {
 	return offset{}
 }
 
-// back looks why the order of headers goes back. If the message before is gone, the broker has lost its end while this session ran: the
-// next session knows what to pass over. If it is there, what follows is from another stretch of WAL: the database was moved.
+// explainOrder finds out why the order of the headers goes back. If the message before is gone, the broker
+// has lost its end during this session, and the next session knows what to pass over. If it is there, what
+// follows comes from another stretch of WAL: the database was moved to another cluster.
 func (d *dispatcher) explainOrder(before, here offset) error {
 	m, err := d.src.Get(d.work, before.Seq)
 	if err != nil {
@@ -368,11 +373,11 @@ func (d *dispatcher) explainOrder(before, here offset) error {
 	return nil
 }
 
-// errHole: the broker lost its end and went on.
+// errLostEnd ends a session during which the broker lost the end of the stream and went on.
 var errLostEnd = errors.New("the broker lost the end of the stream")
 
-// missing reports whether something is missing between two headers that follow each other: inside a window, at the end of the first
-// one's, or at the beginning of the second one's.
+// missing reports whether a message is missing between two headers that follow each other: inside a window,
+// at the end of the first one's window, or at the beginning of the second one's.
 func missing(prev, next *outbox.Header) bool {
 	if prev.Due == next.Due {
 		return next.N != prev.N+1

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// effect brings the event to the current version and calls the handler, once. The handler's panic is an error; so is what it must not
+// invoke brings the event to the current version and calls the handler, once. The handler's panic is an error; so is what it must not
 // do with its transaction.
 func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
 	if err := cfg.Schema.upcast(e); err != nil {

@@ -80,7 +80,7 @@ type decoder struct {
 
 // newDecoder returns the decoder for the settings Subject and Document.
 func newDecoder(cfg *Config) (*decoder, error) {
-	d := &decoder{document: cfg.Document, prefix: "_outflow_replay." + cfg.Stream + "." + cfg.Name + "."}
+	d := &decoder{document: cfg.Document, prefix: replayPrefix(cfg.Stream, cfg.Name)}
 	if d.document != nil {
 		return d, nil
 	}

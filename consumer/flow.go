@@ -77,7 +77,7 @@ func (f *flow) finish(n uint64) {
 	}
 }
 
-// flowing is what a flow says of itself.
+// flowState is what a flow says of itself.
 type flowState struct {
 	done     uint64
 	messages int

@@ -29,7 +29,7 @@ import (
 // limit is how long a test waits for what must come.
 const limit = await.Limit
 
-// script is a stream's content to be: each event has a window of its own unless a test says otherwise.
+// publisher is a stream's content to be: each event has a window of its own unless a test says otherwise.
 type publisher struct {
 	lsn outbox.LSN
 	n   int
@@ -60,7 +60,7 @@ func (s *publisher) events(n, documents int) []*stream.Message {
 	return all
 }
 
-// memory is a stream in memory that can be damaged. Its messages are those of the filter ">".
+// memoryStream is a stream in memory that can be damaged. Its messages are those of the filter ">".
 type memoryStream struct {
 	mu      sync.Mutex
 	created time.Time
@@ -148,6 +148,18 @@ func (s *memoryStream) Next(_ context.Context, seq uint64) (uint64, error) {
 	return 0, nil
 }
 
+// more reports whether the newest reader has not read everything.
+func (s *memoryStream) more() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for seq := range s.held {
+		if seq > s.reader.at {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *memoryStream) Open(_ context.Context, after uint64) (stream.Reader, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +222,7 @@ func (r *memoryReader) Check(context.Context) (uint64, error) {
 
 func (r *memoryReader) Close() {}
 
-// world is a database with effects that depend on the order and the number of events: for each document a hash over the ids.
+// harness is a database with effects that depend on the order and the number of events: for each document a hash over the ids.
 type harness struct {
 	t    *testing.T
 	url  string
@@ -315,13 +327,17 @@ func (w *harness) start(c *Consumer, h Handler) *running {
 // ends waits for the end of Run.
 func (r *running) ends() error {
 	r.t.Helper()
-	select {
-	case <-r.ended:
-		return r.err
-	case <-time.After(limit):
+	if !await.True(func() bool {
+		select {
+		case <-r.ended:
+			return true
+		default:
+			return false
+		}
+	}) {
 		r.t.Fatal("Run does not end")
-		return nil
 	}
+	return r.err
 }
 
 // stopped stops it cleanly.
@@ -372,15 +388,9 @@ func (w *harness) effects() map[string]string {
 func (w *harness) await(all []*stream.Message) {
 	w.t.Helper()
 	wanted := want(all)
-	var got map[string]string
-	defer func() {
-		if !maps.Equal(got, wanted) {
-			w.t.Logf("effects\n%v\nwant\n%v", got, wanted)
-		}
-	}()
 	await.Until(w.t, "effects", func() error {
-		if got = w.effects(); !maps.Equal(got, wanted) {
-			return fmt.Errorf("%d, want %d", len(got), len(wanted))
+		if got := w.effects(); !maps.Equal(got, wanted) {
+			return fmt.Errorf("%v, want %v", got, wanted)
 		}
 		return nil
 	}, func() error {
@@ -414,7 +424,7 @@ func (w *harness) offsets() []int64 {
 	return seqs
 }
 
-// awaitMarks waits until all offsets are at seq.
+// awaitOffsets waits until all offsets are at seq.
 func (w *harness) awaitOffsets(seq int64) {
 	w.t.Helper()
 	var got []int64
@@ -426,7 +436,7 @@ func (w *harness) awaitOffsets(seq int64) {
 	}
 }
 
-// real makes a stream on a server.
+// realStream makes a stream on a server.
 func realStream(t *testing.T, config jetstream.StreamConfig) (jetstream.JetStream, *nats.Conn) {
 	t.Helper()
 	s := natstest.Server(t)

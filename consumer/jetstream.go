@@ -305,8 +305,10 @@ func (r *streamReader) Close() {
 	r.source.js.Conn().RemoveStatusListener(r.status)
 }
 
-// The stream of replays, and where in it those of a consumer are.
+// replayStream is the stream into which events of a stream are replayed.
 func replayStream(stream string) string { return stream + "_replay" }
+
+// replayPrefix stands there before the subjects of the events that are replayed to a consumer.
 func replayPrefix(stream, consumer string) string {
 	return "_outflow_replay." + stream + "." + consumer + "."
 }

@@ -24,7 +24,7 @@ type metrics struct {
 	batch, commit, latency prometheus.Observer
 }
 
-// laneMetrics are those of one partition.
+// partitionMetrics are those of one partition.
 type partitionMetrics struct {
 	events, effects, passed, attempts, failures, panics, replayed, transactions prometheus.Counter
 }

@@ -20,11 +20,11 @@ type offset struct {
 	N   uint32          `json:"n"`   // its place in its window; a repair's event: its index
 	Pos outbox.Position `json:"pos"`
 
-	// Holed: the broker has lost that message, and goes on under new sequences. What it had before comes again there.
+	// Lost: the broker has lost that message and has gone on. What it lost comes again under new sequences.
 	Lost bool `json:"holed,omitempty"`
 }
 
-// markOf is the offset behind a message.
+// offsetOf is the offset of a partition that is done up to a message.
 func offsetOf(seq uint64, h *outbox.Header) offset {
 	n := uint32(h.N)
 	if h.Pos.Repaired() {
@@ -46,8 +46,8 @@ func (m offset) order(o offset) int {
 	return cmp.Compare(m.N, o.N)
 }
 
-// old layout is how far a consumer was when the number of its partitions changed: an event is done if it is not beyond the offset that its
-// document had then. It never changes.
+// oldLayout is how far a consumer was when the number of its partitions changed: an event is done if it is
+// not beyond the offset that its document had then. It never changes.
 type oldLayout struct {
 	Source  string   `json:"source"`
 	Offsets []offset `json:"marks"` // by partition
@@ -82,7 +82,7 @@ func (s *state) all(source string) []*offset {
 // partitionOf is the partition of a document's hash.
 func partitionOf(hash uint32, partitions int) int { return int(hash % uint32(partitions)) }
 
-// newest and oldest of some offsets.
+// newest and oldest compare offsets by their sequences.
 func newest(offsets []offset) offset { return extreme(offsets, 1) }
 func oldest(offsets []offset) offset { return extreme(offsets, -1) }
 
@@ -96,9 +96,10 @@ func extreme(offsets []offset, sign int) offset {
 	return best
 }
 
-// repartition makes offsets for another number of partitions. Everything up to the oldest offset is done for all documents; what is done
-// beyond it, the old offsets say, which become an old layout. Where the oldest offset by sequence is not the oldest by its header too (events
-// come again under new sequences, or the database was moved), the new offsets are known by their sequence only.
+// repartition makes offsets for another number of partitions. Everything up to the oldest offset is done for
+// all documents. What is done beyond it is in the old offsets, which become an old layout. If the oldest
+// offset by sequence is not the oldest by its header as well (events come again under new sequences, or the
+// database was moved), only the sequence of the new offsets is known.
 func repartition(source string, offsets []offset, partitions int) ([]offset, oldLayout) {
 	at := oldest(offsets)
 	for _, m := range offsets {
@@ -113,7 +114,7 @@ func repartition(source string, offsets []offset, partitions int) ([]offset, old
 	return fresh, oldLayout{Source: source, Offsets: offsets}
 }
 
-// passed reports whether all offsets are beyond an old layout, so that it says nothing any more.
+// obsolete reports whether all offsets are beyond an old layout, so that it can be dropped.
 func (g *oldLayout) obsolete(offsets []offset) bool {
 	for _, at := range offsets {
 		if !at.known() || at.Seq < newest(g.Offsets).Seq {
@@ -128,11 +129,11 @@ func (g *oldLayout) obsolete(offsets []offset) bool {
 	return true
 }
 
-// of is the old layout's offset for a document.
+// forHash is the old layout's offset for a document.
 func (g *oldLayout) forHash(hash uint32) offset { return g.Offsets[partitionOf(hash, len(g.Offsets))] }
 
-// has reports whether the offset has a message behind it. again says that the message may be one that comes again under a new sequence:
-// then its header tells.
-func (m offset) covers(o offset, again bool) bool {
-	return o.Seq <= m.Seq || again && m.Lost && o.order(m) <= 0
+// covers reports whether a message is done according to the offset. If it may have been published again under
+// a new sequence, the headers of a lost offset tell.
+func (m offset) covers(o offset, republished bool) bool {
+	return o.Seq <= m.Seq || republished && m.Lost && o.order(m) <= 0
 }

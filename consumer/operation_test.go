@@ -198,7 +198,7 @@ func TestSerializable(t *testing.T) {
 	src.publish(all...)
 	cfg := w.config(src)
 	cfg.Isolation, cfg.Batch, cfg.MaxAttempts = pgx.Serializable, 2, 1
-	cfg.Lease = limit // a session does not end because somebody stands still
+	cfg.Lease = time.Hour // a session does not end because somebody stands still
 	w.exec(`CREATE TABLE total (n int); INSERT INTO total VALUES (0)`)
 	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
 		if err := handler(ctx, tx, e); err != nil {
@@ -366,7 +366,7 @@ func TestLeaderChanges(t *testing.T) {
 		send(50)
 		if subject != "" {
 			_, _ = nc.Request("$JS.API."+subject, nil, 5*time.Second) // without a leader just now there is nothing to do
-		} else if node, err := cluster.WaitLeader("OUTBOX", limit); err != nil {
+		} else if node, err := cluster.WaitLeader("OUTBOX", time.Minute); err != nil {
 			t.Fatal(err)
 		} else {
 			cluster.Stop(node)

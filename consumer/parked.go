@@ -66,7 +66,7 @@ func (k *parking) load(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// keep says that a document is parked now. It is called when that is committed.
+// add says that a document is parked now. It is called when that is committed.
 func (k *parking) add(document string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -97,7 +97,7 @@ func (k *parking) may(document string) bool {
 
 func (k *parking) hash(document string) uint64 { return maphash.String(k.seed, storable(document)) }
 
-// behind puts those of the events whose document is parked into the table, in one round trip, in the transaction that moves the offset
+// parkBehind puts those of the events whose document is parked into the table, in one round trip, in the transaction that moves the offset
 // over them. It returns which they are: the others are to be handled. All are of one source, in their order.
 func (k *parking) parkBehind(ctx context.Context, tx pgx.Tx, events []*Event) (map[*Event]bool, error) {
 	return k.table.add(ctx, tx, events, nil)
@@ -110,7 +110,7 @@ func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) er
 	return err
 }
 
-// wanted returns documents that are to be released, at most maxWanted.
+// toRelease returns documents that are to be released, at most maxWanted.
 func (k *parking) toRelease(ctx context.Context, tx pgx.Tx) ([]parkedDocument, error) {
 	return k.table.toRelease(ctx, tx, maxReleases)
 }

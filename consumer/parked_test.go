@@ -169,7 +169,7 @@ func (w *ward) out() {
 	}
 }
 
-// table is what is parked: document, sequence, cause, attempts, word.
+// rows is what is parked: document, sequence, cause, attempts, word.
 func (w *ward) rows() string {
 	w.t.Helper()
 	rows, err := w.pool.Query(w.t.Context(), `SELECT format('%s%s %s %s %s', document, seq, cause, attempts, release)

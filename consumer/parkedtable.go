@@ -225,7 +225,7 @@ type parkedDocument struct {
 	hash     uint32 // says its partition
 }
 
-// released returns documents that are to be released, at most n, those that were parked first before the others.
+// toRelease returns documents that are to be released, at most n, those that were parked first before the others.
 func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
 	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+` WHERE name = $1 AND release <> '' ORDER BY ord LIMIT $2`, p.name, n)
 	if err != nil {

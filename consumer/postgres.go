@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -57,19 +58,23 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 	return s, s.create(ctx)
 }
 
-// instance names this instance: it tells the operator who has the lease.
-func instanceName() string { return hostname() + "-" + strconv.Itoa(processID()) + "-" + nuid.Next() }
+// instanceName names this instance: it tells the operator who has the lease.
+func instanceName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return host + "-" + strconv.Itoa(os.Getpid()) + "-" + nuid.Next()
+}
 
 func (s *postgres) transactional() bool { return true }
 
 func (s *postgres) renewEvery() time.Duration { return s.cfg.Lease / 3 }
 
-func (s *postgres) close() {}
-
 // table is the name of a table of ours in SQL.
 func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSchema, name) }
 
-// take asks for the lease, and gives the consumer a new epoch if it gets it. All offsets get the epoch too: that waits for transactions of
+// acquire asks for the lease, and gives the consumer a new epoch if it gets it. All offsets get the epoch too: that waits for transactions of
 // an earlier session that are still open, and none can begin after it. So the offsets that it returns are the last word.
 func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	conn, err := s.pool.Acquire(ctx)

@@ -27,19 +27,20 @@ type run struct {
 	check      streamCheck // the dispatcher's
 	replayedTo uint64      // live events up to here are marked as replayed
 
-	stop context.Context // ends when nothing more is to be begun
-	work context.Context // ends when everything is to be dropped
+	stop context.Context // ends when nothing new may begin
+	work context.Context // ends when everything is dropped; its cause says why
 	wait context.Context // ends with either
 
 	flow      *flow
 	workers   []*worker
-	releasing sync.Map // documents whose release is on its way to a worker, or there
+	releasing sync.Map // documents whose release a worker has been given
 }
 
-// pollParked is how often parked documents are looked for that are to be released.
+// pollParked is how often the session looks for parked documents that are to be released.
 const pollParked = 2 * time.Second
 
-// run reads until stop ends, or, of a replay, until its end. It returns when all workers have stopped: after a clean stop, nil.
+// read reads until ctx ends or, of a replay, up to a sequence. It returns when all workers have stopped; nil
+// after a clean stop.
 func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	work, drop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer drop(nil)
@@ -58,16 +59,13 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	})
 	defer late()
 
-	r.flow = newFlow(r.cfg.MaxInFlight, r.cfg.MaxBytes, oldest(offsets).Seq)
 	all, fail := &errgroup.Group{}, func(err error) error {
 		if err != nil {
 			drop(err)
 		}
 		return err
 	}
-	for i, m := range offsets {
-		r.workers = append(r.workers, newWorker(r, i, m))
-	}
+	r.prepare(offsets)
 	for _, w := range r.workers {
 		all.Go(func() error { return fail(w.loop()) })
 	}
@@ -98,6 +96,14 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	return firstOf(context.Cause(work), err, kept)
 }
 
+// prepare makes the workers, each with its offset.
+func (r *run) prepare(offsets []offset) {
+	r.flow = newFlow(r.cfg.MaxInFlight, r.cfg.MaxBytes, oldest(offsets).Seq)
+	for i, o := range offsets {
+		r.workers = append(r.workers, newWorker(r, i, o))
+	}
+}
+
 func firstOf(all ...error) error {
 	for _, err := range all {
 		if err != nil {
@@ -107,8 +113,8 @@ func firstOf(all ...error) error {
 	return nil
 }
 
-// keep renews the lease, and looks for parked documents that are to be released. What it has begun when ctx ends it finishes: to cut it
-// off would cost the connection, with which the lease is to be given back.
+// keepLease renews the lease, and looks for parked documents that are to be released. When ctx ends it
+// finishes what it has begun: to break it off would cost the connection over which the lease is given back.
 func (r *run) keepLease(ctx context.Context) error {
 	renew := time.NewTicker(r.store.renewEvery())
 	defer renew.Stop()

@@ -16,25 +16,26 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The pauses between sessions, and the time after which a second reading has to agree about what is missing from a stream.
+// The pauses between sessions, and how much later another session has to find the same missing from a stream.
 const (
 	pauseFirst = 50 * time.Millisecond
 	pauseMost  = 5 * time.Second
 	confirm    = 5 * time.Second
 )
 
-// run is one call of Run: sessions, one after the other. Starting, connecting again and recovering are the same.
+// runner is one call of Run: sessions, one after the other. Starting, reconnecting and recovering are the
+// same thing.
 type runner struct {
 	*Consumer
 	handler Handler
 	store   store
 
-	// begun is when this session began: nothing that it asked was asked before that. How long something has been so counts from one
-	// answer to a later question: an answer says nothing of the time that it took to come.
+	// sessionBegan is when this session began, so before any of its questions to the servers. How long something has been so is counted
+	// from the answer to one question to the asking of a later one, because an answer may have been on its way for long.
 	sessionBegan time.Time
 
-	loss        string    // what a session saw of a loss
-	lossSince   time.Time // when it had seen it
+	loss        string    // what seems to be missing from the stream
+	lossSince   time.Time // when a session had seen that
 	holder      string    // the instance for which this one stands by
 	holderSince time.Time // since when
 
@@ -75,7 +76,7 @@ func (r *runner) loop(ctx context.Context) error {
 	}
 }
 
-// final returns err if no further session can help.
+// final returns the error that ends Run, or nil if another session may help.
 func (r *runner) final(err error) error {
 	if isCrash(err) {
 		return err
@@ -112,7 +113,7 @@ func isCrash(err error) bool {
 	return errors.As(err, &c)
 }
 
-// class is the class of the database's error.
+// class is the class of a database error.
 func class(err error) string {
 	if code := sqlState(err); len(code) == 5 {
 		return code[:2]
@@ -203,18 +204,31 @@ func (r *runner) session(ctx context.Context) (err error) {
 	return r.readLive(ctx, st, parking)
 }
 
-// live reads the live stream.
+// readLive reads the live stream.
 func (r *runner) readLive(ctx context.Context, st *state, parking *parking) error {
 	src := r.cfg.hooks.Source
 	if src == nil {
 		src = r.liveSource()
 	}
+	check, err := r.prepareLive(ctx, st, src)
+	if err != nil {
+		return err
+	}
+	reading := r.newRun(st, live, src, parking)
+	reading.check = check
+	err = reading.read(ctx, 0, st.Offsets[live])
+	r.progress = reading.flow.state().done > oldest(st.Offsets[live]).Seq
+	return err
+}
+
+// prepareLive compares the offsets with the stream and stores what has changed; a consumer that has none gets them.
+func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
 	now, err := stateOf(ctx, src)
 	if err != nil {
-		return r.missing(err)
+		return streamCheck{}, r.missing(err)
 	}
 	fresh := st.Offsets[live] == nil
-	b := streamCheck{created: now.Created, last: now.Last}
+	check := streamCheck{created: now.Created, last: now.Last}
 	if fresh {
 		at := offset{Seq: now.First - 1}
 		if r.cfg.Start == FromNow {
@@ -222,24 +236,17 @@ func (r *runner) readLive(ctx context.Context, st *state, parking *parking) erro
 		}
 		st.Offsets[live] = []offset{at}
 		st.Filter = r.cfg.Filter
-	} else if b, err = checkStream(ctx, &r.cfg, src, st); err != nil {
-		return r.missing(err)
+	} else if check, err = checkStream(ctx, &r.cfg, src, st); err != nil {
+		return check, r.missing(err)
 	}
 	if st.Filter != r.cfg.Filter && !r.cfg.AcceptFilter {
-		return fault(ErrFilter, nil, "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other subjects "+
-			"are never read then", "consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter)
+		return check, fault(ErrFilter, nil, "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other "+
+			"subjects are never read then", "consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter)
 	}
 	r.loss = ""
-	changed := fresh || b.changed || st.Filter != r.cfg.Filter || !b.created.Equal(st.Created[live])
-	st.Filter, st.Created[live] = r.cfg.Filter, b.created
-	if err := r.settle(ctx, st, live, changed); err != nil {
-		return err
-	}
-	p := r.newRun(st, live, src, parking)
-	p.check = b
-	err = p.read(ctx, 0, st.Offsets[live])
-	r.progress = p.flow.state().done > oldest(st.Offsets[live]).Seq
-	return err
+	changed := fresh || check.changed || st.Filter != r.cfg.Filter || !check.created.Equal(st.Created[live])
+	st.Filter, st.Created[live] = r.cfg.Filter, check.created
+	return check, r.settle(ctx, st, live, changed)
 }
 
 // missing says that there is no stream, if that is what err says.
@@ -251,8 +258,8 @@ func (r *runner) missing(err error) error {
 		"there is no stream %s", r.cfg.Stream), "no stream"}
 }
 
-// settle brings the stored state to the number of partitions that there are now, drops old layouts that say nothing any more, and
-// stores what has changed.
+// settle brings the stored state to the number of partitions that there are now, drops old layouts that are
+// obsolete, and stores what has changed.
 func (r *runner) settle(ctx context.Context, st *state, source string, changed bool) error {
 	for s, offsets := range st.Offsets {
 		if len(offsets) == r.cfg.Partitions {
@@ -301,14 +308,13 @@ func (r *runner) metadata() map[string]string {
 	return map[string]string{"outflow.marks": offsets, "outflow.partitions": fmt.Sprint(r.cfg.Partitions), "outflow.filter": r.cfg.Filter}
 }
 
-// replays reads what was replayed into this consumer, to the end, and again until there is nothing more.
+// readReplays reads the events that were replayed to this consumer, until there are no more.
 func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) error {
 	if r.js == nil || r.cfg.hooks.Source != nil {
 		return nil
 	}
-	prefix := "_outflow_replay." + r.cfg.Stream + "." + r.cfg.Name + "."
 	src := &streamSource{
-		js: r.js, stream: r.cfg.Stream + "_replay", filter: prefix + ">", durable: r.cfg.Name + "-replay",
+		js: r.js, stream: replayStream(r.cfg.Stream), filter: replayPrefix(r.cfg.Stream, r.cfg.Name) + ">", durable: r.cfg.Name + "-replay",
 		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
 	}
 	for {

@@ -9,10 +9,12 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// beginning is what a session finds out about the live stream before it reads: whether it is still the stream that the offsets count in.
+// streamCheck is what a session finds out about the live stream before it reads: whether it is still the
+// stream that the offsets count in.
 //
-// The newest offset names the newest message that was done. If that message is there, the broker has lost nothing that was done since the
-// offsets were made: what is beyond an offset has not been done, whatever headers say. If it is not there, it tells why.
+// The newest offset names the newest message that was done. If that message is there, the broker has lost
+// nothing that was done: whatever is beyond an offset has not been applied, and sequences alone decide. If it
+// is not there, the fields below say why.
 type streamCheck struct {
 	created time.Time
 	newest  offset // of all offsets
@@ -20,16 +22,16 @@ type streamCheck struct {
 
 	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the same sequences.
 	shorter bool
-	// removed: retention has taken the newest message. What follows must be later ones by their headers too, or nobody can tell.
+	// removed: retention has taken the newest message. What follows must be later by its headers as well: otherwise nobody can tell why.
 	removed bool
-	// again: messages come again under new sequences, because the broker has lost its end without going back. The offsets whose message is
-	// lost are lost. What comes again ends with beyond, the last of those messages.
+	// republishing: the broker has lost its end and gone on, so messages come again under new sequences. The offsets whose message is gone
+	// are marked as lost. What comes again ends with lastLost, the last of those messages.
 	republishing bool
 	lastLost     offset
-	changed      bool // offsets became lost: they are to be stored
+	changed      bool // offsets were marked as lost, which has to be stored
 }
 
-// begin reads the stream's state and compares it with the offsets. It says of offsets that they are lost.
+// checkStream compares the offsets with the stream's state, and marks offsets as lost.
 func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state) (streamCheck, error) {
 	now, err := stateOf(ctx, src)
 	if err != nil {
@@ -74,7 +76,7 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 		if h.Pos != c.newest.Pos {
 			return otherMessage(cfg, m.Sequence, c.newest, offsetOf(m.Sequence, &h))
 		}
-		return nil // a stream that was put back from a copy counts as new, and is the same
+		return nil // a stream that was restored from a backup has another time of creation
 	case !created.IsZero() && !created.Equal(now.Created):
 		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks count in a stream made at %v, this one "+
 			"was made at %v, and does not have the message of sequence %d", cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq),
@@ -92,7 +94,7 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 	return nil
 }
 
-// hole finds the offsets whose message the broker has lost.
+// findLost marks the offsets whose message the broker has lost.
 func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, first uint64, all []*offset) error {
 	there := map[uint64]bool{}
 	for _, m := range all {
@@ -113,7 +115,8 @@ func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Sour
 	return nil
 }
 
-// judge compares a message with the newest offset. Once the stream is beyond what comes again, nothing does any more.
+// checkOffset compares a message with the newest offset, and notes when the stream is beyond what comes
+// again.
 func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 	if c.republishing && here.order(c.lastLost) > 0 && here.Seq > c.lastLost.Seq {
 		c.republishing = false
@@ -136,7 +139,7 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 	return nil
 }
 
-// stateOf is a stream's state, with its time as a database keeps it.
+// stateOf is a stream's state, with times as precise as a database keeps them.
 func stateOf(ctx context.Context, src stream.Source) (stream.State, error) {
 	st, err := src.State(ctx)
 	st.Created = st.Created.UTC().Truncate(time.Microsecond)

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"os"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -82,13 +81,3 @@ func (s *postgres) checkOwners(ctx context.Context) error {
 	return fault(ErrSetup, nil, "Find out who made it and why. If it is to be used, name the role in Config.AcceptOwners, or set "+
 		"Config.NoCreate; else drop it", "table %s belongs to role %q, in a schema in which every role may create", table, owner)
 }
-
-func hostname() string {
-	name, err := os.Hostname()
-	if err != nil {
-		return "unknown"
-	}
-	return name
-}
-
-func processID() int { return os.Getpid() }

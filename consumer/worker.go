@@ -16,22 +16,23 @@ import (
 type item struct {
 	event       *Event
 	number      uint64 // in the flow
-	republished bool   // the event may be one that comes again under a new sequence
+	republished bool   // the event may have been published before, under another sequence
 
-	to      offset          // without an event: nothing up to here is the worker's any more
+	to      offset          // without an event: nothing up to here is left for the worker
 	release *parkedDocument // without an event: release it
 }
 
-// worker does what falls to one partition, one thing after the other. The dispatcher pushes; everything else is its own goroutine's.
+// worker applies the events of one partition, one after the other. Other goroutines only push to its queue;
+// everything outside of mu belongs to the goroutine of loop.
 type worker struct {
 	*run
 	partition int
-	offset    offset // as the store has it
+	offset    offset // as it is stored
 
 	mu     sync.Mutex
 	queue  []item
 	closed bool
-	shared offset // offset, for others
+	shared offset // offset, for other goroutines
 	wake   chan struct{}
 }
 
@@ -46,7 +47,7 @@ func (w *worker) push(it item) {
 	w.signal()
 }
 
-// set says that the store has moved the offset.
+// setOffset notes that the stored offset has moved.
 func (w *worker) setOffset(to offset) {
 	w.offset = to
 	w.mu.Lock()
@@ -54,7 +55,7 @@ func (w *worker) setOffset(to offset) {
 	w.mu.Unlock()
 }
 
-// close says that nothing more is pushed.
+// close says that nothing more will be pushed.
 func (w *worker) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -69,24 +70,18 @@ func (w *worker) signal() {
 	}
 }
 
-// errStopping ends a worker that was told to stop in the middle of its work.
+// errStopping ends a worker that is stopped in the middle of its work.
 var errStopping = errors.New("stopping")
 
-// run works until the worker is closed and has nothing left, or the consumer stops.
+// loop works until the worker is closed and its queue is empty, or the consumer stops.
 func (w *worker) loop() error {
 	for {
 		items, err := w.next()
 		if err == nil && len(items) == 0 {
 			return nil
 		}
-		switch {
-		case err != nil:
-		case items[0].event != nil:
-			err = w.applyNew(items)
-		case items[0].release != nil:
-			err = w.release(items[0].release)
-		default:
-			err = w.advance(items[0])
+		if err == nil {
+			err = w.perform(items)
 		}
 		if errors.Is(err, errStopping) {
 			return nil
@@ -97,8 +92,20 @@ func (w *worker) loop() error {
 	}
 }
 
-// next waits for work: events that may share a transaction, or one other thing. There is none when the worker is closed and has done
-// everything, or has been stopped.
+// perform does what next has returned.
+func (w *worker) perform(items []item) error {
+	switch first := items[0]; {
+	case first.event != nil:
+		return w.applyNew(items)
+	case first.release != nil:
+		return w.release(first.release)
+	default:
+		return w.advance(first)
+	}
+}
+
+// next waits for work: events that may share a transaction, or one item of another kind. It returns none when
+// the worker is closed and has done everything, or when the consumer stops.
 func (w *worker) next() ([]item, error) {
 	for {
 		w.mu.Lock()
@@ -136,7 +143,8 @@ func (w *worker) next() ([]item, error) {
 	}
 }
 
-// lastLocked drops what is queued when the consumer stops. If no event is among it the offset may still move.
+// drainLocked empties the queue when the consumer stops. If there is no event in it, the offset may still
+// move.
 func (w *worker) drainLocked() []item {
 	queue := w.queue
 	w.queue = nil
@@ -151,8 +159,8 @@ func (w *worker) drainLocked() []item {
 	return nil
 }
 
-// advance moves the offset of a worker that has nothing to do, so that the next session need not read again what others have done. While
-// events come again the offset stays, as long as it knows more of them.
+// advance moves the offset of an idle worker, so that the next session need not read what others have done. A
+// lost offset stays while events come again that it knows: it is what tells that they were applied.
 func (w *worker) advance(it item) error {
 	if it.to.Seq <= w.offset.Seq || it.republished && w.offset.Lost && it.to.order(w.offset) < 0 {
 		return nil
@@ -164,7 +172,8 @@ func (w *worker) advance(it item) error {
 	return nil
 }
 
-// events has the effects of events, in their order, of those that have not had it.
+// apply applies events in one transaction. If that fails, it applies them in smaller ones, to find the event
+// that fails.
 func (w *worker) applyNew(items []item) error {
 	todo := items[:0]
 	for _, it := range items {
@@ -182,7 +191,7 @@ func (w *worker) applyNew(items []item) error {
 	return w.apply(todo)
 }
 
-// had reports whether an event has had its effect.
+// applied reports whether an event has had its effect.
 func (w *worker) applied(it item) (bool, error) {
 	m := offsetOf(it.event.seq, &it.event.head)
 	if m.Seq == w.offset.Seq && w.offset.known() && m.Pos != w.offset.Pos {
@@ -199,7 +208,7 @@ func (w *worker) applied(it item) (bool, error) {
 	return false, nil
 }
 
-// do has the effects of events: all of them in one transaction, and where that fails, so that the one that fails is found.
+// apply has the effects of events: all of them in one transaction, and where that fails, so that the one that fails is found.
 func (w *worker) apply(items []item) error {
 	for len(items) > 0 {
 		n := len(items)
@@ -239,7 +248,7 @@ func (w *worker) apply(items []item) error {
 	return nil
 }
 
-// one has the effect of one event, tries again, and at last parks it.
+// applyOne applies one event, with all its attempts, and parks it in the end if none succeeds.
 func (w *worker) applyOne(it item) error {
 	e := it.event
 	for {
@@ -261,14 +270,14 @@ func (w *worker) applyOne(it item) error {
 	}
 }
 
-// conflict reports whether a transaction failed because of another one: it is no fault of the event.
+// conflict reports whether a transaction failed because of another one, which is not the fault of the event.
 func conflict(err error) bool {
 	code := sqlState(err)
 	return code == "40001" || code == "40P01"
 }
 
-// attempt has the effects of events in one transaction with the offset. It returns which event failed, or -1 where the commit was refused,
-// and of what; err ends the session.
+// attempt applies events in one transaction, which moves the offset. It returns which event failed and why;
+// -1 if the commit was refused. err ends the session.
 func (w *worker) attempt(items []item) (at int, cause, err error) {
 	if w.stop.Err() != nil {
 		return 0, nil, errStopping
@@ -319,7 +328,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	return 0, nil, w.crash(stream.AtDone, last)
 }
 
-// endedAt says what may have happened where a handler ended the transaction: the offset is in it, at the last event of the batch.
+// endedAt says what may have happened where a handler ended the transaction: the offset in it stands at the
+// last event of the batch.
 func endedAt(items []item, at int) string {
 	e := items[at].event
 	s := fmt.Sprintf("document %q, sequence %d", e.Document, e.seq)
@@ -330,7 +340,7 @@ func endedAt(items []item, at int) string {
 	return s
 }
 
-// behind parks those events whose document is parked.
+// parkBehind parks those events whose document is parked already.
 func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*Event]bool, error) {
 	if tx == nil {
 		return nil, nil
@@ -364,7 +374,7 @@ func (w *worker) committed(items []item, to offset, parked map[*Event]bool, took
 	w.met.transaction(w.partition, events, took)
 }
 
-// park takes an event that failed for good out of the way, with all later ones of its document.
+// park puts an event that failed for good aside; all later ones of its document will follow it.
 func (w *worker) park(it item, cause error) error {
 	e := it.event
 	to := offsetOf(e.seq, &e.head)
@@ -387,7 +397,8 @@ func (w *worker) park(it item, cause error) error {
 	return nil
 }
 
-// give hands an event that failed for good to Config.OnPoison, as there is no table to park it in.
+// onPoison hands an event that failed for good to Config.OnPoison: without a database there is no table to
+// park it in.
 func (w *worker) onPoison(e *Event, cause error) error {
 	failed := fault(ErrPoison, cause, "Mend the handler and start again; or set Config.OnPoison to take such events; with Postgres marks "+
 		"they are parked", "document %q, sequence %d, position %v, after %d attempts", e.Document, e.seq, e.Position, e.Attempt)
@@ -401,7 +412,8 @@ func (w *worker) onPoison(e *Event, cause error) error {
 	return nil
 }
 
-// release takes the first parked events of a document up again. The rest of them queues up behind what the worker has to do by now.
+// release releases the first parked events of a document. The rest of them queues up behind the work that has
+// come in meanwhile.
 func (w *worker) release(d *parkedDocument) error {
 	within := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
 		return w.store.move(ctx, w.source, w.partition, w.offset, w.offset, do)
@@ -419,7 +431,7 @@ func (w *worker) release(d *parkedDocument) error {
 	return nil
 }
 
-// ended says why a transaction ended the session: where the session was over already, for what reason.
+// cause is why the session is over, if it is; otherwise the transaction's error.
 func (w *worker) cause(err error) error {
 	if cause := context.Cause(w.work); cause != nil {
 		return cause
@@ -427,7 +439,7 @@ func (w *worker) cause(err error) error {
 	return err
 }
 
-// fault is where tests crash the consumer.
+// crash is where tests crash the consumer.
 func (w *worker) crash(at stream.Point, e *Event) error {
 	if w.cfg.hooks.Crash == nil {
 		return nil

@@ -114,7 +114,7 @@ func (a *Admin) stream(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// describe takes what JetStream says. A record of a rewind that was cut short is no consumer: it says what one was.
+// fromJetStream takes what JetStream says. A record of a rewind that was cut short is no consumer: it says what one was.
 func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 	if text, ok := info.Config.Metadata[metadataRewind]; ok {
 		var r record
@@ -133,7 +133,7 @@ func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 	return c, true
 }
 
-// addStored adds those of the database whose durable is not there now, and drops records of consumers that are there again.
+// addFromDatabase adds those of the database whose durable is not there now, and drops records of consumers that are there again.
 func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer, error) {
 	there := map[string]bool{}
 	for _, c := range all {
@@ -162,7 +162,7 @@ func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer
 	return all, nil
 }
 
-// complete adds what the offsets say, and the position.
+// addOffsets adds what the offsets say, and the position.
 func (a *Admin) addOffsets(ctx context.Context, c *Consumer, kv *bucket) error {
 	var s *state
 	switch d := a.database(); {
@@ -223,7 +223,7 @@ type stored struct {
 	outflow outbox.Header
 }
 
-// get reads a message from the leader; nil if it is not there, or has no header of ours.
+// message reads a message from the leader; nil if it is not there, or has no header of ours.
 func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	if seq == 0 {
 		return nil, nil
@@ -231,7 +231,7 @@ func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	return a.ask(ctx, jsapi.MessageRequest{Seq: seq})
 }
 
-// next reads the first message at or behind seq that one of the filters matches.
+// firstFrom reads the first message at or behind seq that one of the filters matches.
 func (a *Admin) firstFrom(ctx context.Context, seq uint64, filters []string) (first *stored, err error) {
 	if len(filters) == 0 {
 		filters = []string{">"}

@@ -93,7 +93,7 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	return a.deleteRecord(ctx, stream, r.Name)
 }
 
-// forget deletes the record.
+// deleteRecord deletes the record.
 func (a *Admin) deleteRecord(ctx context.Context, stream jetstream.Stream, name string) error {
 	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("delete the record %s: %w", recordName(name), err)
@@ -101,7 +101,7 @@ func (a *Admin) deleteRecord(ctx context.Context, stream jetstream.Stream, name 
 	return nil
 }
 
-// recorded reads the record of a rewind that was cut short; nil if there is none.
+// record reads the record of a rewind that was cut short; nil if there is none.
 func (a *Admin) record(ctx context.Context, stream jetstream.Stream, name string) (*record, error) {
 	c, err := stream.Consumer(ctx, recordName(name))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -121,7 +121,7 @@ func (a *Admin) record(ctx context.Context, stream jetstream.Stream, name string
 	return rec, nil
 }
 
-// write makes the record: a durable that nobody reads, which stands where the other one was.
+// writeRecord makes the record: a durable that nobody reads, which stands where the other one was.
 func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *record) error {
 	text, err := json.Marshal(rec)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *r
 	return nil
 }
 
-// leftAlone waits until nobody has used the durable for a while, and refuses it if somebody does.
+// awaitUnused waits until nobody has used the durable for a while, and refuses it if somebody does.
 func awaitUnused(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (*jetstream.ConsumerInfo, error) {
 	var last *jetstream.ConsumerInfo
 	var since time.Time // when the first answer was there
@@ -173,7 +173,7 @@ func awaitUnused(ctx context.Context, name string, look func() (*jetstream.Consu
 	}
 }
 
-// untouched reports whether the server says that nobody has used the durable for a while.
+// unused reports whether the server says that nobody has used the durable for a while.
 func unused(info *jetstream.ConsumerInfo) bool {
 	now := info.TimeStamp
 	long := func(t *time.Time) bool { return t == nil || now.Sub(*t) >= unusedFor }

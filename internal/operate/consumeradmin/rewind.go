@@ -128,12 +128,12 @@ func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, name), "`outflow consumer list` names those that there are")
 }
 
-// isRunning is the refusal of a consumer that runs.
+// runningFault is the refusal of a consumer that runs.
 func runningFault(name, how string) error {
 	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how), "Stop all its instances first; one that was killed counts as dead when its lease has run out")
 }
 
-// pulled refuses a durable from which somebody waits for messages.
+// refuseInUse refuses a durable from which somebody waits for messages.
 func refuseInUse(name string, info *jetstream.ConsumerInfo) error {
 	switch {
 	case info == nil:
@@ -146,7 +146,7 @@ func refuseInUse(name string, info *jetstream.ConsumerInfo) error {
 	return nil
 }
 
-// target finds the last sequence that stays done: everything behind it comes again.
+// resolve finds the last sequence that stays done: everything behind it comes again.
 func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name string, p target) (uint64, error) {
 	info, err := stream.Info(ctx)
 	if err != nil {
@@ -183,7 +183,7 @@ func (a *Admin) removedFault(name string, first uint64, why string) error {
 		fmt.Sprintf("`--to seq:%d` goes back to what there is; `outflow replay --from table --to consumer:%s` reads what the table has", first, name))
 }
 
-// before finds the sequence before the first message for which is holds; that of the stream's end if there is none.
+// lastBefore finds the sequence before the first message for which is holds; that of the stream's end if there is none.
 func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream.OrderedConsumerConfig,
 	is func(time.Time, *outbox.Header) bool, check func(first *outbox.Header) error,
 ) (uint64, error) {
@@ -252,7 +252,7 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	return p, nil
 }
 
-// markAt is the offset behind a sequence.
+// offsetAt is the offset behind a sequence.
 func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
 	m, err := a.message(ctx, seq)
 	if err != nil {
@@ -268,7 +268,7 @@ func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
 	return to, nil
 }
 
-// begun refuses a consumer that has read nothing.
+// hasRead refuses a consumer that has read nothing.
 func hasRead(name string, s *state) error {
 	if len(s.offsets) == 0 {
 		return fatal("rewind_ahead", fmt.Sprintf("consumer %s has read nothing yet", name), "It begins where its program says")
@@ -356,7 +356,7 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// stillThere leaves those parked events that the stream has: they come again. A row whose message is gone is the only copy.
+// inStream leaves those parked events that the stream has: they come again. A row whose message is gone is the only copy.
 func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 	kept := []int64{}
 	for _, seq := range parked {
@@ -405,7 +405,7 @@ func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rew
 	return nil
 }
 
-// idle reads the document of a consumer without a database that nobody has the lease of. An owner is dead when its document has not changed
+// idleDocument reads the document of a consumer without a database that nobody has the lease of. An owner is dead when its document has not changed
 // for a lease.
 func (a *Admin) idleDocument(ctx context.Context, kv *bucket, name string) (*document, error) {
 	doc, err := kv.load(ctx, name)

@@ -1,0 +1,257 @@
+package consumer
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+var updateScripts = flag.Bool("consumer.update", false, "write what the scripts of TestScripts print into them")
+
+// TestScripts runs the files in testdata: what happens to a stream and to the sessions of a consumer, one thing after the other.
+// What is done about it stands below each line, behind ">". Documents a and b are in different partitions of two.
+//
+//	partitions 3        of the sessions that follow; 2 at first
+//	accept_gap          of the sessions that follow
+//	publish a b a       the next events of these documents, named e1, e2, ...
+//	again 2 3           the broker is given e2 and e3 again
+//	lose 5 [back]       it loses everything from sequence 5; back: its last sequence goes back as well
+//	remove 1 2          it removes sequences, as retention does
+//	recreate            the stream is deleted and made again
+//	session             a session begins
+//	read                it reads all that there is
+//	look                it looks around: workers without events follow the others
+//	stop                it ends cleanly; without it, it crashes
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) < 8 {
+		t.Fatalf("scripts %v, %v", files, err)
+	}
+	for _, name := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
+			t.Parallel()
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := newScript(t).run(string(text))
+			if *updateScripts {
+				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got != string(text) {
+				t.Errorf("%s prints\n%s", name, got)
+			}
+		})
+	}
+}
+
+// script is the state of one of them.
+type script struct {
+	t   *testing.T
+	out strings.Builder
+
+	publisher publisher
+	published []*stream.Message // e1 is the first
+	stream    *memoryStream
+	cfg       Config
+	store     *documentStore
+
+	session *run // nil: none runs
+	reading *dispatcher
+	applied bool // the handler was called
+}
+
+func newScript(t *testing.T) *script {
+	s := &script{t: t, stream: newMemoryStream(), cfg: Config{Name: "orders", Stream: "OUTBOX", Partitions: 2, Lease: time.Hour}}
+	s.stream.created = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s.cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	s.store = newDocumentStore(&memoryCell{}, &s.cfg)
+	return s
+}
+
+func (s *script) run(text string) string {
+	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		if strings.HasPrefix(line, ">") {
+			continue
+		}
+		s.out.WriteString(line + "\n")
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "#" {
+			continue
+		}
+		if err := s.do(fields[0], fields[1:]); err != nil {
+			s.t.Fatalf("line %d: %s: %v", i+1, line, err)
+		}
+	}
+	return s.out.String()
+}
+
+func (s *script) do(verb string, args []string) error {
+	numbers := func() (all []uint64) {
+		for _, a := range args {
+			if n, err := strconv.ParseUint(a, 10, 64); err == nil {
+				all = append(all, n)
+			}
+		}
+		return all
+	}
+	switch verb {
+	case "partitions":
+		s.cfg.Partitions = int(numbers()[0])
+	case "accept_gap":
+		s.cfg.AcceptGap = true
+	case "publish":
+		for _, document := range args {
+			m := s.publisher.event(document)
+			s.published = append(s.published, m)
+			s.stream.publish(m)
+		}
+	case "again":
+		for _, n := range numbers() {
+			s.stream.publish(s.published[n-1])
+		}
+	case "lose":
+		s.stream.lose(numbers()[0], len(args) > 1)
+	case "remove":
+		s.stream.remove(numbers()...)
+	case "recreate":
+		s.stream.change(func() {
+			clear(s.stream.held)
+			s.stream.created, s.stream.last = s.stream.created.Add(time.Hour), 0
+		})
+	case "session":
+		s.ended(s.begin())
+	case "read":
+		s.ended(s.read())
+	case "look":
+		s.reading.advanceIdle()
+		err := s.work()
+		if err == nil {
+			err = s.reading.dropOldLayouts()
+		}
+		s.ended(err)
+	case "stop":
+		for _, w := range s.session.workers {
+			w.push(item{to: s.reading.at, republished: s.session.check.republishing})
+		}
+		s.ended(s.work())
+		s.session = nil
+	default:
+		return fmt.Errorf("unknown")
+	}
+	return nil
+}
+
+// ended prints why the session has ended, if it has, and the offsets that are stored.
+func (s *script) ended(err error) {
+	if err != nil {
+		why := "another one follows"
+		if f := outbox.FaultOf(err); f != nil {
+			why = f.Code
+		}
+		fmt.Fprintf(&s.out, "> the session ends: %s\n", why)
+		s.session = nil
+	}
+	if renewed := s.store.renew(s.t.Context()); renewed != nil {
+		s.t.Fatal(renewed)
+	}
+	fmt.Fprintf(&s.out, "> offsets%s\n", offsetText(s.store.doc.Offsets[live]))
+	for _, l := range s.store.doc.OldLayouts {
+		fmt.Fprintf(&s.out, "> old layout%s\n", offsetText(l.Offsets))
+	}
+}
+
+// offsetText shows offsets as sequences and events.
+func offsetText(all []offset) (text string) {
+	for _, o := range all {
+		text += fmt.Sprintf(" %d", o.Seq)
+		if o.known() {
+			text += fmt.Sprintf("/e%d", o.Due/16)
+		}
+		if o.Lost {
+			text += "(lost)"
+		}
+	}
+	return text
+}
+
+// begin does what a session does before it reads.
+func (s *script) begin() error {
+	ctx := s.t.Context()
+	cfg := s.cfg
+	cfg.hooks.Source = s.stream
+	c, err := New(nil, Memory(), cfg)
+	if err != nil {
+		return err
+	}
+	r := &runner{Consumer: c, store: s.store, handler: func(context.Context, pgx.Tx, *Event) error { s.applied = true; return nil }}
+	st, err := s.store.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	check, err := r.prepareLive(ctx, st, s.stream)
+	if err != nil {
+		return err
+	}
+	s.session = r.newRun(st, live, s.stream, nil)
+	s.session.check = check
+	s.session.stop, s.session.work, s.session.wait = ctx, ctx, ctx
+	s.session.prepare(st.Offsets[live])
+	s.reading = newDispatcher(s.session, 0, oldest(st.Offsets[live]))
+	s.reading.reader, err = s.stream.Open(ctx, s.reading.at.Seq)
+	return err
+}
+
+// read dispatches what there is, and has the workers do it, one message at a time.
+func (s *script) read() error {
+	for s.stream.more() {
+		m, err := s.reading.reader.Read(s.t.Context())
+		if err != nil {
+			return err
+		}
+		if err := s.reading.dispatch(m); err != nil {
+			return err
+		}
+		s.applied = false
+		if err := s.work(); err != nil {
+			return err
+		}
+		what := "is passed over"
+		if s.applied {
+			what = "has its effect"
+		}
+		fmt.Fprintf(&s.out, "> sequence %d: e%s of document %s %s\n", m.Sequence, strings.TrimPrefix(string(m.Data), "id-"),
+			strings.TrimPrefix(m.Subject, "outbox."), what)
+	}
+	return nil
+}
+
+// work has each worker do what it was given.
+func (s *script) work() error {
+	for _, w := range s.session.workers {
+		for len(w.queue) > 0 {
+			items, err := w.next()
+			if err == nil {
+				err = w.perform(items)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
