@@ -26,9 +26,6 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// limit is how long a test waits for what must come.
-const limit = await.Limit
-
 // publisher is a stream's content to be: each event has a window of its own unless a test says otherwise.
 type publisher struct {
 	lsn outbox.LSN
@@ -296,7 +293,7 @@ func (w *harness) consumer(cfg Config) *Consumer {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c.cfg.confirm = time.Millisecond
+	c.cfg.confirm, c.cfg.tick = time.Millisecond, 50*time.Millisecond
 	return c
 }
 
