@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Batches allows publishers to send messages as atomic batches, which a server that syncs each write syncs once (from 2.15 on). It is
-// shared by the connections of one process: what a server refused is not tried again.
+// Batches allows publishers to send messages as atomic batches: a server that syncs each write syncs a batch only once (from 2.15
+// on). The connections of one process share it, so that batches are not tried again after a server has refused one.
 type Batches struct{ refused atomic.Bool }
 
 // The limits of a batch. The server takes 1000 messages in one.
@@ -46,7 +46,7 @@ func (c *Conn) batches() *Batches {
 	return b
 }
 
-// batch is the state of batching in a publisher.
+// batching is the state of batching in a publisher. It belongs to the publisher's goroutine.
 type batching struct {
 	allowed *Batches // nil: never
 	on      bool     // the server has turned out to sync each message

@@ -68,7 +68,7 @@ type MappedHeader struct{ Name, Column string }
 // Field says where a column's value is in an event. 0 and above: an index of Event.Extra.
 type Field int
 
-// The fields that are no members of Extra.
+// The fields that are not in Event.Extra.
 const (
 	FieldDoc Field = -1 - iota
 	FieldActor
@@ -219,14 +219,14 @@ func validHeaderName(s string) bool {
 	return s != ""
 }
 
-func usage(code, what, cure string) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: what, Hint: cure}
+func usage(code, message, hint string) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: message, Hint: hint}
 }
 
-func fatal(code, what, cure string, cause error) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure, Err: cause}
+func fatal(code, message, hint string, cause error) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: message, Hint: hint, Err: cause}
 }
 
-func transient(code, what string, cause error) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Transient, Code: code, Message: what, Err: cause}
+func transient(code, message string, cause error) *outbox.Fault {
+	return &outbox.Fault{Class: outbox.Transient, Code: code, Message: message, Err: cause}
 }

@@ -7,15 +7,15 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Message is an event as it is published, but for what belongs to one publish: the ingress and the headers of the protocol.
+// Message is an event as it is published, without what belongs to a single publish: the ingress and the protocol's headers.
 type Message struct {
 	Subject    string
 	Header     map[string]string // mapped headers, and Outflow
 	Data       []byte
-	DeadLetter Reason // why it is a dead letter; "": it is none
+	DeadLetter Reason // why it is a dead letter; "" if it isn't one
 }
 
-// Encoder makes messages of events for somebody else than the stream. One goroutine uses it.
+// Encoder encodes events for other destinations than the stream, such as a replay. One goroutine uses it.
 type Encoder struct {
 	enc *encoder
 	m   message

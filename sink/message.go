@@ -56,7 +56,7 @@ type encoder struct {
 	mappedBytes int    // bytes that the mapped headers of the last message take, or would take
 }
 
-// The slots of encoder.order that are no mapped headers.
+// The slots of encoder.order that are not mapped headers.
 const (
 	slotExpected = -1 - iota
 	slotMsgID

@@ -90,7 +90,7 @@ func (d *DeadLetter) encode() []byte {
 	return b
 }
 
-// fault is what on_poison stop ends with.
+// fault is the error that ends the run under on_poison stop.
 func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	id := "without an id"
 	if e.ID != "" {
@@ -110,7 +110,7 @@ func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	}
 }
 
-// messageCures are the cures of messages where they are others than those of rows.
+// messageHints are the hints for messages where they differ from those for rows.
 var messageHints = map[Reason]string{
 	Undecodable: "Correct what writes it; docs/format.md says what the content is.",
 	NullDoc:     "Give the content a doc_id.",
@@ -129,7 +129,7 @@ var hints = map[Reason]string{
 	TooLarge:        "Raise sink.max_payload, and max_payload of the server and max_msg_size of the stream where they are lower.",
 }
 
-// detail says what is wrong with the row, in words and numbers.
+// detail describes what is wrong with the row.
 func (enc *encoder) detail(e *relay.Event, r Reason) string {
 	switch r {
 	case Undecodable:
@@ -159,7 +159,7 @@ func cut(s string, n int) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// checkDeadLetterSubject holds the subject to what can be published, and keeps it apart from the events' own.
+// checkDeadLetterSubject refuses a subject that can't be published, or that an event could have.
 func checkDeadLetterSubject(subject string, t *outbox.SubjectTemplate) error {
 	d, err := outbox.ParseSubjectTemplate(subject)
 	switch {
