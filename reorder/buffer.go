@@ -233,9 +233,8 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 // Settings returns the settings that are in force, as they were read: what Unkeyed does to them is not in them.
 func (b *Buffer) Settings() relay.Settings { return b.set }
 
-// Marker returns the place that a keepalive's marker makes: lsn is at or above the last input and below the next. It may be called
-// only when no event is held. Seq and Timeline are left to the caller, and Taken may
-// not be changed.
+// Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next. It may be called only
+// when no event is held. Seq and Timeline are left to the caller, and PublishedAhead may not be changed.
 func (b *Buffer) Marker(lsn outbox.LSN) relay.Checkpoint {
 	if b.held.events > 0 {
 		panic("reorder: Marker while events are held")
