@@ -24,8 +24,8 @@ type stream struct {
 	timeout     time.Duration // wal_sender_timeout, 0: off
 
 	batches        chan *relay.Batch
-	received       atomic.Uint64 // highest LSN that the stream has reached
-	confirmed      atomic.Uint64 // what may be confirmed
+	received       atomic.Uint64 // highest LSN that the stream has reached; only the reader raises it
+	confirmed      atomic.Uint64 // what may be confirmed: never lowered, and may be beyond received
 	statusWanted   chan struct{} // capacity 1: the server wants a status
 	confirmedMoved chan struct{} // capacity 1: confirmed has grown
 	drain          chan struct{} // closed by stop: a last status, then nothing but the end is waited for

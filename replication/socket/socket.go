@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Conn is the replication connection below TLS. While it streams, it may leave Go's network poller: see leavePoller.
+// Conn is the replication connection below TLS. While it streams, it may leave Go's network poller: see LeavePoller.
 //
 // A walsender writes each message by itself, and waking a reader for each costs both sides more than the message does. A reader
 // outside the poller can leave data in the socket for a moment without being woken, and then take many messages at once. It does so

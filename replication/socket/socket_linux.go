@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leavePoller takes the socket out of Go's network poller: from here on a goroutine that reads blocks its thread, and nobody is woken by
-// data that nobody waits for. It does nothing while somebody reads, or where the connection is no socket. The deadlines that were
-// set end with it.
+// LeavePoller takes the socket out of Go's network poller: from here on a goroutine that reads blocks its thread, and data that no
+// goroutine waits for wakes nothing. It does nothing during a read, or where the connection is no socket. Deadlines that were set
+// before no longer hold.
 func (s *Conn) LeavePoller() error {
 	conn, ok := s.Conn.(syscall.Conn)
 	if !ok || !s.reading.TryLock() {

@@ -9,8 +9,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 )
 
-// TLS reads in pieces of some hundred bytes: a nap before each would be most of what a drain takes.
-func TestNoNapWhileThereIsMore(t *testing.T) {
+// TLS reads in pieces of some hundred bytes: a pause before each would be most of what a drain takes.
+func TestNoPauseWhileThereIsMore(t *testing.T) {
 	t.Parallel()
 	conn, far := unpolled(t)
 	const piece, pieces = 512, 64
@@ -26,14 +26,14 @@ func TestNoNapWhileThereIsMore(t *testing.T) {
 		}
 	}
 	if looked > pieces/8 {
-		t.Errorf("%d naps in %d reads, though the data was there", looked, pieces)
+		t.Errorf("%d pauses in %d reads, though the data was there", looked, pieces)
 	}
 	if _, err := conn.Read(make([]byte, piece)); err != io.EOF {
 		t.Errorf("at the end: %v", err)
 	}
 }
 
-// unpolled is a wire outside the poller, and the far end of its connection.
+// unpolled is a connection outside the poller, and the far end of its connection.
 func unpolled(t *testing.T) (*Conn, net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -4,7 +4,7 @@ package replication
 
 import "time"
 
-// leavePoller does nothing here: the socket stays with Go's network poller.
+// LeavePoller does nothing here: the socket stays with Go's network poller.
 func (s *socket) leavePoller() error { return nil }
 
 func sendTimeout(int, time.Duration) error { return nil }
