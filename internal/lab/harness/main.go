@@ -37,9 +37,9 @@ func Main(m *testing.M) {
 	await.WatchMachine()
 	smoke = os.Getenv("OUTFLOW_TEST_E2E") == "" && flag.Lookup("test.run").Value.String() == ""
 	// The tests wait, for servers and for second readings, more than they compute: more of them run at the same time than there are
-	// cores. -test.parallel has its way.
+	// cores, and two packages beside each other. -test.parallel has its way.
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("6")
+		_ = f.Value.Set("3")
 	}
 	if Binary = os.Getenv("OUTFLOW_TEST_BINARY"); Binary == "" {
 		dir, err := build()

@@ -308,7 +308,7 @@ func TestShardRepair(t *testing.T) {
 	for _, g := range []struct {
 		code, mode string
 		fills      int // whose rows the slot does not bring
-		smash      func(t *testing.T, f *harness.Installation)
+		damage     func(t *testing.T, f *harness.Installation)
 	}{
 		{"slot_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) { dropped(t, f) }},
 		{"stream_missing", "keep", 1, func(t *testing.T, f *harness.Installation) { harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream)) }},
@@ -331,7 +331,7 @@ func TestShardRepair(t *testing.T) {
 			if code := f.Stop(); code != 0 {
 				t.Fatalf("stop: exit code %d", code)
 			}
-			g.smash(t, f)
+			g.damage(t, f)
 			fill(t, s.conn, "meanwhile")
 			f.Log.Reset()
 			f.Start()

@@ -55,7 +55,7 @@ var ownServer = []string{"log_checkpoints=off"}
 // Another server, another database, or an older one, behind the same address.
 var serverGaps = []serverGapCase{
 	{name: "another cluster at the same address", settings: ownServer, code: "system_changed", says: []string{"system identifier", "another database cluster"},
-		init: true, smash: func(g *gapSetup) {
+		init: true, damage: func(g *gapSetup) {
 			other := pgtest.Own(g.T, 0)
 			url, err := other.CreateDatabase(g.T.Context(), g.conn.Config().Database)
 			harness.Must(g.T, err)
@@ -71,7 +71,7 @@ var serverGaps = []serverGapCase{
 			harness.Must(g.T, g.pg.Start(g.T.Context()))
 		}},
 	{name: "database made anew under the same name", settings: ownServer, code: "slot_missing", says: []string{"does not exist"}, whole: true, init: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			name := g.database()
 			harness.Must(g.T, g.conn.Close(g.T.Context()))
 			admin := harness.Connect(g.T, g.pg.URL("postgres"))
@@ -81,7 +81,7 @@ var serverGaps = []serverGapCase{
 			g.tables(g.conn)
 		}},
 	{name: "another database renamed to the name", settings: ownServer, code: "slot_database", says: []string{"belongs to database"}, whole: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			name := g.database()
 			harness.Must(g.T, g.conn.Close(g.T.Context()))
 			admin := harness.Connect(g.T, g.pg.URL("postgres"))
@@ -91,9 +91,9 @@ var serverGaps = []serverGapCase{
 			g.tables(g.conn)
 		}},
 	{name: "restored from an older backup", settings: ownServer, code: "server_behind", says: []string{"restored from an older copy"}, init: true,
-		smash: func(g *gapSetup) { g.restored(200, 0) }},
+		damage: func(g *gapSetup) { g.restored(200, 0) }},
 	{name: "restored from an older backup and written to", settings: ownServer, code: "divergence", says: []string{"was not made from this WAL"},
-		smash: func(g *gapSetup) { g.restored(20, 60) }},
+		damage: func(g *gapSetup) { g.restored(20, 60) }},
 }
 
 // TestEmptyDatabase: the server that answers has the database, but not the table. Neither run nor init takes it for a new installation.

@@ -39,7 +39,7 @@ type serverGapCase struct {
 	settings []string // of the server, which is the test's own then
 	lives    bool     // outflow runs while it happens, and finds it done
 	sees     bool     // it sees how it happens
-	smash    func(g *gapSetup)
+	damage   func(g *gapSetup)
 	init     bool // outflow init is tried as well: it must not hide the gap
 	code     string
 	says     []string
@@ -75,9 +75,9 @@ func runGaps(t *testing.T, cases []serverGapCase) {
 		g.sum = g.digest()
 		g.Log.Reset()
 		if c.lives && !c.sees {
-			whileFrozen(g.Outflow, func() { c.smash(g) })
+			whileFrozen(g.Outflow, func() { c.damage(g) })
 		} else {
-			c.smash(g)
+			c.damage(g)
 		}
 		if !c.lives {
 			g.sum = g.digest()
@@ -214,50 +214,50 @@ var keepLittle = []string{"max_slot_wal_keep_size=1MB", "wal_keep_size=0", "max_
 // Gaps of the slot that happen while outflow is stopped. (Dropped, and made anew: TestFaults.)
 var slotGaps = []serverGapCase{
 	{name: "slot advanced by hand", code: "slot_ahead", says: []string{"beyond every place", "somebody moved it"}, whole: true, init: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			harness.Exec(g.T, g.conn, "SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", g.Slot)
 		}},
 	{name: "slot invalidated by max_slot_wal_keep_size", settings: keepLittle, code: "slot_invalidated", says: []string{"was invalidated"}, whole: true,
-		init: true, smash: (*gapSetup).outgrow},
+		init: true, damage: (*gapSetup).outgrow},
 	{name: "slot invalidated by max_slot_wal_keep_size on 18", major: 18, settings: keepLittle, code: "slot_invalidated",
-		says: []string{"was invalidated: wal_removed"}, whole: true, smash: (*gapSetup).outgrow},
+		says: []string{"was invalidated: wal_removed"}, whole: true, damage: (*gapSetup).outgrow},
 	{name: "slot invalidated by idle_replication_slot_timeout", major: 18, settings: []string{"idle_replication_slot_timeout=1s"}, code: "slot_invalidated",
-		says: []string{"was invalidated: idle_timeout"}, whole: true, smash: (*gapSetup).invalidated},
+		says: []string{"was invalidated: idle_timeout"}, whole: true, damage: (*gapSetup).invalidated},
 	{name: "slot dropped, then init", code: "slot_missing", says: []string{"does not exist"}, whole: true, init: true,
-		smash: func(g *gapSetup) { harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot) }},
+		damage: func(g *gapSetup) { harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot) }},
 	{name: "slot made anew, then init", code: "slot_ahead", says: []string{"made it anew"}, whole: true, init: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot)
 			g.createSlot()
 		}},
 	{name: "bucket deleted", code: "record_missing", says: []string{"checkpoint record", "missing"}, whole: true,
-		smash: func(g *gapSetup) { harness.Must(g.T, g.js.DeleteKeyValue(g.T.Context(), checkpoint.Bucket(g.Stream))) }},
+		damage: func(g *gapSetup) { harness.Must(g.T, g.js.DeleteKeyValue(g.T.Context(), checkpoint.Bucket(g.Stream))) }},
 	{name: "stream deleted, then init", code: "stream_missing", says: []string{"does not exist"}, init: true,
-		smash: func(g *gapSetup) { harness.Must(g.T, g.js.DeleteStream(g.T.Context(), g.Stream)) }},
+		damage: func(g *gapSetup) { harness.Must(g.T, g.js.DeleteStream(g.T.Context(), g.Stream)) }},
 }
 
 // Gaps that happen to an outflow that runs.
 var liveGaps = []serverGapCase{
 	{name: "slot dropped under a running outflow", lives: true, code: "slot_missing", says: []string{"does not exist"}, whole: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			g.take()
 			g.write(1)
 		}},
 	{name: "slot made anew under a running outflow", lives: true, code: "slot_ahead", says: []string{"made it anew"}, whole: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			g.take()
 			g.write(1)
 			g.createSlot()
 		}},
 	{name: "slot lost during an outage of NATS", lives: true, sees: true, settings: keepLittle, code: "slot_invalidated", says: []string{"was invalidated"}, whole: true,
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			harness.Must(g.T, g.nats.Kill())
 			g.write(1)
 			g.outgrow()
 			harness.Must(g.T, g.nats.Start())
 		}},
 	{name: "record deleted under a running outflow", lives: true, code: "record_missing", says: []string{"checkpoint record", "missing"},
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			kv, err := g.js.KeyValue(g.T.Context(), checkpoint.Bucket(g.Stream))
 			harness.Must(g.T, err)
 			harness.Must(g.T, kv.Delete(g.T.Context(), g.Slot))
@@ -265,13 +265,13 @@ var liveGaps = []serverGapCase{
 			g.sum = anySum // published before the record is written again
 		}},
 	{name: "stream deleted under a running outflow", lives: true, code: "stream_missing", says: []string{"does not exist"},
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			harness.Must(g.T, g.js.DeleteStream(g.T.Context(), g.Stream))
 			g.write(1)
 			g.sum = ""
 		}},
 	{name: "stream made anew under a running outflow", lives: true, code: "stream_recreated", says: []string{"was made at"},
-		smash: func(g *gapSetup) {
+		damage: func(g *gapSetup) {
 			s, err := g.js.Stream(g.T.Context(), g.Stream)
 			harness.Must(g.T, err)
 			cfg := s.CachedInfo().Config
