@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// CheckAlone refuses a stream to which another slot's outflow publishes: a fatal fault with code other_slot. The two could not tell
-// each other's messages from their own, and events would be lost where they meet.
+// CheckAlone refuses a stream to which another slot's outflow publishes: a fatal fault with code other_slot.
+// The two could not tell each other's messages from their own, and events would be lost where they meet.
 func (s *Store) CheckAlone(ctx context.Context) error {
 	slots, err := s.slots(ctx)
 	if err != nil {
@@ -32,7 +32,8 @@ func (s *Store) CheckAlone(ctx context.Context) error {
 		if rec != nil || err != nil {
 			return &outbox.Fault{
 				Class: outbox.Fatal, Code: "other_slot",
-				Message: fmt.Sprintf("the outflow of slot %s publishes to stream %s as well", slot, s.cfg.Stream), Hint: hintOtherSlot(s.cfg, slot),
+				Message: fmt.Sprintf("the outflow of slot %s publishes to stream %s as well", slot,
+					s.cfg.Stream), Hint: hintOtherSlot(s.cfg, slot),
 			}
 		}
 	}

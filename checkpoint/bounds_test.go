@@ -9,14 +9,17 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// busy runs a session for a long time, with a window every 10 ms and a marker now and then, and saves and confirms as the pipeline
-// does. It returns the most checkpoints and events published ahead that were held or stored, and the greatest age of what was confirmed.
-func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored, listed int, lag time.Duration) {
+// busy runs a session for a long time, with a window every 10 ms and a marker now and then, and saves and
+// confirms as the pipeline does. It returns the most checkpoints and events published ahead that were held or
+// stored, and the greatest age of what was confirmed.
+func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored, listed int,
+	lag time.Duration) {
 	t.Helper()
 	c := config
 	c.DurableAfter = durable
 	p := at(0x1000, 0, time.Hour)
-	k := NewTracker(c, Start{Checkpoint: p.Checkpoint, Confirmed: p.Due, Checkpoints: []StoredCheckpoint{p}}, epoch)
+	k := NewTracker(c, Start{Checkpoint: p.Checkpoint, Confirmed: p.Due, Checkpoints: []StoredCheckpoint{p}},
+		epoch)
 	now := epoch
 	reached := map[outbox.LSN]time.Time{p.Due: epoch}
 	var order []outbox.LSN
@@ -51,7 +54,9 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 		}
 		if in, ok := k.SaveIn(now); ok && in == 0 {
 			s := k.BeginSave(now)
-			if !slices.IsSortedFunc(s.Checkpoints, func(a, b StoredCheckpoint) int { return int(a.Due) - int(b.Due) }) {
+			if !slices.IsSortedFunc(s.Checkpoints, func(a, b StoredCheckpoint) int {
+				return int(a.Due) - int(b.Due)
+			}) {
 				t.Fatal("places out of order")
 			}
 			n := 0
@@ -105,7 +110,8 @@ func TestMarkersAreBounded(t *testing.T) {
 	}
 }
 
-// A record stays far below the size of a message, and confirming goes on, when each checkpoint lists as many events as it may.
+// A record stays far below the size of a message, and confirming goes on, when each checkpoint lists as many
+// events as it may.
 func TestRecordIsBounded(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second

@@ -9,10 +9,12 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// FuzzResolve starts from any record and any readings. No panic; an error is a fault that says what to do, or ErrStandby; a start is
-// one that the rules allow, and the tracker and the check that go on from it take any further course.
+// FuzzResolve starts from any record and any readings. No panic; an error is a fault that says what to do, or
+// ErrStandby; a start is one that the rules allow, and the tracker and the check that go on from it take any
+// further course.
 func FuzzResolve(f *testing.F) {
-	doc, err := record(at(0x1000, 5, 300*time.Second), on(1, at(0x2000, 9, 200*time.Second)), at(0x3000, 12, 10*time.Second)).Encode()
+	doc, err := record(at(0x1000, 5, 300*time.Second), on(1, at(0x2000, 9, 200*time.Second)),
+		at(0x3000, 12, 10*time.Second)).Encode()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -36,14 +38,16 @@ func FuzzResolve(f *testing.F) {
 		r.Slot.Confirmed, r.Server.WALEnd = outbox.LSN(confirmed), outbox.LSN(end)
 		r.Stream.LastSeq, r.Stream.NewestSeq, r.Stream.Newest = last, min(newest, last), nil
 		if r.Stream.NewestSeq > 0 {
-			r.Stream.Newest = &outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(thru / 2)}, Of: 1, Due: outbox.LSN(thru), Thru: outbox.LSN(thru), Timeline: 1}
+			r.Stream.Newest = &outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(thru / 2)}, Of: 1,
+				Due: outbox.LSN(thru), Thru: outbox.LSN(thru), Timeline: 1}
 		}
 		if left > 0 {
 			r.Server.History = promoted(outbox.LSN(left))
 		}
 		start, err := Resolve(config, r)
 		if err != nil {
-			if fault := outbox.FaultOf(err); !errors.Is(err, ErrStandby) && (fault == nil || fault.Code == "" || fault.Hint == "" || fault.From > fault.To) {
+			if fault := outbox.FaultOf(err); !errors.Is(err, ErrStandby) &&
+				(fault == nil || fault.Code == "" || fault.Hint == "" || fault.From > fault.To) {
 				t.Fatalf("%v (%+v)", err, fault)
 			}
 			return
@@ -53,8 +57,10 @@ func FuzzResolve(f *testing.F) {
 			t.Fatal("a start without a place")
 		case start.Checkpoint.Due < start.Confirmed:
 			t.Fatalf("from %v, below what is confirmed, %v", start.Checkpoint.Due, start.Confirmed)
-		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq || start.AlreadyStored > start.End-start.Checkpoint.Seq:
-			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d", start.AlreadyStored, start.Checkpoint.Seq, start.End, start.LastSeq)
+		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq ||
+			start.AlreadyStored > start.End-start.Checkpoint.Seq:
+			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d",
+				start.AlreadyStored, start.Checkpoint.Seq, start.End, start.LastSeq)
 		}
 		now := epoch
 		tracker, check := NewTracker(config, start, now), NewTailCheck(config, start)
@@ -63,7 +69,8 @@ func FuzzResolve(f *testing.F) {
 			if lsn < start.Checkpoint.Due || check.Input(lsn) != nil {
 				return
 			}
-			skip, err := check.Skip(&outbox.Header{Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn})
+			skip, err := check.Skip(&outbox.Header{Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn,
+				Thru: lsn})
 			if err != nil {
 				return
 			}
@@ -72,7 +79,8 @@ func FuzzResolve(f *testing.F) {
 			}
 			tracker.Made(1)
 			tracker.Window(relay.Checkpoint{Due: lsn, Settings: start.Checkpoint.Settings, Timeline: 1})
-			if got := tracker.Confirmable(now); got > start.Checkpoints[len(start.Checkpoints)-1].Due && got > start.Confirmed {
+			if got := tracker.Confirmable(now); got > start.Checkpoints[len(start.Checkpoints)-1].Due &&
+				got > start.Confirmed {
 				t.Fatalf("%v may be confirmed, and nothing was acknowledged", got)
 			}
 		}

@@ -6,40 +6,48 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// The hints: what an operator can do with psql and the nats command line. They are all here, so that they change together.
+// The hints: what an operator can do with psql and the nats command line. They are all here, so that they
+// change together.
 
 const (
 	hintVersion = "Run the version of outflow that wrote it, or a newer one"
 
-	hintCorrupt = "Run `outflow repair`: it says what can be done and changes nothing; `outflow repair --accept record_corrupt` then makes " +
-		"the record again from stream, slot and table. Or look at its revisions with `nats kv history <bucket> <key>` and put the newest good one back with " +
-		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it goes on"
+	hintCorrupt = "Run `outflow repair`: it says what can be done and changes nothing; `outflow repair " +
+		"--accept record_corrupt` then makes " +
+		"the record again from stream, slot and table. Or look at its revisions with `nats kv history " +
+		"<bucket> <key>` and put the newest good one back with " +
+		"`nats kv revert <bucket> <key> <revision>`; outflow checks it against slot and stream before it " +
+		"goes on"
 )
 
 const hintStopped = "But first keep everybody else out of Outflow's NATS account (docs/nats.md)"
 
-const hintShard = "Set shard to what the record says: what slot and stream are of is settled when they are made. To divide a table otherwise, " +
+const hintShard = "Set shard to what the record says: what slot and stream are of is settled when they are " +
+	"made. To divide a table otherwise, " +
 	"give each new shard a slot, a publication and a stream of its own, as docs/upgrades.md says"
 
 func hintBucket(stream string) string {
-	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s --max-msgs-per-subject=%d --max-age=0`",
+	return fmt.Sprintf("Give it what outflow init would have: `nats stream edit %s "+
+		"--max-msgs-per-subject=%d --max-age=0`",
 		stream, history)
 }
 
-// hintOf is the hint of a gap: the repair first, but where a slot stands in its way that may be somebody else's, or where it is not
-// the repair that is to go on.
+// hintOf is the hint of a gap: the repair first, but where a slot stands in its way that may be somebody
+// else's, or where it is not the repair that is to go on.
 func (c Config) hintOf(code, otherwise string) string {
 	if code == codeSlotDatabase || code == codeSlotPlugin || code == CodeSnapshotUnfinished {
 		return otherwise
 	}
 	switch c.Mapping.Source {
 	case relay.FromMessage:
-		return "Run `outflow repair`: it says what can be done and changes nothing. There is no table: what is neither in the stream nor in the WAL " +
+		return "Run `outflow repair`: it says what can be done and changes nothing. There is no table: " +
+			"what is neither in the stream nor in the WAL " +
 			"any more can't be brought back. " + otherwise
 	case relay.FromBoth:
 		otherwise = "Events that were written as messages can't be brought back from it. " + otherwise
 	}
-	return fmt.Sprintf("Run `outflow repair`: it says what is missing and changes nothing; `outflow repair --accept %s` then closes the gap "+
+	return fmt.Sprintf("Run `outflow repair`: it says what is missing and changes nothing; `outflow repair "+
+		"--accept %s` then closes the gap "+
 		"from the rows of %s. %s", code, c.Table, otherwise)
 }
 
@@ -59,11 +67,13 @@ func (c Config) hintUnfinished() string {
 }
 
 func (c Config) hintSnapshot() string {
-	return "Run `outflow init --snapshot` again: it goes on behind what is published, as often as it takes; outflow run publishes nothing before"
+	return "Run `outflow init --snapshot` again: it goes on behind what is published, as often as it " +
+		"takes; outflow run publishes nothing before"
 }
 
 func (c Config) hintNotEmpty() string {
-	return fmt.Sprintf("Or, if its messages are of no use, remove it with `nats stream rm %s` and run `outflow init` again", c.Stream)
+	return fmt.Sprintf("Or, if its messages are of no use, remove it with `nats stream rm %s` and run "+
+		"`outflow init` again", c.Stream)
 }
 
 func (c Config) hintInit() string { return "Run `outflow init`" }
@@ -73,7 +83,8 @@ func (c Config) hintInitAgain() string {
 }
 
 func (c Config) hintMapping() string {
-	return "Set source, replication.origin, table and columns to what the record says, or, if they are to change, run `outflow init` with the new ones: " +
+	return "Set source, replication.origin, table and columns to what the record says, or, if they are to " +
+		"change, run `outflow init` with the new ones: " +
 		"it changes them once all that was written before is published"
 }
 
@@ -87,72 +98,88 @@ func (c Config) anew(slotExists bool) string {
 	if c.Mapping.Source.Messages() {
 		again = "let the services write the events of that range again"
 	}
-	return fmt.Sprintf("start anew: stop outflow, %skeep a copy of the old messages with `nats stream backup %s <directory>` "+
-		"if they are needed, remove stream and record with `nats stream rm %s` and `nats stream rm KV_%s`, then run `outflow init`. "+
+	return fmt.Sprintf("start anew: stop outflow, %skeep a copy of the old messages with `nats stream "+
+		"backup %s <directory>` "+
+		"if they are needed, remove stream and record with `nats stream rm %s` and `nats stream rm KV_%s`, "+
+		"then run `outflow init`. "+
 		"Then %s, or accept the gap; likewise those that were committed after it "+
 		"and before the LSN at which init makes the new slot",
 		slot, c.Stream, c.Stream, Bucket(c.Stream), again)
 }
 
 func (c Config) hintLost(slotExists bool) string {
-	return c.events() + " that were committed in that range are not published. As the last resort, " + c.anew(slotExists)
+	return c.events() + " that were committed in that range are not published. As the last resort, " +
+		c.anew(slotExists)
 }
 
 func (c Config) hintServer(slotExists bool) string {
-	return "If this is not the server that is meant, correct postgres.url. As the last resort, " + c.anew(slotExists)
+	return "If this is not the server that is meant, correct postgres.url. As the last resort, " +
+		c.anew(slotExists)
 }
 
 // hintForeignSlot never advises to drop the slot: whoever it belongs to may need it.
 func (c Config) hintForeignSlot(s relay.SlotState, database string) string {
 	first := "Find out whose it is"
 	if s.Database != "" && s.Database != database {
-		first = fmt.Sprintf("Correct postgres.url, if database %s is the one that is meant. Else find out whose it is", s.Database)
+		first = fmt.Sprintf("Correct postgres.url, if database %s is the one that is meant. Else find out "+
+			"whose it is", s.Database)
 	}
 	closes := "closes the gap from the rows of " + c.Table
 	if !c.Mapping.Source.Rows() {
 		closes = "says what can be done without a table"
 	}
-	return fmt.Sprintf("%s: outflow's own slot of that name is gone. Once the name is free again, `outflow repair --accept slot_missing` %s", first, closes)
+	return fmt.Sprintf("%s: outflow's own slot of that name is gone. Once the name is free again, `outflow "+
+		"repair --accept slot_missing` %s", first, closes)
 }
 
 func (c Config) hintStream() string {
-	return fmt.Sprintf("If this is not the NATS account that is meant, correct nats.url. If there is a backup, put it back with "+
+	return fmt.Sprintf("If this is not the NATS account that is meant, correct nats.url. If there is a "+
+		"backup, put it back with "+
 		"`nats stream restore <directory>`. As the last resort, %s", c.anew(true))
 }
 
 func (c Config) hintRecord(slotExists bool) string {
 	theirs := ""
 	if slotExists {
-		theirs = fmt.Sprintf("But if slot %s is not this outflow's (a subscription, another program or another outflow may have it), "+
+		theirs = fmt.Sprintf("But if slot %s is not this outflow's (a subscription, another program or "+
+			"another outflow may have it), "+
 			"set slot to a name that is not in use, and do nothing to that one. ", c.Slot)
 	}
-	return fmt.Sprintf("%[4]sOr put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert %[1]s %[2]s <revision>`, "+
-		"or from a backup. Without it nobody knows which of the events of that range are published. As the last resort, %[3]s",
+	return fmt.Sprintf("%[4]sOr put the record back with `nats kv history %[1]s %[2]s` and `nats kv revert "+
+		"%[1]s %[2]s <revision>`, "+
+		"or from a backup. Without it nobody knows which of the events of that range are published. As the "+
+		"last resort, %[3]s",
 		Bucket(c.Stream), c.Slot, c.anew(slotExists), theirs)
 }
 
 func (c Config) hintForeign() string {
-	return fmt.Sprintf("%s. `nats stream view %s` shows what was published: the messages without the header. Leave them where they are: to remove them "+
+	return fmt.Sprintf("%s. `nats stream view %s` shows what was published: the messages without the "+
+		"header. Leave them where they are: to remove them "+
 		"brings back no event whose place they took further up", hintStopped, c.Stream)
 }
 
 func (c Config) hintBehind() string {
-	return "If this is not the server that is meant, correct postgres.url. If it was restored from an older copy or promoted " +
-		"before it had everything, the stream holds events of that range that the database does not; tell their consumers. " +
+	return "If this is not the server that is meant, correct postgres.url. If it was restored from an " +
+		"older copy or promoted " +
+		"before it had everything, the stream holds events of that range that the database does not; tell " +
+		"their consumers. " +
 		"As the last resort, " + c.anew(true)
 }
 
 func (c Config) hintPublication() string {
-	return fmt.Sprintf("Rows of %s that were written while %s did not publish them are in no stream. As the last resort, %s",
+	return fmt.Sprintf("Rows of %s that were written while %s did not publish them are in no stream. As "+
+		"the last resort, %s",
 		c.Table, c.Publication, c.anew(true))
 }
 
 func (c Config) hintDivergence() string {
-	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url and nats.url, and whether "+
+	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url "+
+		"and nats.url, and whether "+
 		"the server was restored or the slot made anew. As the last resort, %s", c.Stream, c.anew(true))
 }
 
 func hintOtherSlot(c StoreConfig, other string) string {
-	return fmt.Sprintf("Give each slot a stream of its own (setting stream). If nobody uses slot %s any more, remove its record: nats kv del %s %s",
+	return fmt.Sprintf("Give each slot a stream of its own (setting stream). If nobody uses slot %s any "+
+		"more, remove its record: nats kv del %s %s",
 		other, Bucket(c.Stream), other)
 }

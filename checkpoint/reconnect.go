@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Unsaved notes that the last update is not in the record: its new checkpoints are stored with the next one. If it comes late all the
-// same, that one is refused.
+// Unsaved notes that the last update is not in the record: its new checkpoints are stored with the next one.
+// If it comes late all the same, that one is refused.
 func (t *Tracker) Unsaved() {
 	t.saving = false
 	for i := range t.checkpoints {
@@ -16,8 +16,9 @@ func (t *Tracker) Unsaved() {
 	}
 }
 
-// Reconnected notes that the broker was away and is back, with everything that it had acknowledged. It may not have lived meanwhile, so each checkpoint is only as old as a start would take it for: by the times beside it, this process's clock and the broker's, which
-// was asked at asked and said broker (zero: nothing).
+// Reconnected notes that the broker was away and is back, with everything that it had acknowledged. It may
+// not have lived meanwhile, so each checkpoint is only as old as a start would take it for: by the times
+// beside it, this process's clock and the broker's, which was asked at asked and said broker (zero: nothing).
 func (t *Tracker) Reconnected(asked, broker, now time.Time) {
 	t.asked, t.broker = asked, broker
 	for i := range t.checkpoints {
@@ -29,8 +30,8 @@ func (t *Tracker) Reconnected(asked, broker, now time.Time) {
 	}
 }
 
-// Is reports whether loaded, which [Store.Load] returned, is the record that was written as r, or that was loaded as r. The times of its
-// newest checkpoints may be later then: see [Record.StoredAt].
+// Is reports whether loaded, which [Store.Load] returned, is the record that was written as r, or that was
+// loaded as r. The times of its newest checkpoints may be later then: see [Record.StoredAt].
 func (r *Record) Is(loaded *Record) bool {
 	if loaded == nil || len(loaded.Checkpoints) != len(r.Checkpoints) {
 		return false

@@ -9,7 +9,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// What was on its way into the record when the broker went, and is not there, is stored with the next snapshot.
+// What was on its way into the record when the broker went, and is not there, is stored with the next
+// snapshot.
 func TestUnsaved(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
@@ -77,7 +78,8 @@ func TestRejoined(t *testing.T) {
 func TestRecordIs(t *testing.T) {
 	t.Parallel()
 	wrote := func() *Record {
-		r := record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 10*time.Second), at(0x3000, 12, 10*time.Second))
+		r := record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 10*time.Second),
+			at(0x3000, 12, 10*time.Second))
 		r.Checkpoints[2].Broker = epoch.Add(-10 * time.Second)
 		return r
 	}
@@ -85,17 +87,26 @@ func TestRecordIs(t *testing.T) {
 		change func(r *Record) *Record
 		want   bool
 	}{
-		"the same":                 {func(r *Record) *Record { return r }, true},
-		"stored late":              {func(r *Record) *Record { r.StoredAt(epoch); return r }, true},
-		"none":                     {func(*Record) *Record { return nil }, false},
-		"earlier":                  {func(r *Record) *Record { r.Checkpoints[2].Since = r.Checkpoints[2].Since.Add(-1); return r }, false},
-		"an old place later":       {func(r *Record) *Record { r.Checkpoints[0].Since = epoch; return r }, false},
-		"another sequence":         {func(r *Record) *Record { r.Checkpoints[2].Seq++; return r }, false},
-		"a place less":             {func(r *Record) *Record { r.Checkpoints = r.Checkpoints[1:]; return r }, false},
-		"a hole":                   {func(r *Record) *Record { r.Holes = []Range{{6, 7}}; return r }, false},
-		"stopped":                  {func(r *Record) *Record { r.Stopped = "foreign_message"; return r }, false},
+		"the same":    {func(r *Record) *Record { return r }, true},
+		"stored late": {func(r *Record) *Record { r.StoredAt(epoch); return r }, true},
+		"none":        {func(*Record) *Record { return nil }, false},
+		"earlier": {func(r *Record) *Record {
+			r.Checkpoints[2].Since = r.Checkpoints[2].Since.Add(-1)
+			return r
+		}, false},
+		"an old place later": {func(r *Record) *Record { r.Checkpoints[0].Since = epoch; return r },
+			false},
+		"another sequence": {func(r *Record) *Record { r.Checkpoints[2].Seq++; return r }, false},
+		"a place less": {func(r *Record) *Record { r.Checkpoints = r.Checkpoints[1:]; return r },
+			false},
+		"a hole": {func(r *Record) *Record { r.Holes = []Range{{6, 7}}; return r }, false},
+		"stopped": {func(r *Record) *Record { r.Stopped = "foreign_message"; return r },
+			false},
 		"another seen publication": {func(r *Record) *Record { r.Publication.Seen++; return r }, false},
-		"earlier by the broker":    {func(r *Record) *Record { r.Checkpoints[2].Broker = r.Checkpoints[2].Broker.Add(-1); return r }, false},
+		"earlier by the broker": {func(r *Record) *Record {
+			r.Checkpoints[2].Broker = r.Checkpoints[2].Broker.Add(-1)
+			return r
+		}, false},
 	} {
 		r, loaded := wrote(), c.change(wrote())
 		before := fmt.Sprint(r, loaded)
@@ -106,7 +117,8 @@ func TestRecordIs(t *testing.T) {
 			t.Errorf("%s: they were changed", name)
 		}
 	}
-	for _, r := range []*Record{record(), record(at(0x1000, 5, time.Second), at(0x2000, 5, time.Second))} { // none to compare, and none older
+	// none to compare, and none older
+	for _, r := range []*Record{record(), record(at(0x1000, 5, time.Second), at(0x2000, 5, time.Second))} {
 		r.Creating = len(r.Checkpoints) == 0
 		loaded := *r
 		loaded.Checkpoints = slices.Clone(r.Checkpoints)

@@ -12,10 +12,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version 2 may say repairing,
-// stopped and base, and has the broker's time beside a checkpoint: a program that does not know these refuses it by its version, and does
-// not take it for corrupt. Version 3 may have a mapping with a source other than the table, version 4 one with a shard, version 5 one without
-// foreign transactions and the OID of the table that is published; they are written only where there is one.
+// The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version
+// 2 may say repairing, stopped and base, and has the broker's time beside a checkpoint: a program that does
+// not know these refuses it by its version, and does not take it for corrupt. Version 3 may have a mapping
+// with a source other than the table, version 4 one with a shard, version 5 one without foreign transactions
+// and the OID of the table that is published; they are written only where there is one.
 const (
 	recordVersion = 5
 	shardVersion  = 4
@@ -34,23 +35,28 @@ type Record struct {
 	Mapping     relay.Mapping   `json:"mapping"`
 	Stream      string          `json:"stream"`
 	Created     time.Time       `json:"stream_created"`
-	Creating    bool            `json:"creating,omitempty"` // init is about to make the slot; there is no checkpoint yet
+	// init is about to make the slot; there is no checkpoint yet
+	Creating bool `json:"creating,omitempty"`
 
-	// Repairing is the code of the fault that a repair is under way for, or ForSnapshot. Without checkpoints the slot is still to be
-	// made; with them, the newest is where the repaired outflow goes on, and what the table has before it may not be published yet.
+	// Repairing is the code of the fault that a repair is under way for, or ForSnapshot. Without checkpoints
+	// the slot is still to be made; with them, the newest is where the repaired outflow goes on, and what the
+	// table has before it may not be published yet.
 	Repairing string `json:"repairing,omitempty"`
-	// Stopped is the code of a fault that was seen to happen, and that readings need not show any more. It stands until a repair accepts it:
-	// otherwise a supervisor that starts outflow again would pass over it.
+	// Stopped is the code of a fault that was seen to happen, and that readings need not show any more. It
+	// stands until a repair accepts it: otherwise a supervisor that starts outflow again would pass over it.
 	Stopped string `json:"stopped,omitempty"`
-	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL, its end or its timelines.
+	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL,
+	// its end or its timelines.
 	Base uint64 `json:"base,omitempty"`
 
-	Checkpoints []StoredCheckpoint `json:"places"`          // oldest first: from the confirmed one to the newest
-	Holes       []Range            `json:"holes,omitempty"` // ascending, above the oldest checkpoint's sequence
+	// oldest first: from the confirmed one to the newest
+	Checkpoints []StoredCheckpoint `json:"places"`
+	// ascending, above the oldest checkpoint's sequence
+	Holes []Range `json:"holes,omitempty"`
 }
 
-// ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there before the slot. A program that
-// does not know it takes it for a repair, and refuses to run as well.
+// ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there
+// before the slot. A program that does not know it takes it for a repair, and refuses to run as well.
 const ForSnapshot = "snapshot"
 
 // PublicationSeen is the publication that the rows came through, and up to where that is known.
@@ -62,8 +68,9 @@ type PublicationSeen struct {
 // StoredCheckpoint is a checkpoint of the record.
 type StoredCheckpoint struct {
 	relay.Checkpoint
-	Since  time.Time `json:"since"`           // when it was first stored, by the wall clock, UTC
-	Broker time.Time `json:"broker,omitzero"` // the same by the broker's clock, or later; zero where that was not known
+	Since time.Time `json:"since"` // when it was first stored, by the wall clock, UTC
+	// the same by the broker's clock, or later; zero where that was not known
+	Broker time.Time `json:"broker,omitzero"`
 }
 
 // Range is a range of stream sequences, both ends included.
@@ -72,7 +79,8 @@ type Range struct {
 	To   uint64 `json:"to"`
 }
 
-// With returns the record with the checkpoints and holes of an update, and what is published as it was when the WAL ended at seen.
+// With returns the record with the checkpoints and holes of an update, and what is published as it was when
+// the WAL ended at seen.
 func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
@@ -81,9 +89,9 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	return &c
 }
 
-// LostFirstCheckpoint tells a set-up that was complete, with a record of the first checkpoint that was lost again, with the end of the broker's
-// files. Nothing was confirmed then but that checkpoint, which is what the slot still says: outflow init takes it from there, and run
-// makes the messages again and compares.
+// LostFirstCheckpoint tells a set-up that was complete, with a record of the first checkpoint that was lost
+// again, with the end of the broker's files. Nothing was confirmed then but that checkpoint, which is what
+// the slot still says: outflow init takes it from there, and run makes the messages again and compares.
 func (r *Record) LostFirstCheckpoint(slot relay.SlotState, stream relay.StreamState) bool {
 	return r.Creating && slot.Exists && stream.Created.Equal(r.Created)
 }
@@ -106,8 +114,9 @@ func (r *Record) Encode() ([]byte, error) {
 	return json.Marshal(&c)
 }
 
-// Decode reads a record. It takes nothing for granted: an unknown version is fatal (code record_version), anything else that
-// Encode could not have written is a gap (code record_corrupt), because where to go on from is not known then.
+// Decode reads a record. It takes nothing for granted: an unknown version is fatal (code record_version),
+// anything else that Encode could not have written is a gap (code record_corrupt), because where to go on
+// from is not known then.
 func Decode(doc []byte) (*Record, error) {
 	var version struct {
 		V int `json:"v"`
@@ -118,8 +127,9 @@ func Decode(doc []byte) (*Record, error) {
 	if version.V > recordVersion {
 		return nil, &outbox.Fault{
 			Class: outbox.Fatal, Code: "record_version",
-			Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d", version.V, recordVersion),
-			Hint:    hintVersion,
+			Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d",
+				version.V, recordVersion),
+			Hint: hintVersion,
 		}
 	}
 	d := json.NewDecoder(bytes.NewReader(doc))
@@ -158,7 +168,8 @@ func (r *Record) validate() error {
 	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != relay.FromTable || r.Version < shardVersion):
 		return fmt.Errorf("shard %v of source %v in version %d", r.Mapping.Shard, r.Mapping.Source, r.Version)
 	case r.Publication.TableOID != 0 && (!r.Mapping.Source.Rows() || r.Version < recordVersion):
-		return fmt.Errorf("table with OID %d of source %v in version %d", r.Publication.TableOID, r.Mapping.Source, r.Version)
+		return fmt.Errorf("table with OID %d of source %v in version %d", r.Publication.TableOID,
+			r.Mapping.Source, r.Version)
 	case r.Publication.TableOID == 0 && r.Publication.Path+r.Publication.Rewritten != "":
 		return errors.New("no OID of the table that is published")
 	case r.Mapping.OwnOnly && r.Version < recordVersion:
@@ -201,9 +212,10 @@ func validateCheckpoint(p StoredCheckpoint) error {
 	return p.Settings.Sound()
 }
 
-// StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision added can't have been
-// there earlier, however long the message was on its way. What it added are the last checkpoints, which share a time; it need not be the
-// latest one, as the clocks of those who wrote the others may have been ahead.
+// StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision
+// added can't have been there earlier, however long the message was on its way. What it added are the last
+// checkpoints, which share a time; it need not be the latest one, as the clocks of those who wrote the others
+// may have been ahead.
 func (r *Record) StoredAt(t time.Time) {
 	n := len(r.Checkpoints)
 	if n == 0 {

@@ -14,7 +14,8 @@ import (
 func TestRecordRoundTrip(t *testing.T) {
 	t.Parallel()
 	full := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0))
-	full.Checkpoints[1].PublishedAhead = []outbox.Position{{LSN: 0x2001}, {LSN: 0x2001, Index: 4}, {LSN: 0x2100}}
+	full.Checkpoints[1].PublishedAhead = []outbox.Position{{LSN: 0x2001}, {LSN: 0x2001, Index: 4},
+		{LSN: 0x2100}}
 	full.Holes = []Range{{6, 7}, {9, 9}}
 	creating := record()
 	creating.Creating = true
@@ -23,7 +24,8 @@ func TestRecordRoundTrip(t *testing.T) {
 	repairing.Repairing, repairing.Base = "slot_missing", 5
 	repaired.Base = 7
 	messages, both := record(at(0x1000, 5, 0)), record(at(0x1000, 5, 0))
-	messages.Mapping.Source, messages.Mapping.Table, messages.Publication.PublicationIdentity = relay.FromMessage, "", relay.PublicationIdentity{}
+	messages.Mapping.Source, messages.Mapping.Table, messages.Publication.PublicationIdentity =
+		relay.FromMessage, "", relay.PublicationIdentity{}
 	both.Mapping.Source = relay.FromBoth
 	shard := record(at(0x1000, 5, 0))
 	shard.Mapping.Shard = relay.Shard{Index: 1, Of: 4}
@@ -37,7 +39,8 @@ func TestRecordRoundTrip(t *testing.T) {
 	rewritten.Publication.Path, rewritten.Publication.Rewritten = "731,740", "0123456789abcdef"
 	own := unnamed(messages)
 	own.Mapping.OwnOnly = true
-	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older, olderBoth, olderShard, rewritten, own} {
+	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older,
+		olderBoth, olderShard, rewritten, own} {
 		doc, err := want.Encode()
 		if err != nil {
 			t.Fatal(err)
@@ -90,39 +93,59 @@ func TestDecodeRefuses(t *testing.T) {
 	good := string(doc)
 	unnamed := strings.Replace(good, `"table_oid":16385,`, "", 1)
 	for name, c := range map[string]struct{ doc, code string }{
-		"empty":             {"", "record_corrupt"},
-		"cut":               {good[:len(good)/2], "record_corrupt"},
-		"no version":        {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
-		"newer":             {strings.Replace(good, `"v":5,`, `"v":6,"new":true,`, 1), "record_version"},
-		"table too early":   {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
-		"path, no table":    {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
-		"own too early":     {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1), `"payload":"payload"`, `"payload":"payload","own_only":true`, 1), "record_corrupt"},
-		"older":             {strings.Replace(good, `"v":5`, `"v":0`, 1), "record_corrupt"},
-		"unknown field":     {strings.Replace(good, `"v":5`, `"v":5,"new":true`, 1), "record_corrupt"},
-		"something behind":  {good + " {}", "record_corrupt"},
-		"unknown source":    {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"file",`, 1), "record_corrupt"},
-		"source too early":  {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1), `"mapping":{`, `"mapping":{"source":"both",`, 1), "record_corrupt"},
-		"unknown shard":     {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`, `"mapping":{"shard":"4/4",`, 1), "record_corrupt"},
-		"shard too early":   {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`, `"mapping":{"shard":"1/4",`, 1), "record_corrupt"},
-		"shard of messages": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`, `"mapping":{"source":"both","shard":"1/4",`, 1), "record_corrupt"},
-		"no table":          {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1), "record_corrupt"},
-		"table, no rows":    {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`, `"mapping":{"source":"message",`, 1), "record_corrupt"},
-		"no slot":           {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
-		"no system":         {strings.Replace(good, `"system_id":"7361530121234511111"`, `"system_id":""`, 1), "record_corrupt"},
-		"no stream":         {strings.Replace(good, `"stream":"OUTBOX"`, `"stream":""`, 1), "record_corrupt"},
-		"creating, repairs": {good[:strings.Index(good, `"places"`)] + `"creating":true,"repairing":"slot_missing","places":[]}`, "record_corrupt"},
-		"no places":         {good[:strings.Index(good, `"places"`)] + `"places":[]}`, "record_corrupt"},
-		"creating, placed":  {strings.Replace(good, `"places"`, `"creating":true,"places"`, 1), "record_corrupt"},
-		"dues not rising":   {strings.Replace(good, `"0/2000"`, `"0/1000"`, 1), "record_corrupt"},
-		"seqs falling":      {strings.Replace(good, `"seq":9`, `"seq":4`, 1), "record_corrupt"},
-		"no time":           {strings.Replace(good, `"since":"2026-03-01T12:00:00Z"`, `"since":"0001-01-01T00:00:00Z"`, 1), "record_corrupt"},
-		"bad settings":      {strings.Replace(good, `"max_events":65536`, `"max_events":0`, 1), "record_corrupt"},
-		"taken below due":   {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2000-1"],`, 1), "record_corrupt"},
-		"taken unordered":   {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2002-1","0/2001-1"],`, 1), "record_corrupt"},
-		"too many taken":    {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":[`+strings.Repeat(`"0/2002-1",`, 512)+`"0/2002-1"],`, 1), "record_corrupt"},
-		"hole upside down":  {strings.TrimSuffix(good, "}") + `,"holes":[{"from":9,"to":8}]}`, "record_corrupt"},
-		"holes overlapping": {strings.TrimSuffix(good, "}") + `,"holes":[{"from":6,"to":8},{"from":8,"to":9}]}`, "record_corrupt"},
-		"hole at 0":         {strings.TrimSuffix(good, "}") + `,"holes":[{"from":0,"to":8}]}`, "record_corrupt"},
+		"empty":           {"", "record_corrupt"},
+		"cut":             {good[:len(good)/2], "record_corrupt"},
+		"no version":      {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
+		"newer":           {strings.Replace(good, `"v":5,`, `"v":6,"new":true,`, 1), "record_version"},
+		"table too early": {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
+		"path, no table": {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1),
+			"record_corrupt"},
+		"own too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1),
+			`"payload":"payload"`, `"payload":"payload","own_only":true`, 1), "record_corrupt"},
+		"older":            {strings.Replace(good, `"v":5`, `"v":0`, 1), "record_corrupt"},
+		"unknown field":    {strings.Replace(good, `"v":5`, `"v":5,"new":true`, 1), "record_corrupt"},
+		"something behind": {good + " {}", "record_corrupt"},
+		"unknown source": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`,
+			`"mapping":{"source":"file",`, 1), "record_corrupt"},
+		"source too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1), `"mapping":{`,
+			`"mapping":{"source":"both",`, 1), "record_corrupt"},
+		"unknown shard": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`,
+			`"mapping":{"shard":"4/4",`, 1), "record_corrupt"},
+		"shard too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`,
+			`"mapping":{"shard":"1/4",`, 1), "record_corrupt"},
+		"shard of messages": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`,
+			`"mapping":{"source":"both","shard":"1/4",`, 1), "record_corrupt"},
+		"no table": {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1),
+			"record_corrupt"},
+		"table, no rows": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`,
+			`"mapping":{"source":"message",`, 1), "record_corrupt"},
+		"no slot": {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
+		"no system": {strings.Replace(good, `"system_id":"7361530121234511111"`, `"system_id":""`, 1),
+			"record_corrupt"},
+		"no stream": {strings.Replace(good, `"stream":"OUTBOX"`, `"stream":""`, 1), "record_corrupt"},
+		"creating, repairs": {good[:strings.Index(good, `"places"`)] +
+			`"creating":true,"repairing":"slot_missing","places":[]}`, "record_corrupt"},
+		"no places": {good[:strings.Index(good, `"places"`)] + `"places":[]}`, "record_corrupt"},
+		"creating, placed": {strings.Replace(good, `"places"`, `"creating":true,"places"`, 1),
+			"record_corrupt"},
+		"dues not rising": {strings.Replace(good, `"0/2000"`, `"0/1000"`, 1), "record_corrupt"},
+		"seqs falling":    {strings.Replace(good, `"seq":9`, `"seq":4`, 1), "record_corrupt"},
+		"no time": {strings.Replace(good, `"since":"2026-03-01T12:00:00Z"`,
+			`"since":"0001-01-01T00:00:00Z"`, 1), "record_corrupt"},
+		"bad settings": {strings.Replace(good, `"max_events":65536`, `"max_events":0`, 1),
+			"record_corrupt"},
+		"taken below due": {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2000-1"],`, 1),
+			"record_corrupt"},
+		"taken unordered": {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2002-1","0/2001-1"],`,
+			1), "record_corrupt"},
+		"too many taken": {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":[`+
+			strings.Repeat(`"0/2002-1",`, 512)+`"0/2002-1"],`, 1), "record_corrupt"},
+		"hole upside down": {strings.TrimSuffix(good, "}") + `,"holes":[{"from":9,"to":8}]}`,
+			"record_corrupt"},
+		"holes overlapping": {strings.TrimSuffix(good, "}") +
+			`,"holes":[{"from":6,"to":8},{"from":8,"to":9}]}`, "record_corrupt"},
+		"hole at 0": {strings.TrimSuffix(good, "}") + `,"holes":[{"from":0,"to":8}]}`,
+			"record_corrupt"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -147,7 +170,8 @@ func TestRecordTakesSoManyEvents(t *testing.T) {
 	t.Parallel()
 	r := record(at(0x1000, 5, 0))
 	for i := range relay.MaxPublishedAhead {
-		r.Checkpoints[0].PublishedAhead = append(r.Checkpoints[0].PublishedAhead, outbox.Position{LSN: 0x1001, Index: uint32(i)})
+		r.Checkpoints[0].PublishedAhead = append(r.Checkpoints[0].PublishedAhead,
+			outbox.Position{LSN: 0x1001, Index: uint32(i)})
 	}
 	if _, err := r.Encode(); err != nil {
 		t.Error(err)
@@ -166,10 +190,12 @@ func TestRecordWith(t *testing.T) {
 	now := publication
 	now.Rewritten = "0123456789abcdef"
 	later, earlier := r.With(s, now, 0x4000), r.With(s, now, 0x2000)
-	if later.Creating || !reflect.DeepEqual(later.Checkpoints, s.Checkpoints) || !reflect.DeepEqual(later.Holes, s.Holes) {
+	if later.Creating || !reflect.DeepEqual(later.Checkpoints, s.Checkpoints) ||
+		!reflect.DeepEqual(later.Holes, s.Holes) {
 		t.Errorf("got %+v", later)
 	}
-	if later.Publication.PublicationIdentity != now || later.Publication.Seen != 0x4000 || earlier.Publication.Seen != 0x3000 {
+	if later.Publication.PublicationIdentity != now || later.Publication.Seen != 0x4000 ||
+		earlier.Publication.Seen != 0x3000 {
 		t.Errorf("seen up to %v and %v", later.Publication.Seen, earlier.Publication.Seen)
 	}
 	if !r.Creating || len(r.Checkpoints) > 0 {
@@ -246,7 +272,8 @@ func TestStoredAt(t *testing.T) {
 	if !r.Checkpoints[2].Since.Equal(epoch) {
 		t.Error("a time was set back")
 	}
-	// Who wrote the first checkpoint had a clock that was ahead: what was added last counts from when it was stored all the same.
+	// Who wrote the first checkpoint had a clock that was ahead: what was added last counts from when it was
+	// stored all the same.
 	r = record(at(0x1000, 5, -time.Hour), at(0x2000, 9, 10*time.Second))
 	r.StoredAt(epoch)
 	if age := epoch.Sub(r.Checkpoints[1].Since); age != 0 {

@@ -14,10 +14,12 @@ import (
 // CodeUnfinished is the code of the fault of a record that a repair left in the middle.
 const CodeUnfinished = "repair_unfinished"
 
-// CodeSnapshotUnfinished is the code of the fault of a record that `outflow init --snapshot` left in the middle.
+// CodeSnapshotUnfinished is the code of the fault of a record that `outflow init --snapshot` left in the
+// middle.
 const CodeSnapshotUnfinished = "snapshot_unfinished"
 
-// ErrStandby says that the server is a standby in recovery that does not have everything yet: it is waited for.
+// ErrStandby says that the server is a standby in recovery that does not have everything yet: it is waited
+// for.
 var ErrStandby = errors.New("standby in recovery: waiting")
 
 // Config names what the readings are of, and carries the two settings that decide with them.
@@ -32,38 +34,45 @@ type Config struct {
 
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
-	Checkpoint    relay.Checkpoint // replication starts at its Due: the switch point, where the checkpoint lies beyond one
-	LastSeq       uint64           // the next message expects it
-	End           uint64           // the newest message that is known to be there; those between End and LastSeq are lost
-	AlreadyStored uint64           // so many of the messages to be made are in the stream already
-	Accepted      uint64           // a repair accepted the messages up to here: they are not compared
-	Confirmed     outbox.LSN       // the slot's
+	// replication starts at its Due: the switch point, where the checkpoint lies beyond one
+	Checkpoint relay.Checkpoint
+	LastSeq    uint64 // the next message expects it
+	// the newest message that is known to be there; those between End and LastSeq are lost
+	End           uint64
+	AlreadyStored uint64     // so many of the messages to be made are in the stream already
+	Accepted      uint64     // a repair accepted the messages up to here: they are not compared
+	Confirmed     outbox.LSN // the slot's
 
 	Asked  time.Time // by this process's clock: not after
 	Broker time.Time // the broker's clock said so; zero: it did not say
 
-	// Newest is the header of the message at End: the last of the There must agree with it. nil where it can't be read; Thru, its
-	// thru, is 0 then.
+	// Newest is the header of the message at End: the last of the There must agree with it. nil where it
+	// can't be read; Thru, its thru, is 0 then.
 	Newest *outbox.Header
 	Thru   outbox.LSN
 
 	Checkpoints []StoredCheckpoint // all that are left, oldest first
 	Holes       []Range            // above the oldest checkpoint
-	Rewrite     bool               // checkpoints or holes are not what the record says: it is written before anything is sent
-	Loss        string             // what shows a loss, "" if nothing does: it counts only when a recheck agrees
+	// checkpoints or holes are not what the record says: it is written before anything is sent
+	Rewrite bool
+	// what shows a loss, "" if nothing does: it counts only when a recheck agrees
+	Loss string
 }
 
 // Same reports whether two readings lead to the same start.
 func (s Start) Same(o Start) bool {
-	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End && s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss
+	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End &&
+		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss
 }
 
-// Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap (each with a code, the
-// LSN range and the hint) or fatal, and ErrStandby. A gap counts only when a recheck, on new connections, agrees.
+// Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap
+// (each with a code, the LSN range and the hint) or fatal, and ErrStandby. A gap counts only when a recheck,
+// on new connections, agrees.
 func Resolve(cfg Config, r Readings) (Start, error) {
 	v := &resolver{cfg: cfg, Readings: r}
 	for _, check := range []func() error{
-		v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication, v.choose, v.newest, v.stopped,
+		v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication, v.choose,
+		v.newest, v.stopped,
 	} {
 		if err := check(); err != nil {
 			return Start{}, err
@@ -92,7 +101,8 @@ func (v *resolver) fatal(code, hint, what string, args ...any) error {
 	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(what, args...), Hint: hint}
 }
 
-// left is the due of the newest checkpoint that the stream still bears out, 0 (the beginning) if there is none.
+// left is the due of the newest checkpoint that the stream still bears out, 0 (the beginning) if there is
+// none.
 func (v *resolver) left() outbox.LSN {
 	if !v.Stream.Exists || !v.Stream.Created.Equal(v.Record.Created) {
 		return 0
@@ -118,10 +128,12 @@ func (v *resolver) record() error {
 	if rec == nil {
 		switch {
 		case !v.Slot.Exists && !v.Stream.Exists:
-			return v.fatal("not_initialised", v.cfg.hintInit(), "there is no slot %s, no stream %s and no checkpoint record",
+			return v.fatal("not_initialised", v.cfg.hintInit(),
+				"there is no slot %s, no stream %s and no checkpoint record",
 				v.cfg.Slot, v.cfg.Stream)
 		case !v.Slot.Exists && v.Stream.LastSeq == 0:
-			return v.fatal("init_unfinished", v.cfg.hintInitAgain(), "stream %s is empty, there is no slot %s and no checkpoint record",
+			return v.fatal("init_unfinished", v.cfg.hintInitAgain(),
+				"stream %s is empty, there is no slot %s and no checkpoint record",
 				v.cfg.Stream, v.cfg.Slot)
 		}
 		from := v.Slot.Confirmed
@@ -133,23 +145,27 @@ func (v *resolver) record() error {
 	}
 	if rec.Creating && v.Stream.LastSeq > 0 && !rec.LostFirstCheckpoint(v.Slot, v.Stream) {
 		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.hintNotEmpty(),
-			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d", v.cfg.Stream, v.Stream.LastSeq)
+			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d",
+			v.cfg.Stream, v.Stream.LastSeq)
 	}
 	if rec.Creating {
 		return v.fatal("init_unfinished", v.cfg.hintInitAgain(),
-			"outflow init did not finish: the checkpoint record says that slot %s is about to be made", v.cfg.Slot)
+			"outflow init did not finish: the checkpoint record says that slot %s is about to be made",
+			v.cfg.Slot)
 	}
 	if rec.Mapping.Shard != v.cfg.Mapping.Shard {
 		return v.fatal("shard_changed", hintShard, "shard is %s, the checkpoint record of slot %s has %s",
 			shardText(v.cfg.Mapping.Shard), v.cfg.Slot, shardText(rec.Mapping.Shard))
 	}
 	if rec.Mapping != v.cfg.Mapping {
-		return v.fatal("mapping_changed", v.cfg.hintMapping(), "source, origin, table and columns are %s, the checkpoint record of slot %s has %s",
+		return v.fatal("mapping_changed", v.cfg.hintMapping(),
+			"source, origin, table and columns are %s, the checkpoint record of slot %s has %s",
 			mappingText(v.cfg.Mapping), v.cfg.Slot, mappingText(rec.Mapping))
 	}
 	if rec.Repairing == ForSnapshot {
 		return v.gap(CodeSnapshotUnfinished, 0, v.Server.WALEnd, v.cfg.hintSnapshot(),
-			"the snapshot of table %s did not finish: stream %s may have a part of the rows that were there before slot %s, and nothing of what follows them",
+			"the snapshot of table %s did not finish: stream %s may have a part of the rows that were "+
+				"there before slot %s, and nothing of what follows them",
 			v.cfg.Table, v.cfg.Stream, v.cfg.Slot)
 	}
 	if rec.Repairing != "" {
@@ -166,16 +182,18 @@ func (v *resolver) stopped() error {
 		return nil
 	case CodePublication:
 		return v.gap(CodePublication, v.Record.Publication.Seen, v.Server.WALEnd, v.cfg.hintPublication(),
-			"rows of table %s were kept out of the stream of changes of publication %s when outflow stopped, or may have been: that this is mended brings none of them back",
+			"rows of table %s were kept out of the stream of changes of publication %s when outflow "+
+				"stopped, or may have been: that this is mended brings none of them back",
 			v.cfg.Table, v.cfg.Publication)
 	}
 	return v.gap(v.Record.Stopped, v.left(), v.Server.WALEnd, hintStopped,
-		"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have been refused for it and be missing",
+		"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have "+
+			"been refused for it and be missing",
 		v.cfg.Stream)
 }
 
-// headed returns the header of the newest message that can be read; nil where there is none, or where a repair accepted the message:
-// then it says nothing about the WAL.
+// headed returns the header of the newest message that can be read; nil where there is none, or where a
+// repair accepted the message: then it says nothing about the WAL.
 func (v *resolver) headed() *outbox.Header {
 	if v.Stream.NewestSeq <= v.Record.Base {
 		return nil
@@ -209,7 +227,8 @@ func mappingText(m relay.Mapping) string {
 func (v *resolver) server() error {
 	if v.Server.SystemID != v.Record.SystemID {
 		return v.gap("system_changed", v.left(), v.Server.WALEnd, v.cfg.hintServer(v.Slot.Exists),
-			"the server has system identifier %s, the checkpoint record of slot %s has %s: it is another database cluster",
+			"the server has system identifier %s, the checkpoint record of slot %s has %s: it is another "+
+				"database cluster",
 			v.Server.SystemID, v.cfg.Slot, v.Record.SystemID)
 	}
 	return nil
@@ -221,7 +240,8 @@ func (v *resolver) slot() error {
 	case !s.Exists && v.Server.InRecovery:
 		return fmt.Errorf("there is no slot %s: %w", v.cfg.Slot, ErrStandby)
 	case !s.Exists:
-		return v.gap("slot_missing", from, to, v.cfg.hintLost(false), "replication slot %s does not exist", v.cfg.Slot)
+		return v.gap("slot_missing", from, to, v.cfg.hintLost(false), "replication slot %s does not exist",
+			v.cfg.Slot)
 	case v.cfg.ForeignSlot(s, v.Server.Database) != nil:
 		f := v.cfg.ForeignSlot(s, v.Server.Database)
 		return v.gap(f.Code, from, to, v.cfg.hintForeignSlot(s, v.Server.Database), "%s", f.Message)
@@ -230,7 +250,8 @@ func (v *resolver) slot() error {
 		if why == "" {
 			why = "wal_status is lost"
 		}
-		return v.gap("slot_invalidated", from, to, v.cfg.hintLost(true), "replication slot %s was invalidated: %s", v.cfg.Slot, why)
+		return v.gap("slot_invalidated", from, to, v.cfg.hintLost(true),
+			"replication slot %s was invalidated: %s", v.cfg.Slot, why)
 	}
 	return nil
 }
@@ -239,14 +260,16 @@ func (v *resolver) stream() error {
 	s := v.Stream
 	switch {
 	case !s.Exists:
-		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.hintStream(), "stream %s does not exist", v.cfg.Stream)
+		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.hintStream(), "stream %s does not exist",
+			v.cfg.Stream)
 	case !s.Created.Equal(v.Record.Created):
 		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
 	case s.NewestSeq > v.Record.Base && s.Newest == nil:
 		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.hintForeign(),
-			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq, outbox.HeaderName)
+			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq,
+			outbox.HeaderName)
 	}
 	return nil
 }
@@ -258,8 +281,9 @@ func (v *resolver) tail() error {
 	s.Asked, s.Broker = v.Asked, st.Now
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
-		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by somebody; anything
-		// younger comes again. (Not: what has been in the record for long. The loss may be older than this start.)
+		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by
+		// somebody; anything younger comes again. (Not: what has been in the record for long. The loss may be
+		// older than this start.)
 		s.End = st.NewestSeq
 		for _, p := range v.checkpoints {
 			if p.Seq <= st.LastSeq && p.Due <= v.Slot.Confirmed {
@@ -271,7 +295,8 @@ func (v *resolver) tail() error {
 	if s.End < s.LastSeq {
 		hole := Range{s.End + 1, s.LastSeq}
 		if count(s.Holes, s.End, s.LastSeq) > 0 {
-			loss = append(loss, fmt.Sprintf("messages %d to %d of stream %s are missing at its end", hole.From, hole.To, v.cfg.Stream))
+			loss = append(loss, fmt.Sprintf("messages %d to %d of stream %s are missing at its end",
+				hole.From, hole.To, v.cfg.Stream))
 		}
 		s.Holes = add(s.Holes, hole)
 	}
@@ -280,7 +305,8 @@ func (v *resolver) tail() error {
 		if p.Seq > s.End {
 			s.Rewrite = true
 			newest := v.checkpoints[len(v.checkpoints)-1]
-			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the checkpoint record knows a place at %d",
+			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the checkpoint record knows a "+
+				"place at %d",
 				v.cfg.Stream, s.End, newest.Seq))
 			s.Checkpoints = v.checkpoints[:i]
 			break
@@ -288,7 +314,8 @@ func (v *resolver) tail() error {
 		s.Checkpoints = v.checkpoints[:i+1]
 	}
 	if st.NewestSeq == 0 && st.LastSeq > 0 {
-		loss = append(loss, fmt.Sprintf("stream %s is empty, its last sequence was %d", v.cfg.Stream, st.LastSeq))
+		loss = append(loss, fmt.Sprintf("stream %s is empty, its last sequence was %d", v.cfg.Stream,
+			st.LastSeq))
 	}
 	s.Loss = strings.Join(loss, "; ")
 	return nil
@@ -303,8 +330,8 @@ func (v *resolver) publication() error {
 	return err
 }
 
-// choose takes the place to start from: rather one that leaves a message to make again and compare, so that another WAL behind
-// the same names is noticed.
+// choose takes the place to start from: rather one that leaves a message to make again and compare, so that
+// another WAL behind the same names is noticed.
 func (v *resolver) choose() error {
 	s := &v.start
 	top := len(s.Checkpoints) - 1
@@ -315,17 +342,19 @@ func (v *resolver) choose() error {
 		}
 		if v.checkpoints[len(v.checkpoints)-1].Due >= s.Confirmed {
 			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.hintStream(),
-				"stream %s ends at sequence %d, before every place at or above the confirmed LSN %v: it lost messages that had been there for %v",
+				"stream %s ends at sequence %d, before every place at or above the confirmed LSN %v: it "+
+					"lost messages that had been there for %v",
 				v.cfg.Stream, s.End, s.Confirmed, v.cfg.DurableAfter)
 		}
 		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.hintLost(true),
-			"replication slot %s is confirmed at %v, beyond every place that outflow recorded: somebody moved it or made it anew",
+			"replication slot %s is confirmed at %v, beyond every place that outflow recorded: somebody "+
+				"moved it or made it anew",
 			v.cfg.Slot, s.Confirmed)
 	}
 	readable := v.Stream.NewestSeq == s.End && v.headed() != nil
 	at := top
-	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to compare they aren't made
-	// again.
+	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to
+	// compare they aren't made again.
 	if readable || v.moved < 0 {
 		for i := top; i >= 0 && s.Checkpoints[i].Due >= s.Confirmed; i-- {
 			if s.Checkpoints[i].Seq < s.End {
@@ -341,7 +370,8 @@ func (v *resolver) choose() error {
 		s.Thru = s.Newest.Thru
 	}
 	if v.moved > at && v.moved <= top && s.Checkpoints[v.moved].Settings != s.Checkpoint.Settings {
-		// It may be that its settings were changed on the branch that is gone; what is read from here on says.
+		// It may be that its settings were changed on the branch that is gone; what is read from here on
+		// says.
 		s.Checkpoints = slices.Delete(slices.Clone(s.Checkpoints), v.moved, v.moved+1)
 	}
 	s.Holes = above(s.Holes, s.Checkpoints[0].Seq)

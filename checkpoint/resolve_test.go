@@ -21,44 +21,72 @@ func TestResolveStarts(t *testing.T) {
 		loss   string
 		places int
 	}{
-		{"a message is left to compare", func(r *Readings) {}, "0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
-		{"no place with one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = 0x3000 }, "0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
-		{"confirmed between two places", func(r *Readings) { r.Slot.Confirmed = 0x2001 }, "0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
-		{"messages beyond the newest place", func(r *Readings) { newest(r, 15) }, "0/3000 12 3 15 15 [] true 0/3000 false", "", 3},
+		{"a message is left to compare", func(r *Readings) {}, "0/2000 9 3 12 12 [] true 0/3000 false", "",
+			3},
+		{"no place with one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = 0x3000 },
+			"0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
+		{"confirmed between two places", func(r *Readings) { r.Slot.Confirmed = 0x2001 },
+			"0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
+		{"messages beyond the newest place", func(r *Readings) { newest(r, 15) },
+			"0/3000 12 3 15 15 [] true 0/3000 false", "", 3},
 		{"nothing published yet", func(r *Readings) {
 			r.Record = record(at(0x1000, 0, time.Second))
 			r.Stream = relay.StreamState{Exists: true, Created: r.Record.Created}
 		}, "0/1000 0 0 0 0 [] false 0/0 false", "", 1},
-		{"retention removed all", func(r *Readings) { r.Stream.Messages, r.Stream.NewestSeq, r.Stream.Newest = 0, 0, nil },
+		{"retention removed all", func(r *Readings) {
+			r.Stream.Messages, r.Stream.NewestSeq,
+				r.Stream.Newest = 0, 0, nil
+		},
 			"0/2000 9 3 12 12 [] false 0/0 false", "stream OUTBOX is empty, its last sequence was 12", 3},
 		{"the tail went back", func(r *Readings) { r.Stream.LastSeq = 10; newest(r, 10) },
-			"0/2000 9 1 10 10 [] true 0/3000 true", "stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
+			"0/2000 9 1 10 10 [] true 0/3000 true",
+			"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
 		{"the tail went back to a place", func(r *Readings) { r.Stream.LastSeq = 9; newest(r, 9) },
-			"0/1000 5 4 9 9 [] true 0/3000 true", "stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+			"0/1000 5 4 9 9 [] true 0/3000 true",
+			"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
 		{"the tail is missing", func(r *Readings) { r.Stream.NewestSeq = 10 },
-			"0/2000 9 1 10 12 [{11 12}] true 0/3000 true", "messages 11 to 12 of stream OUTBOX are missing at its end; " +
+			"0/2000 9 1 10 12 [{11 12}] true 0/3000 true",
+			"messages 11 to 12 of stream OUTBOX are missing at its end; " +
 				"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
 		{"a tail without places is missing", func(r *Readings) { newest(r, 15); r.Stream.NewestSeq = 13 },
-			"0/3000 12 1 13 15 [{14 15}] true 0/3000 true", "messages 14 to 15 of stream OUTBOX are missing at its end", 3},
+			"0/3000 12 1 13 15 [{14 15}] true 0/3000 true",
+			"messages 14 to 15 of stream OUTBOX are missing at its end", 3},
 		{"the missing tail is noted", func(r *Readings) {
 			r.Stream.NewestSeq = 10
 			r.Record = record(r.Record.Checkpoints[:2]...)
 			r.Record.Holes = []Range{{11, 12}}
 		}, "0/2000 9 1 10 12 [{11 12}] true 0/3000 false", "", 2},
-		{"what is missing at the end was confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Slot.Confirmed = 7, 0x2000 },
-			"0/2000 9 0 9 12 [{10 12}] false 0/0 true", "messages 10 to 12 of stream OUTBOX are missing at its end; " +
+		{"what is missing at the end was confirmed", func(r *Readings) {
+			r.Stream.NewestSeq, r.Slot.Confirmed = 7, 0x2000
+		},
+			"0/2000 9 0 9 12 [{10 12}] false 0/0 true",
+			"messages 10 to 12 of stream OUTBOX are missing at its end; " +
 				"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
-		{"what was confirmed is the whole stream", func(r *Readings) { r.Stream.LastSeq, r.Stream.NewestSeq, r.Slot.Confirmed = 9, 7, 0x2000 },
-			"0/2000 9 0 9 9 [] false 0/0 true", "stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+		{"what was confirmed is the whole stream", func(r *Readings) {
+			r.Stream.LastSeq, r.Stream.NewestSeq,
+				r.Slot.Confirmed = 9, 7, 0x2000
+		},
+			"0/2000 9 0 9 9 [] false 0/0 true",
+			"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
 		{"old is not confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Now = 7, epoch.Add(time.Hour) },
-			"0/1000 5 2 7 12 [{8 12}] true 0/3000 true", "messages 8 to 12 of stream OUTBOX are missing at its end; " +
+			"0/1000 5 2 7 12 [{8 12}] true 0/3000 true",
+			"messages 8 to 12 of stream OUTBOX are missing at its end; " +
 				"stream OUTBOX ends at sequence 7, the checkpoint record knows a place at 12", 1},
-		{"holes are not counted", func(r *Readings) { r.Record.Holes = []Range{{7, 8}, {10, 11}}; newest(r, 14); r.Slot.Confirmed = 0 },
+		{"holes are not counted", func(r *Readings) {
+			r.Record.Holes = []Range{{7, 8}, {10, 11}}
+			newest(r, 14)
+			r.Slot.Confirmed = 0
+		},
 			"0/3000 12 2 14 14 [{7 8} {10 11}] true 0/3000 false", "", 3},
 		{"holes between place and end", func(r *Readings) { r.Record.Holes = []Range{{7, 8}, {10, 11}} },
 			"0/2000 9 1 12 12 [{7 8} {10 11}] true 0/3000 false", "", 3},
-		{"holes beyond the end", func(r *Readings) { r.Record.Holes = []Range{{10, 11}}; r.Stream.LastSeq = 10; newest(r, 10) },
-			"0/2000 9 0 10 10 [{10 10}] true 0/3000 true", "stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
+		{"holes beyond the end", func(r *Readings) {
+			r.Record.Holes = []Range{{10, 11}}
+			r.Stream.LastSeq = 10
+			newest(r, 10)
+		},
+			"0/2000 9 0 10 10 [{10 10}] true 0/3000 true",
+			"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
 		{"holes below the oldest place", func(r *Readings) { r.Record.Holes = []Range{{3, 6}} },
 			"0/2000 9 3 12 12 [{6 6}] true 0/3000 false", "", 3},
 		{"a repair accepted a stranger's message", func(r *Readings) {
@@ -77,7 +105,10 @@ func TestResolveStarts(t *testing.T) {
 			r.Record.Base = 12
 			newest(r, 15)
 		}, "0/1000 12 3 15 15 [] true 0/3000 false", "", 2},
-		{"a standby that has everything", func(r *Readings) { r.Server.InRecovery, r.Server.WALEnd = true, 0x3000 },
+		{"a standby that has everything", func(r *Readings) {
+			r.Server.InRecovery, r.Server.WALEnd = true,
+				0x3000
+		},
 			"0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
 		{"a renamed database", func(r *Readings) { r.Slot.Database, r.Server.Database = "shop", "shop" },
 			"0/2000 9 3 12 12 [] true 0/3000 false", "", 3},
@@ -92,12 +123,15 @@ func TestResolveStarts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Checkpoint.Due, s.Checkpoint.Seq, s.AlreadyStored, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
+			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Checkpoint.Due, s.Checkpoint.Seq,
+				s.AlreadyStored, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
 			if !s.Asked.Equal(r.Asked) || !s.Broker.Equal(r.Stream.Now) {
 				t.Errorf("asked at %v, the broker said %v", s.Asked, s.Broker)
 			}
-			if got != c.want || s.Loss != c.loss || len(s.Checkpoints) != c.places || s.Confirmed != r.Slot.Confirmed {
-				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Checkpoints), c.want, c.places, s.Loss, c.loss)
+			if got != c.want || s.Loss != c.loss || len(s.Checkpoints) != c.places ||
+				s.Confirmed != r.Slot.Confirmed {
+				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Checkpoints),
+					c.want, c.places, s.Loss, c.loss)
 			}
 			if again, _ := Resolve(config, r); !again.Same(s) || fmt.Sprint(*r.Record) != before {
 				t.Error("the readings were changed")
@@ -127,89 +161,140 @@ func TestResolveRefuses(t *testing.T) {
 		rng    string // "" none
 		parts  []string
 	}{
-		{func(r *Readings) { *r = Readings{Server: r.Server} }, "not_initialised", outbox.Fatal, "", []string{"no slot outflow", "no stream OUTBOX", "outflow init"}},
-		{func(r *Readings) { *r = Readings{Server: r.Server, Stream: relay.StreamState{Exists: true}} }, "init_unfinished", outbox.Fatal, "",
+		{func(r *Readings) { *r = Readings{Server: r.Server} }, "not_initialised", outbox.Fatal, "",
+			[]string{"no slot outflow", "no stream OUTBOX", "outflow init"}},
+		{func(r *Readings) { *r = Readings{Server: r.Server, Stream: relay.StreamState{Exists: true}} },
+			"init_unfinished", outbox.Fatal, "",
 			[]string{"stream OUTBOX is empty", "outflow init` again"}},
 		{func(r *Readings) {
-			r.Record, r.Slot, r.Stream = record(), relay.SlotState{}, relay.StreamState{Exists: true, Created: r.Record.Created}
+			r.Record, r.Slot, r.Stream = record(), relay.SlotState{}, relay.StreamState{Exists: true,
+				Created: r.Record.Created}
 			r.Record.Creating = true
-		}, "init_unfinished", outbox.Fatal, "", []string{"slot outflow is about to be made", "outflow init` again"}},
-		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = relay.SlotState{} }, "stream_not_empty", outbox.Gap,
+		}, "init_unfinished", outbox.Fatal, "",
+			[]string{"slot outflow is about to be made", "outflow init` again"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = relay.SlotState{} },
+			"stream_not_empty", outbox.Gap,
 			"0/0 to 0/5000", []string{"last sequence is 12", "outflow repair --accept stream_not_empty"}},
-		{func(r *Readings) { r.Record = record(); r.Record.Creating = true }, "init_unfinished", outbox.Fatal, "", []string{"outflow init` again"}},
-		{func(r *Readings) { r.Record.Repairing = "slot_missing"; r.Server.SystemID = "1" }, "repair_unfinished", outbox.Gap,
-			"0/3000 to 0/5000", []string{"--accept slot_missing", "outflow repair --accept repair_unfinished"}},
-		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
-		{func(r *Readings) { r.Record = record(); r.Record.Repairing = ForSnapshot }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000",
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true }, "init_unfinished", outbox.Fatal,
+			"", []string{"outflow init` again"}},
+		{func(r *Readings) { r.Record.Repairing = "slot_missing"; r.Server.SystemID = "1" },
+			"repair_unfinished", outbox.Gap,
+			"0/3000 to 0/5000", []string{"--accept slot_missing",
+				"outflow repair --accept repair_unfinished"}},
+		{func(r *Readings) { r.Record = record(); r.Record.Repairing = "slot_missing" }, "repair_unfinished",
+			outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Record = record(); r.Record.Repairing = ForSnapshot }, "snapshot_unfinished",
+			outbox.Gap, "0/0 to 0/5000",
 			[]string{"snapshot of table", "Run `outflow init --snapshot` again"}},
-		{func(r *Readings) { r.Record.Repairing = ForSnapshot; r.Slot = relay.SlotState{} }, "snapshot_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
-		{func(r *Readings) { r.Record.Stopped = "foreign_message" }, "foreign_message", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"somebody else published", "outflow repair --accept foreign_message", "keep everybody else out"}},
-		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" }, "system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
-		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "", []string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
+		{func(r *Readings) { r.Record.Repairing = ForSnapshot; r.Slot = relay.SlotState{} },
+			"snapshot_unfinished", outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Record.Stopped = "foreign_message" }, "foreign_message", outbox.Gap,
+			"0/3000 to 0/5000",
+			[]string{"somebody else published", "outflow repair --accept foreign_message",
+				"keep everybody else out"}},
+		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" },
+			"system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
+		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "",
+			[]string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) {
 			r.Record.Mapping = relay.Mapping{Source: relay.FromMessage, Key: "key"}
 		}, "mapping_changed", outbox.Fatal, "", []string{"has source=message origin=any, ordered by key"}},
-		{func(r *Readings) { r.Record.Mapping = relay.Mapping{Source: relay.FromMessage} }, "mapping_changed", outbox.Fatal, "",
+		{func(r *Readings) { r.Record.Mapping = relay.Mapping{Source: relay.FromMessage} }, "mapping_changed",
+			outbox.Fatal, "",
 			[]string{"has source=message origin=any, in commit order"}},
-		{func(r *Readings) { r.Record.Mapping.Shard = relay.Shard{Index: 1, Of: 4} }, "shard_changed", outbox.Fatal, "",
+		{func(r *Readings) { r.Record.Mapping.Shard = relay.Shard{Index: 1, Of: 4} }, "shard_changed",
+			outbox.Fatal, "",
 			[]string{"shard is not set", "slot outflow has 1/4", "docs/upgrades.md"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure, rowsCure}},
-		{func(r *Readings) { r.Record = nil; r.Stream = relay.StreamState{} }, "record_missing", outbox.Gap, "0/1000 to 0/5000", nil},
-		{func(r *Readings) { r.Record = nil; r.Slot = relay.SlotState{} }, "record_missing", outbox.Gap, "0/3000 to 0/5000", []string{"stop outflow, keep"}},
-		{func(r *Readings) { r.Server.SystemID = "7361530121234599999" }, "system_changed", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", slotCure, streamCure, rowsCure}},
-		{func(r *Readings) { r.Server.SystemID, r.Server.WALEnd = "7361530121234599999", 0x2000 }, "system_changed", outbox.Gap, "0/2000 to 0/3000", nil},
+			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure,
+				rowsCure}},
+		{func(r *Readings) { r.Record = nil; r.Stream = relay.StreamState{} }, "record_missing", outbox.Gap,
+			"0/1000 to 0/5000", nil},
+		{func(r *Readings) { r.Record = nil; r.Slot = relay.SlotState{} }, "record_missing", outbox.Gap,
+			"0/3000 to 0/5000", []string{"stop outflow, keep"}},
+		{func(r *Readings) { r.Server.SystemID = "7361530121234599999" }, "system_changed", outbox.Gap,
+			"0/3000 to 0/5000",
+			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", slotCure, streamCure,
+				rowsCure}},
+		{func(r *Readings) { r.Server.SystemID, r.Server.WALEnd = "7361530121234599999", 0x2000 },
+			"system_changed", outbox.Gap, "0/2000 to 0/3000", nil},
 		{func(r *Readings) { r.Slot = relay.SlotState{} }, "slot_missing", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"slot outflow does not exist", "start anew: stop outflow, keep", streamCure, rowsCure}},
-		{func(r *Readings) { r.Slot = relay.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap, "0/2000 to 0/5000", nil},
-		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Stream.Created = epoch }, "slot_missing", outbox.Gap, "0/0 to 0/5000", nil},
-		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Server.History = promoted(0x4000) }, "slot_missing", outbox.Gap, "0/3000 to 0/5000", nil},
-		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{`"wal2json"`, "whose it is", "slot_missing"}},
-		{func(r *Readings) { r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000", []string{"physical", "whose it is"}},
-		{func(r *Readings) { r.Record = nil; r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Fatal, "", []string{"physical", "Set slot"}},
+		{func(r *Readings) { r.Slot = relay.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap,
+			"0/2000 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Stream.Created = epoch }, "slot_missing",
+			outbox.Gap, "0/0 to 0/5000", nil},
+		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Server.History = promoted(0x4000) },
+			"slot_missing", outbox.Gap, "0/3000 to 0/5000", nil},
+		{func(r *Readings) { r.Slot.Plugin = "wal2json" }, "slot_plugin", outbox.Gap, "0/3000 to 0/5000",
+			[]string{`"wal2json"`, "whose it is", "slot_missing"}},
+		{func(r *Readings) { r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin", outbox.Gap,
+			"0/3000 to 0/5000", []string{"physical", "whose it is"}},
+		{func(r *Readings) { r.Record = nil; r.Slot.Plugin, r.Slot.Database = "", "" }, "slot_plugin",
+			outbox.Fatal, "", []string{"physical", "Set slot"}},
 		{func(r *Readings) {
-			r.Record, r.Slot.Plugin, r.Slot.Active, r.Slot.ActivePID, r.Slot.Holder = nil, "test_decoding", true, 77, "etl 10.0.0.7"
+			r.Record, r.Slot.Plugin, r.Slot.Active, r.Slot.ActivePID, r.Slot.Holder =
+				nil, "test_decoding", true, 77, "etl 10.0.0.7"
 		}, "slot_plugin", outbox.Fatal, "", []string{`"test_decoding"`, "pid 77 (etl 10.0.0.7)", "Set slot"}},
 		{func(r *Readings) { r.Record = nil; r.Slot.Database = "shop" }, "slot_database", outbox.Fatal, "",
 			[]string{"database shop", "is to app", "nobody reads from it", "Set slot", "postgres.url"}},
-		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot.Database = "shop" }, "slot_database", outbox.Fatal, "", nil},
-		{func(r *Readings) { r.Slot.Database = "shop" }, "slot_database", outbox.Gap, "0/3000 to 0/5000", []string{"database shop", "is to app", "postgres.url"}},
-		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
-		{func(r *Readings) { r.Slot.WALStatus = "lost" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000", []string{"wal_status is lost"}},
-		{func(r *Readings) { r.Slot.Confirmed = 0x3001 }, "slot_ahead", outbox.Gap, "0/3000 to 0/5000", []string{"confirmed at 0/3001", slotCure, rowsCure}},
+		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot.Database = "shop" },
+			"slot_database", outbox.Fatal, "", nil},
+		{func(r *Readings) { r.Slot.Database = "shop" }, "slot_database", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"database shop", "is to app", "postgres.url"}},
+		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap,
+			"0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
+		{func(r *Readings) { r.Slot.WALStatus = "lost" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"wal_status is lost"}},
+		{func(r *Readings) { r.Slot.Confirmed = 0x3001 }, "slot_ahead", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"confirmed at 0/3001", slotCure, rowsCure}},
 		{func(r *Readings) { r.Stream = relay.StreamState{} }, "stream_missing", outbox.Gap, "0/0 to 0/1000",
-			[]string{"stream OUTBOX does not exist", "nats.url", "nats stream restore", slotCure, streamCure, rowsCure}},
+			[]string{"stream OUTBOX does not exist", "nats.url", "nats stream restore", slotCure, streamCure,
+				rowsCure}},
 		{func(r *Readings) { r.Stream.Created = epoch }, "stream_recreated", outbox.Gap, "0/0 to 0/1000",
 			[]string{"2026-03-01T12:00:00Z", "2026-03-01T11:00:00Z", streamCure}},
-		{func(r *Readings) { r.Slot.Confirmed = 0x2000; newest(r, 8) }, "stream_shortened", outbox.Gap, "0/1000 to 0/2000",
+		{func(r *Readings) { r.Slot.Confirmed = 0x2000; newest(r, 8) }, "stream_shortened", outbox.Gap,
+			"0/1000 to 0/2000",
 			[]string{"ends at sequence 8", "0/2000", "2m30s", streamCure, rowsCure}},
 		{func(r *Readings) {
 			r.Record = record(at(0x1000, 12, time.Second))
 			r.Record.Base = 12
 			newest(r, 11)
 		}, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 11"}},
-		{func(r *Readings) { r.Slot.Confirmed, r.Stream.LastSeq, r.Stream.NewestSeq = 0x2000, 8, 7 }, "stream_shortened", outbox.Gap,
+		{func(r *Readings) { r.Slot.Confirmed, r.Stream.LastSeq, r.Stream.NewestSeq = 0x2000, 8, 7 },
+			"stream_shortened", outbox.Gap,
 			"0/1000 to 0/2000", []string{"ends at sequence 7"}},
-		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", []string{"ends at sequence 4"}},
-		{func(r *Readings) { r.Stream = relay.StreamState{Exists: true, Created: r.Record.Created} }, "stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
-		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000", []string{"sequence 12", "no Outflow header", "keep everybody else out", "nats stream view OUTBOX"}},
-		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", []string{"ends at 0/2FFF", "restored", slotCure}},
-		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
-		{func(r *Readings) { r.Server.WALEnd, r.Stream.NewestSeq, r.Stream.Newest = 0x2FFF, 0, nil }, "server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
-		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001", []string{"up to 0/5001"}},
+		{func(r *Readings) { newest(r, 4) }, "stream_shortened", outbox.Gap, "0/0 to 0/1000",
+			[]string{"ends at sequence 4"}},
+		{func(r *Readings) { r.Stream = relay.StreamState{Exists: true, Created: r.Record.Created} },
+			"stream_shortened", outbox.Gap, "0/0 to 0/1000", nil},
+		{func(r *Readings) { r.Stream.Newest = nil }, "foreign_message", outbox.Gap, "0/3000 to 0/5000",
+			[]string{"sequence 12", "no Outflow header", "keep everybody else out",
+				"nats stream view OUTBOX"}},
+		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000",
+			[]string{"ends at 0/2FFF", "restored", slotCure}},
+		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind",
+			outbox.Gap, "0/2FFF to 0/3000", nil},
+		{func(r *Readings) { r.Server.WALEnd, r.Stream.NewestSeq, r.Stream.Newest = 0x2FFF, 0, nil },
+			"server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
+		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001",
+			[]string{"up to 0/5001"}},
 		{func(r *Readings) { r.Publication.Xmin++ }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"publication outflow", "public.outbox", slotCure, rowsCure}},
-		{func(r *Readings) { r.Publication.RelOID = 16500 }, "publication_changed", outbox.Gap, "0/3000 to 0/5000", nil},
-		{func(r *Readings) { r.Publication.TableOID = 16500 }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
+		{func(r *Readings) { r.Publication.RelOID = 16500 }, "publication_changed", outbox.Gap,
+			"0/3000 to 0/5000", nil},
+		{func(r *Readings) { r.Publication.TableOID = 16500 }, "publication_changed", outbox.Gap,
+			"0/3000 to 0/5000",
 			[]string{"public.outbox has OID 16500", "OID 16385", rowsCure}},
-		{func(r *Readings) { r.Publication.Path = "740" }, "publication_changed", outbox.Gap, "0/3000 to 0/5000", []string{"put back"}},
+		{func(r *Readings) { r.Publication.Path = "740" }, "publication_changed", outbox.Gap,
+			"0/3000 to 0/5000", []string{"put back"}},
 		{func(r *Readings) {
 			r.Publication.Hidden = &outbox.Fault{Message: "part_3 is unlogged", Hint: "Make it logged"}
 		}, "publication_changed",
-			outbox.Gap, "0/3000 to 0/5000", []string{"part_3 is unlogged", "Make it logged, before the repair"}},
-		{func(r *Readings) { r.Record.Stopped = "publication_changed" }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
+			outbox.Gap, "0/3000 to 0/5000",
+			[]string{"part_3 is unlogged", "Make it logged, before the repair"}},
+		{func(r *Readings) { r.Record.Stopped = "publication_changed" }, "publication_changed", outbox.Gap,
+			"0/3000 to 0/5000",
 			[]string{"when outflow stopped", rowsCure}},
 	} {
 		r := readings()
@@ -222,13 +307,15 @@ func TestResolveRefuses(t *testing.T) {
 	}
 }
 
-// What is no gap: rewritten partitions, and what an older record does not know. A standby's catalog may be an old one, so it is read twice.
+// What is no gap: rewritten partitions, and what an older record does not know. A standby's catalog may be an
+// old one, so it is read twice.
 func TestResolveOfWhatIsPublished(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(r *Readings){
 		"rewritten": func(r *Readings) { r.Publication.Rewritten = "0123456789abcdef" },
 		"older record": func(r *Readings) {
-			r.Record.Publication.TableOID, r.Publication.Path, r.Publication.Rewritten = 0, "740", "0123456789abcdef"
+			r.Record.Publication.TableOID, r.Publication.Path, r.Publication.Rewritten =
+				0, "740", "0123456789abcdef"
 		},
 	} {
 		r := readings()
@@ -266,14 +353,17 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 			t.Errorf("%q is not in: %s", p, f)
 		}
 	}
-	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" && code != CodeSnapshotUnfinished &&
-		(!strings.HasPrefix(f.Hint, "Run `outflow repair`: ") || !strings.Contains(f.Hint, "`outflow repair --accept "+code+"`")) {
+	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" &&
+		code != CodeSnapshotUnfinished &&
+		(!strings.HasPrefix(f.Hint, "Run `outflow repair`: ") ||
+			!strings.Contains(f.Hint, "`outflow repair --accept "+code+"`")) {
 		t.Errorf("the hint does not begin with the repair: %s", f.Hint)
 	}
 	if (code == "slot_plugin" || code == "slot_database") && strings.Contains(f.Error(), "drop") {
 		t.Errorf("it advises to drop what is not ours: %s", f)
 	}
-	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Hint, ".") || strings.Contains(f.Error(), "..") {
+	if strings.Contains(f.Error(), "%!") || strings.HasSuffix(f.Hint, ".") ||
+		strings.Contains(f.Error(), "..") {
 		t.Errorf("badly put: %s", f)
 	}
 }
@@ -295,7 +385,8 @@ func TestResolveWaitsForStandby(t *testing.T) {
 				t.Fatalf("a primary: got %v, want a gap", err)
 			}
 			r.Server.InRecovery = true
-			if _, err := Resolve(config, r); !errors.Is(err, ErrStandby) || outbox.ClassOf(err) != outbox.Transient {
+			if _, err := Resolve(config, r); !errors.Is(err, ErrStandby) ||
+				outbox.ClassOf(err) != outbox.Transient {
 				t.Fatalf("got %v, want ErrStandby", err)
 			}
 		})

@@ -17,12 +17,13 @@ import (
 
 var update = flag.Bool("update", false, "write what the scripts print into testdata")
 
-// TestScripts runs the files in testdata. Below each line stands what Resolve and the tracker say to it, behind ">".
+// TestScripts runs the files in testdata. Below each line stands what Resolve and the tracker say to it,
+// behind ">".
 //
 //	durable 150s                            Config.DurableAfter
 //	record <due>:<seq>:<age> ...            the checkpoints of the record and how long ago they were stored
 //	holes <from>-<to> ...                   those that the record knows
-//	stream <last seq> [newest seq]          what the stream says; without the second number they are the same
+//	stream <last seq> [newest seq]          what the stream says; without a second number both are the same
 //	slot <confirmed>
 //	resolve                                 a start from these; the tracker of the session is made
 //	made <n>                                n messages were made
@@ -121,8 +122,10 @@ func (s *script) do(verb string, args []string) (err error) {
 			return nil
 		}
 		s.tracker = NewTracker(s.cfg, start, s.now)
-		fmt.Fprintf(&s.out, "> from %v:%d, %d already stored, end %d, last %d, holes %v, rewrite %t, loss %t\n", start.Checkpoint.Due,
-			start.Checkpoint.Seq, start.AlreadyStored, start.End, start.LastSeq, start.Holes, start.Rewrite, start.Loss != "")
+		fmt.Fprintf(&s.out, "> from %v:%d, %d already stored, end %d, last %d, holes %v, rewrite %t, loss "+
+			"%t\n", start.Checkpoint.Due,
+			start.Checkpoint.Seq, start.AlreadyStored, start.End, start.LastSeq, start.Holes, start.Rewrite,
+			start.Loss != "")
 		s.state()
 	default:
 		return s.track(verb, args)
@@ -140,7 +143,8 @@ func (s *script) track(verb string, args []string) error {
 		t.Made(int(number(args[1], 10)))
 		t.Window(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings, Timeline: 1})
 	case "keepalive":
-		if !t.Keepalive(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings, Timeline: 1}) {
+		if !t.Keepalive(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings,
+			Timeline: 1}) {
 			s.out.WriteString("> does not count\n")
 		}
 	case "acked":

@@ -13,21 +13,26 @@ const (
 	codeSlotDatabase = "slot_database"
 )
 
-// ForeignSlot is the fault of a slot that has the name of ours and can't be ours: a physical one, one of another output plugin or of another
-// database. nil: it may be ours. Where a record says that there was one of ours under that name, it is lost: [Resolve] makes it a gap.
+// ForeignSlot is the fault of a slot that has the name of ours and can't be ours: a physical one, one of
+// another output plugin or of another database. nil: it may be ours. Where a record says that there was one
+// of ours under that name, it is lost: [Resolve] makes it a gap.
 func (c Config) ForeignSlot(s relay.SlotState, database string) *outbox.Fault {
-	f := &outbox.Fault{Class: outbox.Fatal, Code: codeSlotPlugin, Hint: "Set slot to a name that is not in use: that one is not this outflow's"}
+	f := &outbox.Fault{Class: outbox.Fatal, Code: codeSlotPlugin,
+		Hint: "Set slot to a name that is not in use: that one is not this outflow's"}
 	switch {
 	case !s.Exists:
 		return nil
 	case s.Database == "":
 		f.Message = fmt.Sprintf("replication slot %s is a physical one", c.Slot)
 	case s.Plugin != "pgoutput":
-		f.Message = fmt.Sprintf("replication slot %s has output plugin %q, not pgoutput, and belongs to database %s", c.Slot, s.Plugin, s.Database)
+		f.Message = fmt.Sprintf("replication slot %s has output plugin %q, not pgoutput, and belongs to "+
+			"database %s", c.Slot, s.Plugin, s.Database)
 	case s.Database != database:
 		f.Code = codeSlotDatabase
-		f.Message = fmt.Sprintf("replication slot %s belongs to database %s, the connection is to %s", c.Slot, s.Database, database)
-		f.Hint += fmt.Sprintf(". Or correct postgres.url, if database %s is the one that is meant", s.Database)
+		f.Message = fmt.Sprintf("replication slot %s belongs to database %s, the connection is to %s", c.Slot,
+			s.Database, database)
+		f.Hint += fmt.Sprintf(". Or correct postgres.url, if database %s is the one that is meant",
+			s.Database)
 	default:
 		return nil
 	}
@@ -39,8 +44,10 @@ func (c Config) ForeignSlot(s relay.SlotState, database string) *outbox.Fault {
 func (c Config) SlotTaken(s relay.SlotState) *outbox.Fault {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_taken",
-		Message: fmt.Sprintf("there is no checkpoint record of slot %s in stream %s%s", c.Slot, c.Stream, holder(s)),
-		Hint:    "If that is another outflow, a subscription or another program, set slot to a name that is not in use. If it is this outflow, stop it first",
+		Message: fmt.Sprintf("there is no checkpoint record of slot %s in stream %s%s", c.Slot, c.Stream,
+			holder(s)),
+		Hint: "If that is another outflow, a subscription or another program, set slot to a name that " +
+			"is not in use. If it is this outflow, stop it first",
 	}
 }
 

@@ -22,7 +22,8 @@ var (
 	ErrUnknown = errors.New("it is not known whether the checkpoint record was written")
 )
 
-// history is how many revisions of a record the bucket keeps: what is left when the broker lost the newest ones.
+// history is how many revisions of a record the bucket keeps: what is left when the broker lost the newest
+// ones.
 const history = 64
 
 // Bucket returns the name of the key-value bucket of a stream's record.
@@ -34,8 +35,8 @@ type StoreConfig struct {
 	Slot   string // the key
 }
 
-// Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent use; the connection
-// stays the caller's.
+// Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent
+// use; the connection stays the caller's.
 type Store struct {
 	api     *jsapi.Client
 	cfg     StoreConfig
@@ -46,7 +47,8 @@ type Store struct {
 // NewStore returns the store of a record.
 func NewStore(api *jsapi.Client, cfg StoreConfig) *Store {
 	return &Store{
-		api: api, cfg: cfg, stream: "KV_" + Bucket(cfg.Stream), subject: "$KV." + Bucket(cfg.Stream) + "." + cfg.Slot,
+		api: api, cfg: cfg, stream: "KV_" + Bucket(cfg.Stream), subject: "$KV." + Bucket(cfg.Stream) + "." +
+			cfg.Slot,
 	}
 }
 
@@ -71,7 +73,8 @@ func (s *Store) EnsureBucket(ctx context.Context, replicas int, storage jetstrea
 	return nil
 }
 
-// CheckBucket reports whether there is a bucket, and refuses one (a fatal fault, code bucket_config) that would not keep the record.
+// CheckBucket reports whether there is a bucket, and refuses one (a fatal fault, code bucket_config) that
+// would not keep the record.
 func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
 	js, err := s.api.JetStream()
 	if err != nil {
@@ -91,15 +94,17 @@ func (s *Store) CheckBucket(ctx context.Context) (there bool, err error) {
 	if st.History() < history || st.TTL() != 0 {
 		return true, &outbox.Fault{
 			Class: outbox.Fatal, Code: "bucket_config",
-			Message: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(), st.TTL()),
-			Hint:    hintBucket(s.stream),
+			Message: fmt.Sprintf("key-value bucket %s keeps %d revisions for %v", st.Bucket(), st.History(),
+				st.TTL()),
+			Hint: hintBucket(s.stream),
 		}
 	}
 	return true, nil
 }
 
-// Load returns the record and its revision through the stream's leader. The record is nil where there is none: no bucket, no key,
-// or one that was deleted (the revision is then the deletion's). Faults: those of [Decode]; the revision is that of what can't be read.
+// Load returns the record and its revision through the stream's leader. The record is nil where there is
+// none: no bucket, no key, or one that was deleted (the revision is then the deletion's). Faults: those of
+// [Decode]; the revision is that of what can't be read.
 func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	m, err := s.api.Message(ctx, s.stream, jsapi.MessageRequest{Last: s.subject})
 	switch {
@@ -112,7 +117,8 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	if len(m.Header) > 0 && err != nil {
 		return nil, 0, fmt.Errorf("read checkpoint record %s: %w", s.subject, err)
 	}
-	if op := header.Get("KV-Operation"); op == "DEL" || op == "PURGE" || header.Get("Nats-Marker-Reason") != "" {
+	if op := header.Get("KV-Operation"); op == "DEL" || op == "PURGE" ||
+		header.Get("Nats-Marker-Reason") != "" {
 		return nil, m.Seq, nil
 	}
 	rec, err := Decode(m.Data)
@@ -127,8 +133,8 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	return rec, m.Seq, nil
 }
 
-// Save writes the record if its newest revision is still last (0: there is none) and returns the new revision. ErrConflict: it
-// is not. ErrUnknown: no answer came before ctx ended or the connection was lost.
+// Save writes the record if its newest revision is still last (0: there is none) and returns the new
+// revision. ErrConflict: it is not. ErrUnknown: no answer came before ctx ended or the connection was lost.
 func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, error) {
 	doc, err := rec.Encode()
 	if err != nil {
@@ -153,12 +159,14 @@ func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, err
 		// A replicated stream answers the second code while another write of the same key is not applied yet.
 		if jsapi.Refused(got.Error, jetstream.JSErrCodeStreamWrongLastSequence,
 			jetstream.JSErrCodeStreamWrongLastSequenceConstant) {
-			return 0, fmt.Errorf("write checkpoint record %s at revision %d: %w (%w)", s.subject, last, ErrConflict, got.Error)
+			return 0, fmt.Errorf("write checkpoint record %s at revision %d: %w (%w)", s.subject, last,
+				ErrConflict, got.Error)
 		}
 		return 0, fmt.Errorf("write checkpoint record %s: %w", s.subject, got.Error)
 	}
 	if got.Seq <= last {
-		return 0, fmt.Errorf("write checkpoint record %s: %w: revision %d after %d", s.subject, ErrUnknown, got.Seq, last)
+		return 0, fmt.Errorf("write checkpoint record %s: %w: revision %d after %d", s.subject, ErrUnknown,
+			got.Seq, last)
 	}
 	return got.Seq, nil
 }

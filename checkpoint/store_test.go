@@ -68,7 +68,8 @@ func TestStore(t *testing.T) {
 	if r, rev := load(ctx, t, s); r != nil || rev != 0 {
 		t.Fatalf("without a bucket: %v at %d", r, rev)
 	}
-	if _, err := s.Save(ctx, record(at(0x1000, 0, 0)), 0); err == nil || errors.Is(err, ErrUnknown) || errors.Is(err, ErrConflict) {
+	if _, err := s.Save(ctx, record(at(0x1000, 0, 0)), 0); err == nil || errors.Is(err, ErrUnknown) ||
+		errors.Is(err, ErrConflict) {
 		t.Fatalf("without a bucket: %v", err)
 	}
 	ensure(ctx, t, s)
@@ -82,7 +83,8 @@ func TestStore(t *testing.T) {
 		t.Fatalf("loaded %+v at %d", r, rev)
 	}
 	for _, last := range []uint64{0, first, second + 1} {
-		if _, err := s.Save(ctx, record(at(0x3000, 5, 0)), last); !errors.Is(err, ErrConflict) || outbox.ClassOf(err) != outbox.Transient {
+		if _, err := s.Save(ctx, record(at(0x3000, 5, 0)), last); !errors.Is(err, ErrConflict) ||
+			outbox.ClassOf(err) != outbox.Transient {
 			t.Errorf("saved on top of %d, the record is at %d: %v", last, second, err)
 		}
 	}
@@ -156,7 +158,8 @@ func TestStoreRefusesWhatItCantRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for value, code := range map[string]string{"{": "record_corrupt", `{"v":6}`: "record_version", string(doc): "record_corrupt"} {
+	for value, code := range map[string]string{"{": "record_corrupt", `{"v":6}`: "record_version",
+		string(doc): "record_corrupt"} {
 		if _, err := kv.PutString(ctx, "outflow", value); err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +209,8 @@ func TestLoadCountsFromTheStore(t *testing.T) {
 	}
 }
 
-// The record is asked for with STREAM.MSG.GET, which only the leader answers, and never with a direct get, which anybody does.
+// The record is asked for with STREAM.MSG.GET, which only the leader answers, and never with a direct get,
+// which anybody does.
 func TestLoadAsksTheLeader(t *testing.T) {
 	t.Parallel()
 	ctx, nc, s := bucket(t)
@@ -231,7 +235,8 @@ func TestStoreInADomain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	srv := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
-	s := NewStore(jsapi.New(connect(t, srv.URL()), "$JS.hub.API."), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
+	s := NewStore(jsapi.New(connect(t, srv.URL()), "$JS.hub.API."),
+		StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	ensure(ctx, t, s)
 	last := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
 	if r, rev := load(ctx, t, s); r == nil || rev != last {
@@ -247,7 +252,8 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 	t.Parallel()
 	ctx, nc, s := bucket(t)
 	ensure(ctx, t, s)
-	// Whoever saves hears nothing: a service that takes the request and does not answer stands before the stream.
+	// Whoever saves hears nothing: a service that takes the request and does not answer stands before the
+	// stream.
 	requests := make(chan *nats.Msg, 1)
 	silent := NewStore(jsapi.New(nc, "silent.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	if _, err := nc.ChanSubscribe("silent.API.>", requests); err != nil {
@@ -262,7 +268,8 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 	late := <-requests
 	cancel()
 	err := <-done
-	if !errors.Is(err, ErrUnknown) || !errors.Is(err, context.Canceled) || outbox.ClassOf(err) != outbox.Transient {
+	if !errors.Is(err, ErrUnknown) || !errors.Is(err, context.Canceled) ||
+		outbox.ClassOf(err) != outbox.Transient {
 		t.Fatalf("got %v, want ErrUnknown and the cause", err)
 	}
 	if late.Subject != "silent.API.$KV.outflow-OUTBOX.outflow" {
@@ -280,7 +287,8 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 	}
 }
 
-// Every answer that is no record, and no check of one, is told apart: what nobody can know is unknown, what was refused was not written.
+// Every answer that is no record, and no check of one, is told apart: what nobody can know is unknown, what
+// was refused was not written.
 func TestStoreAnswers(t *testing.T) {
 	t.Parallel()
 	ctx, nc, _ := bucket(t)
@@ -300,7 +308,8 @@ func TestStoreAnswers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := json.Marshal(map[string]any{"message": map[string]any{"seq": 7, "hdrs": []byte(header), "data": doc, "time": epoch}})
+		m, err := json.Marshal(map[string]any{"message": map[string]any{"seq": 7, "hdrs": []byte(header),
+			"data": doc, "time": epoch}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,20 +320,24 @@ func TestStoreAnswers(t *testing.T) {
 		answer string
 		want   string // "record", "none", "error", or a fault's code
 	}{
-		"a record":               {stored(same, ""), "record"},
-		"with a header":          {stored(same, "NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"), "record"},
-		"deleted":                {stored(same, "NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"), "none"},
-		"purged":                 {stored(same, "NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n"), "none"},
-		"removed by its age":     {stored(same, "NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\n\r\n"), "none"},
-		"a broken header":        {stored(same, "X"), "error"},
-		"another slot's":         {stored(func(r *Record) { r.Slot = "other" }, ""), "record_corrupt"},
-		"another stream's":       {stored(func(r *Record) { r.Stream = "OTHER" }, ""), "record_corrupt"},
-		"no key":                 {`{"error":{"code":404,"err_code":10037,"description":"no message found"}}`, "none"},
-		"no bucket":              {`{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`, "none"},
-		"another error":          {`{"error":{"code":503,"err_code":10008,"description":"no leader"}}`, "error"},
-		"an error and a message": {strings.Replace(stored(same, ""), "{", `{"error":{"code":503,"err_code":10008},`, 1), "error"},
-		"nothing":                {`{}`, "error"},
-		"no JSON":                {`+OK`, "error"},
+		"a record":           {stored(same, ""), "record"},
+		"with a header":      {stored(same, "NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"), "record"},
+		"deleted":            {stored(same, "NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"), "none"},
+		"purged":             {stored(same, "NATS/1.0\r\nKV-Operation: PURGE\r\n\r\n"), "none"},
+		"removed by its age": {stored(same, "NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\n\r\n"), "none"},
+		"a broken header":    {stored(same, "X"), "error"},
+		"another slot's":     {stored(func(r *Record) { r.Slot = "other" }, ""), "record_corrupt"},
+		"another stream's":   {stored(func(r *Record) { r.Stream = "OTHER" }, ""), "record_corrupt"},
+		"no key": {`{"error":{"code":404,"err_code":10037,"description":"no message found"}}`,
+			"none"},
+		"no bucket": {`{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`,
+			"none"},
+		"another error": {`{"error":{"code":503,"err_code":10008,"description":"no leader"}}`,
+			"error"},
+		"an error and a message": {strings.Replace(stored(same, ""), "{",
+			`{"error":{"code":503,"err_code":10008},`, 1), "error"},
+		"nothing": {`{}`, "error"},
+		"no JSON": {`+OK`, "error"},
 	} {
 		answer = c.answer
 		r, revision, err := s.Load(ctx)
@@ -354,11 +367,14 @@ func TestStoreAnswers(t *testing.T) {
 	} {
 		answer = c.answer
 		revision, err := s.Save(ctx, record(at(0x1000, 0, 0)), 7)
-		if unknown, conflict := errors.Is(err, ErrUnknown), errors.Is(err, ErrConflict); unknown != (c.want == ErrUnknown) ||
-			conflict != (c.want == ErrConflict) || (err == nil) != (c.want == nil) || err == nil && revision != 8 {
+		if unknown, conflict := errors.Is(err, ErrUnknown), errors.Is(err,
+			ErrConflict); unknown != (c.want == ErrUnknown) ||
+			conflict != (c.want == ErrConflict) || (err == nil) != (c.want == nil) || err == nil &&
+			revision != 8 {
 			t.Errorf("%s: revision %d, %v", name, revision, err)
 		}
-		if expected.Get("Nats-Expected-Stream") != "KV_outflow-OUTBOX" || expected.Get("Nats-Expected-Last-Subject-Sequence") != "7" {
+		if expected.Get("Nats-Expected-Stream") != "KV_outflow-OUTBOX" ||
+			expected.Get("Nats-Expected-Last-Subject-Sequence") != "7" {
 			t.Errorf("%s: asked with %v", name, expected)
 		}
 	}
@@ -374,10 +390,12 @@ func TestStoreWithoutAnAnswer(t *testing.T) {
 	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err == nil {
 		t.Error("one server keeps three replicas")
 	}
-	if err := NewStore(jsapi.New(nc, "no prefix.>"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"}).EnsureBucket(ctx, 1, jetstream.FileStorage); err == nil {
+	if err := NewStore(jsapi.New(nc, "no prefix.>"), StoreConfig{Stream: "OUTBOX",
+		Slot: "outflow"}).EnsureBucket(ctx, 1, jetstream.FileStorage); err == nil {
 		t.Error("a prefix with a space is taken")
 	}
-	named := NewStore(jsapi.New(nc, "$JS.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"}) // as by default
+	// as by default
+	named := NewStore(jsapi.New(nc, "$JS.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
 	ensure(ctx, t, named)
 	save(ctx, t, named, record(at(0x1000, 0, 0)), 0)
 	nc.Close()
@@ -401,7 +419,8 @@ func TestStoreReplicated(t *testing.T) {
 	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := keyValue(ctx, t, nc).Status(ctx); err != nil || st.(*jetstream.KeyValueBucketStatus).StreamInfo().Config.Replicas != 3 {
+	if st, err := keyValue(ctx, t, nc).Status(ctx); err != nil ||
+		st.(*jetstream.KeyValueBucketStatus).StreamInfo().Config.Replicas != 3 {
 		t.Fatalf("replicas: %+v, %v", st, err)
 	}
 	first := save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
@@ -442,7 +461,8 @@ func TestCheckAlone(t *testing.T) {
 	}
 	other := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: s.cfg.Stream, Slot: "other"})
 	err := other.CheckAlone(ctx)
-	if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Fatal || f.Code != "other_slot" || !strings.Contains(f.Error(), s.cfg.Slot) {
+	if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Fatal || f.Code != "other_slot" ||
+		!strings.Contains(f.Error(), s.cfg.Slot) {
 		t.Fatalf("beside another slot's record: %v", err)
 	}
 	if err := keyValue(ctx, t, nc).Delete(ctx, s.cfg.Slot, jetstream.LastRevision(rev)); err != nil {

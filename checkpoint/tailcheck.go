@@ -7,8 +7,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TailCheck counts the first messages of a session, those that are in the stream already, and compares the last of them with what
-// the stream holds. Until it is verified a session sends, records and confirms nothing. Not safe for concurrent use.
+// TailCheck counts the first messages of a session, those that are in the stream already, and compares the
+// last of them with what the stream holds. Until it is verified a session sends, records and confirms
+// nothing. Not safe for concurrent use.
 type TailCheck struct {
 	cfg    Config
 	start  Start
@@ -27,15 +28,18 @@ func (c *TailCheck) Compares() (above, upTo uint64) {
 	return min(max(c.start.Checkpoint.Seq, c.start.Accepted), c.start.End), c.start.End
 }
 
-// Stored takes messages of that range, ascending, at best all that can have been in flight when the last session ended: a stranger's may
-// have taken a sequence, and what was behind ours that was refused for it may have come in after him, so that the stream's end looks
-// right. The error is a gap fault with code foreign_message: one of them is not ours. Call it before the first message is made.
+// Stored takes messages of that range, ascending, at best all that can have been in flight when the last
+// session ended: a stranger's may have taken a sequence, and what was behind ours that was refused for it may
+// have come in after him, so that the stream's end looks right. The error is a gap fault with code
+// foreign_message: one of them is not ours. Call it before the first message is made.
 func (c *TailCheck) Stored(all []relay.Stored) error {
 	for _, m := range all {
 		if m.Header == nil {
 			return &outbox.Fault{
-				Class: outbox.Gap, Code: "foreign_message", Observed: true, From: c.start.Checkpoint.Due, To: max(c.start.Thru, c.start.Checkpoint.Due),
-				Message: fmt.Sprintf("the message at sequence %d of stream %s has no %s header: one of ours may have been refused for it and be missing",
+				Class: outbox.Gap, Code: "foreign_message", Observed: true, From: c.start.Checkpoint.Due,
+				To: max(c.start.Thru, c.start.Checkpoint.Due),
+				Message: fmt.Sprintf("the message at sequence %d of stream %s has no %s header: one of "+
+					"ours may have been refused for it and be missing",
 					m.Seq, c.cfg.Stream, outbox.HeaderName),
 				Hint: c.cfg.hintOf("foreign_message", c.cfg.hintForeign()),
 			}
@@ -47,11 +51,12 @@ func (c *TailCheck) Stored(all []relay.Stored) error {
 	return nil
 }
 
-// Verified reports whether all messages that are in the stream already were made, and those that were compared agreed.
+// Verified reports whether all messages that are in the stream already were made, and those that were
+// compared agreed.
 func (c *TailCheck) Verified() bool { return c.made >= c.start.AlreadyStored }
 
-// Skip counts a message. skip says that it is in the stream already and must not be sent. The error is a gap fault with code
-// divergence: the stream holds another message.
+// Skip counts a message. skip says that it is in the stream already and must not be sent. The error is a gap
+// fault with code divergence: the stream holds another message.
 func (c *TailCheck) Skip(h *outbox.Header) (skip bool, err error) {
 	if c.Verified() {
 		return false, nil
@@ -71,25 +76,28 @@ func (c *TailCheck) Skip(h *outbox.Header) (skip bool, err error) {
 	}
 	if want != nil && !h.Same(want) {
 		c.made--
-		return true, c.divergence("the message at sequence %d of stream %s is %v, the WAL makes %v", c.seq, c.cfg.Stream, want, h)
+		return true, c.divergence("the message at sequence %d of stream %s is %v, the WAL makes %v", c.seq,
+			c.cfg.Stream, want, h)
 	}
 	return true, nil
 }
 
-// Input is called with the LSN of each input before the buffer reads it, and with that of each keepalive (a WAL that is
-// silent would never show it otherwise). One beyond the input that closed the newest message's window, when that message was not
-// made yet, is a divergence.
+// Input is called with the LSN of each input before the buffer reads it, and with that of each keepalive (a
+// WAL that is silent would never show it otherwise). One beyond the input that closed the newest message's
+// window, when that message was not made yet, is a divergence.
 func (c *TailCheck) Input(lsn outbox.LSN) error {
 	if c.Verified() || c.start.Thru == 0 || lsn <= c.start.Thru {
 		return nil
 	}
-	return c.divergence("the message at sequence %d of stream %s is %v, and the WAL up to %v makes only %d of the %d messages up to it",
+	return c.divergence("the message at sequence %d of stream %s is %v, and the WAL up to %v makes only %d "+
+		"of the %d messages up to it",
 		c.start.End, c.cfg.Stream, c.start.Newest, lsn, c.made, c.start.AlreadyStored)
 }
 
 func (c *TailCheck) divergence(what string, args ...any) error {
 	return &outbox.Fault{
-		Class: outbox.Gap, Code: "divergence", Message: fmt.Sprintf(what, args...), Hint: c.cfg.hintOf("divergence", c.cfg.hintDivergence()),
+		Class: outbox.Gap, Code: "divergence", Message: fmt.Sprintf(what, args...),
+		Hint: c.cfg.hintOf("divergence", c.cfg.hintDivergence()),
 		From: c.start.Checkpoint.Due, To: max(c.start.Thru, c.start.Checkpoint.Due),
 	}
 }

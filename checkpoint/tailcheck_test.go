@@ -9,7 +9,8 @@ import (
 )
 
 func check(there uint64, newest *outbox.Header) *TailCheck {
-	s := Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there, AlreadyStored: there, Newest: newest}
+	s := Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, End: 5 + there, LastSeq: 5 + there,
+		AlreadyStored: there, Newest: newest}
 	if newest != nil {
 		s.Thru = newest.Thru
 	}
@@ -19,7 +20,8 @@ func check(there uint64, newest *outbox.Header) *TailCheck {
 func headers(n int) []*outbox.Header {
 	out := make([]*outbox.Header, n)
 	for i := range out {
-		out[i] = &outbox.Header{Pos: outbox.Position{LSN: 0x1100, Index: uint32(i)}, N: i, Of: n, Due: 0x1100, Thru: 0x1200, Timeline: 1, Key: "a:1"}
+		out[i] = &outbox.Header{Pos: outbox.Position{LSN: 0x1100, Index: uint32(i)}, N: i, Of: n, Due: 0x1100,
+			Thru: 0x1200, Timeline: 1, Key: "a:1"}
 	}
 	return out
 }
@@ -103,7 +105,8 @@ func TestInputBeyondTheNewestMessage(t *testing.T) {
 	if err := p.Input(0x1200); err != nil {
 		t.Fatalf("the input that closed the window: %v", err)
 	}
-	refused(t, p.Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1200", []string{"only 2 of the 3", made[2].String(), rowsCure})
+	refused(t, p.Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1200",
+		[]string{"only 2 of the 3", made[2].String(), rowsCure})
 	before := *made[2]
 	before.Thru = 0x800 // as no window that follows the checkpoint was closed
 	refused(t, check(3, &before).Input(0x1201), "divergence", outbox.Gap, "0/1000 to 0/1000", nil)
@@ -112,13 +115,15 @@ func TestInputBeyondTheNewestMessage(t *testing.T) {
 	}
 }
 
-// Each message that was read is compared with the one that is made again at its sequence. Holes have none; what was not read, or was
-// accepted by a repair, is not compared; nor is anything where the end can't be read.
+// Each message that was read is compared with the one that is made again at its sequence. Holes have none;
+// what was not read, or was accepted by a repair, is not compared; nor is anything where the end can't be
+// read.
 func TestProofComparesEach(t *testing.T) {
 	t.Parallel()
 	made := headers(4)
 	start := Start{
-		Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, AlreadyStored: 4, End: 11, LastSeq: 11, Holes: []Range{{7, 8}},
+		Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 5}, AlreadyStored: 4, End: 11, LastSeq: 11,
+		Holes:  []Range{{7, 8}},
 		Newest: made[3], Thru: made[3].Thru,
 	}
 	at := []uint64{6, 9, 10, 11}
@@ -136,13 +141,26 @@ func TestProofComparesEach(t *testing.T) {
 		stored func(all []relay.Stored) []relay.Stored
 		fails  uint64 // at which sequence; 0: it is proved
 	}{
-		"all agree":               {nil, keep, 0},
-		"the first differs":       {nil, func(all []relay.Stored) []relay.Stored { all[0].Header.N++; return all }, 6},
-		"one behind a hole":       {nil, func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return all }, 9},
-		"one is shifted":          {nil, func(all []relay.Stored) []relay.Stored { all[2].Header = all[1].Header; return all }, 10},
-		"it was not read":         {nil, func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return append(all[:1], all[2:]...) }, 0},
+		"all agree": {nil, keep, 0},
+		"the first differs": {nil, func(all []relay.Stored) []relay.Stored {
+			all[0].Header.N++
+			return all
+		}, 6},
+		"one behind a hole": {nil, func(all []relay.Stored) []relay.Stored {
+			all[1].Header.Due++
+			return all
+		}, 9},
+		"one is shifted": {nil, func(all []relay.Stored) []relay.Stored {
+			all[2].Header = all[1].Header
+			return all
+		}, 10},
+		"it was not read": {nil, func(all []relay.Stored) []relay.Stored {
+			all[1].Header.Due++
+			return append(all[:1], all[2:]...)
+		}, 0},
 		"only the last were read": {nil, func(all []relay.Stored) []relay.Stored { return all[2:] }, 0},
-		"the end can't be read":   {func(s *Start) { s.Newest, s.Thru = nil, 0 }, func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return all[:3] }, 0},
+		"the end can't be read": {func(s *Start) { s.Newest, s.Thru = nil, 0 },
+			func(all []relay.Stored) []relay.Stored { all[1].Header.Due++; return all[:3] }, 0},
 	} {
 		s := start
 		if c.start != nil {
@@ -155,7 +173,8 @@ func TestProofComparesEach(t *testing.T) {
 		var err error
 		for i := 0; i < len(made) && err == nil; i++ {
 			if _, err = p.Skip(made[i]); err != nil {
-				refused(t, err, "divergence", outbox.Gap, "0/1000 to 0/1200", []string{fmt.Sprintf("at sequence %d of stream OUTBOX", c.fails)})
+				refused(t, err, "divergence", outbox.Gap, "0/1000 to 0/1200",
+					[]string{fmt.Sprintf("at sequence %d of stream OUTBOX", c.fails)})
 			}
 		}
 		if (err != nil) != (c.fails > 0) || p.Verified() != (err == nil) {
@@ -165,7 +184,8 @@ func TestProofComparesEach(t *testing.T) {
 
 	p := NewTailCheck(config, start)
 	err := p.Stored(stored(func(all []relay.Stored) []relay.Stored { all[2].Header = nil; return all }))
-	refused(t, err, "foreign_message", outbox.Gap, "0/1000 to 0/1200", []string{"at sequence 10", "outflow repair --accept foreign_message"})
+	refused(t, err, "foreign_message", outbox.Gap, "0/1000 to 0/1200",
+		[]string{"at sequence 10", "outflow repair --accept foreign_message"})
 	if !outbox.FaultOf(err).Observed {
 		t.Error("the record is not to say so: whoever removes the message would hide it")
 	}

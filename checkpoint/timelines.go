@@ -6,9 +6,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// timelines gives each checkpoint the LSN that it counts as: one beyond the point where the present timeline left the checkpoint's counts
-// as that point. Several at one point are one checkpoint, in the record since the oldest of them was. What lies beyond the point and is
-// in the stream all the same is in the stream only.
+// timelines gives each checkpoint the LSN that it counts as: one beyond the point where the present timeline
+// left the checkpoint's counts as that point. Several at one point are one checkpoint, in the record since
+// the oldest of them was. What lies beyond the point and is in the stream all the same is in the stream only.
 func (v *resolver) timelines() error {
 	v.moved = -1
 	for _, p := range v.Record.Checkpoints {
@@ -21,7 +21,8 @@ func (v *resolver) timelines() error {
 			continue
 		}
 		if len(p.PublishedAhead) > 0 {
-			return v.branchLost(end, p.Due, "the checkpoint record knows events on timeline %d beyond it", p.Timeline)
+			return v.branchLost(end, p.Due, "the checkpoint record knows events on timeline %d beyond it",
+				p.Timeline)
 		}
 		old := p.Due
 		p.Due = end
@@ -31,7 +32,8 @@ func (v *resolver) timelines() error {
 			continue
 		}
 		if q := v.checkpoints[n-1]; q.Seq != p.Seq || len(q.PublishedAhead) > 0 {
-			return v.branchLost(end, old, "messages up to sequence %d were made from timeline %d beyond it", p.Seq, p.Timeline)
+			return v.branchLost(end, old, "messages up to sequence %d were made from timeline %d beyond it",
+				p.Seq, p.Timeline)
 		}
 	}
 	return nil
@@ -42,13 +44,15 @@ func (v *resolver) unknownTimeline(timeline uint32, what string) error {
 		return fmt.Errorf("%s lies on timeline %d: %w", what, timeline, ErrStandby)
 	}
 	return v.gap("timeline_unknown", v.left(), v.Server.WALEnd, v.cfg.hintBehind(),
-		"%s lies on timeline %d, which the server's timeline %d does not descend from", what, timeline, v.Server.History.Timeline)
+		"%s lies on timeline %d, which the server's timeline %d does not descend from", what, timeline,
+		v.Server.History.Timeline)
 }
 
-// branchLost has the range that the old timeline has beyond the point where it was left; a slot that begins later than that, on the new
-// one, lacks what was committed up to it.
+// branchLost has the range that the old timeline has beyond the point where it was left; a slot that begins
+// later than that, on the new one, lacks what was committed up to it.
 func (v *resolver) branchLost(end, to outbox.LSN, why string, args ...any) error {
-	return v.gap("timeline_lost", end, max(to, v.Slot.Confirmed), v.cfg.hintBehind(), "the server that is now primary left the old timeline at %v, and %s",
+	return v.gap("timeline_lost", end, max(to, v.Slot.Confirmed), v.cfg.hintBehind(),
+		"the server that is now primary left the old timeline at %v, and %s",
 		end, fmt.Sprintf(why, args...))
 }
 
@@ -71,14 +75,16 @@ func (v *resolver) behind() error {
 		return fmt.Errorf("the WAL ends at %v, before %v: %w", v.Server.WALEnd, top, ErrStandby)
 	}
 	return v.gap("server_behind", v.Server.WALEnd, top, v.cfg.hintBehind(),
-		"the server's WAL ends at %v, but events up to %v were read from it: it was restored from an older copy", v.Server.WALEnd, top)
+		"the server's WAL ends at %v, but events up to %v were read from it: it was restored from an older "+
+			"copy", v.Server.WALEnd, top)
 }
 
 // newest refuses a stream whose newest message was made from a branch of the WAL that was left before it.
 //
-// The header names the timeline of the event, not that of the input that closed its window, so a thru beyond the switch point may
-// be on the present timeline as well: the event was read after the promotion. Where a checkpoint shows which one it was, that counts;
-// otherwise the message is made again and compared, and only where there is nothing to compare it is refused.
+// The header names the timeline of the event, not that of the input that closed its window, so a thru beyond
+// the switch point may be on the present timeline as well: the event was read after the promotion. Where a
+// checkpoint shows which one it was, that counts; otherwise the message is made again and compared, and only
+// where there is nothing to compare it is refused.
 func (v *resolver) newest() error {
 	n := v.headed()
 	if n == nil {
@@ -86,7 +92,8 @@ func (v *resolver) newest() error {
 	}
 	end, left, known := v.Server.History.Left(n.Timeline)
 	if !known {
-		return v.unknownTimeline(n.Timeline, fmt.Sprintf("the newest message of stream %s, at %v,", v.cfg.Stream, n.Pos))
+		return v.unknownTimeline(n.Timeline, fmt.Sprintf("the newest message of stream %s, at %v,",
+			v.cfg.Stream, n.Pos))
 	}
 	if !left || n.Thru <= end {
 		return nil
@@ -105,7 +112,8 @@ func (v *resolver) newest() error {
 	}
 	if v.Server.WALEnd < n.Thru {
 		return v.gap("server_behind", v.Server.WALEnd, n.Thru, v.cfg.hintBehind(),
-			"the server's WAL ends at %v, but stream %s was made from it up to %v", v.Server.WALEnd, v.cfg.Stream, n.Thru)
+			"the server's WAL ends at %v, but stream %s was made from it up to %v", v.Server.WALEnd,
+			v.cfg.Stream, n.Thru)
 	}
 	return nil
 }

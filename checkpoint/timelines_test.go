@@ -7,7 +7,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// A promotion at 0/2800 unless said otherwise; the newest message (of the checkpoint at 0/2800 or before) was made from timeline 1.
+// A promotion at 0/2800 unless said otherwise; the newest message (of the checkpoint at 0/2800 or before) was
+// made from timeline 1.
 func TestResolveAfterPromotion(t *testing.T) {
 	t.Parallel()
 	const end = outbox.LSN(0x2800)
@@ -15,8 +16,10 @@ func TestResolveAfterPromotion(t *testing.T) {
 	base := func() Readings {
 		r := readings()
 		r.Server.History = promoted(end)
-		r.Stream.Newest = &outbox.Header{Pos: outbox.Position{LSN: 0x2100}, Of: 1, Due: 0x2200, Thru: 0x2200, Timeline: 1}
-		r.Record = record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 200*time.Second), at(0x2200, 12, 100*time.Second), marker(0x3000))
+		r.Stream.Newest = &outbox.Header{Pos: outbox.Position{LSN: 0x2100}, Of: 1, Due: 0x2200, Thru: 0x2200,
+			Timeline: 1}
+		r.Record = record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 200*time.Second),
+			at(0x2200, 12, 100*time.Second), marker(0x3000))
 		return r
 	}
 	for _, c := range []struct {
@@ -27,25 +30,34 @@ func TestResolveAfterPromotion(t *testing.T) {
 		code   string // "": it starts
 		rng    string
 	}{
-		{"a place beyond the switch counts as it", func(r *Readings) {}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
-		{"the only one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = end }, end, []outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
-		{"confirmed beyond the switch", func(r *Readings) { r.Slot.Confirmed = end + 1 }, 0, nil, "slot_ahead", "0/2800 to 0/5000"},
-		{"several beyond it are one", func(r *Readings) { r.Record.Checkpoints = append(r.Record.Checkpoints, marker(0x3100)) }, 0x2000,
+		{"a place beyond the switch counts as it", func(r *Readings) {}, 0x2000,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"the only one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = end }, end,
+			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
+		{"confirmed beyond the switch", func(r *Readings) { r.Slot.Confirmed = end + 1 }, 0, nil,
+			"slot_ahead", "0/2800 to 0/5000"},
+		{"several beyond it are one", func(r *Readings) {
+			r.Record.Checkpoints = append(r.Record.Checkpoints, marker(0x3100))
+		}, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"one at it and one beyond", func(r *Readings) {
 			r.Record.Checkpoints[2].Due = end
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
-		{"places of the new timeline", func(r *Readings) { r.Record.Checkpoints[3] = on(2, marker(0x3000)) }, 0x2000,
+		{"places of the new timeline", func(r *Readings) { r.Record.Checkpoints[3] = on(2, marker(0x3000)) },
+			0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
 		{"one at it that took events beyond it", func(r *Readings) {
-			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead = end, []outbox.Position{{LSN: end + 1}}
+			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead =
+				end, []outbox.Position{{LSN: end + 1}}
 			r.Record.Checkpoints = r.Record.Checkpoints[:3]
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
 		{"one at it that took events, and one beyond that knows them", func(r *Readings) {
-			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead = end, []outbox.Position{{LSN: end + 1}}
+			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead =
+				end, []outbox.Position{{LSN: end + 1}}
 		}, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
 		{"the oldest lies beyond it, and nothing to compare with", func(r *Readings) {
-			r.Record = record(at(0x2900, 5, time.Minute), on(2, at(0x3000, 9, time.Minute)), on(2, at(0x3100, 12, time.Minute)))
+			r.Record = record(at(0x2900, 5, time.Minute), on(2, at(0x3000, 9, time.Minute)),
+				on(2, at(0x3100, 12, time.Minute)))
 			r.Stream.NewestSeq, r.Stream.Newest = 0, nil
 		}, 0x3100, []outbox.LSN{end, 0x3000, 0x3100}, "", ""},
 		{"the place beyond it is lost with the end of the stream", func(r *Readings) {
@@ -54,13 +66,20 @@ func TestResolveAfterPromotion(t *testing.T) {
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
 		{"the switch lies beyond all", func(r *Readings) { r.Server.History = promoted(0x4000) }, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
-		{"other settings beyond the switch", func(r *Readings) { r.Record.Checkpoints[3].Settings.Horizon = 0 }, 0x2000,
+		{"other settings beyond the switch", func(r *Readings) {
+			r.Record.Checkpoints[3].Settings.Horizon = 0
+		}, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
 		{"nothing to compare with", func(r *Readings) { r.Stream.NewestSeq, r.Stream.Newest = 0, nil }, end,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
-		{"a promotion before the oldest place", func(r *Readings) { r.Server.History = promoted(0x800); newest(r, 12) }, 0, nil, "timeline_lost", "0/800 to 0/2000"},
+		{"a promotion before the oldest place", func(r *Readings) {
+			r.Server.History = promoted(0x800)
+			newest(r, 12)
+		}, 0, nil, "timeline_lost", "0/800 to 0/2000"},
 
-		{"events of the branch are taken", func(r *Readings) { r.Record.Checkpoints[3].PublishedAhead = []outbox.Position{{LSN: 0x3001}} }, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
+		{"events of the branch are taken", func(r *Readings) {
+			r.Record.Checkpoints[3].PublishedAhead = []outbox.Position{{LSN: 0x3001}}
+		}, 0, nil, "timeline_lost", "0/2800 to 0/3000"},
 		{"messages of the branch", func(r *Readings) {
 			newest(r, 13)
 			r.Record.Checkpoints = append(r.Record.Checkpoints, at(0x3100, 13, 0))
@@ -71,14 +90,21 @@ func TestResolveAfterPromotion(t *testing.T) {
 			r.Record.Checkpoints = append(r.Record.Checkpoints, at(0x3100, 13, 0))
 			r.Slot.Confirmed = 0x4000
 		}, 0, nil, "timeline_lost", "0/2800 to 0/4000"},
-		{"the slot is lost", func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, 0, nil, "slot_invalidated", "0/2800 to 0/5000"},
-		{"an unknown timeline", func(r *Readings) { r.Record.Checkpoints[3].Timeline = 3 }, 0, nil, "timeline_unknown", "0/3000 to 0/5000"},
+		{"the slot is lost", func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, 0, nil,
+			"slot_invalidated", "0/2800 to 0/5000"},
+		{"an unknown timeline", func(r *Readings) { r.Record.Checkpoints[3].Timeline = 3 }, 0, nil,
+			"timeline_unknown", "0/3000 to 0/5000"},
 
-		{"the newest event is on the branch", func(r *Readings) { r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1 }, 0, nil,
+		{"the newest event is on the branch", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, end+1
+		}, 0, nil,
 			"timeline_lost", "0/2800 to 0/2801"},
-		{"an event at the switch is not", func(r *Readings) { r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, end }, 0x2000,
+		{"an event at the switch is not", func(r *Readings) {
+			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, end
+		}, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
-		{"the newest window was closed on the branch", func(r *Readings) { r.Stream.Newest.Thru = end + 1 }, 0, nil, "timeline_lost", "0/2800 to 0/2801"},
+		{"the newest window was closed on the branch", func(r *Readings) { r.Stream.Newest.Thru = end + 1 },
+			0, nil, "timeline_lost", "0/2800 to 0/2801"},
 		{"the newest window was closed after the promotion, a place shows it", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
 			r.Record.Checkpoints[3] = on(2, marker(0x2900))
@@ -167,18 +193,21 @@ func TestResolveAfterPromotion(t *testing.T) {
 	}
 }
 
-// Several checkpoints beyond a switch point are one, which has been in the record since the oldest of them was.
+// Several checkpoints beyond a switch point are one, which has been in the record since the oldest of them
+// was.
 func TestSwitchPointKeepsTheOldestTime(t *testing.T) {
 	t.Parallel()
 	r := readings()
 	r.Server.History = promoted(0x2800)
 	r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = 0x2100, 0x2200
-	r.Record = record(at(0x1000, 5, 300*time.Second), at(0x3000, 12, 100*time.Second), at(0x3100, 12, time.Second))
+	r.Record = record(at(0x1000, 5, 300*time.Second), at(0x3000, 12, 100*time.Second),
+		at(0x3100, 12, time.Second))
 	s, err := Resolve(config, r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := s.Checkpoints[1]; len(s.Checkpoints) != 2 || p.Due != 0x2800 || p.Timeline != 1 || !p.Since.Equal(epoch.Add(-100*time.Second)) {
+	if p := s.Checkpoints[1]; len(s.Checkpoints) != 2 || p.Due != 0x2800 || p.Timeline != 1 ||
+		!p.Since.Equal(epoch.Add(-100*time.Second)) {
 		t.Fatalf("got %+v", s.Checkpoints)
 	}
 }

@@ -8,13 +8,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// maxStoredAhead is how many events published ahead all checkpoints of a record may list together. It keeps the record, which is one
-// message, well below 1 MiB.
+// maxStoredAhead is how many events published ahead all checkpoints of a record may list together. It keeps
+// the record, which is one message, well below 1 MiB.
 const maxStoredAhead = 8192
 
-// Tracker knows the checkpoints of a session: which windows are acknowledged, which checkpoints are worth storing, and which LSN may be
-// confirmed. It is a pure state machine: every now is what time.Now() returned (intervals are taken by its monotonic reading,
-// the record's times by its wall clock). Not safe for concurrent use.
+// Tracker knows the checkpoints of a session: which windows are acknowledged, which checkpoints are worth
+// storing, and which LSN may be confirmed. It is a pure state machine: every now is what time.Now() returned
+// (intervals are taken by its monotonic reading, the record's times by its wall clock). Not safe for
+// concurrent use.
 type Tracker struct {
 	durable time.Duration
 	last    uint64 // the stream's last sequence at the start
@@ -24,8 +25,9 @@ type Tracker struct {
 
 	holes       []Range
 	checkpoints []trackedCheckpoint // ascending; the stored ones first
-	pending     []relay.Checkpoint  // checkpoints of windows that wait for their last message's acknowledgement, ascending
-	confirmed   outbox.LSN          // all that was handed to Confirmed
+	// checkpoints of windows that wait for their last message's acknowledgement, ascending
+	pending   []relay.Checkpoint
+	confirmed outbox.LSN // all that was handed to Confirmed
 
 	asked, broker time.Time // when the broker's clock was asked, by ours, and what it said; see brokerTime
 
@@ -62,22 +64,26 @@ type Update struct {
 func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 	t := &Tracker{
 		durable: cfg.DurableAfter, last: start.LastSeq, there: start.AlreadyStored, acked: start.LastSeq,
-		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite, asked: start.Asked, broker: start.Broker,
+		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite, asked: start.Asked,
+		broker: start.Broker,
 	}
 	for _, p := range start.Checkpoints {
 		age := t.age(p, now)
 		t.checkpoints = append(t.checkpoints, trackedCheckpoint{
-			Checkpoint: p.Checkpoint, state: inStore, since: p.Since, broker: p.Broker, storedAt: now.Add(-age),
+			Checkpoint: p.Checkpoint, state: inStore, since: p.Since, broker: p.Broker,
+			storedAt: now.Add(-age),
 		})
-		// The interval holds across sessions: sessions that follow each other fast must not use up the bucket's history.
+		// The interval holds across sessions: sessions that follow each other fast must not use up the
+		// bucket's history.
 		t.savedAt = now.Add(-age)
 	}
 	return t
 }
 
-// age is how long a checkpoint that was read at the start has been in the record: by this machine's clock or by the broker's, whichever
-// says less. So a clock that was set forward in between, or a machine whose clock is ahead, does not make a checkpoint look durable. A time in
-// the future is another clock's: the checkpoint counts as stored now.
+// age is how long a checkpoint that was read at the start has been in the record: by this machine's clock or
+// by the broker's, whichever says less. So a clock that was set forward in between, or a machine whose clock
+// is ahead, does not make a checkpoint look durable. A time in the future is another clock's: the checkpoint
+// counts as stored now.
 func (t *Tracker) age(p StoredCheckpoint, now time.Time) time.Duration {
 	age := now.Round(0).Sub(p.Since)
 	if !p.Broker.IsZero() && !t.broker.IsZero() {
@@ -86,7 +92,8 @@ func (t *Tracker) age(p StoredCheckpoint, now time.Time) time.Duration {
 	return max(0, age)
 }
 
-// brokerTime is what the broker's clock says at now, or somewhat later: it was asked after t.asked. Zero: it is not known.
+// brokerTime is what the broker's clock says at now, or somewhat later: it was asked after t.asked. Zero: it
+// is not known.
 func (t *Tracker) brokerTime(now time.Time) time.Time {
 	if t.broker.IsZero() {
 		return time.Time{}
@@ -103,9 +110,9 @@ func (t *Tracker) at() uint64 { return t.last + t.made - t.there }
 // verified: all that was in the stream at the start has been made.
 func (t *Tracker) verified() bool { return t.made >= t.there }
 
-// Window notes that a window with events ended at cp, after all its messages were counted with Made. The checkpoint counts once the
-// last of them is acknowledged; its Seq is set here, its Timeline by the caller. Checkpoints that the record goes beyond already are
-// passed over.
+// Window notes that a window with events ended at cp, after all its messages were counted with Made. The
+// checkpoint counts once the last of them is acknowledged; its Seq is set here, its Timeline by the caller.
+// Checkpoints that the record goes beyond already are passed over.
 func (t *Tracker) Window(cp relay.Checkpoint) {
 	if !t.verified() || cp.Due <= t.newest().Due {
 		return
@@ -130,8 +137,8 @@ func (t *Tracker) advance() {
 	t.pending = slices.Delete(t.pending, 0, n)
 }
 
-// Keepalive notes the LSN of a keepalive, when the buffer holds no event; its checkpoint's Seq is set here, its Timeline by the caller. It
-// counts only where no message is unacknowledged, and reports whether it did.
+// Keepalive notes the LSN of a keepalive, when the buffer holds no event; its checkpoint's Seq is set here,
+// its Timeline by the caller. It counts only where no message is unacknowledged, and reports whether it did.
 func (t *Tracker) Keepalive(cp relay.Checkpoint) bool {
 	top := t.newest()
 	if !t.verified() || t.Unacknowledged() || cp.Due <= top.Due {
@@ -148,8 +155,8 @@ func (t *Tracker) Keepalive(cp relay.Checkpoint) bool {
 
 func (t *Tracker) newest() *trackedCheckpoint { return &t.checkpoints[len(t.checkpoints)-1] }
 
-// append adds the newest checkpoint, and drops of those that are in no update yet all but the two newest and the newest one of a
-// smaller seq: they are all that is stored of them.
+// append adds the newest checkpoint, and drops of those that are in no update yet all but the two newest and
+// the newest one of a smaller seq: they are all that is stored of them.
 func (t *Tracker) append(p trackedCheckpoint) {
 	t.checkpoints = append(t.checkpoints, p)
 	smaller := t.smaller()
@@ -178,18 +185,18 @@ func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
 // MustSave reports whether the record must be written before anything is sent.
 func (t *Tracker) MustSave() bool { return t.rewrite }
 
-// Pending reports whether there is something new to store. Nothing is while an update is being stored, or before all that is in
-// the stream was made.
+// Pending reports whether there is something new to store. Nothing is while an update is being stored, or
+// before all that is in the stream was made.
 func (t *Tracker) Pending() bool {
 	return t.verified() && !t.saving && (t.rewrite || t.newest().state == fresh)
 }
 
-// SaveInterval is the least time between two saves of a session, also across sessions: the revisions that the bucket keeps then
-// reach back further than the durable_after that a lost tail may take.
+// SaveInterval is the least time between two saves of a session, also across sessions: the revisions that the
+// bucket keeps then reach back further than the durable_after that a lost tail may take.
 func (t *Tracker) SaveInterval() time.Duration { return max(time.Second, t.durable/32) }
 
-// SaveIn says in how long the next save is due, 0: now. ok is false while there is nothing to store. At a clean stop a
-// save may begin at any time.
+// SaveIn says in how long the next save is due, 0: now. ok is false while there is nothing to store. At a
+// clean stop a save may begin at any time.
 func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 	if !t.Pending() {
 		return 0, false
@@ -200,13 +207,14 @@ func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 	return max(0, t.SaveInterval()-now.Sub(t.savedAt)), true
 }
 
-// BeginSave returns what to store now: the checkpoints from the confirmed one to the newest, and the newest one of a smaller seq than
-// that. Saved, Unsaved or the session's end follows before the next one.
+// BeginSave returns what to store now: the checkpoints from the confirmed one to the newest, and the newest
+// one of a smaller seq than that. Saved, Unsaved or the session's end follows before the next one.
 func (t *Tracker) BeginSave(now time.Time) Update {
 	t.saving, t.savedAt = true, now
 	t.prune()
 	t.dropSome()
-	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.checkpoints)), Holes: above(t.holes, t.checkpoints[0].Seq)}
+	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.checkpoints)),
+		Holes: above(t.holes, t.checkpoints[0].Seq)}
 	for i := range t.checkpoints {
 		p := &t.checkpoints[i]
 		if p.state == fresh {
@@ -217,8 +225,8 @@ func (t *Tracker) BeginSave(now time.Time) Update {
 	return s
 }
 
-// prune drops the checkpoints before the confirmed one, all but the one that is needed for comparison. (Where the outbox is silent, that
-// one stays for as long as keepalives go on.)
+// prune drops the checkpoints before the confirmed one, all but the one that is needed for comparison. (Where
+// the outbox is silent, that one stays for as long as keepalives go on.)
 func (t *Tracker) prune() {
 	confirmed := 0
 	for i, p := range t.checkpoints {
@@ -233,8 +241,8 @@ func (t *Tracker) prune() {
 	t.checkpoints = slices.Delete(t.checkpoints, from, confirmed)
 }
 
-// dropSome drops intermediate checkpoints, those that were stored shortly before the next one first, until the events published ahead are few
-// enough for one message. Confirming gets coarser then.
+// dropSome drops intermediate checkpoints, those that were stored shortly before the next one first, until
+// the events published ahead are few enough for one message. Confirming gets coarser then.
 func (t *Tracker) dropSome() {
 	taken := 0
 	for _, p := range t.checkpoints {
@@ -271,22 +279,24 @@ func (t *Tracker) Saved(now time.Time) {
 	}
 }
 
-// Confirmable returns the LSN that may be confirmed: the newest checkpoint that has been in the record for durable_after. It never
-// goes back.
+// Confirmable returns the LSN that may be confirmed: the newest checkpoint that has been in the record for
+// durable_after. It never goes back.
 //
-// The broker was known to be alive at heard, so it has had durable_after to sync what was stored that long before. Later times do not
-// count: a broker that died in silence syncs nothing any more.
+// The broker was known to be alive at heard, so it has had durable_after to sync what was stored that long
+// before. Later times do not count: a broker that died in silence syncs nothing any more.
 func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
 	if !t.verified() || t.rewrite {
 		return t.confirmed
 	}
 	for i := len(t.checkpoints) - 1; i >= 0; i-- {
-		if p := &t.checkpoints[i]; p.state == inStore && (t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
+		if p := &t.checkpoints[i]; p.state == inStore &&
+			(t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
 			return max(t.confirmed, p.Due)
 		}
 	}
 	return t.confirmed
 }
 
-// Confirmed notes that lsn, from Confirmable, was handed to the server. Older checkpoints are then left out of the next update.
+// Confirmed notes that lsn, from Confirmable, was handed to the server. Older checkpoints are then left out
+// of the next update.
 func (t *Tracker) Confirmed(lsn outbox.LSN) { t.confirmed = max(t.confirmed, lsn) }

@@ -10,7 +10,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// tracked is a tracker of a session that starts at one stored checkpoint (0/1000, 5) of a stream of 5 messages, and its clock.
+// tracked is a tracker of a session that starts at one stored checkpoint (0/1000, 5) of a stream of 5
+// messages, and its clock.
 type tracked struct {
 	*Tracker
 	t   *testing.T
@@ -19,7 +20,8 @@ type tracked struct {
 
 func track(t *testing.T, change func(s *Start)) *tracked {
 	p := at(0x1000, 5, time.Hour)
-	s := Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5, Confirmed: 0x1000, Checkpoints: []StoredCheckpoint{p}}
+	s := Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5, Confirmed: 0x1000,
+		Checkpoints: []StoredCheckpoint{p}}
 	if change != nil {
 		change(&s)
 	}
@@ -90,7 +92,10 @@ func TestWindowsCountWhenAcknowledged(t *testing.T) {
 func TestWhatIsThereMakesNoPlace(t *testing.T) {
 	t.Parallel()
 	// Five messages are there from the checkpoint on, sequences 6 to 10, and 11 and 12 are a hole.
-	k := track(t, func(s *Start) { s.AlreadyStored, s.End, s.LastSeq, s.Holes = 5, 10, 12, []Range{{11, 12}} })
+	k := track(t, func(s *Start) {
+		s.AlreadyStored, s.End, s.LastSeq, s.Holes = 5, 10, 12,
+			[]Range{{11, 12}}
+	})
 	k.want("marker before", k.marker(0x1800), false)
 	k.window(0x2000, 3)
 	k.want("a window of what is there", k.Newest().Seq, 5)
@@ -145,7 +150,8 @@ func TestMarkers(t *testing.T) {
 	k.want("stored, both", k.store(), "0/1000:5 0/2000:8 0/2200:8 0/2400:8 0/2500:9 0/2600:9 0/2700:10")
 }
 
-// Where all checkpoints are at one message, the confirmed one is the oldest that is kept: none makes a message to compare.
+// Where all checkpoints are at one message, the confirmed one is the oldest that is kept: none makes a
+// message to compare.
 func TestMarkersBeforeTheFirstMessage(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
@@ -169,10 +175,12 @@ func TestMarkersInASilentOutbox(t *testing.T) {
 		k.Confirmed(k.Confirmable(k.now))
 	}
 	k.want("confirmed", k.confirmed > 0x4000, true)
-	k.want("the oldest stays", k.checkpoints[0].Due, "0/1000") // it is the newest of a smaller seq: what makes the newest message again
+	// it is the newest of a smaller seq: what makes the newest message again
+	k.want("the oldest stays", k.checkpoints[0].Due, "0/1000")
 }
 
-// Between two snapshots only what the next one needs is kept: the two newest, and the newest of a smaller seq.
+// Between two snapshots only what the next one needs is kept: the two newest, and the newest of a smaller
+// seq.
 func TestUnsavedPlacesAreThinned(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
@@ -214,7 +222,8 @@ func TestPlacesDuringASave(t *testing.T) {
 func TestConfirmable(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
-		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, time.Hour), at(0x1100, 4, 100*time.Second), at(0x1200, 5, -time.Hour)}
+		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, time.Hour), at(0x1100, 4, 100*time.Second),
+			at(0x1200, 5, -time.Hour)}
 	})
 	k.want("at first", k.Confirmable(k.now), "0/1000")
 	k.now = epoch.Add(50*time.Second - 1)
@@ -237,10 +246,12 @@ func TestConfirmable(t *testing.T) {
 	k.want("an earlier now", k.Confirmable(epoch), "0/2000")
 	k.window(0x3000, 1)
 	k.Acked(7)
-	k.want("what is before the confirmed one goes, but for one of a smaller seq", k.store(), "0/2000:6 0/3000:7")
+	k.want("what is before the confirmed one goes, but for one of a smaller seq", k.store(),
+		"0/2000:6 0/3000:7")
 }
 
-// A checkpoint that is not in the record, or whose snapshot is not acknowledged, is not confirmable however old it is.
+// A checkpoint that is not in the record, or whose snapshot is not acknowledged, is not confirmable however
+// old it is.
 func TestOnlyWhatIsStoredIsConfirmable(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
@@ -293,7 +304,8 @@ func TestAgeByTwoClocks(t *testing.T) {
 		k.want(c.name, k.Confirmable(k.now), c.want)
 	}
 
-	// What is stored is stored by both clocks. The broker was asked before it answered: its time is not put too early.
+	// What is stored is stored by both clocks. The broker was asked before it answered: its time is not put
+	// too early.
 	k := track(t, func(s *Start) { s.Asked, s.Broker = epoch.Add(-time.Second), epoch.Add(17*time.Minute) })
 	k.window(0x2000, 1)
 	k.Acked(6)
@@ -316,8 +328,8 @@ func TestAgeByTwoClocks(t *testing.T) {
 	k.want("stored, by no clock of the broker's", k.BeginSave(k.now).Checkpoints[1].Broker.IsZero(), true)
 }
 
-// A record that lists too many events published ahead gets along with fewer checkpoints: those go that were stored shortly after the one before them.
-// What is confirmed, compared or not stored yet stays.
+// A record that lists too many events published ahead gets along with fewer checkpoints: those go that were
+// stored shortly after the one before them. What is confirmed, compared or not stored yet stays.
 func TestTakenEventsAreThinned(t *testing.T) {
 	t.Parallel()
 	full := func(p StoredCheckpoint, n int) StoredCheckpoint {
@@ -331,15 +343,25 @@ func TestTakenEventsAreThinned(t *testing.T) {
 		places []StoredCheckpoint // that are in the record; the newest two are new
 		want   string
 	}{
-		"just enough":                   {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2)}, "0/1000:5 0/1100:6 0/2000:9 0/3000:9"},
-		"one too many":                  {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 6, 80*time.Second), most/2+1), at(0x1200, 8, 70*time.Second)}, "0/1000:5 0/1200:8 0/2000:9 0/3000:9"},
-		"the one to compare with stays": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2), full(at(0x1100, 8, 80*time.Second), most)}, "0/1000:5 0/1100:8 0/2000:9 0/3000:9"},
-		"so does one that lists nothing": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most), at(0x1100, 6, 89*time.Second), full(at(0x1200, 6, 80*time.Second), 1), at(0x1300, 8, time.Second)},
+		"just enough": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2),
+			full(at(0x1100, 6, 80*time.Second), most/2)}, "0/1000:5 0/1100:6 0/2000:9 0/3000:9"},
+		"one too many": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2),
+			full(at(0x1100, 6, 80*time.Second), most/2+1), at(0x1200, 8, 70*time.Second)},
+			"0/1000:5 0/1200:8 0/2000:9 0/3000:9"},
+		"the one to compare with stays": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2),
+			full(at(0x1100, 8, 80*time.Second), most)}, "0/1000:5 0/1100:8 0/2000:9 0/3000:9"},
+		"so does one that lists nothing": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most),
+			at(0x1100, 6, 89*time.Second), full(at(0x1200, 6, 80*time.Second), 1),
+			at(0x1300, 8, time.Second)},
 			"0/1000:5 0/1100:6 0/1300:8 0/2000:9 0/3000:9"},
-		"the closest first": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most-2), full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
-			full(at(0x1300, 6, 60*time.Second), 1), at(0x1400, 8, 50*time.Second)}, "0/1000:5 0/1100:6 0/1300:6 0/1400:8 0/2000:9 0/3000:9"},
-		"of two that are as close the older": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most-1), full(at(0x1100, 6, 80*time.Second), 1),
-			full(at(0x1200, 6, 70*time.Second), 1), at(0x1300, 8, 50*time.Second)}, "0/1000:5 0/1200:6 0/1300:8 0/2000:9 0/3000:9"},
+		"the closest first": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most-2),
+			full(at(0x1100, 6, 80*time.Second), 1), full(at(0x1200, 6, 75*time.Second), 1),
+			full(at(0x1300, 6, 60*time.Second), 1), at(0x1400, 8, 50*time.Second)},
+			"0/1000:5 0/1100:6 0/1300:6 0/1400:8 0/2000:9 0/3000:9"},
+		"of two that are as close the older": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most-1),
+			full(at(0x1100, 6, 80*time.Second), 1),
+			full(at(0x1200, 6, 70*time.Second), 1), at(0x1300, 8, 50*time.Second)},
+			"0/1000:5 0/1200:6 0/1300:8 0/2000:9 0/3000:9"},
 	} {
 		k := track(t, func(s *Start) { s.Checkpoints, s.LastSeq, s.End = c.places, 8, 8 })
 		k.window(0x2000, 1)
@@ -350,7 +372,8 @@ func TestTakenEventsAreThinned(t *testing.T) {
 
 	// The two newest stay, stored or not, and the confirmed one.
 	k := track(t, func(s *Start) {
-		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, 90*time.Second), full(at(0x1100, 4, 80*time.Second), most), full(at(0x1200, 5, 70*time.Second), most)}
+		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, 90*time.Second),
+			full(at(0x1100, 4, 80*time.Second), most), full(at(0x1200, 5, 70*time.Second), most)}
 		s.Confirmed = 0x1100
 	})
 	k.window(0x2000, 1)
@@ -376,7 +399,8 @@ func TestDurableAtOnce(t *testing.T) {
 	c := config
 	c.DurableAfter = 0
 	p := at(0x1000, 5, -time.Hour)
-	k := &tracked{NewTracker(c, Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5, Checkpoints: []StoredCheckpoint{p}}, epoch), t, epoch}
+	k := &tracked{NewTracker(c, Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5,
+		Checkpoints: []StoredCheckpoint{p}}, epoch), t, epoch}
 	k.want("interval", k.SaveInterval(), time.Second)
 	k.want("a stored place", k.Confirmable(k.now), "0/1000")
 	k.window(0x2000, 1)
@@ -417,13 +441,14 @@ func TestSaveTimes(t *testing.T) {
 	k.want("and is due then", in(), "0s true")
 }
 
-// What a start found to be lost is in the record before anything is confirmed, and does not wait for its interval: until then only the
-// memory of this session knows of it.
+// What a start found to be lost is in the record before anything is confirmed, and does not wait for its
+// interval: until then only the memory of this session knows of it.
 func TestRewrite(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.Rewrite, s.LastSeq, s.End, s.AlreadyStored, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}
-		s.Checkpoints = []StoredCheckpoint{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second), at(0x1200, 5, time.Second)}
+		s.Checkpoints = []StoredCheckpoint{at(0x1000, 5, time.Hour), at(0x1100, 5, 200*time.Second),
+			at(0x1200, 5, time.Second)}
 	})
 	k.want("must be stored", k.MustSave(), true)
 	k.want("but not before the check", k.Pending(), false)
@@ -435,5 +460,6 @@ func TestRewrite(t *testing.T) {
 	k.want("snapshot", text(s)+fmt.Sprint(s.Holes), "0/1000:5 0/1100:5 0/1200:5[{8 9}]")
 	k.want("until the store says so", fmt.Sprint(k.MustSave(), k.Confirmable(k.now)), "true 0/1000")
 	k.Saved(k.now)
-	k.want("and then no more", fmt.Sprint(k.MustSave(), k.Pending(), k.Confirmable(k.now)), "false false 0/1100")
+	k.want("and then no more", fmt.Sprint(k.MustSave(), k.Pending(), k.Confirmable(k.now)),
+		"false false 0/1100")
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// A backlog larger than everything that may be in flight is read to its end, also by an instance that is stopped in its midst: the client
-// library has room for all that was asked for, and drops nothing.
+// A backlog larger than everything that may be in flight is read to its end, also by an instance that is
+// stopped in its midst: the client library has room for all that was asked for, and drops nothing.
 func TestBacklog(t *testing.T) {
 	t.Parallel()
 	js, nc := realStream(t, jetstream.StreamConfig{})
@@ -33,7 +33,8 @@ func TestBacklog(t *testing.T) {
 	}
 	all := s.events(events, 200)
 	for i, m := range all {
-		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
+		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: m.Subject, Header: m.Header,
+			Data: m.Data}); err != nil {
 			t.Fatal(err)
 		}
 		if i%1000 == 999 {

@@ -16,7 +16,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// BenchmarkConsumer reads one stream in several ways, in one run: each op is one event. What has an effect inserts a row.
+// BenchmarkConsumer reads one stream in several ways, in one run: each op is one event. What has an effect
+// inserts a row.
 func BenchmarkConsumer(b *testing.B) {
 	const events, partitions = 20_000, 8
 	server := natstest.Server(b)
@@ -29,13 +30,15 @@ func BenchmarkConsumer(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}); err != nil {
+	if _, err := js.CreateStream(b.Context(),
+		jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}); err != nil {
 		b.Fatal(err)
 	}
 	s := &publisher{}
 	for i, m := range s.events(events, 200) {
 		m.Data = make([]byte, 200)
-		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
+		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: m.Subject, Header: m.Header,
+			Data: m.Data}); err != nil {
 			b.Fatal(err)
 		}
 		if i%1000 == 999 {
@@ -65,9 +68,11 @@ func BenchmarkConsumer(b *testing.B) {
 	}
 	nothing := func(context.Context, pgx.Tx, *Event) error { return nil }
 
-	b.Run("plain JetStream, no effect", func(b *testing.B) { // a loop over Messages with an acknowledgement of each 100th
+	// a loop over Messages with an acknowledgement of each 100th
+	b.Run("plain JetStream, no effect", func(b *testing.B) {
 		for n := 0; n < b.N; {
-			cons, err := js.CreateConsumer(b.Context(), "OUTBOX", jetstream.ConsumerConfig{AckPolicy: jetstream.AckAllPolicy, MaxAckPending: 20_000})
+			cons, err := js.CreateConsumer(b.Context(), "OUTBOX",
+				jetstream.ConsumerConfig{AckPolicy: jetstream.AckAllPolicy, MaxAckPending: 20_000})
 			if err != nil {
 				b.Fatal(err)
 			}

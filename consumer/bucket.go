@@ -14,14 +14,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// JetStream keeps the offsets in a key-value bucket beside the stream, outflow-consumers-<stream>, for handlers whose effect is not in
-// PostgreSQL. What was handled shortly before a crash comes again: at least once, in the same order. An event that fails for good goes
-// to [Config.OnPoison], as there is no table to park it in.
+// JetStream keeps the offsets in a key-value bucket beside the stream, outflow-consumers-<stream>, for
+// handlers whose effect is not in PostgreSQL. What was handled shortly before a crash comes again: at least
+// once, in the same order. An event that fails for good goes to [Config.OnPoison], as there is no table to
+// park it in.
 func JetStream() Offsets { return bucketOffsets{} }
 
 type bucketOffsets struct{}
 
-// Bucket is the name of the bucket in which [JetStream] keeps the offsets of a stream's consumers, one key each.
+// Bucket is the name of the bucket in which [JetStream] keeps the offsets of a stream's consumers, one key
+// each.
 func Bucket(stream string) string { return "outflow-consumers-" + stream }
 
 func (bucketOffsets) open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error) {
@@ -80,7 +82,8 @@ func (b bucketCell) save(ctx context.Context, value []byte, revision uint64) (ui
 	return r, err
 }
 
-// Memory keeps the offsets in this process, for tests: consumers that share it are instances of one. At least once.
+// Memory keeps the offsets in this process, for tests: consumers that share it are instances of one. At least
+// once.
 func Memory() Offsets { return &memoryOffsets{cells: map[string]*memoryCell{}} }
 
 type memoryOffsets struct {
@@ -130,17 +133,19 @@ type document struct {
 	ReplayedTo uint64               `json:"replayed_to,omitempty"`
 	Offsets    map[string][]offset  `json:"marks"`
 	Owner      string               `json:"owner,omitempty"` // empty: nobody has the lease
-	Lease      time.Duration        `json:"lease,omitempty"` // so long without a new revision, and the owner counts as dead
+	// so long without a new revision, and the owner counts as dead
+	Lease time.Duration `json:"lease,omitempty"`
 }
 
-// documentStore keeps a consumer's offsets in one document: the session has it in memory and writes it again and again. A handler's
-// effect is elsewhere, so it may be ahead of the document, never behind it.
+// documentStore keeps a consumer's offsets in one document: the session has it in memory and writes it again
+// and again. A handler's effect is elsewhere, so it may be ahead of the document, never behind it.
 type documentStore struct {
 	cell cell
 	cfg  *Config
 	me   string
 
-	watched      uint64 // the revision that take saw last, of another owner's document, and when it saw it first
+	// the revision that take saw last, of another owner's document, and when it saw it first
+	watched      uint64
 	watchedSince time.Time
 
 	mu         sync.Mutex
@@ -157,13 +162,14 @@ func newDocumentStore(c cell, cfg *Config) *documentStore {
 
 func (s *documentStore) transactional() bool { return false }
 
-// renewEvery is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what a server writes to disk at its leisure
-// by a minute or so.
+// renewEvery is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what
+// a server writes to disk at its leisure by a minute or so.
 func (s *documentStore) renewEvery() time.Duration { return min(time.Second, s.cfg.Lease/3) }
 
 func (s *documentStore) abandon() {}
 
-// acquire asks for the lease. An owner is dead when its document has not changed for a lease, by this instance's clock.
+// acquire asks for the lease. An owner is dead when its document has not changed for a lease, by this
+// instance's clock.
 func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +180,8 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	d := document{Version: 1, Stream: s.cfg.Stream, Filter: s.cfg.Filter}
 	if value != nil {
 		if err := json.Unmarshal(value, &d); err != nil || d.Version != 1 {
-			return nil, fault(ErrSetup, err, "A newer outflow may have written it: run the same version everywhere",
+			return nil, fault(ErrSetup, err,
+				"A newer outflow may have written it: run the same version everywhere",
 				"key %s of bucket %s can't be read (version %d)", s.cfg.Name, Bucket(s.cfg.Stream), d.Version)
 		}
 	}
@@ -191,7 +198,8 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	if err := s.writeLocked(ctx); err != nil {
 		return nil, err
 	}
-	st := &state{Filter: d.Filter, Partitions: d.Partitions, OldLayouts: d.OldLayouts, ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
+	st := &state{Filter: d.Filter, Partitions: d.Partitions, OldLayouts: d.OldLayouts,
+		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
 	maps.Copy(st.Created, d.Created)
 	for source, offsets := range d.Offsets {
 		st.Offsets[source] = slices.Clone(offsets)
@@ -221,7 +229,8 @@ func (s *documentStore) writeLocked(ctx context.Context) error {
 func (s *documentStore) save(ctx context.Context, st *state) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc.Filter, s.doc.Partitions, s.doc.OldLayouts, s.doc.Created = st.Filter, st.Partitions, st.OldLayouts, maps.Clone(st.Created)
+	s.doc.Filter, s.doc.Partitions, s.doc.OldLayouts, s.doc.Created = st.Filter, st.Partitions, st.OldLayouts,
+		maps.Clone(st.Created)
 	s.doc.Offsets = map[string][]offset{}
 	for source, offsets := range st.Offsets {
 		s.doc.Offsets[source] = slices.Clone(offsets)
@@ -258,9 +267,11 @@ func (s *documentStore) read(ctx context.Context, do func(ctx context.Context, t
 	return do(ctx, nil)
 }
 
-func (s *documentStore) move(ctx context.Context, source string, partition int, from, to offset, do func(ctx context.Context, tx pgx.Tx) error) error {
+func (s *documentStore) move(ctx context.Context, source string, partition int, from, to offset,
+	do func(ctx context.Context, tx pgx.Tx) error) error {
 	s.mu.Lock()
-	ours := !s.superseded && time.Since(s.written) < s.cfg.Lease // else another one may be at work on this partition
+	// else another one may be at work on this partition
+	ours := !s.superseded && time.Since(s.written) < s.cfg.Lease
 	s.mu.Unlock()
 	if !ours {
 		return errMoved

@@ -17,28 +17,32 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Handler has the effect of one event. With [Postgres] offsets tx is the transaction in which the offset moves: what the handler writes
-// through it is there exactly once. It must neither commit nor roll it back, nor keep it. Without a database tx is nil, and an event
-// may come again after a crash.
+// Handler has the effect of one event. With [Postgres] offsets tx is the transaction in which the offset
+// moves: what the handler writes through it is there exactly once. It must neither commit nor roll it back,
+// nor keep it. Without a database tx is nil, and an event may come again after a crash.
 //
-// Events of one document come one after the other, in the order of the stream; events of several documents at the same time. An
-// error, a panic or a timeout rolls the transaction back, and the event is tried again ([Config.MaxAttempts]).
+// Events of one document come one after the other, in the order of the stream; events of several documents at
+// the same time. An error, a panic or a timeout rolls the transaction back, and the event is tried again
+// ([Config.MaxAttempts]).
 type Handler func(ctx context.Context, tx pgx.Tx, e *Event) error
 
 // Config says what is read and how. Name and Stream must be given.
 type Config struct {
-	Name   string // of the consumer: the key of its offsets, and its durable's name; [A-Za-z0-9_-], 64 bytes at most
+	// of the consumer: the key of its offsets, and its durable's name; [A-Za-z0-9_-], 64 bytes at most
+	Name   string
 	Stream string // the JetStream stream
 
 	// Filter is the subject filter: only messages on it are read. Default ">", all.
 	Filter string
-	// Subject is the template of the stream's subjects, as Outflow has it: where the document is. Default outbox.{doc_id}.
+	// Subject is the template of the stream's subjects, as Outflow has it: where the document is. Default
+	// outbox.{doc_id}.
 	Subject string
 	// Document finds the document of a message, for templates without {doc_id}. Default: by Subject.
 	Document func(subject string, header nats.Header) string
 
-	Partitions  int // documents are divided into so many workers, each with an offset. Default 8
-	Batch       int // that many waiting events of a partition share a transaction, at most. 1: each event alone. Default 64
+	Partitions int // documents are divided into so many workers, each with an offset. Default 8
+	// that many waiting events of a partition share a transaction, at most. 1: each event alone. Default 64
+	Batch       int
 	MaxInFlight int // messages that are read and not done, at most. Default 1024
 	MaxBytes    int // bytes of those messages, at most (one message is always read). Default 64 MiB
 
@@ -49,18 +53,21 @@ type Config struct {
 
 	// Start says where a consumer that has no offsets yet begins.
 	Start Start
-	// AcceptFilter lets a consumer go on from its offsets with another Filter than they were made with: what came before them on subjects
-	// that the old one did not see is never read.
+	// AcceptFilter lets a consumer go on from its offsets with another Filter than they were made with: what
+	// came before them on subjects that the old one did not see is never read.
 	AcceptFilter bool
-	// AcceptGap goes on where messages were removed from the stream before they were read, rather than to end with an error.
+	// AcceptGap goes on where messages were removed from the stream before they were read, rather than to end
+	// with an error.
 	AcceptGap bool
 
-	// OnPoison takes an event that failed for good, without a database; nil: Run ends with an error. An error of its own ends Run.
+	// OnPoison takes an event that failed for good, without a database; nil: Run ends with an error. An error
+	// of its own ends Run.
 	OnPoison func(ctx context.Context, e *Event, cause error) error
 	Schema   *Schema // upcasters of old payloads
 
 	Isolation pgx.TxIsoLevel // of the transactions. Default: the database's
-	// DatabaseSchema is the PostgreSQL schema of the consumer's tables. Default: the first of the connection's search_path.
+	// DatabaseSchema is the PostgreSQL schema of the consumer's tables. Default: the first of the
+	// connection's search_path.
 	DatabaseSchema string
 	// AcceptOwners are roles whose tables are used although every role may create in their schema.
 	AcceptOwners []string
@@ -77,7 +84,8 @@ type Config struct {
 	confirm time.Duration // so much later what is missing from the stream must still be missing; 5 s
 }
 
-// Backoff is the pause after a failed attempt: First, then twice as long each time, at most Max, each with a jitter of a fifth.
+// Backoff is the pause after a failed attempt: First, then twice as long each time, at most Max, each with a
+// jitter of a fifth.
 type Backoff struct {
 	First time.Duration // default 100 ms
 	Max   time.Duration // default 10 s
@@ -101,7 +109,9 @@ var names = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 // withDefaults returns the settings with defaults filled in, or what is wrong with them.
 func (c Config) withDefaults() (Config, error) {
 	var wrong []error
-	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf("consumer: "+format, args...)) }
+	bad := func(format string, args ...any) {
+		wrong = append(wrong, fmt.Errorf("consumer: "+format, args...))
+	}
 	if !names.MatchString(c.Name) {
 		bad("Name %q: want 1 to 64 of A-Z, a-z, 0-9, _ and -", c.Name)
 	}

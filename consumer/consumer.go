@@ -29,7 +29,8 @@ func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error)
 		return nil, err
 	}
 	if offsets == nil {
-		return nil, errors.New("consumer: no marks: want consumer.Postgres(pool), or consumer.JetStream() for at-least-once")
+		return nil, errors.New("consumer: no marks: want consumer.Postgres(pool), or consumer.JetStream() " +
+			"for at-least-once")
 	}
 	if js == nil && cfg.hooks.Source == nil {
 		return nil, errors.New("consumer: no JetStream context")
@@ -52,7 +53,9 @@ func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error)
 
 func init() {
 	stream.Install = func(config any, h stream.Hooks) { config.(*Config).hooks = h }
-	stream.Partition = func(consumer any, m *stream.Message) (int, error) { return consumer.(*Consumer).partition(m) }
+	stream.Partition = func(consumer any, m *stream.Message) (int, error) {
+		return consumer.(*Consumer).partition(m)
+	}
 }
 
 // partition returns the partition of a message's document.
@@ -64,8 +67,9 @@ func (c *Consumer) partition(m *stream.Message) (int, error) {
 	return partitionOf(e.hash, c.cfg.Partitions), nil
 }
 
-// Run reads and calls the handler until ctx ends, and returns nil then, after a clean stop. While another instance of the same name is
-// active it stands by. Connections that fail are tried again without end; an error means that somebody has to decide (see [ErrGap]).
+// Run reads and calls the handler until ctx ends, and returns nil then, after a clean stop. While another
+// instance of the same name is active it stands by. Connections that fail are tried again without end; an
+// error means that somebody has to decide (see [ErrGap]).
 func (c *Consumer) Run(ctx context.Context, h Handler) error {
 	if h == nil {
 		return errors.New("consumer: no handler")

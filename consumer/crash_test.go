@@ -40,7 +40,8 @@ func (c *crashAt) at(at stream.Point, _ uint64) error {
 	return nil
 }
 
-// TestCrashAnywhere crashes at the first point, goes on and crashes at the second, and so on, until nothing is left to crash at.
+// TestCrashAnywhere crashes at the first point, goes on and crashes at the second, and so on, until nothing
+// is left to crash at.
 func TestCrashAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, batch := range []int{1, 5} {
@@ -84,7 +85,8 @@ func TestCrashAnywhere(t *testing.T) {
 	}
 }
 
-// TestLostAnswers loses the answer of every commit: the session ends, and the next one finds that it is committed.
+// TestLostAnswers loses the answer of every commit: the session ends, and the next one finds that it is
+// committed.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
@@ -105,7 +107,8 @@ func TestLostAnswers(t *testing.T) {
 	w.exactly(all)
 }
 
-// TestRandomFaults does whatever can happen, at random, and compares the effects with those of one undisturbed run.
+// TestRandomFaults does whatever can happen, at random, and compares the effects with those of one
+// undisturbed run.
 func TestRandomFaults(t *testing.T) {
 	t.Parallel()
 	first := *seed
@@ -151,7 +154,9 @@ func randomFaults(t *testing.T, rnd *rand.Rand) {
 			case 1:
 				src.change(func() { src.steal = 1 })
 			case 2:
-				w.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name <> 'test' AND random() < 0.3`)
+				w.exec(
+					`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
+						AND application_name <> 'test' AND random() < 0.3`)
 			case 3, 4:
 				publish(rnd.IntN(10))
 			}
@@ -165,7 +170,8 @@ func randomFaults(t *testing.T, rnd *rand.Rand) {
 		w.expire()
 		if lossy && rnd.IntN(4) == 0 { // the broker loses its end, back or with a hole, while nobody reads
 			src.mu.Lock()
-			last, n := src.last, min(len(src.held)-1, 1+rnd.IntN(25)) // of an empty stream outflow assumes that it was purged
+			// of an empty stream outflow assumes that it was purged
+			last, n := src.last, min(len(src.held)-1, 1+rnd.IntN(25))
 			src.mu.Unlock()
 			if n < 1 {
 				continue

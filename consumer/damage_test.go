@@ -41,7 +41,8 @@ func (w *harness) fails(cfg Config, kind error, words ...string) {
 	}
 }
 
-// The broker loses its end, and outflow publishes it again: at the same sequences, or, behind a hole, under new ones.
+// The broker loses its end, and outflow publishes it again: at the same sequences, or, behind a hole, under
+// new ones.
 func TestStreamLosesItsEnd(t *testing.T) {
 	t.Parallel()
 	for _, back := range []bool{true, false} {
@@ -69,7 +70,8 @@ func TestStreamLosesItsEnd(t *testing.T) {
 	}
 }
 
-// A hole appears while a session runs: what it has read before is gone, and comes again; many messages, or the last one only.
+// A hole appears while a session runs: what it has read before is gone, and comes again; many messages, or
+// the last one only.
 func TestStreamLosesItsEndWhileItIsRead(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []int{40, 1} {
@@ -123,7 +125,8 @@ func TestRepairedEvents(t *testing.T) {
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(20, 5)
 	for i := range 30 { // two windows, the first one unfinished
-		h := outbox.Header{Pos: outbox.Position{LSN: s.lsn, Index: outbox.RepairedIndex + uint32(i)}, N: i % 18, Of: 25, Due: s.lsn, Thru: s.lsn, ID: fmt.Sprint("r", i)}
+		h := outbox.Header{Pos: outbox.Position{LSN: s.lsn, Index: outbox.RepairedIndex + uint32(i)},
+			N: i % 18, Of: 25, Due: s.lsn, Thru: s.lsn, ID: fmt.Sprint("r", i)}
 		all = append(all, message(fmt.Sprintf("d%d", i%5), &h))
 	}
 	all = append(all, s.events(20, 5)...)
@@ -168,7 +171,8 @@ func TestGaps(t *testing.T) {
 		t.Parallel()
 		w, src := newHarness(t), newMemoryStream()
 		for _, n := range []int{0, 1, 3} {
-			src.publish(message("d", &outbox.Header{Pos: outbox.Position{LSN: 16, Index: uint32(n)}, N: n, Of: 4, Due: 16, Thru: 16}))
+			src.publish(message("d", &outbox.Header{Pos: outbox.Position{LSN: 16, Index: uint32(n)}, N: n,
+				Of: 4, Due: 16, Thru: 16}))
 		}
 		w.fails(w.config(src), ErrGap, "sequence 3")
 	})
@@ -189,7 +193,8 @@ func TestAnotherStream(t *testing.T) {
 	src.publish(all...)
 	w.readAll(w.config(src), all)
 
-	restored := newMemoryStream().publish(all...) // from a backup: it counts as another one, with the same messages
+	// from a backup: it counts as another one, with the same messages
+	restored := newMemoryStream().publish(all...)
 	more := s.events(5, 4)
 	restored.publish(more...)
 	restored.created = src.created.Add(time.Hour)
@@ -242,7 +247,8 @@ func TestPartitionsChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.expire()
-		if err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before); err != nil {
+		if err := w.mine.QueryRow(t.Context(),
+			`SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before); err != nil {
 			t.Fatal(err)
 		}
 		most = max(most, before) // one partition is beyond all old layouts sooner or later: it needs none
@@ -253,7 +259,8 @@ func TestPartitionsChange(t *testing.T) {
 	w.readAll(w.config(src), all)
 	r := w.start(w.consumer(w.config(src)), handler)
 	if !await.True(func() bool {
-		err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(&before)
+		err := w.mine.QueryRow(t.Context(), `SELECT jsonb_array_length(before) FROM outflow_consumer`).Scan(
+			&before)
 		return err == nil && before == 0
 	}) {
 		t.Errorf("%d generations are kept when nothing is left to say", before)
@@ -276,7 +283,8 @@ func TestPartitionsDiffer(t *testing.T) {
 	r.stopped()
 }
 
-// Two instances: the second one stands by, and takes over when the first one stops. One that sleeps through a take-over can do nothing.
+// Two instances: the second one stands by, and takes over when the first one stops. One that sleeps through a
+// take-over can do nothing.
 func TestZombie(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
@@ -334,7 +342,8 @@ func TestZombieInATransaction(t *testing.T) {
 	var waits bool
 	if !await.True(func() bool {
 		w.expire()
-		err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'consumer'
+		err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'consumer'
 			AND wait_event_type = 'Lock' AND query LIKE 'UPDATE %outflow_mark%epoch%')`).Scan(&waits)
 		return err == nil && waits
 	}) {

@@ -209,7 +209,8 @@ func (d *dispatcher) inspect(f flowState) error {
 func (d *dispatcher) endPurgedReplay() error {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err == nil && (next == 0 || next > d.until) {
-		d.cfg.Log.Warn("the rest of a replay was removed before it was read", "from", d.at.Seq+1, "to", d.until)
+		d.cfg.Log.Warn("the rest of a replay was removed before it was read", "from", d.at.Seq+1, "to",
+			d.until)
 		d.at, d.header = offset{Seq: d.until}, nil
 	}
 	return err
@@ -290,7 +291,8 @@ func (d *dispatcher) gap(from, to uint64, removed bool) error {
 func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if here.Seq <= d.at.Seq {
 		return fault(ErrStream, nil, "Set the consumer back to it: outflow consumer rewind",
-			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up to %d",
+			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up "+
+				"to %d",
 			d.cfg.Stream, here.Seq, d.at.Seq)
 	}
 	if err := d.check.checkOffset(d.cfg, here); err != nil {
@@ -335,7 +337,8 @@ func (d *dispatcher) explainJump(here offset) error {
 	if st.First > d.at.Seq+1 {
 		return d.gap(d.at.Seq+1, here.Seq-1, true)
 	}
-	d.cfg.Log.Warn("the stream has no messages here: the broker lost its end, or they were deleted", "from", d.at.Seq+1, "to", here.Seq-1)
+	d.cfg.Log.Warn("the stream has no messages here: the broker lost its end, or they were deleted", "from",
+		d.at.Seq+1, "to", here.Seq-1)
 	return nil
 }
 
@@ -362,14 +365,18 @@ func (d *dispatcher) explainOrder(before, here offset) error {
 		return err
 	}
 	if m == nil {
-		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", d.cfg.Stream, before.Seq, here.Seq, errLostEnd)
+		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", d.cfg.Stream,
+			before.Seq, here.Seq, errLostEnd)
 	}
 	if here.Pos == before.Pos {
-		return fault(ErrRepeat, nil, "Something copies messages into this stream: read the stream that outflow publishes to",
-			"stream %s: sequences %d and %d are the same event, position %v", d.cfg.Stream, before.Seq, here.Seq, here.Pos)
+		return fault(ErrRepeat, nil,
+			"Something copies messages into this stream: read the stream that outflow publishes to",
+			"stream %s: sequences %d and %d are the same event, position %v", d.cfg.Stream, before.Seq,
+			here.Seq, here.Pos)
 	}
 	d.check.republishing = false
-	d.cfg.Log.Warn("positions went back: the events are from another database cluster, or a repair", "before", before.Pos, "now", here.Pos, "seq", here.Seq)
+	d.cfg.Log.Warn("positions went back: the events are from another database cluster, or a repair", "before",
+		before.Pos, "now", here.Pos, "seq", here.Seq)
 	return nil
 }
 
@@ -385,26 +392,32 @@ func missing(prev, next *outbox.Header) bool {
 	return prev.N != prev.Of-1 || next.N != 0
 }
 
-// gapFault says that messages are missing: removed from the stream before they were read, or, as the headers show, never in it.
+// gapFault says that messages are missing: removed from the stream before they were read, or, as the headers
+// show, never in it.
 func gapFault(cfg *Config, from, to uint64, removed bool) error {
-	hint := fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do without them: "+
+	hint := fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do "+
+		"without them: "+
 		"Config.AcceptGap", cfg.Name)
 	if !removed {
-		return fault(ErrGap, nil, hint, "stream %s, consumer %s: the headers at sequence %d show that messages are missing before it",
+		return fault(ErrGap, nil, hint,
+			"stream %s, consumer %s: the headers at sequence %d show that messages are missing before it",
 			cfg.Stream, cfg.Name, to)
 	}
-	f := fault(ErrGap, nil, hint, "stream %s, consumer %s: the messages of sequences %d to %d are not in the stream any more, and "+
+	f := fault(ErrGap, nil, hint, "stream %s, consumer %s: the messages of sequences %d to %d are not in "+
+		"the stream any more, and "+
 		"were not read", cfg.Stream, cfg.Name, from, to)
 	return &possibleLoss{f, fmt.Sprintf("gap from %d", from)}
 }
 
 func otherMessage(cfg *Config, seq uint64, want, got offset) error {
-	return fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: sequence %d was the event at position %v when it was read, "+
-		"and is %v now", cfg.Stream, cfg.Name, seq, want.Pos, got.Pos)
+	return fault(ErrStream, nil, hintStream(cfg),
+		"stream %s, consumer %s: sequence %d was the event at position %v when it was read, "+
+			"and is %v now", cfg.Stream, cfg.Name, seq, want.Pos, got.Pos)
 }
 
 func hintStream(cfg *Config) string {
-	return fmt.Sprintf("The stream was made anew or put back from an older copy. Decide from where the consumer goes on "+
+	return fmt.Sprintf("The stream was made anew or put back from an older copy. Decide from where the "+
+		"consumer goes on "+
 		"(outflow consumer rewind %s), or build its tables anew under another Name", cfg.Name)
 }
 

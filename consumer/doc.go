@@ -1,5 +1,5 @@
-// Package consumer reads the events of an Outflow stream: different documents in parallel, each document strictly in order and,
-// with a PostgreSQL database, with the effect of each event exactly once.
+// Package consumer reads the events of an Outflow stream: different documents in parallel, each document
+// strictly in order and, with a PostgreSQL database, with the effect of each event exactly once.
 //
 //	package main
 //
@@ -32,7 +32,8 @@
 //		if err != nil {
 //			log.Fatal(err)
 //		}
-//		c, err := consumer.New(js, consumer.Postgres(pool), consumer.Config{Name: "counts", Stream: "OUTBOX"})
+//		cfg := consumer.Config{Name: "counts", Stream: "OUTBOX"}
+//		c, err := consumer.New(js, consumer.Postgres(pool), cfg)
 //		if err != nil {
 //			log.Fatal(err)
 //		}
@@ -50,27 +51,30 @@
 //
 // # What it promises
 //
-// With [Postgres], what the handler writes through its transaction is committed together with the consumer's offset. So each
-// event has its effect exactly once: after a crash at any point, a redelivery, a lost acknowledgement or commit answer, with two
-// instances that both believe they are active, and when a broker has lost the end of its stream and Outflow has published it
-// again. What leaves the transaction, such as a mail or a call to another service, may happen more than once.
+// With [Postgres], what the handler writes through its transaction is committed together with the consumer's
+// offset. So each event has its effect exactly once: after a crash at any point, a redelivery, a lost
+// acknowledgement or commit answer, with two instances that both believe they are active, and when a broker
+// has lost the end of its stream and Outflow has published it again. What leaves the transaction, such as a
+// mail or a call to another service, may happen more than once.
 //
-// With [JetStream] there is no transaction: the offset is written up to a second after the effect. After a crash the events of
-// that time come again, in the same order: at least once.
+// With [JetStream] there is no transaction: the offset is written up to a second after the effect. After a
+// crash the events of that time come again, in the same order: at least once.
 //
-// The events of one document come one after the other, in the order of the stream. Documents are divided into partitions by a
-// hash ([Config.Partitions]); each has a worker and an offset, in the table outflow_mark. The number may be changed between two
-// runs.
+// The events of one document come one after the other, in the order of the stream. Documents are divided into
+// partitions by a hash ([Config.Partitions]); each has a worker and an offset, in the table outflow_mark. The
+// number may be changed between two runs.
 //
 // Any number of instances may run under one name. One of them is active, by a lease; the others stand by.
 //
-// An event that fails is tried again, while later events of its partition wait. After [Config.MaxAttempts] it is parked: it and
-// all later events of its document go to the table outflow_parked until an operator releases them (outflow parked), and the
-// other documents go on. Without a database it goes to [Config.OnPoison].
+// An event that fails is tried again, while later events of its partition wait. After [Config.MaxAttempts] it
+// is parked: it and all later events of its document go to the table outflow_parked until an operator
+// releases them (outflow parked), and the other documents go on. Without a database it goes to
+// [Config.OnPoison].
 //
-// Nothing is left out in silence. Messages that were removed before they were read, a stream that is another one, or a message
-// that Outflow did not publish end [Consumer.Run] with an error that says what can be done; see [ErrGap].
+// Nothing is left out in silence. Messages that were removed before they were read, a stream that is another
+// one, or a message that Outflow did not publish end [Consumer.Run] with an error that says what can be done;
+// see [ErrGap].
 //
-// Package consumertest runs a handler with events in memory and crashes it at every point. Why the promise holds, case by case
-// with the tests that show it, is argued in docs/consumer.md of the repository.
+// Package consumertest runs a handler with events in memory and crashes it at every point. Why the promise
+// holds, case by case with the tests that show it, is argued in docs/consumer.md of the repository.
 package consumer

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// invoke brings the event to the current version and calls the handler, once. The handler's panic is an error; so is what it must not
-// do with its transaction.
+// invoke brings the event to the current version and calls the handler, once. The handler's panic is an
+// error; so is what it must not do with its transaction.
 func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
 	if err := cfg.Schema.upcast(e); err != nil {
 		return err
@@ -38,12 +38,16 @@ func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (e
 	return nil
 }
 
-// errSwallowed is what an event fails with whose handler went on after an error: PostgreSQL would roll everything back at the commit.
-var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return that error, or run what may " +
+// errSwallowed is what an event fails with whose handler went on after an error: PostgreSQL would roll
+// everything back at the commit.
+var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return " +
+	"that error, or run what may " +
 	"fail in a savepoint (tx.Begin)")
 
-// errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may be committed.
-var errEnded = errors.New("the handler ended the transaction that it was given, or tried to, with an SQL command of its own: it must not")
+// errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may
+// be committed.
+var errEnded = errors.New("the handler ended the transaction that it was given, or tried to, with an SQL " +
+	"command of its own: it must not")
 
 const hintEnded = "Leave the end of the transaction to the consumer: return nil or an error"
 
@@ -87,7 +91,8 @@ func (handlerTx) Commit(context.Context) error {
 
 // Rollback implements [pgx.Tx]. It does nothing but return an error.
 func (handlerTx) Rollback(context.Context) error {
-	return errors.New("the consumer rolls back the transaction of a handler if that returns an error, not the handler")
+	return errors.New("the consumer rolls back the transaction of a handler if that returns an error, not " +
+		"the handler")
 }
 
 // wait waits after the n-th failed attempt, from 1, or until ctx ends.

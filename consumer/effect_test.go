@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestHandlersThatMisbehave: each becomes an error that says what the handler did, and none takes the consumer with it.
+// TestHandlersThatMisbehave: each becomes an error that says what the handler did, and none takes the
+// consumer with it.
 func TestHandlersThatMisbehave(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), pgtest.Database(t, pgtest.Server(t)))
@@ -23,11 +24,22 @@ func TestHandlersThatMisbehave(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 	for want, h := range map[string]Handler{
-		"":                                   func(ctx context.Context, tx pgx.Tx, e *Event) error { return nil },
-		"panic: runtime error: index out of": func(ctx context.Context, tx pgx.Tx, e *Event) error { _ = e.Data[len(e.Data)]; return nil },
-		"misbehave.func":                     func(ctx context.Context, tx pgx.Tx, e *Event) error { panic(errors.ErrUnsupported) },
-		"the consumer commits":               func(ctx context.Context, tx pgx.Tx, e *Event) error { return tx.Commit(ctx) },
-		"the consumer rolls back":            func(ctx context.Context, tx pgx.Tx, e *Event) error { return tx.Rollback(ctx) },
+		"": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			return nil
+		},
+		"panic: runtime error: index out of": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			_ = e.Data[len(e.Data)]
+			return nil
+		},
+		"misbehave.func": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			panic(errors.ErrUnsupported)
+		},
+		"the consumer commits": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			return tx.Commit(ctx)
+		},
+		"the consumer rolls back": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			return tx.Rollback(ctx)
+		},
 		"but a statement of its transaction": func(ctx context.Context, tx pgx.Tx, e *Event) error {
 			_, _ = tx.Exec(ctx, "SELECT 1/0")
 			return nil
@@ -53,7 +65,8 @@ func TestHandlersThatMisbehave(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = invoke(t.Context(), &cfg, h, tx, &Event{raw: &stream.Message{}})
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
+		if (err == nil) != (want == "") || err != nil &&
+			!strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if strings.HasPrefix(want, "misbehave") && !errors.Is(err, errors.ErrUnsupported) {
@@ -67,19 +80,20 @@ func TestHandlersThatMisbehave(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context()) //nolint:errcheck // the test is over
-	err = invoke(t.Context(), &Config{Timeout: time.Minute}, func(ctx context.Context, tx pgx.Tx, e *Event) error {
-		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT 1/0")
-			return err
-		})
-		if err == nil {
-			return errors.New("no error")
-		}
-		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT 1")
-			return err
-		})
-	}, tx, &Event{raw: &stream.Message{}})
+	err = invoke(t.Context(), &Config{Timeout: time.Minute},
+		func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT 1/0")
+				return err
+			})
+			if err == nil {
+				return errors.New("no error")
+			}
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT 1")
+				return err
+			})
+		}, tx, &Event{raw: &stream.Message{}})
 	if err != nil {
 		t.Error(err)
 	}

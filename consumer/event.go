@@ -20,24 +20,28 @@ const (
 	replaySequenceHeader = "Outflow-Replay-Sequence"
 )
 
-// typeHeaders are the names under which a mapped header is taken for the event's type; the first one that is there counts.
+// typeHeaders are the names under which a mapped header is taken for the event's type; the first one that is
+// there counts.
 var typeHeaders = [...]string{"Event-Type", "event_type"}
 
 // Event is one message of the stream, as a handler gets it. The handler may keep it, and may write to Data.
 type Event struct {
-	Document string // the document, from the subject; a value that was cut there stays cut, which tells it apart all the same
+	// the document, from the subject; a value that was cut there stays cut, which tells it apart all the same
+	Document string
 	ID       string // the event's id in the outbox; cut likewise
 	Key      string // its seq_key; cut likewise
 	Subject  string // the public subject, also where the event is replayed
 	Type     string // the mapped header Event-Type, else event_type, else empty
 
-	Data   []byte      // the payload's bytes; of a dead letter, the JSON that names its row. It must not be written to
+	// the payload's bytes; of a dead letter, the JSON that names its row. It must not be written to
+	Data   []byte
 	Header nats.Header // all headers of the message
 
 	Position outbox.Position // where it was committed: unique, the same each time that the event comes
 	Window   Window          // where it left the buffer of outflow
-	Sequence uint64          // its sequence in the stream; of a replayed event, the one it had first, or 0 if it came from the table
-	Time     time.Time       // when the stream took it
+	// its sequence in the stream; of a replayed event, the one it had first, or 0 if it came from the table
+	Sequence uint64
+	Time     time.Time // when the stream took it
 
 	Schema     string // the version that Data has, after all upcasters; empty without Config.Schema
 	Replayed   bool   // it comes from outflow replay: it was in the stream before
@@ -45,20 +49,23 @@ type Event struct {
 	DeadLetter string // the reason, if this is a dead letter: the row could not be published
 
 	head   outbox.Header
-	hash   uint32          // of the document: says its partition
-	source string          // live or replay
-	seq    uint64          // the sequence in the source's stream, which for a replayed event is another than Sequence
-	size   int             // what it counts against Config.MaxBytes
-	raw    *stream.Message // as it was read
+	hash   uint32 // of the document: says its partition
+	source string // live or replay
+	// the sequence in the source's stream, which for a replayed event is another than Sequence
+	seq  uint64
+	size int             // what it counts against Config.MaxBytes
+	raw  *stream.Message // as it was read
 }
 
 // Window is the place of an event in the window that it was published in.
 type Window struct {
-	N, Of     int        // the event is the n-th of so many, from 0
-	Due, Thru outbox.LSN // up to where the window took what was committed, and what had been read when it closed
+	N, Of int // the event is the n-th of so many, from 0
+	// up to where the window took what was committed, and what had been read when it closed
+	Due, Thru outbox.LSN
 }
 
-// ForeignError says that a message is none that outflow published, or that it is not on a subject of the template.
+// ForeignError says that a message is none that outflow published, or that it is not on a subject of the
+// template.
 type ForeignError struct {
 	Sequence uint64 // its sequence in the stream
 	Subject  string
@@ -75,7 +82,8 @@ func (e *ForeignError) Error() string {
 type decoder struct {
 	subject  *outbox.SubjectTemplate                    // where the document is, if document is nil
 	document func(subject string, h nats.Header) string // Config.Document
-	prefix   string                                     // what stands before the public subject of a replayed message
+	// what stands before the public subject of a replayed message
+	prefix string
 }
 
 // newDecoder returns the decoder for the settings Subject and Document.
@@ -93,7 +101,8 @@ func newDecoder(cfg *Config) (*decoder, error) {
 		wrong = fmt.Sprintf("subject %q: {%s} is no token of it", cfg.Subject, documentColumn)
 	}
 	if wrong != "" {
-		return nil, fmt.Errorf("Config.Subject: %s. Give the subject of outflow's configuration with {%s} for the column that holds the "+
+		return nil, fmt.Errorf("Config.Subject: %s. Give the subject of outflow's configuration with {%s} "+
+			"for the column that holds the "+
 			"document, or Config.Document if the document is not in the subject", wrong, documentColumn)
 	}
 	d.subject = subject
@@ -110,9 +119,11 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 		source: live, seq: m.Sequence, size: len(m.Subject) + len(m.Data) + eventOverhead, raw: m,
 	}
 	foreign := func(hint, format string, args ...any) error {
-		return &ForeignError{Sequence: m.Sequence, Subject: m.Subject, Message: fmt.Sprintf(format, args...), Hint: hint}
+		return &ForeignError{Sequence: m.Sequence, Subject: m.Subject, Message: fmt.Sprintf(format, args...),
+			Hint: hint}
 	}
-	const notOurs = "Something else than outflow publishes here: take its right to do so, and keep these messages from the consumer with " +
+	const notOurs = "Something else than outflow publishes here: take its right to do so, and keep these " +
+		"messages from the consumer with " +
 		"Config.Filter"
 	packed := m.Header[outbox.HeaderName]
 	if len(packed) != 1 {
@@ -120,7 +131,8 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 	}
 	var err error
 	if e.head, err = outbox.ParseHeader(packed[0]); err != nil {
-		return nil, foreign(notOurs+". If a newer outflow published it, this consumer needs the newer library", "%v", err)
+		return nil, foreign(notOurs+
+			". If a newer outflow published it, this consumer needs the newer library", "%v", err)
 	}
 	e.Position, e.ID, e.Key = e.head.Pos, e.head.ID, e.head.Key
 	e.Window = Window{N: e.head.N, Of: e.head.Of, Due: e.head.Due, Thru: e.head.Thru}
@@ -145,8 +157,10 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 	} else {
 		var ok bool
 		if e.Document, ok = d.subject.Value(e.Subject, documentColumn); !ok {
-			return nil, foreign("Give the consumer the subject of outflow's configuration (Config.Subject), with {doc_id} where the document "+
-				"is, or Config.Document, or keep such messages from it with Config.Filter", "the template %q makes no such subject", d.subject)
+			return nil, foreign("Give the consumer the subject of outflow's configuration "+
+				"(Config.Subject), with {doc_id} where the document "+
+				"is, or Config.Document, or keep such messages from it with Config.Filter",
+				"the template %q makes no such subject", d.subject)
 		}
 	}
 	e.hash = partitionHash(e.Document)
@@ -156,7 +170,8 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 // eventOverhead is what an event counts beside its bytes.
 const eventOverhead = 512
 
-// partitionHash is the hash of NATS's own partition() mapping, FNV-1a of 32 bits: an event's partition is it modulo their number.
+// partitionHash is the hash of NATS's own partition() mapping, FNV-1a of 32 bits: an event's partition is it
+// modulo their number.
 func partitionHash(document string) uint32 {
 	h := uint32(2166136261)
 	for i := range len(document) {

@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-const packed = "v=1 lsn=0/16B3748 i=3 n=1 of=12 due=0/16B3748 thru=0/16B37F0 pull=0 tl=1 sort=s id=6f=20 key=alice:0001"
+const packed = "v=1 lsn=0/16B3748 i=3 n=1 of=12 due=0/16B3748 thru=0/16B37F0 pull=0 tl=1 sort=s id=6f=20 " +
+	"key=alice:0001"
 
 func mustDecoder(t testing.TB, template string) *decoder {
 	t.Helper()
@@ -35,9 +36,11 @@ func TestEventOfMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e.Document != "a b" || e.ID != "6f " || e.Key != "alice:0001" || e.Subject != m.Subject || e.Type != "created" ||
+	if e.Document != "a b" || e.ID != "6f " || e.Key != "alice:0001" || e.Subject != m.Subject ||
+		e.Type != "created" ||
 		e.Sequence != 7 || e.source != live ||
-		e.Position != (outbox.Position{LSN: 0x16B3748, Index: 3}) || e.Window != (Window{1, 12, 0x16B3748, 0x16B37F0}) ||
+		e.Position != (outbox.Position{LSN: 0x16B3748, Index: 3}) ||
+		e.Window != (Window{1, 12, 0x16B3748, 0x16B37F0}) ||
 		!e.Time.Equal(at) || e.Replayed || e.Attempt != 1 || e.DeadLetter != "" || string(e.Data) != "{}" {
 		t.Errorf("%+v", e)
 	}
@@ -47,16 +50,23 @@ func TestEventOfReplay(t *testing.T) {
 	t.Parallel()
 	d := mustDecoder(t, "outbox.{doc_id}")
 	header := nats.Header{"Outflow": {packed}, "Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {"41"}}
-	m := stream.Message{Subject: "_outflow_replay.OUTBOX.orders.outbox.a", Header: header, Sequence: 3, Replay: true}
+	m := stream.Message{Subject: "_outflow_replay.OUTBOX.orders.outbox.a", Header: header, Sequence: 3,
+		Replay: true}
 	e, err := d.event(&m)
-	if err != nil || !e.Replayed || e.Subject != "outbox.a" || e.Document != "a" || e.Sequence != 41 || e.seq != 3 || e.source != replay {
+	if err != nil || !e.Replayed || e.Subject != "outbox.a" || e.Document != "a" || e.Sequence != 41 ||
+		e.seq != 3 || e.source != replay {
 		t.Errorf("%+v, %v", e, err)
 	}
 	for name, change := range map[string]func(*stream.Message){
-		"has no header Outflow-Replay": func(m *stream.Message) { m.Header = nats.Header{"Outflow": {packed}} },
-		"makes no such subject":        func(m *stream.Message) { m.Subject = "_outflow_replay.OUTBOX.other.outbox.a" },
+		"has no header Outflow-Replay": func(m *stream.Message) {
+			m.Header = nats.Header{"Outflow": {packed}}
+		},
+		"makes no such subject": func(m *stream.Message) {
+			m.Subject = "_outflow_replay.OUTBOX.other.outbox.a"
+		},
 		"is not a sequence": func(m *stream.Message) {
-			m.Header = nats.Header{"Outflow": {packed}, "Outflow-Replay": {"r"}, "Outflow-Replay-Sequence": {"x"}}
+			m.Header = nats.Header{"Outflow": {packed}, "Outflow-Replay": {"r"},
+				"Outflow-Replay-Sequence": {"x"}}
 		},
 	} {
 		other := m
@@ -74,7 +84,8 @@ func TestEventOfDeadLetter(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	for data, document := range map[string]string{
 		`{"reason":"too_large","doc_id":"a.b"}`: "a.b", `{"reason":"null_doc_id"}`: "", "no JSON": "",
-		`{"doc_id":"` + long + `"}`: string(outbox.AppendToken(nil, long)), // as the subjects of its other events say it
+		// as the subjects of its other events say it
+		`{"doc_id":"` + long + `"}`: string(outbox.AppendToken(nil, long)),
 	} {
 		header := nats.Header{"Outflow": {packed}, "Outflow-Dead-Letter": {"too_large"}}
 		e, err := r.event(&stream.Message{Subject: "OUTBOX.dead_letter", Header: header, Data: []byte(data)})
@@ -93,22 +104,28 @@ func TestDocumentOfSubject(t *testing.T) {
 		{"outbox.{doc_id}", "outbox." + long, long}, // it was cut and stays so
 		{"outbox.{doc_id}.{topic:subject}", "outbox.a.b.c.d", "a"},
 	} {
-		e, err := mustDecoder(t, c.template).event(&stream.Message{Subject: c.subject, Header: nats.Header{"Outflow": {packed}}})
+		e, err := mustDecoder(t, c.template).event(&stream.Message{Subject: c.subject,
+			Header: nats.Header{"Outflow": {packed}}})
 		if err != nil || e.Document != c.document {
 			t.Errorf("%s by %s: %+v, %v; want %q", c.subject, c.template, e, err, c.document)
 		}
 	}
-	for template, want := range map[string]string{"outbox.*": "token", "outbox.{topic}": "{doc_id} is no token"} {
+	for template, want := range map[string]string{"outbox.*": "token",
+		"outbox.{topic}": "{doc_id} is no token"} {
 		_, err := newDecoder(&Config{Subject: template})
-		if text := fmt.Sprint(err); !strings.Contains(text, want) || !strings.Contains(text, "or Config.Document") {
+		if text := fmt.Sprint(err); !strings.Contains(text, want) ||
+			!strings.Contains(text, "or Config.Document") {
 			t.Errorf("%q: %v, want %q", template, err, want)
 		}
 	}
-	r, err := newDecoder(&Config{Document: func(subject string, h nats.Header) string { return subject + h.Get("X") }})
+	r, err := newDecoder(&Config{Document: func(subject string, h nats.Header) string {
+		return subject + h.Get("X")
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := r.event(&stream.Message{Subject: "outbox.t", Header: nats.Header{"Outflow": {packed}, "X": {"1"}}})
+	e, err := r.event(&stream.Message{Subject: "outbox.t",
+		Header: nats.Header{"Outflow": {packed}, "X": {"1"}}})
 	if err != nil || e.Document != "outbox.t1" {
 		t.Errorf("%+v, %v", e, err)
 	}
@@ -129,7 +146,8 @@ func TestForeignMessages(t *testing.T) {
 		m.Sequence = 4711
 		_, err := mustDecoder(t, "outbox.{doc_id}").event(&m)
 		var foreign *ForeignError
-		if !errors.As(err, &foreign) || foreign.Sequence != 4711 || foreign.Subject != m.Subject || foreign.Hint == "" ||
+		if !errors.As(err, &foreign) || foreign.Sequence != 4711 || foreign.Subject != m.Subject ||
+			foreign.Hint == "" ||
 			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -171,7 +189,8 @@ func FuzzEvent(f *testing.F) {
 			t.Errorf("%+v is another event the second time: %+v, %v", e, again, err)
 		}
 		if !dead && template == "outbox.{doc_id}" {
-			if token := string(outbox.AppendToken(nil, e.Document)); "outbox."+token != subject && "outbox."+e.Document != subject {
+			if token := string(outbox.AppendToken(nil, e.Document)); "outbox."+token != subject && "outbox."+
+				e.Document != subject {
 				t.Errorf("%q is read as document %q", subject, e.Document)
 			}
 		}

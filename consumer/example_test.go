@@ -12,15 +12,16 @@ import (
 	"github.com/outflowhq/outflow/consumer/consumertest"
 )
 
-// Each document's events come in their order. A service reads a JetStream stream with [consumer.New] and gives it
-// consumer.Postgres(pool); here the stream and the offsets are in memory.
+// Each document's events come in their order. A service reads a JetStream stream with [consumer.New] and
+// gives it consumer.Postgres(pool); here the stream and the offsets are in memory.
 func ExampleConsumer_Run() {
 	stream := consumertest.NewStream()
 	stream.Add(
 		consumertest.Event{Document: "note", Data: []byte("hello")},
 		consumertest.Event{Document: "note", Data: []byte(", world")},
 	)
-	c, err := consumertest.NewConsumer(stream, nil, consumer.Memory(), consumer.Config{Name: "texts", Stream: "OUTBOX"})
+	c, err := consumertest.NewConsumer(stream, nil, consumer.Memory(),
+		consumer.Config{Name: "texts", Stream: "OUTBOX"})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -38,8 +39,8 @@ func ExampleConsumer_Run() {
 	// hello, world <nil>
 }
 
-// An event that no attempt can mend is given to OnPoison at once. With PostgreSQL it would be parked, with the later events of
-// its document.
+// An event that no attempt can mend is given to OnPoison at once. With PostgreSQL it would be parked, with
+// the later events of its document.
 func ExamplePoison() {
 	stream := consumertest.NewStream()
 	stream.Add(consumertest.Event{Document: "note", Data: []byte("?")})

@@ -7,33 +7,37 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// What ends Run with an error, for errors.Is: somebody has to decide. Such an error is an [outbox.Fault] with the code of one
-// of these, whose Hint says what can be done. Other errors of Run come from [Config.OnPoison].
+// What ends Run with an error, for errors.Is: somebody has to decide. Such an error is an [outbox.Fault] with
+// the code of one of these, whose Hint says what can be done. Other errors of Run come from
+// [Config.OnPoison].
 var (
 	ErrGap        = kind(outbox.Gap, "consumer_gap", "messages were removed before they were read")
 	ErrForeign    = kind(outbox.Fatal, "consumer_foreign", "a message that Outflow did not publish")
 	ErrStream     = kind(outbox.Gap, "consumer_stream", "the stream is not the one that the marks count in")
 	ErrRepeat     = kind(outbox.Gap, "consumer_repeat", "an event is in the stream twice")
-	ErrPartitions = kind(outbox.Fatal, "consumer_partitions", "another instance runs with another number of partitions")
-	ErrFilter     = kind(outbox.Fatal, "consumer_filter", "the marks were made with another filter")
-	ErrPoison     = kind(outbox.Poison, "consumer_poison", "an event failed for good")
-	ErrHandler    = kind(outbox.Fatal, "consumer_handler", "the handler ended the transaction itself")
-	ErrSetup      = kind(outbox.Fatal, "consumer_setup", "the database, the stream or a connection can't be used")
+	ErrPartitions = kind(outbox.Fatal, "consumer_partitions",
+		"another instance runs with another number of partitions")
+	ErrFilter  = kind(outbox.Fatal, "consumer_filter", "the marks were made with another filter")
+	ErrPoison  = kind(outbox.Poison, "consumer_poison", "an event failed for good")
+	ErrHandler = kind(outbox.Fatal, "consumer_handler", "the handler ended the transaction itself")
+	ErrSetup   = kind(outbox.Fatal, "consumer_setup",
+		"the database, the stream or a connection can't be used")
 )
 
 func kind(class outbox.Class, code, message string) error {
 	return &outbox.Fault{Class: class, Code: code, Message: message}
 }
 
-// fault is an error of the kind. The message says where and what it is, the hint what to do about it; cause is what the
-// database, the server or the handler said, or nil.
+// fault is an error of the kind. The message says where and what it is, the hint what to do about it; cause
+// is what the database, the server or the handler said, or nil.
 func fault(kind, cause error, hint, message string, args ...any) *outbox.Fault {
 	f := *outbox.FaultOf(kind)
 	f.Message, f.Hint, f.Err = "consumer: "+fmt.Sprintf(message, args...), hint, cause
 	return &f
 }
 
-// possibleLoss is a fault that counts only when a later session sees the same: something is missing from the stream.
+// possibleLoss is a fault that counts only when a later session sees the same: something is missing from the
+// stream.
 type possibleLoss struct {
 	*outbox.Fault
 	what string // what is missing. Retention may remove more from one session to the next

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// flow tracks the messages that were read and are not done. It bounds them, and knows up to where all are done.
+// flow tracks the messages that were read and are not done. It bounds them, and knows up to where all are
+// done.
 type flow struct {
 	maxMessages int
 	maxBytes    int64
@@ -31,15 +32,17 @@ type entry struct {
 }
 
 func newFlow(maxMessages, maxBytes int, done uint64) *flow {
-	return &flow{maxMessages: maxMessages, maxBytes: int64(maxBytes), done: done, room: make(chan struct{}, 1)}
+	return &flow{maxMessages: maxMessages, maxBytes: int64(maxBytes), done: done,
+		room: make(chan struct{}, 1)}
 }
 
-// add waits for room and adds a message, whose number it returns. A message that is larger than all the room waits until nothing else
-// is there.
+// add waits for room and adds a message, whose number it returns. A message that is larger than all the room
+// waits until nothing else is there.
 func (f *flow) add(ctx context.Context, seq uint64, size int, at time.Time) (uint64, error) {
 	for {
 		f.mu.Lock()
-		if f.messages == 0 || f.messages < f.maxMessages && f.bytes+int64(size) <= f.maxBytes && len(f.entries) < aheadOf*f.maxMessages {
+		if f.messages == 0 || f.messages < f.maxMessages && f.bytes+int64(size) <= f.maxBytes &&
+			len(f.entries) < aheadOf*f.maxMessages {
 			f.entries = append(f.entries, entry{seq: seq, size: size, at: at})
 			f.messages++
 			f.bytes += int64(size)

@@ -37,14 +37,16 @@ func (s *publisher) event(document string) *stream.Message {
 	s.lsn += 16
 	s.n++
 	h := outbox.Header{
-		Pos: outbox.Position{LSN: s.lsn}, Of: 1, Due: s.lsn, Thru: s.lsn, Timeline: 1, ID: fmt.Sprintf("id-%d", s.n), Key: fmt.Sprintf("%08d", s.n),
+		Pos: outbox.Position{LSN: s.lsn}, Of: 1, Due: s.lsn, Thru: s.lsn, Timeline: 1,
+		ID: fmt.Sprintf("id-%d", s.n), Key: fmt.Sprintf("%08d", s.n),
 	}
 	return message(document, &h)
 }
 
 func message(document string, h *outbox.Header) *stream.Message {
 	return &stream.Message{
-		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte(h.ID), Time: time.Now(),
+		Subject: "outbox." + string(outbox.AppendToken(nil, document)),
+		Header:  nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte(h.ID), Time: time.Now(),
 	}
 }
 
@@ -71,7 +73,8 @@ type memoryStream struct {
 }
 
 func newMemoryStream() *memoryStream {
-	return &memoryStream{created: time.Now().UTC(), first: 1, held: map[uint64]*stream.Message{}, changed: make(chan struct{})}
+	return &memoryStream{created: time.Now().UTC(), first: 1, held: map[uint64]*stream.Message{},
+		changed: make(chan struct{})}
 }
 
 func (s *memoryStream) publish(all ...*stream.Message) *memoryStream {
@@ -119,7 +122,11 @@ func (s *memoryStream) remove(seqs ...uint64) {
 
 // removeTo removes what retention would: the oldest messages.
 func (s *memoryStream) removeTo(seq int64) {
-	s.change(func() { maps.DeleteFunc(s.held, func(at uint64, _ *stream.Message) bool { return at <= uint64(seq) }) })
+	s.change(func() {
+		maps.DeleteFunc(s.held, func(at uint64, _ *stream.Message) bool {
+			return at <= uint64(seq)
+		})
+	})
 }
 
 func (s *memoryStream) State(context.Context) (stream.State, error) {
@@ -219,7 +226,8 @@ func (r *memoryReader) Check(context.Context) (uint64, error) {
 
 func (r *memoryReader) Close() {}
 
-// harness is a database with effects that depend on the order and the number of events: for each document a hash over the ids.
+// harness is a database with effects that depend on the order and the number of events: for each document a
+// hash over the ids.
 type harness struct {
 	t    *testing.T
 	url  string
@@ -237,7 +245,8 @@ func newHarness(t *testing.T) *harness {
 
 func newHarnessIn(t *testing.T, url string) *harness {
 	t.Helper()
-	w := &harness{t: t, url: url, log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	w := &harness{t: t, url: url,
+		log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	w.mine, w.pool = w.connect("test"), w.connect("consumer")
 	w.exec(Tables(""))
 	w.exec(`CREATE TABLE effect (document text PRIMARY KEY, n int NOT NULL, hash text NOT NULL)`)
@@ -270,19 +279,24 @@ func (w *harness) exec(sql string, args ...any) {
 // expire lets the lease end, unless somebody is just taking it.
 func (w *harness) expire() {
 	w.t.Helper()
-	w.exec(`UPDATE outflow_consumer SET expires = now() - interval '1 second' WHERE name IN (SELECT name FROM outflow_consumer FOR UPDATE SKIP LOCKED)`)
+	w.exec(
+		`UPDATE outflow_consumer SET expires = now() - interval '1 second' WHERE name IN (SELECT name
+			FROM outflow_consumer FOR UPDATE SKIP LOCKED)`)
 }
 
 // handler has the effect of an event.
 func handler(ctx context.Context, tx pgx.Tx, e *Event) error {
-	_, err := tx.Exec(ctx, `INSERT INTO effect VALUES ($1, 1, md5($2)) ON CONFLICT (document) DO UPDATE SET n = effect.n + 1, hash = md5(effect.hash || $2)`, e.Document, e.ID)
+	_, err := tx.Exec(ctx,
+		`INSERT INTO effect VALUES ($1, 1, md5($2)) ON CONFLICT (document) DO UPDATE
+			SET n = effect.n + 1, hash = md5(effect.hash || $2)`, e.Document, e.ID)
 	return err
 }
 
 // config is that of a consumer which reads src.
 func (w *harness) config(src stream.Source) Config {
 	return Config{
-		Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Log: w.log, Lease: time.Second, Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
+		Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Log: w.log, Lease: time.Second,
+		Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
 		Backoff: Backoff{First: time.Millisecond, Max: 2 * time.Millisecond},
 	}
 }
@@ -410,7 +424,8 @@ func (w *harness) exactly(all []*stream.Message) {
 
 func (w *harness) offsets() []int64 {
 	w.t.Helper()
-	rows, err := w.mine.Query(w.t.Context(), `SELECT seq FROM outflow_mark WHERE source = 'live' ORDER BY partition`)
+	rows, err := w.mine.Query(w.t.Context(),
+		`SELECT seq FROM outflow_mark WHERE source = 'live' ORDER BY partition`)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -437,7 +452,8 @@ func (w *harness) awaitOffsets(seq int64) {
 func realStream(t *testing.T, config jetstream.StreamConfig) (jetstream.JetStream, *nats.Conn) {
 	t.Helper()
 	s := natstest.Server(t)
-	nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -459,7 +475,8 @@ func realStream(t *testing.T, config jetstream.StreamConfig) (jetstream.JetStrea
 func publish(t *testing.T, js jetstream.JetStream, all ...*stream.Message) {
 	t.Helper()
 	for _, m := range all {
-		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}); err != nil {
+		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: m.Subject, Header: m.Header,
+			Data: m.Data}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -27,8 +27,8 @@ type streamSource struct {
 	replay   bool
 }
 
-// ackWait is long: a session never waits for a message to come again, the next one reads it from its offset. What is not done in that
-// time comes again all the same, which ends the session.
+// ackWait is long: a session never waits for a message to come again, the next one reads it from its offset.
+// What is not done in that time comes again all the same, which ends the session.
 const ackWait = 12 * time.Hour
 
 // patience bounds each question to JetStream's API.
@@ -83,7 +83,8 @@ func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 	case a.Cluster != nil && a.Cluster.Leader == "":
 		return stream.State{}, fmt.Errorf("stream %s: %w", s.stream, errNoLeader)
 	}
-	st := stream.State{Created: a.Created.Truncate(time.Microsecond), First: a.State.FirstSeq, Last: a.State.LastSeq}
+	st := stream.State{Created: a.Created.Truncate(time.Microsecond), First: a.State.FirstSeq,
+		Last: a.State.LastSeq}
 	if a.State.Msgs == 0 {
 		st.First = a.State.LastSeq + 1
 	}
@@ -113,7 +114,8 @@ func (s *streamSource) stored(ctx context.Context, request any) (*stream.Message
 	case a.Message == nil:
 		return nil, fmt.Errorf("stream %s: an answer without a message", s.stream)
 	}
-	m := &stream.Message{Subject: a.Message.Subject, Sequence: a.Message.Seq, Data: a.Message.Data, Time: a.Message.Time}
+	m := &stream.Message{Subject: a.Message.Subject, Sequence: a.Message.Seq, Data: a.Message.Data,
+		Time: a.Message.Time}
 	var err error
 	if m.Header, err = nats.DecodeHeadersMsg(a.Message.Header); err != nil && len(a.Message.Header) > 0 {
 		return nil, fmt.Errorf("stream %s, sequence %d: headers: %w", s.stream, m.Sequence, err)
@@ -146,11 +148,13 @@ func (s *streamSource) last(ctx context.Context) (uint64, error) {
 func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
-	if err := s.js.DeleteConsumer(ctx, s.stream, s.durable); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+	if err := s.js.DeleteConsumer(ctx, s.stream, s.durable); err != nil &&
+		!errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return nil, fmt.Errorf("durable %s: delete: %w", s.durable, err)
 	}
 	config := jetstream.ConsumerConfig{
-		Durable: s.durable, Description: "Outflow consumer: made anew by it at each start", Metadata: s.metadata,
+		Durable: s.durable, Description: "Outflow consumer: made anew by it at each start",
+		Metadata:      s.metadata,
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
 		AckPolicy: jetstream.AckAllPolicy, AckWait: ackWait, MaxAckPending: s.window,
 	}
@@ -161,24 +165,26 @@ func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, e
 	if err != nil {
 		return nil, fmt.Errorf("durable %s: %w", s.durable, err)
 	}
-	r := &streamReader{source: s, cons: cons, last: after, status: s.js.Conn().StatusChanged(nats.RECONNECTING, nats.CLOSED)}
+	r := &streamReader{source: s, cons: cons, last: after,
+		status: s.js.Conn().StatusChanged(nats.RECONNECTING, nats.CLOSED)}
 	r.open, r.close = context.WithCancel(context.Background())
 	return r, nil
 }
 
-// A pull asks for so many messages or bytes, whichever is reached first; a message of the largest size fits. While there is nothing to
-// send the server says every so often that it lives.
+// A pull asks for so many messages or bytes, whichever is reached first; a message of the largest size fits.
+// While there is nothing to send the server says every so often that it lives.
 const (
 	pullMessages  = 500
 	pullBytes     = 8 << 20
 	pullHeartbeat = 5 * time.Second
 )
 
-// pull asks for the next messages. One pull is outstanding at most, and the client has room for all that it may bring: messages that
-// find no room are dropped by the client, in silence.
+// pull asks for the next messages. One pull is outstanding at most, and the client has room for all that it
+// may bring: messages that find no room are dropped by the client, in silence.
 func (r *streamReader) pull() error {
 	most := max(pullBytes, int(r.source.js.Conn().MaxPayload())+64<<10)
-	pulled, err := r.cons.Fetch(min(pullMessages, r.source.window), jetstream.FetchMaxBytes(most), jetstream.FetchHeartbeat(pullHeartbeat),
+	pulled, err := r.cons.Fetch(min(pullMessages, r.source.window), jetstream.FetchMaxBytes(most),
+		jetstream.FetchHeartbeat(pullHeartbeat),
 		jetstream.FetchContext(r.open))
 	if err != nil {
 		return fmt.Errorf("durable %s: %w", r.source.durable, err)
@@ -187,8 +193,8 @@ func (r *streamReader) pull() error {
 	return nil
 }
 
-// streamReader reads from a durable. The durable's own sequence tells whether each message came here: it rises by one with each delivery
-// to whomever.
+// streamReader reads from a durable. The durable's own sequence tells whether each message came here: it
+// rises by one with each delivery to whomever.
 type streamReader struct {
 	source *streamSource
 	cons   jetstream.Consumer
@@ -251,11 +257,14 @@ func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
 	want := r.delivered.Load() + 1
 	switch {
 	case meta.Sequence.Consumer != want:
-		return nil, fmt.Errorf("durable %s: delivery %d where %d was due: something else reads from it", r.source.durable, meta.Sequence.Consumer, want)
+		return nil, fmt.Errorf("durable %s: delivery %d where %d was due: something else reads from it",
+			r.source.durable, meta.Sequence.Consumer, want)
 	case meta.NumDelivered != 1:
-		return nil, fmt.Errorf("durable %s: sequence %d was delivered %d times", r.source.durable, meta.Sequence.Stream, meta.NumDelivered)
+		return nil, fmt.Errorf("durable %s: sequence %d was delivered %d times", r.source.durable,
+			meta.Sequence.Stream, meta.NumDelivered)
 	case meta.Sequence.Stream <= r.last:
-		return nil, fmt.Errorf("durable %s: sequence %d after %d", r.source.durable, meta.Sequence.Stream, r.last)
+		return nil, fmt.Errorf("durable %s: sequence %d after %d", r.source.durable, meta.Sequence.Stream,
+			r.last)
 	}
 	r.delivered.Store(want)
 	r.last = meta.Sequence.Stream
@@ -263,7 +272,8 @@ func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
 	r.replies = append(r.replies, reply{r.last, msg.Reply()})
 	r.mu.Unlock()
 	return &stream.Message{
-		Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Sequence: r.last, Time: meta.Timestamp, Replay: r.source.replay,
+		Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Sequence: r.last,
+		Time: meta.Timestamp, Replay: r.source.replay,
 	}, nil
 }
 
@@ -295,7 +305,8 @@ func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	if !r.waiting.Load() || info.Delivered.Consumer <= before {
 		r.suspect.Store(0)
 	} else if r.suspect.Swap(before+1) == before+1 && r.delivered.Load() == before {
-		return 0, fmt.Errorf("durable %s: delivery %d never came: something else reads from it", r.source.durable, before+1)
+		return 0, fmt.Errorf("durable %s: delivery %d never came: something else reads from it",
+			r.source.durable, before+1)
 	}
 	return info.Delivered.Stream, nil
 }

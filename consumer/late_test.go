@@ -15,13 +15,16 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
-// lateStream is a stream in memory that seems damaged for a while, and of which one answer comes late: it says what was so at the question.
+// lateStream is a stream in memory that seems damaged for a while, and of which one answer comes late: it
+// says what was so at the question.
 type lateStream struct {
 	*memoryStream
-	begun     time.Time
-	wrong     time.Duration // so long it seems damaged
-	seems     func(st *stream.State) error
-	late      int // this one of the questions for its state is answered when more time has passed than a second reading waits
+	begun time.Time
+	wrong time.Duration // so long it seems damaged
+	seems func(st *stream.State) error
+	// this one of the questions for its state is answered when more time has passed than a second reading
+	// waits
+	late      int
 	questions int
 }
 
@@ -45,8 +48,9 @@ func (s *lateStream) Get(ctx context.Context, seq uint64) (*stream.Message, erro
 	return s.memoryStream.Get(ctx, seq)
 }
 
-// A loss counts when a second reading agrees that was asked for so much later: an answer that is late makes it no later. Neither the
-// reading that saw it first nor the one after it ends Run before its time; when the loss lasts, one does.
+// A loss counts when a second reading agrees that was asked for so much later: an answer that is late makes
+// it no later. Neither the reading that saw it first nor the one after it ends Run before its time; when the
+// loss lasts, one does.
 func TestLateAnswerIsNoSecondReading(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -62,16 +66,20 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 			st.Created, st.First, st.Last = time.Now().Add(time.Hour), 1, 0
 			return nil
 		}},
-		"no stream": {jetstream.ErrStreamNotFound, 1, func(*stream.State) error { return jetstream.ErrStreamNotFound }},
+		"no stream": {jetstream.ErrStreamNotFound, 1, func(*stream.State) error {
+			return jetstream.ErrStreamNotFound
+		}},
 	} {
-		for late, wrong := range []time.Duration{confirm - time.Millisecond, confirm + 1500*time.Millisecond, time.Second} {
+		for late, wrong := range []time.Duration{confirm - time.Millisecond, confirm + 1500*time.Millisecond,
+			time.Second} {
 			t.Run(name+"/late "+[]string{"none", "first", "second"}[late], func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					s, src, offsets := &publisher{}, newMemoryStream(), Memory()
 					all := s.events(20, 3)
 					src.publish(all...)
-					cfg := Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+					cfg := Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src},
+						Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 					handled := 0
 					run := func() error {
 						consumer, err := New(nil, offsets, cfg)
@@ -93,13 +101,15 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 						t.Fatalf("Run: %v, %d events", err, handled)
 					}
 					src.publish(s.events(20, 3)...)
-					damaged := &lateStream{memoryStream: src, begun: time.Now(), wrong: wrong, seems: c.seems, late: late * c.asked}
+					damaged := &lateStream{memoryStream: src, begun: time.Now(), wrong: wrong, seems: c.seems,
+						late: late * c.asked}
 					cfg.hooks.Source = damaged
 					if err := run(); err != nil || handled != 40 {
 						t.Fatalf("a loss that does not last: Run: %v, %d events", err, handled)
 					}
 					src.publish(s.events(20, 3)...)
-					*damaged = lateStream{memoryStream: src, begun: time.Now(), wrong: time.Hour, seems: c.seems, late: late * c.asked}
+					*damaged = lateStream{memoryStream: src, begun: time.Now(), wrong: time.Hour,
+						seems: c.seems, late: late * c.asked}
 					if err := run(); !errors.Is(err, c.kind) {
 						t.Errorf("a loss that lasts: Run: %v, want %v", err, c.kind)
 					}
@@ -112,7 +122,8 @@ func TestLateAnswerIsNoSecondReading(t *testing.T) {
 	}
 }
 
-// lateStore is one whose lease another instance has, with another number of partitions; its answers come at set times.
+// lateStore is one whose lease another instance has, with another number of partitions; its answers come at
+// set times.
 type lateStore struct {
 	store
 	answers []time.Duration
@@ -127,16 +138,19 @@ func (s *lateStore) acquire(ctx context.Context) (*state, error) {
 	return nil, &heldError{owner: "another", partitions: 3}
 }
 
-// An instance with another number of partitions lives when it is seen again a lease later. A late answer says nothing of that.
+// An instance with another number of partitions lives when it is seen again a lease later. A late answer says
+// nothing of that.
 func TestLateAnswerIsNoOtherInstance(t *testing.T) {
 	t.Parallel()
 	lease := 10 * time.Second
-	for name, answers := range map[string][]time.Duration{"first": {2 * lease, 0, 0}, "second": {0, 2 * lease}} {
+	for name, answers := range map[string][]time.Duration{"first": {2 * lease, 0, 0},
+		"second": {0, 2 * lease}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				src := newMemoryStream().publish((&publisher{}).events(1, 1)...)
-				consumer, err := New(nil, Memory(), Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Lease: lease})
+				consumer, err := New(nil, Memory(),
+					Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Lease: lease})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -145,7 +159,8 @@ func TestLateAnswerIsNoOtherInstance(t *testing.T) {
 					t.Fatal(err)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
-				r := &runner{Consumer: consumer, store: &lateStore{inner, answers}, handler: func(context.Context, pgx.Tx, *Event) error { cancel(); return nil }}
+				r := &runner{Consumer: consumer, store: &lateStore{inner, answers},
+					handler: func(context.Context, pgx.Tx, *Event) error { cancel(); return nil }}
 				if err := r.loop(ctx); err != nil {
 					t.Errorf("Run: %v", err)
 				}

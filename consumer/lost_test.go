@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// opening is a stream to which something happens after a session has compared it with the offsets, and before it reads.
+// opening is a stream to which something happens after a session has compared it with the offsets, and before
+// it reads.
 type opening struct {
 	*memoryStream
 	before func()
@@ -27,7 +28,8 @@ func (o *opening) Open(ctx context.Context, after uint64) (stream.Reader, error)
 	return o.memoryStream.Open(ctx, after)
 }
 
-// A hole appears when a session has looked at the stream and has read nothing yet. What it begins to read may be before the hole.
+// A hole appears when a session has looked at the stream and has read nothing yet. What it begins to read may
+// be before the hole.
 func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -51,7 +53,9 @@ func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
 				}
 				for p := range 8 {
 					if !used[p] {
-						w.exec(`UPDATE outflow_mark SET seq = 10, due = '0/0', n = 0, lsn = '0/0', i = 0 WHERE partition = $1`, p)
+						w.exec(
+							`UPDATE outflow_mark SET seq = 10, due = '0/0', n = 0, lsn = '0/0', i = 0
+								WHERE partition = $1`, p)
 					}
 				}
 			}
@@ -100,14 +104,16 @@ func (f *forgetting) dropOldLayouts(context.Context, string) error {
 	return nil
 }
 
-// What an old layout says of messages that come again is forgotten when all offsets are beyond these, not only beyond its sequences.
+// What an old layout says of messages that come again is forgotten when all offsets are beyond these, not
+// only beyond its sequences.
 func TestHoledGenerationIsKept(t *testing.T) {
 	t.Parallel()
 	at := func(seq uint64, due outbox.LSN) offset {
 		return offset{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Lost: seq == 100}
 	}
 	st := &forgetting{}
-	p := newDispatcher(&run{source: live, store: st, oldLayouts: []oldLayout{{Source: live, Offsets: []offset{at(61, 610), at(100, 1000)}}}}, 0, offset{})
+	p := newDispatcher(&run{source: live, store: st,
+		oldLayouts: []oldLayout{{Source: live, Offsets: []offset{at(61, 610), at(100, 1000)}}}}, 0, offset{})
 	l := newWorker(p.run, 0, at(105, 650))
 	p.workers = []*worker{l}
 	if err := p.dropOldLayouts(); err != nil || st.forgot {
@@ -125,13 +131,15 @@ type moving struct {
 	to []offset
 }
 
-func (m *moving) move(_ context.Context, _ string, _ int, _, to offset, _ func(context.Context, pgx.Tx) error) error {
+func (m *moving) move(_ context.Context, _ string, _ int, _, to offset,
+	_ func(context.Context, pgx.Tx) error) error {
 	m.to = append(m.to, to)
 	return nil
 }
 
-// The offset of a worker that has nothing to do follows the others. Behind a hole it stays while it knows more of what comes again than the
-// message that it would move to: that is how events are told that have had their effect.
+// The offset of a worker that has nothing to do follows the others. Behind a hole it stays while it knows
+// more of what comes again than the message that it would move to: that is how events are told that have had
+// their effect.
 func TestIdleMarkBehindAHole(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are those of one consumer. Several consumers of a process share the families of a registry, each with its name as a label.
-// All methods may be called at any time from any goroutine.
+// metrics are those of one consumer. Several consumers of a process share the families of a registry, each
+// with its name as a label. All methods may be called at any time from any goroutine.
 type metrics struct {
 	partitions []partitionMetrics     // by partition
 	parkeds    *prometheus.CounterVec // cause
@@ -35,36 +35,50 @@ const namespace = "outflow_consumer"
 func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metrics, error) {
 	f := families{reg: reg, consumer: prometheus.Labels{"consumer": name}}
 	events := f.counters("events_total", "Events read from the stream.", "partition")
-	effects := f.counters("effects_total", "Events whose effect is committed; released ones count as well.", "partition")
-	passed := f.counters("passed_over_total", "Events passed over, since they had had their effect.", "partition")
+	effects := f.counters("effects_total", "Events whose effect is committed; released ones count as well.",
+		"partition")
+	passed := f.counters("passed_over_total", "Events passed over, since they had had their effect.",
+		"partition")
 	attempts := f.counters("attempts_total", "Calls of the handler.", "partition")
-	failures := f.counters("failures_total", "Calls of the handler that failed; panics count as well.", "partition")
+	failures := f.counters("failures_total", "Calls of the handler that failed; panics count as well.",
+		"partition")
 	panics := f.counters("panics_total", "Calls of the handler that panicked.", "partition")
 	replayed := f.counters("replayed_total", "Effects of events that were replayed.", "partition")
 	transactions := f.counters("transactions_total", "Transactions committed.", "partition")
 	m := &metrics{
-		parkeds:   f.counters("parked_total", "Events parked: poison, or behind an event of their document that is.", "cause"),
-		release:   f.counters("released_total", "Events that left parking: retry with their effect, skip without.", "how"),
-		drops:     f.counters("sessions_dropped_total", "Sessions that ended with an error, by reason.", "reason"),
-		sessions:  f.counters("sessions_total", "Sessions begun as the active instance; each error ends one.").With(nil),
-		gaps:      f.counters("gap_messages_total", "Messages that were removed before they were read, as Config.AcceptGap allows.").With(nil),
-		lease:     f.gauge("lease_held", "1 while this instance is the active one, 0 while it stands by or connects."),
-		kept:      f.gauge("parked_documents", "Documents that are parked, as far as they are kept in memory: 262144 at most."),
+		parkeds: f.counters("parked_total",
+			"Events parked: poison, or behind an event of their document that is.", "cause"),
+		release: f.counters("released_total",
+			"Events that left parking: retry with their effect, skip without.", "how"),
+		drops: f.counters("sessions_dropped_total", "Sessions that ended with an error, by reason.",
+			"reason"),
+		sessions: f.counters("sessions_total",
+			"Sessions begun as the active instance; each error ends one.").With(nil),
+		gaps: f.counters("gap_messages_total",
+			"Messages that were removed before they were read, as Config.AcceptGap allows.").With(nil),
+		lease: f.gauge("lease_held",
+			"1 while this instance is the active one, 0 while it stands by or connects."),
+		kept: f.gauge("parked_documents",
+			"Documents that are parked, as far as they are kept in memory: 262144 at most."),
 		held:      f.gauge("in_flight_messages", "Messages read and not done."),
 		heldBytes: f.gauge("in_flight_bytes", "Bytes of the messages read and not done."),
 		readSeq:   f.gauge("read_sequence", "Sequence of the newest message read."),
 		doneSeq:   f.gauge("done_sequence", "Sequence up to which all messages are done."),
 		lag:       f.gauge("lag_messages", "Messages of the stream that are not done, as of the last look."),
-		lagTime:   f.gauge("lag_seconds", "Age of the oldest message that was read and is not done; 0 if there is none."),
-		batch:     f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
-		commit:    f.histogram("commit_seconds", "Time of a transaction's commit.", 0.00025, 18),
-		latency:   f.histogram("latency_seconds", "From when the stream stored an event to the commit of its effect.", 0.001, 20),
+		lagTime: f.gauge("lag_seconds",
+			"Age of the oldest message that was read and is not done; 0 if there is none."),
+		batch:  f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
+		commit: f.histogram("commit_seconds", "Time of a transaction's commit.", 0.00025, 18),
+		latency: f.histogram("latency_seconds",
+			"From when the stream stored an event to the commit of its effect.", 0.001, 20),
 	}
 	for p := range partitions {
 		label := strconv.Itoa(p)
 		m.partitions = append(m.partitions, partitionMetrics{
-			events: events.WithLabelValues(label), effects: effects.WithLabelValues(label), passed: passed.WithLabelValues(label),
-			attempts: attempts.WithLabelValues(label), failures: failures.WithLabelValues(label), panics: panics.WithLabelValues(label),
+			events: events.WithLabelValues(label), effects: effects.WithLabelValues(label),
+			passed:   passed.WithLabelValues(label),
+			attempts: attempts.WithLabelValues(label), failures: failures.WithLabelValues(label),
+			panics:   panics.WithLabelValues(label),
 			replayed: replayed.WithLabelValues(label), transactions: transactions.WithLabelValues(label),
 		})
 	}
@@ -150,8 +164,8 @@ func (m *metrics) read(seq uint64) { m.readSeq.Set(float64(seq)) }
 // done says up to where all is done.
 func (m *metrics) done(seq uint64) { m.doneSeq.Set(float64(seq)) }
 
-// behind says where the stream ends, up to where all is done, and when the oldest message that was read and is not done was stored
-// (zero: there is none). It is said every now and then, also while nothing moves.
+// behind says where the stream ends, up to where all is done, and when the oldest message that was read and
+// is not done was stored (zero: there is none). It is said every now and then, also while nothing moves.
 func (m *metrics) behind(last, done uint64, oldest time.Time) {
 	m.lag.Set(float64(last - min(done, last)))
 	m.lagTime.Set(0)
@@ -169,19 +183,22 @@ type families struct {
 
 func (f *families) counters(name, help string, labels ...string) *prometheus.CounterVec {
 	labels = append([]string{"consumer"}, labels...)
-	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help},
+		labels)
 	return registered(f, c).MustCurryWith(f.consumer)
 }
 
 func (f *families) gauge(name, help string) prometheus.Gauge {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, []string{"consumer"})
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help},
+		[]string{"consumer"})
 	return registered(f, g).With(f.consumer)
 }
 
 // histogram has buckets of twice the size of the one before each, the first one up to least.
 func (f *families) histogram(name, help string, least float64, buckets int) prometheus.Observer {
 	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: namespace, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(least, 2, buckets),
+		Namespace: namespace, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(least, 2,
+			buckets),
 	}, []string{"consumer"})
 	return registered(f, h).With(f.consumer)
 }

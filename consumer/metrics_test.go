@@ -26,7 +26,8 @@ func TestMetrics(t *testing.T) {
 		m.attempted(1, nil)
 		m.attempted(1, &PanicError{Value: "x"})
 		m.attempted(0, errors.New("x"))
-		m.transaction(1, []*Event{{Time: time.Now()}, {Time: time.Now().Add(time.Hour), Replayed: true}}, time.Millisecond)
+		m.transaction(1, []*Event{{Time: time.Now()}, {Time: time.Now().Add(time.Hour), Replayed: true}},
+			time.Millisecond)
 		m.passed(0)
 		m.parked(causeBehind)
 		m.released(releaseSkip)
@@ -52,11 +53,16 @@ func TestMetrics(t *testing.T) {
 		`transactions_total consumer=stock partition=1`: 1, `passed_over_total consumer=stock partition=0`: 1,
 		`parked_total cause=behind consumer=orders`: 2, `parked_total cause=poison consumer=orders`: 0,
 		`released_total consumer=stock how=skip`: 1,
-		`parked_documents consumer=stock`:        3, `sessions_total consumer=orders`: 2, `sessions_dropped_total consumer=stock reason=moved`: 1,
-		`lease_held consumer=orders`: 1, `lease_held consumer=stock`: 0, `gap_messages_total consumer=stock`: 5,
-		`in_flight_messages consumer=orders`: 4, `in_flight_bytes consumer=orders`: 400, `read_sequence consumer=orders`: 12,
-		`done_sequence consumer=orders`: 10, `lag_messages consumer=orders`: 2, `lag_messages consumer=stock`: 0, `lag_seconds consumer=stock`: 0,
-		`batch_events consumer=orders`: 2, `commit_seconds consumer=orders`: 2, `latency_seconds consumer=orders`: 4,
+		`parked_documents consumer=stock`:        3, `sessions_total consumer=orders`: 2,
+		`sessions_dropped_total consumer=stock reason=moved`: 1,
+		`lease_held consumer=orders`:                         1, `lease_held consumer=stock`: 0,
+		`gap_messages_total consumer=stock`:  5,
+		`in_flight_messages consumer=orders`: 4, `in_flight_bytes consumer=orders`: 400,
+		`read_sequence consumer=orders`: 12,
+		`done_sequence consumer=orders`: 10, `lag_messages consumer=orders`: 2,
+		`lag_messages consumer=stock`: 0, `lag_seconds consumer=stock`: 0,
+		`batch_events consumer=orders`: 2, `commit_seconds consumer=orders`: 2,
+		`latency_seconds consumer=orders`: 4,
 	} {
 		if v, ok := got["outflow_consumer_"+name]; !ok || v != want {
 			t.Errorf("%s is %v (there: %v), want %v", name, v, ok, want)
@@ -87,7 +93,8 @@ func gather(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 			for _, l := range m.GetLabel() {
 				words = append(words, l.GetName()+"="+l.GetValue())
 			}
-			all[strings.Join(words, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			all[strings.Join(words, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+				float64(m.GetHistogram().GetSampleCount())
 		}
 	}
 	return all

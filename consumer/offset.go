@@ -13,7 +13,8 @@ const (
 	replay = "replay"
 )
 
-// offset says that a partition is done up to a message of the stream, whichever partition that message belongs to.
+// offset says that a partition is done up to a message of the stream, whichever partition that message
+// belongs to.
 type offset struct {
 	Seq uint64          `json:"seq"` // 0: nothing yet
 	Due outbox.LSN      `json:"due"` // of that message's header, as N and Pos; 0: it is not known
@@ -36,9 +37,9 @@ func offsetOf(seq uint64, h *outbox.Header) offset {
 // known reports whether the message's header is known.
 func (m offset) known() bool { return m.Due != 0 || m.Pos.LSN != 0 }
 
-// order compares two messages of one stretch of WAL by the order in which Outflow publishes them: by the due of their window, then by
-// their place in it. A repair's events all have the same due, which the window before them may have too; their indexes ascend and
-// are above every place in a window.
+// order compares two messages of one stretch of WAL by the order in which Outflow publishes them: by the due
+// of their window, then by their place in it. A repair's events all have the same due, which the window
+// before them may have too; their indexes ascend and are above every place in a window.
 func (m offset) order(o offset) int {
 	if c := cmp.Compare(m.Due, o.Due); c != 0 {
 		return c

@@ -20,8 +20,8 @@ type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// Parked is what is parked in a consumers' database, for operators: to look at it, and to say what is to be released. Releasing is the
-// running consumer's. It is what the command outflow parked uses.
+// Parked is what is parked in a consumers' database, for operators: to look at it, and to say what is to be
+// released. Releasing is the running consumer's. It is what the command outflow parked uses.
 //
 // Errors that are to be read by the operator are an [outbox.Fault].
 type Parked struct {
@@ -29,10 +29,11 @@ type Parked struct {
 	consumers, table string // quoted
 }
 
-// NewParked returns the parked events of the consumers whose tables are in a schema of a database; an empty one is that of the
-// connection's search_path.
+// NewParked returns the parked events of the consumers whose tables are in a schema of a database; an empty
+// one is that of the connection's search_path.
 func NewParked(db DB, schema string) *Parked {
-	return &Parked{db: db, consumers: inSchema(schema, "outflow_consumer"), table: inSchema(schema, "outflow_parked")}
+	return &Parked{db: db, consumers: inSchema(schema, "outflow_consumer"),
+		table: inSchema(schema, "outflow_parked")}
 }
 
 // ParkedDocument is a document that is parked. The JSON names are stable.
@@ -74,7 +75,8 @@ func (b ParkedBytes) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]byte(b))
 }
 
-// List returns the documents that are parked, of one consumer or of all (""), at most limit, in the order of their names.
+// List returns the documents that are parked, of one consumer or of all (""), at most limit, in the order of
+// their names.
 func (p *Parked) List(ctx context.Context, consumer string, limit int) ([]ParkedDocument, error) {
 	if consumer != "" {
 		if err := p.Known(ctx, consumer); err != nil {
@@ -109,7 +111,8 @@ const rowColumns = `f.ord, f.source, f.seq, f.position, f.event_id, f.subject, f
 
 func (r *ParkedRow) columns() []any {
 	return []any{
-		&r.Order, &r.Source, &r.Sequence, &r.Position, &r.ID, &r.Subject, &r.Cause, &r.Error, &r.Attempts, &r.Time, &r.ParkedAt, &r.Bytes,
+		&r.Order, &r.Source, &r.Sequence, &r.Position, &r.ID, &r.Subject, &r.Cause, &r.Error, &r.Attempts,
+		&r.Time, &r.ParkedAt, &r.Bytes,
 	}
 }
 
@@ -155,7 +158,8 @@ func (p *Parked) Events(ctx context.Context, consumer, document string, limit in
 	return all, p.explain(err)
 }
 
-// Retry says that a document is to be released: its first event is tried again, and if it has its effect all the others follow.
+// Retry says that a document is to be released: its first event is tried again, and if it has its effect all
+// the others follow.
 func (p *Parked) Retry(ctx context.Context, consumer, document string) error {
 	return p.release(ctx, consumer, document, releaseRetry)
 }
@@ -200,7 +204,8 @@ func (p *Parked) Known(ctx context.Context, consumer string) error {
 			return nil
 		}
 	}
-	f := &outbox.Fault{Class: outbox.Usage, Code: "unknown_consumer", Message: fmt.Sprintf("no consumer %q has run with this database", consumer)}
+	f := &outbox.Fault{Class: outbox.Usage, Code: "unknown_consumer",
+		Message: fmt.Sprintf("no consumer %q has run with this database", consumer)}
 	if f.Hint = "It has none at all: is it the right database?"; len(names) > 0 {
 		f.Hint = fmt.Sprintf("It has %q", names)
 	}
@@ -217,11 +222,14 @@ func (p *Parked) explain(err error) error {
 	case "42P01", "3F000":
 		return &outbox.Fault{Class: outbox.Fatal, Code: "no_consumer_tables",
 			Message: "the database has no tables of a consumer, or not in this schema", Err: err,
-			Hint: "Name the database that the consumer keeps its marks in, and Config.DatabaseSchema if it is set there (--database, --schema). " +
+			Hint: "Name the database that the consumer keeps its marks in, and Config.DatabaseSchema if it " +
+				"is set there (--database, --schema). " +
 				"A consumer makes the tables when it runs for the first time"}
 	case "42501":
-		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right", Message: "the role may not read or change the consumer's tables", Err: err,
-			Hint: "Connect as the consumer's role, or grant SELECT on outflow_consumer, and SELECT and UPDATE on outflow_parked"}
+		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right",
+			Message: "the role may not read or change the consumer's tables", Err: err,
+			Hint: "Connect as the consumer's role, or grant SELECT on outflow_consumer, and SELECT and " +
+				"UPDATE on outflow_parked"}
 	}
 	return err
 }

@@ -32,7 +32,8 @@ func (s *memoryStream) read() uint64 {
 	return s.reader.at
 }
 
-// No more is read than MaxInFlight and MaxBytes say, and no more than 16 times that beyond an event that is held up.
+// No more is read than MaxInFlight and MaxBytes say, and no more than 16 times that beyond an event that is
+// held up.
 func TestBackPressure(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -152,8 +153,14 @@ func TestLongHandlerKeepsTheLease(t *testing.T) {
 func TestHandlerCommits(t *testing.T) {
 	t.Parallel()
 	for name, commit := range map[string]func(ctx context.Context, tx pgx.Tx) error{
-		"refused": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, " commit;"); return err },
-		"done":    func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, "COMMIT"); return err },
+		"refused": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, " commit;")
+			return err
+		},
+		"done": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Conn().Exec(ctx, "COMMIT")
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -211,7 +218,8 @@ func TestSerializable(t *testing.T) {
 	src.mu.Lock()
 	opened := src.opened
 	src.mu.Unlock()
-	err := pgx.BeginFunc(t.Context(), w.mine, func(tx pgx.Tx) error { // the offset's row changes after the snapshot was taken
+	// the offset's row changes after the snapshot was taken
+	err := pgx.BeginFunc(t.Context(), w.mine, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), `UPDATE outflow_mark SET updated_at = now()`); err != nil {
 			return err
 		}
@@ -220,7 +228,8 @@ func TestSerializable(t *testing.T) {
 		src.publish(more)
 		if !await.True(func() bool {
 			var waits bool
-			err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+			err := w.mine.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+				WHERE datname = current_database()
 				AND application_name = 'consumer' AND wait_event_type = 'Lock')`).Scan(&waits)
 			return err == nil && waits
 		}) {
@@ -239,10 +248,12 @@ func TestSerializable(t *testing.T) {
 	}
 }
 
-// Without a database an instance that can't renew its lease begins nothing more when the lease is over, whoever holds it then.
+// Without a database an instance that can't renew its lease begins nothing more when the lease is over,
+// whoever holds it then.
 func TestLeaseThatCanNotBeRenewed(t *testing.T) {
 	t.Parallel()
-	st := newDocumentStore(&memoryCell{}, &Config{Name: "orders", Stream: "OUTBOX", Lease: 20 * time.Millisecond})
+	st := newDocumentStore(&memoryCell{},
+		&Config{Name: "orders", Stream: "OUTBOX", Lease: 20 * time.Millisecond})
 	if _, err := st.acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +270,8 @@ func TestReplayThatIsPurged(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"), Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"),
+		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
 		t.Fatal(err)
 	}
 	replayed := s.events(20, 1)
@@ -279,20 +291,21 @@ func TestReplayThatIsPurged(t *testing.T) {
 		t.Fatal(err)
 	}
 	var once sync.Once
-	r := w.start(w.onStream(js, func(c *Config) { c.MaxInFlight, c.Batch = 1, 1 }), func(ctx context.Context, tx pgx.Tx, e *Event) error {
-		once.Do(func() {
-			if err := stream.DeleteMsg(ctx, 20); err != nil {
-				t.Error(err)
+	r := w.start(w.onStream(js, func(c *Config) { c.MaxInFlight, c.Batch = 1, 1 }),
+		func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			once.Do(func() {
+				if err := stream.DeleteMsg(ctx, 20); err != nil {
+					t.Error(err)
+				}
+				if err := stream.Purge(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+			if e.Replayed {
+				return nil
 			}
-			if err := stream.Purge(ctx); err != nil {
-				t.Error(err)
-			}
+			return handler(ctx, tx, e)
 		})
-		if e.Replayed {
-			return nil
-		}
-		return handler(ctx, tx, e)
-	})
 	w.await(all)
 	r.stopped()
 	w.exactly(all)
@@ -308,7 +321,8 @@ func TestPostgresRestarts(t *testing.T) {
 	cfg := w.config(src)
 	cfg.Batch, cfg.MaxInFlight = 2, 20
 	r := w.start(w.consumer(cfg), handler)
-	for _, end := range []func() error{server.Kill, func() error { return server.Stop("fast") }, func() error { return server.Stop("immediate") }} {
+	for _, end := range []func() error{server.Kill, func() error { return server.Stop("fast") },
+		func() error { return server.Stop("immediate") }} {
 		n := len(all)
 		if !await.True(func() bool { return src.read() > uint64(n-100) }) {
 			t.Fatal("nothing is read")
@@ -334,7 +348,8 @@ func TestLeaderChanges(t *testing.T) {
 	t.Parallel()
 	tier.OnlyLong(t, "a cluster of three takes up to a minute")
 	cluster := natstest.Cluster(t, 3)
-	nc, err := nats.Connect(cluster.URLs(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(cluster.URLs(), nats.Timeout(time.Minute), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +358,8 @@ func TestLeaderChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}, Replicas: 3}); err != nil {
+	if _, err := js.CreateStream(t.Context(),
+		jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}, Replicas: 3}); err != nil {
 		t.Fatal(err)
 	}
 	w, s := newHarness(t), &publisher{}
@@ -362,10 +378,12 @@ func TestLeaderChanges(t *testing.T) {
 	}
 	send(100)
 	r := w.start(w.onStream(js, func(c *Config) { c.Batch = 3 }), handler)
-	for i, subject := range []string{"STREAM.LEADER.STEPDOWN.OUTBOX", "CONSUMER.LEADER.STEPDOWN.OUTBOX.orders", "", "STREAM.LEADER.STEPDOWN.OUTBOX"} {
+	for i, subject := range []string{"STREAM.LEADER.STEPDOWN.OUTBOX",
+		"CONSUMER.LEADER.STEPDOWN.OUTBOX.orders", "", "STREAM.LEADER.STEPDOWN.OUTBOX"} {
 		send(50)
 		if subject != "" {
-			_, _ = nc.Request("$JS.API."+subject, nil, 5*time.Second) // without a leader just now there is nothing to do
+			// without a leader just now there is nothing to do
+			_, _ = nc.Request("$JS.API."+subject, nil, 5*time.Second)
 		} else if node, err := cluster.WaitLeader("OUTBOX", time.Minute); err != nil {
 			t.Fatal(err)
 		} else {

@@ -21,18 +21,19 @@ const (
 	releaseSkip  = "skip"
 )
 
-// maxKept is how many parked documents are kept in memory, at about 40 bytes each. With more of them the table is asked at each event.
+// maxKept is how many parked documents are kept in memory, at about 40 bytes each. With more of them the
+// table is asked at each event.
 const maxKept = 1 << 18
 
 // maxWanted is how many documents are looked for at a time that are to be released.
 const maxReleases = 256
 
-// parking holds back the documents that have an event which failed for good: that event and all later ones of its document are in a
-// table, in the order of the stream, until an operator releases them.
+// parking holds back the documents that have an event which failed for good: that event and all later ones of
+// its document are in a table, in the order of the stream, until an operator releases them.
 //
-// The table is the truth. It changes only in transactions in which the offset of the document's partition is held: an event is in it
-// exactly if the offset is beyond the event and its effect is not there. What is in memory only says which documents need not be looked
-// up: it is never short of one that is parked.
+// The table is the truth. It changes only in transactions in which the offset of the document's partition is
+// held: an event is in it exactly if the offset is beyond the event and its effect is not there. What is in
+// memory only says which documents need not be looked up: it is never short of one that is parked.
 //
 // A parking is used by one session; what concerns a document by the goroutine of its worker.
 type parking struct {
@@ -97,14 +98,15 @@ func (k *parking) may(document string) bool {
 
 func (k *parking) hash(document string) uint64 { return maphash.String(k.seed, storable(document)) }
 
-// parkBehind puts those of the events whose document is parked into the table, in one round trip, in the transaction that moves the offset
-// over them. It returns which they are: the others are to be handled. All are of one source, in their order.
+// parkBehind puts those of the events whose document is parked into the table, in one round trip, in the
+// transaction that moves the offset over them. It returns which they are: the others are to be handled. All
+// are of one source, in their order.
 func (k *parking) parkBehind(ctx context.Context, tx pgx.Tx, events []*Event) (map[*Event]bool, error) {
 	return k.table.add(ctx, tx, events, nil)
 }
 
-// park puts an event that failed for good into the table, in the transaction that moves the offset over it. Once that is committed the
-// caller says so with keep.
+// park puts an event that failed for good into the table, in the transaction that moves the offset over it.
+// Once that is committed the caller says so with keep.
 func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) error {
 	_, err := k.table.add(ctx, tx, []*Event{e}, &failure{e.Attempt, errorText(cause)})
 	return err
@@ -115,11 +117,12 @@ func (k *parking) toRelease(ctx context.Context, tx pgx.Tx) ([]parkedDocument, e
 	return k.table.toRelease(ctx, tx, maxReleases)
 }
 
-// release takes one step in the release of a document, on the goroutine of its worker: the effects of its first events and their
-// removal, in one transaction; or, where the first one fails for good, that it is parked again. within runs a function in a
-// transaction of this session, in which the offset of the document's partition is held and does not move; handle has the effect of one
-// event. When stop ends no further attempt is made. An error is the database's, or says that ctx has ended. left reports whether events
-// of the document are still parked, again whether more of them are to be released.
+// release takes one step in the release of a document, on the goroutine of its worker: the effects of its
+// first events and their removal, in one transaction; or, where the first one fails for good, that it is
+// parked again. within runs a function in a transaction of this session, in which the offset of the
+// document's partition is held and does not move; handle has the effect of one event. When stop ends no
+// further attempt is made. An error is the database's, or says that ctx has ended. left reports whether
+// events of the document are still parked, again whether more of them are to be released.
 func (k *parking) release(ctx, stop context.Context, document string,
 	within func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error,
 	handle func(ctx context.Context, tx pgx.Tx, e *Event) error,
@@ -141,18 +144,23 @@ func (k *parking) release(ctx, stop context.Context, document string,
 		case s.at > 0: // those before it go first
 			n = s.at
 			continue
-		case s.failed == nil && len(s.rows) > 1: // the commit failed: of which of them shows when they go one by one
+		// the commit failed: of which of them shows when they go one by one
+		case s.failed == nil && len(s.rows) > 1:
 			n = 1
 			continue
 		}
 		row, attempts := s.rows[0], s.rows[0].attempts+tries
 		if errors.Is(cause, errEnded) {
-			return true, false, fault(ErrHandler, cause, hintEnded, "document %q, sequence %d, which was parked", document, row.message.Sequence)
+			return true, false, fault(ErrHandler, cause, hintEnded,
+				"document %q, sequence %d, which was parked", document, row.message.Sequence)
 		}
 		if isPoison(cause) || tries >= k.cfg.MaxAttempts && !conflict(cause) {
-			err := within(ctx, func(ctx context.Context, tx pgx.Tx) error { return k.table.failed(ctx, tx, row, attempts, cause) })
+			err := within(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				return k.table.failed(ctx, tx, row, attempts, cause)
+			})
 			if err == nil {
-				k.cfg.Log.Error("a parked event failed again", "document", document, "seq", row.message.Sequence, "attempts", attempts, "err", cause)
+				k.cfg.Log.Error("a parked event failed again", "document", document, "seq",
+					row.message.Sequence, "attempts", attempts, "err", cause)
 			}
 			return true, false, err
 		}
@@ -215,7 +223,8 @@ func (s *releaseStep) run(ctx context.Context, tx pgx.Tx, n int) (err error) {
 	return nil
 }
 
-// cause returns what is to be blamed on an event: what the handler said, or what the database said of its effect at the commit.
+// cause returns what is to be blamed on an event: what the handler said, or what the database said of its
+// effect at the commit.
 func (s *releaseStep) cause(err error) error {
 	switch {
 	case s.failed != nil:
@@ -235,6 +244,7 @@ func (s *releaseStep) report() {
 			continue
 		}
 		s.met.released(releaseSkip)
-		s.cfg.Log.Warn("a parked event was skipped", "document", s.document, "seq", row.message.Sequence, "subject", row.message.Subject)
+		s.cfg.Log.Warn("a parked event was skipped", "document", s.document, "seq", row.message.Sequence,
+			"subject", row.message.Subject)
 	}
 }

@@ -19,14 +19,18 @@ func TestManyParked(t *testing.T) {
 	const events, documents = 1_000_000, maxKept + 50_000
 	w := newWard(t)
 	w.fail("a")
-	insert := `INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at, position, event_id, cause)
-		SELECT 'orders', %s, 0, 'live', g, 'outbox.a', $1, '\x7b7d', now(), '0/1-' || g, '', %s FROM generate_series(%d, %d) g`
+	insert := `INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data,
+		published_at, position, event_id, cause)
+		SELECT 'orders', %s, 0, 'live', g, 'outbox.a', $1, '\x7b7d', now(), '0/1-' || g, '', %s
+		FROM generate_series(%d, %d) g`
 	h := outbox.Header{Of: 1}
 	headers := fmt.Sprintf(`{"Outflow": [%q]}`, h.String())
-	if _, err := w.pool.Exec(t.Context(), fmt.Sprintf(insert, "'a'", "'behind'", 2, events), headers); err != nil {
+	if _, err := w.pool.Exec(t.Context(), fmt.Sprintf(insert, "'a'", "'behind'", 2, events),
+		headers); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.pool.Exec(t.Context(), fmt.Sprintf(insert, "'d' || g", "'poison'", events+1, events+documents), headers); err != nil {
+	if _, err := w.pool.Exec(t.Context(), fmt.Sprintf(insert, "'d' || g", "'poison'", events+1, events+
+		documents), headers); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.pool.Exec(t.Context(), "ANALYZE outflow_parked"); err != nil {
@@ -41,7 +45,8 @@ func TestManyParked(t *testing.T) {
 		took := time.Since(began)
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		t.Logf("%s: %v, %d KiB more in use", what, took.Round(time.Millisecond), (int64(after.HeapAlloc)-int64(before.HeapAlloc))>>10)
+		t.Logf("%s: %v, %d KiB more in use", what, took.Round(time.Millisecond),
+			(int64(after.HeapAlloc)-int64(before.HeapAlloc))>>10)
 	}
 	timed("a session's start", w.restart)
 	if !w.full || len(w.count) > maxKept || !w.may("nobody") {
@@ -58,7 +63,8 @@ func TestManyParked(t *testing.T) {
 		n := 0
 		for again := true; again; {
 			var err error
-			_, again, err = w.release(t.Context(), t.Context(), "a", w.within, func(context.Context, pgx.Tx, *Event) error { n++; return nil })
+			_, again, err = w.release(t.Context(), t.Context(), "a", w.within,
+				func(context.Context, pgx.Tx, *Event) error { n++; return nil })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -49,8 +49,9 @@ func (r *refusals) handler(ctx context.Context, tx pgx.Tx, e *Event) error {
 	return r.ids[e.ID]
 }
 
-// TestParkingAtRandom parks, retries and skips at random, while events come, instances crash, connections break and the number of
-// partitions changes: at the end each event that was not skipped has had its effect once, in the order of its document.
+// TestParkingAtRandom parks, retries and skips at random, while events come, instances crash, connections
+// break and the number of partitions changes: at the end each event that was not skipped has had its effect
+// once, in the order of its document.
 func TestParkingAtRandom(t *testing.T) {
 	t.Parallel()
 	first := *seed
@@ -139,7 +140,9 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 	r := begin(config())
 	if !await.True(func() bool {
 		documents, err := operator.List(t.Context(), "orders", 100)
-		return err == nil && slices.ContainsFunc(documents, func(d ParkedDocument) bool { return d.Document == "last" && d.Events == 2 })
+		return err == nil && slices.ContainsFunc(documents, func(d ParkedDocument) bool {
+			return d.Document == "last" && d.Events == 2
+		})
 	}) {
 		t.Fatal("what is refused is not parked")
 	}
@@ -151,13 +154,15 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 		}
 		for _, d := range documents {
 			if d.Release == "" {
-				if err := operator.Retry(t.Context(), "orders", d.Document); outbox.FaultOf(err) == nil && err != nil {
+				if err := operator.Retry(t.Context(), "orders", d.Document); outbox.FaultOf(err) == nil &&
+					err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
 		var effects int
-		if err := w.mine.QueryRow(t.Context(), `SELECT coalesce(sum(n), 0) FROM effect`).Scan(&effects); err != nil {
+		if err := w.mine.QueryRow(t.Context(), `SELECT coalesce(sum(n), 0) FROM effect`).Scan(
+			&effects); err != nil {
 			t.Fatal(err)
 		}
 		return len(documents) == 0 && effects >= len(all)-len(skipped)
@@ -165,6 +170,8 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 		t.Fatalf("%d events, of which %d were skipped, are not done: %v", len(all), len(skipped), w.effects())
 	}
 	r.stopped()
-	w.exactly(slices.DeleteFunc(slices.Clone(all), func(m *stream.Message) bool { return skipped[string(m.Data)] }))
+	w.exactly(slices.DeleteFunc(slices.Clone(all), func(m *stream.Message) bool {
+		return skipped[string(m.Data)]
+	}))
 	t.Logf("%d events, up to %d documents parked, %d events skipped", len(all), parked, len(skipped))
 }

@@ -52,7 +52,8 @@ func newWard(t testing.TB) *ward {
 func (w *ward) restart() {
 	w.t.Helper()
 	cfg, err := Config{
-		Name: "orders", Stream: "OUTBOX", MaxAttempts: 3, Backoff: Backoff{First: time.Nanosecond, Max: time.Nanosecond},
+		Name: "orders", Stream: "OUTBOX", MaxAttempts: 3,
+		Backoff: Backoff{First: time.Nanosecond, Max: time.Nanosecond},
 	}.withDefaults()
 	if err != nil {
 		w.t.Fatal(err)
@@ -104,7 +105,8 @@ func (w *ward) event(document string) *Event {
 	w.t.Helper()
 	h := outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(w.next), Index: 1}, Of: 1, ID: "id", Key: "k"}
 	e, err := w.dec.event(&stream.Message{
-		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Sequence: w.next, Time: time.Now(), Data: []byte(`{"a": 1}`),
+		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Sequence: w.next, Time: time.Now(),
+		Data:   []byte(`{"a": 1}`),
 		Header: nats.Header{"Outflow": {h.String()}, "Bad": {"\xff\x00", "a"}},
 	})
 	if err != nil {
@@ -119,11 +121,14 @@ func (w *ward) fail(document string) {
 	w.t.Helper()
 	e := w.event(document)
 	e.Attempt = 3
-	w.tx(func(ctx context.Context, tx pgx.Tx) error { return w.park(ctx, tx, e, errors.New("no\x00 good\xff")) })
+	w.tx(func(ctx context.Context, tx pgx.Tx) error {
+		return w.park(ctx, tx, e, errors.New("no\x00 good\xff"))
+	})
 	w.add(document)
 }
 
-// come lets the next events of documents come by: those that are parked go behind, the others have their effect.
+// come lets the next events of documents come by: those that are parked go behind, the others have their
+// effect.
 func (w *ward) come(documents ...string) {
 	w.t.Helper()
 	var maybe, all []*Event
@@ -162,7 +167,8 @@ func (w *ward) out() {
 	for _, d := range wanted {
 		for again := true; again; {
 			var err error
-			if _, again, err = w.release(w.t.Context(), w.t.Context(), d.document, w.within, w.handle); err != nil {
+			if _, again, err = w.release(w.t.Context(), w.t.Context(), d.document, w.within,
+				w.handle); err != nil {
 				w.t.Fatal(err)
 			}
 		}
@@ -172,7 +178,8 @@ func (w *ward) out() {
 // rows is what is parked: document, sequence, cause, attempts, word.
 func (w *ward) rows() string {
 	w.t.Helper()
-	rows, err := w.pool.Query(w.t.Context(), `SELECT format('%s%s %s %s %s', document, seq, cause, attempts, release)
+	rows, err := w.pool.Query(w.t.Context(), `SELECT format('%s%s %s %s %s', document, seq, cause, attempts,
+		release)
 		FROM outflow_parked ORDER BY ord`)
 	if err != nil {
 		w.t.Fatal(err)
@@ -232,7 +239,8 @@ func TestSkippedEventHasNoEffect(t *testing.T) {
 	w.want("a3 a4 a5 b6", "")
 }
 
-// A retry that fails parks the document again, with the attempts of before and those of now; what was behind stays behind.
+// A retry that fails parks the document again, with the attempts of before and those of now; what was behind
+// stays behind.
 func TestRetryThatFails(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
@@ -304,11 +312,13 @@ func TestReleaseWhileEventsCome(t *testing.T) {
 	w.want("", "")
 }
 
-// What the commit refuses is the event's fault as well: the others of the transaction have their effect, it is parked again.
+// What the commit refuses is the event's fault as well: the others of the transaction have their effect, it
+// is parked again.
 func TestReleaseThatTheCommitRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
-	if _, err := w.pool.Exec(t.Context(), `CREATE TABLE effect (seq bigint UNIQUE DEFERRABLE INITIALLY DEFERRED);
+	if _, err := w.pool.Exec(t.Context(), `CREATE TABLE effect (seq bigint UNIQUE DEFERRABLE INITIALLY
+		DEFERRED);
 		INSERT INTO effect VALUES (3)`); err != nil {
 		t.Fatal(err)
 	}
@@ -356,12 +366,18 @@ func TestReleaseThatIsCutOff(t *testing.T) {
 		t.Error(err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
-	w.refuse = func(*Event) error { cancel(); return errors.New("it failed while the consumer was told to stop") }
-	if left, again, err := w.release(t.Context(), ctx, "a", w.within, w.handle); !left || again || err != nil {
+	w.refuse = func(*Event) error {
+		cancel()
+		return errors.New("it failed while the consumer was told to stop")
+	}
+	if left, again, err := w.release(t.Context(), ctx, "a", w.within, w.handle); !left || again ||
+		err != nil {
 		t.Error(left, again, err)
 	}
-	w.refuse = func(*Event) error { w.word("a", "skip"); return nil } // the operator thinks again, in the middle of it
-	if _, _, err := w.release(t.Context(), t.Context(), "a", w.within, w.handle); err == nil || !strings.Contains(err.Error(), "1 of 2 rows") {
+	// the operator thinks again, in the middle of it
+	w.refuse = func(*Event) error { w.word("a", "skip"); return nil }
+	if _, _, err := w.release(t.Context(), t.Context(), "a", w.within, w.handle); err == nil ||
+		!strings.Contains(err.Error(), "1 of 2 rows") {
 		t.Error(err)
 	}
 	w.want("", "a1 poison 3 skip, a2 behind 0")
@@ -439,7 +455,10 @@ func TestReleaseOfLargeEvents(t *testing.T) {
 	for range 3 {
 		e := w.event("a")
 		e.raw.Data = make([]byte, releaseBytes/2+1)
-		w.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := w.parkBehind(ctx, tx, []*Event{e}); return err })
+		w.tx(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := w.parkBehind(ctx, tx, []*Event{e})
+			return err
+		})
 	}
 	w.word("a", "retry")
 	var steps []int

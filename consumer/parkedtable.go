@@ -16,16 +16,18 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// parkedSchema makes the table of parked events; %s is its schema with a dot. Of a document that is parked it holds the first
-// event, whose cause is poison, and all later ones, in the order of ord. A row with release set is to be taken up by the running
-// consumer: the word is always on the document's first row. hash is the document's: its partition is hash modulo their number.
+// parkedSchema makes the table of parked events; %s is its schema with a dot. Of a document that is parked it
+// holds the first event, whose cause is poison, and all later ones, in the order of ord. A row with release
+// set is to be taken up by the running consumer: the word is always on the document's first row. hash is the
+// document's: its partition is hash modulo their number.
 const parkedSchema = `CREATE TABLE IF NOT EXISTS %soutflow_parked (
   ord bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   name text NOT NULL, document text NOT NULL, hash bigint NOT NULL, source text NOT NULL, seq bigint NOT NULL,
   subject text NOT NULL, headers jsonb NOT NULL, data bytea NOT NULL, published_at timestamptz NOT NULL,
   position text NOT NULL, event_id text NOT NULL,
   cause text NOT NULL CHECK (cause IN ('poison', 'behind')),
-  error text NOT NULL DEFAULT '', attempts int NOT NULL DEFAULT 0, parked_at timestamptz NOT NULL DEFAULT now(),
+  error text NOT NULL DEFAULT '', attempts int NOT NULL DEFAULT 0,
+  parked_at timestamptz NOT NULL DEFAULT now(),
   release text NOT NULL DEFAULT '' CHECK (release IN ('', 'retry', 'skip')),
   UNIQUE (name, source, seq, position)
 );
@@ -42,8 +44,9 @@ const (
 // maxError is how much of a handler's error is kept, in bytes.
 const maxError = 8 << 10
 
-// parkedTable is the table of parked events as one consumer uses it. Each method runs in the transaction that it is given, in which
-// the offset of the document's partition is held: nobody else adds or takes away rows of the document.
+// parkedTable is the table of parked events as one consumer uses it. Each method runs in the transaction that
+// it is given, in which the offset of the document's partition is held: nobody else adds or takes away rows
+// of the document.
 type parkedTable struct {
 	table string // quoted, with its schema
 	name  string // the consumer's
@@ -67,9 +70,11 @@ type failure struct {
 	error    string
 }
 
-// add inserts the events in their order, in one round trip. Without a failure only those of documents that are parked. An event that
-// is there already, since the consumer was rewound, stays where it is. All events are of one source.
-func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *failure) (map[*Event]bool, error) {
+// add inserts the events in their order, in one round trip. Without a failure only those of documents that
+// are parked. An event that is there already, since the consumer was rewound, stays where it is. All events
+// are of one source.
+func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *failure) (map[*Event]bool,
+	error) {
 	if len(events) == 0 {
 		return nil, nil
 	}
@@ -86,7 +91,8 @@ func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *fail
 		seqs = append(seqs, int64(e.seq))
 		bySeq[int64(e.seq)] = e
 		hashes = append(hashes, int64(e.hash))
-		documents, subjects, headers = append(documents, storable(e.Document)), append(subjects, e.raw.Subject), append(headers, string(h))
+		documents, subjects, headers = append(documents, storable(e.Document)), append(subjects,
+			e.raw.Subject), append(headers, string(h))
 		positions, ids = append(positions, e.Position.String()), append(ids, storable(e.ID))
 		payload := e.raw.Data
 		if payload == nil {
@@ -94,7 +100,8 @@ func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *fail
 		}
 		data, times = append(data, payload), append(times, e.Time)
 	}
-	cause, condition := causeBehind, "WHERE EXISTS (SELECT FROM "+p.table+" p WHERE p.name = $1 AND p.document = u.document)"
+	cause, condition := causeBehind, "WHERE EXISTS (SELECT FROM "+p.table+
+		" p WHERE p.name = $1 AND p.document = u.document)"
 	if head == nil {
 		head = &failure{}
 	} else {
@@ -108,7 +115,8 @@ func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *fail
 		`+condition+` ORDER BY u.place
 		ON CONFLICT (name, source, seq, position) DO UPDATE SET name = excluded.name
 		RETURNING seq`,
-		p.name, events[0].source, cause, head.error, head.attempts, seqs, hashes, documents, subjects, headers, data, times, positions, ids)
+		p.name, events[0].source, cause, head.error, head.attempts, seqs, hashes, documents, subjects,
+		headers, data, times, positions, ids)
 	if err != nil {
 		return nil, fmt.Errorf("park %d events: %w", len(events), err)
 	}
@@ -131,11 +139,13 @@ type parkedRow struct {
 	message  stream.Message
 }
 
-// first returns the first rows of a document that is to be released, at most n and about releaseBytes of data, and none if the
-// document is not to be released any more.
+// first returns the first rows of a document that is to be released, at most n and about releaseBytes of
+// data, and none if the document is not to be released any more.
 func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) ([]parkedRow, error) {
-	rows, err := tx.Query(ctx, `SELECT ord, source, release, attempts, seq, subject, headers, data, published_at FROM (
-			SELECT *, row_number() OVER w AS place, sum(octet_length(data)) OVER w AS bytes, pg_catalog.first_value(release) OVER w AS word FROM (
+	rows, err := tx.Query(ctx, `SELECT ord, source, release, attempts, seq, subject, headers, data,
+		published_at FROM (
+			SELECT *, row_number() OVER w AS place, sum(octet_length(data)) OVER w
+			AS bytes, pg_catalog.first_value(release) OVER w AS word FROM (
 				SELECT * FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY ord LIMIT $3
 			) AS head WINDOW w AS (ORDER BY ord)
 		) AS batch WHERE word <> '' AND (place = 1 OR bytes <= $4) ORDER BY ord`, p.name, storable(document), n, releaseBytes)
@@ -147,7 +157,8 @@ func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) (
 		var seq int64
 		var headers []byte
 		m := &r.message
-		if err = row.Scan(&r.ord, &source, &release, &r.attempts, &seq, &m.Subject, &headers, &m.Data, &m.Time); err != nil {
+		if err = row.Scan(&r.ord, &source, &release, &r.attempts, &seq, &m.Subject, &headers, &m.Data,
+			&m.Time); err != nil {
 			return r, err
 		}
 		r.skip, r.message.Sequence, r.message.Replay = release == releaseSkip, uint64(seq), source == replay
@@ -160,14 +171,16 @@ func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) (
 	return all, nil
 }
 
-// done removes rows whose effect is made, or that were to be skipped, and hands the word to the row that is the first one then. It
-// reports whether there is one.
-func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []parkedRow) (more bool, err error) {
+// done removes rows whose effect is made, or that were to be skipped, and hands the word to the row that is
+// the first one then. It reports whether there is one.
+func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []parkedRow) (more bool,
+	err error) {
 	ords := make([]int64, len(rows))
 	for i := range rows {
 		ords[i] = rows[i].ord
 	}
-	tag, err := tx.Exec(ctx, `DELETE FROM `+p.table+` WHERE ord = ANY($1) AND name = $2 AND (release = 'skip') = ($3 AND ord = $4)`,
+	tag, err := tx.Exec(ctx, `DELETE FROM `+p.table+
+		` WHERE ord = ANY($1) AND name = $2 AND (release = 'skip') = ($3 AND ord = $4)`,
 		ords, p.name, rows[0].skip, ords[0])
 	if err == nil && tag.RowsAffected() != int64(len(ords)) { // somebody changed the word, or removed rows
 		err = fmt.Errorf("%d of %d rows are as they were read", tag.RowsAffected(), len(ords))
@@ -184,7 +197,8 @@ func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []pa
 
 // failed parks again the first row of a document that was to be released: its attempts add up.
 func (p parkedTable) failed(ctx context.Context, tx DB, row parkedRow, attempts int, cause error) error {
-	_, err := tx.Exec(ctx, `UPDATE `+p.table+` SET cause = 'poison', release = '', attempts = $3, error = $4 WHERE ord = $1 AND name = $2`,
+	_, err := tx.Exec(ctx, `UPDATE `+p.table+
+		` SET cause = 'poison', release = '', attempts = $3, error = $4 WHERE ord = $1 AND name = $2`,
 		row.ord, p.name, attempts, errorText(cause))
 	if err != nil {
 		return fmt.Errorf("park message %d again: %w", row.message.Sequence, err)
@@ -194,14 +208,16 @@ func (p parkedTable) failed(ctx context.Context, tx DB, row parkedRow, attempts 
 
 // has reports whether events of a document are parked.
 func (p parkedTable) has(ctx context.Context, tx DB, document string) (is bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+p.table+` WHERE name = $1 AND document = $2)`, p.name, storable(document)).Scan(&is)
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+p.table+` WHERE name = $1 AND document = $2)`,
+		p.name, storable(document)).Scan(&is)
 	if err != nil {
 		return false, fmt.Errorf("read what is parked of document %q: %w", document, err)
 	}
 	return is, nil
 }
 
-// documents returns documents that are parked, at most n. However many events are behind one, it costs one look into the index.
+// documents returns documents that are parked, at most n. However many events are behind one, it costs one
+// look into the index.
 func (p parkedTable) documents(ctx context.Context, db DB, n int) ([]string, error) {
 	rows, err := db.Query(ctx, `WITH RECURSIVE d AS (
 			(SELECT document FROM `+p.table+` WHERE name = $1 ORDER BY document LIMIT 1)
@@ -225,9 +241,11 @@ type parkedDocument struct {
 	hash     uint32 // says its partition
 }
 
-// toRelease returns documents that are to be released, at most n, those that were parked first before the others.
+// toRelease returns documents that are to be released, at most n, those that were parked first before the
+// others.
 func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
-	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+` WHERE name = $1 AND release <> '' ORDER BY ord LIMIT $2`, p.name, n)
+	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+
+		` WHERE name = $1 AND release <> '' ORDER BY ord LIMIT $2`, p.name, n)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are to be released: %w", err)
 	}
@@ -243,10 +261,12 @@ func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocum
 	return all, nil
 }
 
-// maxStorable is how long a value of an indexed column may be; PostgreSQL refuses one of more than 2,704 bytes.
+// maxStorable is how long a value of an indexed column may be; PostgreSQL refuses one of more than 2,704
+// bytes.
 const maxStorable = 1000
 
-// storable is a value as it stands in a column: itself, or, where PostgreSQL could not take it, as a token of a subject.
+// storable is a value as it stands in a column: itself, or, where PostgreSQL could not take it, as a token of
+// a subject.
 func storable(s string) string {
 	if len(s) <= maxStorable && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
 		return s
@@ -266,7 +286,8 @@ func errorText(err error) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// headerText is what headers become as JSON: a value is a string, or {"base64": "..."} where PostgreSQL could not take it as text.
+// headerText is what headers become as JSON: a value is a string, or {"base64": "..."} where PostgreSQL could
+// not take it as text.
 func headerText(h nats.Header) map[string][]any {
 	all := make(map[string][]any, len(h))
 	for name, values := range h {
@@ -274,7 +295,8 @@ func headerText(h nats.Header) map[string][]any {
 			if utf8.ValidString(v) && strings.IndexByte(v, 0) < 0 {
 				all[name] = append(all[name], v)
 			} else {
-				all[name] = append(all[name], map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(v))})
+				all[name] = append(all[name],
+					map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(v))})
 			}
 		}
 	}

@@ -6,7 +6,8 @@ import (
 	"runtime/debug"
 )
 
-// Poison wraps an error of a handler to say that no further attempt at the event is of use: it is parked at once.
+// Poison wraps an error of a handler to say that no further attempt at the event is of use: it is parked at
+// once.
 func Poison(err error) error {
 	if err == nil {
 		return nil

@@ -19,18 +19,20 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Postgres keeps the offsets in the database that the handler writes to, in the handler's transactions: each effect exactly once.
+// Postgres keeps the offsets in the database that the handler writes to, in the handler's transactions: each
+// effect exactly once.
 //
-// The pool needs two connections at least; Partitions + 2 let all partitions work at the same time. Consumers that share a pool need
-// that each: one connection is held for as long as the lease is.
+// The pool needs two connections at least; Partitions + 2 let all partitions work at the same time. Consumers
+// that share a pool need that each: one connection is held for as long as the lease is.
 func Postgres(pool *pgxpool.Pool) Offsets { return postgresOffsets{pool} }
 
 type postgresOffsets struct{ pool *pgxpool.Pool }
 
 // postgres is the store of one consumer in a database.
 //
-// Its SQL runs in the application's sessions, with their search_path. What somebody has planted in a schema of it must not be called: an
-// operator or function is either one that pg_catalog has for exactly these types, which is found first, or its schema is named.
+// Its SQL runs in the application's sessions, with their search_path. What somebody has planted in a schema
+// of it must not be called: an operator or function is either one that pg_catalog has for exactly these
+// types, which is found first, or its schema is named.
 type postgres struct {
 	pool  *pgxpool.Pool
 	cfg   *Config
@@ -38,8 +40,9 @@ type postgres struct {
 	idle  time.Duration // so long a transaction of ours may wait for the handler before the server ends it
 	slots chan struct{} // one for each connection that workers may have
 
-	lease *pgxpool.Conn // of the session, so that workers that have all others can't keep the lease from being renewed
-	epoch int64         // of the session
+	// of the session, so that workers that have all others can't keep the lease from being renewed
+	lease *pgxpool.Conn
+	epoch int64 // of the session
 }
 
 func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
@@ -48,7 +51,8 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 	}
 	most := int(p.pool.Config().MaxConns)
 	if most < 2 {
-		return nil, fault(ErrSetup, nil, "Give it Partitions + 2, and 2 at least: pool_max_conns", "the pool has %d connection", most)
+		return nil, fault(ErrSetup, nil, "Give it Partitions + 2, and 2 at least: pool_max_conns",
+			"the pool has %d connection", most)
 	}
 	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
 	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
@@ -74,8 +78,9 @@ func (s *postgres) renewEvery() time.Duration { return s.cfg.Lease / 3 }
 // table is the name of a table of ours in SQL.
 func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSchema, name) }
 
-// acquire asks for the lease, and gives the consumer a new epoch if it gets it. All offsets get the epoch too: that waits for transactions of
-// an earlier session that are still open, and none can begin after it. So the offsets that it returns are the last word.
+// acquire asks for the lease, and gives the consumer a new epoch if it gets it. All offsets get the epoch
+// too: that waits for transactions of an earlier session that are still open, and none can begin after it. So
+// the offsets that it returns are the last word.
 func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -93,7 +98,8 @@ func (s *postgres) acquire(ctx context.Context) (*state, error) {
 
 func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	consumers, offsets := s.table("outflow_consumer"), s.table("outflow_mark")
-	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
+	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+
+		` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
 		s.cfg.Name, s.cfg.Stream, s.cfg.Filter); err != nil {
 		return err
 	}
@@ -101,14 +107,16 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	var created, replayed *time.Time
 	var owner *string
 	var replayedTo int64
-	err := tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text, replayed_to,
+	err := tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text,
+		replayed_to,
 		CASE WHEN expires > clock_timestamp() AND owner <> $2 THEN owner END FROM `+consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name, s.me).
 		Scan(&stream, &created, &replayed, &st.Filter, &st.Partitions, &before, &replayedTo, &owner)
 	if err != nil {
 		return err
 	}
 	if stream != s.cfg.Stream {
-		return fault(ErrStream, nil, "Give the new consumer another name: marks belong to a stream", "consumer %s reads stream %s, not %s",
+		return fault(ErrStream, nil, "Give the new consumer another name: marks belong to a stream",
+			"consumer %s reads stream %s, not %s",
 			s.cfg.Name, stream, s.cfg.Stream)
 	}
 	if owner != nil {
@@ -123,12 +131,14 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 			st.Created[source] = at.UTC()
 		}
 	}
-	err = tx.QueryRow(ctx, `UPDATE `+consumers+` SET owner = $2, expires = clock_timestamp() + $3::interval, epoch = epoch + 1 WHERE name = $1
+	err = tx.QueryRow(ctx, `UPDATE `+consumers+` SET owner = $2, expires = clock_timestamp() + $3::interval,
+		epoch = epoch + 1 WHERE name = $1
 		RETURNING epoch`, s.cfg.Name, s.me, s.cfg.Lease).Scan(&s.epoch)
 	if err != nil {
 		return err
 	}
-	rows, err := tx.Query(ctx, `UPDATE `+offsets+` SET epoch = $2 WHERE name = $1 RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
+	rows, err := tx.Query(ctx, `UPDATE `+offsets+
+		` SET epoch = $2 WHERE name = $1 RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
 		s.cfg.Name, s.epoch)
 	if err != nil {
 		return err
@@ -142,17 +152,19 @@ func scanOffsets(rows pgx.Rows, st *state) error {
 	var partition int
 	var seq, n, index int64
 	var holed bool
-	_, err := pgx.ForEachRow(rows, []any{&source, &partition, &seq, &due, &n, &lsn, &index, &holed}, func() error {
-		m := offset{Seq: uint64(seq), N: uint32(n), Pos: outbox.Position{Index: uint32(index)}, Lost: holed}
-		var err, also error
-		m.Due, err = outbox.ParseLSN(due)
-		m.Pos.LSN, also = outbox.ParseLSN(lsn)
-		if found[source] == nil {
-			found[source] = map[int]offset{}
-		}
-		found[source][partition] = m
-		return errors.Join(err, also)
-	})
+	_, err := pgx.ForEachRow(rows, []any{&source, &partition, &seq, &due, &n, &lsn, &index, &holed},
+		func() error {
+			m := offset{Seq: uint64(seq), N: uint32(n), Pos: outbox.Position{Index: uint32(index)},
+				Lost: holed}
+			var err, also error
+			m.Due, err = outbox.ParseLSN(due)
+			m.Pos.LSN, also = outbox.ParseLSN(lsn)
+			if found[source] == nil {
+				found[source] = map[int]offset{}
+			}
+			found[source][partition] = m
+			return errors.Join(err, also)
+		})
 	if err != nil {
 		return err
 	}
@@ -161,8 +173,11 @@ func scanOffsets(rows pgx.Rows, st *state) error {
 		for p := range all {
 			m, ok := offsets[p]
 			if !ok || len(offsets) != st.Partitions {
-				return fault(ErrStream, nil, "Somebody changed the table: put it back, or delete the consumer's rows in outflow_consumer and "+
-					"outflow_mark to begin anew", "outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source, st.Partitions)
+				return fault(ErrStream, nil, "Somebody changed the table: put it back, or delete the "+
+					"consumer's rows in outflow_consumer and "+
+					"outflow_mark to begin anew",
+					"outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source,
+					st.Partitions)
 			}
 			all[p] = m
 		}
@@ -191,14 +206,16 @@ func (s *postgres) save(ctx context.Context, st *state) error {
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM `+s.table("outflow_mark")+` WHERE name = $1`, s.cfg.Name); err != nil {
+		if _, err := tx.Exec(ctx, `DELETE FROM `+s.table("outflow_mark")+` WHERE name = $1`,
+			s.cfg.Name); err != nil {
 			return err
 		}
 		for source, offsets := range st.Offsets {
 			for p, m := range offsets {
 				if _, err := tx.Exec(ctx, `INSERT INTO `+s.table("outflow_mark")+` (name, source, partition, epoch, seq, due, n, lsn, i, holed)
 					VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7, $8::text::pg_lsn, $9, $10)`, s.cfg.Name, source, p, s.epoch,
-					int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index), m.Lost); err != nil {
+					int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index),
+					m.Lost); err != nil {
 					return err
 				}
 			}
@@ -218,7 +235,8 @@ func (s *postgres) dropOldLayouts(ctx context.Context, source string) error {
 func (s *postgres) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Lease)
 	defer cancel()
-	tag, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET expires = clock_timestamp() + $3::interval WHERE name = $1 AND epoch = $2`,
+	tag, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+
+		` SET expires = clock_timestamp() + $3::interval WHERE name = $1 AND epoch = $2`,
 		s.cfg.Name, s.epoch, s.cfg.Lease)
 	if err == nil && tag.RowsAffected() != 1 {
 		err = errMoved
@@ -228,7 +246,8 @@ func (s *postgres) renew(ctx context.Context) error {
 
 func (s *postgres) release(ctx context.Context) error {
 	defer s.abandon()
-	_, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET owner = NULL, expires = NULL WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch)
+	_, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+
+		` SET owner = NULL, expires = NULL WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch)
 	return err
 }
 
@@ -243,7 +262,8 @@ func (s *postgres) read(ctx context.Context, do func(ctx context.Context, tx pgx
 	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error { return do(ctx, tx) })
 }
 
-func (s *postgres) move(ctx context.Context, source string, partition int, from, to offset, do func(ctx context.Context, tx pgx.Tx) error) error {
+func (s *postgres) move(ctx context.Context, source string, partition int, from, to offset,
+	do func(ctx context.Context, tx pgx.Tx) error) error {
 	select {
 	case s.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -266,18 +286,21 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 	return s.commit(ctx, tx)
 }
 
-// begin is the SQL that begins a transaction and moves the offset, in one round trip. An offset that is not the one that we know makes a
-// division by zero. The row stays locked until the end, so nobody else works on this partition meanwhile. All values are numbers, or
-// names that Config has checked.
+// begin is the SQL that begins a transaction and moves the offset, in one round trip. An offset that is not
+// the one that we know makes a division by zero. The row stays locked until the end, so nobody else works on
+// this partition meanwhile. All values are numbers, or names that Config has checked.
 func (s *postgres) begin(source string, partition int, from, to offset) string {
 	var b strings.Builder
 	b.WriteString("BEGIN")
 	if s.cfg.Isolation != "" {
 		b.WriteString(" ISOLATION LEVEL " + string(s.cfg.Isolation))
 	}
-	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; WITH moved AS (UPDATE %s SET seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
-		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) SELECT 1 / pg_catalog.count(*) FROM moved",
-		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index, to.Lost,
+	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; WITH moved AS (UPDATE %s SET "+
+		"seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
+		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) "+
+		"SELECT 1 / pg_catalog.count(*) FROM moved",
+		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index,
+		to.Lost,
 		s.cfg.Name, source, partition, s.epoch, from.Seq)
 	return b.String()
 }
@@ -298,7 +321,8 @@ func sqlState(err error) string {
 	return ""
 }
 
-// commit commits even while the consumer stops: the transaction is complete. After any error but a refusal it may have been committed.
+// commit commits even while the consumer stops: the transaction is complete. After any error but a refusal it
+// may have been committed.
 func (s *postgres) commit(ctx context.Context, tx pgx.Tx) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
 	defer cancel()

@@ -15,7 +15,8 @@ func TestRun(t *testing.T) {
 	w.await(all[:300])
 	src.publish(all[300:]...)
 	w.await(all)
-	w.awaitOffsets(500) // while it runs: an end writes them as well, if the server does not stand still meanwhile
+	// while it runs: an end writes them as well, if the server does not stand still meanwhile
+	w.awaitOffsets(500)
 	r.stopped()
 	w.exactly(all)
 

@@ -30,8 +30,9 @@ type runner struct {
 	handler Handler
 	store   store
 
-	// sessionBegan is when this session began, so before any of its questions to the servers. How long something has been so is counted
-	// from the answer to one question to the asking of a later one, because an answer may have been on its way for long.
+	// sessionBegan is when this session began, so before any of its questions to the servers. How long
+	// something has been so is counted from the answer to one question to the asking of a later one, because
+	// an answer may have been on its way for long.
 	sessionBegan time.Time
 
 	loss        string    // what seems to be missing from the stream
@@ -97,12 +98,14 @@ func (r *runner) final(err error) error {
 	r.loss = ""
 	switch class := class(err); {
 	case class == "42" || class == "28" || class == "3D" || class == "3F":
-		return fault(ErrSetup, err, "Look at the rights of the role, and at search_path; consumer.Tables has the SQL of the tables",
+		return fault(ErrSetup, err, "Look at the rights of the role, and at search_path; consumer.Tables "+
+			"has the SQL of the tables",
 			"the database refuses")
 	case errors.Is(err, puddle.ErrClosedPool):
 		return fault(ErrSetup, err, "Close it after Run has returned", "the pool is closed")
 	case errors.Is(err, nats.ErrConnectionClosed):
-		return fault(ErrSetup, err, "Connect with nats.MaxReconnects(-1), and close it after Run has returned",
+		return fault(ErrSetup, err,
+			"Connect with nats.MaxReconnects(-1), and close it after Run has returned",
 			"the NATS connection is closed for good")
 	}
 	return nil
@@ -139,9 +142,12 @@ func (r *runner) standBy(ctx context.Context, held *heldError) error {
 		r.cfg.Log.Info("standing by", "active", held.owner)
 	}
 	// One that was killed looks active until its lease ends.
-	if held.partitions != 0 && held.partitions != r.cfg.Partitions && r.sessionBegan.Sub(r.holderSince) > r.cfg.Lease {
-		return fault(ErrPartitions, nil, "Give all instances the same Partitions. To change them, stop all instances first: the marks are "+
-			"taken over", "consumer %s: instance %s is active with %d partitions, this one has %d", r.cfg.Name, held.owner,
+	if held.partitions != 0 && held.partitions != r.cfg.Partitions &&
+		r.sessionBegan.Sub(r.holderSince) > r.cfg.Lease {
+		return fault(ErrPartitions, nil, "Give all instances the same Partitions. To change them, stop all "+
+			"instances first: the marks are "+
+			"taken over", "consumer %s: instance %s is active with %d partitions, this one has %d",
+			r.cfg.Name, held.owner,
 			held.partitions, r.cfg.Partitions)
 	}
 	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
@@ -221,7 +227,8 @@ func (r *runner) readLive(ctx context.Context, st *state, parking *parking) erro
 	return err
 }
 
-// prepareLive compares the offsets with the stream and stores what has changed; a consumer that has none gets them.
+// prepareLive compares the offsets with the stream and stores what has changed; a consumer that has none gets
+// them.
 func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
 	now, err := stateOf(ctx, src)
 	if err != nil {
@@ -240,8 +247,10 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 		return check, r.missing(err)
 	}
 	if st.Filter != r.cfg.Filter && !r.cfg.AcceptFilter {
-		return check, fault(ErrFilter, nil, "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other "+
-			"subjects are never read then", "consumer %s: its marks were made with the filter %q, not %q", r.cfg.Name, st.Filter, r.cfg.Filter)
+		return check, fault(ErrFilter, nil,
+			"Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other "+
+				"subjects are never read then", "consumer %s: its marks were made with the filter %q, not %q",
+			r.cfg.Name, st.Filter, r.cfg.Filter)
 	}
 	r.loss = ""
 	changed := fresh || check.changed || st.Filter != r.cfg.Filter || !check.created.Equal(st.Created[live])
@@ -254,7 +263,8 @@ func (r *runner) missing(err error) error {
 	if !notFound(err) {
 		return err
 	}
-	return &possibleLoss{fault(ErrSetup, err, "Make it with `outflow init`, or look at Stream and at the account of the NATS connection",
+	return &possibleLoss{fault(ErrSetup, err, "Make it with `outflow init`, or look at Stream and at the "+
+		"account of the NATS connection",
 		"there is no stream %s", r.cfg.Stream), "no stream"}
 }
 
@@ -268,7 +278,8 @@ func (r *runner) settle(ctx context.Context, st *state, source string, changed b
 		fresh, before := repartition(s, offsets, r.cfg.Partitions)
 		if len(offsets) > 1 {
 			st.OldLayouts = append(st.OldLayouts, before)
-			r.cfg.Log.Info("another number of partitions", "source", s, "before", len(offsets), "now", len(fresh))
+			r.cfg.Log.Info("another number of partitions", "source", s, "before", len(offsets), "now",
+				len(fresh))
 		}
 		st.Offsets[s], changed = fresh, true
 	}
@@ -286,7 +297,8 @@ func (r *runner) settle(ctx context.Context, st *state, source string, changed b
 }
 
 func (r *runner) newRun(st *state, source string, src stream.Source, parking *parking) *run {
-	p := &run{cfg: &r.cfg, dec: r.dec, met: r.met, handler: r.handler, store: r.store, parking: parking, source: source, src: src, replayedTo: st.ReplayedTo}
+	p := &run{cfg: &r.cfg, dec: r.dec, met: r.met, handler: r.handler, store: r.store, parking: parking,
+		source: source, src: src, replayedTo: st.ReplayedTo}
 	for _, g := range st.OldLayouts {
 		if g.Source == source {
 			p.oldLayouts = append(p.oldLayouts, g)
@@ -296,7 +308,8 @@ func (r *runner) newRun(st *state, source string, src stream.Source, parking *pa
 }
 
 func (r *runner) liveSource() *streamSource {
-	return &streamSource{js: r.js, stream: r.cfg.Stream, filter: r.cfg.Filter, durable: r.cfg.Name, window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
+	return &streamSource{js: r.js, stream: r.cfg.Stream, filter: r.cfg.Filter, durable: r.cfg.Name,
+		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
 }
 
 // metadata tells the command line where the offsets are.
@@ -305,7 +318,8 @@ func (r *runner) metadata() map[string]string {
 	if r.store.transactional() {
 		offsets = "postgres"
 	}
-	return map[string]string{"outflow.marks": offsets, "outflow.partitions": fmt.Sprint(r.cfg.Partitions), "outflow.filter": r.cfg.Filter}
+	return map[string]string{"outflow.marks": offsets, "outflow.partitions": fmt.Sprint(r.cfg.Partitions),
+		"outflow.filter": r.cfg.Filter}
 }
 
 // readReplays reads the events that were replayed to this consumer, until there are no more.
@@ -314,8 +328,9 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		return nil
 	}
 	src := &streamSource{
-		js: r.js, stream: replayStream(r.cfg.Stream), filter: replayPrefix(r.cfg.Stream, r.cfg.Name) + ">", durable: r.cfg.Name + "-replay",
-		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
+		js: r.js, stream: replayStream(r.cfg.Stream), filter: replayPrefix(r.cfg.Stream, r.cfg.Name) + ">",
+		durable: r.cfg.Name + "-replay",
+		window:  aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
 	}
 	for {
 		now, err := stateOf(ctx, src)
@@ -331,7 +346,8 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		}
 		changed := false
 		if st.Offsets[replay] == nil || !st.Created[replay].Equal(now.Created) {
-			st.Offsets[replay], st.Created[replay], changed = make([]offset, max(1, st.Partitions)), now.Created, true
+			st.Offsets[replay], st.Created[replay], changed = make([]offset,
+				max(1, st.Partitions)), now.Created, true
 			st.OldLayouts = withoutSource(st.OldLayouts, replay)
 		}
 		if oldest(st.Offsets[replay]).Seq >= last {

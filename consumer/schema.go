@@ -12,8 +12,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Schema brings payloads of older versions to the current one before a handler sees them: a handler knows one version only. A
-// payload of a version that is not known, or that an upcaster refuses, is poison at once: no attempt would change it.
+// Schema brings payloads of older versions to the current one before a handler sees them: a handler knows one
+// version only. A payload of a version that is not known, or that an upcaster refuses, is poison at once: no
+// attempt would change it.
 //
 //	&consumer.Schema{
 //		Current: "3",
@@ -33,11 +34,13 @@ type Schema struct {
 	Up      map[string]Up // how each older version becomes a later one
 }
 
-// VersionOf finds the version of a payload; it returns "" where there is none, and an error where it can't tell.
+// VersionOf finds the version of a payload; it returns "" where there is none, and an error where it can't
+// tell.
 type VersionOf func(h nats.Header, data []byte) (string, error)
 
-// Up is an upcaster: the step from one version to a later one. Do gets the payload and returns another one. It must depend on
-// nothing but the payload, so that the same event becomes the same bytes each time that it comes.
+// Up is an upcaster: the step from one version to a later one. Do gets the payload and returns another one.
+// It must depend on nothing but the payload, so that the same event becomes the same bytes each time that it
+// comes.
 type Up struct {
 	To string
 	Do func(data []byte) ([]byte, error)
@@ -54,7 +57,8 @@ func HeaderVersion(name string) VersionOf {
 	}
 }
 
-// FieldVersion finds the version in a field of the payload, which is a JSON object. A number counts as it is written: 2 is version "2".
+// FieldVersion finds the version in a field of the payload, which is a JSON object. A number counts as it is
+// written: 2 is version "2".
 func FieldVersion(name string) VersionOf {
 	return func(_ nats.Header, data []byte) (string, error) {
 		var fields map[string]json.RawMessage
@@ -79,7 +83,8 @@ func FieldVersion(name string) VersionOf {
 // ErrUnknownVersion is what an event fails with whose payload has a version that [Schema] does not know.
 var ErrUnknownVersion = errors.New("unknown version of the payload")
 
-// Check says what is wrong with the schema: each version must lead to the current one in steps that never come back. New calls it.
+// Check says what is wrong with the schema: each version must lead to the current one in steps that never
+// come back. New calls it.
 func (s *Schema) Check() error {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("Config.Schema: %s", fmt.Sprintf(format, args...))
@@ -93,7 +98,8 @@ func (s *Schema) Check() error {
 		return wrong("Missing is %q, which is neither Current nor in Up. Known are %s", s.Missing, s.known())
 	}
 	if _, ok := s.Up[s.Current]; ok {
-		return wrong("Up has version %q, which is Current. Set Current to the version that it leads to", s.Current)
+		return wrong("Up has version %q, which is Current. Set Current to the version that it leads to",
+			s.Current)
 	}
 	for _, version := range slices.Sorted(maps.Keys(s.Up)) {
 		path := []string{version}
@@ -103,9 +109,11 @@ func (s *Schema) Check() error {
 			case up.Do == nil:
 				return wrong("version %q has no function Do", v)
 			case !s.knows(up.To):
-				return wrong("version %q leads to %q, which is neither Current (%q) nor in Up. Add the missing step", v, up.To, s.Current)
+				return wrong("version %q leads to %q, which is neither Current (%q) nor in Up. Add the "+
+					"missing step", v, up.To, s.Current)
 			case slices.Contains(path, up.To):
-				return wrong("version %q leads back to %q. Each step must lead to a later version", strings.Join(path, " to "), up.To)
+				return wrong("version %q leads back to %q. Each step must lead to a later version",
+					strings.Join(path, " to "), up.To)
 			}
 			v = up.To
 			path = append(path, v)
@@ -124,15 +132,18 @@ func (s *Schema) known() string {
 	return strings.Join(append(slices.Sorted(maps.Keys(s.Up)), s.Current), ", ")
 }
 
-// Upcast takes a payload of a version to the current one. It is what happens to each event, for tests: see consumertest.Golden.
+// Upcast takes a payload of a version to the current one. It is what happens to each event, for tests: see
+// consumertest.Golden.
 func (s *Schema) Upcast(version string, data []byte) ([]byte, error) {
 	if version != s.Current {
-		data = bytes.Clone(data) // an upcaster may write to what it gets; the next attempt begins with what was read
+		// an upcaster may write to what it gets; the next attempt begins with what was read
+		data = bytes.Clone(data)
 	}
 	for version != s.Current {
 		up, ok := s.Up[version]
 		if !ok {
-			return nil, fmt.Errorf("%w: %q. Known are %s; add an upcaster to Config.Schema.Up", ErrUnknownVersion, version, s.known())
+			return nil, fmt.Errorf("%w: %q. Known are %s; add an upcaster to Config.Schema.Up",
+				ErrUnknownVersion, version, s.known())
 		}
 		var err error
 		if data, err = up.apply(data); err != nil {
@@ -148,7 +159,8 @@ func (u Up) apply(data []byte) (_ []byte, err error) {
 	return u.Do(data)
 }
 
-// upcast brings what was read to the current version, each time anew. Its error is poison. A dead letter has no payload and stays as it is.
+// upcast brings what was read to the current version, each time anew. Its error is poison. A dead letter has
+// no payload and stays as it is.
 func (s *Schema) upcast(e *Event) error {
 	if s == nil || e.DeadLetter != "" {
 		return nil
@@ -159,7 +171,8 @@ func (s *Schema) upcast(e *Event) error {
 	}
 	if version == "" {
 		if s.Missing == "" {
-			return Poison(fmt.Errorf("%w: the message names none, and Config.Schema.Missing is empty", ErrUnknownVersion))
+			return Poison(fmt.Errorf("%w: the message names none, and Config.Schema.Missing is empty",
+				ErrUnknownVersion))
 		}
 		version = s.Missing
 	}

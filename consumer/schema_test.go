@@ -40,10 +40,12 @@ func TestUpcastersAreChained(t *testing.T) {
 			t.Errorf("version %q: %s, schema %q, %v; want %s", version, e.Data, e.Schema, err, want)
 		}
 	}
-	s.Up["1"] = Up{"2", func(data []byte) ([]byte, error) { data[0]++; return data, nil }} // it writes to what it gets
+	// it writes to what it gets
+	s.Up["1"] = Up{"2", func(data []byte) ([]byte, error) { data[0]++; return data, nil }}
 	for attempt := range 2 {
 		e := ofData("x")
-		if err := errors.Join(s.upcast(e), s.upcast(e)); err != nil || string(e.Data) != "y+3" || string(e.raw.Data) != "x" {
+		if err := errors.Join(s.upcast(e), s.upcast(e)); err != nil || string(e.Data) != "y+3" ||
+			string(e.raw.Data) != "x" {
 			t.Errorf("attempt %d: %s of %s, %v", attempt, e.Data, e.raw.Data, err)
 		}
 	}
@@ -84,7 +86,8 @@ func TestUpcastPoison(t *testing.T) {
 		t.Errorf("no version: %v", err)
 	}
 	s.From = func(nats.Header, []byte) (string, error) { panic("from") }
-	if err := s.upcast(&Event{raw: &stream.Message{}}); !isPoison(err) || !strings.Contains(err.Error(), "panic: from") {
+	if err := s.upcast(&Event{raw: &stream.Message{}}); !isPoison(err) ||
+		!strings.Contains(err.Error(), "panic: from") {
 		t.Errorf("a panic of From: %v", err)
 	}
 }
@@ -93,8 +96,9 @@ func TestFieldVersion(t *testing.T) {
 	t.Parallel()
 	from := FieldVersion("v")
 	for data, want := range map[string]string{
-		`{"v":"2"}`: "2", `{"v":2}`: "2", `{"v": 1.10 }`: "1.10", `{"v":null}`: "", `{}`: "", `{"V":1}`: "", `{"a":{"v":1}}`: "",
-		`{"v":"é"}`: "é",
+		`{"v":"2"}`: "2", `{"v":2}`: "2", `{"v": 1.10 }`: "1.10", `{"v":null}`: "", `{}`: "", `{"V":1}`: "",
+		`{"a":{"v":1}}`: "",
+		`{"v":"é"}`:     "é",
 	} {
 		if got, err := from(nil, []byte(data)); err != nil || got != want {
 			t.Errorf("%s: %q, %v; want %q", data, got, err, want)
@@ -111,12 +115,14 @@ func TestSchemasThatAreNone(t *testing.T) {
 	t.Parallel()
 	do := suffix("")
 	for want, change := range map[string]func(*Schema){
-		"Current is empty":                          func(s *Schema) { s.Current = "" },
-		"From is nil":                               func(s *Schema) { s.From = nil },
-		`Missing is "9"`:                            func(s *Schema) { s.Missing = "9" },
-		`version "3", which is Current`:             func(s *Schema) { s.Up["3"] = Up{"4", do} },
-		`version "0" leads to "7"`:                  func(s *Schema) { s.Up["0"] = Up{"7", do} },
-		`version "0 to 00" leads back to "0"`:       func(s *Schema) { s.Up["0"], s.Up["00"] = Up{"00", do}, Up{"0", do} },
+		"Current is empty":              func(s *Schema) { s.Current = "" },
+		"From is nil":                   func(s *Schema) { s.From = nil },
+		`Missing is "9"`:                func(s *Schema) { s.Missing = "9" },
+		`version "3", which is Current`: func(s *Schema) { s.Up["3"] = Up{"4", do} },
+		`version "0" leads to "7"`:      func(s *Schema) { s.Up["0"] = Up{"7", do} },
+		`version "0 to 00" leads back to "0"`: func(s *Schema) {
+			s.Up["0"], s.Up["00"] = Up{"00", do}, Up{"0", do}
+		},
 		`version "0" leads back to "0"`:             func(s *Schema) { s.Up["0"] = Up{"0", do} },
 		`version "0" has no function Do`:            func(s *Schema) { s.Up["0"] = Up{To: "1"} },
 		`version "0" leads to "", which is neither`: func(s *Schema) { s.Up["0"] = Up{"", do} },

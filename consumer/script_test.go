@@ -18,10 +18,12 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-var updateScripts = flag.Bool("consumer.update", false, "write what the scripts of TestScripts print into them")
+var updateScripts = flag.Bool("consumer.update", false,
+	"write what the scripts of TestScripts print into them")
 
-// TestScripts runs the files in testdata: what happens to a stream and to the sessions of a consumer, one thing after the other.
-// What is done about it stands below each line, behind ">". Documents a and b are in different partitions of two.
+// TestScripts runs the files in testdata: what happens to a stream and to the sessions of a consumer, one
+// thing after the other. What is done about it stands below each line, behind ">". Documents a and b are in
+// different partitions of two.
 //
 //	partitions 3        of the sessions that follow; 2 at first
 //	accept_gap          of the sessions that follow
@@ -76,7 +78,8 @@ type script struct {
 }
 
 func newScript(t *testing.T) *script {
-	s := &script{t: t, stream: newMemoryStream(), cfg: Config{Name: "orders", Stream: "OUTBOX", Partitions: 2, Lease: time.Hour}}
+	s := &script{t: t, stream: newMemoryStream(), cfg: Config{Name: "orders", Stream: "OUTBOX", Partitions: 2,
+		Lease: time.Hour}}
 	s.stream.created = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s.cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	s.store = newDocumentStore(&memoryCell{}, &s.cfg)
@@ -198,7 +201,10 @@ func (s *script) begin() error {
 	if err != nil {
 		return err
 	}
-	r := &runner{Consumer: c, store: s.store, handler: func(context.Context, pgx.Tx, *Event) error { s.applied = true; return nil }}
+	r := &runner{Consumer: c, store: s.store, handler: func(context.Context, pgx.Tx, *Event) error {
+		s.applied = true
+		return nil
+	}}
 	st, err := s.store.acquire(ctx)
 	if err != nil {
 		return err
@@ -234,7 +240,8 @@ func (s *script) read() error {
 		if s.applied {
 			what = "has its effect"
 		}
-		fmt.Fprintf(&s.out, "> sequence %d: e%s of document %s %s\n", m.Sequence, strings.TrimPrefix(string(m.Data), "id-"),
+		fmt.Fprintf(&s.out, "> sequence %d: e%s of document %s %s\n", m.Sequence,
+			strings.TrimPrefix(string(m.Data), "id-"),
 			strings.TrimPrefix(m.Subject, "outbox."), what)
 	}
 	return nil

@@ -35,7 +35,8 @@ type store interface {
 	// the offset stays, and the lease is checked all the same. do gets a nil tx where there is no database,
 	// and its error comes back as it is. Any other error is the database's; after errUnknown the transaction
 	// may be committed. With a database the move is durable when move returns, otherwise at the next renew.
-	move(ctx context.Context, source string, partition int, from, to offset, do func(ctx context.Context, tx pgx.Tx) error) error
+	move(ctx context.Context, source string, partition int, from, to offset,
+		do func(ctx context.Context, tx pgx.Tx) error) error
 	// read runs do in a transaction that moves no offset.
 	read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error
 	// transactional reports whether effects and offsets share a transaction, so that effects are exactly

@@ -66,7 +66,8 @@ func TestNATSRestarts(t *testing.T) {
 	w, s := newHarness(t), &publisher{}
 	server := natstest.Process(t)
 	connect := func() jetstream.JetStream {
-		nc, err := nats.Connect(server.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+		nc, err := nats.Connect(server.URL(), nats.Timeout(time.Minute), nats.MaxReconnects(-1),
+			nats.ReconnectWait(20*time.Millisecond))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +79,8 @@ func TestNATSRestarts(t *testing.T) {
 		return js
 	}
 	js := connect()
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}); err != nil {
+	if _, err := js.CreateStream(t.Context(),
+		jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"outbox.>"}}); err != nil {
 		t.Fatal(err)
 	}
 	all := s.events(200, 9)
@@ -189,7 +191,8 @@ func TestWithoutDatabase(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			for d := range 6 {
-				if l := had[fmt.Sprintf("d%d", d)]; len(l) == 0 || l[len(l)-1] != fmt.Sprintf("id-%d", s.n-5+d) {
+				if l := had[fmt.Sprintf("d%d", d)]; len(l) == 0 ||
+					l[len(l)-1] != fmt.Sprintf("id-%d", s.n-5+d) {
 					return fmt.Errorf("%v", had)
 				}
 			}
@@ -218,8 +221,8 @@ func TestWithoutDatabase(t *testing.T) {
 	if !slices.Contains(poisoned, "id-7") {
 		t.Errorf("OnPoison was given %v", poisoned)
 	}
-	// After a clean stop nothing comes again; only where the machine stood still for longer than the lease, the stop could not say how
-	// far it was. What came again of a document would come before its next event.
+	// After a clean stop nothing comes again; only where the machine stood still for longer than the lease,
+	// the stop could not say how far it was. What came again of a document would come before its next event.
 	for try := 1; ; try++ {
 		before := map[string][]string{}
 		for document, ids := range had {

@@ -20,12 +20,15 @@ type streamCheck struct {
 	newest  offset // of all offsets
 	last    uint64 // the stream's last sequence then
 
-	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the same sequences.
+	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the
+	// same sequences.
 	shorter bool
-	// removed: retention has taken the newest message. What follows must be later by its headers as well: otherwise nobody can tell why.
+	// removed: retention has taken the newest message. What follows must be later by its headers as well:
+	// otherwise nobody can tell why.
 	removed bool
-	// republishing: the broker has lost its end and gone on, so messages come again under new sequences. The offsets whose message is gone
-	// are marked as lost. What comes again ends with lastLost, the last of those messages.
+	// republishing: the broker has lost its end and gone on, so messages come again under new sequences. The
+	// offsets whose message is gone are marked as lost. What comes again ends with lastLost, the last of
+	// those messages.
 	republishing bool
 	lastLost     offset
 	changed      bool // offsets were marked as lost, which has to be stored
@@ -58,12 +61,14 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 		if !cfg.AcceptGap {
 			return c, gapFault(cfg, at.Seq+1, now.First-1, true)
 		}
-		cfg.Log.Warn("messages were removed before they were read: going on, as AcceptGap says", "from", at.Seq+1, "to", now.First-1)
+		cfg.Log.Warn("messages were removed before they were read: going on, as AcceptGap says", "from",
+			at.Seq+1, "to", now.First-1)
 	}
 	return c, nil
 }
 
-func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State, created time.Time, all []*offset) error {
+func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
+	created time.Time, all []*offset) error {
 	m, err := src.Get(ctx, c.newest.Seq)
 	switch {
 	case err != nil:
@@ -78,24 +83,29 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 		}
 		return nil // a stream that was restored from a backup has another time of creation
 	case !created.IsZero() && !created.Equal(now.Created):
-		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks count in a stream made at %v, this one "+
-			"was made at %v, and does not have the message of sequence %d", cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq),
+		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks "+
+			"count in a stream made at %v, this one "+
+			"was made at %v, and does not have the message of sequence %d", cfg.Stream, cfg.Name, created,
+			now.Created, c.newest.Seq),
 			"another stream"}
 	case now.Last < c.newest.Seq:
 		c.shorter = true
-		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last", now.Last, "mark", c.newest.Seq)
+		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last",
+			now.Last, "mark", c.newest.Seq)
 	case m != nil || !c.newest.known():
 	case c.newest.Seq < now.First:
 		c.removed = true
 	default:
-		cfg.Log.Warn("the stream has lost the newest message that was read: what comes again under new sequences is passed over", "mark", c.newest.Seq)
+		cfg.Log.Warn("the stream has lost the newest message that was read: what comes again under new "+
+			"sequences is passed over", "mark", c.newest.Seq)
 		return c.findLost(ctx, cfg, src, now.First, all)
 	}
 	return nil
 }
 
 // findLost marks the offsets whose message the broker has lost.
-func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, first uint64, all []*offset) error {
+func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, first uint64,
+	all []*offset) error {
 	there := map[uint64]bool{}
 	for _, m := range all {
 		if m.Seq < first || !m.known() {
@@ -130,9 +140,11 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 		c.shorter && here.Seq > c.last && here.Seq < c.newest.Seq && order >= 0:
 		return otherMessage(cfg, here.Seq, c.newest, here)
 	case c.removed && here.Seq > c.newest.Seq && order <= 0:
-		return fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose "+
-			"message was removed: nobody can tell whether these are later events of another database cluster, or earlier ones that "+
-			"come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos)
+		return fault(ErrStream, nil, hintStream(cfg),
+			"stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose "+
+				"message was removed: nobody can tell whether these are later events of another database "+
+				"cluster, or earlier ones that "+
+				"come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos)
 	case c.removed && here.Seq > c.newest.Seq:
 		c.removed = false
 	}

@@ -8,9 +8,11 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The tables. outflow_mark is updated in every transaction: room in its pages lets PostgreSQL do that in place.
+// The tables. outflow_mark is updated in every transaction: room in its pages lets PostgreSQL do that in
+// place.
 const tables = `CREATE TABLE IF NOT EXISTS %soutflow_consumer (
-  name text PRIMARY KEY, stream text NOT NULL, stream_created timestamptz, replay_created timestamptz, filter text NOT NULL,
+  name text PRIMARY KEY, stream text NOT NULL, stream_created timestamptz, replay_created timestamptz,
+  filter text NOT NULL,
   partitions int NOT NULL,
   before jsonb NOT NULL DEFAULT '[]',       -- marks of earlier numbers of partitions
   replayed_to bigint NOT NULL DEFAULT 0,    -- events up to this stream sequence are marked as replayed
@@ -26,8 +28,8 @@ CREATE TABLE IF NOT EXISTS %soutflow_mark (
   updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (name, source, partition)) WITH (fillfactor = 50);
 `
 
-// Tables returns the SQL that makes the consumer's tables where they are missing; schema may be empty. The consumer runs it itself
-// unless Config.NoCreate is set.
+// Tables returns the SQL that makes the consumer's tables where they are missing; schema may be empty. The
+// consumer runs it itself unless Config.NoCreate is set.
 func Tables(schema string) string {
 	prefix := ""
 	if schema != "" {
@@ -36,10 +38,13 @@ func Tables(schema string) string {
 	return strings.ReplaceAll(tables+parkedSchema, "%s", prefix)
 }
 
-// create makes the tables, unless all of them are there: then no right to create is needed. Several instances may do so at once.
+// create makes the tables, unless all of them are there: then no right to create is needed. Several instances
+// may do so at once.
 func (s *postgres) create(ctx context.Context) error {
 	var there bool
-	err := s.pool.QueryRow(ctx, `SELECT pg_catalog.to_regclass($1) IS NOT NULL AND pg_catalog.to_regclass($2) IS NOT NULL AND pg_catalog.to_regclass($3) IS NOT NULL`,
+	err := s.pool.QueryRow(ctx,
+		`SELECT pg_catalog.to_regclass($1) IS NOT NULL AND pg_catalog.to_regclass($2) IS NOT NULL
+			AND pg_catalog.to_regclass($3) IS NOT NULL`,
 		s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked")).Scan(&there)
 	if err != nil {
 		return err
@@ -49,7 +54,8 @@ func (s *postgres) create(ctx context.Context) error {
 	}
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		// IF NOT EXISTS is no protection against another instance that does the same at the same time.
-		if _, err := tx.Exec(ctx, `SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('outflow_consumer'))`); err != nil {
+		if _, err := tx.Exec(ctx,
+			`SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('outflow_consumer'))`); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, Tables(s.cfg.DatabaseSchema))
@@ -57,18 +63,23 @@ func (s *postgres) create(ctx context.Context) error {
 	})
 }
 
-// checkOwners refuses tables that anybody can have made: every role may create in their schema, and their owner is neither this role nor one
-// that it is a member of, nor the database's owner, nor a superuser. A trigger of a stranger would run with our rights.
+// checkOwners refuses tables that anybody can have made: every role may create in their schema, and their
+// owner is neither this role nor one that it is a member of, nor the database's owner, nor a superuser. A
+// trigger of a stranger would run with our rights.
 func (s *postgres) checkOwners(ctx context.Context) error {
 	var table, owner string
 	err := s.pool.QueryRow(ctx, `SELECT c.relname::pg_catalog.text, o.rolname::pg_catalog.text
-		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles o ON o.oid = c.relowner,
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		JOIN pg_catalog.pg_roles o ON o.oid = c.relowner,
 			pg_catalog.pg_roles me, pg_catalog.pg_database d
-		WHERE c.oid IN (pg_catalog.to_regclass($1)::pg_catalog.oid, pg_catalog.to_regclass($2)::pg_catalog.oid, pg_catalog.to_regclass($3)::pg_catalog.oid)
+		WHERE c.oid IN (pg_catalog.to_regclass($1)::pg_catalog.oid,
+		pg_catalog.to_regclass($2)::pg_catalog.oid, pg_catalog.to_regclass($3)::pg_catalog.oid)
 			AND me.rolname = current_user AND d.datname = pg_catalog.current_database()
-			AND NOT o.rolsuper AND o.oid <> me.oid AND o.oid <> d.datdba AND o.rolname::pg_catalog.text <> ALL ($4::pg_catalog.text[])
+			AND NOT o.rolsuper AND o.oid <> me.oid AND o.oid <> d.datdba
+			AND o.rolname::pg_catalog.text <> ALL ($4::pg_catalog.text[])
 			AND (me.rolsuper OR NOT pg_catalog.pg_has_role(me.oid, o.oid, 'MEMBER'::pg_catalog.text))
-			AND EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(n.nspacl, pg_catalog.acldefault('n'::"char", n.nspowner))) a
+			AND EXISTS (SELECT FROM pg_catalog.aclexplode(coalesce(n.nspacl,
+			pg_catalog.acldefault('n'::"char", n.nspowner))) a
 				WHERE a.grantee = 0::pg_catalog.oid AND a.privilege_type = 'CREATE'::pg_catalog.text)
 		LIMIT 1`, s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked"), append([]string{}, s.cfg.AcceptOwners...)).
 		Scan(&table, &owner)
@@ -78,6 +89,8 @@ func (s *postgres) checkOwners(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return fault(ErrSetup, nil, "Find out who made it and why. If it is to be used, name the role in Config.AcceptOwners, or set "+
-		"Config.NoCreate; else drop it", "table %s belongs to role %q, in a schema in which every role may create", table, owner)
+	return fault(ErrSetup, nil, "Find out who made it and why. If it is to be used, name the role in "+
+		"Config.AcceptOwners, or set "+
+		"Config.NoCreate; else drop it",
+		"table %s belongs to role %q, in a schema in which every role may create", table, owner)
 }

@@ -208,7 +208,8 @@ func (w *worker) applied(it item) (bool, error) {
 	return false, nil
 }
 
-// apply has the effects of events: all of them in one transaction, and where that fails, so that the one that fails is found.
+// apply has the effects of events: all of them in one transaction, and where that fails, so that the one that
+// fails is found.
 func (w *worker) apply(items []item) error {
 	for len(items) > 0 {
 		n := len(items)
@@ -261,7 +262,8 @@ func (w *worker) applyOne(it item) error {
 			return w.park(it, cause)
 		}
 		if !conflict(cause) {
-			w.cfg.Log.Warn("an event failed", "document", e.Document, "seq", e.seq, "attempt", e.Attempt, "err", cause)
+			w.cfg.Log.Warn("an event failed", "document", e.Document, "seq", e.seq, "attempt", e.Attempt,
+				"err", cause)
 			e.Attempt++
 		}
 		if err := w.cfg.Backoff.wait(w.wait, tries); err != nil {
@@ -289,25 +291,26 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	var parked map[*Event]bool
 	var handled time.Time
 	to := offsetOf(last.seq, &last.head)
-	err = w.store.move(w.work, w.source, w.partition, w.offset, to, func(ctx context.Context, tx pgx.Tx) (err error) {
-		if parked, err = w.parkBehind(ctx, tx, items); err != nil {
-			return err
-		}
-		for i, it := range items {
-			if parked[it.event] {
-				continue
-			}
-			if err := w.handle(ctx, tx, it.event); err != nil {
-				at, cause = i, err
+	err = w.store.move(w.work, w.source, w.partition, w.offset, to,
+		func(ctx context.Context, tx pgx.Tx) (err error) {
+			if parked, err = w.parkBehind(ctx, tx, items); err != nil {
 				return err
 			}
-			if err := w.crash(stream.AtHandled, it.event); err != nil {
-				return err
+			for i, it := range items {
+				if parked[it.event] {
+					continue
+				}
+				if err := w.handle(ctx, tx, it.event); err != nil {
+					at, cause = i, err
+					return err
+				}
+				if err := w.crash(stream.AtHandled, it.event); err != nil {
+					return err
+				}
 			}
-		}
-		handled = time.Now()
-		return nil
-	})
+			handled = time.Now()
+			return nil
+		})
 	switch {
 	case err == nil:
 	case w.work.Err() != nil:
@@ -334,7 +337,8 @@ func endedAt(items []item, at int) string {
 	e := items[at].event
 	s := fmt.Sprintf("document %q, sequence %d", e.Document, e.seq)
 	if last := len(items) - 1; at < last {
-		s += fmt.Sprintf(": if it was committed, %d later events of the partition, of sequences %d to %d, count as done and are not",
+		s += fmt.Sprintf(": if it was committed, %d later events of the partition, of sequences %d to %d, "+
+			"count as done and are not",
 			last-at, items[at+1].event.seq, items[last].event.seq)
 	}
 	return s
@@ -379,13 +383,15 @@ func (w *worker) park(it item, cause error) error {
 	e := it.event
 	to := offsetOf(e.seq, &e.head)
 	if w.store.transactional() {
-		err := w.store.move(w.work, w.source, w.partition, w.offset, to, func(ctx context.Context, tx pgx.Tx) error { return w.parking.park(ctx, tx, e, cause) })
+		err := w.store.move(w.work, w.source, w.partition, w.offset, to,
+			func(ctx context.Context, tx pgx.Tx) error { return w.parking.park(ctx, tx, e, cause) })
 		if err != nil {
 			return w.cause(err)
 		}
 		w.parking.add(e.Document)
 		w.met.parked(causePoison)
-		w.cfg.Log.Error("an event failed for good: its document is parked", "document", e.Document, "seq", e.seq, "position", e.Position,
+		w.cfg.Log.Error("an event failed for good: its document is parked", "document", e.Document, "seq",
+			e.seq, "position", e.Position,
 			"attempts", e.Attempt, "err", cause)
 	} else if err := w.onPoison(e, cause); err != nil {
 		return err
@@ -400,8 +406,10 @@ func (w *worker) park(it item, cause error) error {
 // onPoison hands an event that failed for good to Config.OnPoison: without a database there is no table to
 // park it in.
 func (w *worker) onPoison(e *Event, cause error) error {
-	failed := fault(ErrPoison, cause, "Mend the handler and start again; or set Config.OnPoison to take such events; with Postgres marks "+
-		"they are parked", "document %q, sequence %d, position %v, after %d attempts", e.Document, e.seq, e.Position, e.Attempt)
+	failed := fault(ErrPoison, cause, "Mend the handler and start again; or set Config.OnPoison to take "+
+		"such events; with Postgres marks "+
+		"they are parked", "document %q, sequence %d, position %v, after %d attempts", e.Document, e.seq,
+		e.Position, e.Attempt)
 	if w.cfg.OnPoison == nil {
 		return failed
 	}

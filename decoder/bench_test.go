@@ -62,7 +62,8 @@ func BenchmarkInsert(b *testing.B) {
 	})
 }
 
-// BenchmarkPayload decodes and copies rows whose payloads are of other sizes, from more messages than a cache holds.
+// BenchmarkPayload decodes and copies rows whose payloads are of other sizes, from more messages than a cache
+// holds.
 func BenchmarkPayload(b *testing.B) {
 	for _, size := range []int{200, 1 << 10, 10 << 10, 100 << 10} {
 		b.Run(fmt.Sprintf("size=%d", size), func(b *testing.B) {
@@ -101,7 +102,8 @@ func BenchmarkMessage(b *testing.B) {
 	if err := d.Decode(begin(1), &r); err != nil {
 		b.Fatal(err)
 	}
-	msg := logical(1, outbox.EventPrefix, `{"doc_id": "document-000123", "actor_id": "author-01", "counter": 12345, "payload": `+edit200+`}`)
+	msg := logical(1, outbox.EventPrefix,
+		`{"doc_id": "document-000123", "actor_id": "author-01", "counter": 12345, "payload": `+edit200+`}`)
 	b.SetBytes(int64(len(msg)))
 	b.ReportAllocs()
 	for b.Loop() {

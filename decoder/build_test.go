@@ -108,17 +108,20 @@ func logical(flags byte, prefix, content string) []byte {
 
 // mapping is that of the table that init makes; the columns are without seq_key, as below PostgreSQL 18.
 var mapping = relay.Mapping{
-	Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
+	Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key",
+	Payload: "payload",
 }
 
 var config = Config{TableOID: tableOID, Mapping: mapping, ID: "id", Slot: "outflow"}
 
 var columns = []col{
-	{"id", oidUUID}, {"doc_id", oidText}, {"actor_id", oidText}, {"counter", oidInt8}, {"payload", oidJSONB}, {"created_at", oidTimestamptz},
+	{"id", oidUUID}, {"doc_id", oidText}, {"actor_id", oidText}, {"counter", oidInt8}, {"payload", oidJSONB},
+	{"created_at", oidTimestamptz},
 }
 
 // row is the n-th edit of a document, for columns.
 func row(counter, payload string) []byte {
-	return insert(tableOID, txt("7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10"), txt("friendsforever"), txt("0"), txt(counter), txt(payload),
+	return insert(tableOID, txt("7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10"), txt("friendsforever"), txt("0"),
+		txt(counter), txt(payload),
 		txt("2024-05-01 12:00:00+00"))
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-var update = flag.Bool("update", false, "keep what the servers that OUTFLOW_TEST_PG asks for send; golden files are written where they are absent")
+var update = flag.Bool("update", false, "keep what the servers that OUTFLOW_TEST_PG asks for send; golden "+
+	"files are written where they are absent")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
 
@@ -38,7 +39,8 @@ type captures struct {
 	Captures []capture `json:"captures"`
 }
 
-// TestLiveScenarios plays the scenarios on real servers. With -update it keeps what they sent, for the tests that need no server.
+// TestLiveScenarios plays the scenarios on real servers. With -update it keeps what they sent, for the tests
+// that need no server.
 func TestLiveScenarios(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, s *pgserver.Server) {
@@ -71,7 +73,8 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	}
 	t.Cleanup(func() { conn.Close(t.Context()) })
 	// As the replication session pins them.
-	exec(t, conn, `SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = UTC; SET bytea_output = hex;
+	exec(t, conn, `SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = UTC;
+		SET bytea_output = hex;
 		SET extra_float_digits = 3; SET client_encoding = UTF8`)
 	return conn
 }
@@ -101,7 +104,8 @@ func play(t *testing.T, conn *pgx.Conn, sc scenario) {
 	}
 	exec(t, conn, "CREATE PUBLICATION capture FOR ALL TABLES WITH ("+options+")")
 	exec(t, conn, "SELECT pg_create_logical_replication_slot("+slotName+", 'pgoutput')")
-	exec(t, conn, "CREATE FUNCTION outbox_oid() RETURNS oid STABLE LANGUAGE sql AS $$ SELECT "+oidOf(t, conn)+"::oid $$")
+	exec(t, conn, "CREATE FUNCTION outbox_oid() RETURNS oid STABLE LANGUAGE sql AS $$ SELECT "+oidOf(t, conn)+
+		"::oid $$")
 	for _, step := range sc.steps {
 		exec(t, conn, step)
 	}
@@ -185,14 +189,15 @@ func firstDifference(got, want []byte) string {
 	g, w := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
 	for i := range g {
 		if i >= len(w) || g[i] != w[i] {
-			return fmt.Sprintf("line %d\ngot  %s\nwant %s", i+1, g[i], strings.Join(w[min(i, len(w)):min(i+1, len(w))], ""))
+			return fmt.Sprintf("line %d\ngot  %s\nwant %s", i+1, g[i],
+				strings.Join(w[min(i, len(w)):min(i+1, len(w))], ""))
 		}
 	}
 	return fmt.Sprintf("%d lines are missing", len(w)-len(g))
 }
 
-// transcript prints what a session brought, without what differs from run to run. Transactions without an input are left out:
-// PostgreSQL 14 sends them, later ones do not.
+// transcript prints what a session brought, without what differs from run to run. Transactions without an
+// input are left out: PostgreSQL 14 sends them, later ones do not.
 func transcript(results []Result) []byte {
 	var b bytes.Buffer
 	for _, r := range results {
@@ -221,7 +226,8 @@ func (c captures) write(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(json.NewEncoder(w).Encode(c), w.Close(), os.WriteFile(path, b.Bytes(), 0o644)); err != nil {
+	if err := errors.Join(json.NewEncoder(w).Encode(c), w.Close(),
+		os.WriteFile(path, b.Bytes(), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 }

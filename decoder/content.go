@@ -39,8 +39,8 @@ type content struct {
 	names [][]byte               // of headers, to find one that comes twice
 }
 
-// event makes an event of the content of a logical message. What is wrong with it marks the event, as a column does that can't be
-// decoded: nothing else is held up by it.
+// event makes an event of the content of a logical message. What is wrong with it marks the event, as a
+// column does that can't be decoded: nothing else is held up by it.
 func (d *Decoder) event(b []byte, r *Result) error {
 	if d.tx.events == math.MaxUint32 {
 		return errTooManyEvents
@@ -63,11 +63,13 @@ func (d *Decoder) event(b []byte, r *Result) error {
 	e.Actor = d.member(memberActor, e, relay.NullActor)
 	e.ID = d.member(memberID, e, relay.NullID)
 	e.Key = d.member(memberKey, e, relay.NullKey)
-	if counter := c.value[memberCounter]; !c.value[memberKey].Set && c.value[memberActor].Set && counter.Set && e.Bad == "" {
+	if counter := c.value[memberCounter]; !c.value[memberKey].Set && c.value[memberActor].Set &&
+		counter.Set && e.Bad == "" {
 		e.Key = d.arena.key(e.Actor, string(b[counter.Start:counter.End]))
 		e.Null &^= relay.NullKey
 	}
-	// What the mapping has no place for decides nothing, as of a row: else messages would be ordered among each other, and rows not.
+	// What the mapping has no place for decides nothing, as of a row: else messages would be ordered among
+	// each other, and rows not.
 	if !d.cfg.Mapping.Keyed() {
 		e.Key, e.Null = "", e.Null&^relay.NullKey
 	}
@@ -230,8 +232,8 @@ func (d *Decoder) readHeaders() {
 	})
 }
 
-// string is what lies between the quotes of a value, unset if it is no string that PostgreSQL could hold as text. Its name is in two parts,
-// and in the message's memory.
+// string is what lies between the quotes of a value, unset if it is no string that PostgreSQL could hold as
+// text. Its name is in two parts, and in the message's memory.
 func (c *content) string(kind, name string, first byte, whole jsontext.Span) jsontext.Span {
 	if first != '"' {
 		c.spoil("%s is not a string", kind+name[:min(len(name), 40)])

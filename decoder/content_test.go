@@ -19,11 +19,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// messages is the configuration of a slot without a table; both has the table beside it, with other column names.
+// messages is the configuration of a slot without a table; both has the table beside it, with other column
+// names.
 var (
-	messages = Config{Slot: "outflow", ID: "id", Extra: []string{"event_type", "counter", "tenant"}, Mapping: relay.Mapping{
-		Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload",
-	}}
+	messages = Config{Slot: "outflow", ID: "id", Extra: []string{"event_type", "counter", "tenant"},
+		Mapping: relay.Mapping{
+			Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key",
+			Payload: "payload",
+		}}
 	both = func() Config {
 		c := config
 		c.Mapping.Source = relay.FromBoth
@@ -50,7 +53,8 @@ func decodeContent(t testing.TB, cfg Config, text string) (relay.Event, error) {
 		return relay.Event{}, fmt.Errorf("%+v", r)
 	}
 	e := r.Event
-	if err := d.Decode(commit(100, 108, 1), &r); err != nil || r.Commit.Kind != relay.Events || r.Commit.Events != 1 {
+	if err := d.Decode(commit(100, 108, 1), &r); err != nil || r.Commit.Kind != relay.Events ||
+		r.Commit.Events != 1 {
 		return relay.Event{}, fmt.Errorf("commit %+v: %w", r.Commit, err)
 	}
 	return e, nil
@@ -67,55 +71,84 @@ func TestContent(t *testing.T) {
 	}{
 		"everything": {
 			`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","seq_key":"k","headers":{"event_type":"moved","other":"x"},"payload":{"n":1.10}}`,
-			relay.Event{Doc: "d", Actor: "a", ID: "i", Key: "k", Payload: []byte(`{"n":1.10}`), Extra: []string{"moved", "42", ""}},
+			relay.Event{Doc: "d", Actor: "a", ID: "i", Key: "k", Payload: []byte(`{"n":1.10}`),
+				Extra: []string{"moved", "42", ""}},
 		},
 		"computed key": {
 			`{"doc_id":"d","actor_id":"a","counter":42,"payload":[]}`,
-			relay.Event{Doc: "d", Actor: "a", Key: "a:00000000000000000042", Null: relay.NullID, Payload: []byte("[]"), Extra: []string{"", "42", ""}},
+			relay.Event{Doc: "d", Actor: "a", Key: "a:00000000000000000042", Null: relay.NullID,
+				Payload: []byte("[]"), Extra: []string{"", "42", ""}},
 		},
 		"greatest counter": {
 			`{"doc_id":"d","actor_id":"","counter":9223372036854775807,"payload":[]}`,
-			relay.Event{Doc: "d", Key: ":09223372036854775807", Null: relay.NullID, Payload: []byte("[]"), Extra: []string{"", "9223372036854775807", ""}},
+			relay.Event{Doc: "d", Key: ":09223372036854775807", Null: relay.NullID, Payload: []byte("[]"),
+				Extra: []string{"", "9223372036854775807", ""}},
 		},
-		"no key":            {`{` + required + `}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
-		"no actor, no key":  {`{` + required + `,"counter":0}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "0", ""}}},
-		"null is absent":    {`{` + required + `,"id":null,"actor_id":null,"counter":null,"seq_key":null,"headers":null}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
-		"null header":       {`{` + required + `,"headers":{"event_type":null,"tenant":""}}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "", "."}}},
-		"no doc_id":         {`{"payload":1}`, relay.Event{Null: nulls | relay.NullDoc, Payload: []byte("1")}},
-		"null doc_id":       {`{"doc_id":null,"payload":1}`, relay.Event{Null: nulls | relay.NullDoc, Payload: []byte("1")}},
-		"no payload":        {`{"doc_id":"d"}`, relay.Event{Doc: "d", Null: nulls | relay.NullPayload}},
-		"payload null":      {`{"doc_id":"d","payload":null}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("null")}},
-		"payload as it is":  {" {\"doc_id\" : \"d\" ,\n\"payload\"\t: {\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]} } ", relay.Event{Doc: "d", Null: nulls, Payload: []byte("{\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]}")}},
-		"escapes":           {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\q"}`, relay.Event{Bad: "content is not JSON"}},
-		"escapes, good":     {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\u0041"}`, relay.Event{Doc: "é😀\"\\/\b\f\n\r\t", Null: nulls, Payload: []byte(`"\u0041"`)}},
-		"deep":              {`{"doc_id":"d","payload":` + deep + `}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte(deep)}},
-		"too deep":          {`{"doc_id":"d","payload":[` + deep + `]}`, relay.Event{Bad: "too deep"}},
-		"no JSON":           {`doc_id=d`, relay.Event{Bad: "at byte 0 of 8: no JSON object"}},
-		"empty":             {``, relay.Event{Bad: "no JSON object"}},
-		"array":             {`[` + `{` + required + `}]`, relay.Event{Bad: "no JSON object"}},
-		"cut":               {`{` + required, relay.Event{Bad: "no comma and no brace"}},
-		"more":              {`{` + required + `}{}`, relay.Event{Bad: "goes on after its end"}},
-		"trailing comma":    {`{` + required + `,}`, relay.Event{Bad: "no name of a member"}},
-		"not UTF-8":         {"{\"doc_id\":\"\xe9\",\"payload\":1}", relay.Event{Bad: "content is not UTF-8"}},
+		"no key": {`{` + required + `}`, relay.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
+		"no actor, no key": {`{` + required + `,"counter":0}`,
+			relay.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "0", ""}}},
+		"null is absent": {`{` + required +
+			`,"id":null,"actor_id":null,"counter":null,"seq_key":null,"headers":null}`,
+			relay.Event{Doc: "d", Null: nulls, Payload: []byte("1")}},
+		"null header": {`{` + required + `,"headers":{"event_type":null,"tenant":""}}`,
+			relay.Event{Doc: "d", Null: nulls, Payload: []byte("1"), Extra: []string{"", "", "."}}},
+		"no doc_id": {`{"payload":1}`,
+			relay.Event{Null: nulls | relay.NullDoc, Payload: []byte("1")}},
+		"null doc_id": {`{"doc_id":null,"payload":1}`,
+			relay.Event{Null: nulls | relay.NullDoc, Payload: []byte("1")}},
+		"no payload": {`{"doc_id":"d"}`, relay.Event{Doc: "d", Null: nulls | relay.NullPayload}},
+		"payload null": {`{"doc_id":"d","payload":null}`,
+			relay.Event{Doc: "d", Null: nulls, Payload: []byte("null")}},
+		"payload as it is": {" {\"doc_id\" : \"d\" ,\n\"payload\"\t: {\"b\" :1e400, " +
+			"\"a\":\"\\u0000\\ud800\", \"a\":[ ]} } ", relay.Event{Doc: "d", Null: nulls,
+			Payload: []byte("{\"b\" :1e400, \"a\":\"\\u0000\\ud800\", \"a\":[ ]}")}},
+		"escapes": {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\q"}`,
+			relay.Event{Bad: "content is not JSON"}},
+		"escapes, good": {`{"doc\u005fid":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","payload":"\u0041"}`,
+			relay.Event{Doc: "é😀\"\\/\b\f\n\r\t", Null: nulls, Payload: []byte(`"\u0041"`)}},
+		"deep": {`{"doc_id":"d","payload":` + deep + `}`,
+			relay.Event{Doc: "d", Null: nulls, Payload: []byte(deep)}},
+		"too deep":       {`{"doc_id":"d","payload":[` + deep + `]}`, relay.Event{Bad: "too deep"}},
+		"no JSON":        {`doc_id=d`, relay.Event{Bad: "at byte 0 of 8: no JSON object"}},
+		"empty":          {``, relay.Event{Bad: "no JSON object"}},
+		"array":          {`[` + `{` + required + `}]`, relay.Event{Bad: "no JSON object"}},
+		"cut":            {`{` + required, relay.Event{Bad: "no comma and no brace"}},
+		"more":           {`{` + required + `}{}`, relay.Event{Bad: "goes on after its end"}},
+		"trailing comma": {`{` + required + `,}`, relay.Event{Bad: "no name of a member"}},
+		"not UTF-8": {"{\"doc_id\":\"\xe9\",\"payload\":1}",
+			relay.Event{Bad: "content is not UTF-8"}},
 		"control character": {"{\"doc_id\":\"\n\",\"payload\":1}", relay.Event{Bad: "a control character"}},
 		"empty doc_id":      {`{"doc_id":"","payload":1}`, relay.Event{Bad: "doc_id is empty"}},
 		"number as doc_id":  {`{"doc_id":7,"payload":1}`, relay.Event{Bad: "doc_id is not a string"}},
 		"NUL":               {`{"doc_id":"a\u0000","payload":1}`, relay.Event{Bad: `doc_id holds \u0000`}},
-		"half a pair":       {`{"doc_id":"d","actor_id":"\ud800","payload":1}`, relay.Event{Doc: "d", Bad: "actor_id holds"}},
-		"unknown member":    {`{` + required + `,"docid":"x","id":"i"}`, relay.Event{Doc: "d", ID: "i", Bad: `unknown member "docid"`}},
-		"twice":             {`{` + required + `,"doc_id":"e"}`, relay.Event{Doc: "d", Bad: "doc_id twice"}},
-		"twice, escaped":    {`{` + required + `,"\u0064oc_id":"e"}`, relay.Event{Doc: "d", Bad: "doc_id twice"}},
-		"counter as text":   {`{` + required + `,"counter":"1"}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter below 0":   {`{` + required + `,"counter":-1}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter too large": {`{` + required + `,"counter":9223372036854775808}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter 1.0":       {`{` + required + `,"counter":1.0}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter 1e3":       {`{` + required + `,"counter":1e3}`, relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
-		"counter 01":        {`{` + required + `,"counter":01}`, relay.Event{Bad: "content is not JSON"}},
-		"headers a list":    {`{` + required + `,"headers":[]}`, relay.Event{Doc: "d", Bad: "headers is not an object"}},
-		"header a number":   {`{` + required + `,"headers":{"schema_version":2}}`, relay.Event{Doc: "d", Bad: "header schema_version is not a string"}},
-		"header twice":      {`{` + required + `,"headers":{"tenant":"a","t\u0065nant":"b"}}`, relay.Event{Doc: "d", Bad: `headers has the member "tenant" twice`}},
-		"many headers":      {`{` + required + `,"headers":{` + manyHeaders(maxHeaders+1) + `}}`, relay.Event{Doc: "d", Bad: "more than 256"}},
-		"header name NUL":   {`{` + required + `,"headers":{"\u0000":"a"}}`, relay.Event{Doc: "d", Bad: "headers has a name"}},
+		"half a pair": {`{"doc_id":"d","actor_id":"\ud800","payload":1}`,
+			relay.Event{Doc: "d", Bad: "actor_id holds"}},
+		"unknown member": {`{` + required + `,"docid":"x","id":"i"}`,
+			relay.Event{Doc: "d", ID: "i", Bad: `unknown member "docid"`}},
+		"twice": {`{` + required + `,"doc_id":"e"}`, relay.Event{Doc: "d", Bad: "doc_id twice"}},
+		"twice, escaped": {`{` + required + `,"\u0064oc_id":"e"}`,
+			relay.Event{Doc: "d", Bad: "doc_id twice"}},
+		"counter as text": {`{` + required + `,"counter":"1"}`,
+			relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter below 0": {`{` + required + `,"counter":-1}`,
+			relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter too large": {`{` + required + `,"counter":9223372036854775808}`,
+			relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 1.0": {`{` + required + `,"counter":1.0}`,
+			relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 1e3": {`{` + required + `,"counter":1e3}`,
+			relay.Event{Doc: "d", Bad: "counter is not a whole number"}},
+		"counter 01": {`{` + required + `,"counter":01}`, relay.Event{Bad: "content is not JSON"}},
+		"headers a list": {`{` + required + `,"headers":[]}`,
+			relay.Event{Doc: "d", Bad: "headers is not an object"}},
+		"header a number": {`{` + required + `,"headers":{"schema_version":2}}`,
+			relay.Event{Doc: "d", Bad: "header schema_version is not a string"}},
+		"header twice": {`{` + required + `,"headers":{"tenant":"a","t\u0065nant":"b"}}`,
+			relay.Event{Doc: "d", Bad: `headers has the member "tenant" twice`}},
+		"many headers": {`{` + required + `,"headers":{` + manyHeaders(maxHeaders+1) + `}}`,
+			relay.Event{Doc: "d", Bad: "more than 256"}},
+		"header name NUL": {`{` + required + `,"headers":{"\u0000":"a"}}`,
+			relay.Event{Doc: "d", Bad: "headers has a name"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -125,7 +158,8 @@ func TestContent(t *testing.T) {
 					t.Fatal(err)
 				}
 				if c.want.Bad != "" {
-					if !strings.Contains(e.Bad, c.want.Bad) || e.Payload != nil || e.Doc != c.want.Doc || e.ID != c.want.ID {
+					if !strings.Contains(e.Bad, c.want.Bad) || e.Payload != nil || e.Doc != c.want.Doc ||
+						e.ID != c.want.ID {
 						t.Errorf("%+v", e)
 					}
 					continue
@@ -171,8 +205,9 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 		want    string // which events: r row, m message
 		ignored []Ignored
 	}{
-		"both":    {relay.FromBoth, "mrmmr", []Ignored{IgnoredOutside}},
-		"table":   {relay.FromTable, "rr", []Ignored{IgnoredMessage, IgnoredMessage, IgnoredOutside, IgnoredMessage}},
+		"both": {relay.FromBoth, "mrmmr", []Ignored{IgnoredOutside}},
+		"table": {relay.FromTable, "rr", []Ignored{IgnoredMessage, IgnoredMessage, IgnoredOutside,
+			IgnoredMessage}},
 		"message": {relay.FromMessage, "mmm", []Ignored{IgnoredRow, IgnoredOutside, IgnoredRow}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +218,8 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 			var ignored []Ignored
 			for _, msg := range [][]byte{
 				begin(100), tick, event, relation(tableOID, columns...), row("1", "{}"), event,
-				logical(0, outbox.EventPrefix, text), event, logical(1, "outflow.events", text), row("2", "{}"), commit(100, 108, 1),
+				logical(0, outbox.EventPrefix, text), event, logical(1, "outflow.events", text),
+				row("2", "{}"), commit(100, 108, 1),
 			} {
 				if err := d.Decode(msg, &r); err != nil {
 					t.Fatal(err)
@@ -210,8 +246,8 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 	}
 }
 
-// What the mapping has no role for is of no message either: without a key events keep the order of the commits, and without actors a
-// document is one sequence, of rows and messages together.
+// What the mapping has no role for is of no message either: without a key events keep the order of the
+// commits, and without actors a document is one sequence, of rows and messages together.
 func TestContentWithoutRoles(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -219,10 +255,14 @@ func TestContentWithoutRoles(t *testing.T) {
 		text       string
 		actor, key string
 	}{
-		"no key":            {relay.Mapping{Doc: "topic", Payload: "body"}, `"actor_id":"a","counter":2,"seq_key":"k"`, "", ""},
-		"no key to make":    {relay.Mapping{Doc: "topic", Actor: "who", Payload: "body"}, `"actor_id":"a","counter":2`, "a", ""},
-		"no actor":          {relay.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","counter":2`, "", "a:00000000000000000002"},
-		"no actor, its key": {relay.Mapping{Doc: "topic", Key: "k", Payload: "body"}, `"actor_id":"a","seq_key":"x"`, "", "x"},
+		"no key": {relay.Mapping{Doc: "topic", Payload: "body"},
+			`"actor_id":"a","counter":2,"seq_key":"k"`, "", ""},
+		"no key to make": {relay.Mapping{Doc: "topic", Actor: "who", Payload: "body"},
+			`"actor_id":"a","counter":2`, "a", ""},
+		"no actor": {relay.Mapping{Doc: "topic", Key: "k", Payload: "body"},
+			`"actor_id":"a","counter":2`, "", "a:00000000000000000002"},
+		"no actor, its key": {relay.Mapping{Doc: "topic", Key: "k", Payload: "body"},
+			`"actor_id":"a","seq_key":"x"`, "", "x"},
 	} {
 		cfg := both
 		cfg.Mapping, cfg.Extra = c.mapping, nil
@@ -252,7 +292,8 @@ func TestContentAllocates(t *testing.T) {
 	if err := d.Decode(begin(100), &r); err != nil {
 		t.Fatal(err)
 	}
-	msg := logical(1, outbox.EventPrefix, `{"doc_id":"d","actor_id":"a","counter":42,"id":"i","headers":{"event_type":"moved","tenant":"x","other":"y"},"payload":{"n":1.10}}`)
+	msg := logical(1, outbox.EventPrefix,
+		`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","headers":{"event_type":"moved","tenant":"x","other":"y"},"payload":{"n":1.10}}`)
 	const events = 100
 	if n := testing.AllocsPerRun(10, func() {
 		for range events {
@@ -319,7 +360,8 @@ func oracle(text []byte) (want map[string]json.RawMessage, headers map[string]*s
 				headers[name] = s
 			}
 		case "counter":
-			if n, err := strconv.ParseInt(string(v), 10, 64); string(v) != "null" && (err != nil || n < 0 || v[0] == '-') {
+			if n, err := strconv.ParseInt(string(v), 10, 64); string(v) != "null" &&
+				(err != nil || n < 0 || v[0] == '-') {
 				return nil, nil, errNotContent
 			}
 		case "doc_id", "actor_id", "id", "seq_key":
@@ -336,7 +378,8 @@ func oracle(text []byte) (want map[string]json.RawMessage, headers map[string]*s
 
 // broken reports whether a string has what text can't hold; encoding/json makes U+FFFD of half a pair.
 func broken(raw []byte, s string) bool {
-	return strings.ContainsRune(s, 0) || strings.Count(s, "\uFFFD") != bytes.Count(raw, []byte("\uFFFD"))+strings.Count(strings.ToLower(string(raw)), `\ufffd`)
+	return strings.ContainsRune(s, 0) || strings.Count(s, "\uFFFD") != bytes.Count(raw, []byte("\uFFFD"))+
+		strings.Count(strings.ToLower(string(raw)), `\ufffd`)
 }
 
 func depthOf(text []byte) (deepest int) {
@@ -356,18 +399,22 @@ func depthOf(text []byte) (deepest int) {
 	}
 }
 
-// FuzzContent holds the reading of a message event against encoding/json: what is one of them an event is one of the other, with the
-// same values. Beside that: no panic, and no more memory than in proportion to the bytes.
+// FuzzContent holds the reading of a message event against encoding/json: what is one of them an event is one
+// of the other, with the same values. Beside that: no panic, and no more memory than in proportion to the
+// bytes.
 func FuzzContent(f *testing.F) {
 	for _, text := range []string{
 		`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","seq_key":"k","headers":{"event_type":"moved"},"payload":{"n":1.10}}`,
-		`{"doc_id":"\u00e9\ud83d\ude00","payload":[1,-0.5e+7,true,false,null,"x\\"]}`, `{"doc_id":"d","payload":{},"payload":{}}`,
-		`{"doc_id":"","counter":-1}`, `{"headers":{"a":"\ud800","a":null}}`, `[[[]]]`, `{"doc_id":"d","payload":"` + "\xff" + `"}`,
+		`{"doc_id":"\u00e9\ud83d\ude00","payload":[1,-0.5e+7,true,false,null,"x\\"]}`,
+		`{"doc_id":"d","payload":{},"payload":{}}`,
+		`{"doc_id":"","counter":-1}`, `{"headers":{"a":"\ud800","a":null}}`, `[[[]]]`,
+		`{"doc_id":"d","payload":"` + "\xff" + `"}`,
 	} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if bytes.Contains(text, []byte(`\\u`)) || bytes.Contains(text, []byte("\uFFFD")) || bytes.Contains(bytes.ToLower(text), []byte(`\ufffd`)) {
+		if bytes.Contains(text, []byte(`\\u`)) || bytes.Contains(text, []byte("\uFFFD")) ||
+			bytes.Contains(bytes.ToLower(text), []byte(`\ufffd`)) {
 			t.Skip("the oracle counts replacement characters")
 		}
 		before := allocated()
@@ -398,20 +445,23 @@ func FuzzContent(f *testing.F) {
 		for name, v := range map[string]struct {
 			got  string
 			null relay.Nulls
-		}{"doc_id": {e.Doc, relay.NullDoc}, "actor_id": {e.Actor, relay.NullActor}, "id": {e.ID, relay.NullID}} {
+		}{"doc_id": {e.Doc, relay.NullDoc}, "actor_id": {e.Actor, relay.NullActor},
+			"id": {e.ID, relay.NullID}} {
 			if s, null := text1(name); s != v.got || null != (e.Null&v.null != 0) {
 				t.Errorf("%q: %s %q (NULL: %v), want %q (%v)", text, name, v.got, e.Null&v.null != 0, s, null)
 			}
 		}
 		key, null := text1("seq_key")
-		if actor, none := text1("actor_id"); null && !none && want["counter"] != nil && string(want["counter"]) != "null" {
+		if actor, none := text1("actor_id"); null && !none && want["counter"] != nil &&
+			string(want["counter"]) != "null" {
 			n, _ := strconv.ParseInt(string(want["counter"]), 10, 64)
 			key, null = fmt.Sprintf("%s:%020d", actor, n), false
 		}
 		if e.Key != key || null != (e.Null&relay.NullKey != 0) {
 			t.Errorf("%q: key %q, want %q", text, e.Key, key)
 		}
-		if raw, there := want["payload"]; string(e.Payload) != string(raw) || there != (e.Null&relay.NullPayload == 0) {
+		if raw, there := want["payload"]; string(e.Payload) != string(raw) ||
+			there != (e.Null&relay.NullPayload == 0) {
 			t.Errorf("%q: payload %q, want %q", text, e.Payload, raw)
 		}
 		for i, name := range messages.Extra {

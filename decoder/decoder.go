@@ -17,12 +17,12 @@ type Config struct {
 	Extra    []string      // further columns for Event.Extra, at most relay.MaxExtra; optional
 	Slot     string        // changes of settings for other slots are no inputs
 
-	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says that rows are none. They are
-	// counted. Optional.
+	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says
+	// that rows are none. They are counted. Optional.
 	Unread string
 
-	// MaxPayload is in bytes of the payload as it would be published. A larger one is not copied: the event then has its
-	// PayloadSize and no Payload. 0: no limit.
+	// MaxPayload is in bytes of the payload as it would be published. A larger one is not copied: the event
+	// then has its PayloadSize and no Payload. 0: no limit.
 	MaxPayload int
 }
 
@@ -43,8 +43,9 @@ type Ignored uint8
 const (
 	NothingIgnored Ignored = iota
 	IgnoredMessage         // a message event, where Mapping.Source says that messages are none
-	IgnoredOutside         // a message event outside of any transaction: it stays in the WAL whatever becomes of its writer's
-	IgnoredRow             // a row of Config.Unread
+	// a message event outside of any transaction: it stays in the WAL whatever becomes of its writer's
+	IgnoredOutside
+	IgnoredRow // a row of Config.Unread
 )
 
 // String is a word for metrics and logs.
@@ -57,12 +58,14 @@ type Result struct {
 	Kind   Kind
 	Event  relay.Event
 	Commit relay.Commit
-	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be read as one: it is
-	// malformed or of an unknown version. It is no input: to be counted and logged. Kind is Nothing then.
+	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be
+	// read as one: it is malformed or of an unknown version. It is no input: to be counted and logged. Kind
+	// is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
-	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless it is the key and can be made
-	// of actor and counter; whether the table lacks it still is for the caller to ask, because that needs somebody to act.
+	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless
+	// it is the key and can be made of actor and counter; whether the table lacks it still is for the caller
+	// to ask, because that needs somebody to act.
 	Missing bool
 }
 
@@ -101,23 +104,24 @@ func New(cfg Config) *Decoder {
 	}
 	if n := len(cfg.Extra); n > relay.MaxExtra {
 		d.err = &outbox.Fault{
-			Class:   outbox.Usage,
-			Code:    "too_many_columns",
-			Message: fmt.Sprintf("subject and headers use %d further columns of table %s", n, cfg.Mapping.Table),
-			Hint:    fmt.Sprintf("Use at most %d.", relay.MaxExtra),
+			Class: outbox.Usage,
+			Code:  "too_many_columns",
+			Message: fmt.Sprintf("subject and headers use %d further columns of table %s", n,
+				cfg.Mapping.Table),
+			Hint: fmt.Sprintf("Use at most %d.", relay.MaxExtra),
 		}
 	}
 	return d
 }
 
-// InTransaction reports whether the last message lies between a Begin and its Commit: a keepalive then says nothing about how
-// far the WAL has been read.
+// InTransaction reports whether the last message lies between a Begin and its Commit: a keepalive then says
+// nothing about how far the WAL has been read.
 func (d *Decoder) InTransaction() bool { return d.inCommit }
 
 // Decode reads one message of pgoutput, protocol version 1, and says in r what it brought. msg is not kept.
 //
-// An error ends the session: it is returned again for whatever comes after. It is [ErrNeedText] where binary values must be
-// turned off, and otherwise says where the bytes are not what the protocol allows.
+// An error ends the session: it is returned again for whatever comes after. It is [ErrNeedText] where binary
+// values must be turned off, and otherwise says where the bytes are not what the protocol allows.
 func (d *Decoder) Decode(msg []byte, r *Result) error {
 	*r = Result{}
 	if d.err == nil {
@@ -129,8 +133,8 @@ func (d *Decoder) Decode(msg []byte, r *Result) error {
 	return d.err
 }
 
-// message reads any message. Those that say nothing about the outbox are read all the same, so that what the server sends is
-// either understood whole or refused.
+// message reads any message. Those that say nothing about the outbox are read all the same, so that what the
+// server sends is either understood whole or refused.
 func (d *Decoder) message(m *reader, r *Result) error {
 	kind := m.u8()
 	switch kind {
@@ -233,8 +237,8 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 	return nil
 }
 
-// protocol makes the error for bytes that protocol version 1 does not allow. It carries no class: the session is dropped and the
-// WAL read again.
+// protocol makes the error for bytes that protocol version 1 does not allow. It carries no class: the session
+// is dropped and the WAL read again.
 func (d *Decoder) protocol(m *reader, format string, args ...any) error {
 	name := "no"
 	if len(m.b) > 0 {
@@ -244,7 +248,8 @@ func (d *Decoder) protocol(m *reader, format string, args ...any) error {
 	if !d.inCommit {
 		where = fmt.Sprintf("after the commit that ends at %v", d.last)
 	}
-	return fmt.Errorf("pgoutput: %s message %s, at byte %d of %d: %s", name, where, m.off, len(m.b), fmt.Sprintf(format, args...))
+	return fmt.Errorf("pgoutput: %s message %s, at byte %d of %d: %s", name, where, m.off, len(m.b),
+		fmt.Sprintf(format, args...))
 }
 
 func messageName(kind byte) string {
@@ -273,5 +278,6 @@ func messageName(kind byte) string {
 	return fmt.Sprintf("%q", kind)
 }
 
-// errTooManyEvents takes a COPY: a transaction has no more commands than that, but one command may bring more rows.
+// errTooManyEvents takes a COPY: a transaction has no more commands than that, but one command may bring more
+// rows.
 var errTooManyEvents = errors.New("decoder: more events in one transaction than a position can number")

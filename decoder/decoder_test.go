@@ -11,7 +11,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// decodeAll gives what a session brings, and the first error. The buffer of each message is overwritten after it is decoded.
+// decodeAll gives what a session brings, and the first error. The buffer of each message is overwritten after
+// it is decoded.
 func decodeAll(cfg Config, messages ...[]byte) (results []Result, err error) {
 	d := New(cfg)
 	d.arena.block = bytes.Repeat([]byte{0xAA}, blockSize)[:0] // as uncleared may give it
@@ -53,14 +54,16 @@ func commits(results []Result) (cs []relay.Commit) {
 func TestTransaction(t *testing.T) {
 	t.Parallel()
 	results, err := decodeAll(config,
-		begin(0x100), relation(tableOID, columns...), row("1", `[[0, 0, "A"]]`), row("2", `[[1, 0, " "]]`), commit(0x100, 0x130, 7),
+		begin(0x100), relation(tableOID, columns...), row("1", `[[0, 0, "A"]]`), row("2", `[[1, 0, " "]]`),
+		commit(0x100, 0x130, 7),
 		begin(0x200), row("3", `[[2, 0, "s"]]`), commit(0x200, 0x230, 5))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := func(index uint32, key, payload string) Result {
 		return Result{Kind: Event, Event: relay.Event{
-			Pos: outbox.Position{Index: index}, Doc: "friendsforever", Actor: "0", Key: key, ID: "7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10",
+			Pos: outbox.Position{Index: index}, Doc: "friendsforever", Actor: "0", Key: key,
+			ID:      "7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10",
 			Payload: []byte(payload), PayloadSize: len(payload),
 		}}
 	}
@@ -98,7 +101,8 @@ func TestIgnored(t *testing.T) {
 		logical(1, relay.HeartbeatPrefix+"s", ""),
 		logical(1, "debezium", "{}"),
 	} {
-		r := Result{Kind: Event, Event: relay.Event{Doc: "of the message before"}, Malformed: errors.New("too")}
+		r := Result{Kind: Event, Event: relay.Event{Doc: "of the message before"},
+			Malformed: errors.New("too")}
 		if err := d.Decode(msg, &r); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +128,8 @@ func TestInTransaction(t *testing.T) {
 		in  bool
 	}{
 		{logical(0, "p", "c"), false},
-		{begin(0x100), true}, {relation(tableOID, columns...), true}, {row("1", "[]"), true}, {commit(0x100, 0x130, 0), false},
+		{begin(0x100), true}, {relation(tableOID, columns...), true}, {row("1", "[]"), true},
+		{commit(0x100, 0x130, 0), false},
 		{begin(0x200), true}, {commit(0x200, 0x230, 0), false},
 	} {
 		if err := d.Decode(step.msg, &r); err != nil {
@@ -144,21 +149,25 @@ func TestProtocolErrors(t *testing.T) {
 		msgs [][]byte
 		want string
 	}{
-		"empty":                 {[][]byte{{}}, "empty"},
-		"unknown":               {[][]byte{{'Z'}}, "not a message of protocol version 1"},
-		"stream start":          {[][]byte{{'S', 0, 0, 0, 1, 1}}, "not a message of protocol version 1"},
-		"begin twice":           {[][]byte{begin(0x100), begin(0x200)}, "inside a transaction"},
-		"row outside":           {[][]byte{row("1", "[]")}, "outside of a transaction"},
-		"commit outside":        {[][]byte{commit(0x100, 0x130, 0)}, "outside of a transaction"},
-		"relation outside":      {[][]byte{rel}, "outside of a transaction"},
-		"tick outside":          {[][]byte{logical(1, relay.HeartbeatPrefix, "")}, "outside of a transaction"},
-		"other commit":          {in(commit(0x108, 0x130, 0)), "not the one that Begin announced"},
-		"commit flags":          {in([]byte("C\x01" + string(commit(0x100, 0x130, 0)[2:]))), "flags"},
-		"end before commit":     {in(commit(0x100, 0x100, 0)), "not after the commit LSN"},
-		"commits in disorder":   {in(commit(0x100, 0x130, 0), begin(0xE0), commit(0xE0, 0xF0, 0)), "not after that of the commit before, 0/130"},
-		"same commit again":     {in(commit(0x100, 0x130, 0), begin(0x100), commit(0x100, 0x130, 0)), "not after that of the commit before"},
-		"row before relation":   {[][]byte{begin(0x100), row("1", "[]")}, "before its Relation"},
-		"too few columns":       {in(insert(tableOID, txt("x"))), "1 columns where the Relation message had 6"},
+		"empty":            {[][]byte{{}}, "empty"},
+		"unknown":          {[][]byte{{'Z'}}, "not a message of protocol version 1"},
+		"stream start":     {[][]byte{{'S', 0, 0, 0, 1, 1}}, "not a message of protocol version 1"},
+		"begin twice":      {[][]byte{begin(0x100), begin(0x200)}, "inside a transaction"},
+		"row outside":      {[][]byte{row("1", "[]")}, "outside of a transaction"},
+		"commit outside":   {[][]byte{commit(0x100, 0x130, 0)}, "outside of a transaction"},
+		"relation outside": {[][]byte{rel}, "outside of a transaction"},
+		"tick outside": {[][]byte{logical(1, relay.HeartbeatPrefix, "")},
+			"outside of a transaction"},
+		"other commit":      {in(commit(0x108, 0x130, 0)), "not the one that Begin announced"},
+		"commit flags":      {in([]byte("C\x01" + string(commit(0x100, 0x130, 0)[2:]))), "flags"},
+		"end before commit": {in(commit(0x100, 0x100, 0)), "not after the commit LSN"},
+		"commits in disorder": {in(commit(0x100, 0x130, 0), begin(0xE0), commit(0xE0, 0xF0, 0)),
+			"not after that of the commit before, 0/130"},
+		"same commit again": {in(commit(0x100, 0x130, 0), begin(0x100), commit(0x100, 0x130, 0)),
+			"not after that of the commit before"},
+		"row before relation": {[][]byte{begin(0x100), row("1", "[]")}, "before its Relation"},
+		"too few columns": {in(insert(tableOID, txt("x"))),
+			"1 columns where the Relation message had 6"},
 		"unchanged value":       {in(insert(tableOID, toast, null, null, null, null, null)), "unchanged"},
 		"unchanged, other":      {in(insert(1, toast)), "unchanged"},
 		"unknown kind of value": {in(insert(1, val{kind: 'x'})), "unknown kind 'x'"},
@@ -188,9 +197,12 @@ func TestProtocolErrors(t *testing.T) {
 func TestTruncatedMessages(t *testing.T) {
 	t.Parallel()
 	for _, msg := range [][]byte{
-		commit(0x100, 0x130, 0), origin("upstream"), relation(tableOID, columns...), relation(1, columns...), typeMessage(16400, "mood"),
-		row("1", "[]"), insert(1, txt("x"), null, bin("y")), updated(1, 0, txt("x")), updated(1, 'K', toast), deletion(1, 'O', null),
-		truncate(1, 2), logical(1, relay.HeartbeatPrefix, ""), logical(1, "p", "content"), logical(0, "p", "content"),
+		commit(0x100, 0x130, 0), origin("upstream"), relation(tableOID, columns...), relation(1, columns...),
+		typeMessage(16400, "mood"),
+		row("1", "[]"), insert(1, txt("x"), null, bin("y")), updated(1, 0, txt("x")), updated(1, 'K', toast),
+		deletion(1, 'O', null),
+		truncate(1, 2), logical(1, relay.HeartbeatPrefix, ""), logical(1, "p", "content"),
+		logical(0, "p", "content"),
 	} {
 		for n := range len(msg) {
 			d := New(config)
@@ -217,7 +229,8 @@ func TestTruncatedMessages(t *testing.T) {
 
 // A length or a count is a claim: what it claims beyond the message is never made room for.
 func TestClaimsAreNotBelieved(t *testing.T) {
-	row := append(insert(tableOID, null, null, null, null)[:8], 'n', 'n', 'n', 'n', 't', 0x7F, 0xFF, 0xFF, 0xFF)
+	row := append(insert(tableOID, null, null, null, null)[:8], 'n', 'n', 'n', 'n', 't', 0x7F, 0xFF, 0xFF,
+		0xFF)
 	row = append(row[:6], append([]byte{0, 6}, row[8:]...)...)
 	for _, msg := range [][]byte{
 		row,

@@ -31,17 +31,21 @@ func unframe(b []byte) (msgs [][]byte) {
 	return msgs
 }
 
-// FuzzDecode feeds damaged sessions. Whatever the bytes: no panic, no event or commit out of a transaction, nothing after an error,
-// memory in proportion to the bytes, and values that stay what they are while later messages are read.
+// FuzzDecode feeds damaged sessions. Whatever the bytes: no panic, no event or commit out of a transaction,
+// nothing after an error, memory in proportion to the bytes, and values that stay what they are while later
+// messages are read.
 func FuzzDecode(f *testing.F) {
 	for _, server := range load(f) {
 		for _, c := range server.Captures {
-			which := uint8(slices.IndexFunc(scenarios, func(sc scenario) bool { return sc.name == c.Scenario }))
+			which := uint8(slices.IndexFunc(scenarios, func(sc scenario) bool {
+				return sc.name == c.Scenario
+			}))
 			if len(c.Messages) < 64 {
 				f.Add(c.TableOID, which, uint16(0), frame(c.Messages))
 				continue
 			}
-			// Long sessions in parts: each with a transaction and the last description of the table before it.
+			// Long sessions in parts: each with a transaction and the last description of the table before
+			// it.
 			var relation []byte
 			for i := 0; i < len(c.Messages); i++ {
 				msg := c.Messages[i]
@@ -82,10 +86,14 @@ func FuzzDecode(f *testing.F) {
 				t.Fatalf("%v after %v", err, failed)
 			case err != nil && !reflect.DeepEqual(r, Result{}):
 				t.Fatalf("%+v beside %v", r, err)
-			case r.Kind == Event && !(in && d.InTransaction() && msg[0] == 'I' && r.Event.Pos == outbox.Position{Index: index}):
-				t.Fatalf("event %v, expected index %d, of a %q message, in a transaction: %v", r.Event.Pos, index, msg[0], in)
-			case r.Kind == Commit && !(in && !d.InTransaction() && msg[0] == 'C' && r.Commit.Events == int(index)):
-				t.Fatalf("commit %+v, %d events, of a %q message, in a transaction: %v", r.Commit, index, msg[0], in)
+			case r.Kind == Event && !(in && d.InTransaction() && msg[0] == 'I' &&
+				r.Event.Pos == outbox.Position{Index: index}):
+				t.Fatalf("event %v, expected index %d, of a %q message, in a transaction: %v", r.Event.Pos,
+					index, msg[0], in)
+			case r.Kind == Commit && !(in && !d.InTransaction() && msg[0] == 'C' &&
+				r.Commit.Events == int(index)):
+				t.Fatalf("commit %+v, %d events, of a %q message, in a transaction: %v", r.Commit, index,
+					msg[0], in)
 			}
 			failed = err
 			switch r.Kind {
@@ -97,7 +105,8 @@ func FuzzDecode(f *testing.F) {
 				index = 0
 			}
 		}
-		// A value may be read for each role that the configuration gives its column, and a short binary one prints longer.
+		// A value may be read for each role that the configuration gives its column, and a short binary one
+		// prints longer.
 		if limit := (len(cfg.Extra) + 6) * (size*8 + 64*len(kept)); values > limit {
 			t.Errorf("%d bytes of values from %d", values, size)
 		}
@@ -121,7 +130,8 @@ func checkEvent(t *testing.T, cfg Config, e *relay.Event) (size int) {
 	if e.Payload == nil && e.PayloadSize > 0 && e.PayloadSize <= cfg.MaxPayload {
 		t.Errorf("a payload of %d bytes was left out", e.PayloadSize)
 	}
-	if e.Payload != nil && (len(e.Payload) != e.PayloadSize || cfg.MaxPayload > 0 && len(e.Payload) > cfg.MaxPayload) {
+	if e.Payload != nil && (len(e.Payload) != e.PayloadSize || cfg.MaxPayload > 0 &&
+		len(e.Payload) > cfg.MaxPayload) {
 		t.Errorf("payload of %d bytes, size %d, limit %d", len(e.Payload), e.PayloadSize, cfg.MaxPayload)
 	}
 	if len(e.Extra) != len(cfg.Extra) {

@@ -28,8 +28,8 @@ func (a *arena) key(actor, counter string) string {
 	return asString(append(b, counter[:end]...))
 }
 
-// cast is the text that value::text gives where it differs from what the column prints: bool is spelt out, and the padding of
-// char(n) does not count.
+// cast is the text that value::text gives where it differs from what the column prints: bool is spelt out,
+// and the padding of char(n) does not count.
 func cast(typeOID uint32, printed string) string {
 	switch typeOID {
 	case oidBool:

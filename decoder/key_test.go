@@ -41,7 +41,8 @@ func TestComputedKeyCasts(t *testing.T) {
 		want           string
 	}{
 		{oidBpchar, oidBpchar, txt("ab   "), txt("7 "), "ab:00000000000000000007"},
-		{oidBpchar, oidInt8, bin("ab   "), bin("\x00\x00\x00\x00\x00\x00\x00\x07"), "ab:00000000000000000007"},
+		{oidBpchar, oidInt8, bin("ab   "), bin("\x00\x00\x00\x00\x00\x00\x00\x07"),
+			"ab:00000000000000000007"},
 		{oidBool, oidBool, txt("t"), bin("\x00"), "true:000000000000000false"},
 		{oidText, oidText, txt("ab "), txt("7 "), "ab :0000000000000000007 "},
 	} {

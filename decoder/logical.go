@@ -7,13 +7,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// maxSettings is more than the content of a well-formed change of settings takes, in bytes. What is longer is not quoted in full.
+// maxSettings is more than the content of a well-formed change of settings takes, in bytes. What is longer is
+// not quoted in full.
 const maxSettings = 1024
 
 var errSettingsLength = fmt.Errorf("settings message of more than %d bytes", maxSettings)
 
-// logical reads what pg_logical_emit_message wrote. All messages of the database arrive; only transactional ones with our
-// prefixes can be inputs, and whether they are is known at the commit.
+// logical reads what pg_logical_emit_message wrote. All messages of the database arrive; only transactional
+// ones with our prefixes can be inputs, and whether they are is known at the commit.
 func (d *Decoder) logical(m *reader, r *Result) error {
 	const transactional = 1
 	flags := m.u8()
@@ -51,8 +52,8 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 	return nil
 }
 
-// settings takes note of a change for this slot. The result is not nil if the content can't be read as a change and may have been
-// meant for this slot.
+// settings takes note of a change for this slot. The result is not nil if the content can't be read as a
+// change and may have been meant for this slot.
 func (d *Decoder) settings(content []byte) (malformed error) {
 	slot, s, err := relay.ParseSettings(string(content[:min(len(content), maxSettings)]))
 	switch {

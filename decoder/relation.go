@@ -38,8 +38,9 @@ type attribute struct {
 	typ   uint32
 }
 
-// relation reads a description of a table, sent before its first row and again after whatever may have changed it. With
-// publish_via_partition_root the partitions are described too, although no row refers to them.
+// relation reads a description of a table, sent before its first row and again after whatever may have
+// changed it. With publish_via_partition_root the partitions are described too, although no row refers to
+// them.
 func (d *Decoder) relation(m *reader, r *Result) error {
 	oid := m.u32()
 	schema, table := m.text(), m.text()
@@ -78,9 +79,10 @@ func attributeOf(m *reader) (name []byte, typ uint32) {
 	return name, typ
 }
 
-// compile makes the plan for a table with these columns, n of them. missing says that it has not all columns that are mapped: they were
-// renamed or dropped when its rows were written. What becomes of the rows must follow from the WAL, so it must not depend on what the table
-// had before in this session, or has now: what is missing is taken for NULL, and a row that can't be published so is marked.
+// compile makes the plan for a table with these columns, n of them. missing says that it has not all columns
+// that are mapped: they were renamed or dropped when its rows were written. What becomes of the rows must
+// follow from the WAL, so it must not depend on what the table had before in this session, or has now: what
+// is missing is taken for NULL, and a row that can't be published so is marked.
 func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, missing bool) {
 	p = &plan{slots: make([]int16, n), key: none, counter: none}
 	for i := range p.slots {
@@ -117,7 +119,8 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 	case both: // a generated key is in the WAL only where it is published
 		p.computed = true
 		p.counter = read(t.Counter, relay.NullKey)
-		missing = missing || t.Key != "" // only the catalog knows whether it is one of those, or was taken away
+		// only the catalog knows whether it is one of those, or was taken away
+		missing = missing || t.Key != ""
 	}
 	p.payload, p.id = read(t.Payload, relay.NullPayload), read(d.cfg.ID, relay.NullID)
 	for _, name := range d.cfg.Extra {
@@ -128,7 +131,8 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 	case 1:
 		p.bad = "column " + lacking[0] + " was not in the table, or not published, when it was written"
 	default:
-		p.bad = "columns " + strings.Join(lacking, ", ") + " were not in the table, or not published, when it was written"
+		p.bad = "columns " + strings.Join(lacking, ", ") +
+			" were not in the table, or not published, when it was written"
 	}
 	return p, missing
 }

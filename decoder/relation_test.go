@@ -12,8 +12,8 @@ func without(cols []col, names ...string) []col {
 	return slices.DeleteFunc(slices.Clone(cols), func(c col) bool { return slices.Contains(names, c.name) })
 }
 
-// A row that lacks a mapped column is an event in its place all the same, marked, with what it has. It is decided by its own Relation
-// message: not by what came before it in the session.
+// A row that lacks a mapped column is an event in its place all the same, marked, with what it has. It is
+// decided by its own Relation message: not by what came before it in the session.
 func TestMissingColumn(t *testing.T) {
 	t.Parallel()
 	keyed := append(slices.Clone(columns), col{"seq_key", oidText})
@@ -27,7 +27,8 @@ func TestMissingColumn(t *testing.T) {
 		"created_at": {Doc: "friendsforever", Actor: "0", Key: key, ID: id},
 		"id":         {Doc: "friendsforever", Actor: "0", Key: key, Null: relay.NullID}, // as NULL is
 	} {
-		for form, before := range map[string][]col{"first": nil, "after a whole one": columns, "after a published key": keyed} {
+		for form, before := range map[string][]col{"first": nil, "after a whole one": columns,
+			"after a published key": keyed} {
 			t.Run(missing+", "+form, func(t *testing.T) {
 				t.Parallel()
 				cfg := config
@@ -37,29 +38,36 @@ func TestMissingColumn(t *testing.T) {
 					msgs = append(msgs, relation(tableOID, before...))
 				}
 				left := without(columns, missing)
-				vals := map[string]val{"id": txt(id), "doc_id": txt("friendsforever"), "actor_id": txt("0"), "counter": txt("17"),
+				vals := map[string]val{"id": txt(id), "doc_id": txt("friendsforever"), "actor_id": txt("0"),
+					"counter": txt("17"),
 					"payload": txt("[]"), "created_at": txt("2024-05-01 12:00:00+00")}
 				var r []val
 				for _, c := range left {
 					r = append(r, vals[c.name])
 				}
-				results, err := decodeAll(cfg, append(msgs, relation(tableOID, left...), insert(tableOID, r...), commit(0x100, 0x130, 0))...)
+				results, err := decodeAll(cfg, append(msgs, relation(tableOID, left...),
+					insert(tableOID, r...), commit(0x100, 0x130, 0))...)
 				if err != nil {
 					t.Fatal(err)
 				}
 				e := events(results)[0]
-				if e.Doc != want.Doc || e.Actor != want.Actor || e.ID != want.ID || e.Null&^(1<<5) != want.Null || e.ExtraNull(0) != (missing == "created_at") {
+				if e.Doc != want.Doc || e.Actor != want.Actor || e.ID != want.ID ||
+					e.Null&^(1<<5) != want.Null || e.ExtraNull(0) != (missing == "created_at") {
 					t.Errorf("%+v, want %+v", e, want)
 				}
 				if missing != "actor_id" && missing != "counter" && e.Key != want.Key {
 					t.Errorf("key %q, want %q", e.Key, want.Key)
 				}
-				if bad := missing != "" && missing != "id"; bad != strings.Contains(e.Bad, `"`+missing+`"`) || !bad && e.Bad != "" {
+				if bad := missing != "" && missing != "id"; bad != strings.Contains(e.Bad, `"`+missing+`"`) ||
+					!bad && e.Bad != "" {
 					t.Errorf("bad: %q", e.Bad)
 				}
 				// Each lacks a key that is mapped, but for the one that has it published.
-				described := map[string]int{"first": 1, "after a whole one": 2, "after a published key": 1}[form]
-				if n := len(slices.DeleteFunc(results, func(r Result) bool { return !r.Missing })); n != described {
+				described := map[string]int{"first": 1, "after a whole one": 2,
+					"after a published key": 1}[form]
+				if n := len(slices.DeleteFunc(results, func(r Result) bool {
+					return !r.Missing
+				})); n != described {
 					t.Errorf("%d messages said that a column is missing", n)
 				}
 			})
@@ -99,15 +107,19 @@ func TestMissingKey(t *testing.T) {
 			if len(c.relations[len(c.relations)-1]) == len(keyed) {
 				vals = append(vals, txt("k"))
 			}
-			results, err := decodeAll(cfg, append(msgs, insert(tableOID, vals...), commit(0x100, 0x130, 0))...)
+			results, err := decodeAll(cfg,
+				append(msgs, insert(tableOID, vals...), commit(0x100, 0x130, 0))...)
 			if err != nil {
 				t.Fatal(err)
 			}
 			e := events(results)[0]
-			if n := len(slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return !r.Missing })); n != c.missing {
+			if n := len(slices.DeleteFunc(slices.Clone(results), func(r Result) bool {
+				return !r.Missing
+			})); n != c.missing {
 				t.Errorf("%d messages said that a column is missing, want %d", n, c.missing)
 			}
-			if bad := strings.Contains(e.Bad, `"seq_key"`); bad != c.bad || bad != (e.Null&relay.NullKey != 0) {
+			if bad := strings.Contains(e.Bad, `"seq_key"`); bad != c.bad ||
+				bad != (e.Null&relay.NullKey != 0) {
 				t.Errorf("%+v", e)
 			}
 		})
@@ -120,11 +132,13 @@ func TestColumnsMove(t *testing.T) {
 	cfg := config
 	cfg.Extra = []string{"event_type"}
 	results, err := decodeAll(cfg, begin(0x100),
-		relation(tableOID, col{"event_type", oidText}, col{"payload", oidText}, col{"counter", oidInt4}, col{"actor_id", oidText},
+		relation(tableOID, col{"event_type", oidText}, col{"payload", oidText}, col{"counter", oidInt4},
+			col{"actor_id", oidText},
 			col{"doc_id", oidText}, col{"id", oidInt8}),
 		insert(tableOID, txt("edit"), txt("{}"), txt("1"), txt("0"), txt("rustcode"), txt("41")),
 		// dropped and added, renamed, of another type
-		relation(tableOID, col{"doc_id", oidText}, col{"note", oidText}, col{"id", oidUUID}, col{"actor_id", oidInt4},
+		relation(tableOID, col{"doc_id", oidText}, col{"note", oidText}, col{"id", oidUUID},
+			col{"actor_id", oidInt4},
 			col{"counter", oidText}, col{"payload", oidBytea}, col{"event_type", oidText}),
 		insert(tableOID, txt("rustcode"), txt("a"), txt("42"), txt("0"), txt("2"), txt(`\x7b7d`), null),
 		commit(0x100, 0x130, 0))
@@ -137,7 +151,8 @@ func TestColumnsMove(t *testing.T) {
 		{Key: "0:00000000000000000002", ID: "42", Extra: []string{""}},
 	} {
 		e := got[i]
-		if e.Doc != "rustcode" || e.Actor != "0" || e.Key != want.Key || e.ID != want.ID || !slices.Equal(e.Extra, want.Extra) ||
+		if e.Doc != "rustcode" || e.Actor != "0" || e.Key != want.Key || e.ID != want.ID ||
+			!slices.Equal(e.Extra, want.Extra) ||
 			string(e.Payload) != "{}" || e.ExtraNull(0) != (i == 1) {
 			t.Errorf("event %d: %+v", i, e)
 		}
@@ -149,9 +164,11 @@ func TestSharedColumns(t *testing.T) {
 	t.Parallel()
 	cfg := Config{
 		TableOID: tableOID, Slot: "outflow", ID: "counter", Extra: []string{"doc_id", "payload", "doc_id"},
-		Mapping: relay.Mapping{Doc: "doc_id", Actor: "doc_id", Key: "counter", Counter: "counter", Payload: "payload"},
+		Mapping: relay.Mapping{Doc: "doc_id", Actor: "doc_id", Key: "counter", Counter: "counter",
+			Payload: "payload"},
 	}
-	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, columns...), row("17", "[1]"), commit(0x100, 0x130, 0))
+	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, columns...), row("17", "[1]"),
+		commit(0x100, 0x130, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,8 @@ type cell struct {
 	start, end int
 }
 
-// tuple walks over a row. Of the outbox's it notes where the values are that are read; slots is nil for all other rows.
+// tuple walks over a row. Of the outbox's it notes where the values are that are read; slots is nil for all
+// other rows.
 func (d *Decoder) tuple(m *reader, slots []int16, insert bool) error {
 	n := int(m.u16())
 	switch {
@@ -154,8 +155,8 @@ func (d *Decoder) text(msg []byte, i int, e *relay.Event, null relay.Nulls) stri
 	return asString(b)
 }
 
-// value gives the value of column i, not NULL, where it lies: in the message or in d.scratch. digits says that these are the
-// hexadecimal digits of its bytes.
+// value gives the value of column i, not NULL, where it lies: in the message or in d.scratch. digits says
+// that these are the hexadecimal digits of its bytes.
 func (d *Decoder) value(msg []byte, i int) (b []byte, digits bool, bad string) {
 	c := d.cells[i]
 	raw, typ := msg[c.start:c.end], d.plan.columns[i].typ
@@ -215,7 +216,8 @@ func (d *Decoder) payload(msg []byte, e *relay.Event) {
 // computeKey makes the key that a generated column would hold: NULL if one of its parts is.
 func (d *Decoder) computeKey(msg []byte, e *relay.Event) {
 	p := d.plan
-	if p.actor == none || p.counter == none || d.cells[p.actor].kind == kindNull || d.cells[p.counter].kind == kindNull {
+	if p.actor == none || p.counter == none || d.cells[p.actor].kind == kindNull ||
+		d.cells[p.counter].kind == kindNull {
 		e.Null |= relay.NullKey
 		return
 	}

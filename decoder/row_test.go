@@ -13,14 +13,16 @@ import (
 // decodeRow gives the event of one row.
 func decodeRow(t *testing.T, cfg Config, cols []col, vals ...val) relay.Event {
 	t.Helper()
-	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, cols...), insert(tableOID, vals...), commit(0x100, 0x130, 0))
+	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, cols...), insert(tableOID, vals...),
+		commit(0x100, 0x130, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return events(results)[0]
 }
 
-var payloadOnly = Config{TableOID: tableOID, Mapping: relay.Mapping{Payload: "payload"}, Extra: []string{"payload"}}
+var payloadOnly = Config{TableOID: tableOID, Mapping: relay.Mapping{Payload: "payload"},
+	Extra: []string{"payload"}}
 
 // Each value, as text and as binary, gives the same bytes, as payload and as string.
 func TestValues(t *testing.T) {
@@ -46,7 +48,8 @@ func TestValues(t *testing.T) {
 		{typ: oidName, text: "pg_class", bin: "pg_class"},
 		{typ: oidJSON, text: `{"b":1, "b":2}`, bin: `{"b":1, "b":2}`},
 		{typ: oidJSONB, text: `{"b": 1.0}`, bin: "\x01" + `{"b": 1.0}`},
-		{typ: oidUUID, text: "0f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a1f", bin: "\x0f\x0c\x6b\x1e\x0c\x39\x4f\x1e\x9a\x53\x1d\x5c\x2b\x8e\x4a\x1f"},
+		{typ: oidUUID, text: "0f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a1f",
+			bin: "\x0f\x0c\x6b\x1e\x0c\x39\x4f\x1e\x9a\x53\x1d\x5c\x2b\x8e\x4a\x1f"},
 		{typ: oidBytea, text: `\x00ff5c`, bin: "\x00\xff\\", want: "\x00\xff\\"},
 		{typ: oidBytea, text: `\x`, bin: ""},
 		{typ: oidTimestamptz, text: "2000-01-01 00:00:00+00", bin: i8(0)},
@@ -69,8 +72,10 @@ func TestValues(t *testing.T) {
 		}
 		for _, v := range []val{txt(c.text), bin(c.bin)} {
 			e := decodeRow(t, payloadOnly, []col{{"payload", c.typ}}, v)
-			if string(e.Payload) != want || e.PayloadSize != len(want) || e.Extra[0] != want || e.Bad != "" || e.Null != 0 || e.Payload == nil {
-				t.Errorf("type %d, %q: %q, %q, size %d, bad %q", c.typ, v.data, e.Payload, e.Extra[0], e.PayloadSize, e.Bad)
+			if string(e.Payload) != want || e.PayloadSize != len(want) || e.Extra[0] != want || e.Bad != "" ||
+				e.Null != 0 || e.Payload == nil {
+				t.Errorf("type %d, %q: %q, %q, size %d, bad %q", c.typ, v.data, e.Payload, e.Extra[0],
+					e.PayloadSize, e.Bad)
 			}
 		}
 		if !BinaryReadable(c.typ) {
@@ -106,7 +111,8 @@ func TestBadValues(t *testing.T) {
 		{oidBytea, txt(`abc\000`), badHex},
 	} {
 		e := decodeRow(t, payloadOnly, []col{{"payload", c.typ}}, c.v)
-		if want := "column payload: " + c.reason; e.Bad != want || e.Payload != nil || e.PayloadSize != 0 || e.Extra[0] != "" {
+		if want := "column payload: " + c.reason; e.Bad != want || e.Payload != nil || e.PayloadSize != 0 ||
+			e.Extra[0] != "" {
 			t.Errorf("type %d, %q: %+v, want %q", c.typ, c.v.data, e, want)
 		}
 	}
@@ -115,15 +121,18 @@ func TestBadValues(t *testing.T) {
 // A bad value spoils its own row only.
 func TestBadRowGoesOn(t *testing.T) {
 	t.Parallel()
-	cols := []col{{"doc_id", oidText}, {"actor_id", oidText}, {"counter", oidInt8}, {"payload", oidJSONB}, {"id", oidUUID}}
+	cols := []col{{"doc_id", oidText}, {"actor_id", oidText}, {"counter", oidInt8}, {"payload", oidJSONB},
+		{"id", oidUUID}}
 	good := []val{txt("rustcode"), txt("0"), txt("5"), txt("{}"), txt("1")}
 	results, err := decodeAll(config, begin(0x100), relation(tableOID, cols...),
-		insert(tableOID, txt("rustcode"), txt("0"), bin("?"), bin("\x07{}"), txt("1")), insert(tableOID, good...), commit(0x100, 0x130, 0))
+		insert(tableOID, txt("rustcode"), txt("0"), bin("?"), bin("\x07{}"), txt("1")),
+		insert(tableOID, good...), commit(0x100, 0x130, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := events(results)
-	if got[0].Bad != "column counter: "+badLength || got[0].Key != "" || got[0].Doc != "rustcode" || got[0].ID != "1" {
+	if got[0].Bad != "column counter: "+badLength || got[0].Key != "" || got[0].Doc != "rustcode" ||
+		got[0].ID != "1" {
 		t.Errorf("%+v", got[0])
 	}
 	if got[1].Bad != "" || got[1].Key != "0:00000000000000000005" || got[1].Pos.Index != 1 {
@@ -134,7 +143,8 @@ func TestBadRowGoesOn(t *testing.T) {
 func TestNeedText(t *testing.T) {
 	t.Parallel()
 	const numeric, mood = 1700, 16400
-	cols := []col{{"doc_id", oidText}, {"actor_id", oidText}, {"counter", numeric}, {"payload", oidJSON}, {"feeling", mood}}
+	cols := []col{{"doc_id", oidText}, {"actor_id", oidText}, {"counter", numeric}, {"payload", oidJSON},
+		{"feeling", mood}}
 	vals := func(counter, feeling val) []byte {
 		return insert(tableOID, txt("rustcode"), bin("0"), counter, bin("{}"), feeling)
 	}
@@ -144,7 +154,8 @@ func TestNeedText(t *testing.T) {
 		_, err := decodeAll(cfg, begin(0x100), relation(tableOID, cols...), msg)
 		return err
 	}
-	if err := try(cfg, cols, vals(bin("\x00\x01"), txt("fine"))); !errors.Is(err, ErrNeedText) || !strings.Contains(err.Error(), `"counter"`) {
+	if err := try(cfg, cols, vals(bin("\x00\x01"), txt("fine"))); !errors.Is(err, ErrNeedText) ||
+		!strings.Contains(err.Error(), `"counter"`) {
 		t.Errorf("computed from a binary numeric: %v", err)
 	}
 	if err := try(cfg, cols, vals(txt("1"), bin("fine"))); err != nil {
@@ -190,7 +201,8 @@ func TestNulls(t *testing.T) {
 		}
 	}
 	unkeyed := Config{TableOID: tableOID, Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}}
-	if e := decodeRow(t, unkeyed, columns, all...); e.Null != 0 || e.Key != "" || e.Actor != "" || e.ID != "" || e.Extra != nil {
+	if e := decodeRow(t, unkeyed, columns, all...); e.Null != 0 || e.Key != "" || e.Actor != "" ||
+		e.ID != "" || e.Extra != nil {
 		t.Errorf("columns that are not mapped: %+v", e)
 	}
 	keyed := append(columns[:6:6], col{"seq_key", oidText})
@@ -203,7 +215,8 @@ func TestMaxPayload(t *testing.T) {
 	t.Parallel()
 	cut := payloadOnly
 	cut.MaxPayload = 1
-	if e := decodeRow(t, cut, []col{{"payload", oidBytea}}, txt(`\x00112`)); e.Bad != "column payload: "+badHex || e.PayloadSize != 0 {
+	if e := decodeRow(t, cut, []col{{"payload", oidBytea}}, txt(`\x00112`)); e.Bad != "column payload: "+
+		badHex || e.PayloadSize != 0 {
 		t.Errorf("half a byte, above the limit: %+v", e)
 	}
 	for _, limit := range []int{0, 5, 6, 7} {
@@ -230,7 +243,8 @@ func TestMaxPayload(t *testing.T) {
 	}
 }
 
-// Values of all sizes round those at which memory is given out differently stay what they were while later rows are read.
+// Values of all sizes round those at which memory is given out differently stay what they were while later
+// rows are read.
 func TestValuesAreKept(t *testing.T) {
 	t.Parallel()
 	cfg := config
@@ -242,7 +256,8 @@ func TestValuesAreKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sizes := []int{0, 1, 200, ownBlock - 1, ownBlock, ownBlock + 1, blockSize - 1, blockSize, blockSize + 1, 1_300_000}
+	sizes := []int{0, 1, 200, ownBlock - 1, ownBlock, ownBlock + 1, blockSize - 1, blockSize, blockSize + 1,
+		1_300_000}
 	var kept []relay.Event
 	var want []string
 	for n := range 1000 {
@@ -251,18 +266,21 @@ func TestValuesAreKept(t *testing.T) {
 			payload = strings.Repeat(fmt.Sprint(n/100), sizes[n/100])
 			long += strings.Repeat("-", ownBlock)
 		}
-		msg := insert(tableOID, txt(fmt.Sprint("id ", n)), txt(fmt.Sprint("doc ", n)), txt(fmt.Sprint("actor ", n)), txt(fmt.Sprint(n)),
+		msg := insert(tableOID, txt(fmt.Sprint("id ", n)), txt(fmt.Sprint("doc ", n)),
+			txt(fmt.Sprint("actor ", n)), txt(fmt.Sprint(n)),
 			txt(payload), txt(long))
 		if err := d.Decode(msg, &r); err != nil {
 			t.Fatal(err)
 		}
 		clear(msg)
 		if cap(r.Event.Payload) != len(r.Event.Payload) || cap(r.Event.Extra) != 1 {
-			t.Fatalf("row %d: an append would write beside the payload (%d of %d) or Extra (%d)", n, len(r.Event.Payload),
+			t.Fatalf("row %d: an append would write beside the payload (%d of %d) or Extra (%d)", n,
+				len(r.Event.Payload),
 				cap(r.Event.Payload), cap(r.Event.Extra))
 		}
 		kept = append(kept, r.Event)
-		want = append(want, fmt.Sprintf("id %d|doc %d|actor %d|actor %d:%020d|%s|%s", n, n, n, n, n, payload, long))
+		want = append(want, fmt.Sprintf("id %d|doc %d|actor %d|actor %d:%020d|%s|%s", n, n, n, n, n, payload,
+			long))
 	}
 	for n, e := range kept {
 		got := strings.Join([]string{e.ID, e.Doc, e.Actor, e.Key, string(e.Payload), e.Extra[0]}, "|")
@@ -276,7 +294,8 @@ func TestResultIsOverwritten(t *testing.T) {
 	t.Parallel()
 	d := New(config)
 	var r Result
-	for _, msg := range [][]byte{begin(0x100), relation(tableOID, columns...), row("1", "[]"), commit(0x100, 0x130, 3)} {
+	for _, msg := range [][]byte{begin(0x100), relation(tableOID, columns...), row("1", "[]"),
+		commit(0x100, 0x130, 3)} {
 		if err := d.Decode(msg, &r); err != nil {
 			t.Fatal(err)
 		}

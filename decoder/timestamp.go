@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// The ranges are PostgreSQL's (datatype/timestamp.h): what lies outside, and is not an infinity, it never stores.
+// The ranges are PostgreSQL's (datatype/timestamp.h): what lies outside, and is not an infinity, it never
+// stores.
 const (
 	minTimestamp = -211813488000000000 // 4714-11-24 00:00:00 BC, microseconds since 2000
 	endTimestamp = 9223371331200000000 // 294277-01-01, exclusive
@@ -18,8 +19,8 @@ const (
 	daysFrom0March = 719_468 // 0000-03-01 to 1970-01-01
 )
 
-// appendTimestamp appends t, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL prints it with DateStyle ISO and TimeZone
-// UTC. ok is false outside PostgreSQL's range.
+// appendTimestamp appends t, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL prints it with DateStyle
+// ISO and TimeZone UTC. ok is false outside PostgreSQL's range.
 func appendTimestamp(b []byte, t int64, zone string) (_ []byte, ok bool) {
 	switch {
 	case t == math.MaxInt64:
@@ -68,9 +69,11 @@ func appendDate(b []byte, d int32) (_ []byte, ok bool) {
 	return b, true
 }
 
-// appendDay appends year, month and day of the proleptic Gregorian calendar; bc says that the year counts before Christ.
+// appendDay appends year, month and day of the proleptic Gregorian calendar; bc says that the year counts
+// before Christ.
 func appendDay(b []byte, days int64) (_ []byte, bc bool) {
-	// Years begin in March here, so that the leap day is the last of its year and eras of 400 years repeat exactly.
+	// Years begin in March here, so that the leap day is the last of its year and eras of 400 years repeat
+	// exactly.
 	z := days + daysFrom1970 + daysFrom0March
 	era := z / daysPerEra
 	if z%daysPerEra < 0 {

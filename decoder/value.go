@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// ErrNeedText says that a tuple brings, for a column that is read, a binary value of a type without a binary reader: the session
-// must be started again with binary off.
+// ErrNeedText says that a tuple brings, for a column that is read, a binary value of a type without a binary
+// reader: the session must be started again with binary off.
 var ErrNeedText = errors.New("a binary value of a type that is read as text only")
 
 // The OIDs of the built-in types with a binary reader (pg_type.dat; they never change).
@@ -30,11 +30,12 @@ const (
 	oidJSONB       = 3802
 )
 
-// BinaryReadable reports whether binary values of the type with this OID can be read. Binary may be asked for only where that
-// holds for every column that is read.
+// BinaryReadable reports whether binary values of the type with this OID can be read. Binary may be asked for
+// only where that holds for every column that is read.
 func BinaryReadable(typeOID uint32) bool {
 	switch typeOID {
-	case oidBool, oidBytea, oidName, oidInt8, oidInt2, oidInt4, oidText, oidOID, oidJSON, oidBpchar, oidVarchar, oidDate,
+	case oidBool, oidBytea, oidName, oidInt8, oidInt2, oidInt4, oidText, oidOID, oidJSON, oidBpchar,
+		oidVarchar, oidDate,
 		oidTimestamp, oidTimestamptz, oidUUID, oidJSONB:
 		return true
 	}
@@ -61,8 +62,8 @@ const (
 	kindToast  = 'u' // unchanged, left out: in updates only
 )
 
-// binaryText gives a binary value, of a type that is BinaryReadable, as PostgreSQL prints it; of a bytea the bytes. The result
-// aliases raw or scratch. bad is the reason if it can't be decoded.
+// binaryText gives a binary value, of a type that is BinaryReadable, as PostgreSQL prints it; of a bytea the
+// bytes. The result aliases raw or scratch. bad is the reason if it can't be decoded.
 func binaryText(typeOID uint32, raw []byte, scratch *[maxFixed]byte) (b []byte, bad string) {
 	b = scratch[:0]
 	ok := true
@@ -139,7 +140,8 @@ func appendUUID(b, raw []byte) []byte {
 	return b
 }
 
-// hexBytea returns the digits of a bytea in text form. The session pins bytea_output to hex, so no other form can be right.
+// hexBytea returns the digits of a bytea in text form. The session pins bytea_output to hex, so no other form
+// can be right.
 func hexBytea(text []byte) (digits []byte, bad string) {
 	if len(text) < 2 || text[0] != '\\' || text[1] != 'x' || len(text)%2 != 0 {
 		return nil, badHex

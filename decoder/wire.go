@@ -2,8 +2,9 @@ package decoder
 
 import "encoding/binary"
 
-// reader walks over one message. After the first read beyond its end every read gives zero values, so that a parser may check
-// once, at the end, instead of at each field; it never reads, and never makes room for, more than the message holds.
+// reader walks over one message. After the first read beyond its end every read gives zero values, so that a
+// parser may check once, at the end, instead of at each field; it never reads, and never makes room for, more
+// than the message holds.
 type reader struct {
 	b     []byte
 	off   int

@@ -9,13 +9,15 @@ import (
 func BenchmarkHeader(b *testing.B) {
 	for _, c := range []struct{ name, id, key string }{
 		{"computed", "", "author-01:00000000000000012345"},
-		{"uuid", "6f1c2c5e-8c2a-4b1e-9d52-000000012345", "6f1c2c5e-8c2a-4b1e-9d52-3a5d8e7f1c20:00000000000000012345"},
+		{"uuid", "6f1c2c5e-8c2a-4b1e-9d52-000000012345",
+			"6f1c2c5e-8c2a-4b1e-9d52-3a5d8e7f1c20:00000000000000012345"},
 		{"escaped", "6f1c2c5e-8c2a-4b1e-9d52-000000012345", "émile zola:00000000000000012345"},
 		{"cut", "6f1c2c5e-8c2a-4b1e-9d52-000000012345", strings.Repeat("k", 300)},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			h := Header{
-				Pos: Position{LSN: 0x2A_16B3748, Index: 37}, N: 37, Of: 100, Due: 0x2A_16B3748, Thru: 0x2A_16B37F0, Timeline: 1, ID: c.id, Key: c.key,
+				Pos: Position{LSN: 0x2A_16B3748, Index: 37}, N: 37, Of: 100, Due: 0x2A_16B3748,
+				Thru: 0x2A_16B37F0, Timeline: 1, ID: c.id, Key: c.key,
 			}
 			var line []byte
 			b.ReportAllocs()
@@ -28,7 +30,8 @@ func BenchmarkHeader(b *testing.B) {
 
 // BenchmarkToken encodes a document's name as one token of a subject.
 func BenchmarkToken(b *testing.B) {
-	for _, name := range []string{"document-000123", "6f1c2c5e-8c2a-4b1e-9d52-000000012345", "eu/customers/42.json"} {
+	for _, name := range []string{"document-000123", "6f1c2c5e-8c2a-4b1e-9d52-000000012345",
+		"eu/customers/42.json"} {
 		b.Run(name, func(b *testing.B) {
 			var token []byte
 			b.ReportAllocs()

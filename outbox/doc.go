@@ -1,6 +1,7 @@
-// Package outbox has the public words of Outflow's format: a place in the WAL ([LSN], [Position]), a message's header ([Header],
-// [ParseHeader]), a document's name as a token of a subject ([AppendToken], [ParseToken]), and the errors that Outflow returns
-// ([Fault]). It depends on the standard library only. A plain JetStream subscription reads with it which event a message is:
+// Package outbox has the public words of Outflow's format: a place in the WAL ([LSN], [Position]), a
+// message's header ([Header], [ParseHeader]), a document's name as a token of a subject ([AppendToken],
+// [ParseToken]), and the errors that Outflow returns ([Fault]). It depends on the standard library only. A
+// plain JetStream subscription reads with it which event a message is:
 //
 //	package main
 //
@@ -41,6 +42,6 @@
 //		}
 //	}
 //
-// An event's [Position], the end LSN of its transaction and the index within it, is its identity and its rank in the total
-// order of the WAL.
+// An event's [Position], the end LSN of its transaction and the index within it, is its identity and its rank
+// in the total order of the WAL.
 package outbox

@@ -6,9 +6,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The header of a message says which event it is: its position is unique, and is its rank in the order of the WAL.
+// The header of a message says which event it is: its position is unique, and is its rank in the order of the
+// WAL.
 func ExampleParseHeader() {
-	h, err := outbox.ParseHeader("v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0 pull=0 tl=1 sort=s id=7 key=a:1")
+	h, err := outbox.ParseHeader("v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0 pull=0 tl=1 " +
+		"sort=s id=7 key=a:1")
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -21,8 +21,9 @@ func (c Class) String() string {
 	return [...]string{"transient", "fatal", "gap", "poison", "usage"}[c]
 }
 
-// Fault is a failure with its class and a hint at the way out. Message and Hint are sentences for the operator: Message names the object and its
-// value, Hint what to do about it. From and To give the LSN range that is affected; To 0 means none.
+// Fault is a failure with its class and a hint at the way out. Message and Hint are sentences for the
+// operator: Message names the object and its value, Hint what to do about it. From and To give the LSN range
+// that is affected; To 0 means none.
 type Fault struct {
 	Class    Class
 	Code     string // a short stable word for logs and metrics, e.g. "slot_missing"
@@ -51,7 +52,8 @@ func (f *Fault) Error() string {
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// Is reports whether target is a fault with the same code, for [errors.Is] with variables such as consumer.ErrGap.
+// Is reports whether target is a fault with the same code, for [errors.Is] with variables such as
+// consumer.ErrGap.
 func (f *Fault) Is(target error) bool {
 	t, ok := target.(*Fault)
 	return ok && t.Code != "" && t.Code == f.Code

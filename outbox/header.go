@@ -12,7 +12,8 @@ import (
 // HeaderName is the name of the packed header of each message.
 const HeaderName = "Outflow"
 
-// Header is the packed header of a message: v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0 pull=0 tl=1 sort=s id=... key=...
+// Header is the packed header of a message: v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0
+// pull=0 tl=1 sort=s id=... key=...
 type Header struct {
 	Pos      Position // lsn, i
 	N        int      // place in the window, from 0
@@ -28,7 +29,8 @@ type Header struct {
 
 // Same reports whether two headers agree in what identifies a message: lsn i n of due thru pull.
 func (h *Header) Same(o *Header) bool {
-	return h.Pos == o.Pos && h.N == o.N && h.Of == o.Of && h.Due == o.Due && h.Thru == o.Thru && h.Pull == o.Pull
+	return h.Pos == o.Pos && h.N == o.N && h.Of == o.Of && h.Due == o.Due && h.Thru == o.Thru &&
+		h.Pull == o.Pull
 }
 
 // Append appends the header's value to b.
@@ -54,19 +56,21 @@ func (h *Header) Append(b []byte) []byte {
 // String is the header's value.
 func (h *Header) String() string { return string(h.Append(nil)) }
 
-// MaxHeaderLine is how many bytes the header's line takes in a message at most, with an id and a key that take so many bytes there. Which
-// numbers it will have is known only when the event is published: most have about 100 bytes less.
+// MaxHeaderLine is how many bytes the header's line takes in a message at most, with an id and a key that
+// take so many bytes there. Which numbers it will have is known only when the event is published: most have
+// about 100 bytes less.
 func MaxHeaderLine(id, key int) int {
 	const last = LSN(math.MaxUint64)
 	h := Header{
-		Pos: Position{LSN: last, Index: math.MaxUint32}, N: math.MaxInt, Of: math.MaxInt, Due: last, Thru: last, Pull: math.MaxInt,
+		Pos: Position{LSN: last, Index: math.MaxUint32}, N: math.MaxInt, Of: math.MaxInt, Due: last,
+		Thru: last, Pull: math.MaxInt,
 		Timeline: math.MaxUint32,
 	}
 	return len(HeaderName) + len(": ") + len(h.Append(nil)) + len("\r\n") + id + key
 }
 
-// ParseHeader reads the value of an Outflow header of version 1. Fields that follow those known are passed over, so that a later
-// minor addition does not stop a consumer.
+// ParseHeader reads the value of an Outflow header of version 1. Fields that follow those known are passed
+// over, so that a later minor addition does not stop a consumer.
 func ParseHeader(value string) (Header, error) {
 	var h Header
 	rest := value
@@ -99,7 +103,8 @@ func headerField(value, name string) string {
 	return field
 }
 
-var headerFields = [...]string{"v=", "lsn=", "i=", "n=", "of=", "due=", "thru=", "pull=", "tl=", "sort=", "id=", "key="}
+var headerFields = [...]string{"v=", "lsn=", "i=", "n=", "of=", "due=", "thru=", "pull=", "tl=", "sort=",
+	"id=", "key="}
 
 func (h *Header) set(field int, v string) (err error) {
 	var u uint64
@@ -146,8 +151,8 @@ func (h *Header) set(field int, v string) (err error) {
 	return err
 }
 
-// HeaderIDSum returns the first half of the SHA-256 of the event id as it was before it was written into a header's value: of a cut one
-// the header has it.
+// HeaderIDSum returns the first half of the SHA-256 of the event id as it was before it was written into a
+// header's value: of a cut one the header has it.
 func HeaderIDSum(value string) (sum [16]byte) {
 	id := HeaderID(value)
 	raw, ok := unescape(id)

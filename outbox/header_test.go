@@ -7,12 +7,14 @@ import (
 	"testing"
 )
 
-const headerText = "v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0 pull=2 tl=1 sort=s id=6f96 key=actor=20a:0001"
+const headerText = "v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0 pull=2 tl=1 sort=s " +
+	"id=6f96 key=actor=20a:0001"
 
 func someHeader() Header {
 	return Header{
-		Pos: Position{LSN: 0x16B3748, Index: 3}, Of: 12, Due: 0x16B3748, Thru: 0x16B37F0, Pull: 2, Timeline: 1,
-		ID: "6f96", Key: "actor a:0001",
+		Pos: Position{LSN: 0x16B3748, Index: 3}, Of: 12, Due: 0x16B3748, Thru: 0x16B37F0, Pull: 2,
+		Timeline: 1,
+		ID:       "6f96", Key: "actor a:0001",
 	}
 }
 
@@ -51,11 +53,15 @@ func TestHeaderOfLongKey(t *testing.T) {
 func TestHeadersThatAreNone(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
-		"", "v=1", "v=2" + headerText[3:], headerText[4:], strings.Replace(headerText, "i=3 n=0", "n=0 i=3", 1),
+		"", "v=1", "v=2" + headerText[3:], headerText[4:], strings.Replace(headerText, "i=3 n=0", "n=0 i=3",
+			1),
 		strings.Replace(headerText, "i=3", "i=-3", 1), strings.Replace(headerText, "i=3", "i=4294967296", 1),
-		strings.Replace(headerText, "n=0", "n=9223372036854775808", 1), strings.Replace(headerText, "of=12", "of=x", 1),
-		strings.Replace(headerText, "lsn=0/16B3748", "lsn=16B3748", 1), strings.Replace(headerText, "thru=0/16B37F0", "thru=", 1),
-		strings.Replace(headerText, "sort=s", "sort=x", 1), strings.Replace(headerText, "tl=1", "tl=4294967296", 1),
+		strings.Replace(headerText, "n=0", "n=9223372036854775808", 1),
+		strings.Replace(headerText, "of=12", "of=x", 1),
+		strings.Replace(headerText, "lsn=0/16B3748", "lsn=16B3748", 1),
+		strings.Replace(headerText, "thru=0/16B37F0", "thru=", 1),
+		strings.Replace(headerText, "sort=s", "sort=x", 1),
+		strings.Replace(headerText, "tl=1", "tl=4294967296", 1),
 		strings.TrimSuffix(headerText, " key=actor=20a:0001"),
 	} {
 		if h, err := ParseHeader(text); err == nil {
@@ -68,8 +74,12 @@ func TestSame(t *testing.T) {
 	t.Parallel()
 	a := someHeader()
 	for name, change := range map[string]func(*Header){
-		"lsn": func(h *Header) { h.Pos.LSN++ }, "i": func(h *Header) { h.Pos.Index++ }, "n": func(h *Header) { h.N++ },
-		"of": func(h *Header) { h.Of++ }, "due": func(h *Header) { h.Due++ }, "thru": func(h *Header) { h.Thru++ }, "pull": func(h *Header) { h.Pull++ },
+		"lsn": func(h *Header) { h.Pos.LSN++ }, "i": func(h *Header) { h.Pos.Index++ }, "n": func(h *Header) {
+			h.N++
+		},
+		"of": func(h *Header) { h.Of++ }, "due": func(h *Header) { h.Due++ }, "thru": func(h *Header) {
+			h.Thru++
+		}, "pull": func(h *Header) { h.Pull++ },
 	} {
 		b := someHeader()
 		if change(&b); a.Same(&b) {
@@ -106,7 +116,8 @@ func FuzzHeaderRoundTrip(f *testing.F) {
 	f.Add(uint64(1), uint32(2), uint32(3), "id 1", "key=\n")
 	f.Add(uint64(1<<64-1), uint32(1<<32-1), uint32(0), "", "é")
 	f.Fuzz(func(t *testing.T, lsn uint64, i, n uint32, id, key string) {
-		h := Header{Pos: Position{LSN(lsn), i}, N: int(n), Of: int(n) + 1, Due: LSN(lsn / 2), Thru: LSN(lsn), Timeline: i, Sort: Sort(i % 2), ID: id, Key: key}
+		h := Header{Pos: Position{LSN(lsn), i}, N: int(n), Of: int(n) + 1, Due: LSN(lsn / 2), Thru: LSN(lsn),
+			Timeline: i, Sort: Sort(i % 2), ID: id, Key: key}
 		text := h.String()
 		for j := range len(text) {
 			if text[j] < ' ' || text[j] > '~' {
@@ -129,7 +140,8 @@ func FuzzHeaderRoundTrip(f *testing.F) {
 // The id as it stands in the header tells events apart, also where it was cut.
 func TestHeaderID(t *testing.T) {
 	t.Parallel()
-	for _, id := range []string{"", "6f9619ff-8b86", "a b=c id=d", " key=", strings.Repeat("x", 300), "=~" + strings.Repeat("0", 32)} {
+	for _, id := range []string{"", "6f9619ff-8b86", "a b=c id=d", " key=", strings.Repeat("x", 300), "=~" +
+		strings.Repeat("0", 32)} {
 		h := Header{ID: id, Key: "k id=other"}
 		if got, want := HeaderID(h.String()), string(AppendHeaderValue(nil, id)); got != want {
 			t.Errorf("%q: %q stands in the header, want %q", id, got, want)
@@ -143,10 +155,12 @@ func TestHeaderID(t *testing.T) {
 func TestMaxHeaderLine(t *testing.T) {
 	t.Parallel()
 	h := Header{
-		Pos: Position{LSN: 1<<64 - 1, Index: 1<<32 - 1}, N: 1<<63 - 1, Of: 1<<63 - 1, Due: 1<<64 - 1, Thru: 1<<64 - 1, Pull: 1<<63 - 1, Timeline: 1<<32 - 1,
+		Pos: Position{LSN: 1<<64 - 1, Index: 1<<32 - 1}, N: 1<<63 - 1, Of: 1<<63 - 1, Due: 1<<64 - 1,
+		Thru: 1<<64 - 1, Pull: 1<<63 - 1, Timeline: 1<<32 - 1,
 		Sort: ByCommit, ID: "an id", Key: "a key",
 	}
-	if got, want := MaxHeaderLine(len("an=20id"), len("a=20key")), len(HeaderName+": "+h.String()+"\r\n"); got != want {
+	if got, want := MaxHeaderLine(len("an=20id"), len("a=20key")), len(HeaderName+": "+h.String()+
+		"\r\n"); got != want {
 		t.Errorf("%d bytes, want %d", got, want)
 	}
 }
@@ -154,7 +168,8 @@ func TestMaxHeaderLine(t *testing.T) {
 // The sum of an event id is that of its bytes, whatever the header makes of them.
 func TestHeaderIDSum(t *testing.T) {
 	t.Parallel()
-	for _, id := range []string{"", "7", "a b=c", "ü", "\x00\xff", strings.Repeat("x", 200), strings.Repeat("x", 201), strings.Repeat("ü", 60), "=~" + strings.Repeat("0", 32)} {
+	for _, id := range []string{"", "7", "a b=c", "ü", "\x00\xff", strings.Repeat("x", 200),
+		strings.Repeat("x", 201), strings.Repeat("ü", 60), "=~" + strings.Repeat("0", 32)} {
 		h := Header{ID: id, Of: 1}
 		want := sha256.Sum256([]byte(id))
 		if got := HeaderIDSum(h.String()); !bytes.Equal(got[:], want[:16]) {

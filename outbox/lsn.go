@@ -10,7 +10,8 @@ import (
 // LSN is an address in the write-ahead log, in bytes. The zero value means "none".
 type LSN uint64
 
-// ParseLSN reads the form that PostgreSQL prints: two hexadecimal numbers of at most eight digits with a slash between.
+// ParseLSN reads the form that PostgreSQL prints: two hexadecimal numbers of at most eight digits with a
+// slash between.
 func ParseLSN(s string) (LSN, error) {
 	hi, lo, ok := strings.Cut(s, "/")
 	if !ok || len(hi) == 0 || len(hi) > 8 || len(lo) == 0 || len(lo) > 8 {

@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Position is an event's identity and its place in the total order: the end LSN of its commit, and its 0-based index among the
-// commit's events. A row's own LSN is never an identity: the rows of one COPY share it.
+// Position is an event's identity and its place in the total order: the end LSN of its commit, and its
+// 0-based index among the commit's events. A row's own LSN is never an identity: the rows of one COPY share
+// it.
 type Position struct {
 	LSN   LSN
 	Index uint32
@@ -22,8 +23,9 @@ func (p Position) Compare(q Position) int {
 	return cmp.Compare(p.Index, q.Index)
 }
 
-// RepairedIndex is the first index that no row of a commit has: from it on, outflow repair numbers the events that it publishes from
-// the table, where the WAL that held them is gone. Their LSN is that from which on the WAL brings what follows.
+// RepairedIndex is the first index that no row of a commit has: from it on, outflow repair numbers the events
+// that it publishes from the table, where the WAL that held them is gone. Their LSN is that from which on the
+// WAL brings what follows.
 const RepairedIndex = 1 << 30
 
 // Repaired reports whether the position is one that outflow repair gave.

@@ -10,7 +10,8 @@ import (
 func TestLSN(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]LSN{
-		"0/0": 0, "0/16B3748": 0x16B3748, "1/0": 1 << 32, "16/B374D848": 0x16_B374D848, "FFFFFFFF/FFFFFFFF": 1<<64 - 1,
+		"0/0": 0, "0/16B3748": 0x16B3748, "1/0": 1 << 32, "16/B374D848": 0x16_B374D848,
+		"FFFFFFFF/FFFFFFFF": 1<<64 - 1,
 	} {
 		got, err := ParseLSN(text)
 		if err != nil || got != want || got.String() != text {
@@ -20,7 +21,8 @@ func TestLSN(t *testing.T) {
 	if got, err := ParseLSN("a/00ff"); err != nil || got.String() != "A/FF" {
 		t.Errorf("got %v, %v", got, err)
 	}
-	for _, text := range []string{"", "/", "0/", "/0", "0", "0/0/0", "123456789/0", "0/123456789", "x/0", "0/-1", "+1/0", " 0/0", "0x1/0"} {
+	for _, text := range []string{"", "/", "0/", "/0", "0", "0/0/0", "123456789/0", "0/123456789", "x/0",
+		"0/-1", "+1/0", " 0/0", "0x1/0"} {
 		if got, err := ParseLSN(text); err == nil {
 			t.Errorf("%q is taken as %v", text, got)
 		}

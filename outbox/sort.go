@@ -8,7 +8,8 @@ type Sort uint8
 // The rules.
 const (
 	BySeqKey Sort = iota // by (doc_id, seq_key, position)
-	ByCommit             // commit order; each sequence's events, in the places that they occupy, ascend by seq_key
+	// commit order; each sequence's events, in the places that they occupy, ascend by seq_key
+	ByCommit
 )
 
 // ParseSort reads "seq_key" or "commit".

@@ -9,12 +9,13 @@ import (
 
 // The limit and the default of an event's public subject.
 const (
-	MaxSubject     = 1000 // bytes; together with the ingress and a reply it fits in the control line of a server
+	// bytes; together with the ingress and a reply it fits in the control line of a server
+	MaxSubject     = 1000
 	DefaultSubject = "outbox.{doc_id}"
 )
 
-// SubjectTemplate makes the public subject of an event out of its columns, and reads columns back from a subject. It is the
-// setting subject: a list of tokens with dots between them.
+// SubjectTemplate makes the public subject of an event out of its columns, and reads columns back from a
+// subject. It is the setting subject: a list of tokens with dots between them.
 //
 //	orders                      a literal token
 //	{doc_id}                    a column's value as one token, encoded by [AppendToken]
@@ -22,8 +23,9 @@ const (
 //	{partition(doc_id, 16)}     0 to 15, by the FNV-1a hash of the value
 //	{topic:subject}             a column that holds a subject: its dots separate tokens
 //
-// The first token is literal. A token holds at most one column, and at most one token is a :subject column. So a subject
-// tells the values that made it, except that long values are cut and that NULL and empty look alike.
+// The first token is literal. A token holds at most one column, and at most one token is a :subject column.
+// So a subject tells the values that made it, except that long values are cut and that NULL and empty look
+// alike.
 //
 // A SubjectTemplate never changes, so several goroutines may use it.
 type SubjectTemplate struct {
@@ -58,7 +60,8 @@ func ParseSubjectTemplate(text string) (*SubjectTemplate, error) {
 		if err != nil {
 			return nil, &Fault{
 				Class: Usage, Code: "subject", Message: fmt.Sprintf("subject %q: %v", text, err),
-				Hint: "Write tokens with dots between them, such as orders.{doc_id}; the first one literal, " +
+				Hint: "Write tokens with dots between them, such as orders.{doc_id}; " +
+					"the first one literal, " +
 					"one column in a token at most.",
 			}
 		}
@@ -102,13 +105,15 @@ func parseSubjectToken(token string) (subjectToken, error) {
 	}
 	p := subjectToken{prefix: token[:open], suffix: token[end+1:]}
 	if !plain(p.prefix) || !plain(p.suffix) {
-		return subjectToken{}, fmt.Errorf("token %q: beside its one column only [A-Za-z0-9_-] may stand", token)
+		return subjectToken{}, fmt.Errorf("token %q: beside its one column only [A-Za-z0-9_-] may stand",
+			token)
 	}
 	if err := p.parseColumn(token[open+1 : end]); err != nil {
 		return subjectToken{}, fmt.Errorf("token %q: %w", token, err)
 	}
 	if p.subject && p.prefix+p.suffix != "" {
-		return subjectToken{}, fmt.Errorf("token %q: :subject makes whole tokens, nothing may adjoin it", token)
+		return subjectToken{}, fmt.Errorf("token %q: :subject makes whole tokens, nothing may adjoin it",
+			token)
 	}
 	return p, nil
 }
@@ -146,7 +151,8 @@ func plain(s string) bool {
 	return true
 }
 
-// checkLiteral allows printable ASCII in a literal token, except for what has a meaning in subjects or in templates.
+// checkLiteral allows printable ASCII in a literal token, except for what has a meaning in subjects or in
+// templates.
 func checkLiteral(token string) error {
 	if token == "" {
 		return fmt.Errorf("an empty token")
@@ -176,8 +182,9 @@ func (t *SubjectTemplate) String() string { return t.text }
 // Columns returns the columns that the template uses, each once, in the order in which they first appear.
 func (t *SubjectTemplate) Columns() []string { return slices.Clone(t.columns) }
 
-// Append appends the public subject of an event that has these values, one for each of [SubjectTemplate.Columns]; NULL counts
-// as empty. The subject can turn out longer than [MaxSubject]: the caller has to check that.
+// Append appends the public subject of an event that has these values, one for each of
+// [SubjectTemplate.Columns]; NULL counts as empty. The subject can turn out longer than [MaxSubject]: the
+// caller has to check that.
 func (t *SubjectTemplate) Append(b []byte, values []string) []byte {
 	for i := range t.tokens {
 		p := &t.tokens[i]
@@ -207,7 +214,8 @@ func (p *subjectToken) append(b []byte, value string) []byte {
 	return append(b, p.suffix...)
 }
 
-// appendTokens encodes each token of a subject by itself. It stops once the result is longer than a subject may be.
+// appendTokens encodes each token of a subject by itself. It stops once the result is longer than a subject
+// may be.
 func appendTokens(b []byte, value string) []byte {
 	for start := len(b); len(b)-start <= MaxSubject; b = append(b, '.') {
 		token, rest, more := strings.Cut(value, ".")
@@ -229,9 +237,9 @@ func partition(v string, n uint32) uint32 {
 	return h % n
 }
 
-// Filter returns a subject with wildcards that matches every subject that the template makes of an event whose columns have
-// the known values. It may match more: a wildcard stands for a whole token, and the filter ends at a :subject column whose
-// value is not known.
+// Filter returns a subject with wildcards that matches every subject that the template makes of an event
+// whose columns have the known values. It may match more: a wildcard stands for a whole token, and the filter
+// ends at a :subject column whose value is not known.
 func (t *SubjectTemplate) Filter(known func(column string) (value string, ok bool)) string {
 	var b []byte
 	for i := range t.tokens {
@@ -255,16 +263,16 @@ func (t *SubjectTemplate) Filter(known func(column string) (value string, ok boo
 	return string(b)
 }
 
-// Produces reports whether the subject could be that of some event. Where it can't tell it says yes: it doesn't check that
-// what stands for a value is the encoding of one.
+// Produces reports whether the subject could be that of some event. Where it can't tell it says yes: it
+// doesn't check that what stands for a value is the encoding of one.
 func (t *SubjectTemplate) Produces(subject string) bool {
 	_, ok := t.split(subject)
 	return ok
 }
 
-// Parse takes a subject of the template apart: it calls f with each column and its encoded value, which for a :subject column
-// is one or more tokens. A partition tells no value. It reports whether the template could have made the subject, and calls f
-// only if so.
+// Parse takes a subject of the template apart: it calls f with each column and its encoded value, which for a
+// :subject column is one or more tokens. A partition tells no value. It reports whether the template could
+// have made the subject, and calls f only if so.
 func (t *SubjectTemplate) Parse(subject string, f func(column, encoded string)) bool {
 	texts, ok := t.split(subject)
 	if !ok {
@@ -321,8 +329,9 @@ func (p *subjectToken) value(token string) (text string, ok bool) {
 	return text, err == nil && uint32(n) < p.partitions
 }
 
-// HasToken reports whether a token of the template holds the whole value of the column, as {doc_id} and v1-{doc_id} do, and
-// {doc_id:subject} and {partition(doc_id, 16)} don't. Then [SubjectTemplate.Value] finds it.
+// HasToken reports whether a token of the template holds the whole value of the column, as {doc_id} and
+// v1-{doc_id} do, and {doc_id:subject} and {partition(doc_id, 16)} don't. Then [SubjectTemplate.Value] finds
+// it.
 func (t *SubjectTemplate) HasToken(column string) bool { return t.tokenOf(column) >= 0 }
 
 func (t *SubjectTemplate) tokenOf(column string) int {
@@ -331,9 +340,9 @@ func (t *SubjectTemplate) tokenOf(column string) int {
 	})
 }
 
-// Value returns the value of a column that a token of the template holds, as [ParseToken] decodes it. ok is false if the
-// template made no such subject of any event (unlike [SubjectTemplate.Produces] it doesn't leave that in doubt), and if it
-// has no such token.
+// Value returns the value of a column that a token of the template holds, as [ParseToken] decodes it. ok is
+// false if the template made no such subject of any event (unlike [SubjectTemplate.Produces] it doesn't leave
+// that in doubt), and if it has no such token.
 func (t *SubjectTemplate) Value(subject, column string) (value string, ok bool) {
 	at := t.tokenOf(column)
 	texts, ok := t.split(subject)
@@ -357,7 +366,8 @@ func (t *SubjectTemplate) Value(subject, column string) (value string, ok bool) 
 	return value, true
 }
 
-// Encoded returns a column's value as it stands in the template's subjects; ok is false if they don't hold it.
+// Encoded returns a column's value as it stands in the template's subjects; ok is false if they don't hold
+// it.
 func (t *SubjectTemplate) Encoded(column, value string) (encoded string, ok bool) {
 	for i := range t.tokens {
 		switch p := &t.tokens[i]; {

@@ -16,7 +16,8 @@ func TestSubjectTemplates(t *testing.T) {
 		{"a/b.v1-{doc_id}_x.{actor_id}", "a/b.v1-doc=201_x.=", "doc_id actor_id"},
 		{"a.{type:subject}.{doc_id}", "a.orders.eu=20west.=.=3E.doc=201", "type doc_id"},
 		{"a.{trace:subject}", "a.=", "trace"},
-		{"a.p{partition(doc_id, 10)}.{doc_id}", "a.p" + strconv.Itoa(int(partition("doc 1", 10))) + ".doc=201", "doc_id"},
+		{"a.p{partition(doc_id, 10)}.{doc_id}", "a.p" + strconv.Itoa(int(partition("doc 1", 10))) +
+			".doc=201", "doc_id"},
 		{"a.{partition(actor_id,1)}", "a.0", "actor_id"},
 	} {
 		tpl, err := ParseSubjectTemplate(test.template)
@@ -38,9 +39,11 @@ func TestSubjectTemplatesThatAreRefused(t *testing.T) {
 	for _, text := range []string{
 		"", ".", "a.", ".a", "a..b", "a b.c", "a.*", "a.>", "a.b>", "ä", "a.\x00",
 		"{doc_id}", "x{doc_id}.a", "_outflow.a", "_INBOX", "$JS.API", "$x",
-		"a.{}", "a.{ doc_id}", "a.{doc_id", "a.doc_id}", "a.}{", "a.{{doc_id}}", "a.{doc_id}{id}", "a.{doc_id}-{id}", "a.x.y{id}/",
+		"a.{}", "a.{ doc_id}", "a.{doc_id", "a.doc_id}", "a.}{", "a.{{doc_id}}", "a.{doc_id}{id}",
+		"a.{doc_id}-{id}", "a.x.y{id}/",
 		"a.{x:subject}.{y:subject}", "a.p{x:subject}", "a.{:subject}",
-		"a.{partition(x)}", "a.{partition(x, 0)}", "a.{partition(x, -1)}", "a.{partition(x, 2}", "a.{partition(, 2)}", "a.{partition(x, 4294967296)}",
+		"a.{partition(x)}", "a.{partition(x, 0)}", "a.{partition(x, -1)}", "a.{partition(x, 2}",
+		"a.{partition(, 2)}", "a.{partition(x, 4294967296)}",
 	} {
 		if tpl, err := ParseSubjectTemplate(text); err == nil {
 			t.Errorf("%q is taken: %+v", text, tpl)
@@ -149,9 +152,11 @@ func FuzzSubjects(f *testing.F) {
 	})
 }
 
-// What is parsed makes subjects that hold no wildcard, no space and no empty token, begin with the literal, and are known.
+// What is parsed makes subjects that hold no wildcard, no space and no empty token, begin with the literal,
+// and are known.
 func FuzzSubjectTemplate(f *testing.F) {
-	for _, s := range []string{"outbox.{doc_id}", "a.{b:subject}.c", "a.x{partition(d, 5)}y", "a.{b}.{b}", "a.{", "é"} {
+	for _, s := range []string{"outbox.{doc_id}", "a.{b:subject}.c", "a.x{partition(d, 5)}y", "a.{b}.{b}",
+		"a.{", "é"} {
 		f.Add(s, "doc. 1*>")
 		f.Add(s, "")
 	}
@@ -166,7 +171,8 @@ func FuzzSubjectTemplate(f *testing.F) {
 		values := slices.Repeat([]string{value}, len(tpl.Columns()))
 		subject := string(tpl.Append(nil, values))
 		tokens := strings.Split(subject, ".")
-		if slices.Contains(tokens, "") && len(subject) <= MaxSubject || strings.ContainsAny(subject, "*> \r\n\t\x00") {
+		if slices.Contains(tokens, "") && len(subject) <= MaxSubject ||
+			strings.ContainsAny(subject, "*> \r\n\t\x00") {
 			t.Fatalf("%q makes of %q the subject %q", text, value, subject)
 		}
 		if first, _, _ := strings.Cut(text, "."); tokens[0] != first {

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// The limits of an encoded token, in bytes: a longer one is cut to the first cutToken and ends in a hash of the raw value.
+// The limits of an encoded token, in bytes: a longer one is cut to the first cutToken and ends in a hash of
+// the raw value.
 const (
 	maxToken = 200
 	cutToken = 128
@@ -18,12 +19,14 @@ var passSubject, passHeader [256]bool
 func init() {
 	for c := range 256 {
 		passHeader[c] = c > ' ' && c < 0x7F && c != '='
-		passSubject[c] = c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '_' || c == '-'
+		passSubject[c] = c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '_' ||
+			c == '-'
 	}
 }
 
-// AppendToken appends value encoded as one token of a subject: [A-Za-z0-9_-] pass, every other byte becomes =XX, the empty value
-// is "=". The encoding is injective, and reversible up to the cut of values whose encoded form is longer than 200 bytes.
+// AppendToken appends value encoded as one token of a subject: [A-Za-z0-9_-] pass, every other byte becomes
+// =XX, the empty value is "=". The encoding is injective, and reversible up to the cut of values whose
+// encoded form is longer than 200 bytes.
 func AppendToken(b []byte, value string) []byte {
 	if value == "" {
 		return append(b, '=')
@@ -31,8 +34,8 @@ func AppendToken(b []byte, value string) []byte {
 	return appendEscaped(b, value, &passSubject)
 }
 
-// ParseToken reverses AppendToken. The token of a value that was cut comes back as it is: no other value has it, so that it can stand
-// for the value. ok is false where AppendToken makes this token of no value.
+// ParseToken reverses AppendToken. The token of a value that was cut comes back as it is: no other value has
+// it, so that it can stand for the value. ok is false where AppendToken makes this token of no value.
 func ParseToken(token string) (value string, ok bool) {
 	if token == "=" {
 		return "", true
@@ -46,7 +49,8 @@ func ParseToken(token string) (value string, ok bool) {
 	return value, ok && encodes(value, token)
 }
 
-// encodes reports whether token is the encoding of value: escapes are upper case, and only what may not pass is escaped.
+// encodes reports whether token is the encoding of value: escapes are upper case, and only what may not pass
+// is escaped.
 func encodes(value, token string) bool { return string(AppendToken(nil, value)) == token }
 
 // appendEscaped appends value, each byte that may not pass as =XX, and cuts it when it gets too long.
@@ -84,10 +88,12 @@ func appendEscaped(b []byte, value string, pass *[256]bool) []byte {
 	return b
 }
 
-// ParseHeaderValue reverses [AppendHeaderValue]. ok is false where the text is not an encoding, or was cut: the value is the text then.
+// ParseHeaderValue reverses [AppendHeaderValue]. ok is false where the text is not an encoding, or was cut:
+// the value is the text then.
 func ParseHeaderValue(text string) (value string, ok bool) { return unescape(text) }
 
-// unescape reverses appendEscaped. What was cut stays as it is: ok is false then, and where s is not an encoding.
+// unescape reverses appendEscaped. What was cut stays as it is: ok is false then, and where s is not an
+// encoding.
 func unescape(s string) (value string, ok bool) {
 	b := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {

@@ -31,9 +31,10 @@ func TestToken(t *testing.T) {
 func TestTokenIsCut(t *testing.T) {
 	t.Parallel()
 	for value, kept := range map[string]string{
-		strings.Repeat("a", 201):                           strings.Repeat("a", 128),
-		strings.Repeat("a", 5000):                          strings.Repeat("a", 128),
-		strings.Repeat(".", 67):                            strings.Repeat("=2E", 42), // 126 bytes, the next would make 129
+		strings.Repeat("a", 201):  strings.Repeat("a", 128),
+		strings.Repeat("a", 5000): strings.Repeat("a", 128),
+		// 126 bytes, the next would make 129
+		strings.Repeat(".", 67):                            strings.Repeat("=2E", 42),
 		strings.Repeat("a", 127) + strings.Repeat(".", 30): strings.Repeat("a", 127),
 		strings.Repeat("a", 125) + strings.Repeat(".", 30): strings.Repeat("a", 125) + "=2E",
 	} {
@@ -51,7 +52,8 @@ func TestTokensDiffer(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	values := []string{"", "=", "=3D", "3D", "a", "A", "a.", "a=2E", long, long + "x", long[:299] + "y"}
 	sum := sha256.Sum256([]byte(long))
-	values = append(values, long[:128]+"=~"+hex.EncodeToString(sum[:16])) // the encoding of another, as a value
+	// the encoding of another, as a value
+	values = append(values, long[:128]+"=~"+hex.EncodeToString(sum[:16]))
 	for _, v := range values {
 		token := string(AppendToken(nil, v))
 		if other, ok := seen[token]; ok {
@@ -124,8 +126,10 @@ func TestParseToken(t *testing.T) {
 		}
 	}
 	for _, token := range []string{
-		"a.b", "a b", "=2e", "=2", "a=", "=41", "é", "=~", "a=~" + strings.Repeat("0", 32), strings.Repeat("a", 201), "",
-		strings.Repeat("a", 128) + "=~" + strings.Repeat("0", 31), strings.Repeat("a", 128) + "=~" + strings.Repeat("G", 32),
+		"a.b", "a b", "=2e", "=2", "a=", "=41", "é", "=~", "a=~" + strings.Repeat("0", 32),
+		strings.Repeat("a", 201), "",
+		strings.Repeat("a", 128) + "=~" + strings.Repeat("0", 31), strings.Repeat("a", 128) + "=~" +
+			strings.Repeat("G", 32),
 	} {
 		if got, ok := ParseToken(token); ok {
 			t.Errorf("%q is the token of no value, and comes back as %q", token, got)

@@ -16,8 +16,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// BenchmarkPipeline is the cost of one event on its way from the bytes of the replication stream to a publisher that only counts:
-// what decoder, buffer, proof, tracker and loop take together. The stages' own benchmarks say which of them it is.
+// BenchmarkPipeline is the cost of one event on its way from the bytes of the replication stream to a
+// publisher that only counts: what decoder, buffer, proof, tracker and loop take together. The stages' own
+// benchmarks say which of them it is.
 func BenchmarkPipeline(b *testing.B) {
 	const horizon = 20 * time.Millisecond
 	for _, c := range []struct {
@@ -38,7 +39,8 @@ func BenchmarkPipeline(b *testing.B) {
 		{"tx=100,trace", 0, flow{rows: 100}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			set := relay.Settings{Horizon: c.horizon, MaxEvents: relay.DefaultMaxEvents, MaxBytes: relay.DefaultMaxBytes}
+			set := relay.Settings{Horizon: c.horizon, MaxEvents: relay.DefaultMaxEvents,
+				MaxBytes: relay.DefaultMaxBytes}
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
 			s := newSource(b, c.flow)
@@ -47,8 +49,10 @@ func BenchmarkPipeline(b *testing.B) {
 				Settings: set, StopTimeout: time.Minute, Registerer: nowhere{}, Scratch: memory{},
 				Open: func(context.Context) (*Conns, error) {
 					return &Conns{
-						Source: s, JetStream: pub, Store: shelf(set), Decoder: decoderConfig, Binary: c.binary,
-						Checkpoint: checkpoint.Config{Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping},
+						Source: s, JetStream: pub, Store: shelf(set), Decoder: decoderConfig,
+						Binary: c.binary,
+						Checkpoint: checkpoint.Config{Slot: "outflow", Stream: "OUTBOX",
+							Publication: "outflow", Table: mapping.Table, Mapping: mapping},
 					}, nil
 				},
 			})
@@ -118,7 +122,8 @@ type parcel struct {
 
 func newSource(b *testing.B, f flow) *source {
 	s := &source{
-		flow: f, rows: f.inserts(b), lsn: firstLSN, batches: make(chan *relay.Batch, 4), free: make(chan *parcel, 8), stop: make(chan struct{}),
+		flow: f, rows: f.inserts(b), lsn: firstLSN, batches: make(chan *relay.Batch, 4),
+		free: make(chan *parcel, 8), stop: make(chan struct{}),
 	}
 	for range cap(s.free) {
 		p := new(parcel)
@@ -156,7 +161,8 @@ func (s *source) transaction(p *parcel, relation relay.WALMessage) (size int) {
 	start, end := s.lsn+64, s.lsn+128
 	s.lsn = end
 	from := len(p.ends)
-	p.ends = be.AppendUint32(be.AppendUint64(be.AppendUint64(append(p.ends, 'B'), uint64(start)), uint64(s.now)), 731)
+	p.ends = be.AppendUint32(be.AppendUint64(be.AppendUint64(append(p.ends, 'B'), uint64(start)),
+		uint64(s.now)), 731)
 	add(start, p.ends[from:])
 	if relation.Data != nil {
 		add(0, relation.Data)
@@ -169,20 +175,23 @@ func (s *source) transaction(p *parcel, relation relay.WALMessage) (size int) {
 		}
 	}
 	from = len(p.ends)
-	p.ends = be.AppendUint64(be.AppendUint64(be.AppendUint64(append(p.ends, 'C', 0), uint64(start)), uint64(end)), uint64(s.now))
+	p.ends = be.AppendUint64(be.AppendUint64(be.AppendUint64(append(p.ends, 'C', 0), uint64(start)),
+		uint64(end)), uint64(s.now))
 	add(end, p.ends[from:])
 	return size
 }
 
 func (s *source) Server(context.Context) (relay.ServerState, error) {
 	return relay.ServerState{
-		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline}, WALEnd: firstLSN, WALSenderTimeout: time.Minute,
+		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline},
+		WALEnd: firstLSN, WALSenderTimeout: time.Minute,
 	}, nil
 }
 
 func (s *source) Slot(context.Context) (relay.SlotState, error) {
 	return relay.SlotState{
-		Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1, Confirmed: firstLSN, Restart: firstLSN,
+		Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1,
+		Confirmed: firstLSN, Restart: firstLSN,
 	}, nil
 }
 
@@ -231,7 +240,8 @@ func (c *counter) Resume(uint64) (Publisher, error) {
 
 func (c *counter) State(context.Context) (relay.StreamState, error) {
 	n := c.acked.Load()
-	return relay.StreamState{Exists: true, Created: counterCreated, LastSeq: n, Messages: n, NewestSeq: n}, nil
+	return relay.StreamState{Exists: true, Created: counterCreated, LastSeq: n, Messages: n, NewestSeq: n},
+		nil
 }
 
 func (c *counter) Tail(ctx context.Context) (relay.StreamState, error) { return c.State(ctx) }
@@ -268,10 +278,13 @@ type store struct{ record *checkpoint.Record }
 
 func shelf(set relay.Settings) store {
 	return store{&checkpoint.Record{
-		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: counterCreated,
-		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{OID: 1, TableOID: tableOID}, Seen: firstLSN},
+		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX",
+		Created: counterCreated,
+		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{OID: 1,
+			TableOID: tableOID}, Seen: firstLSN},
 		Checkpoints: []checkpoint.StoredCheckpoint{{
-			Checkpoint: relay.Checkpoint{Due: firstLSN, Settings: set, Timeline: timeline}, Since: counterCreated,
+			Checkpoint: relay.Checkpoint{Due: firstLSN, Settings: set, Timeline: timeline},
+			Since:      counterCreated,
 		}},
 	}}
 }

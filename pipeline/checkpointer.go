@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// checkpointer stores the checkpoint record. Before each time it reads again what is published: rows that were written while it was
-// something else are not in the WAL data, so nothing may be recorded or confirmed then.
+// checkpointer stores the checkpoint record. Before each time it reads again what is published: rows that
+// were written while it was something else are not in the WAL data, so nothing may be recorded or confirmed
+// then.
 //
 // It belongs to the session's job while one is under way, else to the loop.
 type checkpointer struct {
@@ -29,7 +30,8 @@ type checkpointer struct {
 func (c *checkpointer) store(ctx context.Context, u *checkpoint.Update) (asked time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	server, err := c.conns.Source.Server(ctx) // before the publication, which is known to be right up to this end of the WAL
+	// before the publication, which is known to be right up to this end of the WAL
+	server, err := c.conns.Source.Server(ctx)
 	if err != nil {
 		return asked, err
 	}
@@ -37,7 +39,8 @@ func (c *checkpointer) store(ctx context.Context, u *checkpoint.Update) (asked t
 	if err != nil {
 		return asked, err
 	}
-	if err := c.conns.Checkpoint.CheckPublication(c.record.Publication, published, server.WALEnd); err != nil {
+	if err := c.conns.Checkpoint.CheckPublication(c.record.Publication, published,
+		server.WALEnd); err != nil {
 		return asked, err
 	}
 	c.logRewritten(published)
@@ -53,20 +56,23 @@ func (c *checkpointer) store(ctx context.Context, u *checkpoint.Update) (asked t
 	return asked, nil
 }
 
-// logRewritten logs once that partitions have other files than the record knows. That is no reason to stop: VACUUM FULL does it.
+// logRewritten logs once that partitions have other files than the record knows. That is no reason to stop:
+// VACUUM FULL does it.
 func (c *checkpointer) logRewritten(now relay.PublicationIdentity) {
 	known := c.record.Publication
 	if now.Rewritten == "" || now.Rewritten == known.Rewritten || known.TableOID == 0 || now == c.warned {
 		return
 	}
 	c.warned = now
-	c.log.Warn("the table, or partitions of it, were rewritten or emptied (VACUUM FULL, CLUSTER, TRUNCATE and ALTER TABLE do that), or came rewritten. "+
-		"If one was unlogged meanwhile, the rows that were written to it then are not published: outflow repair --check looks for them",
+	c.log.Warn("the table, or partitions of it, were rewritten or emptied (VACUUM FULL, CLUSTER, TRUNCATE "+
+		"and ALTER TABLE do that), or came rewritten. "+
+		"If one was unlogged meanwhile, the rows that were written to it then are not published: outflow "+
+		"repair --check looks for them",
 		"table", c.conns.Checkpoint.Table, "since", known.Seen)
 }
 
-// resume compares the record that was read over a new connection with what was written. saved says that it is the one of which that was
-// not known. An error says that somebody else wrote it.
+// resume compares the record that was read over a new connection with what was written. saved says that it is
+// the one of which that was not known. An error says that somebody else wrote it.
 func (c *checkpointer) resume(rec *checkpoint.Record, revision uint64) (saved bool, err error) {
 	switch {
 	case revision == c.revision && c.record.Is(rec):
@@ -76,11 +82,13 @@ func (c *checkpointer) resume(rec *checkpoint.Record, revision uint64) (saved bo
 		c.record, c.revision, c.tried = c.tried, revision, nil
 		return true, nil
 	}
-	return false, fmt.Errorf("the checkpoint record at revision %d is not what this session wrote, last at %d", revision, c.revision)
+	return false,
+		fmt.Errorf("the checkpoint record at revision %d is not what this session wrote, last at %d",
+			revision, c.revision)
 }
 
-// recordStop puts a fault that was seen to happen into the record, so that each start stops at it until a repair accepts it. The
-// session's jobs have ended by then.
+// recordStop puts a fault that was seen to happen into the record, so that each start stops at it until a
+// repair accepts it. The session's jobs have ended by then.
 func (p *Pipeline) recordStop(store Store, err error) {
 	fault := outbox.FaultOf(err)
 	if fault == nil || fault.Class != outbox.Gap || !fault.Observed {
@@ -90,15 +98,19 @@ func (p *Pipeline) recordStop(store Store, err error) {
 	defer cancel()
 	for {
 		rec, revision, err := store.Load(ctx)
-		if err == nil && rec != nil && rec.Stopped == "" { // a process that starts again and again must not use up the revisions
+		// a process that starts again and again must not use up the revisions
+		if err == nil && rec != nil && rec.Stopped == "" {
 			rec.Stopped = fault.Code
 			_, err = store.Save(ctx, rec, revision)
 		}
 		switch {
-		case ctx.Err() == nil && (errors.Is(err, checkpoint.ErrConflict) || errors.Is(err, checkpoint.ErrUnknown)):
-			// A record of this session was on its way, or one of whoever took over; or it may have been written.
+		case ctx.Err() == nil && (errors.Is(err, checkpoint.ErrConflict) ||
+			errors.Is(err, checkpoint.ErrUnknown)):
+			// A record of this session was on its way, or one of whoever took over; or it may have been
+			// written.
 		case err != nil:
-			p.log.Warn("the checkpoint record does not say that this happened: the next start may not stop at it", "code", fault.Code, "err", err)
+			p.log.Warn("the checkpoint record does not say that this happened: the next start may not stop "+
+				"at it", "code", fault.Code, "err", err)
 			return
 		default:
 			return

@@ -10,15 +10,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Conns are the connections of a session to both sides, and what was learned from the table when they were opened. The session owns
-// them: it closes them, and puts what Reopen returns in their place.
+// Conns are the connections of a session to both sides, and what was learned from the table when they were
+// opened. The session owns them: it closes them, and puts what Reopen returns in their place.
 type Conns struct {
 	Source    Source
 	JetStream JetStream
 	Store     Store
 	Writer    Writer // nil: heartbeats are left to others and settings are not changed
-	// Reopen opens JetStream and Store again, after JetStream was closed; ctx limits the opening, not what it returns. It is called
-	// outside the loop, once at a time. nil: a session ends with its connection to NATS.
+	// Reopen opens JetStream and Store again, after JetStream was closed; ctx limits the opening, not what it
+	// returns. It is called outside the loop, once at a time. nil: a session ends with its connection to
+	// NATS.
 	Reopen func(ctx context.Context) (JetStream, Store, error)
 
 	Checkpoint checkpoint.Config
@@ -32,8 +33,9 @@ func (c *Conns) Close() {
 	c.JetStream.Close()
 }
 
-// Source is the PostgreSQL side of a session: a replication connection and an ordinary one to the same server. Server, Slot and
-// Publication use the ordinary one and are never called at the same time; the other methods may be called beside them.
+// Source is the PostgreSQL side of a session: a replication connection and an ordinary one to the same
+// server. Server, Slot and Publication use the ordinary one and are never called at the same time; the other
+// methods may be called beside them.
 type Source interface {
 	Server(ctx context.Context) (relay.ServerState, error)
 	Slot(ctx context.Context) (relay.SlotState, error)
@@ -44,34 +46,39 @@ type Source interface {
 	// Batches is closed when the stream ends; Err then says why. Each batch must be released.
 	Batches() <-chan *relay.Batch
 	Err() error
-	// Confirm sets the LSN that is reported as written, flushed and applied. It never blocks, and the server may get it later or
-	// never: nothing may depend on it.
+	// Confirm sets the LSN that is reported as written, flushed and applied. It never blocks, and the server
+	// may get it later or never: nothing may depend on it.
 	Confirm(lsn outbox.LSN)
 	// Stop ends the stream in order: the last status has been sent when it returns.
 	Stop(ctx context.Context) error
 	Close()
 }
 
-// JetStream is one connection to NATS, which does not reconnect. What it has acknowledged is stored, not necessarily durable. Its methods
-// may be called from several goroutines, Publisher and Resume only from the loop.
+// JetStream is one connection to NATS, which does not reconnect. What it has acknowledged is stored, not
+// necessarily durable. Its methods may be called from several goroutines, Publisher and Resume only from the
+// loop.
 type JetStream interface {
-	// Check returns a fault where the stream is not set up as it must be. A missing stream is no fault: State says so.
+	// Check returns a fault where the stream is not set up as it must be. A missing stream is no fault: State
+	// says so.
 	Check(ctx context.Context) error
 	State(ctx context.Context) (relay.StreamState, error)
-	// Tail is State while messages are published, and cheaper: its Durables are not set. A stream that changed too fast to be read is
-	// a fault with code relay.CodeStreamMoved.
+	// Tail is State while messages are published, and cheaper: its Durables are not set. A stream that
+	// changed too fast to be read is a fault with code relay.CodeStreamMoved.
 	Tail(ctx context.Context) (relay.StreamState, error)
-	// Watch listens, from when it returns, for what others publish to the stream: a stranger's message ends the connection, and Err is
-	// a gap then. Acknowledgements come behind the strangers' messages that were stored before.
+	// Watch listens, from when it returns, for what others publish to the stream: a stranger's message ends
+	// the connection, and Err is a gap then. Acknowledgements come behind the strangers' messages that were
+	// stored before.
 	Watch(ctx context.Context) error
-	// Stored reads the messages above one sequence and up to another, of these the last ones that can have been in flight together. What
-	// can't be read is left out.
+	// Stored reads the messages above one sequence and up to another, of these the last ones that can have
+	// been in flight together. What can't be read is left out.
 	Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error)
-	// Publisher returns the only publisher of this connection; its first message expects lastSeq, which was read after Watch.
+	// Publisher returns the only publisher of this connection; its first message expects lastSeq, which was
+	// read after Watch.
 	Publisher(lastSeq uint64) Publisher
-	// Resume is Publisher for a session that goes on over this connection: the new publisher sends again what the session's last one,
-	// of a connection that was closed, has sent behind lastSeq, and goes on where that one has ended. Every message of the stream up
-	// to lastSeq that was not acknowledged to the last one is one of its own.
+	// Resume is Publisher for a session that goes on over this connection: the new publisher sends again what
+	// the session's last one, of a connection that was closed, has sent behind lastSeq, and goes on where
+	// that one has ended. Every message of the stream up to lastSeq that was not acknowledged to the last one
+	// is one of its own.
 	Resume(lastSeq uint64) (Publisher, error)
 	// Lost is closed when the connection is gone; Err then says why.
 	Lost() <-chan struct{}
@@ -79,9 +86,9 @@ type JetStream interface {
 	Close()
 }
 
-// Publisher publishes messages in order; see package sink. It belongs to the loop. It does not take a message for which Publish returned
-// an error, and must not be given one while it is Full. Sent and Acked are sequences of the stream; what is above Acked may be there or
-// not.
+// Publisher publishes messages in order; see package sink. It belongs to the loop. It does not take a message
+// for which Publish returned an error, and must not be given one while it is Full. Sent and Acked are
+// sequences of the stream; what is above Acked may be there or not.
 type Publisher interface {
 	Full() bool
 	Publish(e *relay.Event, h *outbox.Header) error
@@ -91,19 +98,21 @@ type Publisher interface {
 	Sent() uint64
 	Check(now time.Time) error
 	InFlight() (messages, bytes int)
-	// Header is that of a message that was sent and is not acknowledged, or of the newest one that is; nil: it is not known.
+	// Header is that of a message that was sent and is not acknowledged, or of the newest one that is; nil:
+	// it is not known.
 	Header(seq uint64) *outbox.Header
 }
 
-// Store keeps the checkpoint record. Save is a compare-and-set: it fails unless revision is the record's present one. After
-// checkpoint.ErrUnknown the record may have been stored, or may still be, also while Load returns the one before it. What was saved is
-// stored, not necessarily durable.
+// Store keeps the checkpoint record. Save is a compare-and-set: it fails unless revision is the record's
+// present one. After checkpoint.ErrUnknown the record may have been stored, or may still be, also while Load
+// returns the one before it. What was saved is stored, not necessarily durable.
 type Store interface {
 	Load(ctx context.Context) (record *checkpoint.Record, revision uint64, err error)
 	Save(ctx context.Context, record *checkpoint.Record, revision uint64) (uint64, error)
 }
 
-// Writer writes logical messages into the WAL over a connection of its own, which it opens and reopens by itself.
+// Writer writes logical messages into the WAL over a connection of its own, which it opens and reopens by
+// itself.
 type Writer interface {
 	Heartbeat(ctx context.Context) error
 	Change(ctx context.Context, s relay.Settings) error

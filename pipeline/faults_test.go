@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// fault is one thing that may go wrong. It happens right after a step, or at some moment; the world's lock is held.
+// fault is one thing that may go wrong. It happens right after a step, or at some moment; the world's lock is
+// held.
 type fault struct {
 	name    string
 	happens func(s *schedule)
@@ -19,7 +20,8 @@ const kinds = 24
 func init() {
 	faults = [kinds]fault{
 		{"kill", (*schedule).killOne}, {"kill again", (*schedule).killOne}, {"stop", (*schedule).stopOne},
-		{"postgres cut", (*schedule).cutUpstreams}, {"nats cut", (*schedule).cutLinks}, {"zombie", (*schedule).zombie},
+		{"postgres cut", (*schedule).cutUpstreams}, {"nats cut", (*schedule).cutLinks},
+		{"zombie", (*schedule).zombie},
 		{"ack lost", func(s *schedule) { s.js.loseAcks = 1 + s.rnd.IntN(3) }},
 		{"acks lost", func(s *schedule) { s.js.lostAcks = s.soon(2 * time.Second) }},
 		{"acks slow", func(s *schedule) { s.js.slow = time.Duration(s.rnd.IntN(3000)) * time.Millisecond }},
@@ -33,7 +35,10 @@ func init() {
 		{"record late", func(s *schedule) { s.js.saves = saveLate }},
 		{"record lost", func(s *schedule) { s.js.saves = saveNever }},
 		{"postgres crash", func(s *schedule) { s.pg.crash() }},
-		{"tick fails", func(s *schedule) { s.pg.writeFails, s.pg.failsLate = 1+s.rnd.IntN(2), s.rnd.IntN(2) == 0 }},
+		{"tick fails", func(s *schedule) {
+			s.pg.writeFails, s.pg.failsLate = 1+s.rnd.IntN(2),
+				s.rnd.IntN(2) == 0
+		}},
 		{"clock step", (*schedule).stepClock},
 		{"nats flaps", (*schedule).flap},
 		{"nats away", func(s *schedule) { // sometimes for longer than a session is kept
@@ -43,7 +48,8 @@ func init() {
 			s.js.down = s.soon(pick(s.rnd, 5*time.Second, 2*keepReplication))
 		}},
 		{"slow questions", func(s *schedule) {
-			s.alive[s.one()].lag = pick(s.rnd, 20*time.Millisecond, 200*time.Millisecond, 900*time.Millisecond)
+			s.alive[s.one()].lag = pick(s.rnd, 20*time.Millisecond, 200*time.Millisecond,
+				900*time.Millisecond)
 		}},
 	}
 }
@@ -106,8 +112,8 @@ func (s *schedule) flap() {
 	}
 }
 
-// zombie lets the owner of the slot lose it without knowing. It may sleep meanwhile; then it goes on with what it has, until it
-// hears of it.
+// zombie lets the owner of the slot lose it without knowing. It may sleep meanwhile; then it goes on with
+// what it has, until it hears of it.
 func (s *schedule) zombie() {
 	for _, pr := range s.procs {
 		if pr.dead || len(pr.ups) == 0 || pr.up() != s.pg.active {

@@ -52,7 +52,8 @@ func (u silentUpstream) Start(ctx context.Context, from outbox.LSN, binary bool)
 
 // Each question of a start has its time; one that nobody answers ends the session, and the next one goes on.
 func TestNoAnswer(t *testing.T) {
-	for name, first := range map[string]silent{"check of the stream": {check: true}, "start of replication": {start: true}} {
+	for name, first := range map[string]silent{"check of the stream": {check: true},
+		"start of replication": {start: true}} {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 0, func(t *testing.T, w *world) {
 				opened := 0
@@ -76,10 +77,12 @@ func TestNoAnswer(t *testing.T) {
 type seen struct{ JetStream }
 
 func (seen) Err() error {
-	return &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Observed: true, Message: "somebody else published"}
+	return &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Observed: true,
+		Message: "somebody else published"}
 }
 
-// What the publisher reports, rather than the broker, gets its range as well: the loop may hear of it from either.
+// What the publisher reports, rather than the broker, gets its range as well: the loop may hear of it from
+// either.
 func TestSeenGapHasItsRange(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{open: func(l *Conns) { l.JetStream = seen{l.JetStream} }})
@@ -112,14 +115,16 @@ func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.ScratchFile.ReadAt(p, off)
 }
 
-// A transaction that takes minutes to sort is no standstill: whoever watches must not end the process, which would begin it anew.
+// A transaction that takes minutes to sort is no standstill: whoever watches must not end the process, which
+// would begin it anew.
 func TestSortingIsAlive(t *testing.T) {
 	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
 	in(t, set, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{scratch: slow{}})
 		rows := make([]row, 3000)
 		for i := range rows {
-			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i), fmt.Sprintf(`{"text":"%01000d"}`, i)}
+			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i),
+				fmt.Sprintf(`{"text":"%01000d"}`, i)}
 		}
 		w.with(func() { w.pg.commit(rows) })
 		begun, silent := time.Now(), time.Duration(0)
@@ -140,14 +145,16 @@ func TestSortingIsAlive(t *testing.T) {
 	})
 }
 
-// A stop is heard in the middle of the sorting, which is one call that may take minutes; nothing of the transaction is published then.
+// A stop is heard in the middle of the sorting, which is one call that may take minutes; nothing of the
+// transaction is published then.
 func TestStopWhileSorting(t *testing.T) {
 	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
 	in(t, set, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{scratch: slow{}})
 		rows := make([]row, 3000)
 		for i := range rows {
-			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i), fmt.Sprintf(`{"text":"%01000d"}`, i)}
+			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i),
+				fmt.Sprintf(`{"text":"%01000d"}`, i)}
 		}
 		w.with(func() { w.pg.commit(rows) })
 		w.until(time.Minute, "sorting", func() bool { return pr.p.Status().sorting })

@@ -51,14 +51,17 @@ type Status struct {
 	Retained  uint64     `json:"slot_retained_bytes"`         //
 	Seq       uint64     `json:"sequence"`                    // acknowledged in the stream
 	Oldest    time.Time  `json:"oldest_unpublished,omitzero"` // commit time; zero if none
-	CaughtUp  time.Time  `json:"caught_up,omitzero"`          // when everything that the server had was last published
-	Sessions  int        `json:"sessions"`                    //
+	// when everything that the server had was last published
+	CaughtUp time.Time `json:"caught_up,omitzero"`
+	Sessions int       `json:"sessions"` //
 
-	beat    time.Time
-	sorting bool // a transaction larger than the buffer is put in order: the loop is in one call for as long as that takes
+	beat time.Time
+	// a transaction larger than the buffer is put in order: the loop is in one call for as long as that takes
+	sorting bool
 }
 
-// Ready reports whether a session holds the slot, also while it makes again what is in the stream, or this is a standby that waits for it.
+// Ready reports whether a session holds the slot, also while it makes again what is in the stream, or this is
+// a standby that waits for it.
 func (s *Status) Ready() bool {
 	return s.State == StateRunning || s.State == StateStandby || s.State == StateComparing
 }
@@ -149,7 +152,8 @@ func (h *health) setGauges(g *gauges, now time.Time) {
 	defer h.mu.Unlock()
 	h.snap.beat = now
 	h.snap.Held, h.snap.InFlight, h.snap.Oldest = g.held, g.inFlight, g.oldest
-	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = g.received, g.published, g.confirmed, g.seq
+	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq =
+		g.received, g.published, g.confirmed, g.seq
 	if g.held == 0 && g.inFlight == 0 && g.received >= h.snap.WALEnd {
 		h.snap.CaughtUp = now
 	}

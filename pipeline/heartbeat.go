@@ -8,12 +8,12 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// writePause is how long nothing is written into the WAL after a failure, and no other change of settings after one: if somebody
-// changes the settings all the time, this session must not write as much.
+// writePause is how long nothing is written into the WAL after a failure, and no other change of settings
+// after one: if somebody changes the settings all the time, this session must not write as much.
 const writePause = time.Second
 
-// heartbeatWriter writes heartbeats and changes of ordering settings into the WAL. They have an effect when they are read there. It
-// belongs to the loop; the writing itself is a job of its worker.
+// heartbeatWriter writes heartbeats and changes of ordering settings into the WAL. They have an effect when
+// they are read there. It belongs to the loop; the writing itself is a job of its worker.
 type heartbeatWriter struct {
 	worker  *worker
 	writer  Writer         // nil: nothing is written
@@ -33,8 +33,9 @@ func (h *heartbeatWriter) free(now time.Time) bool {
 	return h.writer != nil && !h.worker.busy && !now.Before(h.notBefore)
 }
 
-// write starts a job. done is called by the loop after the write has succeeded. A failure is no reason to drop the session: what is
-// held stays held until something else closes it. Whether the message was written nevertheless is unknown; a second one does no harm.
+// write starts a job. done is called by the loop after the write has succeeded. A failure is no reason to
+// drop the session: what is held stays held until something else closes it. Whether the message was written
+// nevertheless is unknown; a second one does no harm.
 func (h *heartbeatWriter) write(change bool, write func(context.Context) error, done func()) {
 	h.worker.start(func(ctx context.Context) func() error {
 		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -48,7 +49,8 @@ func (h *heartbeatWriter) write(change bool, write func(context.Context) error, 
 			h.notBefore = time.Now().Add(writePause)
 			h.outstanding = false
 			h.metrics.tickErrors.Inc()
-			h.log.Warn("writing into the WAL failed; trying again", "change", change, "in", writePause, "err", err)
+			h.log.Warn("writing into the WAL failed; trying again", "change", change, "in", writePause, "err",
+				err)
 			return nil
 		}
 	})
@@ -61,11 +63,13 @@ func (h *heartbeatWriter) offerChange(now time.Time, inForce relay.Settings) {
 	}
 	h.outstanding, h.changeAt = true, now.Add(writePause)
 	h.write(true, func(ctx context.Context) error { return h.writer.Change(ctx, h.want) }, func() {
-		h.notices.wroteChanges.say(h.log, slog.LevelInfo, "wrote a change of ordering settings into the WAL", "settings", h.want)
+		h.notices.wroteChanges.say(h.log, slog.LevelInfo, "wrote a change of ordering settings into the WAL",
+			"settings", h.want)
 	})
 }
 
-// changed takes note of a change that was read. Somebody else's may have been written before the one that is outstanding.
+// changed takes note of a change that was read. Somebody else's may have been written before the one that is
+// outstanding.
 func (h *heartbeatWriter) changed(s relay.Settings) {
 	if s == h.want {
 		h.outstanding = false
@@ -80,8 +84,9 @@ func (h *heartbeatWriter) offerHeartbeat(now, due time.Time) {
 	}
 }
 
-// due returns when a heartbeat is due: one horizon after the oldest held event came in, half a horizon after the last part of an input
-// (anything else closes no window, however much of it comes), and one horizon after the last heartbeat.
+// due returns when a heartbeat is due: one horizon after the oldest held event came in, half a horizon after
+// the last part of an input (anything else closes no window, however much of it comes), and one horizon after
+// the last heartbeat.
 func (h *heartbeatWriter) due(horizon time.Duration, oldest, lastInput time.Time) time.Time {
 	at := oldest.Add(horizon + granularity)
 	for _, t := range []time.Time{lastInput.Add(horizon / 2), h.last.Add(horizon), h.notBefore} {

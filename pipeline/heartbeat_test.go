@@ -28,23 +28,24 @@ func TestOneTickAfterOneHorizon(t *testing.T) {
 }
 
 func TestNoTickWhileInputsComeIn(t *testing.T) {
-	in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
-		w.running(options{})
-		var last time.Time
-		for range 40 { // less than half a horizon apart: they close each other's windows
-			w.write(1)
-			last = time.Now()
-			w.sleep(30 * time.Millisecond)
-		}
-		if n := len(w.pg.ticks); n != 0 {
-			t.Errorf("%d ticks while inputs came in", n)
-		}
-		w.published()
-		if n := len(w.pg.ticks); n == 0 || w.pg.ticks[0].Sub(last) < 50*time.Millisecond {
-			t.Errorf("ticks at %v, the last input at %v", w.pg.ticks, last)
-		}
-		w.same()
-	})
+	in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0,
+		func(t *testing.T, w *world) {
+			w.running(options{})
+			var last time.Time
+			for range 40 { // less than half a horizon apart: they close each other's windows
+				w.write(1)
+				last = time.Now()
+				w.sleep(30 * time.Millisecond)
+			}
+			if n := len(w.pg.ticks); n != 0 {
+				t.Errorf("%d ticks while inputs came in", n)
+			}
+			w.published()
+			if n := len(w.pg.ticks); n == 0 || w.pg.ticks[0].Sub(last) < 50*time.Millisecond {
+				t.Errorf("ticks at %v, the last input at %v", w.pg.ticks, last)
+			}
+			w.same()
+		})
 }
 
 // What is no input closes no window: however much of it others write, an event is published a horizon later.
@@ -54,19 +55,20 @@ func TestTickWhileOthersWrite(t *testing.T) {
 		"malformed settings": {prefix: relay.SettingsPrefix, content: "v=2 slot=outflow x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
-				w.running(options{})
-				w.write(1)
-				begun := time.Now()
-				for len(w.js.messages) == 0 && time.Since(begun) < 5*time.Second {
-					w.with(func() { w.pg.commit(nil, m) })
-					w.sleep(5 * time.Millisecond)
-				}
-				if d := time.Since(begun); d > 200*time.Millisecond {
-					t.Errorf("published after %v", d)
-				}
-				w.same()
-			})
+			in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0,
+				func(t *testing.T, w *world) {
+					w.running(options{})
+					w.write(1)
+					begun := time.Now()
+					for len(w.js.messages) == 0 && time.Since(begun) < 5*time.Second {
+						w.with(func() { w.pg.commit(nil, m) })
+						w.sleep(5 * time.Millisecond)
+					}
+					if d := time.Since(begun); d > 200*time.Millisecond {
+						t.Errorf("published after %v", d)
+					}
+					w.same()
+				})
 		})
 	}
 }
@@ -113,7 +115,8 @@ func TestNoTickBeforeProof(t *testing.T) {
 			t.Fatalf("proved after %v: too soon to show anything", d)
 		}
 		if len(w.pg.ticks) != ticks || len(w.pg.changes) != 0 {
-			t.Errorf("%d ticks, %d changes of settings before the proof", len(w.pg.ticks)-ticks, len(w.pg.changes))
+			t.Errorf("%d ticks, %d changes of settings before the proof", len(w.pg.ticks)-ticks,
+				len(w.pg.changes))
 		}
 	})
 }
@@ -181,16 +184,18 @@ func TestReceiveTimesAreForgotten(t *testing.T) {
 		}
 		defer links.Close()
 		place := relay.Checkpoint{Settings: first, Timeline: timeline}
-		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, checkpoint.Readings{}, checkpoint.Start{
-			Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
-		})
+		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, checkpoint.Readings{},
+			checkpoint.Start{
+				Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
+			})
 		defer s.close()
 		for i := range 3000 {
 			s.in.lastData = time.Now()
 			if err := s.buffer.Append(&relay.Event{Doc: "d", Actor: "a", Key: "k"}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.in.commit(&relay.Commit{LSN: outbox.LSN(i + 1), Kind: relay.Events, Events: 1}); err != nil {
+			if err := s.in.commit(&relay.Commit{LSN: outbox.LSN(i + 1), Kind: relay.Events,
+				Events: 1}); err != nil {
 				t.Fatal(err)
 			}
 			if err := s.closeWindow(); err != nil {

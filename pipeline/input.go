@@ -100,11 +100,13 @@ func (in *input) notice(ctx context.Context) error {
 	r := &in.result
 	if r.Malformed != nil {
 		in.metrics.malformed.Inc()
-		in.notices.malformed.say(in.log, slog.LevelWarn, "a change of ordering settings is malformed, or of an unknown version, and has no effect",
+		in.notices.malformed.say(in.log, slog.LevelWarn,
+			"a change of ordering settings is malformed, or of an unknown version, and has no effect",
 			"err", r.Malformed)
 	}
 	if r.Missing {
-		// The rows that follow can't be published as they are, nor can any later one while the table lacks the column.
+		// The rows that follow can't be published as they are, nor can any later one while the table lacks
+		// the column.
 		if _, err := limited("publication", in.source.Publication)(ctx); err != nil {
 			return err
 		}
@@ -118,8 +120,10 @@ func (in *input) notice(ctx context.Context) error {
 
 var ignoredWhy = map[decoder.Ignored]string{
 	decoder.IgnoredMessage: "message events are in the WAL, and source is table: they are not published",
-	decoder.IgnoredOutside: "message events that were not written transactionally are in the WAL: they are not published",
-	decoder.IgnoredRow:     "rows of the outbox table are in the WAL, and source is message: they are not published",
+	decoder.IgnoredOutside: "message events that were not written transactionally are in the WAL: they are " +
+		"not published",
+	decoder.IgnoredRow: "rows of the outbox table are in the WAL, and source is message: they are not " +
+		"published",
 }
 
 func (in *input) commit(c *relay.Commit) error {
@@ -143,8 +147,8 @@ func (in *input) commit(c *relay.Commit) error {
 	return in.buffer.Commit(*c)
 }
 
-// settingsChanged takes note of new ordering settings. Whoever may write logical messages can change them as often as the server writes
-// WAL.
+// settingsChanged takes note of new ordering settings. Whoever may write logical messages can change them as
+// often as the server writes WAL.
 func (in *input) settingsChanged(c *relay.Commit) {
 	level, notice := slog.LevelInfo, &in.notices.ownChanges
 	if c.Settings != in.heartbeats.want {
@@ -155,7 +159,8 @@ func (in *input) settingsChanged(c *relay.Commit) {
 	in.heartbeats.changed(c.Settings)
 }
 
-// oldestReceived returns when the oldest event that is held was received; ok is false where none is held. What is older is forgotten.
+// oldestReceived returns when the oldest event that is held was received; ok is false where none is held.
+// What is older is forgotten.
 func (in *input) oldestReceived() (at time.Time, ok bool) {
 	oldest, held := in.buffer.OldestLSN()
 	if !held {

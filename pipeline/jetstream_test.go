@@ -91,7 +91,8 @@ const history = 64
 
 func newJetstream(w *world, seed uint64) *jetstream {
 	return &jetstream{
-		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50, limit: 2000,
+		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50,
+		limit:   2000,
 		latency: 200 * time.Microsecond,
 	}
 }
@@ -151,7 +152,8 @@ func (js *jetstream) arrive(l *link, s sent) {
 		return
 	}
 	// Acknowledgements come one after the other, as on one connection.
-	l.ackAt = later(later(time.Now(), l.frozen).Add(l.noise.about(js.latency+js.slow)), l.ackAt.Add(time.Nanosecond))
+	l.ackAt = later(later(time.Now(), l.frozen).Add(l.noise.about(js.latency+js.slow)),
+		l.ackAt.Add(time.Nanosecond))
 	time.AfterFunc(time.Until(l.ackAt), func() {
 		js.w.mu.Lock()
 		defer js.w.mu.Unlock()
@@ -162,7 +164,8 @@ func (js *jetstream) arrive(l *link, s sent) {
 	})
 }
 
-// intrude lets a stranger publish a message. Connections that watch hear of it in the order of their acknowledgements.
+// intrude lets a stranger publish a message. Connections that watch hear of it in the order of their
+// acknowledgements.
 func (js *jetstream) intrude() {
 	js.messages = append(js.messages, &storedMessage{at: time.Now(), stranger: true})
 	js.w.step("intruded", uint64(len(js.messages)))
@@ -170,7 +173,8 @@ func (js *jetstream) intrude() {
 		if !l.watching {
 			continue
 		}
-		l.ackAt = later(later(time.Now(), l.frozen).Add(l.noise.about(js.latency)), l.ackAt.Add(time.Nanosecond))
+		l.ackAt = later(later(time.Now(), l.frozen).Add(l.noise.about(js.latency)),
+			l.ackAt.Add(time.Nanosecond))
 		time.AfterFunc(time.Until(l.ackAt), func() {
 			js.w.mu.Lock()
 			defer js.w.mu.Unlock()
@@ -186,8 +190,9 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// powerLoss makes the broker forget what it stored less than durable_after ago, from any point on, of the stream, of the record, or
-// of each. It loses no more before that is durable which the first process to come stores.
+// powerLoss makes the broker forget what it stored less than durable_after ago, from any point on, of the
+// stream, of the record, or of each. It loses no more before that is durable which the first process to come
+// stores.
 func (js *jetstream) powerLoss(stream, record bool) bool {
 	if js.sound {
 		return false
@@ -280,15 +285,17 @@ type link struct {
 	running bool
 	extra   time.Duration // what is on its way after the end takes so much longer
 	gap     time.Duration // and comes this far apart
-	frozen  time.Time     // the process that owns it sleeps until then: nothing leaves it and nothing comes in
-	orphan  bool          // it lost the slot and does not know
-	ackAt   time.Time     // when the last acknowledgement comes
-	sent    int
+	// the process that owns it sleeps until then: nothing leaves it and nothing comes in
+	frozen time.Time
+	orphan bool      // it lost the slot and does not know
+	ackAt  time.Time // when the last acknowledgement comes
+	sent   int
 
 	noise *noise
-	lag   time.Duration        // questions take up to so much longer
-	off   time.Duration        // when the broker goes on after a pause, it comes to this connection a moment later
-	skew  func() time.Duration // by how much the process's clock differs
+	lag   time.Duration // questions take up to so much longer
+	// when the broker goes on after a pause, it comes to this connection a moment later
+	off  time.Duration
+	skew func() time.Duration // by how much the process's clock differs
 }
 
 // sent is a message on its way.
@@ -349,7 +356,8 @@ func (l *link) cut(dropped bool) {
 	if dropped {
 		l.wire = nil
 	} else if len(l.wire) > 0 {
-		l.extra = time.Duration(l.js.rnd.Int64N(int64(pick(l.js.rnd, 20*time.Millisecond, 200*time.Millisecond, 1500*time.Millisecond))))
+		l.extra = time.Duration(l.js.rnd.Int64N(
+			int64(pick(l.js.rnd, 20*time.Millisecond, 200*time.Millisecond, 1500*time.Millisecond))))
 		if l.js.rnd.IntN(2) == 0 {
 			l.gap = l.noise.about(time.Millisecond)
 		}
@@ -361,7 +369,8 @@ func (l *link) hears() {
 	if l.dead || l.err != nil {
 		return
 	}
-	l.err = &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Observed: true, Message: "somebody else published"}
+	l.err = &outbox.Fault{Class: outbox.Gap, Code: "foreign_message", Observed: true,
+		Message: "somebody else published"}
 	close(l.lost)
 	if l.pub != nil && l.pub.err == nil {
 		l.pub.err = l.err
@@ -372,7 +381,8 @@ func (l *link) hears() {
 // ask takes the time of one question and its answer.
 func (l *link) ask(ctx context.Context) error {
 	l.lock()
-	d := l.noise.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)) + l.noise.upTo(l.lag))
+	d := l.noise.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)) +
+		l.noise.upTo(l.lag))
 	l.unlock()
 	select {
 	case <-time.After(d):
@@ -396,7 +406,8 @@ func (l *link) State(ctx context.Context) (relay.StreamState, error) {
 	defer l.unlock()
 	js := l.js
 	s := relay.StreamState{
-		Exists: js.exists, Created: js.created, LastSeq: uint64(len(js.messages)), NewestSeq: uint64(js.newest()), Replicated: js.replicated,
+		Exists: js.exists, Created: js.created, LastSeq: uint64(len(js.messages)),
+		NewestSeq: uint64(js.newest()), Replicated: js.replicated,
 	}
 	if js.now != nil {
 		s.Now = js.now()
@@ -452,13 +463,15 @@ func (l *link) Tail(ctx context.Context) (relay.StreamState, error) {
 	l.lock()
 	defer l.unlock()
 	if err == nil && l.js.moving { // as the real one, it says nothing else then
-		return relay.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved, Message: "the stream changed while it was read"}
+		return relay.StreamState{}, &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved,
+			Message: "the stream changed while it was read"}
 	}
 	return s, err
 }
 
 func (l *link) Publisher(last uint64) Publisher {
-	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1), since: l.js.ackEvery - 1}
+	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1),
+		since: l.js.ackEvery - 1}
 	l.of.latest = l.pub
 	return l.pub
 }
@@ -565,7 +578,8 @@ func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (u
 	return 0, errors.Join(checkpoint.ErrUnknown, ctx.Err())
 }
 
-// land lets a record reach the broker, which compares and sets. rec is what doc says; nil: that is read from it.
+// land lets a record reach the broker, which compares and sets. rec is what doc says; nil: that is read from
+// it.
 func (js *jetstream) land(doc []byte, rec *checkpoint.Record, last uint64) (uint64, error) {
 	now := uint64(0)
 	if n := len(js.revisions); n > 0 {

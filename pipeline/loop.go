@@ -12,8 +12,8 @@ import (
 // idleInterval is how often the loop looks at its timers when nothing else happens.
 const idleInterval = 100 * time.Millisecond
 
-// flushInterval is how long messages may stay unwritten while there is always more to read: what follows them may be a transaction
-// that takes minutes to read and yields nothing.
+// flushInterval is how long messages may stay unwritten while there is always more to read: what follows them
+// may be a transaction that takes minutes to read and yields nothing.
 const flushInterval = 5 * time.Millisecond
 
 // loop takes what comes until something fails. It never waits for one thing alone.
@@ -168,7 +168,8 @@ func (s *session) sleep(now time.Time, flush time.Duration) time.Duration {
 	if flush > 0 {
 		d = min(d, flush)
 	}
-	if at, ok := s.heartbeatDue(); ok && s.in.batch == nil && !s.heartbeats.worker.busy { // else something other than time comes first
+	// else something other than time comes first
+	if at, ok := s.heartbeatDue(); ok && s.in.batch == nil && !s.heartbeats.worker.busy {
 		d = min(d, max(at.Sub(now), 0))
 	}
 	return max(d, 10*time.Microsecond)

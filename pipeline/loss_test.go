@@ -55,15 +55,17 @@ func TestLossIsReadTwice(t *testing.T) {
 				if len(w.js.revisions) == revisions {
 					t.Error("the record was not written before the start")
 				}
-				w.until(time.Minute, "published", func() bool { return len(w.js.messages) == 9+2*b2i(c.hole) })
+				w.until(time.Minute, "published", func() bool {
+					return len(w.js.messages) == 9+2*b2i(c.hole)
+				})
 				w.same()
 			})
 		})
 	}
 }
 
-// Where the server that holds the stream is not the one that outflow is connected to, it can crash and come back without its end while
-// the connection stays: then it is the look at the stream that notices.
+// Where the server that holds the stream is not the one that outflow is connected to, it can crash and come
+// back without its end while the connection stays: then it is the look at the stream that notices.
 func TestLossWithoutADisconnect(t *testing.T) {
 	in(t, defaults, 30*time.Second, func(t *testing.T, w *world) {
 		pr := w.running(options{})
@@ -100,8 +102,8 @@ func TestHoleWithoutADisconnect(t *testing.T) {
 	})
 }
 
-// A stream that keeps the newest message of each subject only may never show its newest one while it is published to. That is no
-// reason to start again, and what is stored becomes durable all the same.
+// A stream that keeps the newest message of each subject only may never show its newest one while it is
+// published to. That is no reason to start again, and what is stored becomes durable all the same.
 func TestStreamThatMovesTooFast(t *testing.T) {
 	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
 		pr := w.running(options{})
@@ -137,10 +139,14 @@ func TestLossThatWasNone(t *testing.T) {
 		w.js.messages = all[:7:7]
 		places, revisions := len(w.record().Checkpoints), len(w.js.revisions)
 		pr := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool {
+			return len(pr.opens) == 1 &&
+				pr.p.Status().State == StateWaiting
+		})
 		w.with(func() { w.js.messages = all })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
-		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions || len(w.record().Checkpoints) != places {
+		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions ||
+			len(w.record().Checkpoints) != places {
 			t.Errorf("%d messages, %d new records", len(w.js.messages), len(w.js.revisions)-revisions)
 		}
 		w.write(3)
@@ -157,13 +163,20 @@ func TestFaultsOfTheStart(t *testing.T) {
 		code  string
 		wait  time.Duration
 	}{
-		"slot lost":          {func(w *world) { w.pg.slot = relay.SlotState{} }, outbox.Gap, "slot_missing", 5 * time.Second},
-		"slot moved":         {func(w *world) { w.pg.grow(w.pg.end + 5000); w.pg.confirmed = w.pg.end }, outbox.Gap, "slot_ahead", 5 * time.Second},
-		"stream lost":        {func(w *world) { w.js.exists = false }, outbox.Gap, "stream_missing", 5 * time.Second},
-		"stream made anew":   {func(w *world) { w.js.created = time.Now() }, outbox.Gap, "stream_recreated", 5 * time.Second},
-		"replicated":         {func(w *world) { w.js.created, w.js.replicated = time.Now(), true }, outbox.Gap, "stream_recreated", 15 * time.Second},
-		"record lost":        {func(w *world) { w.js.revisions = nil }, outbox.Gap, "record_missing", 5 * time.Second},
-		"server from a copy": {func(w *world) { w.pg.end -= 2000 }, outbox.Gap, "server_behind", 5 * time.Second},
+		"slot lost": {func(w *world) { w.pg.slot = relay.SlotState{} }, outbox.Gap, "slot_missing",
+			5 * time.Second},
+		"slot moved": {func(w *world) { w.pg.grow(w.pg.end + 5000); w.pg.confirmed = w.pg.end },
+			outbox.Gap, "slot_ahead", 5 * time.Second},
+		"stream lost": {func(w *world) { w.js.exists = false }, outbox.Gap, "stream_missing",
+			5 * time.Second},
+		"stream made anew": {func(w *world) { w.js.created = time.Now() }, outbox.Gap, "stream_recreated",
+			5 * time.Second},
+		"replicated": {func(w *world) { w.js.created, w.js.replicated = time.Now(), true },
+			outbox.Gap, "stream_recreated", 15 * time.Second},
+		"record lost": {func(w *world) { w.js.revisions = nil }, outbox.Gap, "record_missing",
+			5 * time.Second},
+		"server from a copy": {func(w *world) { w.pg.end -= 2000 }, outbox.Gap, "server_behind",
+			5 * time.Second},
 		"nothing there": {func(w *world) {
 			w.js.revisions, w.js.exists, w.pg.slot = nil, false, relay.SlotState{}
 		}, outbox.Fatal, "not_initialised", 0},
@@ -194,7 +207,10 @@ func TestGapThatWasNone(t *testing.T) {
 		stopped(t, w)
 		w.js.exists = false
 		pr := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool {
+			return len(pr.opens) == 1 &&
+				pr.p.Status().State == StateWaiting
+		})
 		w.with(func() { w.js.exists = true })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		w.with(func() {
@@ -202,7 +218,8 @@ func TestGapThatWasNone(t *testing.T) {
 			pr.link().cut(true)
 		})
 		again := time.Now()
-		if f := pr.ends(time.Minute); f == nil || f.Code != "stream_missing" || time.Since(again) < 5*time.Second {
+		if f := pr.ends(time.Minute); f == nil || f.Code != "stream_missing" ||
+			time.Since(again) < 5*time.Second {
 			t.Errorf("ended after %v with %v", time.Since(again), pr.err)
 		}
 	})
@@ -216,7 +233,9 @@ func TestStandbyForgetsALoss(t *testing.T) {
 		w.published()
 		w.with(func() { w.js.exists = false })
 		standby := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return standby.p.Status().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool {
+			return standby.p.Status().State == StateWaiting
+		})
 		w.with(func() { w.js.exists = true })
 		w.until(time.Minute, "standby", func() bool { return standby.p.Status().State == StateStandby })
 		w.sleep(time.Hour)
@@ -224,7 +243,8 @@ func TestStandbyForgetsALoss(t *testing.T) {
 		owner.kill()
 		w.until(time.Minute, "a new reading", func() bool { return len(standby.opens) == 3 })
 		again := time.Now()
-		if f := standby.ends(time.Minute); f == nil || f.Code != "stream_missing" || time.Since(again) < 5*time.Second {
+		if f := standby.ends(time.Minute); f == nil || f.Code != "stream_missing" ||
+			time.Since(again) < 5*time.Second {
 			t.Errorf("ended after %v with %v", time.Since(again), standby.err)
 		}
 	})
@@ -236,7 +256,10 @@ func TestDifferentLosses(t *testing.T) {
 		stopped(t, w)
 		w.js.messages = w.js.messages[:7:7]
 		pr := w.run(options{})
-		w.until(time.Minute, "a first reading", func() bool { return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting })
+		w.until(time.Minute, "a first reading", func() bool {
+			return len(pr.opens) == 1 &&
+				pr.p.Status().State == StateWaiting
+		})
 		w.with(func() { w.js.messages = w.js.messages[:6:6] })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if n := len(pr.opens); n != 3 || pr.opens[2].Sub(pr.opens[1]) < 5*time.Second {
@@ -271,7 +294,10 @@ func TestPlaceMoves(t *testing.T) {
 			}
 		}
 		pr := w.running(options{open: func(l *Conns) {
-			l.Source = &starting{l.Source.(*upstream), func() { w.js.messages, w.js.revisions = messages, revisions }}
+			l.Source = &starting{l.Source.(*upstream), func() {
+				w.js.messages, w.js.revisions = messages,
+					revisions
+			}}
 		}})
 		if n := len(pr.opens); n != 2 {
 			t.Errorf("%d sessions", n)
@@ -295,7 +321,8 @@ func (s *starting) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	return s.upstream.Start(ctx, from, binary)
 }
 
-// A stream that was emptied is read twice at each start anew: what one session was told is no recheck for the next.
+// A stream that was emptied is read twice at each start anew: what one session was told is no recheck for the
+// next.
 func TestEmptied(t *testing.T) {
 	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
 		stopped(t, w)

@@ -51,36 +51,50 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		published:      counter("events_published_total", "Events acknowledged by JetStream."),
 		publishedBytes: counter("published_bytes_total", "Payload bytes of the messages sent."),
 		windows:        counter("windows_total", "Windows closed."),
-		late:           counter("late_events_total", "Events whose sequence had already had a higher seq_key in an earlier window (at least)."),
-		ticks:          counter("ticks_total", "Ticks written into the WAL."),
-		tickErrors:     counter("tick_errors_total", "Ticks and changes of settings that could not be written."),
-		malformed:      counter("settings_malformed_total", "Changes of ordering settings in the WAL that are malformed or of an unknown version and have no effect."),
-		otherChanges:   counter("settings_foreign_total", "Changes of ordering settings in the WAL to other ones than the configured: in force until this Outflow has changed them back."),
-		sessions:       counter("sessions_total", "Sessions begun: one at the start, one more each time that one has ended."),
-		resumptions:    counter("resumptions_total", "Times that NATS failed and came back in time: the session went on, nothing was read again."),
-		heldEvents:     gauge("held_events", "Events in the buffer."),
-		heldBytes:      gauge("held_bytes", "Bytes in the buffer, as reorder.max_bytes counts them."),
-		inFlight:       gauge("in_flight_messages", "Messages sent and not acknowledged yet."),
-		inFlightBytes:  gauge("in_flight_bytes", "Bytes sent and not acknowledged yet."),
-		receivedLSN:    gauge("received_lsn", "Up to where the WAL has been read."),
-		publishedLSN:   gauge("published_lsn", "Newest LSN up to which everything is acknowledged by JetStream."),
-		confirmedLSN:   gauge("confirmed_lsn", "LSN confirmed to PostgreSQL."),
-		slotRetained:   gauge("slot_retained_bytes", "WAL that PostgreSQL keeps for the slot."),
-		lagBytes:       gauge("lag_bytes", "WAL between the confirmed LSN and the server's end of WAL."),
+		late: counter("late_events_total",
+			"Events whose sequence had already had a higher seq_key in an earlier window (at least)."),
+		ticks: counter("ticks_total", "Ticks written into the WAL."),
+		tickErrors: counter("tick_errors_total",
+			"Ticks and changes of settings that could not be written."),
+		malformed: counter("settings_malformed_total", "Changes of ordering settings in the WAL that "+
+			"are malformed or of an unknown version and have no effect."),
+		otherChanges: counter("settings_foreign_total", "Changes of ordering settings in the WAL to "+
+			"other ones than the configured: in force until this Outflow has changed them back."),
+		sessions: counter("sessions_total",
+			"Sessions begun: one at the start, one more each time that one has ended."),
+		resumptions: counter("resumptions_total",
+			"Times that NATS failed and came back in time: the session went on, nothing was read again."),
+		heldEvents:    gauge("held_events", "Events in the buffer."),
+		heldBytes:     gauge("held_bytes", "Bytes in the buffer, as reorder.max_bytes counts them."),
+		inFlight:      gauge("in_flight_messages", "Messages sent and not acknowledged yet."),
+		inFlightBytes: gauge("in_flight_bytes", "Bytes sent and not acknowledged yet."),
+		receivedLSN:   gauge("received_lsn", "Up to where the WAL has been read."),
+		publishedLSN: gauge("published_lsn",
+			"Newest LSN up to which everything is acknowledged by JetStream."),
+		confirmedLSN: gauge("confirmed_lsn", "LSN confirmed to PostgreSQL."),
+		slotRetained: gauge("slot_retained_bytes", "WAL that PostgreSQL keeps for the slot."),
+		lagBytes:     gauge("lag_bytes", "WAL between the confirmed LSN and the server's end of WAL."),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "publish_errors_total", Help: "Sessions that ended with an error, and failures of NATS that a session outlived, by class."}, []string{"class"}),
+			Name: "publish_errors_total", Help: "Sessions that ended with an error, and failures of NATS " +
+				"that a session outlived, by class."}, []string{"class"}),
 		ignored: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ignored_total", Help: "What was read from the WAL (again, after a restart), may have been meant as an event, and is none: message events " +
-				"where source is table (message), or that were not transactional (not_transactional), rows of the table where source is message (row)."},
+			Name: "ignored_total", Help: "What was read from the WAL (again, after a restart), may have " +
+				"been meant as an event, and is none: message events " +
+				"where source is table (message), or that were not transactional (not_transactional), rows " +
+				"of the table where source is message (row)."},
 			[]string{"what"}),
 		windowEvents: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "window_events", Help: "Events in a window.", Buckets: prometheus.ExponentialBuckets(1, 4, 10)}),
+			Name: "window_events", Help: "Events in a window.",
+			Buckets: prometheus.ExponentialBuckets(1, 4, 10)}),
 		commitToAck: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "commit_to_ack_seconds", Help: "From an event's commit timestamp (PostgreSQL's clock) to JetStream's acknowledgement (this clock).",
-			Buckets: []float64{.00025, .0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1, 2, 4, 8, 16, 32, 64, 128, 256}}),
+			Name: "commit_to_ack_seconds", Help: "From an event's commit timestamp (PostgreSQL's clock) to " +
+				"JetStream's acknowledgement (this clock).",
+			Buckets: []float64{.00025, .0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1,
+				2, 4, 8, 16, 32, 64, 128, 256}}),
 	}
 	r.MustRegister(m.errors, m.ignored, m.windowEvents, m.commitToAck)
-	for _, what := range []decoder.Ignored{decoder.IgnoredMessage, decoder.IgnoredOutside, decoder.IgnoredRow} {
+	for _, what := range []decoder.Ignored{decoder.IgnoredMessage, decoder.IgnoredOutside,
+		decoder.IgnoredRow} {
 		m.ignored.WithLabelValues(what.String())
 	}
 	for _, class := range []string{"transient", "fatal", "gap", "poison"} {
@@ -96,12 +110,14 @@ func (m *metrics) observe(h *health) {
 			Help: "Events read from the WAL and not acknowledged by JetStream yet: held and in flight."},
 			func() float64 { s := h.snapshot(); return float64(s.Held + s.InFlight) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "outbox_age_seconds",
-			Help: "Age of the oldest event that was read from the WAL and is not acknowledged yet; 0 if there is none."},
+			Help: "Age of the oldest event that was read from the WAL and is not acknowledged yet; 0 if " +
+				"there is none."},
 			func() float64 { s := h.snapshot(); return s.Age(time.Now()).Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "lag_seconds",
 			Help: "Seconds since everything that the server had was last published."},
 			func() float64 { s := h.snapshot(); return s.Lag(time.Now()).Seconds() }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "ready", Help: "1 while a session holds the slot, or this is a standby that waits for it."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "ready", Help: "1 while a session holds the " +
+			"slot, or this is a standby that waits for it."},
 			func() float64 {
 				if s := h.snapshot(); s.Ready() {
 					return 1
@@ -150,7 +166,8 @@ func (m *metrics) server(end outbox.LSN, slot relay.SlotState) {
 	m.slotRetained.Set(float64(outbox.Distance(slot.Restart, end)))
 }
 
-// latencies remembers the commit times of what is in flight. The ring is as large as the most messages in flight.
+// latencies remembers the commit times of what is in flight. The ring is as large as the most messages in
+// flight.
 type latencies struct {
 	ring  [4096]int64 // commit time by sequence
 	first uint64      // oldest unacknowledged sequence, if first <= last

@@ -12,8 +12,8 @@ import (
 // monitorInterval is how often both servers' states are read while a session runs.
 const monitorInterval = 2 * time.Second
 
-// monitor reads how far PostgreSQL is, for metrics, and whether JetStream lives and its stream still has its end. What is stored there
-// counts as durable only for as long as it is known to live.
+// monitor reads how far PostgreSQL is, for metrics, and whether JetStream lives and its stream still has its
+// end. What is stored there counts as durable only for as long as it is known to live.
 type monitor struct {
 	asked  time.Time // when the states were last asked for
 	acked  uint64    // the last sequence that was acknowledged then
@@ -26,8 +26,9 @@ type states struct {
 	walEnd outbox.LSN
 	slot   relay.SlotState
 	stream relay.StreamState
-	moved  bool      // the stream changed too fast to be read: it lives, and its acknowledgements say where it is
-	asked  time.Time // when JetStream was
+	// the stream changed too fast to be read: it lives, and its acknowledgements say where it is
+	moved bool
+	asked time.Time // when JetStream was
 }
 
 func (m *monitor) due(now time.Time) bool { return now.Sub(m.asked) >= monitorInterval }
@@ -60,7 +61,8 @@ func (m *monitor) check(st *states) error {
 		least = m.acked
 	}
 	if !st.moved && (st.stream.LastSeq < m.acked || st.stream.Messages > 0 && st.stream.NewestSeq < least) {
-		return fmt.Errorf("the stream has lost its end: its newest message is %d, its last sequence %d, and %d was acknowledged",
+		return fmt.Errorf("the stream has lost its end: its newest message is %d, its last sequence %d, "+
+			"and %d was acknowledged",
 			st.stream.NewestSeq, st.stream.LastSeq, m.acked)
 	}
 	return nil

@@ -12,7 +12,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Failures of NATS between which all was well have 30 s each: that nothing was left to be acknowledged is well, too.
+// Failures of NATS between which all was well have 30 s each: that nothing was left to be acknowledged is
+// well, too.
 func TestOutagesHave30SecondsEach(t *testing.T) {
 	for name, n := range map[string]int{"idle": 0, "messages between": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +52,8 @@ func TestAliveWhileNATSIsAway(t *testing.T) {
 		w.cutBroker(pr, 25*time.Second, true)
 		for range 24 {
 			w.sleep(time.Second)
-			if s := pr.p.Status(); s.State != StateAway || s.Error == "" || !s.Alive(time.Now()) || s.Ready() {
+			if s := pr.p.Status(); s.State != StateAway || s.Error == "" || !s.Alive(time.Now()) ||
+				s.Ready() {
 				t.Fatalf("%+v: alive %t, ready %t", s, s.Alive(time.Now()), s.Ready())
 			}
 		}
@@ -80,7 +82,8 @@ func TestNATSFailsBeforeTheProof(t *testing.T) {
 	})
 }
 
-// A heartbeat that is on its way when NATS fails does no harm to those after it: what is held is published as ever.
+// A heartbeat that is on its way when NATS fails does no harm to those after it: what is held is published as
+// ever.
 func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		reg := prometheus.NewRegistry()
@@ -102,7 +105,8 @@ func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 	})
 }
 
-// What PostgreSQL says while NATS is away counts: the checkpointer, still at work then, finds that the publication is another one.
+// What PostgreSQL says while NATS is away counts: the checkpointer, still at work then, finds that the
+// publication is another one.
 func TestPublicationChangesWhileNATSFails(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		var pg *asking
@@ -218,7 +222,8 @@ func TestRecordIsReadAgain(t *testing.T) {
 	})
 }
 
-// A checkpoint is not older than the broker's clock says, also where it stood still while NATS was away: nothing was synced meanwhile.
+// A checkpoint is not older than the broker's clock says, also where it stood still while NATS was away:
+// nothing was synced meanwhile.
 func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 	const durable = 20 * time.Second
 	in(t, defaults, durable, func(t *testing.T, w *world) {
@@ -232,7 +237,8 @@ func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 		w.with(func() { behind = 8 * time.Second })
 		w.cutBroker(pr, 5*time.Second, true)
 		w.until(time.Minute, "confirmed", func() bool { return len(w.pg.confirmedAt) > 0 })
-		if d := w.pg.confirmedAt[0].at.Sub(stored); d < durable+behind-time.Second || d > durable+behind+5*time.Second {
+		if d := w.pg.confirmedAt[0].at.Sub(stored); d < durable+behind-time.Second || d > durable+behind+
+			5*time.Second {
 			t.Errorf("confirmed %v after it was stored, by a clock that stood still for %v", d, behind)
 		}
 		w.kept(pr, 1)
@@ -246,7 +252,8 @@ func (refusing) Check(context.Context) error {
 	return &outbox.Fault{Class: outbox.Fatal, Code: "stream_config", Message: "the stream refuses"}
 }
 
-// What is wrong for good when NATS is back is for the ordinary start to say, at once, and the connection on which it was seen is closed.
+// What is wrong for good when NATS is back is for the ordinary start to say, at once, and the connection on
+// which it was seen is closed.
 func TestNATSIsBackAndRefuses(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{open: func(l *Conns) {
@@ -260,9 +267,14 @@ func TestNATSIsBackAndRefuses(t *testing.T) {
 		w.published()
 		w.cutBroker(pr, 0, true)
 		begun := time.Now()
-		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
-		if d := time.Since(begun); d > 5*time.Second || w.js.resumed > 0 || len(pr.reopens) != 1 || len(w.links()) != 1 {
-			t.Errorf("after %v, went on %d times, opened again %d times, %d connections", d, w.js.resumed, len(pr.reopens), len(w.links()))
+		w.until(time.Minute, "another session", func() bool {
+			return len(pr.opens) == 2 &&
+				pr.p.Status().State == StateRunning
+		})
+		if d := time.Since(begun); d > 5*time.Second || w.js.resumed > 0 || len(pr.reopens) != 1 ||
+			len(w.links()) != 1 {
+			t.Errorf("after %v, went on %d times, opened again %d times, %d connections", d, w.js.resumed,
+				len(pr.reopens), len(w.links()))
 		}
 	})
 }
@@ -273,7 +285,8 @@ func TestOldConnectionIsClosed(t *testing.T) {
 		pr := w.running(options{})
 		for i := range 3 {
 			w.with(func() {
-				pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", Message: "nobody answers"}
+				pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout",
+					Message: "nobody answers"}
 			})
 			w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == i+1 })
 			if n := len(w.links()); n != 1 {
@@ -287,7 +300,8 @@ func TestOldConnectionIsClosed(t *testing.T) {
 	})
 }
 
-// A stream into which nothing was published yet, or all of which is of an earlier session, is known by what the start found.
+// A stream into which nothing was published yet, or all of which is of an earlier session, is known by what
+// the start found.
 func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
 	for name, c := range map[string]struct {
 		before  int
@@ -313,7 +327,10 @@ func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
 				pr := w.running(options{})
 				w.cutBroker(pr, time.Second, true)
 				w.with(func() { c.happens(w) })
-				w.until(time.Minute, "it goes on, or does not", func() bool { return w.js.resumed == 1 || len(pr.opens) > 1 })
+				w.until(time.Minute, "it goes on, or does not", func() bool {
+					return w.js.resumed == 1 ||
+						len(pr.opens) > 1
+				})
 				if (w.js.resumed == 1) != c.goesOn {
 					t.Errorf("went on %d times", w.js.resumed)
 				}
@@ -346,7 +363,10 @@ func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
+		w.until(time.Minute, "another session", func() bool {
+			return len(pr.opens) == 2 &&
+				pr.p.Status().State == StateRunning
+		})
 		if w.js.resumed != 0 {
 			t.Error("it went on")
 		}
@@ -391,7 +411,8 @@ func (d deaf) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (ui
 	return d.Store.Save(ctx, rec, last)
 }
 
-// What waits for an answer on a connection that was lost waits no longer: it would keep the session from going on.
+// What waits for an answer on a connection that was lost waits no longer: it would keep the session from
+// going on.
 func TestNothingWaitsOnALostConnection(t *testing.T) {
 	for _, what := range []string{"look", "record"} {
 		t.Run(what, func(t *testing.T) {
@@ -462,7 +483,8 @@ func (f *failing) Publication(ctx context.Context) (relay.PublicationIdentity, e
 	return f.upstream.Publication(ctx)
 }
 
-// What can't be read ends the session, whatever the checkpointer reads it for; nothing is recorded or confirmed on half an answer.
+// What can't be read ends the session, whatever the checkpointer reads it for; nothing is recorded or
+// confirmed on half an answer.
 func TestRecorderPassesNoErrorOver(t *testing.T) {
 	for _, what := range []string{"slot", "server, looking", "server, storing", "publication"} {
 		t.Run(what, func(t *testing.T) {
@@ -479,14 +501,18 @@ func TestRecorderPassesNoErrorOver(t *testing.T) {
 				w.sleep(5 * time.Second)
 				first.fails = what
 				w.write(1)
-				w.until(time.Minute, "another session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
+				w.until(time.Minute, "another session", func() bool {
+					return len(pr.opens) == 2 &&
+						pr.p.Status().State == StateRunning
+				})
 				w.same()
 			})
 		})
 	}
 }
 
-// ended is a publisher that has sent ten messages of which six are acknowledged; an odd one's header it does not know any more.
+// ended is a publisher that has sent ten messages of which six are acknowledged; an odd one's header it does
+// not know any more.
 type ended struct{ Publisher }
 
 func (ended) Acked() uint64 { return 6 }
@@ -507,21 +533,36 @@ func TestEnds(t *testing.T) {
 		change func(st *relay.StreamState)
 		goesOn bool
 	}{
-		"with one that was sent":           {func(*relay.StreamState) {}, true},
-		"with the last acknowledged":       {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 6, 6, 6 }, true},
-		"with the last sent":               {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 10, 10, 10 }, true},
-		"with what the start found":        {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 7, 7, 7 }, true},
-		"before what was acknowledged":     {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 4, 4, 4 }, false},
-		"behind what was sent":             {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 12, 12, 12 }, false},
-		"with one that is not known":       {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq, st.Newest.Due = 9, 9, 9 }, false},
-		"with another message":             {func(st *relay.StreamState) { st.Newest.Due = 9 }, false},
-		"with one that is not the start's": {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq = 7, 7 }, false},
-		"with a message of somebody else":  {func(st *relay.StreamState) { st.Newest = nil }, false},
-		"without its end":                  {func(st *relay.StreamState) { st.NewestSeq = 7 }, false},
-		"as another stream":                {func(st *relay.StreamState) { st.Created = created.Add(1) }, false},
-		"gone":                             {func(st *relay.StreamState) { st.Exists = false }, false},
+		"with one that was sent": {func(*relay.StreamState) {}, true},
+		"with the last acknowledged": {func(st *relay.StreamState) {
+			st.LastSeq, st.NewestSeq, st.Newest.Due = 6, 6, 6
+		}, true},
+		"with the last sent": {func(st *relay.StreamState) {
+			st.LastSeq, st.NewestSeq, st.Newest.Due = 10, 10, 10
+		}, true},
+		"with what the start found": {func(st *relay.StreamState) {
+			st.LastSeq, st.NewestSeq, st.Newest.Due = 7, 7, 7
+		}, true},
+		"before what was acknowledged": {func(st *relay.StreamState) {
+			st.LastSeq, st.NewestSeq, st.Newest.Due = 4, 4, 4
+		}, false},
+		"behind what was sent": {func(st *relay.StreamState) {
+			st.LastSeq, st.NewestSeq, st.Newest.Due = 12, 12, 12
+		}, false},
+		"with one that is not known": {func(st *relay.StreamState) {
+			st.LastSeq, st.NewestSeq, st.Newest.Due = 9, 9, 9
+		}, false},
+		"with another message": {func(st *relay.StreamState) { st.Newest.Due = 9 }, false},
+		"with one that is not the start's": {func(st *relay.StreamState) { st.LastSeq, st.NewestSeq = 7, 7 },
+			false},
+		"with a message of somebody else": {func(st *relay.StreamState) { st.Newest = nil }, false},
+		"without its end":                 {func(st *relay.StreamState) { st.NewestSeq = 7 }, false},
+		"as another stream": {func(st *relay.StreamState) { st.Created = created.Add(1) },
+			false},
+		"gone": {func(st *relay.StreamState) { st.Exists = false }, false},
 	} {
-		st := &relay.StreamState{Exists: true, Created: created, LastSeq: 8, NewestSeq: 8, Newest: &outbox.Header{Due: 8}}
+		st := &relay.StreamState{Exists: true, Created: created, LastSeq: 8, NewestSeq: 8,
+			Newest: &outbox.Header{Due: 8}}
 		c.change(st)
 		pr := &probe{stream: *st, stored: []relay.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
 		if err := s.checkEnd(pr); (err == nil) != c.goesOn {

@@ -25,8 +25,8 @@ type Config struct {
 	Heartbeats bool           // write them (reorder.tick: wal)
 	Scratch    reorder.Scratch
 	MaxSpill   int64 // bytes of scratch files at a time; 0: no limit
-	// InForce is called with the ordering settings that are in force, at the start of a session and soon after a change in the WAL, from
-	// the goroutine of Run, which waits for it; nil: it is not called.
+	// InForce is called with the ordering settings that are in force, at the start of a session and soon
+	// after a change in the WAL, from the goroutine of Run, which waits for it; nil: it is not called.
 	InForce func(relay.Settings)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
@@ -53,8 +53,9 @@ type Pipeline struct {
 	text  bool      // a type without a binary reader came: text form from now on
 	begun time.Time // of this session: nothing was read for it before then
 
-	unconfirmed  unconfirmed   // the loss that the last reading showed
-	diverged     unconfirmed   // the divergence that the last session showed: it comes after readings, which may show a loss each time
+	unconfirmed unconfirmed // the loss that the last reading showed
+	// the divergence that the last session showed: it comes after readings, which may show a loss each time
+	diverged     unconfirmed
 	recheckAfter time.Duration // as the last reading has it
 
 	durables []string // the durable consumers that were last named in the log
@@ -75,7 +76,8 @@ func New(cfg Config) *Pipeline {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Pipeline{
-		cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer), jitter: rand.N[time.Duration],
+		cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer),
+		jitter:       rand.N[time.Duration],
 		recheckAfter: new(checkpoint.Readings).RecheckAfter(),
 	}
 	p.health.init()
@@ -83,15 +85,16 @@ func New(cfg Config) *Pipeline {
 	return p
 }
 
-// Run runs session after session until ctx is cancelled, which is a clean stop and returns nil, or until a fault that is not
-// transient: that is returned, as *outbox.Fault.
+// Run runs session after session until ctx is cancelled, which is a clean stop and returns nil, or until a
+// fault that is not transient: that is returned, as *outbox.Fault.
 func (p *Pipeline) Run(ctx context.Context) error {
 	defer p.health.set(StateStopped, nil)
 	for attempt := 0; ; attempt++ {
 		verified, err := p.runSession(ctx)
 		if ctx.Err() != nil && outbox.ClassOf(err) == outbox.Transient {
 			if err != nil && !errors.Is(err, ctx.Err()) {
-				p.log.Warn("stopped before everything in flight was acknowledged; it is found again at the next start", "err", err)
+				p.log.Warn("stopped before everything in flight was acknowledged; it is found again at the "+
+					"next start", "err", err)
 			}
 			return nil
 		}
@@ -144,13 +147,15 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 	return time.Until(u.at.Add(u.after)), nil
 }
 
-// complain logs why a session ended: the same reason once in complaintInterval, whatever the number of attempts.
+// complain logs why a session ended: the same reason once in complaintInterval, whatever the number of
+// attempts.
 func (p *Pipeline) complain(wait time.Duration, err error) {
 	level := slog.LevelWarn
 	if !p.fresh(err) {
 		level = slog.LevelDebug
 	}
-	p.log.Log(context.Background(), level, "session ended; starting again", "in", wait.Round(time.Millisecond), "err", err)
+	p.log.Log(context.Background(), level, "session ended; starting again", "in",
+		wait.Round(time.Millisecond), "err", err)
 }
 
 // fresh reports whether a reason was not given within complaintInterval.

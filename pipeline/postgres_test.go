@@ -54,10 +54,13 @@ type moment struct {
 
 func newPostgres(w *world, seed uint64) *postgres {
 	return &postgres{
-		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}), payload: oidText,
+		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}),
+		payload:   oidText,
 		confirmed: 0x1000000, writeDelay: 300 * time.Microsecond,
-		slot:     relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved", SafeWALSize: -1},
-		identity: relay.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730, TableOID: tableOID},
+		slot: relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved",
+			SafeWALSize: -1},
+		identity: relay.PublicationIdentity{OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730,
+			TableOID: tableOID},
 	}
 }
 
@@ -157,7 +160,8 @@ func (u *upstream) Server(ctx context.Context) (relay.ServerState, error) {
 	u.lock()
 	defer u.unlock()
 	return relay.ServerState{
-		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline}, WALEnd: u.pg.end,
+		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline},
+		WALEnd:     u.pg.end,
 		InRecovery: u.pg.recovery, WALSenderTimeout: time.Minute,
 	}, err
 }
@@ -224,7 +228,8 @@ func (u *upstream) stream(from outbox.LSN) {
 			described = described || len(x.rows) > 0
 			if rnd.IntN(4) == 0 && !u.pg.quiet { // a keepalive inside reports the start of the commit record
 				u.sent = max(u.sent, x.start)
-				messages = slices.Insert(messages, len(messages)-1, relay.WALMessage{Keepalive: true, WALEnd: u.sent})
+				messages = slices.Insert(messages, len(messages)-1,
+					relay.WALMessage{Keepalive: true, WALEnd: u.sent})
 			}
 			pending = append(pending, messages...)
 		}
@@ -391,7 +396,9 @@ func (u *upstream) end(noticed bool) {
 type writer struct{ pr *process }
 
 func (w *writer) Heartbeat(ctx context.Context) error {
-	return w.write(ctx, logical{prefix: relay.HeartbeatPrefix}, func(pg *postgres) { pg.ticks = append(pg.ticks, time.Now()) })
+	return w.write(ctx, logical{prefix: relay.HeartbeatPrefix}, func(pg *postgres) {
+		pg.ticks = append(pg.ticks, time.Now())
+	})
 }
 
 func (w *writer) Change(ctx context.Context, s relay.Settings) error {

@@ -17,10 +17,13 @@ func TestStandby(t *testing.T) {
 				owner := w.running(options{})
 				w.write(5)
 				standby := w.run(options{})
-				w.until(time.Second, "standby", func() bool { return standby.p.Status().State == StateStandby })
+				w.until(time.Second, "standby", func() bool {
+					return standby.p.Status().State == StateStandby
+				})
 				w.sleep(time.Minute)
 				s := standby.p.Status()
-				if s.State != StateStandby || !s.Ready() || !s.Alive(time.Now()) || len(standby.opens) != 1 || len(w.started) != 1 {
+				if s.State != StateStandby || !s.Ready() || !s.Alive(time.Now()) || len(standby.opens) != 1 ||
+					len(w.started) != 1 {
 					t.Fatalf("%+v, %d sessions, %d starts", s, len(standby.opens), len(w.started))
 				}
 				w.write(5)
@@ -29,9 +32,14 @@ func TestStandby(t *testing.T) {
 				} else if err := owner.stop(); err != nil {
 					t.Error(err)
 				}
-				w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil || w.pg.active == standby.up() })
+				w.until(time.Minute, "the slot is free", func() bool {
+					return w.pg.active == nil ||
+						w.pg.active == standby.up()
+				})
 				free := time.Now()
-				w.until(time.Minute, "running", func() bool { return standby.p.Status().State == StateRunning })
+				w.until(time.Minute, "running", func() bool {
+					return standby.p.Status().State == StateRunning
+				})
 				if d := w.started[1].at.Sub(free); d > 250*time.Millisecond {
 					t.Errorf("taken over after %v", d)
 				}
@@ -73,8 +81,8 @@ func TestStandbyStops(t *testing.T) {
 	})
 }
 
-// A clean stop: what is in flight is acknowledged, the newest checkpoint is recorded, the last confirmation goes out, replication ends
-// in order.
+// A clean stop: what is in flight is acknowledged, the newest checkpoint is recorded, the last confirmation
+// goes out, replication ends in order.
 func TestDrain(t *testing.T) {
 	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{})
@@ -96,7 +104,8 @@ func TestDrain(t *testing.T) {
 		end := w.pg.wal[len(w.pg.wal)-1].end
 		places := w.record().Checkpoints
 		if top := places[len(places)-1]; len(w.js.messages) != 101 || top.Seq != 101 || top.Due != end {
-			t.Errorf("%d messages, the newest place is %v, %d, the WAL ends at %v", len(w.js.messages), top.Due, top.Seq, end)
+			t.Errorf("%d messages, the newest place is %v, %d, the WAL ends at %v", len(w.js.messages),
+				top.Due, top.Seq, end)
 		}
 		if w.stops != 1 || w.pg.confirmed != end || w.pg.active != nil {
 			t.Errorf("%d ended in order, confirmed %v of %v", w.stops, w.pg.confirmed, end)
@@ -188,7 +197,8 @@ func TestBackoff(t *testing.T) {
 	})
 	for attempt := range 100 {
 		for range 100 {
-			if d := backoff(attempt, rand.N); d < backoffMin || d > backoffMax || attempt == 0 && d > 2*backoffMin {
+			if d := backoff(attempt, rand.N); d < backoffMin || d > backoffMax || attempt == 0 &&
+				d > 2*backoffMin {
 				t.Fatalf("attempt %d: %v", attempt, d)
 			}
 		}
@@ -214,14 +224,20 @@ func TestHealth(t *testing.T) {
 		w.until(time.Minute, "comparing", func() bool { return pr.p.Status().State == StateComparing })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		w.sleep(time.Minute)
-		if s := pr.p.Status(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" || s.Lag(time.Now()) > time.Second {
+		if s := pr.p.Status(); !s.Ready() || !s.Alive(time.Now()) || s.Error != "" ||
+			s.Lag(time.Now()) > time.Second {
 			t.Errorf("%+v", s)
 		}
 		w.with(func() { w.js.down = time.Now().Add(time.Hour) })
 		w.with(func() { pr.link().cut(true) })
-		w.until(time.Second, "not ready", func() bool { s := pr.p.Status(); return !s.Ready() && s.Error != "" })
+		w.until(time.Second, "not ready", func() bool {
+			s := pr.p.Status()
+			return !s.Ready() &&
+				s.Error != ""
+		})
 		for range 25 {
-			if s := pr.p.Status(); s.State != StateAway || s.Ready() || !s.Alive(time.Now()) || s.Lag(time.Now()) > time.Minute {
+			if s := pr.p.Status(); s.State != StateAway || s.Ready() || !s.Alive(time.Now()) ||
+				s.Lag(time.Now()) > time.Minute {
 				t.Errorf("%+v", s)
 			}
 			w.sleep(time.Second)
@@ -240,7 +256,8 @@ func TestHealth(t *testing.T) {
 // A loop that hangs is not alive.
 func TestHanging(t *testing.T) {
 	now := time.Now()
-	for state, alive := range map[State]bool{StateRunning: false, StateComparing: false, StateAway: false, StateStandby: true, StateWaiting: false, StateStopped: false} {
+	for state, alive := range map[State]bool{StateRunning: false, StateComparing: false, StateAway: false,
+		StateStandby: true, StateWaiting: false, StateStopped: false} {
 		s := Status{State: state, Since: now.Add(-time.Minute), beat: now.Add(-time.Minute)}
 		if s.Alive(now) != alive {
 			t.Errorf("%s: alive %t", state, !alive)
@@ -256,7 +273,10 @@ func TestMetrics(t *testing.T) {
 		w.published()
 		w.sleep(time.Second)
 		w.with(func() { pr.up().cut(true) })
-		w.until(time.Minute, "a second session", func() bool { return len(pr.opens) == 2 && pr.p.Status().State == StateRunning })
+		w.until(time.Minute, "a second session", func() bool {
+			return len(pr.opens) == 2 &&
+				pr.p.Status().State == StateRunning
+		})
 		w.with(func() {
 			w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
 		})
@@ -270,11 +290,16 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 		for name, want := range map[string]float64{
-			"events_published_total": 13, "published_bytes_total": float64(payload), "sessions_total": 2, "publish_errors_total": 1,
-			"commit_to_ack_seconds": 13, "ticks_total": float64(len(w.pg.ticks)), "tick_errors_total": 0, "settings_malformed_total": 1,
-			"late_events_total": 1, "held_events": 0, "held_bytes": 0, "in_flight_messages": 0, "in_flight_bytes": 0,
-			"received_lsn": float64(w.pg.end), "confirmed_lsn": float64(w.pg.confirmed), "published_lsn": float64(w.pg.end),
-			"slot_retained_bytes": 0, "lag_bytes": 0, "outbox_unpublished_count": 0, "outbox_age_seconds": 0, "ready": 1,
+			"events_published_total": 13, "published_bytes_total": float64(payload), "sessions_total": 2,
+			"publish_errors_total":  1,
+			"commit_to_ack_seconds": 13, "ticks_total": float64(len(w.pg.ticks)), "tick_errors_total": 0,
+			"settings_malformed_total": 1,
+			"late_events_total":        1, "held_events": 0, "held_bytes": 0, "in_flight_messages": 0,
+			"in_flight_bytes": 0,
+			"received_lsn":    float64(w.pg.end), "confirmed_lsn": float64(w.pg.confirmed),
+			"published_lsn":       float64(w.pg.end),
+			"slot_retained_bytes": 0, "lag_bytes": 0, "outbox_unpublished_count": 0, "outbox_age_seconds": 0,
+			"ready": 1,
 		} {
 			if got := metric(t, reg, name); got != want {
 				t.Errorf("%s is %v, want %v", name, got, want)
@@ -286,7 +311,8 @@ func TestMetrics(t *testing.T) {
 		w.with(func() { w.js.paused = time.Now().Add(4 * time.Second) })
 		w.write(5)
 		w.sleep(3 * time.Second)
-		if n, age := metric(t, reg, "outbox_unpublished_count"), metric(t, reg, "outbox_age_seconds"); n != 5 || age < 2.9 || age > 3.1 {
+		if n, age := metric(t, reg, "outbox_unpublished_count"), metric(t, reg,
+			"outbox_age_seconds"); n != 5 || age < 2.9 || age > 3.1 {
 			t.Errorf("%v events unpublished for %v s", n, age)
 		}
 		if got := metric(t, reg, "lag_seconds"); got < 2.5 || got > 3.5 {
@@ -295,8 +321,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// A lost connection is noticed at once, also where nothing is in flight. It ends the session, which closes the other one; that to
-// PostgreSQL is kept for a while.
+// A lost connection is noticed at once, also where nothing is in flight. It ends the session, which closes
+// the other one; that to PostgreSQL is kept for a while.
 func TestConnectionLost(t *testing.T) {
 	for name, cut := range map[string]func(pr *process){
 		"broker":   func(pr *process) { pr.link().cut(true) },
@@ -313,12 +339,16 @@ func TestConnectionLost(t *testing.T) {
 				for range 20 {
 					cut(pr)
 					w.sleep(time.Millisecond)
-					if s := pr.p.Status(); s.State == StateRunning || len(w.links()) > 0 || len(w.upstreams()) != kept {
-						t.Fatalf("%s, %d connections to the broker, %d to the server", s.State, len(w.links()), len(w.upstreams()))
+					if s := pr.p.Status(); s.State == StateRunning || len(w.links()) > 0 ||
+						len(w.upstreams()) != kept {
+						t.Fatalf("%s, %d connections to the broker, %d to the server", s.State,
+							len(w.links()), len(w.upstreams()))
 					}
 					w.write(1)
 					w.published()
-					w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
+					w.until(time.Minute, "running", func() bool {
+						return pr.p.Status().State == StateRunning
+					})
 					w.sleep(13 * time.Millisecond)
 				}
 				w.same()

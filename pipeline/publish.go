@@ -58,7 +58,8 @@ func (s *session) work(ctx context.Context) error {
 	}
 }
 
-// closeWindow closes what is due. What is more than the buffer holds is on disk and may take minutes to sort: the process does not hang.
+// closeWindow closes what is due. What is more than the buffer holds is on disk and may take minutes to sort:
+// the process does not hang.
 func (s *session) closeWindow() (err error) {
 	set := s.buffer.Settings()
 	if events, bytes := s.buffer.Held(); events > set.MaxEvents || bytes > set.MaxBytes {
@@ -73,7 +74,8 @@ func (s *session) closeWindow() (err error) {
 	return nil
 }
 
-// publish hands out the window's messages until there are no more (done), the publisher is full, or burst of them are out.
+// publish hands out the window's messages until there are no more (done), the publisher is full, or burst of
+// them are out.
 func (s *session) publish(ctx context.Context) (done bool, err error) {
 	o := &s.out
 	for n := 0; n < burst && !s.pub.Full(); n++ {
@@ -118,8 +120,9 @@ func (s *session) windowDone() {
 	s.metrics.window(w)
 }
 
-// whenVerified notes, once, that the session is verified: all messages that are in the stream already have been made again. What the
-// start found to be lost is recorded now, before anything is sent: a later start must not take the new messages for the lost ones.
+// whenVerified notes, once, that the session is verified: all messages that are in the stream already have
+// been made again. What the start found to be lost is recorded now, before anything is sent: a later start
+// must not take the new messages for the lost ones.
 func (s *session) whenVerified(ctx context.Context) error {
 	if !s.check.Verified() || s.verified {
 		return nil

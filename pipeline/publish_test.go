@@ -42,7 +42,10 @@ func TestAcksLost(t *testing.T) {
 		pr := w.running(options{})
 		w.with(func() { w.js.lostAcks = time.Now().Add(time.Hour) })
 		w.write(7)
-		w.until(10*time.Second, "a second connection", func() bool { return w.js.resumed == 1 && pr.p.Status().State == StateRunning })
+		w.until(10*time.Second, "a second connection", func() bool {
+			return w.js.resumed == 1 &&
+				pr.p.Status().State == StateRunning
+		})
 		w.with(func() { w.js.lostAcks = time.Time{} })
 		if n := len(pr.nats[1].pub.sent); n != 0 || len(w.js.messages) != 7 {
 			t.Errorf("%d messages sent again, %d in the stream", n, len(w.js.messages))
@@ -100,7 +103,9 @@ func TestStopInEndlessWAL(t *testing.T) {
 		const stop, all = 500, 5000
 		batches := make(chan *relay.Batch, all)
 		reg := prometheus.NewRegistry()
-		pr := w.run(options{registry: reg, open: func(l *Conns) { l.Source = &flood{l.Source.(*upstream), batches} }})
+		pr := w.run(options{registry: reg, open: func(l *Conns) {
+			l.Source = &flood{l.Source.(*upstream), batches}
+		}})
 		lsn := w.pg.end
 		var at outbox.LSN
 		for i := range all {
@@ -153,40 +158,42 @@ func TestFlushInEndlessWAL(t *testing.T) {
 	})
 }
 
-// A stop is heard in the middle of a window that the broker takes as fast as it comes, and in one that is made again.
+// A stop is heard in the middle of a window that the broker takes as fast as it comes, and in one that is
+// made again.
 func TestStopInLongWindow(t *testing.T) {
 	for name, again := range map[string]bool{"published": false, "made again": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 100_000, MaxBytes: 1 << 30}, time.Hour, func(t *testing.T, w *world) {
-				const all = 20_000
-				w.js.limit = 1 << 20
-				rows := make([]row, all)
-				for i := range rows {
-					rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", i), "{}"}
-				}
-				w.with(func() { w.pg.commit(rows) })
-				if again {
-					pr := w.running(options{})
-					w.published()
-					pr.kill()
-					w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil })
-				}
-				var pr *process
-				w.js.onFull = func(calls int) {
-					if calls == all/4 {
-						pr.cancel()
+			in(t, relay.Settings{MaxEvents: 100_000, MaxBytes: 1 << 30}, time.Hour,
+				func(t *testing.T, w *world) {
+					const all = 20_000
+					w.js.limit = 1 << 20
+					rows := make([]row, all)
+					for i := range rows {
+						rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", i), "{}"}
 					}
-				}
-				pr = w.run(options{})
-				pr.ends(time.Minute)
-				if n := pr.link().pub.calls; n < all/4 || n >= all/2 {
-					t.Errorf("%d messages made", n)
-				}
-				w.js.onFull = nil
-				w.running(options{})
-				w.published()
-				w.same()
-			})
+					w.with(func() { w.pg.commit(rows) })
+					if again {
+						pr := w.running(options{})
+						w.published()
+						pr.kill()
+						w.until(time.Minute, "the slot is free", func() bool { return w.pg.active == nil })
+					}
+					var pr *process
+					w.js.onFull = func(calls int) {
+						if calls == all/4 {
+							pr.cancel()
+						}
+					}
+					pr = w.run(options{})
+					pr.ends(time.Minute)
+					if n := pr.link().pub.calls; n < all/4 || n >= all/2 {
+						t.Errorf("%d messages made", n)
+					}
+					w.js.onFull = nil
+					w.running(options{})
+					w.published()
+					w.same()
+				})
 		})
 	}
 }
@@ -243,7 +250,8 @@ func TestPoison(t *testing.T) {
 	})
 }
 
-// A stream that another WAL made is a divergence: also when that WAL is silent, and shows its end by keepalives alone.
+// A stream that another WAL made is a divergence: also when that WAL is silent, and shows its end by
+// keepalives alone.
 func TestDivergence(t *testing.T) {
 	for name, silent := range map[string]bool{"by an input": false, "by a keepalive": true} {
 		t.Run(name, func(t *testing.T) {

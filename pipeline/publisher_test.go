@@ -8,8 +8,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// publisher keeps the contract of sink.Publisher: the last message is held back until it is known whether more come, and only some
-// ask for an acknowledgement, which proves all before it.
+// publisher keeps the contract of sink.Publisher: the last message is held back until it is known whether
+// more come, and only some ask for an acknowledgement, which proves all before it.
 type publisher struct {
 	link         *link
 	last         uint64 // predicted for the last message
@@ -46,7 +46,8 @@ func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 		return p.err
 	}
 	if p.link.js.poison != "" && string(e.Payload) == p.link.js.poison {
-		return &outbox.Fault{Class: outbox.Poison, Code: "too_large", Message: fmt.Sprintf("the row at %v can't be published", e.Pos)}
+		return &outbox.Fault{Class: outbox.Poison, Code: "too_large",
+			Message: fmt.Sprintf("the row at %v can't be published", e.Pos)}
 	}
 	if p.held != nil {
 		p.out(p.since+1 >= p.link.js.ackEvery)
@@ -92,7 +93,8 @@ func (p *publisher) Flush(now time.Time) time.Duration {
 // answered takes an acknowledgement or a refusal. The lock is held.
 func (p *publisher) answered(seq uint64, ok bool) {
 	if !ok && p.err == nil {
-		p.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", Message: fmt.Sprintf("message %d was refused", seq)}
+		p.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
+			Message: fmt.Sprintf("message %d was refused", seq)}
 	}
 	if p.err == nil && seq > p.acknowledged {
 		p.acknowledged = seq
@@ -173,7 +175,8 @@ func (p *publisher) Check(now time.Time) error {
 	case p.waiting.IsZero():
 		p.waiting = now
 	case now.Sub(p.waiting) >= 5*time.Second:
-		p.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", Message: "no acknowledgement for 5s"}
+		p.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout",
+			Message: "no acknowledgement for 5s"}
 		return p.err
 	}
 	return nil

@@ -20,8 +20,8 @@ type notices struct {
 // rarelyEvery is how often one thing is logged at most that others can make happen as often as they like.
 const rarelyEvery = time.Minute
 
-// rarely logs one kind of thing: the first one at once, then one a minute at most, with the number of those before it that were not
-// logged. It belongs to the loop's goroutine.
+// rarely logs one kind of thing: the first one at once, then one a minute at most, with the number of those
+// before it that were not logged. It belongs to the loop's goroutine.
 type rarely struct {
 	logged     time.Time // last
 	suppressed uint64    // since then

@@ -9,8 +9,8 @@ type unconfirmed struct {
 	after time.Duration // how much later the recheck may begin
 }
 
-// confirmedBy reports whether a reading that shows loss and was begun at asked confirms it. One that was asked soon after the first and
-// answered late does not.
+// confirmedBy reports whether a reading that shows loss and was begun at asked confirms it. One that was
+// asked soon after the first and answered late does not.
 func (u *unconfirmed) confirmedBy(loss string, asked time.Time) bool {
 	return u.loss == loss && asked.Sub(u.at) >= u.after
 }

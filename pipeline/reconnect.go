@@ -15,13 +15,14 @@ import (
 // keepReplication is how long a session outlives its connection to NATS.
 const keepReplication = 30 * time.Second
 
-// jetStreamFailure is an error of NATS's side of the session, which another connection to NATS may be without.
+// jetStreamFailure is an error of NATS's side of the session, which another connection to NATS may be
+// without.
 type jetStreamFailure struct{ error }
 
 func (e *jetStreamFailure) Unwrap() error { return e.error }
 
-// ofJetStream marks an error that the session may outlive. One that needs a person is not marked, nor is a record that somebody else
-// has written.
+// ofJetStream marks an error that the session may outlive. One that needs a person is not marked, nor is a
+// record that somebody else has written.
 func ofJetStream(err error) error {
 	if err == nil || outbox.ClassOf(err) != outbox.Transient || errors.Is(err, checkpoint.ErrConflict) {
 		return err
@@ -29,8 +30,8 @@ func ofJetStream(err error) error {
 	return &jetStreamFailure{err}
 }
 
-// outlives reports whether the session waits for NATS after an error. What the start found to be lost is in the record then, so
-// nothing that has to be known after it is only in memory.
+// outlives reports whether the session waits for NATS after an error. What the start found to be lost is in
+// the record then, so nothing that has to be known after it is only in memory.
 func (s *session) outlives(err error) bool {
 	var failure *jetStreamFailure
 	return s.conns.Reopen != nil && s.verified && !s.tracker.MustSave() && errors.As(err, &failure)
@@ -47,8 +48,8 @@ type outage struct {
 	newest  *outbox.Header // of the message there
 }
 
-// acknowledged notes that something was acknowledged on the new connection, or that nothing is left to be: the next failure is
-// another outage.
+// acknowledged notes that something was acknowledged on the new connection, or that nothing is left to be:
+// the next failure is another outage.
 func (o *outage) acknowledged(acked, sent uint64) {
 	if !o.since.IsZero() && (acked > o.resumed || acked == sent) {
 		o.since, o.tries = time.Time{}, 0
@@ -67,11 +68,13 @@ type probe struct {
 	err      error          // nothing is open then
 }
 
-// reconnect waits for NATS with all that the session has: replication, which goes on replying, the buffer, the window in hand, and what
-// is sent and not acknowledged. Nothing is read, published, recorded or confirmed meanwhile, and no heartbeat is written. nil: the
-// session goes on. After an error it ends, and the ordinary start finds out what has become of the stream.
+// reconnect waits for NATS with all that the session has: replication, which goes on replying, the buffer,
+// the window in hand, and what is sent and not acknowledged. Nothing is read, published, recorded or
+// confirmed meanwhile, and no heartbeat is written. nil: the session goes on. After an error it ends, and the
+// ordinary start finds out what has become of the stream.
 func (s *session) reconnect(ctx context.Context, cause error) error {
-	// A refusal may be the first sign of what the connection knows better by now: a stranger's message took the sequence.
+	// A refusal may be the first sign of what the connection knows better by now: a stranger's message took
+	// the sequence.
 	if err := s.conns.JetStream.Err(); outbox.ClassOf(err) != outbox.Transient {
 		return err
 	}
@@ -125,7 +128,8 @@ func (s *session) reconnect(ctx context.Context, cause error) error {
 				return s.resume(pr)
 			}
 			if outbox.ClassOf(pr.err) != outbox.Transient {
-				return fmt.Errorf("NATS failed (%w); then: %s", cause, pr.err) // the ordinary start says it again, if it is so
+				// the ordinary start says it again, if it is so
+				return fmt.Errorf("NATS failed (%w); then: %s", cause, pr.err)
 			}
 			s.p.health.set(StateAway, pr.err)
 			s.log.Debug("NATS is away", "err", pr.err)
@@ -146,7 +150,8 @@ func (p *Pipeline) natsFailed(cause error) {
 	if !p.fresh(cause) {
 		level = slog.LevelDebug
 	}
-	p.log.Log(context.Background(), level, "NATS failed; replication is kept", "for", keepReplication, "err", cause)
+	p.log.Log(context.Background(), level, "NATS failed; replication is kept", "for", keepReplication, "err",
+		cause)
 	p.health.set(StateAway, cause)
 }
 
@@ -162,7 +167,8 @@ func abandon(answer chan *probe) {
 	}()
 }
 
-// attempt opens JetStream's side anew and reads, in the order of a start, what says whether the session may go on.
+// attempt opens JetStream's side anew and reads, in the order of a start, what says whether the session may
+// go on.
 func (c *Conns) attempt(ctx context.Context, acked uint64) *probe {
 	pr := &probe{asked: time.Now()}
 	open, cancel := context.WithTimeout(ctx, openTimeout)
@@ -204,12 +210,14 @@ func stored(ctx context.Context, b JetStream, above, upTo uint64) ([]relay.Store
 	return all, nil
 }
 
-// compareTimeout is how long it may take to read what can have been in flight: one message after the other, in the worst case.
+// compareTimeout is how long it may take to read what can have been in flight: one message after the other,
+// in the worst case.
 const compareTimeout = 30 * time.Second
 
-// resume lets the session go on with the new connection, if the record is what this session wrote and the stream ends with what it
-// published. The stream is a prefix of what was sent then, and has at least what was acknowledged: whatever the server still gets of
-// the old connection is the very message that is sent again now, or is refused.
+// resume lets the session go on with the new connection, if the record is what this session wrote and the
+// stream ends with what it published. The stream is a prefix of what was sent then, and has at least what was
+// acknowledged: whatever the server still gets of the old connection is the very message that is sent again
+// now, or is refused.
 func (s *session) resume(pr *probe) (err error) {
 	defer func() {
 		if err != nil {
@@ -237,18 +245,21 @@ func (s *session) resume(pr *probe) (err error) {
 	} else {
 		s.tracker.Unsaved()
 	}
-	// As at a start: JetStream lives, and what is there has been there for as long as the times beside it say.
+	// As at a start: JetStream lives, and what is there has been there for as long as the times beside it
+	// say.
 	s.tracker.Reconnected(pr.asked, pr.stream.Now, now)
 	s.heard, s.outage.resumed = pr.asked, pr.stream.LastSeq
 	s.metrics.resumed()
 	s.p.health.set(StateRunning, nil)
-	s.log.Info("NATS is back; going on behind seq", "seq", pr.stream.LastSeq, "acknowledged", acked, "sent", pub.Sent(),
+	s.log.Info("NATS is back; going on behind seq", "seq", pr.stream.LastSeq, "acknowledged", acked, "sent",
+		pub.Sent(),
 		"after", now.Sub(s.outage.since).Round(time.Millisecond))
 	return nil
 }
 
-// checkEnd returns an error unless the stream ends with messages of this session, at or behind the newest one that is acknowledged:
-// anything else is for the ordinary start to judge. A stranger's message may lie further up, with ours behind it.
+// checkEnd returns an error unless the stream ends with messages of this session, at or behind the newest one
+// that is acknowledged: anything else is for the ordinary start to judge. A stranger's message may lie
+// further up, with ours behind it.
 func (s *session) checkEnd(pr *probe) error {
 	st, acked, sent := &pr.stream, s.pub.Acked(), s.pub.Sent()
 	switch {
@@ -257,7 +268,8 @@ func (s *session) checkEnd(pr *probe) error {
 	case !st.Created.Equal(s.outage.created):
 		return errors.New("the stream is another one")
 	case st.LastSeq < acked || st.LastSeq > sent:
-		return fmt.Errorf("the stream's last sequence is %d; %d was acknowledged, %d was sent", st.LastSeq, acked, sent)
+		return fmt.Errorf("the stream's last sequence is %d; %d was acknowledged, %d was sent", st.LastSeq,
+			acked, sent)
 	case st.LastSeq == 0:
 		return nil
 	case st.NewestSeq != st.LastSeq:

@@ -25,12 +25,13 @@ func (w *world) cutBroker(pr *process, d time.Duration, dropped bool) {
 func (w *world) kept(pr *process, n int) {
 	w.t.Helper()
 	if len(pr.opens) != 1 || len(w.started) != 1 || w.js.resumed != n {
-		w.t.Errorf("%d sessions, %d starts of replication, %d times went on; want %d", len(pr.opens), len(w.started), w.js.resumed, n)
+		w.t.Errorf("%d sessions, %d starts of replication, %d times went on; want %d", len(pr.opens),
+			len(w.started), w.js.resumed, n)
 	}
 }
 
-// NATS goes and comes with messages in flight, of which it has stored some, all or none: nothing is read again, and the stream is the one
-// that it would have been.
+// NATS goes and comes with messages in flight, of which it has stored some, all or none: nothing is read
+// again, and the stream is the one that it would have been.
 func TestNATSHiccup(t *testing.T) {
 	for name, c := range map[string]struct {
 		dropped bool
@@ -59,13 +60,18 @@ func TestNATSHiccup(t *testing.T) {
 					w.cutBroker(pr, 3*time.Second, c.dropped)
 					w.until(time.Second, "it waits", func() bool { return pr.p.Status().State == StateAway })
 					w.write(10)
-					w.until(time.Minute, "it goes on", func() bool { return pr.p.Status().State == StateRunning && w.js.resumed == i+1 })
+					w.until(time.Minute, "it goes on", func() bool {
+						return pr.p.Status().State == StateRunning && w.js.resumed == i+1
+					})
 					w.published()
-					w.until(time.Minute, "all is acknowledged", func() bool { return pr.p.Status().InFlight == 0 })
+					w.until(time.Minute, "all is acknowledged", func() bool {
+						return pr.p.Status().InFlight == 0
+					})
 				}
 				w.kept(pr, 5)
 				w.same()
-				for name, want := range map[string]float64{"sessions_total": 1, "resumptions_total": 5, "publish_errors_total": 5} {
+				for name, want := range map[string]float64{"sessions_total": 1, "resumptions_total": 5,
+					"publish_errors_total": 5} {
 					if got := metric(t, reg, name); got != want {
 						t.Errorf("%s is %v, want %v", name, got, want)
 					}
@@ -87,7 +93,8 @@ func TestNATSFlaps(t *testing.T) {
 		begun := time.Now()
 		w.cutBroker(pr, 0, true)
 		w.until(time.Minute, "the session ends", func() bool { return w.pg.active == nil })
-		if d := time.Since(begun); d < keepReplication || d > keepReplication+6*time.Second || w.js.resumed < 4 {
+		if d := time.Since(begun); d < keepReplication || d > keepReplication+6*time.Second ||
+			w.js.resumed < 4 {
 			t.Errorf("it ended after %v, and went on %d times", d, w.js.resumed)
 		}
 		w.with(func() { w.js.drop = 0 })
@@ -167,24 +174,31 @@ func TestPostgresEndsWhileNATSIsAway(t *testing.T) {
 		w.cutBroker(pr, time.Minute, true)
 		w.sleep(time.Second)
 		w.with(func() { pr.up().cut(true) })
-		w.until(2*idleInterval, "the session ends", func() bool { return pr.p.Status().State == StateWaiting })
+		w.until(2*idleInterval, "the session ends", func() bool {
+			return pr.p.Status().State == StateWaiting
+		})
 		w.write(5)
 		w.published()
 		w.same()
 	})
 }
 
-// What a take-over may not pass over ends the session, and the ordinary start finds what has become of the stream.
+// What a take-over may not pass over ends the session, and the ordinary start finds what has become of the
+// stream.
 func TestNoTakeOver(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(w *world)
 		code    string // how the run ends; "": it goes on, and the stream is as it would have been
 	}{
-		"the end is lost":                    {func(w *world) { w.js.messages = w.js.messages[:7] }, ""},
-		"the end is lost without going back": {func(w *world) { w.js.messages[9], w.js.messages[8] = nil, nil }, "holes"},
-		"the stream is empty":                {func(w *world) { w.js.removed = len(w.js.messages) }, ""},
-		"another stream":                     {func(w *world) { w.js.created = w.js.created.Add(time.Hour) }, "stream_recreated"},
-		"no stream":                          {func(w *world) { w.js.exists = false }, "stream_missing"},
+		"the end is lost": {func(w *world) { w.js.messages = w.js.messages[:7] }, ""},
+		"the end is lost without going back": {func(w *world) {
+			w.js.messages[9], w.js.messages[8] = nil,
+				nil
+		}, "holes"},
+		"the stream is empty": {func(w *world) { w.js.removed = len(w.js.messages) }, ""},
+		"another stream": {func(w *world) { w.js.created = w.js.created.Add(time.Hour) },
+			"stream_recreated"},
+		"no stream": {func(w *world) { w.js.exists = false }, "stream_missing"},
 		"another message": {func(w *world) {
 			other := *w.js.messages[9]
 			other.header.Pos.Index++
@@ -209,15 +223,19 @@ func TestNoTakeOver(t *testing.T) {
 			}
 			top.doc, top.rec = doc, nil
 		}, ""},
-		"the record went back": {func(w *world) { w.js.revisions = w.js.revisions[:len(w.js.revisions)-1] }, ""},
-		"no record":            {func(w *world) { w.js.revisions = nil }, "record_missing"},
+		"the record went back": {func(w *world) { w.js.revisions = w.js.revisions[:len(w.js.revisions)-1] },
+			""},
+		"no record": {func(w *world) { w.js.revisions = nil }, "record_missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
 				pr := w.running(options{})
 				w.write(10)
 				w.published()
-				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 10 })
+				w.until(time.Minute, "it is recorded", func() bool {
+					r := w.record()
+					return r.Checkpoints[len(r.Checkpoints)-1].Seq == 10
+				})
 				w.with(func() { w.js.drop = 3 })
 				w.write(3)
 				w.sleep(50 * time.Millisecond)
@@ -237,7 +255,10 @@ func TestNoTakeOver(t *testing.T) {
 						w.same()
 					}
 				case "holes":
-					w.until(time.Minute, "published", func() bool { return len(w.js.messages) >= w.events()+2 })
+					w.until(time.Minute, "published", func() bool {
+						return len(w.js.messages) >= w.events()+
+							2
+					})
 					w.same()
 				default:
 					if f := pr.ends(time.Minute); f == nil || f.Code != c.code {
@@ -266,7 +287,8 @@ func TestRecordOnItsWay(t *testing.T) {
 				w.cutBroker(pr, time.Second, true)
 				w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
 				w.sleep(10 * time.Second)
-				if n := len(w.js.revisions) - before; n != 1 || w.pg.confirmed < w.pg.wal[len(w.pg.wal)-1].end {
+				if n := len(w.js.revisions) - before; n != 1 ||
+					w.pg.confirmed < w.pg.wal[len(w.pg.wal)-1].end {
 					t.Errorf("%d records, confirmed %v", n, w.pg.confirmed)
 				}
 				w.write(1)
@@ -302,8 +324,8 @@ func (a *asking) Publication(ctx context.Context) (relay.PublicationIdentity, er
 	return a.upstream.Publication(ctx)
 }
 
-// What the checkpointer has begun when NATS fails is over before the session looks what the record says now: it would write what nobody knows
-// of, or into the new connection's record what was meant for the old one's.
+// What the checkpointer has begun when NATS fails is over before the session looks what the record says now:
+// it would write what nobody knows of, or into the new connection's record what was meant for the old one's.
 func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		var pg *asking
@@ -320,7 +342,8 @@ func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 		w.cutBroker(pr, 0, true)
 		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
 		if pg.waits || pg.opened != 1 {
-			t.Errorf("the recorder is at work (%t), or NATS was read (%d times) while it was", pg.waits, pg.opened-1)
+			t.Errorf("the recorder is at work (%t), or NATS was read (%d times) while it was", pg.waits,
+				pg.opened-1)
 		}
 		w.write(1)
 		w.published()
@@ -333,7 +356,8 @@ func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 	})
 }
 
-// While NATS is away nothing is confirmed, and nothing is written into the WAL; what was stored before counts once NATS was asked again.
+// While NATS is away nothing is confirmed, and nothing is written into the WAL; what was stored before counts
+// once NATS was asked again.
 func TestNothingIsConfirmedWithoutNATS(t *testing.T) {
 	const durable = 10 * time.Second
 	in(t, defaults, durable, func(t *testing.T, w *world) {
@@ -368,7 +392,8 @@ func TestNATSFailsInALongWindow(t *testing.T) {
 			w.js.onFull = func(n int) { // the publisher hears of it before the next Publish
 				if n == 500 {
 					failures++
-					pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", Message: "refused"}
+					pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
+						Message: "refused"}
 				}
 			}
 		})
@@ -381,25 +406,32 @@ func TestNATSFailsInALongWindow(t *testing.T) {
 		if failures < 4 {
 			t.Errorf("it failed %d times", failures)
 		}
-		// A late copy from the old connection may come first: what is refused for it is one more failure, of which the session goes on as well.
+		// A late copy from the old connection may come first: what is refused for it is one more failure, of
+		// which the session goes on as well.
 		w.kept(pr, max(failures, w.js.resumed))
 		w.same()
 	})
 }
 
-// What a start found to be lost is in the record before anything is sent: a session that could not write it does not go on.
+// What a start found to be lost is in the record before anything is sent: a session that could not write it
+// does not go on.
 func TestNATSFailsBeforeTheLossIsRecorded(t *testing.T) {
 	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
 		pr := w.running(options{})
 		w.write(10)
 		w.published()
-		w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 10 })
+		w.until(time.Minute, "it is recorded", func() bool {
+			r := w.record()
+			return r.Checkpoints[len(r.Checkpoints)-1].Seq == 10
+		})
 		pr.kill()
 		w.with(func() { w.js.messages, w.js.saves = w.js.messages[:7], saveNever })
 		w.run(options{})
 		w.until(time.Minute, "something is sent", func() bool { return len(w.js.messages) > 7 })
-		if rec := w.record(); w.js.saves != saveWell || rec.Checkpoints[len(rec.Checkpoints)-1].Seq > 7 || w.js.resumed != 0 {
-			t.Errorf("the record goes up to %d, %d times went on", rec.Checkpoints[len(rec.Checkpoints)-1].Seq, w.js.resumed)
+		if rec := w.record(); w.js.saves != saveWell || rec.Checkpoints[len(rec.Checkpoints)-1].Seq > 7 ||
+			w.js.resumed != 0 {
+			t.Errorf("the record goes up to %d, %d times went on",
+				rec.Checkpoints[len(rec.Checkpoints)-1].Seq, w.js.resumed)
 		}
 		w.published()
 		w.same()
@@ -422,15 +454,16 @@ func TestNoReopen(t *testing.T) {
 	})
 }
 
-// A stranger's message is seen on the connection, and the publisher hears first that one of ours was refused for it: the session is not kept,
-// and the next start stops at it as well.
+// A stranger's message is seen on the connection, and the publisher hears first that one of ours was refused
+// for it: the session is not kept, and the next start stops at it as well.
 func TestNoHiccupAfterAStranger(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		pr := w.running(options{open: func(l *Conns) { l.JetStream = seen{l.JetStream} }})
 		w.write(3)
 		w.published()
 		w.with(func() {
-			pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence", Message: "refused"}
+			pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
+				Message: "refused"}
 		})
 		w.until(time.Minute, "the end", func() bool { return pr.over() || w.js.resumed > 0 })
 		if f := outbox.FaultOf(pr.err); f == nil || f.Code != "foreign_message" || f.To == 0 {

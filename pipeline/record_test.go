@@ -43,7 +43,8 @@ func TestRecordInterval(t *testing.T) {
 	}
 }
 
-// A checkpoint is confirmed once it has been in the record for durable_after and the broker was heard after that, which is soon.
+// A checkpoint is confirmed once it has been in the record for durable_after and the broker was heard after
+// that, which is soon.
 func TestConfirmation(t *testing.T) {
 	const durable = 10 * time.Second
 	in(t, defaults, durable, func(t *testing.T, w *world) {
@@ -76,8 +77,8 @@ func TestConfirmation(t *testing.T) {
 	})
 }
 
-// A broker that died in silence syncs nothing any more: what it did not have for durable_after while it was known to live is not
-// confirmed, however long the silence lasts.
+// A broker that died in silence syncs nothing any more: what it did not have for durable_after while it was
+// known to live is not confirmed, however long the silence lasts.
 func TestSilenceConfirmsNothing(t *testing.T) {
 	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
 		w.running(options{})
@@ -87,7 +88,8 @@ func TestSilenceConfirmsNothing(t *testing.T) {
 		w.sleep(1200 * time.Millisecond)
 		places, confirmed := w.record().Checkpoints, w.pg.confirmed
 		if places[len(places)-1].Due <= confirmed {
-			t.Fatalf("place %v, confirmed %v: nothing is to be confirmed", places[len(places)-1].Due, confirmed)
+			t.Fatalf("place %v, confirmed %v: nothing is to be confirmed", places[len(places)-1].Due,
+				confirmed)
 		}
 		w.with(func() { w.js.paused = time.Now().Add(time.Minute) })
 		w.sleep(50 * time.Second)
@@ -97,7 +99,8 @@ func TestSilenceConfirmsNothing(t *testing.T) {
 	})
 }
 
-// Where the outbox is silent, keepalives move the checkpoint and the confirmed LSN; never past an event that is held.
+// Where the outbox is silent, keepalives move the checkpoint and the confirmed LSN; never past an event that
+// is held.
 func TestMarkers(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		w.running(options{noTicks: true})
@@ -117,8 +120,10 @@ func TestMarkers(t *testing.T) {
 		held := w.pg.wal[0]
 		others()
 		w.sleep(5 * time.Second)
-		if places = w.record().Checkpoints; places[len(places)-1].Due >= held.end || w.pg.confirmed >= held.end {
-			t.Errorf("place %v, confirmed %v, though %v is held", places[len(places)-1].Due, w.pg.confirmed, held.end)
+		if places = w.record().Checkpoints; places[len(places)-1].Due >= held.end ||
+			w.pg.confirmed >= held.end {
+			t.Errorf("place %v, confirmed %v, though %v is held", places[len(places)-1].Due, w.pg.confirmed,
+				held.end)
 		}
 		w.with(func() { w.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) })
 		w.published()
@@ -130,7 +135,8 @@ func TestMarkers(t *testing.T) {
 	})
 }
 
-// PostgreSQL 14 sends the transactions of other tables as empty ones. They move the checkpoint as keepalives do, also where none comes.
+// PostgreSQL 14 sends the transactions of other tables as empty ones. They move the checkpoint as keepalives
+// do, also where none comes.
 func TestEmptyTransactionsAreMarkers(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		w.running(options{noTicks: true})
@@ -158,7 +164,8 @@ func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
 		w.with(func() { w.pg.grow(w.pg.end + 1000) })
 		w.sleep(3 * time.Second) // stored, not acknowledged
 		if places := w.record().Checkpoints; places[len(places)-1].Due >= x.end {
-			t.Errorf("the record has %v, the message of %v is not acknowledged", places[len(places)-1].Due, x.end)
+			t.Errorf("the record has %v, the message of %v is not acknowledged", places[len(places)-1].Due,
+				x.end)
 		}
 		w.sleep(20 * time.Second)
 		if places := w.record().Checkpoints; places[len(places)-1].Due != w.pg.end {
@@ -167,10 +174,11 @@ func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
 	})
 }
 
-// A record that somebody else wrote ends the session, and the next one goes on. One whose outcome is unknown is read again on a new
-// connection; should it come after that, it ends the session as well.
+// A record that somebody else wrote ends the session, and the next one goes on. One whose outcome is unknown
+// is read again on a new connection; should it come after that, it ends the session as well.
 func TestRecordRefused(t *testing.T) {
-	for name, how := range map[string]saving{"unheard": saveUnheard, "late": saveLate, "never": saveNever, "foreign": saveWell} {
+	for name, how := range map[string]saving{"unheard": saveUnheard, "late": saveLate, "never": saveNever,
+		"foreign": saveWell} {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 				pr := w.running(options{})
@@ -188,7 +196,8 @@ func TestRecordRefused(t *testing.T) {
 				})
 				w.write(1)
 				w.until(time.Minute, "it is noticed", func() bool { return len(pr.opens)+w.js.resumed >= 2 })
-				if own := how == saveUnheard || how == saveNever; own && len(pr.opens) != 1 || how == saveWell && w.js.resumed+len(pr.reopens) > 0 {
+				if own := how == saveUnheard || how == saveNever; own && len(pr.opens) != 1 ||
+					how == saveWell && w.js.resumed+len(pr.reopens) > 0 {
 					t.Errorf("%d sessions, %d went on", len(pr.opens), w.js.resumed)
 				}
 				w.write(1)
@@ -203,18 +212,23 @@ func TestRecordRefused(t *testing.T) {
 	}
 }
 
-// Rows that are written while something else is published are in no WAL data: nothing is recorded or confirmed after it was changed, and each
-// start stops until a repair accepts it, also where nothing is left to be seen of it.
+// Rows that are written while something else is published are in no WAL data: nothing is recorded or
+// confirmed after it was changed, and each start stops until a repair accepts it, also where nothing is left
+// to be seen of it.
 func TestPublicationChanged(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(id *relay.PublicationIdentity)
 		away   bool // while nothing runs
 		lasts  bool // it can be seen without the record
 	}{
-		"another entry":            {func(id *relay.PublicationIdentity) { id.RelXmin++ }, false, true},
-		"another table":            {func(id *relay.PublicationIdentity) { id.TableOID++ }, true, true},
-		"rows are hidden":          {func(id *relay.PublicationIdentity) { id.Hidden = &outbox.Fault{Code: "publication_partition"} }, false, false},
-		"rows are hidden at start": {func(id *relay.PublicationIdentity) { id.Hidden = &outbox.Fault{Code: "publication_partition"} }, true, false},
+		"another entry": {func(id *relay.PublicationIdentity) { id.RelXmin++ }, false, true},
+		"another table": {func(id *relay.PublicationIdentity) { id.TableOID++ }, true, true},
+		"rows are hidden": {func(id *relay.PublicationIdentity) {
+			id.Hidden = &outbox.Fault{Code: "publication_partition"}
+		}, false, false},
+		"rows are hidden at start": {func(id *relay.PublicationIdentity) {
+			id.Hidden = &outbox.Fault{Code: "publication_partition"}
+		}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
@@ -252,8 +266,10 @@ func TestPublicationChanged(t *testing.T) {
 				}
 				remembered := func() {
 					t.Helper()
-					if n := len(w.js.revisions) - revisions; n != 1 || w.record().Stopped != "publication_changed" || w.pg.confirmed > changed {
-						t.Errorf("%d records after it, the last one says %q; confirmed %v", n, w.record().Stopped, w.pg.confirmed)
+					if n := len(w.js.revisions) - revisions; n != 1 ||
+						w.record().Stopped != "publication_changed" || w.pg.confirmed > changed {
+						t.Errorf("%d records after it, the last one says %q; confirmed %v", n,
+							w.record().Stopped, w.pg.confirmed)
 					}
 				}
 				remembered()
@@ -268,7 +284,8 @@ func TestPublicationChanged(t *testing.T) {
 	}
 }
 
-// A partition that was rewritten is no reason to stop. It may have been unlogged: that is said once, and recorded as it is now.
+// A partition that was rewritten is no reason to stop. It may have been unlogged: that is said once, and
+// recorded as it is now.
 func TestRewrittenIsSaidOnce(t *testing.T) {
 	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
 		var log bytes.Buffer
@@ -283,7 +300,8 @@ func TestRewrittenIsSaidOnce(t *testing.T) {
 		if err := pr.stop(); err != nil {
 			t.Fatal(err)
 		}
-		if n := strings.Count(log.String(), "outflow repair --check"); n != 1 || w.record().Publication.Rewritten == "" {
+		if n := strings.Count(log.String(), "outflow repair --check"); n != 1 ||
+			w.record().Publication.Rewritten == "" {
 			t.Errorf("said %d times; the record says %+v", n, w.record().Publication)
 		}
 		w.same()

@@ -45,7 +45,8 @@ func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int) ([]
 						break
 					}
 					out = append(out, lineOf(&e, &outbox.Header{
-						Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull, Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key,
+						Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
+						Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key,
 					}))
 				}
 			}

@@ -13,8 +13,9 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// session is what one session has, from when it holds the slot. It and its parts belong to the loop, the goroutine of Run; only the
-// workers' jobs run elsewhere. A part knows other parts that it is given, never the session.
+// session is what one session has, from when it holds the slot. It and its parts belong to the loop, the
+// goroutine of Run; only the workers' jobs run elsewhere. A part knows other parts that it is given, never
+// the session.
 type session struct {
 	p       *Pipeline
 	log     *slog.Logger
@@ -45,14 +46,17 @@ type session struct {
 	latency  latencies
 }
 
-func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Readings, start checkpoint.Start) *session {
+func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Readings,
+	start checkpoint.Start) *session {
 	now, cp := time.Now(), start.Checkpoint
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, conns: conns, server: r.Server,
 		buffer: reorder.New(reorder.Config{
-			Settings: cp.Settings, Start: cp.Due, PublishedAhead: cp.PublishedAhead, MaxPublishedAhead: p.maxPublishedAhead,
-			Unkeyed: !conns.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch, MaxSpill: p.cfg.MaxSpill,
-			Stop: ctx.Err, // a large transaction is read and sorted for minutes
+			Settings: cp.Settings, Start: cp.Due, PublishedAhead: cp.PublishedAhead,
+			MaxPublishedAhead: p.maxPublishedAhead,
+			Unkeyed:           !conns.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch,
+			MaxSpill: p.cfg.MaxSpill,
+			Stop:     ctx.Err, // a large transaction is read and sorted for minutes
 		}),
 		check:        checkpoint.NewTailCheck(conns.Checkpoint, start),
 		pub:          conns.JetStream.Publisher(start.LastSeq),
@@ -68,8 +72,9 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		heard:  r.Asked, confirmed: start.Confirmed,
 	}
 	s.in = &input{
-		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check, heartbeats: s.heartbeats,
-		metrics: p.metrics, log: p.log, notices: &p.notices, from: cp.Due, lastData: now, lastInput: now,
+		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
+		heartbeats: s.heartbeats,
+		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Due, lastData: now, lastInput: now,
 	}
 	p.metrics.lateSeen = 0
 	s.tellInForce()
@@ -108,7 +113,8 @@ func (s *session) run(ctx context.Context) error {
 		return s.stop()
 	}
 	if outbox.ClassOf(err) == outbox.Poison {
-		// What comes before the row is published; let it be acknowledged and recorded, so that the next start is short.
+		// What comes before the row is published; let it be acknowledged and recorded, so that the next start
+		// is short.
 		if stopErr := s.stop(); stopErr != nil {
 			s.log.Warn("not all that comes before the row was acknowledged", "err", stopErr)
 		}
@@ -126,8 +132,8 @@ func (s *session) readTail(ctx context.Context) error {
 	return s.check.Stored(all)
 }
 
-// report sets the gauges that probes and metrics show, and tells which settings are in force if others were told last. It does not do so
-// for each change: to take note of one may stop everything for a moment.
+// report sets the gauges that probes and metrics show, and tells which settings are in force if others were
+// told last. It does not do so for each change: to take note of one may stop everything for a moment.
 func (s *session) report(now time.Time) {
 	s.reported = now
 	g := gauges{

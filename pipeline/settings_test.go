@@ -12,7 +12,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-var wanted = relay.Settings{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: 500, MaxBytes: 1 << 20}
+var wanted = relay.Settings{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: 500,
+	MaxBytes: 1 << 20}
 
 func foreign(horizon time.Duration) logical {
 	s := defaults
@@ -20,7 +21,8 @@ func foreign(horizon time.Duration) logical {
 	return logical{prefix: relay.SettingsPrefix, content: s.Content("outflow")}
 }
 
-// A session writes its settings once where others are in force, and again when it reads a change that is not its own.
+// A session writes its settings once where others are in force, and again when it reads a change that is not
+// its own.
 func TestChangeOfSettings(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		w.running(options{settings: wanted})
@@ -52,7 +54,8 @@ func TestNoChangeOfTheSameSettings(t *testing.T) {
 	})
 }
 
-// While a change is on its way through the WAL no other is written: also when a foreign one that was there before is read.
+// While a change is on its way through the WAL no other is written: also when a foreign one that was there
+// before is read.
 func TestOneChangeOutstanding(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		w.with(func() {
@@ -76,7 +79,9 @@ func TestChangeComesAfterCatchingUp(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		w.with(func() { w.pg.delay = 100 * time.Millisecond })
 		w.write(10)
-		w.with(func() { w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: wanted.Content("outflow")}) })
+		w.with(func() {
+			w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: wanted.Content("outflow")})
+		})
 		w.run(options{settings: wanted})
 		w.published()
 		w.sleep(10 * time.Second)
@@ -105,11 +110,14 @@ func TestChangeFails(t *testing.T) {
 	}
 }
 
-// Whoever wants to know hears which settings are in force: those of the checkpoint at the start of a session, and each change that is read.
+// Whoever wants to know hears which settings are in force: those of the checkpoint at the start of a session,
+// and each change that is read.
 func TestSettingsInForce(t *testing.T) {
 	in(t, defaults, 0, func(t *testing.T, w *world) {
 		var heard []relay.Settings
-		pr := w.running(options{settings: wanted, inForce: func(s relay.Settings) { w.with(func() { heard = append(heard, s) }) }})
+		pr := w.running(options{settings: wanted, inForce: func(s relay.Settings) {
+			w.with(func() { heard = append(heard, s) })
+		}})
 		w.until(time.Second, "a change", func() bool { return len(heard) == 2 })
 		if want := []relay.Settings{defaults, wanted}; !slices.Equal(heard, want) {
 			t.Errorf("heard %v, want %v", heard, want)
@@ -120,7 +128,8 @@ func TestSettingsInForce(t *testing.T) {
 	})
 }
 
-// Whoever changes the settings all the time neither stops the events nor makes the session write, log or take note of them as often.
+// Whoever changes the settings all the time neither stops the events nor makes the session write, log or take
+// note of them as often.
 func TestFloodOfSettings(t *testing.T) {
 	for name, m := range map[string]logical{
 		"changes":         foreign(10 * time.Millisecond),
@@ -130,7 +139,9 @@ func TestFloodOfSettings(t *testing.T) {
 			in(t, defaults, 0, func(t *testing.T, w *world) {
 				reg := prometheus.NewRegistry()
 				log, heard := new(strings.Builder), 0
-				w.running(options{registry: reg, log: log, inForce: func(relay.Settings) { w.with(func() { heard++ }) }})
+				w.running(options{registry: reg, log: log, inForce: func(relay.Settings) {
+					w.with(func() { heard++ })
+				}})
 				begun, lines := time.Now(), strings.Count(log.String(), "\n")
 				for i := range 10_000 {
 					if i%100 == 0 {

@@ -24,7 +24,8 @@ var (
 	_         = flag.Uint64("pipeline.seed", 1, "the first schedule's seed")
 )
 
-// trials is how many schedules a test runs that runs n in the plain tests: few under the race detector, many in the long tests.
+// trials is how many schedules a test runs that runs n in the plain tests: few under the race detector, many
+// in the long tests.
 func trials(n int) int {
 	if *simTrials > 0 {
 		return *simTrials
@@ -42,13 +43,14 @@ func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }
 
 func randomSettings(rnd *rand.Rand) relay.Settings {
 	return relay.Settings{
-		Horizon: pick(rnd, 0, 5*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond), Sort: pick(rnd, outbox.BySeqKey, outbox.ByCommit),
+		Horizon:   pick(rnd, 0, 5*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond),
+		Sort:      pick(rnd, outbox.BySeqKey, outbox.ByCommit),
 		MaxEvents: pick(rnd, 3, 20, 1000), MaxBytes: pick[int64](rnd, 2000, 1<<20),
 	}
 }
 
-// workload is what services write: rows of several documents by several actors, with keys that are out of order within
-// transactions and between them, and logical messages, ours and others'.
+// workload is what services write: rows of several documents by several actors, with keys that are out of
+// order within transactions and between them, and logical messages, ours and others'.
 type workload struct {
 	rnd      *rand.Rand
 	counters map[string]int
@@ -65,7 +67,8 @@ func (l *workload) rows() []row {
 		doc, actor := fmt.Sprintf("d%d", l.rnd.IntN(l.docs)), fmt.Sprintf("a%d", l.rnd.IntN(3))
 		l.counters[doc+actor]++
 		l.n++
-		rows = append(rows, row{doc, actor, fmt.Sprintf("%s:%06d", actor, l.counters[doc+actor]), fmt.Sprintf("%d", l.n)})
+		rows = append(rows, row{doc, actor, fmt.Sprintf("%s:%06d", actor, l.counters[doc+actor]),
+			fmt.Sprintf("%d", l.n)})
 	}
 	l.rnd.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
 	return rows
@@ -78,15 +81,18 @@ func (l *workload) write(pg *postgres) {
 	case n < 2:
 		pg.commitAt(at, nil, logical{prefix: relay.HeartbeatPrefix})
 	case n < 7 && l.changes:
-		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: randomSettings(l.rnd).Content("outflow")})
+		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix,
+			content: randomSettings(l.rnd).Content("outflow")})
 	case n == 7:
-		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: randomSettings(l.rnd).Content("another")})
+		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix,
+			content: randomSettings(l.rnd).Content("another")})
 	case n == 8:
 		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
 	case n == 9:
 		pg.commitAt(at, nil) // PostgreSQL 14 sends them
 	case n == 10:
-		pg.commitAt(at, l.rows(), logical{prefix: relay.HeartbeatPrefix}, logical{prefix: "another", content: "x", outside: true})
+		pg.commitAt(at, l.rows(), logical{prefix: relay.HeartbeatPrefix},
+			logical{prefix: "another", content: "x", outside: true})
 	case n < 13:
 		pg.grow(pg.end + outbox.LSN(l.rnd.IntN(5000))) // other databases' WAL
 	case n < 20:
@@ -101,7 +107,8 @@ func (l *workload) write(pg *postgres) {
 	}
 }
 
-// size is how large schedules are. Short ones find most of what there is to find, long ones what takes many sessions.
+// size is how large schedules are. Short ones find most of what there is to find, long ones what takes many
+// sessions.
 type size struct {
 	bursts, writes int           // at most
 	pause          time.Duration // between bursts, at most
@@ -116,12 +123,16 @@ type size struct {
 
 var (
 	short = size{
-		bursts: 3, writes: 6, pause: 1500 * time.Millisecond, gap: 4 * time.Millisecond, docs: 2, sizes: []int{1, 1, 1, 2, 5},
-		faults: 4, span: 90, within: 3 * time.Second, durables: []time.Duration{0, 500 * time.Millisecond, 2 * time.Second, 6 * time.Second},
+		bursts: 3, writes: 6, pause: 1500 * time.Millisecond, gap: 4 * time.Millisecond, docs: 2,
+		sizes:  []int{1, 1, 1, 2, 5},
+		faults: 4, span: 90, within: 3 * time.Second, durables: []time.Duration{0, 500 * time.Millisecond,
+			2 * time.Second, 6 * time.Second},
 	}
 	long = size{
-		bursts: 10, writes: 20, pause: 4 * time.Second, gap: 8 * time.Millisecond, docs: 4, sizes: []int{1, 1, 1, 2, 3, 12},
-		faults: 16, span: 1500, within: 20 * time.Second, durables: []time.Duration{0, 2 * time.Second, 6 * time.Second, 40 * time.Second},
+		bursts: 10, writes: 20, pause: 4 * time.Second, gap: 8 * time.Millisecond, docs: 4,
+		sizes:  []int{1, 1, 1, 2, 3, 12},
+		faults: 16, span: 1500, within: 20 * time.Second, durables: []time.Duration{0, 2 * time.Second,
+			6 * time.Second, 40 * time.Second},
 	}
 )
 
@@ -160,8 +171,10 @@ func (a *tally) add(b *tally) {
 
 func (a *tally) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d schedules, %d steps, %d starts, %d sessions, %d messages; refused %d, late %d, between a successor's %d, lost %d, holes %d; confirmed %d times; went on without a start %d times;",
-		a.schedules, a.steps, a.starts, a.sessions, a.messages, a.refused, a.late, a.between, a.lost, a.holes, a.confirmed, a.resumed)
+	fmt.Fprintf(&b, "%d schedules, %d steps, %d starts, %d sessions, %d messages; refused %d, late %d, "+
+		"between a successor's %d, lost %d, holes %d; confirmed %d times; went on without a start %d times;",
+		a.schedules, a.steps, a.starts, a.sessions, a.messages, a.refused, a.late, a.between, a.lost, a.holes,
+		a.confirmed, a.resumed)
 	for i, n := range a.faults {
 		fmt.Fprintf(&b, " %s %d", faults[i].name, n)
 	}
@@ -212,7 +225,8 @@ func (s *schedule) planFaults() {
 			faults[f].happens(s)
 		}
 		if s.rnd.IntN(4) == 0 {
-			time.AfterFunc(time.Duration(s.rnd.Int64N(int64(s.within))), func() { s.with(func() { s.goWrong(do) }) })
+			time.AfterFunc(time.Duration(s.rnd.Int64N(int64(s.within))),
+				func() { s.with(func() { s.goWrong(do) }) })
 		} else {
 			s.plan = append(s.plan, planned{1 + s.rnd.IntN(s.span), func() { s.goWrong(do) }})
 		}
@@ -230,7 +244,8 @@ func (s *schedule) goWrong(do func()) {
 // spawn starts the i-th process anew, on its host.
 func (s *schedule) spawn(i int) {
 	s.tally.starts++
-	pr := s.run(options{settings: pick(s.rnd, s.replaced...), stop: pick(s.rnd, 50*time.Millisecond, 10*time.Second)})
+	pr := s.run(options{settings: pick(s.rnd, s.replaced...),
+		stop: pick(s.rnd, 50*time.Millisecond, 10*time.Second)})
 	pr.skew = s.clock
 	if i < len(s.alive) {
 		pr.skew = s.alive[i].skew
@@ -259,7 +274,8 @@ func (s *schedule) living() (live []int) {
 // write is what services do meanwhile.
 func (s *schedule) write(seed uint64) {
 	load := &workload{
-		rnd: rand.New(rand.NewPCG(seed, 3)), counters: map[string]int{}, changes: len(s.replaced) > 1, docs: s.docs, sizes: s.sizes,
+		rnd: rand.New(rand.NewPCG(seed, 3)), counters: map[string]int{}, changes: len(s.replaced) > 1,
+		docs: s.docs, sizes: s.sizes,
 	}
 	for range 1 + load.rnd.IntN(s.bursts) {
 		for range 1 + load.rnd.IntN(s.writes) {
@@ -298,8 +314,10 @@ func simulate(t *testing.T, seed uint64, size size, plan func(*schedule)) (out *
 			t.Errorf("seed %d: %v\n%s", seed, err, s.trace(80))
 		}
 		s.with(func() {
-			s.tally.steps, s.tally.messages, s.tally.confirmed = s.steps, len(s.js.messages), len(s.pg.earlier)
-			s.tally.lost, s.tally.holes, s.tally.refused, s.tally.late, s.tally.between = s.js.lost, s.js.holes, s.js.refused, s.js.late, s.js.between
+			s.tally.steps, s.tally.messages, s.tally.confirmed =
+				s.steps, len(s.js.messages), len(s.pg.earlier)
+			s.tally.lost, s.tally.holes, s.tally.refused, s.tally.late, s.tally.between =
+				s.js.lost, s.js.holes, s.js.refused, s.js.late, s.js.between
 			s.tally.resumed = s.js.resumed
 			for _, pr := range s.procs {
 				s.tally.sessions += len(pr.opens)
@@ -328,7 +346,8 @@ func (s *schedule) finish() error {
 			return ended
 		}
 		if time.Since(begun) > 10*time.Minute {
-			return fmt.Errorf("not everything is published after %v: %d of %d; %+v", time.Since(begun), len(s.stream()), s.events(), s.alive[0].p.Status())
+			return fmt.Errorf("not everything is published after %v: %d of %d; %+v", time.Since(begun),
+				len(s.stream()), s.events(), s.alive[0].p.Status())
 		}
 	}
 	if own.IntN(4) == 0 {
@@ -338,7 +357,8 @@ func (s *schedule) finish() error {
 		var last, confirmed outbox.LSN
 		s.with(func() { last, confirmed = s.lastEvent(), s.pg.confirmed })
 		if confirmed < last {
-			return fmt.Errorf("nothing happened for %v, and only %v of %v is confirmed", s.durable+20*time.Second, confirmed, last)
+			return fmt.Errorf("nothing happened for %v, and only %v of %v is confirmed", s.durable+
+				20*time.Second, confirmed, last)
 		}
 	}
 	for _, pr := range s.everyone() {
@@ -379,8 +399,8 @@ func (s *schedule) complete() bool {
 	return s.calm
 }
 
-// onOneP lets what follows run as repeatably as Go allows: on one P, and without a garbage collection in between. (So these tests
-// are not parallel.) collect is for the moments between schedules.
+// onOneP lets what follows run as repeatably as Go allows: on one P, and without a garbage collection in
+// between. (So these tests are not parallel.) collect is for the moments between schedules.
 func onOneP(t *testing.T) (collect func()) {
 	procs, percent := runtime.GOMAXPROCS(1), debug.SetGCPercent(-1)
 	t.Cleanup(func() {
@@ -395,8 +415,9 @@ func onOneP(t *testing.T) (collect func()) {
 	}
 }
 
-// TestSimulation: whatever dies, is late, dropped, lost or removed, the stream is the undisturbed one, every event is in it once, and
-// no confirmation went further than a checkpoint that survives whatever the broker may lose.
+// TestSimulation: whatever dies, is late, dropped, lost or removed, the stream is the undisturbed one, every
+// event is in it once, and no confirmation went further than a checkpoint that survives whatever the broker
+// may lose.
 func TestSimulation(t *testing.T) {
 	collect := onOneP(t)
 	n := trials(3000)
@@ -412,7 +433,8 @@ func TestSimulation(t *testing.T) {
 			t.Errorf("%s did not happen", faults[i].name)
 		}
 	}
-	if all.schedules >= 300 && (all.lost == 0 || all.holes == 0 || all.refused == 0 || all.late == 0 || all.between == 0 || all.confirmed == 0 || all.resumed == 0) {
+	if all.schedules >= 300 && (all.lost == 0 || all.holes == 0 || all.refused == 0 || all.late == 0 ||
+		all.between == 0 || all.confirmed == 0 || all.resumed == 0) {
 		t.Errorf("the faults did not happen: %v", &all)
 	}
 }
@@ -443,7 +465,8 @@ func TestKilledAtEveryStep(t *testing.T) {
 func TestUndisturbed(t *testing.T) {
 	onOneP(t)
 	for seed := range uint64(60) {
-		if got := simulate(t, seed, sizeOf(seed), func(*schedule) {}).tally; got.refused > 0 || got.sessions != got.starts && got.starts == 1 {
+		if got := simulate(t, seed, sizeOf(seed), func(*schedule) {}).tally; got.refused > 0 ||
+			got.sessions != got.starts && got.starts == 1 {
 			t.Errorf("seed %d: %v", seed, &got)
 		}
 	}
@@ -453,13 +476,15 @@ func TestUndisturbed(t *testing.T) {
 func TestRepeatable(t *testing.T) {
 	collect := onOneP(t)
 	for seed := range uint64(trials(200)) {
-		a, b := simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced, simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced
+		a, b := simulate(t, seed, sizeOf(seed), (*schedule).planFaults).traced, simulate(t, seed,
+			sizeOf(seed), (*schedule).planFaults).traced
 		if !slices.Equal(a, b) {
 			i := 0
 			for i < min(len(a), len(b)) && a[i] == b[i] {
 				i++
 			}
-			t.Errorf("seed %d: the runs of %d and %d steps part at step %d: %v, then %v", seed, len(a), len(b), i+1, a[i:min(i+3, len(a))], b[i:min(i+3, len(b))])
+			t.Errorf("seed %d: the runs of %d and %d steps part at step %d: %v, then %v", seed, len(a),
+				len(b), i+1, a[i:min(i+3, len(a))], b[i:min(i+3, len(b))])
 		}
 		collect()
 	}

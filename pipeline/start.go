@@ -26,8 +26,8 @@ const codeDivergence = "divergence"
 // errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.
 var errSlotFree = errors.New("the slot has become free")
 
-// runSession runs one session: connect, read, find the checkpoint, hold the slot, read again, then the loop. verified says whether it
-// came so far that the pauses between sessions start small again.
+// runSession runs one session: connect, read, find the checkpoint, hold the slot, read again, then the loop.
+// verified says whether it came so far that the pauses between sessions start small again.
 func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	p.begun = time.Now()
 	p.health.set(StateConnecting, nil)
@@ -61,8 +61,8 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		return false, fmt.Errorf("start replication at %v: %w", start.Checkpoint.Due, err)
 	}
 
-	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever publishes to the stream
-	// from now on is seen, or what he published is read.
+	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever
+	// publishes to the stream from now on is seen, or what he published is read.
 	if err := conns.JetStream.Watch(startCtx); err != nil {
 		return false, err
 	}
@@ -71,24 +71,29 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		return false, ranged(err, start.Checkpoint.Due, first.Server.WALEnd)
 	}
 	if !start.Same(again) {
-		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over", start.Checkpoint.Due, start.Checkpoint.Seq, again.Checkpoint.Due, again.Checkpoint.Seq)
+		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over",
+			start.Checkpoint.Due, start.Checkpoint.Seq, again.Checkpoint.Due, again.Checkpoint.Seq)
 	}
 	if table := conns.Decoder.TableOID; held.Publication.TableOID != table {
-		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d", conns.Checkpoint.Table, table)
+		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d",
+			conns.Checkpoint.Table, table)
 	}
 	s := newSession(ctx, p, conns, held, again)
 	defer s.close()
-	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq", again.LastSeq,
+	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq",
+		again.LastSeq,
 		"there", again.AlreadyStored, "binary", binary, "settings", again.Checkpoint.Settings)
 	switch {
 	case again.Loss != "" && again.Rewrite:
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
 	case again.Loss != "":
-		p.log.Info("the stream was emptied, by its limits or a purge: nothing of that is published again", "seen", again.Loss)
+		p.log.Info("the stream was emptied, by its limits or a purge: nothing of that is published again",
+			"seen", again.Loss)
 	}
 	if st := held.Stream; 0 < st.NewestSeq && st.NewestSeq < again.End {
 		// A loss of what was durable can't be told from that; it may not pass in silence.
-		p.log.Warn("messages at the end of the stream that were confirmed are not there: somebody deleted them, or the NATS server lost them",
+		p.log.Warn("messages at the end of the stream that were confirmed are not there: somebody deleted "+
+			"them, or the NATS server lost them",
 			"from", st.NewestSeq+1, "to", again.End)
 	}
 	err = s.run(ctx)
@@ -100,9 +105,10 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	return s.check.Verified(), err
 }
 
-// findStart reads slot, record, stream and server, in this order, and resolves the checkpoint to go on from. A loss that this is the
-// first reading to show ends the session.
-func (p *Pipeline) findStart(ctx context.Context, conns *Conns) (checkpoint.Readings, checkpoint.Start, error) {
+// findStart reads slot, record, stream and server, in this order, and resolves the checkpoint to go on from.
+// A loss that this is the first reading to show ends the session.
+func (p *Pipeline) findStart(ctx context.Context, conns *Conns) (checkpoint.Readings, checkpoint.Start,
+	error) {
 	r, err := conns.read(ctx)
 	if err != nil {
 		return r, checkpoint.Start{}, err
@@ -125,10 +131,12 @@ func (p *Pipeline) findStart(ctx context.Context, conns *Conns) (checkpoint.Read
 	return r, start, nil
 }
 
-// nameDurables says, once, whom the loss of messages that were in the stream concerns. The list may be missing from a reading.
+// nameDurables says, once, whom the loss of messages that were in the stream concerns. The list may be
+// missing from a reading.
 func (p *Pipeline) nameDurables(r *checkpoint.Readings) {
 	if names := r.Stream.Durables; len(names) > 0 && !slices.Equal(names, p.durables) {
-		p.log.Warn("durable consumers at the end of the stream may have had messages that it lost", "consumers", names)
+		p.log.Warn("durable consumers at the end of the stream may have had messages that it lost",
+			"consumers", names)
 		p.durables = names
 	}
 }
@@ -160,7 +168,8 @@ func load(ctx context.Context, from Store) (*checkpoint.Record, uint64, error) {
 // standBy waits until nobody holds the slot any more.
 func (p *Pipeline) standBy(ctx context.Context, conns *Conns, slot relay.SlotState) error {
 	p.health.set(StateStandby, nil)
-	p.log.Info("standby: the slot is held by another session", "slot", conns.Checkpoint.Slot, "pid", slot.ActivePID, "holder", slot.Holder)
+	p.log.Info("standby: the slot is held by another session", "slot", conns.Checkpoint.Slot, "pid",
+		slot.ActivePID, "holder", slot.Holder)
 	poll := time.NewTicker(standbyPoll)
 	defer poll.Stop()
 	for {

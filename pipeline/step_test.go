@@ -9,8 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// step is one thing that happened in the world: a message was sent or stored, an acknowledgement came, the record was written, an
-// LSN was confirmed. Faults are planned by step, so that they fall between any two of them; the steps of a run are its trace.
+// step is one thing that happened in the world: a message was sent or stored, an acknowledgement came, the
+// record was written, an LSN was confirmed. Faults are planned by step, so that they fall between any two of
+// them; the steps of a run are its trace.
 type step struct {
 	at   time.Duration // since the world began
 	what string
@@ -37,9 +38,10 @@ func (w *world) step(what string, n uint64) {
 	}
 }
 
-// noise makes a duration longer by a moment. No two things happen at the same time then: the order in which the Go runtime would
-// let them happen is the one thing that a seed does not decide. Each connection has its own, so that two that are woken by the
-// same event do not depend on who comes first. nil: everything takes as long as it says.
+// noise makes a duration longer by a moment. No two things happen at the same time then: the order in which
+// the Go runtime would let them happen is the one thing that a seed does not decide. Each connection has its
+// own, so that two that are woken by the same event do not depend on who comes first. nil: everything takes
+// as long as it says.
 type noise struct{ *rand.Rand }
 
 func newNoise(seed, of uint64) *noise { return &noise{rand.New(rand.NewPCG(seed, of))} }

@@ -9,8 +9,9 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// stop is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest checkpoint is recorded, and the
-// last confirmation goes out; all within the stop timeout. What is only held stays in the WAL.
+// stop is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest checkpoint
+// is recorded, and the last confirmation goes out; all within the stop timeout. What is only held stays in
+// the WAL.
 func (s *session) stop() error {
 	s.p.health.set(StateStopping, nil)
 	if !s.check.Verified() {
@@ -40,7 +41,8 @@ func (s *session) settle(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d messages not acknowledged within the stop timeout", s.pub.Sent()-s.pub.Acked())
+			return fmt.Errorf("%d messages not acknowledged within the stop timeout",
+				s.pub.Sent()-s.pub.Acked())
 		case <-s.conns.JetStream.Lost():
 			return s.connectionLost()
 		case <-s.pub.Notify():

@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// intruded lets a stranger publish when a session's publisher begins: what the stream held has been read, and nothing is sent yet.
+// intruded lets a stranger publish when a session's publisher begins: what the stream held has been read, and
+// nothing is sent yet.
 type intruded struct{ JetStream }
 
 func (b intruded) Publisher(last uint64) Publisher {
@@ -25,8 +26,8 @@ func (b intruded) Publisher(last uint64) Publisher {
 	return b.JetStream.Publisher(last)
 }
 
-// noticed makes sure that the process ends by the stranger, having gone on in no way, and that the next one stops as well, also when his
-// message was removed.
+// noticed makes sure that the process ends by the stranger, having gone on in no way, and that the next one
+// stops as well, also when his message was removed.
 func (w *world) noticed(pr *process) {
 	w.t.Helper()
 	w.until(time.Minute, "the end", func() bool { return pr.over() || w.js.resumed > 0 })
@@ -47,8 +48,8 @@ func (w *world) noticed(pr *process) {
 	}
 }
 
-// A stranger takes the first sequence of a session, between the reading of the stream and the first message. Where nobody may watch, the
-// refusal of that message leads to his.
+// A stranger takes the first sequence of a session, between the reading of the stream and the first message.
+// Where nobody may watch, the refusal of that message leads to his.
 func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 	for name, c := range map[string]struct {
 		deaf bool
@@ -73,41 +74,52 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 	}
 }
 
-// A stranger publishes while no connection watches, and what the last one still had on its way comes in behind him: the stream's end looks
-// right.
+// A stranger publishes while no connection watches, and what the last one still had on its way comes in
+// behind him: the stream's end looks right.
 func TestStrangerBeforeLateMessages(t *testing.T) {
 	for name, kill := range map[string]bool{"the session is kept": false, "a kill": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second, func(t *testing.T, w *world) {
-				pr := w.running(options{})
-				w.write(3)
-				w.published()
-				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 3 })
-				w.with(func() { w.js.latency = 50 * time.Millisecond })
-				w.write(20)
-				w.until(time.Second, "they are on their way", func() bool { return len(pr.link().wire) >= 19 })
-				w.with(func() {
-					w.js.down = time.Now().Add(5 * time.Second)
-					pr.link().cut(false)
-					w.js.intrude()
+			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second,
+				func(t *testing.T, w *world) {
+					pr := w.running(options{})
+					w.write(3)
+					w.published()
+					w.until(time.Minute, "it is recorded", func() bool {
+						r := w.record()
+						return r.Checkpoints[len(r.Checkpoints)-1].Seq == 3
+					})
+					w.with(func() { w.js.latency = 50 * time.Millisecond })
+					w.write(20)
+					w.until(time.Second, "they are on their way", func() bool {
+						return len(pr.link().wire) >= 19
+					})
+					w.with(func() {
+						w.js.down = time.Now().Add(5 * time.Second)
+						pr.link().cut(false)
+						w.js.intrude()
+					})
+					if kill {
+						pr.kill()
+					}
+					w.until(time.Minute, "they came behind him", func() bool {
+						return len(w.js.messages) >= 22 &&
+							len(pr.link().wire) == 0
+					})
+					if last := w.js.messages[len(w.js.messages)-1]; last.stranger ||
+						!w.js.messages[3].stranger {
+						t.Fatal("it shows nothing")
+					}
+					if kill {
+						pr = w.run(options{})
+					}
+					w.noticed(pr)
 				})
-				if kill {
-					pr.kill()
-				}
-				w.until(time.Minute, "they came behind him", func() bool { return len(w.js.messages) >= 22 && len(pr.link().wire) == 0 })
-				if last := w.js.messages[len(w.js.messages)-1]; last.stranger || !w.js.messages[3].stranger {
-					t.Fatal("it shows nothing")
-				}
-				if kill {
-					pr = w.run(options{})
-				}
-				w.noticed(pr)
-			})
 		})
 	}
 }
 
-// Each message that is made again and can have been in flight is compared, not the last one alone. What can't be read is no difference.
+// Each message that is made again and can have been in flight is compared, not the last one alone. What can't
+// be read is no difference.
 func TestDivergenceInTheMiddle(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(w *world)
@@ -122,26 +134,30 @@ func TestDivergenceInTheMiddle(t *testing.T) {
 		"one is removed":  {func(w *world) { w.js.messages[5] = nil }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second, func(t *testing.T, w *world) {
-				pr := w.running(options{})
-				w.write(2)
-				w.published()
-				w.until(time.Minute, "it is recorded", func() bool { r := w.record(); return r.Checkpoints[len(r.Checkpoints)-1].Seq == 2 })
-				w.with(func() { w.js.saves = saveNever })
-				w.write(8)
-				w.published()
-				pr.kill()
-				w.with(func() { c.happens(w) })
-				pr = w.run(options{})
-				if c.code != "" {
-					if f := pr.ends(time.Minute); f == nil || f.Code != c.code {
-						t.Errorf("it ended with %v", pr.err)
+			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second,
+				func(t *testing.T, w *world) {
+					pr := w.running(options{})
+					w.write(2)
+					w.published()
+					w.until(time.Minute, "it is recorded", func() bool {
+						r := w.record()
+						return r.Checkpoints[len(r.Checkpoints)-1].Seq == 2
+					})
+					w.with(func() { w.js.saves = saveNever })
+					w.write(8)
+					w.published()
+					pr.kill()
+					w.with(func() { c.happens(w) })
+					pr = w.run(options{})
+					if c.code != "" {
+						if f := pr.ends(time.Minute); f == nil || f.Code != c.code {
+							t.Errorf("it ended with %v", pr.err)
+						}
+						return
 					}
-					return
-				}
-				w.write(1)
-				w.published()
-			})
+					w.write(1)
+					w.published()
+				})
 		})
 	}
 }
@@ -176,8 +192,10 @@ func strange(t *testing.T, seed uint64) (between bool) {
 				in = uint64(len(s.js.messages))
 			}
 		}
-		delay := time.Duration(s.rnd.Int64N(int64(pick(s.rnd, time.Nanosecond, 3*time.Millisecond, time.Second))))
-		s.plan = append(s.plan, planned{1 + s.rnd.IntN(s.span), func() { time.AfterFunc(delay, func() { s.with(intrude) }) }})
+		delay :=
+			time.Duration(s.rnd.Int64N(int64(pick(s.rnd, time.Nanosecond, 3*time.Millisecond, time.Second))))
+		s.plan = append(s.plan, planned{1 + s.rnd.IntN(s.span),
+			func() { time.AfterFunc(delay, func() { s.with(intrude) }) }})
 		slices.SortStableFunc(s.plan, func(a, b planned) int { return cmp.Compare(a.after, b.after) })
 		s.with(func() {
 			for i := range pick(s.rnd, 1, 1, 2) {
@@ -198,7 +216,8 @@ func strange(t *testing.T, seed uint64) (between bool) {
 		s.with(func() { n = len(s.js.messages) })
 		between = in < uint64(n)
 		if err != nil {
-			t.Errorf("seed %d, a stranger at %d of %d: %v\nagain: go test ./pipeline -run 'TestStrangers$' -pipeline.seed=%d -pipeline.trials=2\n%s",
+			t.Errorf("seed %d, a stranger at %d of %d: %v\nagain: go test ./pipeline -run 'TestStrangers$' "+
+				"-pipeline.seed=%d -pipeline.trials=2\n%s",
 				seed, in, n, err, seed, s.trace(80))
 		}
 	})

@@ -16,7 +16,8 @@ const (
 )
 
 var (
-	mapping = relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key", Payload: "payload"}
+	mapping = relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key",
+		Payload: "payload"}
 	columns = [...]string{"doc_id", "actor_id", "seq_key", "payload"}
 )
 
@@ -37,7 +38,8 @@ type transaction struct {
 	logical    []logical
 }
 
-// messages are what pgoutput sends of the transaction; relation says that the table was not described in this session yet.
+// messages are what pgoutput sends of the transaction; relation says that the table was not described in this
+// session yet.
 func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.WALMessage {
 	be := binary.BigEndian
 	var out []relay.WALMessage

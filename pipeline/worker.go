@@ -2,8 +2,8 @@ package pipeline
 
 import "context"
 
-// worker runs jobs in a goroutine of its own, one at a time. What a job returns is called by the loop, which gets it from done: so a
-// job needs nothing that the loop changes meanwhile.
+// worker runs jobs in a goroutine of its own, one at a time. What a job returns is called by the loop, which
+// gets it from done: so a job needs nothing that the loop changes meanwhile.
 type worker struct {
 	jobs    chan func(context.Context) func() error
 	done    chan func() error

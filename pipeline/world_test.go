@@ -19,8 +19,8 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// world is what outlives a session: PostgreSQL, the broker, and the processes. Everything in it lives in one synctest bubble, so
-// its clock is the bubble's and waiting takes no time.
+// world is what outlives a session: PostgreSQL, the broker, and the processes. Everything in it lives in one
+// synctest bubble, so its clock is the bubble's and waiting takes no time.
 type world struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -59,16 +59,19 @@ type start struct {
 	binary bool
 }
 
-var defaults = relay.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000, MaxBytes: 1 << 20}
+var defaults = relay.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000,
+	MaxBytes: 1 << 20}
 
 func newWorld(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *world {
 	w := &world{t: t, first: first, durable: durable, loses: durable, begun: time.Now()}
 	w.pg, w.js = newPostgres(w, seed), newJetstream(w, seed)
 	rec := &checkpoint.Record{
-		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX", Created: w.js.created,
+		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX",
+		Created:     w.js.created,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: w.pg.identity, Seen: w.pg.end},
 		Checkpoints: []checkpoint.StoredCheckpoint{{
-			Checkpoint: relay.Checkpoint{Due: w.pg.end, Settings: first, Timeline: timeline}, Since: time.Now().UTC(),
+			Checkpoint: relay.Checkpoint{Due: w.pg.end, Settings: first, Timeline: timeline},
+			Since:      time.Now().UTC(),
 		}},
 	}
 	doc, err := rec.Encode()
@@ -114,7 +117,8 @@ func (w *world) links() []*link {
 	return live
 }
 
-// checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a checkpoint is left at or above it.
+// checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a
+// checkpoint is left at or above it.
 func (w *world) checkConfirmed(lsn outbox.LSN) {
 	firm := uint64(w.js.firm())
 	oldest := 0
@@ -135,7 +139,8 @@ func (w *world) checkConfirmed(lsn outbox.LSN) {
 			safe = safe || p.Due >= lsn && p.Seq <= firm
 		}
 		if !safe {
-			w.broken = errors.Join(w.broken, fmt.Errorf("%v was confirmed; if revision %d of the record and %d messages are left, no place is at or above it",
+			w.broken = errors.Join(w.broken, fmt.Errorf("%v was confirmed; if revision %d of the record "+
+				"and %d messages are left, no place is at or above it",
 				lsn, r.number, firm))
 		}
 	}
@@ -181,11 +186,14 @@ func (w *world) compare() error {
 	for i := range max(len(got), len(want)) {
 		switch {
 		case i >= len(got):
-			return fmt.Errorf("the stream has %d messages; the next of %d is\n%s", len(got), len(want), want[i])
+			return fmt.Errorf("the stream has %d messages; the next of %d is\n%s", len(got), len(want),
+				want[i])
 		case i >= len(want):
-			return fmt.Errorf("the stream has %d messages more than the %d of an undisturbed run; the first is\n%s", len(got)-len(want), len(want), got[i])
+			return fmt.Errorf("the stream has %d messages more than the %d of an undisturbed run; the "+
+				"first is\n%s", len(got)-len(want), len(want), got[i])
 		case got[i] != want[i]:
-			return fmt.Errorf("message %d of the stream is\n%s\nthat of an undisturbed run\n%s", i+1, got[i], want[i])
+			return fmt.Errorf("message %d of the stream is\n%s\nthat of an undisturbed run\n%s", i+1, got[i],
+				want[i])
 		}
 	}
 	if n := w.events(); n != len(want) {
@@ -251,7 +259,8 @@ func (w *world) run(o options) *process {
 	pr.cancel = cancel
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
-		Settings: o.settings, Heartbeats: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop, InForce: o.inForce,
+		Settings: o.settings, Heartbeats: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop,
+		InForce: o.inForce,
 	}
 	if o.log != nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(o.log, nil))
@@ -290,7 +299,8 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 	if pr.dead || time.Now().Before(w.pg.down) || time.Now().Before(w.js.down) {
 		return nil, errDown
 	}
-	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2), gone: make(chan struct{})}
+	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2),
+		gone: make(chan struct{})}
 	u.lag = pr.lag
 	l := pr.connect()
 	w.ups, pr.ups = append(w.ups, u), append(pr.ups, u)
@@ -299,7 +309,8 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 		Reopen: pr.reopen,
 		Source: u, JetStream: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
-			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping, DurableAfter: w.durable,
+			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping,
+			DurableAfter: w.durable,
 		},
 	}
 	if o.open != nil {
@@ -311,7 +322,8 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 // connect opens a connection to the broker. The lock is held.
 func (pr *process) connect() *link {
 	w := pr.w
-	l := &link{js: w.js, of: pr, noise: pr.noise.another(), lost: make(chan struct{}), gone: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
+	l := &link{js: w.js, of: pr, noise: pr.noise.another(), lost: make(chan struct{}),
+		gone: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
 	l.off = l.noise.about(0)
 	l.lag, pr.lag = pr.lag, 0
 	w.all, pr.nats = append(w.all, l), append(pr.nats, l)
@@ -340,7 +352,8 @@ func (pr *process) reopen(ctx context.Context) (JetStream, Store, error) {
 	return l, l, nil
 }
 
-// kill ends the process at once: nothing that it does from now on has an effect. What it had sent may still arrive.
+// kill ends the process at once: nothing that it does from now on has an effect. What it had sent may still
+// arrive.
 func (pr *process) kill() {
 	pr.w.with(pr.dies)
 	pr.w.away(func() { <-pr.ended })
@@ -501,7 +514,8 @@ func metric(t *testing.T, reg *prometheus.Registry, name string) float64 {
 		}
 		sum := 0.
 		for _, m := range f.GetMetric() {
-			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+				float64(m.GetHistogram().GetSampleCount())
 		}
 		return sum
 	}

@@ -1,7 +1,7 @@
 package producer
 
-// list is a column's values as one parameter: a text that PostgreSQL reads as an array of text. One text passes through every driver alike,
-// whatever it makes of slices, and its elements arrive byte for byte.
+// list is a column's values as one parameter: a text that PostgreSQL reads as an array of text. One text
+// passes through every driver alike, whatever it makes of slices, and its elements arrive byte for byte.
 type list struct{ b []byte }
 
 func (l *list) sep() {

@@ -8,21 +8,35 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// BenchmarkEnqueue is one call in a transaction of its own, by the number of its events; events/s is the figure. "by hand" is what a
-// service writes without this package: the same rows with one INSERT of many parameters, which pgx has prepared.
+// BenchmarkEnqueue is one call in a transaction of its own, by the number of its events; events/s is the
+// figure. "by hand" is what a service writes without this package: the same rows with one INSERT of many
+// parameters, which pgx has prepared.
 func BenchmarkEnqueue(b *testing.B) {
 	d := newDatabase(b, defaultTable)
-	counting, plain, message := outboxOf(b, Config{NextCounter: true}), outboxOf(b, Config{}), messageOf(b, Config{})
+	counting, plain, message := outboxOf(b, Config{NextCounter: true}), outboxOf(b, Config{}), messageOf(b,
+		Config{})
 	d.exec(counting.Schema())
 	for _, n := range []int{1, 10, 100, 1000} {
 		for _, c := range []struct {
 			name string
 			call func(ctx context.Context) error
 		}{
-			{"pgx", func(ctx context.Context) error { _, err := d.pgx(ctx, plain, many(n, false)...); return err }},
-			{"sql", func(ctx context.Context) error { _, err := d.std(ctx, plain, many(n, false)...); return err }},
-			{"counted", func(ctx context.Context) error { _, err := d.pgx(ctx, counting, many(n, true)...); return err }},
-			{"message", func(ctx context.Context) error { _, err := d.pgx(ctx, message, many(n, false)...); return err }},
+			{"pgx", func(ctx context.Context) error {
+				_, err := d.pgx(ctx, plain, many(n, false)...)
+				return err
+			}},
+			{"sql", func(ctx context.Context) error {
+				_, err := d.std(ctx, plain, many(n, false)...)
+				return err
+			}},
+			{"counted", func(ctx context.Context) error {
+				_, err := d.pgx(ctx, counting, many(n, true)...)
+				return err
+			}},
+			{"message", func(ctx context.Context) error {
+				_, err := d.pgx(ctx, message, many(n, false)...)
+				return err
+			}},
 			{"by hand", func(ctx context.Context) error { return d.byHand(ctx, many(n, false)) }},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {

@@ -9,8 +9,8 @@ import (
 	"strconv"
 )
 
-// maxCall is how many bytes the parameters of one call may have together. PostgreSQL holds a value, and what it is made from, within 1
-// GB each.
+// maxCall is how many bytes the parameters of one call may have together. PostgreSQL holds a value, and what
+// it is made from, within 1 GB each.
 const maxCall = 256 << 20
 
 // statement is a call's one statement.
@@ -94,10 +94,12 @@ func (b *rowBuilder) choose(first *Event) error {
 // further refuses a name in Columns that is no further column.
 func (b *rowBuilder) further(name string, c *column) *Invalid {
 	bad := func(problem, cure string) *Invalid {
-		return &Invalid{Field: fmt.Sprintf("Columns[%q]", name), Value: "(column)", Problem: problem, Cure: cure, table: true}
+		return &Invalid{Field: fmt.Sprintf("Columns[%q]", name), Value: "(column)", Problem: problem,
+			Cure: cure, table: true}
 	}
 	if c == nil {
-		return bad("table "+b.o.cfg.Table+" has no such column", "Take it out, or add the column to the table")
+		return bad("table "+b.o.cfg.Table+" has no such column",
+			"Take it out, or add the column to the table")
 	}
 	if field, ok := b.l.role(c); ok {
 		return bad("the column has a field of its own", "Set "+field)
@@ -147,15 +149,17 @@ func (b *rowBuilder) add(i int, e *Event) *Invalid {
 func takenInCall(e *Event, before int) *Invalid {
 	return &Invalid{
 		Field: "Counter", Value: strconv.FormatInt(e.Counter, 10), taken: true,
-		Problem: fmt.Sprintf("event %d of this call has it already, of document %s and actor %s", before, shown(e.Document), shown(e.Actor)),
-		Cure:    "Give each event of an actor a counter of its own, or let NextCounter count",
+		Problem: fmt.Sprintf("event %d of this call has it already, of document %s and actor %s", before,
+			shown(e.Document), shown(e.Actor)),
+		Cure: "Give each event of an actor a counter of its own, or let NextCounter count",
 	}
 }
 
 func callTooLarge(e *Event) *Invalid {
 	return &Invalid{
-		Field: "Payload", Value: shown(string(e.Payload)), Problem: fmt.Sprintf("with it the call is over %d MiB", maxCall>>20),
-		Cure: "Enqueue the events in several calls of the same transaction",
+		Field: "Payload", Value: shown(string(e.Payload)),
+		Problem: fmt.Sprintf("with it the call is over %d MiB", maxCall>>20),
+		Cure:    "Enqueue the events in several calls of the same transaction",
 	}
 }
 
@@ -172,11 +176,13 @@ func (o *Outbox) judgeAlways(e *Event) *Invalid {
 	case e.Counter < 0:
 		return invalid("Counter", counter, "it is below 0", "Count from 0 or 1 upwards")
 	case e.Counter != 0 && o.cfg.NextCounter:
-		return invalid("Counter", counter, "NextCounter takes the counter", "Leave it 0, or turn NextCounter off")
+		return invalid("Counter", counter, "NextCounter takes the counter",
+			"Leave it 0, or turn NextCounter off")
 	case e.CounterTo != nil && !o.cfg.NextCounter:
 		return invalid("CounterTo", "(set)", "no counter is taken", "Turn NextCounter on, or leave it nil")
 	case e.Payload == nil:
-		return invalid("Payload", "nil", "it is missing", "Give the event's content; an empty one is []byte{}")
+		return invalid("Payload", "nil", "it is missing",
+			"Give the event's content; an empty one is []byte{}")
 	}
 	return nil
 }
@@ -199,23 +205,28 @@ func (b *rowBuilder) roles(e *Event) *Invalid {
 	case e.Key != "" && l.key == nil:
 		return bad("Key", shown(e.Key), none, "Leave it empty, or set Columns.Key")
 	case e.Key != "" && l.key.generated:
-		return bad("Key", shown(e.Key), fmt.Sprintf("PostgreSQL makes column %q itself", l.key.name), "Leave it empty")
+		return bad("Key", shown(e.Key), fmt.Sprintf("PostgreSQL makes column %q itself", l.key.name),
+			"Leave it empty")
 	case e.ID != "" && l.id == nil:
 		return bad("ID", shown(e.ID), none, "Leave it empty, or set Columns.ID")
 	case e.ID != "" && (l.id.generated || l.id.identity):
-		return bad("ID", shown(e.ID), fmt.Sprintf("PostgreSQL makes column %q itself", l.id.name), "Leave it empty")
+		return bad("ID", shown(e.ID), fmt.Sprintf("PostgreSQL makes column %q itself", l.id.name),
+			"Leave it empty")
 	case e.ID == "" && l.id != nil && !l.id.byItself && !l.id.generated:
-		return bad("ID", `""`, fmt.Sprintf("column %q has no default", l.id.name), "Give one, or give the column a default")
+		return bad("ID", `""`, fmt.Sprintf("column %q has no default", l.id.name),
+			"Give one, or give the column a default")
 	case e.Key == "" && l.key != nil && !l.key.generated && !l.computesKey() && !l.key.byItself:
 		return bad("Key", `""`, "there are no columns for actor and counter to make it from", "Give one")
 	}
 	return b.alike(e)
 }
 
-// alike makes sure that the event has the columns that the call's first one has: one statement writes them all.
+// alike makes sure that the event has the columns that the call's first one has: one statement writes them
+// all.
 func (b *rowBuilder) alike(e *Event) *Invalid {
 	differs := func(field, value string) *Invalid {
-		return invalid(field, value, "event 0 of the call differs in whether it is given", "Give it in all events of a call or in none")
+		return invalid(field, value, "event 0 of the call differs in whether it is given",
+			"Give it in all events of a call or in none")
 	}
 	switch {
 	case (e.ID != "") != slices.Contains(b.columns, b.l.id):
@@ -238,7 +249,8 @@ func (b *rowBuilder) alike(e *Event) *Invalid {
 	return nil
 }
 
-// value checks and appends what the event has in a column. size becomes that of the payload as it is published.
+// value checks and appends what the event has in a column. size becomes that of the payload as it is
+// published.
 func (b *rowBuilder) value(c *column, to *list, e *Event, size *int) *Invalid {
 	field, _ := b.l.role(c)
 	text := ""
@@ -258,7 +270,8 @@ func (b *rowBuilder) value(c *column, to *list, e *Event, size *int) *Invalid {
 	default:
 		if f := c.add(to, e.Columns[c.name]); f != nil {
 			value := shown(fmt.Sprint(e.Columns[c.name]))
-			return &Invalid{Field: fmt.Sprintf("Columns[%q]", c.name), Value: value, Problem: f.problem, Cure: f.cure, table: true}
+			return &Invalid{Field: fmt.Sprintf("Columns[%q]", c.name), Value: value, Problem: f.problem,
+				Cure: f.cure, table: true}
 		}
 		return nil
 	}
@@ -282,7 +295,8 @@ func (b *rowBuilder) payload(c *column, to *list, e *Event, size *int) *Invalid 
 		f = c.check(string(e.Payload))
 	}
 	if f != nil {
-		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: f.problem, Cure: f.cure, table: true}
+		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: f.problem, Cure: f.cure,
+			table: true}
 	}
 	to.addBytes(e.Payload)
 	return nil
@@ -322,7 +336,8 @@ func (b *rowBuilder) keySize(e *Event) int {
 func (l *layout) lookup(name string, e *Event) (string, bool) {
 	c := l.columns[name]
 	if c == nil {
-		c = map[string]*column{"doc_id": l.doc, "actor_id": l.actor, "counter": l.counter, "seq_key": l.key, "id": l.id}[name]
+		c = map[string]*column{"doc_id": l.doc, "actor_id": l.actor, "counter": l.counter, "seq_key": l.key,
+			"id": l.id}[name]
 	}
 	if c == nil {
 		return "", false

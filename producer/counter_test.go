@@ -16,9 +16,9 @@ import (
 
 var errChanged = errors.New("the caller changed its mind")
 
-// TestNextCounterIsGapless: many writers of the same documents and actors, several events in a call, half of the transactions rolled
-// back, in every isolation level: the counters of what committed are 1, 2, 3 … in the order of the commits, and each caller was told
-// its own.
+// TestNextCounterIsGapless: many writers of the same documents and actors, several events in a call, half of
+// the transactions rolled back, in every isolation level: the counters of what committed are 1, 2, 3 … in the
+// order of the commits, and each caller was told its own.
 func TestNextCounterIsGapless(t *testing.T) {
 	t.Parallel()
 	const writers, calls = 6, 40
@@ -42,21 +42,24 @@ func TestNextCounterIsGapless(t *testing.T) {
 				events := make([]Event, 1+random.IntN(5))
 				counters := make([]int64, len(events))
 				for i := range events {
-					events[i] = Event{Document: fmt.Sprint("d", random.IntN(3)), Actor: fmt.Sprint("a", random.IntN(2)), Payload: []byte("{}"), CounterTo: &counters[i]}
+					events[i] = Event{Document: fmt.Sprint("d", random.IntN(3)), Actor: fmt.Sprint("a",
+						random.IntN(2)), Payload: []byte("{}"), CounterTo: &counters[i]}
 				}
 				var ids []string
 				keep := random.IntN(2) == 0
-				err := pgx.BeginTxFunc(t.Context(), conn, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
-					if ids, err = o.Enqueue(t.Context(), tx, events...); err == nil && !keep {
-						err = errChanged
-					}
-					return err
-				})
+				err := pgx.BeginTxFunc(t.Context(), conn, pgx.TxOptions{IsoLevel: level},
+					func(tx pgx.Tx) (err error) {
+						if ids, err = o.Enqueue(t.Context(), tx, events...); err == nil && !keep {
+							err = errChanged
+						}
+						return err
+					})
 				var again interface{ SQLState() string }
 				switch {
 				case errors.Is(err, errChanged):
 				case errors.As(err, &again) && again.SQLState() == stateSerialize:
-					if strings.Contains(err.Error(), "producer:") && !strings.Contains(err.Error(), "run the whole transaction again") {
+					if strings.Contains(err.Error(), "producer:") &&
+						!strings.Contains(err.Error(), "run the whole transaction again") {
 						return err
 					}
 					continue
@@ -82,7 +85,8 @@ func TestNextCounterIsGapless(t *testing.T) {
 	if err := errors.Join(failed...); err != nil {
 		t.Fatal(err)
 	}
-	rows := d.texts("SELECT concat_ws(' ', doc_id, actor_id, counter, id) FROM outbox ORDER BY doc_id, actor_id, counter")
+	rows := d.texts("SELECT concat_ws(' ', doc_id, actor_id, counter, id) FROM outbox ORDER BY doc_id, " +
+		"actor_id, counter")
 	if len(rows) != len(told) || len(rows) < writers*calls/4 {
 		t.Fatalf("%d rows, %d were told", len(rows), len(told))
 	}
@@ -96,12 +100,14 @@ func TestNextCounterIsGapless(t *testing.T) {
 	}
 }
 
-// TestNextCounterInOneCall: the events of a call get their counters in the order of the call, whatever is between them, and the next
-// call counts on.
+// TestNextCounterInOneCall: the events of a call get their counters in the order of the call, whatever is
+// between them, and the next call counts on.
 func TestNextCounterInOneCall(t *testing.T) {
 	t.Parallel()
-	d := newDatabase(t, `CREATE TABLE outbox (id int GENERATED ALWAYS AS IDENTITY, doc_id uuid NOT NULL, actor_id char(3) NOT NULL, counter int NOT NULL,
-		seq_key text NOT NULL, payload jsonb NOT NULL)`, `CREATE TABLE bare (doc_id text, counter int, payload text)`)
+	d := newDatabase(t, `CREATE TABLE outbox (id int GENERATED ALWAYS
+		AS IDENTITY, doc_id uuid NOT NULL, actor_id char(3) NOT NULL, counter int NOT NULL,
+		seq_key text NOT NULL, payload jsonb NOT NULL)`, `CREATE TABLE bare (doc_id text, counter int,
+			payload text)`)
 	d.both(t, func(t *testing.T, call inTx) {
 		o := outboxOf(t, Config{NextCounter: true})
 		d.exec("DROP TABLE IF EXISTS outflow_counter")
@@ -126,12 +132,14 @@ func TestNextCounterInOneCall(t *testing.T) {
 				t.Errorf("counters %v, want %v", taken, want)
 			}
 		}
-		want := []string{"a:00000000000000000001", "b:00000000000000000001", "a:00000000000000000002", "b:00000000000000000002", "a:00000000000000000003"}
+		want := []string{"a:00000000000000000001", "b:00000000000000000001", "a:00000000000000000002",
+			"b:00000000000000000002", "a:00000000000000000003"}
 		if got := d.texts("SELECT seq_key FROM outbox ORDER BY id LIMIT 5"); !slices.Equal(got, want) {
 			t.Errorf("keys %q, want %q", got, want)
 		}
 		bare := outboxOf(t, Config{Table: "bare", NextCounter: true})
-		mustCall(t, call, bare, Event{Document: "d", Payload: []byte("x")}, Event{Document: "d", Payload: []byte("y")})
+		mustCall(t, call, bare, Event{Document: "d", Payload: []byte("x")},
+			Event{Document: "d", Payload: []byte("y")})
 		if got := d.texts("SELECT counter || payload FROM bare"); !slices.Equal(got, []string{"1x", "2y"}) {
 			t.Errorf("bare has %q", got)
 		}
@@ -139,7 +147,8 @@ func TestNextCounterInOneCall(t *testing.T) {
 	})
 }
 
-// TestCallsDoNotDeadlock: calls that take counters of the same documents, named in opposite orders, wait for each other and never both.
+// TestCallsDoNotDeadlock: calls that take counters of the same documents, named in opposite orders, wait for
+// each other and never both.
 func TestCallsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable)

@@ -10,9 +10,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Enqueue inserts the events in the caller's transaction, in their order and in one round trip, and returns their ids in that order
-// (nil if the table has no id column). An error of type [*Invalid] means that nothing was sent; after any other the transaction is to
-// be rolled back. They are published, all of them in this order, if and only if the transaction commits.
+// Enqueue inserts the events in the caller's transaction, in their order and in one round trip, and returns
+// their ids in that order (nil if the table has no id column). An error of type [*Invalid] means that nothing
+// was sent; after any other the transaction is to be rolled back. They are published, all of them in this
+// order, if and only if the transaction commits.
 func (o *Outbox) Enqueue(ctx context.Context, tx pgx.Tx, events ...Event) (ids []string, err error) {
 	return o.enqueue(ctx, pgxQuerier{tx}, events)
 }
@@ -36,9 +37,9 @@ type querier interface {
 
 type pgxQuerier struct{ tx pgx.Tx }
 
-// query runs it in the way that the connection has been set to. By default that is a prepared statement: pgx prepares it when a
-// connection first sees it, and from then on a call is one round trip. On a connection in mode exec it is one always, and PostgreSQL
-// plans it each time.
+// query runs it in the way that the connection has been set to. By default that is a prepared statement: pgx
+// prepares it when a connection first sees it, and from then on a call is one round trip. On a connection in
+// mode exec it is one always, and PostgreSQL plans it each time.
 func (q pgxQuerier) query(ctx context.Context, read func(rows) error, sql string, args ...any) error {
 	r, err := q.tx.Query(ctx, sql, args...)
 	if err != nil {
@@ -104,7 +105,8 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 	case err != nil:
 		return nil, o.failed(doing, l, events, err)
 	case n != len(events):
-		return nil, fmt.Errorf("producer: %s: %d rows were inserted. A trigger or a rule of the table keeps rows back. Roll back, and take it away",
+		return nil, fmt.Errorf("producer: %s: %d rows were inserted. A trigger or a rule of the table "+
+			"keeps rows back. Roll back, and take it away",
 			doing, n)
 	case s.ids != nil:
 		return s.ids, nil
@@ -112,7 +114,8 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 	return ids, nil
 }
 
-// prepare makes the statement. An event that the table as it was read once does not take is held against the table as it is.
+// prepare makes the statement. An event that the table as it was read once does not take is held against the
+// table as it is.
 func (o *Outbox) prepare(ctx context.Context, q querier, events []Event) (l *layout, s statement, err error) {
 	if o.message {
 		s, err = o.buildMessages(events)

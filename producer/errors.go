@@ -34,8 +34,9 @@ func (e *Invalid) Unwrap() error {
 	return nil
 }
 
-// ErrTaken is wrapped by the error of an event whose counter, id or key another event of the table has already, where a unique
-// constraint says so, or another event of the same call. In the first case the transaction has failed.
+// ErrTaken is wrapped by the error of an event whose counter, id or key another event of the table has
+// already, where a unique constraint says so, or another event of the same call. In the first case the
+// transaction has failed.
 var ErrTaken = errors.New("taken before")
 
 // shown is the beginning of a value, for an error.
@@ -66,8 +67,8 @@ const (
 	stateCannotCast = "42846"
 )
 
-// failed explains why the statement failed: the transaction is aborted. What was read of the table is forgotten where that may be the
-// reason.
+// failed explains why the statement failed: the transaction is aborted. What was read of the table is
+// forgotten where that may be the reason.
 func (o *Outbox) failed(doing string, l *layout, events []Event, err error) error {
 	var coded interface{ SQLState() string } // pgx and lib/pq have it
 	if !errors.As(err, &coded) {
@@ -81,7 +82,8 @@ func (o *Outbox) failed(doing string, l *layout, events []Event, err error) erro
 		cure = "Give it in Columns of every event, or give the column a default"
 	case stateNoTable, stateNoColumn, stateOtherType, stateGenerated, stateCannotCast:
 		o.layout.Store(nil)
-		cure = "The table has changed, or a table is missing; the next call reads it again. Roll back and try again" + o.counterCure()
+		cure = "The table has changed, or a table is missing; the next call reads it again. Roll back and " +
+			"try again" + o.counterCure()
 	case stateNoRight:
 		cure = "The role needs INSERT on the table and SELECT on its id column" + o.counterRight()
 	case stateSerialize, stateDeadlock:

@@ -18,7 +18,8 @@ func ExampleOutbox_Enqueue_invalid() {
 		return
 	}
 	var tx pgx.Tx // the service's own
-	_, err = outbox.Enqueue(context.Background(), tx, producer.Event{Document: "n1", Payload: []byte(`{"title": `)})
+	_, err = outbox.Enqueue(context.Background(), tx,
+		producer.Event{Document: "n1", Payload: []byte(`{"title": `)})
 	if bad := (*producer.Invalid)(nil); errors.As(err, &bad) {
 		fmt.Println(bad.Index, bad.Field, bad.Problem)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/internal/jsontext"
 )
 
-// checkJSON says what keeps a text from being JSON (RFC 8259, in UTF-8), "" if nothing does. It is part of a text in which depth arrays
-// and objects are open.
+// checkJSON says what keeps a text from being JSON (RFC 8259, in UTF-8), "" if nothing does. It is part of a
+// text in which depth arrays and objects are open.
 func checkJSON(text []byte, depth int) (problem string) {
 	if !utf8.Valid(text) {
 		return fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(text))
@@ -26,8 +26,9 @@ func checkJSON(text []byte, depth int) (problem string) {
 	return ""
 }
 
-// checkJSONB says what of a JSON text jsonb cannot hold: \u0000, half of a surrogate pair, a number beyond numeric. size is how long the
-// text is at most when PostgreSQL prints it: a key that occurs twice in an object counts twice. [jsonbSize] is exact.
+// checkJSONB says what of a JSON text jsonb cannot hold: \u0000, half of a surrogate pair, a number beyond
+// numeric. size is how long the text is at most when PostgreSQL prints it: a key that occurs twice in an
+// object counts twice. [jsonbSize] is exact.
 func checkJSONB(text []byte) (size int, problem string) {
 	s := jsontext.Scanner{Text: text}
 	for s.Space(); s.Off < len(text); s.Space() {
@@ -91,16 +92,18 @@ func printed(r rune) int {
 
 // The limits of PostgreSQL's numeric, in which jsonb keeps a number.
 const (
-	maxWhole    = 131072    // digits before the decimal point
-	maxFraction = 16383     // digits after it, zeros too
-	maxExponent = 1<<30 - 2 // of either sign, whatever the number is then; PostgreSQL 16 takes one more, of a zero
+	maxWhole    = 131072 // digits before the decimal point
+	maxFraction = 16383  // digits after it, zeros too
+	// of either sign, whatever the number is then; PostgreSQL 16 takes one more, of a zero
+	maxExponent = 1<<30 - 2
 )
 
 // numberSize is how long jsonb prints a number: all digits, no exponent, as many decimals as were written.
 func numberSize(number []byte) (size int, problem string) {
 	exponent := 0
 	if i := bytes.IndexAny(number, "eE"); i >= 0 {
-		exponent, _ = strconv.Atoi(string(number[i+1:])) // beyond an int it is the largest or the smallest one
+		// beyond an int it is the largest or the smallest one
+		exponent, _ = strconv.Atoi(string(number[i+1:]))
 		exponent = max(-maxExponent-1, min(exponent, maxExponent+1))
 		number = number[:i]
 	}
@@ -116,7 +119,8 @@ func numberSize(number []byte) (size int, problem string) {
 	}
 	decimals := max(0, len(fraction)-exponent)
 	if exponent > maxExponent || exponent < -maxExponent || decimals > maxFraction || before > maxWhole {
-		return 0, "a number is beyond what jsonb can hold, 131,072 digits before the point and 16,383 after it"
+		return 0, "a number is beyond what jsonb can hold, 131,072 digits before the point and 16,383 " +
+			"after it"
 	}
 	size = max(1, before)
 	if negative {
@@ -131,7 +135,8 @@ func numberSize(number []byte) (size int, problem string) {
 // zeros is how many zeros the digits begin with.
 func zeros(digits []byte) int { return len(digits) - len(bytes.TrimLeft(digits, "0")) }
 
-// jsonbSize is how long jsonb prints a text that it can hold: of a key that occurs twice, the last value alone.
+// jsonbSize is how long jsonb prints a text that it can hold: of a key that occurs twice, the last value
+// alone.
 func jsonbSize(text []byte) (size int, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()

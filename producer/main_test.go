@@ -24,8 +24,10 @@ type database struct {
 
 // defaultTable is what `outflow init` makes.
 const defaultTable = `CREATE TABLE outbox (
-  id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
-  seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+  id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL,
+  counter bigint NOT NULL,
+  seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20,
+  '0')) STORED,
   payload jsonb NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`
 
 func newDatabase(t testing.TB, statements ...string) *database {

@@ -13,14 +13,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Message returns an Outbox without a table, for Outflow's `source: message` (or both): an event is a logical message in the WAL, which
-// is published if and only if the caller's transaction commits, and of which nothing stays in the database. So there is nothing to
-// clean up, and nothing to read again but the stream.
+// Message returns an Outbox without a table, for Outflow's `source: message` (or both): an event is a logical
+// message in the WAL, which is published if and only if the caller's transaction commits, and of which
+// nothing stays in the database. So there is nothing to clean up, and nothing to read again but the stream.
 //
-// The payload is a JSON text, and goes out byte for byte, but for white space around it. Columns are the event's headers, under the
-// names of columns that Outflow's settings headers and subject have; NULL is none. An event without an ID gets a random UUID; the ids
-// are returned as they are published. Of cfg, Columns and Publication are of no use here, and Table says only in which schema the table
-// of counters is.
+// The payload is a JSON text, and goes out byte for byte, but for white space around it. Columns are the
+// event's headers, under the names of columns that Outflow's settings headers and subject have; NULL is none.
+// An event without an ID gets a random UUID; the ids are returned as they are published. Of cfg, Columns and
+// Publication are of no use here, and Table says only in which schema the table of counters is.
 func Message(cfg Config) (*Outbox, error) {
 	o, err := New(cfg)
 	if err != nil {
@@ -30,20 +30,22 @@ func Message(cfg Config) (*Outbox, error) {
 	return o, nil
 }
 
-// maxMessageHeaders is how many headers a content may have. It is an object: so its payload may be nested one less than maxDepth, which holds for
-// the whole of it.
+// maxMessageHeaders is how many headers a content may have. It is an object: so its payload may be nested one
+// less than maxDepth, which holds for the whole of it.
 const maxMessageHeaders = 256
 
 // emit is the call that emits a content: as UTF-8, whatever the database's encoding is.
 func emit(content string) string {
-	return "pg_catalog.pg_logical_emit_message(true, '" + outbox.EventPrefix + "', pg_catalog.convert_to(" + content + ", 'UTF8'))::pg_catalog.text"
+	return "pg_catalog.pg_logical_emit_message(true, '" + outbox.EventPrefix + "', pg_catalog.convert_to(" +
+		content + ", 'UTF8'))::pg_catalog.text"
 }
 
 // The statements. The messages are made one by one in the order of the arrays.
 var (
 	emitSQL = "SELECT ''::pg_catalog.text, " + emit("t.c0") + "\nFROM " + source(1) + " ORDER BY t.n"
 	// The counter stands between what comes before it in the content and what comes after it.
-	emitNextSQL = "SELECT " + emit("r.head || r.counter || r.tail") + ", r.counter::pg_catalog.text\nFROM r ORDER BY r.n"
+	emitNextSQL = "SELECT " + emit("r.head || r.counter || r.tail") +
+		", r.counter::pg_catalog.text\nFROM r ORDER BY r.n"
 )
 
 // buildMessages checks the events and makes the statement that emits them.
@@ -88,7 +90,8 @@ func (o *Outbox) buildMessages(events []Event) (statement, error) {
 		s.sql, s.args = emitSQL, []any{heads.param()}
 		return s, nil
 	}
-	s.sql = "WITH e AS (SELECT t.n, t.c0 AS doc, t.c1 AS actor, t.c2 AS head, t.c3 AS tail FROM " + source(4) + "),\n" +
+	s.sql = "WITH e AS (SELECT t.n, t.c0 AS doc, t.c1 AS actor, t.c2 AS head, t.c3 AS tail FROM " +
+		source(4) + "),\n" +
 		takeSQL(o.counter, "e.doc", "e.actor") + emitNextSQL
 	s.args = []any{docs.param(), actors.param(), heads.param(), tails.param()}
 	return s, nil
@@ -99,17 +102,20 @@ func (o *Outbox) judgeMessage(e *Event) *Invalid {
 	if bad := o.judgeAlways(e); bad != nil {
 		return bad
 	}
-	for _, f := range []struct{ field, text string }{{"Document", e.Document}, {"Actor", e.Actor}, {"Key", e.Key}, {"ID", e.ID}} {
+	for _, f := range []struct{ field, text string }{{"Document", e.Document}, {"Actor", e.Actor},
+		{"Key", e.Key}, {"ID", e.ID}} {
 		if bad := (&column{}).check(f.text); bad != nil {
 			return invalid(f.field, shown(f.text), bad.problem, bad.cure)
 		}
 	}
 	if len(e.Columns) > maxMessageHeaders {
-		return invalid("Columns", fmt.Sprintf("(%d)", len(e.Columns)), fmt.Sprintf("more than %d headers", maxMessageHeaders), "Give fewer")
+		return invalid("Columns", fmt.Sprintf("(%d)", len(e.Columns)),
+			fmt.Sprintf("more than %d headers", maxMessageHeaders), "Give fewer")
 	}
 	const within = 1 // the content
 	if problem := checkJSON(e.Payload, within); problem != "" {
-		return invalid("Payload", shown(string(e.Payload)), "not JSON: "+problem, "Give a JSON text, such as json.Marshal returns")
+		return invalid("Payload", shown(string(e.Payload)), "not JSON: "+problem,
+			"Give a JSON text, such as json.Marshal returns")
 	}
 	id, key := 36, headerValue(e.Actor+":00000000000000000000")
 	if e.ID != "" {
@@ -146,7 +152,8 @@ func (o *Outbox) content(head, tail []byte, e *Event, id string) (_, _ []byte, b
 			f = (&column{}).check(val.text)
 		}
 		if f != nil {
-			return nil, nil, invalid(fmt.Sprintf("Columns[%q]", name), shown(fmt.Sprint(e.Columns[name])), f.problem, f.cure)
+			return nil, nil, invalid(fmt.Sprintf("Columns[%q]", name), shown(fmt.Sprint(e.Columns[name])),
+				f.problem, f.cure)
 		}
 		tail = appendJSON(append(appendJSON(append(tail, before...), name), ':'), val.text)
 		before = ","

@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// messages are what Message has emitted in transactions that committed, in the order of the WAL, and the number of transactions.
+// messages are what Message has emitted in transactions that committed, in the order of the WAL, and the
+// number of transactions.
 func (d *database) messages(slot string) (contents []string, commits int) {
 	d.t.Helper()
 	const query = `SELECT encode(data, 'hex') FROM pg_logical_slot_get_binary_changes($1, NULL, NULL,
@@ -27,7 +28,8 @@ func (d *database) messages(slot string) (contents []string, commits int) {
 			commits++
 		case 'M': // flags, LSN, prefix and a byte 0, length, content
 			prefix, rest, _ := strings.Cut(string(b[10:]), "\x00")
-			if b[1] != 1 || prefix != "outflow.event" || int(binary.BigEndian.Uint32([]byte(rest))) != len(rest)-4 {
+			if b[1] != 1 || prefix != "outflow.event" ||
+				int(binary.BigEndian.Uint32([]byte(rest))) != len(rest)-4 {
 				d.t.Errorf("message %q", b)
 			}
 			contents = append(contents, rest[4:])
@@ -58,8 +60,8 @@ func messageOf(t testing.TB, cfg Config) *Outbox {
 	return o
 }
 
-// TestMessage: an event without a table is one logical message with the documented content, in the order of the call, and nothing if
-// the transaction is rolled back.
+// TestMessage: an event without a table is one logical message with the documented content, in the order of
+// the call, and nothing if the transaction is rolled back.
 func TestMessage(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -69,9 +71,11 @@ func TestMessage(t *testing.T) {
 		o := messageOf(t, Config{Headers: map[string]string{"Event-Type": "event_type"}})
 		payload := "{ \"n\" : 1.10,\t\"big\":9007199254740993, \"u\":\"\\u00e9\\u0000\" }"
 		ids := mustCall(t, call, o,
-			Event{Document: odd, Actor: odd, Counter: 1<<63 - 1, ID: odd, Key: odd, Payload: []byte(payload), Columns: map[string]any{"z": odd, "a": 3, "no": nil}},
+			Event{Document: odd, Actor: odd, Counter: 1<<63 - 1, ID: odd, Key: odd, Payload: []byte(payload),
+				Columns: map[string]any{"z": odd, "a": 3, "no": nil}},
 			Event{Document: "d", Payload: []byte("1")}, Event{Document: "d", Payload: []byte("2")})
-		_, err := call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 3, Payload: []byte("3")}, Event{Document: "d", Actor: "a", Counter: 3, Payload: []byte("4")})
+		_, err := call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 3, Payload: []byte("3")},
+			Event{Document: "d", Actor: "a", Counter: 3, Payload: []byte("4")})
 		if !errors.Is(err, ErrTaken) {
 			t.Errorf("a counter twice: %v", err)
 		}
@@ -86,7 +90,8 @@ func TestMessage(t *testing.T) {
 			t.Fatal(err)
 		}
 		contents, commits := d.messages(slot)
-		if len(contents) != 3 || commits != 1 || len(ids) != 3 || ids[0] != odd || !isUUID(ids[1]) || ids[1] == ids[2] {
+		if len(contents) != 3 || commits != 1 || len(ids) != 3 || ids[0] != odd || !isUUID(ids[1]) ||
+			ids[1] == ids[2] {
 			t.Fatalf("%d commits, ids %q, messages %q", commits, ids, contents)
 		}
 		var first struct {
@@ -101,12 +106,15 @@ func TestMessage(t *testing.T) {
 		if err := json.Unmarshal([]byte(contents[0]), &first); err != nil {
 			t.Fatal(err)
 		}
-		if first.Doc != odd || first.Actor != odd || first.Counter != "9223372036854775807" || first.ID != odd || first.Key != odd ||
-			first.Headers["z"] != odd || first.Headers["a"] != "3" || len(first.Headers) != 2 || string(first.Payload) != payload {
+		if first.Doc != odd || first.Actor != odd || first.Counter != "9223372036854775807" ||
+			first.ID != odd || first.Key != odd ||
+			first.Headers["z"] != odd || first.Headers["a"] != "3" || len(first.Headers) != 2 ||
+			string(first.Payload) != payload {
 			t.Errorf("%s", contents[0])
 		}
 		for i, content := range contents[1:] {
-			if want := fmt.Sprintf(`{"doc_id":"d","actor_id":"","counter":0,"id":%q,"payload":%d}`, ids[i+1], i+1); content != want {
+			if want := fmt.Sprintf(`{"doc_id":"d","actor_id":"","counter":0,"id":%q,"payload":%d}`, ids[i+1],
+				i+1); content != want {
 				t.Errorf("got %s, want %s", content, want)
 			}
 		}
@@ -123,13 +131,15 @@ func TestMessageNextCounter(t *testing.T) {
 	d.both(t, func(t *testing.T, call inTx) {
 		var last int64
 		events := []Event{
-			{Document: "d", Actor: "a", ID: "1", Payload: []byte("1")}, {Document: "d", ID: "2", Payload: []byte("2")},
+			{Document: "d", Actor: "a", ID: "1", Payload: []byte("1")},
+			{Document: "d", ID: "2", Payload: []byte("2")},
 			{Document: "d", Actor: "a", ID: "3", Payload: []byte("3"), CounterTo: &last},
 		}
 		mustCall(t, call, o, events...)
 		got, _ := d.messages(slot)
 		want := []string{
-			`{"doc_id":"d","actor_id":"a","counter":1,"id":"1","payload":1}`, `{"doc_id":"d","actor_id":"","counter":1,"id":"2","payload":2}`,
+			`{"doc_id":"d","actor_id":"a","counter":1,"id":"1","payload":1}`,
+			`{"doc_id":"d","actor_id":"","counter":1,"id":"2","payload":2}`,
 			`{"doc_id":"d","actor_id":"a","counter":2,"id":"3","payload":3}`,
 		}
 		if !slices.Equal(got, want) || last != 2 {
@@ -155,7 +165,8 @@ func TestMessageInAnyEncoding(t *testing.T) {
 	t.Cleanup(func() { d.exec("DROP DATABASE " + name + " WITH (FORCE)") })
 	slot := latin.newSlot()
 	t.Cleanup(func() { latin.exec("SELECT pg_drop_replication_slot($1)", slot) })
-	mustCall(t, latin.pgx, messageOf(t, Config{}), Event{Document: "Grüße", Actor: "a", ID: "1", Payload: []byte(`"ß"`)})
+	mustCall(t, latin.pgx, messageOf(t, Config{}), Event{Document: "Grüße", Actor: "a", ID: "1",
+		Payload: []byte(`"ß"`)})
 	want := `{"doc_id":"Grüße","actor_id":"a","counter":0,"id":"1","payload":"ß"}`
 	if got, _ := latin.messages(slot); !slices.Equal(got, []string{want}) {
 		t.Errorf("got %q, want %s", got, want)
@@ -179,16 +190,23 @@ func TestMessageRefused(t *testing.T) {
 		{Event{Document: "d", Payload: []byte("{")}, Config{}, "Payload", "not JSON"},
 		{Event{Document: "d", Payload: []byte("1}")}, Config{}, "Payload", "goes on after its end"},
 		{Event{Document: "d", Payload: nested(1000)}, Config{}, "Payload", "too deep"},
-		{Event{Document: "d", Payload: []byte("1"), Columns: headers(257)}, Config{}, "Columns", "more than 256 headers"},
+		{Event{Document: "d", Payload: []byte("1"), Columns: headers(257)}, Config{}, "Columns",
+			"more than 256 headers"},
 		{Event{Document: "d", Counter: -1, Payload: []byte("1")}, Config{}, "Counter", "below 0"},
-		{Event{Document: "d", Counter: 1, Payload: []byte("1")}, Config{NextCounter: true}, "Counter", "NextCounter takes"},
-		{Event{Document: "d", CounterTo: new(int64), Payload: []byte("1")}, Config{}, "CounterTo", "Turn NextCounter on"},
+		{Event{Document: "d", Counter: 1, Payload: []byte("1")}, Config{NextCounter: true}, "Counter",
+			"NextCounter takes"},
+		{Event{Document: "d", CounterTo: new(int64), Payload: []byte("1")}, Config{}, "CounterTo",
+			"Turn NextCounter on"},
 		{Event{Document: "d", Key: "\x00", Payload: []byte("1")}, Config{}, "Key", "byte 0"},
 		{Event{Document: "d", ID: "\xff", Payload: []byte("1")}, Config{}, "ID", "UTF-8"},
-		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a": []byte{0xFF}}}, Config{}, `Columns["a"]`, "no text"},
-		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a": struct{}{}}}, Config{}, `Columns["a"]`, "no text"},
-		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a\x00": 1}}, Config{}, `Columns["a\x00"]`, "byte 0"},
-		{Event{Document: "d", Payload: []byte(`"` + strings.Repeat("x", 800) + `"`)}, Config{MaxPayload: 1024}, "Payload", "more than sink.max_payload"},
+		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a": []byte{0xFF}}}, Config{},
+			`Columns["a"]`, "no text"},
+		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a": struct{}{}}}, Config{},
+			`Columns["a"]`, "no text"},
+		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a\x00": 1}}, Config{},
+			`Columns["a\x00"]`, "byte 0"},
+		{Event{Document: "d", Payload: []byte(`"` + strings.Repeat("x", 800) + `"`)},
+			Config{MaxPayload: 1024}, "Payload", "more than sink.max_payload"},
 	} {
 		_, err := d.pgx(t.Context(), messageOf(t, c.cfg), c.event)
 		var bad *Invalid

@@ -12,45 +12,54 @@ import (
 type Event struct {
 	Document string // never empty
 	Actor    string // who wrote it; only where the table has the column
-	Counter  int64  // 0 or more, the actor's own; only where the table has the column. With NextCounter it is taken, and must be 0 here
-	// CounterTo, if not nil, is where the counter is stored that NextCounter took. It is not valid before the transaction has committed.
+	// 0 or more, the actor's own; only where the table has the column. With NextCounter it is taken, and must
+	// be 0 here
+	Counter int64
+	// CounterTo, if not nil, is where the counter is stored that NextCounter took. It is not valid before the
+	// transaction has committed.
 	CounterTo *int64
-	// Key orders the document's events. It is given only where the table has a plain column for it. There, and empty, it is made from
-	// Actor and Counter if the table has both; else it must be given.
+	// Key orders the document's events. It is given only where the table has a plain column for it. There,
+	// and empty, it is made from Actor and Counter if the table has both; else it must be given.
 	Key string
-	// Payload is a JSON text where the column is json or jsonb, text where it is text, and any bytes where it is bytea.
+	// Payload is a JSON text where the column is json or jsonb, text where it is text, and any bytes where it
+	// is bytea.
 	Payload []byte
 	ID      string // empty: what the column's default or its identity gives
-	// Columns are further columns, such as event_type; nil is NULL, a column that is not named has its default. All events of a call
-	// name the same. A value may be a string, bytes (hex for bytea, else text), a number, a bool, a time, a driver.Valuer or an
-	// encoding.TextMarshaler. With [Message] they are the event's headers.
+	// Columns are further columns, such as event_type; nil is NULL, a column that is not named has its
+	// default. All events of a call name the same. A value may be a string, bytes (hex for bytea, else text),
+	// a number, a bool, a time, a driver.Valuer or an encoding.TextMarshaler. With [Message] they are the
+	// event's headers.
 	Columns map[string]any
 }
 
 // DefaultMaxPayload is the default of sink.max_payload.
 const DefaultMaxPayload = 1 << 20
 
-// Config describes the outbox as the setting of the same names of Outflow do. Its zero value is the table that `outflow init` makes.
+// Config describes the outbox as the setting of the same names of Outflow do. Its zero value is the table
+// that `outflow init` makes.
 type Config struct {
-	Table   string // schema.name, or name for the search path to find; a part with dots stands in double quotes. Default public.outbox
+	// schema.name, or name for the search path to find; a part with dots stands in double quotes. Default
+	// public.outbox
+	Table   string
 	Columns Columns
-	// NextCounter: the counter of each event is the next one of its document and actor, taken in the same transaction: without a gap,
-	// whatever is rolled back. Two transactions that write for one document and actor then wait for each other. It needs the table of
-	// [Outbox.Schema].
+	// NextCounter: the counter of each event is the next one of its document and actor, taken in the same
+	// transaction: without a gap, whatever is rolled back. Two transactions that write for one document and
+	// actor then wait for each other. It needs the table of [Outbox.Schema].
 	NextCounter  bool
 	CounterTable string // schema.name; default outflow_counter, in the schema of Table
-	// MaxPayload is the setting sink.max_payload, in bytes: an event whose message could be larger is refused. Default [DefaultMaxPayload].
+	// MaxPayload is the setting sink.max_payload, in bytes: an event whose message could be larger is
+	// refused. Default [DefaultMaxPayload].
 	MaxPayload int
 	// Headers is the setting headers, name and column: they count in the size of the message.
 	Headers map[string]string
-	// Publication is the setting publication. If it is given, an event for a table that it does not publish is refused: it would be skipped
-	// in silence.
+	// Publication is the setting publication. If it is given, an event for a table that it does not publish
+	// is refused: it would be skipped in silence.
 	Publication string
 }
 
-// Columns names the table's columns, as the setting columns does. One that is not named has its default name, id, doc_id, actor_id,
-// counter, seq_key, payload, and ID, Actor, Counter and Key are then absent where the table has no such column. "-" says that there is
-// none.
+// Columns names the table's columns, as the setting columns does. One that is not named has its default name,
+// id, doc_id, actor_id, counter, seq_key, payload, and ID, Actor, Counter and Key are then absent where the
+// table has no such column. "-" says that there is none.
 type Columns struct {
 	ID, Document, Actor, Counter, Key, Payload string
 }
@@ -64,7 +73,8 @@ type Outbox struct {
 	layout  atomic.Pointer[layout] // what the first call read of the table; nil: read it again
 }
 
-// New checks a configuration. It connects to nothing: the first call reads the table's columns, over its own transaction.
+// New checks a configuration. It connects to nothing: the first call reads the table's columns, over its own
+// transaction.
 func New(cfg Config) (*Outbox, error) {
 	if cfg.Table == "" {
 		cfg.Table = "public.outbox"
@@ -75,7 +85,8 @@ func New(cfg Config) (*Outbox, error) {
 		o.cfg.MaxPayload = DefaultMaxPayload
 	}
 	if o.cfg.MaxPayload < 1<<10 || o.cfg.MaxPayload > 64<<20 {
-		return nil, fmt.Errorf("producer: MaxPayload %d is not possible. Give what sink.max_payload has, 1 KiB to 64 MiB", cfg.MaxPayload)
+		return nil, fmt.Errorf("producer: MaxPayload %d is not possible. Give what sink.max_payload has, 1 "+
+			"KiB to 64 MiB", cfg.MaxPayload)
 	}
 	var err error
 	if o.table, err = parseName("Table", cfg.Table); err != nil {
@@ -89,13 +100,15 @@ func New(cfg Config) (*Outbox, error) {
 	}
 	for _, header := range slices.Sorted(maps.Keys(cfg.Headers)) {
 		if header == "" || cfg.Headers[header] == "" {
-			return nil, fmt.Errorf("producer: Headers[%q] is %q. Give each header the name of a column", header, cfg.Headers[header])
+			return nil, fmt.Errorf("producer: Headers[%q] is %q. Give each header the name of a column",
+				header, cfg.Headers[header])
 		}
 	}
 	return o, nil
 }
 
-// Schema returns the statement that makes the table of counters that NextCounter needs. `outflow init --sql-api` runs it.
+// Schema returns the statement that makes the table of counters that NextCounter needs. `outflow init
+// --sql-api` runs it.
 func (o *Outbox) Schema() string {
 	return "CREATE TABLE IF NOT EXISTS " + o.counter.quoted() + " (\n" +
 		"  doc_id text COLLATE \"C\" NOT NULL,\n" +
@@ -121,11 +134,12 @@ func (n name) quoted() string {
 // quote makes an identifier of SQL.
 func quote(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
 
-// parseName reads schema.name or name, as the setting table is read: a part that holds dots stands in double quotes, and nothing is
-// folded to lower case.
+// parseName reads schema.name or name, as the setting table is read: a part that holds dots stands in double
+// quotes, and nothing is folded to lower case.
 func parseName(setting, text string) (name, error) {
 	bad := func() (name, error) {
-		return name{}, fmt.Errorf("producer: %s %q is not a table's name. Write schema.name, or name; a part that holds dots in double quotes",
+		return name{}, fmt.Errorf("producer: %s %q is not a table's name. Write schema.name, or name; a "+
+			"part that holds dots in double quotes",
 			setting, text)
 	}
 	var parts []string

@@ -12,7 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TestTaken: where a unique constraint watches, a counter or an id that was taken in another transaction is an error that names the event.
+// TestTaken: where a unique constraint watches, a counter or an id that was taken in another transaction is
+// an error that names the event.
 func TestTaken(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable, "CREATE UNIQUE INDEX once ON outbox (doc_id, actor_id, counter)")
@@ -21,11 +22,13 @@ func TestTaken(t *testing.T) {
 		first := mustCall(t, call, o, Event{Document: "d, e", Actor: "a", Counter: 7, Payload: []byte("1")})
 		_, err := call(t.Context(), o, Event{Document: "d, e", Actor: "a", Counter: 6, Payload: []byte("1")},
 			Event{Document: "d, e", Actor: "a", Counter: 7, Payload: []byte("1")})
-		wantError(t, err, `event 1 (Document "d, e", Actor "a", Counter 7`, "once", "already exists", "NextCounter")
+		wantError(t, err, `event 1 (Document "d, e", Actor "a", Counter 7`, "once", "already exists",
+			"NextCounter")
 		if !errors.Is(err, ErrTaken) {
 			t.Error("not ErrTaken")
 		}
-		_, err = call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 8, ID: first[0], Payload: []byte("1")})
+		_, err = call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 8, ID: first[0],
+			Payload: []byte("1")})
 		wantError(t, err, `event 0 (Document "d"`, first[0], "outbox_pkey")
 		if got := d.texts("SELECT counter::text FROM outbox"); len(got) != 1 {
 			t.Errorf("counters %q", got)
@@ -46,7 +49,8 @@ func wantError(t testing.TB, err error, parts ...string) {
 	}
 }
 
-// TestServerErrors: what PostgreSQL alone can refuse is reported with its cure, and a table that has changed is read again.
+// TestServerErrors: what PostgreSQL alone can refuse is reported with its cure, and a table that has changed
+// is read again.
 func TestServerErrors(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -59,7 +63,8 @@ func TestServerErrors(t *testing.T) {
 		d.exec(defaultTable)
 		mustCall(t, call, o, e)
 
-		d.exec("ALTER TABLE outbox ADD needed int, DROP seq_key, ALTER payload TYPE json, ALTER doc_id TYPE varchar(3)")
+		d.exec("ALTER TABLE outbox ADD needed int, DROP seq_key, ALTER payload TYPE json, ALTER doc_id " +
+			"TYPE varchar(3)")
 		d.exec("UPDATE outbox SET needed = 1")
 		d.exec("ALTER TABLE outbox ALTER needed SET NOT NULL")
 		_, err = call(t.Context(), o, e)
@@ -83,8 +88,11 @@ func TestServerErrors(t *testing.T) {
 		_, err = call(t.Context(), o, cut)
 		wantError(t, err, "bit string length 4 does not match") // a cast to bit(3) would cut it in silence
 
-		d.exec(`CREATE OR REPLACE FUNCTION pg_temp.drop_it() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
-		d.exec("CREATE TRIGGER t BEFORE INSERT ON outbox FOR EACH ROW WHEN (new.doc_id = 'no') EXECUTE FUNCTION pg_temp.drop_it()")
+		d.exec(
+			`CREATE OR REPLACE FUNCTION pg_temp.drop_it() RETURNS trigger LANGUAGE plpgsql
+				AS 'BEGIN RETURN NULL; END'`)
+		d.exec("CREATE TRIGGER t BEFORE INSERT ON outbox FOR EACH ROW WHEN (new.doc_id = 'no') EXECUTE " +
+			"FUNCTION pg_temp.drop_it()")
 		no := e
 		no.Document, no.Counter = "no", 2
 		e.Document = "yes"
@@ -96,22 +104,27 @@ func TestServerErrors(t *testing.T) {
 // TestConfigErrors: a mapping that the table does not have, and a table that nobody publishes.
 func TestConfigErrors(t *testing.T) {
 	t.Parallel()
-	d := newDatabase(t, "CREATE TABLE outbox (id int, doc_id text, payload text)", "CREATE TABLE other (doc_id text, payload text)",
-		"CREATE PUBLICATION one FOR TABLE outbox WITH (publish = 'insert')", "CREATE PUBLICATION updates FOR TABLE outbox WITH (publish = 'update')")
+	d := newDatabase(t, "CREATE TABLE outbox (id int, doc_id text, payload text)",
+		"CREATE TABLE other (doc_id text, payload text)",
+		"CREATE PUBLICATION one FOR TABLE outbox WITH (publish = 'insert')",
+		"CREATE PUBLICATION updates FOR TABLE outbox WITH (publish = 'update')")
 	for _, c := range []struct {
 		cfg  Config
 		want []string
 	}{
-		{Config{Columns: Columns{Document: "topic"}}, []string{`no column "topic" (Columns.Document)`, "id, doc_id, payload"}},
+		{Config{Columns: Columns{Document: "topic"}}, []string{`no column "topic" (Columns.Document)`,
+			"id, doc_id, payload"}},
 		{Config{Columns: Columns{Actor: "who"}}, []string{`no column "who" (Columns.Actor)`}},
 		{Config{Columns: Columns{Payload: "-"}}, []string{"Columns.Payload"}},
 		{Config{NextCounter: true}, []string{"no column for the counter"}},
-		{Config{Table: "other", Publication: "one"}, []string{`publication "one" does not publish`, "skipped in silence"}},
+		{Config{Table: "other", Publication: "one"}, []string{`publication "one" does not publish`,
+			"skipped in silence"}},
 		{Config{Publication: "updates"}, []string{`publication "updates"`}},
 		{Config{Publication: "none"}, []string{`publication "none"`}},
 		{Config{Publication: "one"}, nil},
 	} {
-		_, err := d.pgx(t.Context(), outboxOf(t, c.cfg), Event{Document: "d", Payload: []byte("1"), ID: ""}.orID(c.want == nil))
+		_, err := d.pgx(t.Context(), outboxOf(t, c.cfg),
+			Event{Document: "d", Payload: []byte("1"), ID: ""}.orID(c.want == nil))
 		if c.want == nil {
 			if err != nil {
 				t.Error(err)
@@ -121,7 +134,8 @@ func TestConfigErrors(t *testing.T) {
 		wantError(t, err, c.want...)
 	}
 	for _, cfg := range []Config{
-		{Table: "a.b.c"}, {Table: `"a`}, {Table: "a."}, {Table: ".a"}, {Table: `"a"b`}, {Table: "a\x00"}, {CounterTable: "x.y.z"}, {MaxPayload: 100},
+		{Table: "a.b.c"}, {Table: `"a`}, {Table: "a."}, {Table: ".a"}, {Table: `"a"b`}, {Table: "a\x00"},
+		{CounterTable: "x.y.z"}, {MaxPayload: 100},
 		{MaxPayload: 65 << 20}, {Headers: map[string]string{"A": ""}},
 	} {
 		if _, err := New(cfg); err == nil {
@@ -129,7 +143,8 @@ func TestConfigErrors(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]name{
-		"a": {"", "a"}, "a.b": {"a", "b"}, `"a.b".c`: {"a.b", "c"}, `a."b""c."`: {"a", `b"c.`}, "Über.Maß": {"Über", "Maß"},
+		"a": {"", "a"}, "a.b": {"a", "b"}, `"a.b".c`: {"a.b", "c"}, `a."b""c."`: {"a", `b"c.`},
+		"Über.Maß": {"Über", "Maß"},
 	} {
 		if got, err := parseName("Table", text); err != nil || got != want {
 			t.Errorf("%s is %v, %v", text, got, err)
@@ -145,7 +160,8 @@ func (e Event) orID(give bool) Event {
 	return e
 }
 
-// turns counts how often the server said on a connection that it is ready for a query: once for each round trip.
+// turns counts how often the server said on a connection that it is ready for a query: once for each round
+// trip.
 type turns struct {
 	net.Conn
 	n    *atomic.Int64
@@ -171,14 +187,15 @@ func (c *turns) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too: once pgx has prepared the statement on a
-// connection, and from the first on where it prepares none.
+// TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too: once pgx
+// has prepared the statement on a connection, and from the first on where it prepares none.
 func TestOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable)
 	counting := outboxOf(t, Config{NextCounter: true})
 	d.exec(counting.Schema())
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol} {
 		cfg, err := pgx.ParseConfig(d.url)
 		if err != nil {
 			t.Fatal(err)
@@ -190,8 +207,10 @@ func TestOneRoundTrip(t *testing.T) {
 			c, err := dial(ctx, network, addr)
 			return &turns{Conn: c, n: &n}, err
 		}
-		for _, o := range []*Outbox{outboxOf(t, Config{}), counting, messageOf(t, Config{NextCounter: true})} {
-			mustCall(t, d.pgx, o, many(1, o.cfg.NextCounter)...) // the columns are read once for all connections
+		for _, o := range []*Outbox{outboxOf(t, Config{}), counting,
+			messageOf(t, Config{NextCounter: true})} {
+			// the columns are read once for all connections
+			mustCall(t, d.pgx, o, many(1, o.cfg.NextCounter)...)
 			conn, err := pgx.ConnectConfig(t.Context(), cfg)
 			if err != nil {
 				t.Fatal(err)
@@ -205,7 +224,8 @@ func TestOneRoundTrip(t *testing.T) {
 				if _, err := o.Enqueue(t.Context(), tx, many(size, o.cfg.NextCounter)...); err != nil {
 					t.Fatal(err)
 				}
-				if got := n.Load() - before; got != 1 && (call > 0 || mode != pgx.QueryExecModeCacheStatement) {
+				if got := n.Load() - before; got != 1 &&
+					(call > 0 || mode != pgx.QueryExecModeCacheStatement) {
 					t.Errorf("mode %v: %d events took %d round trips", mode, size, got)
 				}
 			}
@@ -218,7 +238,8 @@ func TestOneRoundTrip(t *testing.T) {
 func many(n int, nextCounter bool) []Event {
 	all := make([]Event, n)
 	for i := range all {
-		all[i] = Event{Document: "doc-" + string(rune('0'+i%10)), Actor: "alice", Payload: []byte(`{"op": "insert", "at": 17, "text": "x"}`)}
+		all[i] = Event{Document: "doc-" + string(rune('0'+i%10)), Actor: "alice",
+			Payload: []byte(`{"op": "insert", "at": 17, "text": "x"}`)}
 		if !nextCounter {
 			all[i].Counter = int64(i)
 		}

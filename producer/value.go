@@ -31,7 +31,8 @@ func plain(v any) (val value, binary bool, err error) {
 	case []byte:
 		return value{text: string(v), null: v == nil}, v != nil, nil
 	case time.Time:
-		return value{text: v.Format("2006-01-02 15:04:05.999999999Z07:00:00")}, false, nil // old offsets have seconds
+		// old offsets have seconds
+		return value{text: v.Format("2006-01-02 15:04:05.999999999Z07:00:00")}, false, nil
 	}
 	r := reflect.ValueOf(v)
 	if r.Kind() == reflect.Pointer && r.IsNil() {
@@ -82,21 +83,26 @@ type finding struct{ problem, cure string }
 // check says what PostgreSQL would not take of a text for a column, as far as it can be known here.
 func (c *column) check(s string) *finding {
 	if i := strings.IndexByte(s, 0); i >= 0 {
-		return &finding{fmt.Sprintf("it has a byte 0, at %d", i), "PostgreSQL holds it in bytea only: take it out, or encode the value"}
+		return &finding{fmt.Sprintf("it has a byte 0, at %d", i),
+			"PostgreSQL holds it in bytea only: take it out, or encode the value"}
 	}
 	if !utf8.ValidString(s) {
-		return &finding{fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(s)), "Give text in UTF-8; bytes need a column of type bytea"}
+		return &finding{fmt.Sprintf("not valid UTF-8 at byte %d", invalidUTF8(s)),
+			"Give text in UTF-8; bytes need a column of type bytea"}
 	}
 	if c.length > 0 && utf8.RuneCountInString(s) > c.length {
-		return &finding{fmt.Sprintf("longer than the %d characters of column %q", c.length, c.name), "Shorten it, or make the column wider"}
+		return &finding{fmt.Sprintf("longer than the %d characters of column %q", c.length, c.name),
+			"Shorten it, or make the column wider"}
 	}
 	switch bits := map[kind]int{int2: 16, int4: 32, int8: 64}[c.kind]; {
 	case bits > 0:
 		if _, err := strconv.ParseInt(s, 10, bits); err != nil {
-			return &finding{fmt.Sprintf("not a whole number of %d bits, which column %q holds", bits, c.name), "Give one, in digits"}
+			return &finding{fmt.Sprintf("not a whole number of %d bits, which column %q holds", bits, c.name),
+				"Give one, in digits"}
 		}
 	case c.kind == uuid && !isUUID(s):
-		return &finding{fmt.Sprintf("not a UUID, which column %q holds", c.name), "Give 32 hexadecimal digits, as 8-4-4-4-12"}
+		return &finding{fmt.Sprintf("not a UUID, which column %q holds", c.name),
+			"Give 32 hexadecimal digits, as 8-4-4-4-12"}
 	}
 	return nil
 }
@@ -113,7 +119,8 @@ func isUUID(s string) bool {
 	return len(s) == 32 && err == nil
 }
 
-// checkJSON is check for a column of JSON. size is how long PostgreSQL prints the text: exactly if that is above limit, else at most.
+// checkJSON is check for a column of JSON. size is how long PostgreSQL prints the text: exactly if that is
+// above limit, else at most.
 func (c *column) checkJSON(b []byte, limit int) (size int, f *finding) {
 	size = len(b)
 	problem := checkJSON(b, 0)
@@ -122,7 +129,8 @@ func (c *column) checkJSON(b []byte, limit int) (size int, f *finding) {
 	}
 	if problem != "" {
 		return 0, &finding{
-			"not what a column of type " + c.typ + " takes: " + problem, "Give a JSON text, such as json.Marshal returns",
+			"not what a column of type " + c.typ + " takes: " + problem,
+			"Give a JSON text, such as json.Marshal returns",
 		}
 	}
 	if c.kind == documentB && size > limit {

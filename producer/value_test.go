@@ -45,13 +45,15 @@ func columnOf(kind string) (name, sql string) { return strings.ReplaceAll(kind, 
 // TestValues: what PostgreSQL has of each kind of Go value in a further column, as it prints it.
 func TestValues(t *testing.T) {
 	t.Parallel()
-	kinds := []string{"text", "bigint", "smallint", "numeric", "real", "double precision", "boolean", "bytea", "jsonb", "json", "inet", "timestamptz", "timestamp"}
+	kinds := []string{"text", "bigint", "smallint", "numeric", "real", "double precision", "boolean", "bytea",
+		"jsonb", "json", "inet", "timestamptz", "timestamp"}
 	table := "CREATE TABLE outbox (doc_id text, payload text"
 	for _, kind := range kinds {
 		name, kind := columnOf(kind)
 		table += ", " + name + " " + kind
 	}
-	d := newDatabase(t, table+")", "SET TimeZone = 'UTC'", "SET DateStyle = 'ISO'", "SET extra_float_digits = 1")
+	d := newDatabase(t, table+")", "SET TimeZone = 'UTC'", "SET DateStyle = 'ISO'",
+		"SET extra_float_digits = 1")
 	const null = "<null>"
 	var noString *string
 	var noMoney *money
@@ -119,7 +121,8 @@ func TestValues(t *testing.T) {
 		{"inet", to(netip.MustParsePrefix("fe80::/10")), "fe80::/10"},
 		{"timestamptz", day(3, 4000), "1930-05-01 12:00:03.000004+00"},
 		{"timestamptz", at(-5*3600, day(0, 0)), "1930-05-01 12:00:00+00"},
-		{"timestamptz", at(1172, day(0, 0)), "1930-05-01 12:00:00+00"}, // Amsterdam's, 19 minutes and 32 seconds
+		// Amsterdam's, 19 minutes and 32 seconds
+		{"timestamptz", at(1172, day(0, 0)), "1930-05-01 12:00:00+00"},
 		{"timestamptz", to(at(1172, day(0, 0))), "1930-05-01 12:00:00+00"},
 		{"timestamptz", to(to(at(1172, day(0, 0)))), "1930-05-01 12:00:00+00"},
 		{"timestamptz", sql.NullTime{Time: at(-1172, day(0, 0)), Valid: true}, "1930-05-01 12:00:00+00"},
@@ -131,11 +134,13 @@ func TestValues(t *testing.T) {
 	} {
 		name, _ := columnOf(c.kind)
 		o := outboxOf(t, Config{})
-		if _, err := d.pgx(t.Context(), o, Event{Document: "d", Payload: []byte("p"), Columns: map[string]any{name: c.value}}); err != nil {
+		if _, err := d.pgx(t.Context(), o,
+			Event{Document: "d", Payload: []byte("p"), Columns: map[string]any{name: c.value}}); err != nil {
 			t.Errorf("%s of %T(%v): %v", c.kind, c.value, c.value, err)
 			continue
 		}
-		if got := d.texts("SELECT coalesce(" + name + "::text, '" + null + "') FROM outbox"); !slices.Equal(got, []string{c.want}) {
+		if got := d.texts("SELECT coalesce(" + name + "::text, '" + null + "') FROM outbox"); !slices.Equal(
+			got, []string{c.want}) {
 			t.Errorf("%s of %T(%v): the table has %q, want %q", c.kind, c.value, c.value, got, c.want)
 		}
 		d.exec("DELETE FROM outbox")
@@ -162,9 +167,11 @@ func TestValues(t *testing.T) {
 		{"jsonb", `{"a":`, "no value where one must be, at byte 5"},
 	} {
 		name, _ := columnOf(c.kind)
-		_, err := d.pgx(t.Context(), outboxOf(t, Config{}), Event{Document: "d", Payload: []byte("p"), Columns: map[string]any{name: c.value}})
+		_, err := d.pgx(t.Context(), outboxOf(t, Config{}),
+			Event{Document: "d", Payload: []byte("p"), Columns: map[string]any{name: c.value}})
 		var bad *Invalid
-		if !errors.As(err, &bad) || bad.Field != `Columns["`+name+`"]` || !strings.Contains(err.Error(), c.want) {
+		if !errors.As(err, &bad) || bad.Field != `Columns["`+name+`"]` ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s of %T: %v, want %q", c.kind, c.value, err, c.want)
 		}
 	}

@@ -40,8 +40,9 @@ func (l load) events(b *testing.B) []relay.Event {
 		counters[c]++
 		actor := fmt.Sprintf("author-%02d", c%2)
 		list[i] = relay.Event{
-			Doc: fmt.Sprintf("document-%06d", c/2), Actor: actor, Key: fmt.Sprintf("%s:%020d", actor, counters[c]),
-			ID: fmt.Sprintf("6f1c2c5e-8c2a-4b1e-9d52-%012d", i), Payload: payload, PayloadSize: len(payload),
+			Doc: fmt.Sprintf("document-%06d", c/2), Actor: actor,
+			Key: fmt.Sprintf("%s:%020d", actor, counters[c]),
+			ID:  fmt.Sprintf("6f1c2c5e-8c2a-4b1e-9d52-%012d", i), Payload: payload, PayloadSize: len(payload),
 		}
 	}
 	for i := range list {
@@ -60,7 +61,8 @@ func edits(b *testing.B) (list []relay.Event) {
 	}
 	for _, op := range ops {
 		list = append(list, relay.Event{
-			Doc: op.Doc, Actor: op.Actor, Key: fmt.Sprintf("%s:%020d", op.Actor, op.Counter), Payload: op.Payload, PayloadSize: len(op.Payload),
+			Doc: op.Doc, Actor: op.Actor, Key: fmt.Sprintf("%s:%020d", op.Actor, op.Counter),
+			Payload: op.Payload, PayloadSize: len(op.Payload),
 		})
 	}
 	return list
@@ -68,7 +70,8 @@ func edits(b *testing.B) (list []relay.Event) {
 
 func (l load) run(b *testing.B) {
 	events := l.events(b)
-	buffer := New(Config{Settings: relay.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20, MaxBytes: 1 << 30}})
+	buffer := New(Config{Settings: relay.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20,
+		MaxBytes: 1 << 30}})
 	b.ReportAllocs()
 	b.ResetTimer()
 	var out relay.Event
@@ -88,7 +91,8 @@ func (l load) run(b *testing.B) {
 		if i%len(events) == 0 { // the keys begin again: everything before leaves
 			now += 1_000_000
 		}
-		if err := buffer.Commit(relay.Commit{LSN: lsn, Time: now, Kind: relay.Events, Events: n}); err != nil {
+		if err := buffer.Commit(relay.Commit{LSN: lsn, Time: now, Kind: relay.Events,
+			Events: n}); err != nil {
 			b.Fatal(err)
 		}
 		w, err := buffer.Close()
@@ -130,18 +134,24 @@ func BenchmarkBuffer(b *testing.B) {
 		{"horizon=0,docs=1000,rows=100", load{docs: 1000, rows: 100, spacing: 1000}},
 		{"horizon=0,docs=100000,rows=100", load{docs: 100_000, rows: 100, spacing: 1000}},
 		{"horizon=0,docs=1000,rows=10000", load{docs: 1000, rows: 10_000, spacing: 100_000}},
-		{"horizon=0,docs=1000,rows=100,payload=10KB", load{docs: 1000, rows: 100, spacing: 1000, payload: 10 << 10}},
-		{"horizon=0,docs=1000,rows=100,sort=commit", load{docs: 1000, rows: 100, spacing: 1000, sort: outbox.ByCommit}},
+		{"horizon=0,docs=1000,rows=100,payload=10KB",
+			load{docs: 1000, rows: 100, spacing: 1000, payload: 10 << 10}},
+		{"horizon=0,docs=1000,rows=100,sort=commit",
+			load{docs: 1000, rows: 100, spacing: 1000, sort: outbox.ByCommit}},
 		{"horizon=0,rows=100,trace", load{rows: 100, spacing: 1000, trace: true}},
 		{"horizon=20ms,docs=1,rows=1", load{horizon: horizon, docs: 1, rows: 1, spacing: 10}},
 		{"horizon=20ms,docs=1000,rows=1", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10}},
 		{"horizon=20ms,docs=100000,rows=1", load{horizon: horizon, docs: 100_000, rows: 1, spacing: 10}},
 		{"horizon=20ms,docs=1000,rows=100", load{horizon: horizon, docs: 1000, rows: 100, spacing: 1000}},
-		{"horizon=20ms,docs=1000,rows=1,sort=commit", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, sort: outbox.ByCommit}},
+		{"horizon=20ms,docs=1000,rows=1,sort=commit", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10,
+			sort: outbox.ByCommit}},
 		{"horizon=20ms,rows=1,trace", load{horizon: horizon, rows: 1, spacing: 10, trace: true}},
-		{"horizon=20ms,docs=1,rows=1,late=30", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 30}},
-		{"horizon=20ms,docs=1,rows=1,late=1000", load{horizon: horizon, docs: 1, rows: 1, spacing: 10, disorder: 1000}},
-		{"horizon=20ms,docs=1000,rows=1,late=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10, disorder: 1000}},
+		{"horizon=20ms,docs=1,rows=1,late=30", load{horizon: horizon, docs: 1, rows: 1, spacing: 10,
+			disorder: 30}},
+		{"horizon=20ms,docs=1,rows=1,late=1000", load{horizon: horizon, docs: 1, rows: 1, spacing: 10,
+			disorder: 1000}},
+		{"horizon=20ms,docs=1000,rows=1,late=1000", load{horizon: horizon, docs: 1000, rows: 1, spacing: 10,
+			disorder: 1000}},
 	} {
 		b.Run(c.name, c.load.run)
 	}

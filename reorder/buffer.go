@@ -10,27 +10,31 @@ import (
 
 // Config is what a Buffer starts from: a place, and how the process is set up.
 type Config struct {
-	Settings          relay.Settings    // in force at Start
-	Start             outbox.LSN        // the place's due: commits at or below are no inputs
-	PublishedAhead    []outbox.Position // the place's: events beyond Start that are in the stream already
-	Unkeyed           bool              // horizon 0 and sort commit are in force whatever the settings say
-	MaxPublishedAhead int               // 0: relay.MaxPublishedAhead. It decides the order: nothing but tests may set another
-	Scratch           Scratch           // where a transaction larger than the buffer spills
-	MaxSpill          int64             // bytes of scratch files at a time; 0: no limit. More is a fatal fault
-	// Stop is asked again and again while scratch files are read, which may take minutes in one call. An error of it ends the call
-	// with that error. nil: never stopped.
+	Settings       relay.Settings    // in force at Start
+	Start          outbox.LSN        // the place's due: commits at or below are no inputs
+	PublishedAhead []outbox.Position // the place's: events beyond Start that are in the stream already
+	Unkeyed        bool              // horizon 0 and sort commit are in force whatever the settings say
+	// 0: relay.MaxPublishedAhead. It decides the order: nothing but tests may set another
+	MaxPublishedAhead int
+	Scratch           Scratch // where a transaction larger than the buffer spills
+	// bytes of scratch files at a time; 0: no limit. More is a fatal fault
+	MaxSpill int64
+	// Stop is asked again and again while scratch files are read, which may take minutes in one call. An
+	// error of it ends the call with that error. nil: never stopped.
 	Stop func() error
 }
 
 // Buffer holds events in their order of commit until they are due. It is owned by one goroutine.
 type Buffer struct {
-	cfg    Config
-	set    relay.Settings    // in force, as read
-	atDue  relay.Settings    // in force at the last due
-	taken  []outbox.Position // events beyond the last due that have left, ascending; shared with places, so never written to
-	newest outbox.LSN        // of the last input
+	cfg   Config
+	set   relay.Settings // in force, as read
+	atDue relay.Settings // in force at the last due
+	// events beyond the last due that have left, ascending; shared with places, so never written to
+	taken  []outbox.Position
+	newest outbox.LSN // of the last input
 
-	// What is held. A spilled transaction that stays held is the newest commit and comes into the fifo with the next call.
+	// What is held. A spilled transaction that stays held is the newest commit and comes into the fifo with
+	// the next call.
 	fifo    fifo
 	commits queue[commit] // those with held events, oldest first; one within may have lost them all to pulls
 	held    tally
@@ -39,7 +43,8 @@ type Buffer struct {
 	index   index         // of the events below indexed
 	indexed uint64
 
-	// The transaction that is being read: from slot start on, or in spill. A spill with an LSN is not read but held.
+	// The transaction that is being read: from slot start on, or in spill. A spill with an LSN is not read
+	// but held.
 	read  tally
 	start uint64
 	spill *spill
@@ -101,8 +106,8 @@ var (
 	errBack   = errors.New("reorder: a commit's LSN is not above its predecessor's")
 )
 
-// Append adds one event of the transaction that is being read; its Pos.Index counts them from 0, its LSN is not known yet. The event
-// is copied, its bytes are not. An error leaves the buffer useless: see Discard.
+// Append adds one event of the transaction that is being read; its Pos.Index counts them from 0, its LSN is
+// not known yet. The event is copied, its bytes are not. An error leaves the buffer useless: see Discard.
 func (b *Buffer) Append(e *relay.Event) error {
 	if err := b.ready(); err != nil {
 		return err
@@ -190,7 +195,8 @@ func (b *Buffer) forget() {
 	b.read = tally{}
 }
 
-// ready checks that the caller keeps to the order of calls, and brings back what the last close left in scratch files.
+// ready checks that the caller keeps to the order of calls, and brings back what the last close left in
+// scratch files.
 func (b *Buffer) ready() error {
 	if b.err != nil {
 		return b.err
@@ -230,11 +236,13 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 	return b.commits.at(0).lsn, true
 }
 
-// Settings returns the settings that are in force, as they were read: what Unkeyed does to them is not in them.
+// Settings returns the settings that are in force, as they were read: what Unkeyed does to them is not in
+// them.
 func (b *Buffer) Settings() relay.Settings { return b.set }
 
-// Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next. It may be called only
-// when no event is held. Seq and Timeline are left to the caller, and PublishedAhead may not be changed.
+// Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next.
+// It may be called only when no event is held. Seq and Timeline are left to the caller, and PublishedAhead
+// may not be changed.
 func (b *Buffer) Marker(lsn outbox.LSN) relay.Checkpoint {
 	if b.held.events > 0 {
 		panic("reorder: Marker while events are held")
@@ -256,8 +264,8 @@ func (b *Buffer) passed(due outbox.LSN) int {
 	return n
 }
 
-// Late returns how many events have left after a higher key of their sequence had left in an earlier window. It counts with a
-// table of fixed size and forgets at a restart: at least so many were late.
+// Late returns how many events have left after a higher key of their sequence had left in an earlier window.
+// It counts with a table of fixed size and forgets at a restart: at least so many were late.
 func (b *Buffer) Late() uint64 { return b.late.count }
 
 // Discard drops the scratch files and everything held. The buffer must not be used any more.

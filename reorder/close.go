@@ -6,9 +6,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Close returns the window that the last input made due, nil if it made none. It is to be called once after each Commit. The window
-// belongs to the buffer: it must be read to its end before the next Append or Commit, and not be used afterwards (its Checkpoint may be
-// kept).
+// Close returns the window that the last input made due, nil if it made none. It is to be called once after
+// each Commit. The window belongs to the buffer: it must be read to its end before the next Append or Commit,
+// and not be used afterwards (its Checkpoint may be kept).
 func (b *Buffer) Close() (*Window, error) {
 	if b.err != nil {
 		return nil, b.err
@@ -115,9 +115,10 @@ func (b *Buffer) closeAll(pull int) (*Window, error) {
 	return w, nil
 }
 
-// pull finds the held events beyond due that go before one at or below due: in the first n commits. It leaves the events that the
-// window takes at the end of the index's account and in order, sequence by sequence; touched says which ones. When there are more
-// than limit it stops short: everything held is taken then, and what it has done to the index does not matter.
+// pull finds the held events beyond due that go before one at or below due: in the first n commits. It leaves
+// the events that the window takes at the end of the index's account and in order, sequence by sequence;
+// touched says which ones. When there are more than limit it stops short: everything held is taken then, and
+// what it has done to the index does not matter.
 func (b *Buffer) pull(n int, due outbox.LSN, limit int) (pulled []*slot, err error) {
 	for ; b.indexed < b.fifo.tail; b.indexed++ {
 		if s := b.fifo.at(b.indexed); s.Pos.LSN != 0 {

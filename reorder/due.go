@@ -2,12 +2,13 @@ package reorder
 
 import "github.com/outflowhq/outflow/outbox"
 
-// due returns the LSN of the newest input that is due now that b.input has been read; false if none is. It is called once for each
-// input.
+// due returns the LSN of the newest input that is due now that b.input has been read; false if none is. It is
+// called once for each input.
 //
-// The horizon asks for the newest input whose time lies that far back. Commit timestamps do not ascend with the LSNs, so an input
-// matters only as long as every later one is younger: a later one that is not younger is due whenever this one is. marks holds
-// those that matter, with times that ascend; each input is put in and taken out once.
+// The horizon asks for the newest input whose time lies that far back. Commit timestamps do not ascend with
+// the LSNs, so an input matters only as long as every later one is younger: a later one that is not younger
+// is due whenever this one is. marks holds those that matter, with times that ascend; each input is put in
+// and taken out once.
 func (b *Buffer) due() (due outbox.LSN, ok bool) {
 	set, in := b.inForce(), b.input
 	if set.Horizon == 0 {
@@ -42,8 +43,9 @@ func (b *Buffer) advance(due outbox.LSN) {
 	b.taken = b.taken[b.passed(due):]
 }
 
-// rest is called when no event is held. The next window that has events has a due above every input read so far, so none of them
-// can decide anything any more, and the settings in force now will be those at that due or older than others that are.
+// rest is called when no event is held. The next window that has events has a due above every input read so
+// far, so none of them can decide anything any more, and the settings in force now will be those at that due
+// or older than others that are.
 func (b *Buffer) rest() {
 	b.marks.clear()
 	b.changes.clear()

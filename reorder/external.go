@@ -7,8 +7,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// orderSpilled returns everything held in the window's order: what is in memory, by position in b.order, and the spilled
-// transaction, all of whose positions lie beyond.
+// orderSpilled returns everything held in the window's order: what is in memory, by position in b.order, and
+// the spilled transaction, all of whose positions lie beyond.
 func (b *Buffer) orderSpilled() (*merge, error) {
 	s := b.spill
 	held := make([]item, len(b.order))
@@ -45,10 +45,10 @@ func (b *Buffer) orderSpilled() (*merge, error) {
 	return b.fillPlaces(all)
 }
 
-// fillPlaces is sort commit for more events than fit in memory. events come by position. Sorted by (sequence, key, position) they are
-// in the order in which each sequence's events go out; sorted by (sequence, position) they show the places that each sequence
-// occupies, in order. Both lists have the same sequences with the same numbers of events, so the n-th event of the one goes to the
-// n-th place of the other.
+// fillPlaces is sort commit for more events than fit in memory. events come by position. Sorted by (sequence,
+// key, position) they are in the order in which each sequence's events go out; sorted by (sequence, position)
+// they show the places that each sequence occupies, in order. Both lists have the same sequences with the
+// same numbers of events, so the n-th event of the one goes to the n-th place of the other.
 func (b *Buffer) fillPlaces(events *merge) (*merge, error) {
 	room := b.allowance() / 4
 	bySequence := b.sorter(itemsBySequence, room)
@@ -64,7 +64,8 @@ func (b *Buffer) fillPlaces(events *merge) (*merge, error) {
 		if e == nil {
 			break
 		}
-		if e.Doc != name.Doc || e.Actor != name.Actor { // a name of its own: it must not keep the event's block
+		// a name of its own: it must not keep the event's block
+		if e.Doc != name.Doc || e.Actor != name.Actor {
 			name.Doc, name.Actor = strings.Clone(e.Doc), strings.Clone(e.Actor)
 		}
 		name.Pos = e.Pos

@@ -7,7 +7,8 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// slot is where an event lies in memory, once. A slot whose event has been taken or dropped is zero: no committed event has LSN 0.
+// slot is where an event lies in memory, once. A slot whose event has been taken or dropped is zero: no
+// committed event has LSN 0.
 type slot struct {
 	relay.Event
 	seq  *sequence // nil while the event is not in the index
@@ -19,8 +20,8 @@ const chunkLen = 128
 
 type chunk [chunkLen]slot
 
-// maxSpare is how many free chunks are kept for the next events. The rest is left to the garbage collector, so that a burst
-// leaves nothing behind.
+// maxSpare is how many free chunks are kept for the next events. The rest is left to the garbage collector,
+// so that a burst leaves nothing behind.
 const maxSpare = 8
 
 // fifo holds slots in the order of their positions. A slot's number never changes while it is there.
@@ -153,13 +154,14 @@ func (t *tally) sub(o tally) {
 
 func tallyOf(e *relay.Event) tally { return tally{1, e.Size(), weight(e)} }
 
-// slotWeight is what an event takes up beside its bytes, as measured: the slot, its entries in the index and in a window's order or a
-// sorter, the room that chunks and lists waste, and a commit that holds nothing else.
+// slotWeight is what an event takes up beside its bytes, as measured: the slot, its entries in the index and
+// in a window's order or a sorter, the room that chunks and lists waste, and a commit that holds nothing
+// else.
 const slotWeight = int(unsafe.Sizeof(slot{})) + 72
 
-// MaxWeight returns what a buffer with these settings holds at most, in bytes of memory: max_bytes as they are counted, and what an
-// event weighs beyond the 64 bytes that it counts for, with a sequence of its own. Ids and further columns are not counted either:
-// they come on top.
+// MaxWeight returns what a buffer with these settings holds at most, in bytes of memory: max_bytes as they
+// are counted, and what an event weighs beyond the 64 bytes that it counts for, with a sequence of its own.
+// Ids and further columns are not counted either: they come on top.
 func MaxWeight(s relay.Settings) int64 {
 	n := min(int64(s.MaxEvents), s.MaxBytes/relay.EventOverhead)
 	if s.MaxBytes > math.MaxInt64/16 {
@@ -168,8 +170,9 @@ func MaxWeight(s relay.Settings) int64 {
 	return s.MaxBytes + n*(int64(slotWeight)+sequenceWeight-relay.EventOverhead)
 }
 
-// weight estimates the memory that an event takes up: slotWeight and the bytes of all its values. What the values lie in may be
-// larger by what the decoder's arena holds beside them; arenas are freed as their last event leaves, in the order of the WAL.
+// weight estimates the memory that an event takes up: slotWeight and the bytes of all its values. What the
+// values lie in may be larger by what the decoder's arena holds beside them; arenas are freed as their last
+// event leaves, in the order of the WAL.
 func weight(e *relay.Event) int64 {
 	n := len(e.Doc) + len(e.Actor) + len(e.Key) + len(e.ID) + len(e.Payload) + len(e.Bad) + slotWeight
 	for _, x := range e.Extra {

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// index finds the held events of a sequence, lowest key first. It is a hash table of the sequences that have held events; the hash
-// and the table's layout decide nothing but where a sequence is found. Names are compared with those of an event that is held, so
-// the table keeps no memory alive that its events don't.
+// index finds the held events of a sequence, lowest key first. It is a hash table of the sequences that have
+// held events; the hash and the table's layout decide nothing but where a sequence is found. Names are
+// compared with those of an event that is held, so the table keeps no memory alive that its events don't.
 type index struct {
 	seed  maphash.Seed
 	table []*sequence // open addressing; the length is a power of two
@@ -15,8 +15,8 @@ type index struct {
 	free  []*sequence
 }
 
-// The table is at most half full, and gets smaller when it is less than a sixteenth full: passing over it costs what has been put
-// in. maxFree sequences are kept for the next ones.
+// The table is at most half full, and gets smaller when it is less than a sixteenth full: passing over it
+// costs what has been put in. maxFree sequences are kept for the next ones.
 const (
 	minTable = 64
 	maxFree  = 1024

@@ -12,7 +12,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestSequence puts keys in with every amount of disorder, so that they go through the run and the heap, and takes some out between.
+// TestSequence puts keys in with every amount of disorder, so that they go through the run and the heap, and
+// takes some out between.
 func TestSequence(t *testing.T) {
 	t.Parallel()
 	heaped := 0
@@ -108,7 +109,8 @@ func TestIndex(t *testing.T) {
 		t.Errorf("table of %d at most, %d at the end", most, len(x.table))
 	}
 	x.reset()
-	if x.live != 0 || len(x.free) > maxFree || slices.ContainsFunc(x.table, func(q *sequence) bool { return q != nil }) {
+	if x.live != 0 || len(x.free) > maxFree ||
+		slices.ContainsFunc(x.table, func(q *sequence) bool { return q != nil }) {
 		t.Error("not empty after reset")
 	}
 }
@@ -127,7 +129,8 @@ func TestLate(t *testing.T) {
 		actor, key string
 		count      uint64
 	}{
-		{"ana", "5", 0}, {"ana", "6", 0}, {"ana", "6", 0}, {"ana", "4", 1}, {"ben", "4", 1}, {"ana", "5", 2}, {"ana", "", 2}, {"ana", "7", 2},
+		{"ana", "5", 0}, {"ana", "6", 0}, {"ana", "6", 0}, {"ana", "4", 1}, {"ben", "4", 1}, {"ana", "5", 2},
+		{"ana", "", 2}, {"ana", "7", 2},
 		{"eve", cut + "b", 2}, {"eve", cut + "a", 2}, // they differ behind what is kept: not counted
 		{"eve", cut[:150], 2}, {"eve", cut[:80], 3}, {"eve", "j", 4},
 	} {

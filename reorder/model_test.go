@@ -8,7 +8,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// model is what the package doc says of windows, in the slowest and most obvious form: it keeps lists and goes through them.
+// model is what the package doc says of windows, in the slowest and most obvious form: it keeps lists and
+// goes through them.
 type model struct {
 	start    outbox.LSN
 	maxTaken int
@@ -37,7 +38,8 @@ type closed struct {
 }
 
 func newModel(c Config) *model {
-	m := &model{start: c.Start, maxTaken: c.MaxPublishedAhead, unkeyed: c.Unkeyed, set: c.Settings, atDue: c.Settings}
+	m := &model{start: c.Start, maxTaken: c.MaxPublishedAhead, unkeyed: c.Unkeyed, set: c.Settings,
+		atDue: c.Settings}
 	m.taken = slices.Clone(c.PublishedAhead)
 	if m.maxTaken == 0 {
 		m.maxTaken = relay.MaxPublishedAhead
@@ -111,7 +113,10 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 		if e.Pos.LSN <= due {
 			continue
 		}
-		if slices.ContainsFunc(head, func(h relay.Event) bool { return h.Doc == e.Doc && h.Actor == e.Actor && h.Key > e.Key }) {
+		if slices.ContainsFunc(head, func(h relay.Event) bool {
+			return h.Doc == e.Doc && h.Actor == e.Actor &&
+				h.Key > e.Key
+		}) {
 			pulled = append(pulled, e)
 		} else {
 			rest = append(rest, e)

@@ -53,7 +53,8 @@ func (b *Buffer) takenBySeqKey() {
 	b.swap(out)
 }
 
-// takenByCommit goes through the taken events by position and puts into each place the next event of the sequence that it belongs to.
+// takenByCommit goes through the taken events by position and puts into each place the next event of the
+// sequence that it belongs to.
 func (b *Buffer) takenByCommit(pulled []*slot) {
 	out := b.other[:0]
 	for n := b.fifo.head; n < b.release && len(out) < len(b.order)-len(pulled); n++ {

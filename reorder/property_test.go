@@ -17,8 +17,9 @@ import (
 )
 
 var (
-	trials = flag.Int("trials", 1500, "random WALs that the buffer is compared on; 20 times as many in a long run")
-	_      = flag.Uint64("seed", 0, "seed of the first of them")
+	trials = flag.Int("trials", 1500,
+		"random WALs that the buffer is compared on; 20 times as many in a long run")
+	_ = flag.Uint64("seed", 0, "seed of the first of them")
 )
 
 // scene is a random WAL with what it is read with.
@@ -86,7 +87,8 @@ func randomScene(r *rand.Rand) scene {
 			if disorder == 2 && r.IntN(4) == 0 {
 				key = max(0, key-r.IntN(8)) // the same key again
 			}
-			e := relay.Event{Doc: fmt.Sprint("d", d), Actor: fmt.Sprint("a", a), Key: fmt.Sprintf("a%d:%04d", a, key)}
+			e := relay.Event{Doc: fmt.Sprint("d", d), Actor: fmt.Sprint("a", a),
+				Key: fmt.Sprintf("a%d:%04d", a, key)}
 			if keyless || a == 0 && r.IntN(9) == 0 {
 				e.Key, e.Null = "", relay.NullKey
 			}
@@ -167,7 +169,8 @@ func feed(b *Buffer, in input) (*closed, error) {
 	if w == nil || err != nil {
 		return nil, err
 	}
-	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes, Place: w.Checkpoint}
+	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes,
+		Place: w.Checkpoint}
 	for {
 		var e relay.Event
 		ok, err := w.Next(&e)
@@ -185,7 +188,8 @@ func feed(b *Buffer, in input) (*closed, error) {
 func check(b *Buffer, m *model) error {
 	events, bytes := b.Held()
 	if events != len(m.events) || bytes != sizes(m.events) {
-		return fmt.Errorf("held %d events, %d bytes; want %d, %d", events, bytes, len(m.events), sizes(m.events))
+		return fmt.Errorf("held %d events, %d bytes; want %d, %d", events, bytes, len(m.events),
+			sizes(m.events))
 	}
 	if len(b.taken) > m.maxTaken {
 		return fmt.Errorf("%d taken", len(b.taken))
@@ -234,7 +238,8 @@ type cut struct {
 	made  int // windows up to there
 }
 
-// run compares the buffer with the model over the whole scene and returns the windows and every place to go on from.
+// run compares the buffer with the model over the whole scene and returns the windows and every place to go
+// on from.
 func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, cuts []cut, err error) {
 	scratch := &memScratch{failAfter: -1}
 	first := relay.Checkpoint{Settings: s.cfg.Settings}
@@ -288,8 +293,9 @@ func (s *scene) events() (n int) {
 	return n
 }
 
-// resume goes on from a place and compares what is made with the rest of what the undisturbed run made; whole: with all inputs, also
-// those that are none any more, and beside a model that goes on from the place too.
+// resume goes on from a place and compares what is made with the rest of what the undisturbed run made;
+// whole: with all inputs, also those that are none any more, and beside a model that goes on from the place
+// too.
 func (s *scene) resume(c cut, windows []*closed, whole bool) error {
 	scratch := &memScratch{failAfter: -1}
 	b := s.start(c.place, scratch)
@@ -310,7 +316,8 @@ func (s *scene) resume(c cut, windows []*closed, whole bool) error {
 			if err := check(b, m); err != nil {
 				return err
 			}
-			if lsn := in.commit.LSN; len(m.events) == 0 && lsn > c.place.Due && !reflect.DeepEqual(b.Marker(lsn), m.marker(lsn)) {
+			if lsn := in.commit.LSN; len(m.events) == 0 && lsn > c.place.Due &&
+				!reflect.DeepEqual(b.Marker(lsn), m.marker(lsn)) {
 				return fmt.Errorf("marker %v: %+v, want %+v", lsn, b.Marker(lsn), m.marker(lsn))
 			}
 		}
@@ -347,8 +354,8 @@ func (st *stats) count(w *closed) {
 	}
 }
 
-// TestModel compares the buffer with the obvious model on random WALs, and goes on from the places that either makes (from every one
-// of every eighth WAL): what comes then must be what came without the cut.
+// TestModel compares the buffer with the obvious model on random WALs, and goes on from the places that
+// either makes (from every one of every eighth WAL): what comes then must be what came without the cut.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	n := *trials

@@ -18,8 +18,8 @@ const module = "github.com/outflowhq/outflow/"
 // vocabulary prints and parses, so it reaches os and time by way of fmt and encoding/json.
 var vocabulary = []string{module + "outbox", module + "internal/relay"}
 
-// TestPure: the order depends on nothing but what is read. The package starts nothing, reads no clock, has no map, and reaches no network,
-// context, file or outside library by itself.
+// TestPure: the order depends on nothing but what is read. The package starts nothing, reads no clock, has no
+// map, and reaches no network, context, file or outside library by itself.
 func TestPure(t *testing.T) {
 	t.Parallel()
 	files := list(t, "-f", "{{range .GoFiles}}{{.}}\n{{end}}", ".")
@@ -54,7 +54,8 @@ func TestPure(t *testing.T) {
 	slices.Sort(imports)
 	imports = slices.Compact(imports)
 	for _, path := range list(t, "-deps", ".") {
-		if path == "net" || strings.HasPrefix(path, "net/") || path == "context" || strings.HasPrefix(path, "math/rand") ||
+		if path == "net" || strings.HasPrefix(path, "net/") || path == "context" ||
+			strings.HasPrefix(path, "math/rand") ||
 			strings.Contains(strings.Split(path, "/")[0], ".") && !strings.HasPrefix(path, module) {
 			t.Errorf("reaches %s", path)
 		}

@@ -12,9 +12,10 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// A record in a scratch file is the length of its body, a CRC-32C of the body (4 bytes each, little endian), and the body: the
-// event's position, the place that it is sorted to, its time and its values; numbers as varints, strings with their length before
-// them. It is read by the process that wrote it, so it has no version.
+// A record in a scratch file is the length of its body, a CRC-32C of the body (4 bytes each, little endian),
+// and the body: the event's position, the place that it is sorted to, its time and its values; numbers as
+// varints, strings with their length before them. It is read by the process that wrote it, so it has no
+// version.
 const recordHead = 8
 
 var (
@@ -137,8 +138,8 @@ func decodeRecord(record []byte, e *relay.Event) (place outbox.Position, err err
 	return place, nil
 }
 
-// reader reads the records of a run one after the other, a block at a time. Each block is allocated anew and left to the garbage
-// collector, because the events that were read share it.
+// reader reads the records of a run one after the other, a block at a time. Each block is allocated anew and
+// left to the garbage collector, because the events that were read share it.
 type reader struct {
 	file     *file
 	off, end int64 // of the run: what has not been read into a block

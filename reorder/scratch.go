@@ -8,19 +8,22 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Scratch is where a transaction that is too large for memory spills. Files are used by one goroutine, the buffer's.
+// Scratch is where a transaction that is too large for memory spills. Files are used by one goroutine, the
+// buffer's.
 type Scratch interface {
 	Create() (ScratchFile, error)
 }
 
-// ScratchFile is a temporary file: written from its beginning to its end, read at any place, and gone when it is closed.
+// ScratchFile is a temporary file: written from its beginning to its end, read at any place, and gone when it
+// is closed.
 type ScratchFile = interface {
 	io.ReaderAt
 	io.Writer
 	io.Closer
 }
 
-// disk keeps count of the scratch files: so that all can be dropped at once after an error, and of their size.
+// disk keeps count of the scratch files: so that all can be dropped at once after an error, and of their
+// size.
 type disk struct {
 	scratch Scratch
 	open    []*file
@@ -90,8 +93,10 @@ func (f *file) drop() {
 func (d *disk) errLimit() error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "spill_limit",
-		Message: "a transaction needs more than " + strconv.FormatInt(d.limit, 10) + " bytes on disk to be sorted (reorder.max_spill)",
-		Hint: "Raise reorder.max_spill to about three times the transaction's size, with reorder.spill_dir on a disk that has the room. " +
+		Message: "a transaction needs more than " + strconv.FormatInt(d.limit, 10) +
+			" bytes on disk to be sorted (reorder.max_spill)",
+		Hint: "Raise reorder.max_spill to about three times the transaction's size, with reorder.spill_dir " +
+			"on a disk that has the room. " +
 			"Nothing is lost: PostgreSQL keeps the transaction until it is published",
 	}
 }

@@ -17,15 +17,16 @@ import (
 
 var update = flag.Bool("update", false, "write what the scripts print into testdata")
 
-// TestScripts runs the files in testdata. Each is a list of inputs, and what the buffer says to each stands below it, behind ">".
+// TestScripts runs the files in testdata. Each is a list of inputs, and what the buffer says to each stands
+// below it, behind ">".
 //
-//	settings horizon=20ms sort=seq_key max_events=100 max_bytes=1000000     in force at the start
+//	settings horizon=20ms sort=seq_key max_events=100 max_bytes=1000000  in force at the start
 //	max_taken 2 | unkeyed                                                   further configuration
 //	commit <lsn> <time> doc/actor/key ...                                   a transaction
 //	tick <lsn> <time>
 //	change <lsn> <time> horizon=...                                         a change of settings
-//	marker <lsn>                                                            a keepalive, when nothing is held
-//	restart                                                                 a new buffer goes on from the last place
+//	marker <lsn>                                                         a keepalive, when nothing is held
+//	restart                                                           new buffer, from the last checkpoint
 //	held                                                                    what is held
 func TestScripts(t *testing.T) {
 	t.Parallel()
@@ -125,7 +126,8 @@ func (s *script) do(verb string, args []string) (err error) {
 	case "held":
 		events, size := s.b.Held()
 		oldest, _ := s.b.OldestLSN()
-		fmt.Fprintf(&s.out, "> %d events, %d bytes, oldest %v, late so far %d\n", events, size, oldest, s.b.Late())
+		fmt.Fprintf(&s.out, "> %d events, %d bytes, oldest %v, late so far %d\n", events, size, oldest,
+			s.b.Late())
 		return nil
 	}
 	return fmt.Errorf("unknown")
@@ -155,7 +157,8 @@ func parseInput(verb string, args []string) (in input, err error) {
 		in.commit.Kind = relay.Events
 		for i, a := range args[2:] {
 			v := strings.Split(a, "/")
-			in.events = append(in.events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: v[0], Actor: v[1], Key: v[2]})
+			in.events = append(in.events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: v[0],
+				Actor: v[1], Key: v[2]})
 		}
 		in.commit.Events = len(in.events)
 	}
@@ -167,7 +170,8 @@ func (s *script) feed(in input) error {
 	if w == nil || err != nil {
 		return err
 	}
-	fmt.Fprintf(&s.out, "> window of %d, due %v, thru %v, %d pulled, by %v\n", w.Of, w.Due, w.Thru, w.Pull, w.Sort)
+	fmt.Fprintf(&s.out, "> window of %d, due %v, thru %v, %d pulled, by %v\n", w.Of, w.Due, w.Thru, w.Pull,
+		w.Sort)
 	for _, e := range w.Events {
 		fmt.Fprintf(&s.out, ">   %-8v %s/%s/%s\n", e.Pos, e.Doc, e.Actor, e.Key)
 	}

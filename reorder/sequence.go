@@ -2,9 +2,10 @@ package reorder
 
 import "strings"
 
-// sequence holds the held events of one document by one actor, ready to be taken lowest (key, position) first. Events come almost in
-// order: run is sorted, and an event that belongs within its last reach places is put in there. One that belongs further back goes
-// to the heap, so that the cost is bounded whatever the order in which keys come.
+// sequence holds the held events of one document by one actor, ready to be taken lowest (key, position)
+// first. Events come almost in order: run is sorted, and an event that belongs within its last reach places
+// is put in there. One that belongs further back goes to the heap, so that the cost is bounded whatever the
+// order in which keys come.
 type sequence struct {
 	hash     uint64
 	run      []*slot // ascending by (key, position), from first on

@@ -15,15 +15,15 @@ type tuning struct {
 	fanIn  int   // runs that are merged at a time, at least 2
 }
 
-// A merge of 64 runs, each with a block that is read and one that its last events still share, takes up 2 MiB; two at most are under
-// way at a time.
+// A merge of 64 runs, each with a block that is read and one that its last events still share, takes up 2
+// MiB; two at most are under way at a time.
 var defaultTuning = tuning{least: 1 << 20, block: 16 << 10, fanIn: 64}
 
 // writeSize is how much is collected before it is written.
 const writeSize = 64 << 10
 
-// sorter sorts more events than fit in memory: what has been added is sorted and written as a run whenever it weighs more than
-// limit, and the runs are merged.
+// sorter sorts more events than fit in memory: what has been added is sorted and written as a run whenever it
+// weighs more than limit, and the runs are merged.
 type sorter struct {
 	disk  *disk
 	tune  *tuning
@@ -36,7 +36,8 @@ type sorter struct {
 	total  *int64 // weight of all sorters
 	file   *file
 	runs   []run
-	serial bool // events are added in the order by: one run is written piece by piece, and memory comes after it
+	// events are added in the order by: one run is written piece by piece, and memory comes after it
+	serial bool
 }
 
 // run is a sorted part of the sorter's file.
@@ -105,7 +106,8 @@ func (s *sorter) sort() {
 	slices.SortFunc(s.items, s.by)
 }
 
-// sources returns what has been added as sorted lists, as many as may be merged at a time and one of what is in memory.
+// sources returns what has been added as sorted lists, as many as may be merged at a time and one of what is
+// in memory.
 func (s *sorter) sources() ([]*source, error) {
 	for len(s.runs) > s.tune.fanIn {
 		if err := s.pass(); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// spill is a transaction that is too large for memory: the one that is being read, or the newest that is held. Where it is to be
-// sorted by seq_key its runs are sorted so; else they are one run in commit order.
+// spill is a transaction that is too large for memory: the one that is being read, or the newest that is
+// held. Where it is to be sorted by seq_key its runs are sorted so; else they are one run in commit order.
 type spill struct {
 	sorter
 	lsn   outbox.LSN // 0 while it is being read
@@ -19,8 +19,8 @@ type spill struct {
 	keyed bool       // some event has a key
 }
 
-// allowance is what the transaction that is being read may weigh before it spills: what the held events leave of the limit, but
-// always a fourth of it, so that runs do not become small where the buffer is full.
+// allowance is what the transaction that is being read may weigh before it spills: what the held events leave
+// of the limit, but always a fourth of it, so that runs do not become small where the buffer is full.
 func (b *Buffer) allowance() int64 {
 	limit := b.limit()
 	return max(limit-b.resident()-b.index.weight(), limit/4, b.tune.least)
@@ -63,7 +63,8 @@ func (s *spill) add(e *relay.Event) error {
 	return s.sorter.add(e, outbox.Position{})
 }
 
-// commit says what the transaction's LSN and time are and which of its events have left already; those are taken from t.
+// commit says what the transaction's LSN and time are and which of its events have left already; those are
+// taken from t.
 func (s *spill) commit(lsn outbox.LSN, time int64, left []outbox.Position, t *tally) error {
 	s.lsn, s.time = lsn, time
 	for i := range s.items {
@@ -96,7 +97,8 @@ func (s *spill) take(pulled []*slot) {
 	slices.Sort(s.gone)
 }
 
-// each calls f for each event that has not left, in no particular order, until it returns false. Only f may use the event.
+// each calls f for each event that has not left, in no particular order, until it returns false. Only f may
+// use the event.
 func (s *spill) each(f func(*relay.Event) bool) error {
 	list := make([]*source, 0, len(s.runs)+1)
 	for _, r := range s.runs {
@@ -121,7 +123,8 @@ func (s *spill) each(f func(*relay.Event) bool) error {
 	return nil
 }
 
-// pullSpilled returns what a window pulls from the spilled transaction, by position: a few copies, or more than limit.
+// pullSpilled returns what a window pulls from the spilled transaction, by position: a few copies, or more
+// than limit.
 func (b *Buffer) pullSpilled(limit int) ([]*slot, error) {
 	var pulled []*slot
 	err := b.spill.each(func(e *relay.Event) bool {
@@ -147,8 +150,8 @@ func clone(e *relay.Event) relay.Event {
 	return c
 }
 
-// restore brings the spilled transaction, which stays held, into the fifo: the limits saw to it that it is no larger than what may
-// be held. Its events come in any order; each has its slot.
+// restore brings the spilled transaction, which stays held, into the fifo: the limits saw to it that it is no
+// larger than what may be held. Its events come in any order; each has its slot.
 func (b *Buffer) restore() error {
 	s := b.spill
 	b.spill = nil
@@ -174,8 +177,8 @@ func (b *Buffer) resident() int64 {
 	return b.held.weight
 }
 
-// memory returns what the events held, read and leaving weigh, with what is needed to find and sort them: all but the blocks of a
-// merge and what is about to be written.
+// memory returns what the events held, read and leaving weigh, with what is needed to find and sort them: all
+// but the blocks of a merge and what is about to be written.
 func (b *Buffer) memory() int64 {
 	n := b.resident() + b.leaving + b.index.weight() + b.sorting
 	if b.spill == nil {

@@ -19,7 +19,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// edit makes the i-th event of a large transaction. With the same i it is the same event, in memory of its own.
+// edit makes the i-th event of a large transaction. With the same i it is the same event, in memory of its
+// own.
 func edit(r *rand.Rand, i int) relay.Event {
 	author := fmt.Sprintf("author-%02d", r.IntN(20))
 	e := relay.Event{
@@ -66,7 +67,8 @@ func TestHugeTransaction(t *testing.T) {
 
 			// Something is held already when it comes.
 			held := []relay.Event{
-				{Doc: "note-007", Actor: "author-03", Key: "author-03:00050000"}, {Doc: "note-008", Actor: "author-03", Key: "z"},
+				{Doc: "note-007", Actor: "author-03", Key: "author-03:00050000"},
+				{Doc: "note-008", Actor: "author-03", Key: "z"},
 			}
 			before := input{commit: relay.Commit{LSN: 0x100, Kind: relay.Events, Events: 2}, events: held}
 			held[1].Pos.Index = 1
@@ -85,7 +87,8 @@ func TestHugeTransaction(t *testing.T) {
 				}
 				peak = max(peak, b.memory())
 			}
-			if err := b.Commit(relay.Commit{LSN: 0x200, Time: 1000, Kind: relay.Events, Events: events}); err != nil {
+			if err := b.Commit(relay.Commit{LSN: 0x200, Time: 1000, Kind: relay.Events,
+				Events: events}); err != nil {
 				t.Fatal(err)
 			}
 			w, err := b.Close()
@@ -104,7 +107,8 @@ func TestHugeTransaction(t *testing.T) {
 				if e.Pos != p {
 					t.Fatalf("event %d is %v, want %v", i, e.Pos, p)
 				}
-				whole := e.Time == 1000 && len(e.Payload) == e.PayloadSize && e.ID == fmt.Sprint("id-", e.Pos.Index)
+				whole := e.Time == 1000 && len(e.Payload) == e.PayloadSize &&
+					e.ID == fmt.Sprint("id-", e.Pos.Index)
 				if e.Pos.LSN == 0x200 && (!whole || e.Payload[1] != byte(e.Pos.Index>>8)) {
 					t.Fatalf("event %d: %+v", i, e)
 				}
@@ -183,8 +187,8 @@ func (f watchedFile) Close() error {
 	return f.ScratchFile.Close()
 }
 
-// TestScratchFails lets the disk fill up, or reading fail, at every point there is: the error comes out, stays, and Discard leaves
-// no file. Nothing wrong is handed out on the way.
+// TestScratchFails lets the disk fill up, or reading fail, at every point there is: the error comes out,
+// stays, and Discard leaves no file. Nothing wrong is handed out on the way.
 func TestScratchFails(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
@@ -220,7 +224,8 @@ func TestScratchFails(t *testing.T) {
 			if err == nil {
 				continue // it did not come to that
 			}
-			if _, again := feed(b, input{commit: relay.Commit{Kind: relay.Heartbeat, LSN: 1 << 40}}); again == nil {
+			if _, again := feed(b,
+				input{commit: relay.Commit{Kind: relay.Heartbeat, LSN: 1 << 40}}); again == nil {
 				t.Fatalf("seed %d: the buffer goes on after %v", seed, err)
 			}
 			switch {
@@ -249,8 +254,9 @@ func TestScratchFails(t *testing.T) {
 	}
 }
 
-// TestEveryDiskErrorStops lets each call of a scratch file fail in turn, while a transaction spills, is merged in several passes and is
-// read: the error stops the buffer wherever it comes, is one that a new start mends, and leaves no file behind.
+// TestEveryDiskErrorStops lets each call of a scratch file fail in turn, while a transaction spills, is
+// merged in several passes and is read: the error stops the buffer wherever it comes, is one that a new start
+// mends, and leaves no file behind.
 func TestEveryDiskErrorStops(t *testing.T) {
 	t.Parallel()
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
@@ -261,7 +267,8 @@ func TestEveryDiskErrorStops(t *testing.T) {
 			b.tune.least, b.tune.fanIn, b.tune.block = 0, 2, 128<<10
 			held := relay.Event{Doc: "note-1", Key: "00000005"}
 			held.Pos.LSN = 0x80
-			if _, err := feed(b, input{relay.Commit{LSN: 0x80, Kind: relay.Events, Events: 1}, []relay.Event{held}}); err != nil {
+			if _, err := feed(b, input{relay.Commit{LSN: 0x80, Kind: relay.Events, Events: 1},
+				[]relay.Event{held}}); err != nil {
 				return 0, err
 			}
 			if err := large(b, 50, 20_000); err != nil {
@@ -285,20 +292,24 @@ func TestEveryDiskErrorStops(t *testing.T) {
 		for at := 1; at <= whole.calls; at++ {
 			files := &memScratch{failAfter: -1, failAt: at}
 			_, err := run(files)
-			if !errors.Is(err, errDisk) || outbox.ClassOf(err) != outbox.Transient || files.calls != at || files.open != 0 {
-				t.Fatalf("%v: call %d of %d failed: %v, %d calls, %d files left", sort, at, whole.calls, err, files.calls, files.open)
+			if !errors.Is(err, errDisk) || outbox.ClassOf(err) != outbox.Transient || files.calls != at ||
+				files.open != 0 {
+				t.Fatalf("%v: call %d of %d failed: %v, %d calls, %d files left", sort, at, whole.calls, err,
+					files.calls, files.open)
 			}
 		}
 	}
 }
 
-// TestFailureStays: a window that could not be read once is not read on, also where the disk is well again: an event would be missing.
+// TestFailureStays: a window that could not be read once is not read on, also where the disk is well again:
+// an event would be missing.
 func TestFailureStays(t *testing.T) {
 	t.Parallel()
 	const events = 4000
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
 		files := &memScratch{failAfter: -1}
-		b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10}, Scratch: files})
+		b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10},
+			Scratch: files})
 		b.tune.least, b.tune.block = 0, 4<<10
 		if err := large(b, events, 50); err != nil {
 			t.Fatal(err)
@@ -342,16 +353,19 @@ func TestNoScratch(t *testing.T) {
 	}
 }
 
-// TestDiscardedCommits reads transactions at or below the start: they leave nothing, neither in memory nor on disk.
+// TestDiscardedCommits reads transactions at or below the start: they leave nothing, neither in memory nor on
+// disk.
 func TestDiscardedCommits(t *testing.T) {
 	t.Parallel()
 	files := &memScratch{failAfter: -1}
-	b := New(Config{Start: 0x1000, Settings: relay.Settings{Horizon: time.Hour, MaxEvents: 1000, MaxBytes: 100_000}, Scratch: files})
+	b := New(Config{Start: 0x1000, Settings: relay.Settings{Horizon: time.Hour, MaxEvents: 1000,
+		MaxBytes: 100_000}, Scratch: files})
 	b.tune.least = 10_000
 	for lsn := outbox.LSN(1); lsn <= 0x1000; lsn += 0x100 {
 		var events []relay.Event
 		for i := range 2000 {
-			events = append(events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)})
+			events = append(events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note",
+				Key: fmt.Sprint(i)})
 		}
 		in := input{commit: relay.Commit{LSN: lsn, Kind: relay.Events, Events: len(events)}, events: events}
 		if w, err := feed(b, in); w != nil || err != nil {
@@ -403,8 +417,10 @@ func TestOutOfTurn(t *testing.T) {
 	}
 	fresh := func() *Buffer { return New(Config{Settings: relay.Settings{MaxEvents: 10, MaxBytes: 1000}}) }
 	for name, f := range map[string]func(b *Buffer) error{
-		"index":   func(b *Buffer) error { return b.Append(at(1)) },
-		"missing": func(b *Buffer) error { return b.Commit(relay.Commit{LSN: 1, Kind: relay.Events, Events: 1}) },
+		"index": func(b *Buffer) error { return b.Append(at(1)) },
+		"missing": func(b *Buffer) error {
+			return b.Commit(relay.Commit{LSN: 1, Kind: relay.Events, Events: 1})
+		},
 		"too many": func(b *Buffer) error {
 			return cmp.Or(b.Append(at(0)), b.Commit(relay.Commit{LSN: 1, Kind: relay.Heartbeat}))
 		},
@@ -439,10 +455,12 @@ func TestOutOfTurn(t *testing.T) {
 	}
 }
 
-// large reads a transaction of n events with payloads of a size, which spills, in descending order of keys, up to its commit record.
+// large reads a transaction of n events with payloads of a size, which spills, in descending order of keys,
+// up to its commit record.
 func large(b *Buffer, n, size int) error {
 	for i := range n {
-		e := relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7), Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, size)}
+		e := relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note-" + strconv.Itoa(i%7),
+			Key: fmt.Sprintf("%08d", n-i), Payload: make([]byte, size)}
 		e.PayloadSize = len(e.Payload)
 		if err := b.Append(&e); err != nil {
 			return err
@@ -506,14 +524,16 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestSpillLimit holds that the files never grow beyond the limit, and that what needs more is fatal: it would come again.
+// TestSpillLimit holds that the files never grow beyond the limit, and that what needs more is fatal: it
+// would come again.
 func TestSpillLimit(t *testing.T) {
 	t.Parallel()
 	const events, memory = 8000, 32 << 10
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
 		run := func(limit int64) (most int64, err error) {
 			files := &memScratch{failAfter: -1}
-			b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory}, Scratch: files, MaxSpill: limit})
+			b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: memory},
+				Scratch: files, MaxSpill: limit})
 			defer b.Discard()
 			b.tune.least, b.tune.fanIn = 0, 4
 			files.onWrite = func() { most = max(most, b.disk.size) }
@@ -534,7 +554,8 @@ func TestSpillLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The transaction: values and 48 bytes an event, twice for passes, three times by commit. The last write is not in most.
+		// The transaction: values and 48 bytes an event, twice for passes, three times by commit. The last
+		// write is not in most.
 		size := int64(events * (6 + 8 + 50 + 48))
 		if copies := int64(2 + sort); most > copies*size || most < size {
 			t.Errorf("%v: %d bytes on disk for a transaction of %d", sort, most, size)
@@ -544,7 +565,8 @@ func TestSpillLimit(t *testing.T) {
 		}
 		for _, limit := range []int64{1, size / 2, most} {
 			got, err := run(limit)
-			if fault := outbox.FaultOf(err); fault == nil || fault.Class != outbox.Fatal || !strings.Contains(fault.Error(), "reorder.max_spill") {
+			if fault := outbox.FaultOf(err); fault == nil || fault.Class != outbox.Fatal ||
+				!strings.Contains(fault.Error(), "reorder.max_spill") {
 				t.Errorf("%v: limit %d of %d: %v", sort, limit, most, err)
 			}
 			if got > limit {

@@ -7,8 +7,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Window is a closed, ordered group of events. It is valid until the next Append or Commit, by when it must have been read to its
-// end.
+// Window is a closed, ordered group of events. It is valid until the next Append or Commit, by when it must
+// have been read to its end.
 type Window struct {
 	Due  outbox.LSN  // of the newest input that was due, or Thru if nothing is held behind the window
 	Thru outbox.LSN  // of the input that closed it
@@ -16,8 +16,9 @@ type Window struct {
 	Pull int         // how many of them lie beyond what was due
 	Sort outbox.Sort // the rule in force
 
-	Bytes      int64            // of its events, by [relay.Event.Size]
-	Checkpoint relay.Checkpoint // where it ends; Seq and Timeline are left to the caller, and PublishedAhead may not be changed
+	Bytes int64 // of its events, by [relay.Event.Size]
+	// where it ends; Seq and Timeline are left to the caller, and PublishedAhead may not be changed
+	Checkpoint relay.Checkpoint
 
 	buffer *Buffer
 	n      int
@@ -37,8 +38,8 @@ func (b *Buffer) open(due outbox.LSN, out tally, pull int, from *merge) *Window 
 
 var errMissing = errors.New("reorder: events are missing in a scratch file")
 
-// Next hands out the next event; false at the end. The event is copied, its bytes are not: they stay valid as long as they are
-// wanted.
+// Next hands out the next event; false at the end. The event is copied, its bytes are not: they stay valid as
+// long as they are wanted.
 func (w *Window) Next(e *relay.Event) (bool, error) {
 	if w.n == w.Of {
 		return false, nil

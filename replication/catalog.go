@@ -7,7 +7,8 @@ import (
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
-// Slot reads the slot's row in pg_replication_slots. A slot that does not exist is the zero value and no error.
+// Slot reads the slot's row in pg_replication_slots. A slot that does not exist is the zero value and no
+// error.
 func (s *Session) Slot(ctx context.Context) (relay.SlotState, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -17,11 +18,12 @@ func (s *Session) Slot(ctx context.Context) (relay.SlotState, error) {
 	return catalog.ReadSlot(ctx, s.conn, s.cfg.Slot)
 }
 
-// Publication reads the publication and checks that it publishes every insert into the outbox, with the columns named: those that
-// are needed. (Below PostgreSQL 18 a generated one can't be among them.) What is wrong is a fatal fault with one of the codes
-// publication_missing, publication_table, publication_insert, publication_update, publication_filter, publication_columns,
-// publication_root, or one of those of the table. What hides rows and leaves no trace once it is mended is the identity's Hidden:
-// table_unlogged, publication_partition, publication_root.
+// Publication reads the publication and checks that it publishes every insert into the outbox, with the
+// columns named: those that are needed. (Below PostgreSQL 18 a generated one can't be among them.) What is
+// wrong is a fatal fault with one of the codes publication_missing, publication_table, publication_insert,
+// publication_update, publication_filter, publication_columns, publication_root, or one of those of the
+// table. What hides rows and leaves no trace once it is mended is the identity's Hidden: table_unlogged,
+// publication_partition, publication_root.
 //
 // It is read from the catalog's own rows, prattrs and prqual among them; that takes no right on the table.
 func (s *Session) Publication(ctx context.Context, columns []string) (relay.PublicationIdentity, error) {

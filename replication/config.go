@@ -11,8 +11,10 @@ import (
 type Config struct {
 	catalog.Config
 	WriteURL string // for heartbeats and changes of settings; "": URL
-	OwnOnly  bool   // no transactions that were replicated from elsewhere; PostgreSQL 14 and 15 send them all the same, with their origin
-	Logger   *slog.Logger
+	// no transactions that were replicated from elsewhere; PostgreSQL 14 and 15 send them all the same, with
+	// their origin
+	OwnOnly bool
+	Logger  *slog.Logger
 }
 
 func (c Config) logger() *slog.Logger {
@@ -24,7 +26,8 @@ func (c Config) logger() *slog.Logger {
 
 // What callers branch on.
 var (
-	// ErrSlotInUse says that another connection holds the slot: wait, watch [Session.Slot], and call Start again.
+	// ErrSlotInUse says that another connection holds the slot: wait, watch [Session.Slot], and call Start
+	// again.
 	ErrSlotInUse = errors.New("the replication slot is in use")
 	// ErrClosed says that the session was ended from our side, by Stop or Close.
 	ErrClosed = errors.New("the replication session is closed")

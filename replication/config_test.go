@@ -47,7 +47,8 @@ func TestTheSecondConnectionFollowsTheFirst(t *testing.T) {
 	if _, err := second.DialFunc(ctx, "tcp", "10.0.0.2:5432"); err != nil {
 		t.Error(err)
 	}
-	if want := []string{"tcp 10.0.0.1:5432", "tcp 10.0.0.2:5432", "tcp 10.0.0.2:5432"}; !slices.Equal(dialled, want) {
+	if want := []string{"tcp 10.0.0.1:5432", "tcp 10.0.0.2:5432", "tcp 10.0.0.2:5432"}; !slices.Equal(dialled,
+		want) {
 		t.Errorf("dialled %v, want %v", dialled, want)
 	}
 }
@@ -61,7 +62,8 @@ func TestSeveralHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	port := u.Port()
-	d.cfg.URL = fmt.Sprintf("host=127.0.0.1,localhost,127.0.0.1 port=1,%s,%s user=%s dbname=%s sslmode=prefer target_session_attrs=read-write keepalives_idle=3",
+	d.cfg.URL = fmt.Sprintf("host=127.0.0.1,localhost,127.0.0.1 port=1,%s,%s user=%s dbname=%s "+
+		"sslmode=prefer target_session_attrs=read-write keepalives_idle=3",
 		port, port, u.User.Username(), strings.Trim(u.Path, "/"))
 	s := d.start(0)
 	if _, err := s.Server(within(t)); err != nil {
@@ -76,14 +78,17 @@ func TestPinnedSettings(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	name := d.Text("SELECT quote_ident(current_database())")
-	for _, set := range []string{"DateStyle = 'German'", "TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'", "extra_float_digits = -10", "IntervalStyle = 'iso_8601'"} {
+	for _, set := range []string{"DateStyle = 'German'", "TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'",
+		"extra_float_digits = -10", "IntervalStyle = 'iso_8601'"} {
 		d.Exec("ALTER DATABASE " + name + " SET " + set)
 	}
 	d.Exec("ALTER TABLE outbox ADD at timestamptz, ADD raw bytea, ADD weight float8, ADD span interval")
-	d.cfg.URL += map[bool]string{true: "&", false: "?"}[strings.Contains(d.URL, "?")] + "datestyle=German&timezone=Asia/Tokyo"
+	d.cfg.URL += map[bool]string{true: "&", false: "?"}[strings.Contains(d.URL, "?")] +
+		"datestyle=German&timezone=Asia/Tokyo"
 	s := d.start(0)
 	d.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload, at, raw, weight, span)
-		VALUES ('d', 'a', 1, '{}', '2024-02-03 04:05:06.789+00', '\x00ff', 0.1::float8 + 0.2::float8, '1 day 02:00')`)
+		VALUES ('d', 'a', 1, '{}', '2024-02-03 04:05:06.789+00', '\x00ff', 0.1::float8 + 0.2::float8,
+		'1 day 02:00')`)
 	all := read(t, s, inserts(1))
 	s.Close()
 	eventually(t, "the slot is free", func() bool {
@@ -93,7 +98,8 @@ func TestPinnedSettings(t *testing.T) {
 		t.Fatalf("%d inserts from stream and peek", len(all.inserts))
 	}
 	for _, got := range all.inserts {
-		for _, want := range []string{"2024-02-03 04:05:06.789+00", `\x00ff`, "0.30000000000000004", "1 day 02:00:00"} {
+		for _, want := range []string{"2024-02-03 04:05:06.789+00", `\x00ff`, "0.30000000000000004",
+			"1 day 02:00:00"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("%q does not hold %s", got, want)
 			}

@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// PostgreSQL does not stop while a walsender's client has not taken and confirmed everything; an outflow that can't publish never will.
+// PostgreSQL does not stop while a walsender's client has not taken and confirmed everything; an outflow that
+// can't publish never will.
 func TestFastStopIsNotHeldUp(t *testing.T) {
 	t.Parallel()
 	for _, major := range pgtest.Majors(t) {
@@ -32,11 +33,14 @@ func TestFastStopIsNotHeldUp(t *testing.T) {
 					commits := read(t, s, inserts(100)).commits
 					s.Confirm(commits[len(commits)-1])
 				},
-				// What the server could say of its end on the stream lies behind more than the queue and the sockets hold.
+				// What the server could say of its end on the stream lies behind more than the queue and the
+				// sockets hold.
 				"nobody reads": func(*Session) {
-					d.Exec("SELECT pg_logical_emit_message(false, 'flood', repeat('x', 1000000)) FROM generate_series(1, 64)")
+					d.Exec("SELECT pg_logical_emit_message(false, 'flood', repeat('x', 1000000)) FROM " +
+						"generate_series(1, 64)")
 					eventually(t, "the server can't send more", func() bool {
-						return d.Text(`SELECT coalesce(wait_event, '') FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
+						return d.Text(`SELECT coalesce(wait_event, '') FROM pg_replication_slots
+							JOIN pg_stat_activity ON pid = active_pid
 							WHERE slot_name = $1`, d.cfg.Slot) == "WalSenderWriteData"
 					})
 				},
@@ -113,21 +117,28 @@ func TestConnectionOutlivesAConsumerThatReadsNothing(t *testing.T) {
 	}
 }
 
-const slotActive = "SELECT coalesce((SELECT active FROM pg_replication_slots WHERE slot_name = $1), false)::text"
+const slotActive = "SELECT coalesce((SELECT active FROM pg_replication_slots WHERE slot_name = $1), " +
+	"false)::text"
 
-// outlives waits until four times wal_sender_timeout has passed for a session that nobody reads from. It reports whether the session is
-// still there.
+// outlives waits until four times wal_sender_timeout has passed for a session that nobody reads from. It
+// reports whether the session is still there.
 func (d *database) outlives(t *testing.T, s *Session) bool {
 	t.Helper()
-	eventually(t, "the queue is full", func() bool { return len(s.Batches()) == queued || d.Text(slotActive, d.cfg.Slot) == "false" })
-	pid := d.Text("SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1), 0)::text", d.cfg.Slot)
+	eventually(t, "the queue is full", func() bool {
+		return len(s.Batches()) == queued ||
+			d.Text(slotActive, d.cfg.Slot) == "false"
+	})
+	pid := d.Text("SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1), "+
+		"0)::text", d.cfg.Slot)
 	eventually(t, "four timeouts have passed at the server", func() bool {
-		return d.Text("SELECT coalesce((SELECT clock_timestamp() - backend_start > '2s' FROM pg_stat_activity WHERE pid = $1::int), true)::text", pid) == "true"
+		return d.Text("SELECT coalesce((SELECT clock_timestamp() - backend_start > '2s' FROM "+
+			"pg_stat_activity WHERE pid = $1::int), true)::text", pid) == "true"
 	})
 	return d.Text(slotActive, d.cfg.Slot) == "true" && len(s.Batches()) == queued
 }
 
-// A promotion is a new timeline with a history, and what an earlier session kept of it is not used any longer.
+// A promotion is a new timeline with a history, and what an earlier session kept of it is not used any
+// longer.
 func TestTimelineAfterAPromotion(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Own(t, 0)

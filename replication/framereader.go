@@ -6,8 +6,9 @@ import (
 	"io"
 )
 
-// frameReader is the reader under pgconn's frontend. It reads ahead itself, but hands out the bytes of one protocol message at a
-// time, so that at each message boundary the frontend holds nothing that it has not returned, and the rest can be taken over.
+// frameReader is the reader under pgconn's frontend. It reads ahead itself, but hands out the bytes of one
+// protocol message at a time, so that at each message boundary the frontend holds nothing that it has not
+// returned, and the rest can be taken over.
 type frameReader struct {
 	src  io.Reader
 	buf  []byte

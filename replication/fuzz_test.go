@@ -11,19 +11,22 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// FuzzStream feeds any bytes as what the server sends while it streams. No panic; what comes out is WAL data as it went in, with
-// the LSN that stands before it, and keepalives that never go back.
+// FuzzStream feeds any bytes as what the server sends while it streams. No panic; what comes out is WAL data
+// as it went in, with the LSN that stands before it, and keepalives that never go back.
 func FuzzStream(f *testing.F) {
-	wal := append([]byte{'w', 0, 0, 0, 0, 1, 0x6B, 0x37, 0x48, 0, 0, 0, 0, 1, 0x6B, 0x37, 0x48, 0, 2, 0xB8, 0x7F, 0, 0, 0, 0}, "B\x00\x00"...)
+	wal := append([]byte{'w', 0, 0, 0, 0, 1, 0x6B, 0x37, 0x48, 0, 0, 0, 0, 1, 0x6B, 0x37, 0x48, 0, 2, 0xB8,
+		0x7F, 0, 0, 0, 0}, "B\x00\x00"...)
 	keepalive := []byte{'k', 0, 0, 0, 0, 1, 0x6B, 0x37, 0x48, 0, 2, 0xB8, 0x7F, 0, 0, 0, 0, 1}
 	f.Add(append(frame('d', wal), frame('d', keepalive)...))
 	f.Add(slices.Repeat(frame('d', keepalive), 6))
 	f.Add(frame('E', []byte("SERROR\x00C42704\x00Mpublication \"outflow\" does not exist\x00\x00")))
 	f.Add(frame('N', []byte("SWARNING\x00C55000\x00Mskipped loading publication: \"outflow\"\x00\x00")))
-	f.Add(append(frame('c', nil), append(frame('C', []byte("START_STREAMING\x00")), frame('Z', []byte{'I'})...)...))
+	f.Add(append(frame('c', nil), append(frame('C', []byte("START_STREAMING\x00")),
+		frame('Z', []byte{'I'})...)...))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		s := newStream(nil, nil, nil, 0, time.Minute)
-		s.splitter = splitter{src: bytes.NewReader(sent), pool: newPool(64, make(chan struct{}), make(chan struct{}))}
+		s.splitter = splitter{src: bytes.NewReader(sent),
+			pool: newPool(64, make(chan struct{}), make(chan struct{}))}
 		var high outbox.LSN
 		for {
 			b, err := s.splitter.next(s.handle)
@@ -49,7 +52,8 @@ func FuzzStream(f *testing.F) {
 
 // FuzzHistory reads timeline history files: what is taken ascends, and written again it is the same.
 func FuzzHistory(f *testing.F) {
-	f.Add([]byte("1\t0/3000148\tno recovery target specified\n\n2\t0/50001A0\tbefore 2000-01-01 00:00:00+00\n"))
+	f.Add(
+		[]byte("1\t0/3000148\tno recovery target specified\n\n2\t0/50001A0\tbefore 2000-01-01 00:00:00+00\n"))
 	f.Add([]byte("# a comment\n\n7 1/0"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		all, err := parseHistory(content)

@@ -51,7 +51,8 @@ func (s *stream) copyData(b *batch, body []byte) error {
 		if len(body) < walDataHeader {
 			return fmt.Errorf("WAL data message of %d bytes", len(body))
 		}
-		b.Messages = append(b.Messages, Message{WALEnd: outbox.LSN(binary.BigEndian.Uint64(body[9:])), Data: body[walDataHeader:]})
+		b.Messages = append(b.Messages, Message{WALEnd: outbox.LSN(binary.BigEndian.Uint64(body[9:])),
+			Data: body[walDataHeader:]})
 	case 'k':
 		if len(body) < keepaliveSize {
 			return fmt.Errorf("keepalive of %d bytes", len(body))
@@ -68,8 +69,8 @@ func (s *stream) copyData(b *batch, body []byte) error {
 	return nil
 }
 
-// notice ends the stream where PostgreSQL 18 says that it skips the rows of a publication that is missing; others are logged. The
-// text may be translated, so the routine's name counts as well.
+// notice ends the stream where PostgreSQL 18 says that it skips the rows of a publication that is missing;
+// others are logged. The text may be translated, so the routine's name counts as well.
 func (s *stream) notice(body []byte) error {
 	var m pgproto3.NoticeResponse
 	if err := m.Decode(body); err != nil {
@@ -77,7 +78,8 @@ func (s *stream) notice(body []byte) error {
 	}
 	n := pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(&m))
 	skipped := n.Routine == "LoadPublications" || strings.Contains(n.Message, "skipped loading publication")
-	if n.Code == postgres.StateNotInPrerequisiteState && skipped && !s.noTable { // messages are not skipped by that
+	// messages are not skipped by that
+	if n.Code == postgres.StateNotInPrerequisiteState && skipped && !s.noTable {
 		return catalog.PublicationMissing(s.publication, !s.noTable, n)
 	}
 	s.log.Warn("notice in the replication stream", "code", n.Code, "notice", n.Message)

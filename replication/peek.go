@@ -18,11 +18,13 @@ const (
 	peekRelease  = 10 * time.Second // and to give the slot back when it was ended by force
 )
 
-// Peek decodes what the slot holds without consuming it and calls f with each message, keepalives excepted, in order: the transactions
-// that commit before where the WAL ended on disk when it began. limit is the number of changes after which no further transaction is
-// begun, 0 for no limit. A message's Data is valid until f returns. An error of f ends it and is returned.
+// Peek decodes what the slot holds without consuming it and calls f with each message, keepalives excepted,
+// in order: the transactions that commit before where the WAL ended on disk when it began. limit is the
+// number of changes after which no further transaction is begun, 0 for no limit. A message's Data is valid
+// until f returns. An error of f ends it and is returned.
 //
-// It is a stream that confirms nothing: the server holds no more of it than of any stream, and no time limit of statements ends it.
+// It is a stream that confirms nothing: the server holds no more of it than of any stream, and no time limit
+// of statements ends it.
 func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Message) error) error {
 	s, err := Open(ctx, cfg)
 	if err != nil {
@@ -34,7 +36,8 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 		return err
 	}
 	if !state.Exists {
-		return postgres.Fatal(nil, "slot_missing", "Run `outflow init`, or set slot to one that exists", "slot %q does not exist", cfg.Slot)
+		return postgres.Fatal(nil, "slot_missing", "Run `outflow init`, or set slot to one that exists",
+			"slot %q does not exist", cfg.Slot)
 	}
 	p := peek{limit: limit, f: f}
 	if p.end, err = s.flushedLSN(ctx); err != nil {
@@ -53,20 +56,23 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 	return err
 }
 
-// flushedLSN is where the WAL ends that can be decoded. What an open transaction has written is flushed by whole pages: that can end in the
-// middle of a record, and no stream passes it before somebody commits. So we do, and the WAL writer flushes what there is.
+// flushedLSN is where the WAL ends that can be decoded. What an open transaction has written is flushed by
+// whole pages: that can end in the middle of a record, and no stream passes it before somebody commits. So we
+// do, and the WAL writer flushes what there is.
 func (s *Session) flushedLSN(ctx context.Context) (outbox.LSN, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer unlock()
-	const commit = `SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_xact_id() END`
+	const commit = `SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_xact_id()
+		END`
 	if _, err := s.conn.Exec(ctx, commit); err != nil {
 		return 0, fmt.Errorf("flush the WAL: %w", err)
 	}
 	var end string
-	err = s.conn.QueryRow(ctx, `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+	err = s.conn.QueryRow(ctx, `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN
+		pg_catalog.pg_last_wal_replay_lsn()
 		ELSE pg_catalog.pg_current_wal_flush_lsn() END::text`).Scan(&end)
 	if err != nil {
 		return 0, fmt.Errorf("read the end of WAL: %w", err)
@@ -74,8 +80,8 @@ func (s *Session) flushedLSN(ctx context.Context) (outbox.LSN, error) {
 	return outbox.ParseLSN(end)
 }
 
-// releaseSlot ends the stream and waits until the slot is free for whoever comes next. A server in the middle of a large transaction does
-// not hear a goodbye before its end: it finds the connection closed.
+// releaseSlot ends the stream and waits until the slot is free for whoever comes next. A server in the middle
+// of a large transaction does not hear a goodbye before its end: it finds the connection closed.
 func (s *Session) releaseSlot(ctx context.Context) {
 	soon, cancel := context.WithTimeout(ctx, peekGoodbye)
 	err := s.streaming().stop(soon)
@@ -114,7 +120,8 @@ func (p *peek) read(ctx context.Context, s *Session) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-progress.C:
-			s.log.Info("reading what the slot holds", "slot", s.cfg.Slot, "messages", p.n, "at", p.at, "of", p.end)
+			s.log.Info("reading what the slot holds", "slot", s.cfg.Slot, "messages", p.n, "at", p.at, "of",
+				p.end)
 		case b, ok := <-s.Batches():
 			if !ok {
 				return errPeekCut
@@ -128,7 +135,8 @@ func (p *peek) read(ctx context.Context, s *Session) error {
 	}
 }
 
-// batch hands messages on, and reports whether the end is reached. Inside of a transaction a keepalive says nothing of that.
+// batch hands messages on, and reports whether the end is reached. Inside of a transaction a keepalive says
+// nothing of that.
 func (p *peek) batch(all []Message) (done bool, err error) {
 	for _, m := range all {
 		p.at = max(p.at, m.WALEnd)
@@ -139,7 +147,8 @@ func (p *peek) batch(all []Message) (done bool, err error) {
 			continue
 		}
 		begin := len(m.Data) > 8 && m.Data[0] == 'B'
-		if begin && (p.limit > 0 && p.n >= p.limit || outbox.LSN(binary.BigEndian.Uint64(m.Data[1:])) >= p.end) {
+		if begin && (p.limit > 0 && p.n >= p.limit ||
+			outbox.LSN(binary.BigEndian.Uint64(m.Data[1:])) >= p.end) {
 			return true, nil
 		}
 		p.n++
@@ -173,7 +182,8 @@ func peekFault(cfg Config, state relay.SlotState, err error) error {
 			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
 			"the role may not read from a replication slot")
 	case postgres.SQLState(err) == postgres.StateNotInPrerequisiteState:
-		return postgres.Fatal(err, "slot_unusable", "Run `outflow status`: it says what happened to the slot and what to do",
+		return postgres.Fatal(err, "slot_unusable",
+			"Run `outflow status`: it says what happened to the slot and what to do",
 			"slot %q can't be read", cfg.Slot)
 	}
 	return fmt.Errorf("peek at slot %s: %w", cfg.Slot, err)

@@ -40,18 +40,21 @@ func TestPeek(t *testing.T) {
 			return got
 		}
 		all := count(0, false)
-		if len(all.inserts) != 60 || len(count(0, true).inserts) != 60 || len(count(25, false).inserts) != 40 {
+		if len(all.inserts) != 60 || len(count(0, true).inserts) != 60 ||
+			len(count(25, false).inserts) != 40 {
 			t.Errorf("%d inserts", len(all.inserts))
 		}
 		// It is the same as what the stream brings, and nothing was consumed.
 		s := d.start(0)
 		streamed := read(t, s, inserts(60))
-		if fmt.Sprint(streamed.commits) != fmt.Sprint(all.commits) || strings.Join(streamed.inserts, "") != strings.Join(all.inserts, "") {
+		if fmt.Sprint(streamed.commits) != fmt.Sprint(all.commits) ||
+			strings.Join(streamed.inserts, "") != strings.Join(all.inserts, "") {
 			t.Error("the stream brings something else")
 		}
 		err := Peek(within(t), d.config(), 0, false, func(Message) error { return nil })
 		f := wantFault(t, err, outbox.Fatal, "slot_in_use")
-		if pid := d.Text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot); !strings.Contains(f.Message, pid) {
+		if pid := d.Text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1",
+			d.cfg.Slot); !strings.Contains(f.Message, pid) {
 			t.Errorf("%v does not name pid %s", f, pid)
 		}
 		s.Close()
@@ -66,34 +69,41 @@ func TestPeek(t *testing.T) {
 	})
 }
 
-// What a slot holds is streamed: the server keeps none of it in temporary files, no limit of statements ends it, and nothing is confirmed.
-// It ends although a transaction is open that has written much, and although others go on.
+// What a slot holds is streamed: the server keeps none of it in temporary files, no limit of statements ends
+// it, and nothing is confirmed. It ends although a transaction is open that has written much, and although
+// others go on.
 func TestPeekLeavesNoTrace(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
 		d := ready(t, srv)
-		d.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd', 'a', n, to_jsonb(repeat(md5(n::text), 30)) FROM generate_series(1, 5000) n")
+		d.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd', 'a', n, " +
+			"to_jsonb(repeat(md5(n::text), 30)) FROM generate_series(1, 5000) n")
 		open, err := pgx.Connect(within(t), d.URL)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer postgres.Close(open)
 		for _, sql := range []string{
-			"BEGIN", "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, to_jsonb(repeat('x', 2000)) FROM generate_series(1, 1000) n",
+			"BEGIN", "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, " +
+				"to_jsonb(repeat('x', 2000)) FROM generate_series(1, 1000) n",
 		} {
 			if _, err := open.Exec(within(t), sql); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, set := range []string{"temp_file_limit = '1MB'", "work_mem = '64kB'"} {
-			d.Exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET " + strings.ReplaceAll(set, "'", "''") + "', current_database()); END $$")
+			d.Exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET " + strings.ReplaceAll(set, "'", "''") +
+				"', current_database()); END $$")
 		}
 		confirmed := "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1"
 		before := d.Text(confirmed, d.cfg.Slot)
 		for range 2 { // one right after the other: the slot is free when it returns
 			seen := &seen{kinds: map[byte]int{}}
-			if err := Peek(within(t), d.config(), 0, false, func(m Message) error { seen.add(m); return nil }); err != nil {
+			if err := Peek(within(t), d.config(), 0, false, func(m Message) error {
+				seen.add(m)
+				return nil
+			}); err != nil {
 				t.Fatal(err)
 			}
 			if len(seen.inserts) != 5000 || len(seen.commits) == 0 {
@@ -119,12 +129,14 @@ func TestPeekLeavesNoTrace(t *testing.T) {
 	})
 }
 
-// Where a transaction is open that has written a part of a page, and nobody else writes, not even the server itself now and then, a peek ends.
+// Where a transaction is open that has written a part of a page, and nobody else writes, not even the server
+// itself now and then, a peek ends.
 func TestPeekEndsOnASilentServer(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Own(t, 0)
 	d := ready(t, srv)
-	pid, err := strconv.Atoi(d.Text("SELECT pid::text FROM pg_stat_activity WHERE backend_type = 'background writer'"))
+	pid, err := strconv.Atoi(d.Text("SELECT pid::text FROM pg_stat_activity WHERE backend_type = " +
+		"'background writer'"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,8 +146,10 @@ func TestPeekEndsOnASilentServer(t *testing.T) {
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	before := d.Text("SELECT pg_current_wal_flush_lsn()::text")
 	d.Exec("BEGIN")
-	d.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, to_jsonb(repeat('x', 2000)) FROM generate_series(1, 100) n")
-	for d.Text("SELECT pg_current_wal_flush_lsn()::text") == before { // the WAL writer has flushed whole pages
+	d.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, " +
+		"to_jsonb(repeat('x', 2000)) FROM generate_series(1, 100) n")
+	// the WAL writer has flushed whole pages
+	for d.Text("SELECT pg_current_wal_flush_lsn()::text") == before {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -150,10 +164,12 @@ func TestInvalidatedSlot(t *testing.T) {
 	for _, major := range pgtest.Majors(t) {
 		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
 			t.Parallel()
-			d := ready(t, pgtest.Own(t, major, "max_slot_wal_keep_size=1MB", "wal_keep_size=0", "max_wal_size=32MB"))
+			d := ready(t, pgtest.Own(t, major, "max_slot_wal_keep_size=1MB", "wal_keep_size=0",
+				"max_wal_size=32MB"))
 			s := d.open()
 			for range 4 {
-				d.Exec("SELECT pg_logical_emit_message(false, 'x', repeat('y', 1000000)) FROM generate_series(1, 3)")
+				d.Exec("SELECT pg_logical_emit_message(false, 'x', repeat('y', 1000000)) FROM " +
+					"generate_series(1, 3)")
 				d.Exec("SELECT pg_switch_wal()")
 				d.Exec("CHECKPOINT")
 			}
@@ -162,7 +178,8 @@ func TestInvalidatedSlot(t *testing.T) {
 				t.Errorf("%+v, %v", state, err)
 			}
 			err = s.Start(within(t), 0, false)
-			if postgres.SQLState(err) != postgres.StateNotInPrerequisiteState || outbox.ClassOf(err) != outbox.Transient {
+			if postgres.SQLState(err) != postgres.StateNotInPrerequisiteState ||
+				outbox.ClassOf(err) != outbox.Transient {
 				t.Errorf("start: %v", err)
 			}
 			err = Peek(within(t), d.config(), 0, false, nil)

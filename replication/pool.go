@@ -10,7 +10,8 @@ const (
 	largeRoom = 16 << 20
 )
 
-// pool lends out batches and bounds how many there are, and how many bytes the large messages among them hold.
+// pool lends out batches and bounds how many there are, and how many bytes the large messages among them
+// hold.
 type pool struct {
 	size  int           // of a buffer
 	free  chan *batch   // holds every batch at most
@@ -24,7 +25,8 @@ type pool struct {
 }
 
 func newPool(size int, drain, quit chan struct{}) *pool {
-	return &pool{size: size, free: make(chan *batch, maxBatches), drain: drain, quit: quit, room: make(chan struct{}, 1)}
+	return &pool{size: size, free: make(chan *batch, maxBatches), drain: drain, quit: quit,
+		room: make(chan struct{}, 1)}
 }
 
 // get waits for an empty batch. Only the reader calls it.

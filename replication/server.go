@@ -17,10 +17,11 @@ import (
 
 // Server reads what the server says of itself.
 //
-// System identifier and timeline history come over the replication connection, which can't answer any more once it streams. From
-// then on they are kept, and the timeline is asked for over the ordinary connection: if the server has left the one that is kept
-// (a standby was promoted under the stream), that is an error, and a new session learns the new history. On a standby the timeline
-// comes from pg_control_checkpoint(), and is not checked where the role may not call that; all else needs no right at all.
+// System identifier and timeline history come over the replication connection, which can't answer any more
+// once it streams. From then on they are kept, and the timeline is asked for over the ordinary connection: if
+// the server has left the one that is kept (a standby was promoted under the stream), that is an error, and a
+// new session learns the new history. On a standby the timeline comes from pg_control_checkpoint(), and is
+// not checked where the role may not call that; all else needs no right at all.
 func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -34,12 +35,14 @@ func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	}
 	id := s.identity
 	state := relay.ServerState{
-		SystemID: id.systemID, Database: id.database, Version: s.version, History: id.history, WALSenderTimeout: s.serverTimeout,
+		SystemID: id.systemID, Database: id.database, Version: s.version, History: id.history,
+		WALSenderTimeout: s.serverTimeout,
 	}
 	var end string
 	var segment *string
 	err = s.conn.QueryRow(ctx, `SELECT r.recovery,
-			CASE WHEN r.recovery THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_lsn() END::text,
+			CASE WHEN r.recovery THEN coalesce(pg_last_wal_replay_lsn(), '0/0') ELSE pg_current_wal_lsn()
+			END::text,
 			CASE WHEN r.recovery THEN NULL ELSE pg_walfile_name(pg_current_wal_insert_lsn()) END
 		FROM (SELECT pg_is_in_recovery() AS recovery) r`).Scan(&state.InRecovery, &end, &segment)
 	if err != nil {
@@ -57,8 +60,8 @@ func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	return state, nil
 }
 
-// checkTimeline reports whether the server is still on the timeline whose history is kept. segment is the name of the present WAL
-// segment, which begins with the timeline; nil on a standby.
+// checkTimeline reports whether the server is still on the timeline whose history is kept. segment is the
+// name of the present WAL segment, which begins with the timeline; nil on a standby.
 func (s *Session) checkTimeline(ctx context.Context, segment *string) error {
 	kept := s.identity.history.Timeline
 	var now uint64
@@ -97,14 +100,17 @@ func (s *Session) identify(ctx context.Context) error {
 	if sys.Timeline < 1 {
 		return fmt.Errorf("identify the system: timeline %d", sys.Timeline)
 	}
-	id := identity{systemID: sys.SystemID, database: sys.DBName, history: relay.History{Timeline: uint32(sys.Timeline)}}
+	id := identity{systemID: sys.SystemID, database: sys.DBName,
+		history: relay.History{Timeline: uint32(sys.Timeline)}}
 	if id.history.Timeline == s.identity.history.Timeline {
 		id.history = s.identity.history // a timeline's history never changes
 	} else if sys.Timeline > 1 {
 		file, err := pglogrepl.TimelineHistory(ctx, s.repl, sys.Timeline)
 		if postgres.SQLState(err) == postgres.StateUndefinedFile {
-			return postgres.Fatal(err, "timeline_history", "Put the file back into pg_wal, from the archive or from another server of the cluster",
-				"the server is on timeline %d and has no history file of it (%08X.history)", sys.Timeline, sys.Timeline)
+			return postgres.Fatal(err, "timeline_history",
+				"Put the file back into pg_wal, from the archive or from another server of the cluster",
+				"the server is on timeline %d and has no history file of it (%08X.history)", sys.Timeline,
+				sys.Timeline)
 		}
 		if err != nil {
 			return fmt.Errorf("read the history of timeline %d: %w", sys.Timeline, err)
@@ -117,8 +123,8 @@ func (s *Session) identify(ctx context.Context) error {
 	return nil
 }
 
-// parseHistory reads a timeline history file: a line for each earlier timeline with its number, the LSN where it was left and a
-// reason, ascending; empty lines and those that begin with # say nothing.
+// parseHistory reads a timeline history file: a line for each earlier timeline with its number, the LSN where
+// it was left and a reason, ascending; empty lines and those that begin with # say nothing.
 func parseHistory(content []byte) ([]relay.Switch, error) {
 	var all []relay.Switch
 	lines := bufio.NewScanner(bytes.NewReader(content))

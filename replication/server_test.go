@@ -15,11 +15,14 @@ func TestParseHistory(t *testing.T) {
 		want          []relay.Switch
 		bad           string
 	}{
-		{name: "one promotion", content: "1\t0/3000148\tno recovery target specified\n", want: []relay.Switch{{Timeline: 1, End: 0x3000148}}},
+		{name: "one promotion", content: "1\t0/3000148\tno recovery target specified\n",
+			want: []relay.Switch{{Timeline: 1, End: 0x3000148}}},
 		{
-			name:    "several, with blank lines and a comment",
-			content: "# by hand\n1\t0/3000148\tno recovery target specified\n\n2\t1/5A0\tbefore 2024-05-01 10:00:00+02\n\n5\t1/5A0\tx",
-			want:    []relay.Switch{{Timeline: 1, End: 0x3000148}, {Timeline: 2, End: 0x1000005A0}, {Timeline: 5, End: 0x1000005A0}},
+			name: "several, with blank lines and a comment",
+			content: "# by hand\n1\t0/3000148\tno recovery target specified\n\n2\t1/5A0\tbefore 2024-05-01 " +
+				"10:00:00+02\n\n5\t1/5A0\tx",
+			want: []relay.Switch{{Timeline: 1, End: 0x3000148}, {Timeline: 2, End: 0x1000005A0},
+				{Timeline: 5, End: 0x1000005A0}},
 		},
 		{name: "empty", content: "\n"},
 		{name: "no LSN", content: "1\n", bad: "a timeline and an LSN"},

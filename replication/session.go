@@ -23,11 +23,12 @@ import (
 	"github.com/outflowhq/outflow/replication/socket"
 )
 
-// maxSenderTimeout is the wal_sender_timeout that the replication connection asks for where the server's is longer or off: so
-// long may a slot stay held by an outflow that is gone.
+// maxSenderTimeout is the wal_sender_timeout that the replication connection asks for where the server's is
+// longer or off: so long may a slot stay held by an outflow that is gone.
 const maxSenderTimeout = 10 * time.Second
 
-// Session is one replication connection and an ordinary one to the same server. Its methods may be called from any goroutine.
+// Session is one replication connection and an ordinary one to the same server. Its methods may be called
+// from any goroutine.
 type Session struct {
 	cfg Config
 	log *slog.Logger
@@ -149,7 +150,8 @@ func (s *Session) lock(ctx context.Context) (func(), error) {
 	}
 }
 
-// unlock ends what lock began. From Start on, whoever doesn't use the ordinary connection lets the watch have it.
+// unlock ends what lock began. From Start on, whoever doesn't use the ordinary connection lets the watch have
+// it.
 func (s *Session) unlock() {
 	if st := s.streaming(); st != nil {
 		s.unwatch = watch(s.conn.PgConn(), st)
@@ -157,8 +159,8 @@ func (s *Session) unlock() {
 	s.connLock <- struct{}{}
 }
 
-// watch ends the stream when the connection ends, on which nothing is expected. The server is stopping then, or gone, or somebody has
-// ended this connection alone; in any case the session can't go on.
+// watch ends the stream when the connection ends, on which nothing is expected. The server is stopping then,
+// or gone, or somebody has ended this connection alone; in any case the session can't go on.
 func watch(conn *pgconn.PgConn, st *stream) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
@@ -184,16 +186,18 @@ func (s *Session) streaming() *stream {
 	return s.stream
 }
 
-// Batches returns the channel of what the server sends, in order. It is closed when the stream ends; Err then says why. It may be
-// used only after Start. Release each batch before waiting for the next one: only so many buffers exist.
+// Batches returns the channel of what the server sends, in order. It is closed when the stream ends; Err then
+// says why. It may be used only after Start. Release each batch before waiting for the next one: only so many
+// buffers exist.
 func (s *Session) Batches() <-chan *relay.Batch { return s.streaming().batches }
 
-// Confirm records that everything up to lsn may be forgotten by the server. It only records; the next status carries it, within
-// 100 ms. A value below an earlier one changes nothing, one beyond [Session.Received] is sent as far as was received. It may be
-// used only after Start.
+// Confirm records that everything up to lsn may be forgotten by the server. It only records; the next status
+// carries it, within 100 ms. A value below an earlier one changes nothing, one beyond [Session.Received] is
+// sent as far as was received. It may be used only after Start.
 func (s *Session) Confirm(lsn outbox.LSN) { s.streaming().confirm(lsn) }
 
-// Received returns the highest LSN that the stream has reached: where it was started, or what a message or keepalive brought.
+// Received returns the highest LSN that the stream has reached: where it was started, or what a message or
+// keepalive brought.
 func (s *Session) Received() outbox.LSN {
 	if st := s.streaming(); st != nil {
 		return outbox.LSN(st.received.Load())
@@ -209,8 +213,9 @@ func (s *Session) Err() error {
 	return nil
 }
 
-// Stop ends the session cleanly: it sends a last status, tells the server that this is the end and waits until the server has
-// taken note, for as long as ctx allows. What the server still sends is thrown away. The session is closed in any case.
+// Stop ends the session cleanly: it sends a last status, tells the server that this is the end and waits
+// until the server has taken note, for as long as ctx allows. What the server still sends is thrown away. The
+// session is closed in any case.
 func (s *Session) Stop(ctx context.Context) error {
 	var err error
 	if st := s.streaming(); st != nil {
@@ -240,7 +245,8 @@ func (s *Session) Close() {
 	}
 }
 
-// closeConn closes a connection: with a goodbye if nobody is using it. Otherwise it aborts it, and a query that is under way ends.
+// closeConn closes a connection: with a goodbye if nobody is using it. Otherwise it aborts it, and a query
+// that is under way ends.
 func (s *Session) closeConn(c *pgconn.PgConn) {
 	abort := func() { c.Conn().Close() } //nolint:errcheck // it is closed whatever this says
 	select {
@@ -258,8 +264,9 @@ func (s *Session) closeConn(c *pgconn.PgConn) {
 	}
 }
 
-// hostPin takes the second connection to the server where the first one ended: a URL may hold several hosts, and a name may have
-// several addresses. Names are looked up once, and the second connection dials no address but the one that the first dialled last.
+// hostPin takes the second connection to the server where the first one ended: a URL may hold several hosts,
+// and a name may have several addresses. Names are looked up once, and the second connection dials no address
+// but the one that the first dialled last.
 type hostPin struct {
 	known map[string][]string // addresses by host; connecting is sequential, so nothing guards it
 

@@ -178,7 +178,8 @@ func TestServerStateBeforeAndAfterStart(t *testing.T) {
 		if want := d.Text("SELECT system_identifier::text FROM pg_control_system()"); after.SystemID != want {
 			t.Errorf("system %s, want %s", after.SystemID, want)
 		}
-		if after.History.Timeline != 1 || len(after.History.Switches) != 0 || after.InRecovery || after.Database == "" ||
+		if after.History.Timeline != 1 || len(after.History.Switches) != 0 || after.InRecovery ||
+			after.Database == "" ||
 			after.Version/10000 != srv.Installation.Major || after.WALSenderTimeout.Seconds() != 60 {
 			t.Errorf("%+v", after)
 		}
@@ -193,7 +194,8 @@ func TestTerminatedWalsenderEndsTheStream(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
-	d.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", d.cfg.Slot)
+	d.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1",
+		d.cfg.Slot)
 	err := end(t, s)
 	if postgres.SQLState(err) != "57P01" || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("ended with %v", err)

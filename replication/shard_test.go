@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
-// Each row is in exactly one shard, in the stream of changes as in the table, and the rows of a document are in the same one: whatever the
-// type of the column, NULL and partitions included.
+// Each row is in exactly one shard, in the stream of changes as in the table, and the rows of a document are
+// in the same one: whatever the type of the column, NULL and partitions included.
 func TestShardsDivideTheTable(t *testing.T) {
 	t.Parallel()
 	outboxdb.EachWithRowFilters(t, func(t *testing.T, srv *pgserver.Server) {
@@ -41,15 +41,20 @@ func TestShardsDivideTheTable(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s,partitioned=%v", c.kind, c.partitioned), func(t *testing.T) {
 				table := fmt.Sprintf("t%d", i)
-				shape := fmt.Sprintf("CREATE TABLE %s (no serial, id uuid DEFAULT gen_random_uuid(), %s %s)", table, postgres.Quote(c.column), c.kind)
+				shape := fmt.Sprintf("CREATE TABLE %s (no serial, id uuid DEFAULT gen_random_uuid(), %s %s)",
+					table, postgres.Quote(c.column), c.kind)
 				if c.partitioned {
 					shape += " PARTITION BY RANGE (no)"
 				}
 				d.Exec(shape)
 				if c.partitioned {
-					d.Exec(fmt.Sprintf("CREATE TABLE %s_a PARTITION OF %[1]s FOR VALUES FROM (0) TO (50)", table))
-					d.Exec(fmt.Sprintf("CREATE TABLE %s_b (%s %s, id uuid, no int NOT NULL)", table, postgres.Quote(c.column), c.kind)) // in another order
-					d.Exec(fmt.Sprintf("ALTER TABLE %s ATTACH PARTITION %[1]s_b FOR VALUES FROM (50) TO (1000)", table))
+					d.Exec(fmt.Sprintf("CREATE TABLE %s_a PARTITION OF %[1]s FOR VALUES FROM (0) TO (50)",
+						table))
+					// in another order
+					d.Exec(fmt.Sprintf("CREATE TABLE %s_b (%s %s, id uuid, no int NOT NULL)", table,
+						postgres.Quote(c.column), c.kind))
+					d.Exec(fmt.Sprintf("ALTER TABLE %s ATTACH PARTITION %[1]s_b FOR VALUES FROM (50) TO "+
+						"(1000)", table))
 				}
 				all := d.shards(n, c.column)
 				for k := range all {
@@ -61,7 +66,8 @@ func TestShardsDivideTheTable(t *testing.T) {
 					}
 					defer s.Close()
 					for _, created := range []bool{true, false} {
-						if got, id, err := s.EnsurePublication(within(t)); err != nil || got != created || id.RelOID == 0 {
+						if got, id, err := s.EnsurePublication(within(t)); err != nil || got != created ||
+							id.RelOID == 0 {
 							t.Fatal(got, id, err)
 						}
 					}
@@ -70,7 +76,8 @@ func TestShardsDivideTheTable(t *testing.T) {
 					}
 				}
 				const rows = 90 // three of each document, and some of none
-				d.Exec(fmt.Sprintf("INSERT INTO %s (id, %s) SELECT gen_random_uuid(), CASE WHEN g > 0 THEN %s END FROM generate_series(1, %d) n, LATERAL (SELECT n %% 30) x(g)",
+				d.Exec(fmt.Sprintf("INSERT INTO %s (id, %s) SELECT gen_random_uuid(), CASE WHEN g > 0 THEN "+
+					"%s END FROM generate_series(1, %d) n, LATERAL (SELECT n %% 30) x(g)",
 					table, postgres.Quote(c.column), c.value, rows))
 				shardOf, documents := map[string]int{}, map[string]int{}
 				for k := range all {
@@ -78,7 +85,8 @@ func TestShardsDivideTheTable(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					q := tablesnapshot.Query{Mapping: relay.Mapping{Doc: c.column}, ID: "id", Columns: []string{"id", tablesnapshot.SortDoc}, Sorted: true}
+					q := tablesnapshot.Query{Mapping: relay.Mapping{Doc: c.column}, ID: "id",
+						Columns: []string{"id", tablesnapshot.SortDoc}, Sorted: true}
 					var ids []string
 					err = snap.Rows(within(t), q, func(v [][]byte) error {
 						ids = append(ids, string(v[0]))
@@ -110,18 +118,23 @@ func TestShardsDivideTheTable(t *testing.T) {
 							return nil
 						}
 						streamed++
-						if !slices.ContainsFunc(ids, func(id string) bool { return bytes.Contains(m.Data, []byte(id)) }) {
-							t.Errorf("shard %d: the stream has a row that its part of the table has not: %.80q", k, m.Data)
+						if !slices.ContainsFunc(ids, func(id string) bool {
+							return bytes.Contains(m.Data, []byte(id))
+						}) {
+							t.Errorf("shard %d: the stream has a row that its part of the table has not: "+
+								"%.80q", k, m.Data)
 						}
 						return nil
 					})
 					if err != nil || streamed != len(ids) {
-						t.Errorf("shard %d: %d rows in the stream, %d in the table; %v", k, streamed, len(ids), err)
+						t.Errorf("shard %d: %d rows in the stream, %d in the table; %v", k, streamed,
+							len(ids), err)
 					}
 					d.Exec("SELECT pg_drop_replication_slot($1)", all[k].Slot)
 				}
 				if len(shardOf) != rows || len(documents) != 30 {
-					t.Errorf("%d rows and %d documents in all shards, want %d and 30", len(shardOf), len(documents), rows)
+					t.Errorf("%d rows and %d documents in all shards, want %d and 30", len(shardOf),
+						len(documents), rows)
 				}
 			})
 		}

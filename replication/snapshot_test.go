@@ -33,7 +33,8 @@ func TestSnapshotEndsWhereTheSlotBegins(t *testing.T) {
 		go func() {
 			conn, err := postgres.Connect(ctx, d.URL)
 			for n := 0; err == nil && !stopped.Load(); n++ {
-				_, err = conn.Exec(ctx, "INSERT INTO public.outbox (doc_id, actor_id, counter, payload) VALUES ('w', 'w', $1, '{}')", n)
+				_, err = conn.Exec(ctx, "INSERT INTO public.outbox (doc_id, actor_id, counter, payload) "+
+					"VALUES ('w', 'w', $1, '{}')", n)
 			}
 			if conn != nil {
 				postgres.Close(conn)
@@ -64,11 +65,13 @@ func TestSnapshotEndsWhereTheSlotBegins(t *testing.T) {
 			t.Fatal(err)
 		}
 		var seen int
-		if err := snap.Rows(within(t), tablesnapshot.Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}}, func([][]byte) error { seen++; return nil }); err != nil {
+		if err := snap.Rows(within(t), tablesnapshot.Query{Mapping: outboxdb.Mapping, ID: "id",
+			Columns: []string{"id"}}, func([][]byte) error { seen++; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		total := rows()
-		if got := read(t, d.start(made.At), inserts(total-seen)); len(got.inserts) != total-seen || seen < 20 || seen > total-20 {
+		if got := read(t, d.start(made.At), inserts(total-seen)); len(got.inserts) != total-seen ||
+			seen < 20 || seen > total-20 {
 			t.Errorf("%d rows, %d in the snapshot, %d from the slot", total, seen, len(got.inserts))
 		}
 	})

@@ -38,17 +38,21 @@ func (b *batch) putBack() {
 	}
 }
 
-// splitter cuts a byte stream into protocol messages, without copying what lies whole in a buffer. One goroutine uses it.
+// splitter cuts a byte stream into protocol messages, without copying what lies whole in a buffer. One
+// goroutine uses it.
 type splitter struct {
-	src   io.Reader
-	pool  *pool
-	carry []byte // the beginning of a message whose end has not been read; before the first read, what the take-over brought
+	src  io.Reader
+	pool *pool
+	// the beginning of a message whose end has not been read; before the first read, what the take-over
+	// brought
+	carry []byte
 	cur   *batch // in hand while no message of it has been kept
 	n     int    // bytes of cur.buf that are filled
 }
 
-// next reads until at least one message was kept: handle gets each in order (its type, its body, the batch to keep it in) and may
-// end the stream with an error. The batch that comes with an error holds what was kept before, and may be nil.
+// next reads until at least one message was kept: handle gets each in order (its type, its body, the batch to
+// keep it in) and may end the stream with an error. The batch that comes with an error holds what was kept
+// before, and may be nil.
 func (f *splitter) next(handle func(b *batch, typ byte, body []byte) error) (*batch, error) {
 	if f.cur == nil {
 		b, err := f.pool.get()
@@ -106,7 +110,8 @@ func (f *splitter) cut(b *batch, handle func(*batch, byte, []byte) error) (used 
 	return used, nil
 }
 
-// readLarge reads a message that does not fit in the buffer, which holds its beginning, into memory of its own.
+// readLarge reads a message that does not fit in the buffer, which holds its beginning, into memory of its
+// own.
 func (f *splitter) readLarge(b *batch, handle func(*batch, byte, []byte) error) error {
 	size := frameSize(b.buf)
 	if err := f.pool.reserve(b, size); err != nil {

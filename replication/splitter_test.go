@@ -73,7 +73,8 @@ func TestFramesAreCutAnywhere(t *testing.T) {
 			sizes[i] = byte(random.IntN(size))
 		}
 		taken := random.IntN(min(len(stream), size) + 1)
-		gotTypes, gotBodies, err := cutAll(&chunks{r: bytes.NewReader(stream[taken:]), sizes: sizes}, stream[:taken], size)
+		gotTypes, gotBodies, err := cutAll(&chunks{r: bytes.NewReader(stream[taken:]), sizes: sizes},
+			stream[:taken], size)
 		if !errors.Is(err, io.EOF) || !bytes.Equal(gotTypes, types) || len(gotBodies) != len(bodies) {
 			t.Fatalf("round %d: %q, %d messages, %v; want %q", round, gotTypes, len(gotBodies), err, types)
 		}
@@ -104,7 +105,8 @@ func TestEndInsideAMessageIsUnexpected(t *testing.T) {
 	whole := frame('d', bytes.Repeat([]byte("y"), 100))
 	for _, size := range []int{16, 50, 400} {
 		for n := 1; n < len(whole); n++ {
-			if _, _, err := cutAll(bytes.NewReader(whole[:n]), nil, size); !errors.Is(err, io.ErrUnexpectedEOF) {
+			if _, _, err := cutAll(bytes.NewReader(whole[:n]), nil, size); !errors.Is(err,
+				io.ErrUnexpectedEOF) {
 				t.Fatalf("end after %d bytes, buffer %d: %v", n, size, err)
 			}
 		}
@@ -213,7 +215,8 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream, sizes []byte, taken uint8) {
 		const size = 32
 		n := min(int(taken), size, len(stream))
-		types, bodies, err := cutAll(&chunks{r: bytes.NewReader(stream[n:]), sizes: sizes}, bytes.Clone(stream[:n]), size)
+		types, bodies, err := cutAll(&chunks{r: bytes.NewReader(stream[n:]), sizes: sizes},
+			bytes.Clone(stream[:n]), size)
 		if err == nil || len(types) != len(bodies) {
 			t.Fatalf("%d types, %d bodies, %v", len(types), len(bodies), err)
 		}

@@ -12,11 +12,12 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Start starts the stream at from, which has to be at or above the slot's confirmed LSN to have an effect: the server never starts
-// below that. binary asks for column values in binary form. After ErrSlotInUse, and any other error that the server gives as an
-// answer, Start may be called again.
+// Start starts the stream at from, which has to be at or above the slot's confirmed LSN to have an effect:
+// the server never starts below that. binary asks for column values in binary form. After ErrSlotInUse, and
+// any other error that the server gives as an answer, Start may be called again.
 //
-// A missing or invalidated slot is a plain error: what follows from it is decided by who reads the slot's state.
+// A missing or invalidated slot is a plain error: what follows from it is decided by who reads the slot's
+// state.
 func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -43,7 +44,8 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 	return nil
 }
 
-// run starts the goroutines of the stream on a connection that pgconn has given up. pgconn must hold no byte of it.
+// run starts the goroutines of the stream on a connection that pgconn has given up. pgconn must hold no byte
+// of it.
 func (s *Session) run(h *pgconn.HijackedConn, from outbox.LSN) error {
 	rest, err := s.frames.detach()
 	if err == nil && h.Frontend.ReadBufferLen() != 0 {
@@ -68,8 +70,8 @@ func (s *Session) run(h *pgconn.HijackedConn, from outbox.LSN) error {
 	return nil
 }
 
-// startReplication sends the command and waits for the stream to begin. An error that the server answers with leaves the
-// connection usable.
+// startReplication sends the command and waits for the stream to begin. An error that the server answers with
+// leaves the connection usable.
 func (s *Session) startReplication(ctx context.Context, command string) error {
 	if err := s.repl.Conn().SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
@@ -98,10 +100,11 @@ func (s *Session) startReplication(ctx context.Context, command string) error {
 	}
 }
 
-// startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to itself until it commits,
-// and sends in commit order.
+// startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to
+// itself until it commits, and sends in commit order.
 func startCommand(cfg Config, version int, from outbox.LSN, binary bool) string {
-	options := "proto_version '1', publication_names " + postgres.Literal(publicationNames(cfg.Publication)) + ", messages 'true'"
+	options := "proto_version '1', publication_names " + postgres.Literal(publicationNames(cfg.Publication)) +
+		", messages 'true'"
 	if binary {
 		options += ", binary 'true'"
 	}

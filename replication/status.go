@@ -11,11 +11,13 @@ const (
 	minStatusInterval = 5 * time.Millisecond
 	// confirmDelay is how long a confirmed LSN may wait for later ones to go with it.
 	confirmDelay = 100 * time.Millisecond
-	// writeTimeout is how long a status may take to be written. A server that reads nothing for so long is gone.
+	// writeTimeout is how long a status may take to be written. A server that reads nothing for so long is
+	// gone.
 	writeTimeout = 10 * time.Second
 )
 
-// statusInterval is the longest time between two statuses, for a server with that wal_sender_timeout (0: off).
+// statusInterval is the longest time between two statuses, for a server with that wal_sender_timeout (0:
+// off).
 func statusInterval(timeout time.Duration) time.Duration {
 	if timeout == 0 {
 		return maxStatusInterval
@@ -71,8 +73,8 @@ func (s *stream) write(b []byte) error {
 // postgresEpoch is where PostgreSQL's clock begins, in Unix microseconds: 2000-01-01 00:00 UTC.
 const postgresEpoch = 946_684_800_000_000
 
-// status appends a standby status message: write, flush and apply are what is confirmed, and never beyond what the stream has
-// reached. Zero means nothing, to the server as well.
+// status appends a standby status message: write, flush and apply are what is confirmed, and never beyond
+// what the stream has reached. Zero means nothing, to the server as well.
 func (s *stream) status(b []byte) []byte {
 	lsn := min(s.confirmed.Load(), s.received.Load())
 	b = append(b, 'd', 0, 0, 0, 4+34, 'r')

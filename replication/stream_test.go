@@ -121,10 +121,12 @@ func encoded(t *testing.T, m pgproto3.BackendMessage) []byte {
 func TestMessagesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	p := newPeer(t, 0)
-	p.send(keepalive(0x30, 0, 0), walData(0x20, "B"), walData(0, "R"), walData(0x40, "C"), keepalive(0x18, 0, 0), keepalive(0x50, 0, 0))
+	p.send(keepalive(0x30, 0, 0), walData(0x20, "B"), walData(0, "R"), walData(0x40, "C"),
+		keepalive(0x18, 0, 0), keepalive(0x50, 0, 0))
 	got := p.batch()
 	want := []Message{
-		{Keepalive: true, WALEnd: 0x30}, {WALEnd: 0x20, Data: []byte("B")}, {Data: []byte("R")}, {WALEnd: 0x40, Data: []byte("C")},
+		{Keepalive: true, WALEnd: 0x30}, {WALEnd: 0x20, Data: []byte("B")}, {Data: []byte("R")},
+		{WALEnd: 0x40, Data: []byte("C")},
 		{Keepalive: true, WALEnd: 0x30}, // a keepalive that goes back promises nothing less
 		{Keepalive: true, WALEnd: 0x50},
 	}
@@ -187,16 +189,21 @@ func TestWhatEndsAStream(t *testing.T) {
 		want func(error) bool
 	}{
 		{"PostgreSQL 18 skips the publication",
-			encoded(t, &pgproto3.NoticeResponse{Severity: "WARNING", Code: "55000", Message: `skipped loading publication "outflow"`}), missing},
+			encoded(t, &pgproto3.NoticeResponse{Severity: "WARNING", Code: "55000",
+				Message: `skipped loading publication "outflow"`}), missing},
 		{"the same in another language",
-			encoded(t, &pgproto3.NoticeResponse{Severity: "WARNUNG", Code: "55000", Message: "übersprungen", Routine: "LoadPublications"}), missing},
+			encoded(t, &pgproto3.NoticeResponse{Severity: "WARNUNG", Code: "55000", Message: "übersprungen",
+				Routine: "LoadPublications"}), missing},
 		{"PostgreSQL 17 misses the publication",
-			encoded(t, &pgproto3.ErrorResponse{Severity: "ERROR", Code: "42704", Message: `publication "outflow" does not exist`}), missing},
-		{"terminated", encoded(t, &pgproto3.ErrorResponse{Severity: "FATAL", Code: "57P01", Message: "terminating connection"}),
+			encoded(t, &pgproto3.ErrorResponse{Severity: "ERROR", Code: "42704",
+				Message: `publication "outflow" does not exist`}), missing},
+		{"terminated", encoded(t, &pgproto3.ErrorResponse{Severity: "FATAL", Code: "57P01",
+			Message: "terminating connection"}),
 			func(err error) bool {
 				return postgres.SQLState(err) == "57P01" && outbox.ClassOf(err) == outbox.Transient
 			}},
-		{"everything was confirmed and the server stops", encoded(t, &pgproto3.CommandComplete{CommandTag: []byte("COPY 0")}),
+		{"everything was confirmed and the server stops",
+			encoded(t, &pgproto3.CommandComplete{CommandTag: []byte("COPY 0")}),
 			func(err error) bool {
 				return err != nil && !errors.Is(err, ErrClosed) && outbox.ClassOf(err) == outbox.Transient
 			}},
@@ -231,7 +238,8 @@ func missing(err error) bool {
 func TestOtherNoticesEndNothing(t *testing.T) {
 	t.Parallel()
 	p := newPeer(t, 0)
-	p.send(encoded(t, &pgproto3.NoticeResponse{Severity: "WARNING", Code: "01000", Message: "something else"}),
+	p.send(encoded(t, &pgproto3.NoticeResponse{Severity: "WARNING", Code: "01000",
+		Message: "something else"}),
 		encoded(t, &pgproto3.ParameterStatus{Name: "TimeZone", Value: "UTC"}), walData(0x20, "I"))
 	if m := p.batch(); len(m) != 1 {
 		t.Errorf("got %v", m)

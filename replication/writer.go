@@ -12,11 +12,12 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Writer writes ticks and changes of settings into the WAL, over a connection of its own that it opens when needed, and again
-// after an error. Its methods may be called from any goroutine; they wait for each other.
+// Writer writes ticks and changes of settings into the WAL, over a connection of its own that it opens when
+// needed, and again after an error. Its methods may be called from any goroutine; they wait for each other.
 //
-// Where it has an address of its own it may go through a pooler, which takes no startup parameters and gives the session to others. So
-// nothing is pinned then: the SQL names the schema of all that it calls and has no operators, and means the same whatever search_path is.
+// Where it has an address of its own it may go through a pooler, which takes no startup parameters and gives
+// the session to others. So nothing is pinned then: the SQL names the schema of all that it calls and has no
+// operators, and means the same whatever search_path is.
 type Writer struct {
 	cfg Config
 
@@ -36,7 +37,8 @@ func (w *Writer) Heartbeat(ctx context.Context) error {
 	return nil
 }
 
-// Change writes a change of the ordering settings of this slot's outflow. After an error it is unknown whether it was written.
+// Change writes a change of the ordering settings of this slot's outflow. After an error it is unknown
+// whether it was written.
 func (w *Writer) Change(ctx context.Context, s relay.Settings) error {
 	if err := w.emit(ctx, relay.SettingsPrefix, s.Content(w.cfg.Slot)); err != nil {
 		return fmt.Errorf("write a change of settings: %w", err)
@@ -58,7 +60,8 @@ func (w *Writer) Check(ctx context.Context, server relay.ServerState) error {
 		return fmt.Errorf("ask where ticks are written: %w", err)
 	}
 	if system != server.SystemID || database != server.Database {
-		return postgres.Fatal(nil, "write_url", "Point postgres.write_url at the primary of the cluster and at the database that postgres.url names",
+		return postgres.Fatal(nil, "write_url", "Point postgres.write_url at the primary of the cluster "+
+			"and at the database that postgres.url names",
 			"postgres.write_url leads to database %s of system %s, the outbox is in database %s of system %s",
 			database, system, server.Database, server.SystemID)
 	}
@@ -80,19 +83,22 @@ func (w *Writer) disconnect() {
 	}
 }
 
-// emit writes a transactional logical message. The setting is for its own transaction only: no replica needs to have a tick
-// before it is decoded, and behind a pooler a setting of the session would stay with somebody else.
+// emit writes a transactional logical message. The setting is for its own transaction only: no replica needs
+// to have a tick before it is decoded, and behind a pooler a setting of the session would stay with somebody
+// else.
 func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 	var lsn *string
 	err := w.do(ctx, func(c *pgx.Conn) error {
 		return c.QueryRow(ctx, `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
-				ELSE pg_catalog.pg_logical_emit_message(true, $1::pg_catalog.text, $2::pg_catalog.text)::pg_catalog.text END
+				ELSE pg_catalog.pg_logical_emit_message(true, $1::pg_catalog.text,
+				$2::pg_catalog.text)::pg_catalog.text END
 			FROM (SELECT pg_catalog.set_config('synchronous_commit', 'local', true) OFFSET 0) s`, prefix, content).Scan(&lsn)
 	})
 	if err == nil && lsn == nil {
 		return &outbox.Fault{
-			Class: outbox.Transient, Code: "write_standby", Message: "the server that ticks are written to is a standby and takes no writes",
-			Hint: "Point postgres.write_url at the primary",
+			Class: outbox.Transient, Code: "write_standby",
+			Message: "the server that ticks are written to is a standby and takes no writes",
+			Hint:    "Point postgres.write_url at the primary",
 		}
 	}
 	return err

@@ -55,7 +55,8 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	d := ready(t, pgtest.Server(t))
 	w := NewWriter(d.config())
 	defer w.Close()
-	settings := relay.Settings{Horizon: relay.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5, MaxBytes: 6}
+	settings := relay.Settings{Horizon: relay.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5,
+		MaxBytes: 6}
 	if err := w.Heartbeat(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -72,8 +73,10 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || len(got) != 2 || !strings.HasPrefix(got[0], relay.HeartbeatPrefix+"\x00\x00\x00\x00\x00") ||
-		!strings.HasPrefix(got[1], relay.SettingsPrefix+"\x00") || !strings.HasSuffix(got[1], settings.Content(d.cfg.Slot)) {
+	if err != nil || len(got) != 2 ||
+		!strings.HasPrefix(got[0], relay.HeartbeatPrefix+"\x00\x00\x00\x00\x00") ||
+		!strings.HasPrefix(got[1], relay.SettingsPrefix+"\x00") ||
+		!strings.HasSuffix(got[1], settings.Content(d.cfg.Slot)) {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -82,7 +85,8 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 func TestTickDoesNotWaitForASynchronousStandby(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
-	d.Exec("ALTER DATABASE " + d.Text("SELECT quote_ident(current_database())") + " SET synchronous_commit = on")
+	d.Exec("ALTER DATABASE " + d.Text("SELECT quote_ident(current_database())") +
+		" SET synchronous_commit = on")
 	w := NewWriter(d.config())
 	defer w.Close()
 	for range 3 {

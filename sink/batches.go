@@ -8,15 +8,17 @@ import (
 	"time"
 )
 
-// Batches allows publishers to send messages as atomic batches: a server that syncs each write syncs a batch only once (from 2.15
-// on). The connections of one process share it, so that batches are not tried again after a server has refused one.
+// Batches allows publishers to send messages as atomic batches: a server that syncs each write syncs a batch
+// only once (from 2.15 on). The connections of one process share it, so that batches are not tried again
+// after a server has refused one.
 type Batches struct{ refused atomic.Bool }
 
 // The limits of a batch. The server takes 1000 messages in one.
 const (
 	maxBatch      = 500
 	maxBatchBytes = 1 << 20
-	minBatch      = 32        // fewer go faster one by one: a batch costs the server files of its own, some milliseconds
+	// fewer go faster one by one: a batch costs the server files of its own, some milliseconds
+	minBatch      = 32
 	minBatchBytes = 256 << 10 // or so many bytes
 	maxBatched    = 128 << 10 // bytes of a message that may be in one
 	batchOverhead = 128       // bytes of the headers of a batch, at most
@@ -24,11 +26,14 @@ const (
 	batchLevel = 5 // of JetStream's API: nats-server 2.15
 )
 
-// The server's pace is measured on the first messages of a session, which go one by one. A span are messages that it has on the wire at a
-// time; if each takes longer than slowPace, it syncs each. As many spans in a row as paceSpans decide.
+// The server's pace is measured on the first messages of a session, which go one by one. A span are messages
+// that it has on the wire at a time; if each takes longer than slowPace, it syncs each. As many spans in a
+// row as paceSpans decide.
 const (
-	paceSpan   = 200
-	paceWindow = 256 // in flight meanwhile: it says nothing before it has synced all that it has, and a disk may take 10 ms for each
+	paceSpan = 200
+	// in flight meanwhile: it says nothing before it has synced all that it has, and a disk may take 10 ms
+	// for each
+	paceWindow = 256
 	paceSpans  = 2
 	slowPace   = 40 * time.Microsecond
 )
@@ -91,14 +96,16 @@ func (b *batching) add(m *message, commit bool) {
 	l = strconv.AppendInt(l, int64(b.n), 10)
 	m.lines = append(l, "\r\n"...)
 	if b.n > 1 {
-		m.rest = m.expectedEnd // the server takes an expected sequence on the first one only: it holds for all
+		// the server takes an expected sequence on the first one only: it holds for all
+		m.rest = m.expectedEnd
 	}
 	if commit {
 		b.n = 0
 	}
 }
 
-// batchable reports whether the message may be part of a batch: its headers may not take it above what the server takes.
+// batchable reports whether the message may be part of a batch: its headers may not take it above what the
+// server takes.
 func (p *Publisher) batchable(m *message) bool {
 	return m.size() <= maxBatched && len(m.header)+len(m.data)+batchOverhead <= p.enc.limit
 }
@@ -122,7 +129,8 @@ func (b *batching) flushed(acked, written uint64, at time.Duration) {
 	}
 }
 
-// settled is told what was acknowledged, and when. It reports, with the time that each took, that batches go from now on.
+// settled is told what was acknowledged, and when. It reports, with the time that each took, that batches go
+// from now on.
 func (b *batching) settled(acked uint64, at time.Duration) (each time.Duration, turned bool) {
 	w := &b.pace
 	if !w.begun || acked < w.until {

@@ -10,8 +10,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
-// BenchmarkBatches compares messages one by one with atomic batches, on a server that syncs each write and on one that does not. each is
-// how many are ready at a time; 0: there are always more.
+// BenchmarkBatches compares messages one by one with atomic batches, on a server that syncs each write and on
+// one that does not. each is how many are ready at a time; 0: there are always more.
 func BenchmarkBatches(b *testing.B) {
 	for _, synced := range []bool{true, false} {
 		s := natstest.Process(b, natsserver.Options{SyncAlways: synced})

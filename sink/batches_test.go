@@ -36,7 +36,8 @@ func slow(t testing.TB, c *Conn, last uint64) *Publisher {
 	return p
 }
 
-// inBatches counts the messages that came in a batch, and checks that each is whole: 1, 2, ... up to its commit.
+// inBatches counts the messages that came in a batch, and checks that each is whole: 1, 2, ... up to its
+// commit.
 func inBatches(t testing.TB, got []stored) (messages, batches int) {
 	t.Helper()
 	next := 1
@@ -153,7 +154,8 @@ func TestNothingIsStoredOfABatchWithAHole(t *testing.T) {
 		{250, 0, "batch_incomplete"},
 		{maxBatch + 1, maxBatch, "batch_incomplete"},
 		{maxBatch + 77, maxBatch, "batch_incomplete"},
-		{2 * maxBatch, maxBatch, "wrong_last_sequence"}, // its commit: nobody answers for it, the next one is refused
+		// its commit: nobody answers for it, the next one is refused
+		{2 * maxBatch, maxBatch, "wrong_last_sequence"},
 	} {
 		cfg := batched(s.URL())
 		cfg.Stream = fmt.Sprint("LOST", test.lost)
@@ -249,7 +251,8 @@ func publishInBursts(t *testing.T, p *Publisher, all []given, rnd *rand.Rand) er
 	return nil
 }
 
-// The server is killed in the middle of batches, again and again: what it holds then is a prefix, with all that was acknowledged.
+// The server is killed in the middle of batches, again and again: what it holds then is a prefix, with all
+// that was acknowledged.
 func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t, natsserver.Options{SyncAlways: true})
@@ -265,7 +268,8 @@ func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 		bursts := rand.New(rand.NewPCG(uint64(kill), 5))
 		go func() { done <- publishInBursts(t, p, all[last:], bursts) }()
 		if kill < kills {
-			for at := last + uint64(rnd.IntN(4000)); p.Acked() < at && p.refused.Load() == nil && c.Err() == nil && p.Acked() < uint64(len(all)); {
+			for at := last + uint64(rnd.IntN(4000)); p.Acked() < at && p.refused.Load() == nil &&
+				c.Err() == nil && p.Acked() < uint64(len(all)); {
 				time.Sleep(100 * time.Microsecond)
 			}
 			time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond) // when it is killed is random
@@ -449,7 +453,8 @@ func TestAnswersToAnOpenedBatch(t *testing.T) {
 	}
 }
 
-// The pace of the first messages decides: a server that takes long for each syncs them. It acknowledges whatever it had in one go.
+// The pace of the first messages decides: a server that takes long for each syncs them. It acknowledges
+// whatever it had in one go.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	const fast, synced = 5 * time.Microsecond, 100 * time.Microsecond
@@ -461,7 +466,8 @@ func TestPace(t *testing.T) {
 		{"fast", []time.Duration{fast, fast}, false},
 		{"synced", []time.Duration{synced, synced}, true},
 		{"a slow disk", []time.Duration{10 * time.Millisecond, 10 * time.Millisecond}, true},
-		{"stood still for once", []time.Duration{7 * time.Second / paceWindow, fast, synced, fast, fast}, false},
+		{"stood still for once", []time.Duration{7 * time.Second / paceWindow, fast, synced, fast, fast},
+			false},
 	} {
 		p, _, ack := offline(t)
 		p.began, p.batch.allowed = time.Unix(0, 0), new(Batches)
@@ -511,7 +517,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// unhurried lets a batch be open for as long as a test stands still. By default the server drops one after 10 s.
+// unhurried lets a batch be open for as long as a test stands still. By default the server drops one after 10
+// s.
 func unhurried(o *server.Options) { o.JetStreamLimits.MaxBatchTimeout = time.Hour }
 
 // limits makes the server take smaller batches, or fewer at a time.

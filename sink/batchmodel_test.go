@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// onWire is a server that takes frames as they come, and stores single messages at once and batches when they end.
+// onWire is a server that takes frames as they come, and stores single messages at once and batches when they
+// end.
 type onWire struct {
 	t       *testing.T
 	buf     []byte
@@ -70,7 +71,8 @@ func (w *onWire) take(header, data, reply string) {
 			size += len(d)
 		}
 		switch {
-		case lines[headerBatchSeq] != strconv.Itoa(n), n > 1 && id != w.batchID, n > maxBatch, size > maxBatchBytes+maxBatched,
+		case lines[headerBatchSeq] != strconv.Itoa(n), n > 1 && id != w.batchID, n > maxBatch,
+			size > maxBatchBytes+maxBatched,
 			(n == 1) != (lines[headerExpected] == strconv.Itoa(due)), n > 1 && lines[headerExpected] != "":
 			w.t.Fatalf("number %d of batch %s, behind %d: %q", n, w.batchID, due, header)
 		}
@@ -95,7 +97,8 @@ func (w *onWire) take(header, data, reply string) {
 	}
 }
 
-// Whatever comes, however it is flushed and whenever it is acknowledged: all of it is stored as it was given, and nothing waits for ever.
+// Whatever comes, however it is flushed and whenever it is acknowledged: all of it is stored as it was given,
+// and nothing waits for ever.
 func TestAnyMixOfMessagesInBatches(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(12) {
@@ -120,7 +123,8 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 		for stuck := 0; len(want) < 3000; {
 			if p.Full() {
 				if stuck++; stuck > 5 {
-					t.Fatalf("seed %d: full with %d in flight, %d held, %d acks", seed, p.window.messages(), len(p.held), len(w.acks))
+					t.Fatalf("seed %d: full with %d in flight, %d held, %d acks", seed, p.window.messages(),
+						len(p.held), len(w.acks))
 				}
 				now = now.Add(holdBack)
 				p.Flush(now)
@@ -137,7 +141,8 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 			case 2:
 				size = enc.limit - overhead - rnd.IntN(300)
 			}
-			e := relay.Event{Doc: "d", ID: "i", Payload: bytes.Repeat([]byte{byte('a' + len(want)%26)}, size), PayloadSize: size, Pos: outbox.Position{LSN: outbox.LSN(len(want) + 1)}}
+			e := relay.Event{Doc: "d", ID: "i", Payload: bytes.Repeat([]byte{byte('a' + len(want)%26)}, size),
+				PayloadSize: size, Pos: outbox.Position{LSN: outbox.LSN(len(want) + 1)}}
 			if err := p.Publish(&e, &outbox.Header{Pos: e.Pos, Of: 1, ID: "i"}); err != nil {
 				t.Fatal(err)
 			}
@@ -160,7 +165,8 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 		}
 		for i := range want {
 			if w.stored[i] != want[i] && !strings.Contains(w.stored[i], `"reason"`) {
-				t.Fatalf("seed %d: message %d has %d bytes, want %d", seed, i+1, len(w.stored[i]), len(want[i]))
+				t.Fatalf("seed %d: message %d has %d bytes, want %d", seed, i+1, len(w.stored[i]),
+					len(want[i]))
 			}
 		}
 		if n, b := p.InFlight(); n != 0 || b != 0 {

@@ -27,8 +27,8 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// BenchmarkPublish compares, on one stream each and with a server in its own process: core publishes without any reply, through
-// nats.go and as frames, and the publisher over both ways out.
+// BenchmarkPublish compares, on one stream each and with a server in its own process: core publishes without
+// any reply, through nats.go and as frames, and the publisher over both ways out.
 func BenchmarkPublish(b *testing.B) {
 	s := natstest.Process(b)
 	for _, way := range []string{"frames", "library", "plain"} {
@@ -43,7 +43,8 @@ func BenchmarkPublish(b *testing.B) {
 			}
 			b.ResetTimer()
 			before := cpu(b)
-			defer func() { b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op") }() // the client's; the server is elsewhere
+			// the client's; the server is elsewhere
+			defer func() { b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op") }()
 			if way == "plain" {
 				plainPublish(b, c, all)
 				return
@@ -64,8 +65,8 @@ func cpu(b *testing.B) int64 {
 	return r.Utime.Nano() + r.Stime.Nano()
 }
 
-// plainPublish publishes to the stream without any check, and asks for an acknowledgement on every 50th message to stay within
-// 2000.
+// plainPublish publishes to the stream without any check, and asks for an acknowledgement on every 50th
+// message to stay within 2000.
 func plainPublish(b *testing.B, c *Conn, all []given) {
 	var acked atomic.Int64
 	wake := make(chan struct{}, 1)
@@ -83,7 +84,8 @@ func plainPublish(b *testing.B, c *Conn, all []given) {
 	defer func() { _ = sub.Unsubscribe() }()
 	subject := c.Ingress() + "outbox.doc"
 	for i := 1; i <= b.N; i++ {
-		m := &nats.Msg{Subject: subject, Data: all[i%len(all)].e.Payload, Header: nats.Header{"Outflow": {"v=1"}}}
+		m := &nats.Msg{Subject: subject, Data: all[i%len(all)].e.Payload,
+			Header: nats.Header{"Outflow": {"v=1"}}}
 		if i%ackEvery == 0 {
 			m.Reply = inbox
 		}

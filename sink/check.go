@@ -8,8 +8,8 @@ import (
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
-// EnsureStream creates the stream unless it exists, and checks it in any case: see [stream.Stream.Ensure] and [Conn.CheckStream].
-// It allows atomic batches if Config.Batches is set and the server has them.
+// EnsureStream creates the stream unless it exists, and checks it in any case: see [stream.Stream.Ensure] and
+// [Conn.CheckStream]. It allows atomic batches if Config.Batches is set and the server has them.
 func (c *Conn) EnsureStream(ctx context.Context, o stream.Options) error {
 	o.Atomic = c.cfg.Batches != nil && c.level >= batchLevel
 	if err := c.Ensure(ctx, o); err != nil {
@@ -30,7 +30,8 @@ func (c *Conn) CheckStream(ctx context.Context) error {
 	return nil
 }
 
-// Ingress returns the subject prefix that CheckStream learned, with its last dot; "" before, and if there is no stream.
+// Ingress returns the subject prefix that CheckStream learned, with its last dot; "" before, and if there is
+// no stream.
 func (c *Conn) Ingress() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -50,9 +51,10 @@ func (c *Conn) CheckMaxAge(durableAfter time.Duration) error {
 	return c.config.CheckMaxAge(durableAfter)
 }
 
-// Stored reads, through the leader, the messages of sequences above one and up to another, but only the last of them: as many
-// as can have been in flight beside the one at upTo. If a message of ours was refused because of a foreign one, and those behind
-// it were stored, the foreign one is among them. What can't be read is left out. The answer is in ascending order.
+// Stored reads, through the leader, the messages of sequences above one and up to another, but only the last
+// of them: as many as can have been in flight beside the one at upTo. If a message of ours was refused
+// because of a foreign one, and those behind it were stored, the foreign one is among them. What can't be
+// read is left out. The answer is in ascending order.
 func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error) {
 	return c.Last(ctx, above, upTo, maxInFlight, maxInFlightBytes)
 }

@@ -25,7 +25,9 @@ const (
 
 // Config says where to connect, what to publish to, and how an event becomes a message.
 type Config struct {
-	URL     string // one or several server URLs, separated by commas; overrides the context's. Empty without Context: the local server
+	// one or several server URLs, separated by commas; overrides the context's. Empty without Context: the
+	// local server
+	URL     string
 	Context string // a context of the nats command, by name or as the absolute path of its file
 	Creds   string // file with a user's JWT and seed
 	NKey    string // file with a user's seed
@@ -34,32 +36,36 @@ type Config struct {
 	Token          string
 	TLS            TLS
 
-	Name        string // of the connection, shown by the server; default "outflow"
-	InboxPrefix string // of the subjects that answers come back on; default the context's, else _INBOX.outflow
+	Name string // of the connection, shown by the server; default "outflow"
+	// of the subjects that answers come back on; default the context's, else _INBOX.outflow
+	InboxPrefix string
 
 	Table   string // schema.name of the outbox, for messages and dead letters
 	Stream  string
 	Subject string // template; default outbox.DefaultSubject
-	// Resolve says where the value of a column that the template or a mapped header names is found in an event. nil: the roles
-	// doc_id, actor_id, seq_key and id only.
+	// Resolve says where the value of a column that the template or a mapped header names is found in an
+	// event. nil: the roles doc_id, actor_id, seq_key and id only.
 	Resolve func(column string) (Field, bool)
 	Headers []MappedHeader
-	Keyed   bool // the table has a seq_key, or what it is made from: a NULL one is a row that can't be published
+	// the table has a seq_key, or what it is made from: a NULL one is a row that can't be published
+	Keyed bool
 
-	DeadLetter        bool   // what to do with a row that can't be published: false stop, true publish a dead letter in its place
+	// what to do with a row that can't be published: false stop, true publish a dead letter in its place
+	DeadLetter        bool
 	DeadLetterSubject string // default <stream>.dead_letter
-	MaxPayload        int    // bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
-	MsgID             bool   // set Nats-Msg-Id to the position
+	// bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
+	MaxPayload int
+	MsgID      bool // set Nats-Msg-Id to the position
 
-	// Batches allows atomic batches where the stream allows them, has one replica on file, and its server syncs each write: it says so
-	// by being slow. nil: none.
+	// Batches allows atomic batches where the stream allows them, has one replica on file, and its server
+	// syncs each write: it says so by being slow. nil: none.
 	Batches *Batches
 
 	Logger *slog.Logger // nil: none
 }
 
-// TLS names the PEM files for TLS: the certificates that sign the server's, and our own certificate with its key. Each may be
-// empty.
+// TLS names the PEM files for TLS: the certificates that sign the server's, and our own certificate with its
+// key. Each may be empty.
 type TLS struct{ CA, Cert, Key string }
 
 // MappedHeader is a header whose value is a column's.
@@ -129,17 +135,20 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate names the first setting that can't be, as a fault of class Usage. It opens no file and no connection.
+// Validate names the first setting that can't be, as a fault of class Usage. It opens no file and no
+// connection.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	if err := c.validateServers(); err != nil {
 		return err
 	}
 	if !streamName.MatchString(c.Stream) {
-		return usage("stream", fmt.Sprintf("stream %q: not a name of 1 to 255 letters, digits, _ and -", c.Stream), "Choose another name.")
+		return usage("stream", fmt.Sprintf("stream %q: not a name of 1 to 255 letters, digits, _ and -",
+			c.Stream), "Choose another name.")
 	}
 	if c.MaxPayload < MinMaxPayload {
-		return usage("max_payload", fmt.Sprintf("sink.max_payload %d: below %d bytes", c.MaxPayload, MinMaxPayload), "Raise it.")
+		return usage("max_payload", fmt.Sprintf("sink.max_payload %d: below %d bytes", c.MaxPayload,
+			MinMaxPayload), "Raise it.")
 	}
 	_, err := newEncoder(c)
 	return err
@@ -147,7 +156,8 @@ func (c Config) Validate() error {
 
 var streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
 
-// validateServers reads the URLs before anyone else does, because an error of nats.go would quote them, with the password.
+// validateServers reads the URLs before anyone else does, because an error of nats.go would quote them, with
+// the password.
 func (c Config) validateServers() error {
 	if c.URL == "" {
 		return nil
@@ -157,8 +167,10 @@ func (c Config) validateServers() error {
 			s = "nats://" + s
 		}
 		_, rest, _ := strings.Cut(s, "://")
-		if authority, _, _ := strings.Cut(rest, "/"); strings.Count(rest, "@") > min(1, strings.Count(authority, "@")) {
-			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list can be read in more than one way: it has an @ that does not end the password", i+1),
+		if authority, _, _ := strings.Cut(rest, "/"); strings.Count(rest, "@") > min(1,
+			strings.Count(authority, "@")) {
+			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list can be read in more than "+
+				"one way: it has an @ that does not end the password", i+1),
 				"Write an @ in a password or token as %40, a / as %2F, ? as %3F, # as %23.")
 		}
 		u, err := url.Parse(s)
@@ -169,7 +181,8 @@ func (c Config) validateServers() error {
 		switch u.Scheme {
 		case "nats", "tls":
 		default:
-			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list has the unknown scheme %q", i+1, u.Scheme),
+			return usage("nats_url", fmt.Sprintf("nats.url: server %d of the list has the unknown scheme %q",
+				i+1, u.Scheme),
 				"Write nats://host:port or tls://host:port.")
 		}
 	}
@@ -190,16 +203,20 @@ func bindHeaders(mapped []MappedHeader, resolve func(string) (Field, bool)) ([]h
 		low := strings.ToLower(m.Name)
 		switch {
 		case !validHeaderName(m.Name):
-			return nil, usage("header_name", fmt.Sprintf("headers: %q is not a header name", m.Name), "Use letters, digits and -.")
+			return nil, usage("header_name", fmt.Sprintf("headers: %q is not a header name", m.Name),
+				"Use letters, digits and -.")
 		case strings.HasPrefix(low, "nats-") || strings.HasPrefix(low, "outflow"):
-			return nil, usage("header_name", fmt.Sprintf("headers: %q: names that begin with Nats- or Outflow are taken", m.Name), "Choose another name.")
+			return nil, usage("header_name", fmt.Sprintf("headers: %q: names that begin with Nats- or "+
+				"Outflow are taken", m.Name), "Choose another name.")
 		case seen[low]:
-			return nil, usage("header_name", fmt.Sprintf("headers: %q is there twice", m.Name), "Names are compared without case: take one away.")
+			return nil, usage("header_name", fmt.Sprintf("headers: %q is there twice", m.Name),
+				"Names are compared without case: take one away.")
 		}
 		seen[low] = true
 		field, ok := resolve(m.Column)
 		if !ok {
-			return nil, usage("header_column", fmt.Sprintf("headers: %s: the table has no column %q", m.Name, m.Column),
+			return nil, usage("header_column", fmt.Sprintf("headers: %s: the table has no column %q", m.Name,
+				m.Column),
 				"Name a column of the table, or one of the roles doc_id, actor_id, seq_key, id.")
 		}
 		headers = append(headers, header{m.Name, field})
@@ -212,7 +229,8 @@ func bindHeaders(mapped []MappedHeader, resolve func(string) (Field, bool)) ([]h
 func validHeaderName(s string) bool {
 	for i := range len(s) {
 		c := s[i]
-		if !(c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
+		if !(c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' ||
+			strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
 			return false
 		}
 	}

@@ -29,8 +29,8 @@ const (
 	maxIncoming    = 16384           // not handled yet; with more the connection is given up
 )
 
-// Conn is one connection to NATS. It never reconnects: when it is lost, the session that owns it opens another one. Its methods
-// may be called from any goroutine.
+// Conn is one connection to NATS. It never reconnects: when it is lost, the session that owns it opens
+// another one. Its methods may be called from any goroutine.
 type Conn struct {
 	cfg    Config
 	enc    *encoder
@@ -55,7 +55,8 @@ type Conn struct {
 	config *stream.Config // as last read by CheckStream or EnsureStream; nil: there is no stream
 }
 
-// Connect opens the connection and checks the server: its version, and that it has JetStream. Errors hold no secrets.
+// Connect opens the connection and checks the server: its version, and that it has JetStream. Errors hold no
+// secrets.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -122,7 +123,8 @@ func (c *Conn) use(prefix string) {
 	c.api, c.Stream = api, stream.New(api, c.cfg.Stream, c.cfg.Logger)
 }
 
-// options builds the options of nats.go. They come behind a context's own, so those that are only defaults look at what is there.
+// options builds the options of nats.go. They come behind a context's own, so those that are only defaults
+// look at what is there.
 func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 	timeout := connectTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -150,7 +152,8 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 			}
 			c.dialer.next, c.dialer.timeout, c.dialer.opts = o.CustomDialer, timeout, o
 			o.CustomDialer = c.dialer
-			o.IgnoreDiscoveredServers = true // they are for reconnecting, and their addresses are in no certificate
+			// they are for reconnecting, and their addresses are in no certificate
+			o.IgnoreDiscoveredServers = true
 			return nil
 		},
 	}
@@ -160,7 +163,8 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 	if c.cfg.NKey != "" {
 		o, err := nats.NkeyOptionFromSeed(c.cfg.NKey)
 		if err != nil {
-			return nil, fatal("nats_credentials", fmt.Sprintf("nats.nkey: file %s can't be used", c.cfg.NKey), "Name a file that holds a user's seed.", scrub(err, c.cfg))
+			return nil, fatal("nats_credentials", fmt.Sprintf("nats.nkey: file %s can't be used", c.cfg.NKey),
+				"Name a file that holds a user's seed.", scrub(err, c.cfg))
 		}
 		opts = append(opts, o)
 	}
@@ -179,15 +183,16 @@ func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// handshake checks the server and subscribes to the acknowledgements. The answer to its request also says that the server knows the
-// subscription: they go over the wire in this order.
+// handshake checks the server and subscribes to the acknowledgements. The answer to its request also says
+// that the server knows the subscription: they go over the wire in this order.
 func (c *Conn) handshake(ctx context.Context) error {
 	if strings.HasPrefix(c.nc.ConnectedUrl(), "ws") {
 		return fatal("nats_url", "the connection to NATS goes through WebSocket, which Outflow cannot use",
 			"Name a server with nats:// or tls:// in nats.url or in the context.", nil)
 	}
 	if v := c.nc.ConnectedServerVersion(); !atLeast(v, 2, 10, 23) {
-		return fatal("nats_version", fmt.Sprintf("nats-server %s at %s is too old", v, c.nc.ConnectedUrlRedacted()),
+		return fatal("nats_version", fmt.Sprintf("nats-server %s at %s is too old", v,
+			c.nc.ConnectedUrlRedacted()),
 			"Install 2.10.23 or later: earlier ones can lose whole streams.", nil)
 	}
 	c.inbox = c.nc.NewInbox() + "."
@@ -204,11 +209,14 @@ func (c *Conn) handshake(ctx context.Context) error {
 	err := c.api.Ask(ctx, "INFO", nil, &info)
 	c.level = info.API.Level
 	switch {
-	case jsapi.Refused(err, jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount),
+	case jsapi.Refused(err, jetstream.JSErrCodeJetStreamNotEnabled,
+		jetstream.JSErrCodeJetStreamNotEnabledForAccount),
 		// In a cluster, and behind a leaf node, it may be that those with JetStream are away for the moment.
 		errors.Is(err, nats.ErrNoResponders) && c.nc.ConnectedClusterName() == "":
-		return fatal("nats_jetstream", fmt.Sprintf("the server at %s has no JetStream for this account", c.nc.ConnectedUrlRedacted()),
-			"Enable JetStream in the server and for the account, or name the right domain in the context.", err)
+		return fatal("nats_jetstream", fmt.Sprintf("the server at %s has no JetStream for this account",
+			c.nc.ConnectedUrlRedacted()),
+			"Enable JetStream in the server and for the account, or name the right domain in the context.",
+			err)
 	}
 	return err
 }
@@ -254,8 +262,8 @@ func (c *Conn) Close() {
 	c.nc.Close()
 }
 
-// handleIncoming handles what comes in, in order, until the connection is lost: an acknowledgement counts only once the
-// foreign messages before it have been seen.
+// handleIncoming handles what comes in, in order, until the connection is lost: an acknowledgement counts
+// only once the foreign messages before it have been seen.
 func (c *Conn) handleIncoming() {
 	for {
 		select {
@@ -284,14 +292,15 @@ func (c *Conn) fail(err error) {
 	}
 }
 
-// asyncError takes what the server reports outside of any answer. Everything ends the session, except that where a request of
-// ours is forbidden only the request ends.
+// asyncError takes what the server reports outside of any answer. Everything ends the session, except that
+// where a request of ours is forbidden only the request ends.
 func (c *Conn) asyncError(err error) {
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		c.fail(transient("nats_error", "NATS reports an error", scrub(err, c.cfg)))
 		return
 	}
-	denied := fatal("nats_permission", "NATS forbids what Outflow needs", "Give its user the permissions that docs/nats.md lists.", err)
+	denied := fatal("nats_permission", "NATS forbids what Outflow needs",
+		"Give its user the permissions that docs/nats.md lists.", err)
 	if c.mayNotWatch(err) {
 		return
 	}
@@ -329,12 +338,16 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return transient(CodeConnect, "connect to NATS", context.Cause(ctx))
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
-		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeyButNoSigCB), errors.Is(err, nats.ErrNoUserCB):
-		return fatal("nats_auth", "NATS refuses the credentials", "Check nats.creds, nats.nkey, nats.user, nats.token or the context, and the server's accounts.", clean)
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired),
+		errors.Is(err, nats.ErrAuthRevoked),
+		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeyButNoSigCB),
+		errors.Is(err, nats.ErrNoUserCB):
+		return fatal("nats_auth", "NATS refuses the credentials", "Check nats.creds, nats.nkey, nats.user, "+
+			"nats.token or the context, and the server's accounts.", clean)
 	case errors.As(err, &unknownCA), errors.As(err, &wrongHost), errors.As(err, &badCert),
 		errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
-		return fatal("nats_tls", "no TLS connection to NATS can be made", "Check nats.tls: ca must hold the certificate that signed the server's.", clean)
+		return fatal("nats_tls", "no TLS connection to NATS can be made",
+			"Check nats.tls: ca must hold the certificate that signed the server's.", clean)
 	case errors.Is(err, nats.ErrNoServers), errors.As(err, &op), errors.Is(err, nats.ErrTimeout):
 		if cause := c.dialer.dialErr(); cause != nil && !c.dialer.dialled() {
 			clean = scrub(cause, c.cfg)
@@ -342,8 +355,10 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 		f := transient(CodeConnect, "NATS can't be reached", clean)
 		f.Hint = "See that it runs, and that host and port are right"
 		return f
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" && !c.dialer.dialled():
-		return fatal("nats_credentials", "the settings for the connection to NATS can't be used", "Check the context and the files that nats names.", clean)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" &&
+		!c.dialer.dialled():
+		return fatal("nats_credentials", "the settings for the connection to NATS can't be used",
+			"Check the context and the files that nats names.", clean)
 	}
 	return transient(CodeConnect, "connect to NATS", clean)
 }

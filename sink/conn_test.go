@@ -26,13 +26,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// limitedUser gives a server the users all, who may do anything, and some, who may publish to the subjects given. The password of
-// both is pass.
+// limitedUser gives a server the users all, who may do anything, and some, who may publish to the subjects
+// given. The password of both is pass.
 func limitedUser(publish ...string) func(*server.Options) {
 	return func(o *server.Options) {
 		o.Users = []*server.User{
 			{Username: "all", Password: "pass"},
-			{Username: "some", Password: "pass", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: publish}}},
+			{Username: "some", Password: "pass",
+				Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: publish}}},
 		}
 	}
 }
@@ -44,8 +45,9 @@ func userURL(s *natsserver.Server, user string) string {
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	for v, want := range map[string]bool{
-		"2.10.22": false, "2.10.23": true, "2.9.30": false, "2.11.0": true, "3.0.0": true, "2.10.23-beta.1": true,
-		"2.10": false, "": false, "1.99.99": false, "x.y.z": false, "2.15.2": true,
+		"2.10.22": false, "2.10.23": true, "2.9.30": false, "2.11.0": true, "3.0.0": true,
+		"2.10.23-beta.1": true,
+		"2.10":           false, "": false, "1.99.99": false, "x.y.z": false, "2.15.2": true,
 	} {
 		if got := atLeast(v, 2, 10, 23); got != want {
 			t.Errorf("%q: %v", v, got)
@@ -66,7 +68,10 @@ func TestOldServer(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		_, _ = conn.Write([]byte(`INFO {"server_id":"A","version":"2.10.22","proto":1,"headers":true,"max_payload":1048576}` + "\r\n"))
+		_, _ =
+			conn.Write(
+				[]byte(
+					`INFO {"server_id":"A","version":"2.10.22","proto":1,"headers":true,"max_payload":1048576}` + "\r\n"))
 		b := make([]byte, 4096)
 		for all := ""; !strings.Contains(all, "PING\r\n"); {
 			n, err := conn.Read(b)
@@ -79,14 +84,16 @@ func TestOldServer(t *testing.T) {
 		_, _ = conn.Read(b)
 	}()
 	_, err = Connect(t.Context(), config("nats://"+listener.Addr().String()))
-	if f := wantFault(t, err, outbox.Fatal, "nats_version"); !strings.Contains(f.Error(), "2.10.22") || !strings.Contains(f.Hint, "2.10.23") {
+	if f := wantFault(t, err, outbox.Fatal, "nats_version"); !strings.Contains(f.Error(), "2.10.22") ||
+		!strings.Contains(f.Hint, "2.10.23") {
 		t.Error(f)
 	}
 }
 
 func TestServerWithoutJetStream(t *testing.T) {
 	t.Parallel()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true,
+		NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,19 +122,28 @@ func TestConnectErrorsHoldNoSecrets(t *testing.T) {
 		class  outbox.Class
 		code   string
 	}{
-		{"wrong password in the URL", func(c *Config) { c.URL = "nats://all:hush7pw@" + address }, outbox.Fatal, "nats_auth"},
-		{"an @ in the password", func(c *Config) { c.URL = "nats://all:a@hush7pw@" + address }, outbox.Usage, "nats_url"},
-		{"a slash in the password", func(c *Config) { c.URL = "nats://all:a/hush7pw@" + address }, outbox.Usage, "nats_url"},
-		{"wrong password", func(c *Config) { c.User, c.Password = "all", "hush7pw" }, outbox.Fatal, "nats_auth"},
+		{"wrong password in the URL", func(c *Config) { c.URL = "nats://all:hush7pw@" + address },
+			outbox.Fatal, "nats_auth"},
+		{"an @ in the password", func(c *Config) { c.URL = "nats://all:a@hush7pw@" + address }, outbox.Usage,
+			"nats_url"},
+		{"a slash in the password", func(c *Config) { c.URL = "nats://all:a/hush7pw@" + address },
+			outbox.Usage, "nats_url"},
+		{"wrong password", func(c *Config) { c.User, c.Password = "all", "hush7pw" }, outbox.Fatal,
+			"nats_auth"},
 		{"wrong token", func(c *Config) { c.Token = "hush7pw" }, outbox.Fatal, "nats_auth"},
 		{"no credentials", func(*Config) {}, outbox.Fatal, "nats_auth"},
-		{"nobody listens", func(c *Config) { c.URL = "nats://all:hush7pw@127.0.0.1:1,nats://hush7pw@127.0.0.1:2" }, outbox.Transient, "nats_connect"},
-		{"no such host", func(c *Config) { c.URL = "nats://all:hush7pw@nowhere.invalid:4222" }, outbox.Transient, "nats_connect"},
+		{"nobody listens", func(c *Config) {
+			c.URL = "nats://all:hush7pw@127.0.0.1:1,nats://hush7pw@127.0.0.1:2"
+		}, outbox.Transient, "nats_connect"},
+		{"no such host", func(c *Config) { c.URL = "nats://all:hush7pw@nowhere.invalid:4222" },
+			outbox.Transient, "nats_connect"},
 		{"no such creds file", func(c *Config) { c.Creds = missing }, outbox.Fatal, "nats_credentials"},
 		{"no such seed file", func(c *Config) { c.NKey = missing }, outbox.Fatal, "nats_credentials"},
 		{"no such CA file", func(c *Config) { c.TLS.CA = missing }, outbox.Fatal, "nats_credentials"},
-		{"no such context", func(c *Config) { c.URL, c.Context = "", missing }, outbox.Fatal, "nats_credentials"},
-		{"context that can't be read", func(c *Config) { c.URL, c.Context = "", badContext }, outbox.Fatal, "nats_credentials"},
+		{"no such context", func(c *Config) { c.URL, c.Context = "", missing }, outbox.Fatal,
+			"nats_credentials"},
+		{"context that can't be read", func(c *Config) { c.URL, c.Context = "", badContext }, outbox.Fatal,
+			"nats_credentials"},
 	} {
 		cfg := config(s.URL())
 		test.change(&cfg)
@@ -173,8 +189,10 @@ func TestCredentials(t *testing.T) {
 	if err := os.WriteFile(seedFile, seed, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	byKey := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} }})
-	byToken := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Authorization = "t0ken" }})
+	byKey := natstest.Server(t,
+		natsserver.Options{Tune: func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} }})
+	byToken := natstest.Server(t,
+		natsserver.Options{Tune: func(o *server.Options) { o.Authorization = "t0ken" }})
 	byUser := natstest.Server(t, natsserver.Options{Tune: limitedUser(">")})
 	contextFile := filepath.Join(t.TempDir(), "here.json")
 	text := `{"url":"` + byUser.URL() + `","user":"all","password":"pass","inbox_prefix":"_INBOX.context"}`
@@ -211,7 +229,8 @@ func TestDomain(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
 	file := filepath.Join(t.TempDir(), "hub.json")
-	if err := os.WriteFile(file, []byte(`{"url":"`+s.URL()+`","jetstream_domain":"hub"}`), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(`{"url":"`+s.URL()+`","jetstream_domain":"hub"}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	c := door(t, Config{Context: file, Stream: "OUTBOX"})
@@ -256,7 +275,8 @@ func TestTLSWithACertificateOfTheClient(t *testing.T) {
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
 		o.TLS, o.TLSVerify, o.TLSTimeout = true, true, 60
 		o.TLSConfig = &tls.Config{
-			Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
+			Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert,
+			ClientCAs: clients,
 		}
 	}})
 	cfg := config(s.URL())
@@ -280,9 +300,11 @@ func certificate(t *testing.T) (certFile, keyFile string, cert tls.Certificate) 
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -299,7 +321,8 @@ func certificate(t *testing.T) (certFile, keyFile string, cert tls.Certificate) 
 	dir := t.TempDir()
 	write := func(name, kind string, der []byte) string {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		return file

@@ -7,7 +7,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Message is an event as it is published, without what belongs to a single publish: the ingress and the protocol's headers.
+// Message is an event as it is published, without what belongs to a single publish: the ingress and the
+// protocol's headers.
 type Message struct {
 	Subject    string
 	Header     map[string]string // mapped headers, and Outflow
@@ -36,7 +37,8 @@ func NewEncoder(cfg Config) (*Encoder, error) {
 	return &Encoder{enc: enc}, nil
 }
 
-// Message makes the message of an event. A row that can't be published is a dead letter, or a fault of class Poison, as in a run.
+// Message makes the message of an event. A row that can't be published is a dead letter, or a fault of class
+// Poison, as in a run.
 func (x *Encoder) Message(e *relay.Event, h *outbox.Header) (Message, error) {
 	m := &x.m
 	reason := x.enc.encode(m, e, h, 0)

@@ -11,14 +11,15 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Watch listens from now on for what others publish to the ingress that CheckStream has learned. The connection has no echo, so
-// our own messages do not come back. Call it before reading the state of the stream that a publisher goes on from: what is
-// published in between would go unnoticed.
+// Watch listens from now on for what others publish to the ingress that CheckStream has learned. The
+// connection has no echo, so our own messages do not come back. Call it before reading the state of the
+// stream that a publisher goes on from: what is published in between would go unnoticed.
 //
-// The expected sequence alone does not keep a stranger out. His message takes a sequence, the message of ours that was predicted
-// for it is refused, and the next one finds exactly the last sequence that it expects: an event would be gone, and the stream's
-// end would look right. So a stranger ends the run. What a zombie of this slot's outflow still sends is no stranger's: it is
-// the very message that belongs there, and it has our header.
+// The expected sequence alone does not keep a stranger out. His message takes a sequence, the message of ours
+// that was predicted for it is refused, and the next one finds exactly the last sequence that it expects: an
+// event would be gone, and the stream's end would look right. So a stranger ends the run. What a zombie of
+// this slot's outflow still sends is no stranger's: it is the very message that belongs there, and it has our
+// header.
 //
 // Where this user may not subscribe to the ingress, nobody watches it: mayNotWatch says so in the log.
 func (c *Conn) Watch(ctx context.Context) error {
@@ -48,10 +49,13 @@ func (c *Conn) handleForeign(m *nats.Msg) {
 	}
 	c.fail(&outbox.Fault{
 		Class: outbox.Gap, Code: "foreign_message", Observed: true,
-		Message: fmt.Sprintf("somebody else published to the ingress of stream %s (as %s): a message of ours may have been refused for it and be missing",
+		Message: fmt.Sprintf("somebody else published to the ingress of stream %s (as %s): a message of "+
+			"ours may have been refused for it and be missing",
 			c.cfg.Stream, cut(strings.TrimPrefix(m.Subject, c.Ingress()), cutValue)),
-		Hint: fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md). Then run `outflow repair`: it looks for messages of stream %s "+
-			"without the %s header and says what is missing; `outflow repair --accept foreign_message` publishes it", c.cfg.Stream, outbox.HeaderName),
+		Hint: fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md). Then run "+
+			"`outflow repair`: it looks for messages of stream %s "+
+			"without the %s header and says what is missing; `outflow repair --accept foreign_message` "+
+			"publishes it", c.cfg.Stream, outbox.HeaderName),
 	})
 }
 
@@ -61,7 +65,8 @@ func (c *Conn) mayNotWatch(err error) bool {
 	if ingress == "" || !strings.Contains(err.Error(), `Subscription to "`+ingress+`>"`) {
 		return false
 	}
-	c.cfg.Logger.Warn("NATS does not let this user subscribe to the stream's ingress: a stranger who publishes there is not noticed at once",
+	c.cfg.Logger.Warn("NATS does not let this user subscribe to the stream's ingress: a stranger who "+
+		"publishes there is not noticed at once",
 		"stream", c.cfg.Stream)
 	return true
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// What comes in behind a stranger's message is not judged any more, whatever ends the connection: an acknowledgement that counted would
-// take the message that was refused for his among those that are stored.
+// What comes in behind a stranger's message is not judged any more, whatever ends the connection: an
+// acknowledgement that counted would take the message that was refused for his among those that are stored.
 func TestNothingCountsBehindAStranger(t *testing.T) {
 	t.Parallel()
 	for range 100 {
@@ -17,7 +17,8 @@ func TestNothingCountsBehindAStranger(t *testing.T) {
 			lost bool
 			want outbox.Class
 		}{"he ends it": {false, outbox.Gap}, "it has ended": {true, outbox.Transient}} {
-			conn := &Conn{cfg: config(""), inbox: "_INBOX.x.", incoming: make(chan *nats.Msg, 3), lost: make(chan struct{})}
+			conn := &Conn{cfg: config(""), inbox: "_INBOX.x.", incoming: make(chan *nats.Msg, 3),
+				lost: make(chan struct{})}
 			p := &Publisher{conn: conn, notify: make(chan struct{}, 1)}
 			conn.publisher.Store(p)
 			conn.incoming <- &nats.Msg{Subject: "_outflow.x.outbox.y"}

@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
-// FuzzAck feeds any answer to a publish. Only one that says, in so many words, that this stream stored it at the predicted sequence,
-// and not as a duplicate, proves anything.
+// FuzzAck feeds any answer to a publish. Only one that says, in so many words, that this stream stored it at
+// the predicted sequence, and not as a duplicate, proves anything.
 func FuzzAck(f *testing.F) {
 	f.Add([]byte(`{"stream":"OUTBOX","seq":42}`), "")
 	f.Add([]byte(`{"stream":"OUTBOX","seq":42,"duplicate":true}`), "")
@@ -57,7 +57,8 @@ func FuzzAck(f *testing.F) {
 
 // FuzzStoredHeader feeds the header block of a stored message, ours or a stranger's.
 func FuzzStoredHeader(f *testing.F) {
-	f.Add([]byte("NATS/1.0\r\nNats-Expected-Last-Sequence: 4\r\nOutflow: v=1 lsn=0/1 i=0 n=0 of=1 due=0/1 thru=0/1 pull=0 tl=1 sort=s id=a key=b\r\n\r\n"))
+	f.Add([]byte("NATS/1.0\r\nNats-Expected-Last-Sequence: 4\r\nOutflow: v=1 lsn=0/1 i=0 n=0 of=1 due=0/1 " +
+		"thru=0/1 pull=0 tl=1 sort=s id=a key=b\r\n\r\n"))
 	f.Add([]byte("NATS/1.0\r\nX: y\r\n\r\n"))
 	f.Add([]byte("Outflow:\r\nOutflow: v=1"))
 	f.Fuzz(func(t *testing.T, block []byte) {
@@ -74,14 +75,15 @@ func FuzzStoredHeader(f *testing.F) {
 	})
 }
 
-// FuzzMessage makes a message of any values and reads the frame as a server does: one frame, whose subject, headers and data are
-// what they should be, whatever the values hold.
+// FuzzMessage makes a message of any values and reads the frame as a server does: one frame, whose subject,
+// headers and data are what they should be, whatever the values hold.
 func FuzzMessage(f *testing.F) {
 	f.Add("doc 1", "a", "id", []byte(`{"a":1}`), "edit\r\nX: y", "00-ab", uint64(41))
 	f.Add("", "", "", []byte(nil), "", "", uint64(0))
 	f.Add("a\r\nPUB x 0\r\n", "k=\n", "é", []byte("\r\nPUB x 1\r\na"), "\x00", " \t ", uint64(1<<64-2))
 	f.Fuzz(func(t *testing.T, doc, key, id string, payload []byte, typ, trace string, last uint64) {
-		enc := testEncoder(t, Config{MsgID: true, Headers: []MappedHeader{{"traceparent", "trace"}, {"Event-Type", "type"}}})
+		enc := testEncoder(t, Config{MsgID: true, Headers: []MappedHeader{{"traceparent", "trace"},
+			{"Event-Type", "type"}}})
 		g := event(0, doc, payload)
 		g.e.Key, g.e.ID, g.h.Key, g.h.ID, g.e.Extra = key, id, key, id, []string{typ, trace}
 		var m message
@@ -91,12 +93,14 @@ func FuzzMessage(f *testing.F) {
 		for _, reply := range []string{"", "_INBOX.outflow.x.42"} {
 			line, rest, ok := bytes.Cut(appendFrame(nil, &m, []byte(reply)), []byte("\r\n"))
 			words := strings.Split(string(line), " ")
-			if !ok || len(words) != 4+len(reply)/max(len(reply), 1) || words[0] != "HPUB" || reply != "" && words[2] != reply {
+			if !ok || len(words) != 4+len(reply)/max(len(reply), 1) || words[0] != "HPUB" || reply != "" &&
+				words[2] != reply {
 				t.Fatalf("the frame begins with %q", line)
 			}
 			head, err1 := strconv.Atoi(words[len(words)-2])
 			total, err2 := strconv.Atoi(words[len(words)-1])
-			if err1 != nil || err2 != nil || head > total || len(rest) != total+2 || !bytes.HasSuffix(rest, []byte("\r\n")) {
+			if err1 != nil || err2 != nil || head > total || len(rest) != total+2 ||
+				!bytes.HasSuffix(rest, []byte("\r\n")) {
 				t.Fatalf("%d bytes follow %q", len(rest), line)
 			}
 			if data := rest[head:total]; !bytes.Equal(data, payload) {
@@ -106,7 +110,8 @@ func FuzzMessage(f *testing.F) {
 			if n := len(lines); lines[0] != "NATS/1.0" || n != 8 || lines[n-1] != "" || lines[n-2] != "" {
 				t.Fatalf("the headers are %q", lines)
 			}
-			for i, name := range []string{"Event-Type: ", "Nats-Expected-Last-Sequence: ", "Nats-Msg-Id: ", "Outflow: ", "traceparent: "} {
+			for i, name := range []string{"Event-Type: ", "Nats-Expected-Last-Sequence: ", "Nats-Msg-Id: ",
+				"Outflow: ", "traceparent: "} {
 				if !strings.HasPrefix(lines[i+1], name) || strings.ContainsAny(lines[i+1], "\r\n") {
 					t.Fatalf("header %d is %q", i, lines[i+1])
 				}

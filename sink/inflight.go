@@ -8,15 +8,17 @@ const (
 	ackEveryBytes    = 256 << 10
 )
 
-// inflight counts what was sent and is not acknowledged, and decides which messages ask for an acknowledgement. Callers ask
-// fits before they send a message and needsReply for its reply subject, call add when they send it, and settle whenever an
-// acknowledgement came: that of one message settles everything up to it. It belongs to the publisher's goroutine.
+// inflight counts what was sent and is not acknowledged, and decides which messages ask for an
+// acknowledgement. Callers ask fits before they send a message and needsReply for its reply subject, call add
+// when they send it, and settle whenever an acknowledgement came: that of one message settles everything up
+// to it. It belongs to the publisher's goroutine.
 type inflight struct {
-	acked, sent uint64       // sequences: the last acknowledged, the last sent
-	bytes       int          // of sent and not acknowledged
-	sinceReply  int          // bytes sent since the last message with a reply subject
-	countSince  int          // messages since then; begins just below the limit, so that the first message asks
-	pending     []pendingAck // messages with a reply subject that are not acknowledged, ascending
+	acked, sent uint64 // sequences: the last acknowledged, the last sent
+	bytes       int    // of sent and not acknowledged
+	sinceReply  int    // bytes sent since the last message with a reply subject
+	// messages since then; begins just below the limit, so that the first message asks
+	countSince int
+	pending    []pendingAck // messages with a reply subject that are not acknowledged, ascending
 }
 
 // pendingAck is a message that has asked for an acknowledgement.
@@ -25,7 +27,8 @@ type pendingAck struct {
 	bytes int // of the messages since the pendingAck before it, including its own
 }
 
-// needsReply reports whether the next message, of the given size, must carry a reply subject whatever follows it.
+// needsReply reports whether the next message, of the given size, must carry a reply subject whatever follows
+// it.
 func (f *inflight) needsReply(size int) bool {
 	return f.countSince+1 >= ackEvery || f.sinceReply+size >= ackEveryBytes
 }
@@ -58,8 +61,8 @@ func (f *inflight) settle(seq uint64) {
 // messages is how many are in flight.
 func (f *inflight) messages() int { return int(f.sent - f.acked) }
 
-// fits reports whether so many more bytes may be sent (the number of messages is checked by [Publisher.Full]). A message above
-// the limit goes alone.
+// fits reports whether so many more bytes may be sent (the number of messages is checked by
+// [Publisher.Full]). A message above the limit goes alone.
 func (f *inflight) fits(size int) bool {
 	return f.bytes == 0 || f.bytes+size <= maxInFlightBytes
 }

@@ -37,7 +37,8 @@ func offline(t testing.TB) (p *Publisher, r *recorder, ack func(uint64)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Conn{cfg: cfg, enc: enc, lost: make(chan struct{}), config: &stream.Config{Subjects: []string{"_outflow.3f9a.>"}}}
+	c := &Conn{cfg: cfg, enc: enc, lost: make(chan struct{}),
+		config: &stream.Config{Subjects: []string{"_outflow.3f9a.>"}}}
 	p = c.newPublisher(100)
 	r = &recorder{}
 	p.out = r
@@ -103,12 +104,15 @@ func TestLastMessageWaits(t *testing.T) {
 	t.Run("with company", func(t *testing.T) {
 		p, r, ack := outstanding(t)
 		put(t, p, 10)
-		if wait := p.Flush(at(2500 * time.Microsecond)); wait != 500*time.Microsecond || r.flushes != 1 { // company prolongs nothing
+		// company prolongs nothing
+		if wait := p.Flush(at(2500 * time.Microsecond)); wait != 500*time.Microsecond || r.flushes != 1 {
 			t.Fatalf("wait %v, %d writes", wait, r.flushes)
 		}
 		ack(101)
-		if wait := p.Flush(at(2600 * time.Microsecond)); wait != 0 || r.flushes != 2 || len(r.seqs) != 3 || r.replies[1] != 103 {
-			t.Errorf("wait %v, %d writes, sent %d, replies to %d: want one write of both", wait, r.flushes, r.seqs, r.replies)
+		if wait := p.Flush(at(2600 * time.Microsecond)); wait != 0 || r.flushes != 2 || len(r.seqs) != 3 ||
+			r.replies[1] != 103 {
+			t.Errorf("wait %v, %d writes, sent %d, replies to %d: want one write of both", wait, r.flushes,
+				r.seqs, r.replies)
 		}
 	})
 	t.Run("not for what is not on the wire", func(t *testing.T) {
@@ -117,7 +121,8 @@ func TestLastMessageWaits(t *testing.T) {
 			put(t, p, 10)
 		}
 		if wait := p.Flush(at(0)); wait != 0 || r.flushes != 1 {
-			t.Errorf("wait %v, %d writes: replies are asked for, but nobody has been asked yet", wait, r.flushes)
+			t.Errorf("wait %v, %d writes: replies are asked for, but nobody has been asked yet", wait,
+				r.flushes)
 		}
 	})
 }
@@ -129,7 +134,8 @@ func TestSparseReplies(t *testing.T) {
 		put(t, p, 100)
 	}
 	p.Flush(time.Now())
-	if len(r.replies) != 21 || r.replies[0] != 101 || r.replies[1] != 151 || r.replies[19] != 1051 || r.replies[20] != 1100 {
+	if len(r.replies) != 21 || r.replies[0] != 101 || r.replies[1] != 151 || r.replies[19] != 1051 ||
+		r.replies[20] != 1100 {
 		t.Errorf("1000 messages: replies to %d", r.replies)
 	}
 	p, r, _ = offline(t)
@@ -268,7 +274,8 @@ func TestAckTimeoutAfterStandstill(t *testing.T) {
 	ack(101)
 }
 
-// A caller that reads from a slow disk for long comes back to messages that it has not flushed: nobody can have acknowledged them.
+// A caller that reads from a slow disk for long comes back to messages that it has not flushed: nobody can
+// have acknowledged them.
 func TestWhatWasNotWrittenIsNotLate(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)

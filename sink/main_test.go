@@ -47,7 +47,8 @@ func edits(t testing.TB, n int) []given {
 // event is the only event of the i-th transaction.
 func event(i int, doc string, payload []byte) given {
 	pos := outbox.Position{LSN: outbox.LSN(0x16B3748 + 0x40*i)}
-	g := given{e: relay.Event{Pos: pos, Doc: doc, Key: "k", ID: "id", Payload: payload, PayloadSize: len(payload)}}
+	g := given{e: relay.Event{Pos: pos, Doc: doc, Key: "k", ID: "id", Payload: payload,
+		PayloadSize: len(payload)}}
 	g.h = outbox.Header{Pos: pos, Of: 1, Due: pos.LSN, Thru: pos.LSN, Timeline: 1, ID: g.e.ID, Key: g.e.Key}
 	return g
 }
@@ -65,7 +66,8 @@ func connect(t testing.TB, cfg Config) *Conn {
 			t.Cleanup(c.Close)
 			return c
 		}
-		if outbox.ClassOf(err) != outbox.Transient || time.Now().After(deadline) { // a server may stand still for longer than Connect waits
+		// a server may stand still for longer than Connect waits
+		if outbox.ClassOf(err) != outbox.Transient || time.Now().After(deadline) {
 			t.Fatal(err)
 		}
 	}
@@ -128,7 +130,8 @@ func await(ctx context.Context, p *Publisher, d time.Duration, clock *stillClock
 	return p.Check(clock.now())
 }
 
-// stillClock is a clock that stands still with this process: an acknowledgement that nobody could take is not late.
+// stillClock is a clock that stands still with this process: an acknowledgement that nobody could take is not
+// late.
 type stillClock struct{ at, real time.Time }
 
 func newStillClock() *stillClock { return &stillClock{time.Now(), time.Now()} }

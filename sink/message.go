@@ -24,14 +24,16 @@ const (
 	headerStart = "NATS/1.0\r\n"
 )
 
-// message is a message as it goes out. Its buffers are used again; data is the event's payload, which nobody writes to.
+// message is a message as it goes out. Its buffers are used again; data is the event's payload, which nobody
+// writes to.
 type message struct {
 	subject []byte // with the ingress
 	header  []byte // the whole block, from NATS/1.0 to the empty line
 	data    []byte
 	seq     uint64 // predicted
 
-	// Where the expected sequence stands in header. In a batch, lines come before it or, from its second message on, in its place.
+	// Where the expected sequence stands in header. In a batch, lines come before it or, from its second
+	// message on, in its place.
 	expected, expectedEnd int
 	lines                 []byte // of a batch; empty: none
 	rest                  int    // where header goes on behind them
@@ -40,8 +42,8 @@ type message struct {
 // size is what the message counts in flight, in bytes: about what it takes on the wire.
 func (m *message) size() int { return len(m.subject) + len(m.header) + len(m.data) }
 
-// encoder turns events into messages. A message's bytes are a function of the event, its header, the sequence before it and the
-// settings. One goroutine uses it.
+// encoder turns events into messages. A message's bytes are a function of the event, its header, the sequence
+// before it and the settings. One goroutine uses it.
 type encoder struct {
 	table       string
 	template    *outbox.SubjectTemplate
@@ -72,7 +74,8 @@ func newEncoder(c Config) (*encoder, error) {
 	for _, column := range t.Columns() {
 		f, ok := c.Resolve(column)
 		if !ok {
-			return nil, usage("subject_column", fmt.Sprintf("subject %q: the table has no column %q", t, column),
+			return nil, usage("subject_column", fmt.Sprintf("subject %q: the table has no column %q", t,
+				column),
 				"Name a column of the table, or one of the roles doc_id, actor_id, seq_key, id.")
 		}
 		enc.columns = append(enc.columns, f)
@@ -105,8 +108,8 @@ func (enc *encoder) setOrder() {
 	sort.Slice(enc.order, func(i, j int) bool { return names[enc.order[i]] < names[enc.order[j]] })
 }
 
-// encode makes the message that is expected directly behind sequence last. It returns why it can't be published, if it can't:
-// what m holds is of no use then.
+// encode makes the message that is expected directly behind sequence last. It returns why it can't be
+// published, if it can't: what m holds is of no use then.
 func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last uint64) Reason {
 	if r := enc.checkValues(e); r != "" {
 		return r

@@ -10,7 +10,8 @@ import (
 
 func TestMessageBytes(t *testing.T) {
 	t.Parallel()
-	enc := testEncoder(t, Config{MsgID: true, Headers: []MappedHeader{{"traceparent", "trace"}, {"Event-Type", "type"}}})
+	enc := testEncoder(t, Config{MsgID: true, Headers: []MappedHeader{{"traceparent", "trace"},
+		{"Event-Type", "type"}}})
 	g := event(0, "doc 1", []byte(`[[0,0,"a"]]`))
 	g.e.Extra = []string{" edit\r\nX: y ", "00-ab-cd-01"}
 	var m message
@@ -22,10 +23,12 @@ func TestMessageBytes(t *testing.T) {
 		"Event-Type: edit  X: y\r\n" +
 		"Nats-Expected-Last-Sequence: 41\r\n" +
 		"Nats-Msg-Id: 0/16B3748-0\r\n" +
-		"Outflow: v=1 lsn=0/16B3748 i=0 n=0 of=1 due=0/16B3748 thru=0/16B3748 pull=0 tl=1 sort=s id=id key=k\r\n" +
+		"Outflow: v=1 lsn=0/16B3748 i=0 n=0 of=1 due=0/16B3748 thru=0/16B3748 pull=0 tl=1 sort=s id=id " +
+		"key=k\r\n" +
 		"traceparent: 00-ab-cd-01\r\n" +
 		"\r\n"
-	want := "HPUB _outflow.3f9a.outbox.doc=201 _INBOX.outflow.x.42 222 233\r\n" + header + `[[0,0,"a"]]` + "\r\n"
+	want := "HPUB _outflow.3f9a.outbox.doc=201 _INBOX.outflow.x.42 222 233\r\n" + header + `[[0,0,"a"]]` +
+		"\r\n"
 	if got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -48,7 +51,8 @@ func TestSubjects(t *testing.T) {
 		"a\r\nPUB x 0":                         "outbox.a=0D=0APUB=20x=200",
 		"größe/1":                              "outbox.gr=C3=B6=C3=9Fe=2F1",
 		strings.Repeat("d", 200):               "outbox." + strings.Repeat("d", 200),
-		strings.Repeat("d", 5000):              "outbox." + strings.Repeat("d", 128) + "=~f4998dc1ed415e72178f4608029b974f",
+		strings.Repeat("d", 5000): "outbox." + strings.Repeat("d", 128) +
+			"=~f4998dc1ed415e72178f4608029b974f",
 	} {
 		enc := testEncoder(t, Config{})
 		g := event(0, doc, []byte("{}"))
@@ -104,19 +108,30 @@ func TestRowsThatCantBePublished(t *testing.T) {
 		}, TooLarge},
 		{"left out by the decoder", func(e *relay.Event) { e.Payload, e.PayloadSize = nil, 100 }, TooLarge},
 		{"empty payload", func(e *relay.Event) { size(e, 0) }, ""},
-		{"subject of 1000 bytes", func(e *relay.Event) { e.Extra[1] = strings.Repeat("abcdefghi.", 99) + "abcde" }, ""},
-		{"subject of 1001 bytes", func(e *relay.Event) { e.Extra[1] = strings.Repeat("abcdefghi.", 99) + "abcdef" }, SubjectTooLong},
-		{"subject of a million dots", func(e *relay.Event) { e.Extra[1] = strings.Repeat(".", 1e6) }, SubjectTooLong},
-		{"mapped header above 16 KiB", func(e *relay.Event) { e.Extra[0], e.Null = strings.Repeat("x", 16<<10), 0 }, HeadersTooLarge},
+		{"subject of 1000 bytes", func(e *relay.Event) {
+			e.Extra[1] = strings.Repeat("abcdefghi.", 99) +
+				"abcde"
+		}, ""},
+		{"subject of 1001 bytes", func(e *relay.Event) {
+			e.Extra[1] = strings.Repeat("abcdefghi.", 99) +
+				"abcdef"
+		}, SubjectTooLong},
+		{"subject of a million dots", func(e *relay.Event) { e.Extra[1] = strings.Repeat(".", 1e6) },
+			SubjectTooLong},
+		{"mapped header above 16 KiB", func(e *relay.Event) {
+			e.Extra[0], e.Null = strings.Repeat("x", 16<<10), 0
+		}, HeadersTooLarge},
 		{"no document", func(e *relay.Event) { e.Doc, e.Null = "", e.Null|relay.NullDoc }, NullDoc},
 		{"no key", func(e *relay.Event) { e.Key, e.Null = "", e.Null|relay.NullKey }, NullKey},
 		{"no payload", func(e *relay.Event) { size(e, 0); e.Null |= relay.NullPayload }, NullPayload},
 		{"no actor", func(e *relay.Event) { e.Null |= relay.NullActor }, ""},
-		{"undecodable", func(e *relay.Event) { e.Bad, e.Null = "payload: no text", relay.NullDoc }, Undecodable},
+		{"undecodable", func(e *relay.Event) { e.Bad, e.Null = "payload: no text", relay.NullDoc },
+			Undecodable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{Subject: "ob.{trace:subject}.{type}", Headers: []MappedHeader{{"Event-Type", "type"}}, MaxPayload: limit}
+			cfg := Config{Subject: "ob.{trace:subject}.{type}",
+				Headers: []MappedHeader{{"Event-Type", "type"}}, MaxPayload: limit}
 			g := event(0, "doc", []byte(`[[0,0,"a"]]`))
 			g.e.Extra = []string{"", "t"}
 			g.e.SetExtraNull(0)
@@ -133,7 +148,8 @@ func TestRowsThatCantBePublished(t *testing.T) {
 				return
 			}
 			f := enc.fault(&g.e, test.want)
-			for _, part := range []string{"public.outbox", `"id"`, "0/16B3748-0", "dead_letter", hints[test.want]} {
+			for _, part := range []string{"public.outbox", `"id"`, "0/16B3748-0", "dead_letter",
+				hints[test.want]} {
 				if !strings.Contains(f.Error(), part) {
 					t.Errorf("%q does not name %s", f, part)
 				}
@@ -145,7 +161,8 @@ func TestRowsThatCantBePublished(t *testing.T) {
 	}
 }
 
-const eventHeader = "Outflow: v=1 lsn=0/16B3748 i=0 n=0 of=1 due=0/16B3748 thru=0/16B3748 pull=0 tl=1 sort=s id=id key=k\r\n"
+const eventHeader = "Outflow: v=1 lsn=0/16B3748 i=0 n=0 of=1 due=0/16B3748 thru=0/16B3748 pull=0 tl=1 " +
+	"sort=s id=id key=k\r\n"
 
 func size(e *relay.Event, n int) {
 	e.Payload, e.PayloadSize = make([]byte, n), n
@@ -162,11 +179,13 @@ func TestDeadLetterBytes(t *testing.T) {
 	}
 	enc.deadLetter(&m, &g.e, &g.h, 41, TooLarge)
 	const header = "NATS/1.0\r\nNats-Expected-Last-Sequence: 41\r\n" +
-		"Outflow: v=1 lsn=0/16B3808 i=0 n=0 of=1 due=0/16B3808 thru=0/16B3808 pull=0 tl=1 sort=s id=id key=k\r\n" +
+		"Outflow: v=1 lsn=0/16B3808 i=0 n=0 of=1 due=0/16B3808 thru=0/16B3808 pull=0 tl=1 sort=s id=id " +
+		"key=k\r\n" +
 		"Outflow-Dead-Letter: too_large\r\n\r\n"
 	const body = `{"reason":"too_large","detail":"with its headers, a payload of 5000 bytes is above sink.max_payload, 2048",` +
 		`"table":"public.outbox","id":"id","doc_id":"doc 1","position":"0/16B3808-0","subject":"outbox.doc=201","payload_bytes":5000}`
-	if string(m.subject) != "_outflow.3f9a.OUTBOX.dead_letter" || string(m.header) != header || string(m.data) != body || m.seq != 42 {
+	if string(m.subject) != "_outflow.3f9a.OUTBOX.dead_letter" || string(m.header) != header ||
+		string(m.data) != body || m.seq != 42 {
 		t.Errorf("got %d %s\n%q\n%s", m.seq, m.subject, m.header, m.data)
 	}
 }
@@ -200,18 +219,28 @@ func TestSettingsThatAreRefused(t *testing.T) {
 		change func(*Config)
 		code   string
 	}{
-		{"header of the server", func(c *Config) { c.Headers = []MappedHeader{{"nAts-Rollup", "id"}} }, "header_name"},
+		{"header of the server", func(c *Config) { c.Headers = []MappedHeader{{"nAts-Rollup", "id"}} },
+			"header_name"},
 		{"header of ours", func(c *Config) { c.Headers = []MappedHeader{{"outflowX", "id"}} }, "header_name"},
 		{"no header name", func(c *Config) { c.Headers = []MappedHeader{{"A B", "id"}} }, "header_name"},
-		{"the same header twice", func(c *Config) { c.Headers = []MappedHeader{{"A", "id"}, {"a", "doc_id"}} }, "header_name"},
-		{"column that is not there", func(c *Config) { c.Headers = []MappedHeader{{"A", "type"}} }, "header_column"},
+		{"the same header twice", func(c *Config) {
+			c.Headers = []MappedHeader{{"A", "id"}, {"a", "doc_id"}}
+		}, "header_name"},
+		{"column that is not there", func(c *Config) { c.Headers = []MappedHeader{{"A", "type"}} },
+			"header_column"},
 		{"subject column that is not there", func(c *Config) { c.Subject = "a.{type}" }, "subject_column"},
 		{"stream with a dot", func(c *Config) { c.Stream = "a.b" }, "stream"},
 		{"tiny limit", func(c *Config) { c.MaxPayload = 10 }, "max_payload"},
-		{"dead letters among events", func(c *Config) { c.DeadLetter, c.Stream = true, "outbox" }, "dead_letter_subject"},
-		{"dead letters on a wildcard", func(c *Config) { c.DeadLetter, c.DeadLetterSubject = true, "a.>" }, "dead_letter_subject"},
-		{"dead letters by column", func(c *Config) { c.DeadLetter, c.DeadLetterSubject = true, "a.{id}" }, "dead_letter_subject"},
-		{"dead letters on the ingress", func(c *Config) { c.DeadLetter, c.DeadLetterSubject = true, "_outflow.a" }, "dead_letter_subject"},
+		{"dead letters among events", func(c *Config) { c.DeadLetter, c.Stream = true, "outbox" },
+			"dead_letter_subject"},
+		{"dead letters on a wildcard", func(c *Config) { c.DeadLetter, c.DeadLetterSubject = true, "a.>" },
+			"dead_letter_subject"},
+		{"dead letters by column", func(c *Config) { c.DeadLetter, c.DeadLetterSubject = true, "a.{id}" },
+			"dead_letter_subject"},
+		{"dead letters on the ingress", func(c *Config) {
+			c.DeadLetter, c.DeadLetterSubject = true,
+				"_outflow.a"
+		}, "dead_letter_subject"},
 		{"password with a space", func(c *Config) { c.URL = "nats://me:hush7pw word@host:x" }, "nats_url"},
 		{"second server", func(c *Config) { c.URL = "nats://a,http://b" }, "nats_url"},
 	} {

@@ -24,7 +24,8 @@ func TestPartitionIsTheServers(t *testing.T) {
 	}
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
 		account := server.NewAccount("A")
-		if err := account.AddMapping("in.*", fmt.Sprintf("out.{{partition(%d,1)}}.{{wildcard(1)}}", n)); err != nil {
+		if err := account.AddMapping("in.*", fmt.Sprintf("out.{{partition(%d,1)}}.{{wildcard(1)}}",
+			n)); err != nil {
 			t.Error(err)
 		}
 		o.Accounts = []*server.Account{account}

@@ -10,23 +10,27 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Reason says in one stable word why a row can't be published: the value of the Outflow-Dead-Letter header, and the code of the
-// fault under on_poison stop. When several hold, it is the first in this order.
+// Reason says in one stable word why a row can't be published: the value of the Outflow-Dead-Letter header,
+// and the code of the fault under on_poison stop. When several hold, it is the first in this order.
 type Reason string
 
 // The reasons.
 const (
-	Undecodable     Reason = "undecodable"       // a column, or the content of a message, that could not be decoded
-	NullDoc         Reason = "null_doc_id"       //
-	NullKey         Reason = "null_seq_key"      // in a table that has a seq_key
-	NullPayload     Reason = "null_payload"      //
-	SubjectTooLong  Reason = "subject_too_long"  // over 1,000 bytes
-	HeadersTooLarge Reason = "headers_too_large" // mapped headers over 16 KiB, each counting its name, value and 4 bytes
-	TooLarge        Reason = "too_large"         // payload, Outflow header and mapped headers with their lines, and 128 bytes: over sink.max_payload
+	// a column, or the content of a message, that could not be decoded
+	Undecodable    Reason = "undecodable"
+	NullDoc        Reason = "null_doc_id"      //
+	NullKey        Reason = "null_seq_key"     // in a table that has a seq_key
+	NullPayload    Reason = "null_payload"     //
+	SubjectTooLong Reason = "subject_too_long" // over 1,000 bytes
+	// mapped headers over 16 KiB, each counting its name, value and 4 bytes
+	HeadersTooLarge Reason = "headers_too_large"
+	// payload, Outflow header and mapped headers with their lines, and 128 bytes: over sink.max_payload
+	TooLarge Reason = "too_large"
 )
 
-// DeadLetter is the body of the message that takes the place of a row that can't be published, as JSON. Long values are cut, and
-// where sink.max_payload is very small, Detail, Subject, Doc and ID are left out in that order until it fits.
+// DeadLetter is the body of the message that takes the place of a row that can't be published, as JSON. Long
+// values are cut, and where sink.max_payload is very small, Detail, Subject, Doc and ID are left out in that
+// order until it fits.
 type DeadLetter struct {
 	Reason       Reason          `json:"reason"`
 	Detail       string          `json:"detail,omitempty"`
@@ -44,7 +48,8 @@ const (
 	cutDetail = 300
 )
 
-// deadLetter makes the message that takes the row's place. Its bytes are a function of the same things as encode's.
+// deadLetter makes the message that takes the row's place. Its bytes are a function of the same things as
+// encode's.
 func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, last uint64, r Reason) {
 	var subject []byte
 	if r != Undecodable {
@@ -105,8 +110,10 @@ func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	}
 	return &outbox.Fault{
 		Class: outbox.Poison, Code: string(r),
-		Message: fmt.Sprintf("%s %s at position %v can't be published: %s", what, id, e.Pos, enc.detail(e, r)),
-		Hint:    cure + " Or set sink.on_poison to dead_letter: the " + place + "'s place then holds a message about it, and everything else goes on.",
+		Message: fmt.Sprintf("%s %s at position %v can't be published: %s", what, id, e.Pos,
+			enc.detail(e, r)),
+		Hint: cure + " Or set sink.on_poison to dead_letter: the " + place +
+			"'s place then holds a message about it, and everything else goes on.",
 	}
 }
 
@@ -119,14 +126,16 @@ var messageHints = map[Reason]string{
 }
 
 var hints = map[Reason]string{
-	Undecodable: "Keep the columns of the mapping in the table, published, and of types that Outflow can read. (A generated column is in the WAL only " +
+	Undecodable: "Keep the columns of the mapping in the table, published, and of types that Outflow can " +
+		"read. (A generated column is in the WAL only " +
 		"from PostgreSQL 18 on, with publish_generated_columns = stored.)",
 	NullDoc:         "Make the column NOT NULL.",
 	NullKey:         "Make the column NOT NULL.",
 	NullPayload:     "Make the column NOT NULL.",
 	SubjectTooLong:  "Make the values that the subject is made of shorter, or use fewer of them.",
 	HeadersTooLarge: "Map fewer or shorter columns to headers.",
-	TooLarge:        "Raise sink.max_payload, and max_payload of the server and max_msg_size of the stream where they are lower.",
+	TooLarge: "Raise sink.max_payload, and max_payload of the server and max_msg_size of the stream " +
+		"where they are lower.",
 }
 
 // detail describes what is wrong with the row.
@@ -145,7 +154,8 @@ func (enc *encoder) detail(e *relay.Event, r Reason) string {
 	case HeadersTooLarge:
 		return fmt.Sprintf("its mapped headers take %d bytes, more than %d", enc.mappedBytes, maxHeaders)
 	}
-	return fmt.Sprintf("with its headers, a payload of %d bytes is above sink.max_payload, %d", e.PayloadSize, enc.limit)
+	return fmt.Sprintf("with its headers, a payload of %d bytes is above sink.max_payload, %d", e.PayloadSize,
+		enc.limit)
 }
 
 // cut shortens s to at most n bytes of valid UTF-8.
@@ -164,11 +174,14 @@ func checkDeadLetterSubject(subject string, t *outbox.SubjectTemplate) error {
 	d, err := outbox.ParseSubjectTemplate(subject)
 	switch {
 	case err != nil:
-		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject: %v", outbox.FaultOf(err).Message), "Write literal tokens with dots between them.")
+		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject: %v",
+			outbox.FaultOf(err).Message), "Write literal tokens with dots between them.")
 	case len(d.Columns()) > 0 || len(subject) > outbox.MaxSubject:
-		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject %q: has a column, or is too long", subject), "Write literal tokens with dots between them.")
+		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject %q: has a column, or is "+
+			"too long", subject), "Write literal tokens with dots between them.")
 	case t.Produces(subject):
-		return usage("dead_letter_subject", fmt.Sprintf("sink.dead_letter_subject %q: the subject template %q could produce it", subject, t),
+		return usage("dead_letter_subject",
+			fmt.Sprintf("sink.dead_letter_subject %q: the subject template %q could produce it", subject, t),
 			"Choose another subject for dead letters.")
 	}
 	return nil

@@ -17,17 +17,20 @@ import (
 const (
 	ackTimeout = 5 * time.Second      // without any acknowledgement while some are due
 	holdBack   = 2 * time.Millisecond // how long Flush waits for an outstanding acknowledgement
-	standstill = 2 * time.Second      // between two Checks: the process stood still and may not have read what arrived
+	// between two Checks: the process stood still and may not have read what arrived
+	standstill = 2 * time.Second
 
-	// maxDirectBytes is how many bytes in flight certainly fit into the sockets' buffers, so that writing them does not block.
+	// maxDirectBytes is how many bytes in flight certainly fit into the sockets' buffers, so that writing
+	// them does not block.
 	maxDirectBytes = 64 << 10
 )
 
-// Publisher publishes messages in order, each at its predicted sequence, and counts what is acknowledged. One goroutine owns it;
-// Notify and Acked may be used from any.
+// Publisher publishes messages in order, each at its predicted sequence, and counts what is acknowledged. One
+// goroutine owns it; Notify and Acked may be used from any.
 //
-// After an error of Publish or Check the publisher and its connection are of no more use, except for [Conn.Resume] of another one, and
-// except where the error is a fault of class Poison: then nothing was sent. What Publish returned an error for was not taken.
+// After an error of Publish or Check the publisher and its connection are of no more use, except for
+// [Conn.Resume] of another one, and except where the error is a fault of class Poison: then nothing was sent.
+// What Publish returned an error for was not taken.
 type Publisher struct {
 	conn    *Conn
 	enc     *encoder
@@ -52,15 +55,17 @@ type Publisher struct {
 	batch     batching
 	began     time.Time
 
-	// Written by the connection's goroutine, where acknowledgements arrive; everything above belongs to the publisher's owner.
+	// Written by the connection's goroutine, where acknowledgements arrive; everything above belongs to the
+	// publisher's owner.
 	ackedAt atomic.Int64 // since began; where batches are allowed
 	acked   atomic.Uint64
 	refused atomic.Pointer[outbox.Fault] // the first failure; it ends the publisher
 	notify  chan struct{}
 }
 
-// Publisher starts publishing; the first message expects lastSeq to be the stream's last sequence. CheckStream must have learned
-// the stream, and Watch have begun, before that was read. A connection has one publisher.
+// Publisher starts publishing; the first message expects lastSeq to be the stream's last sequence.
+// CheckStream must have learned the stream, and Watch have begun, before that was read. A connection has one
+// publisher.
 func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	p := c.newPublisher(lastSeq)
 	c.attach(p)
@@ -83,7 +88,8 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	c.mu.Unlock()
 	p := &Publisher{
 		conn: c, enc: &enc, last: lastSeq, next: new(message), unacked: newUnacked(lastSeq),
-		reply: []byte(c.inbox), batch: newBatching(allowed), began: time.Now(), notify: make(chan struct{}, 1),
+		reply: []byte(c.inbox), batch: newBatching(allowed), began: time.Now(),
+		notify: make(chan struct{}, 1),
 	}
 	p.window.acked, p.window.sent, p.written = lastSeq, lastSeq, lastSeq
 	p.window.countSince = ackEvery - 1
@@ -91,8 +97,8 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	return p
 }
 
-// Full reports whether 2000 messages or 8 MiB are in flight, including what is held back; fewer while the server's pace is
-// measured. If so call Flush, then wait for Notify.
+// Full reports whether 2000 messages or 8 MiB are in flight, including what is held back; fewer while the
+// server's pace is measured. If so call Flush, then wait for Notify.
 func (p *Publisher) Full() bool {
 	p.settle()
 	limit := maxInFlight
@@ -102,9 +108,10 @@ func (p *Publisher) Full() bool {
 	return !p.window.fits(p.heldBytes) || p.window.messages()+len(p.held) >= limit
 }
 
-// Publish takes the event's message and sends those before it: the last one is held back until the next Publish or Flush, and so are
-// some before it while they may become a batch. It never blocks. It must not be called while Full. The event's payload is used until
-// the message has been sent. A fault of class Poison means that the row can't be published and that nothing of it was or will be sent.
+// Publish takes the event's message and sends those before it: the last one is held back until the next
+// Publish or Flush, and so are some before it while they may become a batch. It never blocks. It must not be
+// called while Full. The event's payload is used until the message has been sent. A fault of class Poison
+// means that the row can't be published and that nothing of it was or will be sent.
 func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 	if err := p.failure(); err != nil {
 		return err
@@ -114,7 +121,8 @@ func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 			return p.enc.fault(e, r)
 		}
 		p.enc.deadLetter(p.next, e, h, p.last, r)
-		p.conn.cfg.Logger.Warn("dead letter", slog.String("reason", string(r)), slog.String("position", e.Pos.String()),
+		p.conn.cfg.Logger.Warn("dead letter", slog.String("reason", string(r)),
+			slog.String("position", e.Pos.String()),
 			slog.String("id", cut(e.ID, cutValue)), slog.Uint64("seq", p.next.seq))
 	}
 	p.flushHeld(p.next)
@@ -148,9 +156,10 @@ func (p *Publisher) flushHeld(m *message) {
 	}
 }
 
-// Flush says that what is ready is complete. It goes on the wire, the message held back with a reply subject, unless the
-// acknowledgement of something on the wire is outstanding: then it waits for that one, 2 ms at most, and goes in one write with what
-// is published meanwhile. A duration above 0 says so: call Flush again after it or at the next Notify, whichever comes first.
+// Flush says that what is ready is complete. It goes on the wire, the message held back with a reply subject,
+// unless the acknowledgement of something on the wire is outstanding: then it waits for that one, 2 ms at
+// most, and goes in one write with what is published meanwhile. A duration above 0 says so: call Flush again
+// after it or at the next Notify, whichever comes first.
 func (p *Publisher) Flush(now time.Time) time.Duration {
 	p.settle()
 	if p.failure() != nil || len(p.held) == 0 && p.window.sent == p.written {
@@ -181,7 +190,8 @@ func (p *Publisher) outstanding() bool {
 	return len(p.window.pending) > 0 && p.window.pending[0].seq <= p.written
 }
 
-// send sends what is held back, as part of the batch if one is open; ask: the last of it asks for an acknowledgement, and ends the batch.
+// send sends what is held back, as part of the batch if one is open; ask: the last of it asks for an
+// acknowledgement, and ends the batch.
 func (p *Publisher) send(ask bool) {
 	if p.batch.open() {
 		p.sendBatched(ask)
@@ -238,16 +248,18 @@ func (p *Publisher) Acked() uint64 { return p.acked.Load() }
 // Sent is the sequence predicted for the last message, held back or not.
 func (p *Publisher) Sent() uint64 { return p.last }
 
-// InFlight is how many messages are neither acknowledged nor known to have failed, and their bytes; one held back counts.
+// InFlight is how many messages are neither acknowledged nor known to have failed, and their bytes; one held
+// back counts.
 func (p *Publisher) InFlight() (messages int, bytes int) {
 	p.settle()
 	return p.window.messages() + len(p.held), p.window.bytes + p.heldBytes
 }
 
-// Check says whether the session must end: a message was refused, an acknowledgement is not the one that was predicted, the
-// connection is lost, or 5 s have passed without any acknowledgement while some were due of what Flush has written. now must not go
-// back. Call it after each Notify, and once a second at least while messages are in flight: where more than two seconds lie between two
-// calls, the 5 s begin anew, because what has come meanwhile may not have been read.
+// Check says whether the session must end: a message was refused, an acknowledgement is not the one that was
+// predicted, the connection is lost, or 5 s have passed without any acknowledgement while some were due of
+// what Flush has written. now must not go back. Call it after each Notify, and once a second at least while
+// messages are in flight: where more than two seconds lie between two calls, the 5 s begin anew, because what
+// has come meanwhile may not have been read.
 func (p *Publisher) Check(now time.Time) error {
 	p.settle()
 	if err := p.failure(); err != nil {
@@ -259,8 +271,9 @@ func (p *Publisher) Check(now time.Time) error {
 	}
 	p.due, p.seen, p.looked = due, p.window.acked, now
 	if due && now.Sub(p.since) >= ackTimeout {
-		f := transient("ack_timeout", fmt.Sprintf("stream %s: no acknowledgement for %v; sequences %d to %d may be stored or not",
-			p.conn.cfg.Stream, ackTimeout, p.window.acked+1, p.window.sent), nil)
+		f := transient("ack_timeout",
+			fmt.Sprintf("stream %s: no acknowledgement for %v; sequences %d to %d may be stored or not",
+				p.conn.cfg.Stream, ackTimeout, p.window.acked+1, p.window.sent), nil)
 		p.refuse(f)
 		return f
 	}
@@ -273,7 +286,8 @@ func (p *Publisher) settle() {
 		p.window.settle(a)
 		p.unacked.drop(a)
 		if each, turned := p.batch.settled(a, time.Duration(p.ackedAt.Load())); turned {
-			p.conn.cfg.Logger.Info("the server syncs each message: they go in atomic batches from now on", slog.Duration("each", each))
+			p.conn.cfg.Logger.Info("the server syncs each message: they go in atomic batches from now on",
+				slog.Duration("each", each))
 		}
 	}
 }
@@ -283,7 +297,8 @@ func (p *Publisher) failure() error {
 		return f
 	}
 	if p.enc.ingress == "" {
-		return fatal("stream_missing", fmt.Sprintf("stream %s: there is none", p.conn.cfg.Stream), "Run `outflow init`.", nil)
+		return fatal("stream_missing", fmt.Sprintf("stream %s: there is none", p.conn.cfg.Stream),
+			"Run `outflow init`.", nil)
 	}
 	return p.conn.Err()
 }

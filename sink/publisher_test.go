@@ -25,7 +25,8 @@ func TestPublishes(t *testing.T) {
 	if want := "outbox.friendsforever"; got[7].Subject != want {
 		t.Errorf("subject %q, want %q", got[7].Subject, want)
 	}
-	if st := state(t, c); st.LastSeq != 3000 || st.NewestSeq != 3000 || st.Newest == nil || *st.Newest != all[2999].h {
+	if st := state(t, c); st.LastSeq != 3000 || st.NewestSeq != 3000 || st.Newest == nil ||
+		*st.Newest != all[2999].h {
 		t.Errorf("state %+v", st)
 	}
 }
@@ -70,8 +71,8 @@ func TestNothingIsStoredBehindALostMessage(t *testing.T) {
 	}
 }
 
-// A stranger's message takes the place of one of ours, and the next one of ours would be stored behind it: the session must end with
-// a gap that needs no second reading.
+// A stranger's message takes the place of one of ours, and the next one of ours would be stored behind it:
+// the session must end with a gap that needs no second reading.
 func TestForeignMessage(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
@@ -143,7 +144,8 @@ func TestPausedServerIsUnknown(t *testing.T) {
 	for c.nc.FlushTimeout(100*time.Millisecond) == nil { // until the signal has its effect
 	}
 	for i := range all[100:] {
-		if err := p.Publish(&all[100+i].e, &all[100+i].h); err != nil { // into the socket, or the buffer: it does not block
+		// into the socket, or the buffer: it does not block
+		if err := p.Publish(&all[100+i].e, &all[100+i].h); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -196,8 +198,10 @@ func TestStreamAtItsLimit(t *testing.T) {
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
 	var answer jsapi.Answer
-	cfg := map[string]any{"name": "OUTBOX", "subjects": []string{"_outflow.x.>"}, "subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
-		"retention": "limits", "storage": "memory", "discard": "new", "max_msgs": 120, "num_replicas": 1}
+	cfg := map[string]any{"name": "OUTBOX", "subjects": []string{"_outflow.x.>"},
+		"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
+		"retention":         "limits", "storage": "memory", "discard": "new", "max_msgs": 120,
+		"num_replicas": 1}
 	if err := c.api.Ask(t.Context(), "STREAM.CREATE.OUTBOX", cfg, &answer); err != nil {
 		t.Fatal(err)
 	}
@@ -205,9 +209,11 @@ func TestStreamAtItsLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := edits(t, 300)
-	wantFault(t, publish(t.Context(), c.Publisher(0), all), outbox.Transient, "wrong_last_sequence") // the one that hit the limit did not ask
+	// the one that hit the limit did not ask
+	wantFault(t, publish(t.Context(), c.Publisher(0), all), outbox.Transient, "wrong_last_sequence")
 	c = door(t, config(s.URL()))
-	wantFault(t, publish(t.Context(), c.Publisher(120), all[120:]), outbox.Transient, "stream_full") // the first one does
+	// the first one does
+	wantFault(t, publish(t.Context(), c.Publisher(120), all[120:]), outbox.Transient, "stream_full")
 	same(t, readAll(t, s.URL(), "OUTBOX"), all[:120])
 }
 
@@ -260,7 +266,8 @@ func TestDeadLettersKeepTheirPlace(t *testing.T) {
 	mustPublish(t, p, all)
 	got := readAll(t, s.URL(), "OUTBOX")
 	for _, i := range []int{20, 59} {
-		if got[i].Subject != "OUTBOX.dead_letter" || !strings.Contains(got[i].Header, HeaderDeadLetter) || !strings.Contains(got[i].Header, "Outflow: "+all[i].h.String()) {
+		if got[i].Subject != "OUTBOX.dead_letter" || !strings.Contains(got[i].Header, HeaderDeadLetter) ||
+			!strings.Contains(got[i].Header, "Outflow: "+all[i].h.String()) {
 			t.Errorf("message %d: %+v", i+1, got[i])
 		}
 		all[i].e.Payload = []byte(got[i].Data)
@@ -281,7 +288,8 @@ func TestAcknowledgementsThatProveNothing(t *testing.T) {
 		{answer(`{"stream":"OUTBOX","seq":8}`), outbox.Transient, "unexpected_ack"},
 		{answer(`{"stream":"OTHER","seq":7}`), outbox.Fatal, "wrong_stream"},
 		{answer(`{"stream":"OUTBOX","seq":7,"duplicate":true}`), outbox.Transient, "duplicate_ack"},
-		{answer(`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 3"},"stream":"OUTBOX","seq":0}`), outbox.Transient, "wrong_last_sequence"},
+		{answer(
+			`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 3"},"stream":"OUTBOX","seq":0}`), outbox.Transient, "wrong_last_sequence"},
 		{answer(`{"error":{"code":400,"err_code":10164}}`), outbox.Transient, "wrong_last_sequence"},
 		{answer(`{"error":{"code":429,"err_code":10167}}`), outbox.Transient, "throttled"},
 		{answer(`{"error":{"code":503,"err_code":10077}}`), outbox.Transient, "stream_full"},

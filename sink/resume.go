@@ -6,23 +6,26 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Header returns our header of the message with a sequence, if it was sent and is not acknowledged, or is the newest acknowledged
-// one; otherwise nil. Whoever goes on from there on another connection compares it with the message in the stream.
+// Header returns our header of the message with a sequence, if it was sent and is not acknowledged, or is the
+// newest acknowledged one; otherwise nil. Whoever goes on from there on another connection compares it with
+// the message in the stream.
 func (p *Publisher) Header(seq uint64) *outbox.Header {
 	p.settle()
 	return p.unacked.header(seq) // what is held back was never sent, so it can't be in the stream
 }
 
-// Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has ended: what old has sent
-// behind lastSeq is sent again, and what it held back is held back. lastSeq is the stream's last sequence, found on this connection,
-// with CheckStream and Watch before it, and every message behind what old knows to be acknowledged is old's (see [Conn.Stored] and
-// [Publisher.Header]). old is of no more use, also after an error.
+// Resume returns the publisher of this connection, which goes on where old, that of one that was closed, has
+// ended: what old has sent behind lastSeq is sent again, and what it held back is held back. lastSeq is the
+// stream's last sequence, found on this connection, with CheckStream and Watch before it, and every message
+// behind what old knows to be acknowledged is old's (see [Conn.Stored] and [Publisher.Header]). old is of no
+// more use, also after an error.
 //
 // The package's documentation says why what the old connection still has on its way does no harm.
 func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 	old.settle()
 	if lastSeq < old.window.acked || lastSeq > old.window.sent {
-		return nil, fmt.Errorf("stream %s: its last sequence is %d; %d to %d were to be found", c.cfg.Stream, lastSeq, old.window.acked, old.window.sent)
+		return nil, fmt.Errorf("stream %s: its last sequence is %d; %d to %d were to be found", c.cfg.Stream,
+			lastSeq, old.window.acked, old.window.sent)
 	}
 	p := c.newPublisher(lastSeq)
 	if p.enc.ingress != old.enc.ingress {

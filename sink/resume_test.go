@@ -50,7 +50,8 @@ func resume(t *testing.T, cfg Config, old *Publisher) *Publisher {
 	t.Helper()
 	old.conn.Close()
 	c, s := again(t, cfg)
-	if want := old.Header(s.LastSeq); s.LastSeq > 0 && (want == nil || s.Newest == nil || *want != *s.Newest) {
+	if want := old.Header(s.LastSeq); s.LastSeq > 0 &&
+		(want == nil || s.Newest == nil || *want != *s.Newest) {
 		t.Fatalf("the stream ends with %d, %v; it was %v", s.LastSeq, s.Newest, want)
 	}
 	stored, err := c.Stored(t.Context(), old.Acked(), s.LastSeq)
@@ -96,8 +97,8 @@ func publishOn(t *testing.T, p *Publisher, all []given, next func(*Publisher) *P
 	return p
 }
 
-// A server that is killed and started again, and one whose connection is cut, in the middle: what is published goes on behind what is there,
-// and the stream is what was published.
+// A server that is killed and started again, and one whose connection is cut, in the middle: what is
+// published goes on behind what is there, and the stream is what was published.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t)
@@ -151,7 +152,8 @@ func TestResume(t *testing.T) {
 	same(t, readAll(t, s.URL(), "OUTBOX"), all)
 }
 
-// What the server takes in late from the old connection is the very message that is sent again, or is refused.
+// What the server takes in late from the old connection is the very message that is sent again, or is
+// refused.
 func TestResumeBesideTheOldConnection(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t)
@@ -186,14 +188,16 @@ func TestResumeBesideTheOldConnection(t *testing.T) {
 				t.Fatal(err)
 			}
 			p = next
-			done = publish(t.Context(), p, nil) == nil // else a message of the old one came first, and was ours
+			// else a message of the old one came first, and was ours
+			done = publish(t.Context(), p, nil) == nil
 		}
 		old.conn.Close()
 	}
 	same(t, readAll(t, s.URL(), "OUTBOX"), all)
 }
 
-// The last message that is sent again asks for an acknowledgement, however many there are: nothing else may come that would prove it.
+// The last message that is sent again asks for an acknowledgement, however many there are: nothing else may
+// come that would prove it.
 func TestResumeAsksForAnAcknowledgement(t *testing.T) {
 	t.Parallel()
 	cfg := config(natstest.Server(t).URL())
@@ -212,8 +216,10 @@ func TestResumeAsksForAnAcknowledgement(t *testing.T) {
 		sent += n
 		old := p
 		p = resume(t, cfg, old)
-		if dues := p.window.pending; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) || len(dues) < n/ackEvery || !p.outstanding() {
-			t.Fatalf("%d messages: sent up to %d, acknowledgements are due of %+v, on the wire up to %d", n, p.Sent(), dues, p.written)
+		if dues := p.window.pending; p.Sent() != uint64(sent) || dues[len(dues)-1].seq != uint64(sent) ||
+			len(dues) < n/ackEvery || !p.outstanding() {
+			t.Fatalf("%d messages: sent up to %d, acknowledgements are due of %+v, on the wire up to %d", n,
+				p.Sent(), dues, p.written)
 		}
 		for clock := newStillClock(); p.Acked() < uint64(sent); {
 			if err := await(t.Context(), p, 100*time.Millisecond, clock); err != nil {
@@ -264,7 +270,8 @@ func TestResumeRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for seq, want := range map[uint64]bool{9: false, 10: true, 11: true, 14: true, 15: false, 16: false} { // 15 is held back
+	// 15 is held back
+	for seq, want := range map[uint64]bool{9: false, 10: true, 11: true, 14: true, 15: false, 16: false} {
 		h := p.Header(seq)
 		if (h != nil) != want || want && *h != all[seq-1].h {
 			t.Errorf("the header of %d is %v", seq, h)
@@ -287,8 +294,8 @@ func TestResumeRefuses(t *testing.T) {
 	}
 }
 
-// What was sent in batches is sent again in batches: one by one, a server that syncs each message would take as long for them as an
-// acknowledgement is waited for.
+// What was sent in batches is sent again in batches: one by one, a server that syncs each message would take
+// as long for them as an acknowledgement is waited for.
 func TestResumeInBatches(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t, natsserver.Options{SyncAlways: true})
@@ -296,7 +303,8 @@ func TestResumeInBatches(t *testing.T) {
 	c := door(t, cfg)
 	all := edits(t, 1900)
 	const large = 1000
-	all[large] = event(large, "doc", bytes.Repeat([]byte("x"), maxBatched+1)) // in no batch, and ends the one before it
+	// in no batch, and ends the one before it
+	all[large] = event(large, "doc", bytes.Repeat([]byte("x"), maxBatched+1))
 	p := slow(t, c, 0)
 	mustPublish(t, p, all[:100])
 	if err := s.Pause(); err != nil {
@@ -326,7 +334,8 @@ func TestResumeInBatches(t *testing.T) {
 	}
 }
 
-// Batches go on where they went before, and may: not on a server that is fast, and not once they were refused.
+// Batches go on where they went before, and may: not on a server that is fast, and not once they were
+// refused.
 func TestResumeWithoutBatches(t *testing.T) {
 	t.Parallel()
 	cfg := batched(natstest.Server(t).URL())

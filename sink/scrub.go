@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// scrubbed is an error whose text holds no secrets. It keeps its cause for errors.Is and As; nothing prints that.
+// scrubbed is an error whose text holds no secrets. It keeps its cause for errors.Is and As; nothing prints
+// that.
 type scrubbed struct {
 	text  string
 	cause error
@@ -19,8 +20,9 @@ func (s *scrubbed) Is(target error) bool { return errors.Is(s.cause, target) }
 
 func (s *scrubbed) As(target any) bool { return errors.As(s.cause, target) }
 
-// shortest is the length, in bytes, from which on a secret is looked for by itself: a shorter one stands in any text by chance, and would be
-// told by what is hidden. Of URLs nothing gets as far as an error anyway, because those that can be read in two ways are refused.
+// shortest is the length, in bytes, from which on a secret is looked for by itself: a shorter one stands in
+// any text by chance, and would be told by what is hidden. Of URLs nothing gets as far as an error anyway,
+// because those that can be read in two ways are refused.
 const shortest = 4
 
 var userinfo = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^"\n]*@`)

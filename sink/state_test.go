@@ -23,14 +23,16 @@ func TestStateOfAnEmptyStream(t *testing.T) {
 	s := natstest.Server(t)
 	c := door(t, config(s.URL()))
 	st := state(t, c)
-	if !st.Exists || st.Created.IsZero() || st.LastSeq != 0 || st.Messages != 0 || st.NewestSeq != 0 || st.Newest != nil || st.Replicated {
+	if !st.Exists || st.Created.IsZero() || st.LastSeq != 0 || st.Messages != 0 || st.NewestSeq != 0 ||
+		st.Newest != nil || st.Replicated {
 		t.Errorf("new: %+v", st)
 	}
 	created := st.Created
 	mustPublish(t, c.Publisher(0), edits(t, 10))
 	admin(t, c, "STREAM.PURGE.OUTBOX", nil)
 	st = state(t, c)
-	if st.LastSeq != 10 || st.Messages != 0 || st.NewestSeq != 0 || st.Newest != nil || st.Created != created {
+	if st.LastSeq != 10 || st.Messages != 0 || st.NewestSeq != 0 || st.Newest != nil ||
+		st.Created != created {
 		t.Errorf("purged: %+v", st)
 	}
 }
@@ -67,7 +69,8 @@ func TestStateWhereMessagesAreDeleted(t *testing.T) {
 	want := func(newest uint64) {
 		t.Helper()
 		st := state(t, c)
-		if st.LastSeq != 40 || st.NewestSeq != newest || newest > 0 && (st.Newest == nil || *st.Newest != all[newest-1].h) {
+		if st.LastSeq != 40 || st.NewestSeq != newest || newest > 0 &&
+			(st.Newest == nil || *st.Newest != all[newest-1].h) {
 			t.Errorf("newest should be %d: %+v", newest, st)
 		}
 	}
@@ -109,7 +112,8 @@ func cutBy(t *testing.T, file string, part float64) {
 	}
 }
 
-// The server was killed and the file cut before the index was written: the count goes back, and sequences will be used again.
+// The server was killed and the file cut before the index was written: the count goes back, and sequences
+// will be used again.
 func TestStateOfAStreamThatLostItsEnd(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t)
@@ -187,7 +191,8 @@ func TestStateOfAStreamWithAHole(t *testing.T) {
 		t.Errorf("the newest that can be read is not %d", n)
 	}
 	mustPublish(t, c.Publisher(st.LastSeq), all[n:]) // behind the hole
-	if st := state(t, c); st.LastSeq != 1000+1000-n || st.NewestSeq != st.LastSeq || *st.Newest != all[999].h {
+	if st := state(t, c); st.LastSeq != 1000+1000-n || st.NewestSeq != st.LastSeq ||
+		*st.Newest != all[999].h {
 		t.Errorf("afterwards %+v", st)
 	}
 }
@@ -205,7 +210,8 @@ func TestStateHonoursItsContext(t *testing.T) {
 // A user with the permissions that the facts call least privilege may not list consumers; that ends nothing.
 func TestStateWithLeastPrivilege(t *testing.T) {
 	t.Parallel()
-	s := natstest.Server(t, natsserver.Options{Tune: limitedUser("_outflow.>", "$JS.API.INFO", "$JS.API.STREAM.INFO.OUTBOX", "$JS.API.STREAM.MSG.GET.OUTBOX")})
+	s := natstest.Server(t, natsserver.Options{Tune: limitedUser("_outflow.>", "$JS.API.INFO",
+		"$JS.API.STREAM.INFO.OUTBOX", "$JS.API.STREAM.MSG.GET.OUTBOX")})
 	all := edits(t, 20)
 	mustPublish(t, door(t, config(userURL(s, "all"))).Publisher(0), all[:10])
 	durable(t, userURL(s, "all"), "ahead", 10)
@@ -263,7 +269,8 @@ func TestReplicatedStream(t *testing.T) {
 	}
 }
 
-// answering gives a connection to a JetStream that gives the answers, in turn, for each method; the last one again and again.
+// answering gives a connection to a JetStream that gives the answers, in turn, for each method; the last one
+// again and again.
 func answering(t *testing.T, answers map[string][]string) *Conn {
 	t.Helper()
 	s := natstest.Server(t)
@@ -298,16 +305,21 @@ func TestAnswersThatDontCount(t *testing.T) {
 		info, get []string
 		code      string // "": no class of its own, transient
 	}{
-		"no leader":     {[]string{`{"config":{},"cluster":{"name":"c"}}`}, nil, "no_leader"},
-		"stale empty":   {[]string{`{"config":{},"state":{}}`}, []string{message}, "stream_moved"},
-		"stale purged":  {[]string{`{"config":{},"state":{"last_seq":6,"first_seq":7}}`}, []string{none, message}, "stream_moved"},
-		"being emptied": {[]string{`{"config":{},"state":{"last_seq":6,"first_seq":1,"messages":6}}`, `{"config":{},"state":{"last_seq":6,"first_seq":7}}`}, []string{none}, "stream_moved"},
-		"being written": {[]string{`{"config":{},"state":{"last_seq":6,"first_seq":1,"messages":6}}`, `{"config":{},"state":{"last_seq":7,"first_seq":1,"messages":7}}`}, []string{none}, "stream_moved"},
-		"unavailable":   {[]string{`{"error":{"code":503,"err_code":10008}}`}, nil, ""},
-		"no JSON":       {[]string{`nonsense`}, nil, ""},
-		"no message":    {[]string{`{"config":{},"state":{"last_seq":6,"messages":6}}`}, []string{`{}`}, ""},
+		"no leader":   {[]string{`{"config":{},"cluster":{"name":"c"}}`}, nil, "no_leader"},
+		"stale empty": {[]string{`{"config":{},"state":{}}`}, []string{message}, "stream_moved"},
+		"stale purged": {[]string{`{"config":{},"state":{"last_seq":6,"first_seq":7}}`},
+			[]string{none, message}, "stream_moved"},
+		"being emptied": {[]string{`{"config":{},"state":{"last_seq":6,"first_seq":1,"messages":6}}`,
+			`{"config":{},"state":{"last_seq":6,"first_seq":7}}`}, []string{none}, "stream_moved"},
+		"being written": {[]string{`{"config":{},"state":{"last_seq":6,"first_seq":1,"messages":6}}`,
+			`{"config":{},"state":{"last_seq":7,"first_seq":1,"messages":7}}`}, []string{none},
+			"stream_moved"},
+		"unavailable": {[]string{`{"error":{"code":503,"err_code":10008}}`}, nil, ""},
+		"no JSON":     {[]string{`nonsense`}, nil, ""},
+		"no message":  {[]string{`{"config":{},"state":{"last_seq":6,"messages":6}}`}, []string{`{}`}, ""},
 	} {
-		c := answering(t, map[string][]string{"STREAM.INFO": test.info, "STREAM.MSG.GET": append(test.get, none)})
+		c := answering(t, map[string][]string{"STREAM.INFO": test.info,
+			"STREAM.MSG.GET": append(test.get, none)})
 		st, err := c.State(t.Context())
 		if err == nil || st.Exists {
 			t.Errorf("%s: taken: %+v", name, st)

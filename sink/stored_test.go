@@ -38,8 +38,8 @@ func intrude(t *testing.T, c *Conn, url string) {
 	}
 }
 
-// Of the messages behind a sequence those are read that can have been in flight together: as many as that, as many bytes as that. Those
-// that were deleted are left out.
+// Of the messages behind a sequence those are read that can have been in flight together: as many as that, as
+// many bytes as that. Those that were deleted are left out.
 func TestStored(t *testing.T) {
 	t.Parallel()
 	url := natstest.Server(t).URL()
@@ -60,7 +60,8 @@ func TestStored(t *testing.T) {
 		return got
 	}
 	for name, w := range map[string]struct{ above, upTo, first uint64 }{
-		"nothing": {2500, 2500, 2501}, "one": {2499, 2500, 2500}, "some": {1000, 1010, 1001}, "from the first on": {0, 30, 1}, "too many": {0, 2500, 501},
+		"nothing": {2500, 2500, 2501}, "one": {2499, 2500, 2500}, "some": {1000, 1010, 1001},
+		"from the first on": {0, 30, 1}, "too many": {0, 2500, 501},
 	} {
 		got := read(w.above, w.upTo)
 		if len(got) != int(w.upTo+1-w.first) {
@@ -93,7 +94,8 @@ func TestStored(t *testing.T) {
 	}
 }
 
-// A stranger publishes when the stream has been read and nothing is published yet: he is seen, though nothing is sent.
+// A stranger publishes when the stream has been read and nothing is published yet: he is seen, though nothing
+// is sent.
 func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
@@ -110,8 +112,9 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 	wantFault(t, p.Check(time.Now()), outbox.Gap, "foreign_message")
 }
 
-// A stranger publishes while messages flow. Either he is seen on the connection, or what was sent is refused before any message behind his
-// was taken for stored: then his message is among those behind the last acknowledged one.
+// A stranger publishes while messages flow. Either he is seen on the connection, or what was sent is refused
+// before any message behind his was taken for stored: then his message is among those behind the last
+// acknowledged one.
 func TestStrangerWhileMessagesFlow(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
@@ -151,7 +154,8 @@ func TestStrangerWhileMessagesFlow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.ContainsFunc(found, func(m relay.Stored) bool { return m.Header == nil }) {
-			t.Errorf("trial %d: %d was acknowledged, and behind it nobody is a stranger: %+v", trial, p.Acked(), found)
+			t.Errorf("trial %d: %d was acknowledged, and behind it nobody is a stranger: %+v", trial,
+				p.Acked(), found)
 		}
 	}
 	t.Logf("seen %d, refused first %d", seen, refused)

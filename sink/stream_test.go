@@ -33,7 +33,8 @@ func TestEnsureStream(t *testing.T) {
 	if !regexp.MustCompile(`^_outflow\.[0-9a-f]{16}\.$`).MatchString(first) {
 		t.Errorf("ingress %q", first)
 	}
-	if k := c.config; k.MaxAge != time.Hour || k.MaxBytes != 1<<20 || k.Storage != "memory" || k.Discard != "old" || !k.AllowDirect || k.Replicas != 1 {
+	if k := c.config; k.MaxAge != time.Hour || k.MaxBytes != 1<<20 || k.Storage != "memory" ||
+		k.Discard != "old" || !k.AllowDirect || k.Replicas != 1 {
 		t.Errorf("made as %+v", k)
 	}
 	if err := c.CheckMaxAge(30 * time.Minute); err != nil {
@@ -60,7 +61,8 @@ func TestStreamThatCantBeMade(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
-	wantFault(t, c.EnsureStream(t.Context(), stream.Options{Replicas: 3}), outbox.Fatal, "stream_create") // of one server
+	// of one server
+	wantFault(t, c.EnsureStream(t.Context(), stream.Options{Replicas: 3}), outbox.Fatal, "stream_create")
 }
 
 func TestStreamsThatAreRefused(t *testing.T) {
@@ -69,37 +71,44 @@ func TestStreamsThatAreRefused(t *testing.T) {
 	admin := connect(t, config(s.URL()))
 	create := func(t *testing.T, cfg map[string]any) {
 		t.Helper()
-		if err := admin.api.Ask(t.Context(), "STREAM.CREATE."+cfg["name"].(string), cfg, &jsapi.Answer{}); err != nil {
+		if err := admin.api.Ask(t.Context(), "STREAM.CREATE."+cfg["name"].(string), cfg,
+			&jsapi.Answer{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	create(t, map[string]any{"name": "SOURCE", "subjects": []string{"source"}, "retention": "limits", "storage": "memory"})
+	create(t, map[string]any{"name": "SOURCE", "subjects": []string{"source"}, "retention": "limits",
+		"storage": "memory"})
 	const remove = "remove"
 	for _, test := range []struct {
 		code   string // "": taken
 		change map[string]any
 	}{
 		{"", nil},
-		{"", map[string]any{"max_msg_size": 1 << 20, "metadata": map[string]string{"a": "b"}, "max_msgs_per_subject": 1, "deny_delete": true}},
+		{"", map[string]any{"max_msg_size": 1 << 20, "metadata": map[string]string{"a": "b"},
+			"max_msgs_per_subject": 1, "deny_delete": true}},
 		{"stream_subjects", map[string]any{"subjects": []string{"refused.>"}}},
 		{"stream_subjects", map[string]any{"subjects": []string{"_outflow.three.x.>"}}},
 		{"stream_subjects", map[string]any{"subjects": []string{"_outflow.four.*"}}},
 		{"stream_subjects", map[string]any{"subjects": []string{"_outflow.five.>", "_outflow.six.>"}}},
 		{"stream_transform", map[string]any{"subject_transform": remove}},
-		{"stream_transform", map[string]any{"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": "orders.>"}}},
+		{"stream_transform", map[string]any{"subject_transform": map[string]string{"src": "_outflow.*.>",
+			"dest": "orders.>"}}},
 		{"stream_retention", map[string]any{"retention": "workqueue"}},
 		{"stream_retention", map[string]any{"retention": "interest"}},
 		{"stream_persist_mode", map[string]any{"persist_mode": "async", "storage": "file"}},
 		{"stream_no_ack", map[string]any{"no_ack": true}},
 		{"stream_counter", map[string]any{"allow_msg_counter": true}},
-		{"stream_delete_marker", map[string]any{"allow_msg_ttl": true, "subject_delete_marker_ttl": time.Hour, "allow_rollup_hdrs": true}},
-		{"stream_mirror", map[string]any{"mirror": map[string]string{"name": "SOURCE"}, "subjects": remove, "subject_transform": remove}},
+		{"stream_delete_marker", map[string]any{"allow_msg_ttl": true, "subject_delete_marker_ttl": time.Hour,
+			"allow_rollup_hdrs": true}},
+		{"stream_mirror", map[string]any{"mirror": map[string]string{"name": "SOURCE"}, "subjects": remove,
+			"subject_transform": remove}},
 		{"stream_sources", map[string]any{"sources": []map[string]string{{"name": "SOURCE"}}}},
 		{"stream_max_msg_size", map[string]any{"max_msg_size": 1<<20 - 1}},
 	} {
 		name := "S" + string(rune('A'+len(test.code))) + strings.ToUpper(test.code)
 		cfg := map[string]any{
-			"name": name, "subjects": []string{"_outflow.ab" + name + ".>"}, "retention": "limits", "storage": "memory",
+			"name": name, "subjects": []string{"_outflow.ab" + name + ".>"}, "retention": "limits",
+			"storage":           "memory",
 			"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
 		}
 		maps.Copy(cfg, test.change)
@@ -112,7 +121,8 @@ func TestStreamsThatAreRefused(t *testing.T) {
 			t.Errorf("%v: %v", test.change, err)
 		}
 		if test.code != "" {
-			if f := wantFault(t, err, outbox.Fatal, test.code); !strings.Contains(f.Message, name) || f.Hint == "" {
+			if f := wantFault(t, err, outbox.Fatal, test.code); !strings.Contains(f.Message, name) ||
+				f.Hint == "" {
 				t.Errorf("%v", f)
 			}
 		}
@@ -176,7 +186,8 @@ func TestRenewIngress(t *testing.T) {
 			t.Errorf("%s was %s, is %s", name, before[name], after[name])
 		}
 	}
-	if _, err := c.NATS().Request(old+"outbox.sleeper", nil, time.Second); !errors.Is(err, nats.ErrNoResponders) {
+	if _, err := c.NATS().Request(old+"outbox.sleeper", nil, time.Second); !errors.Is(err,
+		nats.ErrNoResponders) {
 		t.Errorf("through the old ingress: %v", err)
 	}
 	next := connect(t, config(s.URL()))

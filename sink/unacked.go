@@ -13,12 +13,13 @@ const (
 	maxFreeChunks = 16       // chunks that are kept for reuse
 )
 
-// unacked holds the messages that were sent and are not acknowledged, as they were encoded, and the newest acknowledged one.
-// From it another connection learns how far the messages came, and sends the rest. How they were framed (reply subject, lines
-// of a batch) is not part of it. It belongs to the publisher's goroutine; [Conn.Resume] hands it to the next publisher.
+// unacked holds the messages that were sent and are not acknowledged, as they were encoded, and the newest
+// acknowledged one. From it another connection learns how far the messages came, and sends the rest. How they
+// were framed (reply subject, lines of a batch) is not part of it. It belongs to the publisher's goroutine;
+// [Conn.Resume] hands it to the next publisher.
 //
-// The bytes lie in chunks, which are reused once everything in them is acknowledged. So a message costs no allocation, and the
-// memory is what is in flight plus a chunk or two.
+// The bytes lie in chunks, which are reused once everything in them is acknowledged. So a message costs no
+// allocation, and the memory is what is in flight plus a chunk or two.
 type unacked struct {
 	slots       [unackedSlots]unackedMessage // by sequence
 	first, next uint64                       // it has the messages from first up to, not including, next
@@ -49,7 +50,8 @@ func (k *unacked) add(m *message) {
 	c.buf = append(c.buf, m.header...)
 	c.buf = append(c.buf, m.data...)
 	c.last = m.seq
-	k.slots[m.seq%unackedSlots] = unackedMessage{c.buf[start:len(c.buf):len(c.buf)], len(m.subject), len(m.header), m.expected, m.expectedEnd}
+	k.slots[m.seq%unackedSlots] = unackedMessage{c.buf[start:len(c.buf):len(c.buf)], len(m.subject),
+		len(m.header), m.expected, m.expectedEnd}
 	k.next = m.seq + 1
 }
 
@@ -83,7 +85,8 @@ func (k *unacked) drop(acked uint64) {
 	k.chunks = slices.Delete(k.chunks, 0, n) // few: two for each 64 KiB in flight at the most
 }
 
-// at returns the message with a sequence; ok is false if it is not here. Its bytes are valid until the next drop.
+// at returns the message with a sequence; ok is false if it is not here. Its bytes are valid until the next
+// drop.
 func (k *unacked) at(seq uint64) (message, bool) {
 	if seq < k.first || seq >= k.next {
 		return message{}, false

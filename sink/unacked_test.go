@@ -18,8 +18,9 @@ func TestUnacked(t *testing.T) {
 	made := func(seq uint64) message {
 		n := []int{0, 1, 300, 5000, chunkSize, 3 * chunkSize}[seq*2654435761>>7%6]
 		return message{
-			seq: seq, subject: fmt.Appendf(nil, "_outflow.x.d%d", seq), header: fmt.Appendf(nil, "NATS/1.0\r\nX: %d\r\n\r\n", seq),
-			data: bytes.Repeat([]byte{byte(seq)}, n),
+			seq: seq, subject: fmt.Appendf(nil, "_outflow.x.d%d", seq),
+			header: fmt.Appendf(nil, "NATS/1.0\r\nX: %d\r\n\r\n", seq),
+			data:   bytes.Repeat([]byte{byte(seq)}, n),
 		}
 	}
 	acked, sent := uint64(start), uint64(start)
@@ -47,7 +48,8 @@ func TestUnacked(t *testing.T) {
 				t.Fatalf("%d is held: %t; %d is acknowledged, %d sent", seq, ok, acked, sent)
 			}
 			if ok {
-				if w := made(seq); m.seq != seq || !bytes.Equal(m.subject, w.subject) || !bytes.Equal(m.header, w.header) || !bytes.Equal(m.data, w.data) {
+				if w := made(seq); m.seq != seq || !bytes.Equal(m.subject, w.subject) ||
+					!bytes.Equal(m.header, w.header) || !bytes.Equal(m.data, w.data) {
 					t.Fatalf("message %d is %q %q and %d bytes", seq, m.subject, m.header, len(m.data))
 				}
 			}
@@ -60,7 +62,8 @@ func TestUnacked(t *testing.T) {
 	}
 }
 
-// Adding costs no allocation. Once everything is acknowledged next to nothing is held, also after large messages.
+// Adding costs no allocation. Once everything is acknowledged next to nothing is held, also after large
+// messages.
 func TestUnackedIsBounded(t *testing.T) {
 	k := newUnacked(0)
 	seq := uint64(0)

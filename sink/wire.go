@@ -12,9 +12,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// dialer dials for nats.go, does the TLS handshake in its place, and keeps the last connection. So we hold the connection above TLS
-// and can write to it ourselves: nats.go's own way to publish with headers writes them in a random order, from a map, and what is
-// stored must be the same bytes each time.
+// dialer dials for nats.go, does the TLS handshake in its place, and keeps the last connection. So we hold
+// the connection above TLS and can write to it ourselves: nats.go's own way to publish with headers writes
+// them in a random order, from a map, and what is stored must be the same bytes each time.
 type dialer struct {
 	ctx     context.Context // ends a dial
 	next    nats.CustomDialer
@@ -52,8 +52,8 @@ func (w *dialer) Dial(network, address string) (net.Conn, error) {
 	return last, nil
 }
 
-// SkipTLSHandshake is what nats.go asks a dialer when it would do the handshake. It is done here then, so the answer is yes; a
-// handshake that failed has closed the connection.
+// SkipTLSHandshake is what nats.go asks a dialer when it would do the handshake. It is done here then, so the
+// answer is yes; a handshake that failed has closed the connection.
 func (w *dialer) SkipTLSHandshake() bool {
 	last := w.current()
 	if last.tlsErr = last.secure(w.opts); last.tlsErr != nil {
@@ -100,9 +100,10 @@ func (w *dialer) close() {
 	}
 }
 
-// lockedConn is a connection that nats.go and frameWriter write to. Both write whole protocol frames at a time: nats.go collects them in its
-// buffer and flushes that, frameWriter does likewise. The lock keeps a write of the one from cutting into one of the other. A write
-// that fails part way leaves a truncated frame, so it closes the connection.
+// lockedConn is a connection that nats.go and frameWriter write to. Both write whole protocol frames at a
+// time: nats.go collects them in its buffer and flushes that, frameWriter does likewise. The lock keeps a
+// write of the one from cutting into one of the other. A write that fails part way leaves a truncated frame,
+// so it closes the connection.
 type lockedConn struct {
 	net.Conn          // raw, or TLS over it
 	raw      net.Conn //
@@ -111,7 +112,8 @@ type lockedConn struct {
 	mu       sync.Mutex // held while writing
 }
 
-// secure lays TLS over the connection, with the options as nats.go would use them. Nobody else may use it meanwhile, except Close.
+// secure lays TLS over the connection, with the options as nats.go would use them. Nobody else may use it
+// meanwhile, except Close.
 func (w *lockedConn) secure(o *nats.Options) error {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
 	if o.TLSConfig != nil {
@@ -155,7 +157,8 @@ func (w *lockedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// SetWriteDeadline does nothing: Write sets its own, and a deadline of nats.go's would apply to a write of somebody else.
+// SetWriteDeadline does nothing: Write sets its own, and a deadline of nats.go's would apply to a write of
+// somebody else.
 func (w *lockedConn) SetWriteDeadline(time.Time) error { return nil }
 
 // Close ends the connection at once, also under a write that does not get on.
@@ -164,7 +167,8 @@ func (w *lockedConn) Close() error { return w.raw.Close() }
 // writer is where a publisher's messages go. One goroutine uses it.
 type writer interface {
 	send(m *message, reply []byte) // keeps nothing of its arguments; errors end the connection
-	// flush puts what was sent so far on the wire. direct says that it can't block: it may be done in the caller's goroutine.
+	// flush puts what was sent so far on the wire. direct says that it can't block: it may be done in the
+	// caller's goroutine.
 	flush(direct bool)
 }
 
@@ -174,9 +178,9 @@ const flushAt = 32 << 10
 // keepBuffer is the size up to which a buffer that has been written is used again.
 const keepBuffer = 1 << 20
 
-// frameWriter encodes messages as frames of the NATS protocol and writes them to the wire itself, from a goroutine of its own, so that
-// publishing never blocks on the network. (It also takes a fifth of the processor time of nats.go's way.) The bytes it holds are
-// bounded by what may be in flight.
+// frameWriter encodes messages as frames of the NATS protocol and writes them to the wire itself, from a
+// goroutine of its own, so that publishing never blocks on the network. (It also takes a fifth of the
+// processor time of nats.go's way.) The bytes it holds are bounded by what may be in flight.
 type frameWriter struct {
 	wire *lockedConn
 	lost <-chan struct{}

@@ -26,7 +26,8 @@ func (l library) send(m *message, reply []byte) {
 			h[string(name)] = []string{string(value)}
 		}
 	}
-	err := l.nc.PublishMsg(&nats.Msg{Subject: string(m.subject), Reply: string(reply), Header: h, Data: m.data})
+	err := l.nc.PublishMsg(&nats.Msg{Subject: string(m.subject), Reply: string(reply), Header: h,
+		Data: m.data})
 	if err != nil {
 		panic(err)
 	}
@@ -65,14 +66,17 @@ func TestFramesStoreWhatTheLibraryStores(t *testing.T) {
 					Data    []byte `json:"data"`
 				} `json:"message"`
 			}
-			if err := c.api.Ask(t.Context(), "STREAM.MSG.GET."+stream, jsapi.MessageRequest{Seq: uint64(seq + 1)}, &answer); err != nil {
+			if err := c.api.Ask(t.Context(), "STREAM.MSG.GET."+stream,
+				jsapi.MessageRequest{Seq: uint64(seq + 1)}, &answer); err != nil {
 				t.Fatal(err)
 			}
 			lines := strings.Split(string(answer.Message.Header), "\r\n")
-			if slices.Sort(lines[1 : len(lines)-2]); stream == "FRAMES" && strings.Join(lines, "\r\n") != string(answer.Message.Header) {
+			if slices.Sort(lines[1 : len(lines)-2]); stream == "FRAMES" &&
+				strings.Join(lines, "\r\n") != string(answer.Message.Header) {
 				t.Errorf("headers not in the order of their names: %q", answer.Message.Header)
 			}
-			streams[stream] = append(append(append(streams[stream], answer.Message.Subject), lines...), string(answer.Message.Data))
+			streams[stream] = append(append(append(streams[stream], answer.Message.Subject), lines...),
+				string(answer.Message.Data))
 		}
 	}
 	if !slices.Equal(streams["FRAMES"], streams["LIBRARY"]) {

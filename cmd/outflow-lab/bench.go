@@ -43,7 +43,8 @@ medians, and of ratios, which are taken within one repetition, also the lowest a
 message is missing is an error, not a figure. Nothing is left behind.
 
 Exit code 0 when everything was measured, 2 for a wrong option, 1 if something went wrong or it was interrupted.`,
-		Example: "  outflow-lab bench\n  outflow-lab bench --case drain --rows 2000000 --repetitions 3\n  outflow-lab bench --full --json report.json\n" +
+		Example: "  outflow-lab bench\n  outflow-lab bench --case drain --rows 2000000 --repetitions 3\n  " +
+			"outflow-lab bench --full --json report.json\n" +
 			"  outflow-lab bench --outflow before=/tmp/outflow-v1 --settings before:reorder.max_events=1000",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -55,7 +56,8 @@ Exit code 0 when everything was measured, 2 for a wrong option, 1 if something w
 				o.Horizon = &horizon
 			}
 			if err := readBench(&o, builds, settings); err != nil {
-				return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: err.Error(), Hint: "See outflow-lab bench --help"}
+				return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: err.Error(),
+					Hint: "See outflow-lab bench --help"}
 			}
 			o.Version, o.Out = a.VersionLine(), a.Stdout
 			if file == "-" {
@@ -69,18 +71,25 @@ Exit code 0 when everything was measured, 2 for a wrong option, 1 if something w
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.Cases, "case", nil, "what to measure, comma-separated or several times (default drain,latency)")
-	f.BoolVar(&o.Full, "full", false, "all cases: most of an hour; with --rows 40000 --repetitions 1 ten minutes")
+	f.StringSliceVar(&o.Cases, "case", nil,
+		"what to measure, comma-separated or several times (default drain,latency)")
+	f.BoolVar(&o.Full, "full", false,
+		"all cases: most of an hour; with --rows 40000 --repetitions 1 ten minutes")
 	f.IntVar(&o.Rows, "rows", bench.DefaultRows, "rows of a backlog, fewer where payloads are large")
 	f.IntVar(&o.Payload, "payload", bench.DefaultPayload, "bytes of a payload, about")
 	f.IntVar(&o.Repetitions, "repetitions", bench.DefaultRepetitions, "of each case")
-	f.DurationVar(&horizon, "horizon", 0, "reorder.horizon of all outflows (default 0s, and 20ms in latency and horizon)")
+	f.DurationVar(&horizon, "horizon", 0,
+		"reorder.horizon of all outflows (default 0s, and 20ms in latency and horizon)")
 	f.StringArrayVar(&builds, "outflow", nil, "name=path of another build that takes part; several times")
-	f.StringArrayVar(&settings, "settings", nil, "setting=value of all outflows, or name:setting=value of one; several times")
-	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical); a database is made there and dropped at the end")
-	f.StringVar(&o.NATSURL, "nats.url", "", "use this NATS with JetStream; streams are made there and removed at the end")
+	f.StringArrayVar(&settings, "settings", nil,
+		"setting=value of all outflows, or name:setting=value of one; several times")
+	f.StringVar(&o.PostgresURL, "postgres.url", "",
+		"use this PostgreSQL (wal_level=logical); a database is made there and dropped at the end")
+	f.StringVar(&o.NATSURL, "nats.url", "",
+		"use this NATS with JetStream; streams are made there and removed at the end")
 	f.IntVar(&o.PGMajor, "pg-major", 0, "the major version of our own PostgreSQL, of those on this machine")
-	f.StringVar(&file, "json", "", "write the report as JSON to this file; -: to standard output, and all else to standard error")
+	f.StringVar(&file, "json", "", "write the report as JSON to this file; -: to standard output, and all "+
+		"else to standard error")
 	f.BoolVar(&o.Keep, "keep", false, "keep logs and the servers' files")
 	return cmd
 }

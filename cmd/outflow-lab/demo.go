@@ -31,8 +31,9 @@ Exit code 0 if the verdict is good, 1 if not.`,
 			}
 			if o.Writers < 1 || o.Rate < 1 {
 				return &outbox.Fault{
-					Class: outbox.Usage, Code: "demo", Message: fmt.Sprintf("--writers %d --rate %d is not possible", o.Writers, o.Rate),
-					Hint: "Give numbers of 1 or more",
+					Class: outbox.Usage, Code: "demo",
+					Message: fmt.Sprintf("--writers %d --rate %d is not possible", o.Writers, o.Rate),
+					Hint:    "Give numbers of 1 or more",
 				}
 			}
 			o.Out = a.Stdout
@@ -44,10 +45,12 @@ Exit code 0 if the verdict is good, 1 if not.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical, track_commit_timestamp=on); a database is made there and dropped at the end")
+	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical, "+
+		"track_commit_timestamp=on); a database is made there and dropped at the end")
 	f.IntVar(&o.Writers, "writers", 8, "connections that write")
 	f.IntVar(&o.Rate, "rate", 2500, "events per second that they write, about")
 	f.BoolVar(&o.All, "all", false, "show every message")
-	f.BoolVar(&o.Keep, "keep", false, "leave everything running at the end, until Ctrl-C, and print how to connect")
+	f.BoolVar(&o.Keep, "keep", false,
+		"leave everything running at the end, until Ctrl-C, and print how to connect")
 	return cmd
 }

@@ -1,6 +1,7 @@
-// Command outflow-lab shows, attacks and measures Outflow: demo, torture and bench, with the PostgreSQL and NATS servers that they
-// start. It has the commands of outflow as well, not listed, so that what it attacks is a process of its own binary, which kills
-// itself where OUTFLOW_FAILPOINT says so. It is for laptops and test machines: outflow is what belongs into production.
+// Command outflow-lab shows, attacks and measures Outflow: demo, torture and bench, with the PostgreSQL and
+// NATS servers that they start. It has the commands of outflow as well, not listed, so that what it attacks
+// is a process of its own binary, which kills itself where OUTFLOW_FAILPOINT says so. It is for laptops and
+// test machines: outflow is what belongs into production.
 package main
 
 import (

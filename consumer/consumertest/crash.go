@@ -12,8 +12,8 @@ import (
 // ErrCrash is what Run returns when [Crash] has crashed the consumer.
 var ErrCrash = errors.New("crashed, as the test wanted")
 
-// Crash crashes a consumer once: give it to [NewConsumer]. Run returns [ErrCrash] then, and nothing of it goes on: what was not
-// committed is lost, and nobody has been told of what was.
+// Crash crashes a consumer once: give it to [NewConsumer]. Run returns [ErrCrash] then, and nothing of it
+// goes on: what was not committed is lost, and nobody has been told of what was.
 type Crash struct {
 	Point    Point
 	Sequence uint64 // at the first event from here on that comes to the point
@@ -29,12 +29,14 @@ type Point uint8
 const (
 	AtBegin   = Point(stream.AtBegin)   // before the transaction
 	AtHandled = Point(stream.AtHandled) // the handler has returned, nothing is committed
-	AtCommit  = Point(stream.AtCommit)  // it is committed, but the answer is lost: Run goes on with another session
-	AtDone    = Point(stream.AtDone)    // it is committed, and nothing has been acknowledged
+	// it is committed, but the answer is lost: Run goes on with another session
+	AtCommit = Point(stream.AtCommit)
+	AtDone   = Point(stream.AtDone) // it is committed, and nothing has been acknowledged
 )
 
 // NewConsumer returns a consumer that reads a stream in memory, and that crashes unless crash is nil.
-func NewConsumer(s *Stream, crash *Crash, offsets consumer.Offsets, cfg consumer.Config) (*consumer.Consumer, error) {
+func NewConsumer(s *Stream, crash *Crash, offsets consumer.Offsets, cfg consumer.Config) (*consumer.Consumer,
+	error) {
 	var at func(stream.Point, uint64) error
 	if crash != nil {
 		at = crash.at
@@ -42,7 +44,8 @@ func NewConsumer(s *Stream, crash *Crash, offsets consumer.Offsets, cfg consumer
 	return newConsumer(s, at, offsets, cfg)
 }
 
-func newConsumer(s *Stream, crash func(stream.Point, uint64) error, offsets consumer.Offsets, cfg consumer.Config) (*consumer.Consumer, error) {
+func newConsumer(s *Stream, crash func(stream.Point, uint64) error, offsets consumer.Offsets,
+	cfg consumer.Config) (*consumer.Consumer, error) {
 	stream.Install(&cfg, stream.Hooks{Source: source{s}, Crash: crash})
 	return consumer.New(nil, offsets, cfg)
 }

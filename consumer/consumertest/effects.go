@@ -11,12 +11,14 @@ import (
 
 // Effects are what a handler leaves behind, wherever that is.
 type Effects struct {
-	Reset    func(ctx context.Context) error           // takes them away, before each run
-	Snapshot func(ctx context.Context) (string, error) // shows them, after each run; equal effects must look equal
+	Reset func(ctx context.Context) error // takes them away, before each run
+	// shows them, after each run; equal effects must look equal
+	Snapshot func(ctx context.Context) (string, error)
 }
 
-// Tables are effects in tables: they are emptied before each run, and all their rows are compared, in any order. A column that differs
-// from run to run, such as a time or a number from a sequence, would be a difference: use [Query] to leave it out.
+// Tables are effects in tables: they are emptied before each run, and all their rows are compared, in any
+// order. A column that differs from run to run, such as a time or a number from a sequence, would be a
+// difference: use [Query] to leave it out.
 func Tables(pool *pgxpool.Pool, names ...string) Effects {
 	quoted := make([]string, len(names))
 	for i, name := range names {
@@ -31,7 +33,8 @@ func Tables(pool *pgxpool.Pool, names ...string) Effects {
 			var b strings.Builder
 			for i, table := range quoted {
 				fmt.Fprintf(&b, "%s:\n", names[i])
-				if err := dump(ctx, pool, &b, `SELECT to_jsonb(t)::text FROM `+table+` t ORDER BY to_jsonb(t)::text COLLATE "C"`); err != nil {
+				if err := dump(ctx, pool, &b, `SELECT to_jsonb(t)::text FROM `+table+
+					` t ORDER BY to_jsonb(t)::text COLLATE "C"`); err != nil {
 					return "", err
 				}
 			}
@@ -40,7 +43,8 @@ func Tables(pool *pgxpool.Pool, names ...string) Effects {
 	}
 }
 
-// Query is what queries show: reset is SQL that takes the effects away, each query shows some of them, in an order that it says itself.
+// Query is what queries show: reset is SQL that takes the effects away, each query shows some of them, in an
+// order that it says itself.
 func Query(pool *pgxpool.Pool, reset string, queries ...string) Effects {
 	return Effects{
 		Reset: func(ctx context.Context) error {

@@ -29,14 +29,16 @@ type Event struct {
 
 // Header names that outflow sets by itself: those that were in a message do not come back.
 var own = map[string]bool{
-	outbox.HeaderName: true, "Outflow-Replay": true, "Outflow-Replay-Sequence": true, nats.ExpectedLastSeqHdr: true, nats.MsgIdHdr: true,
+	outbox.HeaderName: true, "Outflow-Replay": true, "Outflow-Replay-Sequence": true,
+	nats.ExpectedLastSeqHdr: true, nats.MsgIdHdr: true,
 	"Nats-Batch-Id": true, "Nats-Batch-Sequence": true, "Nats-Batch-Commit": true,
 }
 
-// Lines reads events from JSON lines. A line is what outflow replay --to stdout prints of a message, or the content of an event as
-// producers write it:
+// Lines reads events from JSON lines. A line is what outflow replay --to stdout prints of a message, or the
+// content of an event as producers write it:
 //
-//	{"doc_id": "a", "actor_id": "alice", "counter": 7, "id": "…", "seq_key": "…", "headers": {"schema_version": "2"}, "payload": {}}
+//	{"doc_id": "a", "actor_id": "alice", "counter": 7, "id": "…", "seq_key": "…",
+//	 "headers": {"schema_version": "2"}, "payload": {}}
 //
 // Of the latter only doc_id and payload are needed; op may stand in place of payload.
 func Lines(r io.Reader) ([]Event, error) {
@@ -103,7 +105,8 @@ func parseLine(text []byte) (e Event, err error) {
 		return l.message()
 	}
 	if l.Document == nil {
-		return e, fmt.Errorf("neither doc_id nor subject: want a line of outflow replay --to stdout, or of a producer")
+		return e, fmt.Errorf("neither doc_id nor subject: want a line of outflow replay --to stdout, or of " +
+			"a producer")
 	}
 	e = Event{Document: *l.Document, ID: l.ID, Key: l.Key, Data: l.Payload, Header: nats.Header{}}
 	if e.Data == nil {
@@ -129,7 +132,8 @@ func parseLine(text []byte) (e Event, err error) {
 
 // message is the event of a line of outflow replay.
 func (l *line) message() (e Event, err error) {
-	e = Event{ID: l.ID, Key: l.ReplayKey, Subject: l.Subject, Time: l.Time, Data: l.Data, Header: nats.Header{}}
+	e = Event{ID: l.ID, Key: l.ReplayKey, Subject: l.Subject, Time: l.Time, Data: l.Data,
+		Header: nats.Header{}}
 	if l.Replayed != nil {
 		e.Document = *l.Replayed
 	}

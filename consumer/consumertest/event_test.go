@@ -18,10 +18,13 @@ func TestLines(t *testing.T) {
 		`"position":"0/1-0","document":"a.b","id":"i","key":"k","time":"2026-01-02T03:04:05Z","data":{"a": 1}}
 {"subject":"outbox.c","document":"c","headers":{},"id":"","key":"","data_base64":"/w=="}`))
 	want := []Event{
-		{Document: "a", Key: "alice:00000000000000000007", Data: []byte(`[[1, 0, "x"]]`), Header: nats.Header{}},
-		{Document: "b", ID: "i", Key: "k", Data: []byte(`{"n": 9007199254740993}`), Header: nats.Header{"schema_version": {"2"}}},
-		{Document: "a.b", ID: "i", Key: "k", Subject: "outbox.a=2Eb", Data: []byte(`{"a": 1}`), Header: nats.Header{"Event-Type": {"put"}},
-			Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
+		{Document: "a", Key: "alice:00000000000000000007", Data: []byte(`[[1, 0, "x"]]`),
+			Header: nats.Header{}},
+		{Document: "b", ID: "i", Key: "k", Data: []byte(`{"n": 9007199254740993}`),
+			Header: nats.Header{"schema_version": {"2"}}},
+		{Document: "a.b", ID: "i", Key: "k", Subject: "outbox.a=2Eb", Data: []byte(`{"a": 1}`),
+			Header: nats.Header{"Event-Type": {"put"}},
+			Time:   time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 		{Document: "c", Subject: "outbox.c", Data: []byte("\xff"), Header: nats.Header{}},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {

@@ -23,7 +23,8 @@ var (
 	t    testing.TB = new(testing.T)
 )
 
-// A handler that reserves stock is run undisturbed, and with a crash at every point of every event: the table must be the same.
+// A handler that reserves stock is run undisturbed, and with a crash at every point of every event: the table
+// must be the same.
 func ExampleExactlyOnce() {
 	reserve := func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
 		var order struct {
@@ -77,7 +78,8 @@ func ExampleGolden() {
 	// failed: false
 }
 
-// A consumer crashes after it has handled an event, and before it could tell anybody. Without a database the event comes again.
+// A consumer crashes after it has handled an event, and before it could tell anybody. Without a database the
+// event comes again.
 func ExampleNewConsumer() {
 	stream := consumertest.NewStream()
 	stream.Add(

@@ -17,10 +17,10 @@ import (
 
 var update = flag.Bool("consumertest.update", false, "write the golden files of consumertest.Golden anew")
 
-// Golden holds the upcasters of a schema to files: each file VERSION.json, or VERSION_anything.json, of a folder is a payload as that
-// version had it (any extension but .golden will do), and the file of the same name with .golden is what becomes of it. There must be
-// one for each version of [consumer.Schema.Up]. With the flag -consumertest.update the golden files are written anew: look at what
-// changed before you commit it.
+// Golden holds the upcasters of a schema to files: each file VERSION.json, or VERSION_anything.json, of a
+// folder is a payload as that version had it (any extension but .golden will do), and the file of the same
+// name with .golden is what becomes of it. There must be one for each version of [consumer.Schema.Up]. With
+// the flag -consumertest.update the golden files are written anew: look at what changed before you commit it.
 func Golden(t testing.TB, schema *consumer.Schema, dir string) {
 	t.Helper()
 	for _, err := range golden(schema, dir, *update) {
@@ -30,7 +30,9 @@ func Golden(t testing.TB, schema *consumer.Schema, dir string) {
 
 // golden returns all that is wrong.
 func golden(schema *consumer.Schema, dir string, update bool) (wrong []error) {
-	bad := func(format string, args ...any) { wrong = append(wrong, fmt.Errorf("consumertest: "+format, args...)) }
+	bad := func(format string, args ...any) {
+		wrong = append(wrong, fmt.Errorf("consumertest: "+format, args...))
+	}
 	if err := schema.Check(); err != nil {
 		return []error{err}
 	}
@@ -46,7 +48,8 @@ func golden(schema *consumer.Schema, dir string, update bool) (wrong []error) {
 		}
 		version := versionOf(schema, name)
 		if version == "" {
-			bad("%s: %q is of no version that the schema knows. Name it after one, such as %s%s", filepath.Join(dir, f.Name()), name,
+			bad("%s: %q is of no version that the schema knows. Name it after one, such as %s%s",
+				filepath.Join(dir, f.Name()), name,
 				schema.Current, ext)
 			continue
 		}
@@ -62,7 +65,8 @@ func golden(schema *consumer.Schema, dir string, update bool) (wrong []error) {
 	}
 	for version := range schema.Up {
 		if !covered[version] {
-			bad("%s has no file of version %q: put a payload of that version into %s.json", dir, version, version)
+			bad("%s has no file of version %q: put a payload of that version into %s.json", dir, version,
+				version)
 		}
 	}
 	for _, f := range files {
@@ -101,7 +105,8 @@ func goldenFile(schema *consumer.Schema, version, from, to string, update bool) 
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	if again, err := schema.Upcast(version, data); err != nil || !bytes.Equal(got, again) {
-		return fmt.Errorf("%s: the upcasters make something else of it the second time: they must depend on the payload alone", from)
+		return fmt.Errorf("%s: the upcasters make something else of it the second time: they must depend "+
+			"on the payload alone", from)
 	}
 	if update {
 		return os.WriteFile(to, got, 0o644)
@@ -111,7 +116,8 @@ func goldenFile(schema *consumer.Schema, version, from, to string, update bool) 
 		return fmt.Errorf("%w. Make it with -consumertest.update", err)
 	}
 	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%s becomes something else than %s (- expected, + found):\n%s", from, to, diff(string(want), string(got)))
+		return fmt.Errorf("%s becomes something else than %s (- expected, + found):\n%s", from, to,
+			diff(string(want), string(got)))
 	}
 	return nil
 }

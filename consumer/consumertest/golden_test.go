@@ -88,18 +88,22 @@ func TestGoldenSaysWhatIsWrong(t *testing.T) {
 	write("9.json", `{}`)
 	write("3.golden", `{}`)
 	all := []string{
-		"2_other.json: the name says", `2_wrong.json: upcaster from version "2" to "3": less than none`, "3.golden: there is no payload",
+		"2_other.json: the name says", `2_wrong.json: upcaster from version "2" to "3": less than none`,
+		"3.golden: there is no payload",
 		`9.json: "9" is of no version`,
 	}
-	check(false, append([]string{"1.golden: no such file or directory. Make it with -consumertest.update", "2_some.golden"}, all...)...)
+	check(false, append([]string{"1.golden: no such file or directory. Make it with -consumertest.update",
+		"2_some.golden"}, all...)...)
 	check(true, all...)
 	check(false, all...)
 	write("1.golden", "{\"items\":[\"apple\"]}\n")
 	check(false, append(append([]string{}, `1.golden (- expected, + found):`), all...)...)
-	if text := fmt.Sprint(golden(orders(), dir, false)); !strings.Contains(text, "  - {\"items\":[\"apple\"]}\n  + {\"items\":[\"pear\"]}") {
+	if text := fmt.Sprint(golden(orders(), dir, false)); !strings.Contains(text,
+		"  - {\"items\":[\"apple\"]}\n  + {\"items\":[\"pear\"]}") {
 		t.Error(text)
 	}
-	if got := golden(&consumer.Schema{}, dir, false); len(got) != 1 || !strings.Contains(got[0].Error(), "Current is empty") {
+	if got := golden(&consumer.Schema{}, dir, false); len(got) != 1 ||
+		!strings.Contains(got[0].Error(), "Current is empty") {
 		t.Error(got)
 	}
 }

@@ -22,24 +22,27 @@ import (
 // Kit is a test of a handler. Handler or Start, Pool, Events and Effects are needed.
 type Kit struct {
 	Handler consumer.Handler
-	// Start makes the handler, in place of Handler: it is called again after each crash, as a new process would.
+	// Start makes the handler, in place of Handler: it is called again after each crash, as a new process
+	// would.
 	Start func() consumer.Handler
 
 	Pool    *pgxpool.Pool // where the handler has its effects, and the marks are
 	Events  []Event
 	Effects Effects
 
-	// Config is that of the consumer: Subject, Schema, Partitions, Isolation, ... Name and Stream may be empty. The kit sets
-	// DatabaseSchema.
+	// Config is that of the consumer: Subject, Schema, Partitions, Isolation, ... Name and Stream may be
+	// empty. The kit sets DatabaseSchema.
 	Config consumer.Config
-	// Parks says that the handler refuses some of the events for good: which are parked is compared as well. Otherwise that is an error.
+	// Parks says that the handler refuses some of the events for good: which are parked is compared as well.
+	// Otherwise that is an error.
 	Parks bool
 
 	MaxCrashes int           // of a run; with more points than that, some are left out. Default 200
 	Timeout    time.Duration // of a run from one crash to the next. Default 30 s
 }
 
-// ExactlyOnce tests that the effects of a handler are exactly once: that they are the same after crashes and failures as without.
+// ExactlyOnce tests that the effects of a handler are exactly once: that they are the same after crashes and
+// failures as without.
 func ExactlyOnce(t testing.TB, pool *pgxpool.Pool, h consumer.Handler, events []Event, effects Effects) {
 	t.Helper()
 	k := Kit{Handler: h, Pool: pool, Events: events, Effects: effects}
@@ -56,20 +59,24 @@ type Difference struct {
 
 // Error implements error. It shows the lines that differ.
 func (d *Difference) Error() string {
-	return fmt.Sprintf("%s: the effects are not those of the undisturbed run (- expected, + found):\n%s", d.Run, diff(d.Want, d.Got))
+	return fmt.Sprintf("%s: the effects are not those of the undisturbed run (- expected, + found):\n%s",
+		d.Run, diff(d.Want, d.Got))
 }
 
-// Check runs the handler undisturbed, with each event in a transaction of its own and with many in one; with a crash at every point; and
-// with a failure of each first attempt. It returns a [*Difference] for the first run that leaves other effects.
+// Check runs the handler undisturbed, with each event in a transaction of its own and with many in one; with
+// a crash at every point; and with a failure of each first attempt. It returns a [*Difference] for the first
+// run that leaves other effects.
 func (k Kit) Check(ctx context.Context) error {
 	if k.Start == nil {
 		h := k.Handler
 		k.Start = func() consumer.Handler { return h }
 	}
-	if k.Pool == nil || k.Effects.Reset == nil || k.Effects.Snapshot == nil || len(k.Events) == 0 || k.Start() == nil {
+	if k.Pool == nil || k.Effects.Reset == nil || k.Effects.Snapshot == nil || len(k.Events) == 0 ||
+		k.Start() == nil {
 		return errors.New("consumertest: a kit needs Pool, Effects, Events, and Handler or Start")
 	}
-	k.Config.Name, k.Config.Stream = cmp.Or(k.Config.Name, "consumertest"), cmp.Or(k.Config.Stream, "CONSUMERTEST")
+	k.Config.Name, k.Config.Stream = cmp.Or(k.Config.Name, "consumertest"), cmp.Or(k.Config.Stream,
+		"CONSUMERTEST")
 	k.Config.Partitions, k.Config.Batch = cmp.Or(k.Config.Partitions, 4), cmp.Or(k.Config.Batch, 16)
 	k.MaxCrashes, k.Timeout = cmp.Or(k.MaxCrashes, 200), cmp.Or(k.Timeout, 30*time.Second)
 	if k.Config.Backoff == (consumer.Backoff{}) {
@@ -77,7 +84,8 @@ func (k Kit) Check(ctx context.Context) error {
 	}
 	k.Config.DatabaseSchema = "consumertest_" + strings.ToLower(nuid.Next())
 	schema := pgx.Identifier{k.Config.DatabaseSchema}.Sanitize()
-	defer k.Pool.Exec(context.WithoutCancel(ctx), "DROP SCHEMA IF EXISTS "+schema+" CASCADE") //nolint:errcheck // a left-over does no harm
+	defer k.Pool.Exec(context.WithoutCancel(ctx), "DROP SCHEMA IF EXISTS "+schema+
+		" CASCADE") //nolint:errcheck // a left-over does no harm
 
 	want, err := k.run(ctx, script{name: "undisturbed, one event in a transaction", batch: 1})
 	if err != nil {
@@ -87,7 +95,8 @@ func (k Kit) Check(ctx context.Context) error {
 	for _, s := range []script{
 		{name: "undisturbed, many events in a transaction", batch: k.Config.Batch},
 		{name: "each event fails after the handler at the first attempt", batch: 1, fail: map[uint64]bool{}},
-		{name: "a crash at every point, one event in a transaction", batch: 1, crash: (&everywhere{every: every, seen: map[moment]bool{}}).at},
+		{name: "a crash at every point, one event in a transaction", batch: 1,
+			crash: (&everywhere{every: every, seen: map[moment]bool{}}).at},
 		{name: "a crash at every point, many events in a transaction", batch: k.Config.Batch,
 			crash: (&everywhere{every: every, seen: map[moment]bool{}}).at},
 	} {
@@ -117,7 +126,8 @@ func (k Kit) locate(ctx context.Context, s script, want string) (where, got stri
 	for seq := range min(events, len(k.Events)) {
 		for point := AtBegin; point <= AtDone; point++ {
 			at := moment{point, uint64(seq) + 1}
-			one := script{name: "a crash " + at.String(), batch: 1, crash: (&Crash{Point: point, Sequence: at.sequence}).at}
+			one := script{name: "a crash " + at.String(), batch: 1,
+				crash: (&Crash{Point: point, Sequence: at.sequence}).at}
 			if got, err := k.run(ctx, one); err != nil || got != want {
 				return at.String(), got, err
 			}
@@ -141,7 +151,8 @@ func (k Kit) run(ctx context.Context, s script) (snapshot string, err error) {
 		return wrong(fmt.Errorf("Effects.Reset: %w", err))
 	}
 	schema := pgx.Identifier{k.Config.DatabaseSchema}.Sanitize()
-	if _, err := k.Pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE; CREATE SCHEMA "+schema); err != nil {
+	if _, err := k.Pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE; CREATE SCHEMA "+
+		schema); err != nil {
 		return wrong(err)
 	}
 	events := NewStream()
@@ -159,7 +170,8 @@ func (k Kit) run(ctx context.Context, s script) (snapshot string, err error) {
 	case err != nil:
 		return wrong(err)
 	case parked != "" && !k.Parks:
-		return wrong(fmt.Errorf("the handler refuses an event for good (set Kit.Parks if it is to): %s", cause))
+		return wrong(fmt.Errorf("the handler refuses an event for good (set Kit.Parks if it is to): %s",
+			cause))
 	case parked != "":
 		snapshot += "parked:\n" + parked
 	}
@@ -219,7 +231,8 @@ func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, 
 				}
 			}
 			cancel()
-			if end := <-ended; end != nil && !errors.Is(end, ErrCrash) { // a crash behind the last mark changes nothing
+			// a crash behind the last mark changes nothing
+			if end := <-ended; end != nil && !errors.Is(end, ErrCrash) {
 				err = errors.Join(err, end)
 			}
 			return true, err
@@ -252,9 +265,13 @@ func (k Kit) done(ctx context.Context, last map[int]int64) (all bool, at string,
 	marks := map[int]int64{}
 	var partition int
 	var seq int64
-	rows, err := k.Pool.Query(ctx, "SELECT partition, seq FROM "+k.table("outflow_mark")+" WHERE source = 'live'")
+	rows, err := k.Pool.Query(ctx, "SELECT partition, seq FROM "+k.table("outflow_mark")+
+		" WHERE source = 'live'")
 	if err == nil {
-		_, err = pgx.ForEachRow(rows, []any{&partition, &seq}, func() error { marks[partition] = seq; return nil })
+		_, err = pgx.ForEachRow(rows, []any{&partition, &seq}, func() error {
+			marks[partition] = seq
+			return nil
+		})
 	}
 	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "42P01" {
 		return false, "the consumer has not made its tables", nil
@@ -272,7 +289,8 @@ func (k Kit) done(ctx context.Context, last map[int]int64) (all bool, at string,
 
 // parked lists what is parked, and says why the first event is.
 func (k Kit) parked(ctx context.Context) (list, cause string, err error) {
-	rows, err := k.Pool.Query(ctx, "SELECT format(E'event %s %s\n', seq, cause), format('event %s of document %s: %s', seq, document, error)"+
+	rows, err := k.Pool.Query(ctx, "SELECT format(E'event %s %s\n', seq, cause), format('event %s of "+
+		"document %s: %s', seq, document, error)"+
 		" FROM "+k.table("outflow_parked")+" ORDER BY seq")
 	if err != nil {
 		return "", "", err

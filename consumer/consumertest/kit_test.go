@@ -24,7 +24,8 @@ func stock(t testing.TB) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	if _, err := pool.Exec(t.Context(), `CREATE TABLE stock (item text PRIMARY KEY, n bigint NOT NULL)`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`CREATE TABLE stock (item text PRIMARY KEY, n bigint NOT NULL)`); err != nil {
 		t.Fatal(err)
 	}
 	return pool
@@ -41,7 +42,8 @@ func counts(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
 // some are events of a few documents.
 func some(n int) (events []Event) {
 	for i := range n {
-		events = append(events, Event{Document: fmt.Sprintf("d%d", i%3), Data: []byte(strings.Repeat("x", i+1)), Type: "put"})
+		events = append(events, Event{Document: fmt.Sprintf("d%d", i%3),
+			Data: []byte(strings.Repeat("x", i+1)), Type: "put"})
 	}
 	return events
 }
@@ -51,7 +53,8 @@ func TestExactlyOnce(t *testing.T) {
 	pool := stock(t)
 	ExactlyOnce(t, pool, counts, some(7), Tables(pool, "stock"))
 	var left int
-	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'consumertest%'`).Scan(&left)
+	err := pool.QueryRow(t.Context(),
+		`SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'consumertest%'`).Scan(&left)
 	if err != nil || left != 0 {
 		t.Errorf("%d schemas are left, %v", left, err)
 	}
@@ -67,7 +70,8 @@ func TestExactlyOnceOfATrace(t *testing.T) {
 	}
 	var lines strings.Builder
 	for _, op := range ops[:40] {
-		fmt.Fprintf(&lines, `{"doc_id": %q, "actor_id": %q, "counter": %d, "op": %s}`+"\n", op.Doc, op.Actor, op.Counter, op.Payload)
+		fmt.Fprintf(&lines, `{"doc_id": %q, "actor_id": %q, "counter": %d, "op": %s}`+"\n", op.Doc, op.Actor,
+			op.Counter, op.Payload)
 	}
 	events, err := Lines(strings.NewReader(lines.String()))
 	if err != nil {
@@ -87,7 +91,8 @@ func TestExactlyOnceOfATrace(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := pool.Exec(t.Context(), `CREATE TABLE text (doc text PRIMARY KEY, body text NOT NULL)`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`CREATE TABLE text (doc text PRIMARY KEY, body text NOT NULL)`); err != nil {
 		t.Fatal(err)
 	}
 	k := Kit{Pool: pool, Events: events, Effects: Tables(pool, "text"), Handler: edit, MaxCrashes: 20}
@@ -118,7 +123,9 @@ func TestBuggyHandlersAreFound(t *testing.T) {
 						return nil
 					}
 					sum++
-					_, err := tx.Exec(ctx, `INSERT INTO stock VALUES ($1, $2) ON CONFLICT (item) DO UPDATE SET n = excluded.n`, e.Document, sum)
+					_, err := tx.Exec(ctx,
+						`INSERT INTO stock VALUES ($1, $2) ON CONFLICT (item) DO UPDATE SET n = excluded.n`,
+						e.Document, sum)
 					return err
 				}
 			}
@@ -154,7 +161,8 @@ func TestCrashIsLocated(t *testing.T) {
 	t.Parallel()
 	pool := stock(t)
 	tries := map[uint64]int{}
-	k := Kit{Pool: pool, Events: some(4), Effects: Tables(pool, "stock"), Config: consumer.Config{Partitions: 1}}
+	k := Kit{Pool: pool, Events: some(4), Effects: Tables(pool, "stock"),
+		Config: consumer.Config{Partitions: 1}}
 	k.Handler = func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
 		if e.Attempt > 1 {
 			return counts(ctx, tx, e) // it has thought of attempts, not of crashes
@@ -169,7 +177,8 @@ func TestCrashIsLocated(t *testing.T) {
 	k.Effects = Query(pool, "TRUNCATE stock", "SELECT item, n FROM stock ORDER BY item")
 	err := k.Check(t.Context())
 	t.Log(err)
-	if want := "a crash after the handler, before the commit of event 3: the effects"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "a crash after the handler, before the commit of event 3: the effects"; err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("want %s", want)
 	}
 }
@@ -179,12 +188,14 @@ func TestKitSaysWhatIsWrong(t *testing.T) {
 	pool := stock(t)
 	k := Kit{Pool: pool, Events: some(3), Effects: Tables(pool, "stock"), Handler: counts}
 	for want, change := range map[string]func(*Kit){
-		"a kit needs":                    func(k *Kit) { k.Events = nil },
-		"Effects.Reset":                  func(k *Kit) { k.Effects = Tables(pool, "nothing") },
-		"Partitions -1":                  func(k *Kit) { k.Config.Partitions = -1 },
-		"the handler refuses an event":   func(k *Kit) { k.Handler = refuse },
-		"makes no such subject":          func(k *Kit) { k.Config.Subject = "orders.{doc_id}" },
-		"unknown version of the payload": func(k *Kit) { k.Config.Schema = &consumer.Schema{Current: "1", From: consumer.HeaderVersion("v")} },
+		"a kit needs":                  func(k *Kit) { k.Events = nil },
+		"Effects.Reset":                func(k *Kit) { k.Effects = Tables(pool, "nothing") },
+		"Partitions -1":                func(k *Kit) { k.Config.Partitions = -1 },
+		"the handler refuses an event": func(k *Kit) { k.Handler = refuse },
+		"makes no such subject":        func(k *Kit) { k.Config.Subject = "orders.{doc_id}" },
+		"unknown version of the payload": func(k *Kit) {
+			k.Config.Schema = &consumer.Schema{Current: "1", From: consumer.HeaderVersion("v")}
+		},
 	} {
 		other := k
 		change(&other)

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Stream is a stream in memory: give it to [NewConsumer]. It may be used by several consumers, one after the other or each
-// with a name of its own at the same time.
+// Stream is a stream in memory: give it to [NewConsumer]. It may be used by several consumers, one after the
+// other or each with a name of its own at the same time.
 type Stream struct {
 	mu       sync.Mutex
 	created  time.Time
@@ -58,7 +58,8 @@ func (e Event) message(seq uint64) stream.Message {
 	}
 	lsn := outbox.LSN(0x1000000 + seq<<8)
 	h := outbox.Header{
-		Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn + 0x80, Timeline: 1, Sort: outbox.BySeqKey, ID: e.ID, Key: e.Key,
+		Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn + 0x80, Timeline: 1, Sort: outbox.BySeqKey,
+		ID: e.ID, Key: e.Key,
 	}
 	m.Header[outbox.HeaderName] = []string{h.String()}
 	return m

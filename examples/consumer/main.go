@@ -1,4 +1,5 @@
-// Command consumer reads one document's events in order: a plain JetStream subscription, nothing more is needed.
+// Command consumer reads one document's events in order: a plain JetStream subscription, nothing more is
+// needed.
 //
 //	go run -C examples ./consumer -server nats://127.0.0.1:4222 -doc friendsforever
 package main
@@ -21,14 +22,17 @@ import (
 func main() {
 	server := flag.String("server", nats.DefaultURL, "NATS server")
 	stream := flag.String("stream", "OUTBOX", "JetStream stream")
-	prefix := flag.String("prefix", "outbox", "what the subject template has before the document: outbox for outbox.{doc_id}")
+	prefix := flag.String("prefix", "outbox",
+		"what the subject template has before the document: outbox for outbox.{doc_id}")
 	doc := flag.String("doc", "", "document to read")
-	durable := flag.String("durable", "", "name of a durable consumer, which goes on where it was; empty: read from the beginning")
+	durable := flag.String("durable", "",
+		"name of a durable consumer, which goes on where it was; empty: read from the beginning")
 	count := flag.Int("count", 0, "stop after so many events; 0: go on until interrupted")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := read(ctx, *server, *stream, subject(*prefix, *doc), *durable, *count); err != nil && ctx.Err() == nil {
+	if err := read(ctx, *server, *stream, subject(*prefix, *doc), *durable, *count); err != nil &&
+		ctx.Err() == nil {
 		log.Fatal(err)
 	}
 }
@@ -78,9 +82,11 @@ func subject(prefix, doc string) string {
 }
 
 // subscribe filters by the document's subject.
-func subscribe(ctx context.Context, js jetstream.JetStream, stream, subject, durable string) (jetstream.Consumer, error) {
+func subscribe(ctx context.Context, js jetstream.JetStream, stream, subject,
+	durable string) (jetstream.Consumer, error) {
 	if durable == "" {
-		return js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{FilterSubjects: []string{subject}})
+		return js.OrderedConsumer(ctx, stream,
+			jetstream.OrderedConsumerConfig{FilterSubjects: []string{subject}})
 	}
 	return js.CreateOrUpdateConsumer(ctx, stream, jetstream.ConsumerConfig{
 		Durable: durable, FilterSubject: subject, AckPolicy: jetstream.AckExplicitPolicy,

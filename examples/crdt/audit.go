@@ -9,21 +9,24 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// audit is the log of all operations, to which one can only append. Each entry's hash is over the hash before it and the event, so the
-// newest hash of a document stands for all that happened to it, and in which order.
+// audit is the log of all operations, to which one can only append. Each entry's hash is over the hash before
+// it and the event, so the newest hash of a document stands for all that happened to it, and in which order.
 var audit = projection{
 	name: "audit",
 	tables: `
 CREATE TABLE IF NOT EXISTS audit (
-  doc_id text NOT NULL, n bigint NOT NULL, version bigint NOT NULL, actor text NOT NULL, counter bigint NOT NULL, hash text NOT NULL,
+  doc_id text NOT NULL, n bigint NOT NULL, version bigint NOT NULL, actor text NOT NULL,
+  counter bigint NOT NULL, hash text NOT NULL,
   PRIMARY KEY (doc_id, n));
 CREATE OR REPLACE FUNCTION audit_refuses() RETURNS trigger LANGUAGE plpgsql AS
   $$ BEGIN RAISE EXCEPTION 'the audit log is for appending only'; END $$;
-CREATE OR REPLACE TRIGGER audit_appends_only BEFORE UPDATE OR DELETE ON audit FOR EACH ROW EXECUTE FUNCTION audit_refuses();`,
+CREATE OR REPLACE TRIGGER audit_appends_only BEFORE UPDATE OR DELETE ON audit
+FOR EACH ROW EXECUTE FUNCTION audit_refuses();`,
 	apply: func(ctx context.Context, tx pgx.Tx, op *Op, data []byte) error {
 		var n int64
 		var before string
-		err := tx.QueryRow(ctx, "SELECT n, hash FROM audit WHERE doc_id = $1 ORDER BY n DESC LIMIT 1", op.Doc).Scan(&n, &before)
+		err := tx.QueryRow(ctx, "SELECT n, hash FROM audit WHERE doc_id = $1 ORDER BY n DESC LIMIT 1",
+			op.Doc).Scan(&n, &before)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}

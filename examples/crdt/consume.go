@@ -17,12 +17,14 @@ import (
 // outflowStream is where Outflow publishes.
 const outflowStream = "OUTBOX"
 
-// lease is how long the consumers of a process that was killed keep others waiting: short, as here somebody looks on.
+// lease is how long the consumers of a process that was killed keep others waiting: short, as here somebody
+// looks on.
 const lease = 3 * time.Second
 
-// project keeps the three projections of a schema up to date from Outflow's stream until ctx is cancelled. An event's effect and the
-// mark that it has had it are committed together, so each event has its effect once.
-func project(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, schema string, log *slog.Logger) error {
+// project keeps the three projections of a schema up to date from Outflow's stream until ctx is cancelled. An
+// event's effect and the mark that it has had it are committed together, so each event has its effect once.
+func project(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, schema string,
+	log *slog.Logger) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, p := range projections {
 		c, err := consumer.New(js, consumer.Postgres(pool), consumer.Config{

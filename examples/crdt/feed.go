@@ -15,7 +15,8 @@ const (
 	sendLimit     = 30 * time.Second // for a reader that does not read
 )
 
-// feed is GET /docs/{id}/feed?since=: server-sent events, each operation of the document after a version once and in order.
+// feed is GET /docs/{id}/feed?since=: server-sent events, each operation of the document after a version once
+// and in order.
 func (s *service) feed(w http.ResponseWriter, r *http.Request) {
 	doc := r.PathValue("id")
 	since, err := versionOf(r, "since")

@@ -18,8 +18,8 @@ type news struct {
 	data    []byte
 }
 
-// hub reads Outflow's stream once and passes each operation on to the feeds of its document. Presence is not stored anywhere: it goes
-// through NATS, so that the feeds of other instances see it as well.
+// hub reads Outflow's stream once and passes each operation on to the feeds of its document. Presence is not
+// stored anywhere: it goes through NATS, so that the feeds of other instances see it as well.
 type hub struct {
 	js  jetstream.JetStream
 	log *slog.Logger
@@ -36,7 +36,8 @@ type seen struct {
 }
 
 func newHub(js jetstream.JetStream, log *slog.Logger) *hub {
-	return &hub{js: js, log: log, feeds: map[string]map[chan news]struct{}{}, here: map[string]map[string]seen{}}
+	return &hub{js: js, log: log, feeds: map[string]map[chan news]struct{}{},
+		here: map[string]map[string]seen{}}
 }
 
 // run reads until ctx is cancelled. Whatever fails, it goes on behind the last message that it has passed on.
@@ -60,7 +61,8 @@ func (h *hub) run(ctx context.Context) error {
 func (h *hub) read(ctx context.Context, last *uint64) error {
 	from := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}
 	if *last > 0 {
-		from = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: *last + 1}
+		from = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
+			OptStartSeq: *last + 1}
 	}
 	c, err := h.js.OrderedConsumer(ctx, outflowStream, from)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command crdt is a service for documents that several people write at the same time, with three projections that are built from its
-// events. README.md says how to see it at work.
+// Command crdt is a service for documents that several people write at the same time, with three projections
+// that are built from its events. README.md says how to see it at work.
 //
 //	crdt setup      make the tables: before "outflow init"
 //	crdt serve      the HTTP service and the page
@@ -48,7 +48,8 @@ func run(ctx context.Context, args []string) error {
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "serve: address")
-	yjs := flags.String("yjs", "", "serve: folder with the packages yjs and lib0 (examples/crdt/fetch-yjs prints it)")
+	yjs := flags.String("yjs", "", "serve: folder with the packages yjs and lib0 (examples/crdt/fetch-yjs "+
+		"prints it)")
 	stage := flags.String("stage", "", "serve: address of the demo's stage, for the page's buttons")
 	file := flags.String("json", "", "verdict: write it to this file as well")
 	if err := flags.Parse(args[1:]); err != nil {
@@ -73,14 +74,20 @@ func run(ctx context.Context, args []string) error {
 	case "verdict":
 		return printVerdict(ctx, newJudge(url, js, log), *file)
 	case "project":
-		return withPool(ctx, url, live, func(pool *pgxpool.Pool) error { return project(ctx, js, pool, live, log) })
+		return withPool(ctx, url, live, func(pool *pgxpool.Pool) error {
+			return project(ctx, js, pool, live, log)
+		})
 	case "relayed":
-		return withPool(ctx, url, relayed, func(pool *pgxpool.Pool) error { return projectRelayed(ctx, js, pool, log) })
+		return withPool(ctx, url, relayed, func(pool *pgxpool.Pool) error {
+			return projectRelayed(ctx, js, pool, log)
+		})
 	case "relay":
 		if err := makeRelayStream(ctx, js); err != nil {
 			return err
 		}
-		return withPool(ctx, url, relayed, func(pool *pgxpool.Pool) error { return relay(ctx, js, pool, log) })
+		return withPool(ctx, url, relayed, func(pool *pgxpool.Pool) error {
+			return relay(ctx, js, pool, log)
+		})
 	}
 	return fmt.Errorf("no command %q: setup, serve, project, relay, relayed or verdict", args[0])
 }
@@ -91,7 +98,8 @@ func connect() (jetstream.JetStream, error) {
 	if url == "" {
 		url = nats.DefaultURL
 	}
-	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond), nats.RetryOnFailedConnect(true))
+	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond),
+		nats.RetryOnFailedConnect(true))
 	if err != nil {
 		return nil, fmt.Errorf("NATS_URL: %w", err)
 	}
@@ -151,7 +159,8 @@ func printVerdict(ctx context.Context, j *judge, file string) error {
 
 const stopTimeout = 5 * time.Second // for requests that are under way
 
-func serve(ctx context.Context, url string, js jetstream.JetStream, listen, yjs, stage string, log *slog.Logger) error {
+func serve(ctx context.Context, url string, js jetstream.JetStream, listen, yjs, stage string,
+	log *slog.Logger) error {
 	s, err := serviceParts(ctx, url, js, log)
 	if err != nil {
 		return err

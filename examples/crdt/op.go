@@ -27,8 +27,8 @@ type Op struct {
 	Edits   []Edit `json:"edits"`   // the same as plain edits, for those who have no Yjs
 }
 
-// Edit replaces Del code points at Pos by Ins. The edits of an operation follow each other: each one counts in the text that the one
-// before it gave.
+// Edit replaces Del code points at Pos by Ins. The edits of an operation follow each other: each one counts
+// in the text that the one before it gave.
 type Edit struct {
 	Pos int    `json:"pos"`
 	Del int    `json:"del"`
@@ -56,11 +56,13 @@ func (o *Op) validate() error {
 	case len(o.Update) == 0:
 		return errors.New("update is missing: send the Yjs update in base64")
 	case len(o.Update) > maxUpdate:
-		return fmt.Errorf("update has %d bytes: %d is the limit, split the operation", len(o.Update), maxUpdate)
+		return fmt.Errorf("update has %d bytes: %d is the limit, split the operation", len(o.Update),
+			maxUpdate)
 	case len(o.Edits) > maxEdits:
 		return fmt.Errorf("%d edits: %d is the limit, split the operation", len(o.Edits), maxEdits)
 	case inserted > maxInsert:
-		return fmt.Errorf("the edits insert %d bytes: %d is the limit, split the operation", inserted, maxInsert)
+		return fmt.Errorf("the edits insert %d bytes: %d is the limit, split the operation", inserted,
+			maxInsert)
 	}
 	return nil
 }
@@ -78,7 +80,8 @@ func person(actor string) string {
 	return name
 }
 
-// apply applies edits to a text. What lies outside of the text is cut off: a reader of events that come in a wrong order meets such.
+// apply applies edits to a text. What lies outside of the text is cut off: a reader of events that come in a
+// wrong order meets such.
 func apply(text []rune, edits []Edit) []rune {
 	for _, e := range edits {
 		at := min(e.Pos, len(text))

@@ -44,7 +44,8 @@ func (h *hub) passPresence(msg *nats.Msg) {
 	h.pass(p.Doc, news{"presence", 0, data})
 }
 
-// note remembers who is there, for those who join later. Of documents that nobody looks at here it keeps nothing.
+// note remembers who is there, for those who join later. Of documents that nobody looks at here it keeps
+// nothing.
 func (h *hub) note(doc string, p Presence, data []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -9,13 +9,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// projection is a view of the documents that is built from their events alone. What it holds depends on the order in which they come.
+// projection is a view of the documents that is built from their events alone. What it holds depends on the
+// order in which they come.
 type projection struct {
-	name   string
-	tables string                                                          // SQL that makes them if they are absent
+	name string
+	// SQL that makes them if they are absent
+	tables string
 	apply  func(ctx context.Context, tx pgx.Tx, op *Op, data []byte) error // one event's effect
-	dump   string                                                          // a query: everything that it holds, in a fixed order
-	seen   string                                                          // a query: how many events it has had
+	// a query: everything that it holds, in a fixed order
+	dump string
+	// a query: how many events it has had
+	seen string
 }
 
 var projections = []*projection{&search, &audit, &billing}
@@ -49,7 +53,8 @@ func open(ctx context.Context, url, schema string) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// makeAll runs CREATE ... IF NOT EXISTS statements. PostgreSQL may refuse two sessions that do that at the same moment, so they take turns.
+// makeAll runs CREATE ... IF NOT EXISTS statements. PostgreSQL may refuse two sessions that do that at the
+// same moment, so they take turns.
 func makeAll(ctx context.Context, pool *pgxpool.Pool, sql string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext('examples/crdt'));"+sql)

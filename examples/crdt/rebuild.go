@@ -40,8 +40,8 @@ func (j *judge) last() *Verdict {
 	return j.verdict
 }
 
-// rebuild drops what was rebuilt before, reads the stream from its beginning with consumers of other names until they have caught up
-// with the live ones, and compares at that moment.
+// rebuild drops what was rebuilt before, reads the stream from its beginning with consumers of other names
+// until they have caught up with the live ones, and compares at that moment.
 func (j *judge) rebuild(ctx context.Context) (v Verdict, err error) {
 	ctx, cancel := context.WithTimeout(ctx, rebuildLimit)
 	defer cancel()
@@ -80,7 +80,8 @@ func (j *judge) rebuild(ctx context.Context) (v Verdict, err error) {
 	return v, nil
 }
 
-// begin removes what an earlier rebuild has made, with its marks. The connection holds a lock: somebody else may want a verdict, too.
+// begin removes what an earlier rebuild has made, with its marks. The connection holds a lock: somebody else
+// may want a verdict, too.
 func (j *judge) begin(ctx context.Context) (alone *pgx.Conn, err error) {
 	// Made here, should nobody have looked at them before.
 	for _, schema := range []string{live, relayed} {
@@ -118,29 +119,32 @@ func (j *judge) caughtUp(ctx context.Context, pool *pgxpool.Pool, ended <-chan e
 		case err := <-ended:
 			return v, fmt.Errorf("a consumer ended: %w", err)
 		case <-ctx.Done():
-			return v, fmt.Errorf("the rebuilt projections have not caught up with the live ones: %w", ctx.Err())
+			return v, fmt.Errorf("the rebuilt projections have not caught up with the live ones: %w",
+				ctx.Err())
 		case <-time.After(rebuildPoll):
 		}
 	}
 }
 
-// levelled returns the verdict if live and rebuilt projections have had equally many events, all in one snapshot.
+// levelled returns the verdict if live and rebuilt projections have had equally many events, all in one
+// snapshot.
 func levelled(ctx context.Context, pool *pgxpool.Pool) (v Verdict, ok bool, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		for _, p := range projections {
-			var had [2]int64
-			for i, schema := range []string{live, rebuilt} {
-				if had[i], err = p.eventsIn(ctx, tx, schema); err != nil {
-					return err
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
+		func(tx pgx.Tx) error {
+			for _, p := range projections {
+				var had [2]int64
+				for i, schema := range []string{live, rebuilt} {
+					if had[i], err = p.eventsIn(ctx, tx, schema); err != nil {
+						return err
+					}
+				}
+				if had[0] != had[1] {
+					return nil
 				}
 			}
-			if had[0] != had[1] {
-				return nil
-			}
-		}
-		ok = true
-		v, err = compare(ctx, tx)
-		return err
-	})
+			ok = true
+			v, err = compare(ctx, tx)
+			return err
+		})
 	return v, ok && err == nil, err
 }

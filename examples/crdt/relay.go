@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The polling relay that Outflow replaces, as it is commonly written: read unpublished rows and lock them, publish one by one, mark
-// them. Several instances share the work by SKIP LOCKED. It does nothing wrong on purpose.
+// The polling relay that Outflow replaces, as it is commonly written: read unpublished rows and lock them,
+// publish one by one, mark them. Several instances share the work by SKIP LOCKED. It does nothing wrong on
+// purpose.
 const (
 	relayStream = "RELAY"
 	relayBatch  = 100
@@ -41,7 +42,8 @@ func relay(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, log 
 // relayOnce publishes one batch and returns how many rows it had.
 func relayOnce(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool) (n int, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `SELECT id, doc_id, payload::text FROM public.outbox WHERE published_at IS NULL
+		rows, err := tx.Query(ctx, `SELECT id, doc_id, payload::text FROM public.outbox
+			WHERE published_at IS NULL
 			ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED`, relayBatch)
 		if err != nil {
 			return err
@@ -81,7 +83,8 @@ func publish(ctx context.Context, js jetstream.JetStream, doc, payload string) e
 
 // makeRelayStream makes the relay's stream if it is absent.
 func makeRelayStream(ctx context.Context, js jetstream.JetStream) error {
-	_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: relayStream, Subjects: []string{"relay.>"}})
+	_, err := js.CreateOrUpdateStream(ctx,
+		jetstream.StreamConfig{Name: relayStream, Subjects: []string{"relay.>"}})
 	return err
 }
 

@@ -13,8 +13,9 @@ import (
 
 const relayedTables = "CREATE TABLE IF NOT EXISTS relayed_mark (name text PRIMARY KEY, seq bigint NOT NULL);"
 
-// projectRelayed keeps the three projections up to date from the relay's stream until ctx is cancelled. So that the two sides differ in
-// the relay alone, the reader is exact: each message of the stream has its effect once, in the order of the stream.
+// projectRelayed keeps the three projections up to date from the relay's stream until ctx is cancelled. So
+// that the two sides differ in the relay alone, the reader is exact: each message of the stream has its
+// effect once, in the order of the stream.
 func projectRelayed(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, log *slog.Logger) error {
 	if err := makeAll(ctx, pool, relayedTables); err != nil {
 		return err
@@ -68,7 +69,8 @@ func (p *projection) follow(ctx context.Context, js jetstream.JetStream, pool *p
 					return err
 				}
 			}
-			_, err := tx.Exec(ctx, `INSERT INTO relayed_mark VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET seq = excluded.seq`,
+			_, err := tx.Exec(ctx,
+				`INSERT INTO relayed_mark VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET seq = excluded.seq`,
 				p.name, meta.Sequence.Stream)
 			return err
 		})

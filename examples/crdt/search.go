@@ -38,8 +38,10 @@ type Hit struct {
 
 // find searches the index.
 func findText(ctx context.Context, db querier, words string) ([]Hit, error) {
-	rows, err := db.Query(ctx, `SELECT doc_id, ts_headline('simple', body, q, E'StartSel=\x02,StopSel=\x03,MaxWords=12,MinWords=4')
-		FROM search, websearch_to_tsquery('simple', $1) q WHERE words @@ q ORDER BY ts_rank(words, q) DESC, doc_id LIMIT 8`, words)
+	rows, err := db.Query(ctx, `SELECT doc_id, ts_headline('simple', body, q,
+		E'StartSel=\x02,StopSel=\x03,MaxWords=12,MinWords=4')
+		FROM search, websearch_to_tsquery('simple', $1) q WHERE words @@ q
+		ORDER BY ts_rank(words, q) DESC, doc_id LIMIT 8`, words)
 	if err != nil {
 		return nil, err
 	}

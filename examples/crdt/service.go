@@ -48,8 +48,8 @@ func (s *service) handler() http.Handler {
 	return mux
 }
 
-// postOps stores operations: 200 says where they are, 409 which counter is expected, 412 that the edits were made on another version
-// than the one that If-Match names.
+// postOps stores operations: 200 says where they are, 409 which counter is expected, 412 that the edits were
+// made on another version than the one that If-Match names.
 func (s *service) postOps(w http.ResponseWriter, r *http.Request) {
 	base, ops, err := readOps(w, r)
 	if err != nil {
@@ -110,7 +110,8 @@ func (s *service) getOps(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *service) getSearch(w http.ResponseWriter, r *http.Request) {
-	hits, err := findText(r.Context(), s.views, strings.ToValidUTF8(strings.ReplaceAll(r.FormValue("q"), "\x00", ""), ""))
+	hits, err := findText(r.Context(), s.views,
+		strings.ToValidUTF8(strings.ReplaceAll(r.FormValue("q"), "\x00", ""), ""))
 	if err != nil {
 		s.unavailable(w, r, err)
 		return
@@ -161,7 +162,8 @@ func (s *service) unavailable(w http.ResponseWriter, r *http.Request, err error)
 	if !errors.Is(err, context.Canceled) {
 		s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
 	}
-	answerError(w, http.StatusServiceUnavailable, errors.New("not possible at the moment: send it again, a repeated operation is stored once"))
+	answerError(w, http.StatusServiceUnavailable,
+		errors.New("not possible at the moment: send it again, a repeated operation is stored once"))
 }
 
 func versionOf(r *http.Request, name string) (int64, error) {
@@ -196,7 +198,8 @@ func library(dir string) http.Handler {
 }
 
 // serviceParts makes what the service is wired from.
-func serviceParts(ctx context.Context, url string, js jetstream.JetStream, log *slog.Logger) (*service, error) {
+func serviceParts(ctx context.Context, url string, js jetstream.JetStream, log *slog.Logger) (*service,
+	error) {
 	base, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return nil, fmt.Errorf("DATABASE_URL cannot be read: %w", err)
@@ -209,5 +212,6 @@ func serviceParts(ctx context.Context, url string, js jetstream.JetStream, log *
 	if err != nil {
 		return nil, err
 	}
-	return &service{store: st, hub: newHub(js, log), views: views, judge: newJudge(url, js, log), log: log}, nil
+	return &service{store: st, hub: newHub(js, log), views: views, judge: newJudge(url, js, log), log: log},
+		nil
 }

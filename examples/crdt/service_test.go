@@ -60,7 +60,8 @@ func post(t *testing.T, url, match, body string) (status int, answer string) {
 
 // op is an operation that inserts a word at the beginning.
 func op(actor string, counter int, word string) string {
-	b, err := json.Marshal(Op{Actor: actor, Counter: int64(counter), Update: []byte(word), Edits: []Edit{{Ins: word}}})
+	b, err := json.Marshal(Op{Actor: actor, Counter: int64(counter), Update: []byte(word),
+		Edits: []Edit{{Ins: word}}})
 	if err != nil {
 		panic(err)
 	}
@@ -77,12 +78,15 @@ func TestOperations(t *testing.T) {
 		has               string
 	}{
 		{"the first two", "", "[" + op("a", 1, "x") + "," + op("a", 2, "y") + "]", 200, `"version":2`},
-		{"both again", "", "[" + op("a", 1, "x") + "," + op("a", 2, "y") + "]", 200, `"version":2,"repeated":true`},
+		{"both again", "", "[" + op("a", 1, "x") + "," + op("a", 2, "y") + "]", 200,
+			`"version":2,"repeated":true`},
 		{"one again, one new", "", "[" + op("a", 2, "y") + "," + op("a", 3, "z") + "]", 200, `"version":3`},
 		{"a gap", "", "[" + op("a", 5, "w") + "]", 409, `"expected":4`},
-		{"a gap in the request", "", "[" + op("b", 1, "x") + "," + op("b", 3, "x") + "]", 409, `"expected":2`},
+		{"a gap in the request", "", "[" + op("b", 1, "x") + "," + op("b", 3, "x") + "]", 409,
+			`"expected":2`},
 		{"a counter that is taken", "", "[" + op("a", 3, "other") + "]", 409, "taken by another operation"},
-		{"the same counter twice", "", "[" + op("a", 4, "v") + "," + op("a", 4, "u") + "]", 409, "taken by another operation"},
+		{"the same counter twice", "", "[" + op("a", 4, "v") + "," + op("a", 4, "u") + "]", 409,
+			"taken by another operation"},
 		{"made on an old version", `"1"`, "[" + op("b", 1, "x") + "]", 412, `"version":3`},
 		{"made on an old version, but there", `"1"`, "[" + op("a", 1, "x") + "]", 200, `"repeated":true`},
 		{"made on the version", `"3"`, "[" + op("b", 1, "x") + "]", 200, `"version":4`},
@@ -92,9 +96,11 @@ func TestOperations(t *testing.T) {
 		{"counter 0", "", "[" + op("c", 0, "x") + "]", 400, "counter 0"},
 		{"no update", "", `[{"actor":"c","counter":1}]`, 400, "update is missing"},
 		{"an update that is no base64", "", `[{"actor":"c","counter":1,"update":"???"}]`, 400, "base64"},
-		{"a negative position", "", `[{"actor":"c","counter":1,"update":"AA==","edits":[{"pos":-1}]}]`, 400, "negative"},
+		{"a negative position", "", `[{"actor":"c","counter":1,"update":"AA==","edits":[{"pos":-1}]}]`, 400,
+			"negative"},
 		{"a NUL", "", `[{"actor":"c","counter":1,"update":"AA==","edits":[{"ins":"\u0000"}]}]`, 400, "NUL"},
-		{"a huge update", "", "[" + op("c", 1, strings.Repeat("x", maxUpdate+1)) + "]", 400, "split the operation"},
+		{"a huge update", "", "[" + op("c", 1, strings.Repeat("x", maxUpdate+1)) + "]", 400,
+			"split the operation"},
 		{"a huge request", "", "[" + strings.Repeat(" ", maxBody) + op("c", 1, "x") + "]", 400, "too large"},
 		{"no version", `"x"`, "[" + op("c", 1, "x") + "]", 400, "If-Match"},
 	} {
@@ -116,7 +122,8 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestManyWriters: whoever writes at the same time, versions have no gap, and the outbox has them in their order.
+// TestManyWriters: whoever writes at the same time, versions have no gap, and the outbox has them in their
+// order.
 func TestManyWriters(t *testing.T) {
 	t.Parallel()
 	service, pool := newService(t)
@@ -126,7 +133,8 @@ func TestManyWriters(t *testing.T) {
 		go func() {
 			for n := 1; n <= each; n++ {
 				actor := fmt.Sprintf("w%d", w)
-				if status, answer := post(t, service+"/docs/note/ops", "", "["+op(actor, n, "x")+"]"); status != http.StatusOK {
+				if status, answer := post(t, service+"/docs/note/ops", "", "["+op(actor, n, "x")+
+					"]"); status != http.StatusOK {
 					done <- fmt.Sprintf("%s %d: %d %s", actor, n, status, answer)
 					return
 				}
@@ -152,7 +160,8 @@ func TestManyWriters(t *testing.T) {
 
 func TestEditsAndPrices(t *testing.T) {
 	t.Parallel()
-	text := apply([]rune("añb🙂c"), []Edit{{Pos: 3, Del: 1, Ins: "::"}, {Pos: 0, Del: 1}, {Pos: 99, Del: 5, Ins: "!"}, {Pos: 4, Del: 99}})
+	text := apply([]rune("añb🙂c"), []Edit{{Pos: 3, Del: 1, Ins: "::"}, {Pos: 0, Del: 1},
+		{Pos: 99, Del: 5, Ins: "!"}, {Pos: 4, Del: 99}})
 	if got, want := string(text), "ñb::"; got != want {
 		t.Errorf("the text is %q, want %q", got, want)
 	}

@@ -54,13 +54,15 @@ type staleError struct {
 
 func (e *staleError) Error() string { return e.Reason }
 
-// append stores operations and their events in one transaction and returns where they are. base, if it is not negative, is the version
-// that the first new operation's edits were made on.
-func (s *store) append(ctx context.Context, doc string, base int64, ops []Op) (version int64, stored []Stored, err error) {
+// append stores operations and their events in one transaction and returns where they are. base, if it is not
+// negative, is the version that the first new operation's edits were made on.
+func (s *store) append(ctx context.Context, doc string, base int64, ops []Op) (version int64, stored []Stored,
+	err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		// The document's row is locked until the commit, so a document's versions are committed one after the other, and the order in
-		// the WAL is their order.
-		if err := tx.QueryRow(ctx, `INSERT INTO document (id) VALUES ($1) ON CONFLICT (id) DO UPDATE SET id = excluded.id
+		// The document's row is locked until the commit, so a document's versions are committed one after the
+		// other, and the order in the WAL is their order.
+		if err := tx.QueryRow(ctx, `INSERT INTO document (id) VALUES ($1) ON CONFLICT (id) DO UPDATE
+			SET id = excluded.id
 			RETURNING version`, doc).Scan(&version); err != nil {
 			return err
 		}
@@ -70,8 +72,9 @@ func (s *store) append(ctx context.Context, doc string, base int64, ops []Op) (v
 		}
 		stored = known
 		if len(fresh) > 0 && base >= 0 && base != version {
-			return &staleError{version, fmt.Sprintf("the edits were made on version %d, the document has version %d: "+
-				"get what is missing, make the edits anew and send them again", base, version)}
+			return &staleError{version,
+				fmt.Sprintf("the edits were made on version %d, the document has version %d: "+
+					"get what is missing, make the edits anew and send them again", base, version)}
 		}
 		events := make([]producer.Event, 0, len(fresh))
 		inserts := &pgx.Batch{}
@@ -82,8 +85,10 @@ func (s *store) append(ctx context.Context, doc string, base int64, ops []Op) (v
 			if err != nil {
 				return err
 			}
-			inserts.Queue("INSERT INTO operation VALUES ($1, $2, $3, $4, $5)", doc, version, op.Actor, op.Counter, body)
-			events = append(events, producer.Event{Document: doc, Actor: op.Actor, Counter: op.Counter, Payload: body})
+			inserts.Queue("INSERT INTO operation VALUES ($1, $2, $3, $4, $5)", doc, version, op.Actor,
+				op.Counter, body)
+			events = append(events, producer.Event{Document: doc, Actor: op.Actor, Counter: op.Counter,
+				Payload: body})
 			stored = append(stored, Stored{Actor: op.Actor, Counter: op.Counter, Version: version})
 		}
 		if len(fresh) == 0 {
@@ -105,7 +110,8 @@ func sift(ctx context.Context, tx pgx.Tx, doc string, ops []Op) (fresh []Op, kno
 	for _, op := range ops {
 		newest, seen := last[op.Actor]
 		if !seen {
-			err := tx.QueryRow(ctx, "SELECT coalesce(max(counter), 0) FROM operation WHERE doc_id = $1 AND actor = $2", doc, op.Actor).Scan(&newest)
+			err := tx.QueryRow(ctx, "SELECT coalesce(max(counter), 0) FROM operation WHERE doc_id = $1 AND "+
+				"actor = $2", doc, op.Actor).Scan(&newest)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -129,10 +135,12 @@ func sift(ctx context.Context, tx pgx.Tx, doc string, ops []Op) (fresh []Op, kno
 	return fresh, known, nil
 }
 
-// find returns the version of an operation that is said to be there. The same counter with another update is not the same operation.
+// find returns the version of an operation that is said to be there. The same counter with another update is
+// not the same operation.
 func find(ctx context.Context, tx pgx.Tx, doc string, op Op, newest int64) (version int64, err error) {
 	var body []byte
-	err = tx.QueryRow(ctx, "SELECT version, body FROM operation WHERE doc_id = $1 AND actor = $2 AND counter = $3",
+	err = tx.QueryRow(ctx, "SELECT version, body FROM operation WHERE doc_id = $1 AND actor = $2 AND "+
+		"counter = $3",
 		doc, op.Actor, op.Counter).Scan(&version, &body)
 	var there Op
 	switch {
@@ -155,9 +163,11 @@ func find(ctx context.Context, tx pgx.Tx, doc string, op Op, newest int64) (vers
 const pageSize = 1000
 
 // since returns the operations after a version, as JSON, pageSize at most, and the document's version.
-func (s *store) since(ctx context.Context, doc string, after int64) (version int64, ops []json.RawMessage, err error) {
+func (s *store) since(ctx context.Context, doc string, after int64) (version int64, ops []json.RawMessage,
+	err error) {
 	ops = []json.RawMessage{}
-	rows, err := s.pool.Query(ctx, "SELECT body FROM operation WHERE doc_id = $1 AND version > $2 ORDER BY version LIMIT $3",
+	rows, err := s.pool.Query(ctx, "SELECT body FROM operation WHERE doc_id = $1 AND version > $2 ORDER BY "+
+		"version LIMIT $3",
 		doc, after, pageSize)
 	if err != nil {
 		return 0, nil, err
@@ -166,6 +176,7 @@ func (s *store) since(ctx context.Context, doc string, after int64) (version int
 		return 0, nil, err
 	}
 	// Read after the operations: a client that has fewer asks again.
-	err = s.pool.QueryRow(ctx, "SELECT coalesce(max(version), 0) FROM document WHERE id = $1", doc).Scan(&version)
+	err = s.pool.QueryRow(ctx, "SELECT coalesce(max(version), 0) FROM document WHERE id = $1",
+		doc).Scan(&version)
 	return version, ops, err
 }

@@ -51,18 +51,23 @@ func sideOf(ctx context.Context, tx pgx.Tx, schema string) (s Side, err error) {
 	if err != nil {
 		return s, err
 	}
-	heads, err := column(ctx, tx, "SELECT DISTINCT ON (doc_id) doc_id || ' ' || hash FROM audit ORDER BY doc_id, n DESC")
+	heads, err := column(ctx, tx, "SELECT DISTINCT ON (doc_id) doc_id || ' ' || hash FROM audit ORDER BY "+
+		"doc_id, n DESC")
 	if err != nil {
 		return s, err
 	}
-	s.TextDigest, s.ChainHead = digest([]byte(strings.Join(texts, "\n"))), digest([]byte(strings.Join(heads, "\n")))
-	if err := tx.QueryRow(ctx, "SELECT coalesce(sum(amount), 0)::bigint FROM billing_account").Scan(&s.Total); err != nil {
+	s.TextDigest, s.ChainHead = digest([]byte(strings.Join(texts, "\n"))), digest(
+		[]byte(strings.Join(heads, "\n")))
+	if err := tx.QueryRow(ctx, "SELECT coalesce(sum(amount), 0)::bigint FROM billing_account").Scan(
+		&s.Total); err != nil {
 		return s, err
 	}
 	// The audit log has the events in the order in which they came.
-	err = tx.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE again > 1), count(*) FILTER (WHERE again = 1 AND version < highest)
+	err = tx.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE again > 1),
+		count(*) FILTER (WHERE again = 1 AND version < highest)
 		FROM (SELECT version, row_number() OVER (PARTITION BY doc_id, version ORDER BY n) AS again,
-			max(version) OVER (PARTITION BY doc_id ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS highest FROM audit) a`).
+			max(version) OVER (PARTITION BY doc_id ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING
+			AND 1 PRECEDING) AS highest FROM audit) a`).
 		Scan(&s.Events, &s.Repeats, &s.Inversions)
 	return s, err
 }
@@ -77,7 +82,8 @@ func column(ctx context.Context, tx pgx.Tx, sql string) ([]string, error) {
 
 // compare reads all three. The transaction makes it one moment.
 func compare(ctx context.Context, tx pgx.Tx) (v Verdict, err error) {
-	if err := tx.QueryRow(ctx, "SELECT coalesce(sum(version), 0)::bigint FROM public.document").Scan(&v.Operations); err != nil {
+	if err := tx.QueryRow(ctx, "SELECT coalesce(sum(version), 0)::bigint FROM public.document").Scan(
+		&v.Operations); err != nil {
 		return v, err
 	}
 	for schema, side := range map[string]*Side{live: &v.Live, rebuilt: &v.Rebuilt, relayed: &v.Relayed} {

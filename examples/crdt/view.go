@@ -60,7 +60,8 @@ func viewOf(ctx context.Context, db querier, doc string) (v View, err error) {
 		return v, err
 	}
 	v.Search.Digest = digest([]byte(v.Search.Body))
-	rows, err := db.Query(ctx, "SELECT n, version, actor, counter, hash FROM audit WHERE doc_id = $1 ORDER BY n DESC LIMIT $2", doc, auditTail)
+	rows, err := db.Query(ctx, "SELECT n, version, actor, counter, hash FROM audit WHERE doc_id = $1 ORDER "+
+		"BY n DESC LIMIT $2", doc, auditTail)
 	if err != nil {
 		return v, err
 	}
@@ -71,7 +72,8 @@ func viewOf(ctx context.Context, db querier, doc string) (v View, err error) {
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return v, err
 	}
-	rows, err = db.Query(ctx, "SELECT person, amount FROM billing_account WHERE doc_id = $1 ORDER BY person", doc)
+	rows, err = db.Query(ctx, "SELECT person, amount FROM billing_account WHERE doc_id = $1 ORDER BY person",
+		doc)
 	if err != nil {
 		return v, err
 	}

@@ -2,9 +2,10 @@
 //
 //	inventory move -events 1000 -format 3    moves stock at random, and writes an event for each movement
 //	inventory stock -deploy 1                counts, exactly once
-//	inventory undo -deploy 2                 takes back what a deploy has counted, and prints the sequence to rewind to
+//	inventory undo -deploy 2                 takes back what a deploy has counted, prints where to rewind to
 //
-// DATABASE_URL and NATS_URL say where PostgreSQL and NATS are. Beside it runs `outflow run --config outflow.yaml`.
+// DATABASE_URL and NATS_URL say where PostgreSQL and NATS are. Beside it runs `outflow run --config
+// outflow.yaml`.
 package main
 
 import (
@@ -36,10 +37,14 @@ func run(ctx context.Context, args []string) error {
 	}
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	events := flags.Int("events", 1000, "move: how many movements")
-	format := flags.Int("format", 3, "move: version of the payload, 1 to 3; 0: version 1, before the column schema_version")
-	deploy := flags.String("deploy", "1", "stock: what the ledger says of who counted; undo: whose count it is")
-	bug := flags.Bool("bug", false, "stock: count what is shipped as if it were received, as the second deploy did")
-	lease := flags.Duration("lease", 10*time.Second, "stock: after which another instance takes over from one that died")
+	format := flags.Int("format", 3,
+		"move: version of the payload, 1 to 3; 0: version 1, before the column schema_version")
+	deploy := flags.String("deploy", "1",
+		"stock: what the ledger says of who counted; undo: whose count it is")
+	bug := flags.Bool("bug", false, "stock: count what is shipped as if it were received, as the second "+
+		"deploy did")
+	lease := flags.Duration("lease", 10*time.Second,
+		"stock: after which another instance takes over from one that died")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}

@@ -21,8 +21,9 @@ const (
 // move writes events about movements of stock, a few in a transaction, each with all of them or none.
 func move(ctx context.Context, pool *pgxpool.Pool, events, format int) error {
 	outbox, err := producer.New(producer.Config{
-		Table:   "public.outbox_events",
-		Columns: producer.Columns{ID: "event_id", Document: "partition_key", Payload: "payload", Actor: "-", Counter: "-", Key: "-"},
+		Table: "public.outbox_events",
+		Columns: producer.Columns{ID: "event_id", Document: "partition_key", Payload: "payload", Actor: "-",
+			Counter: "-", Key: "-"},
 		Headers: map[string]string{"Event-Type": "event_type", "Schema-Version": "schema_version"},
 	})
 	if err != nil {
@@ -64,7 +65,8 @@ func randomMovement(format int) (producer.Event, error) {
 		return producer.Event{}, fmt.Errorf("-format %d: want 0 to 3", format)
 	}
 	data, err := json.Marshal(payload)
-	columns := map[string]any{"aggregate_type": "item", "aggregate_id": sku, "event_type": kind, "schema_version": nil}
+	columns := map[string]any{"aggregate_type": "item", "aggregate_id": sku, "event_type": kind,
+		"schema_version": nil}
 	if format > 0 {
 		columns["schema_version"] = format
 	}

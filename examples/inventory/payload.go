@@ -8,8 +8,9 @@ import (
 	"github.com/outflowhq/outflow/consumer"
 )
 
-// The payload has had three forms, and the stream keeps events of all of them. Each upcaster makes one step, so that a fourth form needs
-// one more, and none of these changes. testdata holds an event of each form, and what it becomes.
+// The payload has had three forms, and the stream keeps events of all of them. Each upcaster makes one step,
+// so that a fourth form needs one more, and none of these changes. testdata holds an event of each form, and
+// what it becomes.
 
 type movementV1 struct {
 	Item   string `json:"item"`
@@ -29,8 +30,8 @@ type movement struct {
 	Warehouse string `json:"warehouse"`
 }
 
-// payloads is the way from each form to the present one. Rows that are older than the column schema_version have none: they are of
-// version 1.
+// payloads is the way from each form to the present one. Rows that are older than the column schema_version
+// have none: they are of version 1.
 var payloads = &consumer.Schema{
 	Current: "3",
 	From:    consumer.HeaderVersion("Schema-Version"),

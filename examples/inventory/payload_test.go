@@ -6,7 +6,8 @@ import (
 	"github.com/outflowhq/outflow/consumer/consumertest"
 )
 
-// What an old event becomes is pinned: testdata/1.json is a payload of version 1, testdata/1.golden what the handler sees of it.
+// What an old event becomes is pinned: testdata/1.json is a payload of version 1, testdata/1.golden what the
+// handler sees of it.
 func TestOldPayloads(t *testing.T) {
 	t.Parallel()
 	consumertest.Golden(t, payloads, "testdata")

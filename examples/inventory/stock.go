@@ -24,8 +24,10 @@ type counter struct {
 }
 
 // count reads the stream until ctx ends.
-func count(ctx context.Context, natsURL string, pool *pgxpool.Pool, c counter, lease time.Duration, log *slog.Logger) error {
-	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.Timeout(30*time.Second))
+func count(ctx context.Context, natsURL string, pool *pgxpool.Pool, c counter, lease time.Duration,
+	log *slog.Logger) error {
+	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
+		nats.Timeout(30*time.Second))
 	if err != nil {
 		return err
 	}
@@ -35,7 +37,8 @@ func count(ctx context.Context, natsURL string, pool *pgxpool.Pool, c counter, l
 		return err
 	}
 	reader, err := consumer.New(js, consumer.Postgres(pool), consumer.Config{
-		Name: name, Stream: "STOCK", Subject: "stock.{aggregate_type}.{doc_id}", Schema: payloads, Lease: lease, Log: log,
+		Name: name, Stream: "STOCK", Subject: "stock.{aggregate_type}.{doc_id}", Schema: payloads,
+		Lease: lease, Log: log,
 	})
 	if err != nil {
 		return err
@@ -62,12 +65,14 @@ func (c counter) handle(ctx context.Context, tx pgx.Tx, e *consumer.Event) error
 	default:
 		return consumer.Poison(fmt.Errorf("event_type %q: want received, shipped or counted", e.Type))
 	}
-	_, err := tx.Exec(ctx, "INSERT INTO stock (warehouse, sku, quantity) VALUES ($1, $2, 0) ON CONFLICT DO NOTHING", m.Warehouse, m.SKU)
+	_, err := tx.Exec(ctx, "INSERT INTO stock (warehouse, sku, quantity) VALUES ($1, $2, 0) ON CONFLICT DO "+
+		"NOTHING", m.Warehouse, m.SKU)
 	if err != nil {
 		return err
 	}
 	_, err = tx.Exec(ctx, `WITH now AS (UPDATE stock SET quantity = `+sum+` WHERE warehouse = $1 AND sku = $2 RETURNING quantity)
 		INSERT INTO ledger (sequence, warehouse, sku, quantity, deploy) SELECT $4, $1, $2, quantity, $5 FROM now`,
-		m.Warehouse, m.SKU, m.Quantity, int64(e.Sequence), c.deploy) //nolint:gosec // a stream has no 2^63 messages
+		m.Warehouse, m.SKU, m.Quantity, int64(e.Sequence),
+		c.deploy) //nolint:gosec // a stream has no 2^63 messages
 	return err
 }

@@ -1,9 +1,10 @@
 // Command orders is a shop: orders come in over HTTP, and stock is reserved for each of them, exactly once.
 //
 //	orders api -listen 127.0.0.1:8080    PUT /orders/{id} takes an order
-//	orders reserve -lease 10s            reserves stock for what the stream brings; start as many as you like
+//	orders reserve -lease 10s            reserves stock for what the stream brings; start several
 //
-// DATABASE_URL and NATS_URL say where PostgreSQL and NATS are. Beside it runs `outflow run --config outflow.yaml`.
+// DATABASE_URL and NATS_URL say where PostgreSQL and NATS are. Beside it runs `outflow run --config
+// outflow.yaml`.
 package main
 
 import (
@@ -37,7 +38,8 @@ func run(ctx context.Context, args []string) error {
 	}
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "where the api answers")
-	lease := flags.Duration("lease", 10*time.Second, "after which another instance takes over from one that died")
+	lease := flags.Duration("lease", 10*time.Second,
+		"after which another instance takes over from one that died")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
@@ -68,7 +70,8 @@ func run(ctx context.Context, args []string) error {
 // newOutbox describes the table as outflow.yaml does.
 func newOutbox() (*producer.Outbox, error) {
 	return producer.New(producer.Config{
-		Table:   "public.outbox",
-		Columns: producer.Columns{ID: "id", Document: "topic", Payload: "message", Actor: "-", Counter: "-", Key: "-"},
+		Table: "public.outbox",
+		Columns: producer.Columns{ID: "id", Document: "topic", Payload: "message", Actor: "-", Counter: "-",
+			Key: "-"},
 	})
 }

@@ -40,15 +40,17 @@ func (o order) check() error {
 	return nil
 }
 
-// place writes an order and the event that says so, in one transaction: both are there, or neither. An order that is there already was
-// sent again by a customer who got no answer: it is left as it is, and makes no second event.
+// place writes an order and the event that says so, in one transaction: both are there, or neither. An order
+// that is there already was sent again by a customer who got no answer: it is left as it is, and makes no
+// second event.
 func (s *shop) place(ctx context.Context, o order) (placed bool, err error) {
 	message, err := json.Marshal(o)
 	if err != nil {
 		return false, err
 	}
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, "INSERT INTO orders (id, item, quantity) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING", o.ID, o.Item, o.Quantity)
+		tag, err := tx.Exec(ctx, "INSERT INTO orders (id, item, quantity) VALUES ($1, $2, $3) ON CONFLICT "+
+			"DO NOTHING", o.ID, o.Item, o.Quantity)
 		if placed = tag.RowsAffected() == 1; err != nil || !placed {
 			return err
 		}

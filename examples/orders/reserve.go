@@ -19,10 +19,12 @@ import (
 const prefix = "shop." // of the subjects in outflow.yaml; the topic follows
 
 // reserve reserves stock for the orders of the stream until ctx ends.
-func reserve(ctx context.Context, natsURL string, pool *pgxpool.Pool, outbox *producer.Outbox, lease time.Duration,
+func reserve(ctx context.Context, natsURL string, pool *pgxpool.Pool, outbox *producer.Outbox,
+	lease time.Duration,
 	log *slog.Logger,
 ) error {
-	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.Timeout(30*time.Second))
+	nc, err := nats.Connect(natsURL, nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true),
+		nats.Timeout(30*time.Second))
 	if err != nil {
 		return err
 	}
@@ -41,8 +43,8 @@ func reserve(ctx context.Context, natsURL string, pool *pgxpool.Pool, outbox *pr
 	return c.Run(ctx, reserver(outbox))
 }
 
-// reserver returns the handler. What it writes through tx is there exactly once for each event, because the consumer's mark moves in the
-// same transaction; so is the event that it enqueues.
+// reserver returns the handler. What it writes through tx is there exactly once for each event, because the
+// consumer's mark moves in the same transaction; so is the event that it enqueues.
 func reserver(outbox *producer.Outbox) consumer.Handler {
 	return func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
 		var o order
@@ -52,12 +54,14 @@ func reserver(outbox *producer.Outbox) consumer.Handler {
 		if err := o.check(); err != nil {
 			return consumer.Poison(err)
 		}
-		tag, err := tx.Exec(ctx, "UPDATE stock SET available = available - $2 WHERE item = $1 AND available >= $2", o.Item, o.Quantity)
+		tag, err := tx.Exec(ctx, "UPDATE stock SET available = available - $2 WHERE item = $1 AND "+
+			"available >= $2", o.Item, o.Quantity)
 		if err != nil {
 			return err
 		}
 		reserved := tag.RowsAffected() == 1
-		_, err = tx.Exec(ctx, "INSERT INTO reservation (order_id, item, quantity, reserved) VALUES ($1, $2, $3, $4)",
+		_, err = tx.Exec(ctx, "INSERT INTO reservation (order_id, item, quantity, reserved) VALUES ($1, "+
+			"$2, $3, $4)",
 			o.ID, o.Item, o.Quantity, reserved)
 		if err != nil {
 			return err

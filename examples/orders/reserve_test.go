@@ -19,7 +19,8 @@ var schema string
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// TestReserve crashes the consumer at every point of every event, and compares what is left with a run that nothing disturbed.
+// TestReserve crashes the consumer at every point of every event, and compares what is left with a run that
+// nothing disturbed.
 func TestReserve(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -42,12 +43,15 @@ func TestReserve(t *testing.T) {
 		item := []string{"tea", "milk"}[i%2]
 		events = append(events, consumertest.Event{
 			Document: "orders." + item, Subject: prefix + "orders." + item,
-			Data: fmt.Appendf(nil, `{"order": "00000000-0000-4000-8000-%012d", "item": %q, "quantity": %d}`, i, item, 1+i%3),
+			Data: fmt.Appendf(nil, `{"order": "00000000-0000-4000-8000-%012d", "item": %q, "quantity": %d}`,
+				i, item, 1+i%3),
 		})
 	}
 	kit := consumertest.Kit{
 		Handler: reserver(outbox), Pool: pool, Events: events,
-		Config: consumer.Config{Document: func(subject string, _ nats.Header) string { return strings.TrimPrefix(subject, prefix) }},
+		Config: consumer.Config{Document: func(subject string, _ nats.Header) string {
+			return strings.TrimPrefix(subject, prefix)
+		}},
 		Effects: consumertest.Query(pool,
 			"TRUNCATE reservation, outbox, stock; INSERT INTO stock VALUES ('tea', 100), ('milk', 5)",
 			"SELECT * FROM stock ORDER BY item",

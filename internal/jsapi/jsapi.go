@@ -1,6 +1,6 @@
-// Package jsapi asks JetStream's API: one request, one answer, by the stream's leader where it matters. nats.go asks for
-// messages with a direct get, which any replica may answer, out of date; whoever decides by what a stream holds must not
-// use that.
+// Package jsapi asks JetStream's API: one request, one answer, by the stream's leader where it matters.
+// nats.go asks for messages with a direct get, which any replica may answer, out of date; whoever decides by
+// what a stream holds must not use that.
 //
 // It is internal to Outflow: its API may change at any time.
 package jsapi
@@ -20,8 +20,8 @@ import (
 
 // Client asks over one connection, which stays the caller's. It may be used from any goroutine.
 type Client struct {
-	// Lost, if set before the first request, says why the connection is of no more use, or nil: then a request that failed
-	// returns that.
+	// Lost, if set before the first request, says why the connection is of no more use, or nil: then a
+	// request that failed returns that.
 	Lost func() error
 
 	nc     *nats.Conn
@@ -31,13 +31,14 @@ type Client struct {
 	requests map[string]context.CancelCauseFunc // those under way, by subject
 }
 
-// New returns a client. prefix is that of the API's subjects, with or without the last dot: "" is the default, a domain d has
-// $JS.d.API.
+// New returns a client. prefix is that of the API's subjects, with or without the last dot: "" is the
+// default, a domain d has $JS.d.API.
 func New(nc *nats.Conn, prefix string) *Client {
 	if prefix == "" {
 		prefix = jetstream.DefaultAPIPrefix
 	}
-	return &Client{nc: nc, prefix: strings.TrimSuffix(prefix, ".") + ".", requests: map[string]context.CancelCauseFunc{}}
+	return &Client{nc: nc, prefix: strings.TrimSuffix(prefix, ".") + ".",
+		requests: map[string]context.CancelCauseFunc{}}
 }
 
 // NATS returns the connection.
@@ -48,7 +49,8 @@ func (c *Client) JetStream() (jetstream.JetStream, error) {
 	return jetstream.NewWithAPIPrefix(c.nc, strings.TrimSuffix(c.prefix, "."))
 }
 
-// PublishSubject returns where to publish what is to arrive at subject: behind the prefix, unless that is the default.
+// PublishSubject returns where to publish what is to arrive at subject: behind the prefix, unless that is the
+// default.
 func (c *Client) PublishSubject(subject string) string {
 	if c.prefix == jetstream.DefaultAPIPrefix {
 		return subject
@@ -71,9 +73,10 @@ type Ack struct {
 	Duplicate bool   `json:"duplicate"`
 }
 
-// Ask sends a request, or an empty one if it is nil, and reads the answer. A refusal of JetStream is an *[Error] within the
-// error; whatever went wrong on the way is an error without a class.
-func (c *Client) Ask(ctx context.Context, method string, request any, answer interface{ refusal() *Error }) error {
+// Ask sends a request, or an empty one if it is nil, and reads the answer. A refusal of JetStream is an
+// *[Error] within the error; whatever went wrong on the way is an error without a class.
+func (c *Client) Ask(ctx context.Context, method string, request any,
+	answer interface{ refusal() *Error }) error {
 	var body []byte
 	if request != nil {
 		var err error
@@ -113,8 +116,9 @@ func (c *Client) Ask(ctx context.Context, method string, request any, answer int
 	return nil
 }
 
-// Forbidden ends the request under way that the server's error is about, with cause, and reports whether there is one. The
-// server doesn't answer a request that its permissions forbid; it reports an error on the connection instead.
+// Forbidden ends the request under way that the server's error is about, with cause, and reports whether
+// there is one. The server doesn't answer a request that its permissions forbid; it reports an error on the
+// connection instead.
 func (c *Client) Forbidden(violation, cause error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,8 +131,8 @@ func (c *Client) Forbidden(violation, cause error) bool {
 	return false
 }
 
-// MessageRequest selects a message of a stream: the one at Seq, or the first at or above Seq whose subject matches Next, or the
-// last one with the subject Last.
+// MessageRequest selects a message of a stream: the one at Seq, or the first at or above Seq whose subject
+// matches Next, or the last one with the subject Last.
 type MessageRequest struct {
 	Seq  uint64 `json:"seq,omitempty"`
 	Next string `json:"next_by_subj,omitempty"`

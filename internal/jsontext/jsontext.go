@@ -1,6 +1,7 @@
-// Package jsontext walks over JSON and reads its strings, for what comes with a logical message and for what a producer writes. Unlike
-// encoding/json it tells half of a surrogate pair from U+FFFD, keeps the place of each value, and limits the depth itself. It takes no
-// memory, whatever the text says. It is internal to Outflow: its API may change at any time.
+// Package jsontext walks over JSON and reads its strings, for what comes with a logical message and for what
+// a producer writes. Unlike encoding/json it tells half of a surrogate pair from U+FFFD, keeps the place of
+// each value, and limits the depth itself. It takes no memory, whatever the text says. It is internal to
+// Outflow: its API may change at any time.
 package jsontext
 
 import (
@@ -8,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxDepth is how deep arrays and objects may be nested, the outermost counted. PostgreSQL's own limit follows from max_stack_depth;
-// with the default of 2 MB it lies above 13,000.
+// MaxDepth is how deep arrays and objects may be nested, the outermost counted. PostgreSQL's own limit
+// follows from max_stack_depth; with the default of 2 MB it lies above 13,000.
 const MaxDepth = 1000
 
 // Span is a part of the text; of a string, what lies between its quotes.
@@ -19,7 +20,8 @@ type Span struct {
 	Escaped    bool // a string with escapes
 }
 
-// Scanner walks over JSON text (RFC 8259), which must be valid UTF-8. Text, Off and Depth may be set before the first call.
+// Scanner walks over JSON text (RFC 8259), which must be valid UTF-8. Text, Off and Depth may be set before
+// the first call.
 type Scanner struct {
 	Text  []byte
 	Off   int // of the next byte; at the end after the first problem
@@ -64,7 +66,8 @@ func (s *Scanner) Space() {
 	}
 }
 
-// Object passes over an object and calls member with the name of each member; member must pass over the value.
+// Object passes over an object and calls member with the name of each member; member must pass over the
+// value.
 func (s *Scanner) Object(member func(name Span)) {
 	if s.Depth++; s.Depth > MaxDepth {
 		s.Fail("too deep")
@@ -110,7 +113,8 @@ func (s *Scanner) name() (name Span) {
 	return name
 }
 
-// Value passes over a value of any kind. It does not recurse: it notes the closing bracket of each array and object that is open.
+// Value passes over a value of any kind. It does not recurse: it notes the closing bracket of each array and
+// object that is open.
 func (s *Scanner) Value() {
 	var within [MaxDepth]byte // the closing bracket of each
 	base := s.Depth
@@ -279,7 +283,8 @@ func hex4(b []byte) (v rune, ok bool) {
 	return v, true
 }
 
-// Char reads the next character of a string, between its quotes, that has been passed over before. size is what it takes.
+// Char reads the next character of a string, between its quotes, that has been passed over before. size is
+// what it takes.
 func Char(raw []byte) (c rune, size int) {
 	if raw[0] != '\\' {
 		return utf8.DecodeRune(raw)

@@ -2,8 +2,8 @@ package relay
 
 import "github.com/outflowhq/outflow/outbox"
 
-// Batch is what one read of the replication connection brought: complete messages, in order. Its bytes belong to the connection's
-// buffer until Release.
+// Batch is what one read of the replication connection brought: complete messages, in order. Its bytes belong
+// to the connection's buffer until Release.
 type Batch struct {
 	Messages []WALMessage
 	Free     func() // takes the buffer back; nil: nothing to do
@@ -12,8 +12,9 @@ type Batch struct {
 // WALMessage is one thing that the server sent: a pgoutput message, or a keepalive.
 type WALMessage struct {
 	Keepalive bool
-	// WALEnd is, of a keepalive, a marker: every transaction that ends at or below it came before, or was not to come. It never
-	// goes back in a stream. Of a pgoutput message it is the LSN of the change; of a Commit, the end LSN of the transaction.
+	// WALEnd is, of a keepalive, a marker: every transaction that ends at or below it came before, or was not
+	// to come. It never goes back in a stream. Of a pgoutput message it is the LSN of the change; of a
+	// Commit, the end LSN of the transaction.
 	WALEnd outbox.LSN
 	Data   []byte // the pgoutput message, nil for a keepalive; valid until the batch is released
 }

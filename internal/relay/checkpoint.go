@@ -2,17 +2,20 @@ package relay
 
 import "github.com/outflowhq/outflow/outbox"
 
-// MaxPublishedAhead is how many events beyond its due a place may list; a window that would leave more takes everything held.
+// MaxPublishedAhead is how many events beyond its due a place may list; a window that would leave more takes
+// everything held.
 const MaxPublishedAhead = 512
 
-// Checkpoint is a point to go on from: all windows up to stream sequence Seq are complete and acknowledged, and replication may start
-// at Due.
+// Checkpoint is a point to go on from: all windows up to stream sequence Seq are complete and acknowledged,
+// and replication may start at Due.
 type Checkpoint struct {
-	Due            outbox.LSN        `json:"due"`
-	Seq            uint64            `json:"seq"`             // sequence in the stream; 0: nothing is published yet
-	PublishedAhead []outbox.Position `json:"taken,omitempty"` // events beyond Due that are in the stream already, ascending, MaxPublishedAhead at most
-	Settings       Settings          `json:"settings"`        // the settings in force at Due
-	Timeline       uint32            `json:"timeline"`        // the timeline that Due lies on
+	Due outbox.LSN `json:"due"`
+	// sequence in the stream; 0: nothing is published yet
+	Seq uint64 `json:"seq"`
+	// events beyond Due that are in the stream already, ascending, MaxPublishedAhead at most
+	PublishedAhead []outbox.Position `json:"taken,omitempty"`
+	Settings       Settings          `json:"settings"` // the settings in force at Due
+	Timeline       uint32            `json:"timeline"` // the timeline that Due lies on
 }
 
 // Same reports whether two places are the same point.
@@ -40,8 +43,8 @@ func (h History) At(lsn outbox.LSN) uint32 {
 	return h.Timeline
 }
 
-// Left returns the LSN at which the history left timeline tl. left is false where tl is the present timeline; known is false
-// where tl is not part of the history at all.
+// Left returns the LSN at which the history left timeline tl. left is false where tl is the present timeline;
+// known is false where tl is not part of the history at all.
 func (h History) Left(tl uint32) (end outbox.LSN, left, known bool) {
 	if tl == h.Timeline {
 		return 0, false, true

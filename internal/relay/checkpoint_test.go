@@ -28,7 +28,8 @@ func TestHistory(t *testing.T) {
 func TestCheckpointSame(t *testing.T) {
 	t.Parallel()
 	p := Checkpoint{Due: 1, Seq: 2, PublishedAhead: []outbox.Position{{LSN: 1, Index: 1}}, Timeline: 1}
-	if !p.Same(Checkpoint{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Checkpoint{Due: 2, Seq: 2}) || p.Same(Checkpoint{Due: 1, Seq: 3}) {
+	if !p.Same(Checkpoint{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Checkpoint{Due: 2, Seq: 2}) ||
+		p.Same(Checkpoint{Due: 1, Seq: 3}) {
 		t.Error("places are told apart by due and seq")
 	}
 }

@@ -9,8 +9,8 @@ import (
 // EventOverhead is what an event counts beside its bytes when the buffer's limit in bytes is applied.
 const EventOverhead = 64
 
-// Event is one insert into the outbox, or one logical message in place of it. Its strings and its payload lie in memory that nobody
-// writes to any more; an event may be copied and kept.
+// Event is one insert into the outbox, or one logical message in place of it. Its strings and its payload lie
+// in memory that nobody writes to any more; an event may be copied and kept.
 type Event struct {
 	Pos  outbox.Position // LSN is 0 until the commit record has been read
 	Time int64           // the commit's, likewise; see [Commit.Time]
@@ -21,16 +21,19 @@ type Event struct {
 	ID    string // empty if there is no id column, or NULL
 
 	Payload []byte
-	// PayloadSize is the payload's size in bytes. It is larger than len(Payload), which is then 0, where the decoder left out a
-	// payload above its limit: no such payload is ever published.
+	// PayloadSize is the payload's size in bytes. It is larger than len(Payload), which is then 0, where the
+	// decoder left out a payload above its limit: no such payload is ever published.
 	PayloadSize int
 
-	Extra []string // the further columns that subject and headers use, in the order of the decoder's configuration
-	Null  Nulls    // which of the values are NULL; and whether it is a message
-	Bad   string   // which column could not be decoded and why; empty: none. Such a row is never published as it is
+	// the further columns that subject and headers use, in the order of the decoder's configuration
+	Extra []string
+	Null  Nulls // which of the values are NULL; and whether it is a message
+	// which column could not be decoded and why; empty: none. Such a row is never published as it is
+	Bad string
 }
 
-// Nulls is a set of an event's values, and says beside them where it came from: a field of its own would make each held event larger.
+// Nulls is a set of an event's values, and says beside them where it came from: a field of its own would make
+// each held event larger.
 type Nulls uint64
 
 // The members of a set. Those of Extra follow: see [Event.ExtraNull].
@@ -56,7 +59,8 @@ func (e *Event) ExtraNull(i int) bool { return e.Null&(1<<(nullExtra+i)) != 0 }
 // SetExtraNull marks Extra[i] as NULL.
 func (e *Event) SetExtraNull(i int) { e.Null |= 1 << (nullExtra + i) }
 
-// Size is what the event counts against the buffer's limit in bytes: document, actor, key and payload, and EventOverhead.
+// Size is what the event counts against the buffer's limit in bytes: document, actor, key and payload, and
+// EventOverhead.
 func (e *Event) Size() int64 {
 	return int64(len(e.Doc)+len(e.Actor)+len(e.Key)+e.PayloadSize) + EventOverhead
 }
@@ -72,7 +76,8 @@ const (
 	SettingsChange      // a change of this slot's ordering settings
 )
 
-// Commit is what is known when a transaction's commit record has been read. Its events came before it, one by one.
+// Commit is what is known when a transaction's commit record has been read. Its events came before it, one by
+// one.
 type Commit struct {
 	LSN      outbox.LSN // end LSN of the commit record
 	Time     int64      // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts

@@ -21,7 +21,8 @@ func TestNulls(t *testing.T) {
 
 func TestEventSize(t *testing.T) {
 	t.Parallel()
-	e := Event{Doc: "12", Actor: "345", Key: "6789", ID: "not counted", PayloadSize: 10, Extra: []string{"not counted"}}
+	e := Event{Doc: "12", Actor: "345", Key: "6789", ID: "not counted", PayloadSize: 10,
+		Extra: []string{"not counted"}}
 	if got := e.Size(); got != 19+EventOverhead {
 		t.Errorf("got %d", got)
 	}

@@ -6,14 +6,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Source says what of the WAL is an event. The zero value is the table: so a record from before there was a choice says it.
+// Source says what of the WAL is an event. The zero value is the table: so a record from before there was a
+// choice says it.
 type Source string
 
 // The sources.
 const (
-	FromTable   Source = ""        // inserts into the outbox table
-	FromMessage Source = "message" // transactional logical messages with the prefix EventPrefix; there is no table
-	FromBoth    Source = "both"    // either, in the order of the WAL
+	FromTable Source = "" // inserts into the outbox table
+	// transactional logical messages with the prefix EventPrefix; there is no table
+	FromMessage Source = "message"
+	FromBoth    Source = "both" // either, in the order of the WAL
 )
 
 // ParseSource reads "table", "message" or "both".
@@ -41,11 +43,12 @@ func (s Source) Rows() bool { return s != FromMessage }
 // Messages reports whether logical messages are events.
 func (s Source) Messages() bool { return s == FromMessage || s == FromBoth }
 
-// Mapping says where events come from, and which columns of the outbox table have the roles that decide the order and the content. It
-// is settled by init and kept in the checkpoint record. An empty column name means that there is none.
+// Mapping says where events come from, and which columns of the outbox table have the roles that decide the
+// order and the content. It is settled by init and kept in the checkpoint record. An empty column name means
+// that there is none.
 //
-// A logical message names its values by the roles themselves. Without a table the mapping has the roles' own names, and says only
-// whether events have a key.
+// A logical message names its values by the roles themselves. Without a table the mapping has the roles' own
+// names, and says only whether events have a key.
 type Mapping struct {
 	Source  Source `json:"source,omitempty"`
 	Table   string `json:"table"` // schema.name; "" if there is none
@@ -56,8 +59,8 @@ type Mapping struct {
 	Key     string `json:"seq_key,omitempty"`
 	Payload string `json:"payload"`
 
-	// OwnOnly: a transaction that was replicated from elsewhere, one with a replication origin, is no input. A record from before there was
-	// a choice says false, which is what was done.
+	// OwnOnly: a transaction that was replicated from elsewhere, one with a replication origin, is no input.
+	// A record from before there was a choice says false, which is what was done.
 	OwnOnly bool `json:"own_only,omitempty"`
 }
 

@@ -16,8 +16,8 @@ const (
 	SettingsPrefix  = "outflow.settings"
 )
 
-// Settings are the ordering settings. With the WAL they decide the order, so changes of them are in the WAL. They are comparable
-// with ==.
+// Settings are the ordering settings. With the WAL they decide the order, so changes of them are in the WAL.
+// They are comparable with ==.
 type Settings struct {
 	Horizon   time.Duration // whole microseconds, 0 or more; 0: every transaction is its own window
 	Sort      outbox.Sort
@@ -25,8 +25,8 @@ type Settings struct {
 	MaxBytes  int64 // held bytes by [Event.Size], at least 1
 }
 
-// The maxima: of the configuration, and of a change in the WAL, which anyone may have written who may write logical messages. They limit
-// what such a change can make Outflow hold in memory.
+// The maxima: of the configuration, and of a change in the WAL, which anyone may have written who may write
+// logical messages. They limit what such a change can make Outflow hold in memory.
 const (
 	MaxHorizon   = 24 * time.Hour
 	MaxMaxEvents = 4 << 20
@@ -70,15 +70,17 @@ func (s Settings) Sound() error {
 
 // String is the text form without the slot, for logs.
 func (s Settings) String() string {
-	return fmt.Sprintf("horizon=%v sort=%v max_events=%d max_bytes=%d", s.Horizon, s.Sort, s.MaxEvents, s.MaxBytes)
+	return fmt.Sprintf("horizon=%v sort=%v max_events=%d max_bytes=%d", s.Horizon, s.Sort, s.MaxEvents,
+		s.MaxBytes)
 }
 
 // Content is the content of the logical message that changes the settings of a slot's outflow.
 func (s Settings) Content(slot string) string { return "v=1 slot=" + slot + " " + s.String() }
 
-// ParseSettings reads the content of a settings message: each key once, in the order that [Settings.Content] writes. The slot is
-// returned as soon as it is known, so that a caller can pass over what is meant for others. An error means that it is malformed or of a
-// version that is not known: nobody can tell whether a newer Outflow wrote that or a stranger, so it must not have an effect.
+// ParseSettings reads the content of a settings message: each key once, in the order that [Settings.Content]
+// writes. The slot is returned as soon as it is known, so that a caller can pass over what is meant for
+// others. An error means that it is malformed or of a version that is not known: nobody can tell whether a
+// newer Outflow wrote that or a stranger, so it must not have an effect.
 func ParseSettings(content string) (slot string, s Settings, err error) {
 	version, rest, _ := strings.Cut(content, " ")
 	v, ok := strings.CutPrefix(version, "v=")
@@ -124,7 +126,8 @@ func ParseSettings(content string) (slot string, s Settings, err error) {
 	return slot, s, nil
 }
 
-// Unkeyed returns the settings in force where the table has neither a key nor the columns to make one from: commit order.
+// Unkeyed returns the settings in force where the table has neither a key nor the columns to make one from:
+// commit order.
 func (s Settings) Unkeyed() Settings {
 	s.Horizon, s.Sort = 0, outbox.ByCommit
 	return s

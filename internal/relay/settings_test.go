@@ -83,7 +83,8 @@ func FuzzSettings(f *testing.F) {
 func TestSettingsJSON(t *testing.T) {
 	t.Parallel()
 	b, err := json.Marshal(defaults)
-	if want := `{"horizon":"20ms","sort":"seq_key","max_events":65536,"max_bytes":67108864}`; err != nil || string(b) != want {
+	if want := `{"horizon":"20ms","sort":"seq_key","max_events":65536,"max_bytes":67108864}`; err != nil ||
+		string(b) != want {
 		t.Errorf("got %s, %v", b, err)
 	}
 	var s Settings
@@ -98,7 +99,8 @@ func TestSettingsJSON(t *testing.T) {
 	if err := json.Unmarshal(b, &s); err != nil || s != large {
 		t.Errorf("read as %v, %v", s, err)
 	}
-	for _, text := range []string{`{}`, `{"horizon":"20ms","sort":"x"}`, `{"horizon":"1h","sort":"commit","max_events":0,"max_bytes":1}`, `[]`} {
+	for _, text := range []string{`{}`, `{"horizon":"20ms","sort":"x"}`,
+		`{"horizon":"1h","sort":"commit","max_events":0,"max_bytes":1}`, `[]`} {
 		if err := json.Unmarshal([]byte(text), &s); err == nil {
 			t.Errorf("%s is taken", text)
 		}

@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// MaxShards is the greatest number of shards that a table can be divided into: each takes a slot, and decodes the whole WAL.
+// MaxShards is the greatest number of shards that a table can be divided into: each takes a slot, and decodes
+// the whole WAL.
 const MaxShards = 64
 
-// Shard says which part of the table's rows is published: of Of parts the one with number Index, by a hash of the document. The zero
-// value is the whole table.
+// Shard says which part of the table's rows is published: of Of parts the one with number Index, by a hash of
+// the document. The zero value is the whole table.
 type Shard struct {
 	Index int // from 0 to Of-1
 	Of    int // 1 to MaxShards; 0: the table is not divided

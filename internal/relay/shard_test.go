@@ -12,7 +12,8 @@ func TestShard(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"/", "1", "1/", "/4", "4/4", "-1/4", "0/0", "0/65", "01/4", "1/04", "+1/4", " 1/4", "1/4/", "a/b", "0/-1"} {
+	for _, text := range []string{"/", "1", "1/", "/4", "4/4", "-1/4", "0/0", "0/65", "01/4", "1/04", "+1/4",
+		" 1/4", "1/4/", "a/b", "0/-1"} {
 		if got, err := ParseShard(text); err == nil {
 			t.Errorf("%q is read as %v", text, got)
 		}
@@ -22,7 +23,8 @@ func TestShard(t *testing.T) {
 		t.Errorf("%s, %v; want %s", doc, err, want)
 	}
 	var back []Mapping
-	if err := json.Unmarshal(doc, &back); err != nil || back[0] != (Mapping{Table: "t"}) || back[1].Shard != (Shard{1, 3}) {
+	if err := json.Unmarshal(doc, &back); err != nil || back[0] != (Mapping{Table: "t"}) ||
+		back[1].Shard != (Shard{1, 3}) {
 		t.Error(back, err)
 	}
 	if err := json.Unmarshal([]byte(`{"shard":"3/3"}`), &Mapping{}); err == nil {

@@ -32,22 +32,29 @@ type SlotState struct {
 	SafeWALSize  int64      // bytes until it is in danger of loss, -1 if unlimited or unknown
 }
 
-// PublicationIdentity is what is published: which table, and by which rows of the catalog. Each change that hides rows from the stream of
-// changes for a while leaves another identity, whatever became of it since; what leaves the same one hides none. It is comparable with ==.
+// PublicationIdentity is what is published: which table, and by which rows of the catalog. Each change that
+// hides rows from the stream of changes for a while leaves another identity, whatever became of it since;
+// what leaves the same one hides none. It is comparable with ==.
 type PublicationIdentity struct {
-	OID        uint32 `json:"oid"`                  // of the row in pg_publication
-	Xmin       uint32 `json:"xmin"`                 // its flags (insert, update, through the root) have been the same since
-	RelOID     uint32 `json:"rel_oid"`              // of the row in pg_publication_rel that puts the table into it; 0 for FOR ALL TABLES
-	RelXmin    uint32 `json:"rel_xmin"`             // its filter and its columns have been the same since
-	SchemaOID  uint32 `json:"schema_oid,omitempty"` // of the row in pg_publication_namespace, where a whole schema is published
+	OID uint32 `json:"oid"` // of the row in pg_publication
+	// its flags (insert, update, through the root) have been the same since
+	Xmin uint32 `json:"xmin"`
+	// of the row in pg_publication_rel that puts the table into it; 0 for FOR ALL TABLES
+	RelOID  uint32 `json:"rel_oid"`
+	RelXmin uint32 `json:"rel_xmin"` // its filter and its columns have been the same since
+	// of the row in pg_publication_namespace, where a whole schema is published
+	SchemaOID  uint32 `json:"schema_oid,omitempty"`
 	SchemaXmin uint32 `json:"schema_xmin,omitempty"`
 
-	TableOID uint32 `json:"table_oid,omitempty"` // 0 in the record of an older outflow, and where there is no table
-	// Path is the xmin of each row that stands between the table and what is published: of pg_inherits, where that is a table above it,
-	// and of pg_depend, where it is the schema. A table that was taken out of either for a while has another one.
+	// 0 in the record of an older outflow, and where there is no table
+	TableOID uint32 `json:"table_oid,omitempty"`
+	// Path is the xmin of each row that stands between the table and what is published: of pg_inherits, where
+	// that is a table above it, and of pg_depend, where it is the schema. A table that was taken out of
+	// either for a while has another one.
 	Path string `json:"path,omitempty"`
-	// Rewritten stands for the leaf partitions whose file is not the one that they were made with, and for these files; "" if there is none.
-	// VACUUM FULL and TRUNCATE change it, and so do SET UNLOGGED and SET LOGGED: it shows that rows may have been hidden, not that they were.
+	// Rewritten stands for the leaf partitions whose file is not the one that they were made with, and for
+	// these files; "" if there is none. VACUUM FULL and TRUNCATE change it, and so do SET UNLOGGED and SET
+	// LOGGED: it shows that rows may have been hidden, not that they were.
 	Rewritten string `json:"rewritten,omitempty"`
 
 	// Hidden says why rows that are written now do not reach the stream of changes; nil if they do.
@@ -70,11 +77,14 @@ type StreamState struct {
 	Newest     *outbox.Header // its header; nil if there is no message or it has none of ours
 	Replicated bool           // more than one replica
 	Now        time.Time      // the broker's clock when it was asked; zero where it does not say
-	Durables   []string       // durable consumers at the newest message or beyond: after a loss, those that may have had more
+	// durable consumers at the newest message or beyond: after a loss, those that may have had more
+	Durables []string
 }
 
-// CodeSlotInUse is the code of the transient fault that says that another session holds the slot: that makes this one a standby.
+// CodeSlotInUse is the code of the transient fault that says that another session holds the slot: that makes
+// this one a standby.
 const CodeSlotInUse = "slot_in_use"
 
-// CodeStreamMoved is the code of the transient fault that says that the stream changed while its end was read.
+// CodeStreamMoved is the code of the transient fault that says that the stream changed while its end was
+// read.
 const CodeStreamMoved = "stream_moved"

@@ -7,7 +7,9 @@ type Config struct {
 	URL         string // connection URL or keyword string; "": libpq's PG* environment
 	Slot        string
 	Publication string
-	Table       string      // schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical messages, there is no table
-	Shard       relay.Shard // the part of the table that is published
-	ShardBy     string      // the column that decides to which part a row belongs: the document's
+	// schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical
+	// messages, there is no table
+	Table   string
+	Shard   relay.Shard // the part of the table that is published
+	ShardBy string      // the column that decides to which part a row belongs: the document's
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// NewSlot is a slot that was just made, and the replication connection that made it: as long as that is open and not used, the
-// server keeps a snapshot of exactly what committed before the slot begins.
+// NewSlot is a slot that was just made, and the replication connection that made it: as long as that is open
+// and not used, the server keeps a snapshot of exactly what committed before the slot begins.
 type NewSlot struct {
 	At       outbox.LSN // what commits after it is decoded
 	Snapshot string     // for tablesnapshot.Open
@@ -25,8 +25,8 @@ type NewSlot struct {
 // Close ends the connection. A transaction that has taken the snapshot keeps it.
 func (n *NewSlot) Close() { postgres.Close(n.conn) }
 
-// CreateSlotWithSnapshot makes the slot, as [Setup.CreateSlot] does, and exports a snapshot of what it does not decode. failover makes it one
-// that standbys synchronize (PostgreSQL 17).
+// CreateSlotWithSnapshot makes the slot, as [Setup.CreateSlot] does, and exports a snapshot of what it does
+// not decode. failover makes it one that standbys synchronize (PostgreSQL 17).
 func CreateSlotWithSnapshot(ctx context.Context, cfg SetupConfig, failover bool) (*NewSlot, error) {
 	s, err := OpenSetup(ctx, cfg) // says what is in the way
 	if err != nil {
@@ -42,10 +42,14 @@ func CreateSlotWithSnapshot(ctx context.Context, cfg SetupConfig, failover bool)
 	if patience == 0 {
 		patience = slotPatience
 	}
-	stop := cancelUntil(ctx, conn, patience) // the server waits for open transactions, and no statement_timeout ends that
-	command := fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput EXPORT_SNAPSHOT", postgres.Quote(cfg.Slot))
+	// the server waits for open transactions, and no statement_timeout ends that
+	stop := cancelUntil(ctx, conn, patience)
+	command := fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput EXPORT_SNAPSHOT",
+		postgres.Quote(cfg.Slot))
 	if failover && s.version >= 170000 {
-		command = fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)", postgres.Quote(cfg.Slot))
+		command =
+			fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)",
+				postgres.Quote(cfg.Slot))
 	}
 	rows, err := postgres.SimpleQuery(ctx, conn, command)
 	stop()
@@ -74,8 +78,8 @@ type canceller interface {
 	CancelRequest(ctx context.Context) error
 }
 
-// cancelUntil asks the server to cancel what the connection does once patience is over, and again until stop is called: a request may
-// be lost, and one that comes before the command runs does nothing.
+// cancelUntil asks the server to cancel what the connection does once patience is over, and again until stop
+// is called: a request may be lost, and one that comes before the command runs does nothing.
 func cancelUntil(ctx context.Context, conn canceller, patience time.Duration) (stop func()) {
 	ctx, stopped := context.WithCancel(ctx)
 	var asking sync.WaitGroup
@@ -97,9 +101,12 @@ func cancelUntil(ctx context.Context, conn canceller, patience time.Duration) (s
 	}
 }
 
-// DropSlot drops the slot, and reports whether it was one that standbys synchronize. One that is not there is no error.
+// DropSlot drops the slot, and reports whether it was one that standbys synchronize. One that is not there is
+// no error.
 func (s *Setup) DropSlot(ctx context.Context) (failover bool, err error) {
-	err = s.conn.QueryRow(ctx, `SELECT coalesce((to_jsonb(s)->>'failover')::boolean, false) FROM pg_replication_slots s WHERE slot_name = $1`,
+	err = s.conn.QueryRow(ctx,
+		`SELECT coalesce((to_jsonb(s)->>'failover')::boolean, false) FROM pg_replication_slots s
+			WHERE slot_name = $1`,
 		s.cfg.Slot).Scan(&failover)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
@@ -109,7 +116,8 @@ func (s *Setup) DropSlot(ctx context.Context) (failover bool, err error) {
 	}
 	switch postgres.SQLState(err) {
 	case postgres.StateObjectInUse:
-		return failover, postgres.Fatal(err, "slot_in_use", "Stop outflow first", "slot %q is in use", s.cfg.Slot)
+		return failover, postgres.Fatal(err, "slot_in_use", "Stop outflow first", "slot %q is in use",
+			s.cfg.Slot)
 	case postgres.StateUndefinedObject:
 		return failover, nil
 	}

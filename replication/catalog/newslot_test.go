@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// deaf is a connection whose first requests to cancel do nothing: one is never answered, one fails, one comes too early.
+// deaf is a connection whose first requests to cancel do nothing: one is never answered, one fails, one comes
+// too early.
 type deaf struct{ asked chan time.Time }
 
 func (d *deaf) CancelRequest(ctx context.Context) error {
@@ -62,7 +63,8 @@ func TestNewSlotWaits(t *testing.T) {
 	d.Exec("CREATE TABLE unfinished (id int)")
 	d.cfg.Patience = 50 * time.Millisecond
 	_, err := CreateSlotWithSnapshot(within(t), d.cfg, false)
-	if f := wantFault(t, err, outbox.Fatal, "slot_blocked"); !strings.Contains(f.Hint, fmt.Sprint("pid ", d.Conn.PgConn().PID())) {
+	if f := wantFault(t, err, outbox.Fatal, "slot_blocked"); !strings.Contains(f.Hint,
+		fmt.Sprint("pid ", d.Conn.PgConn().PID())) {
 		t.Errorf("%v", f)
 	}
 	d.Exec("ROLLBACK")

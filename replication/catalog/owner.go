@@ -10,22 +10,26 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Auxiliary is what is made beside the outbox: it is found or made, and used with the rights of those who write events.
+// Auxiliary is what is made beside the outbox: it is found or made, and used with the rights of those who
+// write events.
 type Auxiliary struct {
 	Schema   string // with all functions of that name in it
 	Function string
 	Table    string // quoted; "" for none
 }
 
-// owner lists roles and whether their objects may be used. A role is trusted if it could do what it likes anyway, or if whoever runs
-// the command answers for it: itself, the database's owner, a superuser, or a role that it was made a member of. (A superuser counts
-// as a member of every role, which says nothing.)
-const owner = `SELECT o.oid, o.rolname, o.rolsuper OR o.oid = me.oid OR o.oid = d.datdba OR o.rolname = 'pg_database_owner'
+// owner lists roles and whether their objects may be used. A role is trusted if it could do what it likes
+// anyway, or if whoever runs the command answers for it: itself, the database's owner, a superuser, or a role
+// that it was made a member of. (A superuser counts as a member of every role, which says nothing.)
+const owner = `SELECT o.oid, o.rolname, o.rolsuper OR o.oid = me.oid OR o.oid = d.datdba
+	OR o.rolname = 'pg_database_owner'
 		OR NOT me.rolsuper AND pg_has_role(me.oid, o.oid, 'MEMBER') AS trusted
-	FROM pg_roles o, pg_roles me, pg_database d WHERE me.rolname = current_user AND d.datname = current_database()`
+	FROM pg_roles o, pg_roles me, pg_database d WHERE me.rolname = current_user
+	AND d.datname = current_database()`
 
-// checkTableOwner refuses a table that anybody could have made: its owner is not trusted, and every role may create in its schema.
-// Otherwise somebody gave the owner the right to create there, and the table is taken to be meant as the outbox.
+// checkTableOwner refuses a table that anybody could have made: its owner is not trusted, and every role may
+// create in its schema. Otherwise somebody gave the owner the right to create there, and the table is taken
+// to be meant as the outbox.
 func (s *Setup) checkTableOwner(ctx context.Context, t Table) error {
 	var name string
 	var trusted bool
@@ -40,11 +44,12 @@ func (s *Setup) checkTableOwner(ctx context.Context, t Table) error {
 	if trusted {
 		return nil
 	}
-	return foreignOwner("table "+t.Quoted(), name, fmt.Sprintf("in whose schema every role may create (REVOKE CREATE ON SCHEMA %s FROM PUBLIC)", postgres.Quote(t.Schema)))
+	return foreignOwner("table "+t.Quoted(), name, fmt.Sprintf("in whose schema every role may create "+
+		"(REVOKE CREATE ON SCHEMA %s FROM PUBLIC)", postgres.Quote(t.Schema)))
 }
 
-// checkAuxiliary refuses what another role has made: that role can change it at any time, and it runs with the rights of whoever
-// writes an event. The outbox's owner may own it.
+// checkAuxiliary refuses what another role has made: that role can change it at any time, and it runs with
+// the rights of whoever writes an event. The outbox's owner may own it.
 func checkAuxiliary(ctx context.Context, tx pgx.Tx, cfg SetupConfig, b Auxiliary) error {
 	table := ""
 	if cfg.Table != "" {
@@ -65,7 +70,9 @@ func checkAuxiliary(ctx context.Context, tx pgx.Tx, cfg SetupConfig, b Auxiliary
 		WHERE NOT o.trusted AND o.rolname <> ALL($4) AND o.oid IS DISTINCT FROM (SELECT relowner FROM pg_class WHERE oid = to_regclass(nullif($5, '')))
 		ORDER BY t.n, t.what LIMIT 1`, b.Schema, b.Function, b.Table, append([]string{}, cfg.AcceptOwners...), table)
 	if err == nil {
-		_, err = pgx.ForEachRow(rows, []any{&what, &name}, func() error { return foreignOwner(what, name, "who can change it at any time") })
+		_, err = pgx.ForEachRow(rows, []any{&what, &name}, func() error {
+			return foreignOwner(what, name, "who can change it at any time")
+		})
 	}
 	if err != nil && outbox.FaultOf(err) == nil {
 		return fmt.Errorf("read who owns what is there: %w", err)
@@ -74,6 +81,7 @@ func checkAuxiliary(ctx context.Context, tx pgx.Tx, cfg SetupConfig, b Auxiliary
 }
 
 func foreignOwner(what, owner, why string) error {
-	return postgres.Fatal(nil, "foreign_owner", fmt.Sprintf("Find out who made it and why. If it is to be used, give --accept-owner %s; else drop it", owner),
+	return postgres.Fatal(nil, "foreign_owner", fmt.Sprintf("Find out who made it and why. If it is to be "+
+		"used, give --accept-owner %s; else drop it", owner),
 		"%s belongs to role %q, %s", what, owner, why)
 }

@@ -12,17 +12,21 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// CheckPublication reads and checks the publication. Messages do not come through it: without a table it only has to exist, because the
-// stream can't be asked for without one, and it has no identity: whoever makes it anew has taken nothing out of the stream.
-func CheckPublication(ctx context.Context, q Querier, version int, cfg Config, columns []string) (id relay.PublicationIdentity, err error) {
+// CheckPublication reads and checks the publication. Messages do not come through it: without a table it only
+// has to exist, because the stream can't be asked for without one, and it has no identity: whoever makes it
+// anew has taken nothing out of the stream.
+func CheckPublication(ctx context.Context, q Querier, version int, cfg Config,
+	columns []string) (id relay.PublicationIdentity, err error) {
 	if cfg.Table == "" {
 		var exists bool
-		err := q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)", cfg.Publication).Scan(&exists)
+		err := q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)",
+			cfg.Publication).Scan(&exists)
 		if err != nil {
 			return id, fmt.Errorf("read publication %s: %w", cfg.Publication, err)
 		}
 		if !exists {
-			return id, postgres.Fatal(nil, "publication_missing", emptyPublicationHint, "publication %q does not exist", cfg.Publication)
+			return id, postgres.Fatal(nil, "publication_missing", emptyPublicationHint,
+				"publication %q does not exist", cfg.Publication)
 		}
 		return id, nil
 	}
@@ -47,17 +51,19 @@ type publication struct {
 	allTables, insert, viaRoot bool
 	update                     bool
 	members                    []member // the table's own before those of what it is a partition of
-	root                       string   // the topmost table of the partition tree that the table is in; "" if it is its own
-	bad                        string   // a partition whose rows never reach the stream of changes; "" if none
-	generated                  bool     // it publishes generated columns without being told which
-	rewritten                  string   // see [relay.PublicationIdentity]
+	// the topmost table of the partition tree that the table is in; "" if it is its own
+	root string
+	// a partition whose rows never reach the stream of changes; "" if none
+	bad       string
+	generated bool   // it publishes generated columns without being told which
+	rewritten string // see [relay.PublicationIdentity]
 
 	shard   relay.Shard // the part of the table that it is to publish
 	shardBy string      // the column that decides, as the server prints it
 }
 
-// member is a way in which the table is in a publication: by its own row or by that of a table that it is a partition of, in
-// pg_publication_rel or, for whole schemas, in pg_publication_namespace.
+// member is a way in which the table is in a publication: by its own row or by that of a table that it is a
+// partition of, in pg_publication_rel or, for whole schemas, in pg_publication_namespace.
 type member struct {
 	relation  uint32 // the table itself or an ancestor
 	name      string
@@ -88,8 +94,9 @@ func readPublication(ctx context.Context, q Querier, version int, cfg Config, t 
 	if version >= 180000 {
 		generated = "pubgencols = 's'"
 	}
-	// The tree is read from pg_inherits: pg_partition_tree waits for whoever has locked a partition, VACUUM FULL for example.
-	// Only what has partitions is followed down: leaves in the recursion would each be held against all rows of pg_inherits.
+	// The tree is read from pg_inherits: pg_partition_tree waits for whoever has locked a partition, VACUUM
+	// FULL for example. Only what has partitions is followed down: leaves in the recursion would each be held
+	// against all rows of pg_inherits.
 	rows, err := q.Query(ctx, `WITH RECURSIVE pub AS (
 			SELECT oid, xmin, puballtables, pubinsert, pubupdate, pubviaroot, `+generated+` AS generated FROM pg_publication WHERE pubname = $1
 		), ancestors AS (
@@ -128,7 +135,8 @@ func readPublication(ctx context.Context, q Querier, version int, cfg Config, t 
 		var depth *int
 		var label, mxmin, path, list, filter *string
 		var schema *bool
-		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.update, &p.viaRoot, &p.generated, &p.root, &p.bad, &p.rewritten,
+		if err := rows.Scan(&p.oid, &xmin, &p.allTables, &p.insert, &p.update, &p.viaRoot, &p.generated,
+			&p.root, &p.bad, &p.rewritten,
 			&p.shardBy, &relation, &depth, &label, &oid, &mxmin, &schema, &path, &list, &filter); err != nil {
 			return fail(err)
 		}
@@ -139,7 +147,8 @@ func readPublication(ctx context.Context, q Querier, version int, cfg Config, t 
 			continue
 		}
 		m := member{
-			relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, path: *path, attrs: *list, filter: *filter,
+			relation: *relation, depth: *depth, name: *label, oid: *oid, schema: *schema, path: *path,
+			attrs: *list, filter: *filter,
 		}
 		if m.xmin, err = parseXID(*mxmin); err != nil {
 			return fail(err)
@@ -150,7 +159,8 @@ func readPublication(ctx context.Context, q Querier, version int, cfg Config, t 
 		return fail(err)
 	}
 	if p.oid == 0 {
-		return publication{}, postgres.Fatal(nil, "publication_missing", publicationHint, "publication %q does not exist", name)
+		return publication{}, postgres.Fatal(nil, "publication_missing", publicationHint,
+			"publication %q does not exist", name)
 	}
 	return p, nil
 }
@@ -165,23 +175,29 @@ func (p publication) check(t Table, columns []string) (relay.PublicationIdentity
 	none := relay.PublicationIdentity{}
 	pub, table := postgres.Quote(p.name), t.Schema+"."+t.Name
 	if !p.insert {
-		return none, postgres.Fatal(nil, "publication_insert", fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", pub),
+		return none, postgres.Fatal(nil, "publication_insert",
+			fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", pub),
 			"publication %q does not publish inserts", p.name)
 	}
 	if len(p.members) == 0 && !p.allTables {
 		return none, postgres.Fatal(nil, "publication_table",
-			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s, or set publication to another name. If outflow published the table before, find out "+
-				"who took it out: rows that were written meanwhile are not in the stream of changes, and outflow stops with exit code 4 and the range",
+			fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s, or set publication to another name. If outflow "+
+				"published the table before, find out "+
+				"who took it out: rows that were written meanwhile are not in the stream of changes, and "+
+				"outflow stops with exit code 4 and the range",
 				pub, t.Quoted()),
 			"publication %q does not publish table %s", p.name, table)
 	}
 	if t.Partitioned && !p.viaRoot {
-		return none, postgres.Fatal(nil, "publication_root", fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", pub),
-			"table %s is partitioned and publication %q publishes its partitions as tables of their own", table, p.name)
+		return none, postgres.Fatal(nil, "publication_root",
+			fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", pub),
+			"table %s is partitioned and publication %q publishes its partitions as tables of their own",
+			table, p.name)
 	}
 	for _, name := range columns {
 		if _, ok := t.Column(name); !ok {
-			return none, postgres.Fatal(nil, "column_missing", "Add it, or map another column (columns, subject, headers)",
+			return none, postgres.Fatal(nil, "column_missing",
+				"Add it, or map another column (columns, subject, headers)",
 				"table %s has no column %q", table, name)
 		}
 	}
@@ -189,9 +205,12 @@ func (p publication) check(t Table, columns []string) (relay.PublicationIdentity
 		return none, err
 	}
 	if p.update && !p.shard.Whole() {
-		return none, postgres.Fatal(nil, "publication_update", fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert'). A start with a checkpoint record then ends "+
-			"with exit code 4, and `outflow repair --accept publication_changed` lets it go on", pub),
-			"publication %q publishes updates, too: PostgreSQL sends one that moves a row into shard %v as an insert, which would be published twice",
+		return none, postgres.Fatal(nil, "publication_update",
+			fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert'). A start with a checkpoint record "+
+				"then ends "+
+				"with exit code 4, and `outflow repair --accept publication_changed` lets it go on", pub),
+			"publication %q publishes updates, too: PostgreSQL sends one that moves a row into shard %v as "+
+				"an insert, which would be published twice",
 			p.name, p.shard)
 	}
 	for _, m := range p.members {
@@ -208,7 +227,8 @@ func (p publication) check(t Table, columns []string) (relay.PublicationIdentity
 }
 
 func (p publication) identity(t Table) relay.PublicationIdentity {
-	id := relay.PublicationIdentity{OID: p.oid, Xmin: p.xmin, TableOID: t.OID, Rewritten: p.rewritten, Hidden: p.hidden(t)}
+	id := relay.PublicationIdentity{OID: p.oid, Xmin: p.xmin, TableOID: t.OID, Rewritten: p.rewritten,
+		Hidden: p.hidden(t)}
 	if len(p.members) == 0 {
 		return id
 	}
@@ -224,7 +244,8 @@ func (p publication) identity(t Table) relay.PublicationIdentity {
 	return id
 }
 
-// hidden says why rows that are written now do not reach the stream of changes as rows of the table; nil if they do.
+// hidden says why rows that are written now do not reach the stream of changes as rows of the table; nil if
+// they do.
 func (p publication) hidden(t Table) *outbox.Fault {
 	if f := t.unlogged(); f != nil {
 		return f
@@ -232,7 +253,8 @@ func (p publication) hidden(t Table) *outbox.Fault {
 	table := t.Schema + "." + t.Name
 	if p.bad != "" {
 		return postgres.Fatal(nil, "publication_partition", "Make it an ordinary logged table, or detach it",
-			"%s, a partition of %s, is unlogged or foreign: what is written to it never reaches the stream of changes", p.bad, table)
+			"%s, a partition of %s, is unlogged or foreign: what is written to it never reaches the stream "+
+				"of changes", p.bad, table)
 	}
 	top := ""
 	for _, m := range p.members {
@@ -254,18 +276,23 @@ func (p publication) checkColumns(m member, t Table, columns []string) error {
 	list := strings.Fields(m.attrs)
 	for _, name := range columns {
 		c, _ := t.Column(name)
-		// An ancestor's column numbers may differ from ours, so its list can't be compared; it applies to a root's rows only.
-		if m.depth > 0 || slices.Contains(list, strconv.Itoa(int(c.Number))) || len(list) == 0 && (!c.Generated || p.generated) {
+		// An ancestor's column numbers may differ from ours, so its list can't be compared; it applies to a
+		// root's rows only.
+		if m.depth > 0 || slices.Contains(list, strconv.Itoa(int(c.Number))) || len(list) == 0 &&
+			(!c.Generated || p.generated) {
 			continue
 		}
 		if c.Generated && len(list) == 0 {
 			return postgres.Fatal(nil, "publication_columns",
-				fmt.Sprintf("Map another column, fill it by a trigger, or, from PostgreSQL 18 on, ALTER PUBLICATION %s SET (publish_generated_columns = stored)",
+				fmt.Sprintf("Map another column, fill it by a trigger, or, from PostgreSQL 18 on, ALTER "+
+					"PUBLICATION %s SET (publish_generated_columns = stored)",
 					postgres.Quote(p.name)),
-				"publication %q does not publish column %q of %s.%s, which is generated", p.name, name, t.Schema, t.Name)
+				"publication %q does not publish column %q of %s.%s, which is generated", p.name, name,
+				t.Schema, t.Name)
 		}
 		return postgres.Fatal(nil, "publication_columns",
-			fmt.Sprintf("Add it to the column list of %s in publication %s (ALTER PUBLICATION ... SET TABLE), or take the list away",
+			fmt.Sprintf("Add it to the column list of %s in publication %s (ALTER PUBLICATION ... SET "+
+				"TABLE), or take the list away",
 				t.Quoted(), postgres.Quote(p.name)),
 			"publication %q does not publish column %q of %s.%s", p.name, name, t.Schema, t.Name)
 	}
@@ -276,7 +303,8 @@ const publicationHint = "Rows that were written while it did not exist are not i
 	"find out who dropped it, then run `outflow init`"
 
 // emptyPublicationHint is that of a slot without a table.
-const emptyPublicationHint = "Run `outflow init`: it makes an empty one. Nothing is missing for that. Where the server can't read the WAL from before it was " +
+const emptyPublicationHint = "Run `outflow init`: it makes an empty one. Nothing is missing for that. " +
+	"Where the server can't read the WAL from before it was " +
 	"made, set publication to one that existed all the time, whatever it publishes"
 
 // PublicationMissing is what a stream or a peek finds; the catalog of the moment may say otherwise.
@@ -285,5 +313,6 @@ func PublicationMissing(name string, table bool, cause error) *outbox.Fault {
 	if !table {
 		hint = emptyPublicationHint
 	}
-	return postgres.Fatal(cause, "publication_missing", hint, "publication %q does not exist at this point of the WAL", name)
+	return postgres.Fatal(cause, "publication_missing", hint,
+		"publication %q does not exist at this point of the WAL", name)
 }

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	partitionedTable = `CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, seq_key text,
+	partitionedTable = `CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL, seq_key text,
 		payload jsonb NOT NULL) PARTITION BY HASH (doc_id);
 		CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 		CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)`
@@ -39,63 +40,85 @@ func TestPublication(t *testing.T) {
 			which string // table; "" for public.outbox
 			code  string // "" for fine
 		}{
-			{name: "as init makes it", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root)"},
+			{name: "as init makes it", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = " +
+				"'insert', publish_via_partition_root)"},
 			{name: "publishes more", make: "CREATE PUBLICATION outflow FOR TABLE outbox"},
 			{name: "all tables", make: "CREATE PUBLICATION outflow FOR ALL TABLES"},
 			{name: "schema", since: 15, make: "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public"},
 			{name: "none", make: "SELECT 1", code: "publication_missing"},
-			{name: "of another name", make: `CREATE PUBLICATION "Outflow" FOR TABLE outbox`, code: "publication_missing"},
+			{name: "of another name", make: `CREATE PUBLICATION "Outflow" FOR TABLE outbox`,
+				code: "publication_missing"},
 			{name: "of no table", make: "CREATE PUBLICATION outflow", code: "publication_table"},
-			{name: "of another table", make: "CREATE TABLE other (id int); CREATE PUBLICATION outflow FOR TABLE other", code: "publication_table"},
+			{name: "of another table", make: "CREATE TABLE other (id int); CREATE PUBLICATION outflow FOR " +
+				"TABLE other", code: "publication_table"},
 			{
-				name: "of another schema", since: 15, make: "CREATE SCHEMA other; CREATE PUBLICATION outflow FOR TABLES IN SCHEMA other",
+				name: "of another schema", since: 15,
+				make: "CREATE SCHEMA other; CREATE PUBLICATION outflow FOR TABLES IN SCHEMA other",
 				code: "publication_table",
 			},
 			{
-				name: "without inserts", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'update, delete')",
+				name: "without inserts",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'update, delete')",
 				code: "publication_insert",
 			},
-			{name: "a filter", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (counter > 0) WITH (publish = 'insert')", code: "publication_filter"},
+			{name: "a filter", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE " +
+				"(counter > 0) WITH (publish = 'insert')", code: "publication_filter"},
 			{
 				name: "a filter that lets everything through", since: 15,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (true) WITH (publish = 'insert')", code: "publication_filter",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WHERE (true) WITH (publish = 'insert')",
+				code: "publication_filter",
 			},
 			{
 				name: "a column list", since: 15,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (payload, seq_key, counter, actor_id, doc_id, id)",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (payload, seq_key, counter, actor_id, " +
+					"doc_id, id)",
 			},
-			{name: "a short column list", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)", code: "publication_columns"},
+			{name: "a short column list", since: 15, make: "CREATE PUBLICATION outflow FOR TABLE outbox " +
+				"(id, doc_id, actor_id, counter, payload)", code: "publication_columns"},
 			{
-				// The list of numbers stays what it was: a check by names alone would take the renamed column for the one needed.
+				// The list of numbers stays what it was: a check by names alone would take the renamed column
+				// for the one needed.
 				name: "a column list whose columns have other names now", since: 15,
 				make: `CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload);
-					ALTER TABLE outbox RENAME COLUMN payload TO old; ALTER TABLE outbox RENAME COLUMN seq_key TO payload;
+					ALTER TABLE outbox RENAME COLUMN payload TO old;
+					ALTER TABLE outbox RENAME COLUMN seq_key TO payload;
 					ALTER TABLE outbox ADD COLUMN seq_key text`, code: "publication_columns",
 			},
 			{
 				name: "a generated column outside the column list", since: 15, table: generatedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)", code: "publication_columns",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, payload)",
+				code: "publication_columns",
 			},
-			{name: "a generated column", table: generatedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_columns"},
-			{name: "a generated column, all tables", table: generatedTable, make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "publication_columns"},
+			{name: "a generated column", table: generatedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_columns"},
+			{name: "a generated column, all tables", table: generatedTable,
+				make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "publication_columns"},
 			{
 				name: "a generated column that is published", since: 18, table: generatedTable,
 				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_generated_columns = stored)",
 			},
 			{
 				name: "a generated column in the column list", since: 18, table: generatedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, seq_key, payload)",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox (id, doc_id, actor_id, counter, " +
+					"seq_key, payload)",
 			},
-			{name: "a column that is not there", table: outboxdb.PlainTable + "; ALTER TABLE outbox DROP COLUMN payload", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "column_missing"},
-			{name: "partitions through the root", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)"},
-			{name: "partitions on their own", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_root"},
+			{name: "a column that is not there", table: outboxdb.PlainTable +
+				"; ALTER TABLE outbox DROP COLUMN payload", make: "CREATE PUBLICATION outflow FOR ALL TABLES",
+				code: "column_missing"},
+			{name: "partitions through the root", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)"},
+			{name: "partitions on their own", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox", code: "publication_root"},
 			{
 				name: "partitions, all tables", table: partitionedTable,
 				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)",
 			},
-			{name: "only a partition", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox_0 WITH (publish_via_partition_root)", code: "publication_table"},
+			{name: "only a partition", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox_0 WITH (publish_via_partition_root)",
+				code: "publication_table"},
 			{
-				name: "a partition is the outbox", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox_0",
+				name: "a partition is the outbox", table: partitionedTable,
+				make:  "CREATE PUBLICATION outflow FOR TABLE outbox_0",
 				which: "public.outbox_0",
 			},
 			{
@@ -104,25 +127,34 @@ func TestPublication(t *testing.T) {
 			},
 			{
 				name: "a partition is the outbox and is published as its root", table: partitionedTable,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)", which: "public.outbox_0", code: "publication_root",
+				make:  "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)",
+				which: "public.outbox_0", code: "publication_root",
 			},
 			{
 				name: "a partition is the outbox, all tables, through the root", table: partitionedTable,
-				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", which: "public.outbox_0", code: "publication_root",
+				make:  "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)",
+				which: "public.outbox_0", code: "publication_root",
 			},
 			{
-				name: "an unlogged partition", table: partitionedTable + "; ALTER TABLE outbox_1 SET UNLOGGED",
-				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)", code: "publication_partition",
+				name: "an unlogged partition", table: partitionedTable +
+					"; ALTER TABLE outbox_1 SET UNLOGGED",
+				make: "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish_via_partition_root)",
+				code: "publication_partition",
 			},
 			{
 				name: "a partition that is a foreign table", table: partitionedTable + `; CREATE FOREIGN DATA WRAPPER away; CREATE SERVER away FOREIGN DATA WRAPPER away;
 					DROP TABLE outbox_1; CREATE FOREIGN TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1) SERVER away`,
-				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)", code: "publication_partition",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)",
+				code: "publication_partition",
 			},
-			{name: "a table that inherits", make: "CREATE PUBLICATION outflow FOR TABLE outbox; CREATE UNLOGGED TABLE heir () INHERITS (outbox)"},
-			{name: "an unlogged table", table: strings.Replace(outboxdb.PlainTable, "TABLE", "UNLOGGED TABLE", 1), make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_unlogged"},
-			{name: "a view", table: outboxdb.PlainTable, make: "CREATE VIEW v AS SELECT * FROM outbox; CREATE PUBLICATION outflow FOR ALL TABLES", which: "v", code: "table_kind"},
-			{name: "no table", table: "SELECT 1", make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_missing"},
+			{name: "a table that inherits", make: "CREATE PUBLICATION outflow FOR TABLE outbox; CREATE " +
+				"UNLOGGED TABLE heir () INHERITS (outbox)"},
+			{name: "an unlogged table", table: strings.Replace(outboxdb.PlainTable, "TABLE", "UNLOGGED TABLE",
+				1), make: "CREATE PUBLICATION outflow FOR ALL TABLES", code: "table_unlogged"},
+			{name: "a view", table: outboxdb.PlainTable, make: "CREATE VIEW v AS SELECT * FROM outbox; " +
+				"CREATE PUBLICATION outflow FOR ALL TABLES", which: "v", code: "table_kind"},
+			{name: "no table", table: "SELECT 1", make: "CREATE PUBLICATION outflow FOR ALL TABLES",
+				code: "table_missing"},
 		} {
 			if srv.Installation.Major < c.since {
 				continue
@@ -152,7 +184,8 @@ func TestPublication(t *testing.T) {
 				if err != nil || id.OID == 0 || id.Xmin == 0 || id.TableOID == 0 {
 					t.Fatal(id, err)
 				}
-				if member := id.RelOID != 0 || id.SchemaOID != 0; member == strings.Contains(c.make, "ALL TABLES") {
+				if member := id.RelOID != 0 ||
+					id.SchemaOID != 0; member == strings.Contains(c.make, "ALL TABLES") {
 					t.Errorf("identity %+v", id)
 				}
 			})
@@ -182,10 +215,12 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 	last := first
 	for _, away := range []struct{ gone, back string }{
 		{"ALTER PUBLICATION outflow DROP TABLE outbox", "ALTER PUBLICATION outflow ADD TABLE outbox"},
-		{"ALTER PUBLICATION outflow SET (publish = 'update')", "ALTER PUBLICATION outflow SET (publish = 'insert')"},
+		{"ALTER PUBLICATION outflow SET (publish = 'update')",
+			"ALTER PUBLICATION outflow SET (publish = 'insert')"},
 		{
 			"DROP PUBLICATION outflow",
-			"CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)",
+			"CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', " +
+				"publish_via_partition_root = true)",
 		},
 	} {
 		d.Exec(away.gone)
@@ -201,18 +236,23 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 	}
 }
 
-// Whatever hides rows for a while leaves another identity; what hides none leaves the same one, but for the files of partitions.
+// Whatever hides rows for a while leaves another identity; what hides none leaves the same one, but for the
+// files of partitions.
 func TestPublicationIdentity(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
 		d := newDatabase(t, srv)
 		d.Exec("SET client_min_messages = error")
-		through := "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish = 'insert', publish_via_partition_root = true)"
-		schema := "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public WITH (publish = 'insert', publish_via_partition_root = true)"
+		through := "CREATE PUBLICATION outflow FOR ALL TABLES WITH (publish = 'insert', " +
+			"publish_via_partition_root = true)"
+		schema := "CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public WITH (publish = 'insert', " +
+			"publish_via_partition_root = true)"
 		swap := "ALTER TABLE outbox RENAME TO outbox_old; CREATE TABLE outbox (LIKE outbox_old INCLUDING ALL)"
-		ordinary := `ALTER TABLE outbox ADD COLUMN more float8 DEFAULT random(); ALTER TABLE outbox ALTER COLUMN counter TYPE numeric;
-			GRANT SELECT ON outbox TO PUBLIC; ANALYZE outbox; ALTER TABLE outbox RENAME TO away; ALTER TABLE away RENAME TO outbox; TRUNCATE outbox`
+		ordinary := `ALTER TABLE outbox ADD COLUMN more float8 DEFAULT random(); ALTER TABLE outbox
+			ALTER COLUMN counter TYPE numeric;
+			GRANT SELECT ON outbox TO PUBLIC; ANALYZE outbox; ALTER TABLE outbox RENAME TO away;
+			ALTER TABLE away RENAME TO outbox; TRUNCATE outbox`
 		for _, c := range []struct {
 			name               string
 			since              int // major
@@ -224,30 +264,40 @@ func TestPublicationIdentity(t *testing.T) {
 			{name: "a schema, another table", since: 15, make: schema, do: swap, differs: true},
 			{
 				name: "a schema, out of it and back", since: 15, make: schema,
-				do:      "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox SET SCHEMA public",
+				do: "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE " +
+					"other.outbox SET SCHEMA public",
 				differs: true,
 			},
 			{
 				name: "all tables, to another schema and back", make: through, // it is published there, too
-				do: "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox SET SCHEMA public",
+				do: "CREATE SCHEMA other; ALTER TABLE outbox SET SCHEMA other; ALTER TABLE other.outbox " +
+					"SET SCHEMA public",
 			},
 			{
-				name: "a partition, out of the tree and back", table: partitionedTable, make: "CREATE PUBLICATION outflow FOR TABLE outbox", which: "public.outbox_0",
-				do:      `ALTER TABLE outbox DETACH PARTITION outbox_0; ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES WITH (MODULUS 2, REMAINDER 0)`,
+				name: "a partition, out of the tree and back", table: partitionedTable,
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox", which: "public.outbox_0",
+				do: `ALTER TABLE outbox DETACH PARTITION outbox_0; ALTER TABLE outbox
+					ATTACH PARTITION outbox_0 FOR VALUES WITH (MODULUS 2, REMAINDER 0)`,
 				differs: true,
 			},
-			{name: "ordinary life", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)", do: ordinary},
+			{name: "ordinary life", make: "CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = " +
+				"'insert', publish_via_partition_root = true)", do: ordinary},
 			{name: "ordinary life, all tables", make: through, do: ordinary, rewritten: true},
 			{name: "ordinary life, a schema", since: 15, make: schema, do: ordinary, rewritten: true},
-			{name: "ordinary life, partitions", table: partitionedTable, make: through, do: ordinary, rewritten: true},
+			{name: "ordinary life, partitions", table: partitionedTable, make: through, do: ordinary,
+				rewritten: true},
 			{
 				name: "partitions come and go", make: through,
-				table: strings.Replace(partitionedTable, "MODULUS 2, REMAINDER 1", "MODULUS 4, REMAINDER 1", 1),
-				do: `CREATE TABLE outbox_3 PARTITION OF outbox FOR VALUES WITH (MODULUS 4, REMAINDER 3); ALTER TABLE outbox DETACH PARTITION outbox_1;
-					ALTER TABLE outbox ATTACH PARTITION outbox_1 FOR VALUES WITH (MODULUS 4, REMAINDER 1); ALTER TABLE outbox DETACH PARTITION outbox_0;
+				table: strings.Replace(partitionedTable, "MODULUS 2, REMAINDER 1", "MODULUS 4, REMAINDER 1",
+					1),
+				do: `CREATE TABLE outbox_3 PARTITION OF outbox FOR VALUES WITH (MODULUS 4, REMAINDER 3);
+					ALTER TABLE outbox DETACH PARTITION outbox_1;
+					ALTER TABLE outbox ATTACH PARTITION outbox_1 FOR VALUES WITH (MODULUS 4, REMAINDER 1);
+					ALTER TABLE outbox DETACH PARTITION outbox_0;
 					DROP TABLE outbox_0`,
 			},
-			{name: "a partition, rewritten", table: partitionedTable, make: through, do: "VACUUM FULL outbox_1", rewritten: true},
+			{name: "a partition, rewritten", table: partitionedTable, make: through,
+				do: "VACUUM FULL outbox_1", rewritten: true},
 			{
 				name: "a partition, unlogged for a while", table: partitionedTable, make: through,
 				do: "ALTER TABLE outbox_1 SET UNLOGGED; ALTER TABLE outbox_1 SET LOGGED", rewritten: true,
@@ -261,7 +311,8 @@ func TestPublicationIdentity(t *testing.T) {
 					c.table = outboxdb.PlainTable
 				}
 				d.Exec("DROP PUBLICATION IF EXISTS outflow")
-				for _, sql := range []string{"DROP SCHEMA IF EXISTS other CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public; " + c.table, c.make} {
+				for _, sql := range []string{"DROP SCHEMA IF EXISTS other CASCADE; DROP SCHEMA public " +
+					"CASCADE; CREATE SCHEMA public; " + c.table, c.make} {
 					if _, err := d.Conn.PgConn().Exec(within(t), sql).ReadAll(); err != nil {
 						t.Fatal(err)
 					}
@@ -283,7 +334,8 @@ func TestPublicationIdentity(t *testing.T) {
 					return id
 				}
 				before := read()
-				for _, sql := range strings.Split(c.do, ";") { // each in a transaction of its own: VACUUM wants it
+				// each in a transaction of its own: VACUUM wants it
+				for _, sql := range strings.Split(c.do, ";") {
 					d.Exec(sql)
 				}
 				after := read()
@@ -305,7 +357,8 @@ func TestPublicationWaitsForNoPartition(t *testing.T) {
 	if _, err := d.Conn.PgConn().Exec(within(t), partitionedTable).ReadAll(); err != nil {
 		t.Fatal(err)
 	}
-	d.Exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+	d.Exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish = 'insert', " +
+		"publish_via_partition_root = true)")
 	s := d.setup()
 	defer s.Close()
 	d.Exec("BEGIN")
@@ -318,17 +371,19 @@ func TestPublicationWaitsForNoPartition(t *testing.T) {
 	}
 }
 
-// TestPublicationOfManyPartitions: reading what is published costs no more than so much for each partition, also where the server knows by its
-// statistics that all of them have the same parent.
+// TestPublicationOfManyPartitions: reading what is published costs no more than so much for each partition,
+// also where the server knows by its statistics that all of them have the same parent.
 func TestPublicationOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	const n = 300
-	d.Exec(`CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, seq_key text,
+	d.Exec(`CREATE TABLE outbox (id uuid, doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL, seq_key text,
 		payload jsonb NOT NULL) PARTITION BY LIST (counter)`)
 	d.Exec("CREATE PUBLICATION outflow FOR TABLE outbox WITH (publish_via_partition_root)")
 	d.Exec(fmt.Sprintf(`DO $$ BEGIN FOR i IN 1 .. %d LOOP
-		EXECUTE format('CREATE TABLE outbox_%%s PARTITION OF outbox FOR VALUES IN (%%1$s)', i); END LOOP; END $$`, n))
+		EXECUTE format('CREATE TABLE outbox_%%s PARTITION OF outbox FOR VALUES IN (%%1$s)', i); END LOOP;
+		END $$`, n))
 	d.Exec("ANALYZE pg_inherits; ANALYZE pg_class")
 	q := &explained{Querier: d.Conn}
 	version := pgtest.Server(t).Installation.Major * 10000

@@ -60,8 +60,8 @@ func OpenSetup(ctx context.Context, cfg SetupConfig) (*Setup, error) {
 // Close closes the connection.
 func (s *Setup) Close() { postgres.Close(s.conn) }
 
-// DryRun lets EnsureTable and EnsurePublication work in a transaction that is never committed: whether the role may do it is tried,
-// and nothing stays.
+// DryRun lets EnsureTable and EnsurePublication work in a transaction that is never committed: whether the
+// role may do it is tried, and nothing stays.
 func (s *Setup) DryRun(ctx context.Context) error {
 	_, err := s.conn.Exec(ctx, "BEGIN")
 	s.dryRun = err == nil
@@ -88,7 +88,8 @@ func (s *Setup) withSavepoint(ctx context.Context, do func() error) error {
 // SetColumns sets the columns that the check of the publication is about.
 func (s *Setup) SetColumns(columns []string) { s.cfg.Columns = columns }
 
-// CountRows counts the table's rows, of a shard those alone, up to limit. ok is false where the role may not read them.
+// CountRows counts the table's rows, of a shard those alone, up to limit. ok is false where the role may not
+// read them.
 func (s *Setup) CountRows(ctx context.Context, t Table, limit int) (n int, ok bool, err error) {
 	sql := "SELECT FROM " + t.Only()
 	if condition := rowfilter.Condition(s.cfg.Shard, postgres.Quote(s.cfg.ShardBy)); condition != "" {
@@ -121,8 +122,8 @@ func (s *Setup) Publication(ctx context.Context) (relay.PublicationIdentity, err
 	return CheckPublication(ctx, s.conn, s.version, s.cfg.Config, s.cfg.Columns)
 }
 
-// CheckServer makes sure that the server can hold the slot and that the role may replicate, which is tried rather than read from
-// the role's attributes: managed platforms grant it in ways of their own.
+// CheckServer makes sure that the server can hold the slot and that the role may replicate, which is tried
+// rather than read from the role's attributes: managed platforms grant it in ways of their own.
 func (s *Setup) CheckServer(ctx context.Context) error {
 	if err := CheckVersion(s.version); err != nil {
 		return err
@@ -132,19 +133,23 @@ func (s *Setup) CheckServer(ctx context.Context) error {
 	var slots, maxSlots, maxSenders int
 	err := s.conn.QueryRow(ctx, `SELECT current_setting('wal_level'), pg_is_in_recovery(),
 			(SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int,
-			current_setting('max_wal_senders')::int, EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)`,
+			current_setting('max_wal_senders')::int, EXISTS (SELECT FROM pg_replication_slots
+			WHERE slot_name = $1)`,
 		s.cfg.Slot).Scan(&level, &recovery, &slots, &maxSlots, &maxSenders, &exists)
 	if err != nil {
 		return fmt.Errorf("read the server's settings: %w", err)
 	}
 	switch {
 	case recovery:
-		return postgres.Fatal(nil, "in_recovery", "Point postgres.url at the primary", "the server is a standby, on which nothing can be made")
+		return postgres.Fatal(nil, "in_recovery", "Point postgres.url at the primary",
+			"the server is a standby, on which nothing can be made")
 	case slots >= maxSlots && !exists:
-		return postgres.Fatal(nil, "max_replication_slots", "Drop slots that nobody needs, or raise max_replication_slots and restart PostgreSQL",
+		return postgres.Fatal(nil, "max_replication_slots",
+			"Drop slots that nobody needs, or raise max_replication_slots and restart PostgreSQL",
 			"max_replication_slots is %d and %d slots exist", maxSlots, slots)
 	case maxSenders == 0:
-		return postgres.Fatal(nil, "max_wal_senders", "Set max_wal_senders to 10, for example, and restart PostgreSQL",
+		return postgres.Fatal(nil, "max_wal_senders",
+			"Set max_wal_senders to 10, for example, and restart PostgreSQL",
 			"max_wal_senders is 0: the server streams to nobody")
 	}
 	if err := CheckWALLevel(level); err != nil {
@@ -165,7 +170,8 @@ func (s *Setup) tryReplication(ctx context.Context) error {
 	return nil
 }
 
-// EnsureTable makes the table if it does not exist, and reports whether it did. An existing one must belong to a trusted role.
+// EnsureTable makes the table if it does not exist, and reports whether it did. An existing one must belong
+// to a trusted role.
 func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	t, err := s.Table(ctx)
 	if err == nil {
@@ -179,14 +185,16 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 		return false, err
 	}
 	if err = s.exec(ctx, createTable(s.cfg, pgx.Identifier{schema, name})); err != nil {
-		return false, s.explain("make table "+schema+"."+name, "the right to create tables in its schema", err)
+		return false, s.explain("make table "+schema+"."+name, "the right to create tables in its schema",
+			err)
 	}
 	return true, nil
 }
 
-// EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any case. Rows that are hidden from
-// it are a fault.
-func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id relay.PublicationIdentity, err error) {
+// EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any
+// case. Rows that are hidden from it are a fault.
+func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id relay.PublicationIdentity,
+	err error) {
 	if err := s.checkShardColumn(ctx); err != nil {
 		return false, id, err
 	}
@@ -235,8 +243,9 @@ func (s *Setup) exec(ctx context.Context, sql string) error {
 	})
 }
 
-// Run runs statements in one transaction that make objects beside the outbox where they don't exist. After each, none of them may
-// belong to a role that is not trusted. needs says which right they need, for the error of a role that lacks it.
+// Run runs statements in one transaction that make objects beside the outbox where they don't exist. After
+// each, none of them may belong to a role that is not trusted. needs says which right they need, for the
+// error of a role that lacks it.
 func (s *Setup) Run(ctx context.Context, doing, needs string, beside Auxiliary, statements []string) error {
 	err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
 		for _, statement := range statements {
@@ -266,19 +275,21 @@ func (s *Setup) explain(doing, needs string, err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
 	case postgres.StateInvalidSchemaName:
-		return postgres.Fatal(nil, "schema_missing", "Make the schema, or correct table", "there is no schema for the table %s", s.cfg.Table)
+		return postgres.Fatal(nil, "schema_missing", "Make the schema, or correct table",
+			"there is no schema for the table %s", s.cfg.Table)
 	default:
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "no_right", Message: "the role may not " + doing, Err: err,
-		Hint: "It needs " + needs + "; or let `outflow init --print` show the statements and run them as another role",
+		Hint: "It needs " + needs +
+			"; or let `outflow init --print` show the statements and run them as another role",
 	}
 }
 
-// CreateSlot makes the slot and returns its confirmed LSN: what commits after it is decoded. The server waits for every transaction
-// that writes at that moment, in any database; when that takes longer than Patience the fault names them. A slot of that name that
-// exists is an error with code slot_exists.
+// CreateSlot makes the slot and returns its confirmed LSN: what commits after it is decoded. The server waits
+// for every transaction that writes at that moment, in any database; when that takes longer than Patience the
+// fault names them. A slot of that name that exists is an error with code slot_exists.
 func (s *Setup) CreateSlot(ctx context.Context) (outbox.LSN, error) {
 	patience := s.cfg.Patience
 	if patience == 0 {
@@ -294,7 +305,8 @@ func (s *Setup) CreateSlot(ctx context.Context) (outbox.LSN, error) {
 		if s.version >= 170000 {
 			arguments += ", failover => true" // standbys that synchronise slots have it after a promotion
 		}
-		return tx.QueryRow(ctx, "SELECT lsn::text FROM pg_create_logical_replication_slot("+arguments+")", s.cfg.Slot).Scan(&text)
+		return tx.QueryRow(ctx, "SELECT lsn::text FROM pg_create_logical_replication_slot("+arguments+")",
+			s.cfg.Slot).Scan(&text)
 	})
 	if err != nil {
 		return 0, s.slotFault(ctx, patience, err)
@@ -310,8 +322,10 @@ func (s *Setup) slotFault(ctx context.Context, patience time.Duration, err error
 			return errors.Join(fmt.Errorf("make slot %s: %w", s.cfg.Slot, err), listErr)
 		}
 		return postgres.Fatal(err, "slot_blocked",
-			"Let them end, or end them with pg_terminate_backend(pid), then run `outflow init` again: "+blockers,
-			"slot %q could not be made within %v, because transactions that write are open", s.cfg.Slot, patience)
+			"Let them end, or end them with pg_terminate_backend(pid), then run `outflow init` again: "+
+				blockers,
+			"slot %q could not be made within %v, because transactions that write are open", s.cfg.Slot,
+			patience)
 	case postgres.StateDuplicateObject:
 		return postgres.Fatal(err, "slot_exists", "Set slot to another name, or drop it if nobody needs it",
 			"slot %q exists already", s.cfg.Slot)
@@ -323,18 +337,21 @@ func (s *Setup) slotFault(ctx context.Context, patience time.Duration, err error
 		return postgres.Fatal(err, "wal_level", "Set wal_level = logical and restart PostgreSQL",
 			"the server can't make a logical replication slot")
 	case postgres.StateInsufficientPrivilege:
-		return postgres.Fatal(err, "no_replication_right", "ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
+		return postgres.Fatal(err, "no_replication_right",
+			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role)",
 			"the role may not make a replication slot")
 	}
 	return fmt.Errorf("make slot %s: %w", s.cfg.Slot, err)
 }
 
-// blockers lists the transactions that a new slot waits for. Of other roles' sessions a role sees only the pid, unless it has
-// pg_read_all_stats.
+// blockers lists the transactions that a new slot waits for. Of other roles' sessions a role sees only the
+// pid, unless it has pg_read_all_stats.
 func (s *Setup) blockers(ctx context.Context) (string, error) {
 	rows, err := s.conn.Query(ctx, `SELECT format('pid %s%s', pid, coalesce(format(
-				' (%s, database %s, open for %s s, last statement began %s)', nullif(application_name, ''), datname,
-				round(extract(epoch FROM clock_timestamp() - xact_start)), to_char(query_start, 'YYYY-MM-DD HH24:MI:SS "UTC"')), ''))
+				' (%s, database %s, open for %s s, last statement began %s)', nullif(application_name, ''),
+				datname,
+				round(extract(epoch FROM clock_timestamp() - xact_start)), to_char(query_start,
+				'YYYY-MM-DD HH24:MI:SS "UTC"')), ''))
 			FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
 		UNION ALL SELECT format('prepared transaction %L (database %s, prepared %s)', gid, database,
 				to_char(prepared, 'YYYY-MM-DD HH24:MI:SS "UTC"'))
@@ -357,7 +374,8 @@ func CheckVersion(version int) error {
 	if version >= minVersion {
 		return nil
 	}
-	return postgres.Fatal(nil, "server_version", "Upgrade it to PostgreSQL 14 or later", "the server is PostgreSQL %d.%d, which is too old",
+	return postgres.Fatal(nil, "server_version", "Upgrade it to PostgreSQL 14 or later",
+		"the server is PostgreSQL %d.%d, which is too old",
 		version/10000, version%10000)
 }
 
@@ -366,6 +384,7 @@ func CheckWALLevel(level string) error {
 	if level == "logical" {
 		return nil
 	}
-	return postgres.Fatal(nil, "wal_level", "Set wal_level = logical and restart PostgreSQL (on managed platforms it has a parameter of their own)",
+	return postgres.Fatal(nil, "wal_level", "Set wal_level = logical and restart PostgreSQL (on managed "+
+		"platforms it has a parameter of their own)",
 		"wal_level is %s, which has no logical decoding", level)
 }

@@ -33,8 +33,10 @@ func TestSetupIsIdempotent(t *testing.T) {
 		_, err = s.CreateSlot(within(t))
 		wantFault(t, err, outbox.Fatal, "slot_exists")
 		state, err := s.Slot(within(t))
-		if err != nil || state.Plugin != "pgoutput" || state.Confirmed == 0 || state.Restart == 0 || state.Invalidation != "" ||
-			state.SafeWALSize != -1 || state.WALStatus != "reserved" || state.Active || state.Database != d.Text("SELECT current_database()") {
+		if err != nil || state.Plugin != "pgoutput" || state.Confirmed == 0 || state.Restart == 0 ||
+			state.Invalidation != "" ||
+			state.SafeWALSize != -1 || state.WALStatus != "reserved" || state.Active ||
+			state.Database != d.Text("SELECT current_database()") {
 			t.Errorf("%+v, %v", state, err)
 		}
 	})
@@ -54,7 +56,8 @@ func TestSlotIsForFailover(t *testing.T) {
 		if srv.Installation.Major >= 17 {
 			want = "true"
 		}
-		const failover = "SELECT coalesce(to_jsonb(s) ->> 'failover', '') FROM pg_replication_slots s WHERE slot_name = $1"
+		const failover = "SELECT coalesce(to_jsonb(s) ->> 'failover', '') FROM pg_replication_slots s " +
+			"WHERE slot_name = $1"
 		if got := d.Text(failover, d.cfg.Slot); got != want {
 			t.Errorf("failover is %q, want %q", got, want)
 		}
@@ -100,7 +103,8 @@ func TestCheckServer(t *testing.T) {
 			s := d.setup()
 			defer s.Close()
 			f := wantFault(t, s.CheckServer(within(t)), outbox.Fatal, c.code)
-			if name, value, _ := strings.Cut(c.setting, "="); !strings.Contains(f.Error(), name) || !strings.Contains(f.Message, value) {
+			if name, value, _ := strings.Cut(c.setting, "="); !strings.Contains(f.Error(), name) ||
+				!strings.Contains(f.Message, value) {
 				t.Errorf("%v does not name %s", f, c.setting)
 			}
 		})
@@ -164,14 +168,16 @@ func TestPrintedStatements(t *testing.T) {
 func TestTableWithoutTheOptionalColumns(t *testing.T) {
 	t.Parallel()
 	cfg := SetupConfig{
-		Config: Config{Table: "outbox", Slot: "s", Publication: "p"}, Mapping: relay.Mapping{Doc: "topic", Payload: "message"},
+		Config:    Config{Table: "outbox", Slot: "s", Publication: "p"},
+		Mapping:   relay.Mapping{Doc: "topic", Payload: "message"},
 		CreatedAt: "at",
 	}
 	statements, err := Statements(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "CREATE TABLE \"public\".\"outbox\" (\n  \"topic\" text NOT NULL,\n  \"message\" jsonb NOT NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
+	want := "CREATE TABLE \"public\".\"outbox\" (\n  \"topic\" text NOT NULL,\n  \"message\" jsonb NOT " +
+		"NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
 	if statements[0] != want {
 		t.Errorf("got %s, want %s", statements[0], want)
 	}

@@ -22,7 +22,8 @@ func describeFilter(filter string) string {
 
 const ownNames = "Each shard has a publication, a slot and a stream of its own"
 
-// checkFilters makes sure that the publication lets through the rows of the shard, or all where the table is not divided.
+// checkFilters makes sure that the publication lets through the rows of the shard, or all where the table is
+// not divided.
 func (p publication) checkFilters() error {
 	want := rowfilter.Condition(p.shard, p.shardBy)
 	if want != "" && p.allTables {
@@ -33,15 +34,18 @@ func (p publication) checkFilters() error {
 		if m.filter == want {
 			continue
 		}
-		hint := fmt.Sprintf("ALTER PUBLICATION %s SET TABLE without a WHERE clause for %s", postgres.Quote(p.name), m.name)
+		hint := fmt.Sprintf("ALTER PUBLICATION %s SET TABLE without a WHERE clause for %s",
+			postgres.Quote(p.name), m.name)
 		if shard, _, ok := rowfilter.Parse(m.filter); ok {
 			hint = fmt.Sprintf("Set shard to %s, or publication to one that publishes all rows", shard)
 		}
 		if want != "" {
-			hint = ownNames + ": set publication to another name, and shard to what this outflow is to publish. " +
+			hint = ownNames + ": set publication to another name, and shard to what this outflow is to " +
+				"publish. " +
 				"The number of shards is changed as docs/upgrades.md says"
 		}
-		return postgres.Fatal(nil, "publication_filter", hint, "publication %q publishes %s of %s, the configuration says %s",
+		return postgres.Fatal(nil, "publication_filter", hint,
+			"publication %q publishes %s of %s, the configuration says %s",
 			p.name, describeFilter(m.filter), m.name, describeFilter(want))
 	}
 	return nil
@@ -53,10 +57,12 @@ func checkShardVersion(s relay.Shard, version int) error {
 		return nil
 	}
 	return postgres.Fatal(nil, "shard_version", "Leave shard out, or upgrade PostgreSQL",
-		"shard %v needs PostgreSQL 15 or later, which can filter rows; the server has version %d", s, version/10000)
+		"shard %v needs PostgreSQL 15 or later, which can filter rows; the server has version %d", s,
+		version/10000)
 }
 
-// checkShardColumn makes sure that the server can hash the document's column: a row filter that fails ends the stream each time.
+// checkShardColumn makes sure that the server can hash the document's column: a row filter that fails ends
+// the stream each time.
 func (s *Setup) checkShardColumn(ctx context.Context) error {
 	if s.cfg.Shard.Whole() || s.cfg.Table == "" {
 		return nil
@@ -92,7 +98,8 @@ func (s *Setup) shardRefused(ctx context.Context, err error) error {
 }
 
 func shardColumn(t Table, c Column, err error) error {
-	return postgres.Fatal(err, "shard_column", "Make it a column of type text, varchar, uuid or bigint, for example, with the database's own collation; "+
+	return postgres.Fatal(err, "shard_column", "Make it a column of type text, varchar, uuid or bigint, "+
+		"for example, with the database's own collation; "+
 		"or leave shard out. A row filter takes only built-in types and collations",
 		"table %s.%s can't be divided by column %q of type %s", t.Schema, t.Name, c.Name, c.TypeName)
 }

@@ -26,26 +26,47 @@ func TestShardOfThePublication(t *testing.T) {
 			shard relay.Shard
 			says  string // "": it is right
 		}{
-			"as init makes it":           {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")), half, ""},
-			"written by hand":            {fmt.Sprintf(filtered, `(hash_array(array[ outbox."doc_id" ])&2147483647)  % 2=1`), half, ""},
-			"without a filter":           {"CREATE PUBLICATION outflow FOR TABLE outbox", half, "publishes all rows of public.outbox, the configuration says shard 1/2 by column doc_id. Each shard has"},
-			"another shard":              {fmt.Sprintf(filtered, rowfilter.Condition(relay.Shard{Index: 0, Of: 2}, "doc_id")), half, "publishes shard 0/2 by column doc_id"},
-			"another number":             {fmt.Sprintf(filtered, rowfilter.Condition(relay.Shard{Index: 1, Of: 3}, "doc_id")), half, "publishes shard 1/3"},
-			"another column":             {fmt.Sprintf(filtered, rowfilter.Condition(half, "actor_id")), half, "by column actor_id"},
-			"another function":           {fmt.Sprintf(filtered, "(hashtext(doc_id) & 2147483647) % 2 = 1"), half, "a filter lets through"},
-			"a part of it":               {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")+" AND counter > 0"), half, "a filter lets through"},
-			"all tables":                 {"CREATE PUBLICATION outflow FOR ALL TABLES", half, "publishes all tables whole"},
-			"its schema":                 {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public", half, "publishes all rows"},
-			"updates, too":               {strings.Replace(fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")), "'insert'", "'insert, update'", 1), half, "publishes updates"},
-			"its schema beside it":       {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public, TABLE outbox WHERE (" + rowfilter.Condition(half, "doc_id") + ")", half, "publishes all rows"},
-			"a shard, and none set":      {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")), relay.Shard{}, "Set shard to 1/2, or publication to"},
-			"another filter, no shard":   {fmt.Sprintf(filtered, "counter > 0"), relay.Shard{}, "without a WHERE clause"},
-			"its own column, renamed":    {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")) + "; ALTER TABLE outbox RENAME doc_id TO x; ALTER TABLE outbox RENAME actor_id TO doc_id", half, "by column x"},
-			"another table has a filter": {"CREATE TABLE other (n int); CREATE PUBLICATION outflow FOR TABLE outbox, TABLE other WHERE (n > 0)", relay.Shard{}, ""},
+			"as init makes it": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")), half,
+				""},
+			"written by hand": {fmt.Sprintf(filtered,
+				`(hash_array(array[ outbox."doc_id" ])&2147483647)  % 2=1`), half, ""},
+			"without a filter": {"CREATE PUBLICATION outflow FOR TABLE outbox", half,
+				"publishes all rows of public.outbox, the configuration says shard 1/2 by column doc_id. " +
+					"Each shard has"},
+			"another shard": {fmt.Sprintf(filtered,
+				rowfilter.Condition(relay.Shard{Index: 0, Of: 2}, "doc_id")), half,
+				"publishes shard 0/2 by column doc_id"},
+			"another number": {fmt.Sprintf(filtered,
+				rowfilter.Condition(relay.Shard{Index: 1, Of: 3}, "doc_id")), half, "publishes shard 1/3"},
+			"another column": {fmt.Sprintf(filtered, rowfilter.Condition(half, "actor_id")), half,
+				"by column actor_id"},
+			"another function": {fmt.Sprintf(filtered, "(hashtext(doc_id) & 2147483647) % 2 = 1"),
+				half, "a filter lets through"},
+			"a part of it": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")+
+				" AND counter > 0"), half, "a filter lets through"},
+			"all tables": {"CREATE PUBLICATION outflow FOR ALL TABLES", half,
+				"publishes all tables whole"},
+			"its schema": {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public", half,
+				"publishes all rows"},
+			"updates, too": {strings.Replace(fmt.Sprintf(filtered, rowfilter.Condition(half,
+				"doc_id")), "'insert'", "'insert, update'", 1), half, "publishes updates"},
+			"its schema beside it": {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public, TABLE " +
+				"outbox WHERE (" + rowfilter.Condition(half, "doc_id") + ")", half, "publishes all rows"},
+			"a shard, and none set": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")),
+				relay.Shard{}, "Set shard to 1/2, or publication to"},
+			"another filter, no shard": {fmt.Sprintf(filtered, "counter > 0"), relay.Shard{},
+				"without a WHERE clause"},
+			"its own column, renamed": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")) +
+				"; ALTER TABLE outbox RENAME doc_id TO x; ALTER TABLE outbox RENAME actor_id TO doc_id", half,
+				"by column x"},
+			"another table has a filter": {"CREATE TABLE other (n int); CREATE PUBLICATION outflow FOR " +
+				"TABLE outbox, TABLE other WHERE (n > 0)", relay.Shard{}, ""},
 		} {
 			t.Run(name, func(t *testing.T) {
-				const anew = "DROP PUBLICATION IF EXISTS outflow; DROP SCHEMA public CASCADE; CREATE SCHEMA public; "
-				if _, err := d.Conn.PgConn().Exec(within(t), anew+outboxdb.PlainTable+"; "+c.make).ReadAll(); err != nil {
+				const anew = "DROP PUBLICATION IF EXISTS outflow; DROP SCHEMA public CASCADE; CREATE " +
+					"SCHEMA public; "
+				if _, err := d.Conn.PgConn().Exec(within(t), anew+outboxdb.PlainTable+"; "+
+					c.make).ReadAll(); err != nil {
 					t.Fatal(err)
 				}
 				cfg := d.cfg
@@ -98,15 +119,18 @@ func TestShardRefused(t *testing.T) {
 			d.Exec("DROP TABLE IF EXISTS outbox")
 			d.Exec("DROP COLLATION IF EXISTS deaf")
 			if strings.Contains(kind, "COLLATE") {
-				if _, err := d.Conn.Exec(within(t), "CREATE COLLATION deaf (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"); err != nil {
+				if _, err := d.Conn.Exec(within(t), "CREATE COLLATION deaf (provider = icu, locale = "+
+					"'und-u-ks-level2', deterministic = false)"); err != nil {
 					continue // built without ICU
 				}
 			}
-			d.Exec("CREATE TABLE outbox (id uuid, doc_id " + kind + ", actor_id text, counter bigint, seq_key text, payload jsonb)")
+			d.Exec("CREATE TABLE outbox (id uuid, doc_id " + kind +
+				", actor_id text, counter bigint, seq_key text, payload jsonb)")
 			s := d.setup()
 			_, _, err := s.EnsurePublication(within(t))
 			s.Close()
-			if f := wantFault(t, err, outbox.Fatal, "shard_column"); !strings.Contains(f.Error(), `by column "doc_id" of type `+strings.Fields(kind)[0]) {
+			if f := wantFault(t, err, outbox.Fatal, "shard_column"); !strings.Contains(f.Error(),
+				`by column "doc_id" of type `+strings.Fields(kind)[0]) {
 				t.Error(f)
 			}
 			if n := d.Text("SELECT count(*)::text FROM pg_publication"); n != "0" {

@@ -33,11 +33,13 @@ type slotRow struct {
 	Invalidation string      `json:"invalidation_reason"` // from PostgreSQL 17
 }
 
-// ReadSlot reads the slot's row in pg_replication_slots. A slot that does not exist is the zero value and no error.
+// ReadSlot reads the slot's row in pg_replication_slots. A slot that does not exist is the zero value and no
+// error.
 func ReadSlot(ctx context.Context, q Querier, slot string) (relay.SlotState, error) {
 	var row []byte
 	var app, addr string
-	err := q.QueryRow(ctx, `SELECT to_jsonb(s)::text, coalesce(a.application_name, ''), coalesce(host(a.client_addr), '')
+	err := q.QueryRow(ctx, `SELECT to_jsonb(s)::text, coalesce(a.application_name, ''),
+		coalesce(host(a.client_addr), '')
 		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
 		WHERE s.slot_name = $1`, slot).Scan(&row, &app, &addr)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -10,10 +10,12 @@ import (
 	"github.com/outflowhq/outflow/replication/rowfilter"
 )
 
-// Statements are those that make table, publication and slot, in their order, for a role that may do so to run by hand. The
-// slot comes last, in a transaction of its own: a publication that did not exist when a row was written does not publish it.
+// Statements are those that make table, publication and slot, in their order, for a role that may do so to
+// run by hand. The slot comes last, in a transaction of its own: a publication that did not exist when a row
+// was written does not publish it.
 func Statements(cfg SetupConfig) ([]string, error) {
-	slot := fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", postgres.Literal(cfg.Slot))
+	slot := fmt.Sprintf("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')",
+		postgres.Literal(cfg.Slot))
 	if cfg.Table == "" {
 		return []string{createPublication(cfg, nil), slot}, nil
 	}
@@ -29,8 +31,8 @@ func Statements(cfg SetupConfig) ([]string, error) {
 	}, nil
 }
 
-// createTable is the outbox as documented, with the columns that the mapping names. seq_key is made from actor and counter where
-// both exist; "C" makes PostgreSQL compare it as Outflow does, byte by byte.
+// createTable is the outbox as documented, with the columns that the mapping names. seq_key is made from
+// actor and counter where both exist; "C" makes PostgreSQL compare it as Outflow does, byte by byte.
 func createTable(cfg SetupConfig, table pgx.Identifier) string {
 	m, created := cfg.Mapping, cfg.CreatedAt
 	if created == "" {
@@ -47,8 +49,10 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 	add(m.Actor, "text NOT NULL")
 	add(m.Counter, "bigint NOT NULL")
 	if m.Actor != "" && m.Counter != "" {
-		add(m.Key, fmt.Sprintf(`text COLLATE "C" NOT NULL GENERATED ALWAYS AS (%s || ':' || lpad(%s::text, 20, '0')) STORED`,
-			postgres.Quote(m.Actor), postgres.Quote(m.Counter)))
+		add(m.Key,
+			fmt.Sprintf(
+				`text COLLATE "C" NOT NULL GENERATED ALWAYS AS (%s || ':' || lpad(%s::text, 20, '0')) STORED`,
+				postgres.Quote(m.Actor), postgres.Quote(m.Counter)))
 	} else {
 		add(m.Key, `text COLLATE "C" NOT NULL`)
 	}
@@ -84,8 +88,9 @@ func PlannedTable(cfg SetupConfig) (Table, error) {
 	return t, nil
 }
 
-// createPublication leaves PostgreSQL 18's publish_generated_columns off: seq_key is made from actor and counter on every version,
-// so the same rows give the same order on all of them. Without a table it publishes nothing: the stream can't be asked for without one.
+// createPublication leaves PostgreSQL 18's publish_generated_columns off: seq_key is made from actor and
+// counter on every version, so the same rows give the same order on all of them. Without a table it publishes
+// nothing: the stream can't be asked for without one.
 func createPublication(cfg SetupConfig, table pgx.Identifier) string {
 	if table == nil {
 		return fmt.Sprintf("CREATE PUBLICATION %s WITH (publish = 'insert')", postgres.Quote(cfg.Publication))
@@ -94,6 +99,7 @@ func createPublication(cfg SetupConfig, table pgx.Identifier) string {
 	if condition := rowfilter.Condition(cfg.Shard, postgres.Quote(cfg.ShardBy)); condition != "" {
 		filter = " WHERE (" + condition + ")"
 	}
-	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s%s WITH (publish = 'insert', publish_via_partition_root = true)",
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s%s WITH (publish = 'insert', "+
+		"publish_via_partition_root = true)",
 		postgres.Quote(cfg.Publication), table.Sanitize(), filter)
 }

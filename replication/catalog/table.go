@@ -33,11 +33,12 @@ type Column struct {
 	Expression string // of a generated column, as PostgreSQL prints it
 	Default    bool   // it has a value where none is given: a default, an identity, or it is generated
 	Identity   bool   // GENERATED ALWAYS AS IDENTITY
-	Category   string // of the type, a domain's is that of what it is made of: N for numbers, T for intervals, ...
+	// of the type, a domain's is that of what it is made of: N for numbers, T for intervals, ...
+	Category string
 }
 
-// PrintsUnordered reports whether the values of the column's type, in the form in which PostgreSQL prints them, sort otherwise than the
-// values do. Of times, uuids and bytes they do not.
+// PrintsUnordered reports whether the values of the column's type, in the form in which PostgreSQL prints
+// them, sort otherwise than the values do. Of times, uuids and bytes they do not.
 func (c Column) PrintsUnordered() bool {
 	return c.Category == "N" || c.Category == "T" || slices.Contains(numbersOfItsOwn, c.TypeOID)
 }
@@ -55,8 +56,8 @@ func (t Table) Column(name string) (Column, bool) {
 	return Column{}, false
 }
 
-// SplitTable reads schema.name, or name for a table of the schema public, whatever a search_path says; a part that holds dots stands in
-// double quotes. Names are taken as they are: nothing is folded to lower case.
+// SplitTable reads schema.name, or name for a table of the schema public, whatever a search_path says; a part
+// that holds dots stands in double quotes. Names are taken as they are: nothing is folded to lower case.
 func SplitTable(table string) (schema, name string, err error) {
 	var parts []string
 	for rest := table; ; {
@@ -116,7 +117,8 @@ func ReadTable(ctx context.Context, q Querier, table string) (Table, error) {
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE n.nspname = $1 AND c.relname = $2`, schema, name).Scan(&t.OID, &kind, &persistence)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Table{}, postgres.Fatal(nil, "table_missing", "Run `outflow init`, or set table to the outbox's name",
+		return Table{}, postgres.Fatal(nil, "table_missing",
+			"Run `outflow init`, or set table to the outbox's name",
 			"table %s.%s does not exist", schema, name)
 	}
 	if err != nil {
@@ -127,8 +129,10 @@ func ReadTable(ctx context.Context, q Querier, table string) (Table, error) {
 			"%s.%s is not a table or a partitioned table", schema, name)
 	}
 	t.Partitioned, t.Unlogged = kind == "p", persistence != "p"
-	rows, err := q.Query(ctx, `SELECT a.attname, a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END, ''),
+	rows, err := q.Query(ctx, `SELECT a.attname, a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod),
+		a.attnotnull,
+			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid)
+			END, ''),
 			a.atthasdef OR a.attidentity <> '', a.attidentity = 'a',
 			(SELECT y.typcategory::text FROM pg_catalog.pg_type y WHERE y.oid = a.atttypid)
 		FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -155,7 +159,8 @@ func (t Table) unlogged() *outbox.Fault {
 // Quoted is the table's name as it stands in SQL.
 func (t Table) Quoted() string { return pgx.Identifier{t.Schema, t.Name}.Sanitize() }
 
-// Only is the table, as it stands in FROM, without the tables that inherit from it: their rows are in the stream as their own.
+// Only is the table, as it stands in FROM, without the tables that inherit from it: their rows are in the
+// stream as their own.
 func (t Table) Only() string {
 	if t.Partitioned {
 		return t.Quoted()

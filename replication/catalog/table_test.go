@@ -13,7 +13,8 @@ import (
 func TestSplitTable(t *testing.T) {
 	t.Parallel()
 	for table, want := range map[string][]string{
-		"outbox": {"public", "outbox"}, "public.outbox": {"public", "outbox"}, "Public.Out box": {"Public", "Out box"},
+		"outbox": {"public", "outbox"}, "public.outbox": {"public", "outbox"},
+		"Public.Out box":     {"Public", "Out box"},
 		`"my.schema".outbox`: {"my.schema", "outbox"}, `"a""b"."c.d"`: {`a"b`, "c.d"}, `"x"`: {"public", "x"},
 		"": nil, ".": nil, "a.": nil, ".a": nil, "a.b.c": nil, `"a`: nil, `"a"b`: nil, `""`: nil, `"a".`: nil,
 	} {
@@ -57,7 +58,8 @@ func TestTable(t *testing.T) {
 	if err != nil || !table.Partitioned || len(table.Columns) != 2 {
 		t.Fatal(table, err)
 	}
-	d.Exec(`ALTER DATABASE ` + d.Text("SELECT quote_ident(current_database())") + ` SET search_path = "other.one"`)
+	d.Exec(`ALTER DATABASE ` + d.Text("SELECT quote_ident(current_database())") +
+		` SET search_path = "other.one"`)
 	d.cfg.Table = "Out box"
 	_, err = d.table()
 	if f := wantFault(t, err, outbox.Fatal, "table_missing"); !strings.Contains(f.Message, "public.Out box") {
@@ -77,17 +79,25 @@ func TestPrintsUnordered(t *testing.T) {
 	d := newDatabase(t, pgtest.Server(t))
 	d.Exec("CREATE DOMAIN counted AS bigint CHECK (VALUE > 0)")
 	for typ, values := range map[string]string{
-		"smallint": "'9', '10'", "integer": "'9', '10'", "bigint": "'9', '10'", "counted": "'9', '10'", "numeric": "'9.5', '10'", "real": "'9', '10'",
-		"double precision": "'9', '10'", "money": "'9', '10'", "oid": "'9', '10'", "xid8": "'9', '10'", "pg_lsn": "'0/9', '0/10'",
-		"interval": "'9 days', '10 days'",
-		"text":     `'9' COLLATE "C", '10'`, "uuid": "'00000000-0000-7000-8000-000000000009', '00000000-0000-7000-8000-000000000010'", "date": "'2026-09-30', '2026-10-01'",
-		"timestamptz": "'2026-03-01 12:00:00+00', '2026-03-01 12:00:00.45+00', '2026-03-01 12:00:00.5+00'", "timestamp": "'2026-03-01 12:00:00', '2026-03-01 12:00:00.5'",
-		"bytea": `'\x09', '\x10'`, "boolean": "'f', 't'",
+		"smallint": "'9', '10'", "integer": "'9', '10'", "bigint": "'9', '10'", "counted": "'9', '10'",
+		"numeric": "'9.5', '10'", "real": "'9', '10'",
+		"double precision": "'9', '10'", "money": "'9', '10'", "oid": "'9', '10'", "xid8": "'9', '10'",
+		"pg_lsn":      "'0/9', '0/10'",
+		"interval":    "'9 days', '10 days'",
+		"text":        `'9' COLLATE "C", '10'`,
+		"uuid":        "'00000000-0000-7000-8000-000000000009', '00000000-0000-7000-8000-000000000010'",
+		"date":        "'2026-09-30', '2026-10-01'",
+		"timestamptz": "'2026-03-01 12:00:00+00', '2026-03-01 12:00:00.45+00', '2026-03-01 12:00:00.5+00'",
+		"timestamp":   "'2026-03-01 12:00:00', '2026-03-01 12:00:00.5'",
+		"bytea":       `'\x09', '\x10'`, "boolean": "'f', 't'",
 	} {
 		d.Exec("DROP TABLE IF EXISTS outbox")
 		d.Exec("CREATE TABLE outbox (k " + typ + ")")
 		d.Exec("INSERT INTO outbox SELECT unnest(ARRAY[" + values + "]::" + typ + "[])")
-		ordered := d.Text(`SELECT (array_agg(k ORDER BY k) = array_agg(k ORDER BY k::text COLLATE "C"))::text FROM outbox`) == "true"
+		ordered :=
+			d.Text(
+				`SELECT (array_agg(k ORDER BY k) = array_agg(k ORDER BY k::text COLLATE "C"))::text
+					FROM outbox`) == "true"
 		table, err := d.table()
 		if err != nil {
 			t.Fatal(err)
@@ -96,7 +106,8 @@ func TestPrintsUnordered(t *testing.T) {
 			ordered = true // it is compared as it is printed, whatever the column's collation
 		}
 		if column, _ := table.Column("k"); column.PrintsUnordered() == ordered {
-			t.Errorf("%s: the text sorts as the values do: %v; refused as a key: %v", typ, ordered, column.PrintsUnordered())
+			t.Errorf("%s: the text sorts as the values do: %v; refused as a key: %v", typ, ordered,
+				column.PrintsUnordered())
 		}
 	}
 }

@@ -23,20 +23,22 @@ type Target struct {
 	Setting string // the setting that holds URL, as errors name it; "": postgres.url
 	URL     string // connection URL or keyword string; "": libpq's PG* environment
 
-	// Pooled says that a pooler may stand in between. It takes no startup parameters, so nothing is pinned: SQL that runs over such
-	// a connection must mean the same whatever search_path is.
+	// Pooled says that a pooler may stand in between. It takes no startup parameters, so nothing is pinned:
+	// SQL that runs over such a connection must mean the same whatever search_path is.
 	Pooled bool
 }
 
-// pins are the session settings that what a connection does depends on, as startup parameters: those come before what is configured
-// for a role, a database or a server, and before what the URL says. transaction_timeout is pinned by [pinLater].
+// pins are the session settings that what a connection does depends on, as startup parameters: those come
+// before what is configured for a role, a database or a server, and before what the URL says.
+// transaction_timeout is pinned by [pinLater].
 var pins = map[string]string{
-	// What a name in our SQL means. Only a superuser creates objects in pg_catalog, so no operator, function or cast of anybody
-	// else is ever called. Temporary objects come last: they are the session's own.
+	// What a name in our SQL means. Only a superuser creates objects in pg_catalog, so no operator, function
+	// or cast of anybody else is ever called. Temporary objects come last: they are the session's own.
 	"search_path": "pg_catalog, pg_temp",
 
-	// How values are printed: their text depends on the value alone. extra_float_digits above zero gives the shortest text that
-	// reads back as the same number. Names (regclass and the like) are printed with their schema, because of search_path.
+	// How values are printed: their text depends on the value alone. extra_float_digits above zero gives the
+	// shortest text that reads back as the same number. Names (regclass and the like) are printed with their
+	// schema, because of search_path.
 	"client_encoding":       "UTF8",
 	"DateStyle":             "ISO",
 	"IntervalStyle":         "postgres",
@@ -53,7 +55,8 @@ var pins = map[string]string{
 	"default_transaction_read_only": "off",
 	"row_security":                  "off", // a policy that hides rows is an error: the WAL has them
 
-	// What would end a session or a statement that takes its time. Whatever should time out sets a limit of its own.
+	// What would end a session or a statement that takes its time. Whatever should time out sets a limit of
+	// its own.
 	"statement_timeout":                   "0",
 	"lock_timeout":                        "0",
 	"idle_in_transaction_session_timeout": "0",
@@ -63,12 +66,15 @@ var pins = map[string]string{
 	"client_min_messages": "warning", // lets the warning of a missing publication through (PostgreSQL 18)
 }
 
-// clientKeywords are parameters of libpq that pgconn does not know and would hand to the server, which refuses them.
+// clientKeywords are parameters of libpq that pgconn does not know and would hand to the server, which
+// refuses them.
 var clientKeywords = []string{
-	"gssencmode", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "load_balance_hosts",
+	"gssencmode", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
+	"tcp_user_timeout", "load_balance_hosts",
 }
 
-// peerTimeout is how long a peer may leave sent data unacknowledged, or a probe unanswered, before its connection counts as lost.
+// peerTimeout is how long a peer may leave sent data unacknowledged, or a probe unanswered, before its
+// connection counts as lost.
 const peerTimeout = 15 * time.Second
 
 // Connect opens an ordinary connection to the server that postgres.url names.
@@ -76,8 +82,8 @@ func Connect(ctx context.Context, url string) (*pgx.Conn, error) {
 	return Target{URL: url}.Connect(ctx)
 }
 
-// Connect opens an ordinary connection. adjust may change the configuration first. It takes as long as connecting does: give it a
-// context with a deadline.
+// Connect opens an ordinary connection. adjust may change the configuration first. It takes as long as
+// connecting does: give it a context with a deadline.
 func (t Target) Connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*pgx.Conn, error) {
 	c, err := t.config()
 	if err != nil {
@@ -94,7 +100,8 @@ func (t Target) Connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 }
 
 // ConnectReplication opens a connection that speaks the replication protocol beside simple queries.
-func (t Target) ConnectReplication(ctx context.Context, adjust ...func(*pgconn.Config)) (*pgconn.PgConn, error) {
+func (t Target) ConnectReplication(ctx context.Context, adjust ...func(*pgconn.Config)) (*pgconn.PgConn,
+	error) {
 	c, err := t.config()
 	if err != nil {
 		return nil, err
@@ -125,8 +132,10 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 	if ambiguous(t.URL) {
 		return nil, &outbox.Fault{
 			Class: outbox.Usage, Code: "postgres_url",
-			Message: t.setting() + " can be read in more than one way: it has an @ that does not end the password",
-			Hint:    "Write an @ in a user's name, a password or a parameter as %40, and a / as %2F, ? as %3F, # as %23",
+			Message: t.setting() +
+				" can be read in more than one way: it has an @ that does not end the password",
+			Hint: "Write an @ in a user's name, a password or a parameter as %40, and a / as %2F, ? as " +
+				"%3F, # as %23",
 		}
 	}
 	c, err := pgx.ParseConfig(t.URL)
@@ -137,7 +146,8 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 		}
 		f := &outbox.Fault{
 			Class: outbox.Usage, Code: "postgres_url", Message: message,
-			Hint: "Write it as postgres://user@host:5432/database?sslmode=verify-full, special characters in the password as %XX",
+			Hint: "Write it as postgres://user@host:5432/database?sslmode=verify-full, special characters " +
+				"in the password as %XX",
 		}
 		if path := (*fs.PathError)(nil); errors.As(err, &path) {
 			f.Message, f.Hint, f.Err = t.setting()+" names a file that can't be read", "", path
@@ -150,10 +160,12 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 	if c.RuntimeParams["application_name"] == "" {
 		c.RuntimeParams["application_name"] = "outflow"
 	}
-	c.DefaultQueryExecMode = pgx.QueryExecModeExec // no prepared statements: one round trip, and poolers can take it
+	// no prepared statements: one round trip, and poolers can take it
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec
 	dialer := &net.Dialer{
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: peerTimeout / 3, Interval: peerTimeout / 3, Count: 2},
-		Control:         limitUnacknowledged,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: peerTimeout / 3, Interval: peerTimeout / 3,
+			Count: 2},
+		Control: limitUnacknowledged,
 	}
 	c.DialFunc = dialer.DialContext
 	if !t.Pooled {
@@ -162,7 +174,8 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 	return c, nil
 }
 
-// ambiguous reports whether a URL has an @ where none can stand: a part of the password would be taken for the host, and shown.
+// ambiguous reports whether a URL has an @ where none can stand: a part of the password would be taken for
+// the host, and shown.
 func ambiguous(url string) bool {
 	_, rest, ok := strings.Cut(url, "://")
 	if !ok || strings.ContainsAny(url[:len(url)-len(rest)-3], " =") { // keywords
@@ -189,21 +202,23 @@ func pin(c *pgconn.Config) {
 	maps.Copy(c.RuntimeParams, pins)
 }
 
-// pinLater pins what not every supported version has as a setting: a startup parameter that a server does not know is refused.
+// pinLater pins what not every supported version has as a setting: a startup parameter that a server does not
+// know is refused.
 func pinLater(ctx context.Context, conn *pgconn.PgConn) error {
 	major, _, _ := strings.Cut(conn.ParameterStatus("server_version"), ".")
 	if n, err := strconv.Atoi(major); err == nil && n < 17 {
 		return nil
 	}
-	_, err := conn.Exec(ctx, "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'").ReadAll()
+	_, err := conn.Exec(ctx, "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = "+
+		"'transaction_timeout'").ReadAll()
 	if err != nil {
 		return fmt.Errorf("set transaction_timeout: %w", err)
 	}
 	return nil
 }
 
-// KeepBytes turns off the conversion of values where the database has no encoding (SQL_ASCII): it may hold any bytes, and the server
-// would fail at the first that are not UTF-8. They are published as they are.
+// KeepBytes turns off the conversion of values where the database has no encoding (SQL_ASCII): it may hold
+// any bytes, and the server would fail at the first that are not UTF-8. They are published as they are.
 func KeepBytes(ctx context.Context, conn *pgconn.PgConn) error {
 	if conn.ParameterStatus("server_encoding") != "SQL_ASCII" {
 		return nil
@@ -214,14 +229,16 @@ func KeepBytes(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// Close closes an ordinary or a replication connection without waiting long for a server that does not answer.
+// Close closes an ordinary or a replication connection without waiting long for a server that does not
+// answer.
 func Close(conn interface{ Close(context.Context) error }) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	conn.Close(ctx) //nolint:errcheck // it is closed whatever this says
 }
 
-// SimpleQuery runs a query over a replication connection, which takes the simple protocol only. No row is an error.
+// SimpleQuery runs a query over a replication connection, which takes the simple protocol only. No row is an
+// error.
 func SimpleQuery(ctx context.Context, c *pgconn.PgConn, sql string) ([][]string, error) {
 	results, err := c.Exec(ctx, sql).ReadAll()
 	if err != nil {

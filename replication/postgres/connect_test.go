@@ -18,14 +18,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
 
-// hostile are settings of a role that would change what is published, or end what takes its time. Some are not in every version.
+// hostile are settings of a role that would change what is published, or end what takes its time. Some are
+// not in every version.
 var hostile = map[string]string{
 	"search_path": "public, pg_catalog", "quote_all_identifiers": "on", "lc_monetary": "C.UTF-8",
-	"DateStyle": "German", "TimeZone": "Asia/Tokyo", "bytea_output": "escape", "extra_float_digits": "-10", "IntervalStyle": "iso_8601",
+	"DateStyle": "German", "TimeZone": "Asia/Tokyo", "bytea_output": "escape", "extra_float_digits": "-10",
+	"IntervalStyle":               "iso_8601",
 	"standard_conforming_strings": "off", "transform_null_equals": "on", "row_security": "on",
 	"default_transaction_isolation": "serializable", "default_transaction_read_only": "on",
-	"statement_timeout": "1ms", "lock_timeout": "1ms", "idle_in_transaction_session_timeout": "1ms", "idle_session_timeout": "1ms",
-	"transaction_timeout": "10min", "exit_on_error": "on", "client_min_messages": "error", "client_encoding": "LATIN1",
+	"statement_timeout": "1ms", "lock_timeout": "1ms", "idle_in_transaction_session_timeout": "1ms",
+	"idle_session_timeout": "1ms",
+	"transaction_timeout":  "10min", "exit_on_error": "on", "client_min_messages": "error",
+	"client_encoding": "LATIN1",
 }
 
 // Whatever is set for a role, a database or in the URL: both kinds of connection have the pinned settings.
@@ -97,7 +101,8 @@ func TestNothingIsPinnedBehindAPooler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.RuntimeParams) != 1 || c.RuntimeParams["application_name"] != "outflow" || c.AfterConnect != nil {
+	if len(c.RuntimeParams) != 1 || c.RuntimeParams["application_name"] != "outflow" ||
+		c.AfterConnect != nil {
 		t.Errorf("it asks for %v", c.RuntimeParams)
 	}
 }
@@ -106,12 +111,17 @@ func TestErrorsHoldNoPassword(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
 	for _, raw := range []string{
-		"postgres://u:" + secret + "@/h:x/d", "postgres://u:a/" + secret + "@h/d", "postgres://u:%zz" + secret + "@h/d",
-		"host=h password=" + secret + " port=x", "host=h password='" + secret, "postgres://u:" + secret + "@h:1:2/d",
-		"postgres://u:" + secret + "@h/d?sslmode=nonsense", "postgres://u:" + secret + "@h/d?sslmode=verify-ca&sslrootcert=/no/such/file",
-		"postgres://u:a@" + secret + "@127.0.0.1/d", "postgres://u:p@s/" + secret + "@127.0.0.1:1/d", "postgres://u:1?" + secret + "@127.0.0.1:1/d",
+		"postgres://u:" + secret + "@/h:x/d", "postgres://u:a/" + secret + "@h/d", "postgres://u:%zz" +
+			secret + "@h/d",
+		"host=h password=" + secret + " port=x", "host=h password='" + secret, "postgres://u:" + secret +
+			"@h:1:2/d",
+		"postgres://u:" + secret + "@h/d?sslmode=nonsense", "postgres://u:" + secret +
+			"@h/d?sslmode=verify-ca&sslrootcert=/no/such/file",
+		"postgres://u:a@" + secret + "@127.0.0.1/d", "postgres://u:p@s/" + secret + "@127.0.0.1:1/d",
+		"postgres://u:1?" + secret + "@127.0.0.1:1/d",
 		"postgres://u:1/" + secret + "@127.0.0.1:1/d", "postgres://u:1#" + secret + "@127.0.0.1:1/d",
-		"postgres://u:" + secret + "@127.0.0.1:1/d?connect_timeout=5", "postgres://u:" + secret + "@/d?host=/no/such/dir",
+		"postgres://u:" + secret + "@127.0.0.1:1/d?connect_timeout=5", "postgres://u:" + secret +
+			"@/d?host=/no/such/dir",
 	} {
 		_, err := Connect(outboxdb.Within(t), raw)
 		if err == nil {
@@ -144,9 +154,11 @@ func TestConnectErrorsAreOneLine(t *testing.T) {
 	refused := u.String()
 	for _, test := range []struct{ url, code, want string }{
 		{"postgres://u:p@" + closed + "/d", "postgres_connect",
-			"postgres.url: PostgreSQL at " + closed + `, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
+			"postgres.url: PostgreSQL at " + closed +
+				`, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
 		{"postgres://u:p@" + closed + "," + closed + "/d?sslmode=prefer", "postgres_connect",
-			"postgres.url: PostgreSQL at " + closed + `, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
+			"postgres.url: PostgreSQL at " + closed +
+				`, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
 		{"postgres://u:p@nowhere.invalid:5432/d", "postgres_connect", ""},
 		{refused, "login", ""},
 	} {
@@ -156,7 +168,8 @@ func TestConnectErrorsAreOneLine(t *testing.T) {
 			t.Errorf("%s: %v, want %s", test.url, err, test.want)
 			continue
 		}
-		for _, noise := range []string{"failed to connect", "dial", "refused TLS", "\n", "hostname resolving"} {
+		for _, noise := range []string{"failed to connect", "dial", "refused TLS", "\n",
+			"hostname resolving"} {
 			if strings.Contains(f.Error(), noise) {
 				t.Errorf("%s: %v", test.url, f)
 			}
@@ -183,7 +196,8 @@ func TestWhatTheServerRefusesIsFatal(t *testing.T) {
 	}
 	u.Host = l.Addr().String()
 	l.Close()
-	if _, err = Connect(outboxdb.Within(t), u.String()); err == nil || outbox.ClassOf(err) != outbox.Transient {
+	if _, err = Connect(outboxdb.Within(t), u.String()); err == nil ||
+		outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("nobody listens: %v", err)
 	}
 	_, err = Connect(outboxdb.Within(t), "postgres://h:1:2:3/")

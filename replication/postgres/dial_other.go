@@ -4,5 +4,6 @@ package postgres
 
 import "syscall"
 
-// limitUnacknowledged does nothing here: the write deadline and TCP keepalive find a peer that is gone, only later.
+// limitUnacknowledged does nothing here: the write deadline and TCP keepalive find a peer that is gone, only
+// later.
 func limitUnacknowledged(string, string, syscall.RawConn) error { return nil }

@@ -46,8 +46,8 @@ func SQLState(err error) string {
 	return ""
 }
 
-// connectError is a failed connection attempt. pgconn's own error carries the whole configuration, password included, to whoever
-// prints its fields; this one keeps the text and the cause.
+// connectError is a failed connection attempt. pgconn's own error carries the whole configuration, password
+// included, to whoever prints its fields; this one keeps the text and the cause.
 type connectError struct {
 	text  string
 	cause error // what the server said, or the context's end; nil: neither
@@ -56,11 +56,13 @@ type connectError struct {
 func (e *connectError) Error() string { return e.text }
 func (e *connectError) Unwrap() error { return e.cause }
 
-// CodeConnect is the code of the transient fault of a PostgreSQL server that can't be reached or takes no connection now.
+// CodeConnect is the code of the transient fault of a PostgreSQL server that can't be reached or takes no
+// connection now.
 const CodeConnect = "postgres_connect"
 
-// connectFault says what a failed connection attempt means, for the setting that says where to connect to: what the server refuses
-// for good is fatal, the rest is transient. Nothing of pgconn's text is taken over: it lists every attempt, each with its address.
+// connectFault says what a failed connection attempt means, for the setting that says where to connect to:
+// what the server refuses for good is fatal, the rest is transient. Nothing of pgconn's text is taken over:
+// it lists every attempt, each with its address.
 func connectFault(setting string, err error) error {
 	e := &connectError{text: reason(err)}
 	var pg *pgconn.PgError
@@ -76,16 +78,19 @@ func connectFault(setting string, err error) error {
 	fatal := func(code, message, hint string) error { return Fatal(e, code, hint, "%s %s", at, message) }
 	switch SQLState(err) {
 	case StateInvalidPassword:
-		return fatal("login", "refuses the password", "Set the right one in "+setting+", PGPASSWORD or the password file")
+		return fatal("login", "refuses the password", "Set the right one in "+setting+
+			", PGPASSWORD or the password file")
 	case StateInvalidAuthorization:
 		return fatal("login", "refuses the login",
 			"Let the role log in and add a line for it, this database and this host to pg_hba.conf "+
 				"(logical replication matches the database's name)")
 	case StateInvalidCatalogName:
-		return fatal("database_missing", "has no such database", "Name the database that holds the outbox in "+setting)
+		return fatal("database_missing", "has no such database",
+			"Name the database that holds the outbox in "+setting)
 	case StateInsufficientPrivilege:
 		return fatal("no_replication_right", "does not let the role connect for replication",
-			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT CONNECT ON DATABASE")
+			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT "+
+				"CONNECT ON DATABASE")
 	}
 	f := &outbox.Fault{Class: outbox.Transient, Code: CodeConnect, Message: at + " can't be reached", Err: e,
 		Hint: "See that it runs, and that host and port are right"}
@@ -151,5 +156,6 @@ func reason(err error) string {
 
 // Fatal makes a fatal fault. cause is what the server said; nil: nothing.
 func Fatal(cause error, code, hint, format string, args ...any) *outbox.Fault {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint, Err: cause}
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint,
+		Err: cause}
 }

@@ -1,5 +1,5 @@
-// Package rowfilter is the condition that divides an outbox table into shards: the row filter of a shard's publication, and the same
-// condition wherever the table itself is read.
+// Package rowfilter is the condition that divides an outbox table into shards: the row filter of a shard's
+// publication, and the same condition wherever the table itself is read.
 //
 // It is internal to Outflow: its API may change at any time.
 package rowfilter
@@ -14,11 +14,12 @@ import (
 // MinVersion is the first PostgreSQL that has row filters, as in server_version_num.
 const MinVersion = 150000
 
-// Condition is the condition of a shard's rows; "" for a table that is not divided. column is the column that decides, as it stands
-// in SQL. Each row belongs to exactly one shard.
+// Condition is the condition of a shard's rows; "" for a table that is not divided. column is the column that
+// decides, as it stands in SQL. Each row belongs to exactly one shard.
 //
-// A row filter may call immutable built-in functions only, which casts to text mostly are not. hash_array takes every built-in type
-// that has a hash, and NULL. PostgreSQL prints a filter that was written like this in the same words again.
+// A row filter may call immutable built-in functions only, which casts to text mostly are not. hash_array
+// takes every built-in type that has a hash, and NULL. PostgreSQL prints a filter that was written like this
+// in the same words again.
 func Condition(s relay.Shard, column string) string {
 	if s.Whole() {
 		return ""
@@ -28,8 +29,8 @@ func Condition(s relay.Shard, column string) string {
 
 var printed = regexp.MustCompile(`^\(\(\(hash_array\(ARRAY\[(.+)\]\) & 2147483647\) % (\d+)\) = (\d+)\)$`)
 
-// Parse reads a filter as PostgreSQL prints it: which shard, in the form index/number, and by which column. ok is false for a filter
-// that is not Outflow's.
+// Parse reads a filter as PostgreSQL prints it: which shard, in the form index/number, and by which column.
+// ok is false for a filter that is not Outflow's.
 func Parse(filter string) (shard, column string, ok bool) {
 	m := printed.FindStringSubmatch(filter)
 	if m == nil {

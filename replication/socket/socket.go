@@ -12,11 +12,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Conn is the replication connection below TLS. While it streams, it may leave Go's network poller: see LeavePoller.
+// Conn is the replication connection below TLS. While it streams, it may leave Go's network poller: see
+// LeavePoller.
 //
-// A walsender writes each message by itself, and waking a reader for each costs both sides more than the message does. A reader
-// outside the poller can leave data in the socket for a moment without being woken, and then take many messages at once. It does so
-// only while much comes in, so a lone commit is read at once.
+// A walsender writes each message by itself, and waking a reader for each costs both sides more than the
+// message does. A reader outside the poller can leave data in the socket for a moment without being woken,
+// and then take many messages at once. It does so only while much comes in, so a lone commit is read at once.
 type Conn struct {
 	net.Conn
 	reading sync.Mutex              // held while reading from Conn
@@ -26,7 +27,9 @@ type Conn struct {
 
 	// The reader's own.
 	rate rate // of what is read
-	full bool // the last read filled what it was given: there is more, and nothing to wait for. TLS reads in small pieces
+	// the last read filled what it was given: there is more, and nothing to wait for. TLS reads in small
+	// pieces
+	full bool
 }
 
 // How long data may gather: while much comes in, and while there is a backlog.
@@ -35,8 +38,9 @@ const (
 	longPause = time.Millisecond
 )
 
-// rate tells whether much comes in, over the last millisecond or more: 8 MB/s, or 15,000 reads a second. A small transaction takes
-// three reads, one for each of its messages, unless they gather; a few that come together by chance must not be delayed.
+// rate tells whether much comes in, over the last millisecond or more: 8 MB/s, or 15,000 reads a second. A
+// small transaction takes three reads, one for each of its messages, unless they gather; a few that come
+// together by chance must not be delayed.
 type rate struct {
 	since        time.Time
 	bytes, reads int
@@ -53,7 +57,8 @@ func (r *rate) add(n int, now time.Time) {
 	r.bytes += n
 	r.reads++
 	if span := now.Sub(r.since); span >= rateSpan {
-		r.much = time.Duration(r.bytes)*rateSpan >= rateBytes*span || time.Duration(r.reads)*rateSpan >= rateReads*span
+		r.much = time.Duration(r.bytes)*rateSpan >= rateBytes*span ||
+			time.Duration(r.reads)*rateSpan >= rateReads*span
 		r.since, r.bytes, r.reads = now, 0, 0
 	}
 }
@@ -122,7 +127,8 @@ func (s *Conn) Close() error {
 	if f == nil {
 		return s.Conn.Close()
 	}
-	_ = control(f, func(fd int) error { return syscall.Shutdown(fd, syscall.SHUT_RDWR) }) // it may be gone already
+	// it may be gone already
+	_ = control(f, func(fd int) error { return syscall.Shutdown(fd, syscall.SHUT_RDWR) })
 	return f.Close()
 }
 

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LeavePoller takes the socket out of Go's network poller: from here on a goroutine that reads blocks its thread, and data that no
-// goroutine waits for wakes nothing. It does nothing during a read, or where the connection is no socket. Deadlines that were set
-// before no longer hold.
+// LeavePoller takes the socket out of Go's network poller: from here on a goroutine that reads blocks its
+// thread, and data that no goroutine waits for wakes nothing. It does nothing during a read, or where the
+// connection is no socket. Deadlines that were set before no longer hold.
 func (s *Conn) LeavePoller() error {
 	conn, ok := s.Conn.(syscall.Conn)
 	if !ok || !s.reading.TryLock() {
@@ -23,7 +23,9 @@ func (s *Conn) LeavePoller() error {
 	}
 	var fd int
 	var dupErr error
-	if err := raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+	if err := raw.Control(func(old uintptr) {
+		fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
 		return err
 	}
 	if dupErr != nil {
@@ -44,7 +46,8 @@ func (s *Conn) LeavePoller() error {
 // sendTimeout limits how long a write may block; 0: it does not.
 func sendTimeout(fd int, d time.Duration) error {
 	tv := unix.NsecToTimeval(d.Nanoseconds())
-	return os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
+	return os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO,
+		&tv))
 }
 
 // sleep sleeps in the kernel: a timer of Go's would wake the poller as well.

@@ -26,15 +26,16 @@ type Cursor struct{ Doc, Key, ID string }
 
 const typeBytea = 17
 
-// conditions are the bounds as SQL. Documents and keys are compared as the bytes of their text; beside it stands a condition that an
-// index of the column can serve.
+// conditions are the bounds as SQL. Documents and keys are compared as the bytes of their text; beside it
+// stands a condition that an index of the column can serve.
 func (s *Snapshot) conditions(q Query) (sql []string) {
 	for _, b := range q.Bounds {
 		switch {
 		case b.By == SortKey && b.Op == "=":
 			sql = append(sql, fmt.Sprintf("%s IN (%s)", s.sortKey(q.Mapping), list(b.Values)))
 		case b.By == SortKey:
-			sql = append(sql, fmt.Sprintf(`%s COLLATE "C" %s %s`, s.sortKey(q.Mapping), b.Op, text(b.Values[0])))
+			sql = append(sql, fmt.Sprintf(`%s COLLATE "C" %s %s`, s.sortKey(q.Mapping), b.Op,
+				text(b.Values[0])))
 		case b.By == SortDoc:
 			sql = append(sql, s.equal(q.Mapping.Doc, b.Values))
 		case b.Op == "=":
@@ -49,8 +50,8 @@ func (s *Snapshot) conditions(q Query) (sql []string) {
 	return sql
 }
 
-// after is the condition of the rows behind p in the order. Where ids are compared as numbers or times, rows without one come last,
-// and no comparison holds for them.
+// after is the condition of the rows behind p in the order. Where ids are compared as numbers or times, rows
+// without one come last, and no comparison holds for them.
 func (s *Snapshot) after(q Query, p Cursor) string {
 	before := fmt.Sprintf(`%s COLLATE "C", %s COLLATE "C"`, s.sortDoc(q.Mapping), s.sortKey(q.Mapping))
 	tie := s.tiebreaker(q, sortID(q.ID))
@@ -60,11 +61,13 @@ func (s *Snapshot) after(q Query, p Cursor) string {
 	case p.ID == "":
 		return fmt.Sprintf("(%s) > (%s, %s)", before, text(p.Doc), text(p.Key))
 	}
-	return fmt.Sprintf("((%[1]s, %[2]s) > (%[3]s, %[4]s, %[5]s) OR (%[1]s) = (%[3]s, %[4]s) AND %[2]s IS NULL)",
+	return fmt.Sprintf("((%[1]s, %[2]s) > (%[3]s, %[4]s, %[5]s) OR (%[1]s) = (%[3]s, %[4]s) AND %[2]s IS "+
+		"NULL)",
 		before, tie, text(p.Doc), text(p.Key), text(p.ID))
 }
 
-// CountAt counts the rows at one position of a sorted query. If there is more than one, a cursor can't tell them apart.
+// CountAt counts the rows at one position of a sorted query. If there is more than one, a cursor can't tell
+// them apart.
 func (s *Snapshot) CountAt(ctx context.Context, q Query, p Cursor) (n int, err error) {
 	tie := s.tiebreaker(q, sortID(q.ID))
 	id := tie + " = " + text(p.ID)
@@ -73,15 +76,16 @@ func (s *Snapshot) CountAt(ctx context.Context, q Query, p Cursor) (n int, err e
 	}
 	conditions := append(s.shardCondition(), fmt.Sprintf(`%s = %s AND %s = %s AND %s`,
 		s.sortDoc(q.Mapping), text(p.Doc), s.sortKey(q.Mapping), text(p.Key), id))
-	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.table.Only()+" WHERE "+strings.Join(conditions, " AND ")).Scan(&n)
+	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.table.Only()+" WHERE "+
+		strings.Join(conditions, " AND ")).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)
 	}
 	return n, nil
 }
 
-// Ordered reports whether a sorted query has each document's rows in a meaningful order: by a key or, without one, by ids that count
-// up.
+// Ordered reports whether a sorted query has each document's rows in a meaningful order: by a key or, without
+// one, by ids that count up.
 func (s *Snapshot) Ordered(q Query) bool {
 	c, _ := s.table.Column(q.ID)
 	return q.Mapping.Keyed() || slices.Contains(countable, c.TypeOID)
@@ -96,7 +100,8 @@ func (s *Snapshot) equal(column string, values []string) string {
 		}
 		values = printed
 	}
-	return fmt.Sprintf("%s IN (%s) AND %s IN (%s)", postgres.Quote(column), list(values), printed(column), list(values))
+	return fmt.Sprintf("%s IN (%s) AND %s IN (%s)", postgres.Quote(column), list(values), printed(column),
+		list(values))
 }
 
 func list(values []string) string {
@@ -128,7 +133,8 @@ func (q Query) boundsFault(err error) error {
 		return nil
 	}
 	return &outbox.Fault{
-		Class: outbox.Usage, Code: "row_value", Message: "a value that was given can't be one of its column", Err: err,
+		Class: outbox.Usage, Code: "row_value", Message: "a value that was given can't be one of its column",
+		Err:  err,
 		Hint: "Write it as PostgreSQL prints it",
 	}
 }

@@ -14,13 +14,15 @@ func TestRowsAlike(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	d.Exec("CREATE TABLE outbox (id bigint, doc_id text, seq_key text, payload text)")
-	d.Exec("INSERT INTO outbox VALUES (1, 'a', 'k'), (1, 'a', 'k'), (2, 'a', 'k'), (NULL, 'a', 'k'), (NULL, 'a', 'k'), (1, 'a', 'l')")
+	d.Exec("INSERT INTO outbox VALUES (1, 'a', 'k'), (1, 'a', 'k'), (2, 'a', 'k'), (NULL, 'a', 'k'), " +
+		"(NULL, 'a', 'k'), (1, 'a', 'l')")
 	s, err := Open(within(t), d.cfg, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	keyed, keyless := relay.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}, relay.Mapping{Doc: "doc_id", Payload: "payload"}
+	keyed, keyless := relay.Mapping{Doc: "doc_id", Key: "seq_key",
+		Payload: "payload"}, relay.Mapping{Doc: "doc_id", Payload: "payload"}
 	for _, c := range []struct {
 		q    Query
 		p    Cursor
@@ -40,8 +42,8 @@ func TestRowsAlike(t *testing.T) {
 	}
 }
 
-// Whoever goes on behind any row of a sorted query reads exactly those that are behind it: in the order of the ids' own type where there is no
-// key, as bytes where there is one.
+// Whoever goes on behind any row of a sorted query reads exactly those that are behind it: in the order of
+// the ids' own type where there is no key, as bytes where there is one.
 func TestRowsBehindAPlace(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
@@ -52,14 +54,19 @@ func TestRowsBehindAPlace(t *testing.T) {
 		mapping relay.Mapping
 		want    string // the ids of document a; "": they are not looked at
 	}{
-		{"bigint", "(10), (9), (-1), (100), (2)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "-1 2 9 10 100"},
-		{"numeric", "(10), (9.5), (9.05), (100)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9.05 9.5 10 100"},
-		{"timestamptz", "('2024-03-01 00:00:00.5+02'), ('2024-02-29 21:00+00'), ('10000-01-01 00:00+00'), ('infinity')",
+		{"bigint", "(10), (9), (-1), (100), (2)", relay.Mapping{Doc: "doc_id", Payload: "payload"},
+			"-1 2 9 10 100"},
+		{"numeric", "(10), (9.5), (9.05), (100)", relay.Mapping{Doc: "doc_id", Payload: "payload"},
+			"9.05 9.5 10 100"},
+		{"timestamptz", "('2024-03-01 00:00:00.5+02'), ('2024-02-29 21:00+00'), ('10000-01-01 00:00+00'), " +
+			"('infinity')",
 			relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
 		{"bigint", "(10), (9), (NULL)", relay.Mapping{Doc: "doc_id", Payload: "payload"}, "9 10 "},
-		{"text", "('10'), ('9'), (''), ('Ä'), ('a\"\\b''c')", relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
+		{"text", "('10'), ('9'), (''), ('Ä'), ('a\"\\b''c')",
+			relay.Mapping{Doc: "doc_id", Payload: "payload"}, ""},
 		{"bigint", "(10), (9), (100)", keyed, "10 100 9"},
-		{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", keyed, ""},
+		{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", keyed,
+			""},
 	} {
 		d.Exec("DROP TABLE IF EXISTS outbox")
 		d.Exec("CREATE TABLE outbox (id " + c.kind + ", doc_id text, seq_key text, payload text)")
@@ -72,7 +79,8 @@ func TestRowsBehindAPlace(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			err = s.Rows(within(t), Query{Mapping: c.mapping, ID: "id", Columns: []string{SortDoc, SortKey, SortID}, Sorted: true, After: after}, func(v [][]byte) error {
+			err = s.Rows(within(t), Query{Mapping: c.mapping, ID: "id", Columns: []string{SortDoc, SortKey,
+				SortID}, Sorted: true, After: after}, func(v [][]byte) error {
 				all = append(all, Cursor{string(v[0]), string(v[1]), string(v[2])})
 				return nil
 			})

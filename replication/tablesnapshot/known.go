@@ -14,11 +14,13 @@ import (
 // IDHash stands for an event id: the first half of the SHA-256 of the bytes that an event has as its id.
 type IDHash [16]byte
 
-// knownTable holds what a reader knows. It is temporary: the server drops it with the connection, and no WAL is written for it.
+// knownTable holds what a reader knows. It is temporary: the server drops it with the connection, and no WAL
+// is written for it.
 const knownTable = "pg_temp.outflow_known"
 
-// LoadKnown tells the reader the ids of what is published: fill calls add with each. The server keeps them in a temporary table, so
-// memory does not grow with them. Call it once, and before the snapshot that the reader takes is exported, which would not see them.
+// LoadKnown tells the reader the ids of what is published: fill calls add with each. The server keeps them in
+// a temporary table, so memory does not grow with them. Call it once, and before the snapshot that the reader
+// takes is exported, which would not see them.
 func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
 	if _, err := r.conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
 		return r.knownFault(err)
@@ -57,10 +59,12 @@ func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error
 func (r *Reader) knownFault(err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
-		return postgres.Fatal(err, "no_right", "GRANT TEMPORARY ON DATABASE ... to it, for as long as the command runs",
+		return postgres.Fatal(err, "no_right",
+			"GRANT TEMPORARY ON DATABASE ... to it, for as long as the command runs",
 			"the role may not make a temporary table, which would hold what is published already")
 	case postgres.StateDiskFull, postgres.StateConfigurationLimitExceeded:
-		return postgres.Fatal(err, "temp_space", "Give the server room for temporary files (temp_tablespaces, temp_file_limit), then run the command again",
+		return postgres.Fatal(err, "temp_space", "Give the server room for temporary files "+
+			"(temp_tablespaces, temp_file_limit), then run the command again",
 			"the server has no room for a temporary table of what is published already")
 	}
 	return fmt.Errorf("make a temporary table of what is published: %w", err)
@@ -88,15 +92,16 @@ func (s *Snapshot) Count(ctx context.Context, q Query) (n int, err error) {
 	return n, nil
 }
 
-// CheckIDs returns how many rows have no id, and how many have the id of another row. Where the table itself forbids both, nothing is
-// read.
+// CheckIDs returns how many rows have no id, and how many have the id of another row. Where the table itself
+// forbids both, nothing is read.
 func (s *Snapshot) CheckIDs(ctx context.Context, id string) (none, double int, err error) {
 	c, ok := s.table.Column(id)
 	if !ok {
 		return 0, 0, fmt.Errorf("table %s.%s has no column %s", s.table.Schema, s.table.Name, id)
 	}
 	var unique bool
-	err = s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = $1 AND indisunique AND indisvalid AND indimmediate
+	err = s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = $1 AND indisunique
+		AND indisvalid AND indimmediate
 		AND indnkeyatts = 1 AND indkey[0] = $2 AND indpred IS NULL AND indexprs IS NULL)`, s.table.OID, c.Number).Scan(&unique)
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the indexes of %s.%s: %w", s.table.Schema, s.table.Name, err)
@@ -108,8 +113,10 @@ func (s *Snapshot) CheckIDs(ctx context.Context, id string) (none, double int, e
 	for _, ours := range s.shardCondition() {
 		where = " WHERE " + ours
 	}
-	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) - count(%[1]s), count(%[1]s) - count(DISTINCT %[2]s) FROM %[3]s",
-		postgres.Quote(id), "CASE WHEN "+postgres.Quote(id)+" IS NOT NULL THEN "+printed(id)+" COLLATE \"C\" END", s.table.Only()+where)).Scan(&none, &double)
+	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) - count(%[1]s), count(%[1]s) - count(DISTINCT "+
+		"%[2]s) FROM %[3]s",
+		postgres.Quote(id), "CASE WHEN "+postgres.Quote(id)+" IS NOT NULL THEN "+printed(id)+
+			" COLLATE \"C\" END", s.table.Only()+where)).Scan(&none, &double)
 	if err != nil {
 		return 0, 0, s.rowsFault(Query{}, err)
 	}

@@ -30,9 +30,11 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 		want         []string
 	}{
 		{"bigint", "(1), (2), (10)", []string{"2", "3"}, []string{"1", "10"}},
-		{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')", []string{"00000000-0000-0000-0000-00000000000a"},
+		{"uuid", "('00000000-0000-0000-0000-00000000000a'), ('00000000-0000-0000-0000-00000000000b')",
+			[]string{"00000000-0000-0000-0000-00000000000a"},
 			[]string{"00000000-0000-0000-0000-00000000000b"}},
-		{"text", "('ü'), (''), (repeat('x', 999)), ('=')", []string{"ü", ""}, []string{"=", fmt.Sprintf("%0999d", 0)}},
+		{"text", "('ü'), (''), (repeat('x', 999)), ('=')", []string{"ü", ""},
+			[]string{"=", fmt.Sprintf("%0999d", 0)}},
 		{"bytea", `('\x00ff'), ('\x5c'), ('')`, []string{"\x00\xff", ""}, []string{`\x5c`}},
 		{"timestamptz", "('2024-02-29 23:59:59.5+02')", []string{"2024-02-29 21:59:59.5+00"}, nil},
 	} {
@@ -58,9 +60,13 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q := Query{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id", Columns: []string{"id"}, SkipKnown: true, Sorted: true}
+		q := Query{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id",
+			Columns: []string{"id"}, SkipKnown: true, Sorted: true}
 		var got []string
-		if err := snap.Rows(within(t), q, func(v [][]byte) error { got = append(got, string(v[0])); return nil }); err != nil {
+		if err := snap.Rows(within(t), q, func(v [][]byte) error {
+			got = append(got, string(v[0]))
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		n, err := snap.Count(within(t), q)
@@ -84,7 +90,9 @@ func TestKnowEnds(t *testing.T) {
 		return r
 	}
 	broken := errors.New("broken")
-	if err := open().LoadKnown(within(t), func(add func(IDHash) error) error { return errors.Join(add(IDHash{}), broken) }); !errors.Is(err, broken) {
+	if err := open().LoadKnown(within(t), func(add func(IDHash) error) error {
+		return errors.Join(add(IDHash{}), broken)
+	}); !errors.Is(err, broken) {
 		t.Error(err)
 	}
 	r := open()
@@ -112,10 +120,13 @@ func TestCheckIDs(t *testing.T) {
 		none, double int
 	}{
 		{"(id int PRIMARY KEY); INSERT INTO outbox VALUES (1), (2)", 0, 0},
-		{"(id int, part int, PRIMARY KEY (id, part)); INSERT INTO outbox VALUES (1, 1), (1, 2), (2, 1)", 0, 1},
+		{"(id int, part int, PRIMARY KEY (id, part)); INSERT INTO outbox VALUES (1, 1), (1, 2), (2, 1)", 0,
+			1},
 		{"(id int UNIQUE); INSERT INTO outbox VALUES (1), (NULL), (NULL)", 2, 0},
-		{"(id text); CREATE UNIQUE INDEX ON outbox (id) WHERE id <> ''; INSERT INTO outbox VALUES ('a'), (''), (''), ('')", 0, 2},
-		{"(id text); CREATE UNIQUE INDEX ON outbox (lower(id)); INSERT INTO outbox VALUES ('a'), ('b')", 0, 0},
+		{"(id text); CREATE UNIQUE INDEX ON outbox (id) WHERE id <> ''; INSERT INTO outbox VALUES ('a'), " +
+			"(''), (''), ('')", 0, 2},
+		{"(id text); CREATE UNIQUE INDEX ON outbox (lower(id)); INSERT INTO outbox VALUES ('a'), ('b')", 0,
+			0},
 	} {
 		d.Exec("DROP TABLE IF EXISTS outbox")
 		d.Exec("CREATE TABLE outbox " + c.table)
@@ -131,7 +142,8 @@ func TestCheckIDs(t *testing.T) {
 	}
 }
 
-// Under the lock rows are written; a statement that makes the table anew, whose rows an older snapshot would not see, waits.
+// Under the lock rows are written; a statement that makes the table anew, whose rows an older snapshot would
+// not see, waits.
 func TestTableLock(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
@@ -156,7 +168,8 @@ func TestTableLock(t *testing.T) {
 	}()
 	eventually(t, "it waits", func() bool {
 		var waits bool
-		err := d.Conn.QueryRow(within(t), "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted)").Scan(&waits)
+		err := d.Conn.QueryRow(within(t), "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = "+
+			"'outbox'::regclass AND NOT granted)").Scan(&waits)
 		return err == nil && waits
 	})
 	l.Close()
@@ -175,13 +188,16 @@ func TestKnowWaitsForNoStandby(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
 	d.Exec("CREATE TABLE outbox (id bigint)")
-	d.Exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = on', current_database()); END $$")
+	d.Exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = on', " +
+		"current_database()); END $$")
 	r, err := OpenReader(within(t), d.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := r.LoadKnown(within(t), func(add func(IDHash) error) error { return add(idSum("1")) }); err != nil {
+	if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+		return add(idSum("1"))
+	}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -20,8 +20,9 @@ func (l *TableLock) Table() catalog.Table { return l.table }
 // Close ends the lock.
 func (l *TableLock) Close() { l.reader.Close() }
 
-// LockTable takes a lock on the outbox that keeps it from being truncated, rewritten or altered, and allows everything else. A snapshot
-// does not see rows that ALTER TABLE rewrote after it was exported, so take the lock before that.
+// LockTable takes a lock on the outbox that keeps it from being truncated, rewritten or altered, and allows
+// everything else. A snapshot does not see rows that ALTER TABLE rewrote after it was exported, so take the
+// lock before that.
 func LockTable(ctx context.Context, cfg catalog.Config) (*TableLock, error) {
 	r, err := OpenReader(ctx, cfg)
 	if err != nil {
@@ -41,7 +42,8 @@ func LockTable(ctx context.Context, cfg catalog.Config) (*TableLock, error) {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
 		l.Close()
-		return nil, postgres.Fatal(err, "no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", t.Quoted()),
+		return nil, postgres.Fatal(err, "no_right",
+			fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", t.Quoted()),
 			"the role may not read table %s.%s", t.Schema, t.Name)
 	case postgres.StateLockNotAvailable:
 		err = fmt.Errorf("table %s.%s is locked by somebody who changes it: %w", t.Schema, t.Name, err)

@@ -35,7 +35,8 @@ func newDatabase(t testing.TB, srv *pgserver.Server) *database {
 func ready(t testing.TB, srv *pgserver.Server) *database {
 	t.Helper()
 	d := newDatabase(t, srv)
-	statements, err := catalog.Statements(catalog.SetupConfig{Config: d.cfg, Mapping: outboxdb.Mapping, ID: "id"})
+	statements, err := catalog.Statements(catalog.SetupConfig{Config: d.cfg, Mapping: outboxdb.Mapping,
+		ID: "id"})
 	if err != nil {
 		t.Fatal(err)
 	}

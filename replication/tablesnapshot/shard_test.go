@@ -26,7 +26,9 @@ func TestShardOfSnapshot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := r.LoadKnown(within(t), func(add func(IDHash) error) error { return add(IDHash(outbox.HeaderIDSum("v=1 id=7 key="))) }); err != nil {
+			if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+				return add(IDHash(outbox.HeaderIDSum("v=1 id=7 key=")))
+			}); err != nil {
 				t.Fatal(err)
 			}
 			s, err := r.Snapshot(within(t), "")
@@ -59,7 +61,8 @@ func TestShardOfSnapshot(t *testing.T) {
 			}
 		}
 		if none != 70 || alike != 70 || double > 100 || known != 2 {
-			t.Errorf("%d rows without an id, %d found by place (want 70), %d ids twice, %d rows known (want 2)", none, alike, double, known)
+			t.Errorf("%d rows without an id, %d found by place (want 70), %d ids twice, %d rows known "+
+				"(want 2)", none, alike, double, known)
 		}
 	})
 }

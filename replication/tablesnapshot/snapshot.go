@@ -18,18 +18,22 @@ import (
 	"github.com/outflowhq/outflow/replication/rowfilter"
 )
 
-// Snapshot reads the outbox's rows, or those of a shard, as they were at one moment. A value has the text that it has in the stream
-// of changes, because both connections have the same pinned settings. It holds a transaction open. One goroutine uses it.
+// Snapshot reads the outbox's rows, or those of a shard, as they were at one moment. A value has the text
+// that it has in the stream of changes, because both connections have the same pinned settings. It holds a
+// transaction open. One goroutine uses it.
 type Snapshot struct {
-	cfg       catalog.Config
-	conn      *pgx.Conn
-	known     bool // see [Reader.LoadKnown]
-	table     catalog.Table
-	former    *catalog.Table // see [Snapshot.IncludeFormer]
-	published []string       // columns of the publication; nil below PostgreSQL 18, which lists generated ones but doesn't publish them
+	cfg    catalog.Config
+	conn   *pgx.Conn
+	known  bool // see [Reader.LoadKnown]
+	table  catalog.Table
+	former *catalog.Table // see [Snapshot.IncludeFormer]
+	// columns of the publication; nil below PostgreSQL 18, which lists generated ones but doesn't publish
+	// them
+	published []string
 }
 
-// Query says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and can change nothing.
+// Query says which rows are wanted. SQL in Where is the caller's: it runs with the rights of the role, and
+// can change nothing.
 type Query struct {
 	Mapping   relay.Mapping
 	ID        string   // the id column
@@ -37,9 +41,10 @@ type Query struct {
 	Where     string   // a condition; "": all rows
 	Only      []string // rows with these ids, in the text that PostgreSQL prints; nil: all
 	SkipKnown bool     // only rows whose ids the reader does not know ([Reader.LoadKnown])
-	Sorted    bool     // by document, key and id, bytewise; without a key by document and id, a number or a time as such
-	Bounds    []Bound
-	After     *Cursor // only rows behind this one in that order; nil: all
+	// by document, key and id, bytewise; without a key by document and id, a number or a time as such
+	Sorted bool
+	Bounds []Bound
+	After  *Cursor // only rows behind this one in that order; nil: all
 }
 
 // What the rows are sorted by, as columns of a Query: text, never NULL.
@@ -89,7 +94,8 @@ func OpenReader(ctx context.Context, cfg catalog.Config) (_ *Reader, err error) 
 // Close closes the connection.
 func (r *Reader) Close() { postgres.Close(r.conn) }
 
-// Snapshot takes the exported snapshot of that name, or, if it is empty, one of now. The reader's connection is the snapshot's then.
+// Snapshot takes the exported snapshot of that name, or, if it is empty, one of now. The reader's connection
+// is the snapshot's then.
 func (r *Reader) Snapshot(ctx context.Context, exported string) (_ *Snapshot, err error) {
 	s := &Snapshot{cfg: r.cfg, conn: r.conn, known: r.known}
 	defer func() {
@@ -109,8 +115,10 @@ func (r *Reader) Snapshot(ctx context.Context, exported string) (_ *Snapshot, er
 	if s.table, err = catalog.ReadTable(ctx, s.conn, s.cfg.Table); err != nil { // the first query takes it
 		return nil, err
 	}
-	err = s.conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames')) FROM pg_publication_tables p
-		WHERE pubname = $1 AND schemaname = $2 AND tablename = $3 AND current_setting('server_version_num')::int >= 180000`,
+	err = s.conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames'))
+		FROM pg_publication_tables p
+		WHERE pubname = $1 AND schemaname = $2 AND tablename = $3
+		AND current_setting('server_version_num')::int >= 180000`,
 		s.cfg.Publication, s.table.Schema, s.table.Name).Scan(&s.published)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("read the published columns of %s.%s: %w", s.table.Schema, s.table.Name, err)
@@ -124,11 +132,12 @@ func (s *Snapshot) Close() { postgres.Close(s.conn) }
 // Table is the outbox's description.
 func (s *Snapshot) Table() catalog.Table { return s.table }
 
-// IncludeFormer makes Rows read the table with that OID, too, but for rows whose ids the outbox has: it was published before the
-// outbox was made anew. It returns the name of that table, "" if it no longer exists.
+// IncludeFormer makes Rows read the table with that OID, too, but for rows whose ids the outbox has: it was
+// published before the outbox was made anew. It returns the name of that table, "" if it no longer exists.
 func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, err error) {
 	var schema, table string
-	err = s.conn.QueryRow(ctx, "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1", oid).
+	err = s.conn.QueryRow(ctx, "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = "+
+		"c.relnamespace WHERE c.oid = $1", oid).
 		Scan(&schema, &table)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return "", nil
@@ -144,15 +153,17 @@ func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, 
 	return schema + "." + table, nil
 }
 
-// CountReused counts the rows of q that have the id of another event in the table of [Snapshot.IncludeFormer]: of one with another
-// value in one of the columns. Ids from a sequence start again with a new table.
+// CountReused counts the rows of q that have the id of another event in the table of
+// [Snapshot.IncludeFormer]: of one with another value in one of the columns. Ids from a sequence start again
+// with a new table.
 func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) {
 	var differ []string
 	for _, name := range q.Columns {
 		now, ok := s.table.Column(name)
 		before, was := s.former.Column(name)
 		if ok && was && now.TypeOID == before.TypeOID { // else the text of a copy may be another one
-			differ = append(differ, fmt.Sprintf("concat(f.%[1]s) <> concat(%[2]s.%[1]s)", postgres.Quote(name), postgres.Quote(s.table.Name)))
+			differ = append(differ, fmt.Sprintf("concat(f.%[1]s) <> concat(%[2]s.%[1]s)",
+				postgres.Quote(name), postgres.Quote(s.table.Name)))
 		}
 	}
 	if len(differ) == 0 {
@@ -162,15 +173,18 @@ func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) 
 	if q.Where != "" {
 		where = "(" + q.Where + "\n)"
 	}
-	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM %s AS %s WHERE %s AND EXISTS (SELECT FROM %s AS f WHERE f.%[5]s = %[2]s.%[5]s AND (%[6]s))",
-		s.table.Only(), postgres.Quote(s.table.Name), where, s.former.Only(), postgres.Quote(q.ID), strings.Join(differ, " OR "))).Scan(&n)
+	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM %s AS %s WHERE %s AND EXISTS (SELECT FROM "+
+		"%s AS f WHERE f.%[5]s = %[2]s.%[5]s AND (%[6]s))",
+		s.table.Only(), postgres.Quote(s.table.Name), where, s.former.Only(), postgres.Quote(q.ID),
+		strings.Join(differ, " OR "))).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)
 	}
 	return n, nil
 }
 
-// StreamedColumns returns those of the columns that are in the stream of changes: a generated one only where the publication has it.
+// StreamedColumns returns those of the columns that are in the stream of changes: a generated one only where
+// the publication has it.
 func (s *Snapshot) StreamedColumns(columns []string) []catalog.Column {
 	var in []catalog.Column
 	for _, name := range columns {
@@ -185,14 +199,15 @@ func (s *Snapshot) StreamedColumns(columns []string) []catalog.Column {
 // flushPatience is how long WAL may take to reach the disk: by default the server's WAL writer needs 0.6 s.
 const flushPatience = 30 * time.Second
 
-// AwaitFlush waits until the WAL is on disk as far as it was written when the snapshot was taken. Only what is on disk can be
-// decoded, and a transaction with synchronous_commit = off is visible before.
+// AwaitFlush waits until the WAL is on disk as far as it was written when the snapshot was taken. Only what
+// is on disk can be decoded, and a transaction with synchronous_commit = off is visible before.
 func (s *Snapshot) AwaitFlush(ctx context.Context) error {
 	var target outbox.LSN
 	begun := time.Now()
 	for {
 		var inserted, flushed string
-		if err := s.conn.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text").Scan(&inserted, &flushed); err != nil {
+		if err := s.conn.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text, "+
+			"pg_current_wal_flush_lsn()::text").Scan(&inserted, &flushed); err != nil {
 			return fmt.Errorf("read the end of WAL: %w", err)
 		}
 		at, err := outbox.ParseLSN(inserted)
@@ -202,8 +217,11 @@ func (s *Snapshot) AwaitFlush(ctx context.Context) error {
 		if target == 0 {
 			target = at
 		}
-		if edge := target % walPage; time.Since(begun) > walWriter && (edge == shortHeader || edge == longHeader) {
-			target -= edge // behind a page's end it points behind the next page's header, which is written with the next record only
+		if edge := target % walPage; time.Since(begun) > walWriter &&
+			(edge == shortHeader || edge == longHeader) {
+			// behind a page's end it points behind the next page's header, which is written with the next
+			// record only
+			target -= edge
 		}
 		if at, err = outbox.ParseLSN(flushed); err != nil {
 			return err
@@ -231,8 +249,8 @@ const (
 	walWriter = 2 * time.Second // more than the WAL writer takes
 )
 
-// Rows calls f with each row: the text of its values as PostgreSQL prints it, nil for NULL. They are valid until f returns. An error
-// of f ends it and is returned; the snapshot is of no more use then.
+// Rows calls f with each row: the text of its values as PostgreSQL prints it, nil for NULL. They are valid
+// until f returns. An error of f ends it and is returned; the snapshot is of no more use then.
 func (s *Snapshot) Rows(ctx context.Context, q Query, f func(values [][]byte) error) error {
 	sql, params := s.query(q)
 	formats := make([]int16, len(q.Columns)) // text
@@ -261,21 +279,29 @@ func (s *Snapshot) rowsFault(q Query, err error) error {
 	state := postgres.SQLState(err)
 	switch {
 	case state == postgres.StateDiskFull || state == postgres.StateConfigurationLimitExceeded:
-		return postgres.Fatal(err, "temp_space", "Give the server room for temporary files (temp_tablespaces, temp_file_limit): it sorts the rows of "+table+
-			", and needs about as much as they take, then run the command again", "the server has no room to sort table %s", table)
+		return postgres.Fatal(err, "temp_space", "Give the server room for temporary files "+
+			"(temp_tablespaces, temp_file_limit): it sorts the rows of "+table+
+			", and needs about as much as they take, then run the command again",
+			"the server has no room to sort table %s", table)
 	case state == postgres.StateInsufficientPrivilege && strings.Contains(err.Error(), "row-level security"):
-		return postgres.Fatal(err, "row_security", fmt.Sprintf("Run the command as the owner of %s, or as a role with BYPASSRLS", s.table.Quoted()),
+		return postgres.Fatal(err, "row_security",
+			fmt.Sprintf("Run the command as the owner of %s, or as a role with BYPASSRLS", s.table.Quoted()),
 			"row-level security hides rows of table %s from the role", table)
 	case state == postgres.StateInsufficientPrivilege:
-		return postgres.Fatal(err, "no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", quoted),
+		return postgres.Fatal(err, "no_right",
+			fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", quoted),
 			"the role may not read table %s", table)
 	case s.former != nil && q.Where == "" &&
-		slices.Contains([]string{postgres.StateUndefinedColumn, postgres.StateUndefinedFunction, postgres.StateDatatypeMismatch, postgres.StateCannotCoerce}, state):
-		return postgres.Fatal(err, "former_table", fmt.Sprintf("Give the columns of %s the names and types that they have in %s, or drop it: its rows that are not published are lost then",
-			s.former.Quoted(), s.table.Quoted()), "tables %s can't be read as one: their columns differ", table)
+		slices.Contains([]string{postgres.StateUndefinedColumn, postgres.StateUndefinedFunction,
+			postgres.StateDatatypeMismatch, postgres.StateCannotCoerce}, state):
+		return postgres.Fatal(err, "former_table", fmt.Sprintf("Give the columns of %s the names and types "+
+			"that they have in %s, or drop it: its rows that are not published are lost then",
+			s.former.Quoted(), s.table.Quoted()), "tables %s can't be read as one: their columns differ",
+			table)
 	case q.Where != "" && (strings.HasPrefix(state, "42") || strings.HasPrefix(state, "22")):
 		return &outbox.Fault{
-			Class: outbox.Usage, Code: "where", Message: fmt.Sprintf("--where %q is no condition on table %s", q.Where, table), Err: err,
+			Class: outbox.Usage, Code: "where", Message: fmt.Sprintf("--where %q is no condition on table %s",
+				q.Where, table), Err: err,
 			Hint: "Write what could stand behind WHERE in a query of the table",
 		}
 	}
@@ -303,7 +329,8 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from(q)
 	conditions := s.shardCondition()
 	if q.SkipKnown && s.known {
-		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+knownTable+" WHERE sum = "+s.idHash(q.ID)+")")
+		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+knownTable+" WHERE sum = "+s.idHash(q.ID)+
+			")")
 	}
 	if q.Where != "" {
 		conditions = append(conditions, "("+q.Where+"\n)") // a comment at its end ends there
@@ -326,7 +353,8 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 	return sql, params
 }
 
-// shardCondition is the condition of the rows that the stream of changes brings: none where the table is not divided.
+// shardCondition is the condition of the rows that the stream of changes brings: none where the table is not
+// divided.
 func (s *Snapshot) shardCondition() []string {
 	if condition := rowfilter.Condition(s.cfg.Shard, postgres.Quote(s.cfg.ShardBy)); condition != "" {
 		return []string{condition}
@@ -348,11 +376,14 @@ func (s *Snapshot) from(q Query) string {
 		}
 		before = append(before, name)
 	}
-	return fmt.Sprintf("(SELECT %s FROM %s UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT FROM %[2]s AS n WHERE n.%[5]s = f.%[5]s)) AS %[6]s",
-		strings.Join(now, ", "), s.table.Only(), strings.Join(before, ", "), s.former.Only(), postgres.Quote(q.ID), postgres.Quote(s.table.Name))
+	return fmt.Sprintf("(SELECT %s FROM %s UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT FROM "+
+		"%[2]s AS n WHERE n.%[5]s = f.%[5]s)) AS %[6]s",
+		strings.Join(now, ", "), s.table.Only(), strings.Join(before, ", "), s.former.Only(),
+		postgres.Quote(q.ID), postgres.Quote(s.table.Name))
 }
 
-// tiebreaker orders what has the same key. Where no row has one it is all the order there is: a number or a time is one as such, then.
+// tiebreaker orders what has the same key. Where no row has one it is all the order there is: a number or a
+// time is one as such, then.
 func (s *Snapshot) tiebreaker(q Query, printed string) string {
 	if c, _ := s.table.Column(q.ID); !q.Mapping.Keyed() && slices.Contains(countable, c.TypeOID) {
 		return postgres.Quote(q.ID)
@@ -362,7 +393,8 @@ func (s *Snapshot) tiebreaker(q Query, printed string) string {
 
 // countable are the types whose order is not that of their text.
 var countable = []uint32{
-	pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.OIDOID, pgtype.NumericOID, pgtype.DateOID, pgtype.TimestampOID, pgtype.TimestamptzOID,
+	pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.OIDOID, pgtype.NumericOID, pgtype.DateOID,
+	pgtype.TimestampOID, pgtype.TimestamptzOID,
 }
 
 // printed is a column as the server prints it, which a cast to text is not for every type.
@@ -370,14 +402,16 @@ func printed(column string) string { return "concat(" + postgres.Quote(column) +
 
 func (s *Snapshot) sortDoc(m relay.Mapping) string { return printed(m.Doc) }
 
-// sortKey is the key as the decoder has it: a generated column that is not published is computed from actor and counter.
+// sortKey is the key as the decoder has it: a generated column that is not published is computed from actor
+// and counter.
 func (s *Snapshot) sortKey(m relay.Mapping) string {
 	both := m.Actor != "" && m.Counter != ""
 	switch {
 	case m.Key != "" && (len(s.StreamedColumns([]string{m.Key})) > 0 || !both):
 		return printed(m.Key)
 	case both:
-		return fmt.Sprintf("coalesce(%s::text || ':' || lpad(%s::text, 20, '0'), '')", postgres.Quote(m.Actor), postgres.Quote(m.Counter))
+		return fmt.Sprintf("coalesce(%s::text || ':' || lpad(%s::text, 20, '0'), '')",
+			postgres.Quote(m.Actor), postgres.Quote(m.Counter))
 	}
 	return "''"
 }

@@ -16,7 +16,9 @@ import (
 func TestSnapshotRows(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
-	d.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('b', 'x', 2, '{"n": 1.10}'), ('B', 'x', 1, '{}'), ('b', 'x', 1, '{}'), ('a', 'x', 3, '{}')`)
+	d.Exec(
+		`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+			VALUES ('b', 'x', 2, '{"n": 1.10}'), ('B', 'x', 1, '{}'), ('b', 'x', 1, '{}'), ('a', 'x', 3, '{}')`)
 	snap, err := Open(within(t), d.cfg, "")
 	if err != nil {
 		t.Fatal(err)
@@ -37,16 +39,19 @@ func TestSnapshotRows(t *testing.T) {
 			return nil
 		})
 	}
-	if err := rows(Query{Sorted: true}); err != nil || !slices.Equal(got, []string{"B 1 {}", "a 3 {}", "b 1 {}", `b 2 {"n": 1.10}`}) {
+	if err := rows(Query{Sorted: true}); err != nil ||
+		!slices.Equal(got, []string{"B 1 {}", "a 3 {}", "b 1 {}", `b 2 {"n": 1.10}`}) {
 		t.Errorf("%q, %v", got, err)
 	}
-	if err := rows(Query{Sorted: true, Where: "counter > 1 -- the rest", Only: ids[1:]}); err != nil || !slices.Equal(got, []string{"a 3 {}", `b 2 {"n": 1.10}`}) {
+	if err := rows(Query{Sorted: true, Where: "counter > 1 -- the rest", Only: ids[1:]}); err != nil ||
+		!slices.Equal(got, []string{"a 3 {}", `b 2 {"n": 1.10}`}) {
 		t.Errorf("%q, %v", got, err)
 	}
 	wantFault(t, rows(Query{Where: "true; DROP TABLE outbox"}), outbox.Usage, "where")
 }
 
-// The table that was published before may have other columns: then the two can't be read as one, and that is what is said.
+// The table that was published before may have other columns: then the two can't be read as one, and that is
+// what is said.
 func TestSnapshotWithAnotherTable(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
@@ -59,7 +64,8 @@ func TestSnapshotWithAnotherTable(t *testing.T) {
 	}{
 		{former: "(LIKE outbox)"},
 		{former: "AS SELECT * FROM outbox"},
-		{former: "AS SELECT id, doc_id, actor_id, 2::bigint AS counter, seq_key, payload FROM outbox", reused: 1},
+		{former: "AS SELECT id, doc_id, actor_id, 2::bigint AS counter, seq_key, payload FROM outbox",
+			reused: 1},
 		{former: "(id bigint, doc_id text)", code: "former_table"},
 		{former: "(number uuid, doc_id text)", code: "former_table"},
 		{former: "(LIKE outbox); ALTER TABLE former ALTER payload TYPE json", code: "former_table"},
@@ -79,7 +85,8 @@ func TestSnapshotWithAnotherTable(t *testing.T) {
 		}
 		n, err := snap.CountReused(within(t), Query{ID: "id", Columns: outboxdb.Columns})
 		if err == nil {
-			err = snap.Rows(within(t), Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}}, func([][]byte) error { return nil })
+			err = snap.Rows(within(t), Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}},
+				func([][]byte) error { return nil })
 		}
 		if c.code != "" {
 			wantFault(t, err, outbox.Fatal, c.code)
@@ -90,12 +97,16 @@ func TestSnapshotWithAnotherTable(t *testing.T) {
 	}
 }
 
-// A policy that hides rows from the role hides none from the WAL: what is read of the table must not look complete.
+// A policy that hides rows from the role hides none from the WAL: what is read of the table must not look
+// complete.
 func TestSnapshotOfHiddenRows(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	role := strings.ReplaceAll(t.Name(), "/", "_")
-	d.Exec(fmt.Sprintf(`DROP ROLE IF EXISTS %[1]q; CREATE ROLE %[1]q; GRANT SELECT ON outbox TO %[1]q; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY`, role))
+	d.Exec(
+		fmt.Sprintf(
+			`DROP ROLE IF EXISTS %[1]q; CREATE ROLE %[1]q; GRANT SELECT ON outbox TO %[1]q;
+				ALTER TABLE outbox ENABLE ROW LEVEL SECURITY`, role))
 	snap, err := Open(within(t), d.cfg, "")
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +115,8 @@ func TestSnapshotOfHiddenRows(t *testing.T) {
 	if _, err := snap.conn.Exec(within(t), fmt.Sprintf("SET ROLE %q", role)); err != nil {
 		t.Fatal(err)
 	}
-	err = snap.Rows(within(t), Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}}, func([][]byte) error { return nil })
+	err = snap.Rows(within(t), Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}},
+		func([][]byte) error { return nil })
 	wantFault(t, err, outbox.Fatal, "row_security")
 }
 
@@ -120,7 +132,8 @@ func (d *database) published(t *testing.T, snap *Snapshot, want ...string) {
 	}
 }
 
-// A generated column is in the stream of changes only where the publication says so: else its value is computed, not read.
+// A generated column is in the stream of changes only where the publication says so: else its value is
+// computed, not read.
 func TestGeneratedColumnsInTheWAL(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
@@ -137,7 +150,8 @@ func TestGeneratedColumnsInTheWAL(t *testing.T) {
 		}
 		check("id", "doc_id", "actor_id", "counter", "payload")
 		if srv.Installation.Major >= 18 {
-			d.Exec("ALTER PUBLICATION " + postgres.Quote(d.cfg.Publication) + " SET (publish_generated_columns = stored)")
+			d.Exec("ALTER PUBLICATION " + postgres.Quote(d.cfg.Publication) +
+				" SET (publish_generated_columns = stored)")
 			check(outboxdb.Columns...)
 		}
 	})

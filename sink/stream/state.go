@@ -30,8 +30,8 @@ type streamInfo struct {
 	} `json:"cluster"`
 }
 
-// info asks for the stream; nil if there is none. An answer that names no leader comes from a follower, which may lag: it
-// does not count.
+// info asks for the stream; nil if there is none. An answer that names no leader comes from a follower, which
+// may lag: it does not count.
 func (s *Stream) info(ctx context.Context) (*streamInfo, error) {
 	var info streamInfo
 	err := s.api.Ask(ctx, "STREAM.INFO."+s.name, nil, &info)
@@ -46,8 +46,8 @@ func (s *Stream) info(ctx context.Context) (*streamInfo, error) {
 	return &info, nil
 }
 
-// State reads the stream's state and its newest message, through the leader. An error, unless it says otherwise, means that the
-// state is not known now.
+// State reads the stream's state and its newest message, through the leader. An error, unless it says
+// otherwise, means that the state is not known now.
 func (s *Stream) State(ctx context.Context) (relay.StreamState, error) {
 	st, consumers, err := s.state(ctx)
 	if err == nil && consumers > 0 {
@@ -65,9 +65,9 @@ func (s *Stream) State(ctx context.Context) (relay.StreamState, error) {
 	return st, err
 }
 
-// Tail is State without the list of consumers, which costs the server much where there are many. Messages may be published
-// meanwhile: where the newest one was replaced before it could be read (max_msgs_per_subject, a low max_msgs), that is a fault of
-// class Transient with code relay.CodeStreamMoved.
+// Tail is State without the list of consumers, which costs the server much where there are many. Messages may
+// be published meanwhile: where the newest one was replaced before it could be read (max_msgs_per_subject, a
+// low max_msgs), that is a fault of class Transient with code relay.CodeStreamMoved.
 func (s *Stream) Tail(ctx context.Context) (relay.StreamState, error) {
 	st, _, err := s.state(ctx)
 	return st, err
@@ -92,12 +92,13 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	return st, info.State.Consumers, nil
 }
 
-// listTimeout is how long the list of consumers may take. It is for messages only, and the server asks each consumer's leader for it:
-// seconds while one is away. No start waits for that.
+// listTimeout is how long the list of consumers may take. It is for messages only, and the server asks each
+// consumer's leader for it: seconds while one is away. No start waits for that.
 const listTimeout = 250 * time.Millisecond
 
-// newest finds the newest message that can be read; nil if none can. Mostly it is the one at the last sequence. Where that one is
-// missing although there are messages, a broker has lost the end of its file and kept the count, or somebody deleted it.
+// newest finds the newest message that can be read; nil if none can. Mostly it is the one at the last
+// sequence. Where that one is missing although there are messages, a broker has lost the end of its file and
+// kept the count, or somebody deleted it.
 func (s *Stream) newest(ctx context.Context, info *streamInfo) (*jsapi.Message, error) {
 	st := &info.State
 	if st.LastSeq == 0 {
@@ -118,14 +119,17 @@ func (s *Stream) newest(ctx context.Context, info *streamInfo) (*jsapi.Message, 
 	switch {
 	case err != nil:
 		return nil, err
-	case again == nil || again.Created != info.Created || again.State.LastSeq != st.LastSeq || again.State.Messages == 0 || m == nil && again.State.FirstSeq != st.FirstSeq:
-		return nil, transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s changed while it was read", s.name))
+	case again == nil || again.Created != info.Created || again.State.LastSeq != st.LastSeq ||
+		again.State.Messages == 0 || m == nil && again.State.FirstSeq != st.FirstSeq:
+		return nil, transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s changed while it was read",
+			s.name))
 	}
 	return m, nil
 }
 
-// newestBelow searches by halves: "is there a message at or above this sequence" is what next_by_subj answers, and it is found by
-// walking the messages themselves. (last_by_subj ">" goes by the last sequence and finds nothing here.)
+// newestBelow searches by halves: "is there a message at or above this sequence" is what next_by_subj
+// answers, and it is found by walking the messages themselves. (last_by_subj ">" goes by the last sequence
+// and finds nothing here.)
 func (s *Stream) newestBelow(ctx context.Context, first, last uint64) (*jsapi.Message, error) {
 	var found *jsapi.Message
 	for first < last {
@@ -147,14 +151,15 @@ func (s *Stream) newestBelow(ctx context.Context, first, last uint64) (*jsapi.Me
 func (s *Stream) confirmEmpty(ctx context.Context, first uint64) error {
 	m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Seq: max(first, 1), Next: ">"})
 	if err == nil && m != nil {
-		return transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s says that it is empty, but has a message at %d", s.name, m.Seq))
+		return transient(relay.CodeStreamMoved,
+			fmt.Sprintf("stream %s says that it is empty, but has a message at %d", s.name, m.Seq))
 	}
 	return err
 }
 
-// durablesAt lists the durable consumers that have come to the newest message, or beyond it. If the stream lost its end, they are those
-// that may have had what is lost: a server that starts with the shortened stream sets them back to its end. Without the permission
-// to list consumers there is no such list.
+// durablesAt lists the durable consumers that have come to the newest message, or beyond it. If the stream
+// lost its end, they are those that may have had what is lost: a server that starts with the shortened stream
+// sets them back to its end. Without the permission to list consumers there is no such list.
 func (s *Stream) durablesAt(ctx context.Context, last uint64) ([]string, error) {
 	if s.noList.Load() {
 		return nil, nil

@@ -9,16 +9,19 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// How much is read at a time: a few messages at first, while their size is unknown; then about so many bytes, at most so many messages.
+// How much is read at a time: a few messages at first, while their size is unknown; then about so many bytes,
+// at most so many messages.
 const (
 	readFirst = 4
 	readBytes = 4 << 20
 	readMost  = 256
 )
 
-// Last reads, through the leader, the last messages of the sequences above one and up to another: at most maxMessages, and no
-// more once they have maxBytes. What can't be read is left out. The answer is in ascending order.
-func (s *Stream) Last(ctx context.Context, above, upTo, maxMessages uint64, maxBytes int) ([]relay.Stored, error) {
+// Last reads, through the leader, the last messages of the sequences above one and up to another: at most
+// maxMessages, and no more once they have maxBytes. What can't be read is left out. The answer is in
+// ascending order.
+func (s *Stream) Last(ctx context.Context, above, upTo, maxMessages uint64, maxBytes int) ([]relay.Stored,
+	error) {
 	var all []relay.Stored // descending
 	bytes, at := 0, readFirst
 	for seq := upTo; seq > above && upTo-seq < maxMessages && bytes < maxBytes; {

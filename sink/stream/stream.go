@@ -1,5 +1,5 @@
-// Package stream creates, checks and reads the JetStream stream that Outflow publishes to. What it decides by comes from the
-// stream's leader, never from a replica that may lag.
+// Package stream creates, checks and reads the JetStream stream that Outflow publishes to. What it decides by
+// comes from the stream's leader, never from a replica that may lag.
 //
 // It is internal to Outflow: its API may change at any time.
 package stream
@@ -37,8 +37,8 @@ func New(api *jsapi.Client, name string, log *slog.Logger) *Stream {
 	return &Stream{api: api, name: name, log: log}
 }
 
-// Options says how [Stream.Ensure] creates a stream. The rest is fixed: limits retention, discard old (beyond MaxBytes and MaxAge
-// the oldest messages go), direct get allowed.
+// Options says how [Stream.Ensure] creates a stream. The rest is fixed: limits retention, discard old (beyond
+// MaxBytes and MaxAge the oldest messages go), direct get allowed.
 type Options struct {
 	Replicas int           // default 1
 	Storage  string        // "file" (default) or "memory"
@@ -47,8 +47,9 @@ type Options struct {
 	Atomic   bool          // allow atomic batches if they can be of use: with one replica, on file
 }
 
-// The transform of the stream, from the ingress to the public subjects. The source has a wildcard where the ingress has its
-// random token, so that a new ingress needs no new transform: to change a transform while messages flow is not safe.
+// The transform of the stream, from the ingress to the public subjects. The source has a wildcard where the
+// ingress has its random token, so that a new ingress needs no new transform: to change a transform while
+// messages flow is not safe.
 const (
 	transformSource = "_outflow.*.>"
 	transformDest   = ">"
@@ -92,8 +93,8 @@ var ingressSubject = regexp.MustCompile(`^_outflow\.[A-Za-z0-9_-]{1,64}\.>$`)
 // Ingress is the prefix that publishes go to, with its last dot.
 func (c *Config) Ingress() string { return strings.TrimSuffix(c.Subjects[0], ">") }
 
-// Ensure creates the stream with a new private ingress, unless there is one of the name: that one is left as it is. It doesn't
-// check it: see [Stream.Check].
+// Ensure creates the stream with a new private ingress, unless there is one of the name: that one is left as
+// it is. It doesn't check it: see [Stream.Check].
 func (s *Stream) Ensure(ctx context.Context, o Options) error {
 	info, err := s.info(ctx)
 	if err != nil || info != nil {
@@ -109,9 +110,10 @@ func newIngress() (string, error) {
 	return "_outflow." + hex.EncodeToString(token) + ".>", err
 }
 
-// RenewIngress gives the stream a new private ingress. Nothing else of it is changed, nor what this program does not know of it. Who
-// knows the old one publishes to nobody from then on; but what the server had taken in before it may still store, until it has
-// acknowledged a message through the new one. This connection is of no use for publishing afterwards: it watches the old one.
+// RenewIngress gives the stream a new private ingress. Nothing else of it is changed, nor what this program
+// does not know of it. Who knows the old one publishes to nobody from then on; but what the server had taken
+// in before it may still store, until it has acknowledged a message through the new one. This connection is
+// of no use for publishing afterwards: it watches the old one.
 func (s *Stream) RenewIngress(ctx context.Context) error {
 	var info struct {
 		jsapi.Answer
@@ -138,8 +140,10 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 	cfg := Config{
 		Name: s.name, Subjects: []string{subject},
 		Transform: &subjectTransform{transformSource, transformDest},
-		Retention: "limits", Discard: "old", Storage: o.Storage, Replicas: max(o.Replicas, 1), AllowDirect: true,
-		MaxAge: o.MaxAge, MaxBytes: o.MaxBytes, MaxConsumers: -1, MaxMsgs: -1, MaxMsgsPer: -1, MaxMsgSize: -1,
+		Retention: "limits", Discard: "old", Storage: o.Storage, Replicas: max(o.Replicas, 1),
+		AllowDirect: true,
+		MaxAge:      o.MaxAge, MaxBytes: o.MaxBytes, MaxConsumers: -1, MaxMsgs: -1, MaxMsgsPer: -1,
+		MaxMsgSize: -1,
 	}
 	if cfg.Storage == "" {
 		cfg.Storage = "file"
@@ -155,14 +159,16 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 	case jsapi.Refused(err, jetstream.JSErrCodeStreamNameInUse): // somebody else made it at the same time
 		return nil
 	case errors.As(err, &r) && r.Code != 503:
-		return fatal("stream_create", fmt.Sprintf("stream %s can't be made", s.name), "Check init.replicas, init.storage, init.max_age and init.max_bytes against what the account may have.", r)
+		return fatal("stream_create", fmt.Sprintf("stream %s can't be made", s.name),
+			"Check init.replicas, init.storage, init.max_age and init.max_bytes against what the account "+
+				"may have.", r)
 	}
 	return err
 }
 
-// Check reads the stream's configuration and refuses, with a fault of class Fatal, one that would let others in, change or lose
-// messages, or has limits below maxPayload, the setting sink.max_payload. It returns nil if there is no stream: that is no error
-// here, see [Stream.State].
+// Check reads the stream's configuration and refuses, with a fault of class Fatal, one that would let others
+// in, change or lose messages, or has limits below maxPayload, the setting sink.max_payload. It returns nil
+// if there is no stream: that is no error here, see [Stream.State].
 func (s *Stream) Check(ctx context.Context, maxPayload int) (*Config, error) {
 	info, err := s.info(ctx)
 	if err != nil || info == nil {
@@ -174,13 +180,14 @@ func (s *Stream) Check(ctx context.Context, maxPayload int) (*Config, error) {
 	return &info.Config, s.checkLimits(&info.Config, maxPayload)
 }
 
-// CheckMaxAge refuses a stream whose maximum age is below twice durableAfter: messages could be gone before what they prove is
-// confirmed.
+// CheckMaxAge refuses a stream whose maximum age is below twice durableAfter: messages could be gone before
+// what they prove is confirmed.
 func (c *Config) CheckMaxAge(durableAfter time.Duration) error {
 	if c.MaxAge == 0 || c.MaxAge >= 2*durableAfter {
 		return nil
 	}
-	return fatal("stream_max_age", fmt.Sprintf("stream %s: max_age %v is below twice sink.durable_after %v", c.Name, c.MaxAge, durableAfter),
+	return fatal("stream_max_age", fmt.Sprintf("stream %s: max_age %v is below twice sink.durable_after %v",
+		c.Name, c.MaxAge, durableAfter),
 		fmt.Sprintf("Set max_age to %v or more, or lower sink.durable_after.", 2*durableAfter), nil)
 }
 
@@ -194,38 +201,50 @@ func (c *Config) check() error {
 	case c.Mirror != nil:
 		return refuse("stream_mirror", "it mirrors another stream", another)
 	case len(c.Sources) > 0:
-		return refuse("stream_sources", "messages of other streams flow into it (sources)", "Take the sources away; a stream that collects may source from this one.")
+		return refuse("stream_sources", "messages of other streams flow into it (sources)",
+			"Take the sources away; a stream that collects may source from this one.")
 	case c.Sealed:
 		return refuse("stream_sealed", "it is sealed", another)
 	case len(c.Subjects) != 1 || !ingressSubject.MatchString(c.Subjects[0]):
-		return refuse("stream_subjects", fmt.Sprintf("its subjects are %q, not one private ingress such as _outflow.3f9a17c0.>", c.Subjects),
-			"Outflow needs a stream that nobody else publishes to: name another one and run `outflow init`, or set exactly one subject of that form.")
+		return refuse("stream_subjects", fmt.Sprintf("its subjects are %q, not one private ingress such as "+
+			"_outflow.3f9a17c0.>", c.Subjects),
+			"Outflow needs a stream that nobody else publishes to: name another one and run `outflow "+
+				"init`, or set exactly one subject of that form.")
 	case c.Transform == nil || *c.Transform != subjectTransform{transformSource, transformDest}:
-		return refuse("stream_transform", fmt.Sprintf("its subject transform is %s, not from %s to %s", c.Transform, transformSource, transformDest),
-			fmt.Sprintf("While nothing is published, set subject_transform to source %s, destination %s.", transformSource, transformDest))
+		return refuse("stream_transform", fmt.Sprintf("its subject transform is %s, not from %s to %s",
+			c.Transform, transformSource, transformDest),
+			fmt.Sprintf("While nothing is published, set subject_transform to source %s, destination %s.",
+				transformSource, transformDest))
 	case c.Retention != "limits":
-		return refuse("stream_retention", fmt.Sprintf("its retention is %s", c.Retention), another+" Retention must be limits.")
+		return refuse("stream_retention", fmt.Sprintf("its retention is %s", c.Retention), another+
+			" Retention must be limits.")
 	case c.PersistMode == "async":
-		return refuse("stream_persist_mode", "its persist_mode is async: it acknowledges messages before they are written", another)
+		return refuse("stream_persist_mode",
+			"its persist_mode is async: it acknowledges messages before they are written", another)
 	case c.NoAck:
 		return refuse("stream_no_ack", "no_ack is set: it acknowledges nothing", "Set no_ack to false.")
 	case c.AllowCounter:
-		return refuse("stream_counter", "allow_msg_counter is set: it refuses messages with an expected sequence", another)
+		return refuse("stream_counter",
+			"allow_msg_counter is set: it refuses messages with an expected sequence", another)
 	case c.DeleteMarkerTTL != 0:
-		return refuse("stream_delete_marker", "subject_delete_marker_ttl is set: the server itself adds messages to it", "Set subject_delete_marker_ttl to 0.")
+		return refuse("stream_delete_marker", "subject_delete_marker_ttl is set: the server itself adds "+
+			"messages to it", "Set subject_delete_marker_ttl to 0.")
 	}
 	return nil
 }
 
-// checkLimits refuses limits below sink.max_payload. Which rows can be published must follow from the settings alone, or two
-// Outflows, or one before and after a change of the server, would make different streams of the same WAL.
+// checkLimits refuses limits below sink.max_payload. Which rows can be published must follow from the
+// settings alone, or two Outflows, or one before and after a change of the server, would make different
+// streams of the same WAL.
 func (s *Stream) checkLimits(c *Config, maxPayload int) error {
 	if c.MaxMsgSize >= 0 && int(c.MaxMsgSize) < maxPayload {
-		return fatal("stream_max_msg_size", fmt.Sprintf("stream %s: max_msg_size %d is below sink.max_payload %d", c.Name, c.MaxMsgSize, maxPayload),
+		return fatal("stream_max_msg_size", fmt.Sprintf("stream %s: max_msg_size %d is below "+
+			"sink.max_payload %d", c.Name, c.MaxMsgSize, maxPayload),
 			"Raise max_msg_size, or lower sink.max_payload to it.", nil)
 	}
 	if n := s.api.NATS().MaxPayload(); n < int64(maxPayload) {
-		return fatal("server_max_payload", fmt.Sprintf("the server takes messages of %d bytes, sink.max_payload is %d", n, maxPayload),
+		return fatal("server_max_payload",
+			fmt.Sprintf("the server takes messages of %d bytes, sink.max_payload is %d", n, maxPayload),
 			"Raise max_payload of the server, or lower sink.max_payload to it.", nil)
 	}
 	return nil

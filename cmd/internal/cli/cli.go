@@ -1,5 +1,5 @@
-// Package cli holds the command lines: what the binaries outflow and outflow-lab share, and the commands of the service and of those
-// who operate it.
+// Package cli holds the command lines: what the binaries outflow and outflow-lab share, and the commands of
+// the service and of those who operate it.
 package cli
 
 import (
@@ -18,7 +18,8 @@ type App struct {
 	Name           string // of the binary
 	Stdout, Stderr io.Writer
 
-	// Arm, if it is set, reads from the environment what harm a test wants done, and returns the environment without it.
+	// Arm, if it is set, reads from the environment what harm a test wants done, and returns the environment
+	// without it.
 	Arm func(environ []string) (Faults, []string, error)
 
 	faults  Faults
@@ -34,7 +35,8 @@ type Faults interface {
 	Hit(step string)
 }
 
-// Main runs the command that the command line names, until it is done or a signal ends it, and exits with its code.
+// Main runs the command that the command line names, until it is done or a signal ends it, and exits with its
+// code.
 func Main(a App, root func(a *App) *cobra.Command) {
 	a.Stdout, a.Stderr, a.environ = os.Stdout, os.Stderr, os.Environ()
 	ctx, stop := interruptible(context.Background(), a.Name)
@@ -56,7 +58,8 @@ func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []
 	return a.report(ctx, cmd, err)
 }
 
-func init() { cobra.EnableCommandSorting = false } // help lists the commands in the order in which they are used
+// help lists the commands in the order in which they are used
+func init() { cobra.EnableCommandSorting = false }
 
 // printJSON prints a report on standard output.
 func (a *App) printJSON(report any) error {

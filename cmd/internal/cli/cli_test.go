@@ -42,7 +42,8 @@ func withBinary(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "outflow")
 	const this = "github.com/outflowhq/outflow/cmd/internal/cli"
-	build := exec.Command("go", "build", "-ldflags", "-X "+this+".version=v1.2.3 -X "+this+".commit=abc1234", "-o", binary, "../../outflow")
+	build := exec.Command("go", "build", "-ldflags", "-X "+this+".version=v1.2.3 -X "+this+".commit=abc1234",
+		"-o", binary, "../../outflow")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
@@ -78,7 +79,8 @@ func TestVersion(t *testing.T) {
 		if r.code != 0 || r.stderr != "" || !want.MatchString(r.stdout) {
 			t.Errorf("%s: %+v", arg, r)
 		}
-		if os.Getenv("OUTFLOW_TEST_BINARY") == "" && !strings.HasPrefix(r.stdout, "outflow v1.2.3 commit abc1234 ") {
+		if os.Getenv("OUTFLOW_TEST_BINARY") == "" &&
+			!strings.HasPrefix(r.stdout, "outflow v1.2.3 commit abc1234 ") {
 			t.Errorf("%s: %s, want what the linker set", arg, r.stdout)
 		}
 	}
@@ -120,46 +122,64 @@ func TestErrors(t *testing.T) {
 		environ, args []string
 		want          string // all of standard error
 	}{
-		{"unknown command", nil, []string{"strat"}, "outflow: there is no command \"strat\"\nsee outflow --help\n"},
+		{"unknown command", nil, []string{"strat"},
+			"outflow: there is no command \"strat\"\nsee outflow --help\n"},
 		{"nearly a command", nil, []string{"verson"},
 			"outflow: there is no command \"verson\". The nearest is version\nsee outflow --help\n"},
 		{"unknown flag", nil, []string{"config", "--horizon", "1s"},
-			"outflow: unknown flag: --horizon. The nearest setting is --reorder.horizon\nsee outflow config --help\n"},
-		{"flag that is near to none", nil, []string{"run", "--watch"}, "outflow: unknown flag: --watch\nsee outflow run --help\n"},
+			"outflow: unknown flag: --horizon. The nearest setting is --reorder.horizon\nsee outflow " +
+				"config --help\n"},
+		{"flag that is near to none", nil, []string{"run", "--watch"},
+			"outflow: unknown flag: --watch\nsee outflow run --help\n"},
 		{"unknown variable that is near to none", []string{"OUTFLOW_WATCH=1s"}, []string{"config"},
-			"outflow: environment OUTFLOW_WATCH: there is no such setting. `outflow help settings` lists all.\n"},
+			"outflow: environment OUTFLOW_WATCH: there is no such setting. `outflow help settings` lists " +
+				"all.\n"},
 		{"dry run and snapshot", nil, []string{"init", "--dry-run", "--snapshot"},
-			"outflow: --dry-run goes with none of --print, --snapshot, --sql-api and --json. Give it alone\n"},
+			"outflow: --dry-run goes with none of --print, --snapshot, --sql-api and --json. " +
+				"Give it alone\n"},
 		{"unknown flag of a command without settings", nil, []string{"version", "--json"},
 			"outflow: unknown flag: --json\nsee outflow version --help\n"},
-		{"flag without value", nil, []string{"config", "--stream"}, "outflow: flag needs an argument: --stream\nsee outflow config --help\n"},
-		{"argument", nil, []string{"config", "x"}, "outflow: unknown command \"x\" for \"outflow config\"\nsee outflow config --help\n"},
+		{"flag without value", nil, []string{"config", "--stream"},
+			"outflow: flag needs an argument: --stream\nsee outflow config --help\n"},
+		{"argument", nil, []string{"config", "x"},
+			"outflow: unknown command \"x\" for \"outflow config\"\nsee outflow config --help\n"},
 		{"completion of nothing", nil, []string{"completion", "elvish"},
 			"outflow: there is no command \"elvish\"\nsee outflow completion --help\n"},
-		{"help of nothing", nil, []string{"help", "nothing"}, "outflow: there is no command or topic \"nothing\"\nsee outflow help --help\n"},
+		{"help of nothing", nil, []string{"help", "nothing"},
+			"outflow: there is no command or topic \"nothing\"\nsee outflow help --help\n"},
 		{"unknown key", nil, []string{"config", "--config", file},
-			"outflow: " + file + ":3: reorder.horizn: there is no such key. The nearest is reorder.horizon.\n"},
+			"outflow: " + file +
+				":3: reorder.horizn: there is no such key. The nearest is reorder.horizon.\n"},
 		{"unknown variable", []string{"OUTFLOW_HORIZON=1s"}, []string{"config"},
-			"outflow: environment OUTFLOW_HORIZON: there is no such setting. The nearest is OUTFLOW_REORDER_HORIZON.\n"},
+			"outflow: environment OUTFLOW_HORIZON: there is no such setting. The nearest is " +
+				"OUTFLOW_REORDER_HORIZON.\n"},
 		{"impossible", nil, []string{"config", "--init.replicas=6"},
-			"outflow: init.replicas = \"6\" (flag --init.replicas) is not possible. Give a number from 1 to 5.\n"},
+			"outflow: init.replicas = \"6\" (flag --init.replicas) is not possible. Give a number from 1 " +
+				"to 5.\n"},
 		{"several", []string{"OUTFLOW_SLOT=A"}, []string{"config", "--stream", "A.B"},
 			"outflow: 2 problems in the configuration:\n" +
-				"  slot = \"A\" (environment OUTFLOW_SLOT) is not possible. Give 1 to 63 characters of a-z 0-9 _.\n" +
-				"  stream = \"A.B\" (flag --stream) is not possible. Give 1 to 244 characters of A-Z a-z 0-9 _ -.\n"},
+				"  slot = \"A\" (environment OUTFLOW_SLOT) is not possible. Give 1 to 63 characters of a-z " +
+				"0-9 _.\n" +
+				"  stream = \"A.B\" (flag --stream) is not possible. Give 1 to 244 characters of A-Z a-z " +
+				"0-9 _ -.\n"},
 		{"print and snapshot", nil, []string{"init", "--print", "--snapshot"},
-			"outflow: --print changes nothing, and goes with neither --snapshot nor --json. Give it alone, or with --sql-api\n"},
+			"outflow: --print changes nothing, and goes with neither --snapshot nor --json. Give it alone, " +
+				"or with --sql-api\n"},
 		{"no sequence", nil, []string{"replay", "--seq", "x"},
-			"outflow: --seq: \"x\": not a sequence: they begin at 1. Write from..to; one of them may be left out\n"},
+			"outflow: --seq: \"x\": not a sequence: they begin at 1. Write from..to; one of them may be " +
+				"left out\n"},
 		{"range that ends first", nil, []string{"replay", "--seq", "9..2"},
-			"outflow: --seq \"9..2\": the range ends before it begins. Write from..to, the smaller one first\n"},
+			"outflow: --seq \"9..2\": the range ends before it begins. Write from..to, the smaller one " +
+				"first\n"},
 		{"no file", nil, []string{"config", "--config", "none.yaml"},
-			"outflow: config (flag --config): open none.yaml: no such file or directory. Name a file that can be read.\n"},
+			"outflow: config (flag --config): open none.yaml: no such file or directory. Name a file that " +
+				"can be read.\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			if r := outflow(t, tt.environ, tt.args...); r.code != 2 || r.stdout != "" || r.stderr != tt.want {
-				t.Errorf("code %d, stdout %q, stderr\n%s\nwant 2 and\n%s", r.code, r.stdout, r.stderr, tt.want)
+				t.Errorf("code %d, stdout %q, stderr\n%s\nwant 2 and\n%s", r.code, r.stdout, r.stderr,
+					tt.want)
 			}
 		})
 	}
@@ -174,7 +194,8 @@ func TestSubjects(t *testing.T) {
 	}{
 		{[]string{"--subject", "{doc_id}"}, "subject"},
 		{[]string{"--subject", "_outflow.{doc_id}"}, "subject"},
-		{[]string{"--sink.on_poison", "dead_letter", "--sink.dead_letter_subject", "outbox.a"}, "sink.dead_letter_subject"},
+		{[]string{"--sink.on_poison", "dead_letter", "--sink.dead_letter_subject", "outbox.a"},
+			"sink.dead_letter_subject"},
 	} {
 		r := outflow(t, nil, append([]string{"config"}, tt.args...)...)
 		if r.code != 2 || !strings.Contains(r.stderr, tt.want) {
@@ -202,7 +223,8 @@ func TestHelp(t *testing.T) {
 		{[]string{"help", "settings"}, "--stream string", "--config file"},
 	} {
 		r := outflow(t, nil, tt.args...)
-		if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, tt.with) || strings.Contains(r.stdout, tt.sans) {
+		if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, tt.with) ||
+			strings.Contains(r.stdout, tt.sans) {
 			t.Errorf("%v: want %q and not %q: %+v", tt.args, tt.with, tt.sans, r)
 		}
 	}
@@ -222,7 +244,8 @@ func TestCompletion(t *testing.T) {
 		"settings\tAll settings":      {"help", ""},
 		"version\tPrint the version,": {"ver"},
 	} {
-		if r := outflow(t, nil, append([]string{"__complete"}, args...)...); !strings.Contains(r.stdout, want) {
+		if r := outflow(t, nil, append([]string{"__complete"}, args...)...); !strings.Contains(r.stdout,
+			want) {
 			t.Errorf("%v: %q, want %q", args, r.stdout, want)
 		}
 	}
@@ -265,7 +288,8 @@ func TestExitCodes(t *testing.T) {
 	cancel(errors.New("stopped by a signal (interrupt)"))
 	var stderr bytes.Buffer
 	a := &App{Name: "outflow", Stderr: &stderr, started: true}
-	if got := a.report(ctx, nil, fmt.Errorf("read: %w", ctx.Err())); got != 1 || stderr.String() != "outflow: stopped by a signal (interrupt)\n" {
+	if got := a.report(ctx, nil, fmt.Errorf("read: %w", ctx.Err())); got != 1 ||
+		stderr.String() != "outflow: stopped by a signal (interrupt)\n" {
 		t.Errorf("%d, %q", got, stderr.String())
 	}
 }
@@ -310,7 +334,8 @@ func TestSignals(t *testing.T) {
 	}
 	err = cmd.Wait()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(stderr.String(), "stopped at once") {
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 ||
+		!strings.Contains(stderr.String(), "stopped at once") {
 		t.Errorf("%v, %s", err, stderr.String())
 	}
 }

@@ -10,8 +10,10 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// configured completes a command that needs the configuration: the settings are flags of it, and do gets what is in force.
-func (a *App) configured(cmd *cobra.Command, do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
+// configured completes a command that needs the configuration: the settings are flags of it, and do gets what
+// is in force.
+func (a *App) configured(cmd *cobra.Command,
+	do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
 	args := config.AddFlags(cmd)
 	cmd.Args = cobra.NoArgs
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
@@ -31,13 +33,16 @@ var checks = []config.Check{
 		_, err := outbox.ParseSubjectTemplate(c.Subject)
 		return err
 	}},
-	{Paths: []string{"sink.dead_letter_subject", "subject", "stream", "headers"}, Of: func(c config.Config) error {
-		return sink.Config{
-			Stream: c.Stream, Subject: c.Subject, DeadLetter: c.Sink.OnPoison == config.PoisonDeadLetter,
-			DeadLetterSubject: c.Sink.DeadLetterSubject, MaxPayload: c.Sink.MaxPayload,
-			Resolve: func(string) (sink.Field, bool) { return 0, true }, // the columns are the table's to say
-		}.Validate()
-	}},
+	{Paths: []string{"sink.dead_letter_subject", "subject", "stream", "headers"},
+		Of: func(c config.Config) error {
+			return sink.Config{
+				Stream: c.Stream, Subject: c.Subject, DeadLetter: c.Sink.OnPoison == config.PoisonDeadLetter,
+				DeadLetterSubject: c.Sink.DeadLetterSubject, MaxPayload: c.Sink.MaxPayload,
+				Resolve: func(string) (sink.Field, bool) {
+					return 0, true
+				}, // the columns are the table's to say
+			}.Validate()
+		}},
 }
 
 func (a *App) configCommand() *cobra.Command {

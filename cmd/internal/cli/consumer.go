@@ -19,17 +19,20 @@ import (
 
 func (a *App) consumerCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "consumer",
-		Short:   "The consumers of the stream: list them, set one back",
-		Long:    "Shows who reads the stream and how far each one is, and sets one back so that it reads events again.",
+		Use:   "consumer",
+		Short: "The consumers of the stream: list them, set one back",
+		Long: "Shows who reads the stream and how far each one is, and sets one back so that it reads " +
+			"events again.",
 		Example: "  outflow consumer list\n  outflow consumer rewind search --to time:2h",
 	}
 	cmd.AddCommand(a.consumerListCommand(), a.consumerRewindCommand())
 	return cmd
 }
 
-// consumerWorld connects to where consumers are. The database counts as given only if it was: else postgres.url is asked, if it answers.
-func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerDatabase) (w *consumeradmin.Admin, closeAll func(), err error) {
+// consumerWorld connects to where consumers are. The database counts as given only if it was: else
+// postgres.url is asked, if it answers.
+func (a *App) consumerWorld(ctx context.Context, cfg config.Config,
+	d *consumerDatabase) (w *consumeradmin.Admin, closeAll func(), err error) {
 	log := newLogger(a.Stderr, cfg.Log)
 	sc, err := wiring.Broker(cfg, log)
 	if err != nil {
@@ -44,7 +47,8 @@ func (a *App) consumerWorld(ctx context.Context, cfg config.Config, d *consumerD
 		conn.Close()
 		return nil, nil, err
 	}
-	w = &consumeradmin.Admin{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema, From: "the consumer's database"}
+	w = &consumeradmin.Admin{Stream: cfg.Stream, JS: js, Conn: conn, Schema: d.schema,
+		From: "the consumer's database"}
 	w.DB, err = d.connect(ctx, a, cfg)
 	if err != nil {
 		if d.url != "" {
@@ -72,7 +76,8 @@ func (a *App) consumerListCommand() *cobra.Command {
 sequence and the position up to which everything is done, and whether somebody reads from it now. Of those of the Go
 package consumer also where they keep their marks, the smallest and the largest mark, and how many events are parked,
 where their database is at hand.`,
-		Example: "  outflow consumer list\n  outflow consumer list --database postgres://app@db/search --json",
+		Example: "  outflow consumer list\n" +
+			"  outflow consumer list --database postgres://app@db/search --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
 		if err != nil {
@@ -101,7 +106,8 @@ func (a *App) printConsumers(cfg config.Config, all []consumeradmin.Consumer) er
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "CONSUMER\tMARKS\tLAG\tUNACKED\tDONE UP TO\tPOSITION\tREAD NOW\tPARTITIONS\tPARKED\tFILTER")
+	fmt.Fprintln(w, "CONSUMER\tMARKS\tLAG\tUNACKED\tDONE UP TO\tPOSITION\tREAD "+
+		"NOW\tPARTITIONS\tPARKED\tFILTER")
 	for _, c := range all {
 		name, position, running, partitions, parked := c.Name, "-", "no", "-", "-"
 		if !c.Durable {
@@ -126,7 +132,8 @@ func (a *App) printConsumers(cfg config.Config, all []consumeradmin.Consumer) er
 		if filter == "" {
 			filter = ">"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", name, c.Offsets, c.Pending, c.AckPending, c.Sequence, position, running, partitions, parked, filter)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", name, c.Offsets, c.Pending, c.AckPending,
+			c.Sequence, position, running, partitions, parked, filter)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -155,10 +162,12 @@ still has: what retention removed, outflow replay --from table --to consumer:NAM
 
 Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place or a server
 can't be reached, 1 if a server is lost on the way: run it again.`,
-		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to time:2026-01-31T12:00:00Z --yes",
+		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to " +
+			"time:2026-01-31T12:00:00Z --yes",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if r.To == "" {
-			return &outbox.Fault{Class: outbox.Usage, Code: "rewind_to", Message: "--to is missing", Hint: "Write --to start, seq:N, position:P or time:T"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "rewind_to", Message: "--to is missing",
+				Hint: "Write --to start, seq:N, position:P or time:T"}
 		}
 		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
 		if err != nil {
@@ -196,7 +205,8 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 // ask asks a person for a yes. Where there is none, that is a refusal.
 func (a *App) ask(ctx context.Context, question string) error {
 	refused := func(what string) error {
-		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", Message: what + ": nothing was changed", Hint: "Give --yes to go on without being asked"}
+		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", Message: what +
+			": nothing was changed", Hint: "Give --yes to go on without being asked"}
 	}
 	if !isTerminal(os.Stdin) {
 		return refused("nobody can be asked, standard input is no terminal")

@@ -20,8 +20,10 @@ type consumerDatabase struct {
 }
 
 func (d *consumerDatabase) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&d.url, "database", "", "the database of the consumer (default "+config.ConsumerDatabaseEnv+", else postgres.url)")
-	cmd.Flags().StringVar(&d.schema, "schema", "", "the schema of the consumer's tables (default that of the search_path)")
+	cmd.Flags().StringVar(&d.url, "database", "", "the database of the consumer (default "+
+		config.ConsumerDatabaseEnv+", else postgres.url)")
+	cmd.Flags().StringVar(&d.schema, "schema", "",
+		"the schema of the consumer's tables (default that of the search_path)")
 }
 
 // connect connects to it. The caller closes the connection.
@@ -39,6 +41,9 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	target := postgres.Target{Setting: from, URL: cmp.Or(url, cfg.Postgres.URL), Pooled: true} // the search_path is the role's
-	return target.Connect(ctx, func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement })
+	// the search_path is the role's
+	target := postgres.Target{Setting: from, URL: cmp.Or(url, cfg.Postgres.URL), Pooled: true}
+	return target.Connect(ctx, func(c *pgx.ConnConfig) {
+		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	})
 }

@@ -46,7 +46,8 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	if asJSON {
 		say = io.Discard
 	}
-	fmt.Fprintln(say, "Stop the writers first: drain ends when no event is left, and goes on for as long as rows are written.")
+	fmt.Fprintln(say, "Stop the writers first: drain ends when no event is left, and goes on for as long "+
+		"as rows are written.")
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if timeout > 0 {
 		limited, cancel = context.WithTimeout(ctx, timeout)
@@ -55,7 +56,8 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	if cfg.Log.Level == slog.LevelInfo {
 		cfg.Log.Level = slog.LevelWarn // the steps are printed
 	}
-	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg.Log), paced(func(r drain.Report) { fmt.Fprintln(say, r) }))
+	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg.Log),
+		paced(func(r drain.Report) { fmt.Fprintln(say, r) }))
 	if errors.Is(err, context.DeadlineExceeded) && limited.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("not drained within %v: %s", timeout, r)
 	}
@@ -65,20 +67,24 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.Stdout, "drained: everything up to %v is published and confirmed; safe to stop, upgrade or move PostgreSQL\n", r.Confirmed)
+	fmt.Fprintf(a.Stdout, "drained: everything up to %v is published and confirmed; safe to stop, upgrade "+
+		"or move PostgreSQL\n", r.Confirmed)
 	if r.Holder != 0 {
-		fmt.Fprintf(a.Stdout, "The outflow that holds the slot (server process %d) still runs: stop it, and those that stand by, before an upgrade.\n", r.Holder)
+		fmt.Fprintf(a.Stdout, "The outflow that holds the slot (server process %d) still runs: stop it, "+
+			"and those that stand by, before an upgrade.\n", r.Holder)
 	}
 	return nil
 }
 
-// paced passes a report on when a round begins, when another outflow takes over, when something goes wrong, and every ten seconds.
+// paced passes a report on when a round begins, when another outflow takes over, when something goes wrong,
+// and every ten seconds.
 func paced(print func(drain.Report)) func(drain.Report) {
 	const interval = 10 * time.Second
 	var last drain.Report
 	var at time.Time
 	return func(r drain.Report) {
-		if r.Rounds != last.Rounds || r.Holder != last.Holder || r.Problem != last.Problem || time.Since(at) >= interval {
+		if r.Rounds != last.Rounds || r.Holder != last.Holder || r.Problem != last.Problem ||
+			time.Since(at) >= interval {
 			print(r)
 			last, at = r, time.Now()
 		}

@@ -45,8 +45,9 @@ func (a *App) fail(err error) int {
 
 func trim(err error) string { return strings.TrimRight(err.Error(), "\n") }
 
-// exitCode returns the exit code that stands for an error's class. A server that can't be reached is nothing unexpected: a command that
-// runs once says so as of any set-up that cannot work. (run waits for it instead, and does not end.)
+// exitCode returns the exit code that stands for an error's class. A server that can't be reached is nothing
+// unexpected: a command that runs once says so as of any set-up that cannot work. (run waits for it instead,
+// and does not end.)
 func exitCode(err error) int {
 	if f := outbox.FaultOf(err); f != nil && (f.Code == postgres.CodeConnect || f.Code == sink.CodeConnect) {
 		return exitFatal

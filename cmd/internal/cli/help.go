@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 )
 
-// usage prints how a command is called. The flags of the settings are left to a topic of their own: they are many, and the same
-// everywhere.
+// usage prints how a command is called. The flags of the settings are left to a topic of their own: they are
+// many, and the same everywhere.
 func usage(cmd *cobra.Command) error {
 	var b strings.Builder
 	b.WriteString("Usage:\n")
@@ -101,7 +101,8 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 			found.InitDefaultHelpFlag()
 			return found.Help()
 		},
-		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion,
+			cobra.ShellCompDirective) {
 			var names []cobra.Completion
 			if found, _, err := root.Find(args); err == nil {
 				for _, c := range found.Commands() {

@@ -41,26 +41,31 @@ database or of the table, a superuser, or named with --accept-owner.
 
 Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost or a snapshot did
 not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
-		Example: "  outflow init --config outflow.yaml\n  outflow init --dry-run\n  outflow init --print\n  outflow init --snapshot\n  outflow init --sql-api",
+		Example: "  outflow init --config outflow.yaml\n  outflow init --dry-run\n  outflow init --print\n " +
+			" outflow init --snapshot\n  outflow init --sql-api",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if printOnly && (withSnapshot || asJSON) {
-			return &outbox.Fault{Class: outbox.Usage, Code: "print", Message: "--print changes nothing, and goes with neither --snapshot nor --json",
-				Hint: "Give it alone, or with --sql-api"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "print",
+				Message: "--print changes nothing, and goes with neither --snapshot nor --json",
+				Hint:    "Give it alone, or with --sql-api"}
 		}
 		if dryRun && (printOnly || withSnapshot || asJSON || sqlAPI) {
-			return &outbox.Fault{Class: outbox.Usage, Code: "dry_run", Message: "--dry-run goes with none of --print, --snapshot, --sql-api and --json",
-				Hint: "Give it alone"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "dry_run",
+				Message: "--dry-run goes with none of --print, --snapshot, --sql-api and --json",
+				Hint:    "Give it alone"}
 		}
 		if printOnly {
 			return a.printSQL(ctx, cfg, sqlAPI)
 		}
 		if asJSON && !withSnapshot {
-			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot", Hint: "Give both, or neither"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot",
+				Hint: "Give both, or neither"}
 		}
 		log, report := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) {
 			fmt.Fprintf(a.Stdout, format+"\n", args...)
 		}
-		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON, acceptOwners) } // it takes as long as the table is
+		// it takes as long as the table is
+		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON, acceptOwners) }
 		if !withSnapshot {
 			made = func(ctx context.Context) error {
 				ctx, cancel := context.WithTimeout(ctx, initTimeout)
@@ -78,13 +83,18 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		defer cancel()
 		return initialize.SQLAPI(ctx, cfg, report, acceptOwners)
 	})
-	cmd.Flags().BoolVar(&printOnly, "print", false, "print the SQL for table and publication, as far as they are missing, which their owner can run")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what is there, what would be made and what does not fit, and change nothing")
+	cmd.Flags().BoolVar(&printOnly, "print", false,
+		"print the SQL for table and publication, as far as they are missing, which their owner can run")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false,
+		"say what is there, what would be made and what does not fit, and change nothing")
 	cmd.Flags().BoolVar(&sqlAPI, "sql-api", false,
 		"also make the SQL function outflow.enqueue; with --print, read the table and print its SQL")
-	cmd.Flags().StringSliceVar(&acceptOwners, "accept-owner", nil, "use what is there although this role owns it; may be given several times")
-	cmd.Flags().BoolVar(&withSnapshot, "snapshot", false, "publish the rows that are in the table already, before all others")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "with --snapshot: print the report as JSON, progress as JSON lines on standard error")
+	cmd.Flags().StringSliceVar(&acceptOwners, "accept-owner", nil,
+		"use what is there although this role owns it; may be given several times")
+	cmd.Flags().BoolVar(&withSnapshot, "snapshot", false,
+		"publish the rows that are in the table already, before all others")
+	cmd.Flags().BoolVar(&asJSON, "json", false,
+		"with --snapshot: print the report as JSON, progress as JSON lines on standard error")
 	return cmd
 }
 
@@ -107,7 +117,8 @@ func (a *App) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) erro
 			statements = append(statements, statement+";")
 		}
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes stream, checkpoint record and slot.\n",
+	_, err = fmt.Fprintf(a.Stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes "+
+		"stream, checkpoint record and slot.\n",
 		strings.Join(statements, "\n\n"))
 	return err
 }

@@ -11,7 +11,8 @@ import (
 
 func TestLogger(t *testing.T) {
 	t.Parallel()
-	for format, want := range map[string]string{"text": "level=WARN msg=behind", "json": `"level":"WARN","msg":"behind"`} {
+	for format, want := range map[string]string{"text": "level=WARN msg=behind",
+		"json": `"level":"WARN","msg":"behind"`} {
 		var b bytes.Buffer
 		log := newLogger(&b, config.Log{Format: format, Level: slog.LevelWarn})
 		log.Info("started")

@@ -19,9 +19,11 @@ func (a *App) parkedCommand() *cobra.Command {
 		Long: `A consumer (the Go package consumer) parks an event that failed for good, and all later ones of its document, in a
 table of its database; other documents go on. These commands show what is parked and say what is to be released.
 The running consumer does it, within seconds; if none runs, the next one does.`,
-		Example: "  outflow parked list\n  outflow parked show orders note-1\n  outflow parked retry orders note-1 --wait",
+		Example: "  outflow parked list\n  outflow parked show orders note-1\n  outflow parked retry " +
+			"orders note-1 --wait",
 	}
-	cmd.AddCommand(a.parkedListCommand(), a.parkedShowCommand(), a.parkedRetryCommand(), a.parkedSkipCommand())
+	cmd.AddCommand(a.parkedListCommand(), a.parkedShowCommand(), a.parkedRetryCommand(),
+		a.parkedSkipCommand())
 	return cmd
 }
 
@@ -65,8 +67,9 @@ all later ones in their order. Where one fails, it and what follows stay parked.
 		Example: "  outflow parked retry orders note-1 --wait\n  outflow parked retry orders --all",
 	}, cobra.MinimumNArgs(1), func(ctx context.Context, w *parked.Command, args []string) error {
 		if r.Consumer, r.Documents = args[0], args[1:]; r.All == (len(r.Documents) > 0) {
-			return &outbox.Fault{Class: outbox.Usage, Code: "documents", Message: "it is not clear which documents are to be released",
-				Hint: "Name them, or give --all"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "documents",
+				Message: "it is not clear which documents are to be released",
+				Hint:    "Name them, or give --all"}
 		}
 		return w.Release(ctx, r)
 	})
@@ -92,7 +95,8 @@ released as retry does it. outflow parked show prints what is going to be droppe
 }
 
 func waiting(cmd *cobra.Command, r *parked.Release) {
-	cmd.Flags().BoolVar(&r.Wait, "wait", false, "wait until the running consumer has done it, and say how it went")
+	cmd.Flags().BoolVar(&r.Wait, "wait", false,
+		"wait until the running consumer has done it, and say how it went")
 	cmd.Flags().DurationVar(&r.Timeout, "timeout", time.Minute, "so long --wait waits")
 }
 
@@ -109,7 +113,8 @@ func (a *App) ward(cmd *cobra.Command, args cobra.PositionalArgs,
 			return err
 		}
 		defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
-		return do(ctx, &parked.Command{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON, Out: a.Stdout, Log: a.Stderr}, given)
+		return do(ctx, &parked.Command{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON,
+			Out: a.Stdout, Log: a.Stderr}, given)
 	})
 	run := cmd.RunE
 	cmd.Args = args

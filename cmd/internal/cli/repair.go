@@ -37,11 +37,13 @@ publishes nothing, and makes slot and record such that outflow run goes on.
 Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found or --accept-loss
 is missing, 3 if no repair is possible as things are (outflow still runs, no id column, ...), 5 if a missing row can't
 be published, 1 if it was interrupted or a server can't be reached.`,
-		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where \"created_at > now() - interval '2 days'\"",
+		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where " +
+			"\"created_at > now() - interval '2 days'\"",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if o.Check && o.Accept != "" {
 			return &outbox.Fault{
-				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs", Hint: "Give one of them",
+				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs",
+				Hint: "Give one of them",
 			}
 		}
 		progress := a.Stdout
@@ -64,8 +66,10 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 	f := cmd.Flags()
 	f.StringVar(&o.Accept, "accept", "", "repair this fault: its code, as outflow repair prints it")
 	f.BoolVar(&o.Check, "check", false, "compare table and stream also where nothing else is wrong")
-	f.StringVar(&o.Where, "where", "", "an SQL condition on the outbox table: only rows for which it holds can be missing")
-	f.StringVar(&o.AcceptLoss, "accept-loss", "", "accept in words that events which were written as messages are lost: \"message events\"")
+	f.StringVar(&o.Where, "where", "",
+		"an SQL condition on the outbox table: only rows for which it holds can be missing")
+	f.StringVar(&o.AcceptLoss, "accept-loss", "",
+		"accept in words that events which were written as messages are lost: \"message events\"")
 	f.BoolVar(&o.NewSlot, "new-slot", false, "make the slot anew also where it could be kept")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON, progress on standard error")
 	return cmd

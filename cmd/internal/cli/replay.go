@@ -39,7 +39,8 @@ Exit code 0 when all is read, 1 if it was interrupted or a server was lost on th
 --replay-id), 2 for a selection or target that can't be, 3 if nobody has the range any more, it can't be known or a
 server can't be reached, 5 if a row of the table can't be published.`,
 		Example: "  outflow replay --doc note-17 --to stdout\n" +
-			"  outflow replay --time 2026-01-31T00:00:00Z..2026-02-01T00:00:00Z --to consumer:search --dry-run\n" +
+			"  outflow replay --time 2026-01-31T00:00:00Z..2026-02-01T00:00:00Z --to consumer:search " +
+			"--dry-run\n" +
 			"  outflow replay --id @ids.txt --from table --to stream:AGAIN --rate 500",
 	}, func(ctx context.Context, cfg config.Config) error {
 		var err error
@@ -54,19 +55,25 @@ server can't be reached, 5 if a row of the table can't be published.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&o.Selection.Docs, "doc", nil, "events of this document; may be given several times")
 	f.StringArrayVar(&o.Selection.Actors, "actor", nil, "events by this actor; may be given several times")
-	f.StringVar(&o.Selection.Filter, "filter", "", "events whose subject matches this one, which may have NATS's wildcards * and >")
+	f.StringVar(&o.Selection.Filter, "filter", "",
+		"events whose subject matches this one, which may have NATS's wildcards * and >")
 	f.StringSliceVar(&ids, "id", nil, "events with these ids, separated by commas; @file: one a line")
 	f.StringVar(&r.Key, "key", "", "events whose seq_key is in this range")
 	f.StringVar(&r.Position, "position", "", "events at these positions: LSN or LSN-index")
-	f.StringVar(&r.Time, "time", "", "events stored in the stream, or written to the table (--time-column), in this time")
+	f.StringVar(&r.Time, "time", "",
+		"events stored in the stream, or written to the table (--time-column), in this time")
 	f.StringVar(&r.Seq, "seq", "", "events at these sequences of the stream")
 	f.StringVar(&o.From, "from", "", "stream or table; otherwise whichever has the events")
 	f.StringVar(&o.To, "to", "stdout", "stdout, stream:NAME, subject:SUBJECT or consumer:NAME")
-	f.StringVar(&o.ID, "replay-id", "", "go on with the replay of this id, or begin it; not for standard output")
-	f.StringVar(&o.TimeColumn, "time-column", "", "the column of the table that --time goes by (default created_at, or another of the usual names)")
+	f.StringVar(&o.ID, "replay-id", "",
+		"go on with the replay of this id, or begin it; not for standard output")
+	f.StringVar(&o.TimeColumn, "time-column", "",
+		"the column of the table that --time goes by (default created_at, or another of the usual names)")
 	f.Float64Var(&o.Rate, "rate", 0, "events per second at most; 0: no limit")
-	f.BoolVar(&o.DryRun, "dry-run", false, "say how many events of which subjects there are, the first and the last; read and publish nothing")
-	f.BoolVar(&asJSON, "json", false, "print the report as JSON: with --dry-run, and where the events go elsewhere than to standard output")
+	f.BoolVar(&o.DryRun, "dry-run", false, "say how many events of which subjects there are, the first and "+
+		"the last; read and publish nothing")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON: with --dry-run, and where the events go "+
+		"elsewhere than to standard output")
 	return cmd
 }
 
@@ -107,13 +114,15 @@ func listOf(words []string) (all []string, err error) {
 		}
 		lines, err := linesOf(name)
 		if err != nil {
-			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list", Message: fmt.Sprintf("--id @%s", name), Err: err, Hint: "Name a file with one id a line"}
+			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list",
+				Message: fmt.Sprintf("--id @%s", name), Err: err, Hint: "Name a file with one id a line"}
 		}
 		all = append(all, lines...)
 	}
 	for i, w := range all {
 		if w == "" {
-			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list", Message: fmt.Sprintf("--id: the %d. id is empty", i+1), Hint: "Leave it out"}
+			return nil, &outbox.Fault{Class: outbox.Usage, Code: "list",
+				Message: fmt.Sprintf("--id: the %d. id is empty", i+1), Hint: "Leave it out"}
 		}
 	}
 	return all, nil

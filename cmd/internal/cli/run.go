@@ -41,7 +41,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	}
 	metrics := prometheus.NewRegistry()
 	prefixed := prometheus.WrapRegistererWithPrefix("outflow_", metrics)
-	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	metrics.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	prefixed.MustRegister(buildInfo(version))
 	p, closeWriter := wiring.Pipeline(cfg, log, prefixed, decorate)
 	defer closeWriter()
@@ -55,7 +56,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		if err != nil {
 			return err
 		}
-		info := httpstatus.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
+		info := httpstatus.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream,
+			Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
 		hosts := cfg.ListenHosts
 		if host, _, err := net.SplitHostPort(cfg.Listen); err == nil {
 			hosts += "," + host
@@ -64,7 +66,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}
-	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "source", cfg.Source, "table", table, "shard", cfg.Shard)
+	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "source",
+		cfg.Source, "table", table, "shard", cfg.Shard)
 	if err = p.Run(ctx); err == nil {
 		log.Info("outflow stopped")
 	}
@@ -73,7 +76,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 
 // buildInfo is the metric that carries the version.
 func buildInfo(version string) prometheus.Collector {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, with the version as a label."}, []string{"version"})
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, with the version as a " +
+		"label."}, []string{"version"})
 	g.WithLabelValues(version).Set(1)
 	return g
 }

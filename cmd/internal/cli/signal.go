@@ -9,11 +9,13 @@ import (
 	"time"
 )
 
-// echo is how soon after it the same signal is the same wish: timeout(1) and some supervisors signal a process and its group.
+// echo is how soon after it the same signal is the same wish: timeout(1) and some supervisors signal a
+// process and its group.
 const echo = 200 * time.Millisecond
 
-// interruptible returns a context that the first SIGINT or SIGTERM cancels, with the signal's name as the cause. A second one ends
-// the process at once, with exit code 1: a clean stop was asked for and took too long. stop takes the signals back.
+// interruptible returns a context that the first SIGINT or SIGTERM cancels, with the signal's name as the
+// cause. A second one ends the process at once, with exit code 1: a clean stop was asked for and took too
+// long. stop takes the signals back.
 func interruptible(ctx context.Context, name string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 2)

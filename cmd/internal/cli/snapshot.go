@@ -11,7 +11,8 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/snapshot"
 )
 
-// initSnapshot is outflow init --snapshot. Steps and progress go to standard error, as it may take long and the report is what is kept.
+// initSnapshot is outflow init --snapshot. Steps and progress go to standard error, as it may take long and
+// the report is what is kept.
 func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, acceptOwners []string) error {
 	hit := func(string) {}
 	if a.faults != nil {
@@ -22,9 +23,13 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 		lines := json.NewEncoder(a.Stderr)
 		step = func(text string) { _ = lines.Encode(map[string]string{"step": text}) }
 	}
-	log, stepf := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) { step(fmt.Sprintf(format, args...)) }
+	log, stepf := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) {
+		step(fmt.Sprintf(format, args...))
+	}
 	report, err := snapshot.Run(ctx, cfg, log, snapshot.Options{
-		Prepare:  func(ctx context.Context) error { return initialize.Prepare(ctx, cfg, log, stepf, acceptOwners) },
+		Prepare: func(ctx context.Context) error {
+			return initialize.Prepare(ctx, cfg, log, stepf, acceptOwners)
+		},
 		Progress: stepf,
 		RowProgress: func(p snapshot.RowProgress) {
 			if asJSON {

@@ -9,13 +9,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Set by the linker: -X github.com/outflowhq/outflow/cmd/internal/cli.version=... and cli.commit=... Without them, what Go records of the build counts.
+// Set by the linker: -X github.com/outflowhq/outflow/cmd/internal/cli.version=... and cli.commit=... Without
+// them, what Go records of the build counts.
 var (
 	version string
 	commit  string
 )
 
-// buildVersion returns the version and the commit that the binary was built from, the latter "" where it is not known.
+// buildVersion returns the version and the commit that the binary was built from, the latter "" where it is
+// not known.
 func buildVersion() (v, rev string) {
 	v, rev = version, commit
 	info, ok := debug.ReadBuildInfo()

@@ -35,11 +35,13 @@ func browser(t *testing.T) string {
 func openBrowser(t *testing.T, path string) context.Context {
 	t.Helper()
 	allocator, end := chromedp.NewExecAllocator(context.Background(),
-		chromedp.ExecPath(path), chromedp.Headless, chromedp.NoSandbox, chromedp.NoFirstRun, chromedp.UserDataDir(t.TempDir()),
+		chromedp.ExecPath(path), chromedp.Headless, chromedp.NoSandbox, chromedp.NoFirstRun,
+		chromedp.UserDataDir(t.TempDir()),
 		chromedp.Flag("disable-gpu", true), chromedp.Flag("no-default-browser-check", true),
 		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-background-networking", true),
 		chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true),
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("no-proxy-server", true), chromedp.WindowSize(1280, 800))
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("no-proxy-server", true),
+		chromedp.WindowSize(1280, 800))
 	t.Cleanup(end)
 	ctx, cancel := chromedp.NewContext(allocator)
 	t.Cleanup(func() {
@@ -80,7 +82,8 @@ func openTab(t *testing.T, browser context.Context, w *world, doc, name string) 
 
 func (p *tab) ready() {
 	p.t.Helper()
-	p.until("the editor is ready", `!document.getElementById('text').disabled && page.session.state === 'live'`)
+	p.until("the editor is ready",
+		`!document.getElementById('text').disabled && page.session.state === 'live'`)
 }
 
 // do does something in the tab.
@@ -121,7 +124,8 @@ func (p *tab) until(what, condition string) {
 }
 
 // emulateNetwork is the command that cuts a tab's network, connections that are open as well.
-var emulateNetwork = cdp.Command[network.OverrideNetworkStateParams, cdp.Empty]{Method: "Network.emulateNetworkConditions"}
+var emulateNetwork = cdp.Command[network.OverrideNetworkStateParams,
+	cdp.Empty]{Method: "Network.emulateNetworkConditions"}
 
 // offline cuts the tab's network, or mends it.
 func (p *tab) offline(cut bool) {
@@ -146,9 +150,9 @@ func (p *tab) text() string {
 	return s
 }
 
-// TestTwoPeopleInABrowser: two tabs type into one document at the same time, one of them also without a network. Both end with the same
-// text, the index has exactly that text, what is rebuilt is what is live, and a reload shows it again, also when everything is killed
-// meanwhile.
+// TestTwoPeopleInABrowser: two tabs type into one document at the same time, one of them also without a
+// network. Both end with the same text, the index has exactly that text, what is rebuilt is what is live, and
+// a reload shows it again, also when everything is killed meanwhile.
 func TestTwoPeopleInABrowser(t *testing.T) {
 	t.Parallel()
 	path, yjs := browser(t), library(t)
@@ -186,7 +190,8 @@ func TestTwoPeopleInABrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What is not sent yet survives a reload.
-	if _, err := eval[bool](ada, `page.session.send = async () => { throw new Error('cut') }, true`); err != nil {
+	if _, err := eval[bool](ada,
+		`page.session.send = async () => { throw new Error('cut') }, true`); err != nil {
 		t.Fatal(err)
 	}
 	if err := ada.write("Not sent yet. "); err != nil {
@@ -240,7 +245,8 @@ func reload(p *tab) {
 	p.do(func(ctx context.Context) error { return chromedp.Do(ctx, chromedp.Reload()) })
 }
 
-// projections waits until all three have had each operation of the document, and compares the index with the text.
+// projections waits until all three have had each operation of the document, and compares the index with the
+// text.
 func projections(t *testing.T, w *world, doc, text string) {
 	t.Helper()
 	path := "/docs/" + url.PathEscape(doc)
@@ -265,7 +271,8 @@ func projections(t *testing.T, w *world, doc, text string) {
 	if err := w.request(http.MethodGet, path+"/projections", &view); err != nil {
 		t.Fatal(err)
 	}
-	if view.Search.Body != text || view.Search.Events != stored.Version || len(view.Audit) == 0 || view.Audit[0].N != stored.Version {
+	if view.Search.Body != text || view.Search.Events != stored.Version || len(view.Audit) == 0 ||
+		view.Audit[0].N != stored.Version {
 		t.Errorf("after %d operations of %q the projections are %+v", stored.Version, text, view)
 	}
 }
@@ -290,7 +297,8 @@ type shown struct {
 	Pending int    `json:"pending"`
 }
 
-// converge waits until both tabs show the same text of so many characters, with nothing waiting, and returns it.
+// converge waits until both tabs show the same text of so many characters, with nothing waiting, and returns
+// it.
 func converge(t *testing.T, written int, tabs ...*tab) string {
 	t.Helper()
 	var texts [2]string

@@ -65,7 +65,8 @@ func allow(page string, h http.Handler) http.Handler {
 // play types a recorded session into a document of its own.
 func (b *buttons) play(w http.ResponseWriter, _ *http.Request) {
 	n := b.plays.Add(1)
-	t, err := newTypist(b.w.url(), fmt.Sprintf("recorded-%d", n), [2]string{"Ada", "Grace"}, playOps, uint64(n))
+	t, err := newTypist(b.w.url(), fmt.Sprintf("recorded-%d", n), [2]string{"Ada", "Grace"}, playOps,
+		uint64(n))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -86,7 +87,8 @@ func (b *buttons) kill(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	say(w, fmt.Sprintf("kill -9 for PostgreSQL, NATS, Outflow, the service, consumers and relays; all are back after %.1f s.",
+	say(w, fmt.Sprintf("kill -9 for PostgreSQL, NATS, Outflow, the service, consumers and relays; all are "+
+		"back after %.1f s.",
 		time.Since(begun).Seconds()), "")
 }
 

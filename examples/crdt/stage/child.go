@@ -71,7 +71,8 @@ func (c *child) keep(p *process.Process, done chan struct{}) {
 	}
 }
 
-// end ends it with a signal and waits until nobody starts it any more. One that does not heed SIGTERM is killed.
+// end ends it with a signal and waits until nobody starts it any more. One that does not heed SIGTERM is
+// killed.
 func (c *child) end(s syscall.Signal) error {
 	c.mu.Lock()
 	if c.proc == nil {

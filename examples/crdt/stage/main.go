@@ -1,6 +1,6 @@
-// Command stage is examples/crdt/demo: it starts PostgreSQL, NATS, Outflow, the service, its consumers and the polling relays for the
-// moment, and leaves nothing behind. With -check nobody looks on: recorded sessions are typed while everything is killed, and it ends
-// with the verdict.
+// Command stage is examples/crdt/demo: it starts PostgreSQL, NATS, Outflow, the service, its consumers and
+// the polling relays for the moment, and leaves nothing behind. With -check nobody looks on: recorded
+// sessions are typed while everything is killed, and it ends with the verdict.
 package main
 
 import (
@@ -81,7 +81,8 @@ func (w *world) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, w.logs())
 	}
-	fmt.Printf("then the projections are dropped and built again from the first event (%.1f s in all)\n\n%s\n",
+	fmt.Printf(
+		"then the projections are dropped and built again from the first event (%.1f s in all)\n\n%s\n",
 		time.Since(begun).Seconds(), v.table)
 	if err := v.good(); err != nil {
 		return err
@@ -102,7 +103,8 @@ func (w *world) show(ctx context.Context) error {
 	if w.yjs == "" {
 		fmt.Println("the CRDT library is not here, so the page cannot edit: see examples/crdt/fetch-yjs")
 	}
-	fmt.Printf("\nOpen it twice, side by side:\n\n  %s/?doc=note&as=Ada\n  %s/?doc=note&as=Grace\n\n", w.url(), w.url())
+	fmt.Printf("\nOpen it twice, side by side:\n\n  %s/?doc=note&as=Ada\n  %s/?doc=note&as=Grace\n\n",
+		w.url(), w.url())
 	fmt.Println("Ctrl-C ends it and leaves nothing behind.")
 	return s.serve(ctx)
 }

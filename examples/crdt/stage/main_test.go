@@ -97,7 +97,8 @@ func library(t *testing.T) string {
 	cmd.Stderr = &why
 	out, err := cmd.Output()
 	if err != nil {
-		tier.Missing(t, "yjs", "the CRDT library is not here and cannot be fetched: examples/crdt/fetch-yjs: %v\n%s", err, why.String())
+		tier.Missing(t, "yjs", "the CRDT library is not here and cannot be fetched: "+
+			"examples/crdt/fetch-yjs: %v\n%s", err, why.String())
 	}
 	return strings.TrimSpace(string(out))
 }

@@ -56,17 +56,20 @@ func (v *verdict) good() error {
 	}
 	for name, digest := range v.Live.Digests {
 		if v.Relayed.Digests[name] == digest {
-			errs = append(errs, fmt.Errorf("the polling relay's projection %s is the same: the crash has not shown the difference", name))
+			errs = append(errs, fmt.Errorf("the polling relay's projection %s is the same: the crash has "+
+				"not shown the difference", name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// scenario has recorded sessions typed into several documents while everything is killed and redeployed, and judges what is left.
+// scenario has recorded sessions typed into several documents while everything is killed and redeployed, and
+// judges what is left.
 func (w *world) scenario(ctx context.Context, out io.Writer) (*verdict, []*typist, error) {
 	var typists []*typist
 	for n := range documents {
-		t, err := newTypist(w.url(), fmt.Sprintf("component-%d", n+1), [2]string{"Ada", "Grace"}, most, uint64(n))
+		t, err := newTypist(w.url(), fmt.Sprintf("component-%d", n+1), [2]string{"Ada", "Grace"}, most,
+			uint64(n))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -108,7 +111,8 @@ func (w *world) storm(ctx context.Context, typists []*typist, out io.Writer) err
 		if err := progress(ctx, typists, between); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "  %5.1f s  %5d operations   %s\n", time.Since(begun).Seconds(), sum(typists), d.what)
+		fmt.Fprintf(out, "  %5.1f s  %5d operations   %s\n", time.Since(begun).Seconds(), sum(typists),
+			d.what)
 		if err := d.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", d.what, err)
 		}
@@ -151,14 +155,17 @@ func (w *world) settled(ctx context.Context) error {
 	}
 	for schema, want := range map[string]int64{"live": operations, "relayed": int64(relayed)} {
 		var searched, audited, billed int64
-		err := w.pool.QueryRow(ctx, fmt.Sprintf(`SELECT (SELECT coalesce(sum(events), 0)::bigint FROM %[1]s.search),
-			(SELECT count(*) FROM %[1]s.audit), (SELECT coalesce(sum(events), 0)::bigint FROM %[1]s.billing_document)`, schema)).
+		err := w.pool.QueryRow(ctx, fmt.Sprintf(`SELECT (SELECT coalesce(sum(events), 0)::bigint
+			FROM %[1]s.search),
+			(SELECT count(*) FROM %[1]s.audit), (SELECT coalesce(sum(events), 0)::bigint
+			FROM %[1]s.billing_document)`, schema)).
 			Scan(&searched, &audited, &billed)
 		if err != nil {
 			return err
 		}
 		if searched != want || audited != want || billed != want {
-			return fmt.Errorf("%s: of %d events search has had %d, audit %d, billing %d", schema, want, searched, audited, billed)
+			return fmt.Errorf("%s: of %d events search has had %d, audit %d, billing %d", schema, want,
+				searched, audited, billed)
 		}
 	}
 	return nil

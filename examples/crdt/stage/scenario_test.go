@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestRebuiltIsLive: service, Outflow, consumers, NATS and PostgreSQL are killed and redeployed while people write. Afterwards the
-// projections hold exactly what was written, and rebuilt from nothing they are the same, byte for byte. Those behind the polling relays,
-// to which the same has happened, are not.
+// TestRebuiltIsLive: service, Outflow, consumers, NATS and PostgreSQL are killed and redeployed while people
+// write. Afterwards the projections hold exactly what was written, and rebuilt from nothing they are the
+// same, byte for byte. Those behind the polling relays, to which the same has happened, are not.
 func TestRebuiltIsLive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "", "")
@@ -36,11 +36,13 @@ func TestRebuiltIsLive(t *testing.T) {
 			}
 			Audit []struct{ N, Version int }
 		}
-		if err := w.request(http.MethodGet, "/docs/"+url.PathEscape(p.doc)+"/projections", &view); err != nil {
+		if err := w.request(http.MethodGet, "/docs/"+url.PathEscape(p.doc)+"/projections",
+			&view); err != nil {
 			t.Fatal(err)
 		}
 		if view.Search.Events != sent || view.Search.Body != want {
-			t.Errorf("%s: after %d operations the index has had %d and holds %q, not %q", p.doc, sent, view.Search.Events, view.Search.Body, want)
+			t.Errorf("%s: after %d operations the index has had %d and holds %q, not %q", p.doc, sent,
+				view.Search.Events, view.Search.Body, want)
 		}
 		if len(view.Audit) == 0 || view.Audit[0].N != sent || view.Audit[0].Version != sent {
 			t.Errorf("%s: after %d operations the audit log ends with %v", p.doc, sent, view.Audit)

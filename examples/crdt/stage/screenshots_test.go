@@ -37,10 +37,12 @@ func TestScreenshots(t *testing.T) {
 		{grace, "- it had published a hundred rows and marked none of them\n"},
 		{ada, "- the other one went on with the next hundred\n"},
 		{grace, "- then the first hundred came again\n\n"},
-		{ada, "The index had words twice, the audit log had a history that never was, and three customers paid for somebody else's pen.\n\n"},
+		{ada, "The index had words twice, the audit log had a history that never was, and three customers " +
+			"paid for somebody else's pen.\n\n"},
 		{grace, "Decided: the order is the one of the commits. "},
 	} {
-		if _, err := eval[bool](step.who, `document.getElementById('text').setSelectionRange(1e6, 1e6), true`); err != nil {
+		if _, err := eval[bool](step.who,
+			`document.getElementById('text').setSelectionRange(1e6, 1e6), true`); err != nil {
 			t.Fatal(err)
 		}
 		if err := step.who.write(step.text); err != nil {
@@ -50,7 +52,8 @@ func TestScreenshots(t *testing.T) {
 	}
 	click(ada, "#rebuild")
 	ada.until("the verdict is there", `document.getElementById('said').dataset.state === 'good'`)
-	search := `document.getElementById('q').value = 'hundred', document.getElementById('q').dispatchEvent(new Event('input'))`
+	search :=
+		`document.getElementById('q').value = 'hundred', document.getElementById('q').dispatchEvent(new Event('input'))`
 	if _, err := eval[bool](ada, search); err != nil {
 		t.Fatal(err)
 	}

@@ -10,9 +10,9 @@ import (
 
 // What happens to everything in the middle of the work. Both sides get the same, at the same moments.
 
-// crash kills every program with kill -9 while the relays have published rows that they have not marked yet, and starts them again.
-// Relays are in that state most of the time that they work, so it is what a crash usually meets; should the moment have passed when the
-// signals arrive, everything is killed once more.
+// crash kills every program with kill -9 while the relays have published rows that they have not marked yet,
+// and starts them again. Relays are in that state most of the time that they work, so it is what a crash
+// usually meets; should the moment have passed when the signals arrive, everything is killed once more.
 func (w *world) crash(ctx context.Context) error {
 	w.one.Lock()
 	defer w.one.Unlock()
@@ -23,7 +23,9 @@ func (w *world) crash(ctx context.Context) error {
 		if err := w.end(syscall.SIGKILL); err != nil {
 			return err
 		}
-		if err := until(ctx, "PostgreSQL notices that the relays are gone", func() error { return w.noRelay(ctx) }); err != nil {
+		if err := until(ctx, "PostgreSQL notices that the relays are gone", func() error {
+			return w.noRelay(ctx)
+		}); err != nil {
 			return err
 		}
 		met := w.between(ctx)
@@ -113,7 +115,8 @@ func (w *world) between(ctx context.Context) error {
 
 func (w *world) noRelay(ctx context.Context) error {
 	var n int
-	err := w.pool.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'relay-_'").Scan(&n)
+	err := w.pool.QueryRow(ctx,
+		"SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'relay-_'").Scan(&n)
 	if err == nil && n > 0 {
 		err = fmt.Errorf("%d sessions", n)
 	}

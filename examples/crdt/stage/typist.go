@@ -16,8 +16,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/recording"
 )
 
-// typist sends a recorded session to a document as if two people took turns at it. Whatever dies, it sends again until the service
-// says that it has the operation.
+// typist sends a recorded session to a document as if two people took turns at it. Whatever dies, it sends
+// again until the service says that it has the operation.
 type typist struct {
 	service string // address
 	doc     string
@@ -46,7 +46,8 @@ const (
 	mostAtOnce  = 4  // operations of a request
 )
 
-// newTypist types the recording's first n operations into a document. The seed says when the people take turns.
+// newTypist types the recording's first n operations into a document. The seed says when the people take
+// turns.
 func newTypist(service, doc string, people [2]string, n int, seed uint64) (*typist, error) {
 	recorded, err := recording.Load(recording.SvelteComponent)
 	if err != nil {
@@ -56,7 +57,8 @@ func newTypist(service, doc string, people [2]string, n int, seed uint64) (*typi
 		return nil, fmt.Errorf("the recording has %d operations, not %d", len(recorded), n)
 	}
 	return &typist{
-		service: service, doc: doc, people: people, recorded: recorded[:n], turns: rand.New(rand.NewPCG(seed, 0)),
+		service: service, doc: doc, people: people, recorded: recorded[:n],
+		turns:   rand.New(rand.NewPCG(seed, 0)),
 		written: yText{clocks: map[uint64]uint64{}},
 	}, nil
 }
@@ -164,7 +166,8 @@ func (t *typist) insist(ctx context.Context, base int, ops []operation) error {
 func (t *typist) post(ctx context.Context, base int, body []byte) (status int, answer string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.service+"/docs/"+url.PathEscape(t.doc)+"/ops", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.service+"/docs/"+url.PathEscape(t.doc)+
+		"/ops", bytes.NewReader(body))
 	if err != nil {
 		return 0, err.Error()
 	}

@@ -37,7 +37,8 @@ type options struct {
 	stage   string // address of the stage's buttons; "": none
 }
 
-// world is everything that runs: two servers, Outflow, the service and its consumers, and the polling relays beside it.
+// world is everything that runs: two servers, Outflow, the service and its consumers, and the polling relays
+// beside it.
 type world struct {
 	options
 	dir     string
@@ -54,7 +55,8 @@ type world struct {
 	ours    []*child // Outflow, the service and the consumers
 }
 
-// start starts everything and returns when the service answers. The caller closes the world, also after an error.
+// start starts everything and returns when the service answers. The caller closes the world, also after an
+// error.
 func (w *world) start(ctx context.Context) (err error) {
 	if w.dir, err = os.MkdirTemp("", "outflow-crdt-"); err != nil {
 		return err
@@ -64,7 +66,8 @@ func (w *world) start(ctx context.Context) (err error) {
 		return err
 	}
 	// What is thrown away needs no fsync.
-	w.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: w.file("postgres"), Settings: map[string]string{"fsync": "off"}})
+	w.pg, err = pgserver.Start(ctx,
+		pgserver.Options{Dir: w.file("postgres"), Settings: map[string]string{"fsync": "off"}})
 	if err != nil {
 		return err
 	}
@@ -77,7 +80,8 @@ func (w *world) start(ctx context.Context) (err error) {
 	if w.pool, err = pgxpool.New(ctx, w.pgURL); err != nil {
 		return err
 	}
-	if w.nc, err = nats.Connect(w.nats.URL(), nats.Timeout(patience), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond)); err != nil {
+	if w.nc, err = nats.Connect(w.nats.URL(), nats.Timeout(patience), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond)); err != nil {
 		return err
 	}
 	if w.js, err = jetstream.New(w.nc); err != nil {
@@ -111,21 +115,27 @@ func (w *world) prepare(ctx context.Context) error {
 		}
 	}
 	w.env = append(w.env, "DATABASE_URL="+w.pgURL, "NATS_URL="+w.nats.URL(), "OUTFLOW_LISTEN="+listen,
-		// Commit order, as the service gives it: only an author's own operations could be out of order, and here they are not.
+		// Commit order, as the service gives it: only an author's own operations could be out of order, and
+		// here they are not.
 		"OUTFLOW_REORDER_SORT=commit", "OUTFLOW_SINK_DURABLE_AFTER=1s")
 	for _, command := range [][]string{{w.crdt, "setup"}, {w.outflow, "init"}} {
-		if out, err := process.Again(ctx, func() *exec.Cmd { return w.command(ctx, command...) }); err != nil {
+		if out, err := process.Again(ctx, func() *exec.Cmd {
+			return w.command(ctx, command...)
+		}); err != nil {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, out)
 		}
 	}
 	w.service = w.child("service", w.crdt, "serve", "-listen", w.listen, "-yjs", w.yjs, "-stage", w.stage)
-	w.ours = []*child{w.child("outflow", w.outflow, "run"), w.service, w.child("consumers", w.crdt, "project")}
-	w.theirs = []*child{w.child("relay-1", w.crdt, "relay"), w.child("relay-2", w.crdt, "relay"), w.child("relayed", w.crdt, "relayed")}
+	w.ours = []*child{w.child("outflow", w.outflow, "run"), w.service,
+		w.child("consumers", w.crdt, "project")}
+	w.theirs = []*child{w.child("relay-1", w.crdt, "relay"), w.child("relay-2", w.crdt, "relay"),
+		w.child("relayed", w.crdt, "relayed")}
 	return nil
 }
 
 func (w *world) child(name string, args ...string) *child {
-	return &child{name: name, args: args, env: append(w.env[:len(w.env):len(w.env)], "PGAPPNAME="+name), log: w.file(name + ".log")}
+	return &child{name: name, args: args, env: append(w.env[:len(w.env):len(w.env)], "PGAPPNAME="+name),
+		log: w.file(name + ".log")}
 }
 
 func (w *world) command(ctx context.Context, args ...string) *exec.Cmd {

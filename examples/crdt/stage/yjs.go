@@ -6,8 +6,9 @@ import (
 	"unicode/utf16"
 )
 
-// A writer of Yjs updates: as much of the format as two people who take turns at one text need, so that a recorded session becomes a
-// document that the page can open. Positions are code points, as in the recording; Yjs counts UTF-16 units.
+// A writer of Yjs updates: as much of the format as two people who take turns at one text need, so that a
+// recorded session becomes a document that the page can open. Positions are code points, as in the recording;
+// Yjs counts UTF-16 units.
 
 // unit identifies a UTF-16 unit of the text: the clock-th that a client has inserted.
 type unit struct{ client, clock uint64 }

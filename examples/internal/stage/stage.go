@@ -1,5 +1,5 @@
-// Package stage is where an example plays: PostgreSQL and NATS on this machine for the moment, the programs of the example beside
-// them, and nothing left behind. An application has no use for it.
+// Package stage is where an example plays: PostgreSQL and NATS on this machine for the moment, the programs
+// of the example beside them, and nothing left behind. An application has no use for it.
 package stage
 
 import (
@@ -78,7 +78,8 @@ func Raise(ctx context.Context, o Options) (s *Stage, err error) {
 
 func (s *Stage) postgres(ctx context.Context) (err error) {
 	// What is thrown away needs no fsync.
-	s.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: filepath.Join(s.dir, "postgres"), Settings: map[string]string{"fsync": "off"}})
+	s.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: filepath.Join(s.dir, "postgres"),
+		Settings: map[string]string{"fsync": "off"}})
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,8 @@ func (s *Stage) Command(ctx context.Context, args ...string) (string, error) {
 	return s.Run(ctx, s.opt.Outflow, args...)
 }
 
-// Run runs a program to its end and returns what it printed. One that gave a server up which was silent for a while is run again.
+// Run runs a program to its end and returns what it printed. One that gave a server up which was silent for a
+// while is run again.
 func (s *Stage) Run(ctx context.Context, binary string, args ...string) (string, error) {
 	out, err := process.Again(ctx, func() *exec.Cmd {
 		cmd := exec.CommandContext(ctx, binary, args...)
@@ -143,7 +145,8 @@ func (s *Stage) env() (env []string) {
 			env = append(env, v)
 		}
 	}
-	return append(env, "DATABASE_URL="+s.PostgresURL, "NATS_URL="+s.NATSURL, "OUTFLOW_CONFIG="+s.opt.Config, "OUTFLOW_LISTEN="+s.listen,
+	return append(env, "DATABASE_URL="+s.PostgresURL, "NATS_URL="+s.NATSURL, "OUTFLOW_CONFIG="+s.opt.Config,
+		"OUTFLOW_LISTEN="+s.listen,
 		"OUTFLOW_SINK_DURABLE_AFTER=2s", "OUTFLOW_CONSUMER_DATABASE="+s.PostgresURL)
 }
 
@@ -153,7 +156,8 @@ func (s *Stage) Outflow(ctx context.Context) (*Actor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a, s.Until(ctx, "outflow is ready", a.alive(func(ctx context.Context) error { return answers(ctx, "http://"+s.listen+"/readyz") }))
+	return a, s.Until(ctx, "outflow is ready",
+		a.alive(func(ctx context.Context) error { return answers(ctx, "http://"+s.listen+"/readyz") }))
 }
 
 // answers asks a page.

@@ -1,5 +1,5 @@
-// Command show plays the warehouse: old payloads and new ones, a deploy that counts wrong, and its repair; and a verdict that is
-// computed from the stream.
+// Command show plays the warehouse: old payloads and new ones, a deploy that counts wrong, and its repair;
+// and a verdict that is computed from the stream.
 package main
 
 import (
@@ -69,7 +69,8 @@ func (p *play) run(ctx context.Context) (v verdict, err error) {
 	if err != nil {
 		return v, err
 	}
-	p.Stage, err = stage.Raise(ctx, stage.Options{Outflow: p.outflow, Config: config, Schema: string(schema), Out: os.Stdout})
+	p.Stage, err = stage.Raise(ctx, stage.Options{Outflow: p.outflow, Config: config, Schema: string(schema),
+		Out: os.Stdout})
 	if err != nil {
 		return v, err
 	}
@@ -189,7 +190,8 @@ func (p *play) rebuild(ctx context.Context, v *verdict) error {
 
 // deploy starts the consumer.
 func (p *play) deploy(version string, flags ...string) (*stage.Actor, error) {
-	return p.Start("stock-"+version, p.binary, append([]string{"stock", "-lease", "1s", "-deploy", version}, flags...)...)
+	return p.Start("stock-"+version, p.binary, append([]string{"stock", "-lease", "1s", "-deploy", version},
+		flags...)...)
 }
 
 func (p *play) move(ctx context.Context, n, format int) error {

@@ -29,8 +29,10 @@ func (v verdict) String() string {
 	if !v.rebuilt {
 		same = "NOT EQUAL to"
 	}
-	return fmt.Sprintf("\nverdict: %d events; items that are wrong: %d before the bad deploy, %d by it, %d after its repair\n"+
-		"         the projection (%d bytes), built from nothing once more, is %s the one that lived through it\n",
+	return fmt.Sprintf("\nverdict: %d events; items that are wrong: %d before the bad deploy, %d by it, %d "+
+		"after its repair\n"+
+		"         the projection (%d bytes), built from nothing once more, is %s the one that lived "+
+		"through it\n",
 		v.events, v.before, v.bad, v.after, v.bytes, same)
 }
 

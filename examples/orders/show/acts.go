@@ -38,7 +38,8 @@ func (p *play) enter(ctx context.Context) (err error) {
 		return err
 	}
 	for i := range p.reservers {
-		if p.reservers[i], err = p.Start(fmt.Sprintf("reserve-%d", i+1), p.binary, "reserve", "-lease", lease); err != nil {
+		if p.reservers[i], err = p.Start(fmt.Sprintf("reserve-%d", i+1), p.binary, "reserve", "-lease",
+			lease); err != nil {
 			return err
 		}
 	}

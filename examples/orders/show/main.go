@@ -1,4 +1,5 @@
-// Command show plays the shop: customers order, everything is killed on the way, and a verdict is read from the database and the stream.
+// Command show plays the shop: customers order, everything is killed on the way, and a verdict is read from
+// the database and the stream.
 package main
 
 import (
@@ -61,7 +62,8 @@ type play struct {
 }
 
 // stock is what there is of each item in the beginning: of some too little.
-var stock = map[string]int{"tea": 100_000, "coffee": 100_000, "cocoa": 100_000, "sugar": 100_000, "milk": 300, "honey": 40, "mint": 0}
+var stock = map[string]int{"tea": 100_000, "coffee": 100_000, "cocoa": 100_000, "sugar": 100_000, "milk": 300,
+	"honey": 40, "mint": 0}
 
 func (p *play) run(ctx context.Context) (v verdict, err error) {
 	schema, err := os.ReadFile(p.schema)
@@ -72,13 +74,15 @@ func (p *play) run(ctx context.Context) (v verdict, err error) {
 	if err != nil {
 		return v, err
 	}
-	p.Stage, err = stage.Raise(ctx, stage.Options{Outflow: p.outflow, Config: config, Schema: string(schema), Out: os.Stdout})
+	p.Stage, err = stage.Raise(ctx, stage.Options{Outflow: p.outflow, Config: config, Schema: string(schema),
+		Out: os.Stdout})
 	if err != nil {
 		return v, err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	for item, n := range stock {
-		if _, err := p.DB.Exec(ctx, "INSERT INTO stock (item, available) VALUES ($1, $2)", item, n); err != nil {
+		if _, err := p.DB.Exec(ctx, "INSERT INTO stock (item, available) VALUES ($1, $2)", item,
+			n); err != nil {
 			return v, err
 		}
 	}

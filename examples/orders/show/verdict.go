@@ -28,7 +28,8 @@ func (v verdict) good() bool {
 
 func (v verdict) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nverdict: %d orders, %d reserved, %d refused for want of stock\n", v.orders, v.reserved, v.refused)
+	fmt.Fprintf(&b, "\nverdict: %d orders, %d reserved, %d refused for want of stock\n", v.orders, v.reserved,
+		v.refused)
 	for _, l := range []struct {
 		n    int
 		text string
@@ -44,7 +45,8 @@ func (v verdict) String() string {
 	return b.String()
 }
 
-// answered waits for as many answers in the stream as there are orders. (More would be an error, which the verdict finds.)
+// answered waits for as many answers in the stream as there are orders. (More would be an error, which the
+// verdict finds.)
 func (p *play) answered(ctx context.Context) error {
 	s, err := p.JS.Stream(ctx, stream)
 	if err != nil {
@@ -61,13 +63,15 @@ func (p *play) judge(ctx context.Context) (v verdict, err error) {
 		(SELECT count(*) FROM orders o WHERE NOT EXISTS (SELECT FROM reservation r WHERE r.order_id = o.id)),
 		count(*) - count(DISTINCT order_id), (SELECT count(*) FROM orders) FROM reservation`
 	var rows, orders int
-	if err := p.DB.QueryRow(ctx, sql).Scan(&rows, &v.reserved, &v.refused, &v.without, &v.twice, &orders); err != nil {
+	if err := p.DB.QueryRow(ctx, sql).Scan(&rows, &v.reserved, &v.refused, &v.without, &v.twice,
+		&orders); err != nil {
 		return v, err
 	}
 	v.orders, v.notPlaced = orders, p.orders-orders
 	for item, initial := range stock {
 		var left, taken int
-		err := p.DB.QueryRow(ctx, `SELECT available, (SELECT coalesce(sum(quantity), 0) FROM reservation r WHERE r.item = s.item AND reserved)
+		err := p.DB.QueryRow(ctx, `SELECT available, (SELECT coalesce(sum(quantity), 0) FROM reservation r
+			WHERE r.item = s.item AND reserved)
 			FROM stock s WHERE item = $1`, item).Scan(&left, &taken)
 		if err != nil {
 			return v, err
@@ -83,7 +87,8 @@ func (p *play) judge(ctx context.Context) (v verdict, err error) {
 // judgeAnswers compares the answers in the stream with the rows.
 func (p *play) judgeAnswers(ctx context.Context) (wrong int, err error) {
 	want := map[string]string{}
-	rows, err := p.DB.Query(ctx, "SELECT order_id::text, CASE WHEN reserved THEN 'reserved.' ELSE 'refused.' END || item FROM reservation")
+	rows, err := p.DB.Query(ctx, "SELECT order_id::text, CASE WHEN reserved THEN 'reserved.' ELSE "+
+		"'refused.' END || item FROM reservation")
 	if err != nil {
 		return 0, err
 	}

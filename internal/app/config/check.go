@@ -24,7 +24,8 @@ var rules = []Check{
 		}
 		return nil
 	}},
-	{[]string{"nats", "nats.context", "nats.creds", "nats.nkey", "nats.user", "nats.token", "nats.token_file", "nats.url"}, oneLogin},
+	{[]string{"nats", "nats.context", "nats.creds", "nats.nkey", "nats.user", "nats.token", "nats.token_file",
+		"nats.url"}, oneLogin},
 	{[]string{"nats.password", "nats.password_file"}, func(c Config) error {
 		if c.NATS.Password != "" && c.NATS.PasswordFile != "" {
 			return usageFault(c.describe("nats.password_file")+" is set as well", "Leave one of them out")
@@ -51,7 +52,8 @@ var rules = []Check{
 	}},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
-			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters divide rows alone: each shard would publish all messages",
+			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+
+				"divide rows alone: each shard would publish all messages",
 				"Leave shard out, or set source to table")
 		}
 		return nil
@@ -64,7 +66,8 @@ var rules = []Check{
 	}},
 	{[]string{"init.max_age", "sink.durable_after"}, func(c Config) error {
 		if age := c.Init.MaxAge; age > 0 && age/2 < c.Sink.DurableAfter {
-			return usageFault("below twice "+c.describe("sink.durable_after")+", messages would be gone before they count as durable",
+			return usageFault("below twice "+c.describe("sink.durable_after")+
+				", messages would be gone before they count as durable",
 				"Give 0s or at least twice that")
 		}
 		return nil
@@ -94,8 +97,8 @@ func oneLogin(c Config) error {
 	return usageFault("more than one way to authenticate: "+strings.Join(set, ", "), "Leave one")
 }
 
-// Login returns the password and the token, read from their files if settings name files. Call it for each new connection, so that a
-// changed secret is used.
+// Login returns the password and the token, read from their files if settings name files. Call it for each
+// new connection, so that a changed secret is used.
 func (n NATS) Login() (password, token string, err error) {
 	password, token = n.Password, n.Token
 	if n.PasswordFile != "" {

@@ -1,7 +1,8 @@
 // Package config reads Outflow's settings: flags before environment before file before defaults.
 //
-// One table (settings.go) says of each setting its path, default, accepted values and meaning. Flags, environment names, keys of
-// the file, docs/configuration.md and what `outflow config` prints all come from it.
+// One table (settings.go) says of each setting its path, default, accepted values and meaning. Flags,
+// environment names, keys of the file, docs/configuration.md and what `outflow config` prints all come from
+// it.
 //
 // It is internal to Outflow: its API may change at any time.
 package config
@@ -14,8 +15,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Config is the effective configuration. Its fields mirror the paths of the settings; [Load] has checked and completed all of
-// them. It is read-only.
+// Config is the effective configuration. Its fields mirror the paths of the settings; [Load] has checked and
+// completed all of them. It is read-only.
 type Config struct {
 	Postgres    Postgres
 	NATS        NATS
@@ -89,8 +90,8 @@ type Columns struct {
 	Payload Column
 }
 
-// Column is a column's name. Explicit tells a name that was given from a default, which need not exist. "" means that the table
-// has no such column.
+// Column is a column's name. Explicit tells a name that was given from a default, which need not exist. ""
+// means that the table has no such column.
 type Column struct {
 	Name     string
 	Explicit bool

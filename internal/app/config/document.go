@@ -34,7 +34,8 @@ actor and counter; without those as well, events keep commit order.
 `
 
 var documentSections = map[string]string{
-	"postgres": "PostgreSQL", "replication": "Replication", "nats": "NATS", "columns": "Columns", "reorder": "Order", "sink": "Publishing and confirming",
+	"postgres": "PostgreSQL", "replication": "Replication", "nats": "NATS", "columns": "Columns",
+	"reorder": "Order", "sink": "Publishing and confirming",
 	"init": "How init makes the stream", "log": "Log", "": "Names",
 }
 
@@ -62,7 +63,8 @@ func Document() []byte {
 		}
 		b.WriteString("| setting | default | accepts | meaning |\n|---|---|---|---|\n")
 		for _, s := range groups[group] {
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", s.path, documentDefault(s), cell(s.want), cell(documentMeaning(s)))
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", s.path, documentDefault(s), cell(s.want),
+				cell(documentMeaning(s)))
 		}
 		b.WriteString("\n")
 	}

@@ -13,16 +13,20 @@ const (
 	fileEnv   = envPrefix + "CONFIG"
 )
 
-// otherNames have our prefix but are not settings: the file, the database of a consumer, and what demo, scripts and tests read.
+// otherNames have our prefix but are not settings: the file, the database of a consumer, and what demo,
+// scripts and tests read.
 var otherNames = []string{fileEnv, ConsumerDatabaseEnv, envPrefix + "PG_BIN", envPrefix + "CACHE"}
 
-// ConsumerDatabaseEnv is the variable that names the database of a consumer for the commands that look into it.
+// ConsumerDatabaseEnv is the variable that names the database of a consumer for the commands that look into
+// it.
 const ConsumerDatabaseEnv = envPrefix + "CONSUMER_DATABASE"
 
 const testPrefix = envPrefix + "TEST_"
 
-// kubernetesName matches what Kubernetes puts into every pod for a Service whose name is or begins with "outflow".
-var kubernetesName = regexp.MustCompile(`^OUTFLOW(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+// kubernetesName matches what Kubernetes puts into every pod for a Service whose name is or begins with
+// "outflow".
+var kubernetesName = regexp.MustCompile(
+	`^OUTFLOW(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // readEnviron takes settings from the environment and finds names that look like settings but are not.
 func (l *loader) readEnviron() {
@@ -45,7 +49,8 @@ func (l *loader) readEnviron() {
 	}
 	var unknown []string
 	for name := range l.environ {
-		if strings.HasPrefix(name, envPrefix) && !known[name] && !strings.HasPrefix(name, testPrefix) && !kubernetesName.MatchString(name) {
+		if strings.HasPrefix(name, envPrefix) && !known[name] && !strings.HasPrefix(name, testPrefix) &&
+			!kubernetesName.MatchString(name) {
 			unknown = append(unknown, name)
 		}
 	}

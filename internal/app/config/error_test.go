@@ -11,37 +11,39 @@ import (
 func TestImpossible(t *testing.T) {
 	t.Parallel()
 	for path, values := range map[string][]string{
-		"postgres.url":             {"mysql://db", "db.example.com", "postgres://\x00"},
-		"nats.url":                 {"http://n:4222", "nats://", "nats://a,nats://", "nats://a:b:c"},
-		"table":                    {"", ".outbox", "public.", "a.b.c", strings.Repeat("t", 64), "a\nb"},
-		"shard":                    {"1", "4/4", "0/65", "0/0", "-1/2", "01/2", "a/b", "1/2/3"},
-		"columns.doc_id":           {"", strings.Repeat("c", 64)},
-		"columns.payload":          {""},
-		"columns.seq_key":          {"a\tb"},
-		"slot":                     {"", "Outflow", "out-flow", strings.Repeat("s", 64)},
-		"publication":              {"", strings.Repeat("p", 64)},
-		"stream":                   {"", "A.B", "A B", "ÄB", strings.Repeat("S", 245)},
-		"subject":                  {""},
-		"reorder.horizon":          {"", "20", "-1ms", "24h1us", "1500ns", "soon"},
-		"reorder.sort":             {"", "key", "SEQ_KEY"},
-		"reorder.max_events":       {"", "0", "-1", "1e3", "4194305", "99999999999999999999"},
-		"reorder.max_bytes":        {"", "0", "64XiB", "1.5GiB", "-1", "MiB", "9999999TiB", "1 MiB"},
-		"reorder.tick":             {"", "on"},
-		"reorder.spill_dir":        {""},
-		"sink.durable_after":       {"-1s", "150"},
-		"sink.on_poison":           {"skip"},
-		"sink.max_payload":         {"0", "1023", "65MiB"},
-		"sink.msg_id":              {"yes", ""},
-		"init.replicas":            {"0", "6"},
-		"init.storage":             {"disk"},
-		"init.max_age":             {"-1s", "1ms", "299s"},
-		"init.max_bytes":           {"-1"},
-		"listen_hosts":             {"outflow:9187", "http://outflow", "a,,b", "*", "a b"},
-		"listen":                   {"9187", "localhost", "localhost:http", "localhost:65536", "http://localhost:80"},
-		"log.format":               {"xml"},
-		"log.level":                {"INFO", "trace"},
-		"stop_timeout":             {"-1s", "10"},
-		"headers":                  {"X", "=a", "X=", "Nats-Msg-Id=id", "nats-x=id", "outflow=id", "OutflowX=id", "A b=id", "X=a,x=b", "Ü=a"},
+		"postgres.url":       {"mysql://db", "db.example.com", "postgres://\x00"},
+		"nats.url":           {"http://n:4222", "nats://", "nats://a,nats://", "nats://a:b:c"},
+		"table":              {"", ".outbox", "public.", "a.b.c", strings.Repeat("t", 64), "a\nb"},
+		"shard":              {"1", "4/4", "0/65", "0/0", "-1/2", "01/2", "a/b", "1/2/3"},
+		"columns.doc_id":     {"", strings.Repeat("c", 64)},
+		"columns.payload":    {""},
+		"columns.seq_key":    {"a\tb"},
+		"slot":               {"", "Outflow", "out-flow", strings.Repeat("s", 64)},
+		"publication":        {"", strings.Repeat("p", 64)},
+		"stream":             {"", "A.B", "A B", "ÄB", strings.Repeat("S", 245)},
+		"subject":            {""},
+		"reorder.horizon":    {"", "20", "-1ms", "24h1us", "1500ns", "soon"},
+		"reorder.sort":       {"", "key", "SEQ_KEY"},
+		"reorder.max_events": {"", "0", "-1", "1e3", "4194305", "99999999999999999999"},
+		"reorder.max_bytes":  {"", "0", "64XiB", "1.5GiB", "-1", "MiB", "9999999TiB", "1 MiB"},
+		"reorder.tick":       {"", "on"},
+		"reorder.spill_dir":  {""},
+		"sink.durable_after": {"-1s", "150"},
+		"sink.on_poison":     {"skip"},
+		"sink.max_payload":   {"0", "1023", "65MiB"},
+		"sink.msg_id":        {"yes", ""},
+		"init.replicas":      {"0", "6"},
+		"init.storage":       {"disk"},
+		"init.max_age":       {"-1s", "1ms", "299s"},
+		"init.max_bytes":     {"-1"},
+		"listen_hosts":       {"outflow:9187", "http://outflow", "a,,b", "*", "a b"},
+		"listen": {"9187", "localhost", "localhost:http", "localhost:65536",
+			"http://localhost:80"},
+		"log.format":   {"xml"},
+		"log.level":    {"INFO", "trace"},
+		"stop_timeout": {"-1s", "10"},
+		"headers": {"X", "=a", "X=", "Nats-Msg-Id=id", "nats-x=id", "outflow=id",
+			"OutflowX=id", "A b=id", "X=a,x=b", "Ü=a"},
 		"sink.dead_letter_subject": {"a\x7fb"},
 	} {
 		for _, value := range values {
@@ -62,7 +64,8 @@ func TestImpossible(t *testing.T) {
 func TestPossible(t *testing.T) {
 	t.Parallel()
 	for path, values := range map[string][]string{
-		"postgres.url":       {"", "postgres://u:p@h/db", "postgresql:///db", "host=/run dbname=x", "dbname=postgres://x"},
+		"postgres.url": {"", "postgres://u:p@h/db", "postgresql:///db", "host=/run dbname=x",
+			"dbname=postgres://x"},
 		"nats.url":           {"localhost", "tls://a:4222, nats://b:4222"},
 		"table":              {"outbox", "app.Outbox"},
 		"shard":              {"", "0/1", "63/64"},
@@ -88,13 +91,15 @@ func TestPossible(t *testing.T) {
 func TestSizes(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int64{
-		"0": 0, "1": 1, "64MiB": 64 << 20, "1mib": 1 << 20, "1GB": 1e9, "1KB": 1000, "1kib": 1024, "7B": 7, "2TiB": 2 << 40,
+		"0": 0, "1": 1, "64MiB": 64 << 20, "1mib": 1 << 20, "1GB": 1e9, "1KB": 1000, "1kib": 1024, "7B": 7,
+		"2TiB": 2 << 40,
 	} {
 		if got, ok := parseSize(text); !ok || got != want {
 			t.Errorf("%q: %d %v, want %d", text, got, ok, want)
 		}
 	}
-	for n, want := range map[int64]string{0: "0", 1: "1", 1 << 20: "1MiB", 3 << 30: "3GiB", 1e9: "1GB", 1500: "1500", 1536 << 10: "1536KiB"} {
+	for n, want := range map[int64]string{0: "0", 1: "1", 1 << 20: "1MiB", 3 << 30: "3GiB", 1e9: "1GB",
+		1500: "1500", 1536 << 10: "1536KiB"} {
 		if got := formatSize(n); got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
@@ -133,13 +138,17 @@ func TestLogins(t *testing.T) {
 func TestFileErrors(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ text, want string }{
-		{"stream: A\nreorder:\n  horizn: 20ms\n", "outflow.yaml:3: reorder.horizn: there is no such key. The nearest is reorder.horizon"},
+		{"stream: A\nreorder:\n  horizn: 20ms\n",
+			"outflow.yaml:3: reorder.horizn: there is no such key. The nearest is reorder.horizon"},
 		{"horizon: 20ms", "outflow.yaml:1: horizon: there is no such key. The nearest is reorder.horizon"},
-		{"reoder:\n  horizon: 20ms\n", "outflow.yaml:1: reoder: there is no such key. The nearest is reorder"},
+		{"reoder:\n  horizon: 20ms\n",
+			"outflow.yaml:1: reoder: there is no such key. The nearest is reorder"},
 		{"reoder: {a: 1, b: 2}", "The nearest is reorder"},
 		{"header: {A: b}", "The nearest is headers"},
-		{"nats:\n  tls:\n    certificate: x\n", "outflow.yaml:3: nats.tls.certificate: there is no such key. The nearest is nats.tls."},
-		{"reorder.horizon: 20ms", "outflow.yaml:1: reorder.horizon is written in one word. Nest it: reorder: {horizon: ...}"},
+		{"nats:\n  tls:\n    certificate: x\n",
+			"outflow.yaml:3: nats.tls.certificate: there is no such key. The nearest is nats.tls."},
+		{"reorder.horizon: 20ms", "outflow.yaml:1: reorder.horizon is written in one word. Nest it: " +
+			"reorder: {horizon: ...}"},
 		{"nats: {tls.ca: x}", "Nest it: nats: {tls: {ca: ...}}"},
 		{"stream:\n", "outflow.yaml:1: stream has no value"},
 		{"stream: [A]", "outflow.yaml:1: stream is not a single value"},
@@ -166,7 +175,8 @@ func TestFileErrors(t *testing.T) {
 		}
 	}
 	_, err := Load(Args{"config": "/nonexistent/outflow.yaml"}, nil)
-	if err == nil || !strings.Contains(err.Error(), "--config") || !strings.Contains(err.Error(), "/nonexistent/outflow.yaml") {
+	if err == nil || !strings.Contains(err.Error(), "--config") ||
+		!strings.Contains(err.Error(), "/nonexistent/outflow.yaml") {
 		t.Errorf("no file: %v", err)
 	}
 }
@@ -174,7 +184,8 @@ func TestFileErrors(t *testing.T) {
 // A file of comments, or of sections without settings, says nothing.
 func TestEmptyFiles(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"", "\n", "# nothing\n", "nats:\n", "nats:\n  # url: x\nslot: a\n", "---\n", "{}", "nats: {}"} {
+	for _, text := range []string{"", "\n", "# nothing\n", "nats:\n", "nats:\n  # url: x\nslot: a\n", "---\n",
+		"{}", "nats: {}"} {
 		if _, err := loadText(t, text); err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -204,8 +215,10 @@ func TestUnknownEnvironment(t *testing.T) {
 	// A Service named outflow makes these in every pod of its namespace.
 	if _, err := Load(nil, []string{
 		"OUTFLOW_SERVICE_HOST=10.0.0.1", "OUTFLOW_SERVICE_PORT=9187", "OUTFLOW_SERVICE_PORT_METRICS=9187",
-		"OUTFLOW_PORT=tcp://10.0.0.1:9187", "OUTFLOW_PORT_9187_TCP=tcp://10.0.0.1:9187", "OUTFLOW_PORT_9187_TCP_PROTO=tcp",
-		"OUTFLOW_PORT_9187_TCP_PORT=9187", "OUTFLOW_PORT_9187_TCP_ADDR=10.0.0.1", "OUTFLOW_METRICS_SERVICE_HOST=10.0.0.2",
+		"OUTFLOW_PORT=tcp://10.0.0.1:9187", "OUTFLOW_PORT_9187_TCP=tcp://10.0.0.1:9187",
+		"OUTFLOW_PORT_9187_TCP_PROTO=tcp",
+		"OUTFLOW_PORT_9187_TCP_PORT=9187", "OUTFLOW_PORT_9187_TCP_ADDR=10.0.0.1",
+		"OUTFLOW_METRICS_SERVICE_HOST=10.0.0.2",
 		"OUTFLOW_METRICS_PORT=tcp://10.0.0.2:9187", "OUTFLOWER=1", "outflow_x=1",
 		"OUTFLOW_PG_BIN=/usr/bin", "OUTFLOW_TEST_PG=all",
 	}); err != nil {

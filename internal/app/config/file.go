@@ -12,8 +12,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// file takes settings from a YAML document. Values are read as the text that was written, by the same rules as flags and the
-// environment: a stream may be named by a number without quotes.
+// file takes settings from a YAML document. Values are read as the text that was written, by the same rules
+// as flags and the environment: a stream may be named by a number without quotes.
 func (l *loader) file(name string, data []byte) {
 	w := walker{l, name}
 	if !utf8.Valid(data) {
@@ -45,7 +45,8 @@ func (l *loader) file(name string, data []byte) {
 	}
 }
 
-// parse guards against what the parser itself does on odd input: it is to end in a message, not in a stack trace.
+// parse guards against what the parser itself does on odd input: it is to end in a message, not in a stack
+// trace.
 func parse(data []byte) (f *ast.File, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -79,7 +80,8 @@ func (w walker) section(prefix string, n ast.Node) {
 		if what == "" {
 			what = "the document"
 		}
-		w.problem(fmt.Sprintf("%s: %s is not a mapping", w.at(n), what), "Write settings as key: value below it")
+		w.problem(fmt.Sprintf("%s: %s is not a mapping", w.at(n), what),
+			"Write settings as key: value below it")
 		return
 	}
 	for _, e := range entries {
@@ -90,7 +92,8 @@ func (w walker) section(prefix string, n ast.Node) {
 func (w walker) entry(prefix string, e *ast.MappingValueNode) {
 	key, ok := scalar(e.Key)
 	if !ok {
-		w.problem(w.at(e.Key)+": a key that is not a plain word", "Write settings as key: value; merge keys, anchors and tags are not supported")
+		w.problem(w.at(e.Key)+": a key that is not a plain word",
+			"Write settings as key: value; merge keys, anchors and tags are not supported")
 		return
 	}
 	path := key
@@ -115,7 +118,8 @@ func (w walker) entry(prefix string, e *ast.MappingValueNode) {
 func (w walker) unknown(e *ast.MappingValueNode, path string) {
 	if s := byPath[path]; s != nil {
 		w.problem(fmt.Sprintf("%s: %s is written in one word", w.at(e.Key), path),
-			"Nest it: "+strings.ReplaceAll(path, ".", ": {")+": ..."+strings.Repeat("}", strings.Count(path, ".")))
+			"Nest it: "+strings.ReplaceAll(path, ".", ": {")+": ..."+
+				strings.Repeat("}", strings.Count(path, ".")))
 		return
 	}
 	names := paths
@@ -136,10 +140,12 @@ func (w walker) leaf(path string, e *ast.MappingValueNode) {
 
 func (w walker) notText(path string, n ast.Node) {
 	if n.Type() == ast.NullType {
-		w.problem(fmt.Sprintf("%s: %s has no value", w.at(n), path), `Give one, "" for an empty one, or leave the line out`)
+		w.problem(fmt.Sprintf("%s: %s has no value", w.at(n), path),
+			`Give one, "" for an empty one, or leave the line out`)
 		return
 	}
-	w.problem(fmt.Sprintf("%s: %s is not a single value", w.at(n), path), "Give a plain value; lists, anchors and tags are not supported")
+	w.problem(fmt.Sprintf("%s: %s is not a single value", w.at(n), path),
+		"Give a plain value; lists, anchors and tags are not supported")
 }
 
 // headers reads the one setting that is a mapping itself.

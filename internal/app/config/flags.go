@@ -5,7 +5,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// AddFlags adds --config and a flag for each setting to cmd. The map it returns is filled when the flags are parsed.
+// AddFlags adds --config and a flag for each setting to cmd. The map it returns is filled when the flags are
+// parsed.
 func AddFlags(cmd *cobra.Command) Args {
 	args := Args{}
 	flags := cmd.Flags()
@@ -30,7 +31,8 @@ const settingAnnotation = "outflow_setting"
 // IsSetting tells the flags of settings from a command's own.
 func IsSetting(f *pflag.Flag) bool { return f.Annotations[settingAnnotation] != nil }
 
-// NearestFlag returns the flag of the setting that name was most likely meant to be, with its dashes; "" if none is near.
+// NearestFlag returns the flag of the setting that name was most likely meant to be, with its dashes; "" if
+// none is near.
 func NearestFlag(name string) string {
 	near := nearest(name, paths)
 	if near == "" {

@@ -34,7 +34,8 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// Any value of any setting, as a flag or in the environment, gives a configuration or a usage error that shows no secret.
+// Any value of any setting, as a flag or in the environment, gives a configuration or a usage error that
+// shows no secret.
 func FuzzValue(f *testing.F) {
 	for i := range settings {
 		f.Add(uint8(i), settings[i].def, true)
@@ -78,7 +79,8 @@ func FuzzRedact(f *testing.F) {
 			}
 			return r
 		}, password) + "Q"
-		if strings.Contains(user+rest, "Q") || strings.ContainsAny(user, ":/?#@,=") || strings.ContainsAny(rest, "@,") {
+		if strings.Contains(user+rest, "Q") || strings.ContainsAny(user, ":/?#@,=") ||
+			strings.ContainsAny(rest, "@,") {
 			return
 		}
 		var shown string

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// headersValue is the mapping of columns to headers: a mapping in the file, "Name=column,Name=column" in a flag or the environment.
+// headersValue is the mapping of columns to headers: a mapping in the file, "Name=column,Name=column" in a
+// flag or the environment.
 type headersValue struct{ p *[]Header }
 
 func (v headersValue) set(s string) error {
@@ -24,7 +25,8 @@ func (v headersValue) set(s string) error {
 	return v.setHeaders(headers)
 }
 
-// setHeaders checks the mapping and sorts it by name, so that the same mapping gives the same bytes however it was written.
+// setHeaders checks the mapping and sorts it by name, so that the same mapping gives the same bytes however
+// it was written.
 func (v headersValue) setHeaders(headers []Header) error {
 	slices.SortStableFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
 	seen := map[string]bool{}
@@ -32,7 +34,8 @@ func (v headersValue) setHeaders(headers []Header) error {
 		lower := strings.ToLower(h.Name)
 		switch {
 		case !headerToken(h.Name):
-			return fmt.Errorf("header name %q: only letters, digits and !#$%%&'*+-.^_`|~ may stand in it", h.Name)
+			return fmt.Errorf("header name %q: only letters, digits and !#$%%&'*+-.^_`|~ may stand in it",
+				h.Name)
 		case strings.HasPrefix(lower, "nats-"), strings.HasPrefix(lower, "outflow"):
 			return fmt.Errorf("header name %q: names that begin with Nats- or Outflow are taken", h.Name)
 		case seen[lower]:

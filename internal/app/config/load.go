@@ -13,15 +13,17 @@ import (
 // Args are settings from the command line, by path, and the file under "config". See [AddFlags].
 type Args map[string]string
 
-// Check is a rule that another package knows. Of gets a complete configuration; its error is best an [outbox.Fault], whose What
-// may begin with the name of the setting.
+// Check is a rule that another package knows. Of gets a complete configuration; its error is best an
+// [outbox.Fault], whose What may begin with the name of the setting.
 type Check struct {
-	Paths []string // the settings that it reads: it is asked only if each is possible by itself. The first is blamed
+	// the settings that it reads: it is asked only if each is possible by itself. The first is blamed
+	Paths []string
 	Of    func(Config) error
 }
 
-// Load reads the settings from args, environ (as of [os.Environ]), the file that one of them names, and the defaults, in this
-// order of precedence, and checks them. All that is wrong is reported at once, in an [outbox.Fault] of class Usage.
+// Load reads the settings from args, environ (as of [os.Environ]), the file that one of them names, and the
+// defaults, in this order of precedence, and checks them. All that is wrong is reported at once, in an
+// [outbox.Fault] of class Usage.
 func Load(args Args, environ []string, checks ...Check) (Config, error) {
 	l := newLoader(environ)
 	name, from := args[fileArg], origin{fromFlag, "--" + fileArg}
@@ -152,8 +154,8 @@ func (l *loader) load(args Args, checks []Check) (Config, error) {
 	return c, nil
 }
 
-// apply sets a setting to its default and then to what is given. An impossible value leaves the default, so that the rest can still
-// be checked.
+// apply sets a setting to its default and then to what is given. An impossible value leaves the default, so
+// that the rest can still be checked.
 func (l *loader) apply(c *Config, s *setting) {
 	v := s.bind(c)
 	if s.def != "" {
@@ -257,7 +259,8 @@ func (l *loader) fault() error {
 	return f
 }
 
-// explicit reports whether a setting was given by name, not by default or by a variable that other programs share.
+// explicit reports whether a setting was given by name, not by default or by a variable that other programs
+// share.
 func (c *Config) explicit(path string) bool { return c.from[path].source >= fromFile }
 
 // describe names a setting, its value and where that came from; a section by its path alone.

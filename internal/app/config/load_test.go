@@ -52,10 +52,12 @@ func TestDefaults(t *testing.T) {
 			MaxBytes: relay.DefaultMaxBytes, Tick: TickWAL, SpillDir: os.TempDir(), MaxSpill: 64 << 30,
 		},
 		Sink: Sink{
-			DurableAfter: 150 * time.Second, OnPoison: PoisonStop, DeadLetterSubject: "OUTBOX.dead_letter", MaxPayload: 1 << 20,
+			DurableAfter: 150 * time.Second, OnPoison: PoisonStop, DeadLetterSubject: "OUTBOX.dead_letter",
+			MaxPayload: 1 << 20,
 		},
 		Init:   Init{Replicas: 1, Storage: "file"},
-		Listen: "127.0.0.1:9187", Log: Log{Format: "text", Level: slog.LevelInfo}, StopTimeout: 10 * time.Second,
+		Listen: "127.0.0.1:9187", Log: Log{Format: "text", Level: slog.LevelInfo},
+		StopTimeout: 10 * time.Second,
 	}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("defaults:\n%+v\nwant:\n%+v", c, want)
@@ -78,15 +80,19 @@ func TestPrecedence(t *testing.T) {
 		from         string
 	}{
 		{"default", nil, false, nil, "20ms", "", "default"},
-		{"fallback", nil, false, []string{"DATABASE_URL=postgres://fallback"}, "20ms", "postgres://fallback", "default"},
+		{"fallback", nil, false, []string{"DATABASE_URL=postgres://fallback"}, "20ms", "postgres://fallback",
+			"default"},
 		{"empty fallback", nil, false, []string{"DATABASE_URL="}, "20ms", "", "default"},
 		{"file", nil, true, []string{"DATABASE_URL=postgres://fallback"}, "2ms", "postgres://file", "file"},
-		{"environment", nil, true, []string{"OUTFLOW_REORDER_HORIZON=3ms", "OUTFLOW_POSTGRES_URL=postgres://env"},
+		{"environment", nil, true,
+			[]string{"OUTFLOW_REORDER_HORIZON=3ms", "OUTFLOW_POSTGRES_URL=postgres://env"},
 			"3ms", "postgres://env", "environment OUTFLOW_REORDER_HORIZON"},
 		{"flag", Args{"reorder.horizon": "4ms", "postgres.url": "postgres://flag"}, true,
-			[]string{"OUTFLOW_REORDER_HORIZON=3ms", "OUTFLOW_POSTGRES_URL=postgres://env"}, "4ms", "postgres://flag",
+			[]string{"OUTFLOW_REORDER_HORIZON=3ms", "OUTFLOW_POSTGRES_URL=postgres://env"}, "4ms",
+			"postgres://flag",
 			"flag --reorder.horizon"},
-		{"impossible, but overridden", Args{"reorder.horizon": "4ms"}, false, []string{"OUTFLOW_REORDER_HORIZON=soon"}, "4ms", "",
+		{"impossible, but overridden", Args{"reorder.horizon": "4ms"}, false,
+			[]string{"OUTFLOW_REORDER_HORIZON=soon"}, "4ms", "",
 			"flag --reorder.horizon"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -114,7 +120,8 @@ func TestPrecedence(t *testing.T) {
 
 func TestConfigFlagBeforeEnvironment(t *testing.T) {
 	t.Parallel()
-	c, err := Load(Args{"config": write(t, "stream: FLAG")}, []string{"OUTFLOW_CONFIG=" + write(t, "stream: ENV")})
+	c, err := Load(Args{"config": write(t, "stream: FLAG")},
+		[]string{"OUTFLOW_CONFIG=" + write(t, "stream: ENV")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,15 +142,24 @@ func TestCompletion(t *testing.T) {
 		{"write url", "postgres: {url: postgres://a, write_url: postgres://b}", nil,
 			func(c Config) string { return c.Postgres.WriteURL }, "postgres://b"},
 		{"libpq", "", []string{"PGHOST=db", "PGDATABASE=app"},
-			func(c Config) string { return c.from["postgres.url"].String() }, "environment PGHOST, PGDATABASE"},
-		{"nats fallback", "", []string{"NATS_URL=nats://n:4222"}, func(c Config) string { return c.NATS.URL }, "nats://n:4222"},
+			func(c Config) string { return c.from["postgres.url"].String() },
+			"environment PGHOST, PGDATABASE"},
+		{"nats fallback", "", []string{"NATS_URL=nats://n:4222"}, func(c Config) string { return c.NATS.URL },
+			"nats://n:4222"},
 		{"context before NATS_URL", "nats: {context: prod}", []string{"NATS_URL=nats://n:4222"},
 			func(c Config) string { return c.NATS.URL }, ""},
-		{"dead letter", "stream: OPS", nil, func(c Config) string { return c.Sink.DeadLetterSubject }, "OPS.dead_letter"},
+		{"dead letter", "stream: OPS", nil, func(c Config) string { return c.Sink.DeadLetterSubject },
+			"OPS.dead_letter"},
 		{"no listener", `listen: ""`, nil, func(c Config) string { return c.Listen }, ""},
-		{"no actor", "", []string{"OUTFLOW_COLUMNS_ACTOR_ID="}, func(c Config) string { return c.Columns.Actor.Name }, ""},
-		{"digits as text", "nats: {user: u, password: 0123}", nil, func(c Config) string { return c.NATS.Password }, "0123"},
-		{"literal", "nats:\n  user: u\n  password: >-\n    a b\n", nil, func(c Config) string { return c.NATS.Password }, "a b"},
+		{"no actor", "", []string{"OUTFLOW_COLUMNS_ACTOR_ID="}, func(c Config) string {
+			return c.Columns.Actor.Name
+		}, ""},
+		{"digits as text", "nats: {user: u, password: 0123}", nil, func(c Config) string {
+			return c.NATS.Password
+		}, "0123"},
+		{"literal", "nats:\n  user: u\n  password: >-\n    a b\n", nil, func(c Config) string {
+			return c.NATS.Password
+		}, "a b"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -165,8 +181,9 @@ func TestColumnsTellDefaultsFromNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Columns{
-		ID: Column{"id", false}, Doc: Column{"doc_id", true}, Actor: Column{"", true}, Counter: Column{"n", true},
-		Key: Column{"seq_key", false}, Payload: Column{"payload", false},
+		ID: Column{"id", false}, Doc: Column{"doc_id", true}, Actor: Column{"", true},
+		Counter: Column{"n", true},
+		Key:     Column{"seq_key", false}, Payload: Column{"payload", false},
 	}
 	if c.Columns != want {
 		t.Errorf("%+v, want %+v", c.Columns, want)
@@ -182,12 +199,15 @@ func TestHeaders(t *testing.T) {
 		"file": func() (Config, error) {
 			return loadText(t, "headers:\n  traceparent: trace\n  Event-Type: event_type\n")
 		},
-		"flow":        func() (Config, error) { return loadText(t, "headers: {traceparent: trace, Event-Type: event_type}") },
+		"flow": func() (Config, error) {
+			return loadText(t, "headers: {traceparent: trace, Event-Type: event_type}")
+		},
 		"environment": func() (Config, error) { return Load(nil, []string{"OUTFLOW_HEADERS=" + text}) },
 		"flags": func() (Config, error) {
 			cmd := &cobra.Command{}
 			args := AddFlags(cmd)
-			err := cmd.Flags().Parse([]string{"--headers", "traceparent=trace", "--headers=Event-Type=event_type"})
+			err := cmd.Flags().Parse([]string{"--headers", "traceparent=trace",
+				"--headers=Event-Type=event_type"})
 			if err != nil {
 				return Config{}, err
 			}

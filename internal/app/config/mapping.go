@@ -36,13 +36,14 @@ const (
 	InID
 )
 
-// ResolveMapping applies the settings to a table's columns. A column that was named and doesn't exist is a Fault of class Fatal; one
-// with only its default name is then absent, except document and payload. template lists the columns that the subject's template uses.
-// A name there or among the headers is a column of the table, otherwise the column of the role with that name (doc_id, actor_id,
-// counter, seq_key, id). It must not be the payload.
+// ResolveMapping applies the settings to a table's columns. A column that was named and doesn't exist is a
+// Fault of class Fatal; one with only its default name is then absent, except document and payload. template
+// lists the columns that the subject's template uses. A name there or among the headers is a column of the
+// table, otherwise the column of the role with that name (doc_id, actor_id, counter, seq_key, id). It must
+// not be the payload.
 //
-// If there are only messages, table is not used: the name of a role's column stands for the member of that role in the message, and
-// every other name for a header.
+// If there are only messages, table is not used: the name of a role's column stands for the member of that
+// role in the message, and every other name for a header.
 func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	r := resolver{c: c, table: table}
 	r.Uses = map[string]Use{}
@@ -70,8 +71,9 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 	if len(r.missing) > 0 {
 		return Resolved{}, &outbox.Fault{
 			Class: outbox.Fatal, Code: "column_missing",
-			Message: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "), strings.Join(table, ", ")),
-			Hint:    r.hint,
+			Message: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "),
+				strings.Join(table, ", ")),
+			Hint: r.hint,
 		}
 	}
 	if r.payload != "" {
@@ -103,7 +105,8 @@ type resolver struct {
 	alias map[string]string // without a table: what a role's column is called in the settings
 }
 
-// withoutTable calls each column by the name of its role. A setting that says that there is no such column stays in force.
+// withoutTable calls each column by the name of its role. A setting that says that there is no such column
+// stays in force.
 func (r *resolver) withoutTable() {
 	r.c.Table, r.alias = "", map[string]string{}
 	for _, role := range []struct {
@@ -152,7 +155,8 @@ func (r *resolver) use(path, name string) {
 		name, column string
 		role         Role
 	}{
-		{"doc_id", m.Doc, InDoc}, {"actor_id", m.Actor, InActor}, {"seq_key", m.Key, InKey}, {"id", r.ID, InID},
+		{"doc_id", m.Doc, InDoc}, {"actor_id", m.Actor, InActor}, {"seq_key", m.Key, InKey},
+		{"id", r.ID, InID},
 		{"payload", m.Payload, InExtra}, {"counter", m.Counter, InExtra},
 	}
 	column := name

@@ -21,11 +21,13 @@ func TestSamples(t *testing.T) {
 	}{
 		{
 			"crdt",
-			[]string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload", "created_at", "published_at"},
+			[]string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload", "created_at",
+				"published_at"},
 			[]string{"doc_id"},
 			Resolved{
-				Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
-				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
+				Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id",
+					Counter: "counter", Key: "seq_key", Payload: "payload"},
+				ID: "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
 			},
 			true,
 		},
@@ -41,14 +43,17 @@ func TestSamples(t *testing.T) {
 		},
 		{
 			"partitioned",
-			[]string{"event_id", "aggregate_type", "aggregate_id", "event_type", "payload", "partition_key", "created_at"},
+			[]string{"event_id", "aggregate_type", "aggregate_id", "event_type", "payload", "partition_key",
+				"created_at"},
 			[]string{"aggregate_type", "partition_key"},
 			Resolved{
-				Mapping: relay.Mapping{Table: "public.domain_events", Doc: "partition_key", Payload: "payload"},
-				ID:      "event_id",
-				Extra:   []string{"aggregate_type", "event_type"},
+				Mapping: relay.Mapping{Table: "public.domain_events", Doc: "partition_key",
+					Payload: "payload"},
+				ID:    "event_id",
+				Extra: []string{"aggregate_type", "event_type"},
 				Uses: map[string]Use{
-					"aggregate_type": {Extra: 0}, "partition_key": {Role: InDoc}, "event_id": {Role: InID}, "event_type": {Extra: 1},
+					"aggregate_type": {Extra: 0}, "partition_key": {Role: InDoc}, "event_id": {Role: InID},
+					"event_type": {Extra: 1},
 				},
 			},
 			false,
@@ -90,23 +95,33 @@ func TestResolveMapping(t *testing.T) {
 	}{
 		{"defaults that are not there", nil, []string{"doc_id", "payload"}, nil,
 			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}}},
-		{"absent though there", Args{"columns.id": "", "columns.actor_id": "", "columns.counter": "", "columns.seq_key": ""}, all,
+		{"absent though there", Args{"columns.id": "", "columns.actor_id": "", "columns.counter": "",
+			"columns.seq_key": ""}, all,
 			[]string{"actor_id"},
 			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, Extra: []string{"actor_id"},
 				Uses: map[string]Use{"actor_id": {}}}},
-		{"computed key", nil, []string{"doc_id", "actor_id", "counter", "payload"}, []string{"seq_key", "counter"},
-			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Payload: "payload"},
+		{"computed key", nil, []string{"doc_id", "actor_id", "counter", "payload"},
+			[]string{"seq_key", "counter"},
+			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter",
+				Payload: "payload"},
 				Extra: []string{"counter"}, Uses: map[string]Use{"seq_key": {Role: InKey}, "counter": {}}}},
-		{"role by its name", Args{"columns.doc_id": "room", "columns.counter": "n"}, []string{"room", "n", "payload"},
+		{"role by its name", Args{"columns.doc_id": "room", "columns.counter": "n"},
+			[]string{"room", "n", "payload"},
 			[]string{"doc_id", "room", "counter", "n"},
-			Resolved{Mapping: relay.Mapping{Doc: "room", Counter: "n", Payload: "payload"}, Extra: []string{"n"},
-				Uses: map[string]Use{"doc_id": {Role: InDoc}, "room": {Role: InDoc}, "counter": {}, "n": {}}}},
-		{"column before role", Args{"columns.doc_id": "room"}, []string{"room", "doc_id", "payload"}, []string{"doc_id", "room"},
+			Resolved{Mapping: relay.Mapping{Doc: "room", Counter: "n", Payload: "payload"},
+				Extra: []string{"n"},
+				Uses: map[string]Use{"doc_id": {Role: InDoc}, "room": {Role: InDoc}, "counter": {},
+					"n": {}}}},
+		{"column before role", Args{"columns.doc_id": "room"}, []string{"room", "doc_id", "payload"},
+			[]string{"doc_id", "room"},
 			Resolved{Mapping: relay.Mapping{Doc: "room", Payload: "payload"}, Extra: []string{"doc_id"},
 				Uses: map[string]Use{"doc_id": {}, "room": {Role: InDoc}}}},
-		{"headers", Args{"headers": "T=type,U=type,I=id,A=actor_id,K=seq_key"}, append([]string{"type"}, all...), []string{"doc_id"},
-			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"}, ID: "id",
-				Extra: []string{"type"}, Uses: map[string]Use{"doc_id": {Role: InDoc}, "type": {}, "id": {Role: InID},
+		{"headers", Args{"headers": "T=type,U=type,I=id,A=actor_id,K=seq_key"},
+			append([]string{"type"}, all...), []string{"doc_id"},
+			Resolved{Mapping: relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter",
+				Key: "seq_key", Payload: "payload"}, ID: "id",
+				Extra: []string{"type"}, Uses: map[string]Use{"doc_id": {Role: InDoc}, "type": {},
+					"id":       {Role: InID},
 					"actor_id": {Role: InActor}, "seq_key": {Role: InKey}}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,13 +154,17 @@ func TestMissingColumns(t *testing.T) {
 		template []string
 		want     string
 	}{
-		{"required", nil, []string{"doc_id"}, `table public.outbox lacks column "doc_id" (columns.doc_id), column "payload" (columns.payload); ` +
-			`it has id, topic, message. Set columns.doc_id to one of them`},
-		{"named", Args{"columns.doc_id": "topic", "columns.payload": "message", "columns.seq_key": "seq_key"}, nil,
+		{"required", nil, []string{"doc_id"},
+			`table public.outbox lacks column "doc_id" (columns.doc_id), column "payload" (columns.payload); ` +
+				`it has id, topic, message. Set columns.doc_id to one of them`},
+		{"named", Args{"columns.doc_id": "topic", "columns.payload": "message", "columns.seq_key": "seq_key"},
+			nil,
 			`lacks column "seq_key" (columns.seq_key); it has id, topic, message. Set columns.seq_key to one of them, or to "" if there is none`},
-		{"subject", Args{"columns.doc_id": "topic", "columns.payload": "message"}, []string{"tenant", "seq_key"},
+		{"subject", Args{"columns.doc_id": "topic", "columns.payload": "message"},
+			[]string{"tenant", "seq_key"},
 			`lacks column "tenant" (subject), column "seq_key" (subject); it has`},
-		{"header", Args{"columns.doc_id": "topic", "columns.payload": "message", "headers": "T=type"}, nil, `lacks column "type" (headers.T)`},
+		{"header", Args{"columns.doc_id": "topic", "columns.payload": "message", "headers": "T=type"}, nil,
+			`lacks column "type" (headers.T)`},
 	} {
 		c, err := Load(tt.args, nil)
 		if err != nil {
@@ -153,7 +172,8 @@ func TestMissingColumns(t *testing.T) {
 		}
 		_, err = ResolveMapping(c, table, tt.template)
 		f := outbox.FaultOf(err)
-		if f == nil || f.Class != outbox.Fatal || f.Code != "column_missing" || !strings.Contains(f.Error(), tt.want) {
+		if f == nil || f.Class != outbox.Fatal || f.Code != "column_missing" ||
+			!strings.Contains(f.Error(), tt.want) {
 			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
 		}
 	}
@@ -193,7 +213,8 @@ func TestTooManyColumns(t *testing.T) {
 	}
 }
 
-// Without a table the roles have their own names, whatever the settings call their columns, and any other name is a header's.
+// Without a table the roles have their own names, whatever the settings call their columns, and any other
+// name is a header's.
 func TestMessageMapping(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -205,19 +226,23 @@ func TestMessageMapping(t *testing.T) {
 		"defaults": {
 			Args{}, []string{"doc_id"},
 			Resolved{
-				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
-				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
+				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id",
+					Counter: "counter", Key: "seq_key", Payload: "payload"},
+				ID: "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
 			},
 			true,
 		},
 		"names of a table": {
-			Args{"columns.doc_id": "topic", "columns.counter": "n", "headers": "Type=event_type,N=n,Topic=topic,Id=id", "table": "app.events"},
+			Args{"columns.doc_id": "topic", "columns.counter": "n",
+				"headers": "Type=event_type,N=n,Topic=topic,Id=id", "table": "app.events"},
 			[]string{"topic", "doc_id", "seq_key", "tenant", "counter"},
 			Resolved{
-				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"},
-				ID:      "id", Extra: []string{"tenant", "counter", "event_type"},
+				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id",
+					Counter: "counter", Key: "seq_key", Payload: "payload"},
+				ID: "id", Extra: []string{"tenant", "counter", "event_type"},
 				Uses: map[string]Use{
-					"topic": {Role: InDoc}, "doc_id": {Role: InDoc}, "seq_key": {Role: InKey}, "id": {Role: InID},
+					"topic": {Role: InDoc}, "doc_id": {Role: InDoc}, "seq_key": {Role: InKey},
+					"id":     {Role: InID},
 					"tenant": {Extra: 0}, "counter": {Extra: 1}, "event_type": {Extra: 2}, "n": {Extra: 1},
 				},
 			},
@@ -226,8 +251,9 @@ func TestMessageMapping(t *testing.T) {
 		"commit order": {
 			Args{"columns.seq_key": "", "columns.counter": ""}, []string{"doc_id"},
 			Resolved{
-				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id", Payload: "payload"},
-				ID:      "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
+				Mapping: relay.Mapping{Source: relay.FromMessage, Doc: "doc_id", Actor: "actor_id",
+					Payload: "payload"},
+				ID: "id", Uses: map[string]Use{"doc_id": {Role: InDoc}},
 			},
 			false,
 		},
@@ -258,10 +284,12 @@ func TestMessageMapping(t *testing.T) {
 	if c, err = Load(Args{"source": "both"}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, nil); err != nil || r.Mapping.Source != relay.FromBoth || r.Mapping.Table != "public.outbox" {
+	if r, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, nil); err != nil ||
+		r.Mapping.Source != relay.FromBoth || r.Mapping.Table != "public.outbox" {
 		t.Errorf("%+v %v", r, err)
 	}
-	if _, err := ResolveMapping(c, []string{"id", "doc_id", "payload"}, []string{"event_type"}); outbox.ClassOf(err) != outbox.Fatal {
+	if _, err := ResolveMapping(c, []string{"id", "doc_id", "payload"},
+		[]string{"event_type"}); outbox.ClassOf(err) != outbox.Fatal {
 		t.Errorf("with both, a column that the table lacks: %v", err)
 	}
 }

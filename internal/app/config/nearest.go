@@ -2,15 +2,16 @@ package config
 
 import "strings"
 
-// nearest returns the name that word was most likely meant to be, "" if none is near: then more than a third of its letters would be
-// wrong. A word that is right but for its section (horizon for reorder.horizon) counts as one letter off; dots and underscores between
-// sections are the same.
+// nearest returns the name that word was most likely meant to be, "" if none is near: then more than a third
+// of its letters would be wrong. A word that is right but for its section (horizon for reorder.horizon)
+// counts as one letter off; dots and underscores between sections are the same.
 func nearest(word string, names []string) string {
 	best, least := "", 0
 	whole, last := flat(word), leaf(word)
 	for _, name := range names {
 		d := min(distance(whole, flat(name)), distance(last, leaf(name))+1)
-		if min(len(last), len(leaf(name))) >= 3 && (strings.HasPrefix(last, leaf(name)) || strings.HasPrefix(leaf(name), last)) {
+		if min(len(last), len(leaf(name))) >= 3 &&
+			(strings.HasPrefix(last, leaf(name)) || strings.HasPrefix(leaf(name), last)) {
 			d = min(d, 1) // one is short for the other
 		}
 		if best == "" || d < least {

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// YAML returns the effective settings in the form of the file, each with its origin as a comment, secrets hidden.
+// YAML returns the effective settings in the form of the file, each with its origin as a comment, secrets
+// hidden.
 func (c Config) YAML() []byte {
 	var b bytes.Buffer
 	var open []string // the sections that the last line was in
@@ -56,7 +57,8 @@ func (c Config) line(b *bytes.Buffer, s *setting, key string) {
 
 func indent(depth int) string { return strings.Repeat("  ", depth) }
 
-// plain matches what every YAML parser takes for a string without quotes; words that some take for something else are not.
+// plain matches what every YAML parser takes for a string without quotes; words that some take for something
+// else are not.
 var (
 	plain   = regexp.MustCompile(`^[A-Za-z_/][A-Za-z0-9_./-]*$`)
 	special = regexp.MustCompile(`^(?i:true|false|yes|no|on|off|null|y|n)$`)

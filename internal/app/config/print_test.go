@@ -17,7 +17,7 @@ func TestRedaction(t *testing.T) {
 		"postgres://u:s3cr3t@h/db": "postgres://u:***@h/db",
 		"postgres://u:s3cr3t@x:s3cr3t/s3cr3t#s3cr3t?s3cr3t@h/db":  "postgres://u:***@h/db",
 		"postgres://u:s3cr3t%@h/db":                               "postgres://u:***@h/db",
-		"postgres://h/db?password=s3cr3t&sslmode=require":         "postgres://h/db?password=***&sslmode=require",
+		"postgres://h/db?password=s3cr3t&sslmode=off":             "postgres://h/db?password=***&sslmode=off",
 		"postgres://h/db?user=a&sslpassword=s3cr3t@s3cr3t:s3cr3t": "postgres://h/db?user=a&sslpassword=***",
 		"postgres://u:s3cr3t?password=s3cr3t@h/db":                "postgres://u:***@h/db",
 		"postgres://u:s3cr3t@h/db?options=a@b":                    "postgres://u:***@b",
@@ -27,7 +27,7 @@ func TestRedaction(t *testing.T) {
 		"PASSWORD='s3cr3t":                                        "PASSWORD=***",
 		"password=s3cr3t://s3cr3t@s3cr3t":                         "password=***",
 		"u:s3cr3t@h/db":                                           "***",
-		"postgres://u@h/db?pasword=s3cr3t&sslmode=require":        "postgres://u@h/db?pasword=***&sslmode=require",
+		"postgres://u@h/db?pasword=s3cr3t&x=y":                    "postgres://u@h/db?pasword=***&x=***",
 		"postgres://u@h/db?options=-c%20x.y%3Ds3cr3t":             "postgres://u@h/db?options=***",
 		"postgres://u@h/db?s3cr3t":                                "postgres://u@h/db?***",
 		"postgres://h/db?x=s3cr3t:s3cr3t@y":                       "postgres://***",
@@ -63,14 +63,17 @@ func TestSecretsStayHidden(t *testing.T) {
 	for name, args := range map[string]Args{
 		"fine": {"postgres.url": "postgres://u:s3cr3t@h/db", "postgres.write_url": "host=h password=s3cr3t",
 			"nats.url": "nats://n", "nats.user": "u", "nats.password": password},
-		"token":        {"nats.token": password},
-		"two logins":   {"nats.token": password, "nats.url": "nats://s3cr3t@n", "nats.user": "u", "nats.password": password},
-		"two tokens":   {"nats.token": password, "nats.token_file": "f"},
-		"no user":      {"nats.password": password},
-		"impossible":   {"postgres.url": "mysql://u:s3cr3t@h", "nats.url": "http://u:s3cr3t@n", "nats.token": password + "\x00"},
-		"no YAML":      {"config": write(t, "nats: {token: s3cr3t\nstream: [\n")},
-		"twice":        {"config": write(t, "nats: {token: s3cr3t, token: s3cr3t}\n")},
-		"wrong shape":  {"config": write(t, "nats: {token: [s3cr3t], password: {s3cr3t: s3cr3t}, user: s3cr3t_u}\npostgres: s3cr3t\n")},
+		"token": {"nats.token": password},
+		"two logins": {"nats.token": password, "nats.url": "nats://s3cr3t@n", "nats.user": "u",
+			"nats.password": password},
+		"two tokens": {"nats.token": password, "nats.token_file": "f"},
+		"no user":    {"nats.password": password},
+		"impossible": {"postgres.url": "mysql://u:s3cr3t@h", "nats.url": "http://u:s3cr3t@n",
+			"nats.token": password + "\x00"},
+		"no YAML": {"config": write(t, "nats: {token: s3cr3t\nstream: [\n")},
+		"twice":   {"config": write(t, "nats: {token: s3cr3t, token: s3cr3t}\n")},
+		"wrong shape": {"config": write(t, "nats: {token: [s3cr3t], password: {s3cr3t: s3cr3t}, user: "+
+			"s3cr3t_u}\npostgres: s3cr3t\n")},
 		"unterminated": {"config": write(t, "nats:\n  token: \"s3cr3t\n")},
 	} {
 		c, err := Load(args, nil)
@@ -93,7 +96,8 @@ func TestYAMLOfAbsentColumns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"  actor_id: actor_id  # default, if the table has it\n", "  counter: counter  # flag --columns.counter\n"} {
+	for _, line := range []string{"  actor_id: actor_id  # default, if the table has it\n",
+		"  counter: counter  # flag --columns.counter\n"} {
 		if !strings.Contains(string(c.YAML()), line) {
 			t.Errorf("%q is not in\n%s", line, c.YAML())
 		}

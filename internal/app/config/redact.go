@@ -36,15 +36,19 @@ var (
 	keyword  = regexp.MustCompile(`^(\s*)(\w+)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+|)`)
 )
 
-// shown are the parameters whose values may be shown. Any other may be a password, for example under a mistyped name.
+// shown are the parameters whose values may be shown. Any other may be a password, for example under a
+// mistyped name.
 var shown = map[string]bool{
-	"host": true, "hostaddr": true, "port": true, "dbname": true, "database": true, "user": true, "application_name": true, "connect_timeout": true,
-	"sslmode": true, "sslrootcert": true, "sslcert": true, "sslkey": true, "sslnegotiation": true, "sslsni": true, "channel_binding": true,
-	"target_session_attrs": true, "load_balance_hosts": true, "passfile": true, "service": true, "require_auth": true,
+	"host": true, "hostaddr": true, "port": true, "dbname": true, "database": true, "user": true,
+	"application_name": true, "connect_timeout": true,
+	"sslmode": true, "sslrootcert": true, "sslcert": true, "sslkey": true, "sslnegotiation": true,
+	"sslsni": true, "channel_binding": true,
+	"target_session_attrs": true, "load_balance_hosts": true, "passfile": true, "service": true,
+	"require_auth": true,
 }
 
-// redactPostgres doesn't rely on a parser, because what can't be parsed must not be shown either. A password may contain any character,
-// so everything from the colon after the user to the last @ is hidden.
+// redactPostgres doesn't rely on a parser, because what can't be parsed must not be shown either. A password
+// may contain any character, so everything from the colon after the user to the last @ is hidden.
 func redactPostgres(s string) string {
 	scheme, rest, isURL := strings.Cut(s, "://")
 	switch {

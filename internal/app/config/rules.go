@@ -13,7 +13,8 @@ import (
 // maxIdentifier is the greatest length of a PostgreSQL identifier, in bytes.
 const maxIdentifier = 63
 
-// maxStream leaves room in JetStream's 255 bytes for the name of the stream behind the bucket, KV_outflow-<stream>.
+// maxStream leaves room in JetStream's 255 bytes for the name of the stream behind the bucket,
+// KV_outflow-<stream>.
 const maxStream = 255 - len("KV_outflow-")
 
 func asciiAlnum(c byte) bool {
@@ -22,7 +23,8 @@ func asciiAlnum(c byte) bool {
 
 // identifier reports whether s can be a name in PostgreSQL.
 func identifier(s string) bool {
-	return s != "" && len(s) <= maxIdentifier && utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+	return s != "" && len(s) <= maxIdentifier && utf8.ValidString(s) &&
+		!strings.ContainsFunc(s, unicode.IsControl)
 }
 
 // tableName accepts schema.name and name.
@@ -82,7 +84,8 @@ func listenAddress(s string) bool {
 	return err == nil
 }
 
-// postgresURL accepts a URL, a list of keywords and values, and "". What is in them is for the connection to judge.
+// postgresURL accepts a URL, a list of keywords and values, and "". What is in them is for the connection to
+// judge.
 func postgresURL(s string) bool {
 	if s == "" {
 		return true

@@ -21,7 +21,8 @@ func TestShard(t *testing.T) {
 	}
 	for _, source := range []string{"message", "both"} {
 		_, err := Load(Args{"shard": "1/4", "source": source}, nil)
-		if outbox.ClassOf(err) != outbox.Usage || !strings.Contains(err.Error(), "shard = ") || !strings.Contains(err.Error(), "set source to table") {
+		if outbox.ClassOf(err) != outbox.Usage || !strings.Contains(err.Error(), "shard = ") ||
+			!strings.Contains(err.Error(), "set source to table") {
 			t.Errorf("source %s: %v", source, err)
 		}
 		if _, err := Load(Args{"source": source}, nil); err != nil {

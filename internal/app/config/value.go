@@ -121,7 +121,8 @@ func formatDuration(d time.Duration) string {
 	for _, u := range []struct {
 		size time.Duration
 		name string
-	}{{time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}, {time.Microsecond, "us"}} {
+	}{{time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"},
+		{time.Microsecond, "us"}} {
 		if d%u.size == 0 {
 			return strconv.FormatInt(int64(d/u.size), 10) + u.name
 		}

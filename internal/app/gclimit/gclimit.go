@@ -1,6 +1,6 @@
-// Package gclimit tells Go's garbage collector how much memory the process may take up: what the ordering settings let it hold, and a
-// fixed share. Without it the collector lets the heap grow to twice of what is live before it looks. It is internal to Outflow: its API
-// may change at any time.
+// Package gclimit tells Go's garbage collector how much memory the process may take up: what the ordering
+// settings let it hold, and a fixed share. Without it the collector lets the heap grow to twice of what is
+// live before it looks. It is internal to Outflow: its API may change at any time.
 package gclimit
 
 import (
@@ -15,17 +15,17 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// Fixed is what is live beside the buffer, and the room to work in: messages in flight, as they are written (8 MiB) and as they are
-// kept until they are acknowledged (up to twice that), blocks of WAL data on their way in (1.5 MiB), those of a merge (2 MiB),
-// connections, pages, stacks.
+// Fixed is what is live beside the buffer, and the room to work in: messages in flight, as they are written
+// (8 MiB) and as they are kept until they are acknowledged (up to twice that), blocks of WAL data on their
+// way in (1.5 MiB), those of a merge (2 MiB), connections, pages, stacks.
 const Fixed = 32 << 20
 
 // interval is how often the limiter looks at what is live.
 const interval = 200 * time.Millisecond
 
-// Limit returns the memory that Go may take up with these settings: what the buffer holds at most and an eighth of that, so that the
-// collector does not run without end when the buffer is full; four messages of the largest size, which is how many copies of one
-// there can be on its way; and [Fixed].
+// Limit returns the memory that Go may take up with these settings: what the buffer holds at most and an
+// eighth of that, so that the collector does not run without end when the buffer is full; four messages of
+// the largest size, which is how many copies of one there can be on its way; and [Fixed].
 func Limit(s relay.Settings, maxPayload int) int64 {
 	held := reorder.MaxWeight(s)
 	if held > math.MaxInt64/4 {
@@ -34,12 +34,13 @@ func Limit(s relay.Settings, maxPayload int) int64 {
 	return held + held/8 + 4*int64(maxPayload) + Fixed
 }
 
-// Start returns a function that sets the limit whenever other settings are in force: to that of these or of the configured ones,
-// whichever is higher. Where the environment has GOMEMLIMIT the operator decides, and the function does nothing.
+// Start returns a function that sets the limit whenever other settings are in force: to that of these or of
+// the configured ones, whichever is higher. Where the environment has GOMEMLIMIT the operator decides, and
+// the function does nothing.
 //
-// Ids and further columns are in no setting: with large ones more is live than the limit, and the collector would run without end.
-// So from the first call until stop the limit follows what is live: that, a fourth of it and [Fixed], if that is more than the
-// settings say.
+// Ids and further columns are in no setting: with large ones more is live than the limit, and the collector
+// would run without end. So from the first call until stop the limit follows what is live: that, a fourth of
+// it and [Fixed], if that is more than the settings say.
 func Start(configured relay.Settings, maxPayload int) (inForce func(relay.Settings), stop func()) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return func(relay.Settings) {}, func() {}

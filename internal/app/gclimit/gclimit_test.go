@@ -23,7 +23,8 @@ func TestLimitOfSettings(t *testing.T) {
 		maxPayload int
 		want       int64
 	}{
-		{65536, 64 * mib, mib, (64+22)*mib*9/8 + 36*mib}, // the defaults: an event weighs 352 bytes more than it counts
+		// the defaults: an event weighs 352 bytes more than it counts
+		{65536, 64 * mib, mib, (64+22)*mib*9/8 + 36*mib},
 		{1 << 30, 64 * mib, mib, (64+352)*mib*9/8 + 36*mib},
 		{1, 1, 64 * mib, 288 * mib},
 		{math.MaxInt, math.MaxInt64, mib, math.MaxInt64},

@@ -1,4 +1,5 @@
-// Package httpstatus serves /metrics, /healthz, /readyz, /status.json and a status page on / for operators and probes. It only reads.
+// Package httpstatus serves /metrics, /healthz, /readyz, /status.json and a status page on / for operators
+// and probes. It only reads.
 //
 // It is internal to Outflow: its API may change at any time.
 package httpstatus
@@ -49,7 +50,8 @@ type Info struct {
 	Shard   string `json:"shard,omitempty"`
 }
 
-// Listen listens on the address. If that is in use, the error is a fault of class Usage that names the setting.
+// Listen listens on the address. If that is in use, the error is a fault of class Usage that names the
+// setting.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
@@ -63,7 +65,8 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// limits bound what clients can use up: a connection holds at most one page, and one that doesn't read its answer is closed.
+// limits bound what clients can use up: a connection holds at most one page, and one that doesn't read its
+// answer is closed.
 type limits struct {
 	connections   int // more than that wait to be accepted
 	header, write time.Duration
@@ -74,28 +77,32 @@ var usual = limits{connections: 32, header: 5 * time.Second, write: 10 * time.Se
 
 const maxHeader = 8 << 10 // bytes
 
-// Serve starts to serve on l, which it owns from now on. hosts are the names that requests may use, separated by commas, in addition
-// to localhost and IP addresses.
-func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Status, metrics prometheus.Gatherer) *Server {
+// Serve starts to serve on l, which it owns from now on. hosts are the names that requests may use, separated
+// by commas, in addition to localhost and IP addresses.
+func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Status,
+	metrics prometheus.Gatherer) *Server {
 	return serve(l, guarded(hosts, Handler(info, snapshot, metrics)), usual)
 }
 
 func serve(l net.Listener, handler http.Handler, limits limits) *Server {
 	s := &Server{listener: l, served: make(chan error, 1)}
 	s.http = &http.Server{
-		Handler: handler, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: limits.header, ReadTimeout: limits.header,
+		Handler: handler, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: limits.header,
+		ReadTimeout:  limits.header,
 		WriteTimeout: limits.write, IdleTimeout: limits.idle,
 	}
 	go func() { s.served <- s.http.Serve(netutil.LimitListener(l, limits.connections)) }()
 	return s
 }
 
-// guarded keeps browsers from showing the pages to other sites. A request for a host that is not ours may come from a site whose name
-// was made to resolve to this address (DNS rebinding). An IP address can't be used for that, so probes that use one need no setting.
+// guarded keeps browsers from showing the pages to other sites. A request for a host that is not ours may
+// come from a site whose name was made to resolve to this address (DNS rebinding). An IP address can't be
+// used for that, so probes that use one need no setting.
 func guarded(hosts string, next http.Handler) http.Handler {
 	names := []string{"localhost"}
 	for name := range strings.SplitSeq(hosts, ",") {
-		names = append(names, strings.ToLower(strings.TrimSpace(name))) // "" too: HTTP/1.0 sends no host, but browsers always do
+		// "" too: HTTP/1.0 sends no host, but browsers always do
+		names = append(names, strings.ToLower(strings.TrimSpace(name)))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -110,7 +117,8 @@ func guarded(hosts string, next http.Handler) http.Handler {
 		}
 		host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
 		if _, err := netip.ParseAddr(host); err != nil && !slices.Contains(names, host) {
-			http.Error(w, "not asked by a name of this outflow: add it to listen_hosts (OUTFLOW_LISTEN_HOSTS, --listen_hosts), or ask by IP address",
+			http.Error(w, "not asked by a name of this outflow: add it to listen_hosts "+
+				"(OUTFLOW_LISTEN_HOSTS, --listen_hosts), or ask by IP address",
 				http.StatusMisdirectedRequest)
 			return
 		}

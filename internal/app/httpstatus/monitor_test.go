@@ -20,7 +20,8 @@ import (
 )
 
 func pages(hosts string) http.Handler {
-	return guarded(hosts, Handler(Info{}, func() pipeline.Status { return pipeline.Status{} }, prometheus.NewRegistry()))
+	return guarded(hosts, Handler(Info{}, func() pipeline.Status { return pipeline.Status{} },
+		prometheus.NewRegistry()))
 }
 
 func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {
@@ -34,9 +35,11 @@ func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {
 func TestOnlyOwnNamesAreAnswered(t *testing.T) {
 	h := pages("outflow, Status.example.org,")
 	for host, want := range map[string]int{
-		"localhost:9187": 200, "LOCALHOST": 200, "localhost.": 200, "127.0.0.1:9187": 200, "10.1.2.3:9187": 200, "[::1]:9187": 200, "[fe80::1]": 200,
+		"localhost:9187": 200, "LOCALHOST": 200, "localhost.": 200, "127.0.0.1:9187": 200,
+		"10.1.2.3:9187": 200, "[::1]:9187": 200, "[fe80::1]": 200,
 		"outflow:9187": 200, "status.example.org": 200, "": 200,
-		"evil.example": 421, "evil.example:9187": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "x.outflow": 421,
+		"evil.example": 421, "evil.example:9187": 421, "localhost.evil.example": 421,
+		"127.0.0.1.evil.example": 421, "x.outflow": 421,
 	} {
 		for _, path := range []string{"/", "/metrics", "/status.json"} {
 			w := ask(h, host, path)
@@ -54,7 +57,8 @@ func TestPagesMayNotBeFramedNorRunAnything(t *testing.T) {
 	for _, host := range []string{"localhost", "evil.example"} {
 		w := ask(pages(""), host, "/")
 		for name, want := range map[string]string{
-			"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer", "Access-Control-Allow-Origin": "",
+			"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+			"Access-Control-Allow-Origin": "",
 		} {
 			if got := w.Header().Get(name); got != want {
 				t.Errorf("%s: %q, want %q", name, got, want)
@@ -67,7 +71,8 @@ func TestPagesMayNotBeFramedNorRunAnything(t *testing.T) {
 			}
 		}
 		// The style that the policy allows is the one that is sent.
-		if style := regexp.MustCompile(`(?s)<style>(.*)</style>`).FindStringSubmatch(w.Body.String()); style != nil {
+		if style := regexp.MustCompile(`(?s)<style>(.*)</style>`).FindStringSubmatch(
+			w.Body.String()); style != nil {
 			sum := sha256.Sum256([]byte(style[1]))
 			if want := base64.StdEncoding.EncodeToString(sum[:]); !strings.Contains(policy, want) {
 				t.Errorf("policy %q, want the style's hash %s", policy, want)
@@ -78,8 +83,8 @@ func TestPagesMayNotBeFramedNorRunAnything(t *testing.T) {
 	}
 }
 
-// TestClientsThatDoNotRead: many ask again and again and read nothing. So many as are allowed are served at the same time, their
-// connections are closed, and somebody who reads is answered.
+// TestClientsThatDoNotRead: many ask again and again and read nothing. So many as are allowed are served at
+// the same time, their connections are closed, and somebody who reads is answered.
 func TestClientsThatDoNotRead(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,7 +93,8 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	const most = 8
 	var open, highest atomic.Int64
 	page := strings.Repeat("x", 1<<20) // more than the buffers of a socket that is not read
-	s := serve(countedListener{l, &open, &highest}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, page) }),
+	s := serve(countedListener{l, &open, &highest},
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, page) }),
 		limits{connections: most, header: time.Minute, write: 100 * time.Millisecond, idle: time.Minute})
 	defer s.Close()
 	const clients = 64

@@ -1,5 +1,6 @@
-// Package tempfile makes temporary files that disappear with the process: a file has no name, so its bytes are gone when the
-// process that holds it open ends. It is internal to Outflow: its API may change at any time.
+// Package tempfile makes temporary files that disappear with the process: a file has no name, so its bytes
+// are gone when the process that holds it open ends. It is internal to Outflow: its API may change at any
+// time.
 package tempfile
 
 import (
@@ -13,16 +14,17 @@ import (
 // Dir is a directory for temporary files. The empty path is the system's directory for them.
 type Dir string
 
-// File is an open temporary file. Close removes it. It must not be used by several goroutines at the same time.
+// File is an open temporary file. Close removes it. It must not be used by several goroutines at the same
+// time.
 type File = interface {
 	io.ReaderAt
 	io.Writer
 	io.Closer
 }
 
-// Create makes a file without a name, so that a kill at any moment leaves nothing. Where the file system can't do that it removes the
-// name at once: a kill between the two leaves an empty file. The directory is made if it is missing. An error (no space, no
-// permission) names the directory.
+// Create makes a file without a name, so that a kill at any moment leaves nothing. Where the file system
+// can't do that it removes the name at once: a kill between the two leaves an empty file. The directory is
+// made if it is missing. An error (no space, no permission) names the directory.
 func (d Dir) Create() (File, error) {
 	dir := string(d)
 	if dir == "" {

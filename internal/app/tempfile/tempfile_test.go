@@ -24,7 +24,8 @@ func TestFileHasNoName(t *testing.T) {
 	for what, c := range map[string]struct {
 		stat func() (fs.FileInfo, error)
 		want fs.FileMode
-	}{"file": {f.(*os.File).Stat, 0o600}, "directory": {func() (fs.FileInfo, error) { return os.Stat(dir) }, 0o700}} {
+	}{"file": {f.(*os.File).Stat, 0o600}, "directory": {func() (fs.FileInfo, error) { return os.Stat(dir) },
+		0o700}} {
 		if info, err := c.stat(); err != nil || info.Mode().Perm() != c.want {
 			t.Errorf("the %s has mode %v, %v; want %v", what, info.Mode().Perm(), err, c.want)
 		}

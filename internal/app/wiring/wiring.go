@@ -1,5 +1,6 @@
-// Package wiring turns the configuration into the parts' own configurations and opens a session's connections. It is the one place
-// that knows all parts. It is internal to Outflow: its API may change at any time.
+// Package wiring turns the configuration into the parts' own configurations and opens a session's
+// connections. It is the one place that knows all parts. It is internal to Outflow: its API may change at any
+// time.
 package wiring
 
 import (
@@ -49,18 +50,19 @@ func (l *Layout) Columns() []string {
 	return all
 }
 
-// Needed lists the columns that rows can't be published without: all but a generated key that can be made of actor and counter, which is in
-// the WAL only where the publication has it.
+// Needed lists the columns that rows can't be published without: all but a generated key that can be made of
+// actor and counter, which is in the WAL only where the publication has it.
 func (l *Layout) Needed() []string {
 	m := l.Mapping
 	return slices.DeleteFunc(l.Columns(), func(name string) bool {
 		c, _ := l.Table.Column(name)
-		return name == m.Key && c.Generated && m.Actor != "" && m.Counter != "" && !slices.Contains(l.Extra, name)
+		return name == m.Key && c.Generated && m.Actor != "" && m.Counter != "" &&
+			!slices.Contains(l.Extra, name)
 	})
 }
 
-// Follow takes over from the checkpoint record what the configuration leaves to it. A set-up that is older than replication.origin goes on
-// as it was; rec nil: there is no record.
+// Follow takes over from the checkpoint record what the configuration leaves to it. A set-up that is older
+// than replication.origin goes on as it was; rec nil: there is no record.
 func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
 	if rec != nil && !rec.Creating && !cfg.Replication.Explicit {
 		l.Mapping.OwnOnly = rec.Mapping.OwnOnly
@@ -91,8 +93,10 @@ func NeedTable(cfg config.Config, what string) error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "no_table",
-		Message: fmt.Sprintf("source is message: there is no outbox table, and %s can only come from one", what),
-		Hint:    "What is in the stream can be read again from the stream. What is neither there nor in the WAL any more is nowhere",
+		Message: fmt.Sprintf("source is message: there is no outbox table, and %s can only come from one",
+			what),
+		Hint: "What is in the stream can be read again from the stream. What is neither there nor in " +
+			"the WAL any more is nowhere",
 	}
 }
 
@@ -124,7 +128,8 @@ func ApplyTo(cfg config.Config, t catalog.Table) (*Layout, error) {
 	return l, nil
 }
 
-// CheckKey refuses an order key whose order is not that of its text: keys are compared as the bytes that PostgreSQL prints.
+// CheckKey refuses an order key whose order is not that of its text: keys are compared as the bytes that
+// PostgreSQL prints.
 func (l *Layout) CheckKey() error {
 	c, ok := l.Table.Column(l.Mapping.Key)
 	if !ok || !c.PrintsUnordered() {
@@ -132,11 +137,15 @@ func (l *Layout) CheckKey() error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "key_type",
-		Message: fmt.Sprintf("columns.seq_key is column %q of table %s, of type %s: keys are compared as text, and in text 10 comes before 9",
+		Message: fmt.Sprintf("columns.seq_key is column %q of table %s, of type %s: keys are compared as "+
+			"text, and in text 10 comes before 9",
 			c.Name, l.Mapping.Table, c.TypeName),
-		Hint: fmt.Sprintf("Set columns.actor_id to the column that says who counts, columns.counter to %s and columns.seq_key to \"\": the key is made of both. "+
-			"Or give the table a text column that the services fill with the number at one length, as lpad(number::text, 20, '0') does, and set "+
-			"columns.seq_key to that. Or set columns.seq_key to \"\" alone: events keep the order in which their transactions commit", c.Name),
+		Hint: fmt.Sprintf("Set columns.actor_id to the column that says who counts, columns.counter to %s "+
+			"and columns.seq_key to \"\": the key is made of both. "+
+			"Or give the table a text column that the services fill with the number at one length, as "+
+			"lpad(number::text, 20, '0') does, and set "+
+			"columns.seq_key to that. Or set columns.seq_key to \"\" alone: events keep the order in which "+
+			"their transactions commit", c.Name),
 	}
 }
 
@@ -159,7 +168,8 @@ func Setup(cfg config.Config) catalog.SetupConfig {
 	c := cfg.Columns
 	return catalog.SetupConfig{
 		Config: Catalog(cfg), ID: c.ID.Name,
-		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name, Payload: c.Payload.Name},
+		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name,
+			Payload: c.Payload.Name},
 	}
 }
 
@@ -194,8 +204,9 @@ func base(cfg config.Config, log *slog.Logger) (sink.Config, error) {
 		TLS:    sink.TLS{CA: cfg.NATS.TLS.CA, Cert: cfg.NATS.TLS.Cert, Key: cfg.NATS.TLS.Key},
 		Name:   "outflow " + cfg.Slot,
 		Stream: cfg.Stream, Subject: cfg.Subject,
-		DeadLetter: cfg.Sink.OnPoison == config.PoisonDeadLetter, DeadLetterSubject: cfg.Sink.DeadLetterSubject,
-		MaxPayload: cfg.Sink.MaxPayload, MsgID: cfg.Sink.MsgID, Logger: log,
+		DeadLetter:        cfg.Sink.OnPoison == config.PoisonDeadLetter,
+		DeadLetterSubject: cfg.Sink.DeadLetterSubject,
+		MaxPayload:        cfg.Sink.MaxPayload, MsgID: cfg.Sink.MsgID, Logger: log,
 	}
 	if cfg.Sink.DurableAfter == 0 { // who says so says that the server syncs each write
 		sc.Batches = new(sink.Batches)
@@ -215,7 +226,8 @@ func Connect(ctx context.Context, cfg config.Config, sc sink.Config) (*sink.Conn
 	return conn, nil
 }
 
-// at says which setting an error is about; a fault says so itself, because run reports it without what it is wrapped in.
+// at says which setting an error is about; a fault says so itself, because run reports it without what it is
+// wrapped in.
 func at(setting string, err error) error {
 	fault := outbox.FaultOf(err)
 	switch {
@@ -253,7 +265,8 @@ func (l *Layout) field(column string) (sink.Field, bool) {
 // Decoder is the decoder's configuration.
 func Decoder(cfg config.Config, l *Layout) decoder.Config {
 	dc := decoder.Config{
-		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot, MaxPayload: cfg.Sink.MaxPayload,
+		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot,
+		MaxPayload: cfg.Sink.MaxPayload,
 	}
 	if !cfg.Source.Rows() {
 		dc.Unread = cfg.Table
@@ -264,7 +277,8 @@ func Decoder(cfg config.Config, l *Layout) decoder.Config {
 // Checkpoint is the configuration of the checkpoint.
 func Checkpoint(cfg config.Config, l *Layout) checkpoint.Config {
 	return checkpoint.Config{
-		Slot: cfg.Slot, Stream: cfg.Stream, Publication: cfg.Publication, Table: l.Mapping.Table, Mapping: l.Mapping,
+		Slot: cfg.Slot, Stream: cfg.Stream, Publication: cfg.Publication, Table: l.Mapping.Table,
+		Mapping:      l.Mapping,
 		DurableAfter: cfg.Sink.DurableAfter,
 	}
 }
@@ -274,18 +288,22 @@ func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot})
 }
 
-// Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns closes what outlives
-// sessions; call it after Run.
-func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer, decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
+// Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns
+// closes what outlives sessions; call it after Run.
+func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer,
+	decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
 	return streamer(&opener{cfg: cfg, log: log, check: (*Layout).CheckKey}, metrics, decorate)
 }
 
-// Drainer is a streamer that publishes what was written so far whatever the type of the key: it is the way to another one.
-func Drainer(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer) (*pipeline.Pipeline, func()) {
+// Drainer is a streamer that publishes what was written so far whatever the type of the key: it is the way to
+// another one.
+func Drainer(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer) (*pipeline.Pipeline,
+	func()) {
 	return streamer(&opener{cfg: cfg, log: log, check: func(*Layout) error { return nil }}, metrics, nil)
 }
 
-func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
+func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipeline.Config)) (
+	*pipeline.Pipeline, func()) {
 	cfg, log := o.cfg, o.log
 	writer := replication.NewWriter(Replication(cfg, log))
 	o.writer = writer
@@ -341,7 +359,8 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	layout.Follow(o.cfg, rec)
 	if !layout.Mapping.OwnOnly && !o.cfg.Replication.Explicit {
 		o.followed.Do(func() {
-			o.log.Info("what is replicated from other servers is published: the checkpoint record says so, and replication.origin is not set")
+			o.log.Info("what is replicated from other servers is published: the checkpoint record says so, " +
+				"and replication.origin is not set")
 		})
 	}
 	rc := Replication(o.cfg, o.log)
@@ -411,8 +430,8 @@ func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn,
 	return conn, store, nil
 }
 
-// checkWriter makes sure that heartbeats arrive in the WAL that is read, where they are written somewhere else. A server that does not answer
-// is no reason not to read.
+// checkWriter makes sure that heartbeats arrive in the WAL that is read, where they are written somewhere
+// else. A server that does not answer is no reason not to read.
 func (o *opener) checkWriter(ctx context.Context, session *replication.Session) error {
 	if o.cfg.Postgres.WriteURL == o.cfg.Postgres.URL {
 		return nil
@@ -463,7 +482,8 @@ func ReadLayout(ctx context.Context, cfg config.Config) (*Layout, error) {
 
 // same reports whether two layouts read the same columns in the same way.
 func (l *Layout) same(o *Layout) bool {
-	return l.Table.OID == o.Table.OID && l.Mapping == o.Mapping && l.ID == o.ID && slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
+	return l.Table.OID == o.Table.OID && l.Mapping == o.Mapping && l.ID == o.ID &&
+		slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
 }
 
 // source is a replication session as the pipeline sees it.
@@ -480,7 +500,8 @@ func (s *source) Publication(ctx context.Context) (relay.PublicationIdentity, er
 func (s *source) Start(ctx context.Context, from outbox.LSN, binary bool) error {
 	err := s.Session.Start(ctx, from, binary)
 	if errors.Is(err, replication.ErrSlotInUse) {
-		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, Message: "start replication", Err: err}
+		return &outbox.Fault{Class: outbox.Transient, Code: relay.CodeSlotInUse, Message: "start replication",
+			Err: err}
 	}
 	return err
 }

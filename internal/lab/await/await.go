@@ -1,5 +1,6 @@
-// Package await is how tests wait for something that another process does: no longer than it takes to see that it won't happen, and
-// longer on a machine that is slow or stands still. It is internal to Outflow: its API may change at any time.
+// Package await is how tests wait for something that another process does: no longer than it takes to see
+// that it won't happen, and longer on a machine that is slow or stands still. It is internal to Outflow: its
+// API may change at any time.
 package await
 
 import (
@@ -11,8 +12,9 @@ import (
 )
 
 const (
-	pause = 20 * time.Millisecond  // between two checks
-	step  = 100 * time.Millisecond // what one check counts for at most: a machine that stands still doesn't use up the wait
+	pause = 20 * time.Millisecond // between two checks
+	// what one check counts for at most: a machine that stands still doesn't use up the wait
+	step = 100 * time.Millisecond
 
 	// Limit is how long a wait takes at most.
 	Limit = 3 * time.Minute
@@ -26,8 +28,9 @@ type T interface {
 	Fatalf(format string, args ...any)
 }
 
-// Until waits until check returns nil. It fails the test when check has returned the same error for a minute, after Limit in any case,
-// and within seconds when one of alive returns an error: the process that would have to bring it about has ended.
+// Until waits until check returns nil. It fails the test when check has returned the same error for a minute,
+// after Limit in any case, and within seconds when one of alive returns an error: the process that would have
+// to bring it about has ended.
 func Until(t T, what string, check func() error, alive ...func() error) {
 	t.Helper()
 	if err := until(check, alive); err != nil {

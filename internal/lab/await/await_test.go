@@ -20,7 +20,8 @@ func (f *failing) Fatalf(format string, args ...any) {
 }
 
 // waits runs Until in a bubble, and returns how it failed and after how long.
-func waits(t *testing.T, check func(since time.Duration) error, alive ...func() error) (failed string, took time.Duration) {
+func waits(t *testing.T, check func(since time.Duration) error, alive ...func() error) (failed string,
+	took time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
 		begun := time.Now()
@@ -55,15 +56,18 @@ func TestAWaitEndsWhenNothingChanges(t *testing.T) {
 			}
 			return never
 		}, runs, 50 * time.Second, 51 * time.Second, ""},
-		{"it never comes", func(time.Duration) error { return never }, runs, time.Minute, 61 * time.Second, "nothing yet"},
-		{"the process has ended", func(time.Duration) error { return never }, ended, dead, 11 * time.Second, "exit code 3"},
+		{"it never comes", func(time.Duration) error { return never }, runs, time.Minute, 61 * time.Second,
+			"nothing yet"},
+		{"the process has ended", func(time.Duration) error { return never }, ended, dead, 11 * time.Second,
+			"exit code 3"},
 		{"it goes on after the process has ended", func(since time.Duration) error {
 			if since > 50*time.Second {
 				return nil
 			}
 			return fmt.Errorf("%v", since.Truncate(5*time.Second))
 		}, ended, 50 * time.Second, 51 * time.Second, ""},
-		{"it goes on for ever", func(since time.Duration) error { return fmt.Errorf("%v", since) }, runs, Limit, Limit + time.Second, "3m0"},
+		{"it goes on for ever", func(since time.Duration) error { return fmt.Errorf("%v", since) }, runs,
+			Limit, Limit + time.Second, "3m0"},
 		{"the machine stands still", func(since time.Duration) error {
 			time.Sleep(30 * time.Second)
 			if since > 2*time.Minute {
@@ -73,7 +77,8 @@ func TestAWaitEndsWhenNothingChanges(t *testing.T) {
 		}, runs, 2 * time.Minute, Limit, ""},
 	} {
 		failed, took := waits(t, c.check, c.alive)
-		if (failed == "") != (c.says == "") || !strings.Contains(failed, c.says) || took < c.from || took > c.to {
+		if (failed == "") != (c.says == "") || !strings.Contains(failed, c.says) || took < c.from ||
+			took > c.to {
 			t.Errorf("%s: %q after %v, want %q after %v to %v", c.name, failed, took, c.says, c.from, c.to)
 		}
 	}

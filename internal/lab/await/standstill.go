@@ -13,8 +13,8 @@ const Standstill = time.Second
 // seen is when the last standstill of this process ended, in nanoseconds since 1970; 0: none was seen.
 var seen atomic.Int64
 
-// WatchMachine watches from now on, until the process ends, whether it stands still. Each standstill is a line that begins with
-// "standstill:", which the report of a test run counts.
+// WatchMachine watches from now on, until the process ends, whether it stands still. Each standstill is a
+// line that begins with "standstill:", which the report of a test run counts.
 func WatchMachine() {
 	go func() {
 		for before := time.Now(); ; {

@@ -104,22 +104,28 @@ func (o *Options) check() error {
 		return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: what, Hint: cure}
 	}
 	if o.Rows < 100 || o.Repetitions < 1 || o.Payload < minPayload || o.Payload > maxPayload {
-		return wrong(fmt.Sprintf("--rows %d --repetitions %d --payload %d is not possible", o.Rows, o.Repetitions, o.Payload),
-			fmt.Sprintf("Give 100 rows or more, a repetition or more, a payload of %d to %d bytes", minPayload, maxPayload))
+		return wrong(fmt.Sprintf("--rows %d --repetitions %d --payload %d is not possible", o.Rows,
+			o.Repetitions, o.Payload),
+			fmt.Sprintf("Give 100 rows or more, a repetition or more, a payload of %d to %d bytes",
+				minPayload, maxPayload))
 	}
 	names := []string{itself, recvLogicalName, publisherName, relayName}
 	for _, b := range o.Builds {
 		if !safeName(b.Name) || slices.Contains(names, b.Name) {
-			return wrong(fmt.Sprintf("--outflow %s=%s: the name is taken, or is not made of a-z, 0-9 and _", b.Name, b.Path), "Give another name")
+			return wrong(fmt.Sprintf("--outflow %s=%s: the name is taken, or is not made of a-z, 0-9 and _",
+				b.Name, b.Path), "Give another name")
 		}
 		if info, err := os.Stat(b.Path); err != nil || info.Mode()&0o111 == 0 {
-			return wrong(fmt.Sprintf("--outflow %s=%s: there is no such program", b.Name, b.Path), "Build it first")
+			return wrong(fmt.Sprintf("--outflow %s=%s: there is no such program", b.Name, b.Path),
+				"Build it first")
 		}
 		names = append(names, b.Name)
 	}
 	for _, s := range o.Settings {
-		if s.Build != "" && s.Build != itself && !slices.ContainsFunc(o.Builds, func(b Build) bool { return b.Name == s.Build }) {
-			return wrong(fmt.Sprintf("--settings %s:%s=%s: there is no such build", s.Build, s.Path, s.Value), "Name it with --outflow")
+		if s.Build != "" && s.Build != itself &&
+			!slices.ContainsFunc(o.Builds, func(b Build) bool { return b.Name == s.Build }) {
+			return wrong(fmt.Sprintf("--settings %s:%s=%s: there is no such build", s.Build, s.Path, s.Value),
+				"Name it with --outflow")
 		}
 	}
 	return nil

@@ -103,10 +103,12 @@ func TestPlan(t *testing.T) {
 	if got := names(o(func(*Options) {})); !slices.Equal(got, Default) {
 		t.Errorf("by default %v", got)
 	}
-	if got := names(o(func(o *Options) { o.Full, o.Cases = true, []string{"drain"} })); !slices.Equal(got, Names) {
+	if got := names(o(func(o *Options) { o.Full, o.Cases = true, []string{"drain"} })); !slices.Equal(got,
+		Names) {
 		t.Errorf("with --full %v", got)
 	}
-	if got := names(o(func(o *Options) { o.Cases = []string{"shape", "latency"} })); !slices.Equal(got, []string{"latency", "shape"}) {
+	if got := names(o(func(o *Options) { o.Cases = []string{"shape", "latency"} })); !slices.Equal(got,
+		[]string{"latency", "shape"}) {
 		t.Errorf("the named ones: %v", got)
 	}
 	d := time.Second
@@ -130,8 +132,10 @@ func made() *Report {
 	for i, point := range []string{"1 KB", "10 KB"} {
 		c := &Case{Name: "payload", Kind: drain, Point: point, Rows: 1000, PerTx: 100}
 		turns := []turn{
-			{itself: {eventRate: 1000, cpuItself: 2.04, peakMemory: 31}, relayName: {eventRate: 100, cpuItself: 9}},
-			{itself: {eventRate: 1400 + float64(i), cpuItself: 2.06, peakMemory: 35}, relayName: {eventRate: 200, cpuItself: 11}},
+			{itself: {eventRate: 1000, cpuItself: 2.04, peakMemory: 31},
+				relayName: {eventRate: 100, cpuItself: 9}},
+			{itself: {eventRate: 1400 + float64(i), cpuItself: 2.06, peakMemory: 35},
+				relayName: {eventRate: 200, cpuItself: 11}},
 		}
 		r.Cases = append(r.Cases, newCaseReport(c, []string{itself, relayName}, turns, []float64{400, 410}))
 	}
@@ -161,10 +165,12 @@ func TestJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := back.Cases[1].Contenders[0]
-	if c.Name != itself || c.Figures[eventRate].High != 1401 || c.Ratios[relayName].Low != 1401.0/200 || back.Cases[1].WALBytes.Median != 405 {
+	if c.Name != itself || c.Figures[eventRate].High != 1401 || c.Ratios[relayName].Low != 1401.0/200 ||
+		back.Cases[1].WALBytes.Median != 405 {
 		t.Errorf("read back: %+v", c)
 	}
-	for _, key := range []string{`"events_per_second"`, `"point": "10 KB"`, `"rows_per_transaction": 100`, `"ratios"`} {
+	for _, key := range []string{`"events_per_second"`, `"point": "10 KB"`, `"rows_per_transaction": 100`,
+		`"ratios"`} {
 		if !strings.Contains(b.String(), key) {
 			t.Errorf("no %s", key)
 		}

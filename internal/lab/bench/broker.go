@@ -54,7 +54,8 @@ func (w *harness) useBroker(ctx context.Context, c *Case) (err error) {
 			return fmt.Errorf("start NATS: %w", err)
 		}
 	}
-	if b.conn, err = nats.Connect(b.url, nats.MaxReconnects(-1), nats.ReconnectWait(pause), nats.Timeout(attempt)); err != nil {
+	if b.conn, err = nats.Connect(b.url, nats.MaxReconnects(-1), nats.ReconnectWait(pause),
+		nats.Timeout(attempt)); err != nil {
 		return fmt.Errorf("NATS: %w", err)
 	}
 	b.js, err = jetstream.New(b.conn, jetstream.WithDefaultTimeout(attempt))
@@ -117,7 +118,8 @@ func (b *broker) close(keep bool) error {
 // makeStream makes a stream that is not outflow's.
 func (w *harness) makeStream(ctx context.Context, c *Case, name, subjects string) error {
 	return persist(ctx, func(ctx context.Context) error {
-		_, err := w.broker.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{subjects}, Replicas: c.Replicas})
+		_, err := w.broker.js.CreateOrUpdateStream(ctx,
+			jetstream.StreamConfig{Name: name, Subjects: []string{subjects}, Replicas: c.Replicas})
 		return err
 	})
 }
@@ -125,7 +127,8 @@ func (w *harness) makeStream(ctx context.Context, c *Case, name, subjects string
 // dropStream removes a stream.
 func (w *harness) dropStream(ctx context.Context, name string) error {
 	return persist(ctx, func(ctx context.Context) error {
-		if err := w.broker.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		if err := w.broker.js.DeleteStream(ctx, name); err != nil &&
+			!errors.Is(err, jetstream.ErrStreamNotFound) {
 			return err
 		}
 		return nil

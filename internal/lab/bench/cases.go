@@ -18,7 +18,8 @@ const (
 )
 
 // Names are those of all cases, in the order in which they are measured.
-var Names = []string{"drain", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas", "sync"}
+var Names = []string{"drain", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas",
+	"sync"}
 
 // Default are the cases of a run that names none.
 var Default = []string{"drain", "latency"}

@@ -17,7 +17,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// childEnv, if it is set, makes this program one of the roles. It does not begin with OUTFLOW_: that is for settings.
+// childEnv, if it is set, makes this program one of the roles. It does not begin with OUTFLOW_: that is for
+// settings.
 const childEnv = "_OUTFLOW_BENCH"
 
 // task is what a child does.
@@ -39,8 +40,8 @@ type task struct {
 	For     time.Duration // how long it counts
 }
 
-// roles are what a child can be. A role calls ready when it can begin, and then does its task until ctx ends or it is done; what it
-// returns is printed as JSON.
+// roles are what a child can be. A role calls ready when it can begin, and then does its task until ctx ends
+// or it is done; what it returns is printed as JSON.
 var roles = map[string]func(ctx context.Context, t task, ready func() error) (any, error){
 	publisherName: publish,
 	relayName:     poll,
@@ -49,8 +50,8 @@ var roles = map[string]func(ctx context.Context, t task, ready func() error) (an
 
 const readyLine = "ready"
 
-// Child makes this process a contender or the writers, if it was started as one, and never returns then. A program that calls Run calls
-// it first in main.
+// Child makes this process a contender or the writers, if it was started as one, and never returns then. A
+// program that calls Run calls it first in main.
 func Child() {
 	spec, ok := os.LookupEnv(childEnv)
 	if !ok {
@@ -193,7 +194,8 @@ func (c *child) kill() {
 // environ is the caller's environment without what belongs to outflow or PostgreSQL.
 func environ() (kept []string) {
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "OUTFLOW_") && !strings.HasPrefix(v, "PG") && !strings.HasPrefix(v, "DATABASE_URL=") && !strings.HasPrefix(v, "NATS_") {
+		if !strings.HasPrefix(v, "OUTFLOW_") && !strings.HasPrefix(v, "PG") &&
+			!strings.HasPrefix(v, "DATABASE_URL=") && !strings.HasPrefix(v, "NATS_") {
 			kept = append(kept, v)
 		}
 	}

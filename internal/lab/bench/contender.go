@@ -86,7 +86,8 @@ type program struct {
 	before time.Duration // what it had used when the clock started
 }
 
-// measured adds to a sample what the process itself has used, to that of others of the same contender. It must run still.
+// measured adds to a sample what the process itself has used, to that of others of the same contender. It
+// must run still.
 func (p program) measured(events int, s sample) {
 	if used, _, _, ok := process.CPU(p.pid); ok {
 		s[cpuItself] += microseconds(used-p.before) / float64(events)
@@ -101,9 +102,10 @@ const (
 	stuck     = patience // without another message
 )
 
-// awaitMessages waits until streams have n messages together and returns when the last of them was stored. died is asked whether the
-// publisher still runs.
-func (w *harness) awaitMessages(ctx context.Context, n int, died func() error, streams ...string) (time.Time, error) {
+// awaitMessages waits until streams have n messages together and returns when the last of them was stored.
+// died is asked whether the publisher still runs.
+func (w *harness) awaitMessages(ctx context.Context, n int, died func() error, streams ...string) (time.Time,
+	error) {
 	last, moved := uint64(0), time.Now()
 	for {
 		s, err := w.state(ctx, streams...)
@@ -132,7 +134,8 @@ func (w *harness) awaitMessages(ctx context.Context, n int, died func() error, s
 	}
 }
 
-// verify makes sure that streams hold exactly n messages: asked again at the end, when nobody publishes any more.
+// verify makes sure that streams hold exactly n messages: asked again at the end, when nobody publishes any
+// more.
 func (w *harness) verify(ctx context.Context, n int, streams ...string) error {
 	s, err := w.state(ctx, streams...)
 	if err != nil {
@@ -143,7 +146,8 @@ func (w *harness) verify(ctx context.Context, n int, streams ...string) error {
 
 func complete(messages, last uint64, n int) error {
 	if messages != uint64(n) || last != uint64(n) {
-		return fmt.Errorf("the stream has %d messages and ends at %d: %d events were written", messages, last, n)
+		return fmt.Errorf("the stream has %d messages and ends at %d: %d events were written", messages, last,
+			n)
 	}
 	return nil
 }

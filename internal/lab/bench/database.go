@@ -21,7 +21,8 @@ func (w *harness) connect(ctx context.Context) (conn *pgx.Conn, err error) {
 	return conn, err
 }
 
-// query asks one question on a connection of its own, again and again until it is answered: it must do no harm twice.
+// query asks one question on a connection of its own, again and again until it is answered: it must do no
+// harm twice.
 func (w *harness) query(ctx context.Context, scan []any, sql string, args ...any) error {
 	return persist(ctx, func(ctx context.Context) error {
 		conn, err := pgx.Connect(ctx, w.pgURL)
@@ -50,8 +51,8 @@ func (w *harness) exec(ctx context.Context, statements ...string) error {
 	})
 }
 
-// refused marks what the server answers as it would answer again: all but what is in use, what was cancelled, and a server that starts
-// or stops.
+// refused marks what the server answers as it would answer again: all but what is in use, what was cancelled,
+// and a server that starts or stops.
 func refused(err error) error {
 	switch state := sqlState(err); {
 	case state == "", state == "55006", state[:2] == "57", state[:2] == "53", state[:2] == "08":
@@ -76,18 +77,21 @@ func (w *harness) lsn(ctx context.Context) (lsn outbox.LSN, err error) {
 	return outbox.ParseLSN(text)
 }
 
-// dropSlots drops the slots whose name is like a pattern. A slot whose reader has just gone may be in use for a moment.
+// dropSlots drops the slots whose name is like a pattern. A slot whose reader has just gone may be in use for
+// a moment.
 func (w *harness) dropSlots(ctx context.Context, like string) error {
 	conn, err := pgx.Connect(ctx, w.pgURL)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the statements' answers count
-	_, err = conn.Exec(ctx, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name LIKE $1 AND active", like)
+	_, err = conn.Exec(ctx, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE "+
+		"slot_name LIKE $1 AND active", like)
 	if err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE $1", like)
+	_, err = conn.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE "+
+		"slot_name LIKE $1", like)
 	return err
 }
 
@@ -112,7 +116,8 @@ func (w *harness) makeTables(ctx context.Context, c *Case) error {
 	}
 	w.tables = true
 	return w.exec(ctx,
-		"CREATE TABLE IF NOT EXISTS "+relayTable+" (LIKE "+outboxName+" INCLUDING ALL, place bigint GENERATED ALWAYS AS IDENTITY, sent_at timestamptz)",
+		"CREATE TABLE IF NOT EXISTS "+relayTable+" (LIKE "+outboxName+
+			" INCLUDING ALL, place bigint GENERATED ALWAYS AS IDENTITY, sent_at timestamptz)",
 		"CREATE INDEX IF NOT EXISTS relayed_unsent ON "+relayTable+" (place) WHERE sent_at IS NULL",
 		fillProcedure)
 }

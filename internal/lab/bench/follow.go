@@ -23,8 +23,9 @@ func (w *harness) follow(ctx context.Context, c *Case, p follower) (sample, erro
 		return nil, err
 	}
 	writers, err := w.startChild(ctx, task{
-		Role: writersRole, Table: table, Stream: p.stream(), Subject: p.subject(), Docs: c.Documents, Payload: c.Payload,
-		Rate: c.Rate, Writers: latencyWriters, Warm: latencyWarm, For: latencyFor,
+		Role: writersRole, Table: table, Stream: p.stream(), Subject: p.subject(), Docs: c.Documents,
+		Payload: c.Payload,
+		Rate:    c.Rate, Writers: latencyWriters, Warm: latencyWarm, For: latencyFor,
 	})
 	if err != nil {
 		return nil, err

@@ -41,10 +41,12 @@ func (w *harness) file(name string) string { return filepath.Join(w.dir, name) }
 
 func (w *harness) line(format string, args ...any) { fmt.Fprintf(w.o.Out, format+"\n", args...) }
 
-// ownSettings are those of our own PostgreSQL. What is thrown away needs no fsync, and a disk that is slow today would be all that is
-// seen; where commits are timed one by one it is switched on. Checkpoints do not fall into a run.
+// ownSettings are those of our own PostgreSQL. What is thrown away needs no fsync, and a disk that is slow
+// today would be all that is seen; where commits are timed one by one it is switched on. Checkpoints do not
+// fall into a run.
 var ownSettings = map[string]string{
-	"fsync": "off", "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "1h", "log_min_messages": "warning",
+	"fsync": "off", "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "1h",
+	"log_min_messages": "warning",
 }
 
 func (w *harness) startPostgres(ctx context.Context) (err error) {
@@ -54,7 +56,8 @@ func (w *harness) startPostgres(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		w.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: w.file("postgres"), Installation: found, Settings: ownSettings})
+		w.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: w.file("postgres"), Installation: found,
+			Settings: ownSettings})
 		if err != nil {
 			return err
 		}
@@ -77,7 +80,8 @@ func (w *harness) startPostgres(ctx context.Context) (err error) {
 	return nil
 }
 
-// makeDatabase makes our database. It is asked once: a given server that is not there will not be there the next moment.
+// makeDatabase makes our database. It is asked once: a given server that is not there will not be there the
+// next moment.
 func (w *harness) makeDatabase(ctx context.Context, cfg *pgx.ConnConfig) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -87,7 +91,9 @@ func (w *harness) makeDatabase(ctx context.Context, cfg *pgx.ConnConfig) error {
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the statement's answer counts
 	var level string
-	if err := conn.QueryRow(ctx, "SELECT current_setting('server_version'), current_setting('wal_level')").Scan(&w.pgVersion, &level); err != nil {
+	if err := conn.QueryRow(ctx,
+		"SELECT current_setting('server_version'), current_setting('wal_level')").Scan(&w.pgVersion,
+		&level); err != nil {
 		return err
 	}
 	w.pgVersion, _, _ = strings.Cut(w.pgVersion, " ")
@@ -118,7 +124,8 @@ func (w *harness) describe(r *Report) {
 		r.Left = append(r.Left, "pg_recvlogical is not installed: nothing is compared with it")
 		w.line("          pg_recvlogical is not installed: nothing is compared with it")
 	}
-	w.line("          %d repetitions, in a rotating order; medians (lowest..highest), ratios within one repetition", r.Repetitions)
+	w.line("          %d repetitions, in a rotating order; medians (lowest..highest), ratios within one "+
+		"repetition", r.Repetitions)
 }
 
 // cannot says why a case is not possible here, "" if it is.
@@ -200,7 +207,8 @@ const (
 // permanent is an error that trying again does not cure.
 type permanent struct{ error }
 
-// persist tries again until it succeeds: a busy machine may stand still for seconds. It gives up after 3 minutes, and with ctx.
+// persist tries again until it succeeds: a busy machine may stand still for seconds. It gives up after 3
+// minutes, and with ctx.
 func persist(ctx context.Context, do func(context.Context) error) error {
 	begun := time.Now()
 	for {

@@ -19,8 +19,8 @@ const (
 	latencyWriters = 8
 )
 
-// delays are times from a commit's return, ascending: until JetStream had stored the message, by the message's timestamp, and until a
-// consumer had it. What was there before the commit returned counts as 0.
+// delays are times from a commit's return, ascending: until JetStream had stored the message, by the
+// message's timestamp, and until a consumer had it. What was there before the commit returned counts as 0.
 type delays struct{ Stream, Consumer []time.Duration }
 
 func (d *delays) add(s sample) {
@@ -52,10 +52,12 @@ func newReader(t task) (*reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{nc: nc, stored: map[int]time.Time{}, arrived: map[int]time.Time{}, moved: make(chan struct{}, 1)}
+	r := &reader{nc: nc, stored: map[int]time.Time{}, arrived: map[int]time.Time{},
+		moved: make(chan struct{}, 1)}
 	js, err := nc.JetStream(nats.MaxWait(attempt))
 	if err == nil {
-		_, err = js.Subscribe(t.Subject+".>", r.take, nats.OrderedConsumer(), nats.BindStream(t.Stream), nats.DeliverNew())
+		_, err = js.Subscribe(t.Subject+".>", r.take, nats.OrderedConsumer(), nats.BindStream(t.Stream),
+			nats.DeliverNew())
 	}
 	if err != nil {
 		nc.Close()
@@ -113,7 +115,8 @@ func (r *reader) delays(ctx context.Context, returned []time.Time, skip int) (d 
 		case <-ctx.Done():
 			return d, ctx.Err()
 		case <-time.After(patience):
-			return d, fmt.Errorf("%d of %d events have come to the consumer, and no more for %v", come, len(returned), patience)
+			return d, fmt.Errorf("%d of %d events have come to the consumer, and no more for %v", come,
+				len(returned), patience)
 		}
 	}
 	r.mu.Lock()

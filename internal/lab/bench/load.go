@@ -7,15 +7,18 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// fillProcedure writes rows in transactions of a size. Payloads are text that does not compress, so that a size is a size; a large one
-// lies out of line then, as a large one does. An event's number is the first thing in its payload.
-const fillProcedure = `CREATE OR REPLACE PROCEDURE fill(first int, n int, per_tx int, documents int, actors int, bytes int) LANGUAGE plpgsql AS $$
+// fillProcedure writes rows in transactions of a size. Payloads are text that does not compress, so that a
+// size is a size; a large one lies out of line then, as a large one does. An event's number is the first
+// thing in its payload.
+const fillProcedure = `CREATE OR REPLACE PROCEDURE fill(first int, n int, per_tx int, documents int,
+	actors int, bytes int) LANGUAGE plpgsql AS $$
 DECLARE
 	noise text := (SELECT string_agg(md5(i::text), '') FROM generate_series(1, bytes / 32 + 34) i);
 BEGIN
 	FOR t IN 0 .. n / per_tx - 1 LOOP
 		INSERT INTO outbox (doc_id, actor_id, counter, payload)
-			SELECT 'doc' || e % documents, 'actor' || e / documents % actors, e, jsonb_build_object('n', e, 'op', substr(noise, 1 + e % 1024, bytes - 24))
+			SELECT 'doc' || e % documents, 'actor' || e / documents % actors, e, jsonb_build_object('n', e,
+			'op', substr(noise, 1 + e % 1024, bytes - 24))
 			FROM generate_series(first + t * per_tx, first + (t + 1) * per_tx - 1) e;
 		COMMIT;
 	END LOOP;
@@ -71,6 +74,7 @@ func (w *harness) call(ctx context.Context, c *Case) error {
 	if err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, fmt.Sprintf("CALL fill(0, %d, %d, %d, %d, %d)", c.Rows, c.PerTx, c.Documents, c.Actors, c.Payload))
+	_, err = conn.Exec(ctx, fmt.Sprintf("CALL fill(0, %d, %d, %d, %d, %d)", c.Rows, c.PerTx, c.Documents,
+		c.Actors, c.Payload))
 	return err
 }

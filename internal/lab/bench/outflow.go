@@ -45,14 +45,16 @@ func (s *streamer) stream() string  { return strings.ToUpper(s.id()) }
 func (s *streamer) subject() string { return s.id() }
 func (s *streamer) pid() int        { return s.child.PID() }
 
-// environ holds the settings: as few as can be, because another build may not know more, and all others at their defaults.
+// environ holds the settings: as few as can be, because another build may not know more, and all others at
+// their defaults.
 func (s *streamer) environ(c *Case) []string {
 	horizon := c.Horizon
 	if s.horizon != nil {
 		horizon = *s.horizon
 	}
 	env := append(environ(),
-		"OUTFLOW_POSTGRES_URL="+s.w.pgURL, "OUTFLOW_NATS_URL="+s.w.broker.url, "OUTFLOW_SLOT="+s.id(), "OUTFLOW_PUBLICATION="+s.id(),
+		"OUTFLOW_POSTGRES_URL="+s.w.pgURL, "OUTFLOW_NATS_URL="+s.w.broker.url, "OUTFLOW_SLOT="+s.id(),
+		"OUTFLOW_PUBLICATION="+s.id(),
 		"OUTFLOW_STREAM="+s.stream(), "OUTFLOW_SUBJECT="+s.subject()+".{doc_id}", "OUTFLOW_LISTEN=",
 		"OUTFLOW_REORDER_HORIZON="+horizon.String(), fmt.Sprintf("OUTFLOW_INIT_REPLICAS=%d", c.Replicas),
 	)

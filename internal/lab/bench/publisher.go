@@ -13,7 +13,8 @@ import (
 
 const publisherName = "publisher"
 
-// publisher publishes the same messages out of its memory, into a stream without a door of its own: what JetStream alone takes.
+// publisher publishes the same messages out of its memory, into a stream without a door of its own: what
+// JetStream alone takes.
 type publisher struct {
 	w     *harness
 	child *child
@@ -30,7 +31,8 @@ func (p *publisher) prepare(ctx context.Context, c *Case) error {
 // drain measures from when the messages are in memory.
 func (p *publisher) drain(ctx context.Context, _ *Case, b backlog) (sample, error) {
 	var err error
-	p.child, err = p.w.startChild(ctx, task{Role: publisherName, Stream: p.stream(), Subject: p.subject(), Table: outboxName, Rows: b.rows})
+	p.child, err = p.w.startChild(ctx, task{Role: publisherName, Stream: p.stream(), Subject: p.subject(),
+		Table: outboxName, Rows: b.rows})
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +84,8 @@ func publish(ctx context.Context, t task, ready func() error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := conn.Query(ctx, "SELECT doc_id, id::text, actor_id, counter, payload::text FROM "+t.Table+" ORDER BY counter")
+	rows, err := conn.Query(ctx, "SELECT doc_id, id::text, actor_id, counter, payload::text FROM "+t.Table+
+		" ORDER BY counter")
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,8 @@ import (
 
 const recvLogicalName = "pg_recvlogical"
 
-// recvLogical is PostgreSQL's own reader of a slot, which throws away what it reads: what decoding and sending alone cost.
+// recvLogical is PostgreSQL's own reader of a slot, which throws away what it reads: what decoding and
+// sending alone cost.
 type recvLogical struct {
 	w     *harness
 	path  string
@@ -33,7 +34,8 @@ func (w *harness) makeSlot(ctx context.Context, id string) error {
 	return w.exec(ctx,
 		"DROP PUBLICATION IF EXISTS "+id,
 		"CREATE PUBLICATION "+id+" FOR TABLE "+outboxName+" WITH (publish = 'insert')",
-		"SELECT pg_create_logical_replication_slot('"+id+"', 'pgoutput') WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '"+id+"')")
+		"SELECT pg_create_logical_replication_slot('"+id+
+			"', 'pgoutput') WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '"+id+"')")
 }
 
 func (r *recvLogical) drain(ctx context.Context, _ *Case, b backlog) (sample, error) {
@@ -50,7 +52,8 @@ func (r *recvLogical) drain(ctx context.Context, _ *Case, b backlog) (sample, er
 	if password, ok := target.User.Password(); ok { // everyone on the machine sees arguments
 		env, target.User = append(env, "PGPASSWORD="+password), url.User(target.User.Username())
 	}
-	cmd := exec.Command(r.path, "-d", target.String(), "-S", r.id(), "--start", "-f", "/dev/null", "--no-loop", "--endpos", b.end.String(),
+	cmd := exec.Command(r.path, "-d", target.String(), "-S", r.id(), "--start", "-f", "/dev/null",
+		"--no-loop", "--endpos", b.end.String(),
 		"-o", "proto_version=1", "-o", "publication_names="+r.id())
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, log, log
 	begun := time.Now()
@@ -66,7 +69,8 @@ func (r *recvLogical) drain(ctx context.Context, _ *Case, b backlog) (sample, er
 	if err := r.child.Wait(); err != nil {
 		return nil, fmt.Errorf("%s: %w\n%s", recvLogicalName, err, log)
 	}
-	got := sample{cpuItself: microseconds(cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()) / float64(b.rows)}
+	got := sample{cpuItself: microseconds(cmd.ProcessState.UserTime()+
+		cmd.ProcessState.SystemTime()) / float64(b.rows)}
 	got.rate(b.rows, begun, ended)
 	return got, costs.end(ctx, b.rows, got)
 }

@@ -18,8 +18,8 @@ const (
 	relayRows  = 60_000                // of a backlog: all of it would take most of the time
 )
 
-// poller is a relay after the common pattern: take a batch, lock it, publish it, wait, mark it. It has a table of its own, so that what
-// it writes does not lie in the others' way.
+// poller is a relay after the common pattern: take a batch, lock it, publish it, wait, mark it. It has a
+// table of its own, so that what it writes does not lie in the others' way.
 type poller struct {
 	w     *harness
 	child *child
@@ -36,7 +36,8 @@ func (p *poller) prepare(ctx context.Context, c *Case) error {
 }
 
 func (p *poller) spawn(ctx context.Context) (err error) {
-	p.child, err = p.w.startChild(ctx, task{Role: relayName, Stream: p.stream(), Subject: p.subject(), Table: relayTable})
+	p.child, err = p.w.startChild(ctx, task{Role: relayName, Stream: p.stream(), Subject: p.subject(),
+		Table: relayTable})
 	return err
 }
 
@@ -44,7 +45,8 @@ func (p *poller) spawn(ctx context.Context) (err error) {
 func (p *poller) drain(ctx context.Context, _ *Case, b backlog) (sample, error) {
 	n := min(b.rows, relayRows)
 	err := p.w.exec(ctx, "TRUNCATE "+relayTable+" RESTART IDENTITY", fmt.Sprintf(
-		"INSERT INTO %s (id, doc_id, actor_id, counter, payload) SELECT id, doc_id, actor_id, counter, payload FROM %s WHERE counter < %d ORDER BY counter",
+		"INSERT INTO %s (id, doc_id, actor_id, counter, payload) SELECT id, doc_id, actor_id, counter, "+
+			"payload FROM %s WHERE counter < %d ORDER BY counter",
 		relayTable, outboxName, n), "ANALYZE "+relayTable)
 	if err != nil {
 		return nil, err
@@ -111,7 +113,8 @@ func poll(ctx context.Context, t task, ready func() error) (any, error) {
 func relayOnce(ctx context.Context, conn *pgx.Conn, js jetstream.JetStream, t task) (int, error) {
 	var ids []string
 	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		// The limit stands in the text: a generic plan for one that it does not know would sort the whole table for each batch.
+		// The limit stands in the text: a generic plan for one that it does not know would sort the whole
+		// table for each batch.
 		rows, err := tx.Query(ctx, fmt.Sprintf("SELECT id::text, doc_id, payload::text FROM %s"+
 			" WHERE sent_at IS NULL ORDER BY place LIMIT %d FOR UPDATE SKIP LOCKED", t.Table, relayBatch))
 		if err != nil {
@@ -120,7 +123,8 @@ func relayOnce(ctx context.Context, conn *pgx.Conn, js jetstream.JetStream, t ta
 		var id, doc, payload string
 		var acks []jetstream.PubAckFuture
 		_, err = pgx.ForEachRow(rows, []any{&id, &doc, &payload}, func() error {
-			m := &nats.Msg{Subject: t.Subject + "." + doc, Data: []byte(payload), Header: nats.Header{nats.MsgIdHdr: {id}}}
+			m := &nats.Msg{Subject: t.Subject + "." + doc, Data: []byte(payload),
+				Header: nats.Header{nats.MsgIdHdr: {id}}}
 			ack, err := js.PublishMsgAsync(m)
 			ids, acks = append(ids, id), append(acks, ack)
 			return err
@@ -136,7 +140,8 @@ func relayOnce(ctx context.Context, conn *pgx.Conn, js jetstream.JetStream, t ta
 			}
 		}
 		if len(ids) > 0 {
-			_, err = tx.Exec(ctx, "UPDATE "+t.Table+" SET sent_at = now() WHERE id = ANY($1::text[]::uuid[])", ids)
+			_, err = tx.Exec(ctx, "UPDATE "+t.Table+" SET sent_at = now() WHERE id = ANY($1::text[]::uuid[])",
+				ids)
 		}
 		return err
 	})

@@ -36,18 +36,21 @@ type CaseReport struct {
 type ContenderReport struct {
 	Name    string            `json:"name"`
 	Figures map[metric]Figure `json:"figures"`
-	Ratios  map[string]Figure `json:"ratios,omitempty"` // of its events/s to another contender's, turn by turn
+	// of its events/s to another contender's, turn by turn
+	Ratios map[string]Figure `json:"ratios,omitempty"`
 }
 
 func newReport(o *Options) *Report {
 	return &Report{
-		Version: o.Version, Begun: time.Now().UTC().Truncate(time.Second), Machine: machine(), Builds: o.Builds, Settings: o.Settings,
+		Version: o.Version, Begun: time.Now().UTC().Truncate(time.Second), Machine: machine(),
+		Builds: o.Builds, Settings: o.Settings,
 		Repetitions: o.Repetitions, Cases: []*CaseReport{},
 	}
 }
 
 func machine() string {
-	text := fmt.Sprintf("%s, %s/%s, %s", count(runtime.NumCPU(), "CPU"), runtime.GOOS, runtime.GOARCH, runtime.Version())
+	text := fmt.Sprintf("%s, %s/%s, %s", count(runtime.NumCPU(), "CPU"), runtime.GOOS, runtime.GOARCH,
+		runtime.Version())
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return text

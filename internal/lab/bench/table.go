@@ -12,7 +12,8 @@ type column struct {
 	cell func(c *ContenderReport) string
 }
 
-// table is a case for the eye: medians, and the lowest and the highest where they say how far a median can be trusted.
+// table is a case for the eye: medians, and the lowest and the highest where they say how far a median can be
+// trusted.
 func (r *CaseReport) table() string {
 	columns := []column{{r.Title, func(c *ContenderReport) string { return "  " + c.Name }}}
 	switch r.Kind {
@@ -21,15 +22,19 @@ func (r *CaseReport) table() string {
 		columns = append(columns, r.ratios()...)
 	case latency:
 		columns = append(columns,
-			of(streamP50, "to the stream, ms: p50", spread("%.3f", "")), of(streamP99, "p99", spread("%.3f", "")), of(streamP999, "p99.9", spread("%.2f", "")),
-			of(consumerP50, "to a consumer: p50", spread("%.3f", "")), of(consumerP99, "p99", spread("%.3f", "")), of(consumer999, "p99.9", spread("%.2f", "")))
+			of(streamP50, "to the stream, ms: p50", spread("%.3f", "")),
+			of(streamP99, "p99", spread("%.3f", "")), of(streamP999, "p99.9", spread("%.2f", "")),
+			of(consumerP50, "to a consumer: p50", spread("%.3f", "")),
+			of(consumerP99, "p99", spread("%.3f", "")), of(consumer999, "p99.9", spread("%.2f", "")))
 	}
 	columns = append(columns,
-		of(cpuPostgres, "PostgreSQL µs", decimal("%.1f")), of(cpuNATS, "NATS µs", decimal("%.1f")), of(cpuItself, "itself µs", decimal("%.1f")),
+		of(cpuPostgres, "PostgreSQL µs", decimal("%.1f")), of(cpuNATS, "NATS µs", decimal("%.1f")),
+		of(cpuItself, "itself µs", decimal("%.1f")),
 		of(peakMemory, "peak MB", decimal("%.0f")), of(walBytes, "WAL B/event", decimal("%.1f")))
 	text := layout(columns, r.Contenders)
 	if r.WALBytes != nil {
-		text += fmt.Sprintf("  writing the backlog took %.0f bytes of WAL for each event\n", r.WALBytes.Median)
+		text += fmt.Sprintf("  writing the backlog took %.0f bytes of WAL for each event\n",
+			r.WALBytes.Median)
 	}
 	return text
 }
@@ -79,7 +84,8 @@ func spread(format, unit string) func(Figure) string {
 	}
 }
 
-// layout sets columns: the first to the left, the others to the right. A column that says nothing is left out.
+// layout sets columns: the first to the left, the others to the right. A column that says nothing is left
+// out.
 func layout(columns []column, rows []ContenderReport) string {
 	var lines = make([]strings.Builder, len(rows)+1)
 	for i, col := range columns {

@@ -13,7 +13,8 @@ func (w *harness) contenders(c *Case) (all []contender) {
 	if c.Kind == latency {
 		for _, h := range c.Horizons {
 			for _, b := range builds {
-				all = append(all, &streamer{w: w, build: b, horizon: &h, label: b.Name + ", horizon " + h.String()})
+				all = append(all, &streamer{w: w, build: b, horizon: &h, label: b.Name + ", horizon " +
+					h.String()})
 			}
 		}
 		return append(all, &poller{w: w})

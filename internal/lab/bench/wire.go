@@ -22,8 +22,8 @@ const (
 	writeBytes    = 128 << 10 // gathered before they are written
 )
 
-// wire publishes messages to a stream as fast as a client can: frames of its own, an acknowledgement for every 50th message. The
-// connection is nats.go's, which reads from it; what it writes, it writes before.
+// wire publishes messages to a stream as fast as a client can: frames of its own, an acknowledgement for
+// every 50th message. The connection is nats.go's, which reads from it; what it writes, it writes before.
 type wire struct {
 	nc    *nats.Conn
 	conn  net.Conn
@@ -55,8 +55,11 @@ func newWire(url string) (*wire, error) {
 	c := &capture{}
 	w := &wire{sizes: make([]int, 2*maxInFlight), notify: make(chan struct{}, 1)}
 	var err error
-	w.nc, err = nats.Connect(url, nats.SetCustomDialer(c), nats.NoReconnect(), nats.PingInterval(time.Hour), nats.Timeout(attempt),
-		nats.ClosedHandler(func(nc *nats.Conn) { w.fail(fmt.Errorf("the connection to NATS is lost: %w", nc.LastError())) }))
+	w.nc, err = nats.Connect(url, nats.SetCustomDialer(c), nats.NoReconnect(), nats.PingInterval(time.Hour),
+		nats.Timeout(attempt),
+		nats.ClosedHandler(func(nc *nats.Conn) {
+			w.fail(fmt.Errorf("the connection to NATS is lost: %w", nc.LastError()))
+		}))
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +114,8 @@ func (w *wire) signal() {
 	}
 }
 
-// send puts a message into the buffer: subject, header lines (each with its end) and data. last asks for an acknowledgement.
+// send puts a message into the buffer: subject, header lines (each with its end) and data. last asks for an
+// acknowledgement.
 func (w *wire) send(subject string, header, data []byte, last bool) error {
 	for w.sent-w.acked.Load() >= maxInFlight || w.flying >= inFlightBytes {
 		if w.asked <= w.acked.Load() {
@@ -194,7 +198,8 @@ func (w *wire) finish() error {
 // outflowHeader is a header line of the same length as outflow's for an event, near enough.
 func outflowHeader(id, actor string, counter int64) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "Outflow: v=1 lsn=0/%X i=0 n=0 of=1 due=0/%X thru=0/%X pull=0 tl=1 sort=s id=%s key=%s:%020d\r\n",
+	fmt.Fprintf(&b, "Outflow: v=1 lsn=0/%X i=0 n=0 of=1 due=0/%X thru=0/%X pull=0 tl=1 sort=s id=%s "+
+		"key=%s:%020d\r\n",
 		0x1000000+counter, 0x1000000+counter, 0x1000000+counter, id, actor, counter)
 	return b.Bytes()
 }

@@ -86,7 +86,8 @@ func (w *writing) run(ctx context.Context) (*written, error) {
 				if n >= total {
 					return nil
 				}
-				if err := sleep(ctx, time.Until(got.Begun.Add(time.Duration(n)*time.Second/time.Duration(w.Rate)))); err != nil {
+				if err := sleep(ctx, time.Until(
+					got.Begun.Add(time.Duration(n)*time.Second/time.Duration(w.Rate)))); err != nil {
 					return err
 				}
 				if _, err := conn.Exec(ctx, "write", w.values(n)...); err != nil {

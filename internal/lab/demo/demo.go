@@ -1,5 +1,6 @@
-// Package demo is `outflow-lab demo`: servers for the moment, a real editing trace written by connections that commit out of order, the
-// stream as a consumer sees it, the streamer killed on the way, and a verdict that a separate reader computes.
+// Package demo is `outflow-lab demo`: servers for the moment, a real editing trace written by connections
+// that commit out of order, the stream as a consumer sees it, the streamer killed on the way, and a verdict
+// that a separate reader computes.
 package demo
 
 import (
@@ -109,7 +110,8 @@ func (d *demo) startServers(ctx context.Context) (err error) {
 
 func (d *demo) ownServer(ctx context.Context) (err error) {
 	// What is thrown away needs no fsync; a slow disk would only make commits later than the horizon.
-	d.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: filepath.Join(d.dir, "postgres"), Settings: map[string]string{"fsync": "off", "track_commit_timestamp": "on"}})
+	d.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: filepath.Join(d.dir, "postgres"),
+		Settings: map[string]string{"fsync": "off", "track_commit_timestamp": "on"}})
 	if err != nil {
 		return err
 	}
@@ -158,7 +160,8 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 	}
 	w := newWriters(d.pgURL, ops, d.Writers, d.Rate)
 	r := newReader(d.js, w, d.screen)
-	d.screen.line("\n%d operations of two people who write one note at the same time, by %d connections that commit out of order;\n"+
+	d.screen.line("\n%d operations of two people who write one note at the same time, by %d connections "+
+		"that commit out of order;\n"+
 		"what a consumer of the stream sees:\n", len(ops), d.Writers)
 	d.screen.head()
 
@@ -247,13 +250,16 @@ func (d *demo) giveBack() error {
 		return err
 	}
 	if d.streamer != nil {
-		drop := "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '" + d.streamer.slot + "'"
+		drop := "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '" +
+			d.streamer.slot + "'"
 		err = execute(ctx, ours, drop)
 	}
-	return errors.Join(err, execute(ctx, theirs, "DROP DATABASE IF EXISTS "+pgx.Identifier{d.database}.Sanitize()))
+	return errors.Join(err, execute(ctx, theirs, "DROP DATABASE IF EXISTS "+
+		pgx.Identifier{d.database}.Sanitize()))
 }
 
-// noteTimestamps says so where the verdict can't tell what was late: the reader takes commit times from PostgreSQL.
+// noteTimestamps says so where the verdict can't tell what was late: the reader takes commit times from
+// PostgreSQL.
 func (d *demo) noteTimestamps(ctx context.Context, cfg *pgx.ConnConfig) error {
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
@@ -265,7 +271,8 @@ func (d *demo) noteTimestamps(ctx context.Context, cfg *pgx.ConnConfig) error {
 		return fmt.Errorf("postgres.url: %w", err)
 	}
 	if track != "on" {
-		d.screen.line("          its track_commit_timestamp is off: the verdict cannot tell what was committed too late to be put in order")
+		d.screen.line("          its track_commit_timestamp is off: the verdict cannot tell what was " +
+			"committed too late to be put in order")
 	}
 	return nil
 }

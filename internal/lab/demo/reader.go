@@ -30,7 +30,8 @@ type reader struct {
 }
 
 func newReader(js jetstream.JetStream, w *writers, s *screen) *reader {
-	r := &reader{js: js, w: w, screen: s, byKey: make(map[string]int, len(w.ops)), seen: make(map[string]bool, len(w.ops))}
+	r := &reader{js: js, w: w, screen: s, byKey: make(map[string]int, len(w.ops)),
+		seen: make(map[string]bool, len(w.ops))}
 	for i, op := range w.ops {
 		r.byKey[fmt.Sprintf("%s:%020d", op.Actor, op.Counter)] = i
 	}

@@ -37,14 +37,16 @@ func (s *screen) event(format string, args ...any) {
 }
 
 func (s *screen) head() {
-	s.line("%7s  %-22s  %-24s  %-12s  %9s  %s", "number", "subject", "seq_key", "committed at", "latency", "operation")
+	s.line("%7s  %-22s  %-24s  %-12s  %9s  %s", "number", "subject", "seq_key", "committed at", "latency",
+		"operation")
 }
 
 func (s *screen) message(n int, subject string, h *outbox.Header, payload []byte, latency time.Duration) {
 	if !s.all && n > showFirst && n%showEvery != 0 {
 		return
 	}
-	s.line("%7d  %-22s  %-24s  %-12v  %6.1f ms  %s", n, subject, h.Key, h.Pos.LSN, float64(latency)/float64(time.Millisecond), short(string(payload)))
+	s.line("%7d  %-22s  %-24s  %-12v  %6.1f ms  %s", n, subject, h.Key, h.Pos.LSN,
+		float64(latency)/float64(time.Millisecond), short(string(payload)))
 }
 
 func short(text string) string {
@@ -66,16 +68,22 @@ func (s *screen) verdict(v oracle.Verdict, f figures) {
 	row("repeated", v.Repeated, "")
 	row("changed", v.Changed+v.Foreign, "")
 	if v.Timed || v.OutOfOrder == 0 {
-		row("out of order", v.OutOfOrder-v.Late, "against seq_key, for each actor of the document; %d had been committed out of order", f.inversions)
+		row("out of order", v.OutOfOrder-v.Late, "against seq_key, for each actor of the document; %d had "+
+			"been committed out of order", f.inversions)
 	} else {
-		row("behind", v.OutOfOrder, "after a higher one; without track_commit_timestamp nobody can tell whether they were committed that late")
+		row("behind", v.OutOfOrder, "after a higher one; without track_commit_timestamp nobody can tell "+
+			"whether they were committed that late")
 	}
 	if v.Late > 0 {
-		row("late", v.Late, "reached the WAL when the window of a higher one had closed, on a machine that was busy: they come after it")
+		row("late", v.Late, "reached the WAL when the window of a higher one had closed, on a machine that "+
+			"was busy: they come after it")
 	}
-	row("latency p50", quantile(f.undisturbed, .5), "commit's return to consumer, outflow alive; the horizon (20 ms) is in it")
-	row("latency p99", quantile(f.undisturbed, .99), "%v with the second in which outflow was dead", quantile(f.all, .99))
-	row("rate", fmt.Sprintf("%.0f/s", float64(f.n)/f.took.Seconds()), "%d events in %v, at the writers' pace", f.n, f.took.Round(10*time.Millisecond))
+	row("latency p50", quantile(f.undisturbed, .5),
+		"commit's return to consumer, outflow alive; the horizon (20 ms) is in it")
+	row("latency p99", quantile(f.undisturbed, .99), "%v with the second in which outflow was dead",
+		quantile(f.all, .99))
+	row("rate", fmt.Sprintf("%.0f/s", float64(f.n)/f.took.Seconds()), "%d events in %v, at the writers' pace",
+		f.n, f.took.Round(10*time.Millisecond))
 	if v.First != "" {
 		s.line("  first fault: %s", v.First)
 	}
@@ -91,7 +99,8 @@ func (s *screen) verdict(v oracle.Verdict, f figures) {
 	}
 }
 
-// connections says how to look around. The passwords of servers of our own are of use for that and as short-lived as these.
+// connections says how to look around. The passwords of servers of our own are of use for that and as
+// short-lived as these.
 func (s *screen) connections(d *demo) {
 	postgres := d.pgURL
 	if u, err := url.Parse(postgres); d.pg == nil && err == nil {

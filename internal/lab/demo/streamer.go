@@ -27,7 +27,8 @@ type streamer struct {
 }
 
 func newStreamer(d *demo) *streamer {
-	s := &streamer{d: d, slot: "outflow_demo_" + strconv.Itoa(os.Getpid()), log: filepath.Join(d.dir, "outflow.log")}
+	s := &streamer{d: d, slot: "outflow_demo_" + strconv.Itoa(os.Getpid()),
+		log: filepath.Join(d.dir, "outflow.log")}
 	if port, err := freeport.Port(); err == nil {
 		s.listen = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	}
@@ -43,7 +44,8 @@ func (s *streamer) command(ctx context.Context, name string) *exec.Cmd {
 		}
 	}
 	cmd.Env = append(cmd.Env,
-		"OUTFLOW_POSTGRES_URL="+s.d.pgURL, "OUTFLOW_NATS_URL="+s.d.nats.URL(), "OUTFLOW_SLOT="+s.slot, "OUTFLOW_STREAM="+stream,
+		"OUTFLOW_POSTGRES_URL="+s.d.pgURL, "OUTFLOW_NATS_URL="+s.d.nats.URL(), "OUTFLOW_SLOT="+s.slot,
+		"OUTFLOW_STREAM="+stream,
 		"OUTFLOW_TABLE="+table, "OUTFLOW_LISTEN="+s.listen, "OUTFLOW_SINK_DURABLE_AFTER=2s")
 	return cmd
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/recording"
 )
 
-// writers write a trace through several connections. Each takes the next few operations, inserts them, dawdles, and commits: so
-// transactions commit in another order than the operations were made in.
+// writers write a trace through several connections. Each takes the next few operations, inserts them,
+// dawdles, and commits: so transactions commit in another order than the operations were made in.
 type writers struct {
 	url  string
 	ops  []recording.Op
@@ -34,13 +34,14 @@ type writers struct {
 const (
 	maxBatch = 4                    // operations in a transaction
 	dawdle   = 4 * time.Millisecond // at most, before a commit
-	// No operation is handed out while a transaction is older than this: commits that are further apart than the horizon would come
-	// in the order of their commits, as they should, and the demo is about the others.
+	// No operation is handed out while a transaction is older than this: commits that are further apart than
+	// the horizon would come in the order of their commits, as they should, and the demo is about the others.
 	spread = 8 * time.Millisecond
 )
 
 func newWriters(url string, ops []recording.Op, n, rate int) *writers {
-	w := &writers{url: url, ops: ops, n: n, rate: rate, committed: make([]atomic.Int64, len(ops)), begun: map[int]time.Time{}}
+	w := &writers{url: url, ops: ops, n: n, rate: rate, committed: make([]atomic.Int64, len(ops)),
+		begun: map[int]time.Time{}}
 	w.freed = sync.NewCond(&w.mu)
 	return w
 }
@@ -72,7 +73,8 @@ func (w *writers) write(ctx context.Context, start time.Time) error {
 		}
 		w.give(from, to)
 		// The pace is kept by when an operation is due, not by pauses, which would add up.
-		if err := sleep(ctx, time.Until(start.Add(time.Duration(to)*time.Second/time.Duration(w.rate)))); err != nil {
+		if err := sleep(ctx,
+			time.Until(start.Add(time.Duration(to)*time.Second/time.Duration(w.rate)))); err != nil {
 			return err
 		}
 	}
@@ -121,7 +123,8 @@ func (w *writers) transaction(ctx context.Context, conn *pgx.Conn, from, to int)
 		return err
 	}
 	for _, op := range w.ops[from:to] {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)",
+		_, err := tx.Exec(ctx, "INSERT INTO "+table+
+			" (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)",
 			op.Doc, op.Actor, op.Counter, string(op.Payload))
 		if err != nil {
 			return fmt.Errorf("insert operation %d: %w", op.T, err)

@@ -21,11 +21,12 @@ const (
 
 // Block is one fenced block that means something.
 type Block struct {
-	Line       int    // of its fence in the page, from 1
-	Kind       Kind   //
-	Lang       string // of what is run: sh or sql
-	Name       string // of a file, relative to the page's folder
-	Body       string // without the fences, ends with a newline. In the background: what precedes the last command
+	Line int    // of its fence in the page, from 1
+	Kind Kind   //
+	Lang string // of what is run: sh or sql
+	Name string // of a file, relative to the page's folder
+	// without the fences, ends with a newline. In the background: what precedes the last command
+	Body       string
 	Command    string // in the background: the last command, without " &"
 	Job        int    // of Kill: which background command of the page, from 1
 	Exit       int    // the exit code that it must have
@@ -137,7 +138,8 @@ func (r raw) block() (b Block, means bool, err error) {
 		return b, true, nil
 	}
 	if b.Lang == "go" {
-		return b, false, fmt.Errorf("a go block begins with a line // file: NAME, or its fence has the word norun")
+		return b, false, fmt.Errorf("a go block begins with a line // file: NAME, or its fence has the " +
+			"word norun")
 	}
 	if !run {
 		return b, false, nil
@@ -151,13 +153,15 @@ func (r raw) block() (b Block, means bool, err error) {
 		b.Kind = Background
 		b.Body, b.Command = lastCommand(command)
 		if b.Exit != 0 || b.Eventually {
-			return b, false, fmt.Errorf("what runs in the background ends with exit code 0, and is not run again")
+			return b, false, fmt.Errorf("what runs in the background ends with exit code 0, and is not run " +
+				"again")
 		}
 	}
 	return b, true, nil
 }
 
-// lastCommand cuts a script before its last line, or before the first of the lines that a backslash joins with it.
+// lastCommand cuts a script before its last line, or before the first of the lines that a backslash joins
+// with it.
 func lastCommand(script string) (before, last string) {
 	lines := strings.Split(script, "\n")
 	i := len(lines) - 1

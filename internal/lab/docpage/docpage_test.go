@@ -31,7 +31,8 @@ func TestParse(t *testing.T) {
 		{Line: 26, Kind: File, Lang: "yaml", Name: "outflow.yaml", Body: "# file: outflow.yaml\ntable: x\n"},
 		{Line: 36, Lang: "sh", Body: "cat <<'X'\n```\nX\n"},
 		{Line: 41, Lang: "sh", Body: "outflow run\n", Exit: 3},
-		{Line: 44, Kind: Background, Lang: "sh", Body: "export A=1\n", Command: "exec outflow run \\\n  --stream A"},
+		{Line: 44, Kind: Background, Lang: "sh", Body: "export A=1\n",
+			Command: "exec outflow run \\\n  --stream A"},
 		{Line: 49, Kind: Kill, Lang: "sh", Body: "kill %1\n", Job: 1},
 	}
 	got, err := Parse(page)

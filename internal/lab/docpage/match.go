@@ -7,7 +7,8 @@ import (
 
 const anything = "…"
 
-// Match returns nil if an output is as a page has it: white space at the end of lines, and empty lines before and behind, do not count.
+// Match returns nil if an output is as a page has it: white space at the end of lines, and empty lines before
+// and behind, do not count.
 func Match(want, got string) error { return match(want, got, false) }
 
 // MatchBegin is Match for a command that still runs: the output begins so, and may go on.
@@ -45,7 +46,8 @@ func match(want, got string, open bool) error {
 	case far == len(w):
 		return fmt.Errorf("the output goes on where the page's ends:\n%s", strings.Join(g, "\n"))
 	default:
-		return fmt.Errorf("the output has no line like %q of the page where it should be:\n%s", w[far], strings.Join(g, "\n"))
+		return fmt.Errorf("the output has no line like %q of the page where it should be:\n%s", w[far],
+			strings.Join(g, "\n"))
 	}
 }
 

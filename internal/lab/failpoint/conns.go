@@ -68,7 +68,8 @@ type jetStream struct {
 
 func (b *jetStream) Publisher(lastSeq uint64) (p pipeline.Publisher) {
 	_ = b.set.around("publisher", func() error {
-		p = &publisher{Publisher: b.JetStream.Publisher(lastSeq), set: b.set, acked: lastSeq, flushed: lastSeq}
+		p = &publisher{Publisher: b.JetStream.Publisher(lastSeq), set: b.set, acked: lastSeq,
+			flushed: lastSeq}
 		return nil
 	})
 	return p
@@ -122,8 +123,8 @@ type store struct {
 	set *Set
 }
 
-// Load turns the record's times back by as much as this clock is said to be ahead: all that is done with them is to compare them with
-// this clock.
+// Load turns the record's times back by as much as this clock is said to be ahead: all that is done with them
+// is to compare them with this clock.
 func (s *store) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 	r, revision, err := s.Store.Load(ctx)
 	return shifted(r, -s.set.clock), revision, err

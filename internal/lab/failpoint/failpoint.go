@@ -1,15 +1,18 @@
-// Package failpoint lets outflow run kill itself at a named point, for tests of what is found again afterwards: a kill from outside
-// almost never hits the moment between a message that is stored and its acknowledgement that is read.
+// Package failpoint lets outflow run kill itself at a named point, for tests of what is found again
+// afterwards: a kill from outside almost never hits the moment between a message that is stored and its
+// acknowledgement that is read.
 //
-// The environment variable OUTFLOW_FAILPOINT arms it; it is no setting and for tests alone. Its value is a list, comma-separated, of
+// The environment variable OUTFLOW_FAILPOINT arms it; it is no setting and for tests alone. Its value is a
+// list, comma-separated, of
 //
-//	<point>:<n>            kill -9 of this process when it comes to the point for the n-th time (from 1), see Names
+//	<point>:<n>            kill -9 of this process when it comes to the point for the n-th time, see Names
 //	stop.<point>:<n>       the same with kill -STOP: it goes on when it gets SIGCONT
 //	spill.full:<n>         from the n-th write on, all writes to scratch files fail as on a full disk
 //	spill.full:<n>+<k>     the same, and after k failures there is room again
-//	clock:<duration>       the record is written and read as by a machine whose clock is so much ahead (1h) or behind (-1h)
+//	clock:<duration>       the record is used as by a machine whose clock is ahead (1h) or behind (-1h)
 //
-// Where it is not set, nothing is wrapped and nothing is counted. What is counted goes on from session to session.
+// Where it is not set, nothing is wrapped and nothing is counted. What is counted goes on from session to
+// session.
 //
 // The points lie around the calls between the pipeline and what it is connected to:
 //
@@ -56,12 +59,15 @@ const (
 )
 
 var points = []string{
-	"start.before", "start.after", "publisher.before", "publisher.after", "publish.before", "publish.after", "flush.before", "flush.after", "ack", "record.before", "record.after",
-	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after", "spill.before", "spill.after",
+	"start.before", "start.after", "publisher.before", "publisher.after", "publish.before", "publish.after",
+	"flush.before", "flush.after", "ack", "record.before", "record.after",
+	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after",
+	"spill.before", "spill.after",
 }
 
 var steps = []string{
-	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken", "snapshot.row",
+	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken",
+	"snapshot.row",
 	"snapshot.published", "snapshot.durable", "snapshot.finished",
 }
 
@@ -86,8 +92,8 @@ type count struct {
 	seen  atomic.Int64
 }
 
-// FromEnviron reads the variable from an environment (as of os.Environ); nil if it is not there. A value that can't be used is a
-// fault of class Usage that lists the points.
+// FromEnviron reads the variable from an environment (as of os.Environ); nil if it is not there. A value that
+// can't be used is a fault of class Usage that lists the points.
 func FromEnviron(environ []string) (*Set, error) {
 	for _, entry := range environ {
 		if value, ok := strings.CutPrefix(entry, Env+"="); ok && value != "" {
@@ -106,9 +112,12 @@ func Parse(value string) (*Set, error) {
 	for item := range strings.SplitSeq(value, ",") {
 		if err := s.add(strings.TrimSpace(item)); err != nil {
 			return nil, &outbox.Fault{
-				Class: outbox.Usage, Code: "failpoint", Message: fmt.Sprintf("%s=%q: %q %v", Env, value, item, err),
-				Hint: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n or stop.point:n with points %s %s, of %s:n or "+
-					"%s:n+k, and of %s:duration", strings.Join(points, " "), strings.Join(steps, " "), SpillFull, SpillFull, Clock),
+				Class: outbox.Usage, Code: "failpoint", Message: fmt.Sprintf("%s=%q: %q %v", Env, value, item,
+					err),
+				Hint: fmt.Sprintf("It is for tests of outflow alone: unset it, or give a list of point:n "+
+					"or stop.point:n with points %s %s, of %s:n or "+
+					"%s:n+k, and of %s:duration", strings.Join(points, " "), strings.Join(steps, " "),
+					SpillFull, SpillFull, Clock),
 			}
 		}
 	}

@@ -98,9 +98,17 @@ func TestEveryPointIsCounted(t *testing.T) {
 				"start":     func() error { return l.Source.Start(t.Context(), 1, true) },
 				"publisher": func() error { l.JetStream.Publisher(0); return nil },
 				"publish":   func() error { return p.Publish(nil, nil) },
-				"flush":     func() error { w.sent++; p.Flush(time.Time{}); p.Flush(time.Time{}); return nil },
-				"ack":       func() error { w.acked++; w.did("ack"); p.Acked(); p.Acked(); return nil },
-				"record":    func() error { _, err := l.Store.Save(t.Context(), &checkpoint.Record{}, 1); return err },
+				"flush": func() error {
+					w.sent++
+					p.Flush(time.Time{})
+					p.Flush(time.Time{})
+					return nil
+				},
+				"ack": func() error { w.acked++; w.did("ack"); p.Acked(); p.Acked(); return nil },
+				"record": func() error {
+					_, err := l.Store.Save(t.Context(), &checkpoint.Record{}, 1)
+					return err
+				},
 				"confirm": func() error {
 					lsn := outbox.LSN(len(w.log) + 1)
 					l.Source.Confirm(lsn)
@@ -181,7 +189,8 @@ func TestAfterIsAfterSuccess(t *testing.T) {
 
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	for value, want := range map[string]string{"spill.full:3": "..xxxxx", "spill.full:2+3": ".xxx...", "spill.full:1+1": "x......"} {
+	for value, want := range map[string]string{"spill.full:3": "..xxxxx", "spill.full:2+3": ".xxx...",
+		"spill.full:1+1": "x......"} {
 		_, c, _ := decorated(t, value)
 		var got strings.Builder
 		for range want { // a file each: the disk is counted, not the file
@@ -233,8 +242,11 @@ func TestClock(t *testing.T) {
 func TestParse(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{
-		"publish", "stop.ack", "stop.clock:1h", "stop.nowhere:1", "stop.ack:1,ack:1", "publish.after", "publish.after:", "publish.after:0", "publish.after:-1", "publish.after:x", "nowhere:1", "ack:1,", "ack:1,ack:2",
-		"spill.full:", "spill.full:1+", "spill.full:1+0", "spill.full:1,spill.full:2", "clock:", "clock:5", "clock:0s", "clock:1h,clock:2h", ",",
+		"publish", "stop.ack", "stop.clock:1h", "stop.nowhere:1", "stop.ack:1,ack:1", "publish.after",
+		"publish.after:", "publish.after:0", "publish.after:-1", "publish.after:x", "nowhere:1", "ack:1,",
+		"ack:1,ack:2",
+		"spill.full:", "spill.full:1+", "spill.full:1+0", "spill.full:1,spill.full:2", "clock:", "clock:5",
+		"clock:0s", "clock:1h,clock:2h", ",",
 	} {
 		_, err := FromEnviron([]string{"PATH=/", Env + "=" + value})
 		if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Usage {

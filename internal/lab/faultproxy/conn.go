@@ -11,8 +11,8 @@ import (
 
 const (
 	chunkSize = 32 << 10
-	// While there is a delay, this many chunks may be under way; the sender is not slowed down by the delay up to 8 MiB. Otherwise one
-	// is, so that back-pressure passes through.
+	// While there is a delay, this many chunks may be under way; the sender is not slowed down by the delay
+	// up to 8 MiB. Otherwise one is, so that back-pressure passes through.
 	maxChunks = 256
 	slice     = 50 * time.Millisecond // what is written at once under a rate takes about so long
 )
@@ -72,7 +72,8 @@ func (c *conn) read(d Direction, from *net.TCPConn, under chan<- chunk, taken <-
 	for {
 		n, err := from.Read(buf)
 		if err != nil && !errors.Is(err, io.EOF) {
-			if mutedErr := c.unmuted(d, true); mutedErr != nil { // nor is a reset seen on the other side of a dead line
+			// nor is a reset seen on the other side of a dead line
+			if mutedErr := c.unmuted(d, true); mutedErr != nil {
 				return mutedErr
 			}
 			return err

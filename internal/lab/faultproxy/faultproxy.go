@@ -1,9 +1,9 @@
-// Package faultproxy is a TCP proxy that does to connections what networks do: it resets them, refuses them, lets them hang half open,
-// loses the bytes of one direction, delays and slows them down. It knows nothing of the protocol above, so it stands before PostgreSQL
-// and NATS alike.
+// Package faultproxy is a TCP proxy that does to connections what networks do: it resets them, refuses them,
+// lets them hang half open, loses the bytes of one direction, delays and slows them down. It knows nothing of
+// the protocol above, so it stands before PostgreSQL and NATS alike.
 //
-// Faults hold for the connections there are and for new ones, until they are taken back (Heal takes all back). Cut is a moment, not a
-// state.
+// Faults hold for the connections there are and for new ones, until they are taken back (Heal takes all
+// back). Cut is a moment, not a state.
 package faultproxy
 
 import (
@@ -37,7 +37,8 @@ func (d Direction) String() string {
 // dialTimeout is how long the target may take to accept; the client waits as long.
 const dialTimeout = 5 * time.Second
 
-// Proxy listens on 127.0.0.1 and passes each connection on to its target. Its methods may be called from any goroutine.
+// Proxy listens on 127.0.0.1 and passes each connection on to its target. Its methods may be called from any
+// goroutine.
 type Proxy struct {
 	target   string
 	listener *net.TCPListener
@@ -77,7 +78,8 @@ func New(target string) (*Proxy, error) {
 	return p, nil
 }
 
-// To starts a proxy to the host and port of a URL (postgres://, nats://) and returns the same URL through the proxy as well.
+// To starts a proxy to the host and port of a URL (postgres://, nats://) and returns the same URL through the
+// proxy as well.
 func To(target string) (*Proxy, string, error) {
 	u, err := url.Parse(target)
 	if err != nil {
@@ -114,12 +116,13 @@ func (p *Proxy) Cut() {
 // Refuse makes the proxy reset new connections as soon as they are made. Those there are stay.
 func (p *Proxy) Refuse(on bool) { p.change(func() { p.refuse = on }) }
 
-// Mute holds back the bytes of one direction, also its end: the connection stays open, half dead, and the sender is stopped by TCP's
-// back-pressure when the buffers between are full. Taken back, everything comes after all.
+// Mute holds back the bytes of one direction, also its end: the connection stays open, half dead, and the
+// sender is stopped by TCP's back-pressure when the buffers between are full. Taken back, everything comes
+// after all.
 func (p *Proxy) Mute(d Direction, on bool) { p.change(func() { p.flows[d].muted = on }) }
 
-// Drop reads the bytes of one direction and throws them away, also those that Mute holds. A connection that lost bytes is of no use any
-// more: follow with Cut before this is taken back.
+// Drop reads the bytes of one direction and throws them away, also those that Mute holds. A connection that
+// lost bytes is of no use any more: follow with Cut before this is taken back.
 func (p *Proxy) Drop(d Direction, on bool) { p.change(func() { p.flows[d].dropped = on }) }
 
 // Delay lets every byte of both directions arrive d later: a round trip takes 2d longer. 0: none.

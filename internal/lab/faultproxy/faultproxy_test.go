@@ -151,7 +151,8 @@ func TestBytesPassBothWays(t *testing.T) {
 		}
 	}
 	eventually(t, "no connection is left", func() bool { return p.Conns() == 0 })
-	if up, down := p.Bytes(ToServer), p.Bytes(ToClient); up != uint64(len(data)) || down != up || p.Accepted() != 1 {
+	if up, down := p.Bytes(ToServer), p.Bytes(ToClient); up != uint64(len(data)) || down != up ||
+		p.Accepted() != 1 {
 		t.Errorf("%d bytes to the server, %d to the client, %d connections", up, down, p.Accepted())
 	}
 }
@@ -364,10 +365,13 @@ func TestCloseEndsEverything(t *testing.T) {
 			if err := c.client.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
-			_, _ = io.Copy(c.client, io.LimitReader(rand.Reader, 64<<20)) // until buffers are full, if they are
-			p.Close()                                                     // it returns: every goroutine has ended
+			// until buffers are full, if they are
+			_, _ = io.Copy(c.client, io.LimitReader(rand.Reader, 64<<20))
+			// it returns: every goroutine has ended
 			p.Close()
-			eventually(t, "it accepts no connections", func() bool { // a child that is just being forked has its listener too, for a moment
+			p.Close()
+			// a child that is just being forked has its listener too, for a moment
+			eventually(t, "it accepts no connections", func() bool {
 				c, err := net.Dial("tcp4", p.Addr())
 				if err == nil {
 					c.Close()
@@ -394,7 +398,8 @@ func TestServers(t *testing.T) {
 		}
 		defer conn.Close(t.Context())
 		var n int
-		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM generate_series(1, 1000)").Scan(&n); err != nil || n != 1000 {
+		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM generate_series(1, 1000)").Scan(
+			&n); err != nil || n != 1000 {
 			t.Fatalf("%d rows, %v", n, err)
 		}
 		p.Cut()

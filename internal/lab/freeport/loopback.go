@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// Below the ephemeral ranges of Linux (from 32768) and macOS (from 49152): an outgoing connection can't take the port while its
-// server is down.
+// Below the ephemeral ranges of Linux (from 32768) and macOS (from 49152): an outgoing connection can't take
+// the port while its server is down.
 const (
 	first = 20000 // inclusive
 	end   = 32000 // exclusive
 	block = 50    // ports that one process has at a time
 )
 
-// mine are the blocks of ports that this process has claimed. Whoever has a port may not have bound it yet, or may be between two
-// servers on it: that it is free says nothing.
+// mine are the blocks of ports that this process has claimed. Whoever has a port may not have bound it yet,
+// or may be between two servers on it: that it is free says nothing.
 var mine struct {
 	sync.Mutex
 	claims map[int]net.PacketConn // by the first port of the block, held for the life of the process
 	left   []int                  // ports that were not handed out yet
 }
 
-// Port returns a TCP port that was free on 127.0.0.1 a moment ago, that it has not returned before, and that no other process gets from
-// it while this one lives.
+// Port returns a TCP port that was free on 127.0.0.1 a moment ago, that it has not returned before, and that
+// no other process gets from it while this one lives.
 func Port() (int, error) {
 	mine.Lock()
 	defer mine.Unlock()
@@ -60,8 +60,8 @@ func Port() (int, error) {
 	}
 }
 
-// claimBlock takes a block that no process has, this one included. The UDP port of its first number is the claim: the system gives it
-// to one process only, and takes it back from a dead one.
+// claimBlock takes a block that no process has, this one included. The UDP port of its first number is the
+// claim: the system gives it to one process only, and takes it back from a dead one.
 func claimBlock() (begin int, claim net.PacketConn, ok bool) {
 	const blocks = (end - first) / block
 	offset := rand.IntN(blocks)
@@ -87,8 +87,9 @@ func portsFrom(begin int) []int {
 	return ports
 }
 
-// free tells whether nobody listens on the port. It does not listen itself: a child that another goroutine starts has a copy of every
-// socket until it has become the other program, and a copy that listens would keep the port for longer than this call.
+// free tells whether nobody listens on the port. It does not listen itself: a child that another goroutine
+// starts has a copy of every socket until it has become the other program, and a copy that listens would keep
+// the port for longer than this call.
 func free(port int) bool {
 	syscall.ForkLock.RLock()
 	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
@@ -106,8 +107,8 @@ func free(port int) bool {
 	return syscall.Bind(socket, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}) == nil
 }
 
-// Closed returns when nobody listens on a port any more on which this process has just closed its listener: a copy that a child has (see
-// free) may keep it a moment longer. Whoever else has taken it is not waited for.
+// Closed returns when nobody listens on a port any more on which this process has just closed its listener: a
+// copy that a child has (see free) may keep it a moment longer. Whoever else has taken it is not waited for.
 func Closed(port int) {
 	for range 1000 {
 		if free(port) {

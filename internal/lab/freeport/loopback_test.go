@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// childEnv makes the test binary a process that takes that many ports, prints them and keeps them until its standard input ends.
+// childEnv makes the test binary a process that takes that many ports, prints them and keeps them until its
+// standard input ends.
 const childEnv = "_LOOPBACK_PORTS"
 
 func TestMain(m *testing.M) {
@@ -49,7 +50,8 @@ func TestPortIsFree(t *testing.T) {
 	}
 }
 
-// TestPortsDiffer: two servers that are about to start never get the same port, whichever process asks for them.
+// TestPortsDiffer: two servers that are about to start never get the same port, whichever process asks for
+// them.
 func TestPortsDiffer(t *testing.T) {
 	t.Parallel()
 	const processes, each = 3, block + 10

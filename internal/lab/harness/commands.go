@@ -21,8 +21,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Run runs a command to its end, again where it gave up because a server did not answer: it waits for seconds, and says so with exit
-// code 1, or 3 where it could not connect. Any other code stands.
+// Run runs a command to its end, again where it gave up because a server did not answer: it waits for
+// seconds, and says so with exit code 1, or 3 where it could not connect. Any other code stands.
 func (o *Outflow) Run(args ...string) (stdout, stderr string, code int) {
 	o.T.Helper()
 	return o.runUntil(func(string) bool { return false }, args...)
@@ -45,10 +45,12 @@ func (o *Outflow) runUntil(done func(stderr string) bool, args ...string) (stdou
 }
 
 // silent is what a command says that gave up because a server did not answer.
-var silent = regexp.MustCompile(`(?i)deadline exceeded|time-?out|timed out|no responders|no response|not answer|connection to NATS is lost`)
+var silent = regexp.MustCompile(
+	`(?i)deadline exceeded|time-?out|timed out|no responders|no response|not answer|connection to NATS is lost`)
 
-// Unanswered tells whether a command may be run again: it gave up because a server did not answer, on a machine that was seen to stand
-// still meanwhile. Each retry is a line that begins with "retry:", which the report of a test run counts.
+// Unanswered tells whether a command may be run again: it gave up because a server did not answer, on a
+// machine that was seen to stand still meanwhile. Each retry is a line that begins with "retry:", which the
+// report of a test run counts.
 func Unanswered(t testing.TB, command any, said string) bool {
 	again := silent.MatchString(said) && await.StoodStill(2*time.Minute)
 	if again {
@@ -150,7 +152,8 @@ type RunningRepair struct {
 
 func (o *Outflow) StartRepair(args ...string) *RunningRepair {
 	o.T.Helper()
-	r := &RunningRepair{o: o, args: args, cmd: exec.CommandContext(o.T.Context(), Program(o.Env), append([]string{"repair", "--json"}, args...)...)}
+	r := &RunningRepair{o: o, args: args, cmd: exec.CommandContext(o.T.Context(), Program(o.Env),
+		append([]string{"repair", "--json"}, args...)...)}
 	r.cmd.Env, r.cmd.Stdout, r.cmd.Stderr = o.Env, &r.out, &r.stderr
 	Must(o.T, r.cmd.Start())
 	return r
@@ -164,7 +167,8 @@ func (r *RunningRepair) Wait() (report repairReport, stderr string, code int) {
 		if err := r.cmd.Wait(); err != nil && !errors.As(err, &exit) {
 			r.o.T.Fatal(err)
 		}
-		if r.cmd.ProcessState.ExitCode() != 1 || try == Tries || !Unanswered(r.o.T, r.args, r.stderr.String()) {
+		if r.cmd.ProcessState.ExitCode() != 1 || try == Tries ||
+			!Unanswered(r.o.T, r.args, r.stderr.String()) {
 			break
 		}
 		r = r.o.StartRepair(r.args...)
@@ -287,7 +291,8 @@ func (o *Outflow) MustSnapshot() SnapshotReport {
 func (o *Outflow) MustFail(code int, args []string, says ...string) {
 	o.T.Helper()
 	wanted := func(stderr string) bool {
-		return (code == 1 || code == 3) && !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(stderr, s) })
+		return (code == 1 || code == 3) &&
+			!slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(stderr, s) })
 	}
 	out, errOut, got := o.runUntil(wanted, args...)
 	if got != code {
@@ -306,15 +311,16 @@ func (o *Outflow) MustEnd(code int, says ...string) {
 	o.MustContain("outflow run", lines[len(lines)-1], says...)
 }
 
-// MustEndInGap waits for the end of outflow run, which must be a gap of a code: the last line names it as what a repair
-// has to accept.
+// MustEndInGap waits for the end of outflow run, which must be a gap of a code: the last line names it as
+// what a repair has to accept.
 func (o *Outflow) MustEndInGap(code string) {
 	o.T.Helper()
 	if got := o.Wait(); got != 4 {
 		o.T.Errorf("outflow run: exit code %d, want 4", got)
 	}
 	lines := strings.Split(strings.TrimSpace(o.Log.String()), "\n")
-	if last := lines[len(lines)-1]; !regexp.MustCompile(`outflow repair --accept ` + code + `\b`).MatchString(last) {
+	if last := lines[len(lines)-1]; !regexp.MustCompile(`outflow repair --accept ` + code +
+		`\b`).MatchString(last) {
 		o.T.Errorf("outflow run does not end with the code %s:\n%s", code, last)
 	}
 }

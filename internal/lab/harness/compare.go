@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// CompareStreams compares each stream with the table, and the two with each other. With a horizon above 0 it also holds claim C4: what is
-// out of order came to the WAL when the window of a higher one had closed (the server must track commit timestamps).
+// CompareStreams compares each stream with the table, and the two with each other. With a horizon above 0 it
+// also holds claim C4: what is out of order came to the WAL when the window of a higher one had closed (the
+// server must track commit timestamps).
 func CompareStreams(t *testing.T, pgURL, natsURL, twinURL, stream string, horizon time.Duration) {
 	t.Helper()
 	conn := Connect(t, pgURL)
@@ -28,7 +29,8 @@ func CompareStreams(t *testing.T, pgURL, natsURL, twinURL, stream string, horizo
 			t.Errorf("stream and table differ: %s", v.String())
 		}
 		if horizon > 0 && v.OutOfOrder != v.Late {
-			t.Errorf("%d events are out of order though the window of no higher one had closed", v.OutOfOrder-v.Late)
+			t.Errorf("%d events are out of order though the window of no higher one had closed",
+				v.OutOfOrder-v.Late)
 		}
 		verdicts = append(verdicts, v)
 	}
@@ -45,16 +47,20 @@ func SameMessages(t *testing.T, got, want []*oracle.Message) {
 	}
 	for i := range min(len(got), len(want)) {
 		a, b := got[i], want[i]
-		if a.Subject != b.Subject || a.Header.Get(outbox.HeaderName) != b.Header.Get(outbox.HeaderName) || len(a.Header) != len(b.Header) ||
+		if a.Subject != b.Subject || a.Header.Get(outbox.HeaderName) != b.Header.Get(outbox.HeaderName) ||
+			len(a.Header) != len(b.Header) ||
 			!bytes.Equal(a.Data, b.Data) {
-			t.Fatalf("message %d is\n%s %v %s\nthe twin has\n%s %v %s", i+1, a.Subject, a.Header, a.Data, b.Subject, b.Header, b.Data)
+			t.Fatalf("message %d is\n%s %v %s\nthe twin has\n%s %v %s", i+1, a.Subject, a.Header, a.Data,
+				b.Subject, b.Header, b.Data)
 		}
 	}
 }
 
-// The peers_*_test.go files hold what other streamers of a WAL were seen to fail at: docs/guarantees.md, "Failures seen elsewhere".
+// The peers_*_test.go files hold what other streamers of a WAL were seen to fail at: docs/guarantees.md,
+// "Failures seen elsewhere".
 
-// MustBeExact compares stream and table and holds the order: with horizon 0s and sort commit the messages are in the order of their positions.
+// MustBeExact compares stream and table and holds the order: with horizon 0s and sort commit the messages are
+// in the order of their positions.
 func (o *Outflow) MustBeExact(conn *pgx.Conn, natsURL string) []*oracle.Message {
 	o.T.Helper()
 	o.MustBeComplete(conn, natsURL)

@@ -44,7 +44,8 @@ func LogIn(t *testing.T, s *natsserver.Server, user, password string) (*nats.Con
 	return nc, js
 }
 
-// DocumentedBlock is the n-th indented block of a section of a document: what the tests run is what is written down.
+// DocumentedBlock is the n-th indented block of a section of a document: what the tests run is what is
+// written down.
 func DocumentedBlock(t *testing.T, doc, section string, n int) string {
 	t.Helper()
 	content, err := os.ReadFile(Path("docs", doc))

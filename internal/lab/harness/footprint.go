@@ -53,8 +53,8 @@ func (o *Outflow) Watch(t *testing.T) *Footprint {
 	return f
 }
 
-// look reads the kernel's own high-water mark, and what the scratch files hold: they have no name, so they are found by the process
-// that has them open.
+// look reads the kernel's own high-water mark, and what the scratch files hold: they have no name, so they
+// are found by the process that has them open.
 func (f *Footprint) look() {
 	peak, ok := process.Peak(f.pid)
 	if !ok {

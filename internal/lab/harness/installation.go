@@ -17,8 +17,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// The tests of claim C6 watch the resident set and the scratch files of the built binary from outside. OUTFLOW_TEST_LONG=1 gives the
-// sizes that the documentation has figures for; the default is a small form of each.
+// The tests of claim C6 watch the resident set and the scratch files of the built binary from outside.
+// OUTFLOW_TEST_LONG=1 gives the sizes that the documentation has figures for; the default is a small form of
+// each.
 
 // Sized returns the long or the small size.
 func Sized(long, small int) int {
@@ -65,7 +66,8 @@ func WriteFile(t *testing.T, name, content string) string {
 	return path
 }
 
-// smoke: only the tests that are not slow run, because a plain go test ./... has to end within Go's limit of ten minutes.
+// smoke: only the tests that are not slow run, because a plain go test ./... has to end within Go's limit of
+// ten minutes.
 var smoke bool
 
 // SkipIfShort marks a test that short runs and a plain go test ./... leave out.
@@ -81,8 +83,10 @@ var slots atomic.Int64
 // SlotName returns a name that no other test uses: slots belong to a whole server, which tests share.
 func SlotName(prefix string) string { return fmt.Sprintf("%s_%d", prefix, slots.Add(1)) }
 
-// Install makes a database on a shared server and an installation on it with a stream of its own. Nothing is initialised yet.
-func Install(t *testing.T, pg *pgserver.Server, natsURL, slot string, settings ...string) (o *Outflow, conn *pgx.Conn, url string) {
+// Install makes a database on a shared server and an installation on it with a stream of its own. Nothing is
+// initialised yet.
+func Install(t *testing.T, pg *pgserver.Server, natsURL, slot string, settings ...string) (o *Outflow,
+	conn *pgx.Conn, url string) {
 	t.Helper()
 	url = pgtest.Database(t, pg)
 	slot = SlotName(slot)

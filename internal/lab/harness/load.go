@@ -20,7 +20,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/recording"
 )
 
-// Load writes traces through several connections in small transactions that commit out of order. It outlives restarts of the server.
+// Load writes traces through several connections in small transactions that commit out of order. It outlives
+// restarts of the server.
 type Load struct {
 	Ops       []recording.Op
 	total     int
@@ -68,8 +69,10 @@ func StartLoad(t *testing.T, url string, ops []recording.Op, connections, rate i
 	return (&Load{Ops: ops, total: len(ops), rate: rate}).begin(t, url, connections, seed)
 }
 
-// StartEndlessLoad begins to write, until it is told to end: the operations again and again, each time on other documents.
-func StartEndlessLoad(t *testing.T, url string, ops []recording.Op, connections, rate int, seed uint64) *Load {
+// StartEndlessLoad begins to write, until it is told to end: the operations again and again, each time on
+// other documents.
+func StartEndlessLoad(t *testing.T, url string, ops []recording.Op, connections, rate int,
+	seed uint64) *Load {
 	t.Helper()
 	return (&Load{Ops: ops, total: math.MaxInt, rate: rate}).begin(t, url, connections, seed)
 }
@@ -147,7 +150,8 @@ func (l *Load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 			if ok && !conn.IsClosed() {
 				return err // the server's answer to a wrong statement
 			}
-			// The server went away: whether the transaction was committed is to be seen in the table, when it is back.
+			// The server went away: whether the transaction was committed is to be seen in the table, when it
+			// is back.
 			var done bool
 			if conn, done, err = l.resolve(ctx, url, conn, &ops[0]); err != nil {
 				return err
@@ -165,13 +169,15 @@ func (l *Load) write(ctx context.Context, url string, rnd *rand.Rand) error {
 	}
 }
 
-// resolve connects again, for as long as it takes, and says whether an operation is in the table. Who could still commit it is gone:
-// a server lets nobody in before the sessions of its earlier life have ended.
-func (l *Load) resolve(ctx context.Context, url string, old *pgx.Conn, op *recording.Op) (conn *pgx.Conn, done bool, err error) {
+// resolve connects again, for as long as it takes, and says whether an operation is in the table. Who could
+// still commit it is gone: a server lets nobody in before the sessions of its earlier life have ended.
+func (l *Load) resolve(ctx context.Context, url string, old *pgx.Conn, op *recording.Op) (conn *pgx.Conn,
+	done bool, err error) {
 	old.Close(ctx) //nolint:errcheck // it is broken
 	for {
 		if conn, err = pgx.Connect(ctx, url); err == nil {
-			err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox WHERE doc_id = $1 AND actor_id = $2 AND counter = $3)",
+			err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox WHERE doc_id = $1 AND actor_id = "+
+				"$2 AND counter = $3)",
 				op.Doc, op.Actor, op.Counter).Scan(&done)
 			if err == nil {
 				return conn, done, nil
@@ -190,11 +196,13 @@ func (l *Load) transaction(ctx context.Context, conn *pgx.Conn, ops []recording.
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
 	for _, op := range ops {
-		batch.Queue("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)", op.Doc, op.Actor, op.Counter, string(op.Payload))
+		batch.Queue("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)", op.Doc,
+			op.Actor, op.Counter, string(op.Payload))
 	}
 	if rnd.IntN(8) == 0 { // what is rolled back must not appear
 		batch.Queue("SAVEPOINT s")
-		batch.Queue("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('rolled back', 'x', 1, '[]')")
+		batch.Queue("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('rolled back', 'x', " +
+			"1, '[]')")
 		batch.Queue("ROLLBACK TO SAVEPOINT s")
 	}
 	batch.Queue("COMMIT")
@@ -212,23 +220,28 @@ const EmitEvent = "SELECT pg_logical_emit_message(true, 'outflow.event', $1::tex
 
 // EventContent is the content of a message event.
 func EventContent(doc, actor string, counter int, payload string) string {
-	return fmt.Sprintf(`{"doc_id":%q,"actor_id":%q,"counter":%d,"id":"m-%s-%s-%d","payload":%s}`, doc, actor, counter, doc, actor, counter, payload)
+	return fmt.Sprintf(`{"doc_id":%q,"actor_id":%q,"counter":%d,"id":"m-%s-%s-%d","payload":%s}`, doc, actor,
+		counter, doc, actor, counter, payload)
 }
 
 // InsertNumbered inserts rows from..to of the default shape with one statement.
 const InsertNumbered = `INSERT INTO outbox (doc_id, actor_id, counter, payload)
-	SELECT 'doc' || n % 7, 'a', n, jsonb_build_object('n', n, 'text', repeat('x', 60)) FROM generate_series($1::bigint, $2::bigint) n`
+	SELECT 'doc' || n % 7, 'a', n, jsonb_build_object('n', n, 'text', repeat('x', 60))
+	FROM generate_series($1::bigint, $2::bigint) n`
 
-// PartitionedTable makes an outbox table with a list of partitions, of which a row of another table says which one is written to.
+// PartitionedTable makes an outbox table with a list of partitions, of which a row of another table says
+// which one is written to.
 func PartitionedTable(t *testing.T) func(*pgx.Conn) {
 	return func(conn *pgx.Conn) {
 		t.Helper()
 		Exec(t, conn, "CREATE TABLE turn (part int NOT NULL)")
 		Exec(t, conn, "INSERT INTO turn VALUES (2)")
 		Exec(t, conn, "CREATE FUNCTION turn() RETURNS int LANGUAGE sql VOLATILE AS 'SELECT part FROM turn'")
-		Exec(t, conn, `CREATE TABLE outbox (part int NOT NULL DEFAULT turn(), id uuid DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+		Exec(t, conn, `CREATE TABLE outbox (part int NOT NULL DEFAULT turn(),
+			id uuid DEFAULT gen_random_uuid(), doc_id text NOT NULL,
 			actor_id text NOT NULL, counter bigint NOT NULL,
-			seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+			seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20,
+			'0')) STORED,
 			payload jsonb NOT NULL) PARTITION BY LIST (part)`)
 		Exec(t, conn, "CREATE TABLE part_1 PARTITION OF outbox FOR VALUES IN (1)")
 		Exec(t, conn, "CREATE TABLE part_2 PARTITION OF outbox FOR VALUES IN (2)")
@@ -247,8 +260,10 @@ func StartWriters(t *testing.T, url string) (stop func()) {
 		wg.Go(func() {
 			defer conn.Close(context.Background()) //nolint:errcheck // the test is over
 			for i := 0; ; i++ {
-				_, err := conn.Exec(ctx, fmt.Sprintf("BEGIN; SET LOCAL synchronous_commit = %s; INSERT INTO outbox (doc_id, actor_id, counter, payload) "+
-					"SELECT 'w' || n %% 5, 'writer%d', %d + n, '{}' FROM generate_series(1, 3) n; COMMIT", []string{"on", "off"}[i%2], w, 100_000+10*i))
+				_, err := conn.Exec(ctx, fmt.Sprintf("BEGIN; SET LOCAL synchronous_commit = %s; INSERT "+
+					"INTO outbox (doc_id, actor_id, counter, payload) "+
+					"SELECT 'w' || n %% 5, 'writer%d', %d + n, '{}' FROM generate_series(1, 3) n; COMMIT",
+					[]string{"on", "off"}[i%2], w, 100_000+10*i))
 				if err != nil {
 					if ctx.Err() == nil {
 						t.Error(err)
@@ -273,15 +288,18 @@ func StartWriters(t *testing.T, url string) (stop func()) {
 }
 
 // ReplayableStream is a stream of 12 events: documents a and b.*, by anna and bert in turns.
-func ReplayableStream(t *testing.T, name string, settings ...string) (o *Outflow, conn *pgx.Conn, s jetstream.JetStream) {
+func ReplayableStream(t *testing.T, name string, settings ...string) (o *Outflow, conn *pgx.Conn,
+	s jetstream.JetStream) {
 	t.Helper()
 	ns := natstest.Server(t)
-	o, conn, _ = Install(t, pgtest.Server(t), ns.URL(), name, append([]string{"REORDER_HORIZON=0s", "HEADERS=By=actor_id"}, settings...)...)
+	o, conn, _ = Install(t, pgtest.Server(t), ns.URL(), name,
+		append([]string{"REORDER_HORIZON=0s", "HEADERS=By=actor_id"}, settings...)...)
 	o.Init()
 	o.Start()
 	for i := 1; i <= 6; i++ {
 		for _, doc := range []string{"a", "b.*"} {
-			Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)", doc,
+			Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)",
+				doc,
 				[]string{"anna", "bert"}[i%2], i, fmt.Sprintf(`{"n": %d, "big": 9007199254740993.10}`, i))
 		}
 	}
@@ -294,5 +312,7 @@ func ReplayableStream(t *testing.T, name string, settings ...string) (o *Outflow
 }
 
 // GeneratedKey is the table that outflow init would make.
-const GeneratedKey = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
-	seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL)`
+const GeneratedKey = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+	doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+	seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20,
+	'0')) STORED, payload jsonb NOT NULL)`

@@ -1,5 +1,6 @@
-// Package harness runs the built program for the end-to-end tests: installations of it, its commands, their reports and logs, the load
-// on its table, and comparisons of stream and table. It is internal to Outflow: its API may change at any time.
+// Package harness runs the built program for the end-to-end tests: installations of it, its commands, their
+// reports and logs, the load on its table, and comparisons of stream and table. It is internal to Outflow:
+// its API may change at any time.
 package harness
 
 import (
@@ -36,8 +37,8 @@ func Main(m *testing.M) {
 	flag.Parse()
 	await.WatchMachine()
 	smoke = os.Getenv("OUTFLOW_TEST_E2E") == "" && flag.Lookup("test.run").Value.String() == ""
-	// The tests wait, for servers and for second readings, more than they compute: more of them run at the same time than there are
-	// cores, and two packages beside each other. -test.parallel has its way.
+	// The tests wait, for servers and for second readings, more than they compute: more of them run at the
+	// same time than there are cores, and two packages beside each other. -test.parallel has its way.
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = f.Value.Set("3")
 	}
@@ -53,7 +54,8 @@ func Main(m *testing.M) {
 	pgtest.Main(m)
 }
 
-// build builds both programs in the user's cache, where the next package of tests finds them, and returns the folder.
+// build builds both programs in the user's cache, where the next package of tests finds them, and returns the
+// folder.
 func build() (dir string, err error) {
 	if dir, err = os.UserCacheDir(); err != nil {
 		return "", err
@@ -70,7 +72,8 @@ func build() (dir string, err error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", err
 	}
-	if out, err := exec.Command("go", "build", "-o", dir+"/", Path("cmd")+"/...").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", dir+"/", Path("cmd")+
+		"/...").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return dir, nil

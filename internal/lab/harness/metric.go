@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Life is what an outflow says of its sessions: how many it began, and how often one went on after NATS had failed.
+// Life is what an outflow says of its sessions: how many it began, and how often one went on after NATS had
+// failed.
 type Life struct{ Sessions, Resumptions float64 }
 
 func (o *Outflow) Life() Life {

@@ -32,20 +32,24 @@ type Outflow struct {
 	ending  atomic.Bool // the test ends the child, or waits for its end
 }
 
-// running holds the installations of all tests that run: what a test waits for doesn't come when one of its own has ended.
+// running holds the installations of all tests that run: what a test waits for doesn't come when one of its
+// own has ended.
 var running sync.Map
 
-// New returns an installation between a database and a NATS server. Settings are further NAME=value, without OUTFLOW_.
+// New returns an installation between a database and a NATS server. Settings are further NAME=value, without
+// OUTFLOW_.
 func New(t testing.TB, pgURL, natsURL, slot string, settings ...string) *Outflow {
 	t.Helper()
 	port, err := freeport.Port()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &Outflow{T: t, Slot: slot, Stream: "OUTBOX", Listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Log: &Log{}}
+	o := &Outflow{T: t, Slot: slot, Stream: "OUTBOX",
+		Listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Log: &Log{}}
 	o.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(),
-		"OUTFLOW_POSTGRES_URL=" + pgURL, "OUTFLOW_NATS_URL=" + natsURL, "OUTFLOW_SLOT=" + slot, "OUTFLOW_PUBLICATION=" + slot,
+		"OUTFLOW_POSTGRES_URL=" + pgURL, "OUTFLOW_NATS_URL=" + natsURL, "OUTFLOW_SLOT=" + slot,
+		"OUTFLOW_PUBLICATION=" + slot,
 		"OUTFLOW_LISTEN=" + o.Listen, "OUTFLOW_SINK_DURABLE_AFTER=1s",
 	}
 	for _, name := range []string{"GOCOVERDIR", "GORACE"} { // of a binary that was built with -cover or -race
@@ -102,8 +106,8 @@ func (o *Outflow) Kill() {
 	}
 }
 
-// Stop ends it with SIGTERM and returns its exit code. A signal that comes before the program can take it is a kill: it is sent when the
-// program has said something.
+// Stop ends it with SIGTERM and returns its exit code. A signal that comes before the program can take it is
+// a kill: it is sent when the program has said something.
 func (o *Outflow) Stop() int {
 	o.T.Helper()
 	Eventually(o.T, "outflow run says that it starts", func() error {

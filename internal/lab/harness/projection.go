@@ -32,7 +32,8 @@ func (d *Distinct) add(what string) {
 	d.Seen[what] = true
 }
 
-// Projection is a consumer whose result depends on the order: of each document a chain of hashes over its events.
+// Projection is a consumer whose result depends on the order: of each document a chain of hashes over its
+// events.
 type Projection struct {
 	t        *testing.T
 	o        *Outflow
@@ -58,7 +59,8 @@ func NewProjection(t *testing.T, o *Outflow, url string, s jetstream.JetStream, 
 
 func (p *Projection) Make() {
 	p.t.Helper()
-	_, err := p.Pool.Exec(p.t.Context(), `DROP TABLE IF EXISTS chain; CREATE TABLE chain (doc text PRIMARY KEY, n int, hash text)`)
+	_, err := p.Pool.Exec(p.t.Context(),
+		`DROP TABLE IF EXISTS chain; CREATE TABLE chain (doc text PRIMARY KEY, n int, hash text)`)
 	Must(p.t, err)
 }
 
@@ -76,14 +78,17 @@ func (p *Projection) handle(ctx context.Context, tx pgx.Tx, e *consume.Event) er
 		q = tx
 	}
 	var n int
-	return q.QueryRow(ctx, `INSERT INTO chain AS c VALUES ($1, 1, md5($2)) ON CONFLICT (doc) DO UPDATE SET n = c.n + 1, hash = md5(c.hash || $2) RETURNING n`,
+	return q.QueryRow(ctx,
+		`INSERT INTO chain AS c VALUES ($1, 1, md5($2)) ON CONFLICT (doc) DO UPDATE
+			SET n = c.n + 1, hash = md5(c.hash || $2) RETURNING n`,
 		e.Document, e.Key+string(e.Data)).Scan(&n)
 }
 
 // Start runs it.
 func (p *Projection) Start() {
 	p.t.Helper()
-	c, err := consume.New(p.s, p.Marks, consume.Config{Name: p.Name, Stream: p.o.Stream, Partitions: 4, Log: slog.New(slog.NewTextHandler(p.o.Log, nil))})
+	c, err := consume.New(p.s, p.Marks, consume.Config{Name: p.Name, Stream: p.o.Stream, Partitions: 4,
+		Log: slog.New(slog.NewTextHandler(p.o.Log, nil))})
 	Must(p.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop, p.ended = cancel, make(chan error, 1)
@@ -119,6 +124,8 @@ func (p *Projection) Reach(n int) string {
 
 func (p *Projection) dump() (text string) {
 	p.t.Helper()
-	Must(p.t, p.Pool.QueryRow(p.t.Context(), `SELECT coalesce(string_agg(doc || ' ' || n || ' ' || hash, E'\n' ORDER BY doc COLLATE "C"), '') FROM chain`).Scan(&text))
+	Must(p.t, p.Pool.QueryRow(p.t.Context(),
+		`SELECT coalesce(string_agg(doc || ' ' || n || ' ' || hash, E'\n' ORDER BY doc COLLATE "C"), '')
+			FROM chain`).Scan(&text))
 	return text
 }

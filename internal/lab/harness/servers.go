@@ -24,7 +24,8 @@ func Must(t testing.TB, err error) {
 // JetStream connects to JetStream.
 func JetStream(t testing.TB, url string) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.Timeout(AskTimeout), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(url, nats.Timeout(AskTimeout), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,10 @@ func AwaitMessages(t testing.TB, js jetstream.JetStream, stream string, n int) {
 func Messages(t testing.TB, js jetstream.JetStream, stream string) []*oracle.Message {
 	t.Helper()
 	var all []*oracle.Message
-	if err := oracle.Read(t.Context(), js, stream, func(m *oracle.Message) error { all = append(all, m); return nil }); err != nil {
+	if err := oracle.Read(t.Context(), js, stream, func(m *oracle.Message) error {
+		all = append(all, m)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return all
@@ -93,7 +97,8 @@ func WALEnd(t testing.TB, conn *pgx.Conn) outbox.LSN {
 // ConfirmedLSN is what the server has of the slot.
 func (o *Outflow) ConfirmedLSN(conn *pgx.Conn) outbox.LSN {
 	o.T.Helper()
-	return lsn(o.T, conn, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", o.Slot)
+	return lsn(o.T, conn, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1",
+		o.Slot)
 }
 
 func lsn(t testing.TB, conn *pgx.Conn, sql string, args ...any) outbox.LSN {
@@ -108,5 +113,6 @@ func lsn(t testing.TB, conn *pgx.Conn, sql string, args ...any) outbox.LSN {
 // Insert inserts a row of the default shape, with another key each time.
 func Insert(t *testing.T, conn *pgx.Conn, doc string, counter int, payload string) {
 	t.Helper()
-	Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, 'anna', $2, $3)", doc, counter, payload)
+	Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, 'anna', $2, $3)", doc,
+		counter, payload)
 }

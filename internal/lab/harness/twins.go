@@ -12,7 +12,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
-// Twins are an outflow with a NATS server of its own, and another on a slot and a server of its own that nothing happens to.
+// Twins are an outflow with a NATS server of its own, and another on a slot and a server of its own that
+// nothing happens to.
 type Twins struct {
 	T              *testing.T
 	URL            string
@@ -65,7 +66,9 @@ func (l *Loss) Tear(t *testing.T, dir, stream string) natsserver.Torn {
 	all, err := natsserver.Tear(dir, stream, natsserver.Back, func(uint64, time.Time) bool { return true })
 	Must(t, err)
 	keep := l.Keep(all.Last)
-	torn, err := natsserver.Tear(dir, stream, l.Form, func(seq uint64, _ time.Time) bool { return seq <= keep })
+	torn, err := natsserver.Tear(dir, stream, l.Form, func(seq uint64, _ time.Time) bool {
+		return seq <= keep
+	})
 	Must(t, err)
 	if torn.Messages == 0 {
 		t.Fatalf("nothing of the %d messages of %s was lost", all.Last, stream)

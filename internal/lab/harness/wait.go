@@ -28,7 +28,8 @@ func (o *Outflow) Health() (health, problem string) {
 	return report.Health, report.Problem
 }
 
-// A machine that tests may stand still, as a whole or any process of it, for seconds and at any moment. No test takes that for an answer.
+// A machine that tests may stand still, as a whole or any process of it, for seconds and at any moment. No
+// test takes that for an answer.
 const (
 	Patience   = await.Limit      // how long a test waits for what must come
 	AskTimeout = 20 * time.Second // one question to a server: one that was killed meanwhile never answers
@@ -52,7 +53,8 @@ func Eventually(t testing.TB, what string, check func() error) {
 	await.Until(t, what, check, func() (err error) {
 		for key := range running.Range {
 			o := key.(*Outflow)
-			within := strings.HasPrefix(o.T.Name()+"/", t.Name()+"/") || strings.HasPrefix(t.Name()+"/", o.T.Name()+"/")
+			within := strings.HasPrefix(o.T.Name()+"/", t.Name()+"/") ||
+				strings.HasPrefix(t.Name()+"/", o.T.Name()+"/")
 			if within && !o.ending.Load() && o.Process != nil && !o.Process.Running() {
 				err = fmt.Errorf("outflow run of %s has ended: %v", o.Slot, o.Process.Wait())
 			}
@@ -61,8 +63,8 @@ func Eventually(t testing.TB, what string, check func() error) {
 	})
 }
 
-// AtOnce does something n times at the same time, more of them than tests may run in parallel, and returns when all have ended. A fatal
-// failure ends the one that it happens in first.
+// AtOnce does something n times at the same time, more of them than tests may run in parallel, and returns
+// when all have ended. A fatal failure ends the one that it happens in first.
 func AtOnce(t *testing.T, n int, do func(i int)) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -131,7 +133,8 @@ func AwaitSlotFree(t testing.TB, conn *pgx.Conn, slot string) {
 	t.Helper()
 	Eventually(t, "slot "+slot+" is free", func() error {
 		var active bool
-		Must(t, conn.QueryRow(t.Context(), "SELECT coalesce(bool_or(active), false) FROM pg_replication_slots WHERE slot_name = $1", slot).Scan(&active))
+		Must(t, conn.QueryRow(t.Context(), "SELECT coalesce(bool_or(active), false) FROM "+
+			"pg_replication_slots WHERE slot_name = $1", slot).Scan(&active))
 		if active {
 			return errors.New("somebody holds it")
 		}
@@ -139,8 +142,8 @@ func AwaitSlotFree(t testing.TB, conn *pgx.Conn, slot string) {
 	})
 }
 
-// inUse tells whether a server refuses because somebody still uses what is to be dropped or changed: who has just been stopped, or a
-// worker of its own.
+// inUse tells whether a server refuses because somebody still uses what is to be dropped or changed: who has
+// just been stopped, or a worker of its own.
 func inUse(err error) bool {
 	refused, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && refused.Code == "55006"

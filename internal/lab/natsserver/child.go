@@ -9,15 +9,15 @@ import (
 	"syscall"
 )
 
-// childEnv, if it is set, makes this program a server with the options that it holds as JSON. It does not begin with OUTFLOW_: that is
-// for settings.
+// childEnv, if it is set, makes this program a server with the options that it holds as JSON. It does not
+// begin with OUTFLOW_: that is for settings.
 const childEnv = "_OUTFLOW_NATS_SERVER"
 
 // readyLine is what a child prints when it accepts connections.
 const readyLine = "ready"
 
-// Child makes this process the NATS server of a Process, if it was started as one, and never returns then. A program or a package's
-// tests that start a Process call it first in main or TestMain.
+// Child makes this process the NATS server of a Process, if it was started as one, and never returns then. A
+// program or a package's tests that start a Process call it first in main or TestMain.
 func Child() {
 	spec, ok := os.LookupEnv(childEnv)
 	if !ok {

@@ -24,15 +24,15 @@ const (
 	askTimeout     = 2 * time.Second // one question to one node: a paused one never answers
 )
 
-// Cluster is several server processes that form one JetStream cluster, for replicated streams. Its nodes can be killed one by one.
-// Its methods may be called from any goroutine.
+// Cluster is several server processes that form one JetStream cluster, for replicated streams. Its nodes can
+// be killed one by one. Its methods may be called from any goroutine.
 type Cluster struct {
 	nodes []*Process
 	pages []int // ports of the nodes' monitoring pages
 }
 
-// StartCluster starts n nodes (3 for replicated streams), each with a folder in dir, and returns when they are a cluster. Options, if
-// given, are for all nodes; Dir, Port, Name, Monitor and Cluster are set here.
+// StartCluster starts n nodes (3 for replicated streams), each with a folder in dir, and returns when they
+// are a cluster. Options, if given, are for all nodes; Dir, Port, Name, Monitor and Cluster are set here.
 func StartCluster(dir string, n int, options ...Options) (*Cluster, error) {
 	var o Options
 	if len(options) > 0 {
@@ -108,8 +108,8 @@ func (c *Cluster) Stop() error {
 	return all
 }
 
-// WaitReady waits until the running nodes have a leader that knows them all, and each has caught up with the cluster and with all
-// replicas of streams that it holds. Without a majority that never comes.
+// WaitReady waits until the running nodes have a leader that knows them all, and each has caught up with the
+// cluster and with all replicas of streams that it holds. Without a majority that never comes.
 func (c *Cluster) WaitReady(timeout time.Duration) error {
 	return await(timeout, c.ready)
 }
@@ -141,7 +141,8 @@ func (c *Cluster) Leader(stream string) (int, error) {
 	return -1, fmt.Errorf("leader of stream %s: %w", stream, why)
 }
 
-// WaitLeader waits until a stream's replicas have a leader, 4 to 9 s after the node of the last one was killed, and returns its node.
+// WaitLeader waits until a stream's replicas have a leader, 4 to 9 s after the node of the last one was
+// killed, and returns its node.
 func (c *Cluster) WaitLeader(stream string, timeout time.Duration) (node int, err error) {
 	err = await(timeout, func() (err error) {
 		node, err = c.Leader(stream)
@@ -150,13 +151,15 @@ func (c *Cluster) WaitLeader(stream string, timeout time.Duration) (node int, er
 	return node, err
 }
 
-// StepDown makes the leader of a stream's replicas hand over to another one. It returns when the leader has agreed.
+// StepDown makes the leader of a stream's replicas hand over to another one. It returns when the leader has
+// agreed.
 func (c *Cluster) StepDown(stream string) error {
 	leader, err := c.Leader(stream)
 	if err != nil {
 		return err
 	}
-	if err := request(c.nodes[leader].URL(), "$JS.API.STREAM.LEADER.STEPDOWN."+stream, &struct{}{}); err != nil {
+	if err := request(c.nodes[leader].URL(), "$JS.API.STREAM.LEADER.STEPDOWN."+stream,
+		&struct{}{}); err != nil {
 		return fmt.Errorf("step-down of stream %s's leader: %w", stream, err)
 	}
 	return nil
@@ -196,7 +199,8 @@ func (c *Cluster) ready() error {
 func (c *Cluster) page(node int, name string, v any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/%s", c.pages[node], name), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		fmt.Sprintf("http://127.0.0.1:%d/%s", c.pages[node], name), nil)
 	if err != nil {
 		return err
 	}
@@ -218,7 +222,8 @@ func (c *Cluster) page(node int, name string, v any) error {
 	return json.Unmarshal(body, v)
 }
 
-// request asks JetStream's API on a connection of its own, so that a node that is frozen or killed leaves nothing behind.
+// request asks JetStream's API on a connection of its own, so that a node that is frozen or killed leaves
+// nothing behind.
 func request(url, subject string, v any) error {
 	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(askTimeout))
 	if err != nil {

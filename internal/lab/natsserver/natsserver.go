@@ -1,5 +1,6 @@
-// Package natsserver runs NATS servers with JetStream, for the tests, and for outflow-lab demo, torture and bench: inside this process
-// (Start), as a child process that can be killed and frozen (StartProcess), or several of those as a cluster (StartCluster).
+// Package natsserver runs NATS servers with JetStream, for the tests, and for outflow-lab demo, torture and
+// bench: inside this process (Start), as a child process that can be killed and frozen (StartProcess), or
+// several of those as a cluster (StartCluster).
 package natsserver
 
 import (
@@ -37,7 +38,8 @@ type Options struct {
 	Monitor      int     // port on 127.0.0.1 of the server's monitoring pages; 0: none
 	Cluster      *Routes // nil: the server stands alone
 
-	Tune func(*server.Options) `json:"-"` // changes whatever else, last; nil: nothing. Not for a process of its own
+	// changes whatever else, last; nil: nothing. Not for a process of its own
+	Tune func(*server.Options) `json:"-"`
 }
 
 // Routes make a server a node of a cluster. Its Name must be unique there.
@@ -92,7 +94,8 @@ func startAt(o Options, port int, user *url.Userinfo) (*Server, error) {
 		JetStream: true, StoreDir: o.Dir, SyncAlways: o.SyncAlways, SyncInterval: o.SyncInterval,
 		NoLog: true, NoSigs: true,
 		// A client may stand still for seconds while it connects.
-		AuthTimeout: connectTimeout.Seconds(), TLSTimeout: connectTimeout.Seconds(), DisableShortFirstPing: true,
+		AuthTimeout: connectTimeout.Seconds(), TLSTimeout: connectTimeout.Seconds(),
+		DisableShortFirstPing: true,
 	}
 	if o.Monitor != 0 {
 		options.HTTPHost, options.HTTPPort = "127.0.0.1", o.Monitor
@@ -123,7 +126,8 @@ func startAt(o Options, port int, user *url.Userinfo) (*Server, error) {
 	if err := ready(s, fatal); err != nil {
 		s.Shutdown()
 		s.WaitForShutdown()
-		return nil, fmt.Errorf("the NATS server at 127.0.0.1:%d with files in %s did not start: %w", port, o.Dir, err)
+		return nil, fmt.Errorf("the NATS server at 127.0.0.1:%d with files in %s did not start: %w", port,
+			o.Dir, err)
 	}
 	return &Server{port, s, user}, nil
 }

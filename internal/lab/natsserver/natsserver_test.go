@@ -60,7 +60,8 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer first.Shutdown()
-	if _, err := Start(Options{Dir: t.TempDir(), Port: first.Port}); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := Start(Options{Dir: t.TempDir(), Port: first.Port}); err == nil ||
+		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("error %v for a port in use", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
@@ -91,7 +92,8 @@ func TestPasswordIsAskedFor(t *testing.T) {
 		}
 		nc.Close()
 		stranger := fmt.Sprintf("nats://127.0.0.1:%d", s.Port)
-		for _, url := range []string{stranger, strings.Replace(stranger, "nats://", "nats://outflow:wrong@", 1)} {
+		for _, url := range []string{stranger, strings.Replace(stranger, "nats://", "nats://outflow:wrong@",
+			1)} {
 			nc, err := nats.Connect(url, nats.Timeout(time.Minute))
 			if (err == nil) != open {
 				t.Errorf("open %v: connected with %v", open, err)

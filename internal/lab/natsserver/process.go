@@ -18,8 +18,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// Process is a NATS server in a process of its own, at the same port and folder for life. Its methods may be called from any
-// goroutine.
+// Process is a NATS server in a process of its own, at the same port and folder for life. Its methods may be
+// called from any goroutine.
 type Process struct {
 	options Options
 	user    *url.Userinfo
@@ -30,8 +30,8 @@ type Process struct {
 
 var errNotRunning = errors.New("the NATS server does not run")
 
-// StartProcess starts this program once more as a NATS server (see Child) and returns when it accepts connections. It ends with this
-// process, on Linux also after kill -9.
+// StartProcess starts this program once more as a NATS server (see Child) and returns when it accepts
+// connections. It ends with this process, on Linux also after kill -9.
 func StartProcess(o Options) (*Process, error) {
 	if o.Tune != nil {
 		return nil, errors.New("a function can't be passed to another process: Options.Tune must be nil")
@@ -58,7 +58,8 @@ func StartProcess(o Options) (*Process, error) {
 
 // URL returns the address for clients, with the password, also while the server is down.
 func (p *Process) URL() string {
-	return (&url.URL{Scheme: "nats", User: p.user, Host: "127.0.0.1:" + strconv.Itoa(p.options.Port)}).String()
+	u := url.URL{Scheme: "nats", User: p.user, Host: "127.0.0.1:" + strconv.Itoa(p.options.Port)}
+	return u.String()
 }
 
 // Port returns the port on 127.0.0.1 for clients.
@@ -77,11 +78,12 @@ func (p *Process) PID() int {
 	return p.child.PID()
 }
 
-// Running tells whether the child has not ended; one that is paused, or does not accept connections yet, runs.
+// Running tells whether the child has not ended; one that is paused, or does not accept connections yet,
+// runs.
 func (p *Process) Running() bool { return p.running() != nil }
 
-// Start starts the server, which must not run, and returns when it accepts connections; an error if it ends before, for example
-// because it was killed meanwhile.
+// Start starts the server, which must not run, and returns when it accepts connections; an error if it ends
+// before, for example because it was killed meanwhile.
 func (p *Process) Start() error {
 	spec, err := json.Marshal(p.options)
 	if err != nil {
@@ -114,7 +116,8 @@ func (p *Process) Start() error {
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if strings.TrimSpace(line) != readyLine {
 		_ = child.Kill()
-		return fmt.Errorf("the NATS server process did not start (does the program call natsserver.Child first?): %q, %w\n%s",
+		return fmt.Errorf("the NATS server process did not start (does the program call natsserver.Child "+
+			"first?): %q, %w\n%s",
 			line, err, stderr.String())
 	}
 	return nil
@@ -140,7 +143,8 @@ func (p *Process) Stop() error {
 		if err := child.Signal(syscall.SIGTERM); err != nil {
 			return err
 		}
-		if err := child.Resume(); err != nil && !errors.Is(err, os.ErrProcessDone) { // it may have ended by then
+		// it may have ended by then
+		if err := child.Resume(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
 		return child.Wait()
@@ -150,7 +154,8 @@ func (p *Process) Stop() error {
 // Kill ends the server with kill -9, also while it is paused, and waits for its end.
 func (p *Process) Kill() error { return p.with((*process.Process).Kill) }
 
-// Pause freezes the server with SIGSTOP: its connections stay open and silent. It returns when nothing in it runs any more.
+// Pause freezes the server with SIGSTOP: its connections stay open and silent. It returns when nothing in it
+// runs any more.
 func (p *Process) Pause() error { return p.with((*process.Process).Pause) }
 
 // Resume lets a paused server go on.

@@ -117,7 +117,8 @@ func TestProcessSaysWhatIsWrong(t *testing.T) {
 		t.Error("a function was passed to another process")
 	}
 	p := startProcess(t, Options{Dir: t.TempDir()})
-	if _, err := StartProcess(Options{Dir: t.TempDir(), Port: p.Port()}); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := StartProcess(Options{Dir: t.TempDir(), Port: p.Port()}); err == nil ||
+		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("error %v for a port in use", err)
 	}
 }
@@ -210,7 +211,8 @@ func mustRefuseNode(t *testing.T, port int) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := io.WriteString(conn, "CONNECT {\"name\":\"stranger\",\"cluster\":\"outflow\"}\r\nPING\r\n"); err != nil {
+	if _, err := io.WriteString(conn,
+		"CONNECT {\"name\":\"stranger\",\"cluster\":\"outflow\"}\r\nPING\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	for lines := bufio.NewScanner(conn); lines.Scan(); { // until the node hangs up

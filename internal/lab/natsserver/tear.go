@@ -17,10 +17,11 @@ type Form int
 
 // The forms. In both, messages are gone that the server had acknowledged.
 const (
-	// Back: the last sequence goes back, and what is stored next gets the lost numbers. So it is when the server died with its disk.
+	// Back: the last sequence goes back, and what is stored next gets the lost numbers. So it is when the
+	// server died with its disk.
 	Back Form = iota
-	// Hole: the last sequence stays, and the lost numbers are missing. So it is when the server's index is newer than its messages:
-	// it stopped cleanly, and then the disk lost what was not synced.
+	// Hole: the last sequence stays, and the lost numbers are missing. So it is when the server's index is
+	// newer than its messages: it stopped cleanly, and then the disk lost what was not synced.
 	Hole
 )
 
@@ -42,15 +43,17 @@ func (t Torn) String() string {
 	return fmt.Sprintf("%d messages lost, from %d of %d", t.Messages, t.First, t.Last)
 }
 
-// Tear cuts the end of a stream's files as a crash of the machine does that comes before fsync: the first message for which keep is
-// false and everything that was written after it. A key-value bucket is the stream "KV_" and its name. keep gets each message's
-// sequence and the time when it was stored, oldest first; what is to be lost by age ("the last 3 s") and what by number is said so.
+// Tear cuts the end of a stream's files as a crash of the machine does that comes before fsync: the first
+// message for which keep is false and everything that was written after it. A key-value bucket is the stream
+// "KV_" and its name. keep gets each message's sequence and the time when it was stored, oldest first; what
+// is to be lost by age ("the last 3 s") and what by number is said so.
 //
-// The file ends at a message, in the middle of one, or goes on with zeros: which of the three, the first lost sequence decides
-// (modulo 3), so that the same call does the same again.
+// The file ends at a message, in the middle of one, or goes on with zeros: which of the three, the first lost
+// sequence decides (modulo 3), so that the same call does the same again.
 //
-// The server must not run. Dir is its Options.Dir. For Hole it is started for a moment and stopped cleanly, without a way in, so that
-// it writes its index. Only streams without replicas: the end of a replicated one is also in the Raft logs.
+// The server must not run. Dir is its Options.Dir. For Hole it is started for a moment and stopped cleanly,
+// without a way in, so that it writes its index. Only streams without replicas: the end of a replicated one
+// is also in the Raft logs.
 func Tear(dir, stream string, form Form, keep func(seq uint64, stored time.Time) bool) (Torn, error) {
 	torn, err := tear(dir, stream, form, keep)
 	if err != nil {
@@ -152,8 +155,8 @@ type record struct {
 	message  bool
 }
 
-// The layout of a record: length with a bit for headers, sequence with two marks, time, length of the subject; subject, headers, data;
-// checksum.
+// The layout of a record: length with a bit for headers, sequence with two marks, time, length of the
+// subject; subject, headers, data; checksum.
 const (
 	recordHeader  = 22
 	recordMinimum = recordHeader + 8
@@ -183,7 +186,8 @@ func readBlocks(dir string) ([]*block, error) {
 	return all, nil
 }
 
-// readRecords reads up to the first record that is not whole: what a killed server did not finish, it cuts off itself.
+// readRecords reads up to the first record that is not whole: what a killed server did not finish, it cuts
+// off itself.
 func readRecords(content []byte) (all []record) {
 	for at := 0; len(content)-at >= recordMinimum; {
 		rest := content[at:]
@@ -193,8 +197,9 @@ func readRecords(content []byte) (all []record) {
 		}
 		seq := binary.LittleEndian.Uint64(rest[4:])
 		all = append(all, record{
-			at: int64(at), size: int64(size), seq: seq &^ (erased | tombstone), message: seq&(erased|tombstone) == 0,
-			stored: time.Unix(0, int64(binary.LittleEndian.Uint64(rest[12:]))),
+			at: int64(at), size: int64(size), seq: seq &^ (erased | tombstone),
+			message: seq&(erased|tombstone) == 0,
+			stored:  time.Unix(0, int64(binary.LittleEndian.Uint64(rest[12:]))),
 		})
 		at += size
 	}

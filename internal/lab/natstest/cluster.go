@@ -15,14 +15,15 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
-// ServerCluster is several servers in this process that form one JetStream cluster, for replicated streams. Its methods are for
-// one goroutine at a time.
+// ServerCluster is several servers in this process that form one JetStream cluster, for replicated streams.
+// Its methods are for one goroutine at a time.
 type ServerCluster struct {
 	nodes   []*natsserver.Server // nil: stopped
 	options []natsserver.Options
 }
 
-// Cluster starts n nodes (3 for replicated streams) and returns when they have a leader and all nodes are up to date.
+// Cluster starts n nodes (3 for replicated streams) and returns when they have a leader and all nodes are up
+// to date.
 func Cluster(t testing.TB, n int) *ServerCluster {
 	t.Helper()
 	routes := make([]int, n)
@@ -36,7 +37,8 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 	}
 	c := &ServerCluster{nodes: make([]*natsserver.Server, n), options: make([]natsserver.Options, n)}
 	for i := range c.options {
-		c.options[i].Dir = t.TempDir() // before the Cleanup: the folders go when nobody writes to them any more
+		// before the Cleanup: the folders go when nobody writes to them any more
+		c.options[i].Dir = t.TempDir()
 	}
 	t.Cleanup(func() {
 		for i := range c.nodes {
@@ -94,14 +96,14 @@ func (c *ServerCluster) Start(node int) error {
 	return err
 }
 
-// WaitReady waits until the running nodes agree on a leader of the cluster and have caught up with it. A stream's replicas choose
-// a leader of their own: see WaitLeader.
+// WaitReady waits until the running nodes agree on a leader of the cluster and have caught up with it. A
+// stream's replicas choose a leader of their own: see WaitLeader.
 func (c *ServerCluster) WaitReady(timeout time.Duration) error {
 	return wait(timeout, "the NATS cluster has no leader, or nodes that lag", c.ready)
 }
 
-// WaitLeader waits until a stream's replicas have a leader, 4 to 9 s after the node of the last one has stopped, and returns its
-// node.
+// WaitLeader waits until a stream's replicas have a leader, 4 to 9 s after the node of the last one has
+// stopped, and returns its node.
 func (c *ServerCluster) WaitLeader(stream string, timeout time.Duration) (int, error) {
 	node := -1
 	err := wait(timeout, "stream "+stream+" has no leader", func() bool {

@@ -1,4 +1,5 @@
-// Package natstest gives tests real NATS servers with JetStream: in this process, in a process that can be killed, or as a cluster.
+// Package natstest gives tests real NATS servers with JetStream: in this process, in a process that can be
+// killed, or as a cluster.
 package natstest
 
 import (
@@ -7,7 +8,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
-// Server starts a server in this process for this test. Options may be left out; the folder is made if they name none.
+// Server starts a server in this process for this test. Options may be left out; the folder is made if they
+// name none.
 func Server(t testing.TB, options ...natsserver.Options) *natsserver.Server {
 	t.Helper()
 	o := one(options)

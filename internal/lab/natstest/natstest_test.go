@@ -37,7 +37,8 @@ func TestServer(t *testing.T) {
 	if got := js.Conn().MaxPayload(); got != 2<<20 {
 		t.Errorf("max payload %d, want 2 MiB", got)
 	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
+	if _, err := js.CreateStream(t.Context(),
+		jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -46,7 +47,8 @@ func TestProcessSurvivesWhatIsDoneToIt(t *testing.T) {
 	t.Parallel()
 	p := Process(t)
 	js := connect(t, p.URL())
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
+	if _, err := js.CreateStream(t.Context(),
+		jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
 		t.Fatal(err)
 	}
 	publish := func() {

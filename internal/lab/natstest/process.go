@@ -9,12 +9,12 @@ import (
 // ServerProcess is a NATS server in a process of its own, always at the same port and folder.
 type ServerProcess = natsserver.Process
 
-// RunChild makes this process the NATS server of a ServerProcess, if it was started as one, and never returns then. A package
-// that uses Process calls it first in its TestMain.
+// RunChild makes this process the NATS server of a ServerProcess, if it was started as one, and never returns
+// then. A package that uses Process calls it first in its TestMain.
 func RunChild() { natsserver.Child() }
 
-// Process starts a server as a process of its own and removes it at the end of the test. Options may be left out; Tune is not
-// for another process.
+// Process starts a server as a process of its own and removes it at the end of the test. Options may be left
+// out; Tune is not for another process.
 func Process(t testing.TB, options ...natsserver.Options) *ServerProcess {
 	t.Helper()
 	o := one(options)

@@ -16,8 +16,8 @@ func after(last uint64) func(uint64, time.Time) bool {
 	return func(seq uint64, _ time.Time) bool { return seq <= last }
 }
 
-// TestTear: what the server makes of a torn stream, whether the cut is at a message (a first lost sequence that 3 divides), in the
-// middle of one, or followed by zeros.
+// TestTear: what the server makes of a torn stream, whether the cut is at a message (a first lost sequence
+// that 3 divides), in the middle of one, or followed by zeros.
 func TestTear(t *testing.T) {
 	t.Parallel()
 	const stored = 1000
@@ -27,7 +27,8 @@ func TestTear(t *testing.T) {
 				t.Parallel()
 				p := Process(t)
 				js := connect(t, p.URL())
-				_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}})
+				_, err := js.CreateStream(t.Context(),
+					jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -55,8 +56,10 @@ func TestTear(t *testing.T) {
 					last = stored
 				}
 				s := info(t, js).State
-				if s.LastSeq != last || s.Msgs != keep || s.NumDeleted != int(last-keep) && keep > 0 || s.Lost != nil {
-					t.Errorf("after the restart: last sequence %d, %d messages, %d deleted, lost %v; want %d, %d, %d",
+				if s.LastSeq != last || s.Msgs != keep || s.NumDeleted != int(last-keep) && keep > 0 ||
+					s.Lost != nil {
+					t.Errorf("after the restart: last sequence %d, %d messages, %d deleted, lost %v; want "+
+						"%d, %d, %d",
 						s.LastSeq, s.Msgs, s.NumDeleted, s.Lost, last, keep, last-keep)
 				}
 				ack, err := js.Publish(t.Context(), "s.next", nil)
@@ -73,7 +76,8 @@ func TestTearBlocks(t *testing.T) {
 	t.Parallel()
 	p := Process(t)
 	js := connect(t, p.URL())
-	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}, MaxBytes: 120 << 10})
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"},
+		MaxBytes: 120 << 10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +98,9 @@ func TestTearBlocks(t *testing.T) {
 		return len(paths)
 	}
 	before := blocks()
-	torn, err := natsserver.Tear(p.Dir(), "S", natsserver.Back, func(_ uint64, stored time.Time) bool { return !stored.After(kept.Time) })
+	torn, err := natsserver.Tear(p.Dir(), "S", natsserver.Back, func(_ uint64, stored time.Time) bool {
+		return !stored.After(kept.Time)
+	})
 	if err != nil || torn.First != 1001 || torn.Last != 2000 || torn.Messages != 1000 || blocks() >= before {
 		t.Errorf("torn %v, %v; %d of %d files are left", torn, err, blocks(), before)
 	}
@@ -110,7 +116,8 @@ func TestTearBlocks(t *testing.T) {
 func TestTearBucket(t *testing.T) {
 	t.Parallel()
 	p := Process(t)
-	kv, err := connect(t, p.URL()).CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "B", History: 8})
+	kv, err := connect(t, p.URL()).CreateKeyValue(t.Context(),
+		jetstream.KeyValueConfig{Bucket: "B", History: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +153,8 @@ func TestTearSaysWhatIsWrong(t *testing.T) {
 func publish(t *testing.T, js jetstream.JetStream, n int) {
 	t.Helper()
 	for i := range n {
-		if _, err := js.PublishAsync(fmt.Sprintf("s.%d", i%10), fmt.Appendf(nil, "message %d", i)); err != nil {
+		if _, err := js.PublishAsync(fmt.Sprintf("s.%d", i%10),
+			fmt.Appendf(nil, "message %d", i)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -13,8 +13,9 @@ const (
 	batchSeqHeader = batchHeader + "Sequence"
 )
 
-// batching reads the headers of batches. How messages are cut into batches is no part of what a stream says, so none of it is left:
-// a message that follows its batch's one before gets the expected sequence that this stands for.
+// batching reads the headers of batches. How messages are cut into batches is no part of what a stream says,
+// so none of it is left: a message that follows its batch's one before gets the expected sequence that this
+// stands for.
 type batching struct {
 	read bool   // a message was
 	seq  uint64 // of the last one,
@@ -30,7 +31,9 @@ func (b *batching) plain(m *Message) {
 	}
 	n, _ := strconv.ParseUint(m.Header.Get(batchSeqHeader), 10, 64)
 	header := maps.Clone(m.Header)
-	maps.DeleteFunc(header, func(name string, _ []string) bool { return strings.HasPrefix(name, batchHeader) })
+	maps.DeleteFunc(header, func(name string, _ []string) bool {
+		return strings.HasPrefix(name, batchHeader)
+	})
 	// What came before the first message that is read may have been removed.
 	follows := !b.read || b.id == id && b.seq+1 == m.Seq && b.n+1 == n
 	if _, there := header[expectedHeader]; !there && n > 1 && follows {

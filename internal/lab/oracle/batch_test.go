@@ -7,7 +7,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A stream of batches reads as one of single messages; a message that does not follow its batch has no expected sequence.
+// A stream of batches reads as one of single messages; a message that does not follow its batch has no
+// expected sequence.
 func TestBatchesReadAsSingleMessages(t *testing.T) {
 	t.Parallel()
 	type in struct {
@@ -19,20 +20,23 @@ func TestBatchesReadAsSingleMessages(t *testing.T) {
 		in   []in
 		want []string // the expected sequences; "": none
 	}{
-		"single":             {[]in{{1, "", "", "0"}, {2, "", "", "1"}}, []string{"0", "1"}},
-		"batches":            {[]in{{1, "a", "1", "0"}, {2, "a", "2", ""}, {3, "b", "1", "2"}, {4, "b", "2", ""}, {5, "", "", "4"}}, []string{"0", "1", "2", "3", "4"}},
+		"single": {[]in{{1, "", "", "0"}, {2, "", "", "1"}}, []string{"0", "1"}},
+		"batches": {[]in{{1, "a", "1", "0"}, {2, "a", "2", ""}, {3, "b", "1", "2"},
+			{4, "b", "2", ""}, {5, "", "", "4"}}, []string{"0", "1", "2", "3", "4"}},
 		"its head removed":   {[]in{{8, "a", "3", ""}, {9, "a", "4", ""}}, []string{"7", "8"}},
 		"a hole":             {[]in{{1, "a", "1", "0"}, {2, "a", "3", ""}}, []string{"0", ""}},
 		"another's":          {[]in{{1, "a", "1", "0"}, {2, "b", "2", ""}}, []string{"0", ""}},
 		"a missing sequence": {[]in{{1, "a", "1", "0"}, {3, "a", "2", ""}}, []string{"0", ""}},
 		"no first":           {[]in{{1, "", "", "0"}, {2, "a", "1", ""}}, []string{"0", ""}},
-		"a wrong first":      {[]in{{1, "", "", "0"}, {2, "a", "1", "5"}, {3, "a", "2", ""}}, []string{"0", "5", "2"}},
+		"a wrong first": {[]in{{1, "", "", "0"}, {2, "a", "1", "5"}, {3, "a", "2", ""}},
+			[]string{"0", "5", "2"}},
 	} {
 		var b batching
 		for i, x := range test.in {
 			h := nats.Header{packedHeader: {"v"}}
 			if x.id != "" {
-				h[batchIDHeader], h[batchSeqHeader], h["Nats-Batch-Commit"] = []string{x.id}, []string{x.n}, []string{"1"}
+				h[batchIDHeader], h[batchSeqHeader], h["Nats-Batch-Commit"] =
+					[]string{x.id}, []string{x.n}, []string{"1"}
 			}
 			if x.expected != "" {
 				h[expectedHeader] = []string{x.expected}

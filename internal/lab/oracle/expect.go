@@ -7,15 +7,18 @@ import (
 
 // Config is what decides, beside the WAL, which stream an outflow makes.
 type Config struct {
-	Slot     string // outflow's own: changes of settings for others are none
-	Start    LSN    // the due of its first place: what was committed at or below it is no input. 0: all that was read is
+	Slot string // outflow's own: changes of settings for others are none
+	// the due of its first place: what was committed at or below it is no input. 0: all that was read is
+	Start    LSN
 	Settings Settings
 	Unkeyed  bool             // the table has neither a key nor actor and counter
 	Timeline func(LSN) uint32 // nil: 1 for all; see [Timelines]
 	Resets   []Reset          // where a repair made it begin anew, ascending
 
 	// What is tolerated, and counted.
-	Repaired    bool // messages that a repair published: what they are of and what they hold is compared, neither header nor place
+	// messages that a repair published: what they are of and what they hold is compared, neither header nor
+	// place
+	Repaired    bool
 	DeadLetters bool // dead letters: only their header is compared
 	Removed     bool // messages missing at the beginning of the stream, by retention
 	Headers     bool // other headers than those of the format

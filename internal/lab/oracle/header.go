@@ -41,13 +41,15 @@ type Header struct {
 // String is the header's value.
 func (h *Header) String() string {
 	return fmt.Sprintf("v=1 lsn=%v i=%d n=%d of=%d due=%v thru=%v pull=%d tl=%d sort=%c id=%s key=%s",
-		h.Pos.LSN, h.Pos.Index, h.N, h.Of, h.Due, h.Thru, h.Pull, h.Timeline, "sc"[h.Sort], headerValue(h.ID), headerValue(h.Key))
+		h.Pos.LSN, h.Pos.Index, h.N, h.Of, h.Due, h.Thru, h.Pull, h.Timeline, "sc"[h.Sort], headerValue(h.ID),
+		headerValue(h.Key))
 }
 
 // ParseHeader reads a header of version 1. Fields that it does not know may follow.
 func ParseHeader(value string) (h Header, err error) {
 	fields := strings.Split(value, " ")
-	for i, name := range []string{"v", "lsn", "i", "n", "of", "due", "thru", "pull", "tl", "sort", "id", "key"} {
+	for i, name := range []string{"v", "lsn", "i", "n", "of", "due", "thru", "pull", "tl", "sort", "id",
+		"key"} {
 		if i >= len(fields) || !strings.HasPrefix(fields[i], name+"=") {
 			return h, fmt.Errorf("header %q: field %d is not %s", value, i+1, name)
 		}
@@ -114,8 +116,8 @@ func headerValue(value string) string {
 	return escaped(value, func(c byte) bool { return '!' <= c && c <= '~' && c != '=' })
 }
 
-// escaped writes each byte that does not pass as =XX. What is longer than 200 bytes then becomes what of its units fits in 128
-// bytes, "=~", and 32 digits of the raw value's SHA-256.
+// escaped writes each byte that does not pass as =XX. What is longer than 200 bytes then becomes what of its
+// units fits in 128 bytes, "=~", and 32 digits of the raw value's SHA-256.
 func escaped(value string, passes func(byte) bool) string {
 	plain := len(value) <= 200
 	for i := 0; plain && i < len(value); i++ {

@@ -13,19 +13,20 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Judgement is what the comparison of a stream with the WAL found. Each message is counted as one thing, but that Changed, Header and
-// OutOfOrder may be said of the same one.
+// Judgement is what the comparison of a stream with the WAL found. Each message is counted as one thing, but
+// that Changed, Header and OutOfOrder may be said of the same one.
 type Judgement struct {
 	Events    int // in committed transactions
 	Windows   int // that the rules make of them
 	Held      int // events for which nothing in the WAL has closed a window yet: no message is due
 	Published int // messages in the stream
 
-	Missing    int // events whose message is due and is not there
-	Repeated   int // messages beyond the first of an event
-	Changed    int // messages with another subject or other data than the event
-	Header     int // messages with another header than the rules give
-	OutOfOrder int // messages that stand elsewhere: the fewest that would have to be moved, and those before they are due
+	Missing  int // events whose message is due and is not there
+	Repeated int // messages beyond the first of an event
+	Changed  int // messages with another subject or other data than the event
+	Header   int // messages with another header than the rules give
+	// messages that stand elsewhere: the fewest that would have to be moved, and those before they are due
+	OutOfOrder int
 	Aborted    int // messages of an event that no committed transaction wrote
 	Foreign    int // messages without our header
 
@@ -37,20 +38,24 @@ type Judgement struct {
 	Digest string // SHA-256 over subject, headers and data of all messages
 }
 
-// OK reports whether the stream is the sequence that the WAL makes, message by message and byte by byte, and whether all that is
-// committed is in it; but for what is tolerated.
+// OK reports whether the stream is the sequence that the WAL makes, message by message and byte by byte, and
+// whether all that is committed is in it; but for what is tolerated.
 func (j *Judgement) OK() bool {
-	return j.Held == 0 && j.Missing == 0 && j.Repeated == 0 && j.Changed == 0 && j.Header == 0 && j.OutOfOrder == 0 && j.Aborted == 0 &&
+	return j.Held == 0 && j.Missing == 0 && j.Repeated == 0 && j.Changed == 0 && j.Header == 0 &&
+		j.OutOfOrder == 0 && j.Aborted == 0 &&
 		j.Foreign == 0 && j.First == ""
 }
 
 func (j *Judgement) String() string {
-	s := fmt.Sprintf("%d events in the WAL, %d messages published in %d windows: missing %d, repeated %d, changed %d, header wrong %d, "+
-		"out of order %d, aborted %d, foreign %d", j.Events, j.Published, j.Windows, j.Missing, j.Repeated, j.Changed, j.Header, j.OutOfOrder, j.Aborted, j.Foreign)
+	s := fmt.Sprintf("%d events in the WAL, %d messages published in %d windows: missing %d, repeated %d, "+
+		"changed %d, header wrong %d, "+
+		"out of order %d, aborted %d, foreign %d", j.Events, j.Published, j.Windows, j.Missing, j.Repeated,
+		j.Changed, j.Header, j.OutOfOrder, j.Aborted, j.Foreign)
 	for _, more := range []struct {
 		n    int
 		what string
-	}{{j.Held, "not due yet"}, {j.Repaired, "by repair"}, {j.DeadLetters, "dead letters"}, {j.Removed, "removed by retention"}} {
+	}{{j.Held, "not due yet"}, {j.Repaired, "by repair"}, {j.DeadLetters, "dead letters"},
+		{j.Removed, "removed by retention"}} {
 		if more.n > 0 {
 			s += fmt.Sprintf(", %s %d", more.what, more.n)
 		}
@@ -62,7 +67,8 @@ func (j *Judgement) String() string {
 }
 
 // Judge reads the whole stream and compares it with what the WAL makes. Nobody may publish meanwhile.
-func Judge(ctx context.Context, js jetstream.JetStream, stream string, t *Truth, cfg Config) (Judgement, error) {
+func Judge(ctx context.Context, js jetstream.JetStream, stream string, t *Truth, cfg Config) (Judgement,
+	error) {
 	c, err := newCase(t, cfg)
 	if err != nil {
 		return Judgement{}, err
@@ -190,7 +196,8 @@ func (c *judged) headers(m *Message, e *expected, want string) {
 	if value := m.Header.Get(packedHeader); value != want {
 		wrong = fmt.Sprintf("%s header %q, want %q", packedHeader, value, want)
 	}
-	if got, want := m.Header.Get(expectedHeader), strconv.FormatUint(m.Seq-1, 10); got != want && wrong == "" {
+	if got, want := m.Header.Get(expectedHeader), strconv.FormatUint(m.Seq-1, 10); got != want &&
+		wrong == "" {
 		wrong = fmt.Sprintf("%s header %q, want %s", expectedHeader, got, want)
 	}
 	mapped := e.Mapped
@@ -239,11 +246,13 @@ func (c *judged) content(m *Message, e *Event) {
 		c.note(m, "has the subject %q, want %q", m.Subject, subject)
 	case !e.hasPayload(m.Data):
 		c.j.Changed++
-		c.note(m, "has other data: %d bytes %q, want %d bytes %q of %v", len(m.Data), clip(string(m.Data)), e.Size, e.Head, e)
+		c.note(m, "has other data: %d bytes %q, want %d bytes %q of %v", len(m.Data), clip(string(m.Data)),
+			e.Size, e.Head, e)
 	}
 }
 
-// stray judges a message that is expected nowhere: of an event that is held, or that lies before a reset or the start.
+// stray judges a message that is expected nowhere: of an event that is held, or that lies before a reset or
+// the start.
 func (c *judged) stray(m *Message, at int, repaired bool) {
 	e, i := c.others[at], at-len(c.want.messages)
 	switch {
@@ -259,7 +268,8 @@ func (c *judged) stray(m *Message, at int, repaired bool) {
 	c.seenMore[i] = true
 }
 
-// find looks for the event that a message is of: by id and position, which must agree unless one of them is wrong. -1: there is none.
+// find looks for the event that a message is of: by id and position, which must agree unless one of them is
+// wrong. -1: there is none.
 func (c *judged) find(m *Message) int {
 	if c.byPos == nil {
 		c.index()
@@ -321,8 +331,8 @@ func (c *judged) index() {
 	}
 }
 
-// moved takes note of a message's place. longs[n] is the least place at which an ascending subsequence of n+1 messages ends, so its
-// length is that of the longest one: the others are those that would have to be moved.
+// moved takes note of a message's place. longs[n] is the least place at which an ascending subsequence of n+1
+// messages ends, so its length is that of the longest one: the others are those that would have to be moved.
 func (c *judged) moved(at int) {
 	n, _ := slices.BinarySearch(c.longs, at)
 	if n == len(c.longs) {
@@ -357,7 +367,8 @@ func (c *judged) judgement(removed int) Judgement {
 	}
 	if j.Missing > 0 && j.First == "" {
 		e := &c.want.messages[first]
-		j.First = fmt.Sprintf("message %d of the WAL is missing, header %q, subject %q", first+1, c.want.header(e), e.subject())
+		j.First = fmt.Sprintf("message %d of the WAL is missing, header %q, subject %q", first+1,
+			c.want.header(e), e.subject())
 	}
 	for i, e := range c.want.loose {
 		if c.seenMore == nil || !c.seenMore[i] {
@@ -379,11 +390,13 @@ func (c *judged) note(m *Message, format string, args ...any) {
 	if c.j.First != "" {
 		return
 	}
-	s := fmt.Sprintf("sequence %d, message %d on %q with header %q ", m.Seq, c.j.Published, m.Subject, m.Header.Get(packedHeader)) +
+	s := fmt.Sprintf("sequence %d, message %d on %q with header %q ", m.Seq, c.j.Published, m.Subject,
+		m.Header.Get(packedHeader)) +
 		fmt.Sprintf(format, args...)
 	if c.next < len(c.want.messages) {
 		e := &c.want.messages[c.next]
-		s += fmt.Sprintf("; message %d of the WAL comes next: header %q on %q", c.next+1, c.want.header(e), e.subject())
+		s += fmt.Sprintf("; message %d of the WAL comes next: header %q on %q", c.next+1, c.want.header(e),
+			e.subject())
 	} else {
 		s += "; the WAL makes no message any more"
 	}

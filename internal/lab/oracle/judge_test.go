@@ -10,7 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// script is a WAL as test_decoding prints it: each item is a transaction, lines separated by semicolons; the n-th ends at 0/n00.
+// script is a WAL as test_decoding prints it: each item is a transaction, lines separated by semicolons; the
+// n-th ends at 0/n00.
 func script(t *testing.T, s Source, transactions ...string) *Truth {
 	t.Helper()
 	r := NewReader(s)
@@ -24,17 +25,23 @@ func script(t *testing.T, s Source, transactions ...string) *Truth {
 				if err != nil {
 					t.Fatal(err)
 				}
-				lines = append(lines, fmt.Sprintf(`table public.outbox: INSERT: id[text]:'%s' doc_id[text]:'%s' actor_id[text]:'%s' counter[bigint]:%d `+
-					`seq_key[text]:'%s:%020d' payload[jsonb]:'{"n": "%s"}'`, w[0], w[1], w[2], n, w[2], n, w[0]))
+				lines = append(lines,
+					fmt.Sprintf(
+						`table public.outbox: INSERT: id[text]:'%s' doc_id[text]:'%s' actor_id[text]:'%s' counter[bigint]:%d `+
+							`seq_key[text]:'%s:%020d' payload[jsonb]:'{"n": "%s"}'`, w[0], w[1], w[2], n,
+						w[2], n,
+						w[0]))
 			case "message": // prefix content
 				prefix, content, _ := strings.Cut(rest, " ")
-				lines = append(lines, fmt.Sprintf("message: transactional: 1 prefix: %s, sz: %d content:%s", prefix, len(content), content))
+				lines = append(lines, fmt.Sprintf("message: transactional: 1 prefix: %s, sz: %d content:%s",
+					prefix, len(content), content))
 			default:
 				lines = append(lines, line)
 			}
 		}
 		lsn := LSN(i+1) << 8
-		lines = append(lines, fmt.Sprintf("COMMIT (at 2026-11-21 17:40:26.%03d+00)", i+1)) // a millisecond apart
+		// a millisecond apart
+		lines = append(lines, fmt.Sprintf("COMMIT (at 2026-11-21 17:40:26.%03d+00)", i+1))
 		for _, l := range lines {
 			if err := r.line(lsn, []byte(l)); err != nil {
 				t.Fatal(err)
@@ -53,7 +60,8 @@ func stream(t *testing.T, truth *Truth, cfg Config) (all []*Message) {
 	}
 	for i := range x.messages {
 		e := &x.messages[i]
-		m := &Message{Subject: e.subject(), Header: nats.Header{packedHeader: {x.header(e)}}, Data: []byte(e.Head)}
+		m := &Message{Subject: e.subject(), Header: nats.Header{packedHeader: {x.header(e)}},
+			Data: []byte(e.Head)}
 		for _, l := range e.Mapped {
 			name, v, _ := strings.Cut(l, ": ")
 			m.Header[name] = []string{v}
@@ -90,7 +98,9 @@ func counts(j Judgement) string {
 }
 
 var eight = []string{
-	"insert e1 doc ann 1;insert e2 doc ann 2", "insert e3 doc ben 1", "insert e4 other ann 1;insert e5 other ann 2", "insert e6 doc ann 3", "insert e7 doc ann 4;insert e8 doc ben 2",
+	"insert e1 doc ann 1;insert e2 doc ann 2", "insert e3 doc ben 1",
+	"insert e4 other ann 1;insert e5 other ann 2", "insert e6 doc ann 3",
+	"insert e7 doc ann 4;insert e8 doc ben 2",
 }
 
 // Each fault is found, counted as what it is, and said precisely.
@@ -115,46 +125,69 @@ func TestJudgeFindsEachFault(t *testing.T) {
 		want  string
 		says  []string
 	}{
-		"none":          {func(all []*Message) []*Message { return all }, none, nil},
-		"drop":          {func(all []*Message) []*Message { return slices.Delete(all, 2, 3) }, one("missing"), []string{"sequence 3", "id=e4", "message 3 of the WAL", "id=e3"}},
-		"drop two":      {func(all []*Message) []*Message { return slices.Delete(all, 2, 4) }, strings.Replace(none, "missing 0", "missing 2", 1), nil},
-		"drop the last": {func(all []*Message) []*Message { return all[:7] }, one("missing"), []string{"message 8 of the WAL is missing", "id=e8"}},
-		"repeat":        {func(all []*Message) []*Message { return slices.Insert(all, 3, all[2]) }, one("repeated"), []string{"sequence 4", "repeats", "event e3"}},
-		"repeat later":  {func(all []*Message) []*Message { return append(all, all[0]) }, one("repeated"), []string{"sequence 9", "no message any more"}},
-		"swap":          {func(all []*Message) []*Message { all[3], all[4] = all[4], all[3]; return all }, one("order"), []string{"sequence 4", "wrong place", "id=e5", "id=e4"}},
-		"early":         {func(all []*Message) []*Message { return append([]*Message{all[7]}, all[:7]...) }, one("order"), []string{"sequence 1", "id=e8", "id=e1"}},
-		"late":          {func(all []*Message) []*Message { return append(all[1:8:8], all[0]) }, one("order"), []string{"sequence 1", "id=e2", "id=e1"}},
-		"data": {func(all []*Message) []*Message { all[5].Data = []byte(`{"n": "e7"}`); return all }, one("changed"),
+		"none": {func(all []*Message) []*Message { return all }, none, nil},
+		"drop": {func(all []*Message) []*Message { return slices.Delete(all, 2, 3) }, one("missing"),
+			[]string{"sequence 3", "id=e4", "message 3 of the WAL", "id=e3"}},
+		"drop two": {func(all []*Message) []*Message { return slices.Delete(all, 2, 4) },
+			strings.Replace(none, "missing 0", "missing 2", 1), nil},
+		"drop the last": {func(all []*Message) []*Message { return all[:7] }, one("missing"),
+			[]string{"message 8 of the WAL is missing", "id=e8"}},
+		"repeat": {func(all []*Message) []*Message { return slices.Insert(all, 3, all[2]) },
+			one("repeated"), []string{"sequence 4", "repeats", "event e3"}},
+		"repeat later": {func(all []*Message) []*Message { return append(all, all[0]) }, one("repeated"),
+			[]string{"sequence 9", "no message any more"}},
+		"swap": {func(all []*Message) []*Message { all[3], all[4] = all[4], all[3]; return all },
+			one("order"), []string{"sequence 4", "wrong place", "id=e5", "id=e4"}},
+		"early": {func(all []*Message) []*Message { return append([]*Message{all[7]}, all[:7]...) },
+			one("order"), []string{"sequence 1", "id=e8", "id=e1"}},
+		"late": {func(all []*Message) []*Message { return append(all[1:8:8], all[0]) }, one("order"),
+			[]string{"sequence 1", "id=e2", "id=e1"}},
+		"data": {func(all []*Message) []*Message { all[5].Data = []byte(`{"n": "e7"}`); return all },
+			one("changed"),
 			[]string{"sequence 6", "other data", `"{\"n\": \"e7\"}"`, `"{\"n\": \"e6\"}"`}},
-		"subject":      {func(all []*Message) []*Message { all[5].Subject = "outbox.dod"; return all }, one("changed"), []string{"sequence 6", `"outbox.dod", want "outbox.doc"`}},
-		"header v":     {header("v=1", "v=2"), one("header"), []string{"sequence 6", "v=2", "want", "v=1"}},
-		"header lsn":   {header("lsn=0/400", "lsn=0/401"), one("header"), nil},
-		"another lsn":  {header("lsn=0/400", "lsn=0/200"), one("header"), nil},
-		"header i":     {header(" i=0", " i=1"), one("header"), nil},
-		"header n":     {header(" n=0", " n=1"), one("header"), nil},
-		"header of":    {header(" of=1", " of=2"), one("header"), nil},
-		"header due":   {header("due=0/400", "due=0/300"), one("header"), nil},
-		"header thru":  {header("thru=0/400", "thru=0/500"), one("header"), nil},
-		"header pull":  {header("pull=0", "pull=1"), one("header"), nil},
-		"header tl":    {header("tl=1", "tl=2"), one("header"), nil},
-		"header sort":  {header("sort=s", "sort=c"), one("header"), nil},
-		"header id":    {header("id=e6", "id=e9"), one("header"), nil},
-		"another id":   {header("id=e6", "id=e7"), one("header"), nil},
-		"header key":   {header("key=ann:00000000000000000003", "key=ann:00000000000000000004"), one("header"), nil},
-		"header more":  {header("key=ann", "more=1 key=ann"), one("header"), nil},
-		"no number":    {header(" i=0", " i=x"), one("header"), nil},
-		"other header": {func(all []*Message) []*Message { all[5].Header["Event-Type"] = []string{"x"}; return all }, one("header"), []string{"further headers", "Event-Type: x"}},
-		"message id":   {func(all []*Message) []*Message { all[5].Header[msgIDHeader] = []string{"0/400-1"}; return all }, one("header"), []string{"0/400-0"}},
-		"dead letter":  {func(all []*Message) []*Message { all[5].Header[deadLetterHeader] = []string{"x"}; return all }, one("changed"), []string{"dead letter"}},
+		"subject": {func(all []*Message) []*Message { all[5].Subject = "outbox.dod"; return all },
+			one("changed"), []string{"sequence 6", `"outbox.dod", want "outbox.doc"`}},
+		"header v":    {header("v=1", "v=2"), one("header"), []string{"sequence 6", "v=2", "want", "v=1"}},
+		"header lsn":  {header("lsn=0/400", "lsn=0/401"), one("header"), nil},
+		"another lsn": {header("lsn=0/400", "lsn=0/200"), one("header"), nil},
+		"header i":    {header(" i=0", " i=1"), one("header"), nil},
+		"header n":    {header(" n=0", " n=1"), one("header"), nil},
+		"header of":   {header(" of=1", " of=2"), one("header"), nil},
+		"header due":  {header("due=0/400", "due=0/300"), one("header"), nil},
+		"header thru": {header("thru=0/400", "thru=0/500"), one("header"), nil},
+		"header pull": {header("pull=0", "pull=1"), one("header"), nil},
+		"header tl":   {header("tl=1", "tl=2"), one("header"), nil},
+		"header sort": {header("sort=s", "sort=c"), one("header"), nil},
+		"header id":   {header("id=e6", "id=e9"), one("header"), nil},
+		"another id":  {header("id=e6", "id=e7"), one("header"), nil},
+		"header key": {header("key=ann:00000000000000000003", "key=ann:00000000000000000004"),
+			one("header"), nil},
+		"header more": {header("key=ann", "more=1 key=ann"), one("header"), nil},
+		"no number":   {header(" i=0", " i=x"), one("header"), nil},
+		"other header": {func(all []*Message) []*Message {
+			all[5].Header["Event-Type"] = []string{"x"}
+			return all
+		}, one("header"), []string{"further headers", "Event-Type: x"}},
+		"message id": {func(all []*Message) []*Message {
+			all[5].Header[msgIDHeader] = []string{"0/400-1"}
+			return all
+		}, one("header"), []string{"0/400-0"}},
+		"dead letter": {func(all []*Message) []*Message {
+			all[5].Header[deadLetterHeader] = []string{"x"}
+			return all
+		}, one("changed"), []string{"dead letter"}},
 		"aborted": {func(all []*Message) []*Message {
-			return slices.Insert(all, 1, &Message{Subject: "outbox.doc", Data: []byte(`"x"`), Header: nats.Header{packedHeader: {
-				"v=1 lsn=0/100 i=1 n=1 of=3 due=0/100 thru=0/100 pull=0 tl=1 sort=s id=gone key=ann:1"}}})
+			return slices.Insert(all, 1, &Message{Subject: "outbox.doc", Data: []byte(`"x"`),
+				Header: nats.Header{packedHeader: {
+					"v=1 lsn=0/100 i=1 n=1 of=3 due=0/100 thru=0/100 pull=0 tl=1 sort=s id=gone key=ann:1"}}})
 		}, one("aborted"), []string{"sequence 2", "no committed transaction", "id=gone"}},
 		"foreign": {func(all []*Message) []*Message {
-			return slices.Insert(all, 4, &Message{Subject: "outbox.doc", Data: []byte("{}"), Header: nats.Header{}})
+			return slices.Insert(all, 4, &Message{Subject: "outbox.doc", Data: []byte("{}"),
+				Header: nats.Header{}})
 		},
 			one("foreign"), []string{"sequence 5", "no Outflow header"}},
-		"nothing": {func([]*Message) []*Message { return nil }, strings.Replace(none, "missing 0", "missing 8", 1), []string{"message 1 of the WAL", "id=e1"}},
+		"nothing": {func([]*Message) []*Message { return nil },
+			strings.Replace(none, "missing 0", "missing 8", 1), []string{"message 1 of the WAL", "id=e1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -213,8 +246,10 @@ func TestJudgeTolerates(t *testing.T) {
 	}
 
 	dead := all()
-	dead[2].Subject, dead[2].Data, dead[2].Header[deadLetterHeader] = "dead", []byte("{}"), []string{"too_large"}
-	if j := judgeOf(t, truth, Config{Settings: set, DeadLetters: true}, dead, 0); !j.OK() || j.DeadLetters != 1 {
+	dead[2].Subject, dead[2].Data, dead[2].Header[deadLetterHeader] =
+		"dead", []byte("{}"), []string{"too_large"}
+	if j := judgeOf(t, truth, Config{Settings: set, DeadLetters: true}, dead, 0); !j.OK() ||
+		j.DeadLetters != 1 {
 		t.Errorf("a dead letter: %s", j.String())
 	}
 
@@ -230,14 +265,16 @@ func TestJudgeTolerates(t *testing.T) {
 		m.Header = nats.Header{packedHeader: {h.String()}}
 		repaired[3+i] = &m
 	}
-	for _, cfg := range []Config{{Settings: set, Repaired: true}, {Settings: set, Repaired: true, Resets: []Reset{{At: 0x450}}}} {
+	for _, cfg := range []Config{{Settings: set, Repaired: true},
+		{Settings: set, Repaired: true, Resets: []Reset{{At: 0x450}}}} {
 		if j := judgeOf(t, truth, cfg, repaired, 0); !j.OK() || j.Repaired != 3 {
 			t.Errorf("a repair: %s", j.String())
 		}
 	}
 	changed := *repaired[4]
 	changed.Data = []byte("{}")
-	if j := judgeOf(t, truth, Config{Settings: set, Repaired: true}, append(append(slices.Clone(repaired[:4]), &changed), repaired[5:]...), 0); j.OK() || j.Changed != 1 {
+	if j := judgeOf(t, truth, Config{Settings: set, Repaired: true},
+		append(append(slices.Clone(repaired[:4]), &changed), repaired[5:]...), 0); j.OK() || j.Changed != 1 {
 		t.Errorf("a repair that changes a message: %s", j.String())
 	}
 	if j := judgeOf(t, truth, Config{Settings: set}, repaired, 0); j.OK() {
@@ -248,26 +285,30 @@ func TestJudgeTolerates(t *testing.T) {
 // What a reset leaves without a window has to come by repair.
 func TestJudgeReset(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Settings: DefaultSettings, Repaired: true, Resets: []Reset{{At: 0x280, Settings: &Settings{0, BySeqKey, 100, 1 << 20}}}}
+	cfg := Config{Settings: DefaultSettings, Repaired: true,
+		Resets: []Reset{{At: 0x280, Settings: &Settings{0, BySeqKey, 100, 1 << 20}}}}
 	truth := script(t, Source{}, eight...)
 	all := stream(t, truth, cfg)
 	if len(all) != 5 {
 		t.Fatalf("%d messages after the reset, want 5", len(all))
 	}
-	if j := judgeOf(t, truth, cfg, all, 0); j.OK() || j.Missing != 3 || !strings.Contains(j.First, "event e1") {
+	if j := judgeOf(t, truth, cfg, all, 0); j.OK() || j.Missing != 3 ||
+		!strings.Contains(j.First, "event e1") {
 		t.Errorf("without the repair: %s", j.String())
 	}
 	var by []*Message
 	for i, e := range truth.commits[0].events {
 		h := Header{Pos: Position{0x280, uint32(repairedIndex + i)}, ID: e.ID}
-		by = append(by, &Message{Subject: e.subject(), Data: []byte(e.Head), Header: nats.Header{packedHeader: {h.String()}}})
+		by = append(by, &Message{Subject: e.subject(), Data: []byte(e.Head),
+			Header: nats.Header{packedHeader: {h.String()}}})
 	}
 	if j := judgeOf(t, truth, cfg, append(by, all...), 0); j.OK() || j.Missing != 1 || j.Repaired != 2 {
 		t.Errorf("with a part of the repair: %s", j.String())
 	}
 	e := truth.commits[1].events[0]
 	h := Header{Pos: Position{0x280, repairedIndex + 2}, ID: e.ID}
-	by = append(by, &Message{Subject: e.subject(), Data: []byte(e.Head), Header: nats.Header{packedHeader: {h.String()}}})
+	by = append(by, &Message{Subject: e.subject(), Data: []byte(e.Head),
+		Header: nats.Header{packedHeader: {h.String()}}})
 	if j := judgeOf(t, truth, cfg, append(by, all...), 0); !j.OK() || j.Repaired != 3 {
 		t.Errorf("with the repair: %s", j.String())
 	}
@@ -283,20 +324,26 @@ func TestInputs(t *testing.T) {
 		between string // a transaction after one with an event, under a horizon that never ends
 		window  bool   // it closes the event's window
 	}{
-		"a tick":                       {"message outflow.tick ", false}, // but for the limits and horizons there is nothing to close it
-		"horizon 0":                    {change("outflow", "0s"), true},
-		"of another slot":              {change("other", "0s"), false},
-		"malformed":                    {"message outflow.settings v=1 slot=outflow horizon=0s", false},
-		"several: the last":            {change("outflow", "1h") + ";" + change("outflow", "0s") + ";" + change("other", "1h"), true},
-		"several: not the first":       {change("outflow", "0s") + ";" + change("outflow", "1h"), false},
-		"the last malformed":           {change("outflow", "0s") + ";message outflow.settings v=1", true},
-		"another prefix":               {strings.Replace(change("outflow", "0s"), "outflow.settings", "outflow.setting", 1), false},
+		// but for the limits and horizons there is nothing to close it
+		"a tick":          {"message outflow.tick ", false},
+		"horizon 0":       {change("outflow", "0s"), true},
+		"of another slot": {change("other", "0s"), false},
+		"malformed":       {"message outflow.settings v=1 slot=outflow horizon=0s", false},
+		"several: the last": {change("outflow", "1h") + ";" + change("outflow", "0s") + ";" +
+			change("other", "1h"), true},
+		"several: not the first": {change("outflow", "0s") + ";" + change("outflow", "1h"), false},
+		"the last malformed":     {change("outflow", "0s") + ";message outflow.settings v=1", true},
+		"another prefix": {strings.Replace(change("outflow", "0s"), "outflow.settings",
+			"outflow.setting", 1), false},
 		"beside an event of the table": {change("outflow", "0s") + ";insert e2 doc ann 2", false},
-		"beside another table":         {change("outflow", "0s") + ";table public.other: INSERT: id[text]:'x'", true},
-		"not transactional":            {fmt.Sprintf("message: transactional: 0 prefix: outflow.settings, sz: %d content:%s", len(aside), aside), false},
+		"beside another table": {change("outflow", "0s") +
+			";table public.other: INSERT: id[text]:'x'", true},
+		"not transactional": {fmt.Sprintf("message: transactional: 0 prefix: outflow.settings, "+
+			"sz: %d content:%s", len(aside), aside), false},
 	} {
 		truth := script(t, Source{}, "insert e1 doc ann 1", test.between)
-		x, err := truth.expect(Config{Slot: "outflow", Settings: Settings{24 * 3600e9, BySeqKey, 100, 1 << 20}})
+		x, err := truth.expect(Config{Slot: "outflow", Settings: Settings{24 * 3600e9, BySeqKey, 100,
+			1 << 20}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,7 +359,8 @@ func TestInputs(t *testing.T) {
 		t.Errorf("a later version: %v", err)
 	}
 	tick := script(t, Source{}, "insert e1 doc ann 1", "message outflow.tick x;"+change("other", "0s"))
-	if x, err := tick.expect(Config{Settings: Settings{1e6, BySeqKey, 100, 1 << 20}}); err != nil || len(x.messages) != 1 || x.messages[0].window.due != 0x200 {
+	if x, err := tick.expect(Config{Settings: Settings{1e6, BySeqKey, 100, 1 << 20}}); err != nil ||
+		len(x.messages) != 1 || x.messages[0].window.due != 0x200 {
 		t.Errorf("a tick a horizon later: %v", err)
 	}
 }
@@ -321,11 +369,15 @@ func TestInputs(t *testing.T) {
 func TestSource(t *testing.T) {
 	t.Parallel()
 	s := Source{
-		Tables: []string{`public."P 1"`, "public.p2"}, Columns: Columns{ID: "no", Doc: "topic", Actor: "who", Counter: "c", Payload: "body"},
-		Subject: func(r Row) string { return "events." + Token(r.Text("topic")) + "." + Token(r.Text("kind")) },
+		Tables: []string{`public."P 1"`, "public.p2"}, Columns: Columns{ID: "no", Doc: "topic", Actor: "who",
+			Counter: "c", Payload: "body"},
+		Subject: func(r Row) string {
+			return "events." + Token(r.Text("topic")) + "." + Token(r.Text("kind"))
+		},
 		Headers: map[string]string{"Event-Type": "kind", "A": "nothing"},
 	}
-	truth := script(t, s, `table public."P 1": INSERT: no[integer]:1 topic[text]:'a b' kind[text]:'x`+"\n"+`y' nothing[text]:null body[bytea]:'\x6869' who[text]:'w' c[integer]:7`,
+	truth := script(t, s, `table public."P 1": INSERT: no[integer]:1 topic[text]:'a b' kind[text]:'x`+"\n"+
+		`y' nothing[text]:null body[bytea]:'\x6869' who[text]:'w' c[integer]:7`,
 		`table public.p2: INSERT: no[integer]:2 topic[text]:null kind[text]:'z' nothing[text]:'t' body[text]:'' who[text]:null c[integer]:7`,
 		`table public.p3: INSERT: no[integer]:3`)
 	if truth.Events != 2 || truth.Commits != 3 {
@@ -334,11 +386,13 @@ func TestSource(t *testing.T) {
 	cfg := Config{Unkeyed: true}
 	all := stream(t, truth, cfg)
 	h := all[0].Header
-	if all[0].Subject != "events.a=20b.x=0Ay" || string(all[0].Data) != "hi" || h.Get("Event-Type") != "x y" || h.Get("A") != "" ||
+	if all[0].Subject != "events.a=20b.x=0Ay" || string(all[0].Data) != "hi" ||
+		h.Get("Event-Type") != "x y" || h.Get("A") != "" ||
 		!strings.HasSuffix(h.Get(packedHeader), "sort=c id=1 key=w:00000000000000000007") {
 		t.Errorf("message 1: %+v", all[0])
 	}
-	if e := truth.commits[1].events[0]; !e.NullDoc || !e.NullKey || all[1].Subject != "events.=.z" || all[1].Header.Get("A") != "t" {
+	if e := truth.commits[1].events[0]; !e.NullDoc || !e.NullKey || all[1].Subject != "events.=.z" ||
+		all[1].Header.Get("A") != "t" {
 		t.Errorf("message 2: %+v of %+v", all[1], e)
 	}
 	if j := judgeOf(t, truth, cfg, all, 0); !j.OK() {
@@ -354,7 +408,8 @@ func TestSource(t *testing.T) {
 func TestLines(t *testing.T) {
 	t.Parallel()
 	for _, lines := range [][]string{
-		{"COMMIT (at 2026-11-21 17:40:26+00)"}, {"BEGIN", "BEGIN"}, {"BEGIN", "COMMIT"}, {"table public.outbox: INSERT: id[text]:'x'"},
+		{"COMMIT (at 2026-11-21 17:40:26+00)"}, {"BEGIN", "BEGIN"}, {"BEGIN", "COMMIT"},
+		{"table public.outbox: INSERT: id[text]:'x'"},
 		{"BEGIN", "table public.outbox: INSERT: (no-tuple-data)"}, {"BEGIN", "message: unknown"},
 	} {
 		r := NewReader(Source{})
@@ -370,7 +425,8 @@ func TestLines(t *testing.T) {
 	}
 	r := NewReader(Source{})
 	for range 2 {
-		for _, l := range []string{"BEGIN", "table public.outbox: INSERT: id[text]:'x'", "table public.outbox: DELETE: id[text]:'x'", "COMMIT (at 2026-11-21 17:40:26+00)"} {
+		for _, l := range []string{"BEGIN", "table public.outbox: INSERT: id[text]:'x'",
+			"table public.outbox: DELETE: id[text]:'x'", "COMMIT (at 2026-11-21 17:40:26+00)"} {
 			if err := r.line(0x100, []byte(l)); err != nil {
 				t.Fatal(err)
 			}

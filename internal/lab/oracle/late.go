@@ -14,9 +14,9 @@ type place struct {
 	committed time.Time
 }
 
-// lateness tells which messages had to come after a higher one of their sequence: those whose commit the WAL has behind the input that
-// closed the higher one's window. Two commit timestamps do not tell that. A server stamps a commit and then writes it: one that is held
-// up in between comes late with an early time.
+// lateness tells which messages had to come after a higher one of their sequence: those whose commit the WAL
+// has behind the input that closed the higher one's window. Two commit timestamps do not tell that. A server
+// stamps a commit and then writes it: one that is held up in between comes late with an early time.
 type lateness struct {
 	sequences map[[2]string][]place // in stream order
 	behind    map[[2]string][]int   // in sequences: those out of order
@@ -61,8 +61,9 @@ func (l *lateness) count(horizon time.Duration) (n int) {
 	return n
 }
 
-// closed tells whether a message's window had to be closed where it says: the closing commit is a horizon or more later than the
-// message's, or than one that the WAL has between the two, which takes with it what lies before it.
+// closed tells whether a message's window had to be closed where it says: the closing commit is a horizon or
+// more later than the message's, or than one that the WAL has between the two, which takes with it what lies
+// before it.
 func (l *lateness) closed(p place, lsns []LSN, horizon time.Duration) bool {
 	closing, known := l.commits[p.thru]
 	if _, ours := l.commits[p.due]; !known || !ours {

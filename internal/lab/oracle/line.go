@@ -45,7 +45,8 @@ func parseRow(rest string) (row Row, err error) {
 		}
 		var ok bool
 		if c.Name, rest, ok = identifier(rest[1:]); !ok || !strings.HasPrefix(rest, "[") {
-			return nil, fmt.Errorf("row %.200q: want a column and its type at byte %d", whole, len(whole)-len(rest))
+			return nil, fmt.Errorf("row %.200q: want a column and its type at byte %d", whole,
+				len(whole)-len(rest))
 		}
 		end := typeEnd(rest)
 		if end < 0 {
@@ -88,7 +89,8 @@ func quoted(s string, quote byte) (text, rest string, ok bool) {
 	return "", s, false
 }
 
-// typeEnd returns where "]:" ends the type that s begins with, -1 if nowhere. A type's own name may be quoted.
+// typeEnd returns where "]:" ends the type that s begins with, -1 if nowhere. A type's own name may be
+// quoted.
 func typeEnd(s string) int {
 	inside := false
 	for i := range len(s) - 1 {
@@ -156,8 +158,8 @@ type logical struct {
 	prefix, content string
 }
 
-// parseLogical reads "message: transactional: 1 prefix: p, sz: 7 content:anything". A prefix may hold anything but NUL, so the
-// size that agrees with what is left tells where it ends.
+// parseLogical reads "message: transactional: 1 prefix: p, sz: 7 content:anything". A prefix may hold
+// anything but NUL, so the size that agrees with what is left tells where it ends.
 func parseLogical(line string) (m logical, err error) {
 	rest, ok := strings.CutPrefix(line, "message: transactional: ")
 	if !ok || len(rest) < 1 {

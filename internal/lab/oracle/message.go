@@ -31,8 +31,9 @@ const (
 	mostHeaders = 256
 )
 
-// fromMessage makes an event of a logical message's content, as a row would be: its members are the columns of the roles, its headers
-// further columns. One that is not as it should be is an event all the same: outflow leaves a dead letter in its place.
+// fromMessage makes an event of a logical message's content, as a row would be: its members are the columns
+// of the roles, its headers further columns. One that is not as it should be is an event all the same:
+// outflow leaves a dead letter in its place.
 func (r *Reader) fromMessage(text string) *Event {
 	m, err := parseContent(text)
 	if err != nil {
@@ -117,7 +118,8 @@ func parseContent(content string) (*parsed, error) {
 				p.spoil("%s is %.40s", name, raw)
 			}
 		case "counter":
-			if n, err := strconv.ParseUint(string(raw), 10, 63); err == nil && strconv.FormatUint(n, 10) == string(raw) {
+			if n, err := strconv.ParseUint(string(raw), 10, 63); err == nil &&
+				strconv.FormatUint(n, 10) == string(raw) {
 				p.text[name] = string(raw)
 			} else if !null {
 				p.spoil("counter is %.40s", raw)
@@ -166,8 +168,8 @@ func object(text string) (members map[string]json.RawMessage, twice string, ok b
 	return members, twice, true
 }
 
-// textOf is the value of a JSON string that PostgreSQL could hold as text: no NUL, no half of a surrogate pair, of which encoding/json
-// makes a replacement character.
+// textOf is the value of a JSON string that PostgreSQL could hold as text: no NUL, no half of a surrogate
+// pair, of which encoding/json makes a replacement character.
 func textOf(raw json.RawMessage) (v string, ok bool) {
 	if raw[0] != '"' || json.Unmarshal(raw, &v) != nil || strings.ContainsRune(v, 0) {
 		return "", false

@@ -45,7 +45,8 @@ type sequence struct {
 	top  *entry // of the window that is being made: the highest taken that is due
 }
 
-// order is the rules of ordering: inputs go in, windows come out. It knows nothing of restarts: the order does not depend on them.
+// order is the rules of ordering: inputs go in, windows come out. It knows nothing of restarts: the order
+// does not depend on them.
 type order struct {
 	set     Settings
 	unkeyed bool // horizon 0 and commit order, whatever the settings say
@@ -72,7 +73,8 @@ func (o *order) inForce() Settings {
 	return s
 }
 
-// add reads an input and returns the window that it closes, nil if none. A change of settings is in force at once.
+// add reads an input and returns the window that it closes, nil if none. A change of settings is in force at
+// once.
 func (o *order) add(lsn LSN, time int64, events []*Event, set *Settings) (*window, []*Event) {
 	if set != nil {
 		o.set = *set

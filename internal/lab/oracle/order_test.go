@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// plain is the rules as they are written down, lists and loops only: what order must give, whatever it does to be quick.
+// plain is the rules as they are written down, lists and loops only: what order must give, whatever it does
+// to be quick.
 type plain struct {
 	set      Settings
 	maxTaken int
@@ -142,7 +143,8 @@ func TestOrder(t *testing.T) {
 			w, events := slow.add(in)
 			got, gotEvents := quick.add(in.lsn, in.time, in.events, in.set)
 			if fmt.Sprint(got) != fmt.Sprint(w) || !slices.Equal(gotEvents, events) {
-				t.Fatalf("seed %d, input %v: window %+v %v, want %+v %v", seed, in.lsn, got, gotEvents, w, events)
+				t.Fatalf("seed %d, input %v: window %+v %v, want %+v %v", seed, in.lsn, got, gotEvents, w,
+					events)
 			}
 			n += len(in.events)
 			for _, e := range events {
@@ -161,8 +163,10 @@ func TestOrder(t *testing.T) {
 					limits++
 				}
 			}
-			if held := len(quick.everything()); held != quick.events || held != len(slow.events) || held == 0 && len(quick.sequences) > 0 {
-				t.Fatalf("seed %d: %d held, said to be %d, want %d; %d sequences", seed, held, quick.events, len(slow.events), len(quick.sequences))
+			if held := len(quick.everything()); held != quick.events || held != len(slow.events) ||
+				held == 0 && len(quick.sequences) > 0 {
+				t.Fatalf("seed %d: %d held, said to be %d, want %d; %d sequences", seed, held, quick.events,
+					len(slow.events), len(quick.sequences))
 			}
 		}
 		if len(seen) != n {
@@ -170,17 +174,20 @@ func TestOrder(t *testing.T) {
 		}
 	}
 	if windows < 1000 || pulled < 100 || everything < 10 || limits < 10 {
-		t.Errorf("%d windows, %d pulled, %d took everything, %d by limits: too few of something", windows, pulled, everything, limits)
+		t.Errorf("%d windows, %d pulled, %d took everything, %d by limits: too few of something", windows,
+			pulled, everything, limits)
 	}
 }
 
 func randomSettings(rnd *rand.Rand) Settings {
-	horizons := []time.Duration{0, 500 * time.Microsecond, 2 * time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, time.Hour}
-	return Settings{horizons[rnd.IntN(6)], Sort(rnd.IntN(2)), []int{5, 20, 1000}[rnd.IntN(3)], []int64{400, 3000, 1 << 30}[rnd.IntN(3)]}
+	horizons := []time.Duration{0, 500 * time.Microsecond, 2 * time.Millisecond, 5 * time.Millisecond,
+		20 * time.Millisecond, time.Hour}
+	return Settings{horizons[rnd.IntN(6)], Sort(rnd.IntN(2)), []int{5, 20, 1000}[rnd.IntN(3)],
+		[]int64{400, 3000, 1 << 30}[rnd.IntN(3)]}
 }
 
-// randomWAL makes inputs about a millisecond apart, with commit timestamps that do not quite ascend, and events that come late. The
-// last two close everything.
+// randomWAL makes inputs about a millisecond apart, with commit timestamps that do not quite ascend, and
+// events that come late. The last two close everything.
 func randomWAL(rnd *rand.Rand) (wal []testInput) {
 	lsn, at := LSN(0), 0.0
 	counters := map[[2]string]int{}
@@ -211,7 +218,8 @@ func randomWAL(rnd *rand.Rand) (wal []testInput) {
 			if rnd.IntN(20) > 0 { // else the key of the one before again
 				counters[q]++
 			}
-			events = append(events, &Event{Doc: q[0], Actor: q[1], Key: fmt.Sprintf("%s:%06d", q[1], counters[q]), Size: rnd.IntN(100)})
+			events = append(events, &Event{Doc: q[0], Actor: q[1],
+				Key: fmt.Sprintf("%s:%06d", q[1], counters[q]), Size: rnd.IntN(100)})
 		}
 		rnd.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
 		if rnd.IntN(3) == 0 {

@@ -1,7 +1,8 @@
 package oracle
 
-// Only is the truth for an outflow to which PostgreSQL's row filter lets through just the events that keep holds for: their indexes count
-// those alone, and a transaction that is left without any is what else is in it.
+// Only is the truth for an outflow to which PostgreSQL's row filter lets through just the events that keep
+// holds for: their indexes count those alone, and a transaction that is left without any is what else is in
+// it.
 func (t *Truth) Only(keep func(*Event) bool) *Truth {
 	part := *t
 	part.commits, part.Events, part.Messages = nil, 0, 0

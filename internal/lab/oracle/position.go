@@ -23,7 +23,8 @@ func ParseLSN(s string) (LSN, error) {
 	return LSN(h<<32 + l), nil
 }
 
-// Position is the identity of an event: the end LSN of its commit, and its index among the commit's events, from 0.
+// Position is the identity of an event: the end LSN of its commit, and its index among the commit's events,
+// from 0.
 type Position struct {
 	LSN   LSN
 	Index uint32

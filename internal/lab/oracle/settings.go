@@ -23,7 +23,8 @@ type change struct {
 	settings Settings
 }
 
-var settingsForm = regexp.MustCompile(`^v=0*1 slot=([^ ]+) horizon=([^ ]+) sort=(seq_key|commit) max_events=([0-9]+) max_bytes=([0-9]+)$`)
+var settingsForm = regexp.MustCompile(
+	`^v=0*1 slot=([^ ]+) horizon=([^ ]+) sort=(seq_key|commit) max_events=([0-9]+) max_bytes=([0-9]+)$`)
 
 // parseChange reads the content of a settings message; false: malformed, or of another version.
 func parseChange(content string) (change, bool) {
@@ -40,7 +41,8 @@ func parseChange(content string) (change, bool) {
 	}
 	s.MaxEvents, errs[1] = strconv.Atoi(m[4])
 	s.MaxBytes, errs[2] = strconv.ParseInt(m[5], 10, 64)
-	valid := errs == [3]error{} && s.Horizon >= 0 && s.Horizon <= 24*time.Hour && s.Horizon%time.Microsecond == 0 && s.MaxEvents > 0 && s.MaxEvents <= 4<<20 &&
+	valid := errs == [3]error{} && s.Horizon >= 0 && s.Horizon <= 24*time.Hour &&
+		s.Horizon%time.Microsecond == 0 && s.MaxEvents > 0 && s.MaxEvents <= 4<<20 &&
 		s.MaxBytes > 0 && s.MaxBytes <= 1<<30
 	return c, valid
 }

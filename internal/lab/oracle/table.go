@@ -18,15 +18,16 @@ type TableCheck struct {
 	First     string // the first difference in words; rows that are gone are none
 }
 
-// OK reports whether WAL and table agree. Rows that were deleted are to be expected with some users of the table: gone says whether
-// they may be missing.
+// OK reports whether WAL and table agree. Rows that were deleted are to be expected with some users of the
+// table: gone says whether they may be missing.
 func (c *TableCheck) OK(gone bool) bool {
 	return c.Unseen == 0 && c.Different == 0 && (gone || c.Gone == 0)
 }
 
-// CheckTable compares each committed event with the row of its id: document, actor, key and payload. The table, a name as SQL has
-// it, must have an id column.
-func (t *Truth) CheckTable(ctx context.Context, conn *pgx.Conn, table string, c Columns) (check TableCheck, err error) {
+// CheckTable compares each committed event with the row of its id: document, actor, key and payload. The
+// table, a name as SQL has it, must have an id column.
+func (t *Truth) CheckTable(ctx context.Context, conn *pgx.Conn, table string, c Columns) (check TableCheck,
+	err error) {
 	byID := make(map[string]*Event, t.Events)
 	for i := range t.commits {
 		for _, e := range t.commits[i].events {
@@ -57,7 +58,8 @@ func (t *Truth) CheckTable(ctx context.Context, conn *pgx.Conn, table string, c 
 	for i, name := range roles {
 		quoted[i] = pgx.Identifier{name}.Sanitize()
 	}
-	rows, err := tx.Query(ctx, "SELECT "+strings.Join(quoted, ", ")+" FROM "+table, pgx.QueryResultFormats{pgx.TextFormatCode})
+	rows, err := tx.Query(ctx, "SELECT "+strings.Join(quoted, ", ")+" FROM "+table,
+		pgx.QueryResultFormats{pgx.TextFormatCode})
 	if err != nil {
 		return check, fmt.Errorf("table %s: %w", table, err)
 	}
@@ -85,11 +87,13 @@ func (t *Truth) CheckTable(ctx context.Context, conn *pgx.Conn, table string, c 
 		delete(byID, values[0])
 		same := values[1] == e.Doc && e.hasPayload([]byte(values[2]))
 		for i, name := range roles[3:] {
-			same = same && (name == c.Actor && values[3+i] == e.Actor || name == c.Key && values[3+i] == e.Key)
+			same = same && (name == c.Actor && values[3+i] == e.Actor || name == c.Key &&
+				values[3+i] == e.Key)
 		}
 		if !same {
 			check.Different++
-			check.note("row %s is %.200q, in the WAL %v with %d bytes %q", values[0], values[1:], e, e.Size, e.Head)
+			check.note("row %s is %.200q, in the WAL %v with %d bytes %q", values[0], values[1:], e, e.Size,
+				e.Head)
 		}
 	}
 	check.Gone = len(byID)

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Timelines asks a server for its timeline history and returns on which timeline an LSN lies: at or below a switch point, on the
-// old one. The role must be allowed to replicate.
+// Timelines asks a server for its timeline history and returns on which timeline an LSN lies: at or below a
+// switch point, on the old one. The role must be allowed to replicate.
 func Timelines(ctx context.Context, url string) (func(LSN) uint32, error) {
 	cfg, err := pgconn.ParseConfig(url)
 	if err != nil {

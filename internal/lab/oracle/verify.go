@@ -26,8 +26,8 @@ type Message struct {
 	Stored  time.Time // the server's time
 }
 
-// Read calls f for each message of the stream from the first to the one that is the last when it is called, in order. A message
-// without our header is an error.
+// Read calls f for each message of the stream from the first to the one that is the last when it is called,
+// in order. A message without our header is an error.
 func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
 	return readAll(ctx, js, stream, func(m *Message) error {
 		if m.Problem != nil {
@@ -64,7 +64,8 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 		wait, cancel := context.WithTimeout(ctx, silence)
 		msg, err := it.Next(jetstream.NextContext(wait))
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // what was to come may have been removed meanwhile
+		// what was to come may have been removed meanwhile
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			now, err := js.Stream(ctx, stream)
 			if err != nil {
 				return fmt.Errorf("stream %s: %w", stream, err)
@@ -93,10 +94,12 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 }
 
 func parse(msg jetstream.Msg, meta *jetstream.MsgMetadata) *Message {
-	m := &Message{Seq: meta.Sequence.Stream, Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Stored: meta.Timestamp}
+	m := &Message{Seq: meta.Sequence.Stream, Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(),
+		Stored: meta.Timestamp}
 	value := msg.Headers().Get(packedHeader)
 	if value == "" {
-		m.Problem = fmt.Errorf("message %d on %s has no %s header: not one of ours", m.Seq, m.Subject, packedHeader)
+		m.Problem = fmt.Errorf("message %d on %s has no %s header: not one of ours", m.Seq, m.Subject,
+			packedHeader)
 	} else if h, err := ParseHeader(value); err != nil {
 		m.Problem = fmt.Errorf("message %d: %w", m.Seq, err)
 	} else {
@@ -116,7 +119,8 @@ type TableRow struct {
 func Table(ctx context.Context, conn *pgx.Conn, table string) (map[string]TableRow, error) {
 	name := pgx.Identifier{table}
 	rows, err := conn.Query(ctx, `SELECT id::text, doc_id, actor_id, seq_key, payload::text,
-		CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN pg_xact_commit_timestamp(xmin) END FROM `+name.Sanitize())
+		CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN pg_xact_commit_timestamp(xmin) END
+		FROM `+name.Sanitize())
 	if err != nil {
 		return nil, fmt.Errorf("read table %s: %w", table, err)
 	}
@@ -145,20 +149,22 @@ type Verdict struct {
 	Changed    int  // messages with another payload, key or subject than their row
 	OutOfOrder int  // messages after one with a higher seq_key of the same document and actor
 	Timed      bool // the server tracks commit timestamps, so that Late can be told
-	Late       int  // of OutOfOrder: committed behind the close of a higher one's window, so that they have to come after it
+	// of OutOfOrder: committed behind the close of a higher one's window, so that they have to come after it
+	Late int
 
 	Digest string // SHA-256 over subject, headers and data of all messages: equal for equal streams
 	First  string // the first thing that is wrong, in words
 }
 
-// OK reports whether everything is there exactly once, unchanged. Order is judged by the caller: an event that committed later than
-// the horizon comes after.
+// OK reports whether everything is there exactly once, unchanged. Order is judged by the caller: an event
+// that committed later than the horizon comes after.
 func (v *Verdict) OK() bool {
 	return v.Missing == 0 && v.Repeated == 0 && v.Foreign == 0 && v.Changed == 0 && v.Written == v.Published
 }
 
 func (v *Verdict) String() string {
-	s := fmt.Sprintf("written %d, published %d, missing %d, repeated %d, foreign %d, changed %d, out of order %d (%d of them late)",
+	s := fmt.Sprintf("written %d, published %d, missing %d, repeated %d, foreign %d, changed %d, out of "+
+		"order %d (%d of them late)",
 		v.Written, v.Published, v.Missing, v.Repeated, v.Foreign, v.Changed, v.OutOfOrder, v.Late)
 	if v.First != "" {
 		s += " (first: " + v.First + ")"
@@ -178,7 +184,8 @@ type Checker struct {
 
 // NewChecker returns a checker for the table's rows.
 func NewChecker(rows map[string]TableRow) *Checker {
-	return &Checker{rows: rows, seen: map[string]bool{}, newest: map[[2]string]string{}, places: newLateness(), sum: sha256.New(), v: Verdict{Written: len(rows)}}
+	return &Checker{rows: rows, seen: map[string]bool{}, newest: map[[2]string]string{},
+		places: newLateness(), sum: sha256.New(), v: Verdict{Written: len(rows)}}
 }
 
 // Add takes the next message.
@@ -251,7 +258,8 @@ func digest(h hash.Hash, m *Message) {
 }
 
 // Compare reads stream and table and compares them.
-func Compare(ctx context.Context, conn *pgx.Conn, table string, js jetstream.JetStream, stream string, horizon time.Duration) (Verdict, error) {
+func Compare(ctx context.Context, conn *pgx.Conn, table string, js jetstream.JetStream, stream string,
+	horizon time.Duration) (Verdict, error) {
 	rows, err := Table(ctx, conn, table)
 	if err != nil {
 		return Verdict{}, err

@@ -6,19 +6,23 @@ import (
 	"time"
 )
 
-// The judge must find each fault: rows 1 to 4 of one actor, committed a millisecond apart, and a message for each.
+// The judge must find each fault: rows 1 to 4 of one actor, committed a millisecond apart, and a message for
+// each.
 func TestCheckerFindsEachFault(t *testing.T) {
 	t.Parallel()
 	begun := time.Unix(1000, 0)
 	rows := func() map[string]TableRow {
 		m := map[string]TableRow{}
 		for i := 1; i <= 4; i++ {
-			m[fmt.Sprint("id", i)] = TableRow{Doc: "note", Actor: "a", Key: fmt.Sprint("a:", i), Payload: fmt.Sprint(i), Committed: begun.Add(time.Duration(i) * time.Millisecond)}
+			m[fmt.Sprint("id", i)] = TableRow{Doc: "note", Actor: "a", Key: fmt.Sprint("a:", i),
+				Payload: fmt.Sprint(i), Committed: begun.Add(time.Duration(i) * time.Millisecond)}
 		}
 		return m
 	}
 	message := func(i int) *Message {
-		h := Header{Pos: Position{LSN: LSN(i)}, Due: LSN(i), Thru: 50, ID: fmt.Sprint("id", i), Key: fmt.Sprint("a:", i)} // closed by a tick
+		// closed by a tick
+		h := Header{Pos: Position{LSN: LSN(i)}, Due: LSN(i), Thru: 50, ID: fmt.Sprint("id", i),
+			Key: fmt.Sprint("a:", i)}
 		return &Message{Subject: "outbox.note", Outflow: h, Data: []byte(fmt.Sprint(i))}
 	}
 	behind := message(1)
@@ -32,10 +36,12 @@ func TestCheckerFindsEachFault(t *testing.T) {
 		want     string
 		ok       bool
 	}{
-		"all well":     {[]*Message{message(1), message(2), message(3), message(4)}, "0 0 0 0 0 0", true},
-		"missing":      {[]*Message{message(1), message(2), message(4)}, "1 0 0 0 0 0", false},
-		"repeated":     {[]*Message{message(1), message(2), message(2), message(3), message(4)}, "0 1 0 0 0 0", false},
-		"foreign":      {[]*Message{message(1), message(2), message(9), message(3), message(4)}, "0 0 1 0 0 0", false},
+		"all well": {[]*Message{message(1), message(2), message(3), message(4)}, "0 0 0 0 0 0", true},
+		"missing":  {[]*Message{message(1), message(2), message(4)}, "1 0 0 0 0 0", false},
+		"repeated": {[]*Message{message(1), message(2), message(2), message(3), message(4)},
+			"0 1 0 0 0 0", false},
+		"foreign": {[]*Message{message(1), message(2), message(9), message(3), message(4)},
+			"0 0 1 0 0 0", false},
 		"payload":      {[]*Message{message(1), message(2), changed, message(4)}, "0 0 0 1 0 0", false},
 		"key":          {[]*Message{message(1), message(2), other, message(4)}, "0 0 0 1 0 0", false},
 		"out of order": {[]*Message{message(2), message(1), message(3), message(4)}, "0 0 0 0 1 0", true},
@@ -48,7 +54,8 @@ func TestCheckerFindsEachFault(t *testing.T) {
 		v := c.Verdict(20 * time.Millisecond)
 		got := fmt.Sprint(v.Missing, v.Repeated, v.Foreign, v.Changed, v.OutOfOrder, v.Late)
 		if got != test.want || v.OK() != test.ok {
-			t.Errorf("%s: missing, repeated, foreign, changed, out of order, late are %s, want %s; ok %t", name, got, test.want, v.OK())
+			t.Errorf("%s: missing, repeated, foreign, changed, out of order, late are %s, want %s; ok %t",
+				name, got, test.want, v.OK())
 		}
 	}
 }
@@ -57,7 +64,8 @@ func TestCheckerFindsEachFault(t *testing.T) {
 func TestDigest(t *testing.T) {
 	t.Parallel()
 	digestOf := func(change func(*Message)) string {
-		m := &Message{Subject: "outbox.note", Header: map[string][]string{"Outflow": {"v=1"}, "A": {"b"}}, Data: []byte("x")}
+		m := &Message{Subject: "outbox.note", Header: map[string][]string{"Outflow": {"v=1"}, "A": {"b"}},
+			Data: []byte("x")}
 		change(m)
 		c := NewChecker(nil)
 		c.Add(m)

@@ -14,13 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// CreateSlot makes the slot that the truth is read from, with the plugin test_decoding. To see what outflow sees it has to be made after
-// outflow init and before the first write.
+// CreateSlot makes the slot that the truth is read from, with the plugin test_decoding. To see what outflow
+// sees it has to be made after outflow init and before the first write.
 func CreateSlot(ctx context.Context, conn *pgx.Conn, slot string) error {
 	_, err := conn.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'test_decoding')", slot)
 	const undefinedFile = "58P01"
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == undefinedFile {
-		return fmt.Errorf("slot %s: this PostgreSQL lacks the output plugin test_decoding, from which the truth is read; "+
+		return fmt.Errorf("slot %s: this PostgreSQL lacks the output plugin test_decoding, from which the "+
+			"truth is read; "+
 			"install PostgreSQL's contrib modules: %w", slot, err)
 	}
 	if err != nil {
@@ -35,7 +36,8 @@ func DropSlot(ctx context.Context, conn *pgx.Conn, slot string) error {
 	return err
 }
 
-// Columns says which column has which role, as the settings columns.* do. Those of Actor, Counter, Key and ID may be "" or absent.
+// Columns says which column has which role, as the settings columns.* do. Those of Actor, Counter, Key and ID
+// may be "" or absent.
 type Columns struct{ ID, Doc, Actor, Counter, Key, Payload string }
 
 // DefaultColumns are those of the table that init makes.
@@ -43,9 +45,10 @@ var DefaultColumns = Columns{"id", "doc_id", "actor_id", "counter", "seq_key", "
 
 // Source says where the truth is and what of it is an event. Zero values mean the default table and subject.
 type Source struct {
-	Slot    string            // made by CreateSlot
-	Events  Origin            // "": OfTable
-	Tables  []string          // as quote_ident prints them, with the schema: public.outbox. Of a partitioned table: its leaves too
+	Slot   string // made by CreateSlot
+	Events Origin // "": OfTable
+	// as quote_ident prints them, with the schema: public.outbox. Of a partitioned table: its leaves too
+	Tables  []string
 	Columns Columns           //
 	Subject func(Row) string  // nil: outbox.{doc_id}
 	Headers map[string]string // mapped headers: name, column
@@ -68,7 +71,8 @@ type Event struct {
 }
 
 func (e *Event) String() string {
-	return fmt.Sprintf("event %s at %v, document %q, actor %q, key %q", e.ID, e.Pos, clip(e.Doc), clip(e.Actor), clip(e.Key))
+	return fmt.Sprintf("event %s at %v, document %q, actor %q, key %q", e.ID, e.Pos, clip(e.Doc),
+		clip(e.Actor), clip(e.Key))
 }
 
 func (e *Event) subject() string {
@@ -97,7 +101,8 @@ type commit struct {
 	events  []*Event
 }
 
-// Truth is what the WAL holds. It takes about half a kilobyte of memory an event, whatever the size of its payload, which is not kept.
+// Truth is what the WAL holds. It takes about half a kilobyte of memory an event, whatever the size of its
+// payload, which is not kept.
 type Truth struct {
 	Commits   int // transactions read, also those without events
 	Events    int
@@ -110,8 +115,8 @@ type Truth struct {
 	commits []commit
 }
 
-// Reader reads the truth from a slot, again and again if wanted, and lets the server discard the WAL that was read. It outlives
-// connections: what it has is never read twice.
+// Reader reads the truth from a slot, again and again if wanted, and lets the server discard the WAL that was
+// read. It outlives connections: what it has is never read twice.
 type Reader struct {
 	source Source
 	insert []string // what the lines of an insert begin with
@@ -133,7 +138,8 @@ func NewReader(s Source) *Reader {
 	if s.Columns == (Columns{}) {
 		s.Columns = DefaultColumns
 	}
-	r := &Reader{source: s, atOnce: 20_000, texts: map[string]string{}, names: slices.Sorted(maps.Keys(s.Headers))}
+	r := &Reader{source: s, atOnce: 20_000, texts: map[string]string{},
+		names: slices.Sorted(maps.Keys(s.Headers))}
 	for _, t := range s.Tables {
 		r.insert = append(r.insert, "table "+t+": INSERT:")
 	}
@@ -143,17 +149,19 @@ func NewReader(s Source) *Reader {
 // Truth is what was read until now. It grows with Read.
 func (r *Reader) Truth() *Truth { return &r.truth }
 
-// AddTable says that the inserts into one more table are events: a partition that was made meanwhile. It rules what is read from now on.
+// AddTable says that the inserts into one more table are events: a partition that was made meanwhile. It
+// rules what is read from now on.
 func (r *Reader) AddTable(name string) { r.insert = append(r.insert, "table "+name+": INSERT:") }
 
 // pins are the settings of a session that decide how values are printed.
 var pins = [][2]string{
-	{"DateStyle", "ISO"}, {"IntervalStyle", "postgres"}, {"TimeZone", "UTC"}, {"bytea_output", "hex"}, {"extra_float_digits", "1"},
+	{"DateStyle", "ISO"}, {"IntervalStyle", "postgres"}, {"TimeZone", "UTC"}, {"bytea_output", "hex"},
+	{"extra_float_digits", "1"},
 	{"client_encoding", "UTF8"},
 }
 
-// Read reads all that was committed, and in the WAL's durable part, when it is called. After an error it can be called again, on
-// another connection.
+// Read reads all that was committed, and in the WAL's durable part, when it is called. After an error it can
+// be called again, on another connection.
 func (r *Reader) Read(ctx context.Context, conn *pgx.Conn) error {
 	var end string
 	if err := conn.QueryRow(ctx, "SELECT pg_current_wal_flush_lsn()::text").Scan(&end); err != nil {
@@ -165,7 +173,8 @@ func (r *Reader) Read(ctx context.Context, conn *pgx.Conn) error {
 		if err != nil {
 			return fmt.Errorf("slot %s: %w", r.source.Slot, err)
 		}
-		if r.truth.End == before { // messages without a transaction, which come again until one that follows them is let go
+		// messages without a transaction, which come again until one that follows them is let go
+		if r.truth.End == before {
 			if n < atOnce {
 				return nil
 			}
@@ -173,7 +182,8 @@ func (r *Reader) Read(ctx context.Context, conn *pgx.Conn) error {
 			continue
 		}
 		// Only what has arrived here is let go.
-		if _, err := conn.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::text::pg_lsn)", r.source.Slot, r.truth.End.String()); err != nil {
+		if _, err := conn.Exec(ctx, "SELECT pg_replication_slot_advance($1, $2::text::pg_lsn)", r.source.Slot,
+			r.truth.End.String()); err != nil {
 			return fmt.Errorf("slot %s: advance to %v: %w", r.source.Slot, r.truth.End, err)
 		}
 	}
@@ -190,7 +200,8 @@ func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string, atOnce i
 	if err := pin(ctx, tx); err != nil {
 		return 0, err
 	}
-	rows, err := tx.Query(ctx, `SELECT lsn::text, data FROM pg_logical_slot_peek_changes($1, $2::text::pg_lsn, $3,
+	rows, err := tx.Query(ctx, `SELECT lsn::text, data FROM pg_logical_slot_peek_changes($1, $2::text::pg_lsn,
+		$3,
 		'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0')`, r.source.Slot, end, atOnce)
 	if err != nil {
 		return 0, err
@@ -216,7 +227,8 @@ func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string, atOnce i
 	return lines, nil
 }
 
-// line takes one line of test_decoding. The LSN of the line that ends a transaction is the end LSN of its commit record.
+// line takes one line of test_decoding. The LSN of the line that ends a transaction is the end LSN of its
+// commit record.
 func (r *Reader) line(lsn LSN, data []byte) error {
 	kind := string(data[:min(len(data), 8)])
 	switch {
@@ -345,7 +357,8 @@ func (r *Reader) once(s string) string {
 	return s
 }
 
-// ruleKey is the key of a table without one: actor_id || ':' || lpad(counter::text, 20, '0'); "" without these columns.
+// ruleKey is the key of a table without one: actor_id || ':' || lpad(counter::text, 20, '0'); "" without
+// these columns.
 func ruleKey(row Row, c Columns) (key string, null bool) {
 	actor, ok := row.Get(c.Actor)
 	counter, ok2 := row.Get(c.Counter)
@@ -361,7 +374,8 @@ func ruleKey(row Row, c Columns) (key string, null bool) {
 
 // Partitions returns the leaves of a partitioned table, or the table itself, as test_decoding names them.
 func Partitions(ctx context.Context, conn *pgx.Conn, table string) (names []string, err error) {
-	rows, err := conn.Query(ctx, `SELECT format('%I.%I', n.nspname, c.relname) FROM pg_partition_tree($1::text::regclass) p
+	rows, err := conn.Query(ctx, `SELECT format('%I.%I', n.nspname, c.relname)
+		FROM pg_partition_tree($1::text::regclass) p
 		JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.isleaf`, table)
 	if err != nil {
 		return nil, err

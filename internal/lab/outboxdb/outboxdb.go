@@ -1,4 +1,5 @@
-// Package outboxdb gives tests of what reads PostgreSQL a database of their own, edits to write into an outbox, and waiting.
+// Package outboxdb gives tests of what reads PostgreSQL a database of their own, edits to write into an
+// outbox, and waiting.
 package outboxdb
 
 import (
@@ -25,13 +26,15 @@ const Patience = 3 * time.Minute
 
 // The columns of the table as documented.
 var (
-	Mapping = relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key", Payload: "payload"}
+	Mapping = relay.Mapping{Doc: "doc_id", Actor: "actor_id", Counter: "counter", Key: "seq_key",
+		Payload: "payload"}
 	Columns = []string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload"}
 	Needed  = []string{"id", "doc_id", "actor_id", "counter", "payload"} // seq_key is generated
 )
 
 // PlainTable makes a table like the documented one without generated columns.
-const PlainTable = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL,
+const PlainTable = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+	actor_id text NOT NULL,
 	counter bigint NOT NULL, seq_key text, payload jsonb NOT NULL)`
 
 // DB is a database of its own with a connection to it.
@@ -96,7 +99,8 @@ func (d *DB) Text(sql string, args ...any) string {
 // CopyIn writes edits with one COPY.
 func (d *DB) CopyIn(all []recording.Op) {
 	d.T.Helper()
-	_, err := d.Conn.CopyFrom(Within(d.T), pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"},
+	_, err := d.Conn.CopyFrom(Within(d.T), pgx.Identifier{"outbox"},
+		[]string{"doc_id", "actor_id", "counter", "payload"},
 		pgx.CopyFromSlice(len(all), func(i int) ([]any, error) {
 			o := all[i]
 			return []any{o.Doc, o.Actor, int64(o.Counter), string(o.Payload)}, nil
@@ -116,7 +120,8 @@ func (d *DB) Insert(all []recording.Op) {
 		values = append(values, fmt.Sprintf("($%d, $%d, $%d, $%d)", n+1, n+2, n+3, n+4))
 		args = append(args, o.Doc, o.Actor, int64(o.Counter), string(o.Payload))
 	}
-	d.Exec("INSERT INTO public.outbox (doc_id, actor_id, counter, payload) VALUES "+strings.Join(values, ", "), args...)
+	d.Exec("INSERT INTO public.outbox (doc_id, actor_id, counter, payload) VALUES "+
+		strings.Join(values, ", "), args...)
 }
 
 // Ops are n real edits.

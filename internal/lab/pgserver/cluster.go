@@ -109,8 +109,8 @@ func (s *Server) write(path, content string) error {
 	return os.Chown(path, s.runAs.uid, s.runAs.gid)
 }
 
-// command prepares a program of the installation, as the right user and without what this process's environment says about
-// other servers.
+// command prepares a program of the installation, as the right user and without what this process's
+// environment says about other servers.
 func (s *Server) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(s.Installation.Bin, name), args...)
 	cmd.Dir = s.Dir
@@ -127,7 +127,8 @@ func (s *Server) command(ctx context.Context, name string, args ...string) *exec
 // explain adds what a bare "permission denied" doesn't tell.
 func (s *Server) explain(err error) error {
 	if s.runAs != nil && errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%w (the server runs as user %s, who must be able to read %s)", err, s.runAs.name, s.Installation.Bin)
+		return fmt.Errorf("%w (the server runs as user %s, who must be able to read %s)", err, s.runAs.name,
+			s.Installation.Bin)
 	}
 	return err
 }

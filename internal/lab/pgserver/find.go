@@ -37,8 +37,8 @@ func (i Installation) Tool(name string) (path string, ok bool) {
 
 func (i Installation) String() string { return "PostgreSQL " + i.Version + " in " + i.Bin }
 
-// Installations returns the servers of the majors Oldest to Newest that are on this machine, oldest first, one for each major:
-// the one that OUTFLOW_PG_BIN names, else the newest minor.
+// Installations returns the servers of the majors Oldest to Newest that are on this machine, oldest first,
+// one for each major: the one that OUTFLOW_PG_BIN names, else the newest minor.
 func Installations() []Installation {
 	best := map[int]Installation{}
 	for _, bin := range candidates() {
@@ -69,8 +69,9 @@ func better(a, b Installation) bool {
 	return a.tools > b.tools
 }
 
-// Find returns the installation of a major. For 0 it returns the one that OUTFLOW_PG_BIN names, else the one with the most
-// client programs, else the newest. The error is one sentence that says how to install PostgreSQL here.
+// Find returns the installation of a major. For 0 it returns the one that OUTFLOW_PG_BIN names, else the one
+// with the most client programs, else the newest. The error is one sentence that says how to install
+// PostgreSQL here.
 func Find(major int) (Installation, error) {
 	all := Installations()
 	if major != 0 {
@@ -79,11 +80,13 @@ func Find(major int) (Installation, error) {
 				return i, nil
 			}
 		}
-		return Installation{}, fmt.Errorf("no PostgreSQL %d found on this machine; install it with: %s", major, installCommand(major))
+		return Installation{}, fmt.Errorf("no PostgreSQL %d found on this machine; install it with: %s",
+			major, installCommand(major))
 	}
 	if len(all) == 0 {
-		return Installation{}, fmt.Errorf("no PostgreSQL %d to %d found on this machine; install one with: %s",
-			Oldest, Newest, installCommand(0))
+		return Installation{},
+			fmt.Errorf("no PostgreSQL %d to %d found on this machine; install one with: %s",
+				Oldest, Newest, installCommand(0))
 	}
 	return slices.MaxFunc(all, func(a, b Installation) int {
 		if a.wished != b.wished {
@@ -161,7 +164,8 @@ func candidates() []candidate {
 	return all
 }
 
-// whole reports whether all of a fetched server is there: one that was cut short is none. scripts/lib.sh asks the same.
+// whole reports whether all of a fetched server is there: one that was cut short is none. scripts/lib.sh asks
+// the same.
 func whole(dir string) bool {
 	has := func(patterns ...string) bool {
 		for _, pattern := range patterns {
@@ -177,8 +181,8 @@ func whole(dir string) bool {
 	return has("lib/pgoutput.*", "lib/*/pgoutput.*") && has("share/postgres.bki", "share/*/postgres.bki")
 }
 
-// caches lists where scripts/postgres puts what it fetches. For root that is not root's own cache, because other users, as whom
-// the servers run then, may not enter root's home.
+// caches lists where scripts/postgres puts what it fetches. For root that is not root's own cache, because
+// other users, as whom the servers run then, may not enter root's home.
 func caches() []string {
 	var dirs []string
 	if dir := os.Getenv("OUTFLOW_CACHE"); dir != "" {
@@ -209,7 +213,8 @@ func inspect(bin string) (Installation, error) {
 		return Installation{}, err
 	}
 	i := Installation{Major: major, Version: version, Bin: bin, minor: minor}
-	for _, name := range []string{"psql", "pgbench", "pg_ctl", "pg_dump", "pg_basebackup", "pg_recvlogical", "pg_waldump"} {
+	for _, name := range []string{"psql", "pgbench", "pg_ctl", "pg_dump", "pg_basebackup", "pg_recvlogical",
+		"pg_waldump"} {
 		if _, ok := i.Tool(name); ok {
 			i.tools++
 		}
@@ -217,7 +222,8 @@ func inspect(bin string) (Installation, error) {
 	return i, nil
 }
 
-// parseVersion reads what postgres --version prints, e.g. "postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)".
+// parseVersion reads what postgres --version prints, e.g. "postgres (PostgreSQL) 15.14 (Debian
+// 15.14-0+deb12u1)".
 func parseVersion(s string) (major, minor int, version string, err error) {
 	_, rest, _ := strings.Cut(s, "(PostgreSQL) ")
 	version, _, _ = strings.Cut(strings.TrimSpace(rest), " ")

@@ -20,7 +20,8 @@ func TestParseVersion(t *testing.T) {
 		"no such thing":                                          {},
 	} {
 		major, minor, version, err := parseVersion(in)
-		if major != want.major || minor != want.minor || version != want.version || (err == nil) != (want.major > 0) {
+		if major != want.major || minor != want.minor || version != want.version ||
+			(err == nil) != (want.major > 0) {
 			t.Errorf("parseVersion(%q) = %d, %d, %q, %v", in, major, minor, version, err)
 		}
 	}
@@ -58,7 +59,8 @@ func TestFindPrefersWhatIsNamed(t *testing.T) {
 	}
 	for _, file := range []string{"lib/postgresql/pgoutput.so", "share/postgresql/postgres.bki"} {
 		file = filepath.Join(filepath.Dir(cached), file)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("x"), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+			os.WriteFile(file, []byte("x"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}

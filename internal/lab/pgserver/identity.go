@@ -33,7 +33,8 @@ func unprivileged() (*identity, error) {
 			return &identity{name, uid, gid}, nil
 		}
 	}
-	return nil, fmt.Errorf("PostgreSQL does not run as root, and there is neither a user postgres nor a user nobody here")
+	return nil, fmt.Errorf("PostgreSQL does not run as root, and there is neither a user postgres nor a " +
+		"user nobody here")
 }
 
 func (i *identity) credential() *syscall.Credential {
@@ -59,7 +60,8 @@ func (i *identity) mayEnter(dir string) error {
 			bit = 0o010
 		}
 		if info.Mode()&bit == 0 {
-			return fmt.Errorf("user %s, as whom PostgreSQL must run because this process is root, may not enter %s", i.name, at)
+			return fmt.Errorf("user %s, as whom PostgreSQL must run because this process is root, may not "+
+				"enter %s", i.name, at)
 		}
 		if at == filepath.Dir(at) {
 			return nil

@@ -20,7 +20,8 @@ func startError(i Installation, log string) error {
 	switch {
 	case strings.Contains(log, "could not create any TCP/IP sockets"):
 		return fmt.Errorf("%w: %w", errPortTaken, err)
-	case strings.Contains(log, "is still in use") || strings.Contains(log, `lock file "postmaster.pid" already exists`):
+	case strings.Contains(log, "is still in use") ||
+		strings.Contains(log, `lock file "postmaster.pid" already exists`):
 		return &heldError{err}
 	}
 	return err

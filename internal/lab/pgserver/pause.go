@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Pause freezes the server: the postmaster first, so that it starts nothing more, then every process of its. Connections stay open, new
-// ones are accepted by the kernel, and nothing is answered.
+// Pause freezes the server: the postmaster first, so that it starts nothing more, then every process of its.
+// Connections stay open, new ones are accepted by the kernel, and nothing is answered.
 func (s *Server) Pause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -21,7 +21,8 @@ func (s *Server) Pause() error {
 	if err := s.child.Pause(); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(stopTimeout); ; time.Sleep(pollInterval) { // the signal alone only asks for it
+	// the signal alone only asks for it
+	for deadline := time.Now().Add(stopTimeout); ; time.Sleep(pollInterval) {
 		running, err := signalChildren(s.child.PID(), syscall.SIGSTOP)
 		if err != nil || running == 0 {
 			return err
@@ -43,7 +44,8 @@ func (s *Server) Resume() error {
 	return errors.Join(err, s.child.Resume())
 }
 
-// signalChildren sends a signal to the children of a process, which have none of their own, and returns how many of them were running.
+// signalChildren sends a signal to the children of a process, which have none of their own, and returns how
+// many of them were running.
 func signalChildren(parent int, signal syscall.Signal) (running int, err error) {
 	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=").Output()
 	if err != nil {
@@ -61,7 +63,8 @@ func signalChildren(parent int, signal syscall.Signal) (running int, err error) 
 		if fields[2][0] != 'T' {
 			running++
 		}
-		if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) { // it may just have ended
+		// it may just have ended
+		if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return 0, fmt.Errorf("%v to process %d of PostgreSQL: %w", signal, pid, err)
 		}
 	}

@@ -1,6 +1,7 @@
-// Package pgserver finds PostgreSQL on this machine and runs servers of its own in folders of their own: for the tests, and for
-// outflow-lab demo, torture and bench. A server listens on a loopback port that it keeps for life, asks for a password unless told otherwise,
-// has wal_level=logical, and on Linux it ends when this process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
+// Package pgserver finds PostgreSQL on this machine and runs servers of its own in folders of their own: for
+// the tests, and for outflow-lab demo, torture and bench. A server listens on a loopback port that it keeps
+// for life, asks for a password unless told otherwise, has wal_level=logical, and on Linux it ends when this
+// process does. When this process is root, the server runs as another user, because PostgreSQL refuses root.
 package pgserver
 
 import (
@@ -26,22 +27,25 @@ import (
 
 const (
 	startTimeout = 3 * time.Minute // crash recovery on a busy machine
-	stopTimeout  = 3 * time.Minute // a fast stop waits for walsenders until wal_sender_timeout, which is 60 s by default
+	// a fast stop waits for walsenders until wal_sender_timeout, which is 60 s by default
+	stopTimeout  = 3 * time.Minute
 	pollInterval = 10 * time.Millisecond
 	portTries    = 10
 )
 
 // Options say which server to start. The zero value starts the default installation in a temporary folder.
 type Options struct {
-	Installation Installation      // zero: Find(0)
-	Dir          string            // the server's alone: absent or empty, deleted by Remove. "": a temporary folder
-	Password     string            // of the superuser postgres. "": a random one
-	Trust        bool              // no password is asked for: whoever is on this machine is superuser. For tests
-	Settings     map[string]string // postgresql.conf settings, over the defaults of this package
+	Installation Installation // zero: Find(0)
+	// the server's alone: absent or empty, deleted by Remove. "": a temporary folder
+	Dir      string
+	Password string // of the superuser postgres. "": a random one
+	// no password is asked for: whoever is on this machine is superuser. For tests
+	Trust    bool
+	Settings map[string]string // postgresql.conf settings, over the defaults of this package
 }
 
-// Server is a PostgreSQL server that this process owns. Its methods may be called from several goroutines, but starting and
-// stopping are one at a time.
+// Server is a PostgreSQL server that this process owns. Its methods may be called from several goroutines,
+// but starting and stopping are one at a time.
 type Server struct {
 	Installation Installation
 	Dir          string // holds data, log and the socket
@@ -95,7 +99,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 // URL returns the address of a database for the superuser, over TCP.
 func (s *Server) URL(database string) string {
 	u := url.URL{
-		Scheme: "postgres", User: url.User("postgres"), Host: "127.0.0.1:" + strconv.Itoa(s.Port), Path: "/" + database,
+		Scheme: "postgres", User: url.User("postgres"), Host: "127.0.0.1:" + strconv.Itoa(s.Port), Path: "/" +
+			database,
 		RawQuery: "sslmode=disable",
 	}
 	if s.password != "" {
@@ -113,7 +118,8 @@ func (s *Server) CreateDatabase(ctx context.Context, name string) (string, error
 			return s.URL(name), nil
 		}
 		// The server waits 5 s for an autovacuum worker to leave the template, which may stand still.
-		if inUse, ok := errors.AsType[*pgconn.PgError](err); !ok || inUse.Code != "55006" || ctx.Err() != nil || time.Now().After(deadline) {
+		if inUse, ok := errors.AsType[*pgconn.PgError](err); !ok || inUse.Code != "55006" ||
+			ctx.Err() != nil || time.Now().After(deadline) {
 			return "", fmt.Errorf("create database %s: %w", name, err)
 		}
 	}
@@ -129,9 +135,9 @@ func (s *Server) exec(ctx context.Context, sql string) error {
 	return err
 }
 
-// Start starts the server again in its folder and on its port, after Stop or Kill. What a killed server left behind may
-// hold the folder for another 1.5 s: Start tries again for as long as ctx allows, three minutes at most. A server that runs is left
-// as it is.
+// Start starts the server again in its folder and on its port, after Stop or Kill. What a killed server left
+// behind may hold the folder for another 1.5 s: Start tries again for as long as ctx allows, three minutes at
+// most. A server that runs is left as it is.
 func (s *Server) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +178,8 @@ func (s *Server) startOnce(ctx context.Context) error {
 			return startError(s.Installation, s.logSince(before))
 		case <-ctx.Done():
 			_ = c.Kill()
-			return fmt.Errorf("start %v: %w; its log ends:\n%s", s.Installation, ctx.Err(), tail(s.logSince(before)))
+			return fmt.Errorf("start %v: %w; its log ends:\n%s", s.Installation, ctx.Err(),
+				tail(s.logSince(before)))
 		case <-ticker.C:
 			if s.ready(c.PID()) {
 				s.child = c
@@ -194,7 +201,8 @@ func (s *Server) spawn() (*process.Process, error) {
 	return process.Start(cmd, syscall.SIGQUIT)
 }
 
-// ready reads what the postmaster says of itself in postmaster.pid, as pg_ctl does: its pid in line 1, its state in line 8.
+// ready reads what the postmaster says of itself in postmaster.pid, as pg_ctl does: its pid in line 1, its
+// state in line 8.
 func (s *Server) ready(pid int) bool {
 	b, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
 	if err != nil {
@@ -221,10 +229,12 @@ func (s *Server) PID() int {
 	return s.child.PID()
 }
 
-// Stop stops the server: smart waits for all clients to leave, fast ends their sessions, immediate leaves crash recovery to the
-// next start. It returns when the server has ended, or with an error after three minutes. A server that doesn't run is no error.
+// Stop stops the server: smart waits for all clients to leave, fast ends their sessions, immediate leaves
+// crash recovery to the next start. It returns when the server has ended, or with an error after three
+// minutes. A server that doesn't run is no error.
 func (s *Server) Stop(mode string) error {
-	signal, ok := map[string]syscall.Signal{"smart": syscall.SIGTERM, "fast": syscall.SIGINT, "immediate": syscall.SIGQUIT}[mode]
+	signal, ok := map[string]syscall.Signal{"smart": syscall.SIGTERM, "fast": syscall.SIGINT,
+		"immediate": syscall.SIGQUIT}[mode]
 	if !ok {
 		return fmt.Errorf("stop mode %q: want smart, fast or immediate", mode)
 	}

@@ -93,7 +93,8 @@ func TestEachInstallationStarts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := query(t, s.URL("postgres"), "SELECT current_setting('server_version_num')::int / 10000 || ' ' || current_setting('wal_level')")
+			got := query(t, s.URL("postgres"), "SELECT current_setting('server_version_num')::int / 10000 "+
+				"|| ' ' || current_setting('wal_level')")
 			if want := strconv.Itoa(i.Major) + " logical"; got != want {
 				t.Errorf("the server is %q, want %q", got, want)
 			}
@@ -104,8 +105,8 @@ func TestEachInstallationStarts(t *testing.T) {
 	}
 }
 
-// TestServersOfATemplateAreDifferent: several servers of each major begin at once, with no template there yet. One of them makes it, all
-// are different systems, and what was cut short before is in nobody's way.
+// TestServersOfATemplateAreDifferent: several servers of each major begin at once, with no template there
+// yet. One of them makes it, all are different systems, and what was cut short before is in nobody's way.
 func TestServersOfATemplateAreDifferent(t *testing.T) {
 	cache, err := os.MkdirTemp("", "outflow-cache-")
 	if err != nil {
@@ -127,7 +128,8 @@ func TestServersOfATemplateAreDifferent(t *testing.T) {
 				t.Run(strconv.Itoa(i.Major), func(t *testing.T) {
 					t.Parallel()
 					s := start(t, Options{Installation: i, Trust: true})
-					systems <- query(t, s.URL("postgres"), "SELECT system_identifier::text FROM pg_control_system()")
+					systems <- query(t, s.URL("postgres"),
+						"SELECT system_identifier::text FROM pg_control_system()")
 				})
 			}
 		}
@@ -140,7 +142,8 @@ func TestServersOfATemplateAreDifferent(t *testing.T) {
 		}
 		seen[system] = true
 	}
-	if made, err := filepath.Glob(filepath.Join(cache, "initdb", "[0-9]*")); err != nil || len(made) != len(all) {
+	if made, err := filepath.Glob(filepath.Join(cache, "initdb", "[0-9]*")); err != nil ||
+		len(made) != len(all) {
 		t.Errorf("templates %v, %v; want one for each of %v", made, err, all)
 	}
 }
@@ -179,13 +182,15 @@ func TestServerComesBackAtItsPort(t *testing.T) {
 		if s.Port != port {
 			t.Errorf("after %s the port is %d, was %d", end.name, s.Port, port)
 		}
-		if got := query(t, s.URL("postgres"), "SELECT slot_name::text FROM pg_replication_slots"); got != "kept" {
+		if got := query(t, s.URL("postgres"),
+			"SELECT slot_name::text FROM pg_replication_slots"); got != "kept" {
 			t.Errorf("after %s the slot is %q", end.name, got)
 		}
 	}
 }
 
-// TestPasswordIsAskedFor: also of a server that was given none, by TCP and by the socket, for which one needs the folder besides.
+// TestPasswordIsAskedFor: also of a server that was given none, by TCP and by the socket, for which one needs
+// the folder besides.
 func TestPasswordIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, password := range []string{"", "p@ss/word"} {
@@ -225,7 +230,8 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(full, "mine"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Start(t.Context(), Options{Dir: full}); err == nil || !strings.Contains(err.Error(), "not empty") {
+	if _, err := Start(t.Context(), Options{Dir: full}); err == nil ||
+		!strings.Contains(err.Error(), "not empty") {
 		t.Errorf("error %v for a folder in use", err)
 	}
 	if _, err := os.Stat(filepath.Join(full, "mine")); err != nil {
@@ -310,7 +316,8 @@ func TestPause(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(out)) {
-		if f := strings.Fields(line); len(f) == 2 && f[0] == strconv.Itoa(s.PID()) && f[1][0] != 'T' && f[1][0] != 'Z' {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == strconv.Itoa(s.PID()) && f[1][0] != 'T' &&
+			f[1][0] != 'Z' {
 			t.Errorf("a process of the server is in state %s", f[1])
 		}
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/freeport"
 )
 
-// Standby makes a hot standby of a server that runs, from a copy of its folder, and starts it. It follows the server through a physical
-// slot of that name, which is made here, with hot_standby_feedback; from PostgreSQL 17 on it also synchronises the failover slots.
-// Settings come on top of the server's. The caller removes it.
+// Standby makes a hot standby of a server that runs, from a copy of its folder, and starts it. It follows the
+// server through a physical slot of that name, which is made here, with hot_standby_feedback; from PostgreSQL
+// 17 on it also synchronises the failover slots. Settings come on top of the server's. The caller removes it.
 func (s *Server) Standby(ctx context.Context, name string, settings map[string]string) (*Server, error) {
 	standby := &Server{Installation: s.Installation, password: s.password, runAs: s.runAs}
 	err := standby.makeDir()
@@ -32,7 +32,8 @@ func (s *Server) Standby(ctx context.Context, name string, settings map[string]s
 	return standby, nil
 }
 
-// copyRunning copies the data folder between the start and the end of a backup. The slot keeps the WAL that the copy needs.
+// copyRunning copies the data folder between the start and the end of a backup. The slot keeps the WAL that
+// the copy needs.
 func (s *Server) copyRunning(ctx context.Context, slot string, to *Server) (err error) {
 	conn, err := pgx.Connect(ctx, s.URL("postgres"))
 	if err != nil {
@@ -43,7 +44,8 @@ func (s *Server) copyRunning(ctx context.Context, slot string, to *Server) (err 
 	if s.Installation.Major < 15 {
 		begin, end = "pg_start_backup('standby', true, false)", "pg_stop_backup(false, false)"
 	}
-	for _, sql := range []string{"SELECT pg_create_physical_replication_slot('" + slot + "', true)", "SELECT " + begin} {
+	for _, sql := range []string{"SELECT pg_create_physical_replication_slot('" + slot + "', true)",
+		"SELECT " + begin} {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return err
 		}
@@ -58,13 +60,14 @@ func (s *Server) copyRunning(ctx context.Context, slot string, to *Server) (err 
 	return to.write(filepath.Join(to.data(), "backup_label"), label)
 }
 
-// ofThisServer tells what of a data folder is not part of a backup: what belongs to the process that runs, slots, and the WAL, which
-// comes from the primary.
+// ofThisServer tells what of a data folder is not part of a backup: what belongs to the process that runs,
+// slots, and the WAL, which comes from the primary.
 func ofThisServer(path string) bool {
 	switch dir, name := filepath.Split(path); strings.TrimSuffix(dir, "/") {
 	case "":
 		return strings.HasPrefix(name, "postmaster.")
-	case "pg_wal", "pg_replslot", "pg_dynshmem", "pg_notify", "pg_serial", "pg_snapshots", "pg_stat_tmp", "pg_subtrans":
+	case "pg_wal", "pg_replslot", "pg_dynshmem", "pg_notify", "pg_serial", "pg_snapshots", "pg_stat_tmp",
+		"pg_subtrans":
 		return name != "archive_status" && name != "summaries"
 	}
 	return false
@@ -72,7 +75,8 @@ func ofThisServer(path string) bool {
 
 func (s *Server) follow(ctx context.Context, primary *Server, slot string, own map[string]string) error {
 	all := map[string]string{
-		"primary_conninfo": fmt.Sprintf("host=127.0.0.1 port=%d user=postgres password='%s' dbname=postgres application_name=%s",
+		"primary_conninfo": fmt.Sprintf("host=127.0.0.1 port=%d user=postgres password='%s' "+
+			"dbname=postgres application_name=%s",
 			primary.Port, primary.password, slot),
 		"primary_slot_name":    slot,
 		"hot_standby_feedback": "on",
@@ -135,8 +139,8 @@ func (s *Server) Backup(to string) error {
 	return copyTree(s.data(), to, s.runAs, func(string) bool { return false })
 }
 
-// Restore puts a backup, of this server or of another one of the same major, in the place of the data folder of a server that does not
-// run. The settings stay this server's.
+// Restore puts a backup, of this server or of another one of the same major, in the place of the data folder
+// of a server that does not run. The settings stay this server's.
 func (s *Server) Restore(from string) error {
 	if s.PID() != 0 {
 		return errors.New("restore: the server runs")
@@ -155,7 +159,8 @@ func (s *Server) Restore(from string) error {
 	return s.write(conf, string(settings))
 }
 
-// copyTree copies a data folder, for a user. Files that are gone when they are reached were temporary; skip leaves out more.
+// copyTree copies a data folder, for a user. Files that are gone when they are reached were temporary; skip
+// leaves out more.
 func copyTree(from, to string, owner *identity, skip func(path string) bool) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) && path != from {

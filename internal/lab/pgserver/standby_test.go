@@ -77,7 +77,8 @@ func TestStandby(t *testing.T) {
 				t.Error(err)
 			}
 			if a, b := query(t, s.URL("postgres"), "SELECT system_identifier::text FROM pg_control_system()"),
-				query(t, standby.URL("postgres"), "SELECT system_identifier::text FROM pg_control_system()"); a != b {
+				query(t, standby.URL("postgres"),
+					"SELECT system_identifier::text FROM pg_control_system()"); a != b {
 				t.Errorf("system identifiers %s and %s", a, b)
 			}
 		})
@@ -109,7 +110,8 @@ func TestBackupAndRestore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := query(t, s.URL("postgres"), "SELECT string_agg(relname, ' ') FROM pg_class WHERE relname LIKE 't_'"); got != "t0" {
+	if got := query(t, s.URL("postgres"),
+		"SELECT string_agg(relname, ' ') FROM pg_class WHERE relname LIKE 't_'"); got != "t0" {
 		t.Errorf("tables after the restore: %s", got)
 	}
 }

@@ -13,8 +13,9 @@ import (
 	"path/filepath"
 )
 
-// initdb costs a second of computing, and makes the same files each time but for the system identifier. A server that asks for no password
-// begins with a copy of what initdb made once, which lies in the cache, by version and program.
+// initdb costs a second of computing, and makes the same files each time but for the system identifier. A
+// server that asks for no password begins with a copy of what initdb made once, which lies in the cache, by
+// version and program.
 
 // fromTemplate makes the data folder from the template, which it makes first if it isn't there.
 func (s *Server) fromTemplate(ctx context.Context) error {
@@ -39,7 +40,8 @@ func (s *Server) fromTemplate(ctx context.Context) error {
 	return nil
 }
 
-// makeTemplate makes it beside its place, and puts it there whole: others may be making it, and none may see a half of one.
+// makeTemplate makes it beside its place, and puts it there whole: others may be making it, and none may see
+// a half of one.
 func (s *Server) makeTemplate(ctx context.Context, template string) error {
 	parent := filepath.Dir(template)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -62,7 +64,8 @@ func (s *Server) makeTemplate(ctx context.Context, template string) error {
 	}
 	made := filepath.Join(work, "data")
 	// It is synced, unlike a server's own: a machine may lose its power before the files are on its disk.
-	out, err := s.command(ctx, "initdb", "-D", made, "-U", "postgres", "-E", "UTF8", "--no-locale", "--auth", "trust").CombinedOutput()
+	out, err := s.command(ctx, "initdb", "-D", made, "-U", "postgres", "-E", "UTF8", "--no-locale", "--auth",
+		"trust").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("initdb of %v: %w\n%s", s.Installation, s.explain(err), tail(string(out)))
 	}
@@ -72,8 +75,9 @@ func (s *Server) makeTemplate(ctx context.Context, template string) error {
 	return nil
 }
 
-// identify gives a cluster that has never run a system identifier of its own: in the control file, which ends with a checksum of what is
-// before it, and in the first WAL page. Copies with one identifier would pass for the same server.
+// identify gives a cluster that has never run a system identifier of its own: in the control file, which ends
+// with a checksum of what is before it, and in the first WAL page. Copies with one identifier would pass for
+// the same server.
 func identify(data string, id uint64) error {
 	control := filepath.Join(data, "global", "pg_control")
 	content, err := os.ReadFile(control)
@@ -82,7 +86,8 @@ func identify(data string, id uint64) error {
 	}
 	castagnoli := crc32.MakeTable(crc32.Castagnoli)
 	end := 8
-	for end+4 <= len(content) && binary.NativeEndian.Uint32(content[end:]) != crc32.Checksum(content[:end], castagnoli) {
+	for end+4 <= len(content) && binary.NativeEndian.Uint32(content[end:]) != crc32.Checksum(content[:end],
+		castagnoli) {
 		end += 4
 	}
 	if end+4 > len(content) {

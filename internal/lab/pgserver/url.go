@@ -5,7 +5,8 @@ import (
 	"net/url"
 )
 
-// InDatabase returns the URL of a server with another database. Its error does not show the URL, which may hold a password.
+// InDatabase returns the URL of a server with another database. Its error does not show the URL, which may
+// hold a password.
 func InDatabase(server, database string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme == "" {

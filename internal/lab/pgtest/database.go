@@ -15,8 +15,8 @@ import (
 
 var databases atomic.Int64
 
-// Database makes an empty database and returns its URL. At the end of the test it is dropped with its slots; who is still
-// connected is thrown out.
+// Database makes an empty database and returns its URL. At the end of the test it is dropped with its slots;
+// who is still connected is thrown out.
 func Database(t testing.TB, s *pgserver.Server) string {
 	t.Helper()
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), databases.Add(1))
@@ -50,7 +50,8 @@ func drop(ctx context.Context, s *pgserver.Server, name string) error {
 		if err != nil {
 			return err
 		}
-		if _, err = conn.Exec(ctx, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"); err == nil {
+		if _, err = conn.Exec(ctx, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+
+			" WITH (FORCE)"); err == nil {
 			return nil
 		}
 		select {

@@ -1,7 +1,7 @@
-// Package pgtest gives tests real PostgreSQL servers: shared ones, started when the first test asks and removed after the last,
-// and servers of a test's own to crash. OUTFLOW_TEST_PG says which: "all" for every major that Outflow supports, a list of majors
-// such as "15" or "14,18", or nothing for the best one that is installed. A package that uses it has a TestMain that calls Main
-// or wraps its tests in Tests.
+// Package pgtest gives tests real PostgreSQL servers: shared ones, started when the first test asks and
+// removed after the last, and servers of a test's own to crash. OUTFLOW_TEST_PG says which: "all" for every
+// major that Outflow supports, a list of majors such as "15" or "14,18", or nothing for the best one that is
+// installed. A package that uses it has a TestMain that calls Main or wraps its tests in Tests.
 package pgtest
 
 import (
@@ -36,7 +36,8 @@ var installed = sync.OnceValue(pgserver.Installations)
 // Main runs the tests, removes the shared servers and ends the process.
 func Main(m *testing.M) { os.Exit(Tests(m).Run()) }
 
-// Tests wraps m so that Run removes the shared servers at the end, for goleak.VerifyTestMain(pgtest.Tests(m)).
+// Tests wraps m so that Run removes the shared servers at the end, for
+// goleak.VerifyTestMain(pgtest.Tests(m)).
 func Tests(m interface{ Run() int }) interface{ Run() int } { return tests{m} }
 
 type tests struct{ m interface{ Run() int } }
@@ -62,8 +63,8 @@ func removeShared() {
 	shared.Clear()
 }
 
-// Each runs test as a subtest for each major that OUTFLOW_TEST_PG asks for, on the shared server of that major. A major that is
-// not installed is a skipped subtest that says so.
+// Each runs test as a subtest for each major that OUTFLOW_TEST_PG asks for, on the shared server of that
+// major. A major that is not installed is a skipped subtest that says so.
 func Each(t *testing.T, test func(t *testing.T, s *pgserver.Server)) {
 	t.Helper()
 	for _, major := range Majors(t) {
@@ -71,7 +72,8 @@ func Each(t *testing.T, test func(t *testing.T, s *pgserver.Server)) {
 	}
 }
 
-// Majors returns the majors that OUTFLOW_TEST_PG asks for, installed or not. It skips the test if PostgreSQL is not here at all.
+// Majors returns the majors that OUTFLOW_TEST_PG asks for, installed or not. It skips the test if PostgreSQL
+// is not here at all.
 func Majors(t testing.TB) []int {
 	t.Helper()
 	asked := os.Getenv("OUTFLOW_TEST_PG")
@@ -96,7 +98,8 @@ func Majors(t testing.TB) []int {
 	return slices.Compact(majors)
 }
 
-// Server returns the shared server of the default major: the best one installed among those that OUTFLOW_TEST_PG asks for.
+// Server returns the shared server of the default major: the best one installed among those that
+// OUTFLOW_TEST_PG asks for.
 func Server(t testing.TB) *pgserver.Server {
 	t.Helper()
 	return serverOf(t, defaultMajor(t))
@@ -111,8 +114,9 @@ func defaultMajor(t testing.TB) int {
 	return wanted
 }
 
-// Own starts a server for this test alone, to be stopped, killed and started as it likes, and removes it at the end. Major 0 is
-// the default one. Each setting is a line of postgresql.conf such as "wal_sender_timeout=4s".
+// Own starts a server for this test alone, to be stopped, killed and started as it likes, and removes it at
+// the end. Major 0 is the default one. Each setting is a line of postgresql.conf such as
+// "wal_sender_timeout=4s".
 func Own(t testing.TB, major int, settings ...string) *pgserver.Server {
 	t.Helper()
 	if major == 0 {
@@ -156,7 +160,8 @@ func serverOf(t testing.TB, major int) *pgserver.Server {
 func start(i pgserver.Installation, own map[string]string) (*pgserver.Server, error) {
 	all := maps.Clone(settings)
 	maps.Copy(all, own)
-	s, err := pgserver.Start(context.Background(), pgserver.Options{Installation: i, Settings: all, Trust: true})
+	s, err := pgserver.Start(context.Background(), pgserver.Options{Installation: i, Settings: all,
+		Trust: true})
 	fmt.Fprintln(os.Stderr, "postgres:", i.Version) // the report of a test run lists the versions
 	return s, err
 }
@@ -169,7 +174,8 @@ func installation(t testing.TB, major int) pgserver.Installation {
 		}
 	}
 	if _, err := pgserver.Find(major); err != nil {
-		tier.Missing(t, "pg"+strconv.Itoa(major), "%v (or fetch it for the tests alone: scripts/postgres %d)", err, major)
+		tier.Missing(t, "pg"+strconv.Itoa(major), "%v (or fetch it for the tests alone: scripts/postgres %d)",
+			err, major)
 	}
 	return pgserver.Installation{}
 }

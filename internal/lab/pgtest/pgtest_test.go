@@ -48,7 +48,8 @@ func stream(t *testing.T, url, slot string) {
 	}
 	t.Cleanup(func() { conn.Conn().Close() })
 	conn.Frontend().SendQuery(&pgproto3.Query{
-		String: "START_REPLICATION SLOT " + slot + " LOGICAL 0/0 (proto_version '1', publication_names 'none')",
+		String: "START_REPLICATION SLOT " + slot +
+			" LOGICAL 0/0 (proto_version '1', publication_names 'none')",
 	})
 	if err := conn.Frontend().Flush(); err != nil {
 		t.Fatal(err)
@@ -75,7 +76,8 @@ func TestDatabaseIsDroppedWithItsSlots(t *testing.T) {
 		stream(after, url, "left_"+name)
 	})
 	var left int
-	err := connect(t, s.URL("postgres")).QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_database WHERE datname = $1)
+	err := connect(t, s.URL("postgres")).QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_database
+		WHERE datname = $1)
 		+ (SELECT count(*) FROM pg_replication_slots WHERE database = $1)`, name).Scan(&left)
 	if err != nil || left != 0 {
 		t.Errorf("%d objects of %s are left, %v", left, name, err)
@@ -115,7 +117,8 @@ func TestMajorsAreWhatIsAskedFor(t *testing.T) {
 	t.Run("missing", func(t *testing.T) {
 		t.Cleanup(func() {
 			if !t.Skipped() {
-				t.Error("PostgreSQL 9 is not installed, but its test was not skipped: " + strconv.FormatBool(t.Failed()))
+				t.Error("PostgreSQL 9 is not installed, but its test was not skipped: " +
+					strconv.FormatBool(t.Failed()))
 			}
 		})
 		serverOf(t, 9)

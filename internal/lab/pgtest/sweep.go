@@ -15,7 +15,8 @@ func sweep() {
 	for _, dir := range dirs {
 		pid, err := strconv.Atoi(strings.Split(filepath.Base(dir), "-")[2])
 		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-			_ = os.RemoveAll(dir) // another user's, or being deleted by another run: not ours to complain about
+			// another user's, or being deleted by another run: not ours to complain about
+			_ = os.RemoveAll(dir)
 		}
 	}
 }

@@ -17,10 +17,12 @@ const (
 )
 
 // silent is what a command says that gave a server up which did not answer in time, or hung up.
-var silent = regexp.MustCompile(`(?i)time-?out|timed out|deadline exceeded|connection re(set|fused)|failed to connect|broken pipe|unexpected EOF|no responders|no servers available|starting up|shutting down`)
+var silent = regexp.MustCompile(
+	`(?i)time-?out|timed out|deadline exceeded|connection re(set|fused)|failed to connect|broken pipe|unexpected EOF|no responders|no servers available|starting up|shutting down`)
 
-// Again runs a command that may be run twice, such as outflow init, and again while it ends with exit code 1 because a server did not
-// answer in time: on a machine that stands still for a while that is no failure. It returns what the last run printed.
+// Again runs a command that may be run twice, such as outflow init, and again while it ends with exit code 1
+// because a server did not answer in time: on a machine that stands still for a while that is no failure. It
+// returns what the last run printed.
 func Again(ctx context.Context, command func() *exec.Cmd) ([]byte, error) {
 	return again(ctx, command, againFor)
 }
@@ -30,7 +32,8 @@ func again(ctx context.Context, command func() *exec.Cmd, limit time.Duration) (
 		cmd := command()
 		out, err := cmd.CombinedOutput()
 		exit, ended := errors.AsType[*exec.ExitError](err)
-		if !ended || exit.ExitCode() != 1 || !silent.Match(out) || ctx.Err() != nil || time.Since(begun) > limit {
+		if !ended || exit.ExitCode() != 1 || !silent.Match(out) || ctx.Err() != nil ||
+			time.Since(begun) > limit {
 			return out, err
 		}
 		select {

@@ -19,7 +19,8 @@ func TestAgain(t *testing.T) {
 	}{
 		{"at once", `echo made`, time.Hour, 1, 0},
 		{"after two time-outs", `test $n -eq 3 || { echo "nats: timeout" >&2; exit 1; }`, time.Hour, 3, 0},
-		{"after a lost connection", `test $n -eq 2 || { echo "read tcp: connection reset by peer"; exit 1; }`, time.Hour, 2, 0},
+		{"after a lost connection", `test $n -eq 2 || { echo "read tcp: connection reset by peer"; exit 1; }`,
+			time.Hour, 2, 0},
 		{"never", `echo "context deadline exceeded"; exit 1`, 0, 1, 1},
 		{"something else is wrong", `echo "no such file"; exit 1`, time.Hour, 1, 1},
 		{"a fault", `echo "the slot waits: timeout"; exit 3`, time.Hour, 1, 3},
@@ -40,7 +41,8 @@ func TestAgain(t *testing.T) {
 				code = exit.ExitCode()
 			}
 			if runs != c.runs || code != c.code || code == 0 && strings.Contains(string(out), "timeout") {
-				t.Errorf("%d runs, exit code %d, output %q; want %d runs, exit code %d", runs, code, out, c.runs, c.code)
+				t.Errorf("%d runs, exit code %d, output %q; want %d runs, exit code %d", runs, code, out,
+					c.runs, c.code)
 			}
 		})
 	}

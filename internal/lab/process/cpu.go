@@ -14,8 +14,8 @@ import (
 // tick is the unit of times in /proc: USER_HZ, which is 100 on every machine that Go runs on.
 const tick = 10 * time.Millisecond
 
-// CPU returns what a process has used, and what its children had that it has waited for. ok is false where there is no /proc, or
-// no such process.
+// CPU returns what a process has used, and what its children had that it has waited for. ok is false where
+// there is no /proc, or no such process.
 func CPU(pid int) (used, waited time.Duration, parent int, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -43,8 +43,8 @@ func parseStat(stat []byte) (used, waited time.Duration, parent int, ok bool) {
 	return used, waited, parent, ok
 }
 
-// TreeCPU returns what a process and its children have used, those that have ended too. It is meant for a PostgreSQL server, whose
-// processes are all children of one.
+// TreeCPU returns what a process and its children have used, those that have ended too. It is meant for a
+// PostgreSQL server, whose processes are all children of one.
 func TreeCPU(root int) (total time.Duration, ok bool) {
 	for range 100 {
 		used, waited, _, ok := CPU(root)

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package process runs child processes that end with this one: on Linux also when this one is killed with kill -9. It also says what a
-// process has used, where there is a /proc.
+// Package process runs child processes that end with this one: on Linux also when this one is killed with
+// kill -9. It also says what a process has used, where there is a /proc.
 package process
 
 import (
@@ -22,8 +22,8 @@ type Process struct {
 	paused  bool
 }
 
-// Start starts cmd in a process group of its own, so that the terminal's Ctrl-C is ours alone, and waits for it from then on.
-// On Linux the child gets the signal death when this process ends.
+// Start starts cmd in a process group of its own, so that the terminal's Ctrl-C is ours alone, and waits for
+// it from then on. On Linux the child gets the signal death when this process ends.
 func Start(cmd *exec.Cmd, death syscall.Signal) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -33,7 +33,8 @@ func Start(cmd *exec.Cmd, death syscall.Signal) (*Process, error) {
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// Linux counts the end of the thread that forked as the parent's: this goroutine keeps it until the child has ended.
+		// Linux counts the end of the thread that forked as the parent's: this goroutine keeps it until the
+		// child has ended.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -74,7 +75,8 @@ func (p *Process) Wait() error {
 // Signal sends a signal; os.ErrProcessDone says that the child had ended.
 func (p *Process) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Pause freezes the child with SIGSTOP and returns when none of its threads runs any more: the signal alone only asks for that.
+// Pause freezes the child with SIGSTOP and returns when none of its threads runs any more: the signal alone
+// only asks for that.
 func (p *Process) Pause() error {
 	p.pausing.Lock()
 	defer p.pausing.Unlock()

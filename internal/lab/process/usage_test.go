@@ -27,7 +27,8 @@ func TestParseStat(t *testing.T) {
 
 func TestParsePeak(t *testing.T) {
 	t.Parallel()
-	if n, ok := parsePeak([]byte("Name:\tx\nVmPeak:\t 900 kB\nVmHWM:\t   12345 kB\nVmRSS:\t 1 kB\n")); !ok || n != 12345<<10 {
+	if n, ok := parsePeak([]byte("Name:\tx\nVmPeak:\t 900 kB\nVmHWM:\t   12345 kB\nVmRSS:\t 1 kB\n")); !ok ||
+		n != 12345<<10 {
 		t.Errorf("%d, %v", n, ok)
 	}
 	if _, ok := parsePeak([]byte("Name:\tx\n")); ok {

@@ -5,14 +5,16 @@ import (
 	"fmt"
 )
 
-// Text is a document that edits are applied to. The zero value is the empty document. Of a trace with one actor, all payloads in
-// order give its final text.
+// Text is a document that edits are applied to. The zero value is the empty document. Of a trace with one
+// actor, all payloads in order give its final text.
 type Text struct {
-	// A gap buffer: the text is before + after reversed, and the last edit was between them, where the next one most likely is.
+	// A gap buffer: the text is before + after reversed, and the last edit was between them, where the next
+	// one most likely is.
 	before, after []rune
 }
 
-// Apply applies the payload of one operation. After an error the text is the one that the valid part of the payload gave.
+// Apply applies the payload of one operation. After an error the text is the one that the valid part of the
+// payload gave.
 func (t *Text) Apply(payload []byte) error {
 	var splices [][3]json.RawMessage
 	if err := json.Unmarshal(payload, &splices); err != nil {

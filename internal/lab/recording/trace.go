@@ -1,5 +1,5 @@
-// Package recording holds recorded editing sessions of real documents, for the tests and for outflow-lab demo. data/README.md says where
-// they come from and under which licence.
+// Package recording holds recorded editing sessions of real documents, for the tests and for outflow-lab
+// demo. data/README.md says where they come from and under which licence.
 package recording
 
 import (
@@ -43,7 +43,8 @@ var traces = func() map[string]func() ([]Op, error) {
 	return m
 }()
 
-// Load returns the operations of a trace in the order of arrival. All callers share them: they must not be changed.
+// Load returns the operations of a trace in the order of arrival. All callers share them: they must not be
+// changed.
 func Load(name string) ([]Op, error) {
 	get, ok := traces[name]
 	if !ok {

@@ -28,7 +28,8 @@ func TestTracesAreTheRecordedOnes(t *testing.T) {
 	}
 	for _, name := range Names() {
 		want := manifest[name]
-		for file, sum := range map[string]string{name + ".ops.jsonl.gz": want.SHA256Ops, name + ".final.txt.gz": want.SHA256Final} {
+		for file, sum := range map[string]string{name + ".ops.jsonl.gz": want.SHA256Ops, name +
+			".final.txt.gz": want.SHA256Final} {
 			b, err := unpack(file)
 			if err != nil {
 				t.Fatal(err)
@@ -49,7 +50,8 @@ func TestTracesAreTheRecordedOnes(t *testing.T) {
 			last[op.Actor] = op.Counter
 		}
 		if len(ops) != want.Ops || len(last) != want.Actors {
-			t.Errorf("%s: %d operations of %d actors, want %d of %d", name, len(ops), len(last), want.Ops, want.Actors)
+			t.Errorf("%s: %d operations of %d actors, want %d of %d", name, len(ops), len(last), want.Ops,
+				want.Actors)
 		}
 	}
 }
@@ -76,7 +78,8 @@ func TestReplayGivesTheFinalText(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := replay(ops); err != nil || got != want {
-			t.Errorf("%s: the replay gives %d bytes, %v, want the final text of %d bytes", name, len(got), err, len(want))
+			t.Errorf("%s: the replay gives %d bytes, %v, want the final text of %d bytes", name, len(got),
+				err, len(want))
 		}
 		// Not every mistake is seen: what was typed in the wrong order may have been deleted later.
 		seen := false
@@ -96,7 +99,8 @@ func TestReplayGivesTheFinalText(t *testing.T) {
 
 func TestApplyRefusesNonsense(t *testing.T) {
 	t.Parallel()
-	for _, payload := range []string{``, `{}`, `[[0]]`, `[[1,0,"x"]]`, `[[0,1,""]]`, `[[-1,0,"x"]]`, `[["0",0,"x"]]`} {
+	for _, payload := range []string{``, `{}`, `[[0]]`, `[[1,0,"x"]]`, `[[0,1,""]]`, `[[-1,0,"x"]]`,
+		`[["0",0,"x"]]`} {
 		var text Text
 		if err := text.Apply([]byte(payload)); err == nil {
 			t.Errorf("Apply(%s) gave no error", payload)

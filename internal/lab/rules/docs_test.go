@@ -13,13 +13,15 @@ import (
 	"testing"
 )
 
-// files returns the content of each file of the module with one of the suffixes, by its path from the root with slashes.
+// files returns the content of each file of the module with one of the suffixes, by its path from the root
+// with slashes.
 func files(t *testing.T, suffixes ...string) map[string]string {
 	t.Helper()
 	return filesIn(t, filepath.Join("..", "..", ".."), suffixes...)
 }
 
-// filesIn is files of a folder: in a checkout what git keeps there, as anything may lie beside it; elsewhere all there is.
+// filesIn is files of a folder: in a checkout what git keeps there, as anything may lie beside it; elsewhere
+// all there is.
 func filesIn(t *testing.T, root string, suffixes ...string) map[string]string {
 	t.Helper()
 	var names []string
@@ -54,11 +56,13 @@ func filesIn(t *testing.T, root string, suffixes ...string) map[string]string {
 	return all
 }
 
-// TestFiles: what lies beside the files of a checkout is not looked at, be it what a package manager has fetched or another checkout.
+// TestFiles: what lies beside the files of a checkout is not looked at, be it what a package manager has
+// fetched or another checkout.
 func TestFiles(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	for _, name := range []string{"README.md", "docs/a.md", "docs/a.go", "node_modules/x/README.md", "other/README.md", "docs/gone.md"} {
+	for _, name := range []string{"README.md", "docs/a.md", "docs/a.go", "node_modules/x/README.md",
+		"other/README.md", "docs/gone.md"} {
 		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +74,8 @@ func TestFiles(t *testing.T) {
 	if got := look(); len(got) != 5 {
 		t.Errorf("not in a checkout: %q", got)
 	}
-	for _, args := range [][]string{{"init", "-q"}, {"add", "README.md", "docs"}, {"-C", "other", "init", "-q"}} {
+	for _, args := range [][]string{{"init", "-q"}, {"add", "README.md", "docs"},
+		{"-C", "other", "init", "-q"}} {
 		cmd := exec.Command("git", args...)
 		cmd.Dir = root
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -120,7 +125,8 @@ func TestLinksOfTheDocuments(t *testing.T) {
 	}
 }
 
-// TestNamedTestsExist: a test that the documents name as the proof of something is there, in the package that is named with it.
+// TestNamedTestsExist: a test that the documents name as the proof of something is there, in the package that
+// is named with it.
 func TestNamedTestsExist(t *testing.T) {
 	t.Parallel()
 	folders := map[string][]string{}
@@ -168,7 +174,8 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 }
 
-// TestEveryGapIsInTheTable: for each code that ends outflow with exit code 4 docs/operations.md says what to do, and for no other.
+// TestEveryGapIsInTheTable: for each code that ends outflow with exit code 4 docs/operations.md says what to
+// do, and for no other.
 func TestEveryGapIsInTheTable(t *testing.T) {
 	t.Parallel()
 	const name = "docs/operations.md"
@@ -188,16 +195,19 @@ func TestEveryGapIsInTheTable(t *testing.T) {
 		}
 	}
 	made := map[string]bool{}
-	gap := regexp.MustCompile(`\.gap\("(\w+)"|Class: outbox\.Gap, Code: "(\w+)"|[cC]ode\w*(?:Unfinished|Publication|Missing|SlotPlugin|SlotDatabase) += "(\w+)"`)
+	gap := regexp.MustCompile(
+		`\.gap\("(\w+)"|Class: outbox\.Gap, Code: "(\w+)"|[cC]ode\w*(?:Unfinished|Publication|Missing|SlotPlugin|SlotDatabase) += "(\w+)"`)
 	for file, source := range files(t, ".go") {
-		if strings.HasSuffix(file, "_test.go") || within(file, "cmd") { // outflow torture ends with exit code 4 for another reason
+		// outflow torture ends with exit code 4 for another reason
+		if strings.HasSuffix(file, "_test.go") || within(file, "cmd") {
 			continue
 		}
 		for _, m := range gap.FindAllStringSubmatch(source, -1) {
 			made[m[1]+m[2]+m[3]] = true
 		}
 	}
-	if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(made)); len(want) < 15 || !slices.Equal(got, want) {
+	if got, want := slices.Sorted(maps.Keys(documented)), slices.Sorted(maps.Keys(made)); len(want) < 15 ||
+		!slices.Equal(got, want) {
 		t.Errorf("%s has the codes\n%v, the source\n%v", name, got, want)
 	}
 }

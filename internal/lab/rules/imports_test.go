@@ -13,7 +13,8 @@ import (
 
 const module = "github.com/outflowhq/outflow"
 
-// The stages know the vocabulary and outside libraries, never each other: what moves between them moves through pipeline.
+// The stages know the vocabulary and outside libraries, never each other: what moves between them moves
+// through pipeline.
 var stages = []string{"decoder", "replication", "reorder", "sink", "checkpoint"}
 
 // What the stages share: no behaviour of a stage.
@@ -21,7 +22,8 @@ var shared = []string{
 	module + "/outbox", module + "/internal/relay", module + "/internal/jsapi", module + "/internal/jsontext",
 }
 
-// list returns a field of each package of the module: Imports is what it imports itself, Deps what it reaches.
+// list returns a field of each package of the module: Imports is what it imports itself, Deps what it
+// reaches.
 func list(t *testing.T, field string) map[string][]string {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
@@ -91,20 +93,23 @@ func TestArrowsInsideReplication(t *testing.T) {
 			t.Errorf("%s is not in the list", pkg)
 		}
 		for _, path := range imports {
-			if within(path, module+"/replication") && !slices.Contains(may, strings.TrimPrefix(path, module+"/")) {
+			if within(path, module+"/replication") &&
+				!slices.Contains(may, strings.TrimPrefix(path, module+"/")) {
 				t.Errorf("%s imports %s", pkg, path)
 			}
 		}
 	}
 }
 
-// What the service does depends on the settings that replication/postgres pins, so nothing else opens a connection.
+// What the service does depends on the settings that replication/postgres pins, so nothing else opens a
+// connection.
 func TestOnlyOnePackageConnectsToPostgreSQL(t *testing.T) {
 	t.Parallel()
 	connects := regexp.MustCompile(`\b(pgx|pgconn|pgxpool)\.(Connect|New)\w*\(`)
 	for name, source := range files(t, ".go") {
 		one := within(name, "replication/postgres")
-		if strings.HasSuffix(name, "_test.go") || !one && !within(name, "replication") && !within(name, "internal/operate") &&
+		if strings.HasSuffix(name, "_test.go") || !one && !within(name, "replication") &&
+			!within(name, "internal/operate") &&
 			!within(name, "internal/app") && !within(name, "cmd/outflow") && !within(name, "cmd/internal") {
 			continue
 		}
@@ -125,7 +130,8 @@ func TestOutboxIsTheStandardLibraryOnly(t *testing.T) {
 	}
 }
 
-// What a user's service imports to write knows the vocabulary, how JSON is read, and a database driver, but nothing of the program.
+// What a user's service imports to write knows the vocabulary, how JSON is read, and a database driver, but
+// nothing of the program.
 func TestProducerIsAloneWithOutbox(t *testing.T) {
 	t.Parallel()
 	for _, path := range of(t, list(t, "Deps"), "producer") {
@@ -135,16 +141,19 @@ func TestProducerIsAloneWithOutbox(t *testing.T) {
 	}
 }
 
-// TestProducerBringsOnlyTheDriver: what go get of producer writes into a service's go.mod is pgx and what pgx needs.
+// TestProducerBringsOnlyTheDriver: what go get of producer writes into a service's go.mod is pgx and what pgx
+// needs.
 func TestProducerBringsOnlyTheDriver(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", module+"/producer").Output()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", module+
+		"/producer").Output()
 	if err != nil {
 		t.Fatal("go list:", err)
 	}
 	got := slices.Compact(slices.Sorted(strings.FieldsSeq(string(out))))
 	want := []string{
-		"github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "github.com/jackc/pgx/v5", module, "golang.org/x/text",
+		"github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "github.com/jackc/pgx/v5", module,
+		"golang.org/x/text",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("producer needs the modules %q, want %q", got, want)
@@ -156,7 +165,8 @@ func TestPipelineConnectsNothing(t *testing.T) {
 	t.Parallel()
 	for _, path := range of(t, list(t, "Imports"), "pipeline") {
 		for _, root := range []string{
-			"github.com/nats-io", "github.com/jackc", module + "/replication", module + "/sink", module + "/internal", module + "/cmd", "net",
+			"github.com/nats-io", "github.com/jackc", module + "/replication", module + "/sink", module +
+				"/internal", module + "/cmd", "net",
 		} {
 			if within(path, root) && path != module+"/internal/relay" {
 				t.Errorf("pipeline imports %s", path)
@@ -188,7 +198,8 @@ func TestTheJudgeSharesNothing(t *testing.T) {
 	}
 }
 
-// The service does not carry what attacks and measures it: neither a NATS server nor failpoints nor recorded traces.
+// The service does not carry what attacks and measures it: neither a NATS server nor failpoints nor recorded
+// traces.
 func TestTheServiceHasNoLaboratory(t *testing.T) {
 	t.Parallel()
 	for _, path := range of(t, list(t, "Deps"), "cmd/outflow") {
@@ -198,7 +209,8 @@ func TestTheServiceHasNoLaboratory(t *testing.T) {
 	}
 }
 
-// Each group of internal may use the ones before it, app, operate, lab, and never one behind it. What is on top of the tree uses none.
+// Each group of internal may use the ones before it, app, operate, lab, and never one behind it. What is on
+// top of the tree uses none.
 func TestGroupsOfInternal(t *testing.T) {
 	t.Parallel()
 	groups := []string{"internal/app", "internal/operate", "internal/lab"}
@@ -208,7 +220,9 @@ func TestGroupsOfInternal(t *testing.T) {
 			continue
 		}
 		for _, path := range imports {
-			if of := slices.IndexFunc(groups, func(g string) bool { return within(path, module+"/"+g) }); of > rank {
+			if of := slices.IndexFunc(groups, func(g string) bool {
+				return within(path, module+"/"+g)
+			}); of > rank {
 				t.Errorf("%s imports %s", pkg, path)
 			}
 		}
@@ -223,17 +237,20 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 			if within(path, module+"/cmd") && !within(pkg, module+"/cmd") {
 				t.Errorf("%s imports %s", pkg, path)
 			}
-			if path == module+"/pipeline" && slices.ContainsFunc(stages, func(s string) bool { return within(pkg, module+"/"+s) }) {
+			if path == module+"/pipeline" &&
+				slices.ContainsFunc(stages, func(s string) bool { return within(pkg, module+"/"+s) }) {
 				t.Errorf("%s imports the pipeline", pkg)
 			}
 		}
 	}
 }
 
-// A command does not import another one. What several of them need is in a helper package beside them, such as conns or backfill.
+// A command does not import another one. What several of them need is in a helper package beside them, such
+// as conns or backfill.
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
-	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "repair", "replay", "snapshot", "status"}
+	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "repair", "replay",
+		"snapshot", "status"}
 	all := list(t, "Imports")
 	for _, name := range commands {
 		of(t, all, "internal/operate/"+name)

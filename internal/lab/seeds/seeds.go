@@ -1,6 +1,7 @@
-// Package seeds gives simulations the seeds of their runs: the same ones in every test run, so that a change that breaks something is
-// seen at once, and in the long tests others each time, so that more is found than was found before. A seed that failed is kept in the
-// package's testdata and runs always from then on, as the fuzzer's do.
+// Package seeds gives simulations the seeds of their runs: the same ones in every test run, so that a change
+// that breaks something is seen at once, and in the long tests others each time, so that more is found than
+// was found before. A seed that failed is kept in the package's testdata and runs always from then on, as the
+// fuzzer's do.
 package seeds
 
 import (
@@ -25,8 +26,9 @@ type Seeds struct {
 	file  string // "": one that fails is not kept
 }
 
-// For returns the seeds that are kept for the test, and n from that of a flag on. In the long tests (OUTFLOW_TEST_LONG) they begin with a
-// fresh one, which is printed, and one that fails is kept. If the flag is given, the n from it are all. trials is the flag that says n.
+// For returns the seeds that are kept for the test, and n from that of a flag on. In the long tests
+// (OUTFLOW_TEST_LONG) they begin with a fresh one, which is printed, and one that fails is kept. If the flag
+// is given, the n from it are all. trials is the flag that says n.
 func For(t *testing.T, seedFlag, trials string, n int) *Seeds {
 	t.Helper()
 	first, given, err := flagged(flag.CommandLine, seedFlag)

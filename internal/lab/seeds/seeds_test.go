@@ -15,7 +15,8 @@ var (
 	_ = flag.Int("trials", 3, "seeds")
 )
 
-// TestSimulated is what TestEach runs in a process of its own: it prints its seeds, and fails with the one that it is told.
+// TestSimulated is what TestEach runs in a process of its own: it prints its seeds, and fails with the one
+// that it is told.
 func TestSimulated(t *testing.T) {
 	fails, told := os.LookupEnv("SEEDS_FAIL")
 	if !told {
@@ -39,14 +40,16 @@ func simulated(t *testing.T, folder string, env []string, args ...string) (seeds
 	cmd.Env = append(cmd.Env, env...)
 	out, _ := cmd.CombinedOutput() // that it fails is what some want to see
 	for line := range strings.Lines(string(out)) {
-		if _, seed, found := strings.Cut(strings.TrimSpace(line), "seed="); found && !strings.Contains(line, "again") {
+		if _, seed, found := strings.Cut(strings.TrimSpace(line), "seed="); found &&
+			!strings.Contains(line, "again") {
 			seeds = append(seeds, seed)
 		}
 	}
 	return seeds, string(out)
 }
 
-// TestEach: the same seeds each time, and fresh ones in the long tests, of which one that fails is kept and runs first from then on.
+// TestEach: the same seeds each time, and fresh ones in the long tests, of which one that fails is kept and
+// runs first from then on.
 func TestEach(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -54,7 +57,8 @@ func TestEach(t *testing.T) {
 	if got, out := simulated(t, folder, nil); !slices.Equal(got, []string{"1", "2", "3"}) {
 		t.Fatalf("seeds %v: %s", got, out)
 	}
-	if got, out := simulated(t, folder, []string{"SEEDS_FAIL=2"}); len(got) != 2 || !strings.Contains(out, "seed 2; again: go test -run '^TestSimulated$' -args -trials=1 -seed=2") {
+	if got, out := simulated(t, folder, []string{"SEEDS_FAIL=2"}); len(got) != 2 ||
+		!strings.Contains(out, "seed 2; again: go test -run '^TestSimulated$' -args -trials=1 -seed=2") {
 		t.Errorf("it failed with seeds %v: %s", got, out)
 	}
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
@@ -62,7 +66,8 @@ func TestEach(t *testing.T) {
 	}
 	one, out := simulated(t, folder, long)
 	two, _ := simulated(t, folder, long)
-	if len(one) != 3 || len(two) != 3 || one[0] == two[0] || !strings.Contains(out, "seeds: TestSimulated: 3 from "+one[0]) {
+	if len(one) != 3 || len(two) != 3 || one[0] == two[0] ||
+		!strings.Contains(out, "seeds: TestSimulated: 3 from "+one[0]) {
 		t.Errorf("fresh seeds %v, then %v: %s", one, two, out)
 	}
 	failed, out := simulated(t, folder, append(long, "SEEDS_FAIL=2"))
@@ -76,7 +81,8 @@ func TestEach(t *testing.T) {
 	if got, out := simulated(t, folder, long, "-seed=7"); !slices.Equal(got, []string{"7", "8", "9"}) {
 		t.Errorf("with the first one given, seeds %v: %s", got, out)
 	}
-	if err := os.WriteFile(filepath.Join(folder, kept), []byte("17 a record that came late\n18\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, kept), []byte("17 a record that came late\n18\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if got, out := simulated(t, folder, nil); !slices.Equal(got, []string{"17", "18", "1", "2", "3"}) {

@@ -1,6 +1,7 @@
-// Command testreport reads what go test -json prints: go test -json ./... | testreport. It prints a line for each package, and at the end
-// what else a run has to say: what was skipped and why, the slowest tests, the retries and standstills, and in the last place all
-// that the tests printed which failed. It exits with 1 if one did. It is internal to Outflow: it may change at any time.
+// Command testreport reads what go test -json prints: go test -json ./... | testreport. It prints a line for
+// each package, and at the end what else a run has to say: what was skipped and why, the slowest tests, the
+// retries and standstills, and in the last place all that the tests printed which failed. It exits with 1 if
+// one did. It is internal to Outflow: it may change at any time.
 package main
 
 import (
@@ -58,7 +59,8 @@ var marked = regexp.MustCompile(`^(postgres|seeds|retry|standstill): (.*)`)
 var reason = regexp.MustCompile(`^ +\S+\.go:\d+: (.*)`)
 
 func main() {
-	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{}, marks: map[string][]string{}}
+	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
+		marks: map[string][]string{}}
 	if err := r.read(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
@@ -177,8 +179,10 @@ func (r *report) print(out io.Writer) {
 			fmt.Fprintln(out, strings.TrimRight(said.String(), "\n"))
 		}
 	}
-	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped; commands run again: %d; standstills of the machine: %d; %v\n", r.passed,
-		len(r.failed), skipped, len(r.marks["retry"]), len(r.marks["standstill"]), time.Duration(r.total()*float64(time.Second)).Round(time.Second))
+	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped; commands run again: %d; standstills of the "+
+		"machine: %d; %v\n", r.passed,
+		len(r.failed), skipped, len(r.marks["retry"]), len(r.marks["standstill"]),
+		time.Duration(r.total()*float64(time.Second)).Round(time.Second))
 }
 
 // total is the time of all tests, in seconds; tests that run at the same time count each.

@@ -23,7 +23,8 @@ go: downloading something
 
 func TestARunIsSummedUp(t *testing.T) {
 	t.Parallel()
-	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{}, marks: map[string][]string{}}
+	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
+		marks: map[string][]string{}}
 	var out strings.Builder
 	if err := r.read(strings.NewReader(run), &out); err != nil {
 		t.Fatal(err)
@@ -35,7 +36,8 @@ func TestARunIsSummedUp(t *testing.T) {
 	if names := r.skipped["psql is not here"]; !slices.Equal(names, []string{"sink TestC"}) {
 		t.Errorf("skipped: %v", r.skipped)
 	}
-	if r.passed != 1 || len(r.marks["retry"]) != 1 || len(r.marks["standstill"]) != 1 || r.times[0].name != "sink TestB" {
+	if r.passed != 1 || len(r.marks["retry"]) != 1 || len(r.marks["standstill"]) != 1 ||
+		r.times[0].name != "sink TestB" {
 		t.Errorf("%+v", r)
 	}
 	_, failed, _ := strings.Cut(out.String(), "== failed")

@@ -1,5 +1,5 @@
-// Package tier says which tests run, in which form, and whether one may be left out because the machine lacks something.
-// It is internal to Outflow: its API may change at any time.
+// Package tier says which tests run, in which form, and whether one may be left out because the machine lacks
+// something. It is internal to Outflow: its API may change at any time.
 package tier
 
 import (
@@ -23,9 +23,10 @@ func OnlyLong(t testing.TB, why string) {
 	}
 }
 
-// Missing skips a test because the machine lacks a thing, or fails it where OUTFLOW_TEST_REQUIRE, a list of things with
-// commas, names that thing, as it does in scripts/test --long and on CI machines. The things are postgres (of any major), pg14 to
-// pg18, psql, go, linux, browser, yjs, pg_upgrade and old-nats; the scripts themselves ask for race and shellcheck.
+// Missing skips a test because the machine lacks a thing, or fails it where OUTFLOW_TEST_REQUIRE, a list of
+// things with commas, names that thing, as it does in scripts/test --long and on CI machines. The things are
+// postgres (of any major), pg14 to pg18, psql, go, linux, browser, yjs, pg_upgrade and old-nats; the scripts
+// themselves ask for race and shellcheck.
 func Missing(t testing.TB, thing, format string, args ...any) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("OUTFLOW_TEST_REQUIRE"), ","), thing) {

@@ -47,8 +47,8 @@ func newAttack(w *harness, plan []Entry) *attack {
 	return &attack{w: w, plan: plan, tally: map[string]*Tally{}}
 }
 
-// run writes and attacks, until the schedule is over and everything has caught up. A failure of outflow ends it early and is no error;
-// an error says that the run is worth nothing.
+// run writes and attacks, until the schedule is over and everything has caught up. A failure of outflow ends
+// it early and is no error; an error says that the run is worth nothing.
 func (a *attack) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -103,7 +103,8 @@ func (a *attack) run(ctx context.Context) error {
 	return nil
 }
 
-// watchLoad lasts as long as the attack, with or without faults, unless the load fails: that ends it. It keeps the load's answer.
+// watchLoad lasts as long as the attack, with or without faults, unless the load fails: that ends it. It
+// keeps the load's answer.
 func (a *attack) watchLoad(ctx context.Context, loaded chan error) error {
 	end := make(<-chan time.Time)
 	switch {
@@ -119,7 +120,10 @@ func (a *attack) watchLoad(ctx context.Context, loaded chan error) error {
 	case <-ctx.Done():
 	case <-end:
 		// A machine that stood still all the time has attacked nothing.
-		await(ctx, catchUpLimit, func() bool { return len(loaded) > 0 || a.w.load.committed.Load() >= leastRows })
+		await(ctx, catchUpLimit, func() bool {
+			return len(loaded) > 0 ||
+				a.w.load.committed.Load() >= leastRows
+		})
 	}
 	return nil
 }
@@ -186,7 +190,9 @@ func (a *attack) inject(ctx context.Context, e *Entry) error {
 		return nil //nolint:nilerr // the attack is over
 	}
 	victims := a.w.victims
-	s := &injection{Params: e.Params, w: a.w, note: func(format string, args ...any) { a.w.screen.note(e, format, args...) }}
+	s := &injection{Params: e.Params, w: a.w, note: func(format string, args ...any) {
+		a.w.screen.note(e, format, args...)
+	}}
 	if e.Victim != sharedByVictim {
 		s.v = a.w.victims[e.Victim]
 		victims = victims[e.Victim : e.Victim+1]
@@ -282,7 +288,8 @@ func (a *attack) settle(ctx context.Context) {
 		return
 	}
 	rows += a.w.load.messages.Load() // which no table has; the load has ended
-	a.w.screen.event("the attack is over: %d events are committed, everything must catch up within %v", rows, catchUpLimit)
+	a.w.screen.event("the attack is over: %d events are committed, everything must catch up within %v", rows,
+		catchUpLimit)
 	behind := func() (names []string) {
 		for _, v := range a.w.everybody() {
 			if !v.caughtUp(rows) {
@@ -294,7 +301,8 @@ func (a *attack) settle(ctx context.Context) {
 	}
 	// As long as something comes it goes on: what a slow machine needs is no failure.
 	for more, last := true, int64(-1); more && ctx.Err() == nil && a.w.failed() == nil; {
-		if await(ctx, catchUpLimit, func() bool { return len(behind()) == 0 || a.w.failed() != nil }) || ctx.Err() != nil {
+		if await(ctx, catchUpLimit, func() bool { return len(behind()) == 0 || a.w.failed() != nil }) ||
+			ctx.Err() != nil {
 			break
 		}
 		now := published(a.w.everybody())

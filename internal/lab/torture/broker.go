@@ -49,7 +49,8 @@ func newBroker(ctx context.Context, dir, url string, replicas int, stream string
 
 // connect connects to the servers, which may stand still for a moment.
 func (b *broker) connect() (err error) {
-	b.conn, err = nats.Connect(strings.Join(b.urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
+	b.conn, err = nats.Connect(strings.Join(b.urls, ","), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond),
 		nats.ReconnectJitter(20*time.Millisecond, 20*time.Millisecond), nats.IgnoreDiscoveredServers(),
 		nats.PingInterval(time.Second), nats.MaxPingsOutstanding(2), nats.Timeout(time.Second),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))

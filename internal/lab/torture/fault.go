@@ -17,8 +17,8 @@ type fault interface {
 	fits(s *shape) bool
 	// plan chooses the parameters of one injection.
 	plan(r *rand.Rand, s *shape) Params
-	// inject does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed where there was nothing
-	// to hit; another error says that the run can't go on.
+	// inject does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed
+	// where there was nothing to hit; another error says that the run can't go on.
 	inject(ctx context.Context, a *injection) error
 }
 
@@ -110,7 +110,8 @@ func shapeOf(o *Options) shape {
 	return shape{
 		victims: o.Victims, replicas: o.Replicas, ownPostgres: o.PostgresURL == "", ownNATS: o.NATSURL == "",
 		pgLink: proxyablePostgres(o.PostgresURL), natsLink: proxyableNATS(o.NATSURL), clock: clockLibrary(o),
-		long: o.Duration >= longRun || o.Kills >= 200, minutes: o.Duration >= 2*time.Minute || o.Kills >= 200, settings: settingsOf(o.Horizon, o.Sort),
+		long: o.Duration >= longRun || o.Kills >= 200, minutes: o.Duration >= 2*time.Minute || o.Kills >= 200,
+		settings: settingsOf(o.Horizon, o.Sort),
 	}
 }
 
@@ -138,7 +139,8 @@ type chosen struct {
 	weight int
 }
 
-// choose returns the kinds that a list names and that fit. "name*3" makes them come three times as often as they would.
+// choose returns the kinds that a list names and that fit. "name*3" makes them come three times as often as
+// they would.
 func choose(list string, s *shape) ([]chosen, error) {
 	times := map[fault]int{}
 	matches := func(name string) (found []fault) {
@@ -162,13 +164,15 @@ func choose(list string, s *shape) ([]chosen, error) {
 		}
 		found := matches(name)
 		if len(found) == 0 {
-			return nil, usage(fmt.Sprintf("--faults %s: there is no fault %q", list, name), "outflow-lab torture --help lists them")
+			return nil, usage(fmt.Sprintf("--faults %s: there is no fault %q", list, name),
+				"outflow-lab torture --help lists them")
 		}
 		n := 1
 		if multiplied {
 			var err error
 			if n, err = strconv.Atoi(factor); err != nil || n < 1 || n > 1000 || without {
-				return nil, usage(fmt.Sprintf("--faults %s: %q is not possible", list, word), "Give a name and a factor from 1 to 1000, such as nats.tail*10")
+				return nil, usage(fmt.Sprintf("--faults %s: %q is not possible", list, word),
+					"Give a name and a factor from 1 to 1000, such as nats.tail*10")
 			}
 		}
 		for _, f := range found {
@@ -185,7 +189,8 @@ func choose(list string, s *shape) ([]chosen, error) {
 		}
 	}
 	if len(fit) == 0 {
-		return nil, usage(fmt.Sprintf("--faults %s: none of them is possible here", list), "outflow-lab torture --help lists them, and what each needs")
+		return nil, usage(fmt.Sprintf("--faults %s: none of them is possible here", list),
+			"outflow-lab torture --help lists them, and what each needs")
 	}
 	return fit, nil
 }

@@ -19,7 +19,8 @@ func clockLibrary(o *Options) string {
 		return ""
 	}
 	for _, dir := range []string{"/usr/lib/*", "/usr/lib*", "/usr/local/lib"} {
-		if found, _ := filepath.Glob(dir + "/faketime/libfaketime.so.1"); len(found) > 0 { // the only error is a bad pattern
+		// the only error is a bad pattern
+		if found, _ := filepath.Glob(dir + "/faketime/libfaketime.so.1"); len(found) > 0 {
 			return found[0]
 		}
 	}
@@ -36,7 +37,8 @@ type clock struct {
 func newClock(dir, library string, i pgserver.Installation) (*clock, error) {
 	c := &clock{installation: i, file: filepath.Join(dir, "offset")}
 	c.installation.Bin = filepath.Join(dir, "bin")
-	if err := os.MkdirAll(c.installation.Bin, 0o755); err != nil { //nolint:gosec // PostgreSQL may run as another user
+	if err := os.MkdirAll(c.installation.Bin,
+		0o755); err != nil { //nolint:gosec // PostgreSQL may run as another user
 		return nil, err
 	}
 	if err := c.set(0); err != nil {
@@ -47,7 +49,8 @@ func newClock(dir, library string, i pgserver.Installation) (*clock, error) {
 		return nil, err
 	}
 	for _, p := range programs {
-		if err := os.Symlink(filepath.Join(i.Bin, p.Name()), filepath.Join(c.installation.Bin, p.Name())); err != nil {
+		if err := os.Symlink(filepath.Join(i.Bin, p.Name()),
+			filepath.Join(c.installation.Bin, p.Name())); err != nil {
 			return nil, err
 		}
 	}
@@ -72,7 +75,8 @@ exec '%s' "$@"
 // set moves the clock away from the machine's. Each session notices within a second.
 func (c *clock) set(offset time.Duration) error {
 	next := c.file + ".next"
-	if err := os.WriteFile(next, fmt.Appendf(nil, "%+.3f\n", offset.Seconds()), 0o644); err != nil { //nolint:gosec // the same
+	if err := os.WriteFile(next, fmt.Appendf(nil, "%+.3f\n", offset.Seconds()),
+		0o644); err != nil { //nolint:gosec // the same
 		return err
 	}
 	return os.Rename(next, c.file)
@@ -83,7 +87,8 @@ type clockStep struct{}
 
 func (clockStep) about() about {
 	return about{
-		name: "clock.step", does: "PostgreSQL's clock steps by up to 10 s, forth or back, and returns (needs libfaketime)",
+		name: "clock.step", does: "PostgreSQL's clock steps by up to 10 s, forth or back, and returns " +
+			"(needs libfaketime)",
 		weight: 2, holds: []resource{thePostgresClock}, shared: true,
 	}
 }
@@ -104,7 +109,8 @@ func (clockStep) inject(ctx context.Context, a *injection) error {
 	return a.w.clock.set(0)
 }
 
-// clockOutflow is an outflow on a machine whose clock is wrong: it holds the slot for a while, then the others take over what it wrote.
+// clockOutflow is an outflow on a machine whose clock is wrong: it holds the slot for a while, then the
+// others take over what it wrote.
 type clockOutflow struct{}
 
 func (clockOutflow) about() about {

@@ -10,7 +10,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
-// node returns one of the victim's servers, counted from the one that leads the stream. Without a leader it is counted from the first.
+// node returns one of the victim's servers, counted from the one that leads the stream. Without a leader it
+// is counted from the first.
 func (a *injection) node() *natsserver.Process {
 	b := a.v.nats
 	if b.cluster == nil {
@@ -58,7 +59,8 @@ type natsPause struct{}
 
 func (natsPause) about() about {
 	return about{
-		name: "nats.pause", does: "SIGSTOP of a NATS server for up to 7 s (an acknowledgement is waited for 5 s), SIGCONT",
+		name: "nats.pause", does: "SIGSTOP of a NATS server for up to 7 s (an acknowledgement is waited " +
+			"for 5 s), SIGCONT",
 		weight: 4, holds: []resource{theNATS},
 	}
 }
@@ -85,7 +87,8 @@ type natsAway struct{}
 
 func (natsAway) about() about {
 	return about{
-		name: "nats.away", does: "NATS is away for longer than wal_sender_timeout (5 s): 6 s, a minute in long runs",
+		name: "nats.away", does: "NATS is away for longer than wal_sender_timeout (5 s): 6 s, a minute in " +
+			"long runs",
 		weight: 1, holds: []resource{theNATS}, gap: 40 * time.Second,
 	}
 }
@@ -119,7 +122,8 @@ func (natsAway) inject(ctx context.Context, a *injection) error {
 type natsStepDown struct{}
 
 func (natsStepDown) about() about {
-	return about{name: "nats.stepdown", does: "the stream's or the record's leader steps down (--replicas 3)", weight: 20}
+	return about{name: "nats.stepdown", does: "the stream's or the record's leader steps down (--replicas 3)",
+		weight: 20}
 }
 func (natsStepDown) fits(s *shape) bool { return s.ownNATS && s.replicas > 1 }
 func (natsStepDown) plan(r *rand.Rand, _ *shape) Params {

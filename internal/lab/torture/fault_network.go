@@ -37,8 +37,8 @@ func (a *injection) each(do func(*faultproxy.Proxy)) {
 	}
 }
 
-// during does something to the links for as long as the fault lasts, then resets the connections if they are of no use any more, and
-// takes everything back.
+// during does something to the links for as long as the fault lasts, then resets the connections if they are
+// of no use any more, and takes everything back.
 func (a *injection) during(ctx context.Context, do func(*faultproxy.Proxy), cut bool) error {
 	a.each(do)
 	err := pause(ctx, a.Hold)
@@ -53,7 +53,8 @@ func (a *injection) during(ctx context.Context, do func(*faultproxy.Proxy), cut 
 type linkCut struct{}
 
 func (linkCut) about() about {
-	return about{name: "network.cut", does: "all connections to PostgreSQL or NATS are reset", weight: 7, holds: []resource{theLink}}
+	return about{name: "network.cut", does: "all connections to PostgreSQL or NATS are reset", weight: 7,
+		holds: []resource{theLink}}
 }
 func (linkCut) fits(s *shape) bool                 { return linked(s) }
 func (linkCut) plan(r *rand.Rand, s *shape) Params { return Params{Side: side(r, s)} }
@@ -91,7 +92,8 @@ const (
 
 func (linkHalfOpen) about() about {
 	return about{
-		name: "network.halfopen", does: "connections stay open and pass nothing, in one direction or both, for up to 8 s",
+		name:   "network.halfopen",
+		does:   "connections stay open and pass nothing, in one direction or both, for up to 8 s",
 		weight: 4, holds: []resource{theLink},
 	}
 }
@@ -105,7 +107,8 @@ func (linkHalfOpen) plan(r *rand.Rand, s *shape) Params {
 	return Params{Side: side(r, s), Hold: between(r, 200*time.Millisecond, most), What: what}
 }
 func (linkHalfOpen) inject(ctx context.Context, a *injection) error {
-	lost := a.What == bothWays+stallDropped || a.What == fromOutflow+stallDropped || a.What == towardsIt+stallDropped
+	lost := a.What == bothWays+stallDropped || a.What == fromOutflow+stallDropped || a.What == towardsIt+
+		stallDropped
 	return a.during(ctx, func(p *faultproxy.Proxy) {
 		p.Mute(faultproxy.ToServer, a.What != towardsIt && a.What != towardsIt+stallDropped)
 		p.Mute(faultproxy.ToClient, a.What != fromOutflow && a.What != fromOutflow+stallDropped)
@@ -140,7 +143,8 @@ type linkAckLost struct{}
 
 func (linkAckLost) about() about {
 	return about{
-		name: "network.acklost", does: "messages are stored, and the acknowledgements are lost on their way; then a reset",
+		name:   "network.acklost",
+		does:   "messages are stored, and the acknowledgements are lost on their way; then a reset",
 		weight: 6, holds: []resource{theLink},
 	}
 }

@@ -6,14 +6,16 @@ import (
 	"time"
 )
 
-// takeOver is how long an instance may take to get the slot and be proved, under all that goes on at the same time.
+// takeOver is how long an instance may take to get the slot and be proved, under all that goes on at the same
+// time.
 const takeOver = 20 * time.Second
 
 // kill is kill -9 at a random moment.
 type kill struct{}
 
 func (kill) about() about {
-	return about{name: "outflow.kill", does: "kill -9 of outflow at a random moment", weight: 34, holds: []resource{theOutflows}, kills: true}
+	return about{name: "outflow.kill", does: "kill -9 of outflow at a random moment", weight: 34,
+		holds: []resource{theOutflows}, kills: true}
 }
 func (kill) fits(*shape) bool { return true }
 func (kill) plan(r *rand.Rand, _ *shape) Params {
@@ -42,7 +44,8 @@ func again(ctx context.Context, a *injection, i *instance) error {
 type term struct{}
 
 func (term) about() about {
-	return about{name: "outflow.term", does: "SIGTERM of outflow: it must end with exit code 0", weight: 10, holds: []resource{theOutflows}}
+	return about{name: "outflow.term", does: "SIGTERM of outflow: it must end with exit code 0", weight: 10,
+		holds: []resource{theOutflows}}
 }
 func (term) fits(*shape) bool { return true }
 func (term) plan(r *rand.Rand, _ *shape) Params {
@@ -58,7 +61,8 @@ func (term) inject(ctx context.Context, a *injection) error {
 	return again(ctx, a, i)
 }
 
-// zombie is an instance that sleeps while another one takes over, and wakes up in the belief that it is still the one.
+// zombie is an instance that sleeps while another one takes over, and wakes up in the belief that it is still
+// the one.
 type zombie struct{}
 
 const (
@@ -123,14 +127,17 @@ type resettings struct{}
 
 func (resettings) about() about {
 	return about{
-		name: "outflow.settings", does: "an instance starts with other ordering settings (the last victim only; its order is judged by the WAL alone)",
+		name: "outflow.settings", does: "an instance starts with other ordering settings (the last victim " +
+			"only; its order is judged by the WAL alone)",
 		weight: 3, holds: []resource{theOutflows},
 	}
 }
 func (resettings) fits(s *shape) bool { return s.victims > 1 }
 func (resettings) plan(r *rand.Rand, _ *shape) Params {
-	horizon := []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond}[r.IntN(4)]
-	return Params{Settings: settingsOf(horizon, []string{"seq_key", "commit"}[r.IntN(2)]), Standby: r.IntN(2) == 0}
+	horizon := []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond,
+		200 * time.Millisecond}[r.IntN(4)]
+	return Params{Settings: settingsOf(horizon, []string{"seq_key", "commit"}[r.IntN(2)]),
+		Standby: r.IntN(2) == 0}
 }
 
 func (resettings) inject(ctx context.Context, a *injection) error {

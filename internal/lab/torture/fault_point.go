@@ -22,17 +22,20 @@ type point struct{}
 
 func (point) about() about {
 	return about{
-		name: "outflow.point", does: "outflow ends as by kill -9 at a named point: before or after publish, ack, record, confirm, tick, spill",
+		name: "outflow.point", does: "outflow ends as by kill -9 at a named point: before or after " +
+			"publish, ack, record, confirm, tick, spill",
 		weight: 16, holds: []resource{theOutflows}, kills: true,
 	}
 }
 func (point) fits(*shape) bool { return true }
 
-// plan chooses how often the point is passed before: seldom passed points soon, points of single messages later.
+// plan chooses how often the point is passed before: seldom passed points soon, points of single messages
+// later.
 func (point) plan(r *rand.Rand, _ *shape) Params {
 	p := points[r.IntN(len(points))]
 	name, _, _ := strings.Cut(p, ".")
-	return Params{Hold: between(r, 0, 200*time.Millisecond), Point: fmt.Sprintf("%s:%d", p, 1+r.IntN(max(1, times[name])))}
+	return Params{Hold: between(r, 0, 200*time.Millisecond),
+		Point: fmt.Sprintf("%s:%d", p, 1+r.IntN(max(1, times[name])))}
 }
 
 func (point) inject(ctx context.Context, a *injection) error {
@@ -104,6 +107,8 @@ var times = map[string]int{
 	"publish": 3000, "flush": 300, "ack": 200, "record": 3, "confirm": 3, "tick": 3, "spill": 2,
 }
 
-// points are the points of outflow's work at which it can end itself. A change of settings is left to its own fault: it comes at its
-// start alone.
-var points = slices.DeleteFunc(failpoint.Names(), func(name string) bool { return strings.HasPrefix(name, "change.") })
+// points are the points of outflow's work at which it can end itself. A change of settings is left to its own
+// fault: it comes at its start alone.
+var points = slices.DeleteFunc(failpoint.Names(), func(name string) bool {
+	return strings.HasPrefix(name, "change.")
+})

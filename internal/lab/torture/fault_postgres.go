@@ -21,7 +21,8 @@ func (f pgCrash) about() about {
 		"immediate": "immediate stop of PostgreSQL, then crash recovery",
 		"fast":      "fast stop of PostgreSQL: it waits for walsenders, which must not hold it up",
 	}
-	return about{name: "postgres." + f.mode, does: does[f.mode], weight: weight, holds: []resource{thePostgres}, shared: true}
+	return about{name: "postgres." + f.mode, does: does[f.mode], weight: weight,
+		holds: []resource{thePostgres}, shared: true}
 }
 func (pgCrash) fits(s *shape) bool { return s.ownPostgres }
 func (pgCrash) plan(r *rand.Rand, _ *shape) Params {

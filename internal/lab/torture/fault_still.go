@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// stillFor is how long something stands still: mostly shorter than an acknowledgement is waited for and than wal_sender_timeout (5 s
-// both), else longer.
+// stillFor is how long something stands still: mostly shorter than an acknowledgement is waited for and than
+// wal_sender_timeout (5 s both), else longer.
 func stillFor(r *rand.Rand) time.Duration {
 	if r.IntN(3) > 0 {
 		return between(r, 500*time.Millisecond, 3*time.Second)
@@ -21,7 +21,8 @@ type outflowPause struct{}
 
 func (outflowPause) about() about {
 	return about{
-		name: "outflow.pause", does: "SIGSTOP of outflow for up to 8 s (an acknowledgement is waited for 5 s, as is outflow by PostgreSQL), SIGCONT",
+		name: "outflow.pause", does: "SIGSTOP of outflow for up to 8 s (an acknowledgement is waited for 5 " +
+			"s, as is outflow by PostgreSQL), SIGCONT",
 		weight: 4, holds: []resource{theOutflows}, gap: 12 * time.Second,
 	}
 }
@@ -50,7 +51,8 @@ const leaveIn = 15 * time.Second
 
 func (outflowLeave) about() about {
 	return about{
-		name: "outflow.leave", does: "SIGTERM of all outflows of a victim at once: they must end with exit code 0, whatever else strikes",
+		name: "outflow.leave", does: "SIGTERM of all outflows of a victim at once: they must end with exit " +
+			"code 0, whatever else strikes",
 		weight: 3, holds: []resource{theOutflows}, gap: 10 * time.Second,
 	}
 }
@@ -68,7 +70,8 @@ func (outflowLeave) inject(ctx context.Context, a *injection) error {
 	return a.v.all(pause(ctx, a.Hold))
 }
 
-// outflowAway is an outage of a whole installation while much is written: the backlog is caught up with afterwards.
+// outflowAway is an outage of a whole installation while much is written: the backlog is caught up with
+// afterwards.
 type outflowAway struct{}
 
 // rush is how many times as much is written while an installation is away.
@@ -76,13 +79,15 @@ const rush = 5
 
 func (outflowAway) about() about {
 	return about{
-		name: "outflow.away", does: "no outflow of a victim runs for up to 8 s, while five times as much is written, large transactions among it",
+		name: "outflow.away", does: "no outflow of a victim runs for up to 8 s, while five times as much " +
+			"is written, large transactions among it",
 		weight: 2, holds: []resource{theOutflows}, gap: 20 * time.Second,
 	}
 }
 func (outflowAway) fits(*shape) bool { return true }
 func (outflowAway) plan(r *rand.Rand, _ *shape) Params {
-	return Params{Hold: between(r, 2*time.Second, 8*time.Second), What: []string{"killed", "stopped"}[r.IntN(2)]}
+	return Params{Hold: between(r, 2*time.Second, 8*time.Second),
+		What: []string{"killed", "stopped"}[r.IntN(2)]}
 }
 
 func (outflowAway) inject(ctx context.Context, a *injection) error {
@@ -135,7 +140,8 @@ type natsFreeze struct{}
 
 func (natsFreeze) about() about {
 	return about{
-		name: "nats.freeze", does: "SIGSTOP of all NATS servers of a victim for longer than half a minute, SIGCONT (once in a run of two minutes or more)",
+		name: "nats.freeze", does: "SIGSTOP of all NATS servers of a victim for longer than half a minute, " +
+			"SIGCONT (once in a run of two minutes or more)",
 		weight: 1, holds: []resource{theNATS}, most: 1,
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
-// natsTail is a machine's crash that comes before fsync: the end of the stream, of the checkpoint's bucket, or of both is gone though
-// it was acknowledged. What is lost is younger than sink.durable_after, so it must be published again from the WAL.
+// natsTail is a machine's crash that comes before fsync: the end of the stream, of the checkpoint's bucket,
+// or of both is gone though it was acknowledged. What is lost is younger than sink.durable_after, so it must
+// be published again from the WAL.
 type natsTail struct{}
 
 const (
@@ -22,13 +23,15 @@ const (
 	ofBoth   = "both"
 	// unnoticed: the machine loses power, so no connection is reset; outflow finds out by itself.
 	unnoticed = ", unnoticed"
-	// A place in the record is confirmed durableAfter after it was stored; what it stands for was stored before.
+	// A place in the record is confirmed durableAfter after it was stored; what it stands for was stored
+	// before.
 	tailMargin = 700 * time.Millisecond
 )
 
 func (natsTail) about() about {
 	return about{
-		name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or both; the sequence goes back, or stays with a hole)",
+		name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or " +
+			"both; the sequence goes back, or stays with a hole)",
 		weight: 3, holds: []resource{theNATS, theNATSLink}, gap: tornAgain,
 	}
 }
@@ -37,17 +40,20 @@ func (natsTail) plan(r *rand.Rand, _ *shape) Params {
 	form := []natsserver.Form{natsserver.Back, natsserver.Hole}[r.IntN(2)]
 	p := Params{
 		What: []string{ofStream, ofStream, ofRecord, ofBoth}[r.IntN(4)] + ", " + form.String(),
-		Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin), Hold: between(r, 0, 300*time.Millisecond),
+		Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin),
+		Hold: between(r, 0, 300*time.Millisecond),
 	}
 	if r.IntN(3) == 0 {
-		p.What, p.Hold = p.What+unnoticed, between(r, time.Second, 5*time.Second) // longer than what remains of durableAfter
+		// longer than what remains of durableAfter
+		p.What, p.Hold = p.What+unnoticed, between(r, time.Second, 5*time.Second)
 	}
 	return p
 }
 
 func (natsTail) inject(ctx context.Context, a *injection) error {
 	n := a.v.nats.nodes[0]
-	// One such loss in durable_after is what outflow stands: what came after the last one must have been confirmed.
+	// One such loss in durable_after is what outflow stands: what came after the last one must have been
+	// confirmed.
 	if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
 		return err
 	}
@@ -77,20 +83,22 @@ func (natsTail) inject(ctx context.Context, a *injection) error {
 	return errors.Join(err, startErr)
 }
 
-// settled waits until what was in the WAL when it began is confirmed: what was published again after the last loss is durable then,
-// however long that took.
+// settled waits until what was in the WAL when it began is confirmed: what was published again after the last
+// loss is durable then, however long that took.
 func (a *injection) settled(ctx context.Context) bool {
 	var end string
 	if err := a.w.surely(ctx, []any{&end}, "SELECT pg_current_wal_insert_lsn()::text"); err != nil {
 		return false
 	}
 	return await(ctx, recoverLimit, func() (confirmed bool) {
-		err := a.w.query(ctx, []any{&confirmed}, "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2", end, a.v.slot)
+		err := a.w.query(ctx, []any{&confirmed}, "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM "+
+			"pg_replication_slots WHERE slot_name = $2", end, a.v.slot)
 		return err == nil && confirmed || pause(ctx, drainEvery/10) != nil
 	}) && ctx.Err() == nil
 }
 
-// tornAgain is the least time between two such losses: a second reading, a durable_after, and what a busy machine adds.
+// tornAgain is the least time between two such losses: a second reading, a durable_after, and what a busy
+// machine adds.
 const tornAgain = 10 * time.Second
 
 func (a *injection) tear(n *natsserver.Process, since time.Time) error {
@@ -106,7 +114,9 @@ func (a *injection) tear(n *natsserver.Process, since time.Time) error {
 		if what == t.not {
 			continue
 		}
-		torn, err := natsserver.Tear(n.Dir(), t.stream, form, func(_ uint64, stored time.Time) bool { return stored.Before(since) })
+		torn, err := natsserver.Tear(n.Dir(), t.stream, form, func(_ uint64, stored time.Time) bool {
+			return stored.Before(since)
+		})
 		if err != nil {
 			return err
 		}

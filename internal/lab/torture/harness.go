@@ -41,7 +41,8 @@ type harness struct {
 }
 
 func newHarness(o *Options, s *shape, p *screen) (*harness, error) {
-	w := &harness{o: o, shape: s, screen: p, name: fmt.Sprintf("outflow_torture_%d", os.Getpid()), table: "outbox"}
+	w := &harness{o: o, shape: s, screen: p, name: fmt.Sprintf("outflow_torture_%d", os.Getpid()),
+		table: "outbox"}
 	if !s.ownPostgres {
 		w.table = w.name
 	}
@@ -75,7 +76,8 @@ func (w *harness) start(ctx context.Context) (err error) {
 	if err := w.victims[0].init(ctx); err != nil { // makes the table
 		return err
 	}
-	// Nothing is in the table yet, so the truth is whole, and the slots that are made now begin before the first row.
+	// Nothing is in the table yet, so the truth is whole, and the slots that are made now begin before the
+	// first row.
 	if w.truth, err = newTruth(ctx, w); err != nil {
 		return err
 	}
@@ -108,7 +110,8 @@ func (w *harness) startPostgres(ctx context.Context) (err error) {
 		if _, err := pgx.ParseConfig(w.pgURL); err != nil {
 			return errors.New("--postgres.url cannot be read") // pgx would show it, with its password
 		}
-		w.screen.line("postgres  somebody else's: only our own walsenders are harmed; table %s, slots and publications %s_*, removed at the end",
+		w.screen.line("postgres  somebody else's: only our own walsenders are harmed; table %s, slots and "+
+			"publications %s_*, removed at the end",
 			w.table, w.name)
 		return nil
 	}
@@ -123,10 +126,12 @@ func (w *harness) startPostgres(ctx context.Context) (err error) {
 		found = w.clock.installation
 	}
 	// What is thrown away needs no fsync: no fault here takes the machine's memory.
-	w.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: w.file("postgres"), Installation: found, Settings: map[string]string{
-		"fsync": "off", "track_commit_timestamp": "on", "wal_sender_timeout": fmt.Sprintf("%dms", walSenderTimeout.Milliseconds()),
-		"max_wal_size": "256MB", "shared_buffers": "64MB", "autovacuum_naptime": "10s",
-	}})
+	w.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: w.file("postgres"), Installation: found,
+		Settings: map[string]string{
+			"fsync": "off", "track_commit_timestamp": "on",
+			"wal_sender_timeout": fmt.Sprintf("%dms", walSenderTimeout.Milliseconds()),
+			"max_wal_size":       "256MB", "shared_buffers": "64MB", "autovacuum_naptime": "10s",
+		}})
 	if err != nil {
 		return err
 	}
@@ -151,7 +156,8 @@ func (w *harness) query(ctx context.Context, scan []any, sql string, args ...any
 	return conn.QueryRow(ctx, sql, args...).Scan(scan...)
 }
 
-// surely runs a statement as query does, until the server answers: it may stand still for a moment, or be starting.
+// surely runs a statement as query does, until the server answers: it may stand still for a moment, or be
+// starting.
 func (w *harness) surely(ctx context.Context, scan []any, sql string, args ...any) (err error) {
 	await(ctx, catchUpLimit, func() bool {
 		err = w.query(ctx, scan, sql, args...)
@@ -163,8 +169,11 @@ func (w *harness) surely(ctx context.Context, scan []any, sql string, args ...an
 // dropSlot drops a slot that may be in use: whoever uses it is ended.
 func (w *harness) dropSlot(ctx context.Context, slot string) (err error) {
 	await(ctx, catchUpLimit, func() bool {
-		if err = w.query(ctx, nil, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", slot); err != nil {
-			_ = w.query(ctx, nil, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", slot) // the next attempt says
+		if err = w.query(ctx, nil, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "+
+			"WHERE slot_name = $1", slot); err != nil {
+			// the next attempt says
+			_ = w.query(ctx, nil, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE "+
+				"slot_name = $1", slot)
 		}
 		return err == nil
 	})
@@ -229,9 +238,11 @@ func (w *harness) giveBack() error {
 		if v == nil {
 			continue
 		}
-		errs = append(errs, w.dropSlot(ctx, v.slot), w.surely(ctx, nil, "DROP PUBLICATION IF EXISTS "+pgx.Identifier{v.slot}.Sanitize()))
+		errs = append(errs, w.dropSlot(ctx, v.slot), w.surely(ctx, nil, "DROP PUBLICATION IF EXISTS "+
+			pgx.Identifier{v.slot}.Sanitize()))
 	}
-	return errors.Join(append(errs, w.surely(ctx, nil, "DROP TABLE IF EXISTS "+pgx.Identifier{w.table}.Sanitize()))...)
+	return errors.Join(append(errs,
+		w.surely(ctx, nil, "DROP TABLE IF EXISTS "+pgx.Identifier{w.table}.Sanitize()))...)
 }
 
 // environ is the caller's environment without what belongs to outflow or PostgreSQL.

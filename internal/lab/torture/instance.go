@@ -53,12 +53,16 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 	if err != nil {
 		return nil, err
 	}
-	i := &instance{v: v, n: n, listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), settings: v.settings}
+	i := &instance{v: v, n: n, listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+		settings: v.settings}
 	i.log = v.w.file(fmt.Sprintf("%s-%c.log", v.slot, 'a'+n))
 	i.env = append(environ(),
-		"OUTFLOW_POSTGRES_URL="+pgURL, "OUTFLOW_NATS_URL="+natsURL, "OUTFLOW_SLOT="+v.slot, "OUTFLOW_PUBLICATION="+v.slot,
-		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_SOURCE="+v.w.o.Source, "OUTFLOW_TABLE="+v.w.table, "OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
-		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+strconv.Itoa(maxBytes),
+		"OUTFLOW_POSTGRES_URL="+pgURL, "OUTFLOW_NATS_URL="+natsURL, "OUTFLOW_SLOT="+v.slot,
+		"OUTFLOW_PUBLICATION="+v.slot,
+		"OUTFLOW_STREAM="+v.stream, "OUTFLOW_SOURCE="+v.w.o.Source, "OUTFLOW_TABLE="+v.w.table,
+		"OUTFLOW_SUBJECT="+v.w.name+".{doc_id}", "OUTFLOW_LISTEN="+i.listen,
+		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+
+			strconv.Itoa(maxBytes),
 		"OUTFLOW_REORDER_SPILL_DIR="+spill, "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(replicas))
 	return i, nil
 }
@@ -156,16 +160,19 @@ func (i *instance) term() {
 	select {
 	case <-child.Done():
 		if err := child.Wait(); err != nil && !i.tooEarly(err) {
-			i.v.w.fail("outflow %v was stopped with SIGTERM and ended otherwise than cleanly: %v; its log ends with:\n%s", i, exitText(err), i.tail())
+			i.v.w.fail("outflow %v was stopped with SIGTERM and ended otherwise than cleanly: %v; its log "+
+				"ends with:\n%s", i, exitText(err), i.tail())
 		}
 	case <-time.After(termLimit):
-		i.v.w.fail("outflow %v was stopped with SIGTERM and did not end within %v; its log ends with:\n%s", i, termLimit, i.tail())
+		i.v.w.fail("outflow %v was stopped with SIGTERM and did not end within %v; its log ends with:\n%s", i,
+			termLimit, i.tail())
 		_ = child.Kill()
 	}
 }
 
-// tooEarly tells whether a process ended by SIGTERM itself, because it had only just begun and handled no signals yet: it has logged
-// nothing. By the time that went by nobody could tell, on a machine that stands still.
+// tooEarly tells whether a process ended by SIGTERM itself, because it had only just begun and handled no
+// signals yet: it has logged nothing. By the time that went by nobody could tell, on a machine that stands
+// still.
 func (i *instance) tooEarly(err error) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -46,7 +46,8 @@ func (t *truth) with(ctx context.Context, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-// judge compares everything. Where outflow has failed already there is nothing to compare: that is the verdict.
+// judge compares everything. Where outflow has failed already there is nothing to compare: that is the
+// verdict.
 func (a *attack) judge(ctx context.Context) (*Report, error) {
 	r := a.report()
 	if r.Failure != "" {
@@ -63,7 +64,8 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 		if err := w.truth.readAll(ctx, conn); err != nil {
 			return err
 		}
-		check, err := w.truth.reader.Truth().CheckTable(ctx, conn, "public."+quoted(w.table), oracle.DefaultColumns)
+		check, err := w.truth.reader.Truth().CheckTable(ctx, conn, "public."+quoted(w.table),
+			oracle.DefaultColumns)
 		r.Table = check.First
 		r.Rows = check.Rows
 		if err == nil && !check.OK(false) && r.Table == "" {
@@ -77,7 +79,10 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 	t := w.truth.reader.Truth()
 	r.Transactions, r.Ticks, r.Changes, r.Messages = t.Commits, t.Ticks, t.Changes, t.Messages
 	var timeline func(oracle.LSN) uint32
-	await(ctx, catchUpLimit, func() bool { timeline, err = oracle.Timelines(ctx, w.pgURL); return err == nil || wrong(err) })
+	await(ctx, catchUpLimit, func() bool {
+		timeline, err = oracle.Timelines(ctx, w.pgURL)
+		return err == nil || wrong(err)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("timelines: %w", err)
 	}
@@ -103,7 +108,8 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 	return r, nil
 }
 
-// readAll reads to the end. A reading that was cut short, by the end of the attack or by a fault, may hold the slot for a moment.
+// readAll reads to the end. A reading that was cut short, by the end of the attack or by a fault, may hold
+// the slot for a moment.
 func (t *truth) readAll(ctx context.Context, conn *pgx.Conn) (err error) {
 	await(ctx, catchUpLimit, func() bool {
 		err = t.reader.Read(ctx, conn)
@@ -116,7 +122,8 @@ func (t *truth) readAll(ctx context.Context, conn *pgx.Conn) (err error) {
 const objectInUse = "55006"
 
 // judge compares a victim's stream with the WAL.
-func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracle.LSN) uint32) (s Stream, err error) {
+func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracle.LSN) uint32) (s Stream,
+	err error) {
 	sort := oracle.BySeqKey
 	if v.w.o.Sort == "commit" {
 		sort = oracle.ByCommit
@@ -125,7 +132,8 @@ func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracl
 	err = answered(ctx, func() error {
 		s.Judgement, err = oracle.Judge(ctx, v.nats.js, v.stream, t, oracle.Config{
 			Slot: v.slot, Start: v.began, Timeline: timeline,
-			Settings: oracle.Settings{Horizon: v.w.o.Horizon, Sort: sort, MaxEvents: oracle.DefaultSettings.MaxEvents, MaxBytes: maxBytes},
+			Settings: oracle.Settings{Horizon: v.w.o.Horizon, Sort: sort,
+				MaxEvents: oracle.DefaultSettings.MaxEvents, MaxBytes: maxBytes},
 		})
 		return err
 	})
@@ -140,20 +148,23 @@ func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracl
 	return s, err
 }
 
-// answered reads from a server, and again from the beginning where it did not answer in time: a machine that stands still for a moment
-// is no verdict.
+// answered reads from a server, and again from the beginning where it did not answer in time: a machine that
+// stands still for a moment is no verdict.
 func answered(ctx context.Context, read func() error) (err error) {
 	await(ctx, catchUpLimit, func() bool {
 		err = read()
 		return !slices.ContainsFunc([]error{
-			nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionReconnecting, nats.ErrDisconnected, nats.ErrStaleConnection, nats.ErrNoServers,
-			context.DeadlineExceeded, jetstream.ErrNoHeartbeat, jetstream.ErrOrderedConsumerReset, jetstream.ErrJetStreamNotEnabled,
+			nats.ErrTimeout, nats.ErrNoResponders, nats.ErrConnectionReconnecting, nats.ErrDisconnected,
+			nats.ErrStaleConnection, nats.ErrNoServers,
+			context.DeadlineExceeded, jetstream.ErrNoHeartbeat, jetstream.ErrOrderedConsumerReset,
+			jetstream.ErrJetStreamNotEnabled,
 		}, func(target error) bool { return errors.Is(err, target) })
 	})
 	return err
 }
 
-// digest is over everything in all messages but their numbers: after a lost tail the same messages may have other ones.
+// digest is over everything in all messages but their numbers: after a lost tail the same messages may have
+// other ones.
 func (v *victim) digest(ctx context.Context) (string, error) {
 	h := sha256.New()
 	err := oracle.Read(ctx, v.nats.js, v.stream, func(m *oracle.Message) error {
@@ -173,6 +184,7 @@ func (v *victim) digest(ctx context.Context) (string, error) {
 // drain reads the truth while the run lasts, so that PostgreSQL need not keep all its WAL.
 func (t *truth) drain(ctx context.Context, every time.Duration) {
 	for pause(ctx, every) == nil {
-		_ = t.with(ctx, func(conn *pgx.Conn) error { return t.reader.Read(ctx, conn) }) // PostgreSQL may be down: the next time will do
+		// PostgreSQL may be down: the next time will do
+		_ = t.with(ctx, func(conn *pgx.Conn) error { return t.reader.Read(ctx, conn) })
 	}
 }

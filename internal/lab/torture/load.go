@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// load writes traces through several connections that commit out of order. It outlives restarts of the server: what became of a
-// transaction whose commit was not answered is seen in the table.
+// load writes traces through several connections that commit out of order. It outlives restarts of the
+// server: what became of a transaction whose commit was not answered is seen in the table.
 type load struct {
 	w     *harness
 	rate  int
@@ -149,7 +149,8 @@ func (l *load) pickLarge(ctx context.Context, _ *rand.Rand) (transaction, []oper
 }
 
 // write is one connection's life.
-func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Context, *rand.Rand) (transaction, []operation, bool)) error {
+func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Context, *rand.Rand) (transaction,
+	[]operation, bool)) error {
 	conn, err := l.connectAgain(ctx, l.done.Load)
 	if err != nil || conn == nil {
 		return err
@@ -189,7 +190,8 @@ func (l *load) write(ctx context.Context, r *rand.Rand, pick func(context.Contex
 // wrong reports whether the server has refused a statement for good, which no further attempt changes.
 func wrong(err error) bool {
 	refused, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && len(refused.Code) == 5 && slices.Contains([]string{"0A", "22", "23", "28", "3D", "3F", "42"}, refused.Code[:2])
+	return ok && len(refused.Code) == 5 && slices.Contains([]string{"0A", "22", "23", "28", "3D", "3F", "42"},
+		refused.Code[:2])
 }
 
 // connect connects under a name that no other session has.
@@ -202,7 +204,8 @@ func (l *load) connect(ctx context.Context) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// connectAgain connects, for as long as it takes, unless nobody wants it any more: then there is no connection.
+// connectAgain connects, for as long as it takes, unless nobody wants it any more: then there is no
+// connection.
 func (l *load) connectAgain(ctx context.Context, over func() bool) (*pgx.Conn, error) {
 	for !over() {
 		conn, err := l.connect(ctx)
@@ -216,9 +219,10 @@ func (l *load) connectAgain(ctx context.Context, over func() bool) (*pgx.Conn, e
 	return nil, nil
 }
 
-// resolve connects again, for as long as it takes, and says whether an operation is in the table. Who could still commit it is ended
-// before that.
-func (l *load) resolve(ctx context.Context, old *pgx.Conn, op *operation) (conn *pgx.Conn, there bool, err error) {
+// resolve connects again, for as long as it takes, and says whether an operation is in the table. Who could
+// still commit it is ended before that.
+func (l *load) resolve(ctx context.Context, old *pgx.Conn, op *operation) (conn *pgx.Conn, there bool,
+	err error) {
 	name := old.Config().RuntimeParams["application_name"]
 	closing, cancel := context.WithTimeout(ctx, time.Second)
 	old.Close(closing) //nolint:errcheck // it is broken
@@ -243,16 +247,19 @@ func (l *load) resolve(ctx context.Context, old *pgx.Conn, op *operation) (conn 
 func never() bool { return false }
 
 // committedBy waits until the session of a name has ended, and says whether an operation is in the table.
-func (l *load) committedBy(ctx context.Context, conn *pgx.Conn, name string, op *operation) (there bool, err error) {
+func (l *load) committedBy(ctx context.Context, conn *pgx.Conn, name string, op *operation) (there bool,
+	err error) {
 	for left := 1; left > 0; {
-		if err := conn.QueryRow(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1", name).Scan(&left); err != nil {
+		if err := conn.QueryRow(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE "+
+			"application_name = $1", name).Scan(&left); err != nil {
 			return false, err
 		}
 		if left > 0 && pause(ctx, reconnect) != nil {
 			return false, ctx.Err()
 		}
 	}
-	sql := "SELECT EXISTS (SELECT FROM " + quoted(l.w.table) + " WHERE doc_id = $1 AND actor_id = $2 AND counter = $3)"
+	sql := "SELECT EXISTS (SELECT FROM " + quoted(l.w.table) +
+		" WHERE doc_id = $1 AND actor_id = $2 AND counter = $3)"
 	err = conn.QueryRow(ctx, sql, op.doc, op.actor, op.counter).Scan(&there)
 	return there, err
 }

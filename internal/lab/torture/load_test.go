@@ -17,7 +17,8 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // writing is a load on a table of a database of the test.
 func writing(t *testing.T, url, table string) *load {
 	t.Helper()
-	w := &harness{o: &Options{Seed: 1, Rate: 1000, Writers: 3, Source: "table"}, pgURL: url, name: "outflow_torture_test", table: table}
+	w := &harness{o: &Options{Seed: 1, Rate: 1000, Writers: 3, Source: "table"}, pgURL: url,
+		name: "outflow_torture_test", table: table}
 	l, err := newLoad(w)
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +26,8 @@ func writing(t *testing.T, url, table string) *load {
 	return l
 }
 
-// A run in which nothing was written says nothing: it is an error, whether nobody could connect or every statement was refused.
+// A run in which nothing was written says nothing: it is an error, whether nobody could connect or every
+// statement was refused.
 func TestNothingWritten(t *testing.T) {
 	t.Parallel()
 	t.Run("no server", func(t *testing.T) {
@@ -66,7 +68,8 @@ func TestUnknownCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mine.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is the end
-	if _, err := mine.Exec(ctx, "CREATE TABLE outbox (doc_id text, actor_id text, counter bigint, payload jsonb)"); err != nil {
+	if _, err := mine.Exec(ctx, "CREATE TABLE outbox (doc_id text, actor_id text, counter bigint, payload "+
+		"jsonb)"); err != nil {
 		t.Fatal(err)
 	}
 	for counter, committed := range []bool{true, false} {

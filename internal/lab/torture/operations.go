@@ -21,7 +21,8 @@ func (op *operation) statement(table string) (sql string, args []any) {
 		return insert(table, 1), op.values()
 	}
 	content, err := json.Marshal(map[string]any{
-		"doc_id": op.doc, "actor_id": op.actor, "counter": op.counter, "id": fmt.Sprintf("%s/%s/%d", op.doc, op.actor, op.counter), "payload": op.payload,
+		"doc_id": op.doc, "actor_id": op.actor, "counter": op.counter,
+		"id": fmt.Sprintf("%s/%s/%d", op.doc, op.actor, op.counter), "payload": op.payload,
 	})
 	if err != nil {
 		panic("torture: content of a message: " + err.Error()) // strings, a number and JSON

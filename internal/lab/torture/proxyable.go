@@ -5,14 +5,15 @@ import (
 	"strings"
 )
 
-// proxyablePostgres tells whether a proxy can stand before a server: not where its certificate is checked against its name, and not
-// before several hosts or a socket.
+// proxyablePostgres tells whether a proxy can stand before a server: not where its certificate is checked
+// against its name, and not before several hosts or a socket.
 func proxyablePostgres(target string) bool {
 	if target == "" {
 		return true
 	}
 	u, err := url.Parse(target)
-	return err == nil && u.Port() != "" && !strings.Contains(u.Host, ",") && !strings.HasPrefix(u.Query().Get("sslmode"), "verify")
+	return err == nil && u.Port() != "" && !strings.Contains(u.Host, ",") &&
+		!strings.HasPrefix(u.Query().Get("sslmode"), "verify")
 }
 
 // proxyableNATS is the same for a list of servers.

@@ -12,12 +12,13 @@ import (
 
 // Report is what a run found.
 type Report struct {
-	Good     bool          `json:"good"`
-	Seed     uint64        `json:"seed"`
-	Settings string        `json:"settings"`
-	Failure  string        `json:"failure,omitempty"` // what outflow did that it must not do: it ended by itself, or did not catch up
-	Took     time.Duration `json:"took"`
-	CatchUp  time.Duration `json:"catch_up"` // from the end of the attack until everything was published
+	Good     bool   `json:"good"`
+	Seed     uint64 `json:"seed"`
+	Settings string `json:"settings"`
+	// what outflow did that it must not do: it ended by itself, or did not catch up
+	Failure string        `json:"failure,omitempty"`
+	Took    time.Duration `json:"took"`
+	CatchUp time.Duration `json:"catch_up"` // from the end of the attack until everything was published
 
 	Rows         int    `json:"rows"`            // committed
 	Messages     int    `json:"messages"`        // committed, in place of rows
@@ -48,13 +49,15 @@ type Stream struct {
 
 // Tally is what happened with one kind of fault.
 type Tally struct {
-	Fault       string `json:"fault"`
-	Injected    int    `json:"strikes"`
-	Missed      int    `json:"missed"`      // there was nothing to strike at
-	Events      int64  `json:"events"`      // published from the fault's beginning to the recovery from it, all such faults together
-	Unrecovered int    `json:"unrecovered"` // where that took longer than was waited
+	Fault    string `json:"fault"`
+	Injected int    `json:"strikes"`
+	Missed   int    `json:"missed"` // there was nothing to strike at
+	// published from the fault's beginning to the recovery from it, all such faults together
+	Events      int64 `json:"events"`
+	Unrecovered int   `json:"unrecovered"` // where that took longer than was waited
 
-	Median time.Duration `json:"recovery_median"` // from the fault's end until all that was committed by then was published
+	// from the fault's end until all that was committed by then was published
+	Median time.Duration `json:"recovery_median"`
 	Max    time.Duration `json:"recovery_max"`
 
 	recovered []time.Duration
@@ -72,8 +75,10 @@ type Kills struct {
 func (a *attack) report() *Report {
 	o := a.w.o
 	r := &Report{
-		Seed: o.Seed, Settings: fmt.Sprintf("horizon=%v sort=%s source=%s replicas=%d", o.Horizon, o.Sort, o.Source, o.Replicas),
-		Took: time.Since(a.begun), CatchUp: a.catchUp, RolledBack: a.w.load.rolled.Load(), Large: a.w.load.large.Load(), LeftOut: a.leftOut,
+		Seed: o.Seed, Settings: fmt.Sprintf("horizon=%v sort=%s source=%s replicas=%d", o.Horizon, o.Sort,
+			o.Source, o.Replicas),
+		Took: time.Since(a.begun), CatchUp: a.catchUp, RolledBack: a.w.load.rolled.Load(),
+		Large: a.w.load.large.Load(), LeftOut: a.leftOut,
 		Backlogs: int(a.w.backlogs.Load()),
 	}
 	if err := a.w.failed(); err != nil {

@@ -39,7 +39,8 @@ func sabotage(ctx context.Context, v *victim, how string) error {
 		last++
 		header := nats.Header{outbox.HeaderName: m.Header[outbox.HeaderName]}
 		header.Set("Nats-Expected-Last-Sequence", strconv.FormatUint(last-1, 10))
-		_, err := v.nats.js.PublishMsg(ctx, &nats.Msg{Subject: ingress + m.Subject, Header: header, Data: m.Data})
+		_, err := v.nats.js.PublishMsg(ctx, &nats.Msg{Subject: ingress + m.Subject, Header: header,
+			Data: m.Data})
 		return err
 	}
 	if how == "drop" {
@@ -67,7 +68,8 @@ func sabotage(ctx context.Context, v *victim, how string) error {
 	case "change":
 		b.Data = append(b.Data, ' ')
 	case "abort":
-		b.Header.Set(outbox.HeaderName, "v=1 lsn=0/1 i=0 n=0 of=1 due=0/1 thru=0/2 pull=0 tl=1 sort=s id=00000000-0000-0000-0000-000000000000 key=x")
+		b.Header.Set(outbox.HeaderName, "v=1 lsn=0/1 i=0 n=0 of=1 due=0/1 thru=0/2 pull=0 tl=1 sort=s "+
+			"id=00000000-0000-0000-0000-000000000000 key=x")
 	}
 	if err := put(a); err != nil {
 		return err

@@ -31,7 +31,8 @@ const warmUp = 500 * time.Millisecond
 // sharedEvery: what hits all victims comes so many times less often than what hits one.
 const sharedEvery = 4
 
-// longest is the longest time that is planned for where none of the kinds kills: some come a number of times only.
+// longest is the longest time that is planned for where none of the kinds kills: some come a number of times
+// only.
 const longest = 24 * time.Hour
 
 // schedule is the plan of the attack: a pure function of seed, options and shape.
@@ -104,7 +105,8 @@ func line(r *rand.Rand, s *shape, kinds []chosen, victim int, every, d time.Dura
 		}
 		last[f.about().name] = at
 		struck[f.about().name]++
-		entries = append(entries, Entry{At: at, Victim: victim, Fault: f.about().name, Params: f.plan(r, s), kind: f})
+		entries = append(entries, Entry{At: at, Victim: victim, Fault: f.about().name, Params: f.plan(r, s),
+			kind: f})
 	}
 }
 

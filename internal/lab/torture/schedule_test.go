@@ -55,7 +55,8 @@ func TestScheduleHoldsEveryKind(t *testing.T) {
 				t.Errorf("victim %d gets other settings: it could not be compared with the twin", e.Victim)
 			}
 		}
-		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true, minutes: true}
+		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true,
+			natsLink: true, minutes: true}
 		for _, f := range all {
 			if name := f.about().name; f.fits(&s) != seen[name] {
 				t.Errorf("with %d replicas: %s fits: %v, planned: %v", replicas, name, f.fits(&s), seen[name])
@@ -80,10 +81,12 @@ func TestScheduleEndsAtTheKills(t *testing.T) {
 
 func TestServersOfSomebodyElseAreNotHarmed(t *testing.T) {
 	t.Parallel()
-	o := Options{Seed: 1, Duration: time.Hour, PostgresURL: "postgres://u@db:5432/app", NATSURL: "nats://n:4222"}
+	o := Options{Seed: 1, Duration: time.Hour, PostgresURL: "postgres://u@db:5432/app",
+		NATSURL: "nats://n:4222"}
 	for _, e := range planned(t, o) {
 		group := e.kind.about().group()
-		if group == "nats" || e.Fault == "clock.step" || group == "postgres" && e.Fault != "postgres.terminate" || e.Params.What == byTimeout {
+		if group == "nats" || e.Fault == "clock.step" || group == "postgres" &&
+			e.Fault != "postgres.terminate" || e.Params.What == byTimeout {
 			t.Errorf("%s %v", e.Fault, e.Params)
 		}
 	}
@@ -99,10 +102,11 @@ func TestChoose(t *testing.T) {
 	t.Parallel()
 	s := shape{victims: 2, replicas: 1, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true}
 	for list, want := range map[string][]string{
-		"outflow.kill, nats.kill":               {"outflow.kill", "nats.kill"},
-		"disk,outflow.kill,outflow.kill":        {"outflow.kill", "disk.full"},
-		"outflow,-outflow.zombie,-outflow.term": {"outflow.kill", "outflow.point", "outflow.pause", "outflow.leave", "outflow.away", "outflow.settings"},
-		"-network,-nats,-postgres,-outflow":     {"disk.full", "clock.outflow"},
+		"outflow.kill, nats.kill":        {"outflow.kill", "nats.kill"},
+		"disk,outflow.kill,outflow.kill": {"outflow.kill", "disk.full"},
+		"outflow,-outflow.zombie,-outflow.term": {"outflow.kill", "outflow.point", "outflow.pause",
+			"outflow.leave", "outflow.away", "outflow.settings"},
+		"-network,-nats,-postgres,-outflow": {"disk.full", "clock.outflow"},
 	} {
 		chosen, err := choose(list, &s)
 		var got []string
@@ -113,7 +117,8 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", list, got, err, want)
 		}
 	}
-	for _, list := range []string{"outflow.kil", "nats.stepdown", "-all", "nats.tail*0", "nats.tail*x", "-nats.tail*2"} {
+	for _, list := range []string{"outflow.kil", "nats.stepdown", "-all", "nats.tail*0", "nats.tail*x",
+		"-nats.tail*2"} {
 		if _, err := choose(list, &s); outbox.ClassOf(err) != outbox.Usage {
 			t.Errorf("%s: %v", list, err)
 		}
@@ -123,7 +128,8 @@ func TestChoose(t *testing.T) {
 func TestFactor(t *testing.T) {
 	t.Parallel()
 	count := func(list string) (tails int) {
-		for _, e := range planned(t, Options{Seed: 1, Duration: time.Hour, Every: time.Minute, Faults: list}) {
+		for _, e := range planned(t, Options{Seed: 1, Duration: time.Hour, Every: time.Minute,
+			Faults: list}) {
 			tails += strings.Count(e.Fault, "nats.tail")
 		}
 		return tails
@@ -135,7 +141,8 @@ func TestFactor(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	t.Parallel()
-	for _, o := range []Options{{Replicas: 2}, {Kills: -1}, {Sort: "x"}, {Horizon: -1}, {Every: -1}, {Sabotage: "x"}} {
+	for _, o := range []Options{{Replicas: 2}, {Kills: -1}, {Sort: "x"}, {Horizon: -1}, {Every: -1},
+		{Sabotage: "x"}} {
 		_, err := Run(t.Context(), o)
 		if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Usage {
 			t.Errorf("%+v: %v", o, err)

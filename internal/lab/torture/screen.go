@@ -86,7 +86,8 @@ func (s *screen) begin(at time.Time) {
 func (s *screen) injected(e *Entry) { s.entry(time.Since(s.begun), e) }
 
 func (s *screen) note(e *Entry, format string, args ...any) {
-	s.line("%8.3f s  %-3s %-18s ... %s", time.Since(s.begun).Seconds(), e.who(), e.Fault, fmt.Sprintf(format, args...))
+	s.line("%8.3f s  %-3s %-18s ... %s", time.Since(s.begun).Seconds(), e.who(), e.Fault,
+		fmt.Sprintf(format, args...))
 }
 
 func (s *screen) event(format string, args ...any) {
@@ -112,8 +113,10 @@ func (s *screen) report(r *Report) {
 		}
 		s.line("%-20s %8d %10d %12s %12s%s", t.Fault, t.Injected, t.Events, ms(t.Median), ms(t.Max), note)
 	}
-	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, other faults going on meanwhile")
-	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d, leaders %d. Left out for want of time: %d",
+	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, " +
+		"other faults going on meanwhile")
+	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d, leaders %d. Left out "+
+		"for want of time: %d",
 		r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
 	s.line("outflow away while much was written: %d times", r.Backlogs)
 	s.line("caught up %v after the end of the attack; %v in all", ms(r.CatchUp), r.Took.Round(time.Second))
@@ -131,17 +134,21 @@ func (s *screen) report(r *Report) {
 }
 
 func (s *screen) verdict(r *Report) {
-	s.line("\nverdict, from an independent reading of the WAL and from the table: %d rows and %d messages committed in %d transactions (%d larger than the buffer), "+
-		"%d rows rolled back, %d ticks, %d changes of settings", r.Rows, r.Messages, r.Transactions, r.Large, r.RolledBack, r.Ticks, r.Changes)
+	s.line("\nverdict, from an independent reading of the WAL and from the table: %d rows and %d messages "+
+		"committed in %d transactions (%d larger than the buffer), "+
+		"%d rows rolled back, %d ticks, %d changes of settings", r.Rows, r.Messages, r.Transactions, r.Large,
+		r.RolledBack, r.Ticks, r.Changes)
 	if r.Table != "" {
 		s.line("  WAL and table differ: %s", r.Table)
 	}
 	s.line("  %-28s %9s %8s %8s %8s %8s %8s %8s %8s  %s",
-		"stream", "published", "missing", "repeated", "changed", "header", "order", "aborted", "foreign", "twin")
+		"stream", "published", "missing", "repeated", "changed", "header", "order", "aborted", "foreign",
+		"twin")
 	for i := range r.Streams {
 		t := &r.Streams[i]
 		s.line("  %-28s %9d %8d %8d %8d %8d %8d %8d %8d  %s",
-			t.Name, t.Published, t.Missing, t.Repeated, t.Changed, t.Header, t.OutOfOrder, t.Aborted, t.Foreign, t.Twin)
+			t.Name, t.Published, t.Missing, t.Repeated, t.Changed, t.Header, t.OutOfOrder, t.Aborted,
+			t.Foreign, t.Twin)
 		if t.First != "" {
 			s.line("    first: %s", t.First)
 		}

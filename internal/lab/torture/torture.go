@@ -1,11 +1,12 @@
-// Package torture is `outflow-lab torture`: servers and several outflows as processes of their own, a load of real traces, faults from a
-// seeded schedule, and at the end a verdict by the judge of package oracle, which shares nothing with the streamer.
+// Package torture is `outflow-lab torture`: servers and several outflows as processes of their own, a load of
+// real traces, faults from a seeded schedule, and at the end a verdict by the judge of package oracle, which
+// shares nothing with the streamer.
 //
-// What is attacked is a victim: a slot with two instances of outflow, a NATS (one server, or three), a stream, and a proxy on each
-// connection. There may be several victims, attacked at the same time. The twin is an outflow that nobody touches, with a slot and a
-// NATS server of its own: at the end its stream and the victims' must be the same, byte by byte. The schedule is a pure function of
-// the options and the seed; when exactly a fault comes depends on the machine as well, so a repeated run is not the same to the
-// microsecond.
+// What is attacked is a victim: a slot with two instances of outflow, a NATS (one server, or three), a
+// stream, and a proxy on each connection. There may be several victims, attacked at the same time. The twin
+// is an outflow that nobody touches, with a slot and a NATS server of its own: at the end its stream and the
+// victims' must be the same, byte by byte. The schedule is a pure function of the options and the seed; when
+// exactly a fault comes depends on the machine as well, so a repeated run is not the same to the microsecond.
 package torture
 
 import (
@@ -27,9 +28,10 @@ type Options struct {
 	Seed     uint64        // of schedule and load; 0: a random one
 	Duration time.Duration // of the attack; 0: 60 s, or until Kills are reached
 	Kills    int           // > 0: the attack ends after so many kills of outflow
-	Faults   string        // names and groups, comma-separated, with a minus in front to leave out; "" or "all": all that fit
-	Replicas int           // of the victims' streams: 1, or 3 with three servers for each victim
-	Victims  int           // slots that are attacked
+	// names and groups, comma-separated, with a minus in front to leave out; "" or "all": all that fit
+	Faults   string
+	Replicas int // of the victims' streams: 1, or 3 with three servers for each victim
+	Victims  int // slots that are attacked
 
 	Every      time.Duration // mean time between faults on one victim
 	Operations int           // rows to write at most; 0: as many as the duration holds
@@ -102,12 +104,17 @@ func (o *Options) complete() error {
 		what string
 	}{
 		{o.Replicas == 1 || o.Replicas == 3, fmt.Sprintf("--replicas %d: it must be 1 or 3", o.Replicas)},
-		{o.Duration >= 0 && o.Kills >= 0 && o.Operations >= 0, "--duration, --kills and --operations must not be negative"},
-		{o.Every > 0 && o.Rate > 0 && o.Writers > 0 && o.Victims > 0, "--every, --rate, --writers and --victims must be above 0"},
+		{o.Duration >= 0 && o.Kills >= 0 && o.Operations >= 0,
+			"--duration, --kills and --operations must not be negative"},
+		{o.Every > 0 && o.Rate > 0 && o.Writers > 0 && o.Victims > 0,
+			"--every, --rate, --writers and --victims must be above 0"},
 		{o.Horizon >= 0, fmt.Sprintf("--horizon %v: it must not be negative", o.Horizon)},
-		{o.Sort == "seq_key" || o.Sort == "commit", fmt.Sprintf("--sort %s: it must be seq_key or commit", o.Sort)},
-		{o.Source == "table" || o.Source == sourceBoth, fmt.Sprintf("--source %s: it must be table or both (what became of a commit is seen in the table)", o.Source)},
-		{slices.Contains(sabotages, o.Sabotage), fmt.Sprintf("sabotage %q: it must be one of %q", o.Sabotage, sabotages)},
+		{o.Sort == "seq_key" || o.Sort == "commit", fmt.Sprintf("--sort %s: it must be seq_key or commit",
+			o.Sort)},
+		{o.Source == "table" || o.Source == sourceBoth, fmt.Sprintf("--source %s: it must be table or both "+
+			"(what became of a commit is seen in the table)", o.Source)},
+		{slices.Contains(sabotages, o.Sabotage), fmt.Sprintf("sabotage %q: it must be one of %q", o.Sabotage,
+			sabotages)},
 	} {
 		if !c.ok {
 			return usage(c.what, "See outflow-lab torture --help")
@@ -120,8 +127,8 @@ func usage(what, cure string) error {
 	return &outbox.Fault{Class: outbox.Usage, Code: "torture", Message: what, Hint: cure}
 }
 
-// Run attacks and judges. It returns whether the verdict is good; the error is an *outbox.Fault of class Fatal where the attack or the
-// judgement could not be carried out, of class Usage for wrong options.
+// Run attacks and judges. It returns whether the verdict is good; the error is an *outbox.Fault of class
+// Fatal where the attack or the judgement could not be carried out, of class Usage for wrong options.
 func Run(ctx context.Context, o Options) (good bool, err error) {
 	if err := o.complete(); err != nil {
 		return false, err
@@ -140,7 +147,8 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 	}
 	good, err = run(ctx, &o, &s, plan, p)
 	if err != nil && ctx.Err() == nil && outbox.FaultOf(err) == nil {
-		err = &outbox.Fault{Class: outbox.Fatal, Code: "torture", Message: "the run could not be carried out", Hint: "See docs/torture.md", Err: err}
+		err = &outbox.Fault{Class: outbox.Fatal, Code: "torture", Message: "the run could not be carried out",
+			Hint: "See docs/torture.md", Err: err}
 	}
 	return good, err
 }
@@ -155,7 +163,8 @@ func run(ctx context.Context, o *Options, s *shape, plan []Entry, p *screen) (go
 		keep := o.Keep || err == nil && !good
 		err = errors.Join(err, w.close(keep))
 		if keep {
-			p.line("\nkept: %s (logs, report, the servers' files); --seed %d repeats the schedule", w.dir, o.Seed)
+			p.line("\nkept: %s (logs, report, the servers' files); --seed %d repeats the schedule", w.dir,
+				o.Seed)
 		}
 	}()
 	if err := w.start(ctx); err != nil {

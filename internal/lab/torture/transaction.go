@@ -10,9 +10,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// transaction writes operations in one transaction and says how many rows it rolled back. It may be called again for the same
-// operations if it was not committed.
-type transaction func(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r *rand.Rand) (rolled int, err error)
+// transaction writes operations in one transaction and says how many rows it rolled back. It may be called
+// again for the same operations if it was not committed.
+type transaction func(ctx context.Context, conn *pgx.Conn, table string, ops []operation,
+	r *rand.Rand) (rolled int, err error)
 
 // shapes are the kinds of small transactions: how often, and of how many rows.
 var shapes = []struct {
@@ -40,7 +41,8 @@ var columns = []string{"doc_id", "actor_id", "counter", "payload"}
 
 func insert(table string, rows int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "INSERT INTO %s (%s) VALUES ", pgx.Identifier{table}.Sanitize(), strings.Join(columns, ", "))
+	fmt.Fprintf(&b, "INSERT INTO %s (%s) VALUES ", pgx.Identifier{table}.Sanitize(),
+		strings.Join(columns, ", "))
 	for i := range rows {
 		if i > 0 {
 			b.WriteString(", ")
@@ -65,7 +67,8 @@ func single(ctx context.Context, conn *pgx.Conn, table string, ops []operation, 
 }
 
 // statements are several statements, sent at once.
-func statements(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int, error) {
+func statements(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int,
+	error) {
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
 	for i := range ops {
@@ -76,7 +79,8 @@ func statements(ctx context.Context, conn *pgx.Conn, table string, ops []operati
 }
 
 // manyValues is one statement with several rows; it writes no messages.
-func manyValues(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int, error) {
+func manyValues(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int,
+	error) {
 	var args []any
 	for i := range ops {
 		ops[i].message = false
@@ -91,14 +95,16 @@ func copyIn(ctx context.Context, conn *pgx.Conn, table string, ops []operation, 
 	for i := range ops {
 		ops[i].message = false
 	}
-	_, err := conn.CopyFrom(ctx, pgx.Identifier{table}, columns, pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) {
-		return []any{ops[i].doc, ops[i].actor, ops[i].counter, ops[i].payload}, nil
-	}))
+	_, err := conn.CopyFrom(ctx, pgx.Identifier{table}, columns,
+		pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) {
+			return []any{ops[i].doc, ops[i].actor, ops[i].counter, ops[i].payload}, nil
+		}))
 	return 0, err
 }
 
 // rolledBack writes everything, rolls it back, and writes it again for good.
-func rolledBack(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r *rand.Rand) (int, error) {
+func rolledBack(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r *rand.Rand) (int,
+	error) {
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
 	for i := range ops {
@@ -113,7 +119,8 @@ func rolledBack(ctx context.Context, conn *pgx.Conn, table string, ops []operati
 }
 
 // savepoint rolls back a part, before and between what stays.
-func savepoint(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r *rand.Rand) (int, error) {
+func savepoint(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r *rand.Rand) (int,
+	error) {
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
 	rolled := 0
@@ -144,7 +151,8 @@ func long(ctx context.Context, conn *pgx.Conn, table string, ops []operation, r 
 			return 0, err
 		}
 		// Half of them end within the usual horizon, half long after it.
-		if err := pause(ctx, between(r, 0, []time.Duration{3 * time.Millisecond, 150 * time.Millisecond}[i%2])); err != nil {
+		if err := pause(ctx, between(r, 0,
+			[]time.Duration{3 * time.Millisecond, 150 * time.Millisecond}[i%2])); err != nil {
 			return 0, err
 		}
 	}

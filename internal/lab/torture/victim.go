@@ -16,7 +16,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// victim is an installation: a slot, a stream and the instances that share them. The twin is one, too, but nobody touches it.
+// victim is an installation: a slot, a stream and the instances that share them. The twin is one, too, but
+// nobody touches it.
 type victim struct {
 	w      *harness
 	n      int // -1: the twin
@@ -44,17 +45,20 @@ const (
 
 func newVictim(ctx context.Context, w *harness, n int) (*victim, error) {
 	v := &victim{
-		w: w, n: n, slot: fmt.Sprintf("%s_%d", w.name, n+1), stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)), settings: w.shape.settings,
+		w: w, n: n, slot: fmt.Sprintf("%s_%d", w.name, n+1),
+		stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)), settings: w.shape.settings,
 	}
 	return v, v.make(ctx, w.o.NATSURL, w.o.Replicas, instancesEach, true)
 }
 
 func newTwin(ctx context.Context, w *harness) (*victim, error) {
-	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN", settings: w.shape.settings}
+	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN",
+		settings: w.shape.settings}
 	return v, v.make(ctx, "", replicasTwin, 1, false)
 }
 
-func (v *victim) make(ctx context.Context, natsURL string, replicas, instances int, attacked bool) (err error) {
+func (v *victim) make(ctx context.Context, natsURL string, replicas, instances int,
+	attacked bool) (err error) {
 	if v.nats, err = newBroker(ctx, v.w.file("nats-"+v.slot), natsURL, replicas, v.stream); err != nil {
 		return err
 	}
@@ -93,7 +97,8 @@ func (v *victim) init(ctx context.Context) error {
 	}
 	// The slot begins where the first place is; outflow has confirmed nothing yet.
 	var at string
-	if err := v.w.surely(ctx, []any{&at}, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", v.slot); err != nil {
+	if err := v.w.surely(ctx, []any{&at}, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots "+
+		"WHERE slot_name = $1", v.slot); err != nil {
 		return err
 	}
 	v.began, err = oracle.ParseLSN(at)
@@ -119,8 +124,8 @@ func (v *victim) holder(ctx context.Context) *instance {
 	return nil
 }
 
-// target returns an instance for a fault: the one that publishes, or another one. Where none publishes at the moment it is the first
-// that runs.
+// target returns an instance for a fault: the one that publishes, or another one. Where none publishes at the
+// moment it is the first that runs.
 func (v *victim) target(ctx context.Context, standby bool) *instance {
 	holder := v.holder(ctx)
 	for _, i := range v.instances {
@@ -131,7 +136,8 @@ func (v *victim) target(ctx context.Context, standby bool) *instance {
 	return holder
 }
 
-// watch counts the messages in the stream, on a connection that no fault touches but those of the servers themselves.
+// watch counts the messages in the stream, on a connection that no fault touches but those of the servers
+// themselves.
 func (v *victim) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	v.watching, v.watched = cancel, make(chan struct{})

@@ -45,5 +45,6 @@ func Time(text string, now time.Time) (time.Time, error) {
 	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago), nil
 	}
-	return time.Time{}, errors.New("neither a time such as 2026-01-31T12:00:00Z nor how long ago, such as 90m or 7d")
+	return time.Time{}, errors.New("neither a time such as 2026-01-31T12:00:00Z nor how long ago, such as " +
+		"90m or 7d")
 }

@@ -20,7 +20,8 @@ import (
 
 const openTimeout = 30 * time.Second
 
-// slotPatience is how long to wait for a slot that is held: the server may take that long to notice that an outflow is gone.
+// slotPatience is how long to wait for a slot that is held: the server may take that long to notice that an
+// outflow is gone.
 const slotPatience = 15 * time.Second
 
 // Conns are the connections of one attempt.
@@ -113,7 +114,8 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 	return r, err
 }
 
-// AwaitSlot waits until nobody holds the slot. An outflow that holds it has found no gap, or is about to stop.
+// AwaitSlot waits until nobody holds the slot. An outflow that holds it has found no gap, or is about to
+// stop.
 func (l *Conns) AwaitSlot(ctx context.Context) error {
 	for begun := time.Now(); ; {
 		slot, err := l.PG.Slot(ctx)
@@ -134,7 +136,8 @@ func (l *Conns) AwaitSlot(ctx context.Context) error {
 // SlotHeld is the fault of a slot that is in use.
 func slotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
-		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name, slot.ActivePID, slot.Holder),
+		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name,
+			slot.ActivePID, slot.Holder),
 		Hint: "Stop outflow first. While it runs there is no gap: it stops when it finds one",
 	}
 }
@@ -148,8 +151,8 @@ type Message struct {
 	Stored     time.Time
 }
 
-// Messages calls f with each message of the stream from sequence from to the one at to, which must exist, or until f returns an
-// error.
+// Messages calls f with each message of the stream from sequence from to the one at to, which must exist, or
+// until f returns an error.
 func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) error) error {
 	if to == 0 || from > to {
 		return nil
@@ -164,8 +167,9 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	}, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		h := m.Headers()
 		err := f(Message{
-			Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: h.Get(outbox.HeaderName), DeadLetter: h.Get(sink.HeaderDeadLetter),
-			Stored: meta.Timestamp,
+			Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: h.Get(outbox.HeaderName),
+			DeadLetter: h.Get(sink.HeaderDeadLetter),
+			Stored:     meta.Timestamp,
 		})
 		if err == nil && meta.Sequence.Stream >= to {
 			reached, err = true, conns.ErrStop

@@ -11,7 +11,8 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// Removed is how many messages retention or somebody removed from the stream. The holes in the record and a lost end don't count.
+// Removed is how many messages retention or somebody removed from the stream. The holes in the record and a
+// lost end don't count.
 func (r *Readings) Removed() uint64 {
 	st := r.Stream
 	end := st.NewestSeq
@@ -29,21 +30,26 @@ func (r *Readings) Removed() uint64 {
 	return gone
 }
 
-// Holes returns the known holes, and with them the end of the stream that the broker lost while it kept its last sequence.
+// Holes returns the known holes, and with them the end of the stream that the broker lost while it kept its
+// last sequence.
 func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 	st := r.Stream
 	if st.NewestSeq == 0 || st.NewestSeq == st.LastSeq {
 		return known
 	}
-	known = slices.DeleteFunc(slices.Clone(known), func(h checkpoint.Range) bool { return h.From > st.NewestSeq })
+	known = slices.DeleteFunc(slices.Clone(known), func(h checkpoint.Range) bool {
+		return h.From > st.NewestSeq
+	})
 	return append(known, checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq})
 }
 
-// AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be confirmed to PostgreSQL
-// already: for after if rows were published, otherwise for what is left of it since the newest message was stored. stored is zero if
-// there is no message. If it has to wait it calls announce first.
+// AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be
+// confirmed to PostgreSQL already: for after if rows were published, otherwise for what is left of it since
+// the newest message was stored. stored is zero if there is no message. If it has to wait it calls announce
+// first.
 func (r *Readings) AwaitDurable(
-	ctx context.Context, after time.Duration, published uint64, stored time.Time, announce func(left time.Duration),
+	ctx context.Context, after time.Duration, published uint64, stored time.Time,
+	announce func(left time.Duration),
 ) error {
 	left := after
 	switch {
@@ -66,10 +72,12 @@ func (r *Readings) AwaitDurable(
 	}
 }
 
-// Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow run goes on from that
-// checkpoint, the only one. The stream must end there, with its newest message at newest, and nobody may hold the slot. It opens new
-// connections, because publishing and sink.durable_after may have taken longer than a server keeps an idle connection.
-func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint, newest uint64) error {
+// Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow
+// run goes on from that checkpoint, the only one. The stream must end there, with its newest message at
+// newest, and nobody may hold the slot. It opens new connections, because publishing and sink.durable_after
+// may have taken longer than a server keeps an idle connection.
+func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint,
+	newest uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
 	if err != nil {
@@ -83,8 +91,10 @@ func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 	switch {
 	case rd.Slot.Active:
 		return slotHeld(l.cfg.Slot, rd.Slot)
-	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != place.Seq || rd.Stream.NewestSeq != newest:
-		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq, rd.Stream.NewestSeq, place.Seq)
+	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != place.Seq ||
+		rd.Stream.NewestSeq != newest:
+		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq,
+			rd.Stream.NewestSeq, place.Seq)
 	}
 	done := *rec
 	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", place.Seq, nil, table

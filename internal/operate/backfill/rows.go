@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
-// Rows turns rows of the table into events. Each row goes through the decoder as the insert that the WAL would bring, so only the
-// decoder decides what an event holds and which rows can't be published.
+// Rows turns rows of the table into events. Each row goes through the decoder as the insert that the WAL
+// would bring, so only the decoder decides what an event holds and which rows can't be published.
 type Rows struct {
 	dec     *decoder.Decoder
 	oid     uint32
@@ -44,7 +44,8 @@ func NewRows(cfg config.Config, l *wiring.Layout, columns []catalog.Column) (*Ro
 	return r, nil
 }
 
-// Event returns the event of a row, given the text of its columns as PostgreSQL prints them, nil for NULL. The caller sets the position.
+// Event returns the event of a row, given the text of its columns as PostgreSQL prints them, nil for NULL.
+// The caller sets the position.
 func (r *Rows) Event(values [][]byte) (*relay.Event, error) {
 	be := binary.BigEndian
 	b := be.AppendUint32(append(r.buf[:0], 'I'), r.oid)

@@ -31,8 +31,9 @@ type Window struct {
 	done uint64
 }
 
-// Publish publishes the rows, waits until all of them are acknowledged, and returns how many there were, which must be Of. A fault
-// of class Poison names a row that can't be published; all rows before it are acknowledged then.
+// Publish publishes the rows, waits until all of them are acknowledged, and returns how many there were,
+// which must be Of. A fault of class Poison names a row that can't be published; all rows before it are
+// acknowledged then.
 func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	if w.Of == 0 {
 		return 0, nil
@@ -89,9 +90,9 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	return w.done, err
 }
 
-// ReadBack makes sure that the stream has what was published, and nothing else in between. That each message was stored at its
-// expected sequence does not show it: if a suspended outflow wakes up in the middle, its message takes a sequence, ours is refused,
-// and our next one finds the last sequence that it expects.
+// ReadBack makes sure that the stream has what was published, and nothing else in between. That each message
+// was stored at its expected sequence does not show it: if a suspended outflow wakes up in the middle, its
+// message takes a sequence, ours is refused, and our next one finds the last sequence that it expects.
 func (w *Window) ReadBack(ctx context.Context) error {
 	if w.done == 0 {
 		return nil
@@ -106,7 +107,8 @@ func (w *Window) ReadBack(ctx context.Context) error {
 		return nil
 	})
 	if err == nil && (wrong > 0 || n != w.done) {
-		err = fmt.Errorf("the stream has %d of %d messages that were published, message %d is another: somebody else publishes", n, w.done, wrong)
+		err = fmt.Errorf("the stream has %d of %d messages that were published, message %d is another: "+
+			"somebody else publishes", n, w.done, wrong)
 	}
 	return err
 }
@@ -137,7 +139,8 @@ func (w *writer) publish(ctx context.Context, e *relay.Event, h *outbox.Header) 
 	return nil
 }
 
-// settleBefore waits until everything before a row that can't be published is acknowledged, and returns that row's error.
+// settleBefore waits until everything before a row that can't be published is acknowledged, and returns that
+// row's error.
 func (w *writer) settleBefore(ctx context.Context, poison error) error {
 	if err := w.settle(ctx); err != nil && ctx.Err() == nil {
 		return err

@@ -1,4 +1,5 @@
-// Package conns opens the connections of the operator's commands, and reads over them what a start of outflow run reads.
+// Package conns opens the connections of the operator's commands, and reads over them what a start of outflow
+// run reads.
 //
 // It is internal to Outflow: its API may change at any time.
 package conns
@@ -83,7 +84,8 @@ func (c *Conns) Reader() *checkpoint.Reader {
 }
 
 // SaveRecord writes the record by compare-and-set and returns its new revision.
-func SaveRecord(ctx context.Context, store *checkpoint.Store, rec *checkpoint.Record, revision uint64) (uint64, error) {
+func SaveRecord(ctx context.Context, store *checkpoint.Store, rec *checkpoint.Record,
+	revision uint64) (uint64, error) {
 	revision, err := store.Save(ctx, rec, revision)
 	if err != nil {
 		return 0, fmt.Errorf("write the checkpoint record: %w", err)

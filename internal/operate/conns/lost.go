@@ -7,9 +7,9 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// WhileConnected returns a context that is also cancelled when the connection is lost, and a function that explains an error: if
-// the connection was lost, or the server denied a permission, that is returned in place of what failed because of it. The function
-// must be called exactly once, with a nil error too.
+// WhileConnected returns a context that is also cancelled when the connection is lost, and a function that
+// explains an error: if the connection was lost, or the server denied a permission, that is returned in place
+// of what failed because of it. The function must be called exactly once, with a nil error too.
 func WhileConnected(ctx context.Context, conn *sink.Conn) (context.Context, func(error) error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})

@@ -15,9 +15,10 @@ const stalled = 20 * time.Second
 // ErrStop ends ReadStream early, without an error.
 var ErrStop = errors.New("stop reading")
 
-// ReadStream calls f with each message that the stream has now, in order, up to the last one or until f returns an error. It reads
-// through an ordered consumer of its own, which it deletes at the end.
-func ReadStream(ctx context.Context, js jetstream.JetStream, stream string, oc jetstream.OrderedConsumerConfig, f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
+// ReadStream calls f with each message that the stream has now, in order, up to the last one or until f
+// returns an error. It reads through an ordered consumer of its own, which it deletes at the end.
+func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
+	oc jetstream.OrderedConsumerConfig, f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	consumer, err := js.OrderedConsumer(ctx, stream, oc)
 	if err != nil {
 		return fmt.Errorf("read stream %s: %w", stream, err)
@@ -26,7 +27,8 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, stream string, oc j
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if info := consumer.CachedInfo(); info != nil {
-			_ = js.DeleteConsumer(last, stream, info.Name) // if this fails, the server deletes it some minutes later
+			// if this fails, the server deletes it some minutes later
+			_ = js.DeleteConsumer(last, stream, info.Name)
 		}
 	}()
 	if info := consumer.CachedInfo(); info != nil && info.NumPending == 0 {

@@ -106,7 +106,8 @@ func (a *Admin) List(ctx context.Context) ([]Consumer, error) {
 func (a *Admin) stream(ctx context.Context) (jetstream.Stream, error) {
 	stream, err := a.JS.Stream(ctx, a.Stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fatal("stream_missing", fmt.Sprintf("stream %s does not exist", a.Stream), "Run `outflow init`, or name the right one with --stream")
+		return nil, fatal("stream_missing", fmt.Sprintf("stream %s does not exist", a.Stream),
+			"Run `outflow init`, or name the right one with --stream")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", a.Stream, err)
@@ -114,7 +115,8 @@ func (a *Admin) stream(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// fromJetStream takes what JetStream says. A record of a rewind that was cut short is no consumer: it says what one was.
+// fromJetStream takes what JetStream says. A record of a rewind that was cut short is no consumer: it says
+// what one was.
 func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 	if text, ok := info.Config.Metadata[metadataRewind]; ok {
 		var r record
@@ -122,18 +124,23 @@ func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 			return Consumer{}, false
 		}
 		return Consumer{
-			Name: r.Config.Durable, Durable: true, Filters: filtersOf(&r.Config), Offsets: Plain, Pending: info.NumPending, Sequence: r.Was,
-			Note: fmt.Sprintf("a rewind was interrupted: outflow consumer rewind %s --to seq:%d finishes it", r.Config.Durable, r.To+1),
+			Name: r.Config.Durable, Durable: true, Filters: filtersOf(&r.Config), Offsets: Plain,
+			Pending: info.NumPending, Sequence: r.Was,
+			Note: fmt.Sprintf("a rewind was interrupted: outflow consumer rewind %s --to seq:%d finishes it",
+				r.Config.Durable, r.To+1),
 		}, true
 	}
 	c := Consumer{
-		Name: info.Name, Durable: info.Config.Durable != "", Filters: filtersOf(&info.Config), Offsets: cmp.Or(info.Config.Metadata[metadataOffsets], Plain),
-		Pending: info.NumPending, AckPending: info.NumAckPending, Sequence: info.AckFloor.Stream, Running: info.NumWaiting > 0 || info.PushBound,
+		Name: info.Name, Durable: info.Config.Durable != "", Filters: filtersOf(&info.Config),
+		Offsets: cmp.Or(info.Config.Metadata[metadataOffsets], Plain),
+		Pending: info.NumPending, AckPending: info.NumAckPending, Sequence: info.AckFloor.Stream,
+		Running: info.NumWaiting > 0 || info.PushBound,
 	}
 	return c, true
 }
 
-// addFromDatabase adds those of the database whose durable is not there now, and drops records of consumers that are there again.
+// addFromDatabase adds those of the database whose durable is not there now, and drops records of consumers
+// that are there again.
 func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer, error) {
 	there := map[string]bool{}
 	for _, c := range all {
@@ -146,12 +153,14 @@ func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer
 		return all, nil
 	}
 	d := a.database()
-	rows, err := a.DB.Query(ctx, `SELECT name, filter FROM `+d.table("outflow_consumer")+` WHERE stream = $1`, a.Stream)
+	rows, err := a.DB.Query(ctx, `SELECT name, filter FROM `+d.table("outflow_consumer")+` WHERE stream = $1`,
+		a.Stream)
 	if err == nil {
 		var name, filter string
 		_, err = pgx.ForEachRow(rows, []any{&name, &filter}, func() error {
 			if !there[name] {
-				all = append(all, Consumer{Name: name, Durable: true, Filters: []string{filter}, Offsets: InPostgres, Note: "its durable is not there: it makes it when it starts"})
+				all = append(all, Consumer{Name: name, Durable: true, Filters: []string{filter},
+					Offsets: InPostgres, Note: "its durable is not there: it makes it when it starts"})
 			}
 			return nil
 		})
@@ -176,7 +185,8 @@ func (a *Admin) addOffsets(ctx context.Context, c *Consumer, kv *bucket) error {
 			break
 		}
 		parked := 0
-		err = a.DB.QueryRow(ctx, `SELECT count(*) FROM `+d.table("outflow_parked")+` WHERE name = $1`, c.Name).Scan(&parked)
+		err = a.DB.QueryRow(ctx, `SELECT count(*) FROM `+d.table("outflow_parked")+` WHERE name = $1`,
+			c.Name).Scan(&parked)
 		if err != nil && !missingTable(err) {
 			return fmt.Errorf("%s: count what is parked: %w", a.From, err)
 		}
@@ -264,12 +274,14 @@ func (a *Admin) ask(ctx context.Context, request jsapi.MessageRequest) (*stored,
 	for line := range strings.SplitSeq(string(found.Header), "\r\n") {
 		if v, ok := strings.CutPrefix(line, outbox.HeaderName+":"); ok {
 			if m.outflow, err = outbox.ParseHeader(strings.TrimSpace(v)); err != nil {
-				return nil, fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", a.Stream, m.seq, err), "")
+				return nil, fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is "+
+					"not outflow's: %v", a.Stream, m.seq, err), "")
 			}
 			return m, nil
 		}
 	}
-	return nil, fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d has no header of outflow", a.Stream, m.seq), "")
+	return nil, fatal("foreign_message",
+		fmt.Sprintf("stream %s: the message at sequence %d has no header of outflow", a.Stream, m.seq), "")
 }
 
 func fatal(code, what, cure string) error {

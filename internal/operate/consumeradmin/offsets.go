@@ -24,7 +24,8 @@ type offset struct {
 	N   uint32          `json:"n"`
 	Pos outbox.Position `json:"pos"`
 
-	Lost bool `json:"holed,omitempty"` // the broker has lost that message: what it had comes again under new sequences
+	// the broker has lost that message: what it had comes again under new sequences
+	Lost bool `json:"holed,omitempty"`
 }
 
 // oldLayout holds the offsets of an earlier number of partitions.
@@ -69,7 +70,8 @@ func (s *state) lowest() offset {
 	return slices.MinFunc(s.offsets, func(a, b offset) int { return cmp.Compare(a.Seq, b.Seq) })
 }
 
-// lower takes every offset beyond another one back to it, and notes up to where events have been there already.
+// lower takes every offset beyond another one back to it, and notes up to where events have been there
+// already.
 func (s *state) lower(to offset) {
 	s.replayedTo = max(s.replayedTo, s.furthest())
 	capped := func(offsets []offset) {
@@ -84,7 +86,9 @@ func (s *state) lower(to offset) {
 	for _, g := range s.oldLayouts {
 		if g.Source == live {
 			capped(g.Offsets)
-			if !slices.ContainsFunc(g.Offsets, func(m offset) bool { return m.Lost || m.Seq > s.lowest().Seq }) {
+			if !slices.ContainsFunc(g.Offsets, func(m offset) bool {
+				return m.Lost || m.Seq > s.lowest().Seq
+			}) {
 				continue // it says nothing any more
 			}
 		}
@@ -108,7 +112,8 @@ func (d *database) table(name string) string {
 
 // load reads a consumer; nil if there is none, or no table. lock keeps everybody else from changing it.
 func (d *database) load(ctx context.Context, q consumer.DB, name string, lock bool) (*state, error) {
-	sql := `SELECT stream, filter, partitions, before::text, replayed_to, CASE WHEN expires > clock_timestamp() THEN owner END
+	sql := `SELECT stream, filter, partitions, before::text, replayed_to, CASE
+		WHEN expires > clock_timestamp() THEN owner END
 		FROM ` + d.table("outflow_consumer") + ` WHERE name = $1`
 	if lock {
 		sql += ` FOR UPDATE`
@@ -130,7 +135,8 @@ func (d *database) load(ctx context.Context, q consumer.DB, name string, lock bo
 	if err := json.Unmarshal([]byte(before), &s.oldLayouts); err != nil {
 		return nil, fmt.Errorf("read consumer %s: column before: %w", name, err)
 	}
-	rows, err := q.Query(ctx, `SELECT partition, seq, due::text, n, lsn::text, i, holed FROM `+d.table("outflow_mark")+` WHERE name = $1 AND source = $2 ORDER BY partition`, name, live)
+	rows, err := q.Query(ctx, `SELECT partition, seq, due::text, n, lsn::text, i, holed FROM `+
+		d.table("outflow_mark")+` WHERE name = $1 AND source = $2 ORDER BY partition`, name, live)
 	if err != nil {
 		return nil, fmt.Errorf("read the marks of consumer %s: %w", name, err)
 	}
@@ -168,20 +174,23 @@ func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) e
 	if err != nil {
 		return err
 	}
-	tag, err := tx.Exec(ctx, `UPDATE `+d.table("outflow_consumer")+` SET before = $2::jsonb, replayed_to = $3, owner = NULL, expires = NULL, epoch = epoch + 1
+	tag, err := tx.Exec(ctx, `UPDATE `+d.table("outflow_consumer")+` SET before = $2::jsonb, replayed_to = $3,
+		owner = NULL, expires = NULL, epoch = epoch + 1
 		WHERE name = $1`, name, string(before), int64(s.replayedTo))
 	if err == nil && tag.RowsAffected() != 1 {
 		err = errors.New("its row is gone")
 	}
 	for p, m := range s.offsets {
 		if err == nil {
-			_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6, lsn = $7::text::pg_lsn, i = $8, holed = $9,
+			_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn,
+				n = $6, lsn = $7::text::pg_lsn, i = $8, holed = $9,
 				updated_at = now() WHERE name = $1 AND source = $2 AND partition = $3`, name, live, p, int64(m.Seq), m.Due.String(), int64(m.N),
 				m.Pos.LSN.String(), int64(m.Pos.Index), m.Lost)
 		}
 	}
 	if err == nil {
-		_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET epoch = (SELECT epoch FROM `+d.table("outflow_consumer")+` WHERE name = $1) WHERE name = $1`, name)
+		_, err = tx.Exec(ctx, `UPDATE `+d.table("outflow_mark")+` SET epoch = (SELECT epoch FROM `+
+			d.table("outflow_consumer")+` WHERE name = $1) WHERE name = $1`, name)
 	}
 	if err != nil {
 		return fmt.Errorf("set consumer %s back: %w", name, err)
@@ -190,8 +199,10 @@ func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) e
 }
 
 // parkedBehind lists the sequences of the live events beyond seq that are parked.
-func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]int64, error) {
-	rows, err := q.Query(ctx, `SELECT seq FROM `+d.table("outflow_parked")+` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq`, name, live, int64(seq))
+func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]int64,
+	error) {
+	rows, err := q.Query(ctx, `SELECT seq FROM `+d.table("outflow_parked")+
+		` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq`, name, live, int64(seq))
 	if err != nil {
 		return nil, fmt.Errorf("read what consumer %s has parked: %w", name, err)
 	}
@@ -257,8 +268,9 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 	}
 	d.lease = known.Lease
 	d.state = state{
-		stream: known.Stream, filter: known.Filter, partitions: known.Partitions, oldLayouts: known.Before, replayedTo: known.ReplayedTo,
-		offsets: known.Marks[live], owner: known.Owner,
+		stream: known.Stream, filter: known.Filter, partitions: known.Partitions, oldLayouts: known.Before,
+		replayedTo: known.ReplayedTo,
+		offsets:    known.Marks[live], owner: known.Owner,
 	}
 	return d, nil
 }

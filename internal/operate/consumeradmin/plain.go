@@ -24,12 +24,14 @@ type record struct {
 
 func recordName(name string) string { return name + "_rewinding" }
 
-// quiet is how long a durable must have been left alone: a client that works on what it was given, between two pulls, waits for nothing.
+// quiet is how long a durable must have been left alone: a client that works on what it was given, between
+// two pulls, waits for nothing.
 const unusedFor = 5 * time.Second
 
-// rewindPlain makes a durable again that begins behind another sequence. In this order, so that what it was is known at each moment:
-// the record, the deletion, the new durable, the deletion of the record.
-func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+// rewindPlain makes a durable again that begins behind another sequence. In this order, so that what it was
+// is known at each moment: the record, the deletion, the new durable, the deletion of the record.
+func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind,
+	info *jetstream.ConsumerInfo) error {
 	rec, err := a.record(ctx, stream, r.Name)
 	if err != nil {
 		return err
@@ -56,10 +58,12 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 				config.Metadata[k] = v
 			}
 		}
-		rec = &record{Config: config, Was: max(info.AckFloor.Stream, info.Delivered.Stream), Acked: info.AckFloor.Stream}
+		rec = &record{Config: config, Was: max(info.AckFloor.Stream, info.Delivered.Stream),
+			Acked: info.AckFloor.Stream}
 	}
 	if rec == nil {
-		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, r.Name), "`outflow consumer list` names those that there are")
+		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, r.Name),
+			"`outflow consumer list` names those that there are")
 	}
 	to, err := a.resolve(ctx, stream, r.Name, r.target)
 	if err != nil {
@@ -81,21 +85,25 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 		if err := a.writeRecord(ctx, stream, rec); err != nil {
 			return err
 		}
-		if err := stream.DeleteConsumer(ctx, r.Name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		if err := stream.DeleteConsumer(ctx, r.Name); err != nil &&
+			!errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return fmt.Errorf("delete consumer %s: %w", r.Name, err)
 		}
 	}
 	config := rec.Config
-	config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, to+1, nil
+	config.DeliverPolicy, config.OptStartSeq, config.OptStartTime =
+		jetstream.DeliverByStartSequencePolicy, to+1, nil
 	if _, err := stream.CreateConsumer(ctx, config); err != nil {
-		return fmt.Errorf("make consumer %s again (it was deleted; its record is consumer %s, and the same command goes on): %w", r.Name, recordName(r.Name), err)
+		return fmt.Errorf("make consumer %s again (it was deleted; its record is consumer %s, and the same "+
+			"command goes on): %w", r.Name, recordName(r.Name), err)
 	}
 	return a.deleteRecord(ctx, stream, r.Name)
 }
 
 // deleteRecord deletes the record.
 func (a *Admin) deleteRecord(ctx context.Context, stream jetstream.Stream, name string) error {
-	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil &&
+		!errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("delete the record %s: %w", recordName(name), err)
 	}
 	return nil
@@ -113,7 +121,8 @@ func (a *Admin) record(ctx context.Context, stream jetstream.Stream, name string
 	rec := &record{}
 	text, ok := c.CachedInfo().Config.Metadata[metadataRewind]
 	if !ok {
-		return nil, fatal("rewind_record", fmt.Sprintf("consumer %s is in the way: a rewind of %s would use the name", recordName(name), name), "Rename it")
+		return nil, fatal("rewind_record", fmt.Sprintf("consumer %s is in the way: a rewind of %s would "+
+			"use the name", recordName(name), name), "Rename it")
 	}
 	if err := json.Unmarshal([]byte(text), rec); err != nil {
 		return nil, fmt.Errorf("consumer %s: metadata %s: %w", recordName(name), metadataRewind, err)
@@ -132,9 +141,12 @@ func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *r
 		return fmt.Errorf("delete the record %s: %w", name, err)
 	}
 	_, err = stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		Durable: name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: rec.Was + 1,
-		FilterSubject: rec.Config.FilterSubject, FilterSubjects: rec.Config.FilterSubjects, Replicas: rec.Config.Replicas,
-		Description: "what " + rec.Config.Durable + " was before outflow set it back", Metadata: map[string]string{metadataRewind: string(text)},
+		Durable: name, AckPolicy: jetstream.AckExplicitPolicy,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: rec.Was + 1,
+		FilterSubject: rec.Config.FilterSubject, FilterSubjects: rec.Config.FilterSubjects,
+		Replicas:    rec.Config.Replicas,
+		Description: "what " + rec.Config.Durable + " was before outflow set it back",
+		Metadata:    map[string]string{metadataRewind: string(text)},
 	})
 	if err != nil {
 		return fmt.Errorf("make the record %s: %w", name, err)
@@ -143,7 +155,8 @@ func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *r
 }
 
 // awaitUnused waits until nobody has used the durable for a while, and refuses it if somebody does.
-func awaitUnused(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (*jetstream.ConsumerInfo, error) {
+func awaitUnused(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (
+	*jetstream.ConsumerInfo, error) {
 	var last *jetstream.ConsumerInfo
 	var since time.Time // when the first answer was there
 	for {
@@ -155,7 +168,8 @@ func awaitUnused(ctx context.Context, name string, look func() (*jetstream.Consu
 		if err := refuseInUse(name, info); err != nil {
 			return nil, err
 		}
-		if last != nil && (info.Delivered.Consumer != last.Delivered.Consumer || info.AckFloor.Consumer != last.AckFloor.Consumer || info.NumAckPending != last.NumAckPending) {
+		if last != nil && (info.Delivered.Consumer != last.Delivered.Consumer ||
+			info.AckFloor.Consumer != last.AckFloor.Consumer || info.NumAckPending != last.NumAckPending) {
 			return nil, runningFault(name, "it was used while it was looked at")
 		}
 		if last == nil {

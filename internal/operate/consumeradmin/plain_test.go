@@ -9,7 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// durable is what a server says of one that was just used: it was given n messages by now, each answer takes as long as late says.
+// durable is what a server says of one that was just used: it was given n messages by now, each answer takes
+// as long as late says.
 type durable struct {
 	given func(since time.Duration) uint64
 	late  func(question int) time.Duration
@@ -30,8 +31,8 @@ func (d *durable) look() (*jetstream.ConsumerInfo, error) {
 	return info, nil
 }
 
-// What a durable has been left alone for counts from an answer to a later question: an answer that comes late, of a server or a command
-// that stood still, is no time in which nobody used it.
+// What a durable has been left alone for counts from an answer to a later question: an answer that comes
+// late, of a server or a command that stood still, is no time in which nobody used it.
 func TestLateAnswerIsNoQuiet(t *testing.T) {
 	t.Parallel()
 	at := func(question int) func(int) time.Duration {
@@ -55,9 +56,11 @@ func TestLateAnswerIsNoQuiet(t *testing.T) {
 				}
 			})
 			synctest.Test(t, func(t *testing.T) {
-				used := func(since time.Duration) uint64 { return uint64(since / (4 * time.Second)) } // a client between two pulls
+				// a client between two pulls
+				used := func(since time.Duration) uint64 { return uint64(since / (4 * time.Second)) }
 				d := &durable{given: used, late: late}
-				if _, err := awaitUnused(t.Context(), "search", d.look); err == nil || !strings.Contains(err.Error(), "used while it was looked at") {
+				if _, err := awaitUnused(t.Context(), "search", d.look); err == nil ||
+					!strings.Contains(err.Error(), "used while it was looked at") {
 					t.Errorf("error %v, asked at %v", err, d.questions)
 				}
 			})

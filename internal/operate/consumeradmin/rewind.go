@@ -37,8 +37,9 @@ type Plan struct {
 	First    uint64           `json:"first,omitempty"`
 	Position *outbox.Position `json:"first_position,omitempty"`
 	Stored   *time.Time       `json:"first_stored,omitempty"`
-	Parked   int              `json:"parked"`   // parked events that come again as well, and are not parked any more
-	Replayed bool             `json:"replayed"` // they are marked as replayed
+	// parked events that come again as well, and are not parked any more
+	Parked   int  `json:"parked"`
+	Replayed bool `json:"replayed"` // they are marked as replayed
 }
 
 // Lines is the plan for people.
@@ -51,13 +52,15 @@ func (p *Plan) Lines() []string {
 		about = ""
 	}
 	if p.Again > 0 {
-		lines = append(lines, fmt.Sprintf("again    %s%d events: from sequence %d (position %v, stored %s) to sequence %d", about, p.Again, p.First, p.Position,
+		lines = append(lines, fmt.Sprintf("again    %s%d events: from sequence %d (position %v, stored %s) "+
+			"to sequence %d", about, p.Again, p.First, p.Position,
 			p.Stored.UTC().Format(time.RFC3339), p.Was))
 	} else {
 		lines = append(lines, "again    no event of its filter")
 	}
 	if p.Parked > 0 {
-		lines = append(lines, fmt.Sprintf("parked   %d of them are parked: they come again in their order, and are taken out of the table", p.Parked))
+		lines = append(lines, fmt.Sprintf("parked   %d of them are parked: they come again in their order, "+
+			"and are taken out of the table", p.Parked))
 	}
 	if p.Replayed {
 		lines = append(lines, "marked   Event.Replayed is true for them")
@@ -99,7 +102,8 @@ func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 		case kind != "":
 			return info, kind, nil
 		case info.Config.Durable == "":
-			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not durable: it begins where its program says", name, a.Stream), "Start it anew from there")
+			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not "+
+				"durable: it begins where its program says", name, a.Stream), "Start it anew from there")
 		}
 		return info, Plain, nil
 	}
@@ -125,12 +129,14 @@ func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 	} else if doc != nil {
 		return nil, InJetStream, nil
 	}
-	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, name), "`outflow consumer list` names those that there are")
+	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, name),
+		"`outflow consumer list` names those that there are")
 }
 
 // runningFault is the refusal of a consumer that runs.
 func runningFault(name, how string) error {
-	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how), "Stop all its instances first; one that was killed counts as dead when its lease has run out")
+	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how),
+		"Stop all its instances first; one that was killed counts as dead when its lease has run out")
 }
 
 // refuseInUse refuses a durable from which somebody waits for messages.
@@ -160,9 +166,12 @@ func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name strin
 	case "position":
 		return a.lastBefore(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
-		}, func(_ time.Time, h *outbox.Header) bool { return h.Pos.Compare(p.position) >= 0 }, func(h *outbox.Header) error {
+		}, func(_ time.Time, h *outbox.Header) bool {
+			return h.Pos.Compare(p.position) >= 0
+		}, func(h *outbox.Header) error {
 			if first > 1 && p.position.LSN <= h.Thru {
-				return a.removedFault(name, first, fmt.Sprintf("what was at or behind position %v may be among it", p.position))
+				return a.removedFault(name, first,
+					fmt.Sprintf("what was at or behind position %v may be among it", p.position))
 			}
 			return nil
 		})
@@ -179,11 +188,14 @@ func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name strin
 
 // removedFault refuses a target that retention has removed.
 func (a *Admin) removedFault(name string, first uint64, why string) error {
-	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is removed, and %s", a.Stream, first, why),
-		fmt.Sprintf("`--to seq:%d` goes back to what there is; `outflow replay --from table --to consumer:%s` reads what the table has", first, name))
+	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is "+
+		"removed, and %s", a.Stream, first, why),
+		fmt.Sprintf("`--to seq:%d` goes back to what there is; `outflow replay --from table --to "+
+			"consumer:%s` reads what the table has", first, name))
 }
 
-// lastBefore finds the sequence before the first message for which is holds; that of the stream's end if there is none.
+// lastBefore finds the sequence before the first message for which is holds; that of the stream's end if
+// there is none.
 func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream.OrderedConsumerConfig,
 	is func(time.Time, *outbox.Header) bool, check func(first *outbox.Header) error,
 ) (uint64, error) {
@@ -192,30 +204,34 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	}
 	oc.HeadersOnly = true
 	found, n := last, 0
-	err := conns.ReadStream(ctx, a.JS, a.Stream, oc, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
-		h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
-		if err != nil {
-			return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not outflow's: %v", a.Stream, meta.Sequence.Stream, err), "")
-		}
-		if n++; n == 1 && check != nil {
-			if err := check(&h); err != nil {
-				return err
+	err := conns.ReadStream(ctx, a.JS, a.Stream, oc,
+		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+			h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
+			if err != nil {
+				return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not "+
+					"outflow's: %v", a.Stream, meta.Sequence.Stream, err), "")
 			}
-		}
-		if found = meta.Sequence.Stream; is(meta.Timestamp, &h) {
-			found--
-			return conns.ErrStop
-		}
-		return nil
-	})
+			if n++; n == 1 && check != nil {
+				if err := check(&h); err != nil {
+					return err
+				}
+			}
+			if found = meta.Sequence.Stream; is(meta.Timestamp, &h) {
+				found--
+				return conns.ErrStop
+			}
+			return nil
+		})
 	return found, err
 }
 
 // plan looks at what comes again when a consumer goes back from was to to.
-func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets string, was, to uint64, filters []string) (*Plan, error) {
+func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets string, was, to uint64,
+	filters []string) (*Plan, error) {
 	p := &Plan{Name: name, Offsets: offsets, Was: was, To: to}
 	if to >= was {
-		return nil, fatal("rewind_ahead", fmt.Sprintf("consumer %s has come up to sequence %d, and nothing up to there lies behind this place (sequence %d)", name, was, to+1),
+		return nil, fatal("rewind_ahead", fmt.Sprintf("consumer %s has come up to sequence %d, and nothing "+
+			"up to there lies behind this place (sequence %d)", name, was, to+1),
 			"A rewind only goes back: name an earlier place")
 	}
 	if slices.Equal(filters, []string{">"}) {
@@ -223,7 +239,8 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	}
 	count := func(from uint64) (uint64, error) {
 		c, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubjects: filters, HeadersOnly: true,
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubjects: filters,
+			HeadersOnly: true,
 		})
 		if err != nil {
 			return 0, fmt.Errorf("count the messages of stream %s: %w", a.Stream, err)
@@ -271,12 +288,14 @@ func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
 // hasRead refuses a consumer that has read nothing.
 func hasRead(name string, s *state) error {
 	if len(s.offsets) == 0 {
-		return fatal("rewind_ahead", fmt.Sprintf("consumer %s has read nothing yet", name), "It begins where its program says")
+		return fatal("rewind_ahead", fmt.Sprintf("consumer %s has read nothing yet", name),
+			"It begins where its program says")
 	}
 	return nil
 }
 
-func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewind, offsets string, s *state) (*Plan, error) {
+func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewind, offsets string,
+	s *state) (*Plan, error) {
 	if err := hasRead(r.Name, s); err != nil {
 		return nil, err
 	}
@@ -292,9 +311,11 @@ func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewi
 }
 
 // rewindDatabase lowers the offsets in a consumer's database, in one transaction.
-func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind,
+	info *jetstream.ConsumerInfo) error {
 	if a.DB == nil {
-		return fatal("consumer_database", fmt.Sprintf("consumer %s keeps its marks in PostgreSQL", r.Name), "Say where with --database")
+		return fatal("consumer_database", fmt.Sprintf("consumer %s keeps its marks in PostgreSQL", r.Name),
+			"Say where with --database")
 	}
 	if err := refuseInUse(r.Name, info); err != nil {
 		return err
@@ -306,8 +327,10 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		case err != nil:
 			return nil, nil, fmt.Errorf("%s: %w", a.From, err)
 		case s == nil || s.stream != a.Stream:
-			return nil, nil, fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of consumer %s of stream %s", a.From, r.Name, a.Stream),
-				"Give the consumer's own database with --database, and --schema if its tables are not on the search path")
+			return nil, nil, fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of "+
+				"consumer %s of stream %s", a.From, r.Name, a.Stream),
+				"Give the consumer's own database with --database, and --schema if its tables are not on "+
+					"the search path")
 		case s.owner != "":
 			return nil, nil, runningFault(r.Name, "instance "+s.owner+" has the lease")
 		}
@@ -348,7 +371,8 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		if err := d.save(ctx, tx, r.Name, now); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM `+d.table("outflow_parked")+` WHERE name = $1 AND source = $2 AND seq = ANY($3)`, r.Name, live, parked)
+		_, err = tx.Exec(ctx, `DELETE FROM `+d.table("outflow_parked")+
+			` WHERE name = $1 AND source = $2 AND seq = ANY($3)`, r.Name, live, parked)
 		if err != nil && !missingTable(err) {
 			return fmt.Errorf("take out what is parked: %w", err)
 		}
@@ -356,7 +380,8 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// inStream leaves those parked events that the stream has: they come again. A row whose message is gone is the only copy.
+// inStream leaves those parked events that the stream has: they come again. A row whose message is gone is
+// the only copy.
 func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 	kept := []int64{}
 	for _, seq := range parked {
@@ -372,7 +397,8 @@ func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 }
 
 // rewindBucket lowers the offsets in the bucket, by compare-and-set.
-func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rewind, info *jetstream.ConsumerInfo) error {
+func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rewind,
+	info *jetstream.ConsumerInfo) error {
 	if err := refuseInUse(r.Name, info); err != nil {
 		return err
 	}
@@ -405,15 +431,16 @@ func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rew
 	return nil
 }
 
-// idleDocument reads the document of a consumer without a database that nobody has the lease of. An owner is dead when its document has not changed
-// for a lease.
+// idleDocument reads the document of a consumer without a database that nobody has the lease of. An owner is
+// dead when its document has not changed for a lease.
 func (a *Admin) idleDocument(ctx context.Context, kv *bucket, name string) (*document, error) {
 	doc, err := kv.load(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	if doc == nil {
-		return nil, fatal("consumer_missing", fmt.Sprintf("bucket %s has no marks of consumer %s", consumer.Bucket(a.Stream), name), "It has read nothing yet")
+		return nil, fatal("consumer_missing", fmt.Sprintf("bucket %s has no marks of consumer %s",
+			consumer.Bucket(a.Stream), name), "It has read nothing yet")
 	}
 	for seen := time.Now(); doc.owner != ""; {
 		select {

@@ -19,7 +19,8 @@ type target struct {
 	time     time.Time
 }
 
-// parseTarget reads start, seq:N, position:P or time:T. It needs no server, so that a wrong one is said before anything else.
+// parseTarget reads start, seq:N, position:P or time:T. It needs no server, so that a wrong one is said
+// before anything else.
 func parseTarget(to string, now time.Time) (p target, err error) {
 	kind, value, _ := strings.Cut(to, ":")
 	p.kind = kind

@@ -1,10 +1,11 @@
-// Package drain is `outflow drain`: it publishes everything that is committed, waits until all of it is confirmed to PostgreSQL, and
-// says when it is safe to stop or upgrade the server.
+// Package drain is `outflow drain`: it publishes everything that is committed, waits until all of it is
+// confirmed to PostgreSQL, and says when it is safe to stop or upgrade the server.
 //
-// It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN has reached that; the confirmed LSN
-// only moves behind what is published, recorded and durable. If nothing was written to the outbox meanwhile, everything is drained. If
-// another outflow holds the slot, a later checkpoint with the same sequence shows that; otherwise the slot itself does, decoded without
-// consuming it. If something was written, the next round begins.
+// It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN has reached
+// that; the confirmed LSN only moves behind what is published, recorded and durable. If nothing was written
+// to the outbox meanwhile, everything is drained. If another outflow holds the slot, a later checkpoint with
+// the same sequence shows that; otherwise the slot itself does, decoded without consuming it. If something
+// was written, the next round begins.
 //
 // It is internal to Outflow: its API may change at any time.
 package drain
@@ -34,12 +35,14 @@ type Report struct {
 	Drained   bool       `json:"drained"`
 	Goal      outbox.LSN `json:"goal"`      // where the WAL ended when this round began
 	Published outbox.LSN `json:"published"` // the newest recorded checkpoint
-	Confirmed outbox.LSN `json:"confirmed"` // the slot's: with Drained, everything committed up to here is published and confirmed
-	Sequence  uint64     `json:"sequence"`  // of the stream's newest message
+	// the slot's: with Drained, everything committed up to here is published and confirmed
+	Confirmed outbox.LSN `json:"confirmed"`
+	Sequence  uint64     `json:"sequence"` // of the stream's newest message
 	Rounds    int        `json:"rounds"`
 	Meanwhile uint64     `json:"events_meanwhile"` // written to the outbox during the round before this one
-	Holder    int        `json:"holder,omitempty"` // pid of the walsender of the outflow that holds the slot; absent: drain itself
-	Problem   string     `json:"problem,omitempty"`
+	// pid of the walsender of the outflow that holds the slot; absent: drain itself
+	Holder  int    `json:"holder,omitempty"`
+	Problem string `json:"problem,omitempty"`
 }
 
 // drainer is one drain. Its fields belong to the goroutine that called Run.
@@ -54,8 +57,9 @@ type drainer struct {
 	quiet  outbox.LSN // where the WAL ended when the goal was reached, 0: not yet
 }
 
-// Run drains until nothing is left or ctx ends, and then returns what was reached last with ctx's error. progress, which may be nil,
-// is called whenever the report has changed. Faults that need a person are returned as they are.
+// Run drains until nothing is left or ctx ends, and then returns what was reached last with ctx's error.
+// progress, which may be nil, is called whenever the report has changed. Faults that need a person are
+// returned as they are.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(Report)) (Report, error) {
 	if progress == nil {
 		progress = func(Report) {}
@@ -124,7 +128,8 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 }
 
 // finished reports whether everything is drained; if events were written meanwhile it begins the next round.
-func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirmed, newest relay.Checkpoint) (bool, error) {
+func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirmed,
+	newest relay.Checkpoint) (bool, error) {
 	switch {
 	case r.Slot.Confirmed < d.report.Goal:
 		return false, nil
@@ -146,9 +151,11 @@ func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirme
 }
 
 // slotIsEmpty decodes what the slot, which is free, holds beyond the confirmed checkpoint.
-func (d *drainer) slotIsEmpty(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool, error) {
+func (d *drainer) slotIsEmpty(ctx context.Context, r *checkpoint.Readings, confirmed relay.Checkpoint) (bool,
+	error) {
 	for try := 1; ; try++ {
-		u, err := slotread.CountUnpublished(ctx, d.cfg, d.conns.Layout.Table.OID, r.Record.Mapping, confirmed, d.log)
+		u, err := slotread.CountUnpublished(ctx, d.cfg, d.conns.Layout.Table.OID, r.Record.Mapping, confirmed,
+			d.log)
 		switch fault := outbox.FaultOf(err); {
 		case err == nil && u.Events == 0:
 			return true, nil
@@ -174,7 +181,8 @@ func (d *drainer) beginRound(r *checkpoint.Readings, meanwhile uint64) {
 	d.report.Rounds++
 }
 
-// checkpoints returns the newest recorded checkpoint at or below the slot's confirmed LSN, and the newest of all.
+// checkpoints returns the newest recorded checkpoint at or below the slot's confirmed LSN, and the newest of
+// all.
 func checkpoints(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok bool) {
 	if r.Record == nil {
 		return confirmed, newest, false
@@ -188,8 +196,8 @@ func checkpoints(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok
 	return confirmed, newest, ok
 }
 
-// read reads everything but the publication. The end of the WAL, which the others are compared with, is at worst later than they are:
-// then drain waits for more than it has to.
+// read reads everything but the publication. The end of the WAL, which the others are compared with, is at
+// worst later than they are: then drain waits for more than it has to.
 func (d *drainer) read(ctx context.Context) (*checkpoint.Readings, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -210,7 +218,8 @@ func (r Report) String() string {
 	if r.Holder != 0 {
 		who = fmt.Sprintf("the outflow that holds the slot (pid %d) publishes", r.Holder)
 	}
-	s := fmt.Sprintf("waiting for %v: published and recorded up to %v, confirmed up to %v; %s", r.Goal, r.Published, r.Confirmed, who)
+	s := fmt.Sprintf("waiting for %v: published and recorded up to %v, confirmed up to %v; %s", r.Goal,
+		r.Published, r.Confirmed, who)
 	if r.Meanwhile > 0 {
 		s += fmt.Sprintf("; %d events were written meanwhile: are the writers stopped?", r.Meanwhile)
 	}

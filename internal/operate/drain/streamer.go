@@ -11,7 +11,8 @@ import (
 	"github.com/outflowhq/outflow/pipeline"
 )
 
-// streamer publishes while nobody else holds the slot. A nil one does not run: done and stop may be called on it.
+// streamer publishes while nobody else holds the slot. A nil one does not run: done and stop may be called on
+// it.
 type streamer struct {
 	p      *pipeline.Pipeline
 	cancel context.CancelFunc

@@ -15,12 +15,14 @@ func (s *setup) notes() {
 		{"columns.doc_id", m.Doc}, {"columns.seq_key", m.Key}, {"columns.payload", m.Payload},
 	} {
 		if c, ok := s.layout.Table.Column(column.name); ok && !c.NotNull {
-			s.note("note: column %q of table %s (%s) may be NULL: a row with NULL there can't be published (sink.on_poison)",
+			s.note("note: column %q of table %s (%s) may be NULL: a row with NULL there can't be published "+
+				"(sink.on_poison)",
 				c.Name, s.cfg.Table, column.setting)
 		}
 	}
 	if !m.Keyed() {
-		s.note("note: table %s has no order key, neither columns.seq_key nor both columns.actor_id and columns.counter: "+
+		s.note("note: table %s has no order key, neither columns.seq_key nor both columns.actor_id and "+
+			"columns.counter: "+
 			"events are published in the order in which their transactions commit", s.cfg.Table)
 	}
 }
@@ -37,11 +39,14 @@ func (s *setup) noteOlderRows(ctx context.Context) error {
 	has := fmt.Sprintf("table %s has %d rows", s.cfg.Table, n)
 	switch {
 	case !ok:
-		has = fmt.Sprintf("the role may not read table %s, so its rows, if it has some, were not counted", s.cfg.Table)
+		has = fmt.Sprintf("the role may not read table %s, so its rows, if it has some, were not counted",
+			s.cfg.Table)
 	case n > maxCounted:
 		has = fmt.Sprintf("table %s has more than %d rows", s.cfg.Table, maxCounted)
 	}
-	s.note("note: %s. What is older than the slot will not be published. To have it first in the stream, run `outflow init --snapshot` instead; "+
-		"afterwards `outflow repair --check` finds it, and `outflow repair --accept rows_missing` publishes it behind what is there", has)
+	s.note("note: %s. What is older than the slot will not be published. To have it first in the stream, "+
+		"run `outflow init --snapshot` instead; "+
+		"afterwards `outflow repair --check` finds it, and `outflow repair --accept rows_missing` "+
+		"publishes it behind what is there", has)
 	return nil
 }

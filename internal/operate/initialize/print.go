@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
-// Statements returns the SQL that makes the table and the publication, for a role that may run it. What exists and fits is only a
-// comment. If PostgreSQL doesn't answer, it is the SQL for an empty database, and says so. The slot is not part of it: init never
-// adopts a slot that no record announces.
+// Statements returns the SQL that makes the table and the publication, for a role that may run it. What
+// exists and fits is only a comment. If PostgreSQL doesn't answer, it is the SQL for an empty database, and
+// says so. The slot is not part of it: init never adopts a slot that no record announces.
 func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
 	sc := wiring.Setup(cfg)
 	all, err := catalog.Statements(sc)
@@ -30,7 +30,8 @@ func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
 		if outbox.FaultOf(err) != nil && outbox.ClassOf(err) == outbox.Usage {
 			return nil, err
 		}
-		return append([]string{"-- PostgreSQL does not answer, so this is for a database that has neither of it:\n-- " +
+		return append([]string{"-- PostgreSQL does not answer, so this is for a database that has neither " +
+			"of it:\n-- " +
 			strings.Join(strings.Fields(err.Error()), " ")}, all...), nil
 	}
 	defer pg.Close()

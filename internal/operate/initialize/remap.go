@@ -13,15 +13,17 @@ import (
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
-// remap changes the mapping, which is source and columns, in the record. Another mapping means another order, so nothing published with
-// the old one may ever be made again: everything written before must be published, and only the newest checkpoint stays in the record.
+// remap changes the mapping, which is source and columns, in the record. Another mapping means another order,
+// so nothing published with the old one may ever be made again: everything written before must be published,
+// and only the newest checkpoint stays in the record.
 func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	old := r.Record.Mapping
 	if old.Source.Rows() && s.cfg.Source.Rows() && old.Table != s.layout.Mapping.Table {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "other_table",
-			Message: fmt.Sprintf("slot %s publishes table %s, the configuration says %s", s.cfg.Slot, old.Table, s.layout.Mapping.Table),
-			Hint:    "Give the other table a slot, a publication and a stream of its own",
+			Message: fmt.Sprintf("slot %s publishes table %s, the configuration says %s", s.cfg.Slot,
+				old.Table, s.layout.Mapping.Table),
+			Hint: "Give the other table a slot, a publication and a stream of its own",
 		}
 	}
 	before, err := s.readEarlier(ctx, old)
@@ -42,7 +44,8 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	}
 	newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
 	if newest.Seq != r.Stream.LastSeq {
-		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq, newest.Seq)
+		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq,
+			newest.Seq)
 	}
 	u, err := slotread.CountUnpublished(ctx, s.cfg, before.table, old, newest.Checkpoint, s.log)
 	if err != nil {
@@ -58,8 +61,10 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	}
 	rec := *r.Record
 	rec.Mapping = s.layout.Mapping
-	if rec.Publication.PublicationIdentity != s.publication { // it was read before the server's LSN, so it is only known up to here
-		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: max(rec.Publication.Seen, newest.Due)}
+	// it was read before the server's LSN, so it is only known up to here
+	if rec.Publication.PublicationIdentity != s.publication {
+		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication,
+			Seen: max(rec.Publication.Seen, newest.Due)}
 	}
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{newest}
 	rec.Holes = nil
@@ -76,7 +81,8 @@ type earlier struct {
 	publication relay.PublicationIdentity
 }
 
-// readEarlier reads what belongs to the old mapping. If both read rows, or neither, it is the same as for the new one.
+// readEarlier reads what belongs to the old mapping. If both read rows, or neither, it is the same as for the
+// new one.
 func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, err error) {
 	if old.Source.Rows() == s.cfg.Source.Rows() {
 		return earlier{s.layout.Table.OID, s.publication}, nil
@@ -105,6 +111,7 @@ func (s *setup) notYet(format string, args ...any) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "not_published",
 		Message: "the mapping of source and columns cannot be changed yet: " + fmt.Sprintf(format, args...),
-		Hint:    "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow init` again",
+		Hint: "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow " +
+			"init` again",
 	}
 }

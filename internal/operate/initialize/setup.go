@@ -1,9 +1,10 @@
-// Package initialize is `outflow init`: it makes what is missing, in an order that lets the next run finish after a crash at any point,
-// and refuses what it can't finish without losing events.
+// Package initialize is `outflow init`: it makes what is missing, in an order that lets the next run finish
+// after a crash at any point, and refuses what it can't finish without losing events.
 //
-// Table and publication come first, because PostgreSQL decodes WAL with the catalog as it was when that WAL was written. Stream and
-// bucket come before the slot, because a slot retains WAL. Directly before the slot comes a record that says that the slot is about to
-// be made: only such a record lets a later run adopt a slot that exists. The record with the first checkpoint comes last.
+// Table and publication come first, because PostgreSQL decodes WAL with the catalog as it was when that WAL
+// was written. Stream and bucket come before the slot, because a slot retains WAL. Directly before the slot
+// comes a record that says that the slot is about to be made: only such a record lets a later run adopt a
+// slot that exists. The record with the first checkpoint comes last.
 //
 // It is internal to Outflow: its API may change at any time.
 package initialize
@@ -30,9 +31,10 @@ type setup struct {
 	cfg      config.Config
 	log      *slog.Logger
 	progress func(format string, args ...any) // called with a line for each object; nil: not at all
-	note     func(format string, args ...any) // called with what the operator should know before anything is made
-	snapshot bool                             // a snapshot makes the slot
-	accept   []string                         // further roles whose table may be used
+	// called with what the operator should know before anything is made
+	note     func(format string, args ...any)
+	snapshot bool     // a snapshot makes the slot
+	accept   []string // further roles whose table may be used
 
 	dry    bool  // nothing is made; it is only found out what would be, and what does not fit
 	misfit error // the first thing that does not fit
@@ -48,19 +50,24 @@ type setup struct {
 
 func silent(string, ...any) {}
 
-// Run makes what is missing, after a dry run has found that all of it can be made. progress is called with a line for each step. A table
-// that one of the roles acceptOwners owns may be used even if every role may create objects in its schema.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any), acceptOwners []string) error {
+// Run makes what is missing, after a dry run has found that all of it can be made. progress is called with a
+// line for each step. A table that one of the roles acceptOwners owns may be used even if every role may
+// create objects in its schema.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any),
+	acceptOwners []string) error {
 	return run(ctx, setup{cfg: cfg, log: log, progress: progress, accept: acceptOwners})
 }
 
 // Prepare makes what has to exist before a snapshot makes the slot: table, publication, stream and bucket.
-func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any), acceptOwners []string) error {
+func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger,
+	progress func(format string, args ...any), acceptOwners []string) error {
 	return run(ctx, setup{cfg: cfg, log: log, progress: progress, snapshot: true, accept: acceptOwners})
 }
 
-// DryRun makes nothing. It reports what Run would make, what exists, and what does not fit; its error is the one that Run would return.
-func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any), acceptOwners []string) error {
+// DryRun makes nothing. It reports what Run would make, what exists, and what does not fit; its error is the
+// one that Run would return.
+func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger,
+	progress func(format string, args ...any), acceptOwners []string) error {
 	s := setup{cfg: cfg, log: log, progress: progress, note: progress, accept: acceptOwners, dry: true}
 	return s.steps(ctx)
 }
@@ -77,7 +84,8 @@ func run(ctx context.Context, s setup) error {
 
 func (s *setup) steps(ctx context.Context) error {
 	defer s.close()
-	for _, step := range []func(context.Context) error{s.open, s.table, s.connect, s.makePublication, s.makeStream, s.makeSlot} {
+	for _, step := range []func(context.Context) error{s.open, s.table, s.connect, s.makePublication,
+		s.makeStream, s.makeSlot} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -97,7 +105,8 @@ func (s *setup) close() {
 	}
 }
 
-// fits notes and reports an error that makes something not fit. In a dry run, which goes on, it returns nil for it.
+// fits notes and reports an error that makes something not fit. In a dry run, which goes on, it returns nil
+// for it.
 func (s *setup) fits(err error, format string, args ...any) error {
 	if err == nil || !s.dry || outbox.FaultOf(err) == nil {
 		return err
@@ -214,7 +223,8 @@ func (s *setup) makeStream(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot // a snapshot starts over with all rows
+		// a snapshot starts over with all rows
+		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot
 		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
 			return s.fits(s.resolve(r), "slot %s", s.cfg.Slot)
 		}
@@ -255,7 +265,8 @@ func (s *setup) bucket(ctx context.Context) error {
 	return s.store.CheckAlone(ctx)
 }
 
-// makeSlot writes a record that says so, makes the slot, and writes the record with the first checkpoint. Or everything exists.
+// makeSlot writes a record that says so, makes the slot, and writes the record with the first checkpoint. Or
+// everything exists.
 func (s *setup) makeSlot(ctx context.Context) error {
 	if s.snapshot && !s.dry || s.misfit != nil {
 		return nil
@@ -288,8 +299,9 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if r.Record == nil {
 		rec := &checkpoint.Record{
 			Version: 1, Slot: s.cfg.Slot, Database: r.Server.Database, SystemID: r.Server.SystemID,
-			Publication: checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: r.Server.WALEnd},
-			Mapping:     s.layout.Mapping, Stream: s.cfg.Stream, Created: r.Stream.Created, Creating: true,
+			Publication: checkpoint.PublicationSeen{PublicationIdentity: s.publication,
+				Seen: r.Server.WALEnd},
+			Mapping: s.layout.Mapping, Stream: s.cfg.Stream, Created: r.Stream.Created, Creating: true,
 		}
 		if r.Revision, err = conns.SaveRecord(ctx, s.store, rec, r.Revision); err != nil {
 			return err
@@ -330,14 +342,18 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 	}
 	switch {
 	case s.snapshot:
-	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 && (r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
+	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 &&
+		(r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
 		return s.resolve(r) // the error says which gap it is
 	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
-		// The server process of an init that was killed is still making it. Where the slot begins is not known before it has finished.
+		// The server process of an init that was killed is still making it. Where the slot begins is not
+		// known before it has finished.
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "slot_unfinished",
-			Message: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot, r.Slot.ActivePID),
-			Hint:    "It waits until the transactions that write now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init` again",
+			Message: fmt.Sprintf("slot %s is still being made, by the server process with pid %d", s.cfg.Slot,
+				r.Slot.ActivePID),
+			Hint: "It waits until the transactions that write now have ended. Wait for that, or end it " +
+				"with pg_terminate_backend(pid), then run `outflow init` again",
 		}
 	}
 	return nil

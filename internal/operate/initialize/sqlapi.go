@@ -14,9 +14,10 @@ import (
 // apiLock keeps two runs of init from making the same objects at once.
 const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
-// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function is replaced each time; the
-// counters are filled from the existing rows when their table is made.
-func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string, args ...any), acceptOwners []string) error {
+// SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function
+// is replaced each time; the counters are filled from the existing rows when their table is made.
+func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string, args ...any),
+	acceptOwners []string) error {
 	pc := wiring.Setup(cfg)
 	pc.AcceptOwners = acceptOwners
 	pg, err := catalog.OpenSetup(ctx, pc)
@@ -37,8 +38,10 @@ func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string,
 			statements = append(statements, api.Counters...)
 		}
 	}
-	err = pg.Run(ctx, "make function "+sqlapi.Name, "the right CREATE on the database, and on the schema of the table",
-		catalog.Auxiliary{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable}, statements)
+	err = pg.Run(ctx, "make function "+sqlapi.Name,
+		"the right CREATE on the database, and on the schema of the table",
+		catalog.Auxiliary{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable},
+		statements)
 	if err != nil {
 		return err
 	}
@@ -52,7 +55,8 @@ func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string,
 	return nil
 }
 
-// SQLAPIStatements returns the statements of SQLAPI, to be run by hand: for the table as it is, or as init would make it.
+// SQLAPIStatements returns the statements of SQLAPI, to be run by hand: for the table as it is, or as init
+// would make it.
 func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
 	pg, err := catalog.OpenSetup(ctx, wiring.Setup(cfg))
 	if err != nil {

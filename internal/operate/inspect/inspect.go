@@ -1,4 +1,5 @@
-// Package inspect is `outflow inspect`: it decodes a slot without consuming it and prints commits, events and windows.
+// Package inspect is `outflow inspect`: it decodes a slot without consuming it and prints commits, events and
+// windows.
 //
 // It is internal to Outflow: its API may change at any time.
 package inspect
@@ -53,12 +54,15 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(i.out, "%d commits with events, %d windows, %d events (%d bytes) held: not due yet\n", i.commits, i.windows, held, bytes)
+	fmt.Fprintf(i.out, "%d commits with events, %d windows, %d events (%d bytes) held: not due yet\n",
+		i.commits, i.windows, held, bytes)
 	return i.out.Flush()
 }
 
-// start returns the checkpoint that ordering starts from, and says where it was found. The layout follows the record.
-func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Checkpoint, string) {
+// start returns the checkpoint that ordering starts from, and says where it was found. The layout follows the
+// record.
+func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Checkpoint,
+	string) {
 	place := relay.Checkpoint{Settings: cfg.Reorder.Settings()}
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
@@ -134,7 +138,8 @@ func (i *inspector) window(w *reorder.Window) error {
 }
 
 func (i *inspector) event(prefix string, e *relay.Event) {
-	fmt.Fprintf(i.out, "%si=%d doc=%q actor=%q key=%q id=%q %d bytes", prefix, e.Pos.Index, e.Doc, e.Actor, e.Key, e.ID, e.PayloadSize)
+	fmt.Fprintf(i.out, "%si=%d doc=%q actor=%q key=%q id=%q %d bytes", prefix, e.Pos.Index, e.Doc, e.Actor,
+		e.Key, e.ID, e.PayloadSize)
 	if e.Null&relay.IsMessage != 0 {
 		fmt.Fprint(i.out, " (message)")
 	}

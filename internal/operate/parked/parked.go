@@ -1,5 +1,6 @@
-// Package parked is what outflow parked does: it looks at the parked events of consumers, says which are to be released, and waits for
-// the running consumer to do it. It is internal to Outflow: its API may change at any time.
+// Package parked is what outflow parked does: it looks at the parked events of consumers, says which are to
+// be released, and waits for the running consumer to do it. It is internal to Outflow: its API may change at
+// any time.
 package parked
 
 import (
@@ -41,7 +42,8 @@ func (c *Command) List(ctx context.Context, name string, limit int) error {
 	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "CONSUMER\tDOCUMENT\tEVENTS\tSINCE\tATTEMPTS\tRELEASE\tERROR")
 	for _, d := range all {
-		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%d\t%s\t%s\n", d.Consumer, visible(d.Document), d.Events, d.First.ParkedAt.UTC().Format(time.RFC3339),
+		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%d\t%s\t%s\n", d.Consumer, visible(d.Document), d.Events,
+			d.First.ParkedAt.UTC().Format(time.RFC3339),
 			d.First.Attempts, d.Release, line(d.First.Error, 80))
 	}
 	if err := table.Flush(); err != nil {
@@ -69,7 +71,8 @@ func (c *Command) Show(ctx context.Context, name, document string, limit int) er
 			Rows []consumer.ParkedRow `json:"rows"`
 		}{d, rows})
 	}
-	fmt.Fprintf(c.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document), name, d.Events,
+	fmt.Fprintf(c.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document),
+		name, d.Events,
 		d.Last.UTC().Format(time.RFC3339))
 	if d.Release != "" {
 		fmt.Fprintf(c.Out, "; to be released (%s)", d.Release)
@@ -85,11 +88,14 @@ func (c *Command) Show(ctx context.Context, name, document string, limit int) er
 }
 
 func (c *Command) row(r *consumer.ParkedRow) {
-	fmt.Fprintf(c.Out, "\n%s  sequence %d (%s)  position %s  id %s\n", r.Cause, r.Sequence, r.Source, r.Position, visible(r.ID))
+	fmt.Fprintf(c.Out, "\n%s  sequence %d (%s)  position %s  id %s\n", r.Cause, r.Sequence, r.Source,
+		r.Position, visible(r.ID))
 	table := tabwriter.NewWriter(c.Out, 0, 0, 2, ' ', 0)
 	for _, field := range [][2]string{
-		{"subject", r.Subject}, {"published", r.Time.UTC().Format(time.RFC3339Nano)}, {"parked", r.ParkedAt.UTC().Format(time.RFC3339)},
-		{"attempts", strconv.Itoa(r.Attempts)}, {"headers", line(string(r.Headers), 400)}, {"data", line(string(r.Data), 2000)},
+		{"subject", r.Subject}, {"published", r.Time.UTC().Format(time.RFC3339Nano)},
+		{"parked", r.ParkedAt.UTC().Format(time.RFC3339)},
+		{"attempts", strconv.Itoa(r.Attempts)}, {"headers", line(string(r.Headers), 400)},
+		{"data", line(string(r.Data), 2000)},
 	} {
 		fmt.Fprintf(table, "  %s\t%s\n", field[0], field[1])
 	}
@@ -128,7 +134,8 @@ const (
 // maxAll is how many documents are asked for at a time with All.
 const maxAll = 1000
 
-// ErrNotDone says that not every document was released while the command waited. What became of each is printed.
+// ErrNotDone says that not every document was released while the command waited. What became of each is
+// printed.
 var ErrNotDone = errors.New("not everything was released")
 
 // Release asks the running consumer to release documents, and waits until it has done so, if it is to.
@@ -166,7 +173,8 @@ func (c *Command) Release(ctx context.Context, r Release) error {
 		return err
 	}
 	if instance == "" {
-		fmt.Fprintf(c.Log, "Consumer %s does not run at present: it is done when it runs again.\n", r.Consumer)
+		fmt.Fprintf(c.Log, "Consumer %s does not run at present: it is done when it runs again.\n",
+			r.Consumer)
 	}
 	if r.Wait {
 		err = c.wait(ctx, r, results)
@@ -212,7 +220,8 @@ func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("%w: %d of %d documents; those still waiting after %v are released when the consumer gets to them", ErrNotDone, bad,
+		return fmt.Errorf("%w: %d of %d documents; those still waiting after %v are released when the "+
+			"consumer gets to them", ErrNotDone, bad,
 			len(results), r.Timeout)
 	}
 	return nil
@@ -248,9 +257,11 @@ func (c *Command) results(results []Result) error {
 		case released:
 			fmt.Fprintf(c.Out, "%s: released\n", visible(r.Document))
 		case failed:
-			fmt.Fprintf(c.Out, "%s: failed again, %d events are still parked: %s\n", visible(r.Document), r.Left, line(r.Error, 200))
+			fmt.Fprintf(c.Out, "%s: failed again, %d events are still parked: %s\n", visible(r.Document),
+				r.Left, line(r.Error, 200))
 		case waiting:
-			fmt.Fprintf(c.Out, "%s: still to be released, %d events are parked\n", visible(r.Document), r.Left)
+			fmt.Fprintf(c.Out, "%s: still to be released, %d events are parked\n", visible(r.Document),
+				r.Left)
 		}
 	}
 	if len(results) == 0 {
@@ -265,7 +276,8 @@ func (c *Command) print(v any) error {
 	return e.Encode(v)
 }
 
-// visible is a name as it is printed: quoted where it would not be seen, or would be taken for something else.
+// visible is a name as it is printed: quoted where it would not be seen, or would be taken for something
+// else.
 func visible(s string) string {
 	if q := strconv.Quote(s); s == "" || strings.ContainsAny(s, " \t") || q != `"`+s+`"` {
 		return q
@@ -276,7 +288,8 @@ func visible(s string) string {
 // line is the first line of a text, cut after n bytes.
 func line(s string, n int) string {
 	first, _, more := strings.Cut(s, "\n")
-	if !utf8.ValidString(first) || strings.ContainsFunc(first, func(r rune) bool { return !strconv.IsPrint(r) }) {
+	if !utf8.ValidString(first) ||
+		strings.ContainsFunc(first, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		first = strconv.Quote(first)
 	}
 	if len(first) > n {

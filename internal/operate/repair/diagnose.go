@@ -27,9 +27,11 @@ func (f *finding) cause() string {
 	return f.code
 }
 
-// accepts reports whether code names the finding. An unfinished repair may also be named by what it was begun for.
+// accepts reports whether code names the finding. An unfinished repair may also be named by what it was begun
+// for.
 func (f *finding) accepts(code string) bool {
-	return code == f.code || f.code == checkpoint.CodeUnfinished && (code == f.inner || code == f.Record.Repairing)
+	return code == f.code || f.code == checkpoint.CodeUnfinished &&
+		(code == f.inner || code == f.Record.Repairing)
 }
 
 // diagnose reads everything until two readings agree, which are some time apart and over new connections.
@@ -43,14 +45,17 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 		case err != nil:
 			r.progress("could not read everything, reading again: %v", err)
 			last = nil
-		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished, f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Checkpoints) == 0),
+		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished,
+			f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Checkpoints) == 0),
 			last != nil && last.code == f.code && last.inner == f.inner:
 			return f, nil
 		case n == attempts:
-			return nil, fmt.Errorf("no two readings agree: the last ones found %s and %s", last.cause(), f.cause())
+			return nil, fmt.Errorf("no two readings agree: the last ones found %s and %s", last.cause(),
+				f.cause())
 		default:
 			last = f
-			r.progress("found %s: reading again in %v, as only what two readings find counts", f.cause(), f.RecheckAfter())
+			r.progress("found %s: reading again in %v, as only what two readings find counts", f.cause(),
+				f.RecheckAfter())
 		}
 		pause := time.Second
 		if last != nil {
@@ -123,7 +128,8 @@ func (r *repair) evaluate(ctx context.Context, l *backfill.Conns, rd backfill.Re
 	return f, nil
 }
 
-// codeMissing is the code of the fault of unpublished rows that only --check finds: nothing else shows that they are missing.
+// codeMissing is the code of the fault of unpublished rows that only --check finds: nothing else shows that
+// they are missing.
 const codeMissing = "rows_missing"
 
 // checkRows compares the table with the stream and with what the slot will bring.
@@ -147,7 +153,8 @@ func (r *repair) checkRows(ctx context.Context, l *backfill.Conns, f *finding) e
 	}
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: codeMissing,
-		Message: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not bring them",
+		Message: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not "+
+			"bring them",
 			n, l.Layout.Mapping.Table, r.cfg.Stream, r.cfg.Slot),
 	}
 }
@@ -165,8 +172,10 @@ func (f *finding) noteGap(err error) error {
 // errVerified ends the reading of the slot.
 var errVerified = errors.New("verified")
 
-// verifyTail makes the messages beyond the checkpoint from the WAL, as a session would, and compares them with those in the stream.
-func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.Readings, start checkpoint.Start) error {
+// verifyTail makes the messages beyond the checkpoint from the WAL, as a session would, and compares them
+// with those in the stream.
+func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.Readings,
+	start checkpoint.Start) error {
 	proof := checkpoint.NewTailCheck(l.CC, start)
 	if proof.Verified() {
 		return nil
@@ -179,15 +188,16 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 	if err := proof.Stored(stored); err != nil {
 		return err
 	}
-	err = r.wouldPublish(ctx, l, start.Checkpoint, rd.Server.History, proof.Input, func(h *outbox.Header) error {
-		if _, err := proof.Skip(h); err != nil {
-			return err
-		}
-		if proof.Verified() {
-			return errVerified
-		}
-		return nil
-	})
+	err = r.wouldPublish(ctx, l, start.Checkpoint, rd.Server.History, proof.Input,
+		func(h *outbox.Header) error {
+			if _, err := proof.Skip(h); err != nil {
+				return err
+			}
+			if proof.Verified() {
+				return errVerified
+			}
+			return nil
+		})
 	if errors.Is(err, errVerified) {
 		return nil
 	}
@@ -197,8 +207,9 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 	return err
 }
 
-// findForeign looks for messages of somebody else among those that no repair has accepted. A session that sees one being stored stops;
-// the next one can't tell from the end of the stream that an event is missing before it.
+// findForeign looks for messages of somebody else among those that no repair has accepted. A session that
+// sees one being stored stops; the next one can't tell from the end of the stream that an event is missing
+// before it.
 func (r *repair) findForeign(ctx context.Context, l *backfill.Conns, rd backfill.Readings) error {
 	var seq uint64
 	var n int
@@ -215,6 +226,7 @@ func (r *repair) findForeign(ctx context.Context, l *backfill.Conns, rd backfill
 	}
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: "foreign_message", To: rd.Server.WALEnd,
-		Message: fmt.Sprintf("%d messages of stream %s have no %s header, the last one at sequence %d", n, r.cfg.Stream, outbox.HeaderName, seq),
+		Message: fmt.Sprintf("%d messages of stream %s have no %s header, the last one at sequence %d", n,
+			r.cfg.Stream, outbox.HeaderName, seq),
 	}
 }

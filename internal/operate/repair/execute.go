@@ -62,8 +62,8 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	}
 }
 
-// renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among what the repair
-// publishes. Only connections that are opened after it know the new ingress.
+// renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among
+// what the repair publishes. Only connections that are opened after it know the new ingress.
 func (r *repair) renewIngress(ctx context.Context) error {
 	l, err := backfill.Open(ctx, r.cfg, r.log)
 	if err != nil {
@@ -131,16 +131,19 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
 		return err
 	}
-	// An outflow that was started before the record said so may hold the slot and publish; its next record is refused.
+	// An outflow that was started before the record said so may hold the slot and publish; its next record is
+	// refused.
 	if slot, err := l.PG.Slot(ctx); err != nil || slot.Active {
-		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID, slot.Holder))
+		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID,
+			slot.Holder))
 	}
 	return r.publishMissing(ctx, l, f, s, rec)
 }
 
-// saveAnchor writes the record from which a killed repair continues: the slot is the right one, and from the anchor on it brings
-// everything that the stream lacks.
-func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record, anchor relay.Checkpoint) error {
+// saveAnchor writes the record from which a killed repair continues: the slot is the right one, and from the
+// anchor on it brings everything that the stream lacks.
+func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record,
+	anchor relay.Checkpoint) error {
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
@@ -157,9 +160,10 @@ func (r *repair) save(ctx context.Context, l *backfill.Conns, f *finding, rec *c
 	return err
 }
 
-// makeStream makes the stream as init would. If there is a record, it first says that a repair is under way and keeps its
-// checkpoints: without any it would say that the slot has yet to be made.
-func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record) error {
+// makeStream makes the stream as init would. If there is a record, it first says that a repair is under way
+// and keeps its checkpoints: without any it would say that the slot has yet to be made.
+func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding,
+	rec *checkpoint.Record) error {
 	if f.Record != nil {
 		if err := r.save(ctx, l, f, rec); err != nil {
 			return err
@@ -227,7 +231,8 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 }
 
 // publishMissing publishes what is missing, waits until it is durable, and finishes the record.
-func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan, rec *checkpoint.Record) error {
+func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan,
+	rec *checkpoint.Record) error {
 	w := r.window(l, f.Server.History, s)
 	published, err := w.Publish(ctx)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// idsMayRepeat reports whether the stream may have events of other rows than those of the snapshot: of another table, or from WAL
-// that this server does not have. Ids from a counter start over there. In all other cases an id belongs to one event, whatever its
-// row holds by now.
+// idsMayRepeat reports whether the stream may have events of other rows than those of the snapshot: of
+// another table, or from WAL that this server does not have. Ids from a counter start over there. In all
+// other cases an id belongs to one event, whatever its row holds by now.
 func (f *finding) idsMayRepeat(snap *tablesnapshot.Snapshot) bool {
 	if snap == nil || f.Record == nil {
 		return false
@@ -26,7 +26,8 @@ func (f *finding) idsMayRepeat(snap *tablesnapshot.Snapshot) bool {
 	return before != 0 && before != snap.Table().OID
 }
 
-// identity tells events with the same id apart by key and document, as far as a message says them. A nil one takes all for the same.
+// identity tells events with the same id apart by key and document, as far as a message says them. A nil one
+// takes all for the same.
 type identity struct {
 	columnNames []string
 	rows        *backfill.Rows
@@ -86,8 +87,8 @@ func (v *identity) add(id idHash, values [][]byte) error {
 	return nil
 }
 
-// sameEvent reports whether a message can be the event of the candidate with that id. For a row that couldn't be decoded only the id
-// is certain.
+// sameEvent reports whether a message can be the event of the candidate with that id. For a row that couldn't
+// be decoded only the id is certain.
 func (v *identity) sameEvent(id idHash, m backfill.Message) bool {
 	if v == nil || m.DeadLetter == string(sink.Undecodable) {
 		return true
@@ -100,7 +101,8 @@ func (v *identity) sameEvent(id idHash, m backfill.Message) bool {
 		return false
 	}
 	says, same := false, false
-	v.template.Parse(m.Subject, func(column, encoded string) { // a column may stand in it more than once, in two forms
+	// a column may stand in it more than once, in two forms
+	v.template.Parse(m.Subject, func(column, encoded string) {
 		if column == v.doc {
 			says, same = true, same || row.doc == hashID(encoded)
 		}

@@ -19,11 +19,14 @@ func (r *repair) lossOf(p *plan) string {
 	}
 	switch r.cfg.Source {
 	case relay.FromMessage:
-		return "source is message: there is no table to publish from. Events of the range that are neither in the stream nor still to come from the slot are lost; " +
+		return "source is message: there is no table to publish from. Events of the range that are neither " +
+			"in the stream nor still to come from the slot are lost; " +
 			"nobody can say which. If the services that wrote them can, let them write them again"
 	case relay.FromBoth:
-		return "source is both: events of the range that were written as messages are in no table. Those that are neither in the stream nor still to come from the " +
-			"slot are lost; nobody can say which. If the services that wrote them can, let them write them again"
+		return "source is both: events of the range that were written as messages are in no table. Those " +
+			"that are neither in the stream nor still to come from the " +
+			"slot are lost; nobody can say which. If the services that wrote them can, let them write them " +
+			"again"
 	}
 	return ""
 }
@@ -40,7 +43,8 @@ func (r *repair) checkLoss(p *plan) error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Usage, Code: "accept_loss", Message: loss + said,
-		Hint: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s", quoted(lossWords)),
+		Hint: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s",
+			quoted(lossWords)),
 	}
 }
 

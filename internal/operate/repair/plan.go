@@ -77,19 +77,24 @@ const codeNoTable = "no_table"
 func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
 	table := l.Layout.Mapping.Table
 	if f.Server.InRecovery {
-		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired", "Point postgres.url at the primary")
+		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired",
+			"Point postgres.url at the primary")
 	}
 	if err := wiring.NeedTable(r.cfg, "what is missing"); err != nil {
 		return err
 	}
 	if l.Layout.ID == "" {
-		return refuse("repair_ids", fmt.Sprintf("table %s has no id column (columns.id): nobody can tell which of its rows are published", table),
-			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart and was set when they were published")
+		return refuse("repair_ids", fmt.Sprintf("table %s has no id column (columns.id): nobody can tell "+
+			"which of its rows are published", table),
+			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart "+
+				"and was set when they were published")
 	}
 	if n := f.Removed(); n > 0 && r.o.Where == "" {
-		return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more (retention, or somebody removed them): their rows, if the table "+
+		return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more "+
+			"(retention, or somebody removed them): their rows, if the table "+
 			"still has them, look like missing ones", n, r.cfg.Stream),
-			"Give a condition that only rows hold to that may be missing, for example --where \"created_at > '...'\"")
+			"Give a condition that only rows hold to that may be missing, for example --where \"created_at "+
+				"> '...'\"")
 	}
 	return nil
 }
@@ -107,7 +112,8 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 	case f.Publication.Hidden != nil: // more rows would be missing at once
 		return nil, f.Publication.Hidden
 	case f.Record != nil && f.Record.Database != f.Server.Database && cause == "system_changed":
-		return nil, refuse("database", fmt.Sprintf("the record is of database %s, the connection is to %s", f.Record.Database, f.Server.Database),
+		return nil, refuse("database", fmt.Sprintf("the record is of database %s, the connection is to %s",
+			f.Record.Database, f.Server.Database),
 			"Point postgres.url at the database that holds the outbox")
 	}
 	renew := func(why string, notes ...string) (*plan, error) {
@@ -120,8 +126,10 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 	case "slot_invalidated":
 		return renew("the slot has lost its WAL")
 	case "system_changed":
-		return renew("the server is another cluster than the one that the stream was made from: after pg_upgrade, a dump or a copy",
-			fmt.Sprintf("make sure that this server is the one that is meant: its system identifier %s takes the place of the recorded one", f.Server.SystemID))
+		return renew("the server is another cluster than the one that the stream was made from: after "+
+			"pg_upgrade, a dump or a copy",
+			fmt.Sprintf("make sure that this server is the one that is meant: its system identifier %s "+
+				"takes the place of the recorded one", f.Server.SystemID))
 	case "server_behind", "timeline_lost", "timeline_unknown", "divergence":
 		return renew("the stream was not made from this WAL alone",
 			"the stream may hold events that this database does not have: their consumers should be told")
@@ -144,20 +152,24 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 		}
 	case "stream_recreated":
 		if rec, ok := r.adoptStream(ctx, l, f); ok {
-			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to a place that outflow can go on from: it was put back from a copy"}, nil
+			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to " +
+				"a place that outflow can go on from: it was put back from a copy"}, nil
 		}
 	case checkpoint.CodePublication:
 		if f.Publication.OID != f.Record.Publication.OID {
-			return renew("the publication was made anew: the WAL from before can't be decoded with it, or leaves out rows")
+			return renew("the publication was made anew: the WAL from before can't be decoded with it, or " +
+				"leaves out rows")
 		}
 	}
-	if rec := f.Record; rec != nil && rec.Base > f.Stream.LastSeq && cause != "stream_missing" && cause != "stream_recreated" {
+	if rec := f.Record; rec != nil && rec.Base > f.Stream.LastSeq && cause != "stream_missing" &&
+		cause != "stream_recreated" {
 		return renew("the stream lost messages that an earlier repair had accepted")
 	}
 	return &plan{mode: modeKeep, why: "the slot is usable, and brings what follows"}, nil
 }
 
-// adoptStream reports whether the record is right for the present stream too, which has another creation time.
+// adoptStream reports whether the record is right for the present stream too, which has another creation
+// time.
 func (r *repair) adoptStream(ctx context.Context, l *backfill.Conns, f *finding) (*checkpoint.Record, bool) {
 	rec := *f.Record
 	rec.Created, rec.Repairing = f.Stream.Created, ""
@@ -170,9 +182,10 @@ func (r *repair) adoptStream(ctx context.Context, l *backfill.Conns, f *finding)
 	return &rec, err == nil
 }
 
-// snapshot takes a snapshot of the table, and of the table that was published before, if that was another one. It is nil if there is
-// no table.
-func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p *plan, exported string) (*tablesnapshot.Snapshot, error) {
+// snapshot takes a snapshot of the table, and of the table that was published before, if that was another
+// one. It is nil if there is no table.
+func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p *plan,
+	exported string) (*tablesnapshot.Snapshot, error) {
 	snap, err := openSnapshot(ctx, l, exported)
 	if err != nil || snap == nil || f.Record == nil {
 		return snap, err
@@ -186,24 +199,27 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p 
 		snap.Close()
 		return nil, err
 	}
-	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of it that are in no message are lost", before)
+	note := fmt.Sprintf("the table that was published before, with OID %d, is not there any more: rows of "+
+		"it that are in no message are lost", before)
 	if !l.Layout.Mapping.Keyed() {
-		note += fmt.Sprintf(". If the ids of %s began anew with it, its rows may count as published wherever a message has their id", l.Layout.Mapping.Table)
+		note += fmt.Sprintf(". If the ids of %s began anew with it, its rows may count as published "+
+			"wherever a message has their id", l.Layout.Mapping.Table)
 	}
 	if name != "" {
 		if err := r.checkReused(ctx, l, snap, name); err != nil {
 			snap.Close()
 			return nil, err
 		}
-		note = fmt.Sprintf("the table that was published before, with OID %d, is called %s now: its rows count as well. What is written to it from now on is not published",
+		note = fmt.Sprintf("the table that was published before, with OID %d, is called %s now: its rows "+
+			"count as well. What is written to it from now on is not published",
 			before, name)
 	}
 	p.notes = []string{note}
 	return snap, nil
 }
 
-// published is the OID of the table that was published, according to the record. It is 0 if the record doesn't say, or is of another
-// cluster, where the OID means something else.
+// published is the OID of the table that was published, according to the record. It is 0 if the record
+// doesn't say, or is of another cluster, where the OID means something else.
 func (f *finding) published() uint32 {
 	if f.Record == nil || f.Record.SystemID != f.Server.SystemID {
 		return 0
@@ -211,10 +227,13 @@ func (f *finding) published() uint32 {
 	return f.Record.Publication.TableOID
 }
 
-// checkReused refuses two tables if one uses ids of the other for different events: such rows would count as published.
-func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, former string) error {
+// checkReused refuses two tables if one uses ids of the other for different events: such rows would count as
+// published.
+func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot,
+	former string) error {
 	m := l.Layout.Mapping
-	n, err := snap.CountReused(ctx, tablesnapshot.Query{ID: l.Layout.ID, Where: r.o.Where, Columns: []string{m.Doc, m.Actor, m.Counter, m.Key, m.Payload}})
+	n, err := snap.CountReused(ctx, tablesnapshot.Query{ID: l.Layout.ID, Where: r.o.Where,
+		Columns: []string{m.Doc, m.Actor, m.Counter, m.Key, m.Payload}})
 	if err != nil || n == 0 {
 		return err
 	}
@@ -224,10 +243,13 @@ func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *table
 // idsReused is the fault of n rows whose ids belong to other events.
 func idsReused(l *backfill.Conns, n int, of string) *outbox.Fault {
 	id := l.Layout.ID
-	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by their id nobody can tell whether they are published",
+	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by "+
+		"their id nobody can tell whether they are published",
 		n, l.Layout.Mapping.Table, id, of),
-		fmt.Sprintf("Give them an %s that no event had (of an identity column: ALTER TABLE ... ALTER COLUMN ... RESTART WITH a higher one, then UPDATE ... SET ... = DEFAULT), "+
-			"or leave them out with --where, such as rows that were changed after they had been published, and decide about them by hand", id))
+		fmt.Sprintf("Give them an %s that no event had (of an identity column: ALTER TABLE ... ALTER "+
+			"COLUMN ... RESTART WITH a higher one, then UPDATE ... SET ... = DEFAULT), "+
+			"or leave them out with --where, such as rows that were changed after they had been published, "+
+			"and decide about them by hand", id))
 }
 
 // compare compares table and stream in the plan's mode.
@@ -273,13 +295,16 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 		return idsReused(s.l, n, "stream "+s.r.cfg.Stream)
 	}
 	if s.withoutID > 0 && s.r.o.Where == "" && s.counts[missing] > 0 {
-		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if the table still has them, look like missing ones",
-			s.withoutID, s.r.cfg.Stream), "Give a condition that only rows hold to that may be missing, for example --where \"created_at > '...'\"")
+		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if "+
+			"the table still has them, look like missing ones",
+			s.withoutID, s.r.cfg.Stream), "Give a condition that only rows hold to that may be missing, "+
+			"for example --where \"created_at > '...'\"")
 	}
 	if keep {
 		if end := rd.Server.WALEnd; s.anchor.Due > end {
 			// What commits from now on, up to there, would be neither in the snapshot nor read from the slot.
-			return &untrusted{fmt.Sprintf("stream or record go up to %v, the WAL ends at %v", s.anchor.Due, end)}
+			return &untrusted{fmt.Sprintf("stream or record go up to %v, the WAL ends at %v", s.anchor.Due,
+				end)}
 		}
 		s.r.progress("reading what slot %s will bring", s.r.cfg.Slot)
 		if err := s.readSlot(ctx); err != nil {

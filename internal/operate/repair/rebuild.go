@@ -13,13 +13,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// firstLook is how far before its end the stream is read first, then four times as far, until the checkpoint is found.
+// firstLook is how far before its end the stream is read first, then four times as far, until the checkpoint
+// is found.
 const firstLook = 4096
 
-// rebuild makes the record from the headers of the stream. The LSN confirmed to PostgreSQL is a checkpoint's due; its sequence is that
-// of the last message whose due is not beyond it. The WAL behind it must then make exactly the messages that follow.
+// rebuild makes the record from the headers of the stream. The LSN confirmed to PostgreSQL is a checkpoint's
+// due; its sequence is that of the last message whose due is not beyond it. The WAL behind it must then make
+// exactly the messages that follow.
 func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
-	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(), Timeline: f.Server.History.At(f.Slot.Confirmed)}
+	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(),
+		Timeline: f.Server.History.At(f.Slot.Confirmed)}
 	why, err := r.locate(ctx, l, f, &place)
 	if err == nil && why == "" {
 		why, err = r.compareWithWAL(ctx, l, f, place)
@@ -30,9 +33,12 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	if why != "" {
 		return nil, &outbox.Fault{
 			Class: outbox.Gap, Code: f.code, From: f.fault.From, To: f.fault.To,
-			Message: fmt.Sprintf("the checkpoint record of slot %s can't be rebuilt from the stream: %s", r.cfg.Slot, why),
-			Hint: "If other ordering settings were in force (horizon, sort, limits), give them to this command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, " +
-				"OUTFLOW_REORDER_MAX_EVENTS, OUTFLOW_REORDER_MAX_BYTES. Otherwise let it make the slot anew and publish what the stream lacks from the table: " +
+			Message: fmt.Sprintf("the checkpoint record of slot %s can't be rebuilt from the stream: %s",
+				r.cfg.Slot, why),
+			Hint: "If other ordering settings were in force (horizon, sort, limits), give them to this " +
+				"command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, " +
+				"OUTFLOW_REORDER_MAX_EVENTS, OUTFLOW_REORDER_MAX_BYTES. Otherwise let it make the slot " +
+				"anew and publish what the stream lacks from the table: " +
 				"`outflow repair --new-slot`",
 		}
 	}
@@ -43,24 +49,27 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
 		return nil, err
 	}
-	return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("the headers of the stream and the WAL behind %v agree: the record can be made from them, with the place %v = sequence %d",
+	return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("the headers of the stream and the WAL "+
+		"behind %v agree: the record can be made from them, with the place %v = sequence %d",
 		place.Due, place.Due, place.Seq)}, nil
 }
 
-// rebuilt is the plan to write a rebuilt record, unless the table has rows that neither the stream nor the slot has. Messages beyond
-// the checkpoint show that the stream still ends where it did. If there are none, it may be an older copy, and the WAL behind its end
-// is already confirmed.
+// rebuilt is the plan to write a rebuilt record, unless the table has rows that neither the stream nor the
+// slot has. Messages beyond the checkpoint show that the stream still ends where it did. If there are none,
+// it may be an older copy, and the WAL behind its end is already confirmed.
 func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	p, err := r.rebuild(ctx, l, f)
 	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
 		return p, err
 	}
 	if err := r.checkTable(l, f); err != nil {
-		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the confirmed LSN %v, and the table was not compared: %s",
+		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the "+
+			"confirmed LSN %v, and the table was not compared: %s",
 			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).Message))
 		return p, nil
 	}
-	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the stream was put back from an older copy, or they were never published"}
+	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the " +
+		"stream was put back from an older copy, or they were never published"}
 	err = r.compare(ctx, l, f, keep)
 	why, renew := isUntrusted(err)
 	switch {
@@ -74,8 +83,10 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	return p, nil
 }
 
-// locate finds the checkpoint's sequence and the events published ahead of it. why says why they can't be found.
-func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding, place *relay.Checkpoint) (why string, err error) {
+// locate finds the checkpoint's sequence and the events published ahead of it. why says why they can't be
+// found.
+func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding,
+	place *relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
 		return "no message can be read", nil
@@ -92,9 +103,10 @@ func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding, plac
 	}
 }
 
-// locateFrom reads from a sequence on. enough says that the first message and its whole window lie before the checkpoint: then so does
-// everything before it.
-func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end uint64, place *relay.Checkpoint) (why string, enough bool, err error) {
+// locateFrom reads from a sequence on. enough says that the first message and its whole window lie before the
+// checkpoint: then so does everything before it.
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end uint64,
+	place *relay.Checkpoint) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
 	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
@@ -124,10 +136,12 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end ui
 		return "", false, err
 	}
 	if before == 0 && first > 1 && from == 1 {
-		return fmt.Sprintf("its messages up to %d, and with them those up to the confirmed LSN %v, are not there any more", first-1, place.Due), false, nil
+		return fmt.Sprintf("its messages up to %d, and with them those up to the confirmed LSN %v, are not "+
+			"there any more", first-1, place.Due), false, nil
 	}
 	if len(taken) > relay.MaxPublishedAhead {
-		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before), false, nil
+		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before),
+			false, nil
 	}
 	slices.SortFunc(taken, outbox.Position.Compare)
 	place.Seq, place.PublishedAhead = before, taken
@@ -137,8 +151,10 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end ui
 // errCompared ends the reading of the slot when everything is compared.
 var errCompared = errors.New("compared")
 
-// compareWithWAL makes the messages behind the checkpoint from the WAL and compares them with those in the stream. why says how they differ.
-func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *finding, place relay.Checkpoint) (why string, err error) {
+// compareWithWAL makes the messages behind the checkpoint from the WAL and compares them with those in the
+// stream. why says how they differ.
+func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *finding,
+	place relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if place.Seq >= end {
 		return "", nil
@@ -168,23 +184,25 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	}()
 	seq := place.Seq
 	var next read
-	err = r.wouldPublish(ctx, l, place, f.Server.History, func(outbox.LSN) error { return nil }, func(h *outbox.Header) error {
-		seq++
-		if next.seq < seq {
-			var ok bool
-			if next, ok = <-messages; !ok {
+	err = r.wouldPublish(ctx, l, place, f.Server.History, func(outbox.LSN) error { return nil },
+		func(h *outbox.Header) error {
+			seq++
+			if next.seq < seq {
+				var ok bool
+				if next, ok = <-messages; !ok {
+					return errCompared
+				}
+			}
+			if next.seq == seq && !next.h.Same(h) {
+				why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, place.Due,
+					h)
 				return errCompared
 			}
-		}
-		if next.seq == seq && !next.h.Same(h) {
-			why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, place.Due, h)
-			return errCompared
-		}
-		if seq == end {
-			return errCompared
-		}
-		return nil
-	})
+			if seq == end {
+				return errCompared
+			}
+			return nil
+		})
 	cancel()
 	readErr := <-ended
 	switch {
@@ -195,5 +213,6 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	case err != nil:
 		return "", err
 	}
-	return fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", place.Due, seq-place.Seq, end-place.Seq), nil
+	return fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", place.Due, seq-place.Seq,
+		end-place.Seq), nil
 }

@@ -1,29 +1,33 @@
 // Package repair is `outflow repair`: it closes a gap that outflow run has stopped at.
 //
-// What is missing is found by event id, not by position: the rows of the outbox table that are in no message of the stream and that
-// the slot will not bring either. So it doesn't matter how the gap came about. The missing rows are published as one window in the
-// order (document, key), and the record gets a checkpoint behind them.
+// What is missing is found by event id, not by position: the rows of the outbox table that are in no message
+// of the stream and that the slot will not bring either. So it doesn't matter how the gap came about. The
+// missing rows are published as one window in the order (document, key), and the record gets a checkpoint
+// behind them.
 //
 // # The steps, each of which may be followed by a kill -9
 //
-//  1. Everything is read as a start reads it, twice. The fault must be the one that the operator accepted. Then the stream gets a new
-//     ingress, so that a suspended outflow that wakes up can't publish.
+//  1. Everything is read as a start reads it, twice. The fault must be the one that the operator accepted.
+//     Then the stream gets a new ingress, so that a suspended outflow that wakes up can't publish.
 //  2. The record says `repairing`, by compare-and-set. From now on run and init stop (repair_unfinished).
-//  3. The slot is kept if what it will bring is known to follow what the stream has. Then the anchor, which is the checkpoint behind
-//     which the WAL brings everything, is at or above its confirmed LSN. Otherwise the slot is made anew, and the anchor is where it
-//     begins. A record without checkpoints means that the slot has yet to be made; one with the anchor, that it is the right one.
-//  4. The missing rows are published, each at its expected sequence. If a message is refused, somebody else has published, and
-//     everything is read and compared again.
-//  5. The stream is read back. After sink.durable_after the record is saved without `repairing`, with the anchor as its only checkpoint
-//     and with base, up to which messages are not compared with any WAL.
+//  3. The slot is kept if what it will bring is known to follow what the stream has. Then the anchor, which
+//     is the checkpoint behind which the WAL brings everything, is at or above its confirmed LSN. Otherwise
+//     the slot is made anew, and the anchor is where it begins. A record without checkpoints means that the
+//     slot has yet to be made; one with the anchor, that it is the right one.
+//  4. The missing rows are published, each at its expected sequence. If a message is refused, somebody else
+//     has published, and everything is read and compared again.
+//  5. The stream is read back. After sink.durable_after the record is saved without `repairing`, with the
+//     anchor as its only checkpoint and with base, up to which messages are not compared with any WAL.
 //
-// A repair that was killed is run again. It finds the rows that are in the stream by now and publishes the others.
+// A repair that was killed is run again. It finds the rows that are in the stream by now and publishes the
+// others.
 //
 // # Events that are not rows
 //
-// Events that were written as logical messages are only in the WAL and in the stream. If a repair needs the table (steps 3 and 4),
-// those in the range are lost unless the slot still brings them. Repair says so, and only goes on if the operator accepts that in
-// words. If there is no table it publishes nothing: it makes slot and record such that outflow can go on.
+// Events that were written as logical messages are only in the WAL and in the stream. If a repair needs the
+// table (steps 3 and 4), those in the range are lost unless the slot still brings them. Repair says so, and
+// only goes on if the operator accepts that in words. If there is no table it publishes nothing: it makes
+// slot and record such that outflow can go on.
 //
 // It is internal to Outflow: its API may change at any time.
 package repair
@@ -66,10 +70,11 @@ type repair struct {
 	renewed bool // the stream has a new ingress, which no other process knows
 }
 
-// Run diagnoses, and repairs what o.Accept names. If a gap is left, the error is its fault, and the report says what was found. The
-// report is nil only if nothing could be found out.
+// Run diagnoses, and repairs what o.Accept names. If a gap is left, the error is its fault, and the report
+// says what was found. The report is nil only if nothing could be found out.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
-	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where, newSlot: o.NewSlot}}
+	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where,
+		newSlot: o.NewSlot}}
 	f, err := r.diagnose(ctx)
 	if err != nil {
 		return nil, err
@@ -97,7 +102,8 @@ func (r *repair) checkAccepted(f *finding) error {
 		return nil
 	}
 	return &outbox.Fault{
-		Class: outbox.Usage, Code: "accept", Message: fmt.Sprintf("--accept %s is not what is found: %s. %s", r.o.Accept, f.code, f.fault.Message),
+		Class: outbox.Usage, Code: "accept", Message: fmt.Sprintf("--accept %s is not what is found: %s. %s",
+			r.o.Accept, f.code, f.fault.Message),
 		Hint: fmt.Sprintf("Look with `outflow repair`, then accept %s", f.code),
 	}
 }
@@ -121,7 +127,8 @@ func (r *repair) planOnly(ctx context.Context, f *finding) error {
 	return &fault
 }
 
-// execute repairs, from the beginning as often as necessary. Each time two readings must agree about what is wrong.
+// execute repairs, from the beginning as often as necessary. Each time two readings must agree about what is
+// wrong.
 func (r *repair) execute(ctx context.Context, found *finding) error {
 	for attempt := 1; ; attempt++ {
 		if err := r.checkAccepted(found); err != nil {
@@ -147,7 +154,8 @@ func (r *repair) execute(ctx context.Context, found *finding) error {
 	}
 }
 
-// retryable reports whether a repair that failed with err begins again. One cause is that somebody else published meanwhile.
+// retryable reports whether a repair that failed with err begins again. One cause is that somebody else
+// published meanwhile.
 func retryable(err error) bool {
 	f := outbox.FaultOf(err)
 	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Observed

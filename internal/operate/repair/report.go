@@ -79,14 +79,16 @@ func (r *Report) planned(p *plan) {
 	if s := p.scan; s != nil {
 		r.compared(s)
 		if s.foreign > 0 {
-			r.Notes = append(r.Notes, fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.foreign))
+			r.Notes = append(r.Notes,
+				fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.foreign))
 		}
 	}
 }
 
 func (r *Report) compared(s *scan) {
 	r.Compared = s.snap != nil
-	r.Rows, r.Missing, r.InStream, r.InWAL = len(s.outcomes), s.counts[missing], s.counts[inStream], s.counts[inWAL]
+	r.Rows, r.Missing, r.InStream, r.InWAL = len(s.outcomes), s.counts[missing], s.counts[inStream],
+		s.counts[inWAL]
 	r.First, r.Last = s.first, s.last
 }
 
@@ -118,13 +120,16 @@ func (r *Report) Lines() []string {
 		if r.Where != "" {
 			under = " where " + r.Where
 		}
-		add("rows     %d in the table%s: %d of them in the stream, %d still to come from the slot, %d missing", r.Rows, under, r.InStream, r.InWAL, r.Missing)
+		add(
+			"rows     %d in the table%s: %d of them in the stream, %d still to come from the slot, "+
+				"%d missing", r.Rows, under, r.InStream, r.InWAL, r.Missing)
 		if r.First != nil {
 			add("first    %v", r.First)
 			add("last     %v", r.Last)
 		}
 		if r.Missing > 0 && !r.Repaired {
-			add("note     rows that were in the table before outflow init, and rows whose messages somebody removed, count as missing: leave them out with --where. " +
+			add("note     rows that were in the table before outflow init, and rows whose messages " +
+				"somebody removed, count as missing: leave them out with --where. " +
 				"Rows that were deleted from the table can't be found")
 		}
 	}
@@ -141,7 +146,9 @@ func (r *Report) Lines() []string {
 }
 
 var modes = map[mode]string{
-	modeRecord:  "only the checkpoint record is written",
-	modeKeep:    "the slot stays; the missing rows are published at the end of the stream, then outflow run goes on where the slot is",
-	modeNewSlot: "the slot is made anew; the missing rows are published at the end of the stream, then outflow run goes on from the new slot",
+	modeRecord: "only the checkpoint record is written",
+	modeKeep: "the slot stays; the missing rows are published at the end of the stream, then outflow " +
+		"run goes on where the slot is",
+	modeNewSlot: "the slot is made anew; the missing rows are published at the end of the stream, then " +
+		"outflow run goes on from the new slot",
 }

@@ -26,7 +26,8 @@ func openSnapshot(ctx context.Context, l *backfill.Conns, exported string) (*tab
 	return tablesnapshot.Open(ctx, l.PGC.Config, exported)
 }
 
-// idHash stands for an event id as the header has it: the first bytes of its SHA-256, so that many rows fit into memory.
+// idHash stands for an event id as the header has it: the first bytes of its SHA-256, so that many rows fit
+// into memory.
 type idHash [16]byte
 
 func hashID(header string) idHash {
@@ -62,8 +63,9 @@ type scan struct {
 	newest    uint64    // the newest message that was read
 	newestAt  time.Time // when it was stored
 
-	anchor    relay.Checkpoint      // where outflow run goes on; Seq is the stream's last sequence
-	known     uint64                // messages up to here are covered by the checkpoint that the anchor began as
+	anchor relay.Checkpoint // where outflow run goes on; Seq is the stream's last sequence
+	// messages up to here are covered by the checkpoint that the anchor began as
+	known     uint64
 	since     outbox.LSN            // that checkpoint's due, where its settings were in force; or 0
 	beyond    []streamEvent         // events above the anchor that the stream has
 	nextIndex map[outbox.LSN]uint32 // the next free index at LSNs that repairs published at
@@ -90,7 +92,8 @@ type untrusted struct{ why string }
 func (u *untrusted) Error() string { return u.why }
 
 func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
-	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{}, repaired: map[idHash]struct{}{}}
+	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
+		repaired: map[idHash]struct{}{}}
 	var err error
 	if f.idsMayRepeat(snap) {
 		s.identity, err = newIdentity(r.cfg, l.Layout, snap)
@@ -105,7 +108,8 @@ func (s *scan) readCandidates(ctx context.Context) error {
 	var none, double int
 	var example string
 	err := s.snap.Rows(ctx, tablesnapshot.Query{
-		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.identity.columns()...), Where: s.r.o.Where,
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.identity.columns()...),
+		Where: s.r.o.Where,
 	}, func(v [][]byte) error {
 		raw, ok := rawID(column, v[0])
 		if !ok {
@@ -127,7 +131,8 @@ func (s *scan) readCandidates(ctx context.Context) error {
 	if none > 0 || double > 0 {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "repair_ids",
-			Message: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by their id nobody can tell whether they are published",
+			Message: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by "+
+				"their id nobody can tell whether they are published",
 				s.l.Layout.Mapping.Table, none, name, double, example),
 			Hint: "Leave them out with --where, and decide about them by hand",
 		}
@@ -219,14 +224,16 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	return err
 }
 
-// raiseAnchor moves the anchor to due: what is missing up to there comes from the table, what lies beyond comes from the WAL.
+// raiseAnchor moves the anchor to due: what is missing up to there comes from the table, what lies beyond
+// comes from the WAL.
 func (s *scan) raiseAnchor(due outbox.LSN) {
 	s.anchor.Due = max(s.anchor.Due, due)
 	s.beyond = slices.DeleteFunc(s.beyond, func(p streamEvent) bool { return p.pos.LSN <= s.anchor.Due })
 }
 
-// setAnchor sets the anchor to start with if the slot is kept: the oldest checkpoint at or above the confirmed LSN, or that LSN itself
-// with what is known about it. trusted says whether the record's checkpoints are of this stream.
+// setAnchor sets the anchor to start with if the slot is kept: the oldest checkpoint at or above the
+// confirmed LSN, or that LSN itself with what is known about it. trusted says whether the record's
+// checkpoints are of this stream.
 func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Settings) {
 	s.anchor = relay.Checkpoint{Due: rd.Slot.Confirmed, Settings: settings}
 	if rd.Record == nil {
@@ -268,7 +275,8 @@ func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Sett
 	}
 }
 
-// readSlot notes what the slot will bring beyond the anchor, and makes sure that the stream's newest events came from that WAL.
+// readSlot notes what the slot will bring beyond the anchor, and makes sure that the stream's newest events
+// came from that WAL.
 func (s *scan) readSlot(ctx context.Context) error {
 	have := map[outbox.Position]streamEvent{}
 	for _, p := range s.beyond {
@@ -297,11 +305,13 @@ func (s *scan) readSlot(ctx context.Context) error {
 				p, there := have[pos]
 				switch {
 				case there && p.named && p.id != id:
-					return &untrusted{fmt.Sprintf("the stream has another event at position %v than the WAL", pos)}
+					return &untrusted{fmt.Sprintf("the stream has another event at position %v than the WAL",
+						pos)}
 				case there:
 					delete(have, pos)
 				case elsewhere(id):
-					return &untrusted{fmt.Sprintf("the event at position %v of the WAL is in the stream under another position", pos)}
+					return &untrusted{fmt.Sprintf("the event at position %v of the WAL is in the stream "+
+						"under another position", pos)}
 				default:
 					s.set(id, inWAL)
 				}
@@ -313,7 +323,8 @@ func (s *scan) readSlot(ctx context.Context) error {
 		return nil
 	})
 	switch f := outbox.FaultOf(err); {
-	case f != nil && (f.Code == "publication_missing" || f.Code == "slot_unusable" || f.Code == "slot_missing" || f.Code == "column_missing"):
+	case f != nil && (f.Code == "publication_missing" || f.Code == "slot_unusable" ||
+		f.Code == "slot_missing" || f.Code == "column_missing"):
 		return &untrusted{fmt.Sprintf("what it holds can't be decoded (%s)", f.Message)}
 	case err != nil:
 		return err
@@ -329,7 +340,8 @@ func (s *scan) readSlot(ctx context.Context) error {
 	return nil
 }
 
-// findEdges finds the first and the last missing event in the order of publication, and the ids of all if there are few.
+// findEdges finds the first and the last missing event in the order of publication, and the ids of all if
+// there are few.
 func (s *scan) findEdges(ctx context.Context) error {
 	if s.counts[missing] == 0 {
 		return nil
@@ -340,7 +352,8 @@ func (s *scan) findEdges(ctx context.Context) error {
 		s.listed = make([]string, 0, s.counts[missing])
 	}
 	return s.snap.Rows(ctx, tablesnapshot.Query{
-		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, tablesnapshot.SortDoc, tablesnapshot.SortKey}, Where: s.r.o.Where, Sorted: true,
+		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, tablesnapshot.SortDoc,
+			tablesnapshot.SortKey}, Where: s.r.o.Where, Sorted: true,
 	}, func(v [][]byte) error {
 		raw, _ := rawID(column, v[0])
 		if f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {

@@ -20,8 +20,10 @@ func (r *repair) window(l *backfill.Conns, history relay.History, s *scan) *back
 	said := time.Now()
 	return &backfill.Window{
 		Conns: l, Snapshot: s.snap,
-		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where, Only: s.listed, Sorted: true},
-		Of:    of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq, Index: s.freeIndex(),
+		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where,
+			Only: s.listed, Sorted: true},
+		Of: of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq,
+		Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing

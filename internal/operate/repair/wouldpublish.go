@@ -11,9 +11,11 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// wouldPublish makes the messages that a session from a checkpoint would make of what the slot holds now. It consumes nothing. input
-// is called with the LSN of each input before that is taken in, message with the header of each message; their errors end it.
-func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, place relay.Checkpoint, history relay.History,
+// wouldPublish makes the messages that a session from a checkpoint would make of what the slot holds now. It
+// consumes nothing. input is called with the LSN of each input before that is taken in, message with the
+// header of each message; their errors end it.
+func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, place relay.Checkpoint,
+	history relay.History,
 	input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
 	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, 0, r.log, func(res *decoder.Result) error {

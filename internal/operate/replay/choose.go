@@ -14,13 +14,15 @@ type choice struct {
 	sum    *Summary // of the selection in that source; nil if it was not read yet
 }
 
-// choose decides where to read from. The stream has the events in their original order; it is read as long as it is known to have the
-// whole selection. Otherwise the table is read, if it has everything that the stream still has of the selection: then, as far as can
-// be known, the table lacks nothing. If both lack something they are not mixed, because the order between them would be made up.
+// choose decides where to read from. The stream has the events in their original order; it is read as long as
+// it is known to have the whole selection. Otherwise the table is read, if it has everything that the stream
+// still has of the selection: then, as far as can be known, the table lacks nothing. If both lack something
+// they are not mixed, because the order between them would be made up.
 func (r *replay) choose(ctx context.Context) (choice, error) {
 	switch {
 	case r.resume != nil && r.o.From != "" && Source(r.o.From) != r.resume.from:
-		return choice{}, usage("replay_from", fmt.Sprintf("--from %s: replay %s was begun from the %s", r.o.From, r.o.ID, r.resume.from), "Go on with it without --from")
+		return choice{}, usage("replay_from", fmt.Sprintf("--from %s: replay %s was begun from the %s",
+			r.o.From, r.o.ID, r.resume.from), "Go on with it without --from")
 	case r.resume != nil && r.resume.from == FromStream && r.stream.first > r.resume.seq+1:
 		if holds, why := r.stream.holds(); !holds {
 			return choice{}, r.rangeGone(ctx, "what comes behind the events that were read already: "+why)
@@ -52,10 +54,12 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 		return choice{source: FromStream, why: why}, nil
 	}
 	if err := r.needTable(ctx); err != nil {
-		return choice{}, r.rangeGone(ctx, fmt.Sprintf("%s. Nor can the table be read instead: %s", why, messageOfError(err)))
+		return choice{}, r.rangeGone(ctx, fmt.Sprintf("%s. Nor can the table be read instead: %s", why,
+			messageOfError(err)))
 	}
 	if r.cfg.Source.Messages() {
-		return choice{}, fatal("replay_unsure", fmt.Sprintf("%s; table %s has only what was written to it, not the events that were messages (source: both)", why, r.layout.Mapping.Table),
+		return choice{}, fatal("replay_unsure", fmt.Sprintf("%s; table %s has only what was written to it, "+
+			"not the events that were messages (source: both)", why, r.layout.Mapping.Table),
 			"Decide: --from stream reads what the stream still has, --from table what the table has")
 	}
 	return r.compare(ctx, why)
@@ -101,26 +105,32 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 		return choice{}, err
 	}
 	if n := len(r.o.Selection.IDs); n > 0 && left.Events == uint64(n) {
-		return choice{FromStream, fmt.Sprintf("stream %s has each of the %d ids", r.stream.name, n), left}, nil
+		return choice{FromStream, fmt.Sprintf("stream %s has each of the %d ids", r.stream.name, n), left},
+			nil
 	}
 	demand := func(reason string) error {
 		return fatal("replay_unsure", fmt.Sprintf("%s; %s", why, reason),
-			fmt.Sprintf("Decide: --from stream reads the %d events that it still has, --from table what the table has", left.Events))
+			fmt.Sprintf("Decide: --from stream reads the %d events that it still has, --from table what "+
+				"the table has", left.Events))
 	}
 	switch {
 	case left.Events > 0 && untold != "":
-		return choice{}, demand(fmt.Sprintf("whether the table has those that are left can't be known: %s", untold))
+		return choice{}, demand(fmt.Sprintf("whether the table has those that are left can't be known: %s",
+			untold))
 	case lacking > 0:
-		return choice{}, demand(fmt.Sprintf("table %s lacks %d of the %d events of the selection that the stream still has", r.layout.Mapping.Table, lacking, left.Events))
+		return choice{}, demand(fmt.Sprintf("table %s lacks %d of the %d events of the selection that the "+
+			"stream still has", r.layout.Mapping.Table, lacking, left.Events))
 	}
 	rows := &Summary{Source: FromTable}
 	if err := r.table.summarize(ctx, nil, rows); err != nil {
 		return choice{}, err
 	}
 	if rows.Events == left.Events && left.Events > 0 {
-		return choice{FromStream, fmt.Sprintf("%s, but the %d events that it has of the selection are all that the table has", why, left.Events), left}, nil
+		return choice{FromStream, fmt.Sprintf("%s, but the %d events that it has of the selection are all "+
+			"that the table has", why, left.Events), left}, nil
 	}
-	return choice{FromTable, fmt.Sprintf("%s; the table has all %d events of the selection that the stream still has, and %d more",
+	return choice{FromTable, fmt.Sprintf("%s; the table has all %d events of the selection that the stream "+
+		"still has, and %d more",
 		why, left.Events, rows.Events-min(rows.Events, left.Events)), rows}, nil
 }
 

@@ -10,8 +10,9 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// extractor finds document and actor in a message. They are not in the Outflow header: they are in the subject, in a mapped header, or
-// in a key that is made of actor and counter. If they are in none of these, only the table has them.
+// extractor finds document and actor in a message. They are not in the Outflow header: they are in the
+// subject, in a mapped header, or in a key that is made of actor and counter. If they are in none of these,
+// only the table has them.
 type extractor struct {
 	template    *outbox.SubjectTemplate
 	uses        map[string]config.Use
@@ -27,7 +28,8 @@ func newExtractor(cfg config.Config, r config.Resolved, generatedKey bool) (*ext
 	}
 	m := r.Mapping
 	l := &extractor{template: t, uses: r.Uses, headers: cfg.Headers}
-	l.computed = m.Actor != "" && m.Counter != "" && (m.Key == "" || generatedKey) && !cfg.Source.Messages() // a message may bring a key
+	// a message may bring a key
+	l.computed = m.Actor != "" && m.Counter != "" && (m.Key == "" || generatedKey) && !cfg.Source.Messages()
 	if cfg.Sink.OnPoison == config.PoisonDeadLetter {
 		if l.deadLetters = cfg.Sink.DeadLetterSubject; l.deadLetters == "" {
 			l.deadLetters = cfg.Stream + ".dead_letter"
@@ -105,7 +107,8 @@ func (l *extractor) predicate(flag string, role config.Role, wanted []string) (p
 		}
 	}
 	for _, h := range l.headers {
-		if u, used := l.uses[h.Column]; used && u.Role == role && !slices.ContainsFunc(wanted, alteredByHeader) {
+		if u, used := l.uses[h.Column]; used && u.Role == role &&
+			!slices.ContainsFunc(wanted, alteredByHeader) {
 			return l.orDeadLetter(role, wanted, func(m *Message) (is, known bool) {
 				values, there := m.Header[h.Name]
 				return there && slices.Contains(wanted, strings.Join(values, "")), true
@@ -118,7 +121,8 @@ func (l *extractor) predicate(flag string, role config.Role, wanted []string) (p
 			return ok && slices.Contains(wanted, actor), ok
 		}, nil
 	}
-	return nil, fmt.Errorf("%s: the stream's messages do not say it: neither the subject %s nor a mapped header holds it", flag, quoted(l.template.String()))
+	return nil, fmt.Errorf("%s: the stream's messages do not say it: neither the subject %s nor a mapped "+
+		"header holds it", flag, quoted(l.template.String()))
 }
 
 // alteredByHeader reports whether a value is changed when it is written as a header.
@@ -126,8 +130,8 @@ func alteredByHeader(v string) bool {
 	return v == "" || strings.TrimSpace(v) != v || strings.ContainsAny(v, "\r\n")
 }
 
-// orDeadLetter makes a predicate work for dead letters, which have another subject and no mapped headers: their document is in the
-// body, their actor in the key.
+// orDeadLetter makes a predicate work for dead letters, which have another subject and no mapped headers:
+// their document is in the body, their actor in the key.
 func (l *extractor) orDeadLetter(role config.Role, wanted []string, t predicate) predicate {
 	return func(m *Message) (is, known bool) {
 		if m.Header.Get(sink.HeaderDeadLetter) == "" {
@@ -154,11 +158,12 @@ func actorOf(key string) (string, bool) {
 	return key[:n], true
 }
 
-// maxFilters is the most filters that a consumer is given. For more documents than that the whole stream is read.
+// maxFilters is the most filters that a consumer is given. For more documents than that the whole stream is
+// read.
 const maxFilters = 50
 
-// filters are subject filters that match every event of the selection, and maybe others. They don't overlap. Without any, no subject
-// can match.
+// filters are subject filters that match every event of the selection, and maybe others. They don't overlap.
+// Without any, no subject can match.
 func (l *extractor) filters(s *Selection, bounds [][]string) []string {
 	known := func(doc *string) string {
 		return l.template.Filter(func(column string) (string, bool) {

@@ -38,14 +38,16 @@ func newMatcher(l *extractor, s *Selection, bounds [][]string) (*matcher, error)
 	return m, nil
 }
 
-// needsBody reports whether the data of a dead letter is needed too. There may be dead letters although they are off by now.
+// needsBody reports whether the data of a dead letter is needed too. There may be dead letters although they
+// are off by now.
 func (m *matcher) needsBody() bool { return m.doc != nil }
 
 // selects reports whether a message is selected. It returns an error if the message doesn't say.
 func (m *matcher) selects(msg *Message) (bool, error) {
 	s := m.sel
 	if s.Seq.From != nil && msg.Seq < *s.Seq.From || s.Seq.To != nil && msg.Seq > *s.Seq.To ||
-		s.Time.From != nil && msg.Time.Before(*s.Time.From) || s.Time.To != nil && msg.Time.After(*s.Time.To) ||
+		s.Time.From != nil && msg.Time.Before(*s.Time.From) || s.Time.To != nil &&
+		msg.Time.After(*s.Time.To) ||
 		s.Position.From != nil && msg.Outflow.Pos.Compare(*s.Position.From) < 0 ||
 		s.Position.To != nil && msg.Outflow.Pos.Compare(*s.Position.To) > 0 {
 		return false, nil
@@ -61,7 +63,8 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 			continue
 		}
 		if is, known := t(msg); !known {
-			return false, fatal("replay_untold", fmt.Sprintf("the message at sequence %d (%s) does not say its document or actor", msg.Seq, msg.Subject),
+			return false, fatal("replay_untold", fmt.Sprintf("the message at sequence %d (%s) does not say "+
+				"its document or actor", msg.Seq, msg.Subject),
 				"Read from the table: --from table. Or leave it out with --seq or --filter")
 		} else if !is {
 			return false, nil
@@ -92,7 +95,8 @@ func (m *matcher) keyed(msg *Message) (bool, error) {
 		raw, _ := outbox.ParseHeaderValue(begin)
 		for _, end := range []*string{r.From, r.To} {
 			if end != nil && strings.HasPrefix(*end, raw) {
-				return false, fmt.Errorf("the key of the message at sequence %d is cut: it can't be compared with %s", msg.Seq, quoted(*end))
+				return false, fmt.Errorf("the key of the message at sequence %d is cut: it can't be "+
+					"compared with %s", msg.Seq, quoted(*end))
 			}
 		}
 		key = raw

@@ -42,8 +42,8 @@ type line struct {
 	Base64   []byte              `json:"data_base64,omitempty"`
 }
 
-// appendLine appends the message as a line of JSON. Data that is JSON is copied as it is, compacted if it has line breaks; all other
-// data is written as base64.
+// appendLine appends the message as a line of JSON. Data that is JSON is copied as it is, compacted if it has
+// line breaks; all other data is written as base64.
 func (m *Message) appendLine(b []byte) ([]byte, error) {
 	l := line{Sequence: m.Seq, Subject: m.Subject, Headers: m.Header, ID: m.Outflow.ID, Key: m.Outflow.Key}
 	if m.Seq > 0 {

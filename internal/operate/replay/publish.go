@@ -21,10 +21,11 @@ const (
 	retryPause     = 100 * time.Millisecond
 )
 
-// publisher publishes the messages of a replay one after the other. Each expects the target's last known sequence. If that fails, because
-// an answer was lost or somebody else published, it reads what is in the target since then: if the message is among it, it has been
-// published, otherwise it is sent again. So each message of a replay is in the target once and in order, even if others publish there
-// too, or a killed process of the same replay still had messages on their way.
+// publisher publishes the messages of a replay one after the other. Each expects the target's last known
+// sequence. If that fails, because an answer was lost or somebody else published, it reads what is in the
+// target since then: if the message is among it, it has been published, otherwise it is sent again. So each
+// message of a replay is in the target once and in order, even if others publish there too, or a killed
+// process of the same replay still had messages on their way.
 type publisher struct {
 	js      jetstream.JetStream
 	api     *jsapi.Client
@@ -56,10 +57,12 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 	for try := 1; ; try++ {
 		one, cancel := context.WithTimeout(ctx, p.timeout)
 		var ack *jetstream.PubAck
-		ack, err = p.js.PublishMsg(one, out, jetstream.WithExpectLastSequence(p.last), jetstream.WithRetryAttempts(0))
+		ack, err = p.js.PublishMsg(one, out, jetstream.WithExpectLastSequence(p.last),
+			jetstream.WithRetryAttempts(0))
 		cancel()
 		if err == nil && ack.Stream != p.target.stream.CachedInfo().Config.Name {
-			return fmt.Errorf("subject %s: stream %s took it, not %s", out.Subject, ack.Stream, p.target.stream.CachedInfo().Config.Name)
+			return fmt.Errorf("subject %s: stream %s took it, not %s", out.Subject, ack.Stream,
+				p.target.stream.CachedInfo().Config.Name)
 		}
 		if err == nil && ack.Sequence > p.last {
 			p.last = ack.Sequence
@@ -70,13 +73,15 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, nats.ErrMaxPayload):
-			return fatal("replay_refused", fmt.Sprintf("the message for %s (%d bytes of data) is above the server's max_payload with the headers of a replay", out.Subject, len(m.Data)),
+			return fatal("replay_refused", fmt.Sprintf("the message for %s (%d bytes of data) is above the "+
+				"server's max_payload with the headers of a replay", out.Subject, len(m.Data)),
 				"Raise max_payload of the server, or leave the event out")
 		case p.api.NATS().IsClosed():
 			return fmt.Errorf("publish to %s: the connection to NATS is lost: %w", out.Subject, err)
 		case errors.As(err, &refused) && refused.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequence &&
 			(refused.Code != 503 || refused.ErrorCode == jsapi.StreamStoreFailed):
-			return fatal("replay_refused", fmt.Sprintf("stream %s refuses the message for %s: %v", p.target.stream.CachedInfo().Config.Name, out.Subject, err),
+			return fatal("replay_refused", fmt.Sprintf("stream %s refuses the message for %s: %v",
+				p.target.stream.CachedInfo().Config.Name, out.Subject, err),
 				"Give the stream room, or name another one")
 		}
 		known := p.last
@@ -85,7 +90,8 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 			return ctx.Err()
 		}
 		if try == publishTries || time.Since(begun) > publishWithin {
-			return fmt.Errorf("publish to %s: no success in %d tries; is stream %s there, and does nobody else publish to it all the time? %w", out.Subject, try,
+			return fmt.Errorf("publish to %s: no success in %d tries; is stream %s there, and does nobody "+
+				"else publish to it all the time? %w", out.Subject, try,
 				p.target.stream.CachedInfo().Config.Name, errors.Join(err, lookErr))
 		}
 		if p.last > known && lookErr == nil {
@@ -99,7 +105,8 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 	}
 }
 
-// lookFor reads what is in the target since the last known sequence, and reports whether this replay's n-th message is among it.
+// lookFor reads what is in the target since the last known sequence, and reports whether this replay's n-th
+// message is among it.
 func (p *publisher) lookFor(ctx context.Context, n uint64) (bool, error) {
 	last, err := p.lastSeq(ctx)
 	if err != nil {
@@ -119,7 +126,8 @@ func (p *publisher) lookFor(ctx context.Context, n uint64) (bool, error) {
 		}
 	}
 	if last < p.last {
-		return false, fatal("replay_target", fmt.Sprintf("stream %s went back from sequence %d to %d while it was published to", p.target.stream.CachedInfo().Config.Name, p.last, last),
+		return false, fatal("replay_target", fmt.Sprintf("stream %s went back from sequence %d to %d while "+
+			"it was published to", p.target.stream.CachedInfo().Config.Name, p.last, last),
 			"Its server lost what it had acknowledged: run the same command again")
 	}
 	return false, nil
@@ -190,7 +198,8 @@ func (p *publisher) begin(ctx context.Context, known bool) (*resumePoint, error)
 func (p *publisher) scan(ctx context.Context, last uint64) (found *resumePoint, err error) {
 	name := p.target.stream.CachedInfo().Config.Name
 	err = conns.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true, FilterSubjects: []string{p.target.filter()},
+		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
+		FilterSubjects: []string{p.target.filter()},
 	}, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		if m.Headers().Get(HeaderReplay) == p.id {
 			at, err := parseResumePoint(m.Headers().Get(HeaderPlace))

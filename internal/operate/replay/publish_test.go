@@ -22,10 +22,12 @@ func newTestPublisher(t *testing.T) (*publisher, jetstream.JetStream) {
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must(t, err)
-	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "TO", Subjects: []string{"to.>", "other"}})
+	stream, err := js.CreateStream(t.Context(),
+		jetstream.StreamConfig{Name: "TO", Subjects: []string{"to.>", "other"}})
 	must(t, err)
 	return &publisher{
-		js: js, api: jsapi.New(nc, ""), id: "r", timeout: 5 * time.Second, target: &target{kind: toStream, name: "TO", prefix: "to.", stream: stream},
+		js: js, api: jsapi.New(nc, ""), id: "r", timeout: 5 * time.Second,
+		target: &target{kind: toStream, name: "TO", prefix: "to.", stream: stream},
 	}, js
 }
 
@@ -37,7 +39,8 @@ func must(t *testing.T, err error) {
 }
 
 func nth(n uint64) *Message {
-	return &Message{Seq: n, Subject: "s", Header: nats.Header{"Nats-Expected-Last-Sequence": {"7"}, "Outflow-Replay": {"another"}, "X": {"y"}},
+	return &Message{Seq: n, Subject: "s", Header: nats.Header{"Nats-Expected-Last-Sequence": {"7"},
+		"Outflow-Replay": {"another"}, "X": {"y"}},
 		Data: fmt.Append(nil, n), resume: resumePoint{n: n, hash: "h", from: FromStream, seq: n, end: 9}}
 }
 
@@ -45,14 +48,16 @@ func nth(n uint64) *Message {
 func content(t *testing.T, js jetstream.JetStream) string {
 	t.Helper()
 	var all []string
-	must(t, conns.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{}, func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
-		all = append(all, m.Subject()+"="+string(m.Data()))
-		return nil
-	}))
+	must(t, conns.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{},
+		func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
+			all = append(all, m.Subject()+"="+string(m.Data()))
+			return nil
+		}))
 	return strings.Join(all, " ")
 }
 
-// TestPublishedOnce: whatever came in that this publisher does not know of, a message is there once and behind the one before it.
+// TestPublishedOnce: whatever came in that this publisher does not know of, a message is there once and
+// behind the one before it.
 func TestPublishedOnce(t *testing.T) {
 	t.Parallel()
 	p, js := newTestPublisher(t)
@@ -82,7 +87,8 @@ func TestPublishedOnce(t *testing.T) {
 	}
 	m, err := p.target.stream.GetMsg(t.Context(), 1)
 	must(t, err)
-	for name, want := range map[string]string{"X": "y", HeaderReplay: "r", HeaderSequence: "1", HeaderPlace: "v=1 n=1 of=h from=stream seq=1 end=9", "Nats-Expected-Last-Sequence": "0"} {
+	for name, want := range map[string]string{"X": "y", HeaderReplay: "r", HeaderSequence: "1",
+		HeaderPlace: "v=1 n=1 of=h from=stream seq=1 end=9", "Nats-Expected-Last-Sequence": "0"} {
 		if got := m.Header.Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
@@ -92,7 +98,8 @@ func TestPublishedOnce(t *testing.T) {
 		again.id = id
 		at, err := again.begin(t.Context(), true)
 		must(t, err)
-		if want := map[string]uint64{"r": 5, "q": 4}[id]; (at == nil) != (want == 0) || at != nil && at.n != want {
+		if want := map[string]uint64{"r": 5, "q": 4}[id]; (at == nil) != (want == 0) || at != nil &&
+			at.n != want {
 			t.Errorf("replay %s goes on behind %v, want %d", id, at, want)
 		}
 	}
@@ -110,7 +117,8 @@ func TestPublishRefused(t *testing.T) {
 	if err := p.publish(t.Context(), large); err == nil || !strings.Contains(err.Error(), "max_payload") {
 		t.Errorf("too large for the server: %v", err)
 	}
-	_, err = js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "TO", Subjects: []string{"to.>", "other"}, Discard: jetstream.DiscardNew, MaxMsgs: 1})
+	_, err = js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "TO",
+		Subjects: []string{"to.>", "other"}, Discard: jetstream.DiscardNew, MaxMsgs: 1})
 	must(t, err)
 	if err := p.publish(t.Context(), nth(2)); err == nil || !strings.Contains(err.Error(), "refuses") {
 		t.Errorf("into a full stream: %v", err)

@@ -121,13 +121,17 @@ func (r *replay) check() (err error) {
 	case r.o.From != "" && r.o.From != string(FromStream) && r.o.From != string(FromTable):
 		return usage("replay_from", fmt.Sprintf("--from %q", r.o.From), "Write stream or table")
 	case r.o.ID != "" && r.target.kind == toStdout:
-		return usage("replay_id", "--replay-id: nothing on standard output says where a replay was", "Leave it out, or give --to subject, stream or consumer")
+		return usage("replay_id", "--replay-id: nothing on standard output says where a replay was",
+			"Leave it out, or give --to subject, stream or consumer")
 	case r.o.ID != "" && !idForm.MatchString(r.o.ID):
-		return usage("replay_id", fmt.Sprintf("--replay-id %q", r.o.ID), "Use up to 64 letters, digits and . : _ -")
+		return usage("replay_id", fmt.Sprintf("--replay-id %q", r.o.ID),
+			"Use up to 64 letters, digits and . : _ -")
 	case r.o.Rate < 0:
-		return usage("replay_rate", fmt.Sprintf("--rate %v", r.o.Rate), "Give events per second; 0 is no limit")
+		return usage("replay_rate", fmt.Sprintf("--rate %v", r.o.Rate),
+			"Give events per second; 0 is no limit")
 	case r.target.kind == toConsumer && !consumerName.MatchString(r.target.name):
-		return usage("replay_to", fmt.Sprintf("--to consumer:%s: no name of a consumer", r.target.name), "Names of consumers have letters, digits, _ and -")
+		return usage("replay_to", fmt.Sprintf("--to consumer:%s: no name of a consumer", r.target.name),
+			"Names of consumers have letters, digits, _ and -")
 	}
 	return r.o.Selection.check()
 }
@@ -161,7 +165,8 @@ func (r *replay) open(ctx context.Context) (err error) {
 	}
 	if r.match, r.streamErr = newMatcher(r.extractor, &r.o.Selection, bounds); r.streamErr != nil {
 		r.match = &matcher{sel: &r.o.Selection, extractor: r.extractor, bounds: bounds}
-		r.streamErr = fatal("replay_untold", r.streamErr.Error(), "Read from the table: --from table. For later events let the subject or a mapped header hold it")
+		r.streamErr = fatal("replay_untold", r.streamErr.Error(),
+			"Read from the table: --from table. For later events let the subject or a mapped header hold it")
 	}
 	if r.withoutNATS() {
 		return nil
@@ -180,15 +185,18 @@ func (r *replay) open(ctx context.Context) (err error) {
 func (r *replay) consumerFilters(ctx context.Context) ([][]string, error) {
 	c, err := r.js.Consumer(ctx, r.cfg.Stream, r.target.name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fatal("replay_consumer", fmt.Sprintf("stream %s has no consumer %s", r.cfg.Stream, r.target.name),
-			"`outflow consumer list` names those that there are. One that was never started has all before it: start it")
+		return nil, fatal("replay_consumer", fmt.Sprintf("stream %s has no consumer %s", r.cfg.Stream,
+			r.target.name),
+			"`outflow consumer list` names those that there are. One that was never started has all before "+
+				"it: start it")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("consumer %s of stream %s: %w", r.target.name, r.cfg.Stream, err)
 	}
 	cc := c.CachedInfo().Config
 	if cc.Metadata[metadataMarks] == "" {
-		return nil, fatal("replay_consumer", fmt.Sprintf("consumer %s of stream %s is not one of package consumer: it does not know of replays", r.target.name, r.cfg.Stream),
+		return nil, fatal("replay_consumer", fmt.Sprintf("consumer %s of stream %s is not one of package "+
+			"consumer: it does not know of replays", r.target.name, r.cfg.Stream),
 			"Replay to a subject or stream that it reads, or set it back with `outflow consumer rewind`")
 	}
 	filters := cc.FilterSubjects
@@ -209,7 +217,9 @@ func (r *replay) openTarget(ctx context.Context) error {
 	if r.target.kind == toStdout {
 		return nil
 	}
-	r.target.live = append([]string{r.extractor.template.Filter(func(string) (string, bool) { return "", false })}, r.stream.subjects()...)
+	r.target.live = append([]string{r.extractor.template.Filter(func(string) (string, bool) {
+		return "", false
+	})}, r.stream.subjects()...)
 	if r.extractor.deadLetters != "" {
 		r.target.live = append(r.target.live, r.extractor.deadLetters)
 	}
@@ -218,7 +228,8 @@ func (r *replay) openTarget(ctx context.Context) error {
 	}
 	known := r.o.ID != ""
 	if sc := r.target.stream.CachedInfo().Config; known && sc.Retention != jetstream.LimitsPolicy {
-		return fatal("replay_id", fmt.Sprintf("--replay-id: stream %s drops what is consumed (retention %v): where a replay was can't be found in it", sc.Name, sc.Retention),
+		return fatal("replay_id", fmt.Sprintf("--replay-id: stream %s drops what is consumed (retention "+
+			"%v): where a replay was can't be found in it", sc.Name, sc.Retention),
 			"Leave --replay-id out, or publish to a stream of limits retention")
 	}
 	if !known {
@@ -236,7 +247,8 @@ func (r *replay) openTarget(ctx context.Context) error {
 		return err
 	}
 	if r.resume.hash != r.hash() {
-		return usage("replay_id", fmt.Sprintf("--replay-id %s: that replay was begun with another selection", r.o.ID), "Give the same options again, or another id")
+		return usage("replay_id", fmt.Sprintf("--replay-id %s: that replay was begun with another selection",
+			r.o.ID), "Give the same options again, or another id")
 	}
 	if r.resume.from == FromStream {
 		r.stream.end = min(r.resume.end, r.stream.end)
@@ -317,7 +329,8 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 	if r.resume != nil {
 		r.progress("replay %s goes on behind its first %d events", r.o.ID, rep.Before)
 	} else if r.pub != nil {
-		r.progress("replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)", r.o.ID, c.sum.Events, r.o.To, r.o.ID)
+		r.progress("replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)",
+			r.o.ID, c.sum.Events, r.o.To, r.o.ID)
 	}
 	write, finish := r.writer(ctx, rep)
 	var err error
@@ -333,11 +346,13 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 func (r *replay) allIDs(sum *Summary) error {
 	n := uint64(len(r.o.Selection.IDs))
 	s := &r.o.Selection
-	narrowed := len(s.Docs)+len(s.Actors) > 0 || s.Filter != "" || s.Key.Given() || s.Position.Given() || s.Time.Given() || s.Seq.Given()
+	narrowed := len(s.Docs)+len(s.Actors) > 0 || s.Filter != "" || s.Key.Given() || s.Position.Given() ||
+		s.Time.Given() || s.Seq.Given()
 	if n == 0 || narrowed || r.resume != nil || sum.Events >= n {
 		return nil
 	}
-	return fatal("replay_ids", fmt.Sprintf("the %s has %d of the %d events with these ids", sum.Source, sum.Events, n),
+	return fatal("replay_ids", fmt.Sprintf("the %s has %d of the %d events with these ids", sum.Source,
+		sum.Events, n),
 		"Look with --dry-run --json which there are, and leave out the others")
 }
 

@@ -9,13 +9,14 @@ import (
 
 // The headers that a replayed message has in addition to its own.
 const (
-	HeaderReplay   = "Outflow-Replay"          // the replay's id
-	HeaderSequence = "Outflow-Replay-Sequence" // its sequence in the stream; absent if it was read from the table
-	HeaderPlace    = "Outflow-Replay-Place"    // where the replay continues behind it; for outflow alone
+	HeaderReplay = "Outflow-Replay" // the replay's id
+	// its sequence in the stream; absent if it was read from the table
+	HeaderSequence = "Outflow-Replay-Sequence"
+	HeaderPlace    = "Outflow-Replay-Place" // where the replay continues behind it; for outflow alone
 )
 
-// resumePoint says where a replay continues: behind this message. It is a header of the message itself, so no crash can separate it
-// from what was published.
+// resumePoint says where a replay continues: behind this message. It is a header of the message itself, so no
+// crash can separate it from what was published.
 type resumePoint struct {
 	n    uint64 // how many messages the replay has published, this one included
 	hash string // of the selection
@@ -33,7 +34,8 @@ func (p resumePoint) String() string {
 	if p.from == FromStream {
 		return s + fmt.Sprintf("seq=%d end=%d", p.seq, p.end)
 	}
-	return s + fmt.Sprintf("doc=%s key=%s id=%s", url.QueryEscape(p.row.doc), url.QueryEscape(p.row.key), url.QueryEscape(p.row.id))
+	return s + fmt.Sprintf("doc=%s key=%s id=%s", url.QueryEscape(p.row.doc), url.QueryEscape(p.row.key),
+		url.QueryEscape(p.row.id))
 }
 
 func parseResumePoint(text string) (p resumePoint, err error) {

@@ -41,10 +41,13 @@ type Ranges struct{ Key, Position, Time, Seq string }
 // SetRanges reads the ranges. Durations count back from now.
 func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 	s.text = [4]string{r.Key, r.Position, r.Time, r.Seq}
-	if s.Key, err = parseRange("--key", r.Key, true, func(text string, _ bool) (string, error) { return text, nil }); err != nil {
+	if s.Key, err = parseRange("--key", r.Key, true, func(text string, _ bool) (string, error) {
+		return text, nil
+	}); err != nil {
 		return err
 	}
-	s.Position, err = parseRange("--position", r.Position, true, func(text string, end bool) (outbox.Position, error) {
+	s.Position, err = parseRange("--position", r.Position, true, func(text string, end bool) (outbox.Position,
+		error) {
 		if end {
 			return args.LastPosition(text)
 		}
@@ -53,7 +56,9 @@ func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.Time, err = parseRange("--time", r.Time, false, func(text string, _ bool) (time.Time, error) { return args.Time(text, now) }); err != nil {
+	if s.Time, err = parseRange("--time", r.Time, false, func(text string, _ bool) (time.Time, error) {
+		return args.Time(text, now)
+	}); err != nil {
 		return err
 	}
 	s.Seq, err = parseRange("--seq", r.Seq, true, func(text string, _ bool) (uint64, error) {
@@ -72,7 +77,8 @@ func (s *Selection) SetRanges(r Ranges, now time.Time) (err error) {
 // check refuses empty ranges.
 func (s *Selection) check() error {
 	empty := func(flag, text string) error {
-		return usage("replay_range", fmt.Sprintf("%s %q: the range ends before it begins", flag, text), "Write from..to, the smaller one first")
+		return usage("replay_range", fmt.Sprintf("%s %q: the range ends before it begins", flag, text),
+			"Write from..to, the smaller one first")
 	}
 	switch {
 	case s.Key.From != nil && s.Key.To != nil && *s.Key.To < *s.Key.From:
@@ -86,7 +92,8 @@ func (s *Selection) check() error {
 	}
 	if s.Filter != "" {
 		if err := checkFilter(s.Filter); err != nil {
-			return usage("replay_filter", fmt.Sprintf("--filter %q: %v", s.Filter, err), "Write a subject, with * for one token and > at the end for the rest")
+			return usage("replay_filter", fmt.Sprintf("--filter %q: %v", s.Filter, err),
+				"Write a subject, with * for one token and > at the end for the rest")
 		}
 	}
 	return nil
@@ -103,7 +110,8 @@ func (s *Selection) hash(more ...string) string {
 }
 
 // parseRange reads from..to. A single value is both ends, or, unless single, the beginning.
-func parseRange[T any](flag, text string, single bool, parse func(text string, end bool) (T, error)) (r Range[T], err error) {
+func parseRange[T any](flag, text string, single bool, parse func(text string, end bool) (T, error)) (
+	r Range[T], err error) {
 	if text == "" {
 		return r, nil
 	}
@@ -112,7 +120,8 @@ func parseRange[T any](flag, text string, single bool, parse func(text string, e
 		to = from
 	}
 	if from == "" && to == "" {
-		return r, usage("replay_range", fmt.Sprintf("%s %q: a range without ends", flag, text), "Write from..to; one of them may be left out")
+		return r, usage("replay_range", fmt.Sprintf("%s %q: a range without ends", flag, text),
+			"Write from..to; one of them may be left out")
 	}
 	read := func(text string, end bool) *T {
 		if text == "" || err != nil {
@@ -120,7 +129,8 @@ func parseRange[T any](flag, text string, single bool, parse func(text string, e
 		}
 		v, e := parse(text, end)
 		if e != nil {
-			err = usage("replay_range", fmt.Sprintf("%s: %q: %v", flag, text, e), "Write from..to; one of them may be left out")
+			err = usage("replay_range", fmt.Sprintf("%s: %q: %v", flag, text, e),
+				"Write from..to; one of them may be left out")
 			return nil
 		}
 		return &v

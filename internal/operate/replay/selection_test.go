@@ -19,9 +19,12 @@ func TestSubjects(t *testing.T) {
 		overlap, covered bool
 		both             string
 	}{
-		{"a.b", "a.b", true, true, "a.b"}, {"a.b", "a.c", false, false, ""}, {"a.*", "a.b", true, true, "a.b"}, {"a.b", "a.*", true, false, "a.b"},
-		{"a.>", "a", false, false, ""}, {"a.>", "a.b.c", true, true, "a.b.c"}, {"a.*.c", "a.b.>", true, false, "a.b.c"}, {">", "a.*", true, true, "a.*"},
-		{"*.b", "a.*", true, false, "a.b"}, {"a.*", "a.*.c", false, false, ""}, {"a.>", "*.*", true, false, "a.*"}, {"a.>", "a.>", true, true, "a.>"},
+		{"a.b", "a.b", true, true, "a.b"}, {"a.b", "a.c", false, false, ""},
+		{"a.*", "a.b", true, true, "a.b"}, {"a.b", "a.*", true, false, "a.b"},
+		{"a.>", "a", false, false, ""}, {"a.>", "a.b.c", true, true, "a.b.c"},
+		{"a.*.c", "a.b.>", true, false, "a.b.c"}, {">", "a.*", true, true, "a.*"},
+		{"*.b", "a.*", true, false, "a.b"}, {"a.*", "a.*.c", false, false, ""},
+		{"a.>", "*.*", true, false, "a.*"}, {"a.>", "a.>", true, true, "a.>"},
 	} {
 		if got := overlap(test.a, test.b); got != test.overlap || overlap(test.b, test.a) != got {
 			t.Errorf("%s and %s overlap: %v", test.a, test.b, got)
@@ -46,7 +49,8 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%q becomes %+v, %v", text, back, err)
 		}
 	}
-	for _, text := range []string{"", "v=2 n=1 of=a from=stream", "v=1 n=x of=a from=stream", "v=1 n=1 of=a from=memory", "v=1 n=0 of=a from=table"} {
+	for _, text := range []string{"", "v=2 n=1 of=a from=stream", "v=1 n=x of=a from=stream",
+		"v=1 n=1 of=a from=memory", "v=1 n=0 of=a from=table"} {
 		if p, err := parseResumePoint(text); err == nil {
 			t.Errorf("%q is %+v", text, p)
 		}
@@ -80,7 +84,8 @@ func TestSummariesKeepLittle(t *testing.T) {
 	var s Summary
 	s.add(m)
 	s.close()
-	kept := []string{s.First.Subject, s.First.Key, s.First.ID, s.Subjects[0].Subject, s.Subjects[0].Document, s.Subjects[0].Last.Key}
+	kept := []string{s.First.Subject, s.First.Key, s.First.ID, s.Subjects[0].Subject, s.Subjects[0].Document,
+		s.Subjects[0].Last.Key}
 	for i, from := range []string{m.Subject, m.Outflow.Key, m.Outflow.ID, m.Subject, m.Doc, m.Outflow.Key} {
 		if kept[i] != from || unsafe.StringData(kept[i]) == unsafe.StringData(from) {
 			t.Errorf("%q is kept as it is", from)
@@ -92,14 +97,17 @@ func TestSummariesKeepLittle(t *testing.T) {
 func extractorOf(t *testing.T, subject string, headers ...config.Header) *extractor {
 	t.Helper()
 	role := func(name string) config.Column { return config.Column{Name: name} }
-	cfg := config.Config{Table: "public.outbox", Stream: "OUTBOX", Subject: subject, Headers: headers, Columns: config.Columns{
-		ID: role("id"), Doc: role("doc_id"), Actor: role("actor_id"), Counter: role("counter"), Key: role("seq_key"), Payload: role("payload"),
-	}}
+	cfg := config.Config{Table: "public.outbox", Stream: "OUTBOX", Subject: subject, Headers: headers,
+		Columns: config.Columns{
+			ID: role("id"), Doc: role("doc_id"), Actor: role("actor_id"), Counter: role("counter"),
+			Key: role("seq_key"), Payload: role("payload"),
+		}}
 	template, err := outbox.ParseSubjectTemplate(subject)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := config.ResolveMapping(cfg, []string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload", "topic"}, template.Columns())
+	r, err := config.ResolveMapping(cfg, []string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload",
+		"topic"}, template.Columns())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,26 +141,40 @@ func TestWhatMessagesTell(t *testing.T) {
 		filters string
 		yes, no *Message
 	}{
-		{"subject", extractorOf(t, "o.{topic}.{doc_id}"), Selection{Docs: []string{"a b", "c"}}, "OUTBOX.dead_letter o.*.a=20b o.*.c",
+		{"subject", extractorOf(t, "o.{topic}.{doc_id}"), Selection{Docs: []string{"a b", "c"}},
+			"OUTBOX.dead_letter o.*.a=20b o.*.c",
 			messageOf("o.x.a=20b", "k", nil), messageOf("o.a=20b.x", "k", nil)},
-		{"cut", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{long}}, "OUTBOX.dead_letter o." + string(outbox.AppendToken(nil, long)),
-			messageOf("o."+string(outbox.AppendToken(nil, long)), "k", nil), messageOf("o."+string(outbox.AppendToken(nil, long+"x")), "k", nil)},
-		{"subject column", extractorOf(t, "o.{doc_id:subject}.e"), Selection{Docs: []string{"a.b"}}, "OUTBOX.dead_letter o.a.b.e",
+		{"cut", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{long}}, "OUTBOX.dead_letter o." +
+			string(outbox.AppendToken(nil, long)),
+			messageOf("o."+string(outbox.AppendToken(nil, long)), "k", nil),
+			messageOf("o."+string(outbox.AppendToken(nil, long+"x")), "k", nil)},
+		{"subject column", extractorOf(t, "o.{doc_id:subject}.e"), Selection{Docs: []string{"a.b"}},
+			"OUTBOX.dead_letter o.a.b.e",
 			messageOf("o.a.b.e", "k", nil), messageOf("o.a.c.e", "k", nil)},
-		{"unknown subject column", extractorOf(t, "o.{topic:subject}.{doc_id}"), Selection{Docs: []string{"d"}}, "OUTBOX.dead_letter o.>",
+		{"unknown subject column", extractorOf(t, "o.{topic:subject}.{doc_id}"),
+			Selection{Docs: []string{"d"}}, "OUTBOX.dead_letter o.>",
 			messageOf("o.t.u.d", "k", nil), messageOf("o.t.d.u", "k", nil)},
-		{"header", extractorOf(t, "o.{partition(doc_id,4)}", config.Header{Name: "Doc", Column: "doc_id"}), Selection{Docs: []string{"a"}}, "",
-			messageOf("o.1", "k", nats.Header{"Doc": {"a"}}), messageOf("o.1", "k", nats.Header{"Doc": {"b"}})},
+		{"header", extractorOf(t, "o.{partition(doc_id,4)}", config.Header{Name: "Doc", Column: "doc_id"}),
+			Selection{Docs: []string{"a"}}, "",
+			messageOf("o.1", "k", nats.Header{"Doc": {"a"}}),
+			messageOf("o.1", "k", nats.Header{"Doc": {"b"}})},
 		{"actor in the key", extractorOf(t, "o.{doc_id}"), Selection{Actors: []string{"a:b"}}, ">",
 			messageOf("o.x", "a:b"+counter, nil), messageOf("o.x", "a"+counter, nil)},
-		{"actor in the subject", extractorOf(t, "o.{actor_id}"), Selection{Actors: []string{""}}, "OUTBOX.dead_letter o.=",
+		{"actor in the subject", extractorOf(t, "o.{actor_id}"), Selection{Actors: []string{""}},
+			"OUTBOX.dead_letter o.=",
 			messageOf("o.=", "k", nil), messageOf("o.x", "k", nil)},
-		{"dead letter", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{"a"}}, "OUTBOX.dead_letter o.a",
-			&Message{Subject: "OUTBOX.dead_letter", Header: nats.Header{sink.HeaderDeadLetter: {"too_large"}}, Data: []byte(`{"doc_id":"a"}`)},
-			&Message{Subject: "OUTBOX.dead_letter", Header: nats.Header{sink.HeaderDeadLetter: {"too_large"}}, Data: []byte(`{"doc_id":"b"}`)}},
-		{"filters", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{"a", "b"}, Filter: "*.b"}, "o.b", messageOf("o.b", "k", nil), messageOf("o.a", "k", nil)},
-		{"key range", extractorOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b")}}, ">", messageOf("o.a", "b"+long, nil), messageOf("o.a", "a"+long, nil)},
-		{"key that looks cut", extractorOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b=~z")}}, ">", messageOf("o.a", "b=~z", nil), messageOf("o.a", "b=~y", nil)},
+		{"dead letter", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{"a"}},
+			"OUTBOX.dead_letter o.a",
+			&Message{Subject: "OUTBOX.dead_letter", Header: nats.Header{sink.HeaderDeadLetter: {"too_large"}},
+				Data: []byte(`{"doc_id":"a"}`)},
+			&Message{Subject: "OUTBOX.dead_letter", Header: nats.Header{sink.HeaderDeadLetter: {"too_large"}},
+				Data: []byte(`{"doc_id":"b"}`)}},
+		{"filters", extractorOf(t, "o.{doc_id}"), Selection{Docs: []string{"a", "b"}, Filter: "*.b"}, "o.b",
+			messageOf("o.b", "k", nil), messageOf("o.a", "k", nil)},
+		{"key range", extractorOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b")}}, ">",
+			messageOf("o.a", "b"+long, nil), messageOf("o.a", "a"+long, nil)},
+		{"key that looks cut", extractorOf(t, "o.{doc_id}"), Selection{Key: Range[string]{From: new("b=~z")}},
+			">", messageOf("o.a", "b=~z", nil), messageOf("o.a", "b=~y", nil)},
 	} {
 		m, err := newMatcher(test.l, &test.sel, nil)
 		if err != nil {
@@ -171,7 +193,8 @@ func TestWhatMessagesTell(t *testing.T) {
 	for _, test := range []struct {
 		subject string
 		sel     Selection
-	}{{"o.{topic}", Selection{Docs: []string{"a"}}}, {"o.{partition(doc_id,4)}", Selection{Docs: []string{"a"}}}} {
+	}{{"o.{topic}", Selection{Docs: []string{"a"}}},
+		{"o.{partition(doc_id,4)}", Selection{Docs: []string{"a"}}}} {
 		if _, err := newMatcher(extractorOf(t, test.subject), &test.sel, nil); err == nil {
 			t.Errorf("%s tells the document", test.subject)
 		}

@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// clockSlack is by how much stored times may decrease from one message to the next, when another server becomes the leader.
+// clockSlack is by how much stored times may decrease from one message to the next, when another server
+// becomes the leader.
 const clockSlack = time.Minute
 
 // streamSource reads from the stream.
@@ -74,7 +75,8 @@ func (s *streamSource) exists() string {
 	case s.first > s.last:
 		return fmt.Sprintf("stream %s is empty, its last sequence was %d", s.name, s.last)
 	}
-	text := fmt.Sprintf("stream %s has sequence %d (stored %s", s.name, s.first, s.firstAt.UTC().Format(time.RFC3339))
+	text := fmt.Sprintf("stream %s has sequence %d (stored %s", s.name, s.first,
+		s.firstAt.UTC().Format(time.RFC3339))
 	if s.header != nil {
 		text += fmt.Sprintf(", position %v", s.header.Pos)
 	}
@@ -83,14 +85,15 @@ func (s *streamSource) exists() string {
 
 // holds reports whether the stream still has every message of the selection that it ever had, and says why.
 //
-// Messages are removed from the beginning (by retention) and from within (by a person, a limit per subject, or a broker that lost its
-// end). A removed message can't be looked at. It is known not to belong to the selection if the selection's lower end is behind it:
+// Messages are removed from the beginning (by retention) and from within (by a person, a limit per subject,
+// or a broker that lost its end). A removed message can't be looked at. It is known not to belong to the
+// selection if the selection's lower end is behind it:
 //
 //   - by sequence: directly;
-//   - by time: messages are stored in the order of time, so what was removed from the beginning was stored no later than the first
-//     message;
-//   - by position: a window has no event that was read behind its thru, and thru never decreases, so what was removed from the
-//     beginning has no position behind the thru of the first message.
+//   - by time: messages are stored in the order of time, so what was removed from the beginning was stored no
+//     later than the first message;
+//   - by position: a window has no event that was read behind its thru, and thru never decreases, so what was
+//     removed from the beginning has no position behind the thru of the first message.
 func (s *streamSource) holds() (bool, string) {
 	sel := s.match.sel
 	gone := uint64(s.numDeleted())
@@ -102,7 +105,8 @@ func (s *streamSource) holds() (bool, string) {
 	case sel.Seq.Given():
 		return false, fmt.Sprintf("the sequences below %d are gone", s.first)
 	case gone > 0:
-		return false, fmt.Sprintf("%d messages inside of stream %s are gone, and nobody knows whose they were", gone, s.name)
+		return false, fmt.Sprintf(
+			"%d messages inside of stream %s are gone, and nobody knows whose they were", gone, s.name)
 	case s.first == 1:
 		return true, fmt.Sprintf("stream %s has every message from sequence 1 on", s.name)
 	case sel.Time.From != nil && sel.Time.From.After(s.firstAt.Add(clockSlack)):
@@ -110,7 +114,8 @@ func (s *streamSource) holds() (bool, string) {
 	case sel.Position.From != nil && s.header != nil && sel.Position.From.LSN > s.header.Thru:
 		return true, fmt.Sprintf("%s, and what it had before lies at or below %v", s.exists(), s.header.Thru)
 	}
-	return false, fmt.Sprintf("%s: %d older messages are gone, and nobody knows whether they belong to the selection", s.exists(), s.first-1)
+	return false, fmt.Sprintf("%s: %d older messages are gone, and nobody knows whether they belong to the "+
+		"selection", s.exists(), s.first-1)
 }
 
 // holdsSequences says whether the messages of a range of sequences are all there.
@@ -143,8 +148,10 @@ func (s *streamSource) span(after uint64) (from, to uint64) {
 	return from, to
 }
 
-// summarize summarizes the selection behind a sequence and calls f, if it is not nil, with each message. It reads headers only.
-func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary, f func(*Message) error) error {
+// summarize summarizes the selection behind a sequence and calls f, if it is not nil, with each message. It
+// reads headers only.
+func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary,
+	f func(*Message) error) error {
 	from, to := s.span(after)
 	err := s.read(ctx, from, to, true, func(m *Message) error {
 		if m.Header.Get(headerDead) != "" && s.match.needsBody() {
@@ -176,7 +183,8 @@ func (s *streamSource) fetchBody(ctx context.Context, m *Message) error {
 	return nil
 }
 
-// each calls f with each message of the selection behind a sequence. It fails if messages that sum counted are gone by now.
+// each calls f with each message of the selection behind a sequence. It fails if messages that sum counted
+// are gone by now.
 func (s *streamSource) each(ctx context.Context, after uint64, sum *Summary, f func(*Message) error) error {
 	if sum.Events == 0 {
 		return nil
@@ -200,13 +208,15 @@ func (s *streamSource) each(ctx context.Context, after uint64, sum *Summary, f f
 		err = s.read(ctx, from, to, false, take)
 	}
 	if err == nil && n != sum.Events {
-		err = s.vanished(fmt.Sprintf("%d of %d events were removed from stream %s while it was read", sum.Events-n, sum.Events, s.name))
+		err = s.vanished(fmt.Sprintf("%d of %d events were removed from stream %s while it was read",
+			sum.Events-n, sum.Events, s.name))
 	}
 	return err
 }
 
 func (s *streamSource) vanished(what string) error {
-	return fatal("replay_removed", what, "What came before them was read in order. Look with --dry-run what there is now, and go on with --from table")
+	return fatal("replay_removed", what, "What came before them was read in order. Look with --dry-run "+
+		"what there is now, and go on with --from table")
 }
 
 // fetch reads messages one by one.
@@ -215,11 +225,13 @@ func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Me
 		raw, err := s.stream.GetMsg(ctx, seq)
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return s.vanished(fmt.Sprintf("sequence %d was removed from stream %s while it was read", seq, s.name))
+			return s.vanished(fmt.Sprintf("sequence %d was removed from stream %s while it was read", seq,
+				s.name))
 		case err != nil:
 			return fmt.Errorf("stream %s: read sequence %d: %w", s.name, seq, err)
 		}
-		m := &Message{Seq: raw.Sequence, Subject: raw.Subject, Header: raw.Header, Data: raw.Data, Time: raw.Time}
+		m := &Message{Seq: raw.Sequence, Subject: raw.Subject, Header: raw.Header, Data: raw.Data,
+			Time: raw.Time}
 		if err := s.parse(m); err != nil {
 			return err
 		}
@@ -231,12 +243,14 @@ func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Me
 }
 
 // read calls f with each message from one sequence to another whose subject matches the filters.
-func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bool, f func(*Message) error) error {
+func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bool,
+	f func(*Message) error) error {
 	if from > to || len(s.match.filters) == 0 {
 		return nil
 	}
 	oc := jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: headersOnly, FilterSubjects: s.match.filters,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: headersOnly,
+		FilterSubjects: s.match.filters,
 	}
 	if slices.Equal(oc.FilterSubjects, []string{">"}) {
 		oc.FilterSubjects = nil
@@ -245,28 +259,31 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 		start := t.Add(-clockSlack)
 		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
 	}
-	return conns.ReadStream(ctx, s.js, s.name, oc, func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
-		m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(), Data: raw.Data(), Time: meta.Timestamp}
-		if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {
-			return conns.ErrStop
-		}
-		if err := s.parse(m); err != nil {
-			return err
-		}
-		if err := f(m); err != nil {
-			return err
-		}
-		if m.Seq == to {
-			return conns.ErrStop
-		}
-		return nil
-	})
+	return conns.ReadStream(ctx, s.js, s.name, oc,
+		func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
+			m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(),
+				Data: raw.Data(), Time: meta.Timestamp}
+			if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {
+				return conns.ErrStop
+			}
+			if err := s.parse(m); err != nil {
+				return err
+			}
+			if err := f(m); err != nil {
+				return err
+			}
+			if m.Seq == to {
+				return conns.ErrStop
+			}
+			return nil
+		})
 }
 
 // parse reads the Outflow header.
 func (s *streamSource) parse(m *Message) (err error) {
 	if m.Outflow, err = outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err != nil {
-		return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d (%s) is not outflow's: %v", s.name, m.Seq, m.Subject, err),
+		return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d (%s) is not "+
+			"outflow's: %v", s.name, m.Seq, m.Subject, err),
 			"Leave it out: replay what is before and behind it with --seq")
 	}
 	return nil

@@ -14,11 +14,13 @@ const countTries = 5
 // everything is the filter that lets all subjects through.
 var everything = []string{">"}
 
-// widenFilters drops the filters if the stream has messages whose subjects the configured template does not make: the template used to
-// be another one, or dead letters went elsewhere. No filter can tell whether those belong to the selection; each has to be read.
+// widenFilters drops the filters if the stream has messages whose subjects the configured template does not
+// make: the template used to be another one, or dead letters went elsewhere. No filter can tell whether those
+// belong to the selection; each has to be read.
 func (s *streamSource) widenFilters(ctx context.Context) error {
 	sel := s.match.sel
-	if s.stream == nil || len(s.match.filters) == 0 || slices.Equal(s.match.filters, everything) || len(sel.Docs)+len(sel.Actors) == 0 {
+	if s.stream == nil || len(s.match.filters) == 0 || slices.Equal(s.match.filters, everything) ||
+		len(sel.Docs)+len(sel.Actors) == 0 {
 		return nil
 	}
 	known := []string{s.extractor.template.Filter(func(string) (string, bool) { return "", false })}

@@ -51,7 +51,8 @@ type Brief struct {
 
 // brief copies what it keeps, because the message's strings may be parts of larger memory.
 func brief(m *Message) Brief {
-	b := Brief{Sequence: m.Seq, Subject: strings.Clone(m.Subject), ID: strings.Clone(m.Outflow.ID), Key: strings.Clone(m.Outflow.Key)}
+	b := Brief{Sequence: m.Seq, Subject: strings.Clone(m.Subject), ID: strings.Clone(m.Outflow.ID),
+		Key: strings.Clone(m.Outflow.Key)}
 	if m.Seq > 0 {
 		pos := m.Outflow.Pos
 		b.Position = &pos

@@ -33,7 +33,8 @@ type tableSource struct {
 }
 
 // openTable takes a snapshot.
-func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiring.Layout, m *matcher, timeColumn string) (_ *tableSource, err error) {
+func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiring.Layout, m *matcher,
+	timeColumn string) (_ *tableSource, err error) {
 	t := &tableSource{cfg: cfg, layout: l, match: m}
 	if t.column, err = pickTime(l.Table, timeColumn); err != nil {
 		return nil, err
@@ -73,35 +74,46 @@ func (t *tableSource) check() error {
 	sel := t.match.sel
 	switch {
 	case !t.snap.Ordered(t.query()):
-		return fatal("replay_no_key", fmt.Sprintf("table %s has neither a key nor an id that counts: the order of its rows is not in it", t.layout.Mapping.Table),
+		return fatal("replay_no_key", fmt.Sprintf("table %s has neither a key nor an id that counts: the "+
+			"order of its rows is not in it", t.layout.Mapping.Table),
 			"Only the stream can be replayed")
 	case sel.Seq.Given():
-		return fatal("replay_table", "--seq: a row does not say at which sequence it was published", "Choose by --doc, --key, --id or --time to read from the table")
+		return fatal("replay_table", "--seq: a row does not say at which sequence it was published",
+			"Choose by --doc, --key, --id or --time to read from the table")
 	case sel.Position.Given():
-		return fatal("replay_table", "--position: a row does not say at which position it was committed", "Choose by --doc, --key, --id or --time to read from the table")
+		return fatal("replay_table", "--position: a row does not say at which position it was committed",
+			"Choose by --doc, --key, --id or --time to read from the table")
 	case len(sel.IDs) > 0 && t.layout.ID == "":
-		return fatal("replay_table", fmt.Sprintf("--id: table %s has no id column (columns.id)", t.layout.Mapping.Table), "Choose by --doc or --key")
+		return fatal("replay_table", fmt.Sprintf("--id: table %s has no id column (columns.id)",
+			t.layout.Mapping.Table), "Choose by --doc or --key")
 	case sel.Time.Given() && t.column == "":
-		return fatal("replay_time", fmt.Sprintf("--time: table %s has no column that says when a row was written: there is none of %v", t.layout.Mapping.Table, timeColumns),
+		return fatal("replay_time", fmt.Sprintf("--time: table %s has no column that says when a row was "+
+			"written: there is none of %v", t.layout.Mapping.Table, timeColumns),
 			"Name one of type timestamptz with --time-column, or choose by --key or --doc")
 	case len(sel.Actors) > 0 && t.layout.Mapping.Actor == "":
-		return fatal("replay_table", fmt.Sprintf("--actor: table %s has no column of actors (columns.actor_id)", t.layout.Mapping.Table), "Choose by --doc or --key")
+		return fatal("replay_table", fmt.Sprintf("--actor: table %s has no column of actors "+
+			"(columns.actor_id)", t.layout.Mapping.Table), "Choose by --doc or --key")
 	}
 	return nil
 }
 
-// checkResumable refuses to continue behind a row that others are equal to in the order: which of them were published is unknown.
+// checkResumable refuses to continue behind a row that others are equal to in the order: which of them were
+// published is unknown.
 func (t *tableSource) checkResumable(ctx context.Context, id string, behind rowKey) error {
-	n, err := t.snap.CountAt(ctx, t.query(), tablesnapshot.Cursor{Doc: behind.doc, Key: behind.key, ID: behind.id})
+	n, err := t.snap.CountAt(ctx, t.query(), tablesnapshot.Cursor{Doc: behind.doc, Key: behind.key,
+		ID: behind.id})
 	if err == nil && n > 1 {
-		err = fatal("replay_alike", fmt.Sprintf("--replay-id %s: %d rows of table %s have document, key and id of the one that was "+
+		err = fatal("replay_alike", fmt.Sprintf("--replay-id %s: %d rows of table %s have document, key "+
+			"and id of the one that was "+
 			"published last: which of them are there can't be told", id, n, t.layout.Mapping.Table),
-			"Begin again with another id, into another subject or stream. Where an id column (columns.id) tells rows apart, a replay can go on anywhere")
+			"Begin again with another id, into another subject or stream. Where an id column (columns.id) "+
+				"tells rows apart, a replay can go on anywhere")
 	}
 	return err
 }
 
-// timeColumns are the usual names of the column that says when a row was written; the first that exists is used.
+// timeColumns are the usual names of the column that says when a row was written; the first that exists is
+// used.
 var timeColumns = []string{"created_at", "inserted_at", "occurred_at", "created", "inserted", "event_time"}
 
 const (
@@ -117,7 +129,8 @@ func pickTime(t catalog.Table, wanted string) (string, error) {
 	}
 	if wanted != "" {
 		if !isTime(wanted) {
-			return "", usage("time_column", fmt.Sprintf("--time-column %q: table %s.%s has no column of that name with a timestamp", wanted, t.Schema, t.Name), "Name one that it has")
+			return "", usage("time_column", fmt.Sprintf("--time-column %q: table %s.%s has no column of "+
+				"that name with a timestamp", wanted, t.Schema, t.Name), "Name one that it has")
 		}
 		return wanted, nil
 	}
@@ -136,7 +149,8 @@ func (t *tableSource) note() string {
 	if t.layout.Mapping.Keyed() {
 		return text
 	}
-	return text + fmt.Sprintf("; without a key it goes by %s: transactions that wrote at the same time may have committed in another order", t.layout.ID)
+	return text + fmt.Sprintf("; without a key it goes by %s: transactions that wrote at the same time may "+
+		"have committed in another order", t.layout.ID)
 }
 
 func (t *tableSource) query() tablesnapshot.Query {
@@ -169,7 +183,8 @@ func (t *tableSource) query() tablesnapshot.Query {
 	return q
 }
 
-// each calls f with the message of each selected row behind after, in the canonical order. n and of number them.
+// each calls f with the message of each selected row behind after, in the canonical order. n and of number
+// them.
 func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f func(*Message) error) error {
 	rows, err := backfill.NewRows(t.cfg, t.layout, t.read)
 	if err != nil {
@@ -204,11 +219,13 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 		if sel.Filter != "" && !covers(sel.Filter, made.Subject) || !inBounds(t.match.bounds, made.Subject) {
 			return nil
 		}
-		m := &Message{Subject: made.Subject, Header: nats.Header{}, Data: made.Data, Outflow: h, Doc: e.Doc, DocOK: e.Null&relay.NullDoc == 0}
+		m := &Message{Subject: made.Subject, Header: nats.Header{}, Data: made.Data, Outflow: h, Doc: e.Doc,
+			DocOK: e.Null&relay.NullDoc == 0}
 		for name, value := range made.Header {
 			m.Header[name] = []string{value}
 		}
-		m.resume = resumePoint{from: FromTable, row: rowKey{string(v[own]), string(v[own+1]), string(v[own+2])}}
+		m.resume = resumePoint{from: FromTable, row: rowKey{string(v[own]), string(v[own+1]),
+			string(v[own+2])}}
 		if t.column != "" {
 			m.Time = parseTimestamp(string(v[own+3]))
 		}
@@ -217,7 +234,8 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 	})
 }
 
-// parseTimestamp reads what PostgreSQL prints with DateStyle ISO and TimeZone UTC; zero if it is no moment, such as infinity.
+// parseTimestamp reads what PostgreSQL prints with DateStyle ISO and TimeZone UTC; zero if it is no moment,
+// such as infinity.
 func parseTimestamp(text string) time.Time {
 	for _, layout := range []string{"2006-01-02 15:04:05.999999Z07", "2006-01-02 15:04:05.999999"} {
 		if t, err := time.Parse(layout, text); err == nil {
@@ -248,7 +266,8 @@ func (t *tableSource) has(ctx context.Context, ids []string) (n int, err error) 
 func (t *tableSource) exists(ctx context.Context) (string, error) {
 	var n uint64
 	var first, last time.Time
-	q := tablesnapshot.Query{Mapping: t.layout.Mapping, ID: t.layout.ID, Columns: []string{tablesnapshot.SortID}}
+	q := tablesnapshot.Query{Mapping: t.layout.Mapping, ID: t.layout.ID,
+		Columns: []string{tablesnapshot.SortID}}
 	if t.column != "" {
 		q.Columns = append(q.Columns, t.column)
 	}

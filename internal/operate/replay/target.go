@@ -44,7 +44,8 @@ func parseTarget(text string) (*target, error) {
 			return &target{kind: kind, name: name}, nil
 		}
 	}
-	return nil, usage("replay_to", fmt.Sprintf("--to %q", text), "Write stdout, subject:SUBJECT, stream:STREAM or consumer:NAME")
+	return nil, usage("replay_to", fmt.Sprintf("--to %q", text),
+		"Write stdout, subject:SUBJECT, stream:STREAM or consumer:NAME")
 }
 
 // ReplayStream is the name of the stream from which the consumers of a stream read what is replayed for them.
@@ -75,7 +76,8 @@ func (t *target) subject(original string) string {
 // maxAge is how long the stream keeps what is replayed to a consumer.
 const maxAge = 7 * 24 * time.Hour
 
-// resolve finds the stream that takes the messages, or makes it, and refuses one where they would be among the live events.
+// resolve finds the stream that takes the messages, or makes it, and refuses one where they would be among
+// the live events.
 func (t *target) resolve(ctx context.Context, js jetstream.JetStream, cfg config.Config, dryRun bool) error {
 	var err error
 	switch t.kind {
@@ -97,7 +99,8 @@ func (t *target) resolve(ctx context.Context, js jetstream.JetStream, cfg config
 
 func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg config.Config) error {
 	if err := checkFilter(t.name); err != nil || strings.Contains(t.name, "*") {
-		return usage("replay_to", fmt.Sprintf("--to subject:%s: not a subject", t.name), "Write a subject, or one that ends in .> : the original subject takes the place of the >")
+		return usage("replay_to", fmt.Sprintf("--to subject:%s: not a subject", t.name),
+			"Write a subject, or one that ends in .> : the original subject takes the place of the >")
 	}
 	if prefix, ok := strings.CutSuffix(t.name, ">"); ok {
 		t.prefix = prefix
@@ -121,7 +124,8 @@ func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg
 		return fatal("replay_target", fmt.Sprintf("--to subject:%s: no stream takes it", t.name),
 			"Replay to stream:NAME: it is made if there is none")
 	default:
-		return fatal("replay_target", fmt.Sprintf("--to subject:%s: more than one stream takes it: %s", t.name, strings.Join(names, ", ")),
+		return fatal("replay_target", fmt.Sprintf("--to subject:%s: more than one stream takes it: %s",
+			t.name, strings.Join(names, ", ")),
 			"Name a subject that only one of them takes, or replay to stream:NAME")
 	}
 	st, err := js.Stream(ctx, names[0])
@@ -129,45 +133,56 @@ func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg
 		return fmt.Errorf("stream %s: %w", names[0], err)
 	}
 	t.stream = st
-	if !slices.ContainsFunc(st.CachedInfo().Config.Subjects, func(f string) bool { return covers(f, t.filter()) }) {
-		return fatal("replay_target", fmt.Sprintf("--to subject:%s: stream %s takes only a part of it, %v", t.name, names[0], st.CachedInfo().Config.Subjects),
+	if !slices.ContainsFunc(st.CachedInfo().Config.Subjects, func(f string) bool {
+		return covers(f, t.filter())
+	}) {
+		return fatal("replay_target", fmt.Sprintf("--to subject:%s: stream %s takes only a part of it, %v",
+			t.name, names[0], st.CachedInfo().Config.Subjects),
 			"Name a subject that the stream takes as a whole")
 	}
 	return nil
 }
 
-func (t *target) resolveStream(ctx context.Context, js jetstream.JetStream, cfg config.Config, dryRun bool) error {
+func (t *target) resolveStream(ctx context.Context, js jetstream.JetStream, cfg config.Config,
+	dryRun bool) error {
 	switch {
 	case t.name == cfg.Stream:
 		return t.isLive(fmt.Sprintf("stream %s is the live one", t.name))
 	case t.name == replayStream(cfg.Stream):
-		return usage("replay_to", fmt.Sprintf("--to stream:%s: consumers read there what is replayed to them", t.name), "Write --to consumer:NAME")
+		return usage("replay_to", fmt.Sprintf("--to stream:%s: consumers read there what is replayed to them",
+			t.name), "Write --to consumer:NAME")
 	case strings.HasPrefix(t.name, "KV_"), strings.HasPrefix(t.name, "OBJ_"):
-		return usage("replay_to", fmt.Sprintf("--to stream:%s: that is a bucket", t.name), "Name another stream; it is made if there is none")
+		return usage("replay_to", fmt.Sprintf("--to stream:%s: that is a bucket", t.name),
+			"Name another stream; it is made if there is none")
 	}
 	t.prefix = otherPrefix + t.name + "."
 	if err := t.ensure(ctx, js, cfg, t.name, t.prefix+">", 0, dryRun); err != nil || t.stream == nil {
 		return err
 	}
 	for _, subject := range t.stream.CachedInfo().Config.Subjects {
-		if prefix, ok := strings.CutSuffix(subject, ">"); ok && prefix != "" && !strings.Contains(prefix, "*") {
+		if prefix, ok := strings.CutSuffix(subject, ">"); ok && prefix != "" &&
+			!strings.Contains(prefix, "*") {
 			t.prefix = prefix
 			return nil
 		}
 	}
-	return fatal("replay_target", fmt.Sprintf("stream %s has the subjects %v: none of them ends in .> , where the original subject could stand", t.name,
-		t.stream.CachedInfo().Config.Subjects), "Write --to subject:SUBJECT, or name a stream that is not there: it is made")
+	return fatal("replay_target", fmt.Sprintf("stream %s has the subjects %v: none of them ends in .> , "+
+		"where the original subject could stand", t.name,
+		t.stream.CachedInfo().Config.Subjects),
+		"Write --to subject:SUBJECT, or name a stream that is not there: it is made")
 }
 
 // ensure finds a stream, or makes it with one subject.
-func (t *target) ensure(ctx context.Context, js jetstream.JetStream, cfg config.Config, name, subject string, age time.Duration, dryRun bool) error {
+func (t *target) ensure(ctx context.Context, js jetstream.JetStream, cfg config.Config, name, subject string,
+	age time.Duration, dryRun bool) error {
 	st, err := js.Stream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if dryRun {
 			return nil
 		}
 		sc := jetstream.StreamConfig{
-			Name: name, Subjects: []string{subject}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy, MaxAge: age,
+			Name: name, Subjects: []string{subject}, Storage: jetstream.FileStorage,
+			Retention: jetstream.LimitsPolicy, MaxAge: age,
 			Replicas: cfg.Init.Replicas, AllowDirect: true,
 		}
 		if t.kind == toStream {
@@ -180,7 +195,8 @@ func (t *target) ensure(ctx context.Context, js jetstream.JetStream, cfg config.
 		}
 	}
 	if errors.Is(err, jetstream.ErrInvalidStreamName) {
-		return usage("replay_to", fmt.Sprintf("%q is no name of a stream", name), "Use letters, digits, _ and -")
+		return usage("replay_to", fmt.Sprintf("%q is no name of a stream", name),
+			"Use letters, digits, _ and -")
 	}
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
@@ -188,9 +204,12 @@ func (t *target) ensure(ctx context.Context, js jetstream.JetStream, cfg config.
 	t.stream = st
 	if t.kind == toConsumer {
 		sc := st.CachedInfo().Config
-		if !slices.ContainsFunc(sc.Subjects, func(f string) bool { return covers(f, subject) }) || sc.SubjectTransform != nil || sc.Retention != jetstream.LimitsPolicy {
-			return fatal("replay_target", fmt.Sprintf("stream %s is not one that outflow replay made: its subjects are %v", name, sc.Subjects),
-				fmt.Sprintf("Its only subject is %s, its retention limits, without a transform: set it so, or remove it", subject))
+		if !slices.ContainsFunc(sc.Subjects, func(f string) bool { return covers(f, subject) }) ||
+			sc.SubjectTransform != nil || sc.Retention != jetstream.LimitsPolicy {
+			return fatal("replay_target", fmt.Sprintf("stream %s is not one that outflow replay made: its "+
+				"subjects are %v", name, sc.Subjects),
+				fmt.Sprintf("Its only subject is %s, its retention limits, without a transform: set it so, "+
+					"or remove it", subject))
 		}
 	}
 	return nil
@@ -233,8 +252,8 @@ func (t *target) refuseLive(cfg config.Config) error {
 	return nil
 }
 
-// transformed is a filter for the subjects that a transform's destination makes. A function that splits a token makes any number of
-// tokens.
+// transformed is a filter for the subjects that a transform's destination makes. A function that splits a
+// token makes any number of tokens.
 func transformed(destination string) string {
 	var tokens []string
 	for rest := destination; rest != ""; {
@@ -247,7 +266,8 @@ func transformed(destination string) string {
 			var behind string
 			behind, after, _ = strings.Cut(rest[end:], ".")
 			token = rest[:end] + behind
-			if name := strings.ToLower(token[i:]); strings.Contains(name, "split") || strings.Contains(name, "slice") {
+			if name := strings.ToLower(token[i:]); strings.Contains(name, "split") ||
+				strings.Contains(name, "slice") {
 				return strings.Join(append(tokens, ">"), ".")
 			}
 		}
@@ -260,6 +280,7 @@ func transformed(destination string) string {
 }
 
 func (t *target) isLive(what string) error {
-	return usage("replay_live", fmt.Sprintf("--to %s:%s: %s: a replay never goes among the live events", t.kind, t.name, what),
+	return usage("replay_live", fmt.Sprintf("--to %s:%s: %s: a replay never goes among the live events",
+		t.kind, t.name, what),
 		"Name another subject or stream; --to stream:NAME makes one that is not there")
 }

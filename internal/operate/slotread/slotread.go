@@ -17,16 +17,18 @@ import (
 	"github.com/outflowhq/outflow/replication"
 )
 
-// Decode calls f with what each message of the slot is decoded to, until f returns an error. The result is valid until f returns.
-// After limit changes no further transaction is read; 0 is no limit.
+// Decode calls f with what each message of the slot is decoded to, until f returns an error. The result is
+// valid until f returns. After limit changes no further transaction is read; 0 is no limit.
 func Decode(
-	ctx context.Context, cfg config.Config, l *wiring.Layout, limit int, log *slog.Logger, f func(*decoder.Result) error,
+	ctx context.Context, cfg config.Config, l *wiring.Layout, limit int, log *slog.Logger,
+	f func(*decoder.Result) error,
 ) error {
 	return decode(ctx, cfg, wiring.Decoder(cfg, l), limit, log, f)
 }
 
 func decode(
-	ctx context.Context, cfg config.Config, dc decoder.Config, limit int, log *slog.Logger, f func(*decoder.Result) error,
+	ctx context.Context, cfg config.Config, dc decoder.Config, limit int, log *slog.Logger,
+	f func(*decoder.Result) error,
 ) error {
 	dec := decoder.New(dc)
 	var res decoder.Result
@@ -40,15 +42,17 @@ func decode(
 	})
 }
 
-// Order puts what the slot holds in order, as a session that starts from a checkpoint would. It calls result with each decoded
-// message before it is taken in, and window with each window as it closes. It returns what is held at the end: how many events
-// and bytes are not due yet.
+// Order puts what the slot holds in order, as a session that starts from a checkpoint would. It calls result
+// with each decoded message before it is taken in, and window with each window as it closes. It returns what
+// is held at the end: how many events and bytes are not due yet.
 func Order(
-	ctx context.Context, cfg config.Config, l *wiring.Layout, from relay.Checkpoint, limit int, log *slog.Logger,
+	ctx context.Context, cfg config.Config, l *wiring.Layout, from relay.Checkpoint, limit int,
+	log *slog.Logger,
 	result func(*decoder.Result) error, window func(*reorder.Window) error,
 ) (events int, bytes int64, err error) {
 	buf := reorder.New(reorder.Config{
-		Settings: from.Settings, Start: from.Due, PublishedAhead: from.PublishedAhead, Unkeyed: !l.Mapping.Keyed(),
+		Settings: from.Settings, Start: from.Due, PublishedAhead: from.PublishedAhead,
+		Unkeyed: !l.Mapping.Keyed(),
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
 	})
 	defer buf.Discard()
@@ -81,10 +85,11 @@ type Unpublished struct {
 	First  relay.Commit // the first transaction that has some; its zero value if there are none
 }
 
-// CountUnpublished counts the events beyond a checkpoint, except those that it says were published ahead. table and mapping are
-// those under which they were written; table is 0 where there was none.
+// CountUnpublished counts the events beyond a checkpoint, except those that it says were published ahead.
+// table and mapping are those under which they were written; table is 0 where there was none.
 func CountUnpublished(
-	ctx context.Context, cfg config.Config, table uint32, mapping relay.Mapping, from relay.Checkpoint, log *slog.Logger,
+	ctx context.Context, cfg config.Config, table uint32, mapping relay.Mapping, from relay.Checkpoint,
+	log *slog.Logger,
 ) (u Unpublished, err error) {
 	ahead := map[outbox.Position]bool{}
 	for _, p := range from.PublishedAhead {

@@ -19,12 +19,14 @@ func refuse(code, hint, format string, args ...any) error {
 
 // takenOver is the fault of a snapshot that another process has taken over.
 func (s *snapshot) takenOver() error {
-	return refuse("snapshot_taken_over", "Let that one finish; if there is none any more, run `outflow init --snapshot` again",
+	return refuse("snapshot_taken_over",
+		"Let that one finish; if there is none any more, run `outflow init --snapshot` again",
 		"another outflow init --snapshot has begun for slot %s", s.cfg.Slot)
 }
 
-// check refuses what a snapshot must not touch: a finished installation, a stream that has messages, and what is left of a killed
-// snapshot that can't be continued. Nothing has been changed by then, except that missing objects were made by Prepare.
+// check refuses what a snapshot must not touch: a finished installation, a stream that has messages, and what
+// is left of a killed snapshot that can't be continued. Nothing has been changed by then, except that missing
+// objects were made by Prepare.
 func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	if rd.Corrupt != nil {
 		return rd.Corrupt
@@ -38,7 +40,8 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	}
 	if l.Layout.ID == "" {
 		return refuse("snapshot_ids", "Set columns.id to a column that tells events apart",
-			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because nobody could tell which rows are published",
+			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because "+
+				"nobody could tell which rows are published",
 			s.rep.Table)
 	}
 	if f := l.CC.ForeignSlot(rd.Slot, rd.Server.Database); f != nil {
@@ -54,19 +57,26 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 		return err
 	default:
 		return refuse("snapshot_installed",
-			"To publish older rows as well, take the snapshot into another stream: settings slot, publication and stream with names that are "+
-				"not in use. Or let `outflow repair` publish them behind what the stream has: docs/snapshot.md says how",
-			"slot %s is set up already, the checkpoint record goes up to %v: a snapshot comes first or not at all",
+			"To publish older rows as well, take the snapshot into another stream: settings slot, "+
+				"publication and stream with names that are "+
+				"not in use. Or let `outflow repair` publish them behind what the stream has: "+
+				"docs/snapshot.md says how",
+			"slot %s is set up already, the checkpoint record goes up to %v: a snapshot comes first or not "+
+				"at all",
 			s.cfg.Slot, rec.Checkpoints[len(rec.Checkpoints)-1].Due)
 	}
 }
 
-// checkFresh checks a set-up without a record, or one that an init without --snapshot left before it recorded its slot.
+// checkFresh checks a set-up without a record, or one that an init without --snapshot left before it recorded
+// its slot.
 func (s *snapshot) checkFresh(l *backfill.Conns, rd *backfill.Readings) error {
 	switch {
 	case rd.Stream.LastSeq > 0 && rd.Record == nil && !rd.Slot.Exists:
-		return refuse("stream_not_empty", fmt.Sprintf("Set stream to a name that is not in use. Or, if its messages are of no use, remove "+
-			"it with `nats stream rm %s`", s.cfg.Stream), "stream %s has had messages, its last sequence is %d: a snapshot comes first", s.cfg.Stream, rd.Stream.LastSeq)
+		return refuse("stream_not_empty",
+			fmt.Sprintf("Set stream to a name that is not in use. Or, if its messages are of no use, remove "+
+				"it with `nats stream rm %s`", s.cfg.Stream),
+			"stream %s has had messages, its last sequence "+
+				"is %d: a snapshot comes first", s.cfg.Stream, rd.Stream.LastSeq)
 	case rd.Slot.Exists && rd.Record == nil, rd.Stream.LastSeq > 0:
 		_, err := checkpoint.Resolve(l.CC, rd.Readings) // a gap: it says which
 		return err
@@ -77,7 +87,8 @@ func (s *snapshot) checkFresh(l *backfill.Conns, rd *backfill.Readings) error {
 // checkUnfinished checks what an unfinished snapshot has left.
 func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) error {
 	rec := rd.Record
-	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again", s.cfg.Stream)
+	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init "+
+		"--snapshot` again", s.cfg.Stream)
 	switch {
 	case rec.SystemID != rd.Server.SystemID || rec.Database != rd.Server.Database:
 		return refuse("snapshot_server", "Correct postgres.url. "+anew,
@@ -90,8 +101,10 @@ func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) err
 			"the snapshot that did not finish read table and columns otherwise")
 	case rd.Removed() > 0:
 		return refuse("snapshot_removed",
-			fmt.Sprintf("Remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it starts over", s.cfg.Stream),
-			"%d messages of stream %s are not there any more (retention, or somebody removed them): their rows would be published again",
+			fmt.Sprintf("Remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
+				"again: it starts over", s.cfg.Stream),
+			"%d messages of stream %s are not there any more (retention, or somebody removed them): their "+
+				"rows would be published again",
 			rd.Removed(), s.cfg.Stream)
 	}
 	return nil

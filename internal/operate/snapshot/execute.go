@@ -25,7 +25,8 @@ const maxRows = math.MaxUint32 - outbox.RepairedIndex
 func (s *snapshot) begin(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	rec := l.NewRecord(*rd)
 	rec.Repairing, rec.Base = checkpoint.ForSnapshot, rd.Stream.LastSeq
-	if rd.Record != nil && rd.Record.Created.Equal(rd.Stream.Created) { // a stream that was made anew has none
+	// a stream that was made anew has none
+	if rd.Record != nil && rd.Record.Created.Equal(rd.Stream.Created) {
 		rec.Holes = rd.Record.Holes
 	}
 	rec.Holes = rd.Holes(rec.Holes)
@@ -38,7 +39,8 @@ func (s *snapshot) begin(ctx context.Context, l *backfill.Conns, rd *backfill.Re
 	return nil
 }
 
-func (s *snapshot) save(ctx context.Context, l *backfill.Conns, rec *checkpoint.Record, rd *backfill.Readings) error {
+func (s *snapshot) save(ctx context.Context, l *backfill.Conns, rec *checkpoint.Record,
+	rd *backfill.Readings) error {
 	revision, err := conns.SaveRecord(ctx, l.Store, rec, rd.Revision)
 	switch {
 	case errors.Is(err, checkpoint.ErrUnknown):
@@ -49,7 +51,8 @@ func (s *snapshot) save(ctx context.Context, l *backfill.Conns, rec *checkpoint.
 	return err
 }
 
-// execute makes the slot, publishes the rows of its snapshot that the stream does not have, and finishes the record.
+// execute makes the slot, publishes the rows of its snapshot that the stream does not have, and finishes the
+// record.
 func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	reader, newest, err := s.reader(ctx, l, rd)
 	if err != nil {
@@ -95,7 +98,8 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	lock.Close()
 	if published > 0 {
 		s.rep.First, s.rep.Last = place.Seq+1, place.Seq+published
-		s.o.Progress("%d rows: published in %.1f s, sequences %d to %d; reading them back", published, s.rep.Seconds, s.rep.First, s.rep.Last)
+		s.o.Progress("%d rows: published in %.1f s, sequences %d to %d; reading them back", published,
+			s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
 	last := rd.Stream.NewestSeq
 	if place.Seq += published; published > 0 {
@@ -114,8 +118,10 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	return s.finish(ctx, l, rd, place, last)
 }
 
-// finish records that the snapshot is complete: outflow run goes on from the checkpoint, behind the stream's newest message.
-func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.Readings, place relay.Checkpoint, newest uint64) error {
+// finish records that the snapshot is complete: outflow run goes on from the checkpoint, behind the stream's
+// newest message.
+func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
+	place relay.Checkpoint, newest uint64) error {
 	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
 		err = fmt.Errorf("somebody else changed what was made: %s", f.Message)
@@ -125,7 +131,8 @@ func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.R
 	}
 	s.o.Hit("snapshot.finished")
 	s.rep.Finished = true
-	s.o.Progress("checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due, place.Seq)
+	s.o.Progress("checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due,
+		place.Seq)
 	return nil
 }
 
@@ -140,7 +147,8 @@ func (s *snapshot) hintRunAgain(err error) error {
 	return &named
 }
 
-// reader opens the connection that will take the snapshot, and loads the ids of the events that the stream has into it.
+// reader opens the connection that will take the snapshot, and loads the ids of the events that the stream
+// has into it.
 func (s *snapshot) reader(
 	ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
 ) (_ *tablesnapshot.Reader, newest time.Time, err error) {
@@ -152,14 +160,18 @@ func (s *snapshot) reader(
 	if rd.Stream.NewestSeq == 0 {
 		return reader, newest, nil
 	}
-	s.o.Progress("stream %s has %d messages of a snapshot that did not finish: reading their ids", s.cfg.Stream, rd.Stream.Messages)
+	s.o.Progress("stream %s has %d messages of a snapshot that did not finish: reading their ids",
+		s.cfg.Stream, rd.Stream.Messages)
 	err = reader.LoadKnown(ctx, func(add func(tablesnapshot.IDHash) error) error {
 		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 			newest = m.Stored
 			h, err := outbox.ParseHeader(m.Header)
 			if err != nil || !h.Pos.Repaired() {
-				return refuse("stream_not_empty", fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md), "+
-					"remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it starts over", s.cfg.Stream),
+				return refuse("stream_not_empty",
+					fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md), "+
+						"remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
+						"again: "+
+						"it starts over", s.cfg.Stream),
 					"message %d of stream %s is not one of a snapshot", m.Seq, s.cfg.Stream)
 			}
 			return add(tablesnapshot.IDHash(outbox.HeaderIDSum(m.Header)))
@@ -174,11 +186,14 @@ func (s *snapshot) reader(
 }
 
 // makeSlot drops the slot, if there is one, and makes it anew.
-func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) (*catalog.NewSlot, error) {
+func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) (*catalog.NewSlot,
+	error) {
 	err := l.AwaitSlot(ctx)
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_held" {
-		return nil, refuse("slot_unfinished", "It may be that of an init that was killed, which waits until the transactions that write "+
-			"now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow init --snapshot` again", "%s", f.Message)
+		return nil, refuse("slot_unfinished",
+			"It may be that of an init that was killed, which waits until the transactions that write "+
+				"now have ended. Wait for that, or end it with pg_terminate_backend(pid), then run `outflow "+
+				"init --snapshot` again", "%s", f.Message)
 	}
 	if err != nil {
 		return nil, err
@@ -204,8 +219,9 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill
 	return slot, nil
 }
 
-// checkStillOurs reads the record once more before the slot is dropped. If this process was suspended since it wrote the record,
-// another snapshot may have finished meanwhile, and then the slot is the only place that has what was written since.
+// checkStillOurs reads the record once more before the slot is dropped. If this process was suspended since
+// it wrote the record, another snapshot may have finished meanwhile, and then the slot is the only place that
+// has what was written since.
 func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Conns) error {
 	_, revision, err := l.Store.Load(ctx)
 	if err == nil && revision != s.revision {
@@ -215,17 +231,20 @@ func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Conns) error 
 }
 
 // place is the checkpoint at the beginning of the slot, behind what the stream has.
-func (s *snapshot) place(ctx context.Context, l *backfill.Conns, rd *backfill.Readings, at outbox.LSN) (relay.Checkpoint, error) {
+func (s *snapshot) place(ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
+	at outbox.LSN) (relay.Checkpoint, error) {
 	now, err := l.Read(ctx)
 	if err != nil {
 		return relay.Checkpoint{}, err
 	}
 	was, is := rd.Stream, now.Stream
 	if is.LastSeq != was.LastSeq || is.NewestSeq != was.NewestSeq || !is.Created.Equal(was.Created) {
-		return relay.Checkpoint{}, fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
-			s.cfg.Stream, was.LastSeq, is.LastSeq)
+		return relay.Checkpoint{},
+			fmt.Errorf("stream %s has changed since its messages were read: sequence %d, and %d now",
+				s.cfg.Stream, was.LastSeq, is.LastSeq)
 	}
-	return relay.Checkpoint{Due: at, Seq: is.LastSeq, Settings: l.Settings(), Timeline: now.Server.History.At(at)}, nil
+	return relay.Checkpoint{Due: at, Seq: is.LastSeq, Settings: l.Settings(),
+		Timeline: now.Server.History.At(at)}, nil
 }
 
 // window prepares the window to publish: the rows of the snapshot that the stream does not have.
@@ -239,8 +258,10 @@ func (s *snapshot) window(
 	}
 	if none > 0 || double > 0 {
 		return nil, refuse("snapshot_ids",
-			"Give each row an id of its own, or set columns.id to another column, then run `outflow init --snapshot` again",
-			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not tell which rows are published",
+			"Give each row an id of its own, or set columns.id to another column, then run `outflow init "+
+				"--snapshot` again",
+			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not "+
+				"tell which rows are published",
 			s.rep.Table, none, id, double)
 	}
 	q := tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: id, SkipKnown: true, Sorted: true}
@@ -250,7 +271,8 @@ func (s *snapshot) window(
 		return nil, err
 	}
 	if of > maxRows {
-		return nil, refuse("snapshot_rows", "Delete rows that nobody needs", "table %s has %d rows, a snapshot can have %d",
+		return nil, refuse("snapshot_rows", "Delete rows that nobody needs",
+			"table %s has %d rows, a snapshot can have %d",
 			s.rep.Table, of, uint32(maxRows))
 	}
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)

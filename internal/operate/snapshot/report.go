@@ -16,7 +16,8 @@ type Report struct {
 	Stream string `json:"stream"`
 	Table  string `json:"table"`
 
-	At        outbox.LSN `json:"at"`        // rows that were committed up to here were published; those behind it come from the slot
+	// rows that were committed up to here were published; those behind it come from the slot
+	At        outbox.LSN `json:"at"`
 	Already   uint64     `json:"already"`   // messages that a snapshot which did not finish had left
 	Rows      int        `json:"rows"`      // beside them
 	Published uint64     `json:"published"` // of them
@@ -29,14 +30,16 @@ type Report struct {
 
 // String is the report for people.
 func (r *Report) String() string {
-	s := fmt.Sprintf("snapshot finished: %d rows of %s published in stream %s", r.Published, r.Table, r.Stream)
+	s := fmt.Sprintf("snapshot finished: %d rows of %s published in stream %s", r.Published, r.Table,
+		r.Stream)
 	if r.Published > 0 {
 		s += fmt.Sprintf(" (sequences %d to %d, in the order %s)", r.First, r.Last, r.Order)
 	}
 	if r.Already > 0 {
 		s += fmt.Sprintf(", behind %d that were there from one that did not finish", r.Already)
 	}
-	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start outflow run", r.At, r.Slot)
+	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start outflow run", r.At,
+		r.Slot)
 }
 
 // RowProgress says how many rows are published.
@@ -83,5 +86,6 @@ func (p *reporter) row(done int) {
 func (p *reporter) at(done int, now time.Time) RowProgress {
 	rate := float64(done) / max(now.Sub(p.begun).Seconds(), 1e-3)
 	left := float64(p.of-done) / max(rate, 1e-3)
-	return RowProgress{Done: done, Of: p.of, Rate: rate, Remaining: time.Duration(left * float64(time.Second)), Seconds: left}
+	return RowProgress{Done: done, Of: p.of, Rate: rate,
+		Remaining: time.Duration(left * float64(time.Second)), Seconds: left}
 }

@@ -25,7 +25,8 @@ func TestProgress(t *testing.T) {
 		t.Fatalf("%v", told)
 	}
 	got := p.at(250, p.begun.Add(5*time.Second))
-	if got.Rate != 50 || got.Remaining != 15*time.Second || got.Seconds != 15 || !strings.Contains(got.String(), "250 of 1000 rows published (25 %), 50 a second, about 15s left") {
+	if got.Rate != 50 || got.Remaining != 15*time.Second || got.Seconds != 15 ||
+		!strings.Contains(got.String(), "250 of 1000 rows published (25 %), 50 a second, about 15s left") {
 		t.Errorf("%+v %v", got, got)
 	}
 	(&reporter{of: 1}).row(checkEvery) // without a callback

@@ -22,9 +22,10 @@ type Options struct {
 	// Prepare makes table, publication, stream and bucket, where they are missing.
 	Prepare func(ctx context.Context) error
 
-	Progress    func(format string, args ...any) // called with a line for each step
-	RowProgress func(RowProgress)                // called every few seconds while rows are published; may be nil
-	Hit         func(point string)               // called at points where tests kill the process; may be nil
+	Progress func(format string, args ...any) // called with a line for each step
+	// called every few seconds while rows are published; may be nil
+	RowProgress func(RowProgress)
+	Hit         func(point string) // called at points where tests kill the process; may be nil
 }
 
 // snapshot is one run of init --snapshot.
@@ -36,10 +37,12 @@ type snapshot struct {
 
 	ours     bool   // the record says that this snapshot is under way
 	revision uint64 // of the record, as it was last written
-	renewed  bool   // the stream has a new ingress, which neither another process nor an earlier attempt knows
+	// the stream has a new ingress, which neither another process nor an earlier attempt knows
+	renewed bool
 }
 
-// Run prepares the set-up and publishes the existing rows. The report says how far it came, with an error too.
+// Run prepares the set-up and publishes the existing rows. The report says how far it came, with an error
+// too.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
 	if o.Hit == nil {
 		o.Hit = func(string) {}
@@ -79,16 +82,21 @@ func (s *snapshot) prepare(ctx context.Context) error {
 // retryable reports whether a snapshot that failed with err is tried again.
 func retryable(err error) bool { return outbox.ClassOf(err) == outbox.Transient }
 
-// attempt makes a whole snapshot. It renews the stream's ingress first; only connections that are opened after that know the new one.
+// attempt makes a whole snapshot. It renews the stream's ingress first; only connections that are opened
+// after that know the new one.
 func (s *snapshot) attempt(ctx context.Context) error {
 	if !s.renewed {
-		err := s.recorded(ctx, func(l *backfill.Conns, _ *backfill.Readings) error { return l.NATS.RenewIngress(ctx) })
+		err := s.recorded(ctx, func(l *backfill.Conns, _ *backfill.Readings) error {
+			return l.NATS.RenewIngress(ctx)
+		})
 		if err != nil {
 			return err
 		}
 		s.renewed = true
 	}
-	return s.recorded(ctx, func(l *backfill.Conns, rd *backfill.Readings) error { return s.execute(ctx, l, rd) })
+	return s.recorded(ctx, func(l *backfill.Conns, rd *backfill.Readings) error {
+		return s.execute(ctx, l, rd)
+	})
 }
 
 // recorded calls f with new connections, when the record says that a snapshot is under way.

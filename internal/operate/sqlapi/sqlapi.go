@@ -93,7 +93,8 @@ func (w *writer) readTable() error {
 		if ok && (c.Generated || c.Identity) {
 			return &outbox.Fault{
 				Class: outbox.Fatal, Code: "sql_api",
-				Message: fmt.Sprintf("%s cannot be made: column %q of %s is generated", Name, name, w.m.Table), Hint: "Map a plain column",
+				Message: fmt.Sprintf("%s cannot be made: column %q of %s is generated", Name, name,
+					w.m.Table), Hint: "Map a plain column",
 			}
 		}
 		filled[name] = true
@@ -135,8 +136,10 @@ func (w *writer) fill() string {
 		actor, group = "coalesce("+quote(w.m.Actor)+"::text, '')", "1, 2"
 	}
 	return "INSERT INTO " + w.api.CounterTable + " (doc_id, actor_id, counter)\n" +
-		"  SELECT " + quote(w.m.Doc) + "::text, " + actor + ", max(" + quote(w.m.Counter) + ") FROM " + w.table +
-		" WHERE " + quote(w.m.Doc) + " IS NOT NULL AND " + quote(w.m.Counter) + " IS NOT NULL GROUP BY " + group + " ON CONFLICT DO NOTHING"
+		"  SELECT " + quote(w.m.Doc) + "::text, " + actor + ", max(" + quote(w.m.Counter) + ") FROM " +
+		w.table +
+		" WHERE " + quote(w.m.Doc) + " IS NOT NULL AND " + quote(w.m.Counter) + " IS NOT NULL GROUP BY " +
+		group + " ON CONFLICT DO NOTHING"
 }
 
 // dollars quotes a text with a tag that is not in it: names of columns are.
@@ -148,8 +151,8 @@ func dollars(text string) string {
 	return tag + text + tag
 }
 
-// create writes the statements that make schema and function. Functions with another type of payload, of an earlier mapping, go: with
-// two a call would be ambiguous.
+// create writes the statements that make schema and function. Functions with another type of payload, of an
+// earlier mapping, go: with two a call would be ambiguous.
 func (w *writer) create(comment, body string) {
 	arguments := func(payload string) string { return Name + "(text, text, bigint, " + payload + ", jsonb)" }
 	all := []string{"CREATE SCHEMA IF NOT EXISTS outflow"}
@@ -159,8 +162,10 @@ func (w *writer) create(comment, body string) {
 		}
 	}
 	all = append(all,
-		"CREATE OR REPLACE FUNCTION "+Name+"(doc_id text, actor_id text, counter bigint, payload "+w.payload+", columns jsonb DEFAULT NULL)\n"+
-			"RETURNS text LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS "+dollars("#variable_conflict use_column\n"+body),
+		"CREATE OR REPLACE FUNCTION "+Name+"(doc_id text, actor_id text, counter bigint, payload "+w.payload+
+			", columns jsonb DEFAULT NULL)\n"+
+			"RETURNS text LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp "+
+			"AS "+dollars("#variable_conflict use_column\n"+body),
 		"COMMENT ON FUNCTION "+arguments(w.payload)+" IS "+literal(comment))
 	w.api.Function = all
 }

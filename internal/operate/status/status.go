@@ -1,4 +1,5 @@
-// Package status is `outflow status`: it reads slot, checkpoint record, stream and server, as a start would, without changing anything.
+// Package status is `outflow status`: it reads slot, checkpoint record, stream and server, as a start would,
+// without changing anything.
 //
 // It is internal to Outflow: its API may change at any time.
 package status
@@ -44,8 +45,9 @@ type Slot struct {
 	Confirmed     outbox.LSN `json:"confirmed"`
 	RetainedBytes uint64     `json:"retained_bytes"`
 	WALStatus     string     `json:"wal_status,omitempty"`
-	SafeWALBytes  *int64     `json:"safe_wal_bytes,omitempty"` // until the slot is in danger; absent: no limit
-	Invalidation  string     `json:"invalidation,omitempty"`
+	// until the slot is in danger; absent: no limit
+	SafeWALBytes *int64 `json:"safe_wal_bytes,omitempty"`
+	Invalidation string `json:"invalidation,omitempty"`
 }
 
 // Stream is the stream's health.
@@ -60,7 +62,8 @@ type Stream struct {
 	DurablesAffected []string `json:"durables_affected,omitempty"` // durable consumers that may have had them
 }
 
-// Read reads everything. An error means that something could not be read; the report says if what was read is wrong.
+// Read reads everything. An error means that something could not be read; the report says if what was read is
+// wrong.
 func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, error) {
 	c, err := conns.Open(ctx, cfg, log)
 	if err != nil {
@@ -82,13 +85,17 @@ func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, er
 
 func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, setup error) *Report {
 	rep := &Report{
-		Health: "ok", Source: cc.Mapping.Source.String(), Table: cc.Table, Shard: cc.Mapping.Shard.String(), WALEnd: r.Server.WALEnd,
+		Health: "ok", Source: cc.Mapping.Source.String(), Table: cc.Table, Shard: cc.Mapping.Shard.String(),
+		WALEnd: r.Server.WALEnd,
 		Slot: Slot{
-			Name: cfg.Slot, Exists: r.Slot.Exists, Active: r.Slot.Active, PID: r.Slot.ActivePID, Confirmed: r.Slot.Confirmed,
-			RetainedBytes: outbox.Distance(r.Slot.Restart, r.Server.WALEnd), WALStatus: r.Slot.WALStatus, Invalidation: r.Slot.Invalidation,
+			Name: cfg.Slot, Exists: r.Slot.Exists, Active: r.Slot.Active, PID: r.Slot.ActivePID,
+			Confirmed:     r.Slot.Confirmed,
+			RetainedBytes: outbox.Distance(r.Slot.Restart, r.Server.WALEnd), WALStatus: r.Slot.WALStatus,
+			Invalidation: r.Slot.Invalidation,
 		},
 		Stream: Stream{
-			Name: cfg.Stream, Exists: r.Stream.Exists, Messages: r.Stream.Messages, LastSequence: r.Stream.LastSeq, Replicated: r.Stream.Replicated,
+			Name: cfg.Stream, Exists: r.Stream.Exists, Messages: r.Stream.Messages,
+			LastSequence: r.Stream.LastSeq, Replicated: r.Stream.Replicated,
 		},
 	}
 	if r.Slot.Exists && r.Slot.SafeWALSize >= 0 {
@@ -144,15 +151,18 @@ func (r *Report) Lines() [][2]string {
 	case !r.Slot.Exists:
 		add("slot", "%s: missing", r.Slot.Name)
 	case r.Slot.Active:
-		add("slot", "%s: held by pid %d, wal_status %s, %d bytes of WAL kept", r.Slot.Name, r.Slot.PID, r.Slot.WALStatus, r.Slot.RetainedBytes)
+		add("slot", "%s: held by pid %d, wal_status %s, %d bytes of WAL kept", r.Slot.Name, r.Slot.PID,
+			r.Slot.WALStatus, r.Slot.RetainedBytes)
 	default:
-		add("slot", "%s: held by nobody, wal_status %s, %d bytes of WAL kept", r.Slot.Name, r.Slot.WALStatus, r.Slot.RetainedBytes)
+		add("slot", "%s: held by nobody, wal_status %s, %d bytes of WAL kept", r.Slot.Name, r.Slot.WALStatus,
+			r.Slot.RetainedBytes)
 	}
 	if r.Slot.SafeWALBytes != nil {
 		add("", "%d more bytes of WAL until it is in danger (max_slot_wal_keep_size)", *r.Slot.SafeWALBytes)
 	}
 	if r.Stream.Exists {
-		add("stream", "%s: %d messages, last sequence %d", r.Stream.Name, r.Stream.Messages, r.Stream.LastSequence)
+		add("stream", "%s: %d messages, last sequence %d", r.Stream.Name, r.Stream.Messages,
+			r.Stream.LastSequence)
 	} else {
 		add("stream", "%s: missing", r.Stream.Name)
 	}
@@ -164,7 +174,8 @@ func (r *Report) Lines() [][2]string {
 	}
 	add("end of WAL", "%v", r.WALEnd)
 	if r.Checkpoint != nil {
-		add("recorded", "%v = sequence %d, stored %v", r.Checkpoint.Due, r.Checkpoint.Seq, r.Recorded.Format(time.RFC3339))
+		add("recorded", "%v = sequence %d, stored %v", r.Checkpoint.Due, r.Checkpoint.Seq,
+			r.Recorded.Format(time.RFC3339))
 		add("settings", "%v", r.Checkpoint.Settings)
 		add("lag", "%d bytes of WAL behind the recorded place", r.LagBytes)
 	}

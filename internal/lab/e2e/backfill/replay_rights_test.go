@@ -15,17 +15,20 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestReplayRights runs the commands of docs/replay.md as the NATS user that it documents, who may do nothing else.
+// TestReplayRights runs the commands of docs/replay.md as the NATS user that it documents, who may do nothing
+// else.
 func TestReplayRights(t *testing.T) {
 	t.Parallel()
 	const password = "documented"
-	conf, err := server.ProcessConfigFile(harness.WriteFile(t, "nats.conf", strings.ReplaceAll(harness.DocumentedBlock(t, "replay.md", "Rights", 0), "…", password)))
+	conf, err := server.ProcessConfigFile(harness.WriteFile(t, "nats.conf",
+		strings.ReplaceAll(harness.DocumentedBlock(t, "replay.md", "Rights", 0), "…", password)))
 	harness.Must(t, err)
 	broker := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
 		o.Users = append(conf.Users, &server.User{Username: "admin", Password: password})
 	}})
 	url := pgtest.Database(t, pgtest.Server(t))
-	o := harness.New(t, url, broker.URL(), harness.SlotName("rights"), "NATS_USER=admin", "NATS_PASSWORD="+password, "REORDER_HORIZON=0s")
+	o := harness.New(t, url, broker.URL(), harness.SlotName("rights"), "NATS_USER=admin", "NATS_PASSWORD="+
+		password, "REORDER_HORIZON=0s")
 	o.Init()
 	o.Start()
 	nc, err := nats.Connect(broker.URL(), nats.UserInfo("admin", password), nats.Timeout(harness.AskTimeout))
@@ -45,14 +48,18 @@ func TestReplayRights(t *testing.T) {
 	p.Make()
 	p.Start()
 	p.Reach(4)
-	_, err = s.CreateConsumer(t.Context(), o.Stream, jetstream.ConsumerConfig{Durable: "plain", OptStartSeq: 4, DeliverPolicy: jetstream.DeliverByStartSequencePolicy})
+	_, err = s.CreateConsumer(t.Context(), o.Stream, jetstream.ConsumerConfig{Durable: "plain",
+		OptStartSeq: 4, DeliverPolicy: jetstream.DeliverByStartSequencePolicy})
 	harness.Must(t, err)
 
 	o.Set("NATS_USER=outflow-replay")
 	for _, args := range []string{
-		"replay --doc doc", "replay --doc doc --from table", "replay --seq 2 --to stream:AGAIN", "replay --seq ..3 --to stream:AGAIN --replay-id x",
-		"replay --seq ..3 --to stream:AGAIN --replay-id x", "replay --doc doc --to subject:replay.AGAIN.more.>", "replay --seq 3 --to consumer:texts",
-		"consumer list", "consumer rewind texts --to seq:2 --yes", "consumer rewind texts-kv --to time:1h --yes", "consumer rewind plain --to seq:2 --yes",
+		"replay --doc doc", "replay --doc doc --from table", "replay --seq 2 --to stream:AGAIN",
+		"replay --seq ..3 --to stream:AGAIN --replay-id x",
+		"replay --seq ..3 --to stream:AGAIN --replay-id x",
+		"replay --doc doc --to subject:replay.AGAIN.more.>", "replay --seq 3 --to consumer:texts",
+		"consumer list", "consumer rewind texts --to seq:2 --yes",
+		"consumer rewind texts-kv --to time:1h --yes", "consumer rewind plain --to seq:2 --yes",
 	} {
 		if out, errOut, code := o.Run(strings.Fields(args)...); code != 0 {
 			t.Errorf("outflow %s: exit code %d\n%s%s", args, code, out, errOut)

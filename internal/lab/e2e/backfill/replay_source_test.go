@@ -11,12 +11,15 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestReplayOfMessages: where events are messages in the WAL, only the stream can be read again, and is never taken for more than it has.
+// TestReplayOfMessages: where events are messages in the WAL, only the stream can be read again, and is never
+// taken for more than it has.
 func TestReplayOfMessages(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	for source, says := range map[string]string{"message": "source is message: there is no outbox table", "both": "not the events that were messages (source: both)"} {
-		o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "replaymsg_"+source, "SOURCE="+source, "REORDER_HORIZON=0s")
+	for source, says := range map[string]string{"message": "source is message: there is no outbox table",
+		"both": "not the events that were messages (source: both)"} {
+		o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "replaymsg_"+source, "SOURCE="+source,
+			"REORDER_HORIZON=0s")
 		o.Init()
 		o.Start()
 		for i := range 3 {
@@ -29,7 +32,8 @@ func TestReplayOfMessages(t *testing.T) {
 		}
 		s := harness.JetStream(t, ns.URL())
 		harness.AwaitMessages(t, s, o.Stream, events)
-		if got := o.Replay("--doc", "doc"); len(got) != events || got[1].ID != "m-doc-anna-1" || string(got[1].Data) != `{"n": 1}` {
+		if got := o.Replay("--doc", "doc"); len(got) != events || got[1].ID != "m-doc-anna-1" ||
+			string(got[1].Data) != `{"n": 1}` {
 			t.Errorf("%s: %+v", source, got)
 		}
 		o.MustFail(3, []string{"replay", "--actor", "anna"}, "--actor: the stream's messages do not say it")
@@ -50,7 +54,8 @@ func TestReplayOfMessages(t *testing.T) {
 				t.Errorf("%s: exit code %d: %s", source, code, errOut)
 			}
 		case "both":
-			if code != 0 || strings.Count(out, "\n") != 1 || !strings.Contains(errOut, "events that were messages are in the stream alone") {
+			if code != 0 || strings.Count(out, "\n") != 1 ||
+				!strings.Contains(errOut, "events that were messages are in the stream alone") {
 				t.Errorf("%s: exit code %d: %s%s", source, code, out, errOut)
 			}
 		}

@@ -6,8 +6,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 )
 
-// TestReplayAcrossSubjects: the stream has messages from before the subject or the dead letters were configured otherwise. What they are about
-// is not known, so a selection by document does not pass over them.
+// TestReplayAcrossSubjects: the stream has messages from before the subject or the dead letters were
+// configured otherwise. What they are about is not known, so a selection by document does not pass over them.
 func TestReplayAcrossSubjects(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -20,19 +20,24 @@ func TestReplayAcrossSubjects(t *testing.T) {
 		t.Fatalf("stop: exit code %d", code)
 	}
 	for _, from := range []string{"", "stream"} {
-		o.MustFail(3, []string{"replay", "--doc", "a", "--from", from}, "sequence 1 (outbox.a)", "does not say", "--from table")
+		o.MustFail(3, []string{"replay", "--doc", "a", "--from", from}, "sequence 1 (outbox.a)",
+			"does not say", "--from table")
 	}
-	if got := keys(o.Replay("--doc", "a", "--from", "table")); got != "a/anna:002 a/anna:004 a/anna:006 a/anna:007 a/bert:001 a/bert:003 a/bert:005" {
+	if got := keys(o.Replay("--doc", "a", "--from", "table")); got != "a/anna:002 a/anna:004 a/anna:006 "+
+		"a/anna:007 a/bert:001 a/bert:003 a/bert:005" {
 		t.Errorf("the table tells: %s", got)
 	}
-	for _, args := range [][]string{{"--filter", "moved.*"}, {"--seq", "13..", "--doc", "a"}, {"--doc", "a", "--filter", "moved.>"}} {
+	for _, args := range [][]string{{"--filter", "moved.*"}, {"--seq", "13..", "--doc", "a"},
+		{"--doc", "a", "--filter", "moved.>"}} {
 		if got := o.Replay(args...); len(got) != 1 || got[0].Sequence != 13 {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
 	// Dead letters from when they were configured: their bodies say which document.
 	o.Set("SUBJECT=outbox.{doc_id}", "SINK_ON_POISON=dead_letter", "SINK_MAX_PAYLOAD=1KiB")
-	harness.Exec(t, conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('c', 'anna', 1, to_jsonb(repeat('x', 2000)))`)
+	harness.Exec(t, conn,
+		`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+			VALUES ('c', 'anna', 1, to_jsonb(repeat('x', 2000)))`)
 	o.Start()
 	harness.AwaitMessages(t, s, o.Stream, 14)
 	if code := o.Stop(); code != 0 {

@@ -27,7 +27,8 @@ import (
 func keys(all []harness.ReplayedEvent) string {
 	var s []string
 	for _, r := range all {
-		s = append(s, r.Document+"/"+strings.TrimLeft(strings.Replace(r.Key, ":00000000000000000", ":", 1), " "))
+		s = append(s, r.Document+"/"+strings.TrimLeft(strings.Replace(r.Key, ":00000000000000000", ":", 1),
+			" "))
 	}
 	return strings.Join(s, " ")
 }
@@ -36,15 +37,18 @@ func TestReplay(t *testing.T) {
 	t.Parallel()
 	o, conn, s := harness.ReplayableStream(t, "replay")
 	all := o.Replay()
-	if len(all) != 12 || all[0].Sequence != 1 || all[11].Sequence != 12 || string(all[0].Data) != `{"n": 1, "big": 9007199254740993.10}` ||
-		all[1].Subject != "outbox.b=2E=2A" || all[1].Document != "b.*" || all[0].Headers["By"][0] != "bert" || all[0].Time.IsZero() {
+	if len(all) != 12 || all[0].Sequence != 1 || all[11].Sequence != 12 ||
+		string(all[0].Data) != `{"n": 1, "big": 9007199254740993.10}` ||
+		all[1].Subject != "outbox.b=2E=2A" || all[1].Document != "b.*" || all[0].Headers["By"][0] != "bert" ||
+		all[0].Time.IsZero() {
 		t.Fatalf("everything: %d events, %+v", len(all), all)
 	}
 
 	for _, test := range []struct{ args, want string }{
 		{"--doc b.*", "b.*/bert:001 b.*/anna:002 b.*/bert:003 b.*/anna:004 b.*/bert:005 b.*/anna:006"},
 		{"--doc a --actor anna", "a/anna:002 a/anna:004 a/anna:006"},
-		{"--actor bert --actor nobody --doc a --doc b.*", "a/bert:001 b.*/bert:001 a/bert:003 b.*/bert:003 a/bert:005 b.*/bert:005"},
+		{"--actor bert --actor nobody --doc a --doc b.*",
+			"a/bert:001 b.*/bert:001 a/bert:003 b.*/bert:003 a/bert:005 b.*/bert:005"},
 		{"--filter outbox.a", "a/bert:001 a/anna:002 a/bert:003 a/anna:004 a/bert:005 a/anna:006"},
 		{"--seq 3..4", "a/anna:002 b.*/anna:002"},
 		{"--seq 12", "b.*/anna:006"},
@@ -58,7 +62,8 @@ func TestReplay(t *testing.T) {
 		{"--key bert:00000000000000000003.. --doc a", "a/bert:003 a/bert:005"},
 	} {
 		if test.want == "" {
-			o.MustFail(3, append([]string{"replay"}, strings.Fields(test.args)...), "no event of the stream is selected", "has sequence 1", "to 12", "12 rows")
+			o.MustFail(3, append([]string{"replay"}, strings.Fields(test.args)...),
+				"no event of the stream is selected", "has sequence 1", "to 12", "12 rows")
 			continue
 		}
 		if got := keys(o.Replay(strings.Fields(test.args)...)); got != test.want {
@@ -70,14 +75,18 @@ func TestReplay(t *testing.T) {
 	if got := keys(o.Replay("--id", "@"+file, "--from", "table")); got != "a/bert:001 b.*/anna:002" {
 		t.Errorf("--id @file: %s", got)
 	}
-	if got := keys(o.Replay("--from", "table", "--key", "bert:..")); got != "a/bert:001 a/bert:003 a/bert:005 b.*/bert:001 b.*/bert:003 b.*/bert:005" {
+	if got := keys(o.Replay("--from", "table", "--key", "bert:..")); got != "a/bert:001 a/bert:003 "+
+		"a/bert:005 b.*/bert:001 b.*/bert:003 b.*/bert:005" {
 		t.Errorf("from the table: %s", got)
 	}
-	if got := o.Replay("--from", "table", "--time", "1h"); len(got) != 12 || got[0].Time.IsZero() || got[0].Sequence != 0 || got[0].Position != "" {
+	if got := o.Replay("--from", "table", "--time", "1h"); len(got) != 12 || got[0].Time.IsZero() ||
+		got[0].Sequence != 0 || got[0].Position != "" {
 		t.Errorf("from the table by time: %+v", got)
 	}
-	// Stream and table give the same messages of an actor's document; only the header that says where they were read differs.
-	fromStream, fromTable := o.Replay("--doc", "b.*", "--actor", "anna", "--from", "stream"), o.Replay("--doc", "b.*", "--actor", "anna", "--from", "table")
+	// Stream and table give the same messages of an actor's document; only the header that says where they
+	// were read differs.
+	fromStream, fromTable := o.Replay("--doc", "b.*", "--actor", "anna", "--from",
+		"stream"), o.Replay("--doc", "b.*", "--actor", "anna", "--from", "table")
 	for i := range fromStream {
 		for _, r := range []*harness.ReplayedEvent{&fromStream[i], &fromTable[i]} {
 			if !strings.Contains(r.Headers["Outflow"][0], " id="+r.ID+" key="+r.Key) {
@@ -95,18 +104,21 @@ func TestReplay(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("--dry-run: exit code %d\n%s", code, errOut)
 	}
-	o.MustContain("--dry-run", out, "from     stream", "every message from sequence 1", "events   6", "first    sequence 1,", "last     sequence 11,", "6 outbox.a")
+	o.MustContain("--dry-run", out, "from     stream", "every message from sequence 1", "events   6",
+		"first    sequence 1,", "last     sequence 11,", "6 outbox.a")
 	if _, err := s.Stream(t.Context(), "NOWHERE"); err == nil {
 		t.Error("--dry-run has made the stream")
 	}
 
-	// Retention takes the first four. What lies behind them is still known to be whole, for everything else the table is asked.
+	// Retention takes the first four. What lies behind them is still known to be whole, for everything else
+	// the table is asked.
 	live, err := s.Stream(t.Context(), o.Stream)
 	harness.Must(t, err)
 	harness.Must(t, live.Purge(t.Context(), jetstream.WithPurgeSequence(5)))
 	for args, says := range map[string]string{
-		"--seq 5..":                       "from stream",
-		"--doc a":                         "the table has all 4 events of the selection that the stream still has, and 2 more",
+		"--seq 5..": "from stream",
+		"--doc a": "the table has all 4 events of the selection that the stream " +
+			"still has, and 2 more",
 		"--id " + all[7].ID:               "from stream",
 		"--id " + all[0].ID:               "from table",
 		"--position " + all[6].Position:   "from stream: stream " + o.Stream + " has sequence 5",
@@ -118,31 +130,37 @@ func TestReplay(t *testing.T) {
 			t.Errorf("%s: exit code %d, does not say %q: %s", args, code, says, errOut)
 		}
 	}
-	o.MustFail(3, []string{"replay", "--seq", "2..7"}, "nobody has this range any more", "has sequence 5", "to 12", "table public.outbox has 12 rows", "--seq: a row does not say")
-	o.MustFail(3, []string{"replay", "--seq", "2..7", "--from", "stream"}, "the sequences below 5 are gone", "has sequence 5")
+	o.MustFail(3, []string{"replay", "--seq", "2..7"}, "nobody has this range any more", "has sequence 5",
+		"to 12", "table public.outbox has 12 rows", "--seq: a row does not say")
+	o.MustFail(3, []string{"replay", "--seq", "2..7", "--from", "stream"}, "the sequences below 5 are gone",
+		"has sequence 5")
 	o.MustFail(3, []string{"replay", "--position", all[0].Position}, "nobody has this range any more")
 	o.MustFail(3, []string{"replay", "--seq", "20.."}, "no event of the stream is selected")
 	harness.Exec(t, conn, "DELETE FROM outbox WHERE doc_id = 'a' AND counter IN (1, 4)")
-	o.MustFail(3, []string{"replay", "--doc", "a"}, "4 older messages are gone", "lacks 1 of the 4 events", "--from stream reads the 4 events", "--from table")
+	o.MustFail(3, []string{"replay", "--doc", "a"}, "4 older messages are gone", "lacks 1 of the 4 events",
+		"--from stream reads the 4 events", "--from table")
 	o.MustFail(3, []string{"replay", "--id", all[0].ID + "," + all[1].ID}, "has 1 of the 2 events")
 	if got := o.Replay("--doc", "a", "--from", "table"); len(got) != 4 {
 		t.Errorf("--from table: %s", keys(got))
 	}
 	harness.Exec(t, conn, "TRUNCATE outbox")
-	o.MustFail(3, []string{"replay", "--id", all[0].ID}, "no event of the table is selected", "has 0 rows", "has sequence 5")
+	o.MustFail(3, []string{"replay", "--id", all[0].ID}, "no event of the table is selected", "has 0 rows",
+		"has sequence 5")
 }
 
 // TestReplayRefuses: what is not possible is said before anything is read.
 func TestReplayRefuses(t *testing.T) {
 	t.Parallel()
-	o, _, s := harness.ReplayableStream(t, "replayno", "SINK_ON_POISON=dead_letter", "SINK_DEAD_LETTER_SUBJECT=dead.rows")
+	o, _, s := harness.ReplayableStream(t, "replayno", "SINK_ON_POISON=dead_letter",
+		"SINK_DEAD_LETTER_SUBJECT=dead.rows")
 	for name, subjects := range map[string][]string{
 		"FREE": {"free.>", "one"}, "TWO": {"x.*"}, "NARROW": {"narrow.a.>"}, "DEAD": {"dead.>"},
 	} {
 		_, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: subjects})
 		harness.Must(t, err)
 	}
-	_, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: "QUEUE", Subjects: []string{"queue.>"}, Retention: jetstream.WorkQueuePolicy})
+	_, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: "QUEUE", Subjects: []string{"queue.>"},
+		Retention: jetstream.WorkQueuePolicy})
 	harness.Must(t, err)
 	_, err = s.CreateConsumer(t.Context(), o.Stream, jetstream.ConsumerConfig{Durable: "plain"})
 	harness.Must(t, err)
@@ -201,11 +219,13 @@ func TestReplayRefuses(t *testing.T) {
 	var got []string
 	for _, m := range rawMessages(t, s, "FREE") {
 		got = append(got, m.Subject())
-		if m.Headers().Get("Outflow-Replay") == "" || m.Headers().Get("Outflow-Replay-Sequence") == "" || m.Headers().Get("By") == "" {
+		if m.Headers().Get("Outflow-Replay") == "" || m.Headers().Get("Outflow-Replay-Sequence") == "" ||
+			m.Headers().Get("By") == "" {
 			t.Errorf("headers %v", m.Headers())
 		}
 	}
-	if want := strings.TrimSpace(strings.Repeat("one ", 6) + strings.Repeat("free.x.outbox.a ", 6) + strings.Repeat("free.outbox.a ", 6)); strings.Join(got, " ") != want {
+	if want := strings.TrimSpace(strings.Repeat("one ", 6) + strings.Repeat("free.x.outbox.a ", 6) +
+		strings.Repeat("free.outbox.a ", 6)); strings.Join(got, " ") != want {
 		t.Errorf("subjects %v", got)
 	}
 	if last := live.CachedInfo().State.LastSeq; last != 12 {
@@ -235,8 +255,8 @@ func rawMessages(t *testing.T, s jetstream.JetStream, stream string) (all []jets
 	}
 }
 
-// TestReplayKilled: a replay that is killed again and again, while somebody else publishes to the target, is there once and in order in
-// the end: from the stream and from the table.
+// TestReplayKilled: a replay that is killed again and again, while somebody else publishes to the target, is
+// there once and in order in the end: from the stream and from the table.
 func TestReplayKilled(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -252,7 +272,8 @@ func TestReplayKilled(t *testing.T) {
 	o.Kill()
 	for _, from := range []string{"stream", "table"} {
 		target := "AGAIN" + strings.ToUpper(from)
-		_, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: target, Subjects: []string{target + ".>", "other." + target}})
+		_, err := s.CreateStream(t.Context(),
+			jetstream.StreamConfig{Name: target, Subjects: []string{target + ".>", "other." + target}})
 		harness.Must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		others := make(chan int)
@@ -268,7 +289,8 @@ func TestReplayKilled(t *testing.T) {
 		}()
 		args := []string{"replay", "--from", from, "--to", "stream:" + target, "--replay-id", "again"}
 		came := make(chan *nats.Msg, 10*events)
-		seen, err := s.Conn().ChanSubscribe(target+".>", came) // as they are published: nothing has to be asked again and again
+		// as they are published: nothing has to be asked again and again
+		seen, err := s.Conn().ChanSubscribe(target+".>", came)
 		harness.Must(t, err)
 		for range 3 {
 			cmd := exec.Command(harness.Program(o.Env), append(args, "--rate", "500")...)
@@ -303,10 +325,13 @@ func TestReplayKilled(t *testing.T) {
 		if found := regexp.MustCompile(`(\d+) events published`).FindStringSubmatch(out); found != nil {
 			published, _ = strconv.Atoi(found[1])
 		}
-		if published == 0 || published > events-before { // what was on its way when the run before was killed may have come since
+		// what was on its way when the run before was killed may have come since
+		if published == 0 || published > events-before {
 			t.Errorf("the last run published %d events, %d had been there before: %s", published, before, out)
 		}
-		if again, _, code := o.Run(args...); code != 0 || !strings.Contains(again, fmt.Sprintf(" 0 events published to stream:%s, behind the %d", target, events)) {
+		if again, _, code := o.Run(args...); code != 0 ||
+			!strings.Contains(again, fmt.Sprintf(" 0 events published to stream:%s, behind the %d", target,
+				events)) {
 			t.Errorf("after the end: exit code %d: %s", code, again)
 		}
 		o.MustFail(2, append(args, "--doc", "doc 1"), "begun with another selection")

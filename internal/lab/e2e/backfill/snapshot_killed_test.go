@@ -20,8 +20,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// TestSnapshotKilled kills a snapshot with kill -9 at every step, while writers write. In between nothing takes what is there for the
-// whole; the one that comes to its end has each row in the stream once.
+// TestSnapshotKilled kills a snapshot with kill -9 at every step, while writers write. In between nothing
+// takes what is there for the whole; the one that comes to its end has each row in the stream once.
 func TestSnapshotKilled(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -35,21 +35,25 @@ func TestSnapshotKilled(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	f.KillSnapshotAt(t, "snapshot.begin:1")
 	f.MustFail(3, []string{"run"}, "outflow init")
-	for _, point := range []string{"begun", "slot", "made", "taken", "row", "known", "row", "row", "published", "durable"} {
+	for _, point := range []string{"begun", "slot", "made", "taken", "row", "known", "row", "row",
+		"published", "durable"} {
 		n := 1
 		if point == "row" {
 			n = 1 + rnd.IntN(rows/3)
 		}
 		f.KillSnapshotAt(t, fmt.Sprintf("snapshot.%s:%d", point, n))
-		if health, problem := f.Health(); health != "snapshot_unfinished" || !strings.Contains(problem, "outflow init --snapshot") {
+		if health, problem := f.Health(); health != "snapshot_unfinished" ||
+			!strings.Contains(problem, "outflow init --snapshot") {
 			t.Errorf("after %s: %s, %s", point, health, problem)
 		}
 	}
-	harness.RunAtOnce(t, [][]string{{"run"}, {"init"}, {"repair"}, {"repair", "--accept", "snapshot_unfinished"}, {"drain"}}, func(c []string) string { return strings.Join(c, " ") },
+	harness.RunAtOnce(t, [][]string{{"run"}, {"init"}, {"repair"}, {"repair", "--accept",
+		"snapshot_unfinished"}, {"drain"}}, func(c []string) string { return strings.Join(c, " ") },
 		func(t *testing.T, _ int, args []string) {
 			// A report of its own for each: they run at the same time.
 			out, stderr, code := f.Run(args...)
-			if code != 4 || !strings.Contains(stderr, "did not finish") || !strings.Contains(stderr, "`outflow init --snapshot` again") {
+			if code != 4 || !strings.Contains(stderr, "did not finish") ||
+				!strings.Contains(stderr, "`outflow init --snapshot` again") {
 				t.Errorf("exit code %d\n%s%s", code, out, stderr)
 			}
 		})
@@ -139,7 +143,8 @@ func (k *taking) endsWithin(t *testing.T, limit time.Duration) (code int, stderr
 	return code, stderr
 }
 
-// asleep waits until a failpoint has stopped it. One that ended before, because a server did not answer, is started again.
+// asleep waits until a failpoint has stopped it. One that ended before, because a server did not answer, is
+// started again.
 func (k *taking) asleep(t *testing.T) {
 	t.Helper()
 	harness.Eventually(t, "it sleeps", func() error {
@@ -154,8 +159,8 @@ func (k *taking) asleep(t *testing.T) {
 	})
 }
 
-// TestSnapshotOutages: NATS and PostgreSQL are killed while rows are published. The snapshot goes on by itself, or, where that takes too
-// long, when it is run again.
+// TestSnapshotOutages: NATS and PostgreSQL are killed while rows are published. The snapshot goes on by
+// itself, or, where that takes too long, when it is run again.
 func TestSnapshotOutages(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -196,8 +201,8 @@ func TestSnapshotOutages(t *testing.T) {
 	}
 }
 
-// TestSnapshotSleeper: a snapshot sleeps in the middle of its window, and another comes to its end. What the sleeper still sends when
-// it wakes up is nowhere in the stream, and it ends.
+// TestSnapshotSleeper: a snapshot sleeps in the middle of its window, and another comes to its end. What the
+// sleeper still sends when it wakes up is nowhere in the stream, and it ends.
 func TestSnapshotSleeper(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -227,33 +232,34 @@ func TestSnapshotSleeper(t *testing.T) {
 	}
 }
 
-// TestSnapshotLostTail: between two attempts the broker loses the end of what the first had published, with the sequence going back or
-// leaving a hole. The next attempts know what is there.
+// TestSnapshotLostTail: between two attempts the broker loses the end of what the first had published, with
+// the sequence going back or leaving a hole. The next attempts know what is there.
 func TestSnapshotLostTail(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	harness.RunAtOnce(t, []natsserver.Form{natsserver.Back, natsserver.Hole}, natsserver.Form.String, func(t *testing.T, _ int, form natsserver.Form) {
-		nats := natstest.Process(t)
-		const rows = 5000
-		f := older(t, pgtest.Server(t), nats.URL(), "tail", rows)
-		f.KillSnapshotAt(t, "snapshot.row:4000")
-		harness.Must(t, nats.Stop())
-		harness.LoseNewest(form, 300).Tear(t, nats.Dir(), f.Stream)
-		harness.Must(t, nats.Start())
-		f.KillSnapshotAt(t, "snapshot.row:100")
-		r := f.MustSnapshot()
-		if r.Already == 0 || r.Already+r.Published != rows {
-			t.Errorf("%+v", r)
-		}
-		f.Start()
-		harness.Insert(t, f.Conn, "after", 1, "{}")
-		f.AwaitComplete(t, nats.URL(), 0)
-		judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject)
-	})
+	harness.RunAtOnce(t, []natsserver.Form{natsserver.Back, natsserver.Hole}, natsserver.Form.String,
+		func(t *testing.T, _ int, form natsserver.Form) {
+			nats := natstest.Process(t)
+			const rows = 5000
+			f := older(t, pgtest.Server(t), nats.URL(), "tail", rows)
+			f.KillSnapshotAt(t, "snapshot.row:4000")
+			harness.Must(t, nats.Stop())
+			harness.LoseNewest(form, 300).Tear(t, nats.Dir(), f.Stream)
+			harness.Must(t, nats.Start())
+			f.KillSnapshotAt(t, "snapshot.row:100")
+			r := f.MustSnapshot()
+			if r.Already == 0 || r.Already+r.Published != rows {
+				t.Errorf("%+v", r)
+			}
+			f.Start()
+			harness.Insert(t, f.Conn, "after", 1, "{}")
+			f.AwaitComplete(t, nats.URL(), 0)
+			judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject)
+		})
 }
 
-// TestSnapshotSlotMadeAnew: while rows are published somebody makes the slot anew. What was written before would be in neither; so
-// the snapshot begins again.
+// TestSnapshotSlotMadeAnew: while rows are published somebody makes the slot anew. What was written before
+// would be in neither; so the snapshot begins again.
 func TestSnapshotSlotMadeAnew(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -274,13 +280,15 @@ func TestSnapshotSlotMadeAnew(t *testing.T) {
 	f.Start()
 	harness.Insert(t, f.Conn, "after", 1, "{}")
 	f.AwaitComplete(t, ns.URL(), 0)
-	if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.windows < 2 || c.snapshot != 51 {
+	if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.windows < 2 ||
+		c.snapshot != 51 {
 		t.Errorf("%+v", c)
 	}
 }
 
-// TestSnapshotSleepsBeforeItsSlot: a snapshot sleeps just before it would drop the slot and make it anew, and another comes to its end.
-// What the sleeper finds when it wakes up is an installation that is whole, and it leaves its slot alone.
+// TestSnapshotSleepsBeforeItsSlot: a snapshot sleeps just before it would drop the slot and make it anew, and
+// another comes to its end. What the sleeper finds when it wakes up is an installation that is whole, and it
+// leaves its slot alone.
 func TestSnapshotSleepsBeforeItsSlot(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

@@ -18,12 +18,13 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// snapshotMemory is what outflow init --snapshot may have resident, whatever the table: messages in flight, receive buffers, the
-// program's own pages, and what the collector leaves.
+// snapshotMemory is what outflow init --snapshot may have resident, whatever the table: messages in flight,
+// receive buffers, the program's own pages, and what the collector leaves.
 const snapshotMemory = 96 * harness.MiB
 
-// TestSnapshotOfManyRows: a large table beside 1,000 writes a second. Each row is in the stream once, as it was written, in order, and
-// memory does not grow with the table. OUTFLOW_TEST_LONG=1: 10,000,000 rows, killed once in the middle.
+// TestSnapshotOfManyRows: a large table beside 1,000 writes a second. Each row is in the stream once, as it
+// was written, in order, and memory does not grow with the table. OUTFLOW_TEST_LONG=1: 10,000,000 rows,
+// killed once in the middle.
 func TestSnapshotOfManyRows(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -31,11 +32,14 @@ func TestSnapshotOfManyRows(t *testing.T) {
 	nats := natstest.Process(t)
 	f := &harness.Installation{JS: harness.JetStream(t, nats.URL())}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Own(t, 0, "max_wal_size=8GB"), nats.URL(), "large")
-	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
+		AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
 		payload jsonb NOT NULL)`)
 	begun := time.Now()
-	harness.Exec(t, f.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd' || n % 10007, 'a' || n % 3, n,
-		jsonb_build_object('n', n, 'text', repeat('x', 80)) FROM generate_series(1, $1::bigint) n ORDER BY hashint8(n)`, rows)
+	harness.Exec(t, f.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'd' || n % 10007, 'a' || n % 3, n,
+		jsonb_build_object('n', n, 'text', repeat('x', 80)) FROM generate_series(1, $1::bigint) n
+		ORDER BY hashint8(n)`, rows)
 	t.Logf("%d rows written in %v", rows, time.Since(begun))
 	w := startRate(t, f.URL, int64(rows), 1000)
 
@@ -51,7 +55,8 @@ func TestSnapshotOfManyRows(t *testing.T) {
 		peak, _ := foot.Peaks()
 		took := time.Since(begun)
 		perSecond := float64(w.written.Load()-was) / took.Seconds()
-		t.Logf("cut %t: %v, %.0f writes a second beside it, peak resident %d MiB\n%s", cut, took, perSecond, peak/harness.MiB, stderr)
+		t.Logf("cut %t: %v, %.0f writes a second beside it, peak resident %d MiB\n%s", cut, took, perSecond,
+			peak/harness.MiB, stderr)
 		if peak > snapshotMemory {
 			t.Errorf("peak resident %d MiB, at most %d", peak/harness.MiB, snapshotMemory/harness.MiB)
 		}
@@ -98,7 +103,8 @@ func judgeMany(f *harness.Installation, t *testing.T, total int) {
 		seen[id/64] |= 1 << (id % 64)
 		actor, counter, _ := strings.Cut(h.Key, ":")
 		n, _ := strconv.ParseUint(counter, 10, 64)
-		doc, data := fmt.Sprint("d", n%10007), fmt.Sprintf(`{"n": %d, "text": "%s"}`, n, strings.Repeat("x", 80))
+		doc, data := fmt.Sprint("d", n%10007), fmt.Sprintf(`{"n": %d, "text": "%s"}`, n,
+			strings.Repeat("x", 80))
 		if string(m.Data) != data || actor != fmt.Sprint("a", n%3) || docOfSubject(m) != doc {
 			changed++
 		}
@@ -111,7 +117,8 @@ func judgeMany(f *harness.Installation, t *testing.T, total int) {
 		}
 		if was == nil || was.Outflow.Due != h.Due {
 			windows++
-		} else if last := docOfSubject(was); h.N != was.Outflow.N+1 || doc < last || doc == last && h.Key <= was.Outflow.Key {
+		} else if last := docOfSubject(was); h.N != was.Outflow.N+1 || doc < last || doc == last &&
+			h.Key <= was.Outflow.Key {
 			disorder++
 		}
 		was = m
@@ -128,9 +135,11 @@ func judgeMany(f *harness.Installation, t *testing.T, total int) {
 		return nil
 	})
 	harness.Must(t, err)
-	t.Logf("%d rows, %d messages: %d from the snapshot in %d windows, %d from the WAL; missing %d, repeated %d, changed %d, out of order %d",
+	t.Logf("%d rows, %d messages: %d from the snapshot in %d windows, %d from the WAL; missing %d, "+
+		"repeated %d, changed %d, out of order %d",
 		inTable, snapshot+live, snapshot, windows, live, missing, repeated, changed, disorder)
-	if inTable != total || snapshot+live != total || missing+repeated+changed+disorder > 0 || live == 0 || windows != 2 {
+	if inTable != total || snapshot+live != total || missing+repeated+changed+disorder > 0 || live == 0 ||
+		windows != 2 {
 		t.Error("table and stream differ")
 	}
 }
@@ -159,11 +168,14 @@ func startRate(t *testing.T, url string, from, perSecond int64) *rate {
 				select {
 				case <-ctx.Done():
 					return
-				case <-time.After(time.Until(begun.Add(time.Duration(n) * time.Second / time.Duration(perSecond)))):
+				case <-time.After(time.Until(
+					begun.Add(time.Duration(n) * time.Second / time.Duration(perSecond)))):
 				}
 				// Not to be cut off with the context: it is counted when it has been written.
-				if _, err := conn.Exec(context.WithoutCancel(ctx), `INSERT INTO outbox (doc_id, actor_id, counter, payload)
-					SELECT 'd' || n % 10007, 'a' || n % 3, n, jsonb_build_object('n', n, 'text', repeat('x', 80)) FROM (SELECT $1::bigint) AS w (n)`, from+n); err != nil {
+				if _, err := conn.Exec(context.WithoutCancel(ctx), `INSERT INTO outbox (doc_id, actor_id,
+					counter, payload)
+					SELECT 'd' || n % 10007, 'a' || n % 3, n, jsonb_build_object('n', n, 'text', repeat('x',
+					80)) FROM (SELECT $1::bigint) AS w (n)`, from+n); err != nil {
 					t.Error(err)
 					return
 				}

@@ -9,8 +9,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSnapshotOfPrepared: transactions that are prepared, with savepoints, on either side of the slot's beginning are published once: one that is
-// prepared when the slot is made is waited for.
+// TestSnapshotOfPrepared: transactions that are prepared, with savepoints, on either side of the slot's
+// beginning are published once: one that is prepared when the slot is made is waited for.
 func TestSnapshotOfPrepared(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -33,7 +33,8 @@ func TestSnapshotOfPrepared(t *testing.T) {
 	f.Env = f.Env[:len(f.Env)-1]
 	harness.Eventually(t, "the slot waits", func() error {
 		var waits bool
-		err := f.Conn.QueryRow(t.Context(), "SELECT count(*) = 1 FROM pg_replication_slots WHERE slot_name = $1 AND active", f.Slot).Scan(&waits)
+		err := f.Conn.QueryRow(t.Context(), "SELECT count(*) = 1 FROM pg_replication_slots WHERE slot_name "+
+			"= $1 AND active", f.Slot).Scan(&waits)
 		if err == nil && !waits {
 			err = errors.New("not yet")
 		}
@@ -51,7 +52,8 @@ func TestSnapshotOfPrepared(t *testing.T) {
 	f.Start()
 	harness.Exec(t, f.Conn, "COMMIT PREPARED 'behind'")
 	f.AwaitComplete(t, ns.URL(), 0)
-	if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.snapshot+c.live != 106 || c.live < 2 {
+	if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.snapshot+c.live != 106 ||
+		c.live < 2 {
 		t.Errorf("%+v", c)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSnapshotStartsOver: where messages of a snapshot that was cut are gone, their rows can't be told from those that are missing: it
-// says so, and starts over with a new stream.
+// TestSnapshotStartsOver: where messages of a snapshot that was cut are gone, their rows can't be told from
+// those that are missing: it says so, and starts over with a new stream.
 func TestSnapshotStartsOver(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -34,16 +34,19 @@ func TestSnapshotStartsOver(t *testing.T) {
 	f.AwaitComplete(t, ns.URL(), 0)
 }
 
-// TestSnapshotPoison: a row that can't be published stops the snapshot, which names it; it goes on when the row was put right, or with a
-// dead letter in its place.
+// TestSnapshotPoison: a row that can't be published stops the snapshot, which names it; it goes on when the
+// row was put right, or with a dead letter in its place.
 func TestSnapshotPoison(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "poison", "SINK_DEAD_LETTER_SUBJECT=dead")
-	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id int PRIMARY KEY, doc_id text, seq_key text, payload jsonb);
-		INSERT INTO outbox SELECT n, 'd', 'k' || n, CASE WHEN n NOT IN (3, 5) THEN '{}'::jsonb END FROM generate_series(1, 9) n`)
+	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "poison",
+		"SINK_DEAD_LETTER_SUBJECT=dead")
+	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id int PRIMARY KEY, doc_id text, seq_key text,
+		payload jsonb);
+		INSERT INTO outbox SELECT n, 'd', 'k' || n, CASE WHEN n NOT IN (3, 5) THEN '{}'::jsonb END
+		FROM generate_series(1, 9) n`)
 	f.MustFail(5, []string{"init", "--snapshot"}, "payload", `"3"`, "`outflow init --snapshot` again")
 	f.MustFail(5, []string{"init", "--snapshot"}, `"3"`)
 	f.MustFail(4, []string{"run"}, "did not finish")
@@ -116,8 +119,8 @@ func TestSnapshotRefuses(t *testing.T) {
 	f.MustFail(3, []string{"init", "--snapshot"}, "no room to sort", "temp_file_limit")
 }
 
-// TestSnapshotProgress: with --json each line is a document of its own. A server that ends idle sessions ends no snapshot, which waits
-// for sink.durable_after.
+// TestSnapshotProgress: with --json each line is a document of its own. A server that ends idle sessions ends
+// no snapshot, which waits for sink.durable_after.
 func TestSnapshotProgress(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)

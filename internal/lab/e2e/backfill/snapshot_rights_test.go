@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSnapshotRights: a snapshot, also one that goes on after a kill, needs what docs/postgres.md and docs/nats.md say; what is missing is
-// named, with what grants it.
+// TestSnapshotRights: a snapshot, also one that goes on after a kill, needs what docs/postgres.md and
+// docs/nats.md say; what is missing is named, with what grants it.
 func TestSnapshotRights(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -29,15 +29,21 @@ func TestSnapshotRights(t *testing.T) {
 	}
 	const stream = "OUTBOX" // that of the page
 	both := &server.User{Username: "snapshot", Password: "documented", Permissions: &server.Permissions{
-		Publish: &server.SubjectPermission{Allow: slices.Concat(users[0].Permissions.Publish.Allow, users[1].Permissions.Publish.Allow, []string{
-			"$JS.API.STREAM.UPDATE." + stream, "$JS.API.CONSUMER.CREATE." + stream + ".>", "$JS.API.CONSUMER.MSG.NEXT." + stream + ".>",
-			"$JS.API.CONSUMER.DELETE." + stream + ".>", "$JS.API.CONSUMER.INFO." + stream + ".>",
-		})},
-		Subscribe: &server.SubjectPermission{Allow: slices.Concat(users[0].Permissions.Subscribe.Allow, users[1].Permissions.Subscribe.Allow)},
+		Publish: &server.SubjectPermission{Allow: slices.Concat(users[0].Permissions.Publish.Allow,
+			users[1].Permissions.Publish.Allow, []string{
+				"$JS.API.STREAM.UPDATE." + stream, "$JS.API.CONSUMER.CREATE." + stream + ".>",
+				"$JS.API.CONSUMER.MSG.NEXT." + stream + ".>",
+				"$JS.API.CONSUMER.DELETE." + stream + ".>", "$JS.API.CONSUMER.INFO." + stream + ".>",
+			})},
+		Subscribe: &server.SubjectPermission{Allow: slices.Concat(users[0].Permissions.Subscribe.Allow,
+			users[1].Permissions.Subscribe.Allow)},
 	}}
-	ns := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Users = []*server.User{both} }})
+	ns := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
+		o.Users = []*server.User{both}
+	}})
 	url := pgtest.Database(t, pgtest.Server(t))
-	o, conn := harness.New(t, url, ns.URL(), "outflow", "NATS_USER=snapshot", "NATS_PASSWORD=documented"), harness.Connect(t, url)
+	o, conn := harness.New(t, url, ns.URL(), "outflow", "NATS_USER=snapshot",
+		"NATS_PASSWORD=documented"), harness.Connect(t, url)
 	o.Slot = harness.SlotName("rights")
 	o.Set("SLOT="+o.Slot, "PUBLICATION="+o.Slot)
 	harness.Exec(t, conn, harness.GeneratedKey)
@@ -46,8 +52,10 @@ func TestSnapshotRights(t *testing.T) {
 	}
 	role := o.Slot
 	harness.Exec(t, conn, "CREATE ROLE "+role+" LOGIN REPLICATION")
-	harness.Exec(t, conn, "REVOKE ALL ON DATABASE "+conn.Config().Database+" FROM PUBLIC; GRANT CONNECT ON DATABASE "+conn.Config().Database+" TO "+role)
-	harness.Exec(t, conn, "CREATE PUBLICATION "+o.Slot+" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+	harness.Exec(t, conn, "REVOKE ALL ON DATABASE "+conn.Config().Database+
+		" FROM PUBLIC; GRANT CONNECT ON DATABASE "+conn.Config().Database+" TO "+role)
+	harness.Exec(t, conn, "CREATE PUBLICATION "+o.Slot+
+		" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 	o.Set("POSTGRES_URL=" + strings.Replace(url, "postgres@", role+"@", 1))
 	o.MustFail(3, []string{"init", "--snapshot"}, "may not read table public.outbox", "GRANT SELECT ON")
 	harness.Exec(t, conn, "GRANT SELECT ON outbox TO "+role)

@@ -20,7 +20,8 @@ func older(t *testing.T, pg *pgserver.Server, natsURL, name string, rows int) *h
 	f := &harness.Installation{JS: harness.JetStream(t, natsURL)}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pg, natsURL, name)
 	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	harness.Exec(t, f.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd' || n % 97, (ARRAY['bob', 'Anna', 'ö'])[n % 3 + 1], n,
+	harness.Exec(t, f.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'd' || n % 97, (ARRAY['bob', 'Anna', 'ö'])[n % 3 + 1], n,
 		jsonb_build_object('n', n, 'x', 1.10) FROM generate_series(1, $1) n ORDER BY random()`, rows)
 	return f
 }
@@ -28,8 +29,9 @@ func older(t *testing.T, pg *pgserver.Server, natsURL, name string, rows int) *h
 // counts are what a stream that begins with snapshots has.
 type counts struct{ windows, cut, snapshot, live int }
 
-// judgeSnapshots makes sure of what docs/format.md says: the windows of snapshots come first, each in the order (document, key, id), without
-// a gap in n, and only the last one may be whole; no event is there twice. doc takes the document out of a message.
+// judgeSnapshots makes sure of what docs/format.md says: the windows of snapshots come first, each in the
+// order (document, key, id), without a gap in n, and only the last one may be whole; no event is there twice.
+// doc takes the document out of a message.
 func judgeSnapshots(t *testing.T, all []*oracle.Message, doc func(*oracle.Message) string) (c counts) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -61,7 +63,8 @@ func judgeSnapshots(t *testing.T, all []*oracle.Message, doc func(*oracle.Messag
 				fail(m, "no window begins so")
 			}
 		} else if was := last.Outflow; h.N != was.N+1 || h.Of != was.Of || h.Pos.Index != was.Pos.Index+1 ||
-			cmp.Or(strings.Compare(doc(last), doc(m)), strings.Compare(was.Key, h.Key), strings.Compare(was.ID, h.ID)) >= 0 {
+			cmp.Or(strings.Compare(doc(last), doc(m)), strings.Compare(was.Key, h.Key),
+				strings.Compare(was.ID, h.ID)) >= 0 {
 			fail(m, fmt.Sprintf("it does not follow %+v", was))
 		}
 		last = m
@@ -71,7 +74,8 @@ func judgeSnapshots(t *testing.T, all []*oracle.Message, doc func(*oracle.Messag
 
 func docOfSubject(m *oracle.Message) string { return strings.TrimPrefix(m.Subject, "outbox.") }
 
-// TestSnapshot: of a table that is written to at full rate each row is published once, the old ones first and in order.
+// TestSnapshot: of a table that is written to at full rate each row is published once, the old ones first and
+// in order.
 func TestSnapshot(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -90,7 +94,8 @@ func TestSnapshot(t *testing.T) {
 		f.AwaitReady()
 		stop()
 		f.AwaitComplete(t, ns.URL(), 0)
-		if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.windows != 1 || c.cut != 0 || c.snapshot != r.Rows {
+		if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.windows != 1 ||
+			c.cut != 0 || c.snapshot != r.Rows {
 			t.Errorf("%+v of %+v", c, r)
 		}
 		f.AwaitHealth("ok")
@@ -122,23 +127,35 @@ func TestSnapshotShapes(t *testing.T) {
 	harness.RunAtOnce(t, []snapshotShape{
 		{
 			name: "partitioned", order: "doc_id, seq_key, id",
-			table: `CREATE TABLE outbox (id bigint NOT NULL, doc_id text NOT NULL, seq_key text NOT NULL, payload jsonb) PARTITION BY HASH (doc_id);
-				CREATE TABLE p0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0); CREATE TABLE p1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1);
-				INSERT INTO outbox SELECT n, 'd' || n % 3, 'k' || lpad(n::text, 9, '0'), '{}' FROM generate_series(60, 1, -1) n`,
-			want: func(n int) (doc, id string) { return fmt.Sprint("d", n/20), fmt.Sprint(n%20*3 + []int{3, 1, 2}[n/20]) }, rows: 60,
+			table: `CREATE TABLE outbox (id bigint NOT NULL, doc_id text NOT NULL, seq_key text NOT NULL,
+				payload jsonb) PARTITION BY HASH (doc_id);
+				CREATE TABLE p0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2,
+				REMAINDER 0); CREATE TABLE p1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+				INSERT INTO outbox SELECT n, 'd' || n % 3, 'k' || lpad(n::text, 9, '0'), '{}'
+				FROM generate_series(60, 1, -1) n`,
+			want: func(n int) (doc, id string) {
+				return fmt.Sprint("d", n/20), fmt.Sprint(n%20*3 + []int{3, 1, 2}[n/20])
+			}, rows: 60,
 		},
 		{
 			name: "without a key", order: "doc_id, id", // its id is a number: 9 before 10
-			table: `CREATE TABLE outbox (id bigint PRIMARY KEY, topic text NOT NULL, message jsonb NOT NULL, state text);
+			table: `CREATE TABLE outbox (id bigint PRIMARY KEY, topic text NOT NULL, message jsonb NOT NULL,
+				state text);
 				INSERT INTO outbox SELECT n, 't' || n % 2, '{}', 'new' FROM generate_series(1, 30) n`,
 			settings: []string{"COLUMNS_DOC_ID=topic", "COLUMNS_PAYLOAD=message", "SUBJECT=outbox.{topic}"},
-			want:     func(n int) (doc, id string) { return fmt.Sprint("t", n/15), fmt.Sprint(n%15*2 + 2 - n/15) }, rows: 30,
+			want: func(n int) (doc, id string) {
+				return fmt.Sprint("t", n/15), fmt.Sprint(n%15*2 + 2 - n/15)
+			}, rows: 30,
 		},
 		{
 			name: "bytea id, children that inherit", order: "doc_id, seq_key, id",
-			table: `CREATE TABLE outbox (id bytea UNIQUE NOT NULL, doc_id text, seq_key text, payload bytea); CREATE TABLE child () INHERITS (outbox);
-				INSERT INTO child VALUES ('x', 'not ours', 'k', ''); INSERT INTO outbox VALUES ('a', 'd', 'k', '\x00'), ('b', 'd', 'k', ''), ('B', 'c', 'k', '\xff')`,
-			want: func(n int) (doc, id string) { return []string{"c", "d", "d"}[n], []string{"B", "a", "b"}[n] }, rows: 3,
+			table: `CREATE TABLE outbox (id bytea UNIQUE NOT NULL, doc_id text, seq_key text,
+				payload bytea); CREATE TABLE child () INHERITS (outbox);
+				INSERT INTO child VALUES ('x', 'not ours', 'k', ''); INSERT INTO outbox
+				VALUES ('a', 'd', 'k', '\x00'), ('b', 'd', 'k', ''), ('B', 'c', 'k', '\xff')`,
+			want: func(n int) (doc, id string) {
+				return []string{"c", "d", "d"}[n], []string{"B", "a", "b"}[n]
+			}, rows: 3,
 		},
 	}, func(c snapshotShape) string { return c.name }, func(t *testing.T, _ int, c snapshotShape) {
 		f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -158,7 +175,8 @@ func TestSnapshotShapes(t *testing.T) {
 		}
 		for n, m := range all {
 			if doc, id := c.want(n); m.Outflow.ID != id || docOfSubject(m) != doc {
-				t.Errorf("message %d is event %s of %s, want %s of %s", n, m.Outflow.ID, docOfSubject(m), id, doc)
+				t.Errorf("message %d is event %s of %s, want %s of %s", n, m.Outflow.ID, docOfSubject(m), id,
+					doc)
 			}
 		}
 	})
@@ -171,14 +189,16 @@ type snapshotShape struct {
 	want               func(n int) (doc, id string) // of the n-th message
 }
 
-// TestSnapshotWaitsForCommits: a transaction that has its commit in the WAL, and is not visible because it waits for a synchronous
-// standby, is in the snapshot or comes from the slot; so is one that is open.
+// TestSnapshotWaitsForCommits: a transaction that has its commit in the WAL, and is not visible because it
+// waits for a synchronous standby, is in the snapshot or comes from the slot; so is one that is open.
 func TestSnapshotWaitsForCommits(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := older(t, pgtest.Own(t, 0), ns.URL(), "sync", 100)
-	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)") // it would wait as well
+	// it would wait as well
+	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
+		" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 	harness.Exec(t, f.Conn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
 	harness.Exec(t, f.Conn, "SELECT pg_reload_conf()")
 	waits, open := harness.Connect(t, f.URL), harness.Connect(t, f.URL)
@@ -188,7 +208,8 @@ func TestSnapshotWaitsForCommits(t *testing.T) {
 	committed := make(chan error, 1)
 	pid := waits.PgConn().PID()
 	go func() {
-		_, err := waits.Exec(t.Context(), "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('waits', 'anna', 1, '{}')")
+		_, err := waits.Exec(t.Context(),
+			"INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('waits', 'anna', 1, '{}')")
 		committed <- err
 	}()
 	looking := func(sql string, args ...any) {
@@ -211,7 +232,8 @@ func TestSnapshotWaitsForCommits(t *testing.T) {
 	harness.Exec(t, open, "COMMIT")
 	harness.Exec(t, f.Conn, "SELECT pg_cancel_backend($1)", pid) // it ends waiting; the commit is there
 	harness.Must(t, <-committed)
-	harness.Exec(t, f.Conn, "ALTER SYSTEM RESET synchronous_standby_names") // an attempt that begins again writes, and would wait
+	// an attempt that begins again writes, and would wait
+	harness.Exec(t, f.Conn, "ALTER SYSTEM RESET synchronous_standby_names")
 	harness.Exec(t, f.Conn, "SELECT pg_reload_conf()")
 	if r := <-taken; !r.Finished || r.Already+r.Published != 102 {
 		t.Errorf("%+v", r)

@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestConsumerExample runs the example of the documentation: it reads one document in order, and a durable one goes on where it was.
+// TestConsumerExample runs the example of the documentation: it reads one document in order, and a durable
+// one goes on where it was.
 func TestConsumerExample(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
@@ -26,7 +27,8 @@ func TestConsumerExample(t *testing.T) {
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, len(ops))
 
 	example := filepath.Join(t.TempDir(), "consumer")
-	if out, err := exec.Command("go", "-C", "../../../examples", "build", "-o", example, "./consumer").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "-C", "../../../examples", "build", "-o", example,
+		"./consumer").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	var want []string
@@ -41,7 +43,9 @@ func TestConsumerExample(t *testing.T) {
 		defer cancel()
 		args = append([]string{"-server", nats.URL(), "-doc", ops[0].Doc}, args...)
 		out, err := exec.CommandContext(ctx, example, args...).CombinedOutput()
-		if err != nil && !strings.Contains(string(out), ops[0].Actor) && harness.Unanswered(t, args, string(out)) { // and it has had nothing
+		// and it has had nothing
+		if err != nil && !strings.Contains(string(out), ops[0].Actor) &&
+			harness.Unanswered(t, args, string(out)) {
 			return read(args[4:]...)
 		}
 		if err != nil {
@@ -57,7 +61,8 @@ func TestConsumerExample(t *testing.T) {
 	half := len(want) / 2
 	for name, got := range map[string][]string{
 		"ordered": read("-count", fmt.Sprint(len(want))),
-		"durable": append(read("-durable", "reader", "-count", fmt.Sprint(half)), read("-durable", "reader", "-count", fmt.Sprint(len(want)-half))...),
+		"durable": append(read("-durable", "reader", "-count", fmt.Sprint(half)),
+			read("-durable", "reader", "-count", fmt.Sprint(len(want)-half))...),
 	} {
 		if strings.Join(got, " ") != strings.Join(want, " ") {
 			t.Errorf("%s: %d keys, want %d in the order of the trace", name, len(got), len(want))

@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// The examples' own demos are run as a reader runs them, smaller: servers, outflow, the example's programs, killed on the way. Their
-// verdict is computed from the database and the stream; the exit code is 0 only if it is good.
+// The examples' own demos are run as a reader runs them, smaller: servers, outflow, the example's programs,
+// killed on the way. Their verdict is computed from the database and the stream; the exit code is 0 only if
+// it is good.
 
 func TestOrdersExample(t *testing.T) {
 	t.Parallel()
@@ -37,8 +38,9 @@ func TestInventoryExample(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	out := example(t, "inventory", "-events", "900")
-	good := regexp.MustCompile(`verdict: 900 events; items that are wrong: 0 before the bad deploy, [1-9]\d* by it, 0 after its repair\n` +
-		`.* equal, byte for byte,`)
+	good := regexp.MustCompile(
+		`verdict: 900 events; items that are wrong: 0 before the bad deploy, [1-9]\d* by it, 0 after its repair\n` +
+			`.* equal, byte for byte,`)
 	if !good.MatchString(out) {
 		t.Errorf("the verdict is not what it should be:\n%s", out)
 	}
@@ -50,7 +52,8 @@ func example(t *testing.T, name string, args ...string) string {
 	pgtest.Majors(t) // skips where PostgreSQL is not here
 	dir := t.TempDir()
 	home := harness.Path("examples", name)
-	build := exec.Command("go", "-C", filepath.Dir(home), "build", "-ldflags=-w", "-o", dir, "./"+name, "./"+name+"/show")
+	build := exec.Command("go", "-C", filepath.Dir(home), "build", "-ldflags=-w", "-o", dir, "./"+name, "./"+
+		name+"/show")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -65,12 +65,14 @@ func (i *instance) start() {
 	}
 }
 
-// TestConsumerKills kills the two instances of a consumer again and again, or freezes one for longer than its lease, while operations
-// flow through 8 partitions. Its effects, three tables that depend on the order and the number of events, are those of a consumer that nobody disturbed.
+// TestConsumerKills kills the two instances of a consumer again and again, or freezes one for longer than its
+// lease, while operations flow through 8 partitions. Its effects, three tables that depend on the order and
+// the number of events, are those of a consumer that nobody disturbed.
 func TestConsumerKills(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_KILLS", 10), harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_OPS", 3_000)
+	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_KILLS", 10), harness.EnvInt(t,
+		"OUTFLOW_TEST_CONSUMER_OPS", 3_000)
 	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", int(time.Now().UnixNano()%1e9)))
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 7))
@@ -81,7 +83,8 @@ func TestConsumerKills(t *testing.T) {
 	o.Start()
 
 	var all []recording.Op
-	for round := 0; len(all) < ops; round++ { // each document's operations are dealt to 8: more documents than partitions
+	// each document's operations are dealt to 8: more documents than partitions
+	for round := 0; len(all) < ops; round++ {
 		for i, op := range harness.RecordedOps(t, ops-len(all)) {
 			op.Doc = fmt.Sprintf("%s-%d-%d", op.Doc, round, i%8)
 			all = append(all, op)
@@ -94,7 +97,8 @@ func TestConsumerKills(t *testing.T) {
 
 	args := []string{"-database", url, "-nats", nats.URL(), "-lease", "500ms"}
 	calm := newInstance(t, append(args, "-name", "calm")...)
-	victims := []*instance{newInstance(t, append(args, "-name", "victim")...), newInstance(t, append(args, "-name", "victim")...)}
+	victims := []*instance{newInstance(t, append(args, "-name", "victim")...),
+		newInstance(t, append(args, "-name", "victim")...)}
 	frozen := 0
 	for range kills {
 		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // when it is killed is random
@@ -121,19 +125,23 @@ func TestConsumerKills(t *testing.T) {
 	for _, name := range []string{"calm", "victim"} {
 		awaitEffects(t, conn, name, len(all))
 	}
-	for table, order := range map[string]string{"state": "document", "log": "document, n", "turns": "document"} {
+	for table, order := range map[string]string{"state": "document", "log": "document, n",
+		"turns": "document"} {
 		want, got := dump(t, conn, "calm."+table, order), dump(t, conn, "victim."+table, order)
 		if want != got {
-			t.Errorf("table %s differs from that of the consumer that nobody disturbed: %s, %s", table, got, want)
+			t.Errorf("table %s differs from that of the consumer that nobody disturbed: %s, %s", table, got,
+				want)
 		}
 	}
 	var n, documents, partitions int
-	err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM victim.log), (SELECT count(*) FROM victim.state),
+	err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM victim.log), (SELECT count(*)
+		FROM victim.state),
 		(SELECT count(*) FROM victim.outflow_mark WHERE due > '0/0')`).Scan(&n, &documents, &partitions)
 	if err != nil || n != len(all) {
 		t.Errorf("%d events had their effect, want %d (%v)", n, len(all), err)
 	}
-	t.Logf("%d kills (%d of a process that had been frozen beyond its lease), %d operations of %d documents through %d partitions in %v: three tables equal",
+	t.Logf("%d kills (%d of a process that had been frozen beyond its lease), %d operations of %d "+
+		"documents through %d partitions in %v: three tables equal",
 		kills, frozen, len(all), documents, partitions, time.Since(began).Round(time.Second))
 	for _, i := range append(victims, calm) {
 		if err := i.p.Signal(syscall.SIGTERM); err != nil {
@@ -149,7 +157,8 @@ func awaitEffects(t *testing.T, conn *pgx.Conn, name string, want int) {
 	t.Helper()
 	harness.Eventually(t, "the effects of "+name, func() error {
 		var n int
-		if err := conn.QueryRow(t.Context(), `SELECT coalesce(sum(events), 0) FROM `+name+`.state`).Scan(&n); err != nil {
+		if err := conn.QueryRow(t.Context(), `SELECT coalesce(sum(events), 0) FROM `+name+
+			`.state`).Scan(&n); err != nil {
 			return err
 		}
 		if n < want {
@@ -164,7 +173,9 @@ func dump(t *testing.T, conn *pgx.Conn, table, order string) string {
 	t.Helper()
 	var n int
 	var hash string
-	err := conn.QueryRow(context.WithoutCancel(t.Context()), `SELECT count(*), md5(coalesce(string_agg(r::text, E'\n' ORDER BY `+order+`), '')) FROM `+table+` r`).Scan(&n, &hash)
+	err := conn.QueryRow(context.WithoutCancel(t.Context()),
+		`SELECT count(*), md5(coalesce(string_agg(r::text, E'\n' ORDER BY `+order+`), '')) FROM `+table+
+			` r`).Scan(&n, &hash)
 	if err != nil {
 		t.Fatal(err)
 	}

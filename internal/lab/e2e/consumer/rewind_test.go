@@ -46,8 +46,8 @@ func consumers(o *harness.Outflow, args ...string) map[string]map[string]any {
 	return byName
 }
 
-// TestRebuildFromNothing: a projection that is dropped and made again, by setting its consumer back, and by a replay from the table to it
-// alone, is the one that it was, byte for byte.
+// TestRebuildFromNothing: a projection that is dropped and made again, by setting its consumer back, and by a
+// replay from the table to it alone, is the one that it was, byte for byte.
 func TestRebuildFromNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -60,7 +60,10 @@ func TestRebuildFromNothing(t *testing.T) {
 	p := harness.NewProjection(t, o, url, s, "chain")
 	p.Start()
 	for i := range each {
-		harness.Exec(t, conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc ' || d, 'anna', $1::int, jsonb_build_object('n', $1::int) FROM generate_series(1, $2::int) d`, i, docs)
+		harness.Exec(t, conn,
+			`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				SELECT 'doc ' || d, 'anna', $1::int, jsonb_build_object('n', $1::int)
+				FROM generate_series(1, $2::int) d`, i, docs)
 	}
 	harness.Eventually(t, "the consumer runs", func() error {
 		if c := consumers(o)["chain"]; c == nil || c["owner"] == nil {
@@ -80,8 +83,10 @@ func TestRebuildFromNothing(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("rewind: exit code %d\n%s%s", code, out, errOut)
 	}
-	o.MustContain("rewind", out, fmt.Sprintf("%d events: from sequence 1 (position", docs*each), "Event.Replayed is true")
-	if c := consumers(o)["chain"]; c["sequence"].(float64) != 0 || c["running"].(bool) || c["marks"] != "postgres" || c["partitions"].(float64) != 4 {
+	o.MustContain("rewind", out, fmt.Sprintf("%d events: from sequence 1 (position", docs*each),
+		"Event.Replayed is true")
+	if c := consumers(o)["chain"]; c["sequence"].(float64) != 0 || c["running"].(bool) ||
+		c["marks"] != "postgres" || c["partitions"].(float64) != 4 {
 		t.Errorf("set back: %v", c)
 	}
 	p.Start()
@@ -95,8 +100,12 @@ func TestRebuildFromNothing(t *testing.T) {
 	// A part of it, and live ones behind. One document is parked on the way; it comes again with the others.
 	again := func(parked int) {
 		t.Helper()
-		harness.Must(t, func() error { _, err := p.Pool.Exec(t.Context(), `UPDATE chain SET n = 0, hash = 'x'`); return err }())
-		out, errOut, code := o.Run("consumer", "rewind", "chain", "--to", fmt.Sprintf("seq:%d", docs*each-2*docs+1), "--yes")
+		harness.Must(t, func() error {
+			_, err := p.Pool.Exec(t.Context(), `UPDATE chain SET n = 0, hash = 'x'`)
+			return err
+		}())
+		out, errOut, code := o.Run("consumer", "rewind", "chain", "--to",
+			fmt.Sprintf("seq:%d", docs*each-2*docs+1), "--yes")
 		if code != 0 || strings.Contains(out, "of them are parked") != (parked > 0) {
 			t.Fatalf("rewind: exit code %d: %s%s", code, out, errOut)
 		}
@@ -117,8 +126,11 @@ func TestRebuildFromNothing(t *testing.T) {
 	if c := consumers(o)["chain"]; c["parked"].(float64) != 0 {
 		t.Errorf("set back: %v", c)
 	}
-	o.MustFail(3, []string{"consumer", "rewind", "chain", "--to", fmt.Sprintf("seq:%d", docs*each), "--yes"}, "only goes back")
-	harness.Exec(t, conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc ' || d, 'anna', $1::int, '{}' FROM generate_series(1, $2::int) d`, each, docs)
+	o.MustFail(3, []string{"consumer", "rewind", "chain", "--to", fmt.Sprintf("seq:%d", docs*each), "--yes"},
+		"only goes back")
+	harness.Exec(t, conn,
+		`INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc ' || d, 'anna', $1::int, '{}'
+			FROM generate_series(1, $2::int) d`, each, docs)
 	p.Start()
 	p.Reach(3 * docs)
 	if got := take(&p.Replayed); got != 2*docs {
@@ -140,7 +152,8 @@ func TestRebuildFromNothing(t *testing.T) {
 	}
 
 	p.Make()
-	if out, errOut, code := o.Run("replay", "--seq", fmt.Sprintf("..%d", docs*each), "--to", "consumer:chain"); code != 0 {
+	if out, errOut, code := o.Run("replay", "--seq", fmt.Sprintf("..%d", docs*each), "--to",
+		"consumer:chain"); code != 0 {
 		t.Fatalf("replay: exit code %d\n%s%s", code, out, errOut)
 	}
 	p.Start()
@@ -151,13 +164,16 @@ func TestRebuildFromNothing(t *testing.T) {
 	live, err := s.Stream(t.Context(), o.Stream)
 	harness.Must(t, err)
 	harness.Must(t, live.Purge(t.Context(), jetstream.WithPurgeSequence(20)))
-	o.MustFail(3, []string{"consumer", "rewind", "chain", "--to", "start", "--yes"}, "begins at sequence 20", "--to seq:20", "outflow replay --from table --to consumer:chain")
-	o.MustFail(3, []string{"consumer", "rewind", "chain", "--to", "position:0/1", "--yes"}, "begins at sequence 20")
+	o.MustFail(3, []string{"consumer", "rewind", "chain", "--to", "start", "--yes"}, "begins at sequence 20",
+		"--to seq:20", "outflow replay --from table --to consumer:chain")
+	o.MustFail(3, []string{"consumer", "rewind", "chain", "--to", "position:0/1", "--yes"},
+		"begins at sequence 20")
 	o.MustFail(3, []string{"consumer", "rewind", "nobody", "--to", "start", "--yes"}, "no consumer nobody")
 	o.MustFail(2, []string{"consumer", "rewind", "chain", "--to", "yesterday", "--yes"}, "seq:N")
 	o.MustFail(2, []string{"consumer", "rewind", "chain", "--yes"}, "--to")
 	all := o.Replay("--seq", fmt.Sprintf("%d", docs*each+1))
-	if out, errOut, code := o.Run("consumer", "rewind", "chain", "--to", "position:"+all[0].Position, "--yes"); code != 0 || !strings.Contains(out, fmt.Sprintf("to %d\n", docs*each)) {
+	if out, errOut, code := o.Run("consumer", "rewind", "chain", "--to", "position:"+all[0].Position,
+		"--yes"); code != 0 || !strings.Contains(out, fmt.Sprintf("to %d\n", docs*each)) {
 		t.Errorf("to a position: exit code %d: %s%s", code, out, errOut)
 	}
 }
@@ -189,7 +205,8 @@ func TestRewindWithoutDatabase(t *testing.T) {
 	stream, err := s.Stream(t.Context(), o.Stream)
 	harness.Must(t, err)
 	plain, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
-		Durable: "plain", FilterSubject: "outbox.a", MaxAckPending: 7, Description: "mine", Metadata: map[string]string{"team": "x"},
+		Durable: "plain", FilterSubject: "outbox.a", MaxAckPending: 7, Description: "mine",
+		Metadata: map[string]string{"team": "x"},
 	})
 	harness.Must(t, err)
 	take := func(c jetstream.Consumer, n int) (seqs []uint64) {
@@ -226,31 +243,39 @@ func TestRewindWithoutDatabase(t *testing.T) {
 	info, err := plain.Info(t.Context())
 	harness.Must(t, err)
 	given := info.Delivered.Stream
-	// As if a rewind had been killed behind each of its steps: the durable is there with a record, then it is gone.
-	record, err := json.Marshal(map[string]any{"config": info.Config, "was": given, "acked": info.AckFloor.Stream, "to": 2})
+	// As if a rewind had been killed behind each of its steps: the durable is there with a record, then it is
+	// gone.
+	record, err := json.Marshal(map[string]any{"config": info.Config, "was": given,
+		"acked": info.AckFloor.Stream, "to": 2})
 	harness.Must(t, err)
-	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain_rewinding", Metadata: map[string]string{"outflow.rewind": string(record)}})
+	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain_rewinding",
+		Metadata: map[string]string{"outflow.rewind": string(record)}})
 	harness.Must(t, err)
-	if c := consumers(o); c["plain"]["note"] != nil || c["plain_rewinding"] != nil || c["plain"]["position"] == nil {
+	if c := consumers(o); c["plain"]["note"] != nil || c["plain_rewinding"] != nil ||
+		c["plain"]["position"] == nil {
 		t.Errorf("with a record beside it: %v", c)
 	}
 	harness.Must(t, stream.DeleteConsumer(t.Context(), "plain"))
-	if c := consumers(o)["plain"]; c["note"] == nil || !strings.Contains(c["note"].(string), "rewind plain --to seq:3") {
+	if c := consumers(o)["plain"]; c["note"] == nil ||
+		!strings.Contains(c["note"].(string), "rewind plain --to seq:3") {
 		t.Errorf("interrupted: %v", c)
 	}
-	if out, errOut, code := o.Run("consumer", "rewind", "plain", "--to", "seq:3", "--yes"); code != 0 || !strings.Contains(out, "nothing tells them from new ones") {
+	if out, errOut, code := o.Run("consumer", "rewind", "plain", "--to", "seq:3", "--yes"); code != 0 ||
+		!strings.Contains(out, "nothing tells them from new ones") {
 		t.Fatalf("rewind: exit code %d\n%s%s", code, out, errOut)
 	}
 	again, err := stream.Consumer(t.Context(), "plain")
 	harness.Must(t, err)
-	if c := again.CachedInfo().Config; c.MaxAckPending != 7 || c.Description != "mine" || c.Metadata["team"] != "x" || c.FilterSubject != "outbox.a" {
+	if c := again.CachedInfo().Config; c.MaxAckPending != 7 || c.Description != "mine" ||
+		c.Metadata["team"] != "x" || c.FilterSubject != "outbox.a" {
 		t.Errorf("made again: %+v", c)
 	}
 	if _, err := stream.Consumer(t.Context(), "plain_rewinding"); err == nil {
 		t.Error("the record is still there")
 	}
 	// Killed behind the new durable: the same command finishes here, too.
-	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain_rewinding", Metadata: map[string]string{"outflow.rewind": string(record)}})
+	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain_rewinding",
+		Metadata: map[string]string{"outflow.rewind": string(record)}})
 	harness.Must(t, err)
 	if out, errOut, code := o.Run("consumer", "rewind", "plain", "--to", "seq:3", "--yes"); code != 0 {
 		t.Fatalf("rewind: exit code %d\n%s%s", code, out, errOut)

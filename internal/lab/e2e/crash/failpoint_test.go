@@ -50,7 +50,8 @@ func (d *doomed) killed() {
 	d.T.Helper()
 	d.Wait()
 	var exit *exec.ExitError
-	if err := d.Process.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+	if err := d.Process.Wait(); !errors.As(err, &exit) ||
+		exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		d.T.Errorf("%s: it ended with %v\n%s", d.point, err, d.Log.Tail(1000))
 	}
 }
@@ -68,8 +69,8 @@ func (d *doomed) compare(conn *pgx.Conn, natsURL string) oracle.Verdict {
 	return v
 }
 
-// TestClockAhead: another machine takes over, and its clock is ahead by more than durable_after. What was recorded a moment ago is not
-// durable for that.
+// TestClockAhead: another machine takes over, and its clock is ahead by more than durable_after. What was
+// recorded a moment ago is not durable for that.
 func TestClockAhead(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
@@ -92,7 +93,8 @@ func TestClockAhead(t *testing.T) {
 		return last
 	}
 	confirmed := func() (lsn string) {
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1", o.Slot).Scan(&lsn))
+		harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn::text FROM "+
+			"pg_replication_slots WHERE slot_name = $1", o.Slot).Scan(&lsn))
 		return lsn
 	}
 	first := confirmed()
@@ -115,8 +117,8 @@ func TestClockAhead(t *testing.T) {
 	}
 }
 
-// TestFailpoints: wherever outflow is killed, the next one finds the place again. All read the same table, each over a slot of its own into
-// a stream of its own, so that the streams must also be equal to each other.
+// TestFailpoints: wherever outflow is killed, the next one finds the place again. All read the same table,
+// each over a slot of its own into a stream of its own, so that the streams must also be equal to each other.
 func TestFailpoints(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -185,7 +187,8 @@ func TestFailpoints(t *testing.T) {
 	t.Logf("%d operations, %d failpoints", written, len(all))
 }
 
-// TestFailpointsOfTheSpill: a transaction that is larger than the buffer, killed while it is written to disk, and on a disk that is full.
+// TestFailpointsOfTheSpill: a transaction that is larger than the buffer, killed while it is written to disk,
+// and on a disk that is full.
 func TestFailpointsOfTheSpill(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -211,8 +214,8 @@ func TestFailpointsOfTheSpill(t *testing.T) {
 	}
 	insertAll(t, conn, ops)
 
-	// Between two attempts each says that it is not ready, and why. It does not give up. All are asked in turn: the disk is full for
-	// some seconds only.
+	// Between two attempts each says that it is not ready, and why. It does not give up. All are asked in
+	// turn: the disk is full for some seconds only.
 	silent := slices.Clone(full)
 	harness.Eventually(t, "each says that the disk is full", func() error {
 		silent = slices.DeleteFunc(silent, func(d *doomed) bool {
@@ -247,13 +250,14 @@ func TestFailpointsOfTheSpill(t *testing.T) {
 	}
 }
 
-// rules waits until settings are in force that the configuration has and init has not recorded: their change is read from the WAL, and what
-// is committed before it goes by the old ones.
+// rules waits until settings are in force that the configuration has and init has not recorded: their change
+// is read from the WAL, and what is committed before it goes by the old ones.
 func rules(o *harness.Outflow, setting string) {
 	o.T.Helper()
 	harness.Eventually(o.T, setting+" is in force", func() error {
 		for line := range strings.Lines(o.Log.String()) {
-			if strings.Contains(line, "ordering settings changed in the WAL") && strings.Contains(line, setting) {
+			if strings.Contains(line, "ordering settings changed in the WAL") &&
+				strings.Contains(line, setting) {
 				return nil
 			}
 		}
@@ -264,7 +268,8 @@ func rules(o *harness.Outflow, setting string) {
 // insertAll writes operations in one transaction.
 func insertAll(t *testing.T, conn *pgx.Conn, ops []recording.Op) {
 	t.Helper()
-	_, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"},
+	_, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"},
+		[]string{"doc_id", "actor_id", "counter", "payload"},
 		pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) {
 			return []any{ops[i].Doc, ops[i].Actor, ops[i].Counter, string(ops[i].Payload)}, nil
 		}))

@@ -9,8 +9,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestTailLostInAHiccup: NATS comes back, and lacks the end of the stream, or of the record. The session does not go on: that is for an
-// ordinary start to judge, with its second reading.
+// TestTailLostInAHiccup: NATS comes back, and lacks the end of the stream, or of the record. The session does
+// not go on: that is for an ordinary start to judge, with its second reading.
 func TestTailLostInAHiccup(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -44,7 +44,8 @@ func TestTailLostInAHiccup(t *testing.T) {
 				t.Errorf("%v sessions", n)
 			}
 			if c.shows() {
-				s.Instance.MustContain("the log", s.Instance.Log.String(), "a loss was read", "published again")
+				s.Instance.MustContain("the log", s.Instance.Log.String(), "a loss was read",
+					"published again")
 			}
 			if code := s.Instance.Stop(); code != 0 {
 				t.Errorf("stop: exit code %d", code)

@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// TestKills is claims C1, C2 and C3: two outflows on two slots of one database, one of them killed again and again; a separate reader
-// finds everything exactly once in both streams, and the streams are equal byte by byte.
+// TestKills is claims C1, C2 and C3: two outflows on two slots of one database, one of them killed again and
+// again; a separate reader finds everything exactly once in both streams, and the streams are equal byte by
+// byte.
 func TestKills(t *testing.T) {
 	kills := harness.EnvInt(t, "OUTFLOW_TEST_KILLS", harness.Sized(6, 3))
 	ops := harness.EnvInt(t, "OUTFLOW_TEST_OPS", harness.Sized(12_000, 6_000))
@@ -21,7 +22,8 @@ func TestKills(t *testing.T) {
 	for _, c := range []struct {
 		horizon, sort string
 		long          bool // the others show each value of both settings
-	}{{"0s", "commit", false}, {"20ms", "seq_key", false}, {"0s", "seq_key", true}, {"20ms", "commit", true}} {
+	}{{"0s", "commit", false}, {"20ms", "seq_key", false}, {"0s", "seq_key", true},
+		{"20ms", "commit", true}} {
 		if c.long && !tier.Long() {
 			continue
 		}

@@ -18,7 +18,8 @@ func awaitConfirmed(s *harness.Twins, lsn outbox.LSN) (at outbox.LSN) {
 	s.T.Helper()
 	harness.Eventually(s.T, fmt.Sprintf("%v confirmed", lsn), func() error {
 		var text string
-		err := s.Conn.QueryRow(s.T.Context(), "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1",
+		err := s.Conn.QueryRow(s.T.Context(),
+			"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1",
 			s.Instance.Slot).Scan(&text)
 		if err == nil {
 			at, err = outbox.ParseLSN(text)
@@ -39,8 +40,8 @@ func digest(s *harness.Twins) string {
 	return sum
 }
 
-// TestLostTailTooOld: what is lost had been there for durable_after, and PostgreSQL does not have it any more. Outflow stops, says which
-// part of the WAL it concerns, and publishes nothing.
+// TestLostTailTooOld: what is lost had been there for durable_after, and PostgreSQL does not have it any
+// more. Outflow stops, says which part of the WAL it concerns, and publishes nothing.
 func TestLostTailTooOld(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -107,8 +108,9 @@ func TestLostTailTooOld(t *testing.T) {
 	}
 }
 
-// TestConfirmedTailMissing: messages that were confirmed are missing at the end, but the sequence did not go back. So it is when somebody
-// deleted them, and that must not stop outflow; so it would be if the server lost what was durable, and that must not pass in silence.
+// TestConfirmedTailMissing: messages that were confirmed are missing at the end, but the sequence did not go
+// back. So it is when somebody deleted them, and that must not stop outflow; so it would be if the server
+// lost what was durable, and that must not pass in silence.
 func TestConfirmedTailMissing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -124,14 +126,15 @@ func TestConfirmedTailMissing(t *testing.T) {
 	harness.Must(t, s.NATS.Start())
 	s.Instance.Start()
 	harness.AwaitMessages(t, s.JS, s.Instance.Stream, rows+1)
-	s.Instance.MustContain("the log", s.Instance.Log.String(), "somebody deleted them, or the NATS server lost them", "from=21 to=40")
+	s.Instance.MustContain("the log", s.Instance.Log.String(),
+		"somebody deleted them, or the NATS server lost them", "from=21 to=40")
 	harness.AwaitMessages(t, s.TwinJS, s.Twin.Stream, rows+1)
 	got, want := harness.Messages(t, s.JS, s.Instance.Stream), harness.Messages(t, s.TwinJS, s.Twin.Stream)
 	harness.SameMessages(t, got, append(want[:rows/2:rows/2], want[rows]))
 }
 
-// TestRetention: everything in the stream is removed while outflow is away, by somebody or by age. That is no loss: it goes on exactly
-// where it was.
+// TestRetention: everything in the stream is removed while outflow is away, by somebody or by age. That is no
+// loss: it goes on exactly where it was.
 func TestRetention(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -152,7 +155,8 @@ func TestRetention(t *testing.T) {
 			harness.Must(s.T, st.Purge(s.T.Context(), jetstream.WithPurgeKeep(1)))
 		}},
 		{"age", []string{"INIT_MAX_AGE=2s"}, func(*harness.Twins) {}},
-		{"age with a horizon of 0", []string{"INIT_MAX_AGE=2s", "REORDER_HORIZON=0s"}, func(*harness.Twins) {}},
+		{"age with a horizon of 0", []string{"INIT_MAX_AGE=2s", "REORDER_HORIZON=0s"},
+			func(*harness.Twins) {}},
 	}
 	const rows, more = 200, 40
 	all := make([]*harness.Twins, len(cases))
@@ -177,7 +181,9 @@ func TestRetention(t *testing.T) {
 		} else if err := holds(s, 0); err != nil {
 			rest[i] = rows - 1
 		}
-		harness.Exec(t, s.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'later ' || n % 7, 'anna', n, '{}' FROM generate_series(1, $1) n`, more)
+		harness.Exec(t, s.Conn,
+			`INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'later ' || n % 7, 'anna', n, '{}'
+				FROM generate_series(1, $1) n`, more)
 		s.Instance.Start()
 	})
 	for i, c := range cases {
@@ -193,7 +199,8 @@ func TestRetention(t *testing.T) {
 			}
 			harness.SameMessages(t, got, want[rest[i]:])
 			if len(got) > 0 && got[0].Seq != want[rest[i]].Seq {
-				t.Errorf("the first message left has sequence %d, the twin's %d", got[0].Seq, want[rest[i]].Seq)
+				t.Errorf("the first message left has sequence %d, the twin's %d", got[0].Seq,
+					want[rest[i]].Seq)
 			}
 			if len(got) < more && c.settings == nil {
 				t.Errorf("%d messages", len(got))

@@ -37,14 +37,16 @@ func startTwins(t *testing.T, pg *pgserver.Server, twinNATS, name string, settin
 // on makes t the test that what follows belongs to.
 func on(s *harness.Twins, t *testing.T) { s.T, s.Instance.T, s.Twin.T = t, t, t }
 
-// recorded waits until the checkpoint record has had n revisions: init makes two, and a session one each max(1 s, durable_after/32).
+// recorded waits until the checkpoint record has had n revisions: init makes two, and a session one each
+// max(1 s, durable_after/32).
 func recorded(s *harness.Twins, n uint64) {
 	s.T.Helper()
 	harness.AwaitMessages(s.T, s.JS, "KV_"+checkpoint.Bucket(s.Instance.Stream), int(n))
 }
 
-// crash ends NATS and outflow and tears what loses says, as a crash of their machine does. It returns what was torn of the stream. (NATS
-// is stopped, not killed: the consumers' states, which it writes a moment late, are not what is to be lost.)
+// crash ends NATS and outflow and tears what loses says, as a crash of their machine does. It returns what
+// was torn of the stream. (NATS is stopped, not killed: the consumers' states, which it writes a moment late,
+// are not what is to be lost.)
 func crash(s *harness.Twins, stream, bucket *harness.Loss) natsserver.Torn {
 	s.T.Helper()
 	s.Instance.Kill()
@@ -55,7 +57,9 @@ func crash(s *harness.Twins, stream, bucket *harness.Loss) natsserver.Torn {
 }
 
 func part(form natsserver.Form, lost float64) *harness.Loss {
-	return &harness.Loss{Form: form, Keep: func(last uint64) uint64 { return uint64(float64(last) * (1 - lost)) }}
+	return &harness.Loss{Form: form, Keep: func(last uint64) uint64 {
+		return uint64(float64(last) * (1 - lost))
+	}}
 }
 
 func allBut(form natsserver.Form, n uint64) *harness.Loss {
@@ -68,7 +72,8 @@ func change(s *harness.Twins, to relay.Settings) {
 	if code := s.Twin.Stop(); code != 0 {
 		s.T.Fatalf("stop of the twin: exit code %d", code)
 	}
-	harness.Exec(s.T, s.Conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), pg_logical_emit_message(true, 'outflow.settings', $2)",
+	harness.Exec(s.T, s.Conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), "+
+		"pg_logical_emit_message(true, 'outflow.settings', $2)",
 		to.Content(s.Instance.Slot), to.Content(s.Twin.Slot))
 	for _, o := range []*harness.Outflow{s.Instance, s.Twin} {
 		o.Set("REORDER_HORIZON="+to.Horizon.String(), "REORDER_SORT="+to.Sort.String())
@@ -81,7 +86,8 @@ func consume(s *harness.Twins, durable string) {
 	s.T.Helper()
 	st, err := s.JS.Stream(s.T.Context(), s.Instance.Stream)
 	harness.Must(s.T, err)
-	c, err := st.CreateConsumer(s.T.Context(), jetstream.ConsumerConfig{Durable: durable, AckPolicy: jetstream.AckAllPolicy})
+	c, err := st.CreateConsumer(s.T.Context(),
+		jetstream.ConsumerConfig{Durable: durable, AckPolicy: jetstream.AckAllPolicy})
 	harness.Must(s.T, err)
 	it, err := c.Messages()
 	harness.Must(s.T, err)
@@ -114,21 +120,24 @@ var tails = []tail{
 	{name: "stream back with a horizon of 0 and a change of settings", stream: part(back, 0.7), horizon: "0s",
 		change: &relay.Settings{Horizon: 30 * time.Millisecond, Sort: outbox.ByCommit}},
 	{name: "stream hole", stream: part(hole, 0.4), horizon: "0s"},
-	{name: "stream hole with a change of settings", stream: part(hole, 0.7), horizon: "20ms", change: &relay.Settings{}},
+	{name: "stream hole with a change of settings", stream: part(hole, 0.7), horizon: "20ms",
+		change: &relay.Settings{}},
 	{name: "whole stream", stream: allBut(back, 0), horizon: "20ms"},
 	{name: "bucket back", bucket: harness.LoseNewest(back, 2), horizon: "20ms"},
 	{name: "bucket hole", bucket: harness.LoseNewest(hole, 2), horizon: "0s"},
-	{name: "bucket back to before the first place", bucket: allBut(back, 1), horizon: "20ms", initAgain: true},
+	{name: "bucket back to before the first place", bucket: allBut(back, 1), horizon: "20ms",
+		initAgain: true},
 	{name: "both back", stream: part(back, 0.5), bucket: harness.LoseNewest(back, 2), horizon: "20ms",
 		change: &relay.Settings{Horizon: 5 * time.Millisecond, Sort: outbox.ByCommit}},
 	{name: "both hole", stream: part(hole, 0.5), bucket: harness.LoseNewest(hole, 2), horizon: "20ms"},
-	{name: "stream hole, bucket back", stream: part(hole, 0.3), bucket: harness.LoseNewest(back, 2), horizon: "0s",
-		change: &relay.Settings{Horizon: 50 * time.Millisecond}},
+	{name: "stream hole, bucket back", stream: part(hole, 0.3), bucket: harness.LoseNewest(back, 2),
+		horizon: "0s",
+		change:  &relay.Settings{Horizon: 50 * time.Millisecond}},
 }
 
-// TestLostTail is claim C8: the machine of NATS and outflow crashes, and what NATS had not synced is gone: of the stream, of the
-// checkpoint record, or of both. It comes again from the WAL, in the same order. All cases run at the same time: a loss counts only
-// when a second reading, 5 s later, agrees.
+// TestLostTail is claim C8: the machine of NATS and outflow crashes, and what NATS had not synced is gone: of
+// the stream, of the checkpoint record, or of both. It comes again from the WAL, in the same order. All cases
+// run at the same time: a loss counts only when a second reading, 5 s later, agrees.
 func TestLostTail(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -136,7 +145,8 @@ func TestLostTail(t *testing.T) {
 	ops := harness.EnvInt(t, "OUTFLOW_TEST_OPS", 600)
 	all, loads := make([]*harness.Twins, len(tails)), make([]*harness.Load, len(tails))
 	harness.AtOnce(t, len(tails), func(i int) {
-		all[i] = startTwins(t, pg, twinNATS, "tail", "REORDER_HORIZON="+tails[i].horizon, "SINK_DURABLE_AFTER=40s")
+		all[i] = startTwins(t, pg, twinNATS, "tail", "REORDER_HORIZON="+tails[i].horizon,
+			"SINK_DURABLE_AFTER=40s")
 		loads[i] = harness.StartLoad(t, all[i].URL, harness.RecordedOps(t, ops), 4, 75, 3)
 		lose(all[i], &tails[i], ops/2)
 	})
@@ -147,7 +157,8 @@ func TestLostTail(t *testing.T) {
 			loads[i].Wait(t)
 			s.MustBeEqual(ops)
 			if c.shows() {
-				s.Instance.MustContain("the log", s.Instance.Log.String(), "a loss was read", "consumers=[reader]", "published again")
+				s.Instance.MustContain("the log", s.Instance.Log.String(), "a loss was read",
+					"consumers=[reader]", "published again")
 			}
 			if code := s.Instance.Stop(); code != 0 {
 				t.Errorf("stop: exit code %d", code)
@@ -162,14 +173,16 @@ func TestLostTail(t *testing.T) {
 // shows tells whether the record says that something is missing.
 func (c *tail) shows() bool { return c.stream != nil && c.bucket == nil }
 
-// shown freezes outflow at a moment when its newest record knows messages that are to be lost, if that is what shows the loss.
+// shown freezes outflow at a moment when its newest record knows messages that are to be lost, if that is
+// what shows the loss.
 func shown(s *harness.Twins, c *tail) {
 	s.T.Helper()
 	harness.Eventually(s.T, c.name+": the record knows what is lost", func() error {
 		harness.Must(s.T, s.Instance.Process.Pause())
 		st, err := s.JS.Stream(s.T.Context(), s.Instance.Stream)
 		harness.Must(s.T, err)
-		if place := s.Instance.Status().Place; c.stream != nil && place.Seq <= c.stream.Keep(st.CachedInfo().State.LastSeq) {
+		if place := s.Instance.Status().Place; c.stream != nil &&
+			place.Seq <= c.stream.Keep(st.CachedInfo().State.LastSeq) {
 			harness.Must(s.T, s.Instance.Process.Resume())
 			return fmt.Errorf("place %v of %d messages", place, st.CachedInfo().State.LastSeq)
 		}
@@ -193,8 +206,10 @@ func lose(s *harness.Twins, c *tail, n int) {
 	}
 	harness.Must(s.T, s.NATS.Start())
 	if c.shows() {
-		harness.Eventually(s.T, c.name+": outflow status names loss and consumers", func() error { // not before it could list them
-			if r := s.Instance.Status(); r.Stream.Loss == "" || !slices.Equal(r.Stream.Affected, []string{"reader"}) {
+		// not before it could list them
+		harness.Eventually(s.T, c.name+": outflow status names loss and consumers", func() error {
+			if r := s.Instance.Status(); r.Stream.Loss == "" ||
+				!slices.Equal(r.Stream.Affected, []string{"reader"}) {
 				return fmt.Errorf("loss %q, durable consumers %q", r.Stream.Loss, r.Stream.Affected)
 			}
 			return nil

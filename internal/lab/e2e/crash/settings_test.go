@@ -16,7 +16,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestSettingsChange: other ordering settings in the configuration are written into the WAL, once, and rule from there on.
+// TestSettingsChange: other ordering settings in the configuration are written into the WAL, once, and rule
+// from there on.
 func TestSettingsChange(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -71,8 +72,9 @@ func TestSettingsChange(t *testing.T) {
 	o.MustBeComplete(conn, ns.URL())
 }
 
-// TestKillsAcrossSettings is claim C3 across changes of the ordering settings: they are in the WAL, at one place for both outflows,
-// so the one that is killed again and again makes the same stream as the one that is not.
+// TestKillsAcrossSettings is claim C3 across changes of the ordering settings: they are in the WAL, at one
+// place for both outflows, so the one that is killed again and again makes the same stream as the one that is
+// not.
 func TestKillsAcrossSettings(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -94,24 +96,28 @@ func TestKillsAcrossSettings(t *testing.T) {
 	conn := harness.Connect(t, url)
 	kills := func() {
 		for range 3 {
-			time.Sleep(time.Duration(rnd.Int64N(int64(600 * time.Millisecond)))) // when it is killed is random
+			// when it is killed is random
+			time.Sleep(time.Duration(rnd.Int64N(int64(600 * time.Millisecond))))
 			victim.Kill()
 			victim.Start()
 		}
 	}
 	for _, s := range []relay.Settings{
 		{Horizon: 0, Sort: outbox.ByCommit, MaxEvents: 500, MaxBytes: 1 << 20},
-		{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: relay.DefaultMaxEvents, MaxBytes: relay.DefaultMaxBytes},
+		{Horizon: 50 * time.Millisecond, Sort: outbox.ByCommit, MaxEvents: relay.DefaultMaxEvents,
+			MaxBytes: relay.DefaultMaxBytes},
 	} {
 		kills()
 		victim.Kill() // one in disorder, one in order
 		if code := twin.Stop(); code != 0 {
 			t.Fatalf("stop: exit code %d", code)
 		}
-		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), pg_logical_emit_message(true, 'outflow.settings', $2)",
+		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), "+
+			"pg_logical_emit_message(true, 'outflow.settings', $2)",
 			s.Content("victim"), s.Content("twin"))
 		for _, o := range both {
-			o.Set("REORDER_HORIZON="+s.Horizon.String(), "REORDER_SORT="+s.Sort.String(), fmt.Sprint("REORDER_MAX_EVENTS=", s.MaxEvents),
+			o.Set("REORDER_HORIZON="+s.Horizon.String(), "REORDER_SORT="+s.Sort.String(),
+				fmt.Sprint("REORDER_MAX_EVENTS=", s.MaxEvents),
 				fmt.Sprint("REORDER_MAX_BYTES=", s.MaxBytes))
 			o.Start()
 		}

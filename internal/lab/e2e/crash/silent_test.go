@@ -13,8 +13,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSilentCrash: the machine of NATS loses power. Nobody tells outflow: the connection stays open and silent, and the outbox is
-// silent as well. What had been stored for less than durable_after is lost, so it must not be confirmed, however long the silence lasts.
+// TestSilentCrash: the machine of NATS loses power. Nobody tells outflow: the connection stays open and
+// silent, and the outbox is silent as well. What had been stored for less than durable_after is lost, so it
+// must not be confirmed, however long the silence lasts.
 func TestSilentCrash(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -75,9 +76,13 @@ func TestSilentCrash(t *testing.T) {
 		}
 		return nil
 	})
-	_, err = natsserver.Tear(nats.Dir(), o.Stream, natsserver.Back, func(seq uint64, _ time.Time) bool { return seq <= uint64(rows-batch+10) })
+	_, err = natsserver.Tear(nats.Dir(), o.Stream, natsserver.Back, func(seq uint64, _ time.Time) bool {
+		return seq <= uint64(rows-batch+10)
+	})
 	harness.Must(t, err)
-	_, err = natsserver.Tear(nats.Dir(), bucket, natsserver.Back, func(seq uint64, _ time.Time) bool { return seq <= kept })
+	_, err = natsserver.Tear(nats.Dir(), bucket, natsserver.Back, func(seq uint64, _ time.Time) bool {
+		return seq <= kept
+	})
 	harness.Must(t, err)
 	harness.Must(t, nats.Start())
 	link.Cut()

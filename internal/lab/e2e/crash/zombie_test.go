@@ -9,8 +9,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestZombie: the owner of the slot is frozen, the slot is taken from it, another outflow takes over and publishes, and the frozen one
-// wakes up with messages in its hands. What it still sends is the very message that is there, or is refused: nothing comes twice.
+// TestZombie: the owner of the slot is frozen, the slot is taken from it, another outflow takes over and
+// publishes, and the frozen one wakes up with messages in its hands. What it still sends is the very message
+// that is there, or is refused: nothing comes twice.
 func TestZombie(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -18,7 +19,8 @@ func TestZombie(t *testing.T) {
 	for _, horizon := range []string{"0s", "20ms"} {
 		t.Run("horizon="+horizon, func(t *testing.T) {
 			t.Parallel()
-			s := startTwins(t, pgtest.Own(t, 0), natstest.Server(t).URL(), "zombie", "REORDER_HORIZON="+horizon)
+			s := startTwins(t, pgtest.Own(t, 0), natstest.Server(t).URL(), "zombie", "REORDER_HORIZON="+
+				horizon)
 			other := harness.New(t, s.URL, s.NATS.URL(), s.Instance.Slot, "REORDER_HORIZON="+horizon)
 			other.UseStream(s.Instance.Stream)
 			s.Instance.AwaitState("running")
@@ -39,7 +41,8 @@ func TestZombie(t *testing.T) {
 			for round := range 3 {
 				written(300)
 				harness.Must(t, owner.Process.Pause())
-				harness.Exec(t, s.Conn, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", s.Instance.Slot)
+				harness.Exec(t, s.Conn, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "+
+					"WHERE slot_name = $1 AND active", s.Instance.Slot)
 				standby.AwaitState("running")
 				written(200 + 100*round)
 				harness.Must(t, owner.Process.Resume())

@@ -32,8 +32,8 @@ type composeService struct {
 	Ports       []string
 }
 
-// TestCompose runs, without Docker, what docker-compose.yml says: its SQL, its NATS configuration and command line, and outflow with its
-// settings. Nobody who connects is superuser.
+// TestCompose runs, without Docker, what docker-compose.yml says: its SQL, its NATS configuration and command
+// line, and outflow with its settings. Nobody who connects is superuser.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	content, err := os.ReadFile(harness.Path("docker-compose.yml"))
@@ -45,10 +45,12 @@ func TestCompose(t *testing.T) {
 		if s.Build != nil {
 			builds++
 		}
-		if name != "postgres" && (!s.ReadOnly || !slices.Contains(s.CapDrop, "ALL")) || !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+		if name != "postgres" && (!s.ReadOnly || !slices.Contains(s.CapDrop, "ALL")) ||
+			!slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
 			t.Errorf("%s may do more than it needs: %+v", name, s)
 		}
-		if s.Image != "outflow:local" && !regexp.MustCompile(`:\d+\.\d+(\.\d+)?-[a-z]+$|@sha256:`).MatchString(s.Image) {
+		if s.Image != "outflow:local" &&
+			!regexp.MustCompile(`:\d+\.\d+(\.\d+)?-[a-z]+$|@sha256:`).MatchString(s.Image) {
 			t.Errorf("%s: image %s is not pinned", name, s.Image)
 		}
 		for _, port := range s.Ports {
@@ -78,14 +80,18 @@ func TestCompose(t *testing.T) {
 		variables.WriteString(name + " = " + value + "\n")
 	}
 	args := slices.Clone(ns.Command)
-	args[slices.Index(args, "/etc/outflow/nats.conf")] = harness.WriteFile(t, "nats.conf", variables.String()+string(conf))
+	args[slices.Index(args, "/etc/outflow/nats.conf")] = harness.WriteFile(t, "nats.conf", variables.String()+
+		string(conf))
 	quiet := func() {}
-	opts, err := server.ConfigureOptions(flag.NewFlagSet("nats-server", flag.ContinueOnError), args, quiet, quiet, quiet)
+	opts, err := server.ConfigureOptions(flag.NewFlagSet("nats-server", flag.ContinueOnError), args, quiet,
+		quiet, quiet)
 	harness.Must(t, err)
-	if opts.Host != "0.0.0.0" || opts.Port != 4222 || opts.StoreDir != "/data" || opts.HTTPPort != 8222 || !opts.JetStream {
+	if opts.Host != "0.0.0.0" || opts.Port != 4222 || opts.StoreDir != "/data" || opts.HTTPPort != 8222 ||
+		!opts.JetStream {
 		t.Errorf("the server would have %+v", opts)
 	}
-	broker := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Accounts, o.Users = opts.Accounts, opts.Users }})
+	broker := natstest.Server(t,
+		natsserver.Options{Tune: func(o *server.Options) { o.Accounts, o.Users = opts.Accounts, opts.Users }})
 
 	o := harness.New(t, "", "", "compose")
 	use := func(service string) {
@@ -102,20 +108,23 @@ func TestCompose(t *testing.T) {
 	use("outflow")
 	o.Start()
 	o.AwaitReady()
-	harness.Insert(t, harness.Connect(t, strings.Replace(pg.URL("app"), "postgres@", "app@", 1)), "doc", 1, `{}`)
+	harness.Insert(t, harness.Connect(t, strings.Replace(pg.URL("app"), "postgres@", "app@", 1)), "doc", 1,
+		`{}`)
 	_, stream := harness.LogIn(t, broker, "outflow-admin", ns.Environment["OUTFLOW_ADMIN_PASSWORD"])
 	harness.AwaitMessages(t, stream, o.Stream, 1)
 	if code := o.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	var supers int
-	harness.Must(t, super.QueryRow(t.Context(), "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolname IN ('app', 'outflow')").Scan(&supers))
+	harness.Must(t, super.QueryRow(t.Context(), "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolname "+
+		"IN ('app', 'outflow')").Scan(&supers))
 	if supers != 0 {
 		t.Errorf("%d superusers", supers)
 	}
 }
 
-// TestLicences: what is passed on has the licences of everything that is linked in; a module without one ends it.
+// TestLicences: what is passed on has the licences of everything that is linked in; a module without one ends
+// it.
 func TestLicences(t *testing.T) {
 	t.Parallel()
 	script := func(name string, args ...string) (string, error) {
@@ -129,7 +138,8 @@ func TestLicences(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	const name = "outflow-v0-linux-amd64"
-	listed, err := exec.CommandContext(t.Context(), "tar", "-tzf", filepath.Join(dir, name+".tar.gz")).Output()
+	listed, err := exec.CommandContext(t.Context(), "tar", "-tzf",
+		filepath.Join(dir, name+".tar.gz")).Output()
 	harness.Must(t, err)
 	for _, file := range []string{
 		"outflow", "licences/outflow/LICENSE", "licences/go/LICENSE",
@@ -142,7 +152,8 @@ func TestLicences(t *testing.T) {
 	}
 	unlicensed := t.TempDir()
 	for name, text := range map[string]string{
-		"go.mod":       "module example.org/main\n\ngo 1.26\n\nrequire example.org/part v0.0.0\n\nreplace example.org/part => ./part\n",
+		"go.mod": "module example.org/main\n\ngo 1.26\n\nrequire example.org/part v0.0.0\n\nreplace " +
+			"example.org/part => ./part\n",
 		"main.go":      "package main\n\nimport _ \"example.org/part\"\n\nfunc main() {}\n",
 		"part/go.mod":  "module example.org/part\n\ngo 1.26\n",
 		"part/part.go": "package part\n",
@@ -151,7 +162,8 @@ func TestLicences(t *testing.T) {
 		harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		harness.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
-	if out, err := script("licences", t.TempDir(), unlicensed); err == nil || !strings.Contains(out, "example.org/part has no licence") {
+	if out, err := script("licences", t.TempDir(), unlicensed); err == nil ||
+		!strings.Contains(out, "example.org/part has no licence") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

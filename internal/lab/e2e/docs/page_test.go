@@ -25,7 +25,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// pageRun is a reader at work on a page: a folder that is a Go module of its own, a shell, a database and a NATS server.
+// pageRun is a reader at work on a page: a folder that is a Go module of its own, a shell, a database and a
+// NATS server.
 type pageRun struct {
 	t       *testing.T
 	page    string
@@ -71,14 +72,17 @@ func newPageRun(t *testing.T, page string, pg *pgserver.Server) *pageRun {
 	}
 	p.module()
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "OUTFLOW_") && !strings.HasPrefix(v, "PG") && !strings.HasPrefix(v, "PATH=") {
+		if !strings.HasPrefix(v, "OUTFLOW_") && !strings.HasPrefix(v, "PG") &&
+			!strings.HasPrefix(v, "PATH=") {
 			p.env = append(p.env, v)
 		}
 	}
-	p.env = append(p.env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "TMPDIR="+p.base, "LC_ALL=C.UTF-8", "PSQLRC="+os.DevNull,
+	p.env = append(p.env, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "TMPDIR="+p.base,
+		"LC_ALL=C.UTF-8", "PSQLRC="+os.DevNull,
 		"PAGER=", "GOWORK=off",
 		"GOFLAGS=-ldflags=-w -vet=off", // quicker, and nothing that a page shows
-		"DATABASE_URL="+p.pgURL, "NATS_URL="+p.natsURL, "OUTFLOW_LISTEN="+p.listen, "OUTFLOW_SINK_DURABLE_AFTER=1s")
+		"DATABASE_URL="+p.pgURL, "NATS_URL="+p.natsURL, "OUTFLOW_LISTEN="+p.listen,
+		"OUTFLOW_SINK_DURABLE_AFTER=1s")
 	t.Cleanup(p.kill)
 	return p
 }
@@ -99,7 +103,8 @@ func psql(t *testing.T) string {
 	return ""
 }
 
-// module makes the reader's folder a Go module that requires this one and its examples, as they are in the tree.
+// module makes the reader's folder a Go module that requires this one and its examples, as they are in the
+// tree.
 func (p *pageRun) module() {
 	p.t.Helper()
 	root := harness.Path()
@@ -172,7 +177,8 @@ func (p *pageRun) run(b docpage.Block) error {
 		case b.Checked:
 			err = docpage.Match(b.Want, out)
 		}
-		again := b.Eventually || (code == 1 || code == 3) && code != b.Exit && harness.Unanswered(p.t, b.Body, out)
+		again := b.Eventually || (code == 1 || code == 3) && code != b.Exit &&
+			harness.Unanswered(p.t, b.Body, out)
 		if err == nil || !again || time.Now().After(deadline) {
 			return err
 		}
@@ -189,7 +195,8 @@ func (p *pageRun) execute(b docpage.Block) (out string, code int, err error) {
 	defer cancel()
 	var cmd *exec.Cmd
 	if b.Lang == "sql" {
-		cmd = exec.CommandContext(ctx, "bash", "-c", `. "$1" && exec psql -X -v ON_ERROR_STOP=1 "$DATABASE_URL"`, "bash", p.state)
+		cmd = exec.CommandContext(ctx, "bash", "-c",
+			`. "$1" && exec psql -X -v ON_ERROR_STOP=1 "$DATABASE_URL"`, "bash", p.state)
 		cmd.Stdin = strings.NewReader(b.Body)
 	} else {
 		cmd = p.bash(ctx, b.Body)
@@ -243,7 +250,8 @@ func (p *pageRun) start(b docpage.Block) error {
 	}
 	for try := 1; ; try++ {
 		job, err := p.background(b, command)
-		if err == nil || try == harness.Tries || job == nil || job.child.Running() || !harness.Unanswered(p.t, b.Command, job.out.String()) {
+		if err == nil || try == harness.Tries || job == nil || job.child.Running() ||
+			!harness.Unanswered(p.t, b.Command, job.out.String()) {
 			return err
 		}
 		p.jobs = p.jobs[:len(p.jobs)-1]

@@ -24,8 +24,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 )
 
-// polling is the world of docs/from-polling.md: a service that writes without a pause, and the relay that the reader comes from.
-// Whatever the page does, nothing that was committed may be missing in the end, or be there twice.
+// polling is the world of docs/from-polling.md: a service that writes without a pause, and the relay that the
+// reader comes from. Whatever the page does, nothing that was committed may be missing in the end, or be
+// there twice.
 type polling struct {
 	t      *testing.T
 	p      *pageRun
@@ -38,7 +39,8 @@ type polling struct {
 	committed map[int64]bool // ids of rows
 	awaited   bool           // the slot waited for a transaction that was open
 	stops     int            // of the relay
-	theirs    []int64        // what was committed when it had stopped: the page's first half is to see to that
+	// what was committed when it had stopped: the page's first half is to see to that
+	theirs []int64
 }
 
 const (
@@ -50,7 +52,8 @@ const (
 
 // aroundPolling starts that world, and returns what is to happen behind the page's last block.
 func aroundPolling(t *testing.T, p *pageRun) (finish func()) {
-	w := &polling{t: t, p: p, js: harness.JetStream(t, p.natsURL), conn: harness.Connect(t, p.pgURL), committed: map[int64]bool{}}
+	w := &polling{t: t, p: p, js: harness.JetStream(t, p.natsURL), conn: harness.Connect(t, p.pgURL),
+		committed: map[int64]bool{}}
 	w.wanted, w.is = filepath.Join(p.base, "relay.wanted"), filepath.Join(p.base, "relay.is")
 	p.write(w.wanted, "start", 0o600)
 	p.write(w.is, "stop", 0o600)
@@ -63,7 +66,8 @@ until [ "$(cat %[2]q)" = "$1" ]; do
   sleep 0.05
 done
 `, w.wanted, w.is), 0o700)
-	if _, err := w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: oldStream, Subjects: []string{"events.>"}}); err != nil {
+	if _, err := w.js.CreateStream(t.Context(),
+		jetstream.StreamConfig{Name: oldStream, Subjects: []string{"events.>"}}); err != nil {
 		t.Fatal(err)
 	}
 	relaying, endRelay := context.WithCancel(t.Context())
@@ -105,7 +109,8 @@ done
 func (w *polling) ready(ctx context.Context, conn *pgx.Conn) error {
 	for {
 		var there bool
-		if err := conn.QueryRow(ctx, "SELECT to_regclass('outbox') IS NOT NULL").Scan(&there); err != nil || there {
+		if err := conn.QueryRow(ctx, "SELECT to_regclass('outbox') IS NOT NULL").Scan(&there); err != nil ||
+			there {
 			return err
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
@@ -178,7 +183,8 @@ func (w *polling) write(ctx context.Context) error {
 
 func insert(ctx context.Context, tx pgx.Tx) (id int64, err error) {
 	topic := fmt.Sprintf("orders.%d", rand.IntN(5))
-	err = tx.QueryRow(ctx, "INSERT INTO outbox (topic, message) VALUES ($1, '{}') RETURNING id", topic).Scan(&id)
+	err = tx.QueryRow(ctx, "INSERT INTO outbox (topic, message) VALUES ($1, '{}') RETURNING id",
+		topic).Scan(&id)
 	return id, err
 }
 
@@ -196,7 +202,8 @@ func (w *polling) count() int {
 	return len(w.committed)
 }
 
-// linger has a transaction open while the relay is stopped and the slot is made, and commits it when the slot waits for it.
+// linger has a transaction open while the relay is stopped and the slot is made, and commits it when the slot
+// waits for it.
 func (w *polling) linger(ctx context.Context) error {
 	return w.session(ctx, "batch", func(conn *pgx.Conn) error {
 		for w.told() != "stop" {
@@ -214,7 +221,8 @@ func (w *polling) linger(ctx context.Context) error {
 		}
 		for {
 			var waiting bool
-			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'
+			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
+				AND locktype = 'transactionid'
 				AND transactionid = pg_current_xact_id()::xid)`).Scan(&waiting)
 			if err != nil {
 				return err
@@ -252,7 +260,9 @@ func (w *polling) relay(ctx context.Context) error {
 			_ = pause(ctx, 10*time.Millisecond)
 			continue
 		}
-		if err := w.session(ctx, "relay", func(conn *pgx.Conn) error { return w.relayOn(ctx, conn) }); err != nil {
+		if err := w.session(ctx, "relay", func(conn *pgx.Conn) error {
+			return w.relayOn(ctx, conn)
+		}); err != nil {
 			return fmt.Errorf("the relay: %w", err)
 		}
 		for before := w.count(); w.count() < before+between && ctx.Err() == nil; {
@@ -267,12 +277,14 @@ func (w *polling) relay(ctx context.Context) error {
 // relayOn relays until it is stopped.
 func (w *polling) relayOn(ctx context.Context, conn *pgx.Conn) error {
 	var forgotten int
-	err := conn.QueryRow(ctx, "SELECT count(*) FROM outbox WHERE state = 'pending' AND id = ANY ($1)", w.theirs).Scan(&forgotten)
+	err := conn.QueryRow(ctx, "SELECT count(*) FROM outbox WHERE state = 'pending' AND id = ANY ($1)",
+		w.theirs).Scan(&forgotten)
 	if err != nil {
 		return err
 	}
 	if forgotten > 0 {
-		return fmt.Errorf("%d rows that were there when the page began to go over have been sent by nobody when it goes back", forgotten)
+		return fmt.Errorf("%d rows that were there when the page began to go over have been sent by nobody "+
+			"when it goes back", forgotten)
 	}
 	w.p.write(w.is, "start", 0o600)
 	for w.told() == "start" && ctx.Err() == nil {
@@ -313,14 +325,16 @@ func (w *polling) pass(ctx context.Context, conn *pgx.Conn) (n int, err error) {
 		}
 		var ids []int64
 		for _, r := range all {
-			m := &nats.Msg{Subject: "events." + r.Topic, Data: []byte(r.Message), Header: nats.Header{"Event-Id": {strconv.FormatInt(r.ID, 10)}}}
+			m := &nats.Msg{Subject: "events." + r.Topic, Data: []byte(r.Message),
+				Header: nats.Header{"Event-Id": {strconv.FormatInt(r.ID, 10)}}}
 			if _, err := w.js.PublishMsg(ctx, m); err != nil {
 				return err
 			}
 			ids = append(ids, r.ID)
 		}
 		n = len(ids)
-		_, err = tx.Exec(ctx, "UPDATE outbox SET state = 'done', processed_at = now() WHERE id = ANY ($1)", ids)
+		_, err = tx.Exec(ctx, "UPDATE outbox SET state = 'done', processed_at = now() WHERE id = ANY ($1)",
+			ids)
 		return err
 	})
 	return n, err
@@ -331,7 +345,8 @@ func (w *polling) sent(end func(), relay *errgroup.Group) {
 	w.t.Helper()
 	harness.Eventually(w.t, "the relay has sent everything", func() error {
 		var pending int
-		err := w.conn.QueryRow(w.t.Context(), "SELECT count(*) FROM outbox WHERE state = 'pending'").Scan(&pending)
+		err := w.conn.QueryRow(w.t.Context(), "SELECT count(*) FROM outbox WHERE state = 'pending'").Scan(
+			&pending)
 		if err != nil || pending > 0 {
 			return fmt.Errorf("%d rows are pending (%v)", pending, err)
 		}
@@ -378,7 +393,8 @@ func (w *polling) judge() {
 	})
 	w.compare("the consumer's effects", effects)
 	if !w.awaited || w.stops < 1 {
-		w.t.Errorf("the slot waited for an open transaction: %v; the relay was stopped %d times", w.awaited, w.stops)
+		w.t.Errorf("the slot waited for an open transaction: %v; the relay was stopped %d times", w.awaited,
+			w.stops)
 	}
 }
 

@@ -11,8 +11,9 @@ import (
 
 // docPages are the pages of docs that are run as they stand, and what else is done around some of them.
 var docPages = []struct {
-	name   string
-	around func(t *testing.T, p *pageRun) (finish func()) // makes the page's world; finish comes behind the last block
+	name string
+	// makes the page's world; finish comes behind the last block
+	around func(t *testing.T, p *pageRun) (finish func())
 }{
 	{name: "first-event"},
 	{name: "first-consumer"},
@@ -21,7 +22,8 @@ var docPages = []struct {
 	{name: "from-polling", around: aroundPolling},
 }
 
-// TestDocs does what the pages say, block by block, against real servers, and sees what they say that a reader sees.
+// TestDocs does what the pages say, block by block, against real servers, and sees what they say that a
+// reader sees.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)

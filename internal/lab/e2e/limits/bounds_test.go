@@ -28,7 +28,8 @@ func memoryBound(maxBytes, maxEvents int64) int64 {
 	return held + held/8 + 56*harness.MiB
 }
 
-// bounded is an installation with an outbox of plain columns: with no index and no default a row costs the server little.
+// bounded is an installation with an outbox of plain columns: with no index and no default a row costs the
+// server little.
 type bounded struct {
 	*harness.Outflow
 	conn *pgx.Conn
@@ -48,11 +49,14 @@ func newBounded(t *testing.T, key string, maxBytes, maxEvents int64, settings ..
 	pg := pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=16GB", "autovacuum=off")
 	url, err := pg.CreateDatabase(t.Context(), "bounds")
 	harness.Must(t, err)
-	b := &bounded{conn: harness.Connect(t, url), nats: natstest.Process(t), dir: t.TempDir(), maxBytes: maxBytes, maxEvents: maxEvents}
+	b := &bounded{conn: harness.Connect(t, url), nats: natstest.Process(t), dir: t.TempDir(),
+		maxBytes: maxBytes, maxEvents: maxEvents}
 	b.Outflow = harness.New(t, url, b.nats.URL(), "bounds", append([]string{"REORDER_SPILL_DIR=" + b.dir,
-		fmt.Sprintf("REORDER_MAX_BYTES=%d", maxBytes), fmt.Sprintf("REORDER_MAX_EVENTS=%d", maxEvents)}, settings...)...)
+		fmt.Sprintf("REORDER_MAX_BYTES=%d", maxBytes), fmt.Sprintf("REORDER_MAX_EVENTS=%d", maxEvents)},
+		settings...)...)
 	b.js = harness.JetStream(t, b.nats.URL())
-	harness.Exec(t, b.conn, "CREATE TABLE outbox (id bigint, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL, payload text NOT NULL"+key+")")
+	harness.Exec(t, b.conn, "CREATE TABLE outbox (id bigint, doc_id text NOT NULL, actor_id text NOT NULL, "+
+		"counter bigint NOT NULL, payload text NOT NULL"+key+")")
 	b.Init()
 	return b
 }
@@ -60,7 +64,8 @@ func newBounded(t *testing.T, key string, maxBytes, maxEvents int64, settings ..
 // await waits until the stream has had n messages, for as long as that takes while it moves.
 func (b *bounded) await(n int) {
 	b.T.Helper()
-	quiet := time.Duration(harness.Sized(20, 1)) * harness.Patience // the server decodes and sends a large transaction for minutes
+	// the server decodes and sends a large transaction for minutes
+	quiet := time.Duration(harness.Sized(20, 1)) * harness.Patience
 	last, since := uint64(0), time.Now()
 	for {
 		s, err := b.js.Stream(b.T.Context(), b.Stream)
@@ -89,8 +94,10 @@ func (b *bounded) check(name string, f *harness.Footprint, spillBound int64) {
 	}
 	memory, spill := f.Peaks()
 	bound := memoryBound(b.maxBytes, b.maxEvents)
-	b.T.Logf("%s, max_bytes %d MiB, max_events %d: peak %d MiB resident (bound %d), %d MiB of scratch files (bound %d), %.1f s of CPU",
-		name, b.maxBytes/harness.MiB, b.maxEvents, memory/harness.MiB, bound/harness.MiB, spill/harness.MiB, spillBound/harness.MiB, cpu)
+	b.T.Logf("%s, max_bytes %d MiB, max_events %d: peak %d MiB resident (bound %d), %d MiB of scratch "+
+		"files (bound %d), %.1f s of CPU",
+		name, b.maxBytes/harness.MiB, b.maxEvents, memory/harness.MiB, bound/harness.MiB, spill/harness.MiB,
+		spillBound/harness.MiB, cpu)
 	if memory > bound {
 		b.T.Errorf("%d MiB resident, want at most %d", memory/harness.MiB, bound/harness.MiB)
 	}
@@ -146,7 +153,8 @@ func TestMemoryOfOneTransaction(t *testing.T) {
 	}{
 		{"seq_key", 64 * harness.MiB, 100, 10_000_000, 300_000},
 		{"seq_key", 8 * harness.MiB, 100, 10_000_000, 200_000},
-		{"seq_key", 128 * harness.MiB, 1000, 1_000_000, 250_000}, // so much that a heap of twice what is live would be too large
+		// so much that a heap of twice what is live would be too large
+		{"seq_key", 128 * harness.MiB, 1000, 1_000_000, 250_000},
 		{"commit", 64 * harness.MiB, 100, 10_000_000, 0},
 		{"commit", 8 * harness.MiB, 100, 2_000_000, 100_000},
 	} {
@@ -160,11 +168,13 @@ func TestMemoryOfOneTransaction(t *testing.T) {
 			b.Start()
 			f := b.Watch(t)
 			b.await(rows)
-			b.check(fmt.Sprintf("one transaction of %d rows of %d bytes, sort %s", rows, c.payload, c.sort), f, spillBound(rows, c.payload+50, c.sort))
+			b.check(fmt.Sprintf("one transaction of %d rows of %d bytes, sort %s", rows, c.payload, c.sort),
+				f, spillBound(rows, c.payload+50, c.sort))
 			last := map[string]string{}
 			b.each(rows, func(m *oracle.Message, id int) {
 				if last[m.Subject] > m.Outflow.Key {
-					t.Fatalf("message %d: key %s after %s on %s", m.Seq, m.Outflow.Key, last[m.Subject], m.Subject)
+					t.Fatalf("message %d: key %s after %s on %s", m.Seq, m.Outflow.Key, last[m.Subject],
+						m.Subject)
 				}
 				last[m.Subject] = m.Outflow.Key
 			})
@@ -188,7 +198,8 @@ func TestMemoryOfDocuments(t *testing.T) {
 		harness.Exec(t, b.conn, `CREATE PROCEDURE fill(docs int) LANGUAGE plpgsql AS $$
 			BEGIN
 				FOR t IN 0 .. docs / 100 - 1 LOOP
-					INSERT INTO outbox SELECT t * 100 + n, 'document-' || t * 100 + n, 'a', 1, repeat('x', 100) FROM generate_series(1, 100) n;
+					INSERT INTO outbox SELECT t * 100 + n, 'document-' || t * 100 + n, 'a', 1, repeat('x',
+					100) FROM generate_series(1, 100) n;
 					COMMIT;
 				END LOOP;
 			END $$`)
@@ -238,7 +249,8 @@ func TestMemoryAfterOutage(t *testing.T) {
 		BEGIN
 			WHILE done < rows LOOP
 				size := least(100 + done / 7 % 901, rows - done);
-				INSERT INTO outbox SELECT done + n, 'doc' || n % 500, 'actor' || n % 7, done + n, repeat('x', 100) FROM generate_series(1, size) n;
+				INSERT INTO outbox SELECT done + n, 'doc' || n % 500, 'actor' || n % 7, done + n, repeat('x',
+				100) FROM generate_series(1, size) n;
 				COMMIT;
 				done := done + size;
 			END LOOP;
@@ -256,12 +268,15 @@ func TestMemoryAfterOutage(t *testing.T) {
 
 // TestMemoryOfTinyEvents: events that weigh many times what they count, each of a document of its own.
 func TestMemoryOfTinyEvents(t *testing.T) {
-	rows, maxBytes, maxEvents := harness.Sized(3_000_000, 300_000), int64(harness.Sized(64, 8)*harness.MiB), int64(relay.MaxMaxEvents)
-	b := newBounded(t, ", seq_key text NOT NULL", maxBytes, maxEvents, "REORDER_HORIZON=24h") // an empty one is a key
+	rows, maxBytes, maxEvents := harness.Sized(3_000_000, 300_000), int64(harness.Sized(64, 8)*harness.MiB),
+		int64(relay.MaxMaxEvents)
+	// an empty one is a key
+	b := newBounded(t, ", seq_key text NOT NULL", maxBytes, maxEvents, "REORDER_HORIZON=24h")
 	harness.Exec(t, b.conn, `CREATE PROCEDURE fill(rows int) LANGUAGE plpgsql AS $$
 		BEGIN
 			FOR t IN 0 .. rows / 1000 - 1 LOOP
-				INSERT INTO outbox SELECT t * 1000 + n, to_hex(t * 1000 + n), '', 1, '', '' FROM generate_series(1, 1000) n;
+				INSERT INTO outbox SELECT t * 1000 + n, to_hex(t * 1000 + n), '', 1, '', ''
+				FROM generate_series(1, 1000) n;
 				COMMIT;
 			END LOOP;
 		END $$`)
@@ -296,7 +311,8 @@ func (b *bounded) anew() {
 // oneTransaction writes rows in one transaction, each out of order.
 func (b *bounded) oneTransaction(rows, payload int) {
 	b.T.Helper()
-	harness.Exec(b.T, b.conn, "INSERT INTO outbox SELECT n, 'doc' || n % 1000, 'actor', $1::int - n, repeat('x', $2::int) FROM generate_series(1, $1::int) n", rows, payload)
+	harness.Exec(b.T, b.conn, "INSERT INTO outbox SELECT n, 'doc' || n % 1000, 'actor', $1::int - n, "+
+		"repeat('x', $2::int) FROM generate_series(1, $1::int) n", rows, payload)
 }
 
 // spilling waits until so many bytes have lain in scratch files.
@@ -310,8 +326,8 @@ func (b *bounded) spilling(f *harness.Footprint, least int64) {
 	})
 }
 
-// TestStopWhileSorting: a large transaction is sorted in one call, which may take minutes. SIGTERM ends outflow in the middle of it,
-// before a message of it is published; afterwards all of it is.
+// TestStopWhileSorting: a large transaction is sorted in one call, which may take minutes. SIGTERM ends
+// outflow in the middle of it, before a message of it is published; afterwards all of it is.
 func TestStopWhileSorting(t *testing.T) {
 	rows := harness.Sized(5_000_000, 200_000)
 	b := newBounded(t, "", harness.MiB, 65536, "REORDER_SORT=commit")

@@ -11,8 +11,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestTransactionLargerThanTheBuffer is claim C6 from outside: one transaction many times as large as the buffer is ordered completely, also
-// across a kill in the middle of it, memory stays within bounds, and nothing is left on disk.
+// TestTransactionLargerThanTheBuffer is claim C6 from outside: one transaction many times as large as the
+// buffer is ordered completely, also across a kill in the middle of it, memory stays within bounds, and
+// nothing is left on disk.
 func TestTransactionLargerThanTheBuffer(t *testing.T) {
 	harness.SkipIfShort(t)
 	const maxBytes = 8 << 20
@@ -20,12 +21,14 @@ func TestTransactionLargerThanTheBuffer(t *testing.T) {
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Process(t)
 	spill := t.TempDir()
-	o := harness.New(t, url, nats.URL(), "large", fmt.Sprintf("REORDER_MAX_BYTES=%d", maxBytes), "REORDER_SPILL_DIR="+spill)
+	o := harness.New(t, url, nats.URL(), "large", fmt.Sprintf("REORDER_MAX_BYTES=%d", maxBytes),
+		"REORDER_SPILL_DIR="+spill)
 	o.Init()
 	conn := harness.Connect(t, url)
 	// Counters descend, so that the whole transaction is out of order.
 	harness.Exec(t, conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
-		SELECT 'doc' || n % 1000, 'actor', $1::int - n, jsonb_build_object('op', repeat('x', 150), 'n', n) FROM generate_series(1, $1::int) n`, rows)
+		SELECT 'doc' || n % 1000, 'actor', $1::int - n, jsonb_build_object('op', repeat('x', 150), 'n', n)
+		FROM generate_series(1, $1::int) n`, rows)
 	o.Start()
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, rows/3)
 	o.Kill()

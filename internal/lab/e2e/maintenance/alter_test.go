@@ -11,29 +11,35 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// plainTable makes an outbox table as users have them: columns that Outflow does not know, and a key that a trigger fills.
+// plainTable makes an outbox table as users have them: columns that Outflow does not know, and a key that a
+// trigger fills.
 func plainTable(t *testing.T) func(*pgx.Conn) {
 	return func(conn *pgx.Conn) {
 		t.Helper()
-		harness.Exec(t, conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), note text DEFAULT 'a note', doc_id text NOT NULL,
-			actor_id text NOT NULL, counter bigint NOT NULL, seq_key text NOT NULL, payload jsonb NOT NULL, old int DEFAULT 7)`)
-		// By way of jsonb: a session does not bear it when the type of a column that the function names changes.
+		harness.Exec(t, conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+			note text DEFAULT 'a note', doc_id text NOT NULL,
+			actor_id text NOT NULL, counter bigint NOT NULL, seq_key text NOT NULL, payload jsonb NOT NULL,
+			old int DEFAULT 7)`)
+		// By way of jsonb: a session does not bear it when the type of a column that the function names
+		// changes.
 		harness.Exec(t, conn, `CREATE FUNCTION key() RETURNS trigger LANGUAGE plpgsql AS $$
 			DECLARE r jsonb := to_jsonb(NEW);
 			BEGIN NEW.seq_key := (r->>'actor_id') || ':' || lpad(r->>'counter', 20, '0'); RETURN NEW; END $$`)
-		harness.Exec(t, conn, "CREATE TRIGGER key BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION key()")
+		harness.Exec(t, conn,
+			"CREATE TRIGGER key BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION key()")
 	}
 }
 
-// TestAlterTable: columns are added, dropped, renamed and get another type while rows flow. Several of the changes write every row anew,
-// which must not publish a row again.
+// TestAlterTable: columns are added, dropped, renamed and get another type while rows flow. Several of the
+// changes write every row anew, which must not publish a row again.
 func TestAlterTable(t *testing.T) {
 	t.Parallel()
 	// Without commit timestamps: a row that is written anew gets another one.
 	p := underLoad(t, pgtest.Server(t), natstest.Server(t).URL(), "altered", 500, plainTable(t))
 	for _, sql := range []string{
 		"ALTER TABLE outbox ADD COLUMN tenant text",
-		"ALTER TABLE outbox ADD COLUMN written timestamptz NOT NULL DEFAULT clock_timestamp()", // writes every row anew
+		// writes every row anew
+		"ALTER TABLE outbox ADD COLUMN written timestamptz NOT NULL DEFAULT clock_timestamp()",
 		"ALTER TABLE outbox DROP COLUMN old",
 		"ALTER TABLE outbox RENAME COLUMN note TO remark",
 		"ALTER TABLE outbox DROP COLUMN remark, ADD COLUMN remark text DEFAULT 'another'",
@@ -57,8 +63,8 @@ func TestAlterTable(t *testing.T) {
 	}
 }
 
-// TestRenameColumn: a column that Outflow reads gets another name, as docs/upgrades.md says: the writers stop, everything is drained,
-// init takes the new name.
+// TestRenameColumn: a column that Outflow reads gets another name, as docs/upgrades.md says: the writers
+// stop, everything is drained, init takes the new name.
 func TestRenameColumn(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

@@ -20,7 +20,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/recording"
 )
 
-// planned is a change that is planned: an outflow with servers under a load of traces, which goes on all the time.
+// planned is a change that is planned: an outflow with servers under a load of traces, which goes on all the
+// time.
 type planned struct {
 	*harness.Outflow
 	t       *testing.T
@@ -31,7 +32,8 @@ type planned struct {
 	mixed   bool // a repair published rows: the order is not judged
 }
 
-// timedServer starts a server that tracks commit timestamps, so that what is late can be told from what is out of order.
+// timedServer starts a server that tracks commit timestamps, so that what is late can be told from what is
+// out of order.
 func timedServer(t *testing.T) *pgserver.Server { return pgtest.Own(t, 0, "track_commit_timestamp=on") }
 
 var many struct {
@@ -45,8 +47,10 @@ func manyTraces(t *testing.T) []recording.Op {
 	return many.ops
 }
 
-// underLoad starts outflow and the load, of rate operations a second. prepare may make the table, say, before outflow init; nil: nothing.
-func underLoad(t *testing.T, pg *pgserver.Server, natsURL, slot string, rate int, prepare func(*pgx.Conn), settings ...string) *planned {
+// underLoad starts outflow and the load, of rate operations a second. prepare may make the table, say, before
+// outflow init; nil: nothing.
+func underLoad(t *testing.T, pg *pgserver.Server, natsURL, slot string, rate int, prepare func(*pgx.Conn),
+	settings ...string) *planned {
 	t.Helper()
 	p := &planned{t: t, natsURL: natsURL}
 	p.Outflow, p.conn, p.url = harness.Install(t, pg, natsURL, slot, settings...)
@@ -102,11 +106,13 @@ func (p *planned) end() {
 	}
 }
 
-// complete compares stream and table: nothing missing, nothing twice, and out of order only what came later than the horizon.
+// complete compares stream and table: nothing missing, nothing twice, and out of order only what came later
+// than the horizon.
 func (p *planned) complete() {
 	p.t.Helper()
 	const horizon = 20 * time.Millisecond
-	v, err := oracle.Compare(p.t.Context(), p.conn, "outbox", harness.JetStream(p.t, p.natsURL), p.Stream, horizon)
+	v, err := oracle.Compare(p.t.Context(), p.conn, "outbox", harness.JetStream(p.t, p.natsURL), p.Stream,
+		horizon)
 	harness.Must(p.t, err)
 	p.t.Log(v.String())
 	if !v.OK() {
@@ -149,7 +155,9 @@ func watchOwners(t *testing.T, url, slot string) *owners {
 		var since time.Time // since when nobody holds it
 		for ctx.Err() == nil {
 			var held bool
-			if err := conn.QueryRow(context.WithoutCancel(ctx), "SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot).Scan(&held); err != nil {
+			if err := conn.QueryRow(context.WithoutCancel(ctx),
+				"SELECT active FROM pg_replication_slots WHERE slot_name = $1",
+				slot).Scan(&held); err != nil {
 				w.err = err
 				return
 			}
@@ -184,7 +192,8 @@ type consumer struct {
 func watchArrivals(t *testing.T, natsURL, stream string) *consumer {
 	t.Helper()
 	c := &consumer{}
-	oc, err := harness.JetStream(t, natsURL).OrderedConsumer(t.Context(), stream, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+	oc, err := harness.JetStream(t, natsURL).OrderedConsumer(t.Context(), stream,
+		jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
 	harness.Must(t, err)
 	c.stop, err = oc.Consume(func(jetstream.Msg) {
 		c.mu.Lock()
@@ -208,8 +217,9 @@ func (c *consumer) silence(from, to time.Time) (longest time.Duration) {
 	return longest
 }
 
-// TestRollingDeploy: the new version is started beside the old one, stands by, and takes over when the old one is stopped, or dies. The
-// last one in the row brings other ordering settings, another subject and a header.
+// TestRollingDeploy: the new version is started beside the old one, stands by, and takes over when the old
+// one is stopped, or dies. The last one in the row brings other ordering settings, another subject and a
+// header.
 func TestRollingDeploy(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -222,7 +232,8 @@ func TestRollingDeploy(t *testing.T) {
 		for n := range deploys {
 			next := secondInstance(p.Outflow, ns.URL())
 			if n == deploys-1 {
-				next.Set("REORDER_HORIZON=50ms", "REORDER_SORT=commit", "SUBJECT=changed.{doc_id}", "HEADERS=Written=created_at")
+				next.Set("REORDER_HORIZON=50ms", "REORDER_SORT=commit", "SUBJECT=changed.{doc_id}",
+					"HEADERS=Written=created_at")
 			}
 			next.Start()
 			old, next = harness.AwaitRoles(old, next)
@@ -242,7 +253,8 @@ func TestRollingDeploy(t *testing.T) {
 			p.publishing()
 			quiet := consumer.silence(begun, time.Now())
 			free := watch.times(t)
-			t.Logf("%s: nobody held the slot for %v, the new one ran after %v, a consumer waited %v", kind, free, running, quiet)
+			t.Logf("%s: nobody held the slot for %v, the new one ran after %v, a consumer waited %v", kind,
+				free, running, quiet)
 			old = next
 		}
 	}
@@ -252,7 +264,8 @@ func TestRollingDeploy(t *testing.T) {
 		t.Error("the new settings were never in force")
 	}
 	all := harness.Messages(t, harness.JetStream(t, ns.URL()), p.Stream)
-	if last := all[len(all)-1]; !strings.HasPrefix(last.Subject, "changed.") || last.Header.Get("Written") == "" {
+	if last := all[len(all)-1]; !strings.HasPrefix(last.Subject, "changed.") ||
+		last.Header.Get("Written") == "" {
 		t.Errorf("the newest message is on %s, with headers %v", last.Subject, last.Header)
 	}
 }

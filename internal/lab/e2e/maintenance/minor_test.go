@@ -20,7 +20,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// otherMinor returns another minor version of a server's major, if OUTFLOW_TEST_PG_UPGRADE names one; else the same one.
+// otherMinor returns another minor version of a server's major, if OUTFLOW_TEST_PG_UPGRADE names one; else
+// the same one.
 func otherMinor(t *testing.T, pg *pgserver.Server) pgserver.Installation {
 	t.Helper()
 	if os.Getenv("OUTFLOW_TEST_PG_UPGRADE") == "" {
@@ -34,7 +35,8 @@ func otherMinor(t *testing.T, pg *pgserver.Server) pgserver.Installation {
 	return pg.Installation
 }
 
-// TestMinorUpgradePostgres: PostgreSQL is stopped and started with its files under load, by another minor version where there is one.
+// TestMinorUpgradePostgres: PostgreSQL is stopped and started with its files under load, by another minor
+// version where there is one.
 func TestMinorUpgradePostgres(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -68,8 +70,8 @@ func TestMinorUpgradePostgres(t *testing.T) {
 	}
 }
 
-// TestMinorUpgradeNATS: NATS is stopped and started with its files under load, from an older version where there is one: the program
-// that OUTFLOW_TEST_NATS_SERVER names.
+// TestMinorUpgradeNATS: NATS is stopped and started with its files under load, from an older version where
+// there is one: the program that OUTFLOW_TEST_NATS_SERVER names.
 func TestMinorUpgradeNATS(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

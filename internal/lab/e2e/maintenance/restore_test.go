@@ -17,7 +17,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// backup is what `nats stream backup` keeps: the stream's configuration and state, and the server's archive in chunks.
+// backup is what `nats stream backup` keeps: the stream's configuration and state, and the server's archive
+// in chunks.
 type backup struct {
 	Config json.RawMessage `json:"config"`
 	State  json.RawMessage `json:"state"`
@@ -44,8 +45,8 @@ func ask(t *testing.T, nc *nats.Conn, subject string, request, answer any) {
 	harness.Must(t, json.Unmarshal(m.Data, answer))
 }
 
-// takeBackup takes a backup of a stream, consumers included, while it is written to. The server gives up when it is not told for 5 s that a
-// chunk has come: then it is taken again.
+// takeBackup takes a backup of a stream, consumers included, while it is written to. The server gives up when
+// it is not told for 5 s that a chunk has come: then it is taken again.
 func takeBackup(t *testing.T, nc *nats.Conn, stream string) *backup {
 	t.Helper()
 	for try := 1; ; try++ {
@@ -81,8 +82,8 @@ func takeBackupOnce(t *testing.T, nc *nats.Conn, stream string) (b *backup, whol
 	}
 }
 
-// restore puts a backup back, as `nats stream restore` does. There must be no stream of the name. The server gives up when no chunk comes for
-// seconds, and answers no more: then it is put back from the beginning.
+// restore puts a backup back, as `nats stream restore` does. There must be no stream of the name. The server
+// gives up when no chunk comes for seconds, and answers no more: then it is put back from the beginning.
 func (b *backup) restore(t *testing.T, nc *nats.Conn, stream string) {
 	t.Helper()
 	for try := 1; !b.restoreOnce(t, nc, stream); try++ {
@@ -123,12 +124,15 @@ type restored struct {
 	before  []*oracle.Message // all that there was before
 }
 
-// beforeRestore publishes a part of the load, lets backup take a backup under it, and stops outflow when more is published.
+// beforeRestore publishes a part of the load, lets backup take a backup under it, and stops outflow when more
+// is published.
 func beforeRestore(t *testing.T, natsURL, slot string, backup func(*restored), settings ...string) *restored {
 	t.Helper()
-	r := &restored{planned: underLoad(t, timedServer(t), natsURL, slot, 400, nil, settings...), js: harness.JetStream(t, natsURL)}
+	r := &restored{planned: underLoad(t, timedServer(t), natsURL, slot, 400, nil, settings...),
+		js: harness.JetStream(t, natsURL)}
 	var err error
-	r.durable, err = r.js.CreateConsumer(t.Context(), r.Stream, jetstream.ConsumerConfig{Durable: "worker", AckPolicy: jetstream.AckExplicitPolicy})
+	r.durable, err = r.js.CreateConsumer(t.Context(), r.Stream,
+		jetstream.ConsumerConfig{Durable: "worker", AckPolicy: jetstream.AckExplicitPolicy})
 	harness.Must(t, err)
 	batch, err := r.durable.Fetch(100)
 	harness.Must(t, err)
@@ -151,14 +155,17 @@ func (r *restored) shortened() {
 	r.t.Helper()
 	harness.Eventually(r.t, "the restored stream", func() error {
 		s, err := r.js.Stream(r.t.Context(), r.Stream)
-		if err == nil && (s.CachedInfo().State.LastSeq == 0 || s.CachedInfo().State.LastSeq >= uint64(len(r.before))) {
-			r.t.Fatalf("the backup has %d messages of %d: it proves nothing", s.CachedInfo().State.LastSeq, len(r.before))
+		if err == nil && (s.CachedInfo().State.LastSeq == 0 ||
+			s.CachedInfo().State.LastSeq >= uint64(len(r.before))) {
+			r.t.Fatalf("the backup has %d messages of %d: it proves nothing", s.CachedInfo().State.LastSeq,
+				len(r.before))
 		}
 		return err
 	})
 }
 
-// unchanged makes sure that what was published before has its sequences again, and that the consumer goes on where it was.
+// unchanged makes sure that what was published before has its sequences again, and that the consumer goes on
+// where it was.
 func (r *restored) unchanged() {
 	r.t.Helper()
 	after := harness.Messages(r.t, r.js, r.Stream)
@@ -179,11 +186,13 @@ func same(m *oracle.Message) string {
 	return fmt.Sprintf("%d %s %v %s", m.Seq, m.Subject, m.Header, m.Data)
 }
 
-// Backups are younger or older than what counts as durable: what came after them is in the WAL, or in the table only.
+// Backups are younger or older than what counts as durable: what came after them is in the WAL, or in the
+// table only.
 var backupAges = map[string]string{"in the WAL": "1h", "in the table": "0s"}
 
-// TestFolderRestored: NATS gets an older copy of its folder, stream and record in it. What came after it comes again from the WAL, at the
-// sequences that it had; where PostgreSQL does not have that any more, from the table.
+// TestFolderRestored: NATS gets an older copy of its folder, stream and record in it. What came after it
+// comes again from the WAL, at the sequences that it had; where PostgreSQL does not have that any more, from
+// the table.
 func TestFolderRestored(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -219,8 +228,8 @@ func TestFolderRestored(t *testing.T) {
 	}
 }
 
-// TestStreamRestored: the stream is restored from its own backup, which the server counts as another stream: what stands in the record says
-// so, an operator accepts it.
+// TestStreamRestored: the stream is restored from its own backup, which the server counts as another stream:
+// what stands in the record says so, an operator accepts it.
 func TestStreamRestored(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

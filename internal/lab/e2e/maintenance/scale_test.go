@@ -12,7 +12,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
-// edit changes the configuration of a stream, as `nats stream edit` does. A cluster that is busy may refuse it for a moment.
+// edit changes the configuration of a stream, as `nats stream edit` does. A cluster that is busy may refuse
+// it for a moment.
 func edit(t *testing.T, natsURL, stream string, change func(*jetstream.StreamConfig)) {
 	t.Helper()
 	js := harness.JetStream(t, natsURL)
@@ -42,7 +43,8 @@ func replicas(t *testing.T, natsURL, stream string, n int) {
 			return err
 		}
 		info := s.CachedInfo()
-		if info.Config.Replicas != n || info.Cluster == nil || info.Cluster.Leader == "" || len(info.Cluster.Replicas) != n-1 {
+		if info.Config.Replicas != n || info.Cluster == nil || info.Cluster.Leader == "" ||
+			len(info.Cluster.Replicas) != n-1 {
 			return fmt.Errorf("%d replicas, cluster %+v", info.Config.Replicas, info.Cluster)
 		}
 		for _, r := range info.Cluster.Replicas {
@@ -54,8 +56,8 @@ func replicas(t *testing.T, natsURL, stream string, n int) {
 	})
 }
 
-// TestScaleReplicas: stream and bucket go from one replica to three and back under load. init.replicas says how init makes a stream, so
-// that another number stops nothing.
+// TestScaleReplicas: stream and bucket go from one replica to three and back under load. init.replicas says
+// how init makes a stream, so that another number stops nothing.
 func TestScaleReplicas(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -82,13 +84,16 @@ func TestScaleReplicas(t *testing.T) {
 	p.end()
 }
 
-// TestNewIngress: the stream gets another private ingress under load, as when the old one has become known to somebody.
+// TestNewIngress: the stream gets another private ingress under load, as when the old one has become known to
+// somebody.
 func TestNewIngress(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	p := underLoad(t, timedServer(t), ns.URL(), "ingress", 1500, nil)
 	for _, token := range []string{"0123456789abcdef", "other"} {
-		edit(t, ns.URL(), p.Stream, func(cfg *jetstream.StreamConfig) { cfg.Subjects = []string{"_outflow." + token + ".>"} })
+		edit(t, ns.URL(), p.Stream, func(cfg *jetstream.StreamConfig) {
+			cfg.Subjects = []string{"_outflow." + token + ".>"}
+		})
 		p.publishing()
 	}
 	p.Init()

@@ -18,14 +18,16 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// wholeInstallations are those that OUTFLOW_TEST_PG_UPGRADE names, folders with all of PostgreSQL's programs, which the servers that the
-// tests otherwise use need not have, and those of other majors that are installed whole; oldest first.
+// wholeInstallations are those that OUTFLOW_TEST_PG_UPGRADE names, folders with all of PostgreSQL's programs,
+// which the servers that the tests otherwise use need not have, and those of other majors that are installed
+// whole; oldest first.
 func wholeInstallations(t *testing.T) []pgserver.Installation {
 	t.Helper()
 	const name = "OUTFLOW_TEST_PG_UPGRADE"
 	list := filepath.SplitList(os.Getenv(name))
 	if len(list) == 0 {
-		tier.Missing(t, "pg_upgrade", "pg_upgrade needs all programs of two majors: %s=/usr/lib/postgresql/15/bin:/usr/lib/postgresql/17/bin", name)
+		tier.Missing(t, "pg_upgrade", "pg_upgrade needs all programs of two majors: "+
+			"%s=/usr/lib/postgresql/15/bin:/usr/lib/postgresql/17/bin", name)
 	}
 	all := make([]pgserver.Installation, len(list))
 	for i, dir := range list {
@@ -43,7 +45,9 @@ func wholeInstallations(t *testing.T) []pgserver.Installation {
 	}
 	for _, i := range pgserver.Installations() {
 		_, whole := i.Tool("pg_upgrade")
-		if whole && !slices.ContainsFunc(all, func(o pgserver.Installation) bool { return o.Major == i.Major }) {
+		if whole && !slices.ContainsFunc(all, func(o pgserver.Installation) bool {
+			return o.Major == i.Major
+		}) {
 			all = append(all, i)
 		}
 	}
@@ -89,7 +93,8 @@ func pgUpgrade(t *testing.T, from, to *pgserver.Server, args ...string) (string,
 	return string(out), err
 }
 
-// TestPGUpgrade upgrades PostgreSQL to another major between two parts of the load, step by step as docs/upgrades.md says.
+// TestPGUpgrade upgrades PostgreSQL to another major between two parts of the load, step by step as
+// docs/upgrades.md says.
 func TestPGUpgrade(t *testing.T) {
 	all := wholeInstallations(t)
 	for i := range len(all) - 1 {
@@ -106,7 +111,8 @@ func testPGUpgrade(t *testing.T, from, to pgserver.Installation) {
 	pg := newer(t, from, settings)
 	if to.Major >= 18 { // whose initdb turns checksums on
 		harness.Must(t, pg.Stop("fast"))
-		out, err := as(t, pg, filepath.Join(from.Bin, "pg_checksums"), "--enable", "-D", data(pg)).CombinedOutput()
+		out, err := as(t, pg, filepath.Join(from.Bin, "pg_checksums"), "--enable", "-D",
+			data(pg)).CombinedOutput()
 		if err != nil {
 			t.Fatalf("pg_checksums: %v\n%s", err, out)
 		}

@@ -20,7 +20,8 @@ func TestStatusAndInspect(t *testing.T) {
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "status", "REORDER_HORIZON=0s")
 	o.MustFail(3, []string{"status"}, "public.outbox", "outflow init")
-	harness.Exec(t, conn, "CREATE TABLE outbox (id int, doc_id text, actor_id text, counter int, seq_key text, payload jsonb)")
+	harness.Exec(t, conn, "CREATE TABLE outbox (id int, doc_id text, actor_id text, counter int, seq_key "+
+		"text, payload jsonb)")
 	if h, p := o.Health(); h != "not_initialised" || !strings.Contains(p, "outflow init") {
 		t.Errorf("before init: %s, %s", h, p)
 	}
@@ -28,14 +29,18 @@ func TestStatusAndInspect(t *testing.T) {
 	if h, _ := o.Health(); h != "not running" {
 		t.Errorf("after init: %s", h)
 	}
-	harness.Exec(t, conn, `INSERT INTO outbox VALUES (1, 'a b', 'x', 2, 'x:2', '{"n": 9007199254740993}'), (2, 'a b', 'x', 1, 'x:1', '[]')`)
+	harness.Exec(t, conn,
+		`INSERT INTO outbox VALUES (1, 'a b', 'x', 2, 'x:2', '{"n": 9007199254740993}'), (2, 'a b', 'x', 1,
+			'x:1', '[]')`)
 	harness.Exec(t, conn, `INSERT INTO outbox VALUES (3, 'c', 'x', 1, 'x:1', '[]')`)
 	out, errOut, code := o.Run("inspect", "--payload")
 	if code != 0 {
 		t.Fatalf("outflow inspect: exit code %d\n%s", code, errOut)
 	}
-	o.MustContain("outflow inspect", out, "slot "+o.Slot, "newest recorded place, sequence 0", "2 commits with events, 2 windows, 0 events (0 bytes) held",
-		`doc="a b" actor="x" key="x:1" id="2" 2 bytes []`, `{"n": 9007199254740993}`, "of=2 pull=0 sort=seq_key")
+	o.MustContain("outflow inspect", out, "slot "+o.Slot, "newest recorded place, sequence 0",
+		"2 commits with events, 2 windows, 0 events (0 bytes) held",
+		`doc="a b" actor="x" key="x:1" id="2" 2 bytes []`, `{"n": 9007199254740993}`,
+		"of=2 pull=0 sort=seq_key")
 	if first, second := strings.LastIndex(out, `id="2"`), strings.LastIndex(out, `id="1"`); first > second {
 		t.Errorf("the window is not in order:\n%s", out)
 	}
@@ -49,8 +54,10 @@ func TestStatusAndInspect(t *testing.T) {
 	o.Start()
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 3)
 	o.AwaitHealth("ok")
-	harness.Eventually(t, "inspect beside an outflow", func() error { // which may have no session at one moment
-		if _, errOut, code := o.Run("inspect"); code != 3 || !strings.Contains(errOut, o.Slot) || !strings.Contains(errOut, "in use") || !strings.Contains(errOut, "pid") {
+	// which may have no session at one moment
+	harness.Eventually(t, "inspect beside an outflow", func() error {
+		if _, errOut, code := o.Run("inspect"); code != 3 || !strings.Contains(errOut, o.Slot) ||
+			!strings.Contains(errOut, "in use") || !strings.Contains(errOut, "pid") {
 			return fmt.Errorf("exit code %d: %s", code, errOut)
 		}
 		return nil
@@ -76,8 +83,10 @@ func TestStatusAndInspect(t *testing.T) {
 			Lag    *int   `json:"lag_bytes"`
 		}
 		harness.Must(t, json.Unmarshal([]byte(out), &r))
-		if r.Table != "public.outbox" || r.Slot.Name != o.Slot || !r.Slot.Exists || !r.Slot.Active || r.Slot.PID == 0 || r.Slot.WALStatus != "reserved" ||
-			!r.Stream.Exists || r.Stream.Messages != 3 || r.Stream.LastSequence != 3 || r.WALEnd == "" || r.Lag == nil {
+		if r.Table != "public.outbox" || r.Slot.Name != o.Slot || !r.Slot.Exists || !r.Slot.Active ||
+			r.Slot.PID == 0 || r.Slot.WALStatus != "reserved" ||
+			!r.Stream.Exists || r.Stream.Messages != 3 || r.Stream.LastSequence != 3 || r.WALEnd == "" ||
+			r.Lag == nil {
 			return fmt.Errorf("status: %s", out)
 		}
 		if r.Place.Seq != 3 {
@@ -86,7 +95,8 @@ func TestStatusAndInspect(t *testing.T) {
 		return nil
 	})
 	text, _, _ := o.Run("status")
-	for _, name := range []string{"health", "table", "slot", "stream", "end of WAL", "recorded", "settings", "lag", "confirmed"} {
+	for _, name := range []string{"health", "table", "slot", "stream", "end of WAL", "recorded", "settings",
+		"lag", "confirmed"} {
 		if !regexp.MustCompile(`(?m)^` + name + ` +\S`).MatchString(text) {
 			t.Errorf("status has no line %q:\n%s", name, text)
 		}
@@ -95,7 +105,8 @@ func TestStatusAndInspect(t *testing.T) {
 		t.Fatalf("stop: exit code %d", code)
 	}
 	harness.AwaitSlotFree(t, conn, o.Slot)
-	if out, _, _ := o.Run("inspect"); !strings.Contains(out, "0 commits with events") && !strings.Contains(out, "sequence 3") {
+	if out, _, _ := o.Run("inspect"); !strings.Contains(out, "0 commits with events") &&
+		!strings.Contains(out, "sequence 3") {
 		t.Errorf("inspect after everything is published:\n%s", out)
 	}
 	harness.Exec(t, conn, "ALTER PUBLICATION "+o.Slot+" SET (publish = 'update')")
@@ -123,9 +134,12 @@ func TestPages(t *testing.T) {
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 5)
 	// The contract of section 9 of the design; all of them are there from the start.
 	names := []string{
-		"events_published_total", "published_bytes_total", "windows_total", "window_events_bucket", "held_events", "held_bytes", "late_events_total",
-		"ticks_total", `publish_errors_total{class="transient"}`, "sessions_total", "in_flight_messages", "commit_to_ack_seconds_bucket", "received_lsn",
-		"published_lsn", "confirmed_lsn", "lag_bytes", "lag_seconds", "slot_retained_bytes", "outbox_unpublished_count", "outbox_age_seconds",
+		"events_published_total", "published_bytes_total", "windows_total", "window_events_bucket",
+		"held_events", "held_bytes", "late_events_total",
+		"ticks_total", `publish_errors_total{class="transient"}`, "sessions_total", "in_flight_messages",
+		"commit_to_ack_seconds_bucket", "received_lsn",
+		"published_lsn", "confirmed_lsn", "lag_bytes", "lag_seconds", "slot_retained_bytes",
+		"outbox_unpublished_count", "outbox_age_seconds",
 		"build_info{",
 	}
 	harness.Eventually(t, "metrics", func() error {
@@ -138,17 +152,21 @@ func TestPages(t *testing.T) {
 				t.Fatalf("no metric outflow_%s:\n%s", name, body)
 			}
 		}
-		for _, line := range []string{"outflow_events_published_total 5", "outflow_published_bytes_total 40", "outflow_outbox_unpublished_count 0",
+		for _, line := range []string{"outflow_events_published_total 5", "outflow_published_bytes_total 40",
+			"outflow_outbox_unpublished_count 0",
 			"outflow_outbox_age_seconds 0", "outflow_held_events 0"} {
 			if !strings.Contains(body, "\n"+line+"\n") {
-				return fmt.Errorf("no line %s:\n%s", line, regexp.MustCompile(`(?m)^outflow_.*`).FindAllString(body, -1))
+				return fmt.Errorf("no line %s:\n%s", line,
+					regexp.MustCompile(`(?m)^outflow_.*`).FindAllString(body, -1))
 			}
 		}
 		return nil
 	})
-	for path, want := range map[string]string{"/healthz": "running", "/readyz": "running", "/": "<!doctype html>", "/status.json": `"stream":"` + o.Stream + `"`} {
+	for path, want := range map[string]string{"/healthz": "running", "/readyz": "running",
+		"/": "<!doctype html>", "/status.json": `"stream":"` + o.Stream + `"`} {
 		harness.Eventually(t, path, func() error {
-			if code, body := o.Get(path); code != http.StatusOK || !strings.Contains(strings.ToLower(body), strings.ToLower(want)) {
+			if code, body := o.Get(path); code != http.StatusOK ||
+				!strings.Contains(strings.ToLower(body), strings.ToLower(want)) {
 				return fmt.Errorf("%d, want %q in it:\n%s", code, want, body)
 			}
 			return nil
@@ -182,7 +200,8 @@ func TestPages(t *testing.T) {
 	}
 	for line := range strings.Lines(o.Log.String()) {
 		var entry struct{ Time, Level, Msg string }
-		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Time == "" || entry.Level == "" || entry.Msg == "" {
+		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Time == "" || entry.Level == "" ||
+			entry.Msg == "" {
 			t.Errorf("log.format json: %v: %s", err, line)
 		}
 	}
@@ -190,12 +209,14 @@ func TestPages(t *testing.T) {
 
 func TestOtherCommands(t *testing.T) {
 	t.Parallel()
-	o := harness.New(t, "postgres://me:hunter2@db/app", "nats://joe:hunter2@nats:4222", "outflow", "NATS_TOKEN_FILE=", "REORDER_HORIZON=50ms")
+	o := harness.New(t, "postgres://me:hunter2@db/app", "nats://joe:hunter2@nats:4222", "outflow",
+		"NATS_TOKEN_FILE=", "REORDER_HORIZON=50ms")
 	out, errOut, code := o.Run("config", "--reorder.sort", "commit")
 	if code != 0 || strings.Contains(out+errOut, "hunter2") {
 		t.Fatalf("outflow config: exit code %d\n%s%s", code, out, errOut)
 	}
-	o.MustContain("outflow config", out, "horizon: 50ms", "OUTFLOW_REORDER_HORIZON", "sort: commit", "--reorder.sort", "max_payload: 1MiB", "default")
+	o.MustContain("outflow config", out, "horizon: 50ms", "OUTFLOW_REORDER_HORIZON", "sort: commit",
+		"--reorder.sort", "max_payload: 1MiB", "default")
 	if out, _, code := o.Run("version"); code != 0 || !strings.Contains(out, "outflow") {
 		t.Errorf("outflow version: exit code %d: %s", code, out)
 	}
@@ -211,7 +232,8 @@ func TestOtherCommands(t *testing.T) {
 	o.MustContain("outflow --help", out, "demo", "init", "run", "status", "inspect", "config")
 }
 
-// TestStopUnderLoad: SIGTERM ends with exit code 0 in the middle of a load, and nothing is lost or comes twice afterwards.
+// TestStopUnderLoad: SIGTERM ends with exit code 0 in the middle of a load, and nothing is lost or comes
+// twice afterwards.
 func TestStopUnderLoad(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -239,12 +261,14 @@ func TestStopUnderLoad(t *testing.T) {
 	o.MustBeComplete(harness.Connect(t, url), ns.URL())
 }
 
-// TestSecondSignal: with NATS silent a clean stop waits for acknowledgements, for as long as the session waits for them; a second signal
-// doesn't. On a machine that stands still the session may have ended before the signals have come: then it is tried again.
+// TestSecondSignal: with NATS silent a clean stop waits for acknowledgements, for as long as the session
+// waits for them; a second signal doesn't. On a machine that stands still the session may have ended before
+// the signals have come: then it is tried again.
 func TestSecondSignal(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Process(t)
-	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "second", "REORDER_HORIZON=0s", "STOP_TIMEOUT=5m")
+	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "second", "REORDER_HORIZON=0s",
+		"STOP_TIMEOUT=5m")
 	o.Init()
 	for try := 1; ; try++ {
 		o.Log.Reset()
@@ -254,14 +278,16 @@ func TestSecondSignal(t *testing.T) {
 		harness.Insert(t, conn, "doc", try, "{}")
 		// Until it has it in flight, or has given up waiting for the acknowledgement.
 		harness.Eventually(t, "in flight", func() error {
-			if _, body := o.Get("/status.json"); !strings.Contains(body, `"in_flight":1`) && !strings.Contains(o.Log.String(), "session ended") {
+			if _, body := o.Get("/status.json"); !strings.Contains(body, `"in_flight":1`) &&
+				!strings.Contains(o.Log.String(), "session ended") {
 				return fmt.Errorf("%s", body)
 			}
 			return nil
 		})
 		harness.Must(t, o.Process.Signal(syscall.SIGINT))
 		harness.Eventually(t, "stopping", func() error {
-			if _, body := o.Get("/status.json"); !strings.Contains(body, `"state":"stopping"`) && o.Process.Running() {
+			if _, body := o.Get("/status.json"); !strings.Contains(body, `"state":"stopping"`) &&
+				o.Process.Running() {
 				return fmt.Errorf("%s", body)
 			}
 			return nil

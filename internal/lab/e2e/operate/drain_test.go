@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// TestDrain: drain publishes what waits in a free slot, watches an outflow that holds it, goes on while rows are written, and is a
-// program that can be stopped.
+// TestDrain: drain publishes what waits in a free slot, watches an outflow that holds it, goes on while rows
+// are written, and is a program that can be stopped.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -35,7 +35,8 @@ func TestDrain(t *testing.T) {
 	}
 	harness.AwaitSlotFree(t, conn, o.Slot)
 	var confirmed bool
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $2::pg_lsn AND NOT active FROM pg_replication_slots WHERE slot_name = $1",
+	harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $2::pg_lsn AND NOT active "+
+		"FROM pg_replication_slots WHERE slot_name = $1",
 		o.Slot, r.Goal.String()).Scan(&confirmed))
 	if !confirmed {
 		t.Errorf("the slot is held, or not confirmed up to %v", r.Goal)
@@ -50,7 +51,8 @@ func TestDrain(t *testing.T) {
 		if code != 1 { // the writers may have stood still for as long as it looked
 			return fmt.Errorf("outflow drain: exit code %d while rows are written\n%s%s", code, out, errOut)
 		}
-		for _, says := range []string{"not drained within 9s", "events were written meanwhile", "are the writers stopped?"} {
+		for _, says := range []string{"not drained within 9s", "events were written meanwhile",
+			"are the writers stopped?"} {
 			if !strings.Contains(errOut, says) {
 				return fmt.Errorf("it does not say %q: %s", says, errOut)
 			}

@@ -29,8 +29,8 @@ func mustHaveMadeNothing(f *harness.Installation, t *testing.T) {
 	}
 }
 
-// TestInitNameIsTaken: a slot of the name is somebody else's. init says what it is and whose, makes nothing, and advises nothing that
-// would harm it.
+// TestInitNameIsTaken: a slot of the name is somebody else's. init says what it is and whose, makes nothing,
+// and advises nothing that would harm it.
 func TestInitNameIsTaken(t *testing.T) {
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
@@ -72,8 +72,10 @@ func TestInitNameIsTaken(t *testing.T) {
 	if code := other.Stop(); code != 0 {
 		t.Fatalf("stop: exit code %d", code)
 	}
-	here := harness.New(t, other.URL, ns.URL(), f.Slot, "STREAM=ANOTHER", "PUBLICATION="+f.Slot+"_b", "TABLE=public.another")
-	here.MustFail(4, []string{"init"}, "checkpoint record", "is not this outflow's", "set slot to a name") // nobody reads from it: it may be ours
+	here := harness.New(t, other.URL, ns.URL(), f.Slot, "STREAM=ANOTHER", "PUBLICATION="+f.Slot+"_b",
+		"TABLE=public.another")
+	// nobody reads from it: it may be ours
+	here.MustFail(4, []string{"init"}, "checkpoint record", "is not this outflow's", "set slot to a name")
 	other.Start()
 	harness.Insert(t, other.Conn, "doc", 2, "{}")
 	harness.AwaitMessages(t, other.JS, other.Stream, 2)
@@ -81,7 +83,8 @@ func TestInitNameIsTaken(t *testing.T) {
 	other.MustBeComplete(other.Conn, ns.URL())
 }
 
-// TestInitDryRun: it says what is there, what would be made and what does not fit, ends as init would, and changes nothing.
+// TestInitDryRun: it says what is there, what would be made and what does not fit, ends as init would, and
+// changes nothing.
 func TestInitDryRun(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -95,35 +98,44 @@ func TestInitDryRun(t *testing.T) {
 		}
 		f.MustContain("outflow init --dry-run", out, want...)
 	}
-	says(0, "table public.outbox: would be made", "publication "+f.Slot+": would be made", "stream "+f.Stream+": would be made",
-		"bucket outflow-"+f.Stream+": would be made", "slot "+f.Slot+": would be made", "checkpoint record: would be made")
+	says(0, "table public.outbox: would be made", "publication "+f.Slot+": would be made", "stream "+f.Stream+
+		": would be made",
+		"bucket outflow-"+f.Stream+": would be made", "slot "+f.Slot+": would be made",
+		"checkpoint record: would be made")
 	mustHaveMadeNothing(f, t)
 	f.Init()
-	says(0, "table public.outbox: there", "publication "+f.Slot+": there", "stream "+f.Stream+": there", "bucket outflow-"+f.Stream+": there",
+	says(0, "table public.outbox: there", "publication "+f.Slot+": there", "stream "+f.Stream+": there",
+		"bucket outflow-"+f.Stream+": there",
 		"slot "+f.Slot+": there, confirmed up to")
 	harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET (publish = 'update')")
-	says(3, "table public.outbox: there", "publication "+f.Slot+": does not fit: ", "stream "+f.Stream+": there")
+	says(3, "table public.outbox: there", "publication "+f.Slot+": does not fit: ", "stream "+f.Stream+
+		": there")
 	harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET (publish = 'insert')")
 	f.Set("COLUMNS_DOC_ID=no_such_column")
 	says(3, "table public.outbox: does not fit: ", "no_such_column", "stream "+f.Stream+": there")
 	f.Set("COLUMNS_DOC_ID=doc_id")
 
 	// A role that may not make what is missing.
-	harness.Exec(t, f.Conn, "DO $$ BEGIN CREATE ROLE dryrun LOGIN REPLICATION; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+	harness.Exec(t, f.Conn, "DO $$ BEGIN CREATE ROLE dryrun LOGIN REPLICATION; EXCEPTION WHEN "+
+		"duplicate_object THEN NULL; END $$")
 	harness.Exec(t, f.Conn, "REVOKE CREATE ON SCHEMA public FROM public")
-	f.Set("POSTGRES_URL="+strings.Replace(f.URL, "postgres@", "dryrun@", 1), "TABLE=public.other", "SLOT=dry_other", "STREAM=OTHER", "PUBLICATION=dry_other")
+	f.Set("POSTGRES_URL="+strings.Replace(f.URL, "postgres@", "dryrun@", 1), "TABLE=public.other",
+		"SLOT=dry_other", "STREAM=OTHER", "PUBLICATION=dry_other")
 	says(3, "table public.other: does not fit: the role may not make table", "stream OTHER: would be made")
 }
 
-// TestInitOfATableOfOnesOwn: what of it will not be published, or not in the order that may be meant, is said before anything is made.
+// TestInitOfATableOfOnesOwn: what of it will not be published, or not in the order that may be meant, is said
+// before anything is made.
 func TestInitOfATableOfOnesOwn(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "own")
 	f.Set("COLUMNS_SEQ_KEY=seq")
-	harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int PRIMARY KEY, doc_id text, seq bigint NOT NULL, key text, payload jsonb NOT NULL)")
-	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM generate_series(1, 3) n")
+	harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int PRIMARY KEY, doc_id text, seq bigint NOT NULL, "+
+		"key text, payload jsonb NOT NULL)")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
+		"generate_series(1, 3) n")
 
 	f.MustFail(3, []string{"init"}, "seq", "bigint", "in text 10 comes before 9", "columns.counter")
 	f.MustFail(3, []string{"init", "--print"}, "in text 10 comes before 9")
@@ -135,7 +147,8 @@ func TestInitOfATableOfOnesOwn(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, errOut)
 	}
-	notes := []string{"public.outbox has 3 rows", "will not be published", "outflow init --snapshot", `"doc_id"`, `"key"`, "may be NULL"}
+	notes := []string{"public.outbox has 3 rows", "will not be published", "outflow init --snapshot",
+		`"doc_id"`, `"key"`, "may be NULL"}
 	f.MustContain("outflow init --dry-run", out, notes...)
 	if out, errOut, code = f.Run("init"); code != 0 {
 		t.Fatalf("exit code %d: %s", code, errOut)
@@ -150,7 +163,8 @@ func TestInitOfATableOfOnesOwn(t *testing.T) {
 
 	// What is printed is what is missing.
 	sql, errOut, code := f.Run("init", "--print")
-	if code != 0 || strings.Contains(sql, "CREATE") || !strings.Contains(sql, "-- table public.outbox: there") {
+	if code != 0 || strings.Contains(sql, "CREATE") ||
+		!strings.Contains(sql, "-- table public.outbox: there") {
 		t.Errorf("exit code %d\n%s%s", code, sql, errOut)
 	}
 	f.Set("COLUMNS_SEQ_KEY=")
@@ -159,37 +173,44 @@ func TestInitOfATableOfOnesOwn(t *testing.T) {
 	}
 	f.Set("COLUMNS_SEQ_KEY=key")
 
-	// An installation whose key became a number, as one of an older version may have it: run refuses it, drain does not.
+	// An installation whose key became a number, as one of an older version may have it: run refuses it,
+	// drain does not.
 	f.Start()
-	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM generate_series(4, 6) n")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
+		"generate_series(4, 6) n")
 	harness.AwaitMessages(t, f.JS, f.Stream, 3)
 	if code := f.Stop(); code != 0 {
 		t.Fatalf("stop: exit code %d", code)
 	}
 	harness.Exec(t, f.Conn, "ALTER TABLE outbox RENAME key TO key_text")
 	harness.Exec(t, f.Conn, "ALTER TABLE outbox RENAME seq TO key")
-	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM generate_series(7, 12) n")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
+		"generate_series(7, 12) n")
 	f.MustFail(3, []string{"run"}, "in text 10 comes before 9")
 	if out, errOut, code := f.Run("drain", "--timeout", "2m"); code != 0 {
 		t.Fatalf("outflow drain: exit code %d\n%s%s", code, out, errOut)
 	}
 	f.Set("COLUMNS_SEQ_KEY=key_text")
 	f.Init()
-	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM generate_series(13, 14) n")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
+		"generate_series(13, 14) n")
 	f.Start()
 	harness.AwaitMessages(t, f.JS, f.Stream, 11)
 }
 
-// TestOlderRowsAfterInit: rows that init has left out are published later, each once, whatever was written, published and deleted meanwhile.
+// TestOlderRowsAfterInit: rows that init has left out are published later, each once, whatever was written,
+// published and deleted meanwhile.
 func TestOlderRowsAfterInit(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "older")
-	harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int PRIMARY KEY, doc_id text NOT NULL, seq_key text NOT NULL, payload jsonb NOT NULL)")
+	harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int PRIMARY KEY, doc_id text NOT NULL, seq_key text "+
+		"NOT NULL, payload jsonb NOT NULL)")
 	insert := func(from, to int) {
 		t.Helper()
-		harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', lpad(n::text, 20, '0'), '{}' FROM generate_series($1::int, $2) n", from, to)
+		harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', lpad(n::text, 20, '0'), '{}' FROM "+
+			"generate_series($1::int, $2) n", from, to)
 	}
 	ids := func(want ...string) {
 		t.Helper()

@@ -10,7 +10,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestInitFinishes: wherever a crash has cut init, the next init finishes it, and outflow publishes all that is written from then on.
+// TestInitFinishes: wherever a crash has cut init, the next init finishes it, and outflow publishes all that
+// is written from then on.
 func TestInitFinishes(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -26,7 +27,8 @@ func TestInitFinishes(t *testing.T) {
 		run   bool // outflow run needs no init
 		made  []string
 	}{
-		{"nothing is missing", func(*testing.T, *harness.Installation) {}, true, []string{"table public.outbox: there", ": there, confirmed up to"}},
+		{"nothing is missing", func(*testing.T, *harness.Installation) {}, true,
+			[]string{"table public.outbox: there", ": there, confirmed up to"}},
 		{"after the table", func(t *testing.T, f *harness.Installation) {
 			dropSlot(t, f)
 			dropRecord(t, f)
@@ -38,7 +40,8 @@ func TestInitFinishes(t *testing.T) {
 			dropRecord(t, f)
 			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 		}, false, []string{"stream ", ": made"}},
-		{"after the stream", func(t *testing.T, f *harness.Installation) { dropSlot(t, f); dropRecord(t, f) }, false, []string{"slot ", "first place"}},
+		{"after the stream", func(t *testing.T, f *harness.Installation) { dropSlot(t, f); dropRecord(t, f) },
+			false, []string{"slot ", "first place"}},
 		{"after the bucket", func(t *testing.T, f *harness.Installation) {
 			dropSlot(t, f)
 			kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)
@@ -49,7 +52,9 @@ func TestInitFinishes(t *testing.T) {
 			dropSlot(t, f)
 			harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
 		}, false, []string{"slot ", "first place"}},
-		{"slot and unfinished record", func(t *testing.T, f *harness.Installation) { harness.EditRecord(t, f, harness.BeforeTheFirstPlace) }, false, []string{"slot ", ": there", "first place"}},
+		{"slot and unfinished record", func(t *testing.T, f *harness.Installation) {
+			harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
+		}, false, []string{"slot ", ": there", "first place"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -101,7 +106,8 @@ func TestInitRefuses(t *testing.T) {
 	record, err := kv.Get(t.Context(), f.Slot)
 	harness.Must(t, err)
 	harness.Must(t, kv.Delete(t.Context(), f.Slot))
-	f.MustFail(4, []string{"init"}, "checkpoint record", "missing", "nats kv revert") // neither adopted nor made anew
+	// neither adopted nor made anew
+	f.MustFail(4, []string{"init"}, "checkpoint record", "missing", "nats kv revert")
 	_, err = kv.Put(t.Context(), f.Slot, record.Value())
 	harness.Must(t, err)
 	f.Init()
@@ -120,8 +126,8 @@ func TestInitRefuses(t *testing.T) {
 	}
 }
 
-// TestInitSlotBeingMade: an init that was killed leaves a server process behind that goes on making the slot. Its slot is not adopted
-// before it is whole: nobody knows yet where it begins.
+// TestInitSlotBeingMade: an init that was killed leaves a server process behind that goes on making the slot.
+// Its slot is not adopted before it is whole: nobody knows yet where it begins.
 func TestInitSlotBeingMade(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -140,7 +146,8 @@ func TestInitSlotBeingMade(t *testing.T) {
 		made <- err
 	}()
 	for n := 0; n == 0; time.Sleep(10 * time.Millisecond) {
-		harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", f.Slot).Scan(&n))
+		harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_replication_slots WHERE "+
+			"slot_name = $1", f.Slot).Scan(&n))
 	}
 	f.MustFail(3, []string{"init"}, f.Slot, "being made", "pid")
 	harness.Exec(t, open, "ROLLBACK")
@@ -152,14 +159,16 @@ func TestInitSlotBeingMade(t *testing.T) {
 	f.MustBeComplete(f.Conn, ns.URL())
 }
 
-// TestInitPrint: the owner runs the SQL that is printed; init then finds it, and neither init nor run needs more than the role that
-// docs/postgres.md describes.
+// TestInitPrint: the owner runs the SQL that is printed; init then finds it, and neither init nor run needs
+// more than the role that docs/postgres.md describes.
 func TestInitPrint(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, url := harness.Install(t, pgtest.Server(t), ns.URL(), "print")
-	harness.Exec(t, conn, "DO $$ BEGIN CREATE ROLE least LOGIN REPLICATION; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
-	harness.Exec(t, conn, "REVOKE ALL ON SCHEMA public FROM public; REVOKE ALL ON DATABASE "+conn.Config().Database+" FROM public")
+	harness.Exec(t, conn, "DO $$ BEGIN CREATE ROLE least LOGIN REPLICATION; EXCEPTION WHEN "+
+		"duplicate_object THEN NULL; END $$")
+	harness.Exec(t, conn, "REVOKE ALL ON SCHEMA public FROM public; REVOKE ALL ON DATABASE "+
+		conn.Config().Database+" FROM public")
 	harness.Exec(t, conn, "GRANT CONNECT ON DATABASE "+conn.Config().Database+" TO least")
 	o.Set("POSTGRES_URL=" + strings.Replace(url, "postgres@", "least@", 1))
 	o.MustFail(3, []string{"init"}, "may not make table", "outflow init --print")
@@ -174,7 +183,8 @@ func TestInitPrint(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("outflow init: exit code %d\n%s", code, errOut)
 	}
-	o.MustContain("outflow init", out, "table public.outbox: there", "publication "+o.Slot+": there", "slot "+o.Slot)
+	o.MustContain("outflow init", out, "table public.outbox: there", "publication "+o.Slot+": there", "slot "+
+		o.Slot)
 	o.Start()
 	harness.Insert(t, conn, "doc", 1, "{}")
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)

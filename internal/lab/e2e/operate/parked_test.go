@@ -47,7 +47,8 @@ func newClinic(t *testing.T, slot string) *clinic {
 func (c *clinic) consume(t *testing.T) (stop func()) {
 	t.Helper()
 	con, err := consume.New(harness.JetStream(t, c.nats), consume.Postgres(c.pool), consume.Config{
-		Name: "orders", Stream: c.Stream, MaxAttempts: 2, Backoff: consume.Backoff{First: time.Millisecond, Max: time.Millisecond},
+		Name: "orders", Stream: c.Stream, MaxAttempts: 2, Backoff: consume.Backoff{First: time.Millisecond,
+			Max: time.Millisecond},
 	})
 	harness.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -87,7 +88,8 @@ func (c *clinic) effects(t *testing.T, document, want string) {
 	t.Helper()
 	harness.Eventually(t, "effects of "+document, func() error {
 		var got string
-		err := c.pool.QueryRow(t.Context(), `SELECT coalesce(string_agg((split_part(key, ':', 2)::int)::text, ' ' ORDER BY at), '') FROM effect
+		err := c.pool.QueryRow(t.Context(), `SELECT coalesce(string_agg((split_part(key, ':', 2)::int)::text,
+			' ' ORDER BY at), '') FROM effect
 			WHERE doc = $1`, document).Scan(&got)
 		if err == nil && got != want {
 			err = fmt.Errorf("%q, want %q", got, want)
@@ -132,8 +134,8 @@ func (c *clinic) says(t *testing.T, code int, args []string, words ...string) {
 	}
 }
 
-// TestParkedCommand: what a running consumer could not process is shown, retried and skipped, in the order of its document, while others
-// go on.
+// TestParkedCommand: what a running consumer could not process is shown, retried and skipped, in the order of
+// its document, while others go on.
 func TestParkedCommand(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -144,14 +146,18 @@ func TestParkedCommand(t *testing.T) {
 	c.write(t, `{}`, "a", "b", "a")
 	c.effects(t, "b", "2 5")
 	c.effects(t, "a", "1")
-	if d := c.parked(t, "a", 3); d.First.Error != "the payload is bad" || d.First.Attempts != 2 || d.First.Cause != "poison" {
+	if d := c.parked(t, "a", 3); d.First.Error != "the payload is bad" || d.First.Attempts != 2 ||
+		d.First.Cause != "poison" {
 		t.Errorf("%+v", d)
 	}
 	c.says(t, 0, []string{"list"}, "orders", "a", "3", "the payload is bad")
-	c.says(t, 0, []string{"show", "orders", "a"}, "poison", "behind", "the payload is bad", `{"n": "bad"}`, "outbox.a", "Outflow")
-	c.says(t, 0, []string{"show", "orders", "a", "--json", "--limit", "1"}, `"attempts": 2`, `"n": "bad"`, `"events": 3`)
+	c.says(t, 0, []string{"show", "orders", "a"}, "poison", "behind", "the payload is bad", `{"n": "bad"}`,
+		"outbox.a", "Outflow")
+	c.says(t, 0, []string{"show", "orders", "a", "--json", "--limit", "1"}, `"attempts": 2`, `"n": "bad"`,
+		`"events": 3`)
 
-	c.says(t, 1, []string{"retry", "orders", "a", "--wait"}, "failed again", "3 events", "the payload is bad", "1 of 1")
+	c.says(t, 1, []string{"retry", "orders", "a", "--wait"}, "failed again", "3 events", "the payload is bad",
+		"1 of 1")
 	if d := c.parked(t, "a", 3); d.First.Attempts != 4 {
 		t.Errorf("%d attempts, want 4", d.First.Attempts)
 	}
@@ -170,7 +176,8 @@ func TestParkedCommand(t *testing.T) {
 
 	stop()
 	c.mended.Store(true)
-	c.says(t, 1, []string{"retry", "orders", "--all", "--wait", "--timeout", "10ms"}, "does not run", "b: still to be released, 2 events")
+	c.says(t, 1, []string{"retry", "orders", "--all", "--wait", "--timeout", "10ms"}, "does not run",
+		"b: still to be released, 2 events")
 	c.says(t, 0, []string{"retry", "orders", "--all", "--json"}, `"state": "asked"`)
 	c.consume(t)
 	c.effects(t, "b", "2 5 9 11")
@@ -184,13 +191,15 @@ func TestParkedCommand(t *testing.T) {
 	}{
 		{2, []string{"list", "other"}, []string{`no consumer "other"`, "orders"}},
 		{2, []string{"retry", "other", "a"}, []string{`no consumer "other"`}},
-		{2, []string{"retry", "orders", "a", "--wait"}, []string{`document "a" of consumer orders is not parked`, "outflow parked list orders"}},
+		{2, []string{"retry", "orders", "a", "--wait"},
+			[]string{`document "a" of consumer orders is not parked`, "outflow parked list orders"}},
 		{2, []string{"show", "orders", "a"}, []string{"is not parked"}},
 		{2, []string{"skip", "orders"}, []string{"--help"}},
 		{2, []string{"retry", "orders"}, []string{"--all"}},
 		{2, []string{"retry", "orders", "a", "--all"}, []string{"--all"}},
 		{3, []string{"list", "--schema", "elsewhere"}, []string{"no tables of a consumer", "--schema"}},
-		{3, []string{"list", "--database", pgtest.Database(t, pgtest.Server(t))}, []string{"no tables of a consumer", "--database"}},
+		{3, []string{"list", "--database", pgtest.Database(t, pgtest.Server(t))},
+			[]string{"no tables of a consumer", "--database"}},
 		{3, []string{"list", "--database", "postgres://127.0.0.1:1/none"}, []string{"--database", "refused"}},
 		{2, []string{"list", "--database", "postgres://%"}, []string{"--database", "postgres://user@host"}},
 	} {

@@ -43,7 +43,8 @@ func shardsOn(t testing.TB, url, natsURL, name string, n int, settings ...string
 	s := &shards{url: url, conn: harness.Connect(t, url), js: harness.JetStream(t, natsURL)}
 	name = harness.SlotName(name)
 	for k := range n {
-		o := harness.New(t, s.url, natsURL, fmt.Sprintf("%s_%d", name, k), append([]string{fmt.Sprintf("SHARD=%d/%d", k, n)}, settings...)...)
+		o := harness.New(t, s.url, natsURL, fmt.Sprintf("%s_%d", name, k),
+			append([]string{fmt.Sprintf("SHARD=%d/%d", k, n)}, settings...)...)
 		o.UseStream(strings.ToUpper(o.Slot))
 		s.all = append(s.all, &harness.Installation{Outflow: o, Conn: s.conn, JS: s.js, URL: s.url})
 	}
@@ -88,8 +89,8 @@ func (s *shards) await(t testing.TB, n int) {
 	})
 }
 
-// complete waits until as many messages as rows are there, and makes sure that each row is in one stream, once, and each document in one
-// alone. It returns the documents of each stream.
+// complete waits until as many messages as rows are there, and makes sure that each row is in one stream,
+// once, and each document in one alone. It returns the documents of each stream.
 func (s *shards) complete(t *testing.T) []map[string]bool {
 	t.Helper()
 	rows, err := oracle.Table(t.Context(), s.conn, "outbox")
@@ -114,7 +115,8 @@ func (s *shards) complete(t *testing.T) []map[string]bool {
 	return docs
 }
 
-// spread gives each actor's fifty operations in a row a document of their own, so that there are documents for every shard.
+// spread gives each actor's fifty operations in a row a document of their own, so that there are documents
+// for every shard.
 func spread(ops []recording.Op) []recording.Op {
 	ops = slices.Clone(ops)
 	for i := range ops {
@@ -123,8 +125,9 @@ func spread(ops []recording.Op) []recording.Op {
 	return ops
 }
 
-// TestShards: three shards of one table, under writers, one of them killed twice, the second time until all is written. Each event is in one stream, once; each document is in
-// one stream alone; and each stream is byte by byte what a second implementation of the rules makes of these documents' part of the WAL.
+// TestShards: three shards of one table, under writers, one of them killed twice, the second time until all
+// is written. Each event is in one stream, once; each document is in one stream alone; and each stream is
+// byte by byte what a second implementation of the rules makes of these documents' part of the WAL.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
@@ -160,8 +163,9 @@ func TestShards(t *testing.T) {
 	})
 }
 
-// TestReshard: a table that was not divided is divided into two, and then into three, as docs/upgrades.md says. All streams together have each event
-// once, and each document's events in their order, the old streams before the new ones.
+// TestReshard: a table that was not divided is divided into two, and then into three, as docs/upgrades.md
+// says. All streams together have each event once, and each document's events in their order, the old streams
+// before the new ones.
 func TestReshard(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -183,7 +187,8 @@ func TestReshard(t *testing.T) {
 			}
 		}
 		s = next.start()
-		harness.Exec(t, s.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc' || n % 20, 'anna', $2::int * $1::int + n, '{}' FROM generate_series(1, $1::int) n", rows, i)
+		harness.Exec(t, s.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc' || n "+
+			"% 20, 'anna', $2::int * $1::int + n, '{}' FROM generate_series(1, $1::int) n", rows, i)
 		s.await(t, rows)
 		for _, f := range s.all {
 			if code := f.Stop(); code != 0 {
@@ -210,13 +215,15 @@ func TestShardSettled(t *testing.T) {
 	ns := natstest.Server(t)
 	s := sharded(t, pgtest.Server(t), ns.URL(), "settled", 2)
 	a, b := s.all[0], s.all[1]
-	if out, _, _ := a.Run("init", "--print"); !strings.Contains(out, `WHERE ((((hash_array(ARRAY["doc_id"]) & 2147483647) % 2) = 0))`) {
+	if out, _, _ := a.Run("init", "--print"); !strings.Contains(out,
+		`WHERE ((((hash_array(ARRAY["doc_id"]) & 2147483647) % 2) = 0))`) {
 		t.Errorf("init --print: %s", out)
 	}
 	a.Init()
 	was := a.Publication()
 	b.Set("PUBLICATION=" + was)
-	b.MustFail(3, []string{"init"}, "publication", "publishes shard 0/2", "the configuration says shard 1/2", "Each shard has a publication, a slot and a stream of its own")
+	b.MustFail(3, []string{"init"}, "publication", "publishes shard 0/2", "the configuration says shard 1/2",
+		"Each shard has a publication, a slot and a stream of its own")
 	b.Set("PUBLICATION=" + b.Slot)
 	b.Init()
 	if out, _, code := a.Run("status"); code != 0 && code != 1 || !strings.Contains(out, "0/2") {
@@ -236,7 +243,8 @@ func TestShardSettled(t *testing.T) {
 	// The publication is made to fit: what is in stream and slot is of the old part all the same.
 	filtered := func(shard string, k, n int) {
 		t.Helper()
-		harness.Exec(t, s.conn, fmt.Sprintf("ALTER PUBLICATION %s SET TABLE outbox WHERE ((hash_array(ARRAY[doc_id]) & 2147483647) %% %d = %d)", was, n, k))
+		harness.Exec(t, s.conn, fmt.Sprintf("ALTER PUBLICATION %s SET TABLE outbox WHERE "+
+			"((hash_array(ARRAY[doc_id]) & 2147483647) %% %d = %d)", was, n, k))
 		a.Set("SHARD=" + shard)
 	}
 	filtered("1/2", 1, 2)
@@ -253,14 +261,16 @@ func TestShardSettled(t *testing.T) {
 	}
 }
 
-// TestShardSnapshot: a shard's snapshot takes its own rows, also one that was killed in the middle and goes on.
+// TestShardSnapshot: a shard's snapshot takes its own rows, also one that was killed in the middle and goes
+// on.
 func TestShardSnapshot(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	s := sharded(t, pgtest.Server(t), ns.URL(), "shardsnap", 2)
 	harness.Exec(t, s.conn, harness.GeneratedKey)
 	const rows = 600
-	harness.Exec(t, s.conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd' || n % 97, 'anna', n, jsonb_build_object('n', n)
+	harness.Exec(t, s.conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'd' || n % 97, 'anna', n, jsonb_build_object('n', n)
 		FROM generate_series(1, $1) n ORDER BY random()`, rows)
 	a, b := s.all[0], s.all[1]
 	a.KillSnapshotAt(t, "snapshot.row:100")
@@ -285,7 +295,8 @@ func TestShardReplay(t *testing.T) {
 	ns := natstest.Server(t)
 	s := sharded(t, pgtest.Server(t), ns.URL(), "shardreplay", 2).init().start()
 	const rows = 60
-	harness.Exec(t, s.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd' || n % 20, 'anna', n, '{}' FROM generate_series(1, $1) n", rows)
+	harness.Exec(t, s.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd' || n % 20, "+
+		"'anna', n, '{}' FROM generate_series(1, $1) n", rows)
 	docs, seen := s.complete(t), map[string]bool{}
 	for k, f := range s.all {
 		for _, r := range f.Replay("--from", "table") {
@@ -311,8 +322,13 @@ func TestShardRepair(t *testing.T) {
 		damage     func(t *testing.T, f *harness.Installation)
 	}{
 		{"slot_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) { dropped(t, f) }},
-		{"stream_missing", "keep", 1, func(t *testing.T, f *harness.Installation) { harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream)) }},
-		{"record_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) { f.DeleteRecord(t); dropped(t, f) }},
+		{"stream_missing", "keep", 1, func(t *testing.T, f *harness.Installation) {
+			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
+		}},
+		{"record_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) {
+			f.DeleteRecord(t)
+			dropped(t, f)
+		}},
 		{"publication_changed", "new-slot", 2, func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Publication())
 			fill(t, f.Conn, "unpublished")
@@ -360,7 +376,8 @@ func TestShardRepair(t *testing.T) {
 // fill writes 40 rows of twenty documents, with keys of their own.
 func fill(t *testing.T, conn *pgx.Conn, actor string) {
 	t.Helper()
-	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc' || n % 20, $1, n, '{}' FROM generate_series(1, 40) n", actor)
+	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc' || n % 20, "+
+		"$1, n, '{}' FROM generate_series(1, 40) n", actor)
 }
 
 // dropped drops the slot, once the server has noticed that nobody holds it any more.
@@ -379,7 +396,8 @@ func awaitAllConfirmed(f *harness.Installation, t *testing.T) {
 	harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&end))
 	harness.Eventually(t, "confirmed up to "+end, func() error {
 		var confirmed bool
-		err := f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2", end, f.Slot).Scan(&confirmed)
+		err := f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM "+
+			"pg_replication_slots WHERE slot_name = $2", end, f.Slot).Scan(&confirmed)
 		if err == nil && !confirmed {
 			err = errors.New("not yet")
 		}

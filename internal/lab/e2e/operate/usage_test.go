@@ -17,7 +17,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestUsageErrors: exit code 2, before anything is connected to; what is wrong, its value, and the nearest thing that would be right.
+// TestUsageErrors: exit code 2, before anything is connected to; what is wrong, its value, and the nearest
+// thing that would be right.
 func TestUsageErrors(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "outflow.yaml")
@@ -31,22 +32,27 @@ func TestUsageErrors(t *testing.T) {
 		args    []string
 		says    []string
 	}{
-		{"unknown key", "CONFIG=" + file, []string{"run"}, []string{"reorder.horizn", "reorder.horizon", file}},
+		{"unknown key", "CONFIG=" + file, []string{"run"}, []string{"reorder.horizn", "reorder.horizon",
+			file}},
 		{"no such file", "CONFIG=/nowhere.yaml", []string{"run"}, []string{"/nowhere.yaml"}},
-		{"impossible value", "REORDER_HORIZON=20", []string{"run"}, []string{"reorder.horizon", `20`, "OUTFLOW_REORDER_HORIZON"}},
-		{"unknown variable", "REORDER_HORIZONT=20ms", []string{"run"}, []string{"OUTFLOW_REORDER_HORIZONT", "OUTFLOW_REORDER_HORIZON"}},
+		{"impossible value", "REORDER_HORIZON=20", []string{"run"},
+			[]string{"reorder.horizon", `20`, "OUTFLOW_REORDER_HORIZON"}},
+		{"unknown variable", "REORDER_HORIZONT=20ms", []string{"run"},
+			[]string{"OUTFLOW_REORDER_HORIZONT", "OUTFLOW_REORDER_HORIZON"}},
 		{"unknown flag", "LISTEN=", []string{"run", "--strem", "X"}, []string{"--strem", "--stream"}},
 		{"unknown command", "LISTEN=", []string{"ruN"}, []string{"ruN", "run"}},
 		{"subject", "SUBJECT={doc_id}", []string{"run"}, []string{"subject", "{doc_id}", "literal"}},
 		{"reserved subject", "SUBJECT=$JS.{doc_id}", []string{"run"}, []string{"subject", "$JS"}},
 		{"reserved header", "HEADERS=Nats-Msg-Id=id", []string{"run"}, []string{"headers", "Nats-Msg-Id"}},
-		{"dead letters among the events", "SINK_DEAD_LETTER_SUBJECT=outbox.dead", []string{"run", "--sink.on_poison=dead_letter"},
+		{"dead letters among the events", "SINK_DEAD_LETTER_SUBJECT=outbox.dead",
+			[]string{"run", "--sink.on_poison=dead_letter"},
 			[]string{"sink.dead_letter_subject", "outbox.dead"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := harness.New(t, nowhere, "nats://127.0.0.1:1", "outflow", c.setting)
 			o.MustFail(2, c.args, c.says...)
-			if out, errOut, _ := o.Run(append([]string{"config"}, c.args[1:]...)...); strings.Contains(out+errOut, "hunter2") {
+			if out, errOut, _ := o.Run(append([]string{"config"}, c.args[1:]...)...); strings.Contains(out+
+				errOut, "hunter2") {
 				t.Errorf("outflow config shows the password: %s%s", out, errOut)
 			}
 		})
@@ -72,13 +78,15 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 		pg := pgtest.Own(t, 0, "wal_level=replica")
 		o := harness.New(t, pg.URL("postgres"), ns.URL(), "outflow")
 		o.MustFail(3, []string{"init"}, "wal_level is replica", "Set wal_level = logical")
-		harness.Exec(t, harness.Connect(t, pg.URL("postgres")), "CREATE TABLE outbox (doc_id text, payload text)")
+		harness.Exec(t, harness.Connect(t, pg.URL("postgres")),
+			"CREATE TABLE outbox (doc_id text, payload text)")
 		o.MustFail(3, []string{"run"}, "wal_level is replica", "Set wal_level = logical")
 	})
 	t.Run("no replication right", func(t *testing.T) {
 		pg := pgtest.Server(t)
 		o, conn, url := harness.Install(t, pg, ns.URL(), "norole")
-		harness.Exec(t, conn, `DO $$ BEGIN CREATE ROLE weak LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$`)
+		harness.Exec(t, conn,
+			`DO $$ BEGIN CREATE ROLE weak LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$`)
 		harness.Exec(t, conn, "GRANT ALL ON SCHEMA public TO weak")
 		o.Set("POSTGRES_URL=" + strings.Replace(url, "postgres@", "weak@", 1))
 		o.MustFail(3, []string{"init"}, "REPLICATION")
@@ -147,7 +155,8 @@ func TestPostgresUnreachable(t *testing.T) {
 	o.MustFail(3, []string{"inspect"}, address)
 	o.Start()
 	harness.Eventually(t, "not ready, and why", func() error {
-		if code, body := o.Get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, address) {
+		if code, body := o.Get("/readyz"); code != http.StatusServiceUnavailable ||
+			!strings.Contains(body, address) {
 			return fmt.Errorf("%d %s", code, body)
 		}
 		return nil
@@ -160,7 +169,8 @@ func TestPostgresUnreachable(t *testing.T) {
 	o.MustBeComplete(conn, ns.URL())
 }
 
-// Ticks that are written into another database would never be read, and the last events would be held for ever.
+// Ticks that are written into another database would never be read, and the last events would be held for
+// ever.
 func TestWriteURLLeadsElsewhere(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Server(t)

@@ -10,9 +10,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestBlockedSink: NATS takes nothing for longer than wal_sender_timeout while much WAL arrives, in two lengths: shorter and longer than
-// the wait for an acknowledgement. The server must never have to end the replication connection because nobody answers, and nothing
-// that waits may be confirmed by a keepalive or by the neighbours' commits.
+// TestBlockedSink: NATS takes nothing for longer than wal_sender_timeout while much WAL arrives, in two
+// lengths: shorter and longer than the wait for an acknowledgement. The server must never have to end the
+// replication connection because nobody answers, and nothing that waits may be confirmed by a keepalive or by
+// the neighbours' commits.
 func TestBlockedSink(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -27,7 +28,8 @@ func TestBlockedSink(t *testing.T) {
 			harness.Must(t, err)
 			conn := harness.Connect(t, url)
 			ns := natstest.Process(t)
-			o := harness.New(t, url, ns.URL(), "blocked", append(harness.InCommitOrder, "SINK_DURABLE_AFTER=0s")...)
+			o := harness.New(t, url, ns.URL(), "blocked",
+				append(harness.InCommitOrder, "SINK_DURABLE_AFTER=0s")...)
 			o.Init()
 			o.Start()
 			o.AwaitReady()
@@ -45,7 +47,8 @@ func TestBlockedSink(t *testing.T) {
 					harness.Exec(t, conn, harness.InsertNumbered, rows+1, rows+100)
 					rows += 100
 				}
-				harness.Exec(t, conn, "INSERT INTO neighbours SELECT repeat('n', 500) FROM generate_series(1, 2000)")
+				harness.Exec(t, conn, "INSERT INTO neighbours SELECT repeat('n', 500) FROM "+
+					"generate_series(1, 2000)")
 				// The first of the rows that wait begins behind before.
 				if got := o.ConfirmedLSN(conn); got > before {
 					t.Fatalf("confirmed %v while what was committed after %v is in no stream", got, before)
@@ -59,7 +62,8 @@ func TestBlockedSink(t *testing.T) {
 			switch log := pg.Log(); {
 			case !strings.Contains(log, "due to replication timeout"):
 			case still > time.Second: // whoever stands still can't answer
-				t.Logf("the server ended the connection because nobody answered, on a machine that stood still for %v", still)
+				t.Logf("the server ended the connection because nobody answered, on a machine that stood "+
+					"still for %v", still)
 			default:
 				t.Errorf("the server ended the connection because nobody answered:\n%s", log)
 			}

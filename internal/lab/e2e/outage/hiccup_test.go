@@ -13,8 +13,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// awaitResumption waits until the outflow is ready again after a failure of NATS, and reports whether the session of before went on. (It did not
-// where NATS needed more than 30 s to come back, as on a machine that stands still.)
+// awaitResumption waits until the outflow is ready again after a failure of NATS, and reports whether the
+// session of before went on. (It did not where NATS needed more than 30 s to come back, as on a machine that
+// stands still.)
 func awaitResumption(o *harness.Outflow, before harness.Life) bool {
 	o.T.Helper()
 	var now harness.Life
@@ -33,12 +34,13 @@ func awaitResumption(o *harness.Outflow, before harness.Life) bool {
 // holder is the process of the server that streams from a slot, 0 if none does.
 func holder(t *testing.T, conn *pgx.Conn, slot string) (pid int) {
 	t.Helper()
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT coalesce(active_pid, 0) FROM pg_replication_slots WHERE slot_name = $1", slot).Scan(&pid))
+	harness.Must(t, conn.QueryRow(t.Context(), "SELECT coalesce(active_pid, 0) FROM pg_replication_slots "+
+		"WHERE slot_name = $1", slot).Scan(&pid))
 	return pid
 }
 
-// TestNATSHiccup: NATS is killed and started again under load. The stream of replication goes on, nothing is read again, and the stream is
-// that of an undisturbed twin. When NATS stays away, PostgreSQL is let go.
+// TestNATSHiccup: NATS is killed and started again under load. The stream of replication goes on, nothing is
+// read again, and the stream is that of an undisturbed twin. When NATS stays away, PostgreSQL is let go.
 func TestNATSHiccup(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -52,7 +54,8 @@ func TestNATSHiccup(t *testing.T) {
 		harness.Must(t, s.nats.Start())
 		if awaitResumption(s.victim, before) {
 			wentOn++
-			if now := holder(t, conn, "victim"); pid != 0 && now != pid && s.victim.Life().Sessions == before.Sessions {
+			if now := holder(t, conn, "victim"); pid != 0 && now != pid &&
+				s.victim.Life().Sessions == before.Sessions {
 				t.Errorf("replication was started anew: process %d, then %d", pid, now)
 			}
 		}
@@ -104,7 +107,8 @@ func TestRollingRestart(t *testing.T) {
 	if code := o.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox", harness.JetStream(t, nats.URLs()), o.Stream, 0)
+	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox",
+		harness.JetStream(t, nats.URLs()), o.Stream, 0)
 	harness.Must(t, err)
 	if !v.OK() {
 		t.Errorf("%s", v.String())

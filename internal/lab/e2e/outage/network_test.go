@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestNetworkFaults: connections to either server are cut, go silent in one direction, lose what was answered, and are slow. The stream is
-// the table all the same.
+// TestNetworkFaults: connections to either server are cut, go silent in one direction, lose what was
+// answered, and are slow. The stream is the table all the same.
 func TestNetworkFaults(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -39,7 +39,8 @@ func TestNetworkFaults(t *testing.T) {
 	caughtUp := func() { harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, written) }
 	// A failure of PostgreSQL ends the session, one of NATS is outlived by it, if it is short.
 	failures := func() float64 {
-		return harness.Metric(t, o, "outflow_sessions_total") + harness.Metric(t, o, "outflow_resumptions_total")
+		return harness.Metric(t, o, "outflow_sessions_total") +
+			harness.Metric(t, o, "outflow_resumptions_total")
 	}
 	noticed := func(before float64) {
 		t.Helper()
@@ -92,7 +93,8 @@ func TestNetworkFaults(t *testing.T) {
 	if code := o.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox", harness.JetStream(t, nats.URL()), o.Stream, 0)
+	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox", harness.JetStream(t, nats.URL()),
+		o.Stream, 0)
 	harness.Must(t, err)
 	if !v.OK() {
 		t.Error(v.String())

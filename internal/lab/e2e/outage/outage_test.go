@@ -16,7 +16,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// outages is an outflow with servers of its own under a load of traces, and an undisturbed twin with a NATS server of its own.
+// outages is an outflow with servers of its own under a load of traces, and an undisturbed twin with a NATS
+// server of its own.
 type outages struct {
 	t              *testing.T
 	pg             *pgserver.Server
@@ -29,7 +30,8 @@ type outages struct {
 
 func startOutages(t *testing.T, ops int) *outages {
 	t.Helper()
-	s := &outages{t: t, ops: ops, pg: pgtest.Own(t, 0), nats: natstest.Process(t), twinNATS: natstest.Process(t)}
+	s := &outages{t: t, ops: ops, pg: pgtest.Own(t, 0), nats: natstest.Process(t),
+		twinNATS: natstest.Process(t)}
 	var err error
 	s.url, err = s.pg.CreateDatabase(t.Context(), "traces")
 	harness.Must(t, err)
@@ -57,16 +59,19 @@ func (s *outages) written(n int) {
 	})
 }
 
-// flood writes more WAL data than there is room for between the server and an outflow that takes nothing, until the server is stuck
-// with it, or has nobody to send it to.
+// flood writes more WAL data than there is room for between the server and an outflow that takes nothing,
+// until the server is stuck with it, or has nobody to send it to.
 func (s *outages) flood() {
 	s.t.Helper()
 	conn := harness.Connect(s.t, s.url)
-	harness.Exec(s.t, conn, "SELECT pg_logical_emit_message(false, 'flood', repeat('x', 1000000)) FROM generate_series(1, 64)")
+	harness.Exec(s.t, conn, "SELECT pg_logical_emit_message(false, 'flood', repeat('x', 1000000)) FROM "+
+		"generate_series(1, 64)")
 	harness.Eventually(s.t, "the server can't send more", func() error {
 		var waits string
-		err := conn.QueryRow(s.t.Context(), `SELECT CASE WHEN active_pid IS NULL THEN 'gone' ELSE coalesce(wait_event, '') END
-			FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid WHERE slot_name = 'victim'`).Scan(&waits)
+		err := conn.QueryRow(s.t.Context(), `SELECT CASE WHEN active_pid IS NULL THEN 'gone'
+			ELSE coalesce(wait_event, '') END
+			FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid
+			WHERE slot_name = 'victim'`).Scan(&waits)
 		if err == nil && waits != "gone" && waits != "WalSenderWriteData" {
 			err = fmt.Errorf("it waits for %q", waits)
 		}
@@ -77,7 +82,8 @@ func (s *outages) flood() {
 // publishing waits until the victim publishes what is written from now on.
 func (s *outages) publishing() {
 	s.t.Helper()
-	harness.AwaitMessages(s.t, harness.JetStream(s.t, s.nats.URL()), s.victim.Stream, min(int(s.load.Written.Load())+200, s.ops))
+	harness.AwaitMessages(s.t, harness.JetStream(s.t, s.nats.URL()), s.victim.Stream,
+		min(int(s.load.Written.Load())+200, s.ops))
 }
 
 // end waits for the end of the load and compares everything.
@@ -114,7 +120,8 @@ func TestNATSOutages(t *testing.T) {
 	s.end()
 }
 
-// TestPostgresOutages: PostgreSQL is stopped while NATS is away (it must not wait for us), crashes, and cuts the stream.
+// TestPostgresOutages: PostgreSQL is stopped while NATS is away (it must not wait for us), crashes, and cuts
+// the stream.
 func TestPostgresOutages(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -145,13 +152,15 @@ func TestPostgresOutages(t *testing.T) {
 
 	conn := harness.Connect(t, s.url)
 	for range 3 {
-		harness.Exec(t, conn, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 'victim'")
+		harness.Exec(t, conn, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE "+
+			"slot_name = 'victim'")
 		s.publishing()
 	}
 	s.end()
 }
 
-// TestStandby: a second outflow with the same slot waits, is ready, and takes over when the first is killed, again and again.
+// TestStandby: a second outflow with the same slot waits, is ready, and takes over when the first is killed,
+// again and again.
 func TestStandby(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -171,7 +180,8 @@ func TestStandby(t *testing.T) {
 	l := harness.StartLoad(t, url, harness.RecordedOps(t, ops), 8, 1500, 11)
 	rnd := rand.New(rand.NewPCG(11, 12))
 	for range 3 {
-		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), active.Stream, min(ops, int(l.Written.Load())+200+rnd.IntN(400)))
+		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), active.Stream,
+			min(ops, int(l.Written.Load())+200+rnd.IntN(400)))
 		active.Kill()
 		standby.AwaitState("running")
 		active.Start()
@@ -188,8 +198,8 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// watchStandstill watches whether this process, a server and an outflow stand still. The function that it returns ends that and says for
-// how long one did at most.
+// watchStandstill watches whether this process, a server and an outflow stand still. The function that it
+// returns ends that and says for how long one did at most.
 func watchStandstill(t *testing.T, pgURL string, o *harness.Outflow) (longest func() time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -201,7 +211,8 @@ func watchStandstill(t *testing.T, pgURL string, o *harness.Outflow) (longest fu
 				begun := time.Now()
 				look()
 				time.Sleep(20 * time.Millisecond)
-				most.Store(max(most.Load(), int64(time.Since(begun)))) // nearly right is enough where two write
+				// nearly right is enough where two write
+				most.Store(max(most.Load(), int64(time.Since(begun))))
 			}
 		})
 	}

@@ -36,7 +36,8 @@ func TestReplicatedStream(t *testing.T) {
 	if code := o.Stop(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox", harness.JetStream(t, nats.URLs()), o.Stream, 0)
+	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox",
+		harness.JetStream(t, nats.URLs()), o.Stream, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestStopInsideATransaction ends outflow while it publishes one large transaction, in every way there is, and lets it go on: a loop
-// that was ended is not a loop that has finished.
+// TestStopInsideATransaction ends outflow while it publishes one large transaction, in every way there is,
+// and lets it go on: a loop that was ended is not a loop that has finished.
 func TestStopInsideATransaction(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -35,22 +35,27 @@ func TestStopInsideATransaction(t *testing.T) {
 		{"SIGKILL", func(_ *testing.T, o *harness.Outflow, _ *pgx.Conn) { o.Kill(); o.Start() }},
 		// All of its connections to the database, also those that replicate nothing.
 		{"connections cut", func(t *testing.T, _ *harness.Outflow, conn *pgx.Conn) {
-			harness.Exec(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()")
+			harness.Exec(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "+
+				"pg_backend_pid() AND datname = current_database()")
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			rnd := rand.New(rand.NewPCG(seed, uint64(len(c.name))))
-			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "stopped", append(harness.InCommitOrder, "SINK_DURABLE_AFTER=0s")...) // confirmed at once
+			// confirmed at once
+			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "stopped",
+				append(harness.InCommitOrder, "SINK_DURABLE_AFTER=0s")...)
 			o.Init()
 			o.Start()
 			const trials = 3
 			for trial := range trials {
 				harness.Exec(t, conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
-					SELECT 'doc' || n % 10, 'a', $2::bigint * $1 + n, '{"op": [[0, 0, "x"]]}' FROM generate_series(1, $2::bigint) n`, trial, rows)
+					SELECT 'doc' || n % 10, 'a', $2::bigint * $1 + n, '{"op": [[0, 0, "x"]]}'
+					FROM generate_series(1, $2::bigint) n`, trial, rows)
 				for range 2 {
 					o.AwaitReady() // a signal that comes before the program can take it is a kill
-					harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, trial*rows+1+rnd.IntN(rows/2))
+					harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, trial*rows+1+
+						rnd.IntN(rows/2))
 					c.stop(t, o, conn)
 				}
 				harness.Insert(t, conn, "between", trial, "{}") // so that something else could be confirmed
@@ -61,13 +66,14 @@ func TestStopInsideATransaction(t *testing.T) {
 	}
 }
 
-// TestCrashBehindACompressibleRow: the text of a large value is many times as long as its WAL. An LSN that is computed from lengths
-// points beyond transactions that nobody has published, even beyond the WAL.
+// TestCrashBehindACompressibleRow: the text of a large value is many times as long as its WAL. An LSN that is
+// computed from lengths points beyond transactions that nobody has published, even beyond the WAL.
 func TestCrashBehindACompressibleRow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Process(t)
-	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "compressible", append(harness.InCommitOrder, "SINK_DURABLE_AFTER=0s")...)
+	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "compressible",
+		append(harness.InCommitOrder, "SINK_DURABLE_AFTER=0s")...)
 	o.Init()
 	o.Start()
 	o.AwaitReady()
@@ -80,7 +86,9 @@ func TestCrashBehindACompressibleRow(t *testing.T) {
 	end := harness.WALEnd(t, conn)
 	harness.Eventually(t, "nine rows in flight, the large one confirmed", func() error {
 		_, body := o.Get("/metrics")
-		if !strings.Contains(body, "\noutflow_in_flight_messages 9\n") && !strings.Contains(o.Log.String(), "session ended") { // it waits for seconds only
+		// it waits for seconds only
+		if !strings.Contains(body, "\noutflow_in_flight_messages 9\n") &&
+			!strings.Contains(o.Log.String(), "session ended") {
 			return fmt.Errorf("metrics: %.3000s", body)
 		}
 		return nil
@@ -129,7 +137,8 @@ func TestTwoStartAtOnce(t *testing.T) {
 	}
 }
 
-// TestLostSlotIsNotMadeAnew: one that begins at "now" would skip what was written meanwhile, and nobody would know.
+// TestLostSlotIsNotMadeAnew: one that begins at "now" would skip what was written meanwhile, and nobody would
+// know.
 func TestLostSlotIsNotMadeAnew(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -151,7 +160,8 @@ func TestLostSlotIsNotMadeAnew(t *testing.T) {
 		o.MustEnd(4, "slot", o.Slot, "does not exist", "LSN range")
 		o.MustFail(4, []string{"init"}, "slot", "LSN range")
 		var slots int
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", o.Slot).Scan(&slots))
+		harness.Must(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_replication_slots WHERE "+
+			"slot_name = $1", o.Slot).Scan(&slots))
 		if slots != 0 {
 			t.Error("the slot is there again")
 		}

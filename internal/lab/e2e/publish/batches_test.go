@@ -12,8 +12,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestAtomicBatches: a backlog goes to a server that syncs each write, in atomic batches, while outflow and NATS are killed in turns; a
-// twin publishes single messages. The streams are the same.
+// TestAtomicBatches: a backlog goes to a server that syncs each write, in atomic batches, while outflow and
+// NATS are killed in turns; a twin publishes single messages. The streams are the same.
 func TestAtomicBatches(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -58,7 +58,8 @@ func TestAtomicBatches(t *testing.T) {
 	batched := inBatches(t, harness.JetStream(t, nats.URL()), victim.Stream)
 	t.Logf("%d of %d messages came in batches", batched, ops)
 	// Whether a message costs enough here is the disk's to say.
-	if told := strings.Count(victim.Log.String(), "atomic batches"); told > 2 && batched == 0 || told == 0 && batched > 0 {
+	if told := strings.Count(victim.Log.String(), "atomic batches"); told > 2 && batched == 0 || told == 0 &&
+		batched > 0 {
 		t.Errorf("outflow says %d times that it sends batches", told)
 	}
 	if n := inBatches(t, harness.JetStream(t, twinNATS.URL()), twin.Stream); n > 0 {

@@ -40,7 +40,8 @@ func judgeEvents(o *harness.Outflow, events oracle.Origin, url string, set oracl
 	if err := oracle.CreateSlot(o.T.Context(), conn, slot); err != nil {
 		o.T.Fatal(err)
 	}
-	return &judge{o, conn, oracle.NewReader(oracle.Source{Slot: slot, Events: events}), oracle.Config{Slot: o.Slot, Settings: set}}
+	return &judge{o, conn, oracle.NewReader(oracle.Source{Slot: slot, Events: events}),
+		oracle.Config{Slot: o.Slot, Settings: set}}
 }
 
 // read reads what there is of the truth.
@@ -118,8 +119,8 @@ func (s *mixedLoad) wait(t *testing.T) {
 
 const insertRow = "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)"
 
-// round writes one of each: COPY, rows that one statement makes, savepoints, rollbacks, strange and large values, statements that are
-// no input.
+// round writes one of each: COPY, rows that one statement makes, savepoints, rollbacks, strange and large
+// values, statements that are no input.
 func (s *mixedLoad) round(ctx context.Context, conn *pgx.Conn, rnd *rand.Rand) error {
 	n := s.rounds * 1000
 	var rows [][]any
@@ -127,20 +128,24 @@ func (s *mixedLoad) round(ctx context.Context, conn *pgx.Conn, rnd *rand.Rand) e
 		rows = append(rows, []any{fmt.Sprint("copy ", rnd.IntN(3)), "kopi'st", int64(n + i), `{"n": 1.10}`})
 	}
 	rnd.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
-	if _, err := conn.CopyFrom(ctx, pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"}, pgx.CopyFromRows(rows)); err != nil {
+	if _, err := conn.CopyFrom(ctx, pgx.Identifier{"outbox"},
+		[]string{"doc_id", "actor_id", "counter", "payload"}, pgx.CopyFromRows(rows)); err != nil {
 		return err
 	}
 	long := strings.Repeat("wörd ", 60) // cut in subject and header
 	odd := []string{"", "a.b*>", "line\nfeed 'quoted' \"twice\" [x]:y", "\\x00", long, "null", "ünï\tcode"}
 	for _, statements := range [][]any{
-		{insertRow, odd[rnd.IntN(len(odd))], odd[rnd.IntN(len(odd))], n, `"it''s \u00e9 \\ 9007199254740993"`},
+		{insertRow, odd[rnd.IntN(len(odd))], odd[rnd.IntN(len(odd))], n,
+			`"it''s \u00e9 \\ 9007199254740993"`},
 		{insertRow, "large", "x", n, `"` + strings.Repeat("0123456789", rnd.IntN(110_000)) + `"`},
-		{"INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'many', 'x', $1::bigint - g, '[]' FROM generate_series(1, 25) g", n},
+		{"INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'many', 'x', $1::bigint - g, '[]' " +
+			"FROM generate_series(1, 25) g", n},
 		{"DELETE FROM outbox WHERE doc_id = 'many' AND counter % 5 = 0"},
 		{"UPDATE outbox SET payload = '{}' WHERE doc_id = 'none'"},
 		{"SELECT pg_logical_emit_message(true, 'other, sz: 3 content:', $1::text)", "x"},
 		{"SELECT pg_logical_emit_message(false, 'outflow.tick', '')"},
-		{"SELECT pg_logical_emit_message(true, 'outflow.settings', 'v=1 slot=somebody horizon=1s sort=commit max_events=1 max_bytes=1')"},
+		{"SELECT pg_logical_emit_message(true, 'outflow.settings', 'v=1 slot=somebody horizon=1s " +
+			"sort=commit max_events=1 max_bytes=1')"},
 	} {
 		if _, err := conn.Exec(ctx, statements[0].(string), statements[1:]...); err != nil {
 			return err
@@ -173,8 +178,9 @@ func (s *mixedLoad) round(ctx context.Context, conn *pgx.Conn, rnd *rand.Rand) e
 	return errors.Join(end(ctx), ctx.Err())
 }
 
-// TestJudge is claims C1 to C5 at once: whatever is written and whoever is killed, the stream is message by message and byte by byte
-// what a second implementation of the rules makes of the WAL, as test_decoding prints it.
+// TestJudge is claims C1 to C5 at once: whatever is written and whoever is killed, the stream is message by
+// message and byte by byte what a second implementation of the rules makes of the WAL, as test_decoding
+// prints it.
 func TestJudge(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -185,7 +191,8 @@ func TestJudge(t *testing.T) {
 			t.Run(fmt.Sprintf("horizon=%v,sort=%v", horizon, sort), func(t *testing.T) {
 				t.Parallel()
 				t.Logf("seed %d", seed)
-				testJudge(t, pgtest.Server(t), ops, kills, seed, oracle.Settings{Horizon: horizon, Sort: sort, MaxEvents: 65536, MaxBytes: 64 << 20})
+				testJudge(t, pgtest.Server(t), ops, kills, seed, oracle.Settings{Horizon: horizon, Sort: sort,
+					MaxEvents: 65536, MaxBytes: 64 << 20})
 			})
 		}
 	}
@@ -203,7 +210,8 @@ func TestJudgeMajors(t *testing.T) {
 func testJudge(t *testing.T, pg *pgserver.Server, ops, kills int, seed uint64, set oracle.Settings) {
 	rnd := rand.New(rand.NewPCG(seed, 99))
 	ns := natstest.Server(t)
-	o, conn, url := harness.Install(t, pg, ns.URL(), "judged", append(orderSettings(set), "SINK_ON_POISON=dead_letter")...)
+	o, conn, url := harness.Install(t, pg, ns.URL(), "judged",
+		append(orderSettings(set), "SINK_ON_POISON=dead_letter")...)
 	o.Init()
 	j := judgeTable(o, url, set)
 	j.cfg.DeadLetters = true
@@ -219,20 +227,24 @@ func testJudge(t *testing.T, pg *pgserver.Server, ops, kills int, seed uint64, s
 	}
 	killed := func() {
 		for range kills {
-			time.Sleep(time.Duration(rnd.Int64N(int64(300 * time.Millisecond)))) // when it is killed is random
+			// when it is killed is random
+			time.Sleep(time.Duration(rnd.Int64N(int64(300 * time.Millisecond))))
 			o.Kill()
 			j.read() // in pieces, as it comes
 			o.Start()
 		}
 	}
 	write(half, 0, killed)
-	// Other settings in the middle: small limits, so that rule 3 and windows that take everything come about as well. They are
-	// written here, for the place to be known: outflow itself would wait for a quiet moment, and be killed before.
-	other := oracle.Settings{Horizon: 50 * time.Millisecond, Sort: 1 - set.Sort, MaxEvents: 60, MaxBytes: 100_000}
+	// Other settings in the middle: small limits, so that rule 3 and windows that take everything come about
+	// as well. They are written here, for the place to be known: outflow itself would wait for a quiet
+	// moment, and be killed before.
+	other := oracle.Settings{Horizon: 50 * time.Millisecond, Sort: 1 - set.Sort, MaxEvents: 60,
+		MaxBytes: 100_000}
 	write(half, half, func() {
 		o.Kill()
-		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1)", fmt.Sprintf("v=1 slot=%s horizon=%v sort=%v max_events=%d max_bytes=%d",
-			o.Slot, other.Horizon, other.Sort, other.MaxEvents, other.MaxBytes))
+		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1)",
+			fmt.Sprintf("v=1 slot=%s horizon=%v sort=%v max_events=%d max_bytes=%d",
+				o.Slot, other.Horizon, other.Sort, other.MaxEvents, other.MaxBytes))
 		o.Set(orderSettings(other)...)
 		o.Start()
 		killed()
@@ -249,7 +261,8 @@ func testJudge(t *testing.T, pg *pgserver.Server, ops, kills int, seed uint64, s
 	}
 	t.Logf("messages by sort: %v, sum of pull %d", sorts, pulled)
 	if len(sorts) != 2 || pulled == 0 {
-		t.Errorf("messages by sort rule %v, sum of pull %d: want both rules, and pulled events", sorts, pulled)
+		t.Errorf("messages by sort rule %v, sum of pull %d: want both rules, and pulled events", sorts,
+			pulled)
 	}
 	if o.Stop() != 0 {
 		t.Error("the stop was not clean")

@@ -20,10 +20,13 @@ import (
 
 // badContents can't be published: each leaves a dead letter in its place.
 var badContents = []string{
-	"", "[]", `{"doc_id":"d"`, `{"doc_id":"","payload":1}`, `{"doc_id":"d"}`, `{"payload":{}}`, `{"doc_id":"d","payload":1}`, `{"doc_id":7,"payload":1}`,
-	`{"doc_id":"d","actor_id":"a","counter":-1,"payload":1}`, `{"doc_id":"d","actor_id":"a","counter":1,"payload":1,"docid":"d"}`,
+	"", "[]", `{"doc_id":"d"`, `{"doc_id":"","payload":1}`, `{"doc_id":"d"}`, `{"payload":{}}`,
+	`{"doc_id":"d","payload":1}`, `{"doc_id":7,"payload":1}`,
+	`{"doc_id":"d","actor_id":"a","counter":-1,"payload":1}`,
+	`{"doc_id":"d","actor_id":"a","counter":1,"payload":1,"docid":"d"}`,
 	`{"doc_id":"d","doc_id":"e","seq_key":"k","payload":1}`, `{"doc_id":"d","seq_key":"\u0000","payload":1}`,
-	`{"doc_id":"d","seq_key":"k","headers":{"event_type":1},"payload":1}`, `{"doc_id":"d","seq_key":"k","payload":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`,
+	`{"doc_id":"d","seq_key":"k","headers":{"event_type":1},"payload":1}`,
+	`{"doc_id":"d","seq_key":"k","payload":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}`,
 }
 
 // bothLoad writes rows and messages in every mixture that a transaction can have.
@@ -40,7 +43,8 @@ func startBothLoad(t *testing.T, url string, writers, rounds, large int, seed ui
 	t.Cleanup(l.group.Wait)
 	for n := range writers {
 		l.group.Go(func() {
-			w := &bothWriter{rnd: rand.New(rand.NewPCG(seed, uint64(n))), actor: fmt.Sprint("writer ", n), counter: 10, large: large}
+			w := &bothWriter{rnd: rand.New(rand.NewPCG(seed, uint64(n))), actor: fmt.Sprint("writer ", n),
+				counter: 10, large: large}
 			err := w.run(t.Context(), url, rounds)
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -82,7 +86,8 @@ func (w *bothWriter) run(ctx context.Context, url string, rounds int) error {
 	return nil
 }
 
-// transaction is one of rows and messages, some of them in savepoints that are rolled back, ended in one way or the other.
+// transaction is one of rows and messages, some of them in savepoints that are rolled back, ended in one way
+// or the other.
 func (w *bothWriter) transaction(ctx context.Context, conn *pgx.Conn, round int) error {
 	tx, err := conn.Begin(ctx)
 	if err != nil {
@@ -134,10 +139,13 @@ func (w *bothWriter) event(ctx context.Context, tx pgx.Tx) error {
 		w.bad++
 		return w.exec(ctx, tx, harness.EmitEvent, badContents[w.rnd.IntN(len(badContents))])
 	case 2: // no input beside events, and no event
-		return w.exec(ctx, tx, "SELECT pg_logical_emit_message(true, 'outflow.tick', ''), pg_logical_emit_message(false, 'outflow.event', $1)", w.content())
+		return w.exec(ctx, tx, "SELECT pg_logical_emit_message(true, 'outflow.tick', ''), "+
+			"pg_logical_emit_message(false, 'outflow.event', $1)", w.content())
 	case 3: // bytes, and more than a row of memory
-		text := harness.EventContent("large", w.actor, w.next(), `"`+strings.Repeat("0123456789 ÷ ", w.rnd.IntN(4000))+`"`)
-		return w.exec(ctx, tx, "SELECT pg_logical_emit_message(true, 'outflow.event', $1::bytea)", []byte(text))
+		text := harness.EventContent("large", w.actor, w.next(), `"`+
+			strings.Repeat("0123456789 ÷ ", w.rnd.IntN(4000))+`"`)
+		return w.exec(ctx, tx, "SELECT pg_logical_emit_message(true, 'outflow.event', $1::bytea)",
+			[]byte(text))
 	case 4, 5, 6, 7:
 		return w.exec(ctx, tx, harness.EmitEvent, w.content())
 	}
@@ -154,12 +162,14 @@ func (w *bothWriter) copyIn(ctx context.Context, tx pgx.Tx) error {
 	for range 1 + w.rnd.IntN(20) {
 		rows = append(rows, []any{w.doc(), w.actor, int64(w.next()), `[]`})
 	}
-	_, err := tx.CopyFrom(ctx, pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"}, pgx.CopyFromRows(rows))
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"outbox"}, []string{"doc_id", "actor_id", "counter", "payload"},
+		pgx.CopyFromRows(rows))
 	return err
 }
 
 func (w *bothWriter) content() string {
-	return harness.EventContent(w.doc(), w.actor, w.next(), fmt.Sprintf(`{ "b" : 1.10, "a":9007199254740993, "s": "÷ \u00e9 %d" }`, w.rnd.IntN(10)))
+	return harness.EventContent(w.doc(), w.actor, w.next(),
+		fmt.Sprintf(`{ "b" : 1.10, "a":9007199254740993, "s": "÷ \u00e9 %d" }`, w.rnd.IntN(10)))
 }
 
 func (w *bothWriter) doc() string { return fmt.Sprint("doc ", w.rnd.IntN(4)) }
@@ -170,12 +180,14 @@ func (w *bothWriter) next() int {
 	return w.counter - 3*(w.rnd.IntN(4)/3)
 }
 
-// TestBothSources is claims C1 to C6 for rows and messages on one slot: two outflows on two slots, one killed again and again; a second
-// implementation of the rules computes from the WAL, as test_decoding prints it, what both streams have to be, byte by byte.
+// TestBothSources is claims C1 to C6 for rows and messages on one slot: two outflows on two slots, one killed
+// again and again; a second implementation of the rules computes from the WAL, as test_decoding prints it,
+// what both streams have to be, byte by byte.
 func TestBothSources(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	testBothSources(t, pgtest.Server(t), harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", 60), harness.EnvInt(t, "OUTFLOW_TEST_KILLS", 3), 6000)
+	testBothSources(t, pgtest.Server(t), harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", 60),
+		harness.EnvInt(t, "OUTFLOW_TEST_KILLS", 3), 6000)
 }
 
 // TestBothSourcesMajors is the same on every major, shorter.
@@ -193,7 +205,9 @@ func testBothSources(t *testing.T, pg *pgserver.Server, rounds, kills, large int
 	ns := natstest.Server(t)
 	set := oracle.DefaultSettings
 	set.MaxBytes = 200_000 // a large transaction spills
-	settings := append(orderSettings(set), "SOURCE=both", "SINK_ON_POISON=dead_letter", "SINK_DEAD_LETTER_SUBJECT=dead.letters", "SUBJECT=both.{doc_id}.{counter}", "HEADERS=N=counter,Actor=actor_id")
+	settings := append(orderSettings(set), "SOURCE=both", "SINK_ON_POISON=dead_letter",
+		"SINK_DEAD_LETTER_SUBJECT=dead.letters", "SUBJECT=both.{doc_id}.{counter}",
+		"HEADERS=N=counter,Actor=actor_id")
 	victim, conn, url := harness.Install(t, pg, ns.URL(), "both", settings...)
 	victim.Init()
 	twin := harness.New(t, url, ns.URL(), harness.SlotName("twin"), settings...)
@@ -201,7 +215,8 @@ func testBothSources(t *testing.T, pg *pgserver.Server, rounds, kills, large int
 	twin.Init()
 	j := judgeEvents(victim, oracle.OfBoth, url, set)
 	j.reader = oracle.NewReader(oracle.Source{
-		Slot: victim.Slot + "_judge", Events: oracle.OfBoth, Headers: map[string]string{"N": "counter", "Actor": "actor_id"},
+		Slot: victim.Slot + "_judge", Events: oracle.OfBoth,
+		Headers: map[string]string{"N": "counter", "Actor": "actor_id"},
 		Subject: func(r oracle.Row) string {
 			return "both." + oracle.Token(r.Text("doc_id")) + "." + oracle.Token(r.Text("counter"))
 		},
@@ -237,7 +252,8 @@ func testBothSources(t *testing.T, pg *pgserver.Server, rounds, kills, large int
 		t.Error("the stop was not clean")
 	}
 	var left int
-	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&left); err != nil || left+truth.Messages != truth.Events {
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&left); err != nil ||
+		left+truth.Messages != truth.Events {
 		t.Errorf("%d rows, %d messages, %d events: %v", left, truth.Messages, truth.Events, err)
 	}
 }

@@ -21,12 +21,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// replicate makes a transaction as the apply worker of a subscription does: with an origin, and the commit time of the origin's clock.
+// replicate makes a transaction as the apply worker of a subscription does: with an origin, and the commit
+// time of the origin's clock.
 func replicate(t *testing.T, conn *pgx.Conn, at time.Time, sql string, args ...any) {
 	t.Helper()
 	tx, err := conn.Begin(t.Context())
 	harness.Must(t, err)
-	for _, sql := range []string{"SELECT pg_replication_origin_session_setup('elsewhere')", fmt.Sprintf("SELECT pg_replication_origin_xact_setup('0/1', '%s')", at.Format(time.RFC3339))} {
+	for _, sql := range []string{"SELECT pg_replication_origin_session_setup('elsewhere')",
+		fmt.Sprintf("SELECT pg_replication_origin_xact_setup('0/1', '%s')", at.Format(time.RFC3339))} {
 		_, err := tx.Exec(t.Context(), sql)
 		harness.Must(t, err)
 	}
@@ -43,8 +45,10 @@ func sameBytes(t *testing.T, a, b []*oracle.Message) {
 		t.Fatalf("%d messages, the twin has %d", len(a), len(b))
 	}
 	for i, m := range a {
-		if o := b[i]; m.Subject != o.Subject || !bytes.Equal(m.Data, o.Data) || !maps.EqualFunc(m.Header, o.Header, slices.Equal) {
-			t.Errorf("message %d: %s %v %s, the twin has %s %v %s", i+1, m.Subject, m.Header, m.Data, o.Subject, o.Header, o.Data)
+		if o := b[i]; m.Subject != o.Subject || !bytes.Equal(m.Data, o.Data) ||
+			!maps.EqualFunc(m.Header, o.Header, slices.Equal) {
+			t.Errorf("message %d: %s %v %s, the twin has %s %v %s", i+1, m.Subject, m.Header, m.Data,
+				o.Subject, o.Header, o.Data)
 		}
 	}
 }
@@ -56,9 +60,9 @@ func ids(all []*oracle.Message) (ids []string) {
 	return ids
 }
 
-// TestForeignTransactions: what was replicated from elsewhere is published only where replication.origin is any, and neither its rows and
-// messages nor its commit times have a part in the order otherwise. Two slots make the same of it. A record that is older than the
-// setting goes on as it was, and init changes it.
+// TestForeignTransactions: what was replicated from elsewhere is published only where replication.origin is
+// any, and neither its rows and messages nor its commit times have a part in the order otherwise. Two slots
+// make the same of it. A record that is older than the setting goes on as it was, and init changes it.
 func TestForeignTransactions(t *testing.T) {
 	t.Parallel()
 	ns, twinNATS := natstest.Server(t), natstest.Server(t)
@@ -67,8 +71,10 @@ func TestForeignTransactions(t *testing.T) {
 		o, conn, url := harness.Install(t, pg, ns.URL(), "origin", settings...)
 		twin := harness.New(t, url, twinNATS.URL(), o.Slot+"twin", settings...)
 		twin.UseStream(o.Stream)
-		harness.Exec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, payload text)")
-		harness.Exec(t, conn, "SELECT pg_replication_origin_create('elsewhere') WHERE pg_replication_origin_oid('elsewhere') IS NULL")
+		harness.Exec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, "+
+			"payload text)")
+		harness.Exec(t, conn, "SELECT pg_replication_origin_create('elsewhere') WHERE "+
+			"pg_replication_origin_oid('elsewhere') IS NULL")
 		o.Init()
 		twin.Init()
 		o.Start()
@@ -81,12 +87,14 @@ func TestForeignTransactions(t *testing.T) {
 		other := harness.Connect(t, url)
 		harness.Exec(t, conn, row("second", 2))
 		replicate(t, other, late, row("foreign", 3))
-		replicate(t, other, late, harness.EmitEvent, `{"id":"foreign message","doc_id":"doc","actor_id":"ann","counter":4,"payload":1}`)
+		replicate(t, other, late, harness.EmitEvent,
+			`{"id":"foreign message","doc_id":"doc","actor_id":"ann","counter":4,"payload":1}`)
 		replicate(t, other, late, "SELECT pg_logical_emit_message(true, 'outflow.tick', '')")
 		replicate(t, other, late, emitSettings, atOnce.Content(o.Slot))
 		replicate(t, other, late, emitSettings, atOnce.Content(twin.Slot))
 		harness.Exec(t, conn, row("first", 1))
-		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), pg_logical_emit_message(true, 'outflow.settings', $2)",
+		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), "+
+			"pg_logical_emit_message(true, 'outflow.settings', $2)",
 			atOnce.Content(o.Slot), atOnce.Content(twin.Slot))
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 2)
 		all := harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)
@@ -113,14 +121,17 @@ func TestForeignTransactions(t *testing.T) {
 		replicate(t, other, late, row("replicated", 5))
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 3)
 
-		// As an Outflow left it that did not know the setting: its record has no such field. Nobody has to say anything for it to go on.
+		// As an Outflow left it that did not know the setting: its record has no such field. Nobody has to
+		// say anything for it to go on.
 		if code := o.Stop(); code != 0 {
 			t.Fatalf("stop: exit code %d", code)
 		}
 		if rec := recordOf(t, harness.JetStream(t, ns.URL()), o); strings.Contains(rec, "own_only") {
 			t.Errorf("record: %s", rec)
 		}
-		o.Env = slices.DeleteFunc(o.Env, func(v string) bool { return strings.HasPrefix(v, "OUTFLOW_REPLICATION_ORIGIN=") })
+		o.Env = slices.DeleteFunc(o.Env, func(v string) bool {
+			return strings.HasPrefix(v, "OUTFLOW_REPLICATION_ORIGIN=")
+		})
 		o.Init() // changes nothing
 		o.Start()
 		o.AwaitReady()
@@ -140,7 +151,8 @@ func TestForeignTransactions(t *testing.T) {
 		replicate(t, other, late, row("not any more", 7))
 		harness.Exec(t, conn, row("ours", 8))
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 5)
-		if got, want := ids(harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)), []string{"first", "second", "replicated", "as before", "ours"}; !slices.Equal(got, want) {
+		if got, want := ids(harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)), []string{"first",
+			"second", "replicated", "as before", "ours"}; !slices.Equal(got, want) {
 			t.Errorf("messages %v, want %v", got, want)
 		}
 		for _, o := range []*harness.Outflow{o, twin} {
@@ -160,12 +172,13 @@ func recordOf(t *testing.T, js jetstream.JetStream, o *harness.Outflow) string {
 	return string(e.Value())
 }
 
-// TestReplicatedToEachOther: two servers replicate their outbox to each other. The outflow of each publishes its own rows and none of the
-// other's, and its twin the same bytes.
+// TestReplicatedToEachOther: two servers replicate their outbox to each other. The outflow of each publishes
+// its own rows and none of the other's, and its twin the same bytes.
 func TestReplicatedToEachOther(t *testing.T) {
 	t.Parallel()
 	for _, major := range pgtest.Majors(t) {
-		if major < 16 { // a subscription there can't leave out what was replicated: it would go round for ever
+		// a subscription there can't leave out what was replicated: it would go round for ever
+		if major < 16 {
 			continue
 		}
 		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
@@ -183,7 +196,8 @@ func TestReplicatedToEachOther(t *testing.T) {
 				s.url, err = s.pg.CreateDatabase(t.Context(), "app")
 				harness.Must(t, err)
 				s.conn = harness.Connect(t, s.url)
-				harness.Exec(t, s.conn, "CREATE TABLE outbox (id text PRIMARY KEY, doc_id text, actor_id text, counter bigint, payload text)")
+				harness.Exec(t, s.conn, "CREATE TABLE outbox (id text PRIMARY KEY, doc_id text, actor_id "+
+					"text, counter bigint, payload text)")
 				harness.Exec(t, s.conn, "CREATE PUBLICATION replicated FOR TABLE outbox")
 				s.o = harness.New(t, s.url, natstest.Server(t).URL(), name)
 				s.twin = harness.New(t, s.url, natstest.Server(t).URL(), name+"twin")
@@ -200,19 +214,22 @@ func TestReplicatedToEachOther(t *testing.T) {
 			const each = 200
 			for n := range each {
 				for i, s := range sides {
-					harness.Exec(t, s.conn, "INSERT INTO outbox VALUES ($1, 'doc ' || $2 % 7, 'ann', $2, '{}')", fmt.Sprintf("%d-%d", i, n), n)
+					harness.Exec(t, s.conn, "INSERT INTO outbox VALUES ($1, 'doc ' || $2 % 7, 'ann', $2, "+
+						"'{}')", fmt.Sprintf("%d-%d", i, n), n)
 				}
 			}
 			for i, s := range sides {
 				harness.Eventually(t, "all rows are on both sides", func() error {
 					var n int
-					if err := s.conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil || n < 2*each {
+					if err := s.conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(
+						&n); err != nil || n < 2*each {
 						return fmt.Errorf("%d rows, %v", n, err)
 					}
 					return nil
 				})
 				// One more: what is before it would be in the stream.
-				harness.Exec(t, s.conn, "INSERT INTO outbox VALUES ($1, 'last', 'ann', 0, '{}')", fmt.Sprintf("%d-last", i))
+				harness.Exec(t, s.conn, "INSERT INTO outbox VALUES ($1, 'last', 'ann', 0, '{}')",
+					fmt.Sprintf("%d-last", i))
 				s.twin.Start()
 				var streams [2][]*oracle.Message
 				for k, o := range []*harness.Outflow{s.o, s.twin} {

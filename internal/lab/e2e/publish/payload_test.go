@@ -49,10 +49,12 @@ func documents(t *testing.T) []string {
 	}
 }
 
-// TestPayloads is claim C5 on each major: committed rows only, however they were written, and the payload byte for byte.
+// TestPayloads is claim C5 on each major: committed rows only, however they were written, and the payload
+// byte for byte.
 func TestPayloads(t *testing.T) {
 	docs := documents(t)
-	binary := []string{`\x`, `\x00ff0d0a5c`, `\x` + hex.EncodeToString(bytes.Repeat([]byte{0, 1, 0xFE, '\\', '\''}, 100_000))}
+	binary := []string{`\x`, `\x00ff0d0a5c`, `\x` +
+		hex.EncodeToString(bytes.Repeat([]byte{0, 1, 0xFE, '\\', '\''}, 100_000))}
 	text := append([]string{"", " \t\r\n\\N\\.", `\x00`, "'; DROP TABLE outbox; --"}, docs...)
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()
@@ -65,7 +67,8 @@ func TestPayloads(t *testing.T) {
 
 func testPayloads(t *testing.T, pg *pgserver.Server, natsURL string, p payloads) {
 	o, conn, _ := harness.Install(t, pg, natsURL, "payload_"+p.typ, "SINK_MAX_PAYLOAD=4MiB")
-	harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
+	harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
+		AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
 		counter bigint NOT NULL, payload `+p.typ+` NOT NULL, note text)`)
 	o.Init()
 	o.Start()
@@ -110,7 +113,8 @@ func testPayloads(t *testing.T, pg *pgserver.Server, natsURL string, p payloads)
 	checkPayloads(t, harness.Messages(t, harness.JetStream(t, natsURL), o.Stream), want)
 
 	harness.Exec(t, conn, "ALTER TABLE outbox RENAME COLUMN payload TO body")
-	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, body) VALUES ('renamed', 'a', 1, $1)", w.value(0))
+	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, body) VALUES ('renamed', 'a', 1, "+
+		"$1)", w.value(0))
 	o.MustEnd(3, "public.outbox", `column "payload"`, "map another column")
 	harness.Exec(t, conn, "ALTER TABLE outbox RENAME COLUMN body TO payload")
 }
@@ -129,7 +133,8 @@ func checkPayloads(t *testing.T, all []*oracle.Message, want map[string][2]strin
 		case m.Subject != "outbox."+strings.ReplaceAll(row[0], " ", "=20"):
 			t.Errorf("message %v: subject %s, document %q", &m.Outflow, m.Subject, row[0])
 		case string(m.Data) != row[1]:
-			t.Errorf("message %v of %q: payload %.200q, want %.200q (%d and %d bytes)", &m.Outflow, row[0], m.Data, row[1], len(m.Data), len(row[1]))
+			t.Errorf("message %v of %q: payload %.200q, want %.200q (%d and %d bytes)", &m.Outflow, row[0],
+				m.Data, row[1], len(m.Data), len(row[1]))
 		}
 		delete(want, m.Outflow.ID)
 	}
@@ -163,7 +168,8 @@ func (w *payloadWriter) insert(doc string) {
 		if len(v) > 1<<20 && doc != "single rows" {
 			continue // once is enough, beside the COPY
 		}
-		harness.Exec(w.t, w.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, 'a', $2, $3)", doc, i, w.value(i))
+		harness.Exec(w.t, w.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, "+
+			"'a', $2, $3)", doc, i, w.value(i))
 	}
 }
 
@@ -178,7 +184,8 @@ func (w *payloadWriter) insertMany(doc string) {
 		args = append(args, i, w.value(i))
 		rows = append(rows, fmt.Sprintf("($1, 'a', $%d, $%d)", len(args)-1, len(args)))
 	}
-	harness.Exec(w.t, w.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+strings.Join(rows, ", "), args...)
+	harness.Exec(w.t, w.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+
+		strings.Join(rows, ", "), args...)
 }
 
 func (w *payloadWriter) copy(doc string) {
@@ -188,7 +195,8 @@ func (w *payloadWriter) copy(doc string) {
 	for i, v := range w.p.values {
 		fmt.Fprintf(&lines, "%s\ta\t%d\t%s\n", doc, i, escape.Replace(v))
 	}
-	_, err := w.conn.PgConn().CopyFrom(w.t.Context(), strings.NewReader(lines.String()), "COPY outbox (doc_id, actor_id, counter, payload) FROM STDIN")
+	_, err := w.conn.PgConn().CopyFrom(w.t.Context(), strings.NewReader(lines.String()),
+		"COPY outbox (doc_id, actor_id, counter, payload) FROM STDIN")
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -208,7 +216,10 @@ func (w *payloadWriter) rows() map[string][2]string {
 	all := map[string][2]string{}
 	var id, doc string
 	var data []byte
-	if _, err := pgx.ForEachRow(rows, []any{&id, &doc, &data}, func() error { all[id] = [2]string{doc, string(data)}; return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&id, &doc, &data}, func() error {
+		all[id] = [2]string{doc, string(data)}
+		return nil
+	}); err != nil {
 		w.t.Fatal(err)
 	}
 	return all
@@ -226,15 +237,18 @@ func TestDocumentIDs(t *testing.T) {
 	sum := func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s)))[:32] }
 	ids := []string{"", "a b.*>", "Grüße", "=20", "plain-ID_9", "\r\n\t", long, umlauts}
 	want := []string{
-		"outbox.=", "outbox.a=20b=2E=2A=3E", "outbox.Gr=C3=BC=C3=9Fe", "outbox.=3D20", "outbox.plain-ID_9", "outbox.=0D=0A=09",
-		"outbox." + long[:128] + "=~" + sum(long), "outbox." + strings.Repeat("=C3=BC", 21) + "=~" + sum(umlauts),
+		"outbox.=", "outbox.a=20b=2E=2A=3E", "outbox.Gr=C3=BC=C3=9Fe", "outbox.=3D20", "outbox.plain-ID_9",
+		"outbox.=0D=0A=09",
+		"outbox." + long[:128] + "=~" + sum(long), "outbox." + strings.Repeat("=C3=BC", 21) + "=~" +
+			sum(umlauts),
 	}
 	// 128 bytes hold 42 escapes of three bytes: 21 umlauts of two escapes each.
 	for i, id := range ids {
 		harness.Insert(t, conn, id, i, "[]")
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, i+1)
 	}
-	if got := subjects(harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)); !slices.Equal(got, want) {
+	if got := subjects(harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)); !slices.Equal(got,
+		want) {
 		t.Errorf("subjects %q\nwant     %q", got, want)
 	}
 	o.MustBeComplete(conn, ns.URL())

@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestPoisonStops: exit code 5 names the row; what comes before it is in the stream; with the cure it goes on where it was.
+// TestPoisonStops: exit code 5 names the row; what comes before it is in the stream; with the cure it goes on
+// where it was.
 func TestPoisonStops(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t, natsserver.Options{MaxPayload: 8 << 20})
@@ -29,7 +30,8 @@ func TestPoisonStops(t *testing.T) {
 	harness.Insert(t, conn, "large", 100, large)
 	harness.Insert(t, conn, "after", 101, "{}")
 	var id string
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT id::text FROM outbox WHERE doc_id = 'large'").Scan(&id))
+	harness.Must(t, conn.QueryRow(t.Context(), "SELECT id::text FROM outbox WHERE doc_id = 'large'").Scan(
+		&id))
 	o.MustEnd(5, id, "1200002 bytes", "sink.max_payload", "1048576", "dead_letter")
 	all := harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)
 	if len(all) != 20 {
@@ -49,9 +51,11 @@ func TestPoisonStops(t *testing.T) {
 func TestDeadLetters(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "letters", "REORDER_HORIZON=0s", "SINK_ON_POISON=dead_letter",
+	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "letters", "REORDER_HORIZON=0s",
+		"SINK_ON_POISON=dead_letter",
 		"SINK_MAX_PAYLOAD=4KiB", "HEADERS=Note=note", "SUBJECT=docs.{doc_id}.{a}.{b}.{c}.{d}.{e}.{f}.{g}.{h}")
-	harness.Exec(t, conn, `CREATE TABLE outbox (id int, doc_id text, actor_id text, counter bigint, seq_key text, payload text, note text,
+	harness.Exec(t, conn, `CREATE TABLE outbox (id int, doc_id text, actor_id text, counter bigint,
+		seq_key text, payload text, note text,
 		a text, b text, c text, d text, e text, f text, g text, h text)`)
 	o.Init()
 	o.Start()
@@ -69,10 +73,12 @@ func TestDeadLetters(t *testing.T) {
 	insert(5, "payload", strings.Repeat("x", 5000))
 	insert(6, "note", strings.Repeat("y", 20_000))
 	long := strings.Repeat("z", 180)
-	harness.Exec(t, conn, "INSERT INTO outbox SELECT 7, 'doc', 'x', 1, 'x:7', '{}', NULL, $1, $1, $1, $1, $1, $1, $1, $1", long)
+	harness.Exec(t, conn, "INSERT INTO outbox SELECT 7, 'doc', 'x', 1, 'x:7', '{}', NULL, $1, $1, $1, $1, "+
+		"$1, $1, $1, $1", long)
 	insert(8, "note", "fine too")
 	insert(9, "actor_id", nil) // an actor may be NULL
-	want := []string{"", "null_doc_id", "null_seq_key", "null_payload", "too_large", "headers_too_large", "subject_too_long", "", ""}
+	want := []string{"", "null_doc_id", "null_seq_key", "null_payload", "too_large", "headers_too_large",
+		"subject_too_long", "", ""}
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, len(want))
 	var got []string
 	for i, m := range harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream) {
@@ -95,7 +101,8 @@ func TestDeadLetters(t *testing.T) {
 		if err := json.Unmarshal(m.Data, &body); err != nil {
 			t.Fatalf("dead letter %d: %v: %s", i+1, err, m.Data)
 		}
-		if m.Subject != o.Stream+".dead_letter" || body.Reason != reason || body.Table != "public.outbox" || body.ID != m.Outflow.ID || len(body.Position) == 0 ||
+		if m.Subject != o.Stream+".dead_letter" || body.Reason != reason || body.Table != "public.outbox" ||
+			body.ID != m.Outflow.ID || len(body.Position) == 0 ||
 			strings.Contains(string(m.Data), "xxxxx") {
 			t.Errorf("dead letter %d on %s: %s", i+1, m.Subject, m.Data)
 		}
@@ -109,7 +116,8 @@ func TestDeadLetters(t *testing.T) {
 func TestNullStops(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	for name, values := range map[string]string{"doc_id": "NULL, 'x:1', '{}'", "seq_key": "'doc', NULL, '{}'", "payload": "'doc', 'x:1', NULL"} {
+	for name, values := range map[string]string{"doc_id": "NULL, 'x:1', '{}'", "seq_key": "'doc', NULL, '{}'",
+		"payload": "'doc', 'x:1', NULL"} {
 		t.Run(name, func(t *testing.T) {
 			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "null", "REORDER_HORIZON=0s")
 			harness.Exec(t, conn, "CREATE TABLE outbox (id int, doc_id text, seq_key text, payload jsonb)")

@@ -28,7 +28,8 @@ type produced struct {
 	producer.Event
 }
 
-// write enqueues operations in calls of up to 7, by turns over pgx and database/sql, and rolls back a call of each kind in between.
+// write enqueues operations in calls of up to 7, by turns over pgx and database/sql, and rolls back a call of
+// each kind in between.
 func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (all []produced) {
 	t.Helper()
 	conn := harness.Connect(t, url)
@@ -41,7 +42,8 @@ func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (al
 		n := min(len(ops), turn%7+1)
 		events := make([]producer.Event, n)
 		for i, op := range ops[:n] {
-			events[i] = producer.Event{Document: op.Doc, Actor: op.Actor, Counter: op.Counter, Payload: op.Payload}
+			events[i] = producer.Event{Document: op.Doc, Actor: op.Actor, Counter: op.Counter,
+				Payload: op.Payload}
 		}
 		keep := turn%10 > 1
 		ids, err := call(t.Context(), conn, std, o, events, turn%2 == 0, keep)
@@ -60,7 +62,8 @@ func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (al
 }
 
 // call is one transaction of a service.
-func call(ctx context.Context, conn *pgx.Conn, std *sql.DB, o *producer.Outbox, events []producer.Event, native, keep bool) (ids []string, err error) {
+func call(ctx context.Context, conn *pgx.Conn, std *sql.DB, o *producer.Outbox, events []producer.Event,
+	native, keep bool) (ids []string, err error) {
 	if native {
 		tx, err := conn.Begin(ctx)
 		if err != nil {
@@ -90,8 +93,9 @@ func joined(err, after error) error {
 	return after
 }
 
-// mustHave compares the stream with what was produced, in the order of the calls: subject, id, key and data. The trace's operations of one
-// actor are written in the order of their counters, so `sort: commit` changes no place.
+// mustHave compares the stream with what was produced, in the order of the calls: subject, id, key and data.
+// The trace's operations of one actor are written in the order of their counters, so `sort: commit` changes
+// no place.
 func mustHave(o *harness.Outflow, t *testing.T, natsURL string, want []produced) {
 	t.Helper()
 	harness.AwaitMessages(t, harness.JetStream(t, natsURL), o.Stream, len(want))
@@ -101,14 +105,17 @@ func mustHave(o *harness.Outflow, t *testing.T, natsURL string, want []produced)
 	}
 	for i, w := range want {
 		m, key := all[i], fmt.Sprintf("%s:%020d", w.Actor, w.Counter)
-		if m.Outflow.ID != w.id || m.Outflow.Key != key || m.Subject != "outbox."+w.Document || string(m.Data) != string(w.Payload) {
-			t.Fatalf("message %d: %s %v %.200q; want id %s, key %s and %.200q", i, m.Subject, &m.Outflow, m.Data, w.id, key, w.Payload)
+		if m.Outflow.ID != w.id || m.Outflow.Key != key || m.Subject != "outbox."+w.Document ||
+			string(m.Data) != string(w.Payload) {
+			t.Fatalf("message %d: %s %v %.200q; want id %s, key %s and %.200q", i, m.Subject, &m.Outflow,
+				m.Data, w.id, key, w.Payload)
 		}
 	}
 }
 
-// TestProducer: what a service enqueues through package producer is the stream: in a table whose payload is json (byte for byte) and
-// without a table, on each major; the counters that it does not have are taken for it.
+// TestProducer: what a service enqueues through package producer is the stream: in a table whose payload is
+// json (byte for byte) and without a table, on each major; the counters that it does not have are taken for
+// it.
 func TestProducer(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
@@ -130,9 +137,12 @@ func TestProducer(t *testing.T) {
 		ns := natstest.Server(t, natsserver.Options{MaxPayload: 8 << 20})
 		t.Run("json", func(t *testing.T) {
 			t.Parallel()
-			o, conn, url := harness.Install(t, pg, ns.URL(), "producer_json", "REORDER_SORT=commit", "REORDER_HORIZON=0")
-			harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
-				counter bigint NOT NULL, seq_key text NOT NULL, payload json NOT NULL, UNIQUE (doc_id, actor_id, counter))`)
+			o, conn, url := harness.Install(t, pg, ns.URL(), "producer_json", "REORDER_SORT=commit",
+				"REORDER_HORIZON=0")
+			harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
+				AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
+				counter bigint NOT NULL, seq_key text NOT NULL, payload json NOT NULL, UNIQUE (doc_id,
+				actor_id, counter))`)
 			o.Init()
 			o.Start()
 			p, err := producer.New(producer.Config{Publication: o.Slot})
@@ -144,7 +154,8 @@ func TestProducer(t *testing.T) {
 		})
 		t.Run("message", func(t *testing.T) {
 			t.Parallel()
-			o, _, url := harness.Install(t, pg, ns.URL(), "producer_message", "SOURCE=message", "REORDER_SORT=commit", "REORDER_HORIZON=0")
+			o, _, url := harness.Install(t, pg, ns.URL(), "producer_message", "SOURCE=message",
+				"REORDER_SORT=commit", "REORDER_HORIZON=0")
 			o.Init()
 			o.Start()
 			p, err := producer.Message(producer.Config{})
@@ -155,7 +166,8 @@ func TestProducer(t *testing.T) {
 		})
 		t.Run("counted", func(t *testing.T) {
 			t.Parallel()
-			o, conn, url := harness.Install(t, pg, ns.URL(), "producer_counted", "REORDER_SORT=commit", "REORDER_HORIZON=0")
+			o, conn, url := harness.Install(t, pg, ns.URL(), "producer_counted", "REORDER_SORT=commit",
+				"REORDER_HORIZON=0")
 			sqlAPI(o)
 			o.Start()
 			p, err := producer.New(producer.Config{NextCounter: true})
@@ -188,8 +200,8 @@ func sqlAPI(o *harness.Outflow) (out string) {
 	return out
 }
 
-// TestSQLAPI: init makes the function in an installation that is there, as often as it is run, and prints the SQL that makes the same;
-// what it is called with is in the stream, from a table and as a message.
+// TestSQLAPI: init makes the function in an installation that is there, as often as it is run, and prints the
+// SQL that makes the same; what it is called with is in the stream, from a table and as a message.
 func TestSQLAPI(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
@@ -197,9 +209,11 @@ func TestSQLAPI(t *testing.T) {
 	for _, source := range []string{"table", "message"} {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
-			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "sql_api_"+source, "SOURCE="+source, "HEADERS=Event-Type=event_type", "REORDER_HORIZON=0")
+			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "sql_api_"+source, "SOURCE="+source,
+				"HEADERS=Event-Type=event_type", "REORDER_HORIZON=0")
 			if source == "table" {
-				harness.Exec(t, conn, `CREATE TABLE outbox (id text PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+				harness.Exec(t, conn, `CREATE TABLE outbox (id text PRIMARY KEY, doc_id text NOT NULL,
+					actor_id text NOT NULL, counter bigint NOT NULL,
 					payload jsonb NOT NULL, event_type text)`)
 			}
 			printed, errOut, code := o.Run("init", "--print", "--sql-api")
@@ -207,13 +221,17 @@ func TestSQLAPI(t *testing.T) {
 				t.Fatalf("outflow init --print --sql-api: exit code %d\n%s%s", code, printed, errOut)
 			}
 			o.Init()
-			o.MustContain("outflow init --sql-api", sqlAPI(o), "outflow_counter\": made", "function outflow.enqueue: made")
-			harness.Exec(t, conn, `SELECT outflow.enqueue('d', 'a', NULL, '{"n":   1.10}', '{"id": "1", "event_type": "made"}')`)
-			o.MustContain("outflow init --sql-api", sqlAPI(o), "outflow_counter\": there", "function outflow.enqueue: made")
+			o.MustContain("outflow init --sql-api", sqlAPI(o), "outflow_counter\": made",
+				"function outflow.enqueue: made")
+			harness.Exec(t, conn,
+				`SELECT outflow.enqueue('d', 'a', NULL, '{"n":   1.10}', '{"id": "1", "event_type": "made"}')`)
+			o.MustContain("outflow init --sql-api", sqlAPI(o), "outflow_counter\": there",
+				"function outflow.enqueue: made")
 			harness.Exec(t, conn, "DROP FUNCTION outflow.enqueue")
 			_, function, _ := strings.Cut(printed, "CREATE SCHEMA")
 			harness.Exec(t, conn, "CREATE SCHEMA"+function)
-			harness.Exec(t, conn, `SELECT outflow.enqueue('d', 'a', NULL, '9007199254740993', '{"id": "2", "event_type": null}')`)
+			harness.Exec(t, conn,
+				`SELECT outflow.enqueue('d', 'a', NULL, '9007199254740993', '{"id": "2", "event_type": null}')`)
 			harness.Exec(t, conn, `SELECT outflow.enqueue('d', 'a', 9, '[]', '{"id": "3"}')`)
 			o.Start()
 			harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 3)
@@ -222,7 +240,8 @@ func TestSQLAPI(t *testing.T) {
 				got = append(got, describe(m))
 			}
 			want := []string{
-				`1 a:00000000000000000001 outbox.d {"n": 1.10} [made]`, "2 a:00000000000000000002 outbox.d 9007199254740993 []",
+				`1 a:00000000000000000001 outbox.d {"n": 1.10} [made]`,
+				"2 a:00000000000000000002 outbox.d 9007199254740993 []",
 				"3 a:00000000000000000009 outbox.d [] []",
 			}
 			if !slices.Equal(got, want) {
@@ -232,7 +251,8 @@ func TestSQLAPI(t *testing.T) {
 	}
 }
 
-// TestSQLAPIPrintedBefore: what is printed before the table is made is what is printed then, and a role that may not make it is told so.
+// TestSQLAPIPrintedBefore: what is printed before the table is made is what is printed then, and a role that
+// may not make it is told so.
 func TestSQLAPIPrintedBefore(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -260,15 +280,17 @@ func TestSQLAPIPrintedBefore(t *testing.T) {
 	})
 	harness.Exec(t, conn, "GRANT SELECT ON outbox TO "+role)
 	o.Set("POSTGRES_URL=" + strings.Replace(url, "postgres@", role+"@", 1))
-	o.MustFail(3, []string{"init", "--sql-api"}, "the role may not make function outflow.enqueue", "the right CREATE on the database", "outflow init --print")
+	o.MustFail(3, []string{"init", "--sql-api"}, "the role may not make function outflow.enqueue",
+		"the right CREATE on the database", "outflow init --print")
 }
 
 func describe(m *oracle.Message) string {
-	return fmt.Sprintf("%s %s %s %s %v", m.Outflow.ID, m.Outflow.Key, m.Subject, m.Data, m.Header["Event-Type"])
+	return fmt.Sprintf("%s %s %s %s %v", m.Outflow.ID, m.Outflow.Key, m.Subject, m.Data,
+		m.Header["Event-Type"])
 }
 
-// TestProducerLargest: the largest event that the producer takes is published, as a row and as a message, with the longest id and key, mapped
-// headers, and a payload that jsonb prints longer than it was given.
+// TestProducerLargest: the largest event that the producer takes is published, as a row and as a message,
+// with the longest id and key, mapped headers, and a payload that jsonb prints longer than it was given.
 func TestProducerLargest(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
@@ -277,13 +299,16 @@ func TestProducerLargest(t *testing.T) {
 	for _, source := range []string{"table", "message"} {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
-			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "largest_"+source, "SOURCE="+source, "HEADERS=Event-Type=event_type,Actor=actor_id",
+			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "largest_"+source, "SOURCE="+source,
+				"HEADERS=Event-Type=event_type,Actor=actor_id",
 				fmt.Sprintf("SINK_MAX_PAYLOAD=%d", limit))
-			harness.Exec(t, conn, `CREATE TABLE outbox (id text PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+			harness.Exec(t, conn, `CREATE TABLE outbox (id text PRIMARY KEY, doc_id text NOT NULL,
+				actor_id text NOT NULL, counter bigint NOT NULL,
 				payload jsonb NOT NULL, event_type text)`)
 			o.Init()
 			o.Start()
-			cfg := producer.Config{MaxPayload: limit, Headers: map[string]string{"Event-Type": "event_type", "Actor": "actor_id"}}
+			cfg := producer.Config{MaxPayload: limit, Headers: map[string]string{"Event-Type": "event_type",
+				"Actor": "actor_id"}}
 			p, err := producer.New(cfg)
 			if source == "message" {
 				p, err = producer.Message(cfg)
@@ -297,8 +322,10 @@ func TestProducerLargest(t *testing.T) {
 			}
 			event := func(n int) producer.Event {
 				return producer.Event{
-					ID: strings.Repeat("é", 100), Document: strings.Repeat("ü", 3000), Actor: strings.Repeat(" a", 90), Counter: 1,
-					Payload: []byte("[0" + strings.Repeat(",0", n) + "]"), Columns: map[string]any{"event_type": strings.Repeat("t", 200)},
+					ID: strings.Repeat("é", 100), Document: strings.Repeat("ü", 3000),
+					Actor: strings.Repeat(" a", 90), Counter: 1,
+					Payload: []byte("[0" + strings.Repeat(",0", n) + "]"),
+					Columns: map[string]any{"event_type": strings.Repeat("t", 200)},
 				}
 			}
 			n := limit

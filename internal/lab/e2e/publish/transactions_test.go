@@ -15,9 +15,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestShapesOfTransactions holds transactions that others read wrongly: those that the server decodes with very little memory, so that it
-// would stream or spill them, with parts that are rolled back; rows that share an LSN; transactions that overlap; rows that change
-// afterwards; other tables and other messages between them.
+// TestShapesOfTransactions holds transactions that others read wrongly: those that the server decodes with
+// very little memory, so that it would stream or spill them, with parts that are rolled back; rows that share
+// an LSN; transactions that overlap; rows that change afterwards; other tables and other messages between
+// them.
 func TestShapesOfTransactions(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -32,7 +33,8 @@ func TestShapesOfTransactions(t *testing.T) {
 		o.Start()
 		o.AwaitReady()
 		s := &shapes{t: t, conn: conn, other: harness.Connect(t, url), o: o}
-		for _, shape := range []func(){s.savepoint, s.exceptionBlock, s.copy, s.overlapping, s.changedLater, s.otherTables} {
+		for _, shape := range []func(){s.savepoint, s.exceptionBlock, s.copy, s.overlapping, s.changedLater,
+			s.otherTables} {
 			shape()
 		}
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, s.rows)
@@ -49,9 +51,11 @@ func TestShapesOfTransactions(t *testing.T) {
 		o.Start()
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, s.rows)
 		s.check(ns.URL())
-		harness.Eventually(t, "a transaction was too large for the server's memory", func() error { // the statistics come later
+		// the statistics come later
+		harness.Eventually(t, "a transaction was too large for the server's memory", func() error {
 			var spilled int
-			err := conn.QueryRow(t.Context(), "SELECT spill_txns FROM pg_stat_replication_slots WHERE slot_name = $1", o.Slot).Scan(&spilled)
+			err := conn.QueryRow(t.Context(), "SELECT spill_txns FROM pg_stat_replication_slots WHERE "+
+				"slot_name = $1", o.Slot).Scan(&spilled)
 			if err == nil && spilled == 0 {
 				err = errors.New("none: the case was not tested")
 			}
@@ -110,7 +114,8 @@ func (s *shapes) exceptionBlock() {
 	harness.Exec(s.t, s.conn, fmt.Sprintf(`DO $$ BEGIN
 		FOR n IN 1 .. 3000 LOOP
 			BEGIN
-				INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('exception', 'a', %d + n, jsonb_build_object('n', n, 'text', repeat('y', 60)));
+				INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				VALUES ('exception', 'a', %d + n, jsonb_build_object('n', n, 'text', repeat('y', 60)));
 				IF n %% 3 = 0 THEN RAISE EXCEPTION 'no'; END IF;
 			EXCEPTION WHEN raise_exception THEN NULL;
 			END;
@@ -129,12 +134,14 @@ func (s *shapes) copy() {
 		s.copied = append(s.copied, s.counter)
 		fmt.Fprintf(&lines, "copied\ta\t%d\t{}\n", s.counter)
 	}
-	_, err := s.conn.PgConn().CopyFrom(s.t.Context(), strings.NewReader(lines.String()), "COPY outbox (doc_id, actor_id, counter, payload) FROM STDIN")
+	_, err := s.conn.PgConn().CopyFrom(s.t.Context(), strings.NewReader(lines.String()),
+		"COPY outbox (doc_id, actor_id, counter, payload) FROM STDIN")
 	harness.Must(s.t, err)
 	s.rows += n
 }
 
-// overlapping: the transaction that begins first and writes first commits last, and outflow is killed and confirms while it is open.
+// overlapping: the transaction that begins first and writes first commits last, and outflow is killed and
+// confirms while it is open.
 func (s *shapes) overlapping() {
 	s.t.Helper()
 	harness.Exec(s.t, s.other, "BEGIN")
@@ -164,7 +171,8 @@ func (s *shapes) overlapping() {
 // long writes a part of the long transaction.
 func (s *shapes) long(doc string) {
 	s.t.Helper()
-	harness.Exec(s.t, s.other, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT $1, 'a', $2::bigint + n, '{}' FROM generate_series(1, 400) n", doc, s.counter)
+	harness.Exec(s.t, s.other, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT $1, 'a', "+
+		"$2::bigint + n, '{}' FROM generate_series(1, 400) n", doc, s.counter)
 	s.counter += 400
 	s.rows += 400
 }
@@ -182,19 +190,23 @@ func (s *shapes) changedLater() {
 	s.counter++
 	harness.Insert(s.t, s.conn, "toasted", int(s.counter), `"`+strings.Repeat("u", 500_000)+`"`)
 	s.rows++
-	harness.Exec(s.t, s.conn, "UPDATE outbox SET published_at = now() WHERE doc_id = 'toasted'") // of a row of the same transaction, too
+	// of a row of the same transaction, too
+	harness.Exec(s.t, s.conn, "UPDATE outbox SET published_at = now() WHERE doc_id = 'toasted'")
 	harness.Exec(s.t, s.conn, "COMMIT")
 }
 
-// otherTables: one publication with several tables, changes of both in one transaction, and other programs' logical messages.
+// otherTables: one publication with several tables, changes of both in one transaction, and other programs'
+// logical messages.
 func (s *shapes) otherTables() {
 	s.t.Helper()
 	harness.Exec(s.t, s.conn, "CREATE TABLE IF NOT EXISTS orders (id bigint PRIMARY KEY, payload text)")
 	harness.Exec(s.t, s.conn, "ALTER PUBLICATION "+s.o.Publication()+" ADD TABLE orders")
 	for i := range 5 {
 		harness.Exec(s.t, s.conn, "BEGIN")
-		harness.Exec(s.t, s.conn, "INSERT INTO orders SELECT n, repeat('z', 100) FROM generate_series($1::int * 1000, $1::int * 1000 + 999) n", i)
-		harness.Exec(s.t, s.conn, "SELECT pg_logical_emit_message(true, 'somebody.else', 'x'), pg_logical_emit_message(false, 'somebody.else', 'y')")
+		harness.Exec(s.t, s.conn, "INSERT INTO orders SELECT n, repeat('z', 100) FROM "+
+			"generate_series($1::int * 1000, $1::int * 1000 + 999) n", i)
+		harness.Exec(s.t, s.conn, "SELECT pg_logical_emit_message(true, 'somebody.else', 'x'), "+
+			"pg_logical_emit_message(false, 'somebody.else', 'y')")
 		s.insert(s.conn, 300)
 		s.rows += 300
 		harness.Exec(s.t, s.conn, "UPDATE orders SET payload = 'changed' WHERE id % 2 = 0")
@@ -231,8 +243,8 @@ func (s *shapes) check(natsURL string) {
 	}
 }
 
-// TestBusyNeighbours: the outbox is silent while other tables are written to. WAL must not pile up for a slot that has nothing to
-// publish, and nobody has to set up a heartbeat for that.
+// TestBusyNeighbours: the outbox is silent while other tables are written to. WAL must not pile up for a slot
+// that has nothing to publish, and nobody has to set up a heartbeat for that.
 func TestBusyNeighbours(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -247,14 +259,16 @@ func TestBusyNeighbours(t *testing.T) {
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)
 		harness.Exec(t, conn, "CREATE TABLE neighbours (id bigint, payload text)")
 		for i := range 3 {
-			harness.Exec(t, conn, "INSERT INTO neighbours SELECT n, repeat('n', 200) FROM generate_series(1, 20000) n")
+			harness.Exec(t, conn, "INSERT INTO neighbours SELECT n, repeat('n', 200) FROM "+
+				"generate_series(1, 20000) n")
 			end := harness.WALEnd(t, conn)
-			harness.Eventually(t, fmt.Sprintf("round %d: what the neighbours wrote is confirmed", i), func() error {
-				if c := o.ConfirmedLSN(conn); c < end {
-					return fmt.Errorf("confirmed %v, want %v", c, end)
-				}
-				return nil
-			})
+			harness.Eventually(t, fmt.Sprintf("round %d: what the neighbours wrote is confirmed", i),
+				func() error {
+					if c := o.ConfirmedLSN(conn); c < end {
+						return fmt.Errorf("confirmed %v, want %v", c, end)
+					}
+					return nil
+				})
 		}
 		o.Kill() // a place that was made by nothing but the neighbours
 		harness.Insert(t, conn, "doc", 2, "{}")

@@ -13,7 +13,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// awaitMetric waits until a counter has reached a value. What is read again, by another session, is counted again.
+// awaitMetric waits until a counter has reached a value. What is read again, by another session, is counted
+// again.
 func awaitMetric(o *harness.Outflow, name string, least float64) {
 	o.T.Helper()
 	harness.Eventually(o.T, name, func() error {
@@ -24,9 +25,10 @@ func awaitMetric(o *harness.Outflow, name string, least float64) {
 	})
 }
 
-// TestRowsWithoutAColumn: a mapped column had another name while rows were written. The rows are poison like any other: outflow run stops
-// with exit code 5 or leaves dead letters in their places, inspect shows them and what follows. Two slots make the same of it, whether
-// their sessions began before, or between; and while the table lacks the column still, nothing is made of its rows.
+// TestRowsWithoutAColumn: a mapped column had another name while rows were written. The rows are poison like
+// any other: outflow run stops with exit code 5 or leaves dead letters in their places, inspect shows them
+// and what follows. Two slots make the same of it, whether their sessions began before, or between; and while
+// the table lacks the column still, nothing is made of its rows.
 func TestRowsWithoutAColumn(t *testing.T) {
 	t.Parallel()
 	ns, twinNATS := natstest.Server(t), natstest.Server(t)
@@ -35,14 +37,16 @@ func TestRowsWithoutAColumn(t *testing.T) {
 		o, conn, url := harness.Install(t, pg, ns.URL(), "without", settings...)
 		twin := harness.New(t, url, twinNATS.URL(), o.Slot+"twin", settings...)
 		twin.UseStream(o.Stream)
-		harness.Exec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, payload jsonb, note text)")
+		harness.Exec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, "+
+			"payload jsonb, note text)")
 		o.Init()
 		twin.Init()
 		n := 0
 		add := func() {
 			t.Helper()
 			n++
-			harness.Exec(t, conn, "INSERT INTO outbox VALUES ($1, 'doc', 'ann', $2, '{}', 'note')", fmt.Sprint("row ", n), n)
+			harness.Exec(t, conn, "INSERT INTO outbox VALUES ($1, 'doc', 'ann', $2, '{}', 'note')",
+				fmt.Sprint("row ", n), n)
 		}
 		want := map[string]string{}
 		renamed := func(column string, f func()) {
@@ -63,7 +67,8 @@ func TestRowsWithoutAColumn(t *testing.T) {
 			t.Fatalf("%d messages, want the one before", len(all))
 		}
 		out, errOut, code := o.Run("inspect", "--limit", "0")
-		if code != 0 || !strings.Contains(out, `id="row 2" 0 bytes bad: column "payload"`) || !strings.Contains(out, `id="row 3"`) {
+		if code != 0 || !strings.Contains(out, `id="row 2" 0 bytes bad: column "payload"`) ||
+			!strings.Contains(out, `id="row 3"`) {
 			t.Errorf("inspect: exit code %d\n%s%s", code, out, errOut)
 		}
 
@@ -76,7 +81,8 @@ func TestRowsWithoutAColumn(t *testing.T) {
 			renamed(column, func() {
 				// Not one dead letter as long as somebody may yet say what the column is called.
 				o.MustEnd(3, column)
-				if s, err := harness.JetStream(t, ns.URL()).Stream(t.Context(), o.Stream); err != nil || s.CachedInfo().State.LastSeq != uint64(n-1) {
+				if s, err := harness.JetStream(t, ns.URL()).Stream(t.Context(), o.Stream); err != nil ||
+					s.CachedInfo().State.LastSeq != uint64(n-1) {
 					t.Errorf("%s: %+v, %v", column, s.CachedInfo().State, err)
 				}
 				o.MustFail(3, []string{"run"}, column)
@@ -96,7 +102,8 @@ func TestRowsWithoutAColumn(t *testing.T) {
 		twin.Start() // it reads all of it at once
 		harness.AwaitMessages(t, harness.JetStream(t, twinNATS.URL()), twin.Stream, n)
 
-		all, others := harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream), harness.Messages(t, harness.JetStream(t, twinNATS.URL()), twin.Stream)
+		all, others := harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream), harness.Messages(t,
+			harness.JetStream(t, twinNATS.URL()), twin.Stream)
 		got := map[string]string{}
 		sameBytes(t, all, others)
 		for _, m := range all {
@@ -122,13 +129,14 @@ func TestRowsWithoutAColumn(t *testing.T) {
 	})
 }
 
-// TestKeyColumnTakenAway: a key column that is not generated has another name from some row on. Its rows are not published with keys made
-// of actor and counter instead.
+// TestKeyColumnTakenAway: a key column that is not generated has another name from some row on. Its rows are
+// not published with keys made of actor and counter instead.
 func TestKeyColumnTakenAway(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "keyless", "REORDER_HORIZON=0s")
-	harness.Exec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, seq_key text NOT NULL, payload jsonb)")
+	harness.Exec(t, conn, "CREATE TABLE outbox (id text, doc_id text, actor_id text, counter bigint, "+
+		"seq_key text NOT NULL, payload jsonb)")
 	o.Init()
 	o.Start()
 	harness.Exec(t, conn, "INSERT INTO outbox VALUES ('row 1', 'doc', 'ann', 1, 'z', '{}')")

@@ -15,8 +15,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestTimesInColumns: mapped columns with times that many a parser refuses. They arrive as PostgreSQL prints them, whatever zone and
-// style the database is set to; binary and, where a column has a type without a binary reader, as text.
+// TestTimesInColumns: mapped columns with times that many a parser refuses. They arrive as PostgreSQL prints
+// them, whatever zone and style the database is set to; binary and, where a column has a type without a
+// binary reader, as text.
 func TestTimesInColumns(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -30,7 +31,8 @@ func TestTimesInColumns(t *testing.T) {
 				harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&name))
 				harness.Exec(t, conn, "ALTER DATABASE "+name+" SET timezone = 'Asia/Kathmandu'")
 				harness.Exec(t, conn, "ALTER DATABASE "+name+" SET datestyle = 'German'")
-				harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY, doc_id text, payload jsonb, at timestamptz, local timestamp, day date,
+				harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
+					AS IDENTITY, doc_id text, payload jsonb, at timestamptz, local timestamp, day date,
 					took interval, price numeric)`)
 				headers := "HEADERS=At=at,Local=local,Day=day"
 				if form == "text" {
@@ -40,16 +42,19 @@ func TestTimesInColumns(t *testing.T) {
 				o.Init()
 				o.Start()
 				for _, v := range []string{
-					"infinity", "-infinity", "2026-02-03 04:05:06.000001+05:45", "1883-11-18 12:00:00-04:56:02", "0044-03-15 12:00:00+00 BC", "294276-12-31 23:59:59+00",
+					"infinity", "-infinity", "2026-02-03 04:05:06.000001+05:45",
+					"1883-11-18 12:00:00-04:56:02", "0044-03-15 12:00:00+00 BC", "294276-12-31 23:59:59+00",
 				} {
 					harness.Exec(t, conn, `INSERT INTO outbox (doc_id, payload, at, local, day, took, price)
-						VALUES ('doc', '{"n": 9007199254740993, "price": 1.10}', $1::text::timestamptz, $1::text::timestamp, $1::text::timestamp::date,
+						VALUES ('doc', '{"n": 9007199254740993, "price": 1.10}', $1::text::timestamptz,
+						$1::text::timestamp, $1::text::timestamp::date,
 							'1 year -3 days 04:05:06.7', 12345678901234567890.10)`, v)
 				}
 				harness.Exec(t, conn, "INSERT INTO outbox (doc_id, payload) VALUES ('doc', '[1.10, 1e400]')")
 				harness.Exec(t, conn, "SET timezone = 'UTC'")
 				harness.Exec(t, conn, "SET datestyle = 'ISO'")
-				rows, err := conn.Query(t.Context(), `SELECT payload::text, coalesce(at::text, ''), coalesce(local::text, ''), coalesce(day::text, ''),
+				rows, err := conn.Query(t.Context(), `SELECT payload::text, coalesce(at::text, ''),
+					coalesce(local::text, ''), coalesce(day::text, ''),
 					coalesce(took::text, ''), coalesce(price::text, '') FROM outbox ORDER BY id`)
 				harness.Must(t, err)
 				var want [][6]string
@@ -61,7 +66,8 @@ func TestTimesInColumns(t *testing.T) {
 				harness.Must(t, rows.Err())
 				harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, len(want))
 				for i, m := range harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream) {
-					got := [6]string{string(m.Data), m.Header.Get("At"), m.Header.Get("Local"), m.Header.Get("Day"), m.Header.Get("Took"), m.Header.Get("Price")}
+					got := [6]string{string(m.Data), m.Header.Get("At"), m.Header.Get("Local"),
+						m.Header.Get("Day"), m.Header.Get("Took"), m.Header.Get("Price")}
 					w := want[i]
 					if form == "binary" {
 						w[4], w[5] = "", ""
@@ -75,8 +81,8 @@ func TestTimesInColumns(t *testing.T) {
 	})
 }
 
-// TestArbitraryDocumentIDs: what can be in a text but looks like something else to NATS; in a database without an encoding, any byte
-// but NUL.
+// TestArbitraryDocumentIDs: what can be in a text but looks like something else to NATS; in a database
+// without an encoding, any byte but NUL.
 func TestArbitraryDocumentIDs(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -91,7 +97,8 @@ func TestArbitraryDocumentIDs(t *testing.T) {
 		runes.WriteRune(r)
 	}
 	long := strings.Repeat("a.b*>", 1000)
-	ids := []string{"", "*", ">", "a.b", ".", "..", "a.", "a.>", "$SYS", "_INBOX.x", "a b", "\t", "\r\nPUB x 1\r\n", runes.String(), long, long + "!"}
+	ids := []string{"", "*", ">", "a.b", ".", "..", "a.", "a.>", "$SYS", "_INBOX.x", "a b", "\t",
+		"\r\nPUB x 1\r\n", runes.String(), long, long + "!"}
 	for _, encoding := range []string{"UTF8", "SQL_ASCII"} {
 		t.Run(encoding, func(t *testing.T) {
 			all := ids
@@ -106,7 +113,8 @@ func TestArbitraryDocumentIDs(t *testing.T) {
 			o.Start()
 			conn := harness.Connect(t, dsn)
 			for i, id := range all {
-				_, err := conn.Exec(t.Context(), "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES (convert_from($1, $2), 'a', $3, '{}')", []byte(id), encoding, i)
+				_, err := conn.Exec(t.Context(), "INSERT INTO outbox (doc_id, actor_id, counter, payload) "+
+					"VALUES (convert_from($1, $2), 'a', $3, '{}')", []byte(id), encoding, i)
 				if err != nil {
 					t.Fatalf("%q: %v", id, err)
 				}
@@ -127,7 +135,8 @@ func TestArbitraryDocumentIDs(t *testing.T) {
 					t.Errorf("document %q: key %s", all[i], m.Outflow.Key)
 				}
 				if len(all[i]) < 40 { // it can be read back
-					name, err := url.PathUnescape(strings.ReplaceAll(strings.TrimSuffix(token, "="), "=", "%"))
+					name, err := url.PathUnescape(strings.ReplaceAll(strings.TrimSuffix(token, "="), "=",
+						"%"))
 					if all[i] == "" && token == "=" {
 						continue
 					}
@@ -144,14 +153,16 @@ func TestArbitraryDocumentIDs(t *testing.T) {
 }
 
 // repairsBytes: what a repair reads from the table is what the stream of changes would have had.
-func repairsBytes(t *testing.T, o *harness.Outflow, conn *pgx.Conn, stream jetstream.JetStream, ids []string) {
+func repairsBytes(t *testing.T, o *harness.Outflow, conn *pgx.Conn, stream jetstream.JetStream,
+	ids []string) {
 	t.Helper()
 	if code := o.Stop(); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	last := ids[len(ids)-1]
 	harness.Exec(t, conn, "SELECT pg_drop_replication_slot($1)", o.Slot)
-	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES (convert_from($1, 'SQL_ASCII'), 'a', $2, '{}')", []byte(last), len(ids))
+	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+
+		"(convert_from($1, 'SQL_ASCII'), 'a', $2, '{}')", []byte(last), len(ids))
 	if out, errOut, code := o.Run("repair", "--accept", "slot_missing"); code != 0 {
 		t.Fatalf("outflow repair: exit code %d\n%s%s", code, out, errOut)
 	}
@@ -168,6 +179,7 @@ func asciiDatabase(t *testing.T, pg *pgserver.Server, beside string) string {
 	harness.Must(t, err)
 	name := strings.TrimPrefix(u.Path, "/") + "_ascii"
 	conn := harness.Connect(t, pg.URL("postgres"))
-	harness.Exec(t, conn, "CREATE DATABASE "+name+" ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+	harness.Exec(t, conn, "CREATE DATABASE "+name+
+		" ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
 	return pg.URL(name)
 }

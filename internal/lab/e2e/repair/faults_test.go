@@ -9,7 +9,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// faultCase is a set-up that somebody broke: what outflow run says then, and whether it can be mended so that nothing is missing.
+// faultCase is a set-up that somebody broke: what outflow run says then, and whether it can be mended so that
+// nothing is missing.
 type faultCase struct {
 	name      string
 	atLeast   int // PostgreSQL's major, 0: any
@@ -22,11 +23,13 @@ type faultCase struct {
 }
 
 var faults = []faultCase{
-	{name: "before init", uninit: true, damage: func(*testing.T, *harness.Installation) {}, code: 3, report: []string{"public.outbox", "outflow init"},
+	{name: "before init", uninit: true, damage: func(*testing.T, *harness.Installation) {}, code: 3,
+		report: []string{"public.outbox", "outflow init"},
 		repair: func(_ *testing.T, f *harness.Installation) { f.Init() }},
 	{name: "table made, before init", uninit: true, code: 3, report: []string{"outflow init"},
 		damage: func(t *testing.T, f *harness.Installation) {
-			harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int, doc_id text, actor_id text, seq_key text, payload jsonb)")
+			harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int, doc_id text, actor_id text, seq_key "+
+				"text, payload jsonb)")
 		}},
 	{name: "mapped column missing", code: 3, report: []string{`"body"`, "columns.payload"},
 		damage: func(_ *testing.T, f *harness.Installation) { f.Set("COLUMNS_PAYLOAD=body") },
@@ -35,11 +38,15 @@ var faults = []faultCase{
 		damage: func(_ *testing.T, f *harness.Installation) { f.Set("HEADERS=Type=event_type") },
 		repair: func(_ *testing.T, f *harness.Installation) { f.Set("HEADERS=") }},
 	{name: "publication missing", code: 3, report: []string{"publication", "does not exist"},
-		damage: func(t *testing.T, f *harness.Installation) { harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot) },
+		damage: func(t *testing.T, f *harness.Installation) {
+			harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot)
+		},
 		repair: func(t *testing.T, f *harness.Installation) {
-			harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+			harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
+				" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 		}, mendFails: 4},
-	{name: "publication without the table", code: 3, report: []string{"publication", "public.outbox", "ALTER PUBLICATION"},
+	{name: "publication without the table", code: 3, report: []string{"publication", "public.outbox",
+		"ALTER PUBLICATION"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" DROP TABLE outbox")
 		}},
@@ -65,8 +72,11 @@ var faults = []faultCase{
 			harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
 			harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'test_decoding')", f.Slot)
 		}},
-	{name: "stream missing", code: 4, report: []string{"stream", "does not exist", "LSN range", "nats stream restore"},
-		damage: func(t *testing.T, f *harness.Installation) { harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream)) }},
+	{name: "stream missing", code: 4, report: []string{"stream", "does not exist", "LSN range",
+		"nats stream restore"},
+		damage: func(t *testing.T, f *harness.Installation) {
+			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
+		}},
 	{name: "stream made anew", code: 4, report: []string{"stream", "was made at", "LSN range"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			s, err := f.JS.Stream(t.Context(), f.Stream)
@@ -76,7 +86,8 @@ var faults = []faultCase{
 			_, err = f.JS.CreateStream(t.Context(), cfg)
 			harness.Must(t, err)
 		}},
-	{name: "record deleted", code: 4, report: []string{"checkpoint record", "missing", "LSN range", "nats kv"},
+	{name: "record deleted", code: 4, report: []string{"checkpoint record", "missing", "LSN range",
+		"nats kv"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)
 			harness.Must(t, err)
@@ -111,8 +122,8 @@ func editSubjects(t *testing.T, f *harness.Installation, more ...string) {
 	harness.Must(t, err)
 }
 
-// TestFaults breaks a set-up in one way after the other. A loss counts only when a second reading, 5 s later, agrees: so all of them
-// run at the same time.
+// TestFaults breaks a set-up in one way after the other. A loss counts only when a second reading, 5 s later,
+// agrees: so all of them run at the same time.
 func TestFaults(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -172,8 +183,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestForeignPublisher: somebody publishes into the ingress while outflow runs. Outflow stops rather than write beside the stranger,
-// and goes on being stopped.
+// TestForeignPublisher: somebody publishes into the ingress while outflow runs. Outflow stops rather than
+// write beside the stranger, and goes on being stopped.
 func TestForeignPublisher(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -214,8 +225,9 @@ func TestForeignPublisher(t *testing.T) {
 	}
 }
 
-// TestForeignPublisherAtTheStart: somebody publishes into the ingress when a session has read where the stream ends, and has published
-// nothing yet. His message takes the sequence of the first one; those behind it would be stored, and the stream's end would look right.
+// TestForeignPublisherAtTheStart: somebody publishes into the ingress when a session has read where the
+// stream ends, and has published nothing yet. His message takes the sequence of the first one; those behind
+// it would be stored, and the stream's end would look right.
 func TestForeignPublisherAtTheStart(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -254,8 +266,8 @@ func TestForeignPublisherAtTheStart(t *testing.T) {
 	}
 }
 
-// TestPublicationDropped: the publication goes away while outflow runs. Rows of that time are in no stream of changes, and nobody
-// would miss them: it stops, also after the publication has come back.
+// TestPublicationDropped: the publication goes away while outflow runs. Rows of that time are in no stream of
+// changes, and nobody would miss them: it stops, also after the publication has come back.
 func TestPublicationDropped(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -269,7 +281,8 @@ func TestPublicationDropped(t *testing.T) {
 	harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot)
 	harness.Insert(t, f.Conn, "doc", 2, "{}")
 	f.MustEnd(3, "publication", f.Slot, "does not exist")
-	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
+		" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 	harness.Insert(t, f.Conn, "doc", 3, "{}")
 	f.Log.Reset()
 	f.Start()

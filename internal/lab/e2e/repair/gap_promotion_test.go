@@ -17,8 +17,9 @@ type pair struct {
 	primary, standby *pgserver.Server
 }
 
-// startPair makes a primary with a database for an outflow, and, once the slot is there, the standby: one that synchronises slots must
-// not see that of a database that it has not replayed yet. It starts outflow with an address that leads to whichever is the primary.
+// startPair makes a primary with a database for an outflow, and, once the slot is there, the standby: one
+// that synchronises slots must not see that of a database that it has not replayed yet. It starts outflow
+// with an address that leads to whichever is the primary.
 func startPair(t *testing.T, major int, init func(url string) []*harness.Outflow) (p *pair, url string) {
 	t.Helper()
 	p = &pair{t: t, primary: pgtest.Own(t, major)}
@@ -27,7 +28,8 @@ func startPair(t *testing.T, major int, init func(url string) []*harness.Outflow
 	installed := init(url)
 	var settings map[string]string
 	if major >= 17 {
-		settings = map[string]string{"sync_replication_slots": "off"} // synchronised says when; by itself the worker naps up to 30 s
+		// synchronised says when; by itself the worker naps up to 30 s
+		settings = map[string]string{"sync_replication_slots": "off"}
 	}
 	p.standby, err = p.primary.Standby(t.Context(), "standby", settings)
 	harness.Must(t, err)
@@ -39,7 +41,8 @@ func startPair(t *testing.T, major int, init func(url string) []*harness.Outflow
 			t.Error(err)
 		}
 	})
-	url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/app?sslmode=disable&target_session_attrs=read-write",
+	url = fmt.Sprintf(
+		"postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/app?sslmode=disable&target_session_attrs=read-write",
 		p.primary.Port, p.standby.Port)
 	for _, o := range installed {
 		o.Set("POSTGRES_URL=" + url)
@@ -58,7 +61,8 @@ func (p *pair) caughtUp() {
 		var end string
 		var has bool
 		harness.Must(p.t, a.QueryRow(p.t.Context(), "SELECT pg_current_wal_flush_lsn()::text").Scan(&end))
-		harness.Must(p.t, b.QueryRow(p.t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", end).Scan(&has))
+		harness.Must(p.t, b.QueryRow(p.t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn",
+			end).Scan(&has))
 		if !has {
 			return fmt.Errorf("not %s", end)
 		}
@@ -66,10 +70,12 @@ func (p *pair) caughtUp() {
 	})
 }
 
-// synchronised waits until the standby has slots that a promotion keeps. A new one is not before the primary's has moved on.
+// synchronised waits until the standby has slots that a promotion keeps. A new one is not before the
+// primary's has moved on.
 func (p *pair) synchronised(slots ...string) {
 	p.t.Helper()
-	primary, standby := harness.Connect(p.t, p.primary.URL("postgres")), harness.Connect(p.t, p.standby.URL("postgres"))
+	primary, standby := harness.Connect(p.t, p.primary.URL("postgres")), harness.Connect(p.t,
+		p.standby.URL("postgres"))
 	harness.Eventually(p.t, "slots are synchronised", func() error {
 		harness.Exec(p.t, primary, "SELECT pg_log_standby_snapshot()")
 		if _, err := standby.Exec(p.t.Context(), "SELECT pg_sync_replication_slots()"); err != nil {
@@ -77,7 +83,8 @@ func (p *pair) synchronised(slots ...string) {
 		}
 		var n int
 		harness.Must(p.t, standby.QueryRow(p.t.Context(),
-			"SELECT count(*) FROM pg_replication_slots WHERE slot_name = ANY($1) AND synced AND NOT temporary", slots).Scan(&n))
+			"SELECT count(*) FROM pg_replication_slots "+
+				"WHERE slot_name = ANY($1) AND synced AND NOT temporary", slots).Scan(&n))
 		if n < len(slots) {
 			return fmt.Errorf("%d of %d", n, len(slots))
 		}
@@ -92,8 +99,8 @@ func (p *pair) failover() {
 	harness.Must(p.t, p.standby.Promote(p.t.Context()))
 }
 
-// TestPromotionWithLoss: the standby that is promoted lacks the last commits, and they are in the stream already. Whatever the slot looks
-// like on it, outflow stops.
+// TestPromotionWithLoss: the standby that is promoted lacks the last commits, and they are in the stream
+// already. Whatever the slot looks like on it, outflow stops.
 func TestPromotionWithLoss(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -105,14 +112,18 @@ func TestPromotionWithLoss(t *testing.T) {
 		says  []string
 	}{
 		{"15, no slot", 15, func(g *gapSetup) { g.write(50) }, "slot_missing", []string{"does not exist"}},
-		{"15, slot made by hand", 15, (*gapSetup).createSlot, "timeline_lost", []string{"left the old timeline at"}},
+		{"15, slot made by hand", 15, (*gapSetup).createSlot, "timeline_lost",
+			[]string{"left the old timeline at"}},
 		{"15, slot made by hand and more written", 15, func(g *gapSetup) {
 			g.write(50)
 			g.createSlot()
 		}, "timeline_lost", []string{"left the old timeline at"}},
-		{"17, synchronised slot", 17, func(*gapSetup) {}, "timeline_lost", []string{"left the old timeline at"}},
-		{"17, synchronised slot and more written", 17, func(g *gapSetup) { g.write(60) }, "timeline_lost", []string{"left the old timeline at"}},
-		{"18, synchronised slot", 18, func(g *gapSetup) { g.write(60) }, "timeline_lost", []string{"left the old timeline at"}},
+		{"17, synchronised slot", 17, func(*gapSetup) {}, "timeline_lost",
+			[]string{"left the old timeline at"}},
+		{"17, synchronised slot and more written", 17, func(g *gapSetup) { g.write(60) }, "timeline_lost",
+			[]string{"left the old timeline at"}},
+		{"18, synchronised slot", 18, func(g *gapSetup) { g.write(60) }, "timeline_lost",
+			[]string{"left the old timeline at"}},
 	}
 	all := make([]*gapSetup, len(cases))
 	harness.AtOnce(t, len(cases), func(i int) {
@@ -127,7 +138,8 @@ func TestPromotionWithLoss(t *testing.T) {
 			g.Init()
 			return []*harness.Outflow{g.Outflow}
 		})
-		g.pg, g.conn, g.js = p.primary, harness.Connect(t, p.primary.URL("app")), harness.JetStream(t, g.nats.URL())
+		g.pg, g.conn, g.js = p.primary, harness.Connect(t, p.primary.URL("app")), harness.JetStream(t,
+			g.nats.URL())
 		g.write(20)
 		harness.AwaitMessages(t, g.js, g.Stream, 20)
 		p.caughtUp()
@@ -137,7 +149,8 @@ func TestPromotionWithLoss(t *testing.T) {
 		harness.Must(t, p.standby.Detach(t.Context()))
 		harness.Eventually(t, "the standby receives nothing", func() error {
 			var n int
-			harness.Must(t, g.conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'standby'").Scan(&n))
+			harness.Must(t, g.conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_replication WHERE "+
+				"application_name = 'standby'").Scan(&n))
 			if n > 0 {
 				return fmt.Errorf("%d walsenders", n)
 			}
@@ -178,8 +191,10 @@ func TestPromotionWithLoss(t *testing.T) {
 			g.T = t
 			g.MustEnd(4, append([]string{"LSN range"}, c.says...)...)
 			from, to := g.LSNRange()
-			if c.major == 15 && (from > g.from || to < g.to) { // a synchronised slot has what was written since
-				t.Errorf("the range is %v to %v, what is not published lies in %v to %v", from, to, g.from, g.to)
+			// a synchronised slot has what was written since
+			if c.major == 15 && (from > g.from || to < g.to) {
+				t.Errorf("the range is %v to %v, what is not published lies in %v to %v", from, to, g.from,
+					g.to)
 			}
 			g.AwaitHealth(c.code)
 			if g.digest() != g.sum {
@@ -189,9 +204,10 @@ func TestPromotionWithLoss(t *testing.T) {
 	}
 }
 
-// TestFailover: the primary crashes under load, and the standby that is promoted has all that was published, because commits wait for it
-// (synchronous_standby_names) and so does the walsender (synchronized_standby_slots). Outflow goes on where it was: the stream is the
-// one that a second outflow makes, which nobody killed.
+// TestFailover: the primary crashes under load, and the standby that is promoted has all that was published,
+// because commits wait for it (synchronous_standby_names) and so does the walsender
+// (synchronized_standby_slots). Outflow goes on where it was: the stream is the one that a second outflow
+// makes, which nobody killed.
 func TestFailover(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -207,14 +223,16 @@ func TestFailover(t *testing.T) {
 			s.JS, s.TwinJS = harness.JetStream(t, s.NATS.URL()), harness.JetStream(t, twinNATS.URL())
 			var p *pair
 			p, s.URL = startPair(t, major, func(url string) []*harness.Outflow {
-				s.Instance, s.Twin = harness.New(t, url, s.NATS.URL(), "victim"), harness.New(t, url, twinNATS.URL(), "twin")
+				s.Instance, s.Twin = harness.New(t, url, s.NATS.URL(), "victim"), harness.New(t, url,
+					twinNATS.URL(), "twin")
 				s.Instance.Init()
 				s.Twin.Init()
 				return []*harness.Outflow{s.Instance, s.Twin}
 			})
 			admin := harness.Connect(t, p.primary.URL("postgres"))
 			for _, sql := range []string{
-				"ALTER SYSTEM SET synchronous_standby_names = 'standby'", "ALTER SYSTEM SET synchronized_standby_slots = 'standby'", "SELECT pg_reload_conf()",
+				"ALTER SYSTEM SET synchronous_standby_names = 'standby'",
+				"ALTER SYSTEM SET synchronized_standby_slots = 'standby'", "SELECT pg_reload_conf()",
 			} {
 				harness.Exec(t, admin, sql)
 			}
@@ -227,7 +245,8 @@ func TestFailover(t *testing.T) {
 			l.Wait(t)
 			s.Conn = harness.Connect(t, s.URL)
 			const more = 50 // on the new timeline, however slow the rest was
-			harness.Exec(t, s.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'later', 'anna', n, '{}' FROM generate_series(1, $1) n", more)
+			harness.Exec(t, s.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT "+
+				"'later', 'anna', n, '{}' FROM generate_series(1, $1) n", more)
 			s.MustBeEqual(ops + more)
 			timelines := map[uint32]int{}
 			for _, m := range harness.Messages(t, s.JS, s.Instance.Stream) {

@@ -26,7 +26,8 @@ func (g *gapSetup) reconnect() { g.conn = harness.Connect(g.T, g.url) }
 // database is the name of the outbox's.
 func (g *gapSetup) database() string { return pgx.Identifier{g.conn.Config().Database}.Sanitize() }
 
-// restored puts the data folder back as it was before n rows were published, and writes as many rows to it then.
+// restored puts the data folder back as it was before n rows were published, and writes as many rows to it
+// then.
 func (g *gapSetup) restored(published, rows int) {
 	harness.Must(g.T, g.pg.Stop("fast"))
 	backup := filepath.Join(g.pg.Dir, "backup")
@@ -54,7 +55,8 @@ var ownServer = []string{"log_checkpoints=off"}
 
 // Another server, another database, or an older one, behind the same address.
 var serverGaps = []serverGapCase{
-	{name: "another cluster at the same address", settings: ownServer, code: "system_changed", says: []string{"system identifier", "another database cluster"},
+	{name: "another cluster at the same address", settings: ownServer, code: "system_changed",
+		says: []string{"system identifier", "another database cluster"},
 		init: true, damage: func(g *gapSetup) {
 			other := pgtest.Own(g.T, 0)
 			url, err := other.CreateDatabase(g.T.Context(), g.conn.Config().Database)
@@ -70,7 +72,8 @@ var serverGaps = []serverGapCase{
 			harness.Must(g.T, g.pg.Restore(backup))
 			harness.Must(g.T, g.pg.Start(g.T.Context()))
 		}},
-	{name: "database made anew under the same name", settings: ownServer, code: "slot_missing", says: []string{"does not exist"}, whole: true, init: true,
+	{name: "database made anew under the same name", settings: ownServer, code: "slot_missing",
+		says: []string{"does not exist"}, whole: true, init: true,
 		damage: func(g *gapSetup) {
 			name := g.database()
 			harness.Must(g.T, g.conn.Close(g.T.Context()))
@@ -80,7 +83,8 @@ var serverGaps = []serverGapCase{
 			g.reconnect()
 			g.tables(g.conn)
 		}},
-	{name: "another database renamed to the name", settings: ownServer, code: "slot_database", says: []string{"belongs to database"}, whole: true,
+	{name: "another database renamed to the name", settings: ownServer, code: "slot_database",
+		says: []string{"belongs to database"}, whole: true,
 		damage: func(g *gapSetup) {
 			name := g.database()
 			harness.Must(g.T, g.conn.Close(g.T.Context()))
@@ -90,13 +94,16 @@ var serverGaps = []serverGapCase{
 			g.reconnect()
 			g.tables(g.conn)
 		}},
-	{name: "restored from an older backup", settings: ownServer, code: "server_behind", says: []string{"restored from an older copy"}, init: true,
+	{name: "restored from an older backup", settings: ownServer, code: "server_behind",
+		says: []string{"restored from an older copy"}, init: true,
 		damage: func(g *gapSetup) { g.restored(200, 0) }},
-	{name: "restored from an older backup and written to", settings: ownServer, code: "divergence", says: []string{"was not made from this WAL"},
+	{name: "restored from an older backup and written to", settings: ownServer, code: "divergence",
+		says:   []string{"was not made from this WAL"},
 		damage: func(g *gapSetup) { g.restored(20, 60) }},
 }
 
-// TestEmptyDatabase: the server that answers has the database, but not the table. Neither run nor init takes it for a new installation.
+// TestEmptyDatabase: the server that answers has the database, but not the table. Neither run nor init takes
+// it for a new installation.
 func TestEmptyDatabase(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

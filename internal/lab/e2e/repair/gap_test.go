@@ -46,7 +46,8 @@ type serverGapCase struct {
 	whole    bool // the row that is not published must be in the range
 }
 
-// TestGaps is claim C7: whatever is lost, outflow stops with exit code 4, a message of its own and the LSN range, and publishes nothing.
+// TestGaps is claim C7: whatever is lost, outflow stops with exit code 4, a message of its own and the LSN
+// range, and publishes nothing.
 func TestGaps(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -55,7 +56,8 @@ func TestGaps(t *testing.T) {
 	}
 }
 
-// runGaps breaks everything first and looks afterwards: a loss counts only when a second reading, 5 s later, agrees.
+// runGaps breaks everything first and looks afterwards: a loss counts only when a second reading, 5 s later,
+// agrees.
 func runGaps(t *testing.T, cases []serverGapCase) {
 	all := make([]*gapSetup, len(cases))
 	harness.AtOnce(t, len(cases), func(i int) {
@@ -94,7 +96,8 @@ func runGaps(t *testing.T, cases []serverGapCase) {
 			g.MustEnd(4, append([]string{"LSN range"}, c.says...)...)
 			from, to := g.LSNRange()
 			if from > to || c.whole && (from > g.from || to < g.to) {
-				t.Errorf("the range is %v to %v, what is not published lies in %v to %v", from, to, g.from, g.to)
+				t.Errorf("the range is %v to %v, what is not published lies in %v to %v", from, to, g.from,
+					g.to)
 			}
 			want := c.code
 			if want == "divergence" {
@@ -143,7 +146,8 @@ func startGap(t *testing.T, c *serverGapCase) *gapSetup {
 func (g *gapSetup) write(n int) {
 	g.T.Helper()
 	g.from = g.lsn("SELECT pg_current_wal_insert_lsn()::text")
-	harness.Exec(g.T, g.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc', gen_random_uuid()::text, n, '{}' FROM generate_series(1, $1) n", n)
+	harness.Exec(g.T, g.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc', "+
+		"gen_random_uuid()::text, n, '{}' FROM generate_series(1, $1) n", n)
 	g.to = g.lsn("SELECT pg_current_wal_insert_lsn()::text")
 }
 
@@ -172,7 +176,8 @@ func (g *gapSetup) take() {
 	harness.Exec(g.T, g.conn, fmt.Sprintf(`DO $$ BEGIN
 		LOOP
 			BEGIN
-				PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '%[1]s' AND active;
+				PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '%[1]s'
+				AND active;
 				PERFORM pg_drop_replication_slot('%[1]s');
 				RETURN;
 			EXCEPTION WHEN object_in_use THEN
@@ -189,7 +194,8 @@ func (g *gapSetup) createSlot() {
 // outgrow writes more WAL than the slot may keep.
 func (g *gapSetup) outgrow() {
 	for range 4 {
-		harness.Exec(g.T, g.conn, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 1000000)) FROM generate_series(1, 3)")
+		harness.Exec(g.T, g.conn, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 1000000)) FROM "+
+			"generate_series(1, 3)")
 		harness.Exec(g.T, g.conn, "SELECT pg_switch_wal()")
 		harness.Exec(g.T, g.conn, "CHECKPOINT")
 	}
@@ -200,7 +206,8 @@ func (g *gapSetup) outgrow() {
 func (g *gapSetup) invalidated() {
 	harness.Eventually(g.T, "the slot is invalidated", func() error {
 		var status *string
-		err := g.conn.QueryRow(g.T.Context(), "SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1", g.Slot).Scan(&status)
+		err := g.conn.QueryRow(g.T.Context(),
+			"SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1", g.Slot).Scan(&status)
 		if err == nil && (status == nil || *status != "lost") {
 			harness.Exec(g.T, g.conn, "CHECKPOINT")
 			err = fmt.Errorf("wal_status %v", status)
@@ -213,50 +220,65 @@ var keepLittle = []string{"max_slot_wal_keep_size=1MB", "wal_keep_size=0", "max_
 
 // Gaps of the slot that happen while outflow is stopped. (Dropped, and made anew: TestFaults.)
 var slotGaps = []serverGapCase{
-	{name: "slot advanced by hand", code: "slot_ahead", says: []string{"beyond every place", "somebody moved it"}, whole: true, init: true,
+	{name: "slot advanced by hand", code: "slot_ahead",
+		says: []string{"beyond every place", "somebody moved it"}, whole: true, init: true,
 		damage: func(g *gapSetup) {
 			harness.Exec(g.T, g.conn, "SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", g.Slot)
 		}},
-	{name: "slot invalidated by max_slot_wal_keep_size", settings: keepLittle, code: "slot_invalidated", says: []string{"was invalidated"}, whole: true,
+	{name: "slot invalidated by max_slot_wal_keep_size", settings: keepLittle, code: "slot_invalidated",
+		says: []string{"was invalidated"}, whole: true,
 		init: true, damage: (*gapSetup).outgrow},
-	{name: "slot invalidated by max_slot_wal_keep_size on 18", major: 18, settings: keepLittle, code: "slot_invalidated",
+	{name: "slot invalidated by max_slot_wal_keep_size on 18", major: 18, settings: keepLittle,
+		code: "slot_invalidated",
 		says: []string{"was invalidated: wal_removed"}, whole: true, damage: (*gapSetup).outgrow},
-	{name: "slot invalidated by idle_replication_slot_timeout", major: 18, settings: []string{"idle_replication_slot_timeout=1s"}, code: "slot_invalidated",
+	{name: "slot invalidated by idle_replication_slot_timeout", major: 18,
+		settings: []string{"idle_replication_slot_timeout=1s"}, code: "slot_invalidated",
 		says: []string{"was invalidated: idle_timeout"}, whole: true, damage: (*gapSetup).invalidated},
-	{name: "slot dropped, then init", code: "slot_missing", says: []string{"does not exist"}, whole: true, init: true,
-		damage: func(g *gapSetup) { harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot) }},
-	{name: "slot made anew, then init", code: "slot_ahead", says: []string{"made it anew"}, whole: true, init: true,
+	{name: "slot dropped, then init", code: "slot_missing", says: []string{"does not exist"}, whole: true,
+		init: true,
+		damage: func(g *gapSetup) {
+			harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot)
+		}},
+	{name: "slot made anew, then init", code: "slot_ahead", says: []string{"made it anew"}, whole: true,
+		init: true,
 		damage: func(g *gapSetup) {
 			harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot)
 			g.createSlot()
 		}},
-	{name: "bucket deleted", code: "record_missing", says: []string{"checkpoint record", "missing"}, whole: true,
-		damage: func(g *gapSetup) { harness.Must(g.T, g.js.DeleteKeyValue(g.T.Context(), checkpoint.Bucket(g.Stream))) }},
+	{name: "bucket deleted", code: "record_missing", says: []string{"checkpoint record", "missing"},
+		whole: true,
+		damage: func(g *gapSetup) {
+			harness.Must(g.T, g.js.DeleteKeyValue(g.T.Context(), checkpoint.Bucket(g.Stream)))
+		}},
 	{name: "stream deleted, then init", code: "stream_missing", says: []string{"does not exist"}, init: true,
 		damage: func(g *gapSetup) { harness.Must(g.T, g.js.DeleteStream(g.T.Context(), g.Stream)) }},
 }
 
 // Gaps that happen to an outflow that runs.
 var liveGaps = []serverGapCase{
-	{name: "slot dropped under a running outflow", lives: true, code: "slot_missing", says: []string{"does not exist"}, whole: true,
+	{name: "slot dropped under a running outflow", lives: true, code: "slot_missing",
+		says: []string{"does not exist"}, whole: true,
 		damage: func(g *gapSetup) {
 			g.take()
 			g.write(1)
 		}},
-	{name: "slot made anew under a running outflow", lives: true, code: "slot_ahead", says: []string{"made it anew"}, whole: true,
+	{name: "slot made anew under a running outflow", lives: true, code: "slot_ahead",
+		says: []string{"made it anew"}, whole: true,
 		damage: func(g *gapSetup) {
 			g.take()
 			g.write(1)
 			g.createSlot()
 		}},
-	{name: "slot lost during an outage of NATS", lives: true, sees: true, settings: keepLittle, code: "slot_invalidated", says: []string{"was invalidated"}, whole: true,
+	{name: "slot lost during an outage of NATS", lives: true, sees: true, settings: keepLittle,
+		code: "slot_invalidated", says: []string{"was invalidated"}, whole: true,
 		damage: func(g *gapSetup) {
 			harness.Must(g.T, g.nats.Kill())
 			g.write(1)
 			g.outgrow()
 			harness.Must(g.T, g.nats.Start())
 		}},
-	{name: "record deleted under a running outflow", lives: true, code: "record_missing", says: []string{"checkpoint record", "missing"},
+	{name: "record deleted under a running outflow", lives: true, code: "record_missing",
+		says: []string{"checkpoint record", "missing"},
 		damage: func(g *gapSetup) {
 			kv, err := g.js.KeyValue(g.T.Context(), checkpoint.Bucket(g.Stream))
 			harness.Must(g.T, err)
@@ -264,13 +286,15 @@ var liveGaps = []serverGapCase{
 			g.write(1)
 			g.sum = anySum // published before the record is written again
 		}},
-	{name: "stream deleted under a running outflow", lives: true, code: "stream_missing", says: []string{"does not exist"},
+	{name: "stream deleted under a running outflow", lives: true, code: "stream_missing",
+		says: []string{"does not exist"},
 		damage: func(g *gapSetup) {
 			harness.Must(g.T, g.js.DeleteStream(g.T.Context(), g.Stream))
 			g.write(1)
 			g.sum = ""
 		}},
-	{name: "stream made anew under a running outflow", lives: true, code: "stream_recreated", says: []string{"was made at"},
+	{name: "stream made anew under a running outflow", lives: true, code: "stream_recreated",
+		says: []string{"was made at"},
 		damage: func(g *gapSetup) {
 			s, err := g.js.Stream(g.T.Context(), g.Stream)
 			harness.Must(g.T, err)

@@ -24,9 +24,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// killedAt runs outflow repair until it says something, and kills it then, or a random moment later. A step that an earlier one has
-// done is not said again: then it is killed when it begins to publish. Without a word it runs to its end. It reports whether it was
-// killed.
+// killedAt runs outflow repair until it says something, and kills it then, or a random moment later. A step
+// that an earlier one has done is not said again: then it is killed when it begins to publish. Without a word
+// it runs to its end. It reports whether it was killed.
 func killedAt(f *harness.Installation, t *testing.T, accept, word string, later time.Duration) bool {
 	t.Helper()
 	cmd := exec.Command(harness.Program(f.Env), "repair", "--json", "--accept", accept)
@@ -51,7 +51,8 @@ func killedAt(f *harness.Installation, t *testing.T, accept, word string, later 
 				lines = nil
 			}
 			all = append(all, line)
-			if word != "" && (strings.Contains(line, word) || strings.Contains(line, "publishing")) && !killed {
+			if word != "" && (strings.Contains(line, word) || strings.Contains(line, "publishing")) &&
+				!killed {
 				time.Sleep(later)
 				killed = child.Kill() == nil
 			}
@@ -71,29 +72,34 @@ func killedAt(f *harness.Installation, t *testing.T, accept, word string, later 
 	return killed
 }
 
-// TestRepairKilled kills repairs with kill -9 at every step, again and again, while writers write: the one that comes to its end has
-// every event in the stream once.
+// TestRepairKilled kills repairs with kill -9 at every step, again and again, while writers write: the one
+// that comes to its end has every event in the stream once.
 func TestRepairKilled(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	publishingOften := []string{"publishing", "publishing", "publishing", "reading the headers", "publishing", "waiting"}
+	publishingOften := []string{"publishing", "publishing", "publishing", "reading the headers", "publishing",
+		"waiting"}
 	cases := []killing{
-		{gaps[0], append([]string{"making slot", "made, at"}, publishingOften...)},                     // the slot is made anew
-		{diverged, append([]string{"dropping slot", "dropping slot", "made, at"}, publishingOften...)}, // the same, with a slot that is there
+		// the slot is made anew
+		{gaps[0], append([]string{"making slot", "made, at"}, publishingOften...)},
+		// the same, with a slot that is there
+		{diverged, append([]string{"dropping slot", "dropping slot", "made, at"}, publishingOften...)},
 		{gaps[1], publishingOften},                                      // it is kept
 		{gaps[5], append([]string{"begins again"}, publishingOften...)}, // the stream is made anew
 	}
-	harness.RunAtOnce(t, cases, func(c killing) string { return c.name }, func(t *testing.T, i int, c killing) {
-		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		for try := 1; c.kill(t, ns.URL(), rng) == 0; try++ { // this test stood still for as long as the repair took
-			if try == harness.Tries {
-				t.Fatal("the repair came to its end before it could be killed")
+	harness.RunAtOnce(t, cases, func(c killing) string { return c.name },
+		func(t *testing.T, i int, c killing) {
+			rng := rand.New(rand.NewPCG(seed, uint64(i)))
+			// this test stood still for as long as the repair took
+			for try := 1; c.kill(t, ns.URL(), rng) == 0; try++ {
+				if try == harness.Tries {
+					t.Fatal("the repair came to its end before it could be killed")
+				}
 			}
-		}
-	})
+		})
 }
 
 // kill kills repairs of a gap, and returns how many.
@@ -102,7 +108,8 @@ func (c killing) kill(t *testing.T, natsURL string, rng *rand.Rand) (kills int) 
 	f := begin(t, natsURL, c.gapCase)
 	stop := harness.StartWriters(t, f.URL)
 	defer stop()
-	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 10000) n")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', "+
+		"n, '{}' FROM generate_series(1, 10000) n")
 	c.damage(t, f)
 	accept := c.code
 	for _, word := range c.at {
@@ -131,14 +138,15 @@ func (c killing) kill(t *testing.T, natsURL string, rng *rand.Rand) (kills int) 
 }
 
 // diverged has a slot that holds events which the stream has.
-var diverged = gapCase{name: "diverged", code: "divergence", damage: func(t *testing.T, f *harness.Installation) {
-	replaceStream(f, t, func(all []*oracle.Message) []*oracle.Message {
-		last := all[len(all)-1]
-		last.Outflow.Thru++
-		last.Header.Set("Outflow", last.Outflow.String())
-		return all
-	})
-}}
+var diverged = gapCase{name: "diverged", code: "divergence",
+	damage: func(t *testing.T, f *harness.Installation) {
+		replaceStream(f, t, func(all []*oracle.Message) []*oracle.Message {
+			last := all[len(all)-1]
+			last.Outflow.Thru++
+			last.Header.Set("Outflow", last.Outflow.String())
+			return all
+		})
+	}}
 
 func begin(t *testing.T, natsURL string, g gapCase) *harness.Installation {
 	t.Helper()
@@ -164,9 +172,12 @@ func TestRepairs(t *testing.T) {
 		test func(t *testing.T, natsURL string)
 	}
 	harness.RunAtOnce(t, []repairTest{
-		{"unfinished", repairUnfinished}, {"zombie", repairZombie}, {"where", repairWhere}, {"other settings", repairOtherSettings},
+		{"unfinished", repairUnfinished}, {"zombie", repairZombie}, {"where", repairWhere},
+		{"other settings", repairOtherSettings},
 		{"other cluster", repairOtherCluster}, {"zombie in between", repairZombieInBetween},
-	}, func(c repairTest) string { return c.name }, func(t *testing.T, _ int, c repairTest) { c.test(t, ns.URL()) })
+	}, func(c repairTest) string { return c.name }, func(t *testing.T, _ int, c repairTest) {
+		c.test(t, ns.URL())
+	})
 }
 
 // repairUnfinished: between a repair that died and the next one outflow run stops.
@@ -193,8 +204,8 @@ func repairUnfinished(t *testing.T, natsURL string) {
 	}
 }
 
-// repairZombie: an outflow sleeps while the slot is lost and the gap is repaired. What it still has in hand when it wakes up is
-// refused, and it goes on from what the repair left.
+// repairZombie: an outflow sleeps while the slot is lost and the gap is repaired. What it still has in hand
+// when it wakes up is refused, and it goes on from what the repair left.
 func repairZombie(t *testing.T, natsURL string) {
 	f := publishing(t, natsURL, "zombie")
 	harness.AwaitMessages(t, f.JS, f.Stream, before)
@@ -202,7 +213,8 @@ func repairZombie(t *testing.T, natsURL string) {
 	harness.Must(t, f.Process.Pause())
 	loseRows(f, t)
 	harness.Eventually(t, "the slot is free", func() error {
-		_, err := f.Conn.Exec(t.Context(), "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active", f.Slot)
+		_, err := f.Conn.Exec(t.Context(), "SELECT pg_terminate_backend(active_pid) FROM "+
+			"pg_replication_slots WHERE slot_name = $1 AND active", f.Slot)
 		if err == nil {
 			_, err = f.Conn.Exec(t.Context(), "SELECT pg_drop_replication_slot($1)", f.Slot)
 		}
@@ -217,12 +229,14 @@ func repairZombie(t *testing.T, natsURL string) {
 	}
 }
 
-// repairZombieInBetween: an outflow that slept wakes up while a repair publishes, and sends what it had in hand. If its messages took
-// sequences, those of the repair would be refused there and the ones behind them accepted. The door that it knows is shut.
+// repairZombieInBetween: an outflow that slept wakes up while a repair publishes, and sends what it had in
+// hand. If its messages took sequences, those of the repair would be refused there and the ones behind them
+// accepted. The door that it knows is shut.
 func repairZombieInBetween(t *testing.T, natsURL string) {
 	f := stopWhenPublished(publishing(t, natsURL, "between"), t)
 	f.DropSlot(t)
-	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', n, '{}' FROM generate_series(1, 40000) n")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'much', 'bob', "+
+		"n, '{}' FROM generate_series(1, 40000) n")
 	in := ingress(t, f)
 	s, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
@@ -240,10 +254,12 @@ func repairZombieInBetween(t *testing.T, natsURL string) {
 		}
 		for seq := last; seq < last+2000; seq++ {
 			if seq%30 > 9 {
-				continue // few enough that none of those that are refused for them asks for an acknowledgement
+				// few enough that none of those that are refused for them asks for an acknowledgement
+				continue
 			}
 			m := nats.NewMsg(in + "outbox.zombie")
-			h := outbox.Header{Pos: outbox.Position{LSN: 0x100, Index: uint32(seq)}, Of: 1, Due: 0x100, Thru: 0x100, Timeline: 1, ID: fmt.Sprint("zombie", seq)}
+			h := outbox.Header{Pos: outbox.Position{LSN: 0x100, Index: uint32(seq)}, Of: 1, Due: 0x100,
+				Thru: 0x100, Timeline: 1, ID: fmt.Sprint("zombie", seq)}
 			m.Header.Set(outbox.HeaderName, h.String())
 			m.Header.Set(nats.ExpectedLastSeqHdr, fmt.Sprint(seq))
 			harness.Must(t, f.JS.Conn().PublishMsg(m))
@@ -274,33 +290,41 @@ func repairZombieInBetween(t *testing.T, natsURL string) {
 		}
 	}
 	if lost > 0 || double > 0 || zombies > 0 {
-		t.Errorf("%d of %d rows are in no message, %d in several, %d messages are the zombie's\n%s", lost, len(ids), double, zombies, stderr)
+		t.Errorf("%d of %d rows are in no message, %d in several, %d messages are the zombie's\n%s", lost,
+			len(ids), double, zombies, stderr)
 	}
 }
 
-// repairWhere: rows that were there before init, and rows whose messages retention has removed, are told apart by a condition.
+// repairWhere: rows that were there before init, and rows whose messages retention has removed, are told
+// apart by a condition.
 func repairWhere(t *testing.T, natsURL string) {
 	f := &harness.Installation{JS: harness.JetStream(t, natsURL)}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), natsURL, "cond")
-	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
-		seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL)`)
+	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+		doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+		seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20,
+		'0')) STORED, payload jsonb NOT NULL)`)
 	harness.Insert(t, f.Conn, "old", 1, "{}")
 	f.Init()
 	f.Start()
-	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc', 'anna', n, '{}' FROM generate_series(100, 139) n")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc', 'anna', "+
+		"n, '{}' FROM generate_series(100, 139) n")
 	stopWhenPublished(f, t)
 	s, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
 	f.DropSlot(t)
 	loseRows(f, t)
-	if r, stderr, code := f.Repair(); code != 4 || r.Missing != meanwhile+1 || r.First.Doc != "lost" || r.Last.Doc != "old" {
+	if r, stderr, code := f.Repair(); code != 4 || r.Missing != meanwhile+1 || r.First.Doc != "lost" ||
+		r.Last.Doc != "old" {
 		t.Fatalf("exit code %d, %+v %s", code, r, stderr)
 	}
 	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(11)))
-	if _, stderr, code := f.Repair(); code != 3 || !strings.Contains(stderr, "10 messages of stream") || !strings.Contains(stderr, "--where") {
+	if _, stderr, code := f.Repair(); code != 3 || !strings.Contains(stderr, "10 messages of stream") ||
+		!strings.Contains(stderr, "--where") {
 		t.Errorf("messages removed: exit code %d, %s", code, stderr)
 	}
-	if _, stderr, code := f.Repair("--where", "counter >"); code != 2 || !strings.Contains(stderr, "--where") {
+	if _, stderr, code := f.Repair("--where", "counter >"); code != 2 ||
+		!strings.Contains(stderr, "--where") {
 		t.Errorf("no condition: exit code %d, %s", code, stderr)
 	}
 	r, stderr, code := f.Repair("--accept", "slot_missing", "--where", "counter >= 110 -- and what else")
@@ -318,12 +342,14 @@ func repairWhere(t *testing.T, natsURL string) {
 	for _, m := range harness.Messages(t, f.JS, f.Stream)[30:] {
 		keys = append(keys, m.Outflow.Key+" "+m.Outflow.Due.String()+" "+m.Outflow.Thru.String())
 	}
-	if len(keys) != meanwhile+1 || !strings.HasPrefix(keys[0], "anna:00000000000000001000") || !strings.HasPrefix(keys[meanwhile], "anna:00000000000000002000") {
+	if len(keys) != meanwhile+1 || !strings.HasPrefix(keys[0], "anna:00000000000000001000") ||
+		!strings.HasPrefix(keys[meanwhile], "anna:00000000000000002000") {
 		t.Errorf("behind the 30 messages that were left: %v", keys)
 	}
 }
 
-// TestRepairedBytes: what a repair publishes of a row is, but for its place, what outflow run publishes of it.
+// TestRepairedBytes: what a repair publishes of a row is, but for its place, what outflow run publishes of
+// it.
 func TestRepairedBytes(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -332,21 +358,27 @@ func TestRepairedBytes(t *testing.T) {
 	harness.RunAtOnce(t, []shape{
 		{
 			"computed key",
-			`CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
-			seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL,
+			`CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+				actor_id text NOT NULL, counter bigint NOT NULL,
+			seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS
+			AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL,
 			at timestamptz, d date, n numeric, f float8, raw bytea, flag bool, iv interval, words text)`,
 			`INSERT INTO outbox (doc_id, actor_id, counter, payload, at, d, n, f, raw, flag, iv, words) VALUES
-			('a b.*', 'anna', -5, '{"n": 9007199254740993, "x": 1.10}', '2024-02-29 23:59:59.123456+02', '0044-03-15 BC', 1.10, 0.1, '\x00ff', true, '1 day 2 hours', E' two\r\nlines '),
+			('a b.*', 'anna', -5, '{"n": 9007199254740993, "x": 1.10}', '2024-02-29 23:59:59.123456+02',
+			'0044-03-15 BC', 1.10, 0.1, '\x00ff', true, '1 day 2 hours', E' two\r\nlines '),
 			('', 'ünal', 7, '[1.0]', 'infinity', '-infinity', 'NaN', '-Infinity', '', false, '-1 mon', ''),
-			(repeat('x', 5000), 'anna', 123456789012, '"\u00e9"', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+			(repeat('x', 5000), 'anna', 123456789012, '"\u00e9"', NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+			NULL),
 			('big', 'anna', 1, to_jsonb(repeat('y', 3000)), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)`,
-			[]string{"HEADERS=At=at,Day=d,Num=n,Float=f,Raw=raw,Flag=flag,Span=iv,Words=words,Count=counter", "SINK_MAX_PAYLOAD=2KiB", "SINK_ON_POISON=dead_letter", "SINK_DEAD_LETTER_SUBJECT=dead",
+			[]string{"HEADERS=At=at,Day=d,Num=n,Float=f,Raw=raw,Flag=flag,Span=iv,Words=words,Count=counter",
+				"SINK_MAX_PAYLOAD=2KiB", "SINK_ON_POISON=dead_letter", "SINK_DEAD_LETTER_SUBJECT=dead",
 				"SUBJECT=x.{doc_id}.{flag}.{partition(actor_id, 7)}"},
 		},
 		{
 			"bytea",
 			`CREATE TABLE outbox (id bytea, doc_id int, seq_key text, payload bytea, kind varchar(9))`,
-			`INSERT INTO outbox SELECT decode(lpad(to_hex(n), 6, '0'), 'hex'), n % 3, 'k' || n, decode(lpad(to_hex(n * 7919), 8, '0'), 'hex'), 'kind ' || n FROM generate_series(1, 40) n`,
+			`INSERT INTO outbox SELECT decode(lpad(to_hex(n), 6, '0'), 'hex'), n % 3, 'k' || n,
+				decode(lpad(to_hex(n * 7919), 8, '0'), 'hex'), 'kind ' || n FROM generate_series(1, 40) n`,
 			[]string{"HEADERS=Kind=kind", "REORDER_SORT=seq_key", "SINK_MSG_ID=true"},
 		},
 	}, func(c shape) string { return c.name }, func(t *testing.T, _ int, c shape) {
@@ -375,7 +407,8 @@ func TestRepairedBytes(t *testing.T) {
 		for i, m := range got {
 			w := want[m.Outflow.ID]
 			h := m.Outflow
-			if h.N != i || h.Of != n || h.Due != h.Thru || h.Due != h.Pos.LSN || h.Pull != 0 || h.Pos.Index != 1<<30+uint32(i) || h.Key != w.Outflow.Key {
+			if h.N != i || h.Of != n || h.Due != h.Thru || h.Due != h.Pos.LSN || h.Pull != 0 ||
+				h.Pos.Index != 1<<30+uint32(i) || h.Key != w.Outflow.Key {
 				t.Errorf("header %v, from the WAL %v", &h, &w.Outflow)
 			}
 			if i > 0 && c.name == "bytea" && m.Subject < got[i-1].Subject {
@@ -413,8 +446,8 @@ func comparable(m, named *oracle.Message) string {
 	return b.String()
 }
 
-// whileFrozen does something that outflow run, which is frozen meanwhile, sees as a whole: it reads a loss twice, 5 s apart, and on a machine
-// that stands still the steps of a test may come further apart than that.
+// whileFrozen does something that outflow run, which is frozen meanwhile, sees as a whole: it reads a loss
+// twice, 5 s apart, and on a machine that stands still the steps of a test may come further apart than that.
 func whileFrozen(o *harness.Outflow, do func()) {
 	o.T.Helper()
 	harness.Must(o.T, o.Process.Pause())

@@ -9,9 +9,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestRepairWithoutTable: a gap that only a table could close is said to be one, and is passed only by who accepts in words that events
-// are lost; a gap that needs no table is closed. With both sources the rows come back. A loss counts only when a second reading, 5 s
-// later, agrees: so both sources do each step at the same time.
+// TestRepairWithoutTable: a gap that only a table could close is said to be one, and is passed only by who
+// accepts in words that events are lost; a gap that needs no table is closed. With both sources the rows come
+// back. A loss counts only when a second reading, 5 s later, agrees: so both sources do each step at the same
+// time.
 func TestRepairWithoutTable(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -27,10 +28,12 @@ func TestRepairWithoutTable(t *testing.T) {
 	all := []*lossy{{source: "message"}, {source: "both"}}
 	for _, l := range all {
 		l.Installation = &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-		l.Outflow, l.Conn, l.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "lossy", "SOURCE="+l.source, "REORDER_HORIZON=0s")
+		l.Outflow, l.Conn, l.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "lossy", "SOURCE="+l.source,
+			"REORDER_HORIZON=0s")
 		l.Init()
 		l.Start()
-		harness.EmitAll(t, l.Conn, harness.EventContent("a", "x", 1, "1"), harness.EventContent("a", "x", 2, "2"))
+		harness.EmitAll(t, l.Conn, harness.EventContent("a", "x", 1, "1"),
+			harness.EventContent("a", "x", 2, "2"))
 		l.want = 2
 		if l.source == "both" {
 			harness.Insert(t, l.Conn, "r", 1, "1")
@@ -75,7 +78,8 @@ func TestRepairWithoutTable(t *testing.T) {
 			t.Errorf("%s: exit code %d, %+v: %s", l.source, code, r, stderr)
 		}
 		for _, refused := range l.refused {
-			if _, stderr, code := refused.Wait(); code != 2 || !strings.Contains(stderr, "source is "+l.source) || !strings.Contains(stderr, "--accept-loss 'message events'") {
+			if _, stderr, code := refused.Wait(); code != 2 || !strings.Contains(stderr, "source is "+
+				l.source) || !strings.Contains(stderr, "--accept-loss 'message events'") {
 				t.Errorf("%s: exit code %d: %s", l.source, code, stderr)
 			}
 		}
@@ -92,8 +96,10 @@ func TestRepairWithoutTable(t *testing.T) {
 		harness.EmitAll(t, l.Conn, harness.EventContent("a", "x", 4, "4"))
 		l.want += l.missing + 1
 		harness.AwaitMessages(t, l.JS, l.Stream, l.want)
-		if all := harness.Messages(t, l.JS, l.Stream); len(all) != l.want || all[l.want-1].Outflow.ID != "m-a-x-4" {
-			t.Errorf("%s: %d messages, want %d; the last one is %s", l.source, len(all), l.want, all[len(all)-1].Outflow.ID)
+		if all := harness.Messages(t, l.JS, l.Stream); len(all) != l.want ||
+			all[l.want-1].Outflow.ID != "m-a-x-4" {
+			t.Errorf("%s: %d messages, want %d; the last one is %s", l.source, len(all), l.want,
+				all[len(all)-1].Outflow.ID)
 		}
 	}
 }

@@ -11,12 +11,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// change is one of what is published, such that rows that are written then are not in the stream of changes as rows of the table.
+// change is one of what is published, such that rows that are written then are not in the stream of changes
+// as rows of the table.
 type change struct {
-	name                string
-	make                string                                  // the publication; "": init makes it
-	tables              bool                                    // the outbox has partitions
-	running, away, mend func(*testing.T, *harness.Installation) // what happens while outflow runs, while it is away, and what an operator mends then; nil: nothing
+	name   string
+	make   string // the publication; "": init makes it
+	tables bool   // the outbox has partitions
+	// what happens while outflow runs, while it is away, and what an operator mends then; nil: nothing
+	running, away, mend func(*testing.T, *harness.Installation)
 
 	says    string   // of the fault, while it lasts
 	refused bool     // no repair before it is mended
@@ -33,7 +35,8 @@ func wholeSchema(f *harness.Installation) string {
 }
 
 func swapped(t *testing.T, f *harness.Installation) {
-	harness.Exec(t, f.Conn, "BEGIN; ALTER TABLE outbox RENAME TO outbox_old; CREATE TABLE outbox (LIKE outbox_old INCLUDING ALL); COMMIT")
+	harness.Exec(t, f.Conn, "BEGIN; ALTER TABLE outbox RENAME TO outbox_old; CREATE TABLE outbox (LIKE "+
+		"outbox_old INCLUDING ALL); COMMIT")
 }
 
 // written writes n rows.
@@ -45,24 +48,36 @@ func written(t *testing.T, f *harness.Installation, n int) {
 
 func ofChanges() []change {
 	swap := func(t *testing.T, f *harness.Installation) { swapped(t, f); written(t, f, 5) }
-	swapUnread := func(t *testing.T, f *harness.Installation) { written(t, f, 4); swapped(t, f); written(t, f, 2) }
+	swapUnread := func(t *testing.T, f *harness.Installation) {
+		written(t, f, 4)
+		swapped(t, f)
+		written(t, f, 2)
+	}
 	both := []string{"outbox", "outbox_old"}
 	return []change{
-		{name: "another table, all tables", make: "all", running: swap, says: "the one that was published has OID", rows: both},
-		{name: "another table, a schema", make: "schema", running: swap, says: "the one that was published has OID", rows: both},
-		{name: "another table while away, all tables", make: "all", away: swapUnread, says: "OID", missing: 4, rows: both},
-		{name: "another table while away, a schema", make: "schema", away: swapUnread, says: "OID", missing: 4, rows: both},
+		{name: "another table, all tables", make: "all", running: swap,
+			says: "the one that was published has OID", rows: both},
+		{name: "another table, a schema", make: "schema", running: swap,
+			says: "the one that was published has OID", rows: both},
+		{name: "another table while away, all tables", make: "all", away: swapUnread, says: "OID", missing: 4,
+			rows: both},
+		{name: "another table while away, a schema", make: "schema", away: swapUnread, says: "OID",
+			missing: 4, rows: both},
 		{
-			name: "out of the schema and back", make: "schema", says: "out of its schema", missing: 1, rows: []string{"outbox"},
+			name: "out of the schema and back", make: "schema", says: "out of its schema", missing: 1,
+			rows: []string{"outbox"},
 			away: func(t *testing.T, f *harness.Installation) {
 				harness.Exec(t, f.Conn, "CREATE SCHEMA aside; ALTER TABLE outbox SET SCHEMA aside")
-				harness.Exec(t, f.Conn, "INSERT INTO aside.outbox (doc_id, actor_id, counter, payload) VALUES ('doc', 'anna', 2, '{}')")
+				harness.Exec(t, f.Conn, "INSERT INTO aside.outbox (doc_id, actor_id, counter, payload) "+
+					"VALUES ('doc', 'anna', 2, '{}')")
 				harness.Exec(t, f.Conn, "ALTER TABLE aside.outbox SET SCHEMA public")
 				written(t, f, 1)
 			},
 		},
 		{
-			name: "an unlogged partition", tables: true, says: "part_3, a partition of public.outbox, is unlogged", refused: true, missing: 5, rows: []string{"outbox"},
+			name: "an unlogged partition", tables: true,
+			says: "part_3, a partition of public.outbox, is unlogged", refused: true, missing: 5,
+			rows: []string{"outbox"},
 			running: func(t *testing.T, f *harness.Installation) {
 				harness.Exec(t, f.Conn, "CREATE UNLOGGED TABLE part_3 PARTITION OF outbox FOR VALUES IN (3)")
 				harness.Exec(t, f.Conn, "UPDATE turn SET part = 3")
@@ -77,8 +92,9 @@ func ofChanges() []change {
 	}
 }
 
-// TestPublishedOtherwise changes what is published behind outflow's back: it stops with the range, and stops until a repair has accepted it,
-// also where what was changed is mended. Then every row is in the stream once, also those of a table that was renamed away.
+// TestPublishedOtherwise changes what is published behind outflow's back: it stops with the range, and stops
+// until a repair has accepted it, also where what was changed is mended. Then every row is in the stream
+// once, also those of a table that was renamed away.
 func TestPublishedOtherwise(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -126,11 +142,14 @@ func TestPublishedOtherwise(t *testing.T) {
 			}
 			harness.AwaitSlotFree(t, f.Conn, f.Slot)
 			r, stderr, code := f.Repair()
-			if code != 4 || r.Fault != "publication_changed" || r.Missing < c.missing || len(c.rows) > 1 && !strings.Contains(strings.Join(r.Notes, " "), "public.outbox_old") {
+			if code != 4 || r.Fault != "publication_changed" || r.Missing < c.missing || len(c.rows) > 1 &&
+				!strings.Contains(strings.Join(r.Notes, " "), "public.outbox_old") {
 				t.Fatalf("look: exit code %d, %+v\n%s", code, r, stderr)
 			}
-			// One that is killed finds the former table again. Where this test stood still it may have come to its end.
-			if former := len(c.rows) > 1 && c.away != nil; !former || killedAt(f, t, "publication_changed", "publishing", 0) {
+			// One that is killed finds the former table again. Where this test stood still it may have come
+			// to its end.
+			if former := len(c.rows) > 1 && c.away != nil; !former ||
+				killedAt(f, t, "publication_changed", "publishing", 0) {
 				harness.AwaitSlotFree(t, f.Conn, f.Slot)
 				if r, stderr, code = f.Repair("--accept", "publication_changed"); code != 0 || !r.Repaired {
 					t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
@@ -148,8 +167,9 @@ func TestPublishedOtherwise(t *testing.T) {
 	}
 }
 
-// TestIDsThatBeginAnew: ids that count begin anew with the table that takes the place of another, so its rows have ids that messages have. A
-// repair does not take them for published, whether the other table is still there, or only its messages tell what the ids were.
+// TestIDsThatBeginAnew: ids that count begin anew with the table that takes the place of another, so its rows
+// have ids that messages have. A repair does not take them for published, whether the other table is still
+// there, or only its messages tell what the ids were.
 func TestIDsThatBeginAnew(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -179,8 +199,10 @@ func TestIDsThatBeginAnew(t *testing.T) {
 			t.Parallel()
 			f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
 			f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "anew")
-			harness.Exec(t, f.Conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
-				counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+			harness.Exec(t, f.Conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
+				AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
+				counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS
+				AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
 				payload jsonb NOT NULL)`)
 			harness.Exec(t, f.Conn, allTables(f))
 			f.Init()
@@ -188,16 +210,20 @@ func TestIDsThatBeginAnew(t *testing.T) {
 			written(t, f, 4)
 			harness.AwaitMessages(t, f.JS, f.Stream, 4)
 			c.change(t, f)
-			harness.Insert(t, f.Conn, "doc 0", 10, "{}") // the document of the message with that id, another key
+			// the document of the message with that id, another key
+			harness.Insert(t, f.Conn, "doc 0", 10, "{}")
 			for i := range 4 {
-				harness.Insert(t, f.Conn, "new", i+1, "{}") // the key, another document; of the last one not even the id
+				// the key, another document; of the last one not even the id
+				harness.Insert(t, f.Conn, "new", i+1, "{}")
 			}
 			f.MustEndInGap(c.code)
 			harness.AwaitSlotFree(t, f.Conn, f.Slot)
-			says := []string{"4 rows of table public.outbox have the id of another event of " + c.of, "RESTART WITH"}
+			says := []string{"4 rows of table public.outbox have the id of another event of " + c.of,
+				"RESTART WITH"}
 			f.MustFail(3, []string{"repair"}, says...)
 			f.MustFail(3, []string{"repair", "--accept", c.code}, says...)
-			harness.Exec(t, f.Conn, "ALTER TABLE outbox ALTER COLUMN id RESTART WITH 100; UPDATE outbox SET id = DEFAULT")
+			harness.Exec(t, f.Conn, "ALTER TABLE outbox ALTER COLUMN id RESTART WITH 100; UPDATE outbox "+
+				"SET id = DEFAULT")
 			if r, stderr, code := f.Repair("--accept", c.code); code != 0 || r.Published != 5 {
 				t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
 			}
@@ -213,14 +239,15 @@ func TestIDsThatBeginAnew(t *testing.T) {
 	}
 }
 
-// mustHaveOnceEach waits until as many messages as rows of the tables are there, beside those of rows that are gone, and makes sure that each row has
-// one.
+// mustHaveOnceEach waits until as many messages as rows of the tables are there, beside those of rows that
+// are gone, and makes sure that each row has one.
 func mustHaveOnceEach(f *harness.Installation, t *testing.T, gone int, tables ...string) {
 	t.Helper()
 	var ids []string
 	for _, table := range tables {
 		var some []string
-		harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT coalesce(array_agg(id::text), '{}') FROM "+table).Scan(&some))
+		harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT coalesce(array_agg(id::text), '{}') FROM "+
+			table).Scan(&some))
 		ids = append(ids, some...)
 	}
 	harness.AwaitMessages(t, f.JS, f.Stream, len(ids)+gone)
@@ -238,8 +265,8 @@ func mustHaveOnceEach(f *harness.Installation, t *testing.T, gone int, tables ..
 	}
 }
 
-// TestUnloggedWhileAway: a partition was unlogged for a while, and nothing but its file shows it, as it does after VACUUM FULL. Outflow goes
-// on, and asks to look; the look finds the rows, and a repair publishes them.
+// TestUnloggedWhileAway: a partition was unlogged for a while, and nothing but its file shows it, as it does
+// after VACUUM FULL. Outflow goes on, and asks to look; the look finds the rows, and a repair publishes them.
 func TestUnloggedWhileAway(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -277,7 +304,8 @@ func TestUnloggedWhileAway(t *testing.T) {
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	was := state(f, t)
 	r, stderr, code := f.Repair("--check")
-	if code != 4 || r.Fault != "rows_missing" || r.Missing != 3 || r.Command != "outflow repair --accept rows_missing" {
+	if code != 4 || r.Fault != "rows_missing" || r.Missing != 3 ||
+		r.Command != "outflow repair --accept rows_missing" {
 		t.Errorf("check: exit code %d, %+v\n%s", code, r, stderr)
 	}
 	if now := state(f, t); now != was {
@@ -297,8 +325,8 @@ func TestUnloggedWhileAway(t *testing.T) {
 	}
 }
 
-// TestOrdinaryLifeOfATable: what happens to a table in the course of its life hides no row, and stops nothing, while outflow runs and while it
-// is away.
+// TestOrdinaryLifeOfATable: what happens to a table in the course of its life hides no row, and stops
+// nothing, while outflow runs and while it is away.
 func TestOrdinaryLifeOfATable(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -318,7 +346,8 @@ func TestOrdinaryLifeOfATable(t *testing.T) {
 		harness.AwaitMessages(t, f.JS, f.Stream, n)
 		harness.Eventually(t, "confirmed", func() error {
 			var ok bool
-			harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2", end, f.Slot).Scan(&ok))
+			harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn "+
+				"FROM pg_replication_slots WHERE slot_name = $2", end, f.Slot).Scan(&ok))
 			if !ok || !f.Process.Running() {
 				return fmt.Errorf("runs %t", f.Process.Running())
 			}
@@ -371,8 +400,8 @@ func TestOrdinaryLifeOfATable(t *testing.T) {
 	}
 }
 
-// TestShardWithUpdates: PostgreSQL sends an UPDATE that moves a row into a shard as an INSERT. A publication that would publish it is refused,
-// by init and by run.
+// TestShardWithUpdates: PostgreSQL sends an UPDATE that moves a row into a shard as an INSERT. A publication
+// that would publish it is refused, by init and by run.
 func TestShardWithUpdates(t *testing.T) {
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
@@ -381,11 +410,14 @@ func TestShardWithUpdates(t *testing.T) {
 	}
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "updates", "SHARD=1/2")
-	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL,
-		counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+		doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS
+		AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
 		payload jsonb NOT NULL)`)
 	harness.Exec(t, f.Conn, "ALTER TABLE outbox REPLICA IDENTITY FULL")
-	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+" FOR TABLE outbox WHERE ((((hash_array(ARRAY[doc_id]) & 2147483647) % 2) = 1))")
+	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
+		" FOR TABLE outbox WHERE ((((hash_array(ARRAY[doc_id]) & 2147483647) % 2) = 1))")
 	f.MustFail(3, []string{"init"}, "publishes updates", "SET (publish = 'insert')")
 	harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET (publish = 'insert')")
 	f.Init()

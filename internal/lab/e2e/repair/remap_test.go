@@ -9,17 +9,20 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestRemap: which columns are read is settled by init. run with another mapping stops; init changes it only when all that was
-// written before is published; from there on the new one rules, and nothing is lost or comes twice.
+// TestRemap: which columns are read is settled by init. run with another mapping stops; init changes it only
+// when all that was written before is published; from there on the new one rules, and nothing is lost or
+// comes twice.
 func TestRemap(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "remap")
-	harness.Exec(t, conn, `CREATE TABLE outbox (id int PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+	harness.Exec(t, conn, `CREATE TABLE outbox (id int PRIMARY KEY, doc_id text NOT NULL,
+		actor_id text NOT NULL, counter bigint NOT NULL,
 		seq_key text NOT NULL, payload jsonb NOT NULL, body text NOT NULL, tenant text NOT NULL)`)
 	insert := func(from, to int) {
 		t.Helper()
-		harness.Exec(t, conn, `INSERT INTO outbox SELECT n, 'doc', 'x', n, lpad(n::text, 20, '0'), to_jsonb(n), 'body of ' || n, 'tenant'
+		harness.Exec(t, conn, `INSERT INTO outbox SELECT n, 'doc', 'x', n, lpad(n::text, 20, '0'),
+			to_jsonb(n), 'body of ' || n, 'tenant'
 			FROM generate_series($1::int, $2) n`, from, to)
 	}
 	o.Init()
@@ -66,7 +69,8 @@ func TestRemap(t *testing.T) {
 			subject, data = "outbox.tenant", fmt.Sprintf("body of %d", n)
 		}
 		if m.Outflow.ID != fmt.Sprint(n) || m.Subject != subject || string(m.Data) != data {
-			t.Errorf("message %d: row %s on %s: %s; want %s on %s", n, m.Outflow.ID, m.Subject, m.Data, data, subject)
+			t.Errorf("message %d: row %s on %s: %s; want %s on %s", n, m.Outflow.ID, m.Subject, m.Data, data,
+				subject)
 		}
 	}
 	if code := o.Stop(); code != 0 {

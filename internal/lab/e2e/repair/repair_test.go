@@ -30,7 +30,8 @@ const (
 )
 
 var gaps = []gapCase{
-	{"slot dropped", "slot_missing", 0, func(t *testing.T, f *harness.Installation) { f.DropSlot(t) }, "new-slot", meanwhile},
+	{"slot dropped", "slot_missing", 0, func(t *testing.T, f *harness.Installation) { f.DropSlot(t) },
+		"new-slot", meanwhile},
 	{"slot made anew", "slot_ahead", 0, func(t *testing.T, f *harness.Installation) {
 		f.DropSlot(t)
 		loseRows(f, t)
@@ -43,26 +44,36 @@ var gaps = []gapCase{
 	{"publication made anew", "publication_changed", 0, func(t *testing.T, f *harness.Installation) {
 		harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot)
 		loseRows(f, t)
-		harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+		harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
+			" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 	}, "new-slot", 2 * meanwhile},
 	{"table out of the publication", "publication_changed", 0, func(t *testing.T, f *harness.Installation) {
 		harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" DROP TABLE outbox")
 		loseRows(f, t)
 		harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" ADD TABLE outbox")
 	}, "keep", meanwhile},
-	{"stream missing", "stream_missing", 0, func(t *testing.T, f *harness.Installation) { harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream)) },
+	{"stream missing", "stream_missing", 0, func(t *testing.T, f *harness.Installation) {
+		harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
+	},
 		"keep", before},
-	{"stream made anew", "stream_recreated", 0, func(t *testing.T, f *harness.Installation) { remakeStream(f, t, 0) }, "keep", before},
-	{"stream put back from a copy", "stream_recreated", 0, func(t *testing.T, f *harness.Installation) { remakeStream(f, t, before) }, "record", -1},
-	{"stream put back from an older copy", "stream_recreated", 0, func(t *testing.T, f *harness.Installation) { remakeStream(f, t, before-7) }, "keep", 7},
-	{"record deleted", "record_missing", 0, func(t *testing.T, f *harness.Installation) { f.DeleteRecord(t) }, "record", -1},
+	{"stream made anew", "stream_recreated", 0, func(t *testing.T, f *harness.Installation) {
+		remakeStream(f, t, 0)
+	}, "keep", before},
+	{"stream put back from a copy", "stream_recreated", 0, func(t *testing.T, f *harness.Installation) {
+		remakeStream(f, t, before)
+	}, "record", -1},
+	{"stream put back from an older copy", "stream_recreated", 0,
+		func(t *testing.T, f *harness.Installation) { remakeStream(f, t, before-7) }, "keep", 7},
+	{"record deleted", "record_missing", 0, func(t *testing.T, f *harness.Installation) { f.DeleteRecord(t) },
+		"record", -1},
 	{"record deleted with its bucket", "record_missing", 0, func(t *testing.T, f *harness.Installation) {
 		harness.Must(t, f.JS.DeleteKeyValue(t.Context(), "outflow-"+f.Stream))
 	}, "record", -1},
-	{"record deleted, stream put back from an older copy", "record_missing", 0, func(t *testing.T, f *harness.Installation) {
-		f.DeleteRecord(t)
-		remakeStream(f, t, before-7)
-	}, "keep", 7},
+	{"record deleted, stream put back from an older copy", "record_missing", 0,
+		func(t *testing.T, f *harness.Installation) {
+			f.DeleteRecord(t)
+			remakeStream(f, t, before-7)
+		}, "keep", 7},
 	{"record corrupt", "record_corrupt", 0, func(t *testing.T, f *harness.Installation) {
 		kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)
 		harness.Must(t, err)
@@ -87,7 +98,8 @@ var gaps = []gapCase{
 	{"server behind", "server_behind", 0, func(t *testing.T, f *harness.Installation) {
 		editRecord(f, t, func(rec map[string]any) {
 			for _, p := range rec["places"].([]any) {
-				p.(map[string]any)["due"] = "FFFF/" + strings.Split(p.(map[string]any)["due"].(string), "/")[1]
+				p.(map[string]any)["due"] = "FFFF/" + strings.Split(p.(map[string]any)["due"].(string),
+					"/")[1]
 			}
 		})
 	}, "new-slot", meanwhile},
@@ -140,7 +152,8 @@ func putStream(f *harness.Installation, t *testing.T, all []*oracle.Message) {
 	harness.Must(t, err)
 	for _, m := range all {
 		m.Header.Del(nats.ExpectedLastSeqHdr)
-		_, err := f.JS.PublishMsg(t.Context(), &nats.Msg{Subject: strings.TrimSuffix(cfg.Subjects[0], ">") + m.Subject, Header: m.Header, Data: m.Data})
+		_, err := f.JS.PublishMsg(t.Context(), &nats.Msg{Subject: strings.TrimSuffix(cfg.Subjects[0], ">") +
+			m.Subject, Header: m.Header, Data: m.Data})
 		harness.Must(t, err)
 	}
 }
@@ -156,7 +169,8 @@ func state(f *harness.Installation, t *testing.T) string {
 		rev = s.CachedInfo().State.LastSeq
 	}
 	var slot string
-	harness.Must(t, f.Conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(slot_name || plugin || confirmed_flush_lsn, ' '), 'none')
+	harness.Must(t, f.Conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(slot_name || plugin ||
+		confirmed_flush_lsn, ' '), 'none')
 		FROM pg_replication_slots WHERE slot_name = $1`, f.Slot).Scan(&slot))
 	return fmt.Sprint(sum, " record at ", rev, " slot ", slot)
 }
@@ -197,7 +211,8 @@ func stopWhenPublished(f *harness.Installation, t *testing.T) *harness.Installat
 		}
 		for _, p := range rec.Places {
 			var confirmed bool
-			err := f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2",
+			err := f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM "+
+				"pg_replication_slots WHERE slot_name = $2",
 				p.Due, f.Slot).Scan(&confirmed)
 			if err != nil {
 				return err
@@ -215,9 +230,9 @@ func stopWhenPublished(f *harness.Installation, t *testing.T) *harness.Installat
 	return f
 }
 
-// TestRepair loses something in one way after the other: outflow run stops, a look changes nothing, the repair closes the gap, and
-// outflow run goes on with every row in the stream once. A loss counts only when a second reading, 5 s later, agrees: so all of them
-// do each step at the same time.
+// TestRepair loses something in one way after the other: outflow run stops, a look changes nothing, the
+// repair closes the gap, and outflow run goes on with every row in the stream once. A loss counts only when a
+// second reading, 5 s later, agrees: so all of them do each step at the same time.
 func TestRepair(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -235,7 +250,8 @@ func TestRepair(t *testing.T) {
 		f.Log.Reset()
 		f.Start()
 	}
-	was, looks, repairs := make([]string, len(gaps)), make([]*harness.RunningRepair, len(gaps)), make([]*harness.RunningRepair, len(gaps))
+	was, looks, repairs := make([]string, len(gaps)), make([]*harness.RunningRepair,
+		len(gaps)), make([]*harness.RunningRepair, len(gaps))
 	for i, g := range gaps {
 		f := broken[i]
 		f.MustEndInGap(g.code)
@@ -245,7 +261,8 @@ func TestRepair(t *testing.T) {
 	for i, g := range gaps {
 		f := broken[i]
 		r, stderr, code := looks[i].Wait()
-		if code != 4 || r.Fault != g.code || r.Mode != g.mode || g.missing >= 0 && r.Missing != g.missing || r.Command != "outflow repair --accept "+g.code {
+		if code != 4 || r.Fault != g.code || r.Mode != g.mode || g.missing >= 0 && r.Missing != g.missing ||
+			r.Command != "outflow repair --accept "+g.code {
 			t.Fatalf("%s: look: exit code %d, %+v\n%s", g.name, code, r, stderr)
 		}
 		if now := state(f, t); now != was[i] {

@@ -53,15 +53,20 @@ func TestRepairOfStreams(t *testing.T) {
 			last.Header.Set("Outflow", last.Outflow.String())
 			return all
 		}, "new-slot", meanwhile, 0, false},
-		{"a message is gone from the middle", "divergence", false, false, func(all []*oracle.Message) []*oracle.Message {
-			return append(all[:20:20], all[21:]...)
-		}, "new-slot", meanwhile + 1, 0, false},
-		{"a stranger in the place of a message", "foreign_message", true, true, strangerAt21, "keep", 1, 21, false},
-		{"a stranger, and the WAL is there", "foreign_message", true, false, strangerAt21, "keep", 0, 21, false},
-		{"a stranger, and a kill before the next place", "foreign_message", false, false, strangerAt21, "keep", 0, 21, true},
-		{"a stranger behind a cut window", "foreign_message", false, false, func(all []*oracle.Message) []*oracle.Message {
-			return append(all[:30:30], &oracle.Message{Subject: "outbox.stranger", Data: []byte("{}")})
-		}, "keep", 0, 31, false}, // what was cut off is in the WAL
+		{"a message is gone from the middle", "divergence", false, false,
+			func(all []*oracle.Message) []*oracle.Message {
+				return append(all[:20:20], all[21:]...)
+			}, "new-slot", meanwhile + 1, 0, false},
+		{"a stranger in the place of a message", "foreign_message", true, true, strangerAt21, "keep", 1, 21,
+			false},
+		{"a stranger, and the WAL is there", "foreign_message", true, false, strangerAt21, "keep", 0, 21,
+			false},
+		{"a stranger, and a kill before the next place", "foreign_message", false, false, strangerAt21,
+			"keep", 0, 21, true},
+		{"a stranger behind a cut window", "foreign_message", false, false,
+			func(all []*oracle.Message) []*oracle.Message {
+				return append(all[:30:30], &oracle.Message{Subject: "outbox.stranger", Data: []byte("{}")})
+			}, "keep", 0, 31, false}, // what was cut off is in the WAL
 	}, func(c tampered) string { return c.name }, func(t *testing.T, _ int, c tampered) {
 		var f *harness.Installation
 		if c.confirmed {
@@ -83,7 +88,8 @@ func TestRepairOfStreams(t *testing.T) {
 		}
 		was := state(f, t)
 		r, stderr, code := f.Repair()
-		if code != 4 || r.Fault != c.code || r.Mode != c.mode || r.Missing != c.missing || state(f, t) != was {
+		if code != 4 || r.Fault != c.code || r.Mode != c.mode || r.Missing != c.missing ||
+			state(f, t) != was {
 			t.Fatalf("look: exit code %d, %+v\n%s", code, r, stderr)
 		}
 		if r, stderr, code := f.Repair("--accept", c.code); code != 0 || r.Published != c.missing {
@@ -115,10 +121,12 @@ type tampered struct {
 	killed     bool   // the record knows only the first place
 }
 
-// repairOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has to help.
+// repairOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has
+// to help.
 func repairOtherSettings(t *testing.T, natsURL string) {
 	f := &harness.Installation{JS: harness.JetStream(t, natsURL)}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), natsURL, "other", "SINK_DURABLE_AFTER=1h", "REORDER_HORIZON=300ms")
+	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), natsURL, "other", "SINK_DURABLE_AFTER=1h",
+		"REORDER_HORIZON=300ms")
 	f.Init()
 	f.Start()
 	f.AwaitReady()
@@ -133,10 +141,12 @@ func repairOtherSettings(t *testing.T, natsURL string) {
 	f.DeleteRecord(t)
 	f.Set("REORDER_HORIZON=0s", "SINK_DURABLE_AFTER=0s")
 	was := state(f, t)
-	if r, stderr, code := f.Repair("--accept", "record_missing"); code != 4 || !strings.Contains(stderr, "OUTFLOW_REORDER_HORIZON") || r.Repaired || state(f, t) != was {
+	if r, stderr, code := f.Repair("--accept", "record_missing"); code != 4 ||
+		!strings.Contains(stderr, "OUTFLOW_REORDER_HORIZON") || r.Repaired || state(f, t) != was {
 		t.Fatalf("with other settings: exit code %d, %+v\n%s", code, r, stderr)
 	}
-	if r, stderr, code := f.Repair("--new-slot"); code != 4 || r.Mode != "new-slot" || r.Missing != 0 || !strings.HasSuffix(r.Command, "--new-slot") {
+	if r, stderr, code := f.Repair("--new-slot"); code != 4 || r.Mode != "new-slot" || r.Missing != 0 ||
+		!strings.HasSuffix(r.Command, "--new-slot") {
 		t.Fatalf("with a new slot: exit code %d, %+v\n%s", code, r, stderr)
 	}
 	f.Set("REORDER_HORIZON=300ms")
@@ -154,17 +164,20 @@ func repairOtherCluster(t *testing.T, natsURL string) {
 	old, oldURL := own(t, pgtest.Server(t).Installation.Major, name)
 	now, url := own(t, otherMajor(t), name)
 	t.Logf("%v to %v", old.Installation, now.Installation)
-	f := &harness.Installation{JS: harness.JetStream(t, natsURL), URL: oldURL, Conn: harness.Connect(t, oldURL)}
+	f := &harness.Installation{JS: harness.JetStream(t, natsURL), URL: oldURL,
+		Conn: harness.Connect(t, oldURL)}
 	f.Outflow = harness.New(t, oldURL, natsURL, harness.SlotName("moved"))
 	f.UseStream(strings.ToUpper(f.Slot))
 	f.Init()
 	f.Start()
-	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc', 'anna', n, '{}' FROM generate_series(1, $1::int) n", before)
+	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'doc', 'anna', "+
+		"n, '{}' FROM generate_series(1, $1::int) n", before)
 	stopWhenPublished(f, t)
 	copyOutbox(t, f, url)
 	f.URL, f.Conn = url, harness.Connect(t, url)
 	f.Set("POSTGRES_URL=" + url)
-	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
+	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
+		" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 	loseRows(f, t)
 	f.Start()
 	f.MustEndInGap("system_changed")
@@ -202,15 +215,19 @@ func otherMajor(t *testing.T) int {
 func copyOutbox(t *testing.T, f *harness.Installation, url string) {
 	t.Helper()
 	to := harness.Connect(t, url)
-	harness.Exec(t, to, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
-		seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL)`)
-	rows, err := f.Conn.Query(t.Context(), "SELECT id::text, doc_id, actor_id, counter, payload::text FROM outbox")
+	harness.Exec(t, to, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+		doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+		seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20,
+		'0')) STORED, payload jsonb NOT NULL)`)
+	rows, err := f.Conn.Query(t.Context(),
+		"SELECT id::text, doc_id, actor_id, counter, payload::text FROM outbox")
 	harness.Must(t, err)
 	defer rows.Close()
 	for rows.Next() {
 		v, err := rows.Values()
 		harness.Must(t, err)
-		harness.Exec(t, to, "INSERT INTO outbox (id, doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4, $5::jsonb)", v...)
+		harness.Exec(t, to, "INSERT INTO outbox (id, doc_id, actor_id, counter, payload) VALUES ($1, $2, "+
+			"$3, $4, $5::jsonb)", v...)
 	}
 	harness.Must(t, rows.Err())
 }

@@ -27,7 +27,9 @@ import (
 func accounts(t *testing.T) *natsserver.Server {
 	t.Helper()
 	sample := harness.AccountsConfig(t)
-	return natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Accounts, o.Users = sample.Accounts, sample.Users }})
+	return natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
+		o.Accounts, o.Users = sample.Accounts, sample.Users
+	}})
 }
 
 // loginTo connects as a user of that file.
@@ -39,7 +41,8 @@ func loginTo(t *testing.T, s *natsserver.Server, user string) (*nats.Conn, jetst
 // documentedRequests sends what docs/nats.md says in its n-th block: nats --user USER request SUBJECT BODY.
 func documentedRequests(t *testing.T, s *natsserver.Server, n int) {
 	t.Helper()
-	all := regexp.MustCompile(`(?s)nats --user (\S+) request '([^']+)' '([^']+)'`).FindAllStringSubmatch(harness.DocumentedBlock(t, "nats.md", "An account of its own", n), -1)
+	all := regexp.MustCompile(`(?s)nats --user (\S+) request '([^']+)' '([^']+)'`).FindAllStringSubmatch(
+		harness.DocumentedBlock(t, "nats.md", "An account of its own", n), -1)
 	if len(all) == 0 {
 		t.Fatal("no requests there")
 	}
@@ -71,14 +74,15 @@ func contents(t *testing.T, js jetstream.JetStream, stream string) (all []string
 	return all
 }
 
-// TestAccounts: with the accounts of docs/nats.md whoever reads can't write. JetStream answers to any reply subject, with its own rights;
-// across accounts the reply stays in the account of whoever asked.
+// TestAccounts: with the accounts of docs/nats.md whoever reads can't write. JetStream answers to any reply
+// subject, with its own rights; across accounts the reply stays in the account of whoever asked.
 func TestAccounts(t *testing.T) {
 	t.Parallel()
 	broker := accounts(t)
 	url := pgtest.Database(t, pgtest.Server(t))
 	slot := harness.SlotName("accounts")
-	o := harness.New(t, url, broker.URL(), slot, "NATS_USER=outflow-init", "NATS_PASSWORD="+harness.AccountPassword, "REORDER_HORIZON=5ms")
+	o := harness.New(t, url, broker.URL(), slot, "NATS_USER=outflow-init", "NATS_PASSWORD="+
+		harness.AccountPassword, "REORDER_HORIZON=5ms")
 	o.Init()
 	documentedRequests(t, broker, 0)
 	o.Set("NATS_USER=outflow")
@@ -96,7 +100,8 @@ func TestAccounts(t *testing.T) {
 	reader, readers := loginTo(t, broker, "reader")
 	mustConsume(t, readers, events)
 	o.Set("NATS_USER=reader")
-	for _, args := range []string{"consumer list", "replay --doc doc1", "replay --seq 2.. --to stream:AGAIN"} {
+	for _, args := range []string{"consumer list", "replay --doc doc1",
+		"replay --seq 2.. --to stream:AGAIN"} {
 		if out, errOut, code := o.Run(strings.Fields(args)...); code != 0 {
 			t.Errorf("outflow %s: exit code %d\n%s%s", args, code, out, errOut)
 		}
@@ -136,8 +141,10 @@ func TestAccounts(t *testing.T) {
 			t.Errorf("%s: %v", subject, err)
 		}
 	}
-	ask(reader, "$JS.API.STREAM.CREATE.TENANT", `{"name": "TENANT", "subjects": ["tenant.>"], "storage": "memory", "retention": "limits"}`)
-	ask(reader, "$JS.API.CONSUMER.CREATE.TENANT.c", `{"stream_name": "TENANT", "config": {"name": "c", "durable_name": "c", "ack_policy": "none", "deliver_policy": "all"}}`)
+	ask(reader, "$JS.API.STREAM.CREATE.TENANT",
+		`{"name": "TENANT", "subjects": ["tenant.>"], "storage": "memory", "retention": "limits"}`)
+	ask(reader, "$JS.API.CONSUMER.CREATE.TENANT.c",
+		`{"stream_name": "TENANT", "config": {"name": "c", "durable_name": "c", "ack_policy": "none", "deliver_policy": "all"}}`)
 	forged := nats.NewMsg("tenant.x")
 	forged.Header.Set("Outflow", first.Header.Get("Outflow"))
 	forged.Data = []byte(`{"forged": true}`)
@@ -161,23 +168,30 @@ func TestAccounts(t *testing.T) {
 			{reader, "OUTFLOW.CONSUMER.RESET.OUTBOX.readers", ""},
 			{reader, "OUTFLOW.CONSUMER.RESET.OUTBOX.readers", `{"seq": 1}`},
 			{reader, "OUTFLOW.STREAM.INFO.OUTBOX", ""},
-			{reader, "OUTFLOW.CONSUMER.CREATE.OUTBOX.evil", `{"stream_name": "OUTBOX", "config": {"name": "evil", "deliver_subject": "` + target + `", "deliver_policy": "all"}}`},
+			{reader, "OUTFLOW.CONSUMER.CREATE.OUTBOX.evil",
+				`{"stream_name": "OUTBOX", "config": {"name": "evil", "deliver_subject": "` + target +
+					`", "deliver_policy": "all"}}`},
 			{reader, "$JS.FC.OUTBOX.readers.x", ""},
 			{search, target, `{}`},
 			{search, "$JS.API.STREAM.INFO.OUTBOX", ""},
 			{search, "OUTFLOW.CONSUMER.INFO.OUTBOX.search", ""},
 			{search, "OUTFLOW.CONSUMER.MSG.NEXT.OUTBOX.search", `{"batch": 1, "no_wait": true}`},
-			{search, "OUTFLOW.CONSUMER.MSG.NEXT.OUTBOX.search", `{"batch": 1, "no_wait": true, "expires": 1}`}, // a bad request is answered too
+			// a bad request is answered too
+			{search, "OUTFLOW.CONSUMER.MSG.NEXT.OUTBOX.search",
+				`{"batch": 1, "no_wait": true, "expires": 1}`},
 			{search, "$JS.ACK.OUTBOX.search.1.1.1.1.0", "+NXT"},
 			{search, "$JS.ACK.OUTBOX.search.1.1.1.1.0", "+ACK"},
 		} {
-			m := &nats.Msg{Subject: attack.subject, Reply: target, Data: []byte(attack.body), Header: nats.Header{"Nats-Trace-Dest": {target}}}
+			m := &nats.Msg{Subject: attack.subject, Reply: target, Data: []byte(attack.body),
+				Header: nats.Header{"Nats-Trace-Dest": {target}}}
 			harness.Must(t, attack.nc.PublishMsg(m))
 			m.Header = nil
 			harness.Must(t, attack.nc.PublishMsg(m))
 		}
 		// A push consumer of the attacker's own.
-		ask(reader, "$JS.API.CONSUMER.CREATE.TENANT.push", `{"stream_name": "TENANT", "config": {"name": "push", "deliver_subject": "`+target+`", "ack_policy": "none", "deliver_policy": "all"}}`)
+		ask(reader, "$JS.API.CONSUMER.CREATE.TENANT.push",
+			`{"stream_name": "TENANT", "config": {"name": "push", "deliver_subject": "`+target+
+				`", "ack_policy": "none", "deliver_policy": "all"}}`)
 		ask(reader, "$JS.API.CONSUMER.DELETE.TENANT.push", "")
 	}
 	harness.Must(t, reader.FlushTimeout(harness.Patience))
@@ -192,7 +206,8 @@ func TestAccounts(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	all := contents(t, admin, "OUTBOX")
-	if len(all) != len(stream)+events || !slices.Equal(all[:len(stream)], stream) || strings.Contains(strings.Join(all, ""), "forged") {
+	if len(all) != len(stream)+events || !slices.Equal(all[:len(stream)], stream) ||
+		strings.Contains(strings.Join(all, ""), "forged") {
 		t.Errorf("the stream is\n%s\nand was\n%s", strings.Join(all, "\n"), strings.Join(stream, "\n"))
 	}
 

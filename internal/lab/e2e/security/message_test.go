@@ -14,9 +14,10 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// TestWhoMayWriteMessages: settings of an unknown version or beyond a maximum, which any role may write, have no effect and are counted.
-// After the statement of docs/security.md a role without the right can't write them, nor an event; one with it can, and outflow, as the
-// role of docs/postgres.md, still writes its ticks and changes of settings.
+// TestWhoMayWriteMessages: settings of an unknown version or beyond a maximum, which any role may write, have
+// no effect and are counted. After the statement of docs/security.md a role without the right can't write
+// them, nor an event; one with it can, and outflow, as the role of docs/postgres.md, still writes its ticks
+// and changes of settings.
 func TestWhoMayWriteMessages(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -27,19 +28,23 @@ func TestWhoMayWriteMessages(t *testing.T) {
 			database, err := pg.CreateDatabase(t.Context(), "app")
 			harness.Must(t, err)
 			admin := harness.Connect(t, database)
-			harness.Exec(t, admin, "CREATE ROLE app; CREATE ROLE other; CREATE ROLE outflow LOGIN REPLICATION PASSWORD '"+password+"'")
-			o := harness.New(t, database, ns.URL(), "messages"+strconv.Itoa(major), "SOURCE=message", "STREAM=MESSAGES"+strconv.Itoa(major),
+			harness.Exec(t, admin, "CREATE ROLE app; CREATE ROLE other; CREATE ROLE outflow LOGIN "+
+				"REPLICATION PASSWORD '"+password+"'")
+			o := harness.New(t, database, ns.URL(), "messages"+strconv.Itoa(major), "SOURCE=message",
+				"STREAM=MESSAGES"+strconv.Itoa(major),
 				"SUBJECT=messages"+strconv.Itoa(major)+".{doc_id}")
 			o.Stream = "MESSAGES" + strconv.Itoa(major)
 			o.Init()
 
 			conn := harness.Connect(t, database)
 			const emitSettings = "SELECT pg_logical_emit_message(true, 'outflow.settings', $1)"
-			largest := relay.Settings{Horizon: relay.MaxHorizon, MaxEvents: relay.MaxMaxEvents, MaxBytes: relay.MaxMaxBytes}
+			largest := relay.Settings{Horizon: relay.MaxHorizon, MaxEvents: relay.MaxMaxEvents,
+				MaxBytes: relay.MaxMaxBytes}
 			beyond := largest
 			beyond.MaxBytes++
 			harness.Exec(t, conn, "SET ROLE other")
-			for _, content := range []string{"v=2 slot=" + o.Slot + " x", beyond.Content(o.Slot), largest.Content(o.Slot)} {
+			for _, content := range []string{"v=2 slot=" + o.Slot + " x", beyond.Content(o.Slot),
+				largest.Content(o.Slot)} {
 				harness.Exec(t, conn, emitSettings, content)
 			}
 			harness.Exec(t, admin, harness.DocumentedBlock(t, "security.md", "Who may write events", 0))
@@ -50,7 +55,8 @@ func TestWhoMayWriteMessages(t *testing.T) {
 			event := harness.EventContent("d", "a", 1, "{}")
 			denied := map[string]string{harness.EmitEvent: event, emitSettings: largest.Content(o.Slot)}
 			if major >= 17 {
-				denied["SELECT pg_logical_emit_message(true, 'outflow.settings', $1, true)"] = largest.Content(o.Slot)
+				denied["SELECT pg_logical_emit_message(true, 'outflow.settings', $1, true)"] =
+					largest.Content(o.Slot)
 			}
 			const noRight = "42501"
 			for statement, content := range denied {
@@ -63,7 +69,8 @@ func TestWhoMayWriteMessages(t *testing.T) {
 			harness.EmitAll(t, conn, event) // a tick closes its window: with the largest horizon it would not
 			harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)
 			_, text := o.Get("/metrics")
-			for _, want := range []string{"outflow_tick_errors_total 0", "outflow_settings_malformed_total 2", "outflow_settings_foreign_total 1"} {
+			for _, want := range []string{"outflow_tick_errors_total 0", "outflow_settings_malformed_total 2",
+				"outflow_settings_foreign_total 1"} {
 				if !strings.Contains(text, want+"\n") {
 					t.Errorf("metrics without %s:\n%s", want, text)
 				}

@@ -81,7 +81,8 @@ func operated(t *testing.T) (tune func(*server.Options), creds string) {
 	for _, key := range []string{systemKey, accountKey} {
 		a := jwt.NewAccountClaims(key)
 		if key == accountKey {
-			a.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit, DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
+			a.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: jwt.NoLimit,
+				DiskStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
 		}
 		token, err := a.Encode(operator)
 		must(err)
@@ -94,7 +95,8 @@ func operated(t *testing.T) (tune func(*server.Options), creds string) {
 	content, err := jwt.FormatUserConfig(token, seed)
 	must(err)
 	return func(o *server.Options) {
-		o.TrustedOperators, o.SystemAccount, o.AccountResolver = []*jwt.OperatorClaims{claims}, systemKey, resolver
+		o.TrustedOperators, o.SystemAccount, o.AccountResolver = []*jwt.OperatorClaims{claims}, systemKey,
+			resolver
 	}, harness.WriteFile(t, "user.creds", string(content))
 }
 
@@ -133,20 +135,25 @@ func TestNATSLogins(t *testing.T) {
 			return []string{"NATS_URL=" + at(s, "tls", nil, "localhost"), "NATS_TLS_CA=" + ca.file}
 		}, []nats.Option{nats.RootCAs(ca.file)}},
 		"mtls": {tlsOf(ca.serverTLS(true, "localhost")), func(_ *testing.T, s *natsserver.Server) []string {
-			return []string{"NATS_URL=" + at(s, "nats", nil, "localhost"), "NATS_TLS_CA=" + ca.file, "NATS_TLS_CERT=" + cert, "NATS_TLS_KEY=" + key}
+			return []string{"NATS_URL=" + at(s, "nats", nil, "localhost"), "NATS_TLS_CA=" + ca.file,
+				"NATS_TLS_CERT=" + cert, "NATS_TLS_KEY=" + key}
 		}, []nats.Option{nats.RootCAs(ca.file), nats.ClientCert(cert, key)}},
-		"user": {users, plain("NATS_USER=app", "NATS_PASSWORD="+password), []nats.Option{nats.UserInfo("app", password)}},
-		"user_file": {users, plain("NATS_USER=app", "NATS_PASSWORD_FILE="+harness.WriteFile(t, "password", password+"\n")),
+		"user": {users, plain("NATS_USER=app", "NATS_PASSWORD="+password),
+			[]nats.Option{nats.UserInfo("app", password)}},
+		"user_file": {users, plain("NATS_USER=app", "NATS_PASSWORD_FILE="+
+			harness.WriteFile(t, "password", password+"\n")),
 			[]nats.Option{nats.UserInfo("app", password)}},
 		"user_url": {users, func(_ *testing.T, s *natsserver.Server) []string {
 			return []string{"NATS_URL=" + at(s, "nats", login, "localhost")}
 		}, []nats.Option{nats.UserInfo("app", password)}},
-		"token":      {token, plain("NATS_TOKEN=" + password), []nats.Option{nats.Token(password)}},
-		"token_file": {token, plain("NATS_TOKEN_FILE=" + harness.WriteFile(t, "token", password+"\n")), []nats.Option{nats.Token(password)}},
+		"token": {token, plain("NATS_TOKEN=" + password), []nats.Option{nats.Token(password)}},
+		"token_file": {token, plain("NATS_TOKEN_FILE=" + harness.WriteFile(t, "token", password+"\n")),
+			[]nats.Option{nats.Token(password)}},
 		"token_url": {token, func(_ *testing.T, s *natsserver.Server) []string {
 			return []string{"NATS_URL=" + at(s, "nats", url.User(password), "localhost")}
 		}, []nats.Option{nats.Token(password)}},
-		"nkey": {func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} }, plain("NATS_NKEY=" + harness.WriteFile(t, "user.nk", string(seed))),
+		"nkey": {func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} },
+			plain("NATS_NKEY=" + harness.WriteFile(t, "user.nk", string(seed))),
 			[]nats.Option{nats.Nkey(public, user.Sign)}},
 		"creds": {jwtMode, plain("NATS_CREDS=" + creds), []nats.Option{nats.UserCredentials(creds)}},
 	} {
@@ -154,7 +161,8 @@ func TestNATSLogins(t *testing.T) {
 			t.Parallel()
 			s := natstest.Server(t, natsserver.Options{Tune: c.tune})
 			address := at(s, "nats", nil, "localhost")
-			o, conn, _ := harness.Install(t, pg, address, "login", append(c.settings(t, s), "LOG_LEVEL=debug")...)
+			o, conn, _ := harness.Install(t, pg, address, "login",
+				append(c.settings(t, s), "LOG_LEVEL=debug")...)
 			o.Init()
 			o.Start()
 			o.AwaitReady()
@@ -169,14 +177,16 @@ func TestNATSLogins(t *testing.T) {
 			if code := o.Stop(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			if log := o.Log.String() + out + errOut; strings.Contains(log, password) || strings.Contains(log, string(seed)) {
+			if log := o.Log.String() + out + errOut; strings.Contains(log, password) ||
+				strings.Contains(log, string(seed)) {
 				t.Errorf("a secret is shown:\n%s", log)
 			}
 		})
 	}
 }
 
-// TestNATSRefused: what is wrong is said in words, with the setting's name, by init and by run, and no secret is.
+// TestNATSRefused: what is wrong is said in words, with the setting's name, by init and by run, and no secret
+// is.
 func TestNATSRefused(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Server(t)
@@ -193,26 +203,39 @@ func TestNATSRefused(t *testing.T) {
 		settings []string
 		says     []string
 	}{
-		"another authority": {tlsOf(ca.serverTLS(false, "localhost")), "tls", "localhost", []string{"NATS_TLS_CA=" + stranger.file}, []string{"certificate"}},
-		"the system's":      {tlsOf(ca.serverTLS(false, "localhost")), "tls", "localhost", nil, []string{"certificate"}},
-		"another host":      {tlsOf(ca.serverTLS(false, "elsewhere")), "tls", "localhost", []string{"NATS_TLS_CA=" + ca.file}, []string{"certificate", "localhost"}},
-		"no TLS there":      {nil, "tls", "localhost", nil, []string{"secure"}},
-		"no certificate":    {tlsOf(ca.serverTLS(true, "localhost")), "tls", "localhost", []string{"NATS_TLS_CA=" + ca.file}, []string{"nats.url"}}, // TLS 1.3: the client may hear of it only as a broken pipe
+		"another authority": {tlsOf(ca.serverTLS(false, "localhost")), "tls", "localhost",
+			[]string{"NATS_TLS_CA=" + stranger.file}, []string{"certificate"}},
+		"the system's": {tlsOf(ca.serverTLS(false, "localhost")), "tls", "localhost", nil,
+			[]string{"certificate"}},
+		"another host": {tlsOf(ca.serverTLS(false, "elsewhere")), "tls", "localhost",
+			[]string{"NATS_TLS_CA=" + ca.file}, []string{"certificate", "localhost"}},
+		"no TLS there": {nil, "tls", "localhost", nil, []string{"secure"}},
+		// TLS 1.3: the client may hear of it only as a broken pipe
+		"no certificate": {tlsOf(ca.serverTLS(true, "localhost")), "tls", "localhost",
+			[]string{"NATS_TLS_CA=" + ca.file}, []string{"nats.url"}},
 		"a stranger's": {tlsOf(ca.serverTLS(true, "localhost")), "tls", "localhost",
-			[]string{"NATS_TLS_CA=" + ca.file, "NATS_TLS_CERT=" + cert, "NATS_TLS_KEY=" + key}, []string{"nats.url"}},
-		"no CA file":     {nil, "tls", "localhost", []string{"NATS_TLS_CA=/nowhere/ca.pem"}, []string{"/nowhere/ca.pem"}},
-		"wrong password": {protected, "nats", "localhost", []string{"NATS_USER=app", "NATS_PASSWORD=" + secret}, []string{"uthorization"}},
-		"wrong token":    {protected, "nats", "localhost", []string{"NATS_TOKEN=" + secret}, []string{"uthorization"}},
-		"no login":       {protected, "nats", "localhost", nil, []string{"uthorization"}},
-		"wrong creds":    {jwtMode, "nats", "localhost", []string{"NATS_CREDS=" + creds}, []string{"uthorization"}},
-		"no creds":       {jwtMode, "nats", "localhost", []string{"NATS_CREDS=/nowhere/user.creds"}, []string{"/nowhere/user.creds"}},
-		"no password file": {protected, "nats", "localhost", []string{"NATS_USER=app", "NATS_PASSWORD_FILE=/nowhere/password"},
+			[]string{"NATS_TLS_CA=" + ca.file, "NATS_TLS_CERT=" + cert, "NATS_TLS_KEY=" + key},
+			[]string{"nats.url"}},
+		"no CA file": {nil, "tls", "localhost", []string{"NATS_TLS_CA=/nowhere/ca.pem"},
+			[]string{"/nowhere/ca.pem"}},
+		"wrong password": {protected, "nats", "localhost",
+			[]string{"NATS_USER=app", "NATS_PASSWORD=" + secret}, []string{"uthorization"}},
+		"wrong token": {protected, "nats", "localhost", []string{"NATS_TOKEN=" + secret},
+			[]string{"uthorization"}},
+		"no login": {protected, "nats", "localhost", nil, []string{"uthorization"}},
+		"wrong creds": {jwtMode, "nats", "localhost", []string{"NATS_CREDS=" + creds},
+			[]string{"uthorization"}},
+		"no creds": {jwtMode, "nats", "localhost", []string{"NATS_CREDS=/nowhere/user.creds"},
+			[]string{"/nowhere/user.creds"}},
+		"no password file": {protected, "nats", "localhost",
+			[]string{"NATS_USER=app", "NATS_PASSWORD_FILE=/nowhere/password"},
 			[]string{"/nowhere/password", "nats.password_file"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := natstest.Server(t, natsserver.Options{Tune: c.tune})
-			o, conn, _ := harness.Install(t, pg, at(s, c.scheme, nil, c.host), "refused", append(c.settings, "LOG_LEVEL=debug")...)
+			o, conn, _ := harness.Install(t, pg, at(s, c.scheme, nil, c.host), "refused",
+				append(c.settings, "LOG_LEVEL=debug")...)
 			sql, _, _ := o.Run("init", "--print") // init makes nothing while NATS refuses it
 			harness.Exec(t, conn, sql)
 			out, errOut, code := o.Run("init")

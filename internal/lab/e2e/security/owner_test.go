@@ -11,8 +11,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestWhatStrangersMadeIsRefused: init takes no table that anybody can have made, and init --sql-api neither a schema nor a function nor
-// counters whose owner could change them later. It says whose they are, and takes them where that role is named.
+// TestWhatStrangersMadeIsRefused: init takes no table that anybody can have made, and init --sql-api neither
+// a schema nor a function nor counters whose owner could change them later. It says whose they are, and takes
+// them where that role is named.
 func TestWhatStrangersMadeIsRefused(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
@@ -59,14 +60,18 @@ func TestWhatStrangersMadeIsRefused(t *testing.T) {
 		refused("schema outflow", "init", "--sql-api")
 		harness.Exec(t, conn, "ALTER SCHEMA outflow OWNER TO postgres")
 		harness.Exec(t, conn, "GRANT CREATE, USAGE ON SCHEMA outflow TO "+mallory)
-		as("CREATE FUNCTION outflow.enqueue(doc_id text, actor_id text, counter bigint, payload jsonb, columns jsonb DEFAULT NULL) " +
+		as("CREATE FUNCTION outflow.enqueue(doc_id text, actor_id text, counter bigint, payload jsonb, " +
+			"columns jsonb DEFAULT NULL) " +
 			"RETURNS text LANGUAGE sql AS 'SELECT NULL::text'")
 		refused("function outflow.enqueue(", "init", "--sql-api")
 		harness.Exec(t, conn, "DROP FUNCTION outflow.enqueue")
 		harness.Exec(t, conn, "GRANT CREATE ON SCHEMA public TO "+mallory)
-		as(`CREATE TABLE public.outflow_counter (doc_id text, actor_id text, counter bigint, PRIMARY KEY (doc_id, actor_id))`)
+		as(
+			`CREATE TABLE public.outflow_counter (doc_id text, actor_id text, counter bigint,
+				PRIMARY KEY (doc_id, actor_id))`)
 		refused("table public.outflow_counter", "init", "--sql-api")
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_proc WHERE proname = 'enqueue'").Scan(&n))
+		harness.Must(t, conn.QueryRow(t.Context(),
+			"SELECT count(*) FROM pg_proc WHERE proname = 'enqueue'").Scan(&n))
 		if n != 0 {
 			t.Error("the function was made beside them")
 		}
@@ -97,6 +102,8 @@ func TestWhatStrangersMadeIsRefused(t *testing.T) {
 	})
 }
 
-const outboxOf = `CREATE TABLE %s (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL, actor_id text NOT NULL,
-	counter bigint NOT NULL, seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
+const outboxOf = `CREATE TABLE %s (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+	actor_id text NOT NULL,
+	counter bigint NOT NULL, seq_key text COLLATE "C" NOT NULL GENERATED ALWAYS
+	AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
 	payload jsonb NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`

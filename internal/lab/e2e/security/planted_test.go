@@ -19,37 +19,47 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// plant makes a twin of what pg_catalog has, in the schema public, and the operators and functions that pg_catalog lacks for names, text
-// and jsonb, which win even behind it. All of them write down who has called them. The role that plants may only log in, and create in
-// the schema public: PostgreSQL 14's default, which an upgraded database keeps.
+// plant makes a twin of what pg_catalog has, in the schema public, and the operators and functions that
+// pg_catalog lacks for names, text and jsonb, which win even behind it. All of them write down who has called
+// them. The role that plants may only log in, and create in the schema public: PostgreSQL 14's default, which
+// an upgraded database keeps.
 const plant = `
 CREATE TABLE public.planted_ran (who text, what text);
 GRANT INSERT ON public.planted_ran TO PUBLIC;
 GRANT CREATE, USAGE ON SCHEMA public TO PUBLIC;
 SET ROLE %[1]s;
-CREATE FUNCTION public.planted() RETURNS boolean LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog AS $$
+CREATE FUNCTION public.planted() RETURNS boolean LANGUAGE plpgsql SECURITY INVOKER
+SET search_path = pg_catalog AS $$
 BEGIN INSERT INTO public.planted_ran VALUES (current_user, 'planted'); RETURN true; END $$;
 CREATE DOMAIN public.text AS pg_catalog.text;
 CREATE DOMAIN public.name AS pg_catalog.text;
 CREATE TYPE public.mood AS ENUM ('good', 'bad');
-CREATE FUNCTION public.of_mood(public.mood) RETURNS pg_catalog.text LANGUAGE plpgsql SET search_path = pg_catalog AS
+CREATE FUNCTION public.of_mood(public.mood) RETURNS pg_catalog.text LANGUAGE plpgsql
+SET search_path = pg_catalog AS
 	$$BEGIN PERFORM public.planted(); RETURN 'd'; END$$;
 CREATE CAST (public.mood AS pg_catalog.text) WITH FUNCTION public.of_mood(public.mood) AS IMPLICIT;
 CREATE VIEW public.pg_class AS SELECT c.*, public.planted() FROM pg_catalog.pg_class c;
-CREATE VIEW public.pg_replication_slots AS SELECT c.*, public.planted() FROM pg_catalog.pg_replication_slots c;
+CREATE VIEW public.pg_replication_slots AS SELECT c.*, public.planted()
+FROM pg_catalog.pg_replication_slots c;
 DO $do$
 DECLARE r record; n int := 0; f text;
 	body text := ' LANGUAGE plpgsql SET search_path = pg_catalog AS $$BEGIN PERFORM public.planted(); RETURN NULL; END$$';
 BEGIN
-	FOR r IN SELECT p.proname, pg_get_function_identity_arguments(p.oid) AS arguments, format_type(p.prorettype, NULL) AS returns
-		FROM pg_proc p WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind IN ('f', 'a') AND NOT proretset AND provariadic = 0
-			AND proargmodes IS NULL AND pronargs > 0 AND NOT prorettype::regtype::text = ANY ('{internal,cstring,trigger,void}')
-			AND NOT EXISTS (SELECT FROM unnest(proargtypes) t WHERE format_type(t, NULL) ~ 'internal|cstring|"any"|handler|pg_')
+	FOR r IN SELECT p.proname, pg_get_function_identity_arguments(p.oid)
+	AS arguments, format_type(p.prorettype, NULL) AS returns
+		FROM pg_proc p WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind IN ('f', 'a')
+		AND NOT proretset AND provariadic = 0
+			AND proargmodes IS NULL AND pronargs > 0 AND NOT prorettype::regtype::text = ANY
+			('{internal,cstring,trigger,void}')
+			AND NOT EXISTS (SELECT FROM unnest(proargtypes) t
+			WHERE format_type(t, NULL) ~ 'internal|cstring|"any"|handler|pg_')
 			AND proname IN (%[2]s)
 	LOOP
-		EXECUTE format('CREATE FUNCTION public.%%I(%%s) RETURNS %%s', r.proname, r.arguments, r.returns) || body;
+		EXECUTE format('CREATE FUNCTION public.%%I(%%s) RETURNS %%s', r.proname, r.arguments,
+		r.returns) || body;
 	END LOOP;
-	FOR r IN SELECT format_type(t, NULL) AS t FROM unnest('{text,name,jsonb,bigint,int,oid}'::regtype[]) t LOOP
+	FOR r IN SELECT format_type(t,
+	NULL) AS t FROM unnest('{text,name,jsonb,bigint,int,oid}'::regtype[]) t LOOP
 		FOREACH f IN ARRAY '{concat,coalesce,hashtext,to_regclass,jsonb_agg,jsonb_array_elements,format_type,host,min,max}'::text[] LOOP
 			BEGIN
 				EXECUTE format('CREATE FUNCTION public.%%I(%%s) RETURNS text', f, r.t) || body;
@@ -57,24 +67,28 @@ BEGIN
 			END;
 		END LOOP;
 	END LOOP;
-	FOR r IN SELECT DISTINCT oprname AS op, format_type(oprleft, NULL) AS lt, format_type(oprright, NULL) AS rt, format_type(oprresult, NULL) AS returns
+	FOR r IN SELECT DISTINCT oprname AS op, format_type(oprleft, NULL) AS lt, format_type(oprright, NULL)
+	AS rt, format_type(oprresult, NULL) AS returns
 		FROM pg_operator WHERE oprleft <> 0 AND oprright <> 0 AND oprnamespace = 'pg_catalog'::regnamespace
 			AND oprname IN ('=', '<>', '<', '>', '<=', '>=', '||', '->', '->>', '+', '-', '/', '%%', '&')
 			AND oprleft::regtype::text !~ 'any|reg|pg_' AND oprright::regtype::text !~ 'any|reg|pg_'
 		UNION
 		SELECT o, lt, rt, CASE WHEN o IN ('||', '->>') THEN 'text' ELSE 'boolean' END
-		FROM unnest('{||,=,<>,<,>,->>}'::text[]) o, unnest('{text,name,jsonb,oid,bigint,integer,"\"char\"",uuid}'::text[]) lt,
+		FROM unnest('{||,=,<>,<,>,->>}'::text[]) o,
+		unnest('{text,name,jsonb,oid,bigint,integer,"\"char\"",uuid}'::text[]) lt,
 			unnest('{text,name,jsonb,oid,bigint,integer,"\"char\"",uuid}'::text[]) rt
 	LOOP
 		BEGIN
 			n := n + 1;
-			EXECUTE format('CREATE FUNCTION public.planted_%%s(%%s, %%s) RETURNS %%s', n, r.lt, r.rt, r.returns) || body;
+			EXECUTE format('CREATE FUNCTION public.planted_%%s(%%s, %%s) RETURNS %%s', n, r.lt, r.rt,
+			r.returns) || body;
 			EXECUTE format('CREATE OPERATOR public.%%s (LEFTARG = %%s, RIGHTARG = %%s, FUNCTION = public.planted_%%s)', r.op, r.lt, r.rt, n);
 		EXCEPTION WHEN duplicate_function THEN NULL;
 		END;
 	END LOOP;
 END $do$;
-CREATE FUNCTION public.planted_state(state text, value text) RETURNS text AS $$BEGIN PERFORM public.planted(); RETURN NULL; END$$
+CREATE FUNCTION public.planted_state(state text, value text) RETURNS text
+AS $$BEGIN PERFORM public.planted(); RETURN NULL; END$$
 	LANGUAGE plpgsql SET search_path = pg_catalog;
 CREATE AGGREGATE public.array_agg(pg_catalog.text) (SFUNC = public.planted_state, STYPE = pg_catalog.text);
 CREATE AGGREGATE public.first_value(pg_catalog.text) (SFUNC = public.planted_state, STYPE = pg_catalog.text);
@@ -87,9 +101,10 @@ var called = strings.Fields(`array_agg array_position coalesce concat count curr
 	pg_is_in_recovery pg_logical_emit_message pg_partition_ancestors pg_table_is_visible pg_walfile_name quote_ident
 	set_config sha256 sum textcat textsend to_json to_jsonb to_regclass upper`)
 
-// trapped makes a database in which a stranger has planted what it could, and a superuser whose search_path is as given.
-// The function that it returns fails the test if any of it was called.
-func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, victim string, untouched func(after string)) {
+// trapped makes a database in which a stranger has planted what it could, and a superuser whose search_path
+// is as given. The function that it returns fails the test if any of it was called.
+func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, victim string,
+	untouched func(after string)) {
 	t.Helper()
 	raw := pgtest.Database(t, srv)
 	conn = harness.Connect(t, raw)
@@ -106,7 +121,8 @@ func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, v
 	u.User = url.User(role)
 	untouched = func(after string) {
 		t.Helper()
-		rows, err := conn.Query(t.Context(), "SELECT DISTINCT who FROM public.planted_ran WHERE who <> $1::pg_catalog.text", "postgres")
+		rows, err := conn.Query(t.Context(),
+			"SELECT DISTINCT who FROM public.planted_ran WHERE who <> $1::pg_catalog.text", "postgres")
 		harness.Must(t, err)
 		who, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		harness.Must(t, err)
@@ -119,7 +135,8 @@ func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, v
 	careless := harness.Connect(t, u.String())
 	harness.Exec(t, careless, "SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.name")
 	var n int
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT 1 FROM public.planted_ran WHERE who OPERATOR(pg_catalog.=) $1 LIMIT 1", role).Scan(&n))
+	harness.Must(t, conn.QueryRow(t.Context(), "SELECT 1 FROM public.planted_ran WHERE who "+
+		"OPERATOR(pg_catalog.=) $1 LIMIT 1", role).Scan(&n))
 	harness.Exec(t, conn, "TRUNCATE public.planted_ran")
 	return conn, u.String(), untouched
 }
@@ -136,8 +153,8 @@ func dropRole(t *testing.T, url, role string) {
 	}
 }
 
-// TestNothingPlantedIsCalled: who may create operators, functions and casts in a schema of the search_path gets none of them called by any
-// command, with whatever rights it runs.
+// TestNothingPlantedIsCalled: who may create operators, functions and casts in a schema of the search_path
+// gets none of them called by any command, with whatever rights it runs.
 func TestNothingPlantedIsCalled(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
@@ -177,15 +194,16 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	})
 }
 
-// TestNothingPlantedIsCalledForConsumers: a consumer's SQL runs in the application's own sessions, and that of the commands in such as lead
-// through poolers; there nobody pins a search_path.
+// TestNothingPlantedIsCalledForConsumers: a consumer's SQL runs in the application's own sessions, and that
+// of the commands in such as lead through poolers; there nobody pins a search_path.
 func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
 		conn, url, untouched := trapped(t, srv, `"$user", public`)
 		ns := natstest.Server(t)
-		o := harness.New(t, url, ns.URL(), harness.SlotName("planted"), "REORDER_HORIZON=0s", "CONSUMER_DATABASE="+url)
+		o := harness.New(t, url, ns.URL(), harness.SlotName("planted"), "REORDER_HORIZON=0s",
+			"CONSUMER_DATABASE="+url)
 		o.UseStream(strings.ToUpper(o.Slot))
 		o.Init()
 		o.Start()
@@ -198,17 +216,20 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 		harness.Exec(t, conn, "SET ROLE mallory_"+database)
 		harness.Exec(t, conn, consume.Tables("public"))
 		harness.Exec(t, conn, "RESET ROLE")
-		foreign, err := consume.New(harness.JetStream(t, ns.URL()), consume.Postgres(pool), consume.Config{Name: "orders", Stream: o.Stream})
+		foreign, err := consume.New(harness.JetStream(t, ns.URL()), consume.Postgres(pool),
+			consume.Config{Name: "orders", Stream: o.Stream})
 		harness.Must(t, err)
 		err = foreign.Run(t.Context(), func(context.Context, pgx.Tx, *consume.Event) error { return nil })
 		if err == nil || !strings.Contains(err.Error(), "mallory_"+database) {
 			t.Fatalf("tables that a stranger has prepared: %v", err)
 		}
-		harness.Exec(t, conn, "DROP TABLE public.outflow_consumer, public.outflow_mark, public.outflow_parked")
+		harness.Exec(t, conn,
+			"DROP TABLE public.outflow_consumer, public.outflow_mark, public.outflow_parked")
 		until := func(enough func() bool, handler consume.Handler) {
 			t.Helper()
 			c, err := consume.New(harness.JetStream(t, ns.URL()), consume.Postgres(pool), consume.Config{
-				Name: "orders", Stream: o.Stream, MaxAttempts: 1, Backoff: consume.Backoff{First: time.Millisecond, Max: time.Millisecond},
+				Name: "orders", Stream: o.Stream, MaxAttempts: 1,
+				Backoff: consume.Backoff{First: time.Millisecond, Max: time.Millisecond},
 			})
 			harness.Must(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -235,7 +256,8 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 		good := func(context.Context, pgx.Tx, *consume.Event) error { return nil }
 		until(func() bool { return count("SELECT count(*) FROM outflow_parked") == 3 }, bad)
 		for _, args := range [][]string{
-			{"consumer", "list"}, {"parked", "list"}, {"parked", "list", "orders"}, {"parked", "show", "orders", "doc"}, {"parked", "retry", "orders", "doc"},
+			{"consumer", "list"}, {"parked", "list"}, {"parked", "list", "orders"},
+			{"parked", "show", "orders", "doc"}, {"parked", "retry", "orders", "doc"},
 		} {
 			if out, errOut, code := o.Run(args...); code != 0 {
 				t.Errorf("outflow %v: exit code %d\n%s%s", args, code, out, errOut)

@@ -18,8 +18,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// sealed is a PostgreSQL server that lets roles in over TLS only: those of the group passwords with SCRAM, those of the group
-// certificates with a certificate.
+// sealed is a PostgreSQL server that lets roles in over TLS only: those of the group passwords with SCRAM,
+// those of the group certificates with a certificate.
 type sealed struct {
 	*pgserver.Server
 	ca *authority
@@ -45,13 +45,17 @@ hostssl all +certificates 127.0.0.1/32 cert
 	admin := harness.Connect(t, s.URL("postgres"))
 	for _, sql := range []string{
 		"CREATE ROLE passwords", "CREATE ROLE certificates",
-		"ALTER SYSTEM SET ssl_ca_file = 'root.crt'", "ALTER SYSTEM SET ssl_cert_file = 'server.crt'", "ALTER SYSTEM SET ssl_key_file = 'server.key'",
-		"ALTER SYSTEM SET password_encryption = 'scram-sha-256'", "ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()",
+		"ALTER SYSTEM SET ssl_ca_file = 'root.crt'", "ALTER SYSTEM SET ssl_cert_file = 'server.crt'",
+		"ALTER SYSTEM SET ssl_key_file = 'server.key'",
+		"ALTER SYSTEM SET password_encryption = 'scram-sha-256'", "ALTER SYSTEM SET ssl = on",
+		"SELECT pg_reload_conf()",
 	} {
 		harness.Exec(t, admin, sql)
 	}
 	harness.Eventually(t, "TLS", func() error {
-		conn, err := pgx.Connect(t.Context(), fmt.Sprintf("postgres://postgres@localhost:%d/postgres?sslmode=verify-full&sslrootcert=%s", s.Port, s.ca.file))
+		conn, err := pgx.Connect(t.Context(),
+			fmt.Sprintf("postgres://postgres@localhost:%d/postgres?sslmode=verify-full&sslrootcert=%s",
+				s.Port, s.ca.file))
 		if err != nil {
 			return err
 		}
@@ -85,13 +89,15 @@ func (s *sealed) install(t *testing.T, from, name string) {
 func (s *sealed) database(t *testing.T, role, group, password string) {
 	t.Helper()
 	admin := harness.Connect(t, s.URL("postgres"))
-	harness.Exec(t, admin, fmt.Sprintf("CREATE ROLE %s LOGIN REPLICATION PASSWORD '%s' IN ROLE %s", role, password, group))
+	harness.Exec(t, admin, fmt.Sprintf("CREATE ROLE %s LOGIN REPLICATION PASSWORD '%s' IN ROLE %s", role,
+		password, group))
 	harness.Exec(t, admin, fmt.Sprintf("CREATE DATABASE %s OWNER %s", role, role))
 }
 
 // url is where a role of that name has its database.
 func (s *sealed) url(host, role, password string, params ...string) string {
-	u := url.URL{Scheme: "postgres", User: url.User(role), Host: host + ":" + strconv.Itoa(s.Port), Path: "/" + role, RawQuery: strings.Join(params, "&")}
+	u := url.URL{Scheme: "postgres", User: url.User(role), Host: host + ":" + strconv.Itoa(s.Port),
+		Path: "/" + role, RawQuery: strings.Join(params, "&")}
 	if password != "" {
 		u.User = url.UserPassword(role, password)
 	}
@@ -101,7 +107,8 @@ func (s *sealed) url(host, role, password string, params ...string) string {
 // plain sets environment variables that are not Outflow's own.
 func plain(o *harness.Outflow, vars ...string) { o.Env = append(o.Env, vars...) }
 
-// TestPostgresTLS runs the whole way, init to a clean stop, over TLS with the server's certificate checked, for each way to log in.
+// TestPostgresTLS runs the whole way, init to a clean stop, over TLS with the server's certificate checked,
+// for each way to log in.
 func TestPostgresTLS(t *testing.T) {
 	t.Parallel()
 	s := newSealed(t)
@@ -128,13 +135,15 @@ func TestPostgresTLS(t *testing.T) {
 		"environment": func(t *testing.T, o *harness.Outflow, role string) {
 			s.database(t, role, "passwords", pass)
 			o.Set("POSTGRES_URL=")
-			plain(o, "PGHOST=localhost", "PGPORT="+strconv.Itoa(s.Port), "PGUSER="+role, "PGDATABASE="+role, "PGPASSWORD="+password,
+			plain(o, "PGHOST=localhost", "PGPORT="+strconv.Itoa(s.Port), "PGUSER="+role, "PGDATABASE="+role,
+				"PGPASSWORD="+password,
 				"PGSSLMODE=verify-full", "PGSSLROOTCERT="+s.ca.file)
 		},
 		"client_certificate": func(t *testing.T, o *harness.Outflow, role string) {
 			s.database(t, role, "certificates", "")
 			cert, key := s.ca.issue(role)
-			o.Set("POSTGRES_URL=" + s.url("localhost", role, "", "sslmode=verify-full", ca, "sslcert="+cert, "sslkey="+key))
+			o.Set("POSTGRES_URL=" + s.url("localhost", role, "", "sslmode=verify-full", ca, "sslcert="+cert,
+				"sslkey="+key))
 		},
 	}
 	for role, way := range ways {
@@ -152,26 +161,29 @@ func TestPostgresTLS(t *testing.T) {
 			}
 			harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, 3)
 			var senders, all, encrypted int
-			if err := conn.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE backend_type = 'walsender'), count(*), count(*) FILTER (WHERE ssl)
+			if err := conn.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE backend_type = 'walsender'),
+				count(*), count(*) FILTER (WHERE ssl)
 				FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE usename = $1`, role).Scan(&senders, &all, &encrypted); err != nil {
 				t.Fatal(err)
 			}
 			if senders != 1 || all < 2 || encrypted != all {
-				t.Errorf("%d replication connections; %d of %d connections are encrypted", senders, encrypted, all)
+				t.Errorf("%d replication connections; %d of %d connections are encrypted", senders, encrypted,
+					all)
 			}
 			if code := o.Stop(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 			o.MustBeComplete(conn, nats.URL())
-			if log := o.Log.String(); strings.Contains(log, password) || strings.Contains(log, "level=ERROR") || strings.Contains(log, "not all") {
+			if log := o.Log.String(); strings.Contains(log, password) ||
+				strings.Contains(log, "level=ERROR") || strings.Contains(log, "not all") {
 				t.Errorf("the log says\n%s", log)
 			}
 		})
 	}
 }
 
-// TestPostgresRefused: what is wrong is said in words, with the setting's name, at once by init and at each attempt by run, and no
-// password is.
+// TestPostgresRefused: what is wrong is said in words, with the setting's name, at once by init and at each
+// attempt by run, and no password is.
 func TestPostgresRefused(t *testing.T) {
 	t.Parallel()
 	s := newSealed(t)
@@ -186,14 +198,22 @@ func TestPostgresRefused(t *testing.T) {
 		url  string
 		says []string
 	}{
-		"another authority":   {s.url("localhost", "somebody", secret, "sslmode=verify-full", "sslrootcert="+stranger.file), []string{"certificate"}},
-		"another host":        {s.url("127.0.0.1", "somebody", secret, "sslmode=verify-full", ca), []string{"certificate", "127.0.0.1"}},
-		"not encrypted":       {s.url("localhost", "somebody", secret, "sslmode=disable"), []string{"pg_hba.conf", "no encryption"}},
-		"wrong password":      {s.url("localhost", "somebody", secret+"x", "sslmode=verify-full", ca), []string{"password authentication failed"}},
-		"no certificate":      {s.url("localhost", "holder", "", "sslmode=verify-full", ca), []string{"certificate"}},
-		"a stranger's":        {s.url("localhost", "holder", "", "sslmode=verify-full", ca, "sslcert="+cert, "sslkey="+key), []string{"certificate"}},
-		"no file":             {s.url("localhost", "somebody", secret, "sslmode=verify-full", "sslrootcert=/nowhere/ca.pem"), []string{"/nowhere/ca.pem"}},
-		"another one's place": {s.url("localhost", "holder", secret, "sslmode=verify-full", ca), []string{"certificate"}},
+		"another authority": {s.url("localhost", "somebody", secret, "sslmode=verify-full", "sslrootcert="+
+			stranger.file), []string{"certificate"}},
+		"another host": {s.url("127.0.0.1", "somebody", secret, "sslmode=verify-full", ca),
+			[]string{"certificate", "127.0.0.1"}},
+		"not encrypted": {s.url("localhost", "somebody", secret, "sslmode=disable"),
+			[]string{"pg_hba.conf", "no encryption"}},
+		"wrong password": {s.url("localhost", "somebody", secret+"x", "sslmode=verify-full", ca),
+			[]string{"password authentication failed"}},
+		"no certificate": {s.url("localhost", "holder", "", "sslmode=verify-full", ca),
+			[]string{"certificate"}},
+		"a stranger's": {s.url("localhost", "holder", "", "sslmode=verify-full", ca, "sslcert="+cert,
+			"sslkey="+key), []string{"certificate"}},
+		"no file": {s.url("localhost", "somebody", secret, "sslmode=verify-full",
+			"sslrootcert=/nowhere/ca.pem"), []string{"/nowhere/ca.pem"}},
+		"another one's place": {s.url("localhost", "holder", secret, "sslmode=verify-full", ca),
+			[]string{"certificate"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

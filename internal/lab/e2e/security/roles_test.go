@@ -17,8 +17,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestLeastPrivilege runs outflow, on both sides, as the roles of docs/postgres.md and docs/samples/nats-accounts.conf, which may do nothing
-// else.
+// TestLeastPrivilege runs outflow, on both sides, as the roles of docs/postgres.md and
+// docs/samples/nats-accounts.conf, which may do nothing else.
 func TestLeastPrivilege(t *testing.T) {
 	t.Parallel()
 	const password = harness.AccountPassword
@@ -27,13 +27,17 @@ func TestLeastPrivilege(t *testing.T) {
 	harness.Exec(t, admin, "CREATE ROLE owner LOGIN REPLICATION")
 	harness.Exec(t, admin, "CREATE DATABASE app OWNER owner")
 	harness.Exec(t, admin, "REVOKE ALL ON DATABASE app FROM PUBLIC")
-	for statement := range strings.SplitSeq(harness.DocumentedBlock(t, "postgres.md", "Least privilege", 0), ";") {
+	for statement := range strings.SplitSeq(harness.DocumentedBlock(t, "postgres.md", "Least privilege", 0),
+		";") {
 		harness.Exec(t, admin, strings.ReplaceAll(statement, "…", password))
 	}
 	broker := accounts(t)
 
-	url := func(role string) string { return strings.Replace(pg.URL("app"), "postgres@", role+":"+password+"@", 1) }
-	o := harness.New(t, url("owner"), broker.URL(), "outflow", "NATS_USER=outflow-init", "NATS_PASSWORD="+password, "REORDER_HORIZON=5ms")
+	url := func(role string) string {
+		return strings.Replace(pg.URL("app"), "postgres@", role+":"+password+"@", 1)
+	}
+	o := harness.New(t, url("owner"), broker.URL(), "outflow", "NATS_USER=outflow-init", "NATS_PASSWORD="+
+		password, "REORDER_HORIZON=5ms")
 	o.Init()
 	conn := harness.Connect(t, url("owner"))
 	harness.Exec(t, conn, "REVOKE ALL ON TABLE outbox FROM PUBLIC")
@@ -43,13 +47,15 @@ func TestLeastPrivilege(t *testing.T) {
 	for i := range 3 {
 		harness.Insert(t, conn, "doc", i, `{}`)
 	}
-	harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', 'v=1 slot=outflow horizon=1ms sort=seq_key max_events=65536 max_bytes=67108864')")
+	harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', 'v=1 slot=outflow "+
+		"horizon=1ms sort=seq_key max_events=65536 max_bytes=67108864')")
 
 	_, stream := loginTo(t, broker, "outflow-admin")
 	harness.AwaitMessages(t, stream, o.Stream, 3)
 	more := 100
 	harness.Eventually(t, "a tick, a record and a confirmed LSN", func() error {
-		if harness.Metric(t, o, "outflow_ticks_total") == 0 { // the change of settings may have closed the last window
+		// the change of settings may have closed the last window
+		if harness.Metric(t, o, "outflow_ticks_total") == 0 {
 			more++
 			harness.Insert(t, conn, "doc", more, `{}`)
 		}
@@ -86,18 +92,22 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer as.Close(context.Background()) //nolint:errcheck // the test is over
-	for _, sql := range []string{"SELECT * FROM outbox", "DELETE FROM outbox", "CREATE TABLE public.mine (i int)", "DROP PUBLICATION outflow"} {
+	for _, sql := range []string{"SELECT * FROM outbox", "DELETE FROM outbox",
+		"CREATE TABLE public.mine (i int)", "DROP PUBLICATION outflow"} {
 		if _, err := as.Exec(t.Context(), sql); err == nil {
 			t.Errorf("the role may %s", sql)
 		}
 	}
 	for _, user := range []string{"outflow", "outflow-init"} {
-		nc, err := nats.Connect(broker.URL(), nats.UserInfo(user, password), nats.Timeout(harness.AskTimeout), nats.CustomInboxPrefix("_INBOX.outflow"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		nc, err := nats.Connect(broker.URL(), nats.UserInfo(user, password), nats.Timeout(harness.AskTimeout),
+			nats.CustomInboxPrefix("_INBOX.outflow"),
+			nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer nc.Close()
-		subjects := []string{"$JS.API.STREAM.DELETE.OUTBOX", "$JS.API.STREAM.PURGE.OUTBOX", "$JS.API.STREAM.MSG.DELETE.OUTBOX", "$JS.API.STREAM.UPDATE.OUTBOX", "outbox.doc"}
+		subjects := []string{"$JS.API.STREAM.DELETE.OUTBOX", "$JS.API.STREAM.PURGE.OUTBOX",
+			"$JS.API.STREAM.MSG.DELETE.OUTBOX", "$JS.API.STREAM.UPDATE.OUTBOX", "outbox.doc"}
 		if user != "outflow" {
 			subjects = append(subjects, "_outflow.x.outbox.doc")
 		}
@@ -115,7 +125,8 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
-// TestPagesAreReadOnly: what the program serves is on this machine only unless told otherwise, is a handful of pages, and takes nothing.
+// TestPagesAreReadOnly: what the program serves is on this machine only unless told otherwise, is a handful
+// of pages, and takes nothing.
 func TestPagesAreReadOnly(t *testing.T) {
 	t.Parallel()
 	o, _, _ := harness.Install(t, pgtest.Server(t), natstest.Server(t).URL(), "pages")
@@ -133,7 +144,8 @@ func TestPagesAreReadOnly(t *testing.T) {
 	o.AwaitReady()
 	do := func(method, path string) int {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+o.Listen+path, strings.NewReader("x"))
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+o.Listen+path,
+			strings.NewReader("x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +157,8 @@ func TestPagesAreReadOnly(t *testing.T) {
 		return resp.StatusCode
 	}
 	for _, path := range []string{"/", "/metrics", "/healthz", "/readyz", "/status.json"} {
-		for method, want := range map[string]int{"GET": 200, "HEAD": 200, "POST": 405, "PUT": 405, "PATCH": 405, "DELETE": 405, "OPTIONS": 405, "TRACE": 405} {
+		for method, want := range map[string]int{"GET": 200, "HEAD": 200, "POST": 405, "PUT": 405,
+			"PATCH": 405, "DELETE": 405, "OPTIONS": 405, "TRACE": 405} {
 			harness.Eventually(t, method+" "+path, func() error { // it may have no session at one moment
 				if got := do(method, path); got != want {
 					return fmt.Errorf("%d, want %d", got, want)
@@ -155,7 +168,8 @@ func TestPagesAreReadOnly(t *testing.T) {
 		}
 	}
 	for _, path := range []string{
-		"/debug/pprof/", "/debug/vars", "/config", "/status", "/metrics/x", "/index.html", "/.env", "/favicon.ico", "/quit", "/-/reload", "/..%2f..%2fetc%2fpasswd",
+		"/debug/pprof/", "/debug/vars", "/config", "/status", "/metrics/x", "/index.html", "/.env",
+		"/favicon.ico", "/quit", "/-/reload", "/..%2f..%2fetc%2fpasswd",
 	} {
 		if got := do("GET", path); got != 404 {
 			t.Errorf("GET %s: %d, want 404", path, got)
@@ -188,7 +202,8 @@ func TestPagesAreReadOnly(t *testing.T) {
 	}
 	for _, a := range addresses {
 		if ip, _, err := net.ParseCIDR(a.String()); err == nil && !ip.IsLoopback() && ip.IsGlobalUnicast() {
-			if c, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), port), time.Second); err == nil {
+			if c, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), port),
+				time.Second); err == nil {
 				c.Close()
 				t.Errorf("it answers at %v too", ip)
 			}

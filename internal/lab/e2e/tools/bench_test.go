@@ -33,11 +33,13 @@ type benchValue struct {
 	Values            []float64
 }
 
-// TestBench is a small run: who takes part, and that everything is measured and nothing is left. How fast is for no test to say.
+// TestBench is a small run: who takes part, and that everything is measured and nothing is left. How fast is
+// for no test to say.
 func TestBench(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	b := startWithServers(t, "bench", "--case", "drain", "--rows", "2000", "--repetitions", "1", "--json", "-",
+	b := startWithServers(t, "bench", "--case", "drain", "--rows", "2000", "--repetitions", "1", "--json",
+		"-",
 		"--outflow", "before="+harness.Binary, "--settings", "before:reorder.max_events=1000")
 	code := b.code()
 	b.nothingLeft()
@@ -61,8 +63,10 @@ func TestBench(t *testing.T) {
 		var names []string
 		for _, who := range c.Contenders {
 			names = append(names, who.Name)
-			for _, m := range []string{"events_per_second", "cpu_itself_us_per_event", "cpu_postgresql_us_per_event", "cpu_nats_us_per_event"} {
-				if got, ok := who.Figures[m]; !ok || len(got.Values) != 1 || got.Low != got.High || got.Median < 0 {
+			for _, m := range []string{"events_per_second", "cpu_itself_us_per_event",
+				"cpu_postgresql_us_per_event", "cpu_nats_us_per_event"} {
+				if got, ok := who.Figures[m]; !ok || len(got.Values) != 1 || got.Low != got.High ||
+					got.Median < 0 {
 					t.Errorf("%s, %s: %+v", who.Name, m, got)
 				}
 			}
@@ -71,18 +75,21 @@ func TestBench(t *testing.T) {
 			}
 		}
 		all := strings.Join(names, " ")
-		if withTool, without := "outflow before pg_recvlogical publisher relay", "outflow before publisher relay"; all != withTool && all != without {
+		if withTool, without := "outflow before pg_recvlogical publisher relay",
+			"outflow before publisher relay"; all != withTool && all != without {
 			t.Errorf("the contenders are %s", all)
 		}
 	}
-	for _, want := range []string{"drain, 1 row a transaction, 2000 rows", "drain, 100 rows a transaction, 2000 rows", "/ relay", "itself µs"} {
+	for _, want := range []string{"drain, 1 row a transaction, 2000 rows",
+		"drain, 100 rows a transaction, 2000 rows", "/ relay", "itself µs"} {
 		if !strings.Contains(screen, want) {
 			t.Errorf("the screen does not show %s", want)
 		}
 	}
 }
 
-// TestBenchInterrupted: a signal while it starts, while a backlog is drained and while writers write leaves nothing.
+// TestBenchInterrupted: a signal while it starts, while a backlog is drained and while writers write leaves
+// nothing.
 func TestBenchInterrupted(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -124,7 +131,8 @@ func TestBenchRefuses(t *testing.T) {
 		"v1":              {"--settings", "v1:stream=X"},
 		"setting=value":   {"--settings", "stream"},
 	} {
-		if _, stderr, code := lab(t, t.TempDir(), nil, append([]string{"bench"}, args...)...); code != 2 || !strings.Contains(stderr, named) {
+		if _, stderr, code := lab(t, t.TempDir(), nil, append([]string{"bench"}, args...)...); code != 2 ||
+			!strings.Contains(stderr, named) {
 			t.Errorf("outflow-lab bench %v: exit code %d, want 2 and a name:\n%s", args, code, stderr)
 		}
 	}

@@ -19,7 +19,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// demo is a run of outflow-lab demo, or another command that starts servers, with a temporary directory of its own.
+// demo is a run of outflow-lab demo, or another command that starts servers, with a temporary directory of
+// its own.
 type demo struct {
 	t     *testing.T
 	tmp   string
@@ -107,7 +108,8 @@ func TestDemo(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	for _, want := range []string{
-		`kill -9`, `started again`, `written +26078`, `published +26078`, `missing +0\b`, `repeated +0\b`, `out of order +\d+`, `p50 +[\d.]+`, `p99 +[\d.]+`, `[\d.]+/s`,
+		`kill -9`, `started again`, `written +26078`, `published +26078`, `missing +0\b`, `repeated +0\b`,
+		`out of order +\d+`, `p50 +[\d.]+`, `p99 +[\d.]+`, `[\d.]+/s`,
 	} {
 		if !regexp.MustCompile(want).MatchString(screen) {
 			t.Errorf("the screen does not show %s", want)

@@ -46,7 +46,8 @@ func TestTorture(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	tmp := roomForServers(t)
-	out, log, code := lab(t, tmp, nil, "torture", "--duration", "10s", "--every", "800ms", "--faults", "all,-nats.away", "--source", "both", "--json")
+	out, log, code := lab(t, tmp, nil, "torture", "--duration", "10s", "--every", "800ms", "--faults",
+		"all,-nats.away", "--source", "both", "--json")
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, log, out)
 	}
@@ -68,7 +69,8 @@ func TestTorture(t *testing.T) {
 		strikes += f.Strikes
 	}
 	if !r.Good || r.Rows < 100 || r.Messages < 10 || len(r.Streams) != 3 || strikes < 1 {
-		t.Errorf("%d rows, %d messages, %d streams, %d faults: not a plausible run\n%s", r.Rows, r.Messages, len(r.Streams), strikes, log)
+		t.Errorf("%d rows, %d messages, %d streams, %d faults: not a plausible run\n%s", r.Rows, r.Messages,
+			len(r.Streams), strikes, log)
 	}
 	for _, s := range r.Streams {
 		if s.Published != r.Rows+r.Messages {
@@ -85,14 +87,17 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// TestTortureOfStandstills: what stands still and comes back, and an installation that leaves or is away, each at least once. The schedule
-// ends after a number of faults, not after a time: on a slow machine none of them is left out.
+// TestTortureOfStandstills: what stands still and comes back, and an installation that leaves or is away,
+// each at least once. The schedule ends after a number of faults, not after a time: on a slow machine none of
+// them is left out.
 func TestTortureOfStandstills(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	kinds := []string{"outflow.pause", "outflow.leave", "outflow.away", "postgres.pause", "nats.pause"}
-	out, log, code := lab(t, roomForServers(t), nil, "torture", "--kills", "9", "--victims", "1", "--seed", "1", "--every", "1s",
-		"--faults", strings.Replace(strings.Join(kinds, ","), "postgres.pause", "postgres.pause*4", 1), "--json")
+	out, log, code := lab(t, roomForServers(t), nil, "torture", "--kills", "9", "--victims", "1", "--seed",
+		"1", "--every", "1s",
+		"--faults", strings.Replace(strings.Join(kinds, ","), "postgres.pause", "postgres.pause*4", 1),
+		"--json")
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, log, out)
 	}
@@ -120,7 +125,8 @@ func TestTortureOfStandstills(t *testing.T) {
 	}
 }
 
-// TestTortureNotices: a stream that was spoilt behind outflow's back is a bad verdict, and what is kept is named.
+// TestTortureNotices: a stream that was spoilt behind outflow's back is a bad verdict, and what is kept is
+// named.
 func TestTortureNotices(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -134,7 +140,8 @@ func TestTortureNotices(t *testing.T) {
 			if code != 4 {
 				t.Errorf("exit code %d\n%s", code, log)
 			}
-			for _, want := range []string{`first: .*` + says, `DIFFERENT`, `NOT as promised. Seed 5`, `kept: .*outflow-torture`} {
+			for _, want := range []string{`first: .*` + says, `DIFFERENT`, `NOT as promised. Seed 5`,
+				`kept: .*outflow-torture`} {
 				if !regexp.MustCompile(want).MatchString(out) {
 					t.Errorf("it does not say %s:\n%s", want, out)
 				}
@@ -156,7 +163,8 @@ func TestTortureSchedule(t *testing.T) {
 	if dry("42") != first || dry("43") == first {
 		t.Error("the schedule is not a function of the seed")
 	}
-	if _, log, code := lab(t, t.TempDir(), nil, "torture", "--faults", "nats.kil"); code != 2 || !strings.Contains(log, "nats.kil") {
+	if _, log, code := lab(t, t.TempDir(), nil, "torture", "--faults", "nats.kil"); code != 2 ||
+		!strings.Contains(log, "nats.kil") {
 		t.Errorf("exit code %d: %s", code, log)
 	}
 }

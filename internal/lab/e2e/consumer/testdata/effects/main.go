@@ -1,4 +1,5 @@
-// Command effects is a consumer for the tests: three tables whose content depends on the order and the number of the events.
+// Command effects is a consumer for the tests: three tables whose content depends on the order and the number
+// of the events.
 package main
 
 import (
@@ -21,10 +22,12 @@ import (
 	"github.com/outflowhq/outflow/consumer"
 )
 
-// tables: a hash over each document's events in their order, a log of them with a number of its own, and how often the actor changed.
+// tables: a hash over each document's events in their order, a log of them with a number of its own, and how
+// often the actor changed.
 const tables = `
 CREATE TABLE state (document text PRIMARY KEY, events int NOT NULL, hash text NOT NULL);
-CREATE TABLE log (document text, n int, key text NOT NULL, operations int NOT NULL, PRIMARY KEY (document, n));
+CREATE TABLE log (document text, n int, key text NOT NULL, operations int NOT NULL, PRIMARY KEY (document,
+n));
 CREATE TABLE turns (document text PRIMARY KEY, actor text NOT NULL, turns int NOT NULL);`
 
 func main() {
@@ -102,10 +105,15 @@ func handle(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
 	}
 	actor, _, _ := strings.Cut(e.Key, ":")
 	batch := &pgx.Batch{}
-	batch.Queue(`INSERT INTO state VALUES ($1, 1, md5($2)) ON CONFLICT (document) DO UPDATE SET events = state.events + 1, hash = md5(state.hash || $2)`,
+	batch.Queue(
+		`INSERT INTO state VALUES ($1, 1, md5($2)) ON CONFLICT (document) DO UPDATE
+			SET events = state.events + 1, hash = md5(state.hash || $2)`,
 		e.Document, e.Key+string(e.Data))
-	batch.Queue(`INSERT INTO log SELECT $1, events, $2, $3 FROM state WHERE document = $1`, e.Document, e.Key, len(operations))
-	batch.Queue(`INSERT INTO turns VALUES ($1, $2, 1) ON CONFLICT (document) DO UPDATE SET turns = turns.turns + (turns.actor <> $2)::int, actor = $2`,
+	batch.Queue(`INSERT INTO log SELECT $1, events, $2, $3 FROM state WHERE document = $1`, e.Document, e.Key,
+		len(operations))
+	batch.Queue(
+		`INSERT INTO turns VALUES ($1, $2, 1) ON CONFLICT (document) DO UPDATE
+			SET turns = turns.turns + (turns.actor <> $2)::int, actor = $2`,
 		e.Document, actor)
 	return tx.SendBatch(ctx, batch).Close()
 }
