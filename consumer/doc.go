@@ -71,9 +71,9 @@
 // releases them (outflow parked), and the other documents go on. Without a database it goes to
 // [Config.OnPoison].
 //
-// Nothing is left out in silence. Messages that were removed before they were read, a stream that is another
-// one, or a message that Outflow did not publish end [Consumer.Run] with an error that says what can be done;
-// see [ErrGap].
+// Nothing is left out silently. If messages were removed before they were read, if the stream is another one,
+// or if it has a message that Outflow did not publish, [Consumer.Run] ends with an error that says what can
+// be done; see [ErrGap].
 //
 // Package consumertest runs a handler with events in memory and crashes it at every point. Why the promise
 // holds, case by case with the tests that show it, is argued in docs/consumer.md of the repository.

@@ -1,7 +1,7 @@
-// Package outbox has the public words of Outflow's format: a place in the WAL ([LSN], [Position]), a
-// message's header ([Header], [ParseHeader]), a document's name as a token of a subject ([AppendToken],
-// [ParseToken]), and the errors that Outflow returns ([Fault]). It depends on the standard library only. A
-// plain JetStream subscription reads with it which event a message is:
+// Package outbox holds the public types of Outflow's message format: a position in the WAL ([LSN],
+// [Position]), a message's header ([Header], [ParseHeader]), a document id as a subject token ([AppendToken],
+// [ParseToken]), and the errors that Outflow returns ([Fault]). It depends on the standard library only. With
+// it, a plain JetStream subscription can tell which event a message is:
 //
 //	package main
 //
@@ -25,7 +25,7 @@
 //		if err != nil {
 //			log.Fatal(err)
 //		}
-//		sub, err := js.SubscribeSync("outbox.>", nats.OrderedConsumer())
+//		sub, err := js.SubscribeSync("outbox.>", nats.BindStream("OUTBOX"), nats.OrderedConsumer())
 //		if err != nil {
 //			log.Fatal(err)
 //		}
@@ -42,6 +42,9 @@
 //		}
 //	}
 //
-// An event's [Position], the end LSN of its transaction and the index within it, is its identity and its rank
-// in the total order of the WAL.
+// The subscription names the stream because the stream's own subject is a private one: JetStream cannot find
+// it by outbox.>.
+//
+// An event's [Position] is the end LSN of its transaction and the index within it. It identifies the event,
+// and it is the event's rank in the total order of the WAL.
 package outbox

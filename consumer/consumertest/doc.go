@@ -1,5 +1,5 @@
-// Package consumertest tests handlers of package consumer: with the real engine and a real PostgreSQL, but
-// with events from memory and crashes at will. It needs no NATS server.
+// Package consumertest tests handlers of package consumer with the real engine and a real PostgreSQL, but
+// with events from memory and crashes on demand. It needs no NATS server.
 //
 //	func TestHandler(t *testing.T) {
 //		pool := ... // a database of the test's own, with the tables of the handler
@@ -11,10 +11,10 @@
 //	}
 //
 // [ExactlyOnce] runs the handler undisturbed, then with a crash at every point of every event, then with a
-// failure of every first attempt, and compares what the runs leave behind. A handler that has an effect
-// outside of its transaction is found: the effect is there twice, or an attempt that was rolled back has left
-// it. So is one that depends on what it keeps in memory, if [Kit.Start] makes it.
+// failure of every first attempt, and compares what the runs leave behind. It catches a handler that has an
+// effect outside its transaction: the effect is there twice, or was left by an attempt that was rolled back.
+// It also catches one that depends on state in memory, if [Kit.Start] makes the handler.
 //
-// [Golden] holds upcasters to a file for each old version. [Stream] and [Crash] are what the kit is made of,
-// for tests of another kind.
+// [Golden] compares what upcasters make of each old version with a file. [Stream] and [Crash] are the
+// building blocks, for tests of another kind.
 package consumertest
