@@ -172,8 +172,7 @@ func (w *worker) advance(it item) error {
 	return nil
 }
 
-// apply applies events in one transaction. If that fails, it applies them in smaller ones, to find the event
-// that fails.
+// applyNew applies those of the events that have not had their effect.
 func (w *worker) applyNew(items []item) error {
 	todo := items[:0]
 	for _, it := range items {
@@ -208,8 +207,8 @@ func (w *worker) applied(it item) (bool, error) {
 	return false, nil
 }
 
-// apply has the effects of events: all of them in one transaction, and where that fails, so that the one that
-// fails is found.
+// apply applies events in one transaction. If that fails, it applies them in smaller ones, to find the event
+// that fails.
 func (w *worker) apply(items []item) error {
 	for len(items) > 0 {
 		n := len(items)

@@ -37,7 +37,7 @@ type gauges struct {
 	seq                            uint64 // acknowledged
 }
 
-// Snapshot is the pipeline's state at a moment, for probes and the status page.
+// Status is the pipeline's state at a moment, for probes and the status page.
 type Status struct {
 	State     State      `json:"state"`
 	Since     time.Time  `json:"since"`                       // when the state began
@@ -165,5 +165,5 @@ func (h *health) snapshot() Status {
 	return h.snap
 }
 
-// Snapshot returns the state at this moment. Safe for concurrent use.
+// Status returns the state at this moment. Safe for concurrent use.
 func (p *Pipeline) Status() Status { return p.health.snapshot() }

@@ -20,7 +20,7 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-// codeDivergence is the code of the fault of checkpoint.Proof: the one gap that no reading shows.
+// codeDivergence is the code of the fault of checkpoint.TailCheck: the one gap that no reading shows.
 const codeDivergence = "divergence"
 
 // errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.

@@ -63,7 +63,7 @@ func (r *rate) add(n int, now time.Time) {
 	}
 }
 
-// dialSocket makes every connection that dial opens a wire.
+// Wrap makes every connection that dial opens a Conn, and hands it to opened.
 func Wrap(dial pgconn.DialFunc, opened func(*Conn)) pgconn.DialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)

@@ -1,11 +1,11 @@
 //go:build !linux
 
-package replication
+package socket
 
 import "time"
 
 // LeavePoller does nothing here: the socket stays with Go's network poller.
-func (s *socket) leavePoller() error { return nil }
+func (s *Conn) LeavePoller() error { return nil }
 
 func sendTimeout(int, time.Duration) error { return nil }
 
