@@ -122,9 +122,9 @@ func (r *report) take(e event, out io.Writer) {
 	}
 	switch e.Action {
 	case "pass", "skip", "fail":
-		if e.Test == "" {
+		if e.Test == "" && e.Action != "skip" { // of a package: it has no tests
 			fmt.Fprintf(out, "%-4s  %-45s %7.1f s\n", e.Action, name, e.Elapsed)
-		} else if !strings.Contains(e.Test, "/") {
+		} else if e.Test != "" && !strings.Contains(e.Test, "/") {
 			r.times = append(r.times, timed{name, e.Elapsed})
 		}
 	}
@@ -179,10 +179,10 @@ func (r *report) print(out io.Writer) {
 			fmt.Fprintln(out, strings.TrimRight(said.String(), "\n"))
 		}
 	}
-	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped; commands run again: %d; standstills of the "+
-		"machine: %d; %v\n", r.passed,
-		len(r.failed), skipped, len(r.marks["retry"]), len(r.marks["standstill"]),
+	fmt.Fprintf(out, "\ncommands run again: %d; standstills of the machine: %d; all tests together: %v\n",
+		len(r.marks["retry"]), len(r.marks["standstill"]),
 		time.Duration(r.total()*float64(time.Second)).Round(time.Second))
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", r.passed, len(r.failed), skipped)
 }
 
 // total is the time of all tests, in seconds; tests that run at the same time count each.
