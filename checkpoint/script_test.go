@@ -1,21 +1,16 @@
 package checkpoint
 
 import (
-	"bytes"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/script"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
-
-var update = flag.Bool("update", false, "write what the scripts print into testdata")
 
 // TestScripts runs the files in testdata. Below each line stands what Resolve and the tracker say to it,
 // behind ">".
@@ -35,57 +30,22 @@ var update = flag.Bool("update", false, "write what the scripts print into testd
 //	heard                                   the broker answers: what may be confirmed is confirmed
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) < 4 {
-		t.Fatalf("scripts %v, %v", files, err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			t.Parallel()
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := script{now: epoch, cfg: config, r: readings()}
-			got := s.run(t, string(text))
-			if *update {
-				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(text) {
-				t.Errorf("%s prints\n%s", name, got)
-			}
-		})
-	}
+	script.Run(t, 4, func(_ *testing.T, out *script.Script) script.Do {
+		s := scripted{Script: out, now: epoch, cfg: config, r: readings()}
+		return s.do
+	})
 }
 
-// script is the state of one of them.
-type script struct {
+// scripted is the state of one script.
+type scripted struct {
+	*script.Script
 	cfg     Config
 	r       Readings
 	now     time.Time
 	tracker *Tracker
-	out     bytes.Buffer
 }
 
-func (s *script) run(t *testing.T, text string) string {
-	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		s.out.WriteString(line + "\n")
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] == "#" {
-			continue
-		}
-		if err := s.do(fields[0], fields[1:]); err != nil {
-			t.Fatalf("line %d: %s: %v", i+1, line, err)
-		}
-	}
-	return s.out.String()
-}
-
-func (s *script) do(verb string, args []string) (err error) {
+func (s *scripted) do(verb string, args []string) (err error) {
 	switch verb {
 	case "durable":
 		s.cfg.DurableAfter, err = time.ParseDuration(args[0])
@@ -118,15 +78,15 @@ func (s *script) do(verb string, args []string) (err error) {
 		start, err := Resolve(s.cfg, s.r)
 		if err != nil {
 			fault := outbox.FaultOf(err)
-			fmt.Fprintf(&s.out, "> %s, %v to %v\n", fault.Code, fault.From, fault.To)
+			fmt.Fprintf(&s.Out, "> %s, %v to %v\n", fault.Code, fault.From, fault.To)
 			return nil
 		}
 		s.tracker = NewTracker(s.cfg, start, s.now)
-		fmt.Fprintf(&s.out, "> from %v:%d, %d already stored, end %d, last %d, holes %v, rewrite %t, loss "+
+		fmt.Fprintf(&s.Out, "> from %v:%d, %d already stored, end %d, last %d, holes %v, rewrite %t, loss "+
 			"%t\n", start.Checkpoint.Due,
 			start.Checkpoint.Seq, start.AlreadyStored, start.End, start.LastSeq, start.Holes, start.Rewrite,
 			start.Loss != "")
-		s.state()
+		s.print()
 	default:
 		return s.track(verb, args)
 	}
@@ -134,7 +94,7 @@ func (s *script) do(verb string, args []string) (err error) {
 }
 
 // track does something with the tracker.
-func (s *script) track(verb string, args []string) error {
+func (s *scripted) track(verb string, args []string) error {
 	t := s.tracker
 	switch verb {
 	case "made":
@@ -145,13 +105,13 @@ func (s *script) track(verb string, args []string) error {
 	case "keepalive":
 		if !t.Keepalive(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings,
 			Timeline: 1}) {
-			s.out.WriteString("> does not count\n")
+			s.Out.WriteString("> does not count\n")
 		}
 	case "acked":
 		t.Acked(number(args[0], 10))
 	case "begin":
 		u := t.BeginSave(s.now)
-		fmt.Fprintf(&s.out, "> saves %s, holes %v\n", text(u), u.Holes)
+		fmt.Fprintf(&s.Out, "> saves %s, holes %v\n", text(u), u.Holes)
 	case "saved":
 		t.Saved(s.now)
 	case "unsaved":
@@ -165,26 +125,26 @@ func (s *script) track(verb string, args []string) error {
 	case "heard":
 		lsn := t.Confirmable(s.now)
 		t.Confirmed(lsn)
-		fmt.Fprintf(&s.out, "> confirms %v\n", lsn)
+		fmt.Fprintf(&s.Out, "> confirms %v\n", lsn)
 		return nil
 	default:
 		return fmt.Errorf("unknown")
 	}
-	s.state()
+	s.print()
 	return nil
 }
 
-// state prints what the session would do next.
-func (s *script) state() {
+// print prints what the session would do next.
+func (s *scripted) print() {
 	newest := s.tracker.Newest()
-	fmt.Fprintf(&s.out, "> newest %v:%d", newest.Due, newest.Seq)
+	fmt.Fprintf(&s.Out, "> newest %v:%d", newest.Due, newest.Seq)
 	if in, ok := s.tracker.SaveIn(s.now); ok {
-		fmt.Fprintf(&s.out, ", saves in %v", in)
+		fmt.Fprintf(&s.Out, ", saves in %v", in)
 	}
 	if s.tracker.MustSave() {
-		s.out.WriteString(", must save before it sends")
+		s.Out.WriteString(", must save before it sends")
 	}
-	s.out.WriteString("\n")
+	s.Out.WriteString("\n")
 }
 
 func number(text string, base int) uint64 {

@@ -2,11 +2,8 @@ package consumer
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,11 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/script"
 	"github.com/outflowhq/outflow/outbox"
 )
-
-var updateScripts = flag.Bool("consumer.update", false,
-	"write what the scripts of TestScripts print into them")
 
 // TestScripts runs the files in testdata: what happens to a stream and to the sessions of a consumer, one
 // thing after the other. What is done about it stands below each line, behind ">". Documents a and b are in
@@ -38,33 +33,13 @@ var updateScripts = flag.Bool("consumer.update", false,
 //	stop                it ends cleanly; without it, it crashes
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) < 8 {
-		t.Fatalf("scripts %v, %v", files, err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			t.Parallel()
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := newScript(t).run(string(text))
-			if *updateScripts {
-				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(text) {
-				t.Errorf("%s prints\n%s", name, got)
-			}
-		})
-	}
+	script.Run(t, 8, func(t *testing.T, out *script.Script) script.Do { return newScript(t, out).do })
 }
 
-// script is the state of one of them.
-type script struct {
-	t   *testing.T
-	out strings.Builder
+// scripted is the state of one script.
+type scripted struct {
+	*script.Script
+	t *testing.T
 
 	publisher publisher
 	published []*stream.Message // e1 is the first
@@ -77,33 +52,16 @@ type script struct {
 	applied bool // the handler was called
 }
 
-func newScript(t *testing.T) *script {
-	s := &script{t: t, stream: newMemoryStream(), cfg: Config{Name: "orders", Stream: "OUTBOX", Partitions: 2,
-		Lease: time.Hour}}
+func newScript(t *testing.T, out *script.Script) *scripted {
+	s := &scripted{Script: out, t: t, stream: newMemoryStream(),
+		cfg: Config{Name: "orders", Stream: "OUTBOX", Partitions: 2, Lease: time.Hour}}
 	s.stream.created = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s.cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	s.store = newDocumentStore(&memoryCell{}, &s.cfg)
 	return s
 }
 
-func (s *script) run(text string) string {
-	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		s.out.WriteString(line + "\n")
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] == "#" {
-			continue
-		}
-		if err := s.do(fields[0], fields[1:]); err != nil {
-			s.t.Fatalf("line %d: %s: %v", i+1, line, err)
-		}
-	}
-	return s.out.String()
-}
-
-func (s *script) do(verb string, args []string) error {
+func (s *scripted) do(verb string, args []string) error {
 	numbers := func() (all []uint64) {
 		for _, a := range args {
 			if n, err := strconv.ParseUint(a, 10, 64); err == nil {
@@ -160,21 +118,21 @@ func (s *script) do(verb string, args []string) error {
 }
 
 // ended prints why the session has ended, if it has, and the offsets that are stored.
-func (s *script) ended(err error) {
+func (s *scripted) ended(err error) {
 	if err != nil {
 		why := "another one follows"
 		if f := outbox.FaultOf(err); f != nil {
 			why = f.Code
 		}
-		fmt.Fprintf(&s.out, "> the session ends: %s\n", why)
+		fmt.Fprintf(&s.Out, "> the session ends: %s\n", why)
 		s.session = nil
 	}
 	if renewed := s.store.renew(s.t.Context()); renewed != nil {
 		s.t.Fatal(renewed)
 	}
-	fmt.Fprintf(&s.out, "> offsets%s\n", offsetText(s.store.doc.Offsets[live]))
+	fmt.Fprintf(&s.Out, "> offsets%s\n", offsetText(s.store.doc.Offsets[live]))
 	for _, l := range s.store.doc.OldLayouts {
-		fmt.Fprintf(&s.out, "> old layout%s\n", offsetText(l.Offsets))
+		fmt.Fprintf(&s.Out, "> old layout%s\n", offsetText(l.Offsets))
 	}
 }
 
@@ -193,7 +151,7 @@ func offsetText(all []offset) (text string) {
 }
 
 // begin does what a session does before it reads.
-func (s *script) begin() error {
+func (s *scripted) begin() error {
 	ctx := s.t.Context()
 	cfg := s.cfg
 	cfg.hooks.Source = s.stream
@@ -223,7 +181,7 @@ func (s *script) begin() error {
 }
 
 // read dispatches what there is, and has the workers do it, one message at a time.
-func (s *script) read() error {
+func (s *scripted) read() error {
 	for s.stream.more() {
 		m, err := s.reading.reader.Read(s.t.Context())
 		if err != nil {
@@ -240,7 +198,7 @@ func (s *script) read() error {
 		if s.applied {
 			what = "has its effect"
 		}
-		fmt.Fprintf(&s.out, "> sequence %d: e%s of document %s %s\n", m.Sequence,
+		fmt.Fprintf(&s.Out, "> sequence %d: e%s of document %s %s\n", m.Sequence,
 			strings.TrimPrefix(string(m.Data), "id-"),
 			strings.TrimPrefix(m.Subject, "outbox."), what)
 	}
@@ -248,7 +206,7 @@ func (s *script) read() error {
 }
 
 // work has each worker do what it was given.
-func (s *script) work() error {
+func (s *scripted) work() error {
 	for _, w := range s.session.workers {
 		for len(w.queue) > 0 {
 			items, err := w.next()

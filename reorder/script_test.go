@@ -1,21 +1,16 @@
 package reorder
 
 import (
-	"bytes"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/script"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
-
-var update = flag.Bool("update", false, "write what the scripts print into testdata")
 
 // TestScripts runs the files in testdata. Each is a list of inputs, and what the buffer says to each stands
 // below it, behind ">".
@@ -30,57 +25,19 @@ var update = flag.Bool("update", false, "write what the scripts print into testd
 //	held                                                                    what is held
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) < 6 {
-		t.Fatalf("scripts %v, %v", files, err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			t.Parallel()
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var s script
-			got := s.run(t, string(text))
-			if *update {
-				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(text) {
-				t.Errorf("%s prints\n%s", name, got)
-			}
-		})
-	}
+	script.Run(t, 6, func(_ *testing.T, out *script.Script) script.Do { return (&scripted{Script: out}).do })
 }
 
-// script is the state of one of them.
-type script struct {
+// scripted is the state of one script.
+type scripted struct {
+	*script.Script
 	cfg   Config
 	b     *Buffer
 	place relay.Checkpoint
 	wal   []input
-	out   bytes.Buffer
 }
 
-func (s *script) run(t *testing.T, text string) string {
-	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		s.out.WriteString(line + "\n")
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] == "#" {
-			continue
-		}
-		if err := s.do(fields[0], fields[1:]); err != nil {
-			t.Fatalf("line %d: %s: %v", i+1, line, err)
-		}
-	}
-	return s.out.String()
-}
-
-func (s *script) do(verb string, args []string) (err error) {
+func (s *scripted) do(verb string, args []string) (err error) {
 	switch verb {
 	case "settings":
 		s.cfg.Settings, err = parseSettings(args)
@@ -116,7 +73,7 @@ func (s *script) do(verb string, args []string) (err error) {
 		cfg := s.cfg
 		cfg.Start, cfg.PublishedAhead, cfg.Settings = s.place.Due, s.place.PublishedAhead, s.place.Settings
 		s.b = New(cfg)
-		fmt.Fprintf(&s.out, "> from %v\n", s.place.Due)
+		fmt.Fprintf(&s.Out, "> from %v\n", s.place.Due)
 		for _, in := range s.wal {
 			if err := s.feed(in); err != nil {
 				return err
@@ -126,7 +83,7 @@ func (s *script) do(verb string, args []string) (err error) {
 	case "held":
 		events, size := s.b.Held()
 		oldest, _ := s.b.OldestLSN()
-		fmt.Fprintf(&s.out, "> %d events, %d bytes, oldest %v, late so far %d\n", events, size, oldest,
+		fmt.Fprintf(&s.Out, "> %d events, %d bytes, oldest %v, late so far %d\n", events, size, oldest,
 			s.b.Late())
 		return nil
 	}
@@ -165,21 +122,21 @@ func parseInput(verb string, args []string) (in input, err error) {
 	return in, err
 }
 
-func (s *script) feed(in input) error {
+func (s *scripted) feed(in input) error {
 	w, err := feed(s.b, in)
 	if w == nil || err != nil {
 		return err
 	}
-	fmt.Fprintf(&s.out, "> window of %d, due %v, thru %v, %d pulled, by %v\n", w.Of, w.Due, w.Thru, w.Pull,
+	fmt.Fprintf(&s.Out, "> window of %d, due %v, thru %v, %d pulled, by %v\n", w.Of, w.Due, w.Thru, w.Pull,
 		w.Sort)
 	for _, e := range w.Events {
-		fmt.Fprintf(&s.out, ">   %-8v %s/%s/%s\n", e.Pos, e.Doc, e.Actor, e.Key)
+		fmt.Fprintf(&s.Out, ">   %-8v %s/%s/%s\n", e.Pos, e.Doc, e.Actor, e.Key)
 	}
 	s.place = w.Place
 	s.printPlace()
 	return nil
 }
 
-func (s *script) printPlace() {
-	fmt.Fprintf(&s.out, "> place %v, taken %v, %v\n", s.place.Due, s.place.PublishedAhead, s.place.Settings)
+func (s *scripted) printPlace() {
+	fmt.Fprintf(&s.Out, "> place %v, taken %v, %v\n", s.place.Due, s.place.PublishedAhead, s.place.Settings)
 }
