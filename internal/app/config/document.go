@@ -10,16 +10,16 @@ const documentHead = `# Configuration
 
 <!-- Made from the table in internal/app/config/settings.go by "go generate ./internal/app/config". -->
 
-Every setting has one path, such as ` + "`reorder.horizon`" + `. It can be given, in this order of precedence:
+Every setting has a path, such as ` + "`reorder.horizon`" + `. Its value comes from the first of these that gives one:
 
-1. as a flag: ` + "`--reorder.horizon 50ms`" + `;
-2. in the environment: ` + "`OUTFLOW_REORDER_HORIZON=50ms`" + `, the path in upper case with ` + "`_`" + ` for each dot;
-3. in a YAML file: ` + "`reorder: {horizon: 50ms}`" + `. There is a file only if ` + "`--config outflow.yaml`" + ` or ` + "`OUTFLOW_CONFIG`" + ` names one;
-4. by its default.
+1. a flag: ` + "`--reorder.horizon 50ms`" + `;
+2. the environment: ` + "`OUTFLOW_REORDER_HORIZON=50ms`" + `, the path in upper case with ` + "`_`" + ` for each dot;
+3. a YAML file: ` + "`reorder: {horizon: 50ms}`" + `. A file is read only if ` + "`--config outflow.yaml`" + ` or ` + "`OUTFLOW_CONFIG`" + ` names it;
+4. the default.
 
-` + "`outflow config`" + ` prints what is in force and where each value came from, in the form of the file, without secrets. A key, flag
-or ` + "`OUTFLOW_`" + ` variable that does not exist and a value that is not possible are errors: all of them are reported at once, with
-exit code 2. (Variables that Kubernetes sets for a Service named ` + "`outflow`" + `, such as ` + "`OUTFLOW_PORT`" + `, are passed over.)
+` + "`outflow config`" + ` prints the effective settings in the format of the file, with where each value came from and without secrets. An
+unknown key, flag or ` + "`OUTFLOW_`" + ` variable and an invalid value are errors: all of them are reported at once, with exit code 2.
+(Variables that Kubernetes sets for a Service named ` + "`outflow`" + `, such as ` + "`OUTFLOW_PORT`" + `, are ignored.)
 
 Durations have a unit: ` + "`us`, `ms`, `s`, `m`, `h`" + `. Sizes are bytes, or have a unit: ` + "`KiB`, `MiB`, `GiB`, `TiB`" + ` (powers of 1024) or
 ` + "`KB`, `MB`, `GB`, `TB`" + ` (powers of 1000). Sample files: [crdt](samples/crdt.yaml), [topic](samples/topic.yaml),
@@ -27,9 +27,9 @@ Durations have a unit: ` + "`us`, `ms`, `s`, `m`, `h`" + `. Sizes are bytes, or 
 
 `
 
-const documentColumns = `Of the columns, ` + "`id`, `actor_id`, `counter` and `seq_key`" + ` may be absent: a default name that the table does not have is none, and
-` + "`\"\"`" + ` says so outright. A name that is given must be a column of the table (exit code 3). Without ` + "`seq_key`" + `, the key is made of
-actor and counter; without those as well, events keep commit order.
+const documentColumns = `A table may lack the columns ` + "`id`, `actor_id`, `counter` and `seq_key`" + `: a default name that it does not have counts as not
+set, and ` + "`\"\"`" + ` says so explicitly. A name that you give must be a column of the table (exit code 3). Without ` + "`seq_key`" + `, the
+key is made of actor and counter; without those as well, events keep commit order.
 
 `
 

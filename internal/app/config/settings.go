@@ -49,8 +49,8 @@ var settings = []setting{
 	{path: "postgres.url", defDoc: "libpq's PG* variables", fallback: []string{"DATABASE_URL"},
 		secret: postgresKey,
 		want:   "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
-		doc: "The database that holds the outbox. Where neither this nor DATABASE_URL is set, PGHOST, " +
-			"PGUSER, ... apply.",
+		doc: "The database that holds the outbox. If neither this nor DATABASE_URL is set, PGHOST, PGUSER, " +
+			"... apply.",
 		bind: func(c *Config) value { return textValue{&c.Postgres.URL, postgresURL} }},
 	{path: "postgres.write_url", defDoc: "postgres.url", secret: postgresKey,
 		want: "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
@@ -58,8 +58,8 @@ var settings = []setting{
 		bind: func(c *Config) value { return textValue{&c.Postgres.WriteURL, postgresURL} }},
 
 	{path: "replication.origin", def: OriginOwn, want: "own or any", choices: []string{OriginOwn, OriginAny},
-		doc: "own: what logical replication brought from another server is not published. any: it is. " +
-			"Where it is not set, an existing checkpoint record decides.",
+		doc: "own: rows that logical replication brought from another server are not published. any: they " +
+			"are. If it is not set, an existing checkpoint record decides.",
 		bind: func(c *Config) value {
 			return choiceValue{&c.Replication.Origin, []string{OriginOwn, OriginAny}}
 		}},
@@ -69,63 +69,69 @@ var settings = []setting{
 		doc:  "The servers.",
 		bind: func(c *Config) value { return textValue{&c.NATS.URL, natsURLs} }},
 	{path: "nats.context", want: "the name of a context or the path of its file",
-		doc:  "A context of the nats command, in place of nats.url and the credentials below.",
+		doc:  "A context of the nats command line, in place of nats.url and the credentials below.",
 		bind: func(c *Config) value { return textValue{&c.NATS.Context, nil} }},
 	{path: "nats.creds", want: wantFile, doc: "A credentials file (JWT and seed).",
 		bind: func(c *Config) value { return textValue{&c.NATS.Creds, nil} }},
 	{path: "nats.nkey", want: wantFile, doc: "A file that holds an NKey seed.",
 		bind: func(c *Config) value { return textValue{&c.NATS.NKey, nil} }},
-	{path: "nats.user", want: "a user's name", doc: "The user.",
+	{path: "nats.user", want: "a user's name",
+		doc:  "The user name.",
 		bind: func(c *Config) value { return textValue{&c.NATS.User, nil} }},
 	{path: "nats.password", secret: secret, want: "a password",
-		doc:  "The user's password. A flag shows it to everyone on the machine: prefer nats.password_file.",
+		doc: "The user's password. As a flag, everyone on the machine can see it: prefer " +
+			"nats.password_file.",
 		bind: func(c *Config) value { return textValue{&c.NATS.Password, nil} }},
 	{path: "nats.password_file", want: wantFile,
-		doc:  "A file that holds the password; a newline at its end does not count.",
+		doc:  "A file that holds the password. A newline at its end is ignored.",
 		bind: func(c *Config) value { return textValue{&c.NATS.PasswordFile, nil} }},
 	{path: "nats.token", secret: secret, want: "a token",
-		doc:  "A token. A flag shows it to everyone on the machine: prefer nats.token_file.",
+		doc:  "A token. As a flag, everyone on the machine can see it: prefer nats.token_file.",
 		bind: func(c *Config) value { return textValue{&c.NATS.Token, nil} }},
 	{path: "nats.token_file", want: wantFile,
-		doc:  "A file that holds the token; a newline at its end does not count.",
+		doc:  "A file that holds the token. A newline at its end is ignored.",
 		bind: func(c *Config) value { return textValue{&c.NATS.TokenFile, nil} }},
 	{path: "nats.tls.ca", want: wantFile,
-		doc:  "Certificates (PEM) that vouch for the server, in place of the system's.",
+		doc:  "CA certificates (PEM) to check the server's certificate with, in place of the system's.",
 		bind: func(c *Config) value { return textValue{&c.NATS.TLS.CA, nil} }},
-	{path: "nats.tls.cert", want: wantFile, doc: "Our certificate (PEM), with nats.tls.key.",
+	{path: "nats.tls.cert", want: wantFile,
+		doc:  "The client certificate (PEM), with nats.tls.key.",
 		bind: func(c *Config) value { return textValue{&c.NATS.TLS.Cert, nil} }},
 	{path: "nats.tls.key", want: wantFile, doc: "The key (PEM) of nats.tls.cert.",
 		bind: func(c *Config) value { return textValue{&c.NATS.TLS.Key, nil} }},
 
 	{path: "source", def: "table", want: "table, message or both",
 		choices: []string{"table", "message", "both"},
-		doc: "What is an event: an insert into the table, a logical message with the prefix outflow.event " +
-			"(no table is needed), or both in one order.",
+		doc: "What counts as an event: a row inserted into the table, a logical message with the prefix " +
+			"outflow.event (no table is needed), or both in one order.",
 		bind: func(c *Config) value { return sourceValue{&c.Source} }},
 	{path: "table", def: "public.outbox",
 		want: "schema.name, or name for a table of the schema public, case as in the catalog, no quotes",
-		doc:  "The outbox. Of a partitioned table, the root.",
+		doc:  "The outbox table. If it is partitioned, the root.",
 		bind: func(c *Config) value { return textValue{&c.Table, tableName} }},
 	{path: "shard", defDoc: "none: all rows", want: "k/n, such as 0/4: n from 1 to 64, k from 0 to n-1",
-		doc: "Which part of the table is published: of n parts, by a hash of the document, the k-th. Each " +
-			"part has a slot, a publication and a stream of its own. PostgreSQL 15 or later.",
+		doc: "Which part of the table is published: part k of n, by a hash of the document. Each part has " +
+			"its own slot, publication and stream. PostgreSQL 15 or later.",
 		bind: func(c *Config) value { return shardValue{&c.Shard} }},
 
-	{path: "columns.id", def: "id", want: wantColumn, doc: "The event's own id, for the Outflow header.",
+	{path: "columns.id", def: "id", want: wantColumn,
+		doc:  "The event's id, for the Outflow header.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.ID, false} }},
 	{path: "columns.doc_id", def: "doc_id", want: wantRequired,
-		doc:  "The document: events of one document are ordered among themselves.",
+		doc:  "The document. Events of one document are ordered among themselves.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Doc, true} }},
 	{path: "columns.actor_id", def: "actor_id", want: wantColumn,
-		doc:  "Who made the event; with the document it names the sequence.",
+		doc:  "Who made the event. Document and actor together name the sequence.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Actor, false} }},
 	{path: "columns.counter", def: "counter", want: wantColumn,
-		doc:  "The actor's counter. With the actor it makes the key where the WAL brings none.",
+		doc:  "The actor's counter. Actor and counter make the key if the WAL has none.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Counter, false} }},
-	{path: "columns.seq_key", def: "seq_key", want: wantColumn, doc: "The text that orders a document's " +
-		"events, compared as bytes. A column of a number type is refused.",
+	{path: "columns.seq_key", def: "seq_key", want: wantColumn,
+		doc: "The text by which a document's events are ordered, compared as bytes. A column of a number " +
+			"type is refused.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Key, false} }},
-	{path: "columns.payload", def: "payload", want: wantRequired, doc: "The message's data.",
+	{path: "columns.payload", def: "payload", want: wantRequired,
+		doc:  "The message's data.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Payload, true} }},
 
 	{path: "headers", want: "a mapping of header names to columns; in a flag or the environment " +
@@ -135,58 +141,61 @@ var settings = []setting{
 		bind: func(c *Config) value { return headersValue{&c.Headers} }},
 
 	{path: "slot", def: "outflow", want: "1 to 63 characters of a-z 0-9 _",
-		doc: "The replication slot; also the key of the checkpoint record. The instance that holds it " +
-			"publishes, others wait.",
+		doc: "The replication slot, and the key of the checkpoint record. The instance that holds the slot " +
+			"publishes; others wait.",
 		bind: func(c *Config) value { return textValue{&c.Slot, slotName} }},
 	{path: "publication", def: "outflow", want: "a name of 1 to 63 bytes",
 		doc:  "The publication of the table.",
 		bind: func(c *Config) value { return textValue{&c.Publication, identifier} }},
 	{path: "stream", def: "OUTBOX", want: "1 to 244 characters of A-Z a-z 0-9 _ -",
-		doc:  "The JetStream stream. The checkpoint's bucket is outflow-<stream>.",
+		doc:  "The JetStream stream. The checkpoint record is in the bucket outflow-<stream>.",
 		bind: func(c *Config) value { return textValue{&c.Stream, streamName} }},
 	{path: "subject", def: "outbox.{doc_id}", want: "a template such as outbox.{doc_id}",
-		doc: "The template of the subjects: a literal token first, then columns in braces; see the " +
-			"message format.",
+		doc: "The template of the subjects: a literal token first, then columns in braces. See the message " +
+			"format.",
 		bind: func(c *Config) value { return textValue{&c.Subject, filled} }},
 
 	{path: "reorder.horizon", def: "20ms",
 		want: "a duration of 0s to 24h in whole microseconds, such as 20ms",
-		doc: "How long events wait for earlier keys, by commit time. 0s: every transaction is a window of " +
-			"its own.",
+		doc: "How long, by commit time, events wait for others with earlier keys. 0s: every transaction is " +
+			"a window of its own.",
 		bind: func(c *Config) value {
 			return durationValue{&c.Reorder.Horizon, 0, relay.MaxHorizon, time.Microsecond}
 		}},
 	{path: "reorder.sort", def: "seq_key", want: "seq_key or commit", choices: []string{"seq_key", "commit"},
-		doc: "How a window is sorted: by document and key, or in commit order with each sequence's keys " +
-			"ascending.",
+		doc: "How a window is sorted: by document and key, or in commit order with the keys of each " +
+			"sequence ascending.",
 		bind: func(c *Config) value { return sortValue{&c.Reorder.Sort} }},
 	{path: "reorder.max_events", def: "65536", want: "a whole number of events, 1 to 4194304",
-		doc:  "Held events; more close the oldest, whatever the horizon.",
+		doc: "Most events held in memory. When there are more, the oldest are published early, whatever " +
+			"the horizon.",
 		bind: func(c *Config) value { return intValue{&c.Reorder.MaxEvents, 1, relay.MaxMaxEvents} }},
 	{path: "reorder.max_bytes", def: "64MiB", want: "a size of 1 to 1GiB, " + wantSize,
-		doc: "Held bytes (document, actor, key, payload and 64 per event); more close the oldest. A " +
-			"larger transaction spills to disk.",
+		doc: "Most bytes held in memory (document, actor, key, payload, and 64 per event). When there are " +
+			"more, the oldest events are published early. A larger transaction spills to disk.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxBytes, 1, relay.MaxMaxBytes} }},
 	{path: "reorder.tick", def: TickWAL, want: "wal or off", choices: []string{TickWAL, TickOff},
-		doc: "wal: a small message in the WAL closes the last window when the outbox falls silent. off: " +
-			"others write it.",
+		doc: "wal: Outflow writes a small message into the WAL to close the last window when the outbox " +
+			"falls silent. off: something else has to write it.",
 		bind: func(c *Config) value { return choiceValue{&c.Reorder.Tick, []string{TickWAL, TickOff}} }},
 	{path: "reorder.spill_dir", defDoc: "the system's temporary directory", want: wantDir,
-		doc:  "Where a transaction larger than the buffer spills. It should be on a disk, not in memory.",
+		doc: "Where a transaction that is larger than the buffer spills. It should be on a disk, not in " +
+			"memory.",
 		bind: func(c *Config) value { return textValue{&c.Reorder.SpillDir, filled} }},
 	{path: "reorder.max_spill", def: "64GiB", want: "a size, " + wantSize,
-		doc: "What the spill takes on disk at most, about three times the transaction; for a larger one " +
-			"run ends with exit code 3. 0: no limit.",
+		doc: "Most disk space that a spilled transaction may take, about three times its size. A larger " +
+			"one ends run with exit code 3. 0: no limit.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Reorder.MaxSpill, 0, math.MaxInt64} }},
 
 	{path: "sink.durable_after", def: "150s", want: "a duration of 0s or more, such as 150s",
-		doc: "How long after its acknowledgement a message counts as durable; WAL is kept until then. 0s: " +
-			"at once, for servers that sync always; a backlog may go in atomic batches then.",
+		doc: "How long after its acknowledgement a message counts as durable. PostgreSQL keeps the WAL " +
+			"until then. 0s: at once, for servers that always sync; a backlog may then go in atomic " +
+			"batches.",
 		bind: func(c *Config) value { return durationValue{&c.Sink.DurableAfter, 0, longest, 0} }},
 	{path: "sink.on_poison", def: PoisonStop, want: "stop or dead_letter",
 		choices: []string{PoisonStop, PoisonDeadLetter},
-		doc: "What a row that cannot be published does: stop with exit code 5, or leave a dead letter in " +
-			"its place.",
+		doc: "What happens to a row that cannot be published: stop with exit code 5, or publish a dead " +
+			"letter in its place.",
 		bind: func(c *Config) value {
 			return choiceValue{&c.Sink.OnPoison, []string{PoisonStop, PoisonDeadLetter}}
 		}},
@@ -195,11 +204,11 @@ var settings = []setting{
 		doc:  "The subject of dead letters.",
 		bind: func(c *Config) value { return textValue{&c.Sink.DeadLetterSubject, nil} }},
 	{path: "sink.max_payload", def: "1MiB", want: "a size of 1KiB to 64MiB, " + wantSize,
-		doc: "The largest message: data, headers and 128 bytes. At most what the server and the stream " +
+		doc: "The largest message: data, headers and 128 bytes. No more than the server and the stream " +
 			"allow.",
 		bind: func(c *Config) value { return sizeValue[int]{&c.Sink.MaxPayload, 1 << 10, 64 << 20} }},
 	{path: "sink.msg_id", def: "false", want: "true or false",
-		doc: "Sets Nats-Msg-Id to the event's position. Correctness does not need it, and it costs " +
+		doc: "Set Nats-Msg-Id to the event's position. Not needed for correctness, and it costs " +
 			"throughput.",
 		bind: func(c *Config) value { return boolValue{&c.Sink.MsgID} }},
 
@@ -213,25 +222,25 @@ var settings = []setting{
 		doc:  "How long messages stay in the stream. 0s: no limit. At least twice sink.durable_after.",
 		bind: func(c *Config) value { return durationValue{&c.Init.MaxAge, 0, longest, 0} }},
 	{path: "init.max_bytes", def: "0", want: "a size, " + wantSize,
-		doc:  "How large the stream grows; the oldest messages go. 0: no limit.",
+		doc:  "How large the stream may grow before the oldest messages are removed. 0: no limit.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Init.MaxBytes, 0, math.MaxInt64} }},
 
 	{path: "listen", def: "127.0.0.1:9187", want: `host:port, or "" for none`,
 		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",
 		bind: func(c *Config) value { return textValue{&c.Listen, listenAddress} }},
 	{path: "listen_hosts", want: "host names without a port, separated by commas",
-		doc: "By which names the pages may be asked for, beside localhost, the one in listen and every IP " +
-			"address.",
+		doc: "Host names by which the pages may be requested, besides localhost, the name in listen, and " +
+			"any IP address.",
 		bind: func(c *Config) value { return textValue{&c.ListenHosts, hostNames} }},
 	{path: "log.format", def: "text", want: "text or json", choices: []string{"text", "json"},
-		doc:  "The form of the log, on standard error.",
+		doc:  "The format of the log, which is written to standard error.",
 		bind: func(c *Config) value { return choiceValue{&c.Log.Format, []string{"text", "json"}} }},
 	{path: "log.level", def: "info", want: "debug, info, warn or error",
 		choices: []string{"debug", "info", "warn", "error"},
-		doc:     "The least level that is logged.",
+		doc:     "The lowest level that is logged.",
 		bind:    func(c *Config) value { return levelValue{&c.Log.Level} }},
 	{path: "stop_timeout", def: "10s", want: "a duration of 0s or more, such as 10s",
-		doc:  "How long a clean stop waits for what is in flight.",
+		doc:  "How long a clean stop waits for messages in flight.",
 		bind: func(c *Config) value { return durationValue{&c.StopTimeout, 0, longest, 0} }},
 }
 
