@@ -17,8 +17,12 @@ var ErrStop = errors.New("stop reading")
 
 // ReadStream calls f with each message that the stream has now, in order, up to the last one or until f
 // returns an error. It reads through an ordered consumer of its own, which it deletes at the end.
+//
+// The consumer may be on a replica that lags behind the leader, where the last message that it has is not the
+// stream's. With upTo set, the message of that sequence is waited for.
 func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
-	oc jetstream.OrderedConsumerConfig, f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
+	oc jetstream.OrderedConsumerConfig, upTo uint64,
+	f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	consumer, err := js.OrderedConsumer(ctx, stream, oc)
 	if err != nil {
 		return fmt.Errorf("read stream %s: %w", stream, err)
@@ -31,7 +35,7 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 			_ = js.DeleteConsumer(last, stream, info.Name)
 		}
 	}()
-	if info := consumer.CachedInfo(); info != nil && info.NumPending == 0 {
+	if info := consumer.CachedInfo(); upTo == 0 && info != nil && info.NumPending == 0 {
 		return nil
 	}
 	it, err := consumer.Messages(jetstream.PullMaxMessages(1024))
@@ -59,7 +63,7 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 		case err != nil:
 			return err
 		}
-		if meta.NumPending == 0 {
+		if upTo == 0 && meta.NumPending == 0 || upTo > 0 && meta.Sequence.Stream >= upTo {
 			return nil
 		}
 	}

@@ -204,7 +204,7 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	}
 	oc.HeadersOnly = true
 	found, n := last, 0
-	err := conns.ReadStream(ctx, a.JS, a.Stream, oc,
+	err := conns.ReadStream(ctx, a.JS, a.Stream, oc, 0,
 		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
 			if err != nil {

@@ -200,7 +200,7 @@ func (p *publisher) scan(ctx context.Context, last uint64) (found *resumePoint, 
 	err = conns.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
 		FilterSubjects: []string{p.target.filter()},
-	}, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	}, 0, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		if m.Headers().Get(HeaderReplay) == p.id {
 			at, err := parseResumePoint(m.Headers().Get(HeaderPlace))
 			if err != nil {

@@ -48,7 +48,7 @@ func nth(n uint64) *Message {
 func content(t *testing.T, js jetstream.JetStream) string {
 	t.Helper()
 	var all []string
-	must(t, conns.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{},
+	must(t, conns.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{}, 0,
 		func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
 			all = append(all, m.Subject()+"="+string(m.Data()))
 			return nil

@@ -259,7 +259,7 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 		start := t.Add(-clockSlack)
 		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
 	}
-	return conns.ReadStream(ctx, s.js, s.name, oc,
+	return conns.ReadStream(ctx, s.js, s.name, oc, 0,
 		func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(),
 				Data: raw.Data(), Time: meta.Timestamp}
