@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -42,13 +43,9 @@ func TestRecordRoundTrip(t *testing.T) {
 	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older,
 		olderBoth, olderShard, rewritten, own} {
 		doc, err := want.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		got, err := Decode(doc)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want.Version = recordVersion
 		switch want { // an older outflow would take it for another mapping
 		case older:
@@ -70,9 +67,7 @@ func TestRecordDocument(t *testing.T) {
 	r.Checkpoints[0].PublishedAhead = []outbox.Position{{LSN: 0x1001, Index: 4}}
 	r.Holes = []Range{{6, 7}}
 	doc, err := r.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const want = `{"v":5,"slot":"outflow","database":"app","system_id":"7361530121234511111",` +
 		`"publication":{"oid":16401,"xmin":730,"rel_oid":16402,"rel_xmin":730,"table_oid":16385,"seen":"0/3000"},` +
 		`"mapping":{"table":"public.outbox","doc_id":"doc_id","actor_id":"actor_id","counter":"counter","seq_key":"seq_key","payload":"payload"},` +
@@ -87,9 +82,7 @@ func TestRecordDocument(t *testing.T) {
 func TestDecodeRefuses(t *testing.T) {
 	t.Parallel()
 	doc, err := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0)).Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	good := string(doc)
 	unnamed := strings.Replace(good, `"table_oid":16385,`, "", 1)
 	for name, c := range map[string]struct{ doc, code string }{
@@ -229,13 +222,9 @@ func TestDecodeReadsTheOlderVersion(t *testing.T) {
 	older := record(at(0x1000, 5, time.Minute))
 	older.Publication.TableOID = 0
 	doc, err := older.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r, err := Decode(bytes.Replace(doc, []byte(`"v":2`), []byte(`"v":1`), 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if again, err := r.Encode(); err != nil || !bytes.Equal(again, doc) {
 		t.Errorf("%s, %v", again, err)
 	}

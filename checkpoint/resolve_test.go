@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -120,9 +121,7 @@ func TestResolveStarts(t *testing.T) {
 			c.change(&r)
 			before := fmt.Sprint(*r.Record)
 			s, err := Resolve(config, r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got := fmt.Sprintf("%v %d %d %d %d %v %t %v %t", s.Checkpoint.Due, s.Checkpoint.Seq,
 				s.AlreadyStored, s.End, s.LastSeq, s.Holes, s.Newest != nil, s.Thru, s.Rewrite)
 			if !s.Asked.Equal(r.Asked) || !s.Broker.Equal(r.Stream.Now) {
@@ -396,9 +395,7 @@ func TestResolveWaitsForStandby(t *testing.T) {
 func TestSameStart(t *testing.T) {
 	t.Parallel()
 	a, err := Resolve(config, readings())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, change := range map[string]func(r *Readings){
 		"another place":  func(r *Readings) { r.Slot.Confirmed = 0x2001 },
 		"more messages":  func(r *Readings) { newest(r, 13) },

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -21,9 +22,7 @@ import (
 func connect(t *testing.T, url string, options ...nats.Option) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(url, append(options, nats.NoReconnect(), nats.Timeout(time.Minute))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	return nc
 }
@@ -39,26 +38,20 @@ func bucket(t *testing.T) (context.Context, *nats.Conn, *Store) {
 
 func ensure(ctx context.Context, t *testing.T, s *Store) {
 	t.Helper()
-	if err := s.EnsureBucket(ctx, 1, jetstream.FileStorage); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.EnsureBucket(ctx, 1, jetstream.FileStorage))
 }
 
 func save(ctx context.Context, t *testing.T, s *Store, r *Record, last uint64) uint64 {
 	t.Helper()
 	rev, err := s.Save(ctx, r, last)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return rev
 }
 
 func load(ctx context.Context, t *testing.T, s *Store) (*Record, uint64) {
 	t.Helper()
 	r, rev, err := s.Load(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r, rev
 }
 
@@ -97,9 +90,7 @@ func TestStore(t *testing.T) {
 	third := save(ctx, t, s, record(at(0x3000, 5, 0)), second)
 
 	kv := keyValue(ctx, t, nc)
-	if err := kv.Delete(ctx, "outflow"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, kv.Delete(ctx, "outflow"))
 	gone, rev := load(ctx, t, s)
 	if gone != nil || rev <= third {
 		t.Fatalf("after a deletion: %v at %d", gone, rev)
@@ -108,9 +99,7 @@ func TestStore(t *testing.T) {
 		t.Errorf("saved on top of a deletion: %v", err)
 	}
 	save(ctx, t, s, record(at(0x1000, 0, 0)), rev)
-	if err := kv.Purge(ctx, "outflow"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, kv.Purge(ctx, "outflow"))
 	if gone, rev := load(ctx, t, s); gone != nil || rev == 0 {
 		t.Fatalf("after a purge: %v at %d", gone, rev)
 	}
@@ -119,13 +108,9 @@ func TestStore(t *testing.T) {
 func keyValue(ctx context.Context, t *testing.T, nc *nats.Conn) jetstream.KeyValue {
 	t.Helper()
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	kv, err := js.KeyValue(ctx, Bucket("OUTBOX"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return kv
 }
 
@@ -155,9 +140,7 @@ func TestStoreRefusesWhatItCantRead(t *testing.T) {
 	another := record(at(0x1000, 0, 0))
 	another.Slot = "outflow_2"
 	doc, err := another.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for value, code := range map[string]string{"{": "record_corrupt", `{"v":6}`: "record_version",
 		string(doc): "record_corrupt"} {
 		if _, err := kv.PutString(ctx, "outflow", value); err != nil {
@@ -182,9 +165,7 @@ func TestEnsureBucketRefusesOneThatForgets(t *testing.T) {
 			t.Parallel()
 			ctx, nc, s := bucket(t)
 			js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			c.Bucket = Bucket("OUTBOX")
 			if _, err := js.CreateKeyValue(ctx, c); err != nil {
 				t.Fatal(err)
@@ -217,9 +198,7 @@ func TestLoadAsksTheLeader(t *testing.T) {
 	ensure(ctx, t, s)
 	save(ctx, t, s, record(at(0x1000, 0, 0)), 0)
 	asked, err := nc.SubscribeSync("$JS.API.>")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	load(ctx, t, s)
 	m, err := asked.NextMsgWithContext(ctx)
 	if err != nil || m.Subject != "$JS.API.STREAM.MSG.GET.KV_outflow-OUTBOX" {
@@ -305,14 +284,10 @@ func TestStoreAnswers(t *testing.T) {
 		r := record(at(0x1000, 0, 0))
 		change(r)
 		doc, err := r.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		m, err := json.Marshal(map[string]any{"message": map[string]any{"seq": 7, "hdrs": []byte(header),
 			"data": doc, "time": epoch}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return string(m)
 	}
 	same := func(*Record) {}
@@ -416,9 +391,7 @@ func TestStoreReplicated(t *testing.T) {
 	defer cancel()
 	nc := connect(t, natstest.Cluster(t, 3).URLs())
 	s := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
-	if err := s.EnsureBucket(ctx, 3, jetstream.FileStorage); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.EnsureBucket(ctx, 3, jetstream.FileStorage))
 	if st, err := keyValue(ctx, t, nc).Status(ctx); err != nil ||
 		st.(*jetstream.KeyValueBucketStatus).StreamInfo().Config.Replicas != 3 {
 		t.Fatalf("replicas: %+v, %v", st, err)
@@ -465,9 +438,7 @@ func TestCheckAlone(t *testing.T) {
 		!strings.Contains(f.Error(), s.cfg.Slot) {
 		t.Fatalf("beside another slot's record: %v", err)
 	}
-	if err := keyValue(ctx, t, nc).Delete(ctx, s.cfg.Slot, jetstream.LastRevision(rev)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, keyValue(ctx, t, nc).Delete(ctx, s.cfg.Slot, jetstream.LastRevision(rev)))
 	if err := other.CheckAlone(ctx); err != nil {
 		t.Fatalf("beside one that was removed: %v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -38,9 +39,7 @@ func TestProof(t *testing.T) {
 			if skip, err := p.Skip(h); err != nil || skip != (i < 3) {
 				t.Fatalf("message %d of 3: skip %t, %v", i, skip, err)
 			}
-			if err := p.Input(0x1200); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Input(0x1200))
 		}
 		if err := p.Input(0x9000); err != nil {
 			t.Fatalf("an input after the check: %v", err)

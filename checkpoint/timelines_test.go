@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -171,9 +172,7 @@ func TestResolveAfterPromotion(t *testing.T) {
 				refused(t, err, c.code, outbox.Gap, c.rng, []string{"pg_drop_replication_slot"})
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var dues []outbox.LSN
 			for _, p := range s.Checkpoints {
 				dues = append(dues, p.Due)
@@ -203,9 +202,7 @@ func TestSwitchPointKeepsTheOldestTime(t *testing.T) {
 	r.Record = record(at(0x1000, 5, 300*time.Second), at(0x3000, 12, 100*time.Second),
 		at(0x3100, 12, time.Second))
 	s, err := Resolve(config, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if p := s.Checkpoints[1]; len(s.Checkpoints) != 2 || p.Due != 0x2800 || p.Timeline != 1 ||
 		!p.Since.Equal(epoch.Add(-100*time.Second)) {
 		t.Fatalf("got %+v", s.Checkpoints)

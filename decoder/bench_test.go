@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -24,9 +25,7 @@ func insertsOf(t testing.TB, c capture) (*Decoder, [][]byte) {
 			}
 			return d, inserts
 		}
-		if err := d.Decode(msg, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Decode(msg, &r))
 	}
 	t.Fatal("no inserts")
 	return nil, nil
@@ -151,9 +150,7 @@ func TestNoAllocationPerRow(t *testing.T) {
 		allocs := testing.AllocsPerRun(10, func() {
 			for range rounds {
 				for _, msg := range inserts {
-					if err := d.Decode(msg, &r); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, d.Decode(msg, &r))
 				}
 			}
 		})

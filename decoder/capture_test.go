@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -68,9 +69,7 @@ func TestLiveScenarios(t *testing.T) {
 func connect(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close(t.Context()) })
 	// As the replication session pins them.
 	exec(t, conn, `SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = UTC;
@@ -113,18 +112,14 @@ func play(t *testing.T, conn *pgx.Conn, sc scenario) {
 
 func oidOf(t *testing.T, conn *pgx.Conn) (oid string) {
 	t.Helper()
-	if err := conn.QueryRow(t.Context(), "SELECT 'outbox'::regclass::oid::text").Scan(&oid); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.QueryRow(t.Context(), "SELECT 'outbox'::regclass::oid::text").Scan(&oid))
 	return oid
 }
 
 // tableOf gives the OID that the outbox had when the slot was made; scenarios rename it.
 func tableOf(t *testing.T, conn *pgx.Conn) (oid uint32) {
 	t.Helper()
-	if err := conn.QueryRow(t.Context(), "SELECT outbox_oid()").Scan(&oid); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.QueryRow(t.Context(), "SELECT outbox_oid()").Scan(&oid))
 	return oid
 }
 
@@ -133,13 +128,9 @@ func peek(t *testing.T, conn *pgx.Conn, binary bool) (msgs [][]byte) {
 	t.Helper()
 	rows, err := conn.Query(t.Context(), "SELECT data FROM pg_logical_slot_peek_binary_changes("+slotName+`, NULL, NULL,
 		'proto_version', '1', 'publication_names', 'capture', 'messages', 'true', 'binary', $1)`, fmt.Sprint(binary))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	msgs, err = pgx.CollectRows(rows, pgx.RowTo[[]byte])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return msgs
 }
 
@@ -165,9 +156,7 @@ func (c capture) config(t testing.TB) Config {
 func checkGolden(t *testing.T, c capture) {
 	t.Helper()
 	results, err := decodeAll(c.config(t), c.Messages...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if scenarioOf(t, c.Scenario).events == "" {
 		return
 	}
@@ -177,9 +166,7 @@ func checkGolden(t *testing.T, c capture) {
 	if *update && errors.Is(err, os.ErrNotExist) {
 		want, err = got, os.WriteFile(path, got, 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s, binary %v: not as in %s:\n%s", c.Scenario, c.Binary, path, firstDifference(got, want))
 	}
@@ -223,9 +210,7 @@ func (c captures) write(t *testing.T, path string) {
 	t.Helper()
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := errors.Join(json.NewEncoder(w).Encode(c), w.Close(),
 		os.WriteFile(path, b.Bytes(), 0o644)); err != nil {
 		t.Fatal(err)
@@ -241,9 +226,7 @@ func load(t testing.TB) (all []captures) {
 	}
 	for _, path := range paths {
 		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r, err := gzip.NewReader(f)
 		if err != nil {
 			t.Fatalf("%s: %v", path, err)

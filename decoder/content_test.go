@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outflowhq/outflow/internal/jsontext"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -39,9 +40,7 @@ var (
 func decodeContent(t testing.TB, cfg Config, text string) (relay.Event, error) {
 	t.Helper()
 	d, r := New(cfg), Result{}
-	if err := d.Decode(begin(100), &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Decode(begin(100), &r))
 	msg := logical(1, outbox.EventPrefix, text)
 	if err := d.Decode(msg, &r); err != nil {
 		return relay.Event{}, err
@@ -154,9 +153,7 @@ func TestContent(t *testing.T) {
 			t.Parallel()
 			for _, cfg := range []Config{messages, both} {
 				e, err := decodeContent(t, cfg, c.text)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				if c.want.Bad != "" {
 					if !strings.Contains(e.Bad, c.want.Bad) || e.Payload != nil || e.Doc != c.want.Doc ||
 						e.ID != c.want.ID {
@@ -221,9 +218,7 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 				logical(0, outbox.EventPrefix, text), event, logical(1, "outflow.events", text),
 				row("2", "{}"), commit(100, 108, 1),
 			} {
-				if err := d.Decode(msg, &r); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, d.Decode(msg, &r))
 				if r.Ignored != NothingIgnored {
 					ignored = append(ignored, r.Ignored)
 				}
@@ -289,9 +284,7 @@ func TestLargeContent(t *testing.T) {
 // A message event takes its values from the arena, as a row does, and beside that nothing.
 func TestContentAllocates(t *testing.T) {
 	d, r := New(messages), Result{}
-	if err := d.Decode(begin(100), &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, d.Decode(begin(100), &r))
 	msg := logical(1, outbox.EventPrefix,
 		`{"doc_id":"d","actor_id":"a","counter":42,"id":"i","headers":{"event_type":"moved","tenant":"x","other":"y"},"payload":{"n":1.10}}`)
 	const events = 100
@@ -419,9 +412,7 @@ func FuzzContent(f *testing.F) {
 		}
 		before := allocated()
 		e, err := decodeContent(t, messages, string(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if got := allocated() - before; got > 2<<20+400*uint64(len(text)) {
 			t.Errorf("%d bytes allocated for %d", got, len(text))
 		}

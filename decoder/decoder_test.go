@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -57,9 +58,7 @@ func TestTransaction(t *testing.T) {
 		begin(0x100), relation(tableOID, columns...), row("1", `[[0, 0, "A"]]`), row("2", `[[1, 0, " "]]`),
 		commit(0x100, 0x130, 7),
 		begin(0x200), row("3", `[[2, 0, "s"]]`), commit(0x200, 0x230, 5))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := func(index uint32, key, payload string) Result {
 		return Result{Kind: Event, Event: relay.Event{
 			Pos: outbox.Position{Index: index}, Doc: "friendsforever", Actor: "0", Key: key,
@@ -103,9 +102,7 @@ func TestIgnored(t *testing.T) {
 	} {
 		r := Result{Kind: Event, Event: relay.Event{Doc: "of the message before"},
 			Malformed: errors.New("too")}
-		if err := d.Decode(msg, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Decode(msg, &r))
 		if msg[0] == 'R' {
 			r.Missing = false // the outbox's key is, which is generated
 		}
@@ -132,9 +129,7 @@ func TestInTransaction(t *testing.T) {
 		{commit(0x100, 0x130, 0), false},
 		{begin(0x200), true}, {commit(0x200, 0x230, 0), false},
 	} {
-		if err := d.Decode(step.msg, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Decode(step.msg, &r))
 		if d.InTransaction() != step.in {
 			t.Errorf("after %q: InTransaction is %v", step.msg[0], d.InTransaction())
 		}
@@ -208,9 +203,7 @@ func TestTruncatedMessages(t *testing.T) {
 			d := New(config)
 			var r Result
 			for _, before := range [][]byte{begin(0x100), relation(tableOID, columns...)} {
-				if err := d.Decode(before, &r); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, d.Decode(before, &r))
 			}
 			if err := d.Decode(msg[:n], &r); err == nil {
 				t.Errorf("%q of %d bytes passes with %d", msg[0], len(msg), n)

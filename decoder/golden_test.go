@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // Every server's captures, text and binary, give the events that the golden files list.
@@ -26,9 +28,7 @@ func TestTextAndBinaryAgree(t *testing.T) {
 		text := map[string][]Result{}
 		for _, c := range server.Captures {
 			results, err := decodeAll(c.config(t), c.Messages...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if !c.Binary {
 				text[c.Scenario] = results
 				continue

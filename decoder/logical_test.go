@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -92,9 +93,7 @@ func TestKindOfInput(t *testing.T) {
 			t.Parallel()
 			msgs := append([][]byte{begin(0x100)}, c.msgs...)
 			results, err := decodeAll(config, append(msgs, commit(0x100, 0x130, 9))...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			c.want.LSN, c.want.Time = 0x130, 9
 			if got := commits(results); len(got) != 1 || got[0] != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
@@ -143,9 +142,7 @@ func TestForeignTransactions(t *testing.T) {
 				msgs = append(msgs, commit(0x100, 0x130, 9), begin(0x200), relation(tableOID, columns...),
 					row("3", "[]"), commit(0x200, 0x230, 10))
 				results, err := decodeAll(cfg, msgs...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				want := c.any
 				if own {
 					want = relay.Commit{}
@@ -177,9 +174,7 @@ func TestInputsEndWithTheirTransaction(t *testing.T) {
 		logical(1, relay.SettingsPrefix, settingsOf(0).Content("outflow")),
 		relation(tableOID, columns...), row("1", "[]"), commit(0x100, 0x130, 0),
 		begin(0x200), commit(0x200, 0x230, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got := commits(results); len(got) != 2 || got[1] != (relay.Commit{LSN: 0x230}) {
 		t.Errorf("got %+v", got)
 	}

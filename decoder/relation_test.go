@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -47,9 +48,7 @@ func TestMissingColumn(t *testing.T) {
 				}
 				results, err := decodeAll(cfg, append(msgs, relation(tableOID, left...),
 					insert(tableOID, r...), commit(0x100, 0x130, 0))...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				e := events(results)[0]
 				if e.Doc != want.Doc || e.Actor != want.Actor || e.ID != want.ID ||
 					e.Null&^(1<<5) != want.Null || e.ExtraNull(0) != (missing == "created_at") {
@@ -109,9 +108,7 @@ func TestMissingKey(t *testing.T) {
 			}
 			results, err := decodeAll(cfg,
 				append(msgs, insert(tableOID, vals...), commit(0x100, 0x130, 0))...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			e := events(results)[0]
 			if n := len(slices.DeleteFunc(slices.Clone(results), func(r Result) bool {
 				return !r.Missing
@@ -142,9 +139,7 @@ func TestColumnsMove(t *testing.T) {
 			col{"counter", oidText}, col{"payload", oidBytea}, col{"event_type", oidText}),
 		insert(tableOID, txt("rustcode"), txt("a"), txt("42"), txt("0"), txt("2"), txt(`\x7b7d`), null),
 		commit(0x100, 0x130, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	got := events(results)
 	for i, want := range []relay.Event{
 		{Key: "0:00000000000000000001", ID: "41", Extra: []string{"edit"}},
@@ -169,9 +164,7 @@ func TestSharedColumns(t *testing.T) {
 	}
 	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, columns...), row("17", "[1]"),
 		commit(0x100, 0x130, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	e := events(results)[0]
 	if e.Doc != "friendsforever" || e.Actor != e.Doc || e.Key != "17" || e.ID != "17" ||
 		!slices.Equal(e.Extra, []string{e.Doc, "[1]", e.Doc}) || string(e.Payload) != "[1]" {

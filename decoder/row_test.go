@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -15,9 +16,7 @@ func decodeRow(t *testing.T, cfg Config, cols []col, vals ...val) relay.Event {
 	t.Helper()
 	results, err := decodeAll(cfg, begin(0x100), relation(tableOID, cols...), insert(tableOID, vals...),
 		commit(0x100, 0x130, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return events(results)[0]
 }
 
@@ -127,9 +126,7 @@ func TestBadRowGoesOn(t *testing.T) {
 	results, err := decodeAll(config, begin(0x100), relation(tableOID, cols...),
 		insert(tableOID, txt("rustcode"), txt("0"), bin("?"), bin("\x07{}"), txt("1")),
 		insert(tableOID, good...), commit(0x100, 0x130, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	got := events(results)
 	if got[0].Bad != "column counter: "+badLength || got[0].Key != "" || got[0].Doc != "rustcode" ||
 		got[0].ID != "1" {
@@ -252,9 +249,7 @@ func TestValuesAreKept(t *testing.T) {
 	d := New(cfg)
 	var r Result
 	for _, msg := range [][]byte{begin(0x100), relation(tableOID, columns...)} {
-		if err := d.Decode(msg, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Decode(msg, &r))
 	}
 	sizes := []int{0, 1, 200, ownBlock - 1, ownBlock, ownBlock + 1, blockSize - 1, blockSize, blockSize + 1,
 		1_300_000}
@@ -269,9 +264,7 @@ func TestValuesAreKept(t *testing.T) {
 		msg := insert(tableOID, txt(fmt.Sprint("id ", n)), txt(fmt.Sprint("doc ", n)),
 			txt(fmt.Sprint("actor ", n)), txt(fmt.Sprint(n)),
 			txt(payload), txt(long))
-		if err := d.Decode(msg, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Decode(msg, &r))
 		clear(msg)
 		if cap(r.Event.Payload) != len(r.Event.Payload) || cap(r.Event.Extra) != 1 {
 			t.Fatalf("row %d: an append would write beside the payload (%d of %d) or Extra (%d)", n,
@@ -296,9 +289,7 @@ func TestResultIsOverwritten(t *testing.T) {
 	var r Result
 	for _, msg := range [][]byte{begin(0x100), relation(tableOID, columns...), row("1", "[]"),
 		commit(0x100, 0x130, 3)} {
-		if err := d.Decode(msg, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Decode(msg, &r))
 	}
 	if !reflect.DeepEqual(r.Event, relay.Event{}) {
 		t.Errorf("beside the commit: %+v", r.Event)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -212,8 +213,6 @@ func decodeLive(t *testing.T, conn *pgx.Conn, cfg Config, binary bool) []relay.E
 	t.Helper()
 	cfg.TableOID = tableOf(t, conn)
 	results, err := decodeAll(cfg, peek(t, conn, binary)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return events(results)
 }

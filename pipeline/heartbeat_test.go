@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -179,9 +180,7 @@ func TestReceiveTimesAreForgotten(t *testing.T) {
 		w.mu.Unlock()
 		defer w.mu.Lock()
 		links, err := pr.open(t.Context(), options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer links.Close()
 		place := relay.Checkpoint{Settings: first, Timeline: timeline}
 		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, checkpoint.Readings{},
@@ -191,16 +190,12 @@ func TestReceiveTimesAreForgotten(t *testing.T) {
 		defer s.close()
 		for i := range 3000 {
 			s.in.lastData = time.Now()
-			if err := s.buffer.Append(&relay.Event{Doc: "d", Actor: "a", Key: "k"}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.buffer.Append(&relay.Event{Doc: "d", Actor: "a", Key: "k"}))
 			if err := s.in.commit(&relay.Commit{LSN: outbox.LSN(i + 1), Kind: relay.Events,
 				Events: 1}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.closeWindow(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.closeWindow())
 			for more := s.out.window != nil; more; {
 				if more, err = s.out.window.Next(&s.out.event); err != nil {
 					t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -19,9 +20,7 @@ func stopped(t *testing.T, w *world) {
 		w.published()
 		w.sleep(1200 * time.Millisecond)
 	}
-	if err := pr.stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, pr.stop())
 }
 
 // What shows a loss counts only when a recheck, on new connections, agrees.
@@ -279,15 +278,11 @@ func TestPlaceMoves(t *testing.T) {
 			w.published()
 			w.sleep(4 * time.Minute) // a record each
 		}
-		if err := first.stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, first.stop())
 		messages, revisions := w.js.messages, w.js.revisions
 		for i, r := range revisions { // as it was while the last owner was still at work
 			rec, err := checkpoint.Decode(r.doc)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if rec.Checkpoints[len(rec.Checkpoints)-1].Seq == 6 {
 				w.js.messages, w.js.revisions = messages[:6:6], revisions[:i+1:i+1]
 				break

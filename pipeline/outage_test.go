@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -319,9 +320,7 @@ func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
 					w.write(c.before)
 					w.published()
 					w.sleep(1200 * time.Millisecond)
-					if err := pr.stop(); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, pr.stop())
 				}
 				w.started, w.stops = nil, 0
 				pr := w.running(options{})

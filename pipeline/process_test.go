@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -95,9 +96,7 @@ func TestDrain(t *testing.T) {
 			t.Fatalf("%d messages are there too soon", n)
 		}
 		begun := time.Now()
-		if err := pr.stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, pr.stop())
 		if d := time.Since(begun); d < 900*time.Millisecond || d > 3*time.Second {
 			t.Errorf("it took %v", d)
 		}

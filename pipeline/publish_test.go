@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -263,9 +264,7 @@ func TestDivergence(t *testing.T) {
 				w.write(3)
 				w.published()
 				w.sleep(2 * time.Second)
-				if err := pr.stop(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, pr.stop())
 				// The last event was never written here.
 				for i, x := range w.pg.wal {
 					if len(x.rows) > 0 && x.rows[0].key == "a:000006" {

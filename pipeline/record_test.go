@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -236,9 +237,7 @@ func TestPublicationChanged(t *testing.T) {
 				w.write(3)
 				w.sleep(1500 * time.Millisecond)
 				if c.away {
-					if err := pr.stop(); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, pr.stop())
 				}
 				was := w.pg.identity
 				w.with(func() { c.change(&w.pg.identity) })
@@ -297,9 +296,7 @@ func TestRewrittenIsSaidOnce(t *testing.T) {
 			w.write(1)
 			w.sleep(100 * time.Millisecond)
 		}
-		if err := pr.stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, pr.stop())
 		if n := strings.Count(log.String(), "outflow repair --check"); n != 1 ||
 			w.record().Publication.Rewritten == "" {
 			t.Errorf("said %d times; the record says %+v", n, w.record().Publication)

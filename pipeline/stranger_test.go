@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/seeds"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -60,9 +61,7 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 				pr := w.running(options{})
 				w.write(3)
 				w.published()
-				if err := pr.stop(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, pr.stop())
 				w.write(c.wait)
 				w.js.deaf = c.deaf
 				w.noticed(w.run(options{open: func(l *Conns) { l.JetStream = intruded{l.JetStream} }}))

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
@@ -75,9 +76,7 @@ func newWorld(t *testing.T, seed uint64, first relay.Settings, durable time.Dura
 		}},
 	}
 	doc, err := rec.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := w.js.land(doc, rec, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -149,9 +148,7 @@ func (w *world) checkConfirmed(lsn outbox.LSN) {
 // record is the newest revision of the record.
 func (w *world) record() *checkpoint.Record {
 	rec, err := checkpoint.Decode(w.js.revisions[len(w.js.revisions)-1].doc)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.Succeed(w.t, err)
 	return rec
 }
 
@@ -492,9 +489,7 @@ func (pr *process) ends(limit time.Duration) *outbox.Fault {
 func (w *world) eachPlace(f func(lsn outbox.LSN, stored time.Time)) {
 	for _, r := range w.js.revisions {
 		rec, err := checkpoint.Decode(r.doc)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.Succeed(w.t, err)
 		for _, p := range rec.Checkpoints {
 			f(p.Due, r.at)
 		}
@@ -505,9 +500,7 @@ func (w *world) eachPlace(f func(lsn outbox.LSN, stored time.Time)) {
 func metric(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, f := range families {
 		if f.GetName() != name {
 			continue

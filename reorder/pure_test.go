@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
@@ -30,9 +31,7 @@ func TestPure(t *testing.T) {
 	for _, name := range files {
 		fset := token.NewFileSet()
 		f, err := parser.ParseFile(fset, name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, spec := range f.Imports {
 			path, _ := strconv.Unquote(spec.Path.Value)
 			imports = append(imports, path)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -76,15 +77,11 @@ func TestHugeTransaction(t *testing.T) {
 				held[i].Pos.LSN = 0x100
 			}
 			first, err := feed(b, before)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			r := rand.New(rand.NewPCG(5, 5))
 			for i := range events {
 				e := edit(r, i)
-				if err := b.Append(&e); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, b.Append(&e))
 				peak = max(peak, b.memory())
 			}
 			if err := b.Commit(relay.Commit{LSN: 0x200, Time: 1000, Kind: relay.Events,
@@ -92,9 +89,7 @@ func TestHugeTransaction(t *testing.T) {
 				t.Fatal(err)
 			}
 			w, err := b.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			want := hugeOrder(events, c.sort, held, first == nil)
 			if w.Of != len(want) || w.Due != 0x200 || w.Pull != 0 {
 				t.Fatalf("%+v, want %d events", w, len(want))
@@ -201,9 +196,7 @@ func TestScratchFails(t *testing.T) {
 		b := s.start(relay.Checkpoint{Settings: s.cfg.Settings}, fine)
 		for _, in := range s.wal {
 			w, err := feed(b, in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			want = append(want, w)
 		}
 		for _, broken := range []*memScratch{
@@ -311,13 +304,9 @@ func TestFailureStays(t *testing.T) {
 		b := New(Config{Settings: relay.Settings{Sort: sort, MaxEvents: 10, MaxBytes: 32 << 10},
 			Scratch: files})
 		b.tune.least, b.tune.block = 0, 4<<10
-		if err := large(b, events, 50); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, large(b, events, 50))
 		w, err := b.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var e relay.Event
 		for range events / 2 {
 			if ok, err := w.Next(&e); !ok || err != nil {
@@ -393,9 +382,7 @@ func TestRecord(t *testing.T) {
 		e.Null |= relay.Nulls(1) << r.IntN(64)
 		place := outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}
 		b, err := appendRecord([]byte("before"), &item{&e, place})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		b = b[len("before"):]
 		var got relay.Event
 		if at, err := decodeRecord(b, &got); err != nil || at != place || !reflect.DeepEqual(got, e) {
@@ -492,9 +479,7 @@ func TestStop(t *testing.T) {
 			return b
 		}
 		b := start()
-		if err := large(b, events, 50); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, large(b, events, 50))
 		w, err := b.Close()
 		if err != nil || w.Of != events {
 			t.Fatalf("%v: %v %v", sort, w, err)
@@ -551,9 +536,7 @@ func TestSpillLimit(t *testing.T) {
 			return most, err
 		}
 		most, err := run(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		// The transaction: values and 48 bytes an event, twice for passes, three times by commit. The last
 		// write is not in most.
 		size := int64(events * (6 + 8 + 50 + 48))

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
@@ -58,9 +59,7 @@ func TestSeveralHosts(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	u, err := url.Parse(d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	port := u.Port()
 	d.cfg.URL = fmt.Sprintf("host=127.0.0.1,localhost,127.0.0.1 port=1,%s,%s user=%s dbname=%s "+
 		"sslmode=prefer target_session_attrs=read-write keepalives_idle=3",

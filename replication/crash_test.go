@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -54,9 +55,7 @@ func TestFastStopIsNotHeldUp(t *testing.T) {
 				if err := s.Err(); err == nil || outbox.ClassOf(err) != outbox.Transient {
 					t.Errorf("%s: ended with %v", name, err)
 				}
-				if err := srv.Start(within(t)); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, srv.Start(within(t)))
 				d.Connect()
 			}
 		})
@@ -70,18 +69,14 @@ func TestKilledServerIsTransient(t *testing.T) {
 	s := d.start(0)
 	d.Insert(outboxdb.Ops(t, 10))
 	read(t, s, inserts(10))
-	if err := srv.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, srv.Kill())
 	if err := end(t, s); err == nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("ended with %v", err)
 	}
 	if _, err := Open(within(t), d.config()); err == nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("open: %v", err)
 	}
-	if err := srv.Start(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, srv.Start(within(t)))
 	read(t, d.start(0), inserts(10))
 }
 
@@ -165,9 +160,7 @@ func TestTimelineAfterAPromotion(t *testing.T) {
 	if left.Timeline != 1 || left.End == 0 || left.End > state.WALEnd {
 		t.Errorf("left timeline 1 at %v, WAL ends at %v", left.End, state.WALEnd)
 	}
-	if err := standby.Start(within(t), 0, false); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, standby.Start(within(t), 0, false))
 	again, err := standby.Server(within(t))
 	if err != nil || again.History.Timeline != 2 || len(again.History.Switches) != 1 {
 		t.Errorf("after Start: %+v, %v", again, err)
@@ -181,13 +174,7 @@ func TestTimelineAfterAPromotion(t *testing.T) {
 // asStandby starts a server again in standby mode: promoted behind that, it is a failover on one machine.
 func asStandby(t *testing.T, srv *pgserver.Server) {
 	t.Helper()
-	if err := srv.Stop("fast"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(srv.Dir, "data", "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := srv.Start(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, srv.Stop("fast"))
+	must.Succeed(t, os.WriteFile(filepath.Join(srv.Dir, "data", "standby.signal"), nil, 0o644))
+	must.Succeed(t, srv.Start(within(t)))
 }

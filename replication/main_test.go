@@ -5,6 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -42,9 +43,7 @@ func ready(t testing.TB, srv *pgserver.Server) *database {
 	s := d.setup()
 	defer s.Close()
 	ctx := within(t)
-	if err := s.CheckServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.CheckServer(ctx))
 	if made, err := s.EnsureTable(ctx); err != nil || !made {
 		t.Fatal(made, err)
 	}
@@ -60,9 +59,7 @@ func ready(t testing.TB, srv *pgserver.Server) *database {
 func (d *database) setup() *catalog.Setup {
 	d.T.Helper()
 	s, err := catalog.OpenSetup(within(d.T), d.cfg)
-	if err != nil {
-		d.T.Fatal(err)
-	}
+	must.Succeed(d.T, err)
 	return s
 }
 
@@ -72,9 +69,7 @@ func (d *database) config() Config { return Config{Config: d.cfg.Config} }
 func (d *database) open() *Session {
 	d.T.Helper()
 	s, err := Open(within(d.T), d.config())
-	if err != nil {
-		d.T.Fatal(err)
-	}
+	must.Succeed(d.T, err)
 	d.T.Cleanup(s.Close)
 	return s
 }
@@ -82,9 +77,7 @@ func (d *database) open() *Session {
 func (d *database) start(from outbox.LSN) *Session {
 	d.T.Helper()
 	s := d.open()
-	if err := s.Start(within(d.T), from, false); err != nil {
-		d.T.Fatal(err)
-	}
+	must.Succeed(d.T, s.Start(within(d.T), from, false))
 	return s
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -34,9 +35,7 @@ func TestPeek(t *testing.T) {
 				got.add(Message{WALEnd: m.WALEnd, Data: append([]byte(nil), m.Data...)})
 				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return got
 		}
 		all := count(0, false)
@@ -80,9 +79,7 @@ func TestPeekLeavesNoTrace(t *testing.T) {
 		d.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd', 'a', n, " +
 			"to_jsonb(repeat(md5(n::text), 30)) FROM generate_series(1, 5000) n")
 		open, err := pgx.Connect(within(t), d.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer postgres.Close(open)
 		for _, sql := range []string{
 			"BEGIN", "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'open', 'a', n, " +
@@ -137,12 +134,8 @@ func TestPeekEndsOnASilentServer(t *testing.T) {
 	d := ready(t, srv)
 	pid, err := strconv.Atoi(d.Text("SELECT pid::text FROM pg_stat_activity WHERE backend_type = " +
 		"'background writer'"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, syscall.Kill(pid, syscall.SIGSTOP))
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	before := d.Text("SELECT pg_current_wal_flush_lsn()::text")
 	d.Exec("BEGIN")
@@ -201,9 +194,7 @@ func TestSlotStartsWhereItSays(t *testing.T) {
 	}
 	d.Insert(outboxdb.Ops(t, 5)) // older than the slot
 	lsn, err := s.CreateSlot(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d.Insert(outboxdb.Ops(t, 3))
 	if state, err := s.Slot(within(t)); err != nil || state.Confirmed != lsn {
 		t.Errorf("made at %v, the slot says %v (%v)", lsn, state.Confirmed, err)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -57,9 +58,7 @@ func TestLeastPrivilege(t *testing.T) {
 		if _, err := s.Publication(within(t), outboxdb.Needed); err != nil {
 			t.Error(err)
 		}
-		if err := s.Start(within(t), 0, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Start(within(t), 0, true))
 		w := NewWriter(d.config())
 		defer w.Close()
 		if err := w.Heartbeat(within(t)); err != nil {

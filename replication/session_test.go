@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -67,9 +68,7 @@ func TestNothingReceivedIsConfirmed(t *testing.T) {
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)
 	before, err := s.Slot(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d.Insert(outboxdb.Ops(t, 20))
 	read(t, s, inserts(20))
 	if err := s.Stop(within(t)); err != nil { // the last status has been read when Stop returns
@@ -89,9 +88,7 @@ func TestStopSendsTheLastConfirmedLSN(t *testing.T) {
 	d.Insert(outboxdb.Ops(t, 20))
 	last := read(t, s, inserts(20)).commits[0]
 	s.Confirm(last)
-	if err := s.Stop(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Stop(within(t)))
 	if got, err := d.open().Slot(within(t)); err != nil || got.Confirmed != last {
 		t.Errorf("confirmed %v, want %v (%v)", got.Confirmed, last, err)
 	}
@@ -104,9 +101,7 @@ func TestNothingBeyondWhatWasReceivedIsConfirmed(t *testing.T) {
 	d.Insert(outboxdb.Ops(t, 5))
 	read(t, s, inserts(5))
 	s.Confirm(1 << 60)
-	if err := s.Stop(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Stop(within(t)))
 	state, err := d.open().Slot(within(t))
 	if err != nil || state.Confirmed == 0 || state.Confirmed >= 1<<60 {
 		t.Errorf("confirmed %v (%v)", state.Confirmed, err)
@@ -126,9 +121,7 @@ func TestSlotInUseCanBeTriedAgain(t *testing.T) {
 	if err != nil || !state.Active || state.ActivePID == 0 || !strings.Contains(state.Holder, "outflow") {
 		t.Errorf("slot %+v, %v", state, err)
 	}
-	if err := holder.Stop(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, holder.Stop(within(t)))
 	eventually(t, "the standby takes over", func() bool {
 		err := standby.Start(within(t), 0, true)
 		if err != nil && !errors.Is(err, ErrSlotInUse) {
@@ -161,17 +154,11 @@ func TestServerStateBeforeAndAfterStart(t *testing.T) {
 		d := ready(t, srv)
 		s := d.open()
 		before, err := s.Server(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Start(within(t), 0, false); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, s.Start(within(t), 0, false))
 		d.Insert(outboxdb.Ops(t, 1))
 		after, err := s.Server(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if after.WALEnd <= before.WALEnd {
 			t.Errorf("end of WAL went from %v to %v", before.WALEnd, after.WALEnd)
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -61,9 +62,7 @@ func TestShardsDivideTheTable(t *testing.T) {
 					all[k].Table, all[k].Publication = "public."+table, table+all[k].Publication
 					all[k].Slot += table
 					s, err := catalog.OpenSetup(within(t), all[k])
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					defer s.Close()
 					for _, created := range []bool{true, false} {
 						if got, id, err := s.EnsurePublication(within(t)); err != nil || got != created ||
@@ -82,9 +81,7 @@ func TestShardsDivideTheTable(t *testing.T) {
 				shardOf, documents := map[string]int{}, map[string]int{}
 				for k := range all {
 					snap, err := tablesnapshot.Open(within(t), all[k].Config, "")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					q := tablesnapshot.Query{Mapping: relay.Mapping{Doc: c.column}, ID: "id",
 						Columns: []string{"id", tablesnapshot.SortDoc}, Sorted: true}
 					var ids []string
@@ -96,9 +93,7 @@ func TestShardsDivideTheTable(t *testing.T) {
 						documents[string(v[1])] = k
 						return nil
 					})
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					if got, err := snap.Count(within(t), q); err != nil || got != len(ids) {
 						t.Errorf("shard %d: %d rows, counted %d, %v", k, len(ids), got, err)
 					}

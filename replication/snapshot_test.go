@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -42,28 +43,20 @@ func TestSnapshotEndsWhereTheSlotBegins(t *testing.T) {
 			ended <- err
 		}()
 		rows := func() (n int) {
-			if err := d.Conn.QueryRow(within(t), "SELECT count(*) FROM outbox").Scan(&n); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, d.Conn.QueryRow(within(t), "SELECT count(*) FROM outbox").Scan(&n))
 			return n
 		}
 		eventually(t, "rows are written", func() bool { return rows() > 20 })
 		made, err := catalog.CreateSlotWithSnapshot(within(t), d.cfg, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer made.Close()
 		snap, err := tablesnapshot.Open(within(t), d.cfg.Config, made.Snapshot)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer snap.Close()
 		at := rows()
 		eventually(t, "more rows are written", func() bool { return rows() > at+20 })
 		stopped.Store(true)
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, <-ended)
 		var seen int
 		if err := snap.Rows(within(t), tablesnapshot.Query{Mapping: outboxdb.Mapping, ID: "id",
 			Columns: []string{"id"}}, func([][]byte) error { seen++; return nil }); err != nil {

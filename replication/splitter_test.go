@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 func frame(typ byte, body []byte) []byte {
@@ -138,9 +140,7 @@ func TestReadingWaitsForReleasedBatches(t *testing.T) {
 	var out []*batch
 	for range maxBatches {
 		b, err := f.next(keep)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		out = append(out, b)
 	}
 	close(quit)
@@ -164,14 +164,10 @@ func TestAReleaseWakesTheReader(t *testing.T) {
 		var out []*batch
 		for range maxBatches {
 			b, err := p.get()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			out = append(out, b)
 		}
-		if err := p.reserve(out[0], largeRoom); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.reserve(out[0], largeRoom))
 		got := make(chan error)
 		go func() {
 			b, err := p.get()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -35,9 +36,7 @@ func newPeer(t *testing.T, timeout time.Duration) *peer {
 		theirs.Close()
 	})
 	p := &peer{t: t, conn: theirs, s: s}
-	if err := theirs.SetDeadline(time.Now().Add(outboxdb.Patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, theirs.SetDeadline(time.Now().Add(outboxdb.Patience)))
 	return p
 }
 
@@ -112,9 +111,7 @@ func walData(lsn outbox.LSN, data string) []byte {
 func encoded(t *testing.T, m pgproto3.BackendMessage) []byte {
 	t.Helper()
 	b, err := m.Encode(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return b
 }
 

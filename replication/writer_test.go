@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -19,26 +20,18 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	s := d.start(0)
 	w := NewWriter(d.config())
 	defer w.Close()
-	if err := w.Heartbeat(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Heartbeat(within(t)))
 	settings := relay.Settings{Horizon: relay.DefaultHorizon, MaxEvents: 5, MaxBytes: 6}
-	if err := w.Change(within(t), settings); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Change(within(t), settings))
 	read(t, s, messages(2))
 	d.Exec("SELECT pg_terminate_backend($1)", int32(w.conn.PgConn().PID()))
 	if err := w.Heartbeat(within(t)); err == nil {
 		t.Fatal("a tick over a connection that was terminated")
 	}
-	if err := w.Heartbeat(within(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Heartbeat(within(t)))
 	read(t, s, messages(1))
 	server, err := s.Server(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := w.Check(within(t), server); err != nil {
 		t.Error(err)
 	}
@@ -57,12 +50,8 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	defer w.Close()
 	settings := relay.Settings{Horizon: relay.DefaultHorizon, Sort: outbox.ByCommit, MaxEvents: 5,
 		MaxBytes: 6}
-	if err := w.Heartbeat(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Change(within(t), settings); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Heartbeat(within(t)))
+	must.Succeed(t, w.Change(within(t), settings))
 	var got []string
 	err := Peek(within(t), d.config(), 0, false, func(m Message) error {
 		if m.Data[0] == 'M' {
@@ -90,8 +79,6 @@ func TestTickDoesNotWaitForASynchronousStandby(t *testing.T) {
 	w := NewWriter(d.config())
 	defer w.Close()
 	for range 3 {
-		if err := w.Heartbeat(within(t)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.Heartbeat(within(t)))
 	}
 }

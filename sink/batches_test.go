@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -178,9 +179,7 @@ func TestZombieWithAnOpenBatch(t *testing.T) {
 	all := edits(t, 900)
 	zombie := slow(t, door(t, batched(s.URL())), 0)
 	for i := range 400 {
-		if err := zombie.Publish(&all[i].e, &all[i].h); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, zombie.Publish(&all[i].e, &all[i].h))
 	}
 	if !zombie.batch.open() || len(zombie.held) != 1 {
 		t.Fatal("its batch is not open")
@@ -273,18 +272,14 @@ func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 				time.Sleep(100 * time.Microsecond)
 			}
 			time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond) // when it is killed is random
-			if err := s.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Kill())
 		}
 		if err := <-done; err != nil && outbox.ClassOf(err) != outbox.Transient {
 			t.Fatal(err)
 		}
 		c.Close()
 		if kill < kills {
-			if err := s.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Start())
 		}
 		st := state(t, door(t, cfg))
 		if st.LastSeq < p.Acked() || st.LastSeq > uint64(len(all)) {
@@ -328,9 +323,7 @@ func TestStreamsThatTakeNoBatches(t *testing.T) {
 	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	allowed := func(t *testing.T, c *Conn) bool {
 		t.Helper()
-		if err := c.CheckStream(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.CheckStream(t.Context()))
 		return c.newPublisher(0).batch.allowed != nil
 	}
 	none := config(s.URL())
@@ -350,9 +343,7 @@ func TestStreamsThatTakeNoBatches(t *testing.T) {
 	memory := batched(s.URL())
 	memory.Stream = "MEMORY"
 	c = connect(t, memory)
-	if err := c.EnsureStream(t.Context(), stream.Options{Storage: "memory"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.EnsureStream(t.Context(), stream.Options{Storage: "memory"}))
 	if c.config.AllowAtomic || allowed(t, c) {
 		t.Error("batches, in memory")
 	}
@@ -395,14 +386,10 @@ func TestRefusedBatches(t *testing.T) {
 			if name == "none open" { // one that somebody left open
 				other := slow(t, door(t, batched(s.URL())), 0)
 				for i := range 100 {
-					if err := other.Publish(&all[i].e, &all[i].h); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, other.Publish(&all[i].e, &all[i].h))
 				}
 				other.out.flush(true)
-				if err := other.conn.nc.FlushTimeout(time.Minute); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, other.conn.nc.FlushTimeout(time.Minute))
 			}
 			wantFault(t, publish(t.Context(), slow(t, c, 0), all), outbox.Transient, codeBatchRefused)
 			c = door(t, cfg)
@@ -421,9 +408,7 @@ func TestRefusedBatches(t *testing.T) {
 		p := slow(t, c, 0)
 		cfg := *c.config
 		cfg.AllowAtomic = false
-		if err := c.api.Ask(t.Context(), "STREAM.UPDATE.OUTBOX", cfg, &jsapi.Answer{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.api.Ask(t.Context(), "STREAM.UPDATE.OUTBOX", cfg, &jsapi.Answer{}))
 		wantFault(t, publish(t.Context(), p, edits(t, 100)), outbox.Transient, codeBatchRefused)
 		same(t, readAll(t, s.URL(), "OUTBOX"), nil)
 	})

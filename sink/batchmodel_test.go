@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -143,9 +144,7 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 			}
 			e := relay.Event{Doc: "d", ID: "i", Payload: bytes.Repeat([]byte{byte('a' + len(want)%26)}, size),
 				PayloadSize: size, Pos: outbox.Position{LSN: outbox.LSN(len(want) + 1)}}
-			if err := p.Publish(&e, &outbox.Header{Pos: e.Pos, Of: 1, ID: "i"}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Publish(&e, &outbox.Header{Pos: e.Pos, Of: 1, ID: "i"}))
 			want = append(want, string(e.Payload))
 			if rnd.IntN(60) == 0 {
 				now = now.Add(time.Duration(rnd.IntN(3)) * time.Millisecond)

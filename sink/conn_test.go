@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -58,9 +59,7 @@ func TestVersions(t *testing.T) {
 func TestOldServer(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer listener.Close()
 	go func() {
 		conn, err := listener.Accept()
@@ -94,9 +93,7 @@ func TestServerWithoutJetStream(t *testing.T) {
 	t.Parallel()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true,
 		NoSigs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s.Start()
 	defer s.WaitForShutdown()
 	defer s.Shutdown()
@@ -113,9 +110,7 @@ func TestConnectErrorsHoldNoSecrets(t *testing.T) {
 	address := strings.TrimPrefix(s.URL(), "nats://")
 	missing := filepath.Join(t.TempDir(), "none")
 	badContext := filepath.Join(t.TempDir(), "bad.json")
-	if err := os.WriteFile(badContext, []byte(`{"url":"nats://me:hush7 pw@host:port"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(badContext, []byte(`{"url":"nats://me:hush7 pw@host:port"}`), 0o600))
 	for _, test := range []struct {
 		name   string
 		change func(*Config)
@@ -158,9 +153,7 @@ func TestConnectErrorsHoldNoSecrets(t *testing.T) {
 func TestConnectEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer listener.Close()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() {
@@ -180,15 +173,11 @@ func TestConnectEndsWithItsContext(t *testing.T) {
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	pair, err := nkeys.CreateUser()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	public, _ := pair.PublicKey()
 	seed, _ := pair.Seed()
 	seedFile := filepath.Join(t.TempDir(), "seed")
-	if err := os.WriteFile(seedFile, seed, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(seedFile, seed, 0o600))
 	byKey := natstest.Server(t,
 		natsserver.Options{Tune: func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} }})
 	byToken := natstest.Server(t,
@@ -196,9 +185,7 @@ func TestCredentials(t *testing.T) {
 	byUser := natstest.Server(t, natsserver.Options{Tune: limitedUser(">")})
 	contextFile := filepath.Join(t.TempDir(), "here.json")
 	text := `{"url":"` + byUser.URL() + `","user":"all","password":"pass","inbox_prefix":"_INBOX.context"}`
-	if err := os.WriteFile(contextFile, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(contextFile, []byte(text), 0o600))
 	for name, cfg := range map[string]Config{
 		"seed file":       {URL: byKey.URL(), NKey: seedFile},
 		"token":           {URL: byToken.URL(), Token: "t0ken"},
@@ -239,9 +226,7 @@ func TestDomain(t *testing.T) {
 	}
 	mustPublish(t, c.Publisher(0), edits(t, 3))
 	js, err := c.api.JetStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if stream, err := js.Stream(t.Context(), "OUTBOX"); err != nil || stream.CachedInfo().State.Msgs != 3 {
 		t.Errorf("%v", err)
 	}
@@ -296,9 +281,7 @@ func TestTLSWithACertificateOfTheClient(t *testing.T) {
 func certificate(t *testing.T) (certFile, keyFile string, cert tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
@@ -307,17 +290,11 @@ func certificate(t *testing.T) (certFile, keyFile string, cert tls.Certificate) 
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir := t.TempDir()
 	write := func(name, kind string, der []byte) string {
 		file := filepath.Join(dir, name)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -34,9 +35,7 @@ func offline(t testing.TB) (p *Publisher, r *recorder, ack func(uint64)) {
 	cfg := config("").withDefaults()
 	cfg.MaxPayload = 64 << 20
 	enc, err := newEncoder(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c := &Conn{cfg: cfg, enc: enc, lost: make(chan struct{}),
 		config: &stream.Config{Subjects: []string{"_outflow.3f9a.>"}}}
 	p = c.newPublisher(100)
@@ -48,9 +47,7 @@ func offline(t testing.TB) (p *Publisher, r *recorder, ack func(uint64)) {
 func put(t testing.TB, p *Publisher, size int) {
 	t.Helper()
 	g := event(0, "doc", make([]byte, size))
-	if err := p.Publish(&g.e, &g.h); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Publish(&g.e, &g.h))
 }
 
 func TestLastMessageAsksAtOnceWhenNothingIsOutstanding(t *testing.T) {
@@ -219,9 +216,7 @@ func TestAckTimeout(t *testing.T) {
 	ok := func(all ...float64) {
 		t.Helper()
 		for _, s := range all {
-			if err := p.Check(at(s)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Check(at(s)))
 		}
 	}
 	ok(0)
@@ -254,21 +249,15 @@ func TestAckTimeoutAfterStandstill(t *testing.T) {
 	p.Flush(now)
 	for range 3 {
 		for range 4 {
-			if err := p.Check(now); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Check(now))
 			now = now.Add(time.Second)
 		}
 		now = now.Add(time.Minute)
 	}
-	if err := p.Check(now); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Check(now))
 	for range 4 {
 		now = now.Add(time.Second)
-		if err := p.Check(now); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Check(now))
 	}
 	wantFault(t, p.Check(now.Add(time.Second)), outbox.Transient, "ack_timeout")
 	ack(101)
@@ -283,22 +272,16 @@ func TestWhatWasNotWrittenIsNotLate(t *testing.T) {
 	put(t, p, 10)
 	put(t, p, 10) // the first one asks, but stays in the buffer
 	for range 2 {
-		if err := p.Check(now); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Check(now))
 		now = now.Add(time.Minute)
 	}
 	p.Flush(now)
 	if err := p.Check(now); err != nil || r.flushes != 1 {
 		t.Fatal(err, r.flushes)
 	}
-	if err := p.Check(now.Add(ackTimeout - 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Check(now.Add(ackTimeout-1)))
 	ack(102)
-	if err := p.Check(now.Add(time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Check(now.Add(time.Hour)))
 }
 
 func TestPoisonLeavesThePublisherAsItWas(t *testing.T) {

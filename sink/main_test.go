@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -32,9 +33,7 @@ type given struct {
 func edits(t testing.TB, n int) []given {
 	t.Helper()
 	ops, err := recording.Load(recording.FriendsForever)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	all := make([]given, n)
 	for i := range all {
 		op := ops[i%len(ops)]
@@ -77,18 +76,14 @@ func connect(t testing.TB, cfg Config) *Conn {
 func door(t testing.TB, cfg Config) *Conn {
 	t.Helper()
 	c := connect(t, cfg)
-	if err := c.EnsureStream(t.Context(), stream.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.EnsureStream(t.Context(), stream.Options{}))
 	return c
 }
 
 func state(t testing.TB, c *Conn) relay.StreamState {
 	t.Helper()
 	s, err := c.State(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return s
 }
 
@@ -145,9 +140,7 @@ func (c *stillClock) now() time.Time {
 
 func mustPublish(t testing.TB, p *Publisher, all []given) {
 	t.Helper()
-	if err := publish(t.Context(), p, all); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, publish(t.Context(), p, all))
 }
 
 // stored is a message as it lies in the stream.
@@ -161,9 +154,7 @@ type stored struct {
 func readAll(t testing.TB, url, stream string) []stored {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer nc.Close()
 	return readFrom(t, nc, stream)
 }
@@ -171,13 +162,9 @@ func readAll(t testing.TB, url, stream string) []stored {
 func readFrom(t testing.TB, nc *nats.Conn, stream string) []stored {
 	t.Helper()
 	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	info, err := js.StreamInfo(stream)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	all := make([]stored, info.State.LastSeq)
 	for i := range all {
 		m, err := js.GetMsg(stream, uint64(i+1))

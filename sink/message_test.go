@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -85,9 +86,7 @@ func testEncoder(t testing.TB, cfg Config) *encoder {
 	}
 	cfg.Resolve, cfg.Keyed = testResolve, true
 	enc, err := newEncoder(cfg.withDefaults())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	enc.ingress = "_outflow.3f9a."
 	return enc
 }

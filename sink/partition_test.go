@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -19,9 +20,7 @@ func TestPartitionIsTheServers(t *testing.T) {
 	t.Parallel()
 	const n = 7
 	template, err := outbox.ParseSubjectTemplate(fmt.Sprintf("out.{partition(doc_id, %d)}.{doc_id}", n))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {
 		account := server.NewAccount("A")
 		if err := account.AddMapping("in.*", fmt.Sprintf("out.{{partition(%d,1)}}.{{wildcard(1)}}",
@@ -33,24 +32,16 @@ func TestPartitionIsTheServers(t *testing.T) {
 		o.NoAuthUser = "u"
 	}})
 	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer nc.Close()
 	sub, err := nc.SubscribeSync("out.>")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	seen := map[string]bool{}
 	for i := range 50 {
 		v := fmt.Sprintf("doc-%d", i*i)
-		if err := nc.Publish("in."+v, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, nc.Publish("in."+v, nil))
 		m, err := sub.NextMsg(time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if want := string(template.Append(nil, []string{v})); m.Subject != want {
 			t.Errorf("the server maps to %s, we to %s", m.Subject, want)
 		}

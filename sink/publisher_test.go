@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -80,9 +81,7 @@ func TestForeignMessage(t *testing.T) {
 	all := edits(t, 200)
 	mustPublish(t, c.Publisher(0), all[:100])
 	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer nc.Close()
 	if _, err := nc.Request("outbox.friendsforever", []byte("foreign"), time.Second); err == nil {
 		t.Error("the public subject has a listener")
@@ -138,29 +137,21 @@ func TestPausedServerIsUnknown(t *testing.T) {
 	all := edits(t, 400)
 	p := c.Publisher(0)
 	mustPublish(t, p, all[:100])
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Pause())
 	for c.nc.FlushTimeout(100*time.Millisecond) == nil { // until the signal has its effect
 	}
 	for i := range all[100:] {
 		// into the socket, or the buffer: it does not block
-		if err := p.Publish(&all[100+i].e, &all[100+i].h); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Publish(&all[100+i].e, &all[100+i].h))
 	}
 	now := time.Now()
 	p.Flush(now)
 	for end := now.Add(ackTimeout); now.Before(end); now = now.Add(time.Second) {
-		if err := p.Check(now); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Check(now))
 	}
 	wantFault(t, p.Check(now), outbox.Transient, "ack_timeout")
 	c.Close()
-	if err := s.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Resume())
 	got := readAll(t, s.URL(), "OUTBOX") // how many of them is open, that they are a prefix is not
 	if len(got) < 100 {
 		t.Errorf("%d messages, 100 were acknowledged", len(got))
@@ -175,15 +166,11 @@ func TestKilledServer(t *testing.T) {
 	all := edits(t, 5000)
 	p := c.Publisher(0)
 	mustPublish(t, p, all[:1000])
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Kill())
 	<-c.Lost()
 	err := publish(t.Context(), p, all[1000:])
 	wantFault(t, err, outbox.Transient, "nats_lost")
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Start())
 	c = door(t, config(s.URL()))
 	st := state(t, c)
 	if st.LastSeq < p.Acked() || p.Acked() < 1000 {
@@ -202,12 +189,8 @@ func TestStreamAtItsLimit(t *testing.T) {
 		"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
 		"retention":         "limits", "storage": "memory", "discard": "new", "max_msgs": 120,
 		"num_replicas": 1}
-	if err := c.api.Ask(t.Context(), "STREAM.CREATE.OUTBOX", cfg, &answer); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.CheckStream(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.api.Ask(t.Context(), "STREAM.CREATE.OUTBOX", cfg, &answer))
+	must.Succeed(t, c.CheckStream(t.Context()))
 	all := edits(t, 300)
 	// the one that hit the limit did not ask
 	wantFault(t, publish(t.Context(), c.Publisher(0), all), outbox.Transient, "wrong_last_sequence")
@@ -224,9 +207,7 @@ func TestStreamThatGoesAway(t *testing.T) {
 	all := edits(t, 10)
 	p := c.Publisher(0)
 	mustPublish(t, p, all[:5])
-	if err := c.api.Ask(t.Context(), "STREAM.DELETE.OUTBOX", nil, &jsapi.Answer{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.api.Ask(t.Context(), "STREAM.DELETE.OUTBOX", nil, &jsapi.Answer{}))
 	wantFault(t, publish(t.Context(), p, all[5:]), outbox.Transient, "no_responders")
 }
 
@@ -234,9 +215,7 @@ func TestPublisherWithoutAStream(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
-	if err := c.CheckStream(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.CheckStream(t.Context()))
 	wantFault(t, publish(t.Context(), c.Publisher(0), edits(t, 1)), outbox.Fatal, "stream_missing")
 }
 
@@ -245,9 +224,7 @@ func TestPermissions(t *testing.T) {
 	s := natstest.Server(t, natsserver.Options{Tune: limitedUser("_INBOX.>", "$JS.API.>")})
 	door(t, config(userURL(s, "all")))
 	c := connect(t, config(userURL(s, "some")))
-	if err := c.CheckStream(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.CheckStream(t.Context()))
 	wantFault(t, publish(t.Context(), c.Publisher(0), edits(t, 10)), outbox.Fatal, "nats_permission")
 	<-c.Lost()
 	wantFault(t, c.Err(), outbox.Fatal, "nats_permission")

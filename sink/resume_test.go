@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -55,18 +56,14 @@ func resume(t *testing.T, cfg Config, old *Publisher) *Publisher {
 		t.Fatalf("the stream ends with %d, %v; it was %v", s.LastSeq, s.Newest, want)
 	}
 	stored, err := c.Stored(t.Context(), old.Acked(), s.LastSeq)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, m := range stored {
 		if want := old.Header(m.Seq); want == nil || m.Header == nil || *want != *m.Header {
 			t.Fatalf("message %d is %v; it was %v", m.Seq, m.Header, want)
 		}
 	}
 	p, err := c.Resume(old, s.LastSeq)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 
@@ -78,9 +75,7 @@ func publishOn(t *testing.T, p *Publisher, all []given, next func(*Publisher) *P
 	clock := newStillClock()
 	for i := 0; i < len(all) || p.Acked() < p.Sent(); {
 		err := ctx.Err()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if i == len(all) || p.Full() {
 			wait := p.Flush(clock.now())
 			if wait == 0 {
@@ -128,12 +123,8 @@ func TestResume(t *testing.T) {
 		from += n
 		switch rnd.IntN(4) {
 		case 0:
-			if err := s.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Kill())
+			must.Succeed(t, s.Start())
 			p, clock = next(p), newStillClock()
 		case 1:
 			p.Flush(clock.now())
@@ -163,20 +154,14 @@ func TestResumeBesideTheOldConnection(t *testing.T) {
 	c, _ := again(t, cfg)
 	p := c.Publisher(0)
 	for round := range 40 {
-		if err := s.Pause(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Pause())
 		for i := range 300 {
 			g := &all[300*round+i]
-			if err := p.Publish(&g.e, &g.h); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Publish(&g.e, &g.h))
 		}
 		p.Flush(time.Now())
 		// The old connection is left open: the server reads both.
-		if err := s.Resume(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Resume())
 		old := p
 		for done := false; !done; {
 			c, st := again(t, cfg)
@@ -184,9 +169,7 @@ func TestResumeBesideTheOldConnection(t *testing.T) {
 			if err != nil && st.LastSeq < p.Acked() {
 				continue // the old connection was told of more since the stream was read
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			p = next
 			// else a message of the old one came first, and was ours
 			done = publish(t.Context(), p, nil) == nil
@@ -208,9 +191,7 @@ func TestResumeAsksForAnAcknowledgement(t *testing.T) {
 	for _, n := range counts {
 		p.out = new(recorder) // what is sent leads nowhere
 		for i := range n {
-			if err := p.Publish(&all[sent+i].e, &all[sent+i].h); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Publish(&all[sent+i].e, &all[sent+i].h))
 		}
 		p.Flush(time.Now())
 		sent += n
@@ -266,9 +247,7 @@ func TestResumeRefuses(t *testing.T) {
 	p := c.Publisher(0)
 	mustPublish(t, p, all[:10])
 	for i := range all[10:15] {
-		if err := p.Publish(&all[10+i].e, &all[10+i].h); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Publish(&all[10+i].e, &all[10+i].h))
 	}
 	// 15 is held back
 	for seq, want := range map[uint64]bool{9: false, 10: true, 11: true, 14: true, 15: false, 16: false} {
@@ -285,9 +264,7 @@ func TestResumeRefuses(t *testing.T) {
 	}
 	c.Close()
 	other, _ := again(t, cfg)
-	if err := other.RenewIngress(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, other.RenewIngress(t.Context()))
 	other, _ = again(t, cfg)
 	if _, err := other.Resume(p, 10); err == nil {
 		t.Error("it goes on with another ingress")
@@ -307,21 +284,13 @@ func TestResumeInBatches(t *testing.T) {
 	all[large] = event(large, "doc", bytes.Repeat([]byte("x"), maxBatched+1))
 	p := slow(t, c, 0)
 	mustPublish(t, p, all[:100])
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Pause())
 	for i := range all[100:] { // none of it can be acknowledged, and all of it fits
-		if err := p.Publish(&all[100+i].e, &all[100+i].h); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Publish(&all[100+i].e, &all[100+i].h))
 	}
 	p.Flush(time.Now())
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Kill())
+	must.Succeed(t, s.Start())
 	p = resume(t, cfg, p)
 	publishOn(t, p, nil, func(p *Publisher) *Publisher { return resume(t, cfg, p) })
 	got := readAll(t, s.URL(), "OUTBOX")

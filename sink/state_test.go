@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -39,9 +40,7 @@ func TestStateOfAnEmptyStream(t *testing.T) {
 
 func admin(t *testing.T, c *Conn, method string, request any) {
 	t.Helper()
-	if err := c.api.Ask(t.Context(), method, request, &jsapi.Answer{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.api.Ask(t.Context(), method, request, &jsapi.Answer{}))
 }
 
 // The broker's clock is read between the question and the answer: on one machine it is ours.
@@ -104,12 +103,8 @@ func lastBlock(t *testing.T, dir string) string {
 func cutBy(t *testing.T, file string, part float64) {
 	t.Helper()
 	fi, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(file, int64(float64(fi.Size())*(1-part))); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.Truncate(file, int64(float64(fi.Size())*(1-part))))
 }
 
 // The server was killed and the file cut before the index was written: the count goes back, and sequences
@@ -120,13 +115,9 @@ func TestStateOfAStreamThatLostItsEnd(t *testing.T) {
 	all := edits(t, 1000)
 	c := door(t, config(s.URL()))
 	mustPublish(t, c.Publisher(0), all)
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Kill())
 	cutBy(t, lastBlock(t, s.Dir()), 0.3)
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Start())
 	c = door(t, config(s.URL()))
 	st := state(t, c)
 	n := st.LastSeq
@@ -141,27 +132,17 @@ func TestStateOfAStreamThatLostItsEnd(t *testing.T) {
 func durable(t *testing.T, url, name string, n int) {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer nc.Close()
 	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	sub, err := js.PullSubscribe("", name, nats.BindStream("OUTBOX"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for n > 0 {
 		msgs, err := sub.Fetch(min(n, 100), nats.MaxWait(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, m := range msgs {
-			if err := m.AckSync(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.AckSync())
 		}
 		n -= len(msgs)
 	}
@@ -216,9 +197,7 @@ func TestStateWithLeastPrivilege(t *testing.T) {
 	mustPublish(t, door(t, config(userURL(s, "all"))).Publisher(0), all[:10])
 	durable(t, userURL(s, "all"), "ahead", 10)
 	c := connect(t, config(userURL(s, "some")))
-	if err := c.CheckStream(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.CheckStream(t.Context()))
 	for range 2 {
 		if st := state(t, c); st.NewestSeq != 10 || len(st.Durables) > 0 {
 			t.Errorf("state %+v", st)
@@ -240,9 +219,7 @@ func TestReplicatedStream(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.Cluster(t, 3)
 	c := connect(t, config(cluster.URLs()))
-	if err := c.EnsureStream(t.Context(), stream.Options{Replicas: 3}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.EnsureStream(t.Context(), stream.Options{Replicas: 3}))
 	all := edits(t, 2000)
 	mustPublish(t, c.Publisher(0), all)
 	if st := state(t, c); !st.Replicated || st.LastSeq != 2000 || *st.Newest != all[1999].h {
@@ -285,13 +262,9 @@ func answering(t *testing.T, answers map[string][]string) *Conn {
 			}
 			i = min(i+1, len(list)-1)
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
-	if err := responder.nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, responder.nc.Flush())
 	return c
 }
 
@@ -369,9 +342,7 @@ func TestStateWithoutTheConsumers(t *testing.T) {
 	if _, err := silent.nc.Subscribe("fake.CONSUMER.LIST.OUTBOX", func(*nats.Msg) {}); err != nil {
 		t.Fatal(err)
 	}
-	if err := silent.nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, silent.nc.Flush())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // as a start has it
 	defer cancel()
 	if st, err := c.State(ctx); err != nil || !st.Exists || st.LastSeq != 6 {

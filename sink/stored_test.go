@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -18,9 +19,7 @@ import (
 func watched(t *testing.T, cfg Config) (*Conn, relay.StreamState) {
 	t.Helper()
 	c := door(t, cfg)
-	if err := c.Watch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Watch(t.Context()))
 	return c, state(t, c)
 }
 
@@ -28,9 +27,7 @@ func watched(t *testing.T, cfg Config) (*Conn, relay.StreamState) {
 func intrude(t *testing.T, c *Conn, url string) {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer nc.Close()
 	m, err := nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), time.Minute)
 	if err != nil || strings.Contains(string(m.Data), "error") {
@@ -54,9 +51,7 @@ func TestStored(t *testing.T) {
 	mustPublish(t, c.Publisher(0), all[:2500])
 	read := func(above, upTo uint64) []relay.Stored {
 		got, err := c.Stored(t.Context(), above, upTo)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return got
 	}
 	for name, w := range map[string]struct{ above, upTo, first uint64 }{
@@ -79,12 +74,8 @@ func TestStored(t *testing.T) {
 		t.Errorf("%d large messages", len(got))
 	}
 	js, err := again.nc.JetStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := js.DeleteMsg(cfg.Stream, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, js.DeleteMsg(cfg.Stream, 7))
 	if got := read(5, 9); len(got) != 3 || got[0].Seq != 6 || got[1].Seq != 8 {
 		t.Errorf("without the seventh: %+v", got)
 	}
@@ -150,9 +141,7 @@ func TestStrangerWhileMessagesFlow(t *testing.T) {
 		refused++
 		next, st := watched(t, cfg)
 		found, err := next.Stored(t.Context(), p.Acked(), st.LastSeq)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if !slices.ContainsFunc(found, func(m relay.Stored) bool { return m.Header == nil }) {
 			t.Errorf("trial %d: %d was acknowledged, and behind it nobody is a stranger: %+v", trial,
 				p.Acked(), found)

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
@@ -26,9 +27,7 @@ func TestEnsureStream(t *testing.T) {
 		t.Fatalf("state %+v of a stream that is not there", st)
 	}
 	o := stream.Options{MaxAge: time.Hour, MaxBytes: 1 << 20, Storage: "memory"}
-	if err := c.EnsureStream(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.EnsureStream(t.Context(), o))
 	first := c.Ingress()
 	if !regexp.MustCompile(`^_outflow\.[0-9a-f]{16}\.$`).MatchString(first) {
 		t.Errorf("ingress %q", first)
@@ -44,9 +43,7 @@ func TestEnsureStream(t *testing.T) {
 	mustPublish(t, c.Publisher(0), edits(t, 3))
 
 	again := connect(t, config(s.URL()))
-	if err := again.EnsureStream(t.Context(), stream.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, again.EnsureStream(t.Context(), stream.Options{}))
 	if again.Ingress() != first || state(t, again).LastSeq != 3 {
 		t.Errorf("made anew: %s", again.Ingress())
 	}
@@ -126,9 +123,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 				t.Errorf("%v", f)
 			}
 		}
-		if err := admin.api.Ask(t.Context(), "STREAM.DELETE."+name, nil, &jsapi.Answer{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, admin.api.Ask(t.Context(), "STREAM.DELETE."+name, nil, &jsapi.Answer{}))
 	}
 }
 
@@ -168,15 +163,11 @@ func TestRenewIngress(t *testing.T) {
 			jsapi.Answer
 			Config map[string]json.RawMessage `json:"config"`
 		}
-		if err := c.api.Ask(t.Context(), "STREAM.INFO.OUTBOX", nil, &info); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.api.Ask(t.Context(), "STREAM.INFO.OUTBOX", nil, &info))
 		return info.Config
 	}
 	before, old := ask(), c.Ingress()
-	if err := c.RenewIngress(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.RenewIngress(t.Context()))
 	after := ask()
 	if string(before["subjects"]) == string(after["subjects"]) {
 		t.Error("the ingress is the old one")
@@ -191,8 +182,6 @@ func TestRenewIngress(t *testing.T) {
 		t.Errorf("through the old ingress: %v", err)
 	}
 	next := connect(t, config(s.URL()))
-	if err := next.CheckStream(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, next.CheckStream(t.Context()))
 	mustPublish(t, next.Publisher(3), edits(t, 3))
 }

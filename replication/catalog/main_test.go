@@ -5,6 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -39,9 +40,7 @@ func ready(t testing.TB, srv *pgserver.Server) *database {
 	s := d.setup()
 	defer s.Close()
 	ctx := within(t)
-	if err := s.CheckServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.CheckServer(ctx))
 	if made, err := s.EnsureTable(ctx); err != nil || !made {
 		t.Fatal(made, err)
 	}
@@ -57,8 +56,6 @@ func ready(t testing.TB, srv *pgserver.Server) *database {
 func (d *database) setup() *Setup {
 	d.T.Helper()
 	s, err := OpenSetup(within(d.T), d.cfg)
-	if err != nil {
-		d.T.Fatal(err)
-	}
+	must.Succeed(d.T, err)
 	return s
 }

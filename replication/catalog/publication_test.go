@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -201,9 +202,7 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 	read := func() relay.PublicationIdentity {
 		t.Helper()
 		id, err := s.Publication(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return id
 	}
 	first := read()
@@ -328,9 +327,7 @@ func TestPublicationIdentity(t *testing.T) {
 					if err == nil {
 						err = hiddenFault(id)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					return id
 				}
 				before := read()

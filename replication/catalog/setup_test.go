@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -24,9 +25,7 @@ func TestSetupIsIdempotent(t *testing.T) {
 			t.Error(made, err)
 		}
 		first, err := s.Publication(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if made, id, err := s.EnsurePublication(within(t)); err != nil || made || id != first {
 			t.Error(made, id, err)
 		}
@@ -173,9 +172,7 @@ func TestTableWithoutTheOptionalColumns(t *testing.T) {
 		CreatedAt: "at",
 	}
 	statements, err := Statements(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := "CREATE TABLE \"public\".\"outbox\" (\n  \"topic\" text NOT NULL,\n  \"message\" jsonb NOT " +
 		"NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
 	if statements[0] != want {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -72,9 +73,7 @@ func TestShardOfThePublication(t *testing.T) {
 				cfg := d.cfg
 				cfg.Shard, cfg.ShardBy, cfg.Columns = c.shard, "doc_id", nil
 				s, err := OpenSetup(within(t), cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				defer s.Close()
 				_, err = s.Publication(within(t))
 				if c.says == "" {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
@@ -99,9 +100,7 @@ func TestPrintsUnordered(t *testing.T) {
 				`SELECT (array_agg(k ORDER BY k) = array_agg(k ORDER BY k::text COLLATE "C"))::text
 					FROM outbox`) == "true"
 		table, err := d.table()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if typ == "text" {
 			ordered = true // it is compared as it is printed, whatever the column's collation
 		}

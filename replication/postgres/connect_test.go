@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -63,25 +64,17 @@ func TestHostileSettingsChangeNothing(t *testing.T) {
 			"datestyle=German&search_path=public&options=-c%20bytea_output%3Descape"
 		ctx := outboxdb.Within(t)
 		conn, err := Connect(ctx, url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer Close(conn)
 		repl, err := Target{URL: url}.ConnectReplication(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer Close(repl)
 		for name, value := range want {
 			var ordinary string
 			query := "SELECT setting FROM pg_settings WHERE name = " + Literal(name)
-			if err := conn.QueryRow(ctx, query).Scan(&ordinary); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, conn.QueryRow(ctx, query).Scan(&ordinary))
 			rows, err := SimpleQuery(ctx, repl, query)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, got := range []string{ordinary, rows[0][0]} {
 				if name == "DateStyle" {
 					got, _, _ = strings.Cut(got, ",") // the order of day and month is for input
@@ -98,9 +91,7 @@ func TestHostileSettingsChangeNothing(t *testing.T) {
 func TestNothingIsPinnedBehindAPooler(t *testing.T) {
 	t.Parallel()
 	c, err := Target{URL: "postgres://u@pooler/d", Pooled: true}.config()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(c.RuntimeParams) != 1 || c.RuntimeParams["application_name"] != "outflow" ||
 		c.AfterConnect != nil {
 		t.Errorf("it asks for %v", c.RuntimeParams)
@@ -140,16 +131,12 @@ func TestErrorsHoldNoPassword(t *testing.T) {
 func TestConnectErrorsAreOneLine(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	closed := l.Addr().String()
 	l.Close()
 	d := outboxdb.New(t, pgtest.Server(t))
 	u, err := url.Parse(d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	u.User, u.RawQuery = url.UserPassword("nobody", "p"), "sslmode=prefer"
 	refused := u.String()
 	for _, test := range []struct{ url, code, want string }{
@@ -181,9 +168,7 @@ func TestWhatTheServerRefusesIsFatal(t *testing.T) {
 	t.Parallel()
 	d := outboxdb.New(t, pgtest.Server(t))
 	u, err := url.Parse(d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	u.Path = "/no_such_database"
 	_, err = Connect(outboxdb.Within(t), u.String())
 	outboxdb.WantFault(t, err, outbox.Fatal, "database_missing")
@@ -191,9 +176,7 @@ func TestWhatTheServerRefusesIsFatal(t *testing.T) {
 	outboxdb.WantFault(t, err, outbox.Fatal, "login")
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	u.Host = l.Addr().String()
 	l.Close()
 	if _, err = Connect(outboxdb.Within(t), u.String()); err == nil ||

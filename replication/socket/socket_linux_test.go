@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 )
 
@@ -37,18 +38,12 @@ func TestNoPauseWhileThereIsMore(t *testing.T) {
 func unpolled(t *testing.T) (*Conn, net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	near, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	far, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn := &Conn{Conn: near}
 	if err := conn.LeavePoller(); err != nil || conn.file.Load() == nil {
 		t.Fatal("the socket is still polled", err)
@@ -95,9 +90,7 @@ func TestUnpolledEnds(t *testing.T) {
 	})
 	t.Run("with the deadline", func(t *testing.T) {
 		conn, _ := unpolled(t)
-		if err := conn.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, conn.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 		written := make(chan error, 1)
 		go func() {
 			_, err := conn.Write(make([]byte, 64<<20))

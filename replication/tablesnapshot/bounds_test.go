@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 )
@@ -17,9 +18,7 @@ func TestRowsAlike(t *testing.T) {
 	d.Exec("INSERT INTO outbox VALUES (1, 'a', 'k'), (1, 'a', 'k'), (2, 'a', 'k'), (NULL, 'a', 'k'), " +
 		"(NULL, 'a', 'k'), (1, 'a', 'l')")
 	s, err := Open(within(t), d.cfg, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	keyed, keyless := relay.Mapping{Doc: "doc_id", Key: "seq_key",
 		Payload: "payload"}, relay.Mapping{Doc: "doc_id", Payload: "payload"}
@@ -75,9 +74,7 @@ func TestRowsBehindAPlace(t *testing.T) {
 			map[bool]string{true: "true", false: "key = 'k'"}[c.mapping.Keyed()])
 		rows := func(after *Cursor) (all []Cursor) {
 			s, err := Open(within(t), d.cfg, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer s.Close()
 			err = s.Rows(within(t), Query{Mapping: c.mapping, ID: "id", Columns: []string{SortDoc, SortKey,
 				SortID}, Sorted: true, After: after}, func(v [][]byte) error {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -42,9 +43,7 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 		d.Exec("CREATE TABLE outbox (id " + c.kind + ", doc_id text, seq_key text, payload text)")
 		d.Exec("INSERT INTO outbox (id) VALUES " + c.values)
 		r, err := OpenReader(within(t), d.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer r.Close()
 		if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
 			for _, id := range c.known {
@@ -57,9 +56,7 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		snap, err := r.Snapshot(within(t), "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		q := Query{Mapping: relay.Mapping{Doc: "doc_id", Payload: "payload"}, ID: "id",
 			Columns: []string{"id"}, SkipKnown: true, Sorted: true}
 		var got []string
@@ -83,9 +80,7 @@ func TestKnowEnds(t *testing.T) {
 	d := ready(t, pgtest.Server(t))
 	open := func() *Reader {
 		r, err := OpenReader(within(t), d.cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(r.Close)
 		return r
 	}
@@ -131,9 +126,7 @@ func TestCheckIDs(t *testing.T) {
 		d.Exec("DROP TABLE IF EXISTS outbox")
 		d.Exec("CREATE TABLE outbox " + c.table)
 		s, err := Open(within(t), d.cfg, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		none, double, err := s.CheckIDs(within(t), "id")
 		if err != nil || none != c.none || double != c.double {
 			t.Errorf("%s: %d without, %d twice, %v", c.table, none, double, err)
@@ -148,9 +141,7 @@ func TestTableLock(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	l, err := LockTable(within(t), d.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	d.Insert(outboxdb.Ops(t, 3))
 	if len(l.Table().Columns) == 0 {
@@ -191,9 +182,7 @@ func TestKnowWaitsForNoStandby(t *testing.T) {
 	d.Exec("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = on', " +
 		"current_database()); END $$")
 	r, err := OpenReader(within(t), d.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Close()
 	if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
 		return add(idSum("1"))

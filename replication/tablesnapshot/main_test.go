@@ -5,6 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -37,9 +38,7 @@ func ready(t testing.TB, srv *pgserver.Server) *database {
 	d := newDatabase(t, srv)
 	statements, err := catalog.Statements(catalog.SetupConfig{Config: d.cfg, Mapping: outboxdb.Mapping,
 		ID: "id"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, sql := range statements[:2] { // a slot is not needed
 		d.Exec(sql)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -23,29 +24,21 @@ func TestShardOfSnapshot(t *testing.T) {
 			c := d.cfg
 			c.Shard, c.ShardBy = relay.Shard{Index: k, Of: 2}, "doc_id"
 			r, err := OpenReader(within(t), c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
 				return add(IDHash(outbox.HeaderIDSum("v=1 id=7 key=")))
 			}); err != nil {
 				t.Fatal(err)
 			}
 			s, err := r.Snapshot(within(t), "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer s.Close()
 			q := Query{Mapping: relay.Mapping{Doc: "doc_id"}, ID: "id", SkipKnown: true}
 			without, err := s.Count(within(t), q)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			q.SkipKnown = false
 			all, err := s.Count(within(t), q)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			known += all - without
 			missing, twice, err := s.CheckIDs(within(t), "id")
 			if err != nil || missing%10 != 0 {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -20,9 +21,7 @@ func TestSnapshotRows(t *testing.T) {
 		`INSERT INTO outbox (doc_id, actor_id, counter, payload)
 			VALUES ('b', 'x', 2, '{"n": 1.10}'), ('B', 'x', 1, '{}'), ('b', 'x', 1, '{}'), ('a', 'x', 3, '{}')`)
 	snap, err := Open(within(t), d.cfg, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer snap.Close()
 	d.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('late', 'x', 2, '{}')`)
 	if err := snap.AwaitFlush(within(t)); err != nil {
@@ -72,13 +71,9 @@ func TestSnapshotWithAnotherTable(t *testing.T) {
 	} {
 		d.Exec("DROP TABLE IF EXISTS former; CREATE TABLE former " + c.former)
 		snap, err := Open(within(t), d.cfg, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var oid uint32
-		if err := d.Conn.QueryRow(within(t), "SELECT 'former'::regclass::oid").Scan(&oid); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Conn.QueryRow(within(t), "SELECT 'former'::regclass::oid").Scan(&oid))
 		name, err := snap.IncludeFormer(within(t), oid)
 		if err != nil || name != "public.former" {
 			t.Fatalf("%s: %q, %v", c.former, name, err)
@@ -108,9 +103,7 @@ func TestSnapshotOfHiddenRows(t *testing.T) {
 			`DROP ROLE IF EXISTS %[1]q; CREATE ROLE %[1]q; GRANT SELECT ON outbox TO %[1]q;
 				ALTER TABLE outbox ENABLE ROW LEVEL SECURITY`, role))
 	snap, err := Open(within(t), d.cfg, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer snap.Close()
 	if _, err := snap.conn.Exec(within(t), fmt.Sprintf("SET ROLE %q", role)); err != nil {
 		t.Fatal(err)
@@ -142,9 +135,7 @@ func TestGeneratedColumnsInTheWAL(t *testing.T) {
 		check := func(want ...string) {
 			t.Helper()
 			snap, err := Open(within(t), d.cfg, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer snap.Close()
 			d.published(t, snap, want...)
 		}

@@ -3,6 +3,7 @@ package stream
 import (
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -13,9 +14,7 @@ func TestConfigsThatNoServerCreatesAreRefused(t *testing.T) {
 		Name: "S", Subjects: []string{"_outflow.a.>"}, Retention: "limits",
 		Transform: &subjectTransform{transformSource, transformDest},
 	}
-	if err := c.check(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.check())
 	for code, change := range map[string]func(*Config){
 		"stream_sealed":   func(c *Config) { c.Sealed = true },
 		"stream_subjects": func(c *Config) { c.Subjects = nil },

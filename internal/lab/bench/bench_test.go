@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -87,9 +88,7 @@ func TestPlan(t *testing.T) {
 	}
 	names := func(o *Options) (all []string) {
 		cases, err := o.plan()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, c := range cases {
 			if c.Kind == drain && (c.Rows < 1 || c.PerTx > c.Rows || c.Rows%c.PerTx != 0) {
 				t.Errorf("%s: %d rows, %d in a transaction", c.title(), c.Rows, c.PerTx)
@@ -113,9 +112,7 @@ func TestPlan(t *testing.T) {
 	}
 	d := time.Second
 	cases, err := o(func(o *Options) { o.Cases, o.Horizon = []string{"drain", "latency"}, &d }).plan()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, c := range cases {
 		if c.Horizon != d || c.Kind == latency && !slices.Equal(c.Horizons, []time.Duration{d}) {
 			t.Errorf("%s: horizon %v, %v", c.title(), c.Horizon, c.Horizons)
@@ -157,13 +154,9 @@ func TestTable(t *testing.T) {
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	if err := made().WriteJSON(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, made().WriteJSON(&b))
 	var back Report
-	if err := json.Unmarshal(b.Bytes(), &back); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(b.Bytes(), &back))
 	c := back.Cases[1].Contenders[0]
 	if c.Name != itself || c.Figures[eventRate].High != 1401 || c.Ratios[relayName].Low != 1401.0/200 ||
 		back.Cases[1].WALBytes.Median != 405 {

@@ -3,6 +3,8 @@ package docpage
 import (
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 const page = "# A page\n" +
@@ -36,9 +38,7 @@ func TestParse(t *testing.T) {
 		{Line: 49, Kind: Kill, Lang: "sh", Body: "kill %1\n", Job: 1},
 	}
 	got, err := Parse(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(got) != len(want) {
 		t.Fatalf("%d blocks, want %d: %+v", len(got), len(want), got)
 	}

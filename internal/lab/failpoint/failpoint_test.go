@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -63,9 +64,7 @@ func (w *world) Save(_ context.Context, r *checkpoint.Record, _ uint64) (uint64,
 func decorated(t *testing.T, value string) (*world, *pipeline.Config, *pipeline.Conns) {
 	t.Helper()
 	s, err := Parse(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	w := &world{}
 	s.die = func() { w.did("dies") }
 	c := &pipeline.Config{
@@ -76,9 +75,7 @@ func decorated(t *testing.T, value string) (*world, *pipeline.Config, *pipeline.
 	}
 	s.Decorate(c)
 	l, err := c.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return w, c, l
 }
 
@@ -195,9 +192,7 @@ func TestFullDisk(t *testing.T) {
 		var got strings.Builder
 		for range want { // a file each: the disk is counted, not the file
 			f, err := c.Scratch.Create()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			switch _, err = f.Write([]byte("run")); {
 			case err == nil:
 				got.WriteByte('.')
@@ -206,9 +201,7 @@ func TestFullDisk(t *testing.T) {
 			default:
 				t.Fatal(err)
 			}
-			if err := f.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, f.Close())
 		}
 		if got.String() != want {
 			t.Errorf("%s: %s, want %s", value, got.String(), want)

@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
@@ -34,23 +35,17 @@ type pair struct {
 func start(t *testing.T) (*Proxy, func() pair) {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	p, err := New(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(p.Close)
 	return p, func() pair {
 		t.Helper()
 		before := p.Accepted()
 		client := dial(t, p)
 		server, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(func() { server.Close() })
 		eventually(t, "the proxy has both ends", func() bool { return p.Accepted() > before })
 		return pair{t, client, server.(*net.TCPConn)}
@@ -60,9 +55,7 @@ func start(t *testing.T) (*Proxy, func() pair) {
 func dial(t *testing.T, p *Proxy) *net.TCPConn {
 	t.Helper()
 	c, err := net.Dial("tcp4", p.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c.(*net.TCPConn)
 }
@@ -76,9 +69,7 @@ func send(t *testing.T, c net.Conn, text string) {
 
 func receive(t *testing.T, c net.Conn, want string) {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.SetReadDeadline(time.Now().Add(3*time.Minute)))
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
 		t.Fatalf("received %q, %v; want %q", got, err, want)
@@ -88,9 +79,7 @@ func receive(t *testing.T, c net.Conn, want string) {
 // silent makes sure that nothing comes for a moment.
 func silent(t *testing.T, c net.Conn) {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
 	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("%d bytes, error %v; want silence", n, err)
 	}
@@ -99,9 +88,7 @@ func silent(t *testing.T, c net.Conn) {
 // ended returns the error that a read ends with.
 func ended(t *testing.T, c net.Conn) error {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(3 * time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.SetReadDeadline(time.Now().Add(3*time.Minute)))
 	_, err := io.Copy(io.Discard, c)
 	return err
 }
@@ -212,13 +199,9 @@ func TestRefuse(t *testing.T) {
 func TestNoTargetIsAReset(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p, err := New(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer p.Close()
 	l.Close()
 	refused(t, p)
@@ -238,16 +221,12 @@ func TestMuteHoldsOneDirection(t *testing.T) {
 	receive(t, c.server, "question")
 
 	// Buffers are full some time, and the sender stops; the end does not get through either.
-	if err := c.server.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.server.SetWriteDeadline(time.Now().Add(time.Second)))
 	n, err := io.Copy(c.server, io.LimitReader(rand.Reader, 1<<30))
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%d bytes were taken, error %v", n, err)
 	}
-	if err := c.server.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.server.CloseWrite())
 	silent(t, c.client)
 	if p.Conns() != 1 || p.Bytes(ToClient) != 0 {
 		t.Errorf("%d connections, %d bytes", p.Conns(), p.Bytes(ToClient))
@@ -362,9 +341,7 @@ func TestCloseEndsEverything(t *testing.T) {
 			p, connect := start(t)
 			c := connect()
 			fault(p)
-			if err := c.client.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.client.SetWriteDeadline(time.Now().Add(200*time.Millisecond)))
 			// until buffers are full, if they are
 			_, _ = io.Copy(c.client, io.LimitReader(rand.Reader, 64<<20))
 			// it returns: every goroutine has ended
@@ -388,14 +365,10 @@ func TestServers(t *testing.T) {
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
 		p, url, err := To(pgtest.Server(t).URL("postgres"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer p.Close()
 		conn, err := pgx.Connect(t.Context(), url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer conn.Close(t.Context())
 		var n int
 		if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM generate_series(1, 1000)").Scan(
@@ -410,18 +383,12 @@ func TestServers(t *testing.T) {
 	t.Run("nats", func(t *testing.T) {
 		t.Parallel()
 		p, url, err := To(natstest.Server(t).URL())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer p.Close()
 		nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer nc.Close()
-		if err := nc.FlushTimeout(time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, nc.FlushTimeout(time.Minute))
 		p.Mute(ToClient, true)
 		if err := nc.FlushTimeout(100 * time.Millisecond); !errors.Is(err, nats.ErrTimeout) {
 			t.Errorf("the answer is muted, and: %v", err)

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"strconv"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // childEnv makes the test binary a process that takes that many ports, prints them and keeps them until its
@@ -36,16 +38,12 @@ func TestPortIsFree(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		port, err := Port()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if port < first || port >= end {
 			t.Errorf("port %d is outside the range", port)
 		}
 		l, err := net.Listen("tcp4", address(port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close()
 	}
 }
@@ -66,16 +64,10 @@ func TestPortsDiffer(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env, cmd.Stderr = append(os.Environ(), fmt.Sprint(childEnv, "=", each)), os.Stderr
 		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, cmd.Start())
 		t.Cleanup(func() { stdin.Close(); cmd.Wait() }) //nolint:errcheck // its ports have come
 		lines := bufio.NewScanner(stdout)
 		for range each {
@@ -83,9 +75,7 @@ func TestPortsDiffer(t *testing.T) {
 				t.Fatal("a process got no port")
 			}
 			port, err := strconv.Atoi(lines.Text())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			note(port, fmt.Sprint("process ", i))
 			begin := port - (port-first)%block
 			if claim, ok := claimAt(begin); ok {
@@ -96,9 +86,7 @@ func TestPortsDiffer(t *testing.T) {
 	}
 	for range 2 * block {
 		port, err := Port()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		note(port, "this process")
 	}
 }

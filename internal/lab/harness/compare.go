@@ -21,9 +21,7 @@ func CompareStreams(t *testing.T, pgURL, natsURL, twinURL, stream string, horizo
 	var verdicts []oracle.Verdict
 	for _, u := range []string{natsURL, twinURL} {
 		v, err := oracle.Compare(t.Context(), conn, "outbox", JetStream(t, u), stream, horizon)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		t.Log(v.String())
 		if !v.OK() {
 			t.Errorf("stream and table differ: %s", v.String())
@@ -104,9 +102,7 @@ func (f *Installation) AwaitComplete(t *testing.T, natsURL string, stranger uint
 func (o *Outflow) MustBeComplete(conn *pgx.Conn, natsURL string) oracle.Verdict {
 	o.T.Helper()
 	v, err := oracle.Compare(o.T.Context(), conn, "outbox", JetStream(o.T, natsURL), o.Stream, 0)
-	if err != nil {
-		o.T.Fatal(err)
-	}
+	Must(o.T, err)
 	if !v.OK() {
 		o.T.Errorf("stream and table differ: %s", v.String())
 	}

@@ -49,9 +49,7 @@ func LogIn(t *testing.T, s *natsserver.Server, user, password string) (*nats.Con
 func DocumentedBlock(t *testing.T, doc, section string, n int) string {
 	t.Helper()
 	content, err := os.ReadFile(Path("docs", doc))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	_, rest, ok := strings.Cut(string(content), "\n## "+section+"\n")
 	if !ok {
 		t.Fatalf("docs/%s has no section %q", doc, section)

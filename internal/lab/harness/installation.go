@@ -60,9 +60,7 @@ func (o *Outflow) Publication() string { return o.Slot }
 func WriteFile(t *testing.T, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 

@@ -42,9 +42,7 @@ func RecordedOps(t *testing.T, n int) []recording.Op {
 	total := 0
 	for _, name := range recording.Names() {
 		ops, err := recording.Load(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		lists = append(lists, ops)
 		total += len(ops)
 	}

@@ -31,9 +31,7 @@ func Metric(tb testing.TB, o *Outflow, name string) float64 {
 	for line := range strings.Lines(body) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				tb.Fatal(err)
-			}
+			Must(tb, err)
 			return v
 		}
 	}

@@ -41,9 +41,7 @@ var running sync.Map
 func New(t testing.TB, pgURL, natsURL, slot string, settings ...string) *Outflow {
 	t.Helper()
 	port, err := freeport.Port()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	o := &Outflow{T: t, Slot: slot, Stream: "OUTBOX",
 		Listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), Log: &Log{}}
 	o.Env = []string{
@@ -91,9 +89,7 @@ func (o *Outflow) Start() {
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.Env, o.Log, o.Log
 	o.logged = o.Log.size()
 	child, err := process.Start(cmd, syscall.SIGKILL)
-	if err != nil {
-		o.T.Fatal(err)
-	}
+	Must(o.T, err)
 	o.Process = child
 	o.ending.Store(false)
 }
@@ -150,9 +146,7 @@ func (o *Outflow) Get(path string) (status int, body string) {
 	ctx, cancel := context.WithTimeout(o.T.Context(), AskTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+o.Listen+path, nil)
-	if err != nil {
-		o.T.Fatal(err)
-	}
+	Must(o.T, err)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return 0, err.Error()

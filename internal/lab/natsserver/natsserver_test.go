@@ -11,6 +11,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 func TestMain(m *testing.M) {
@@ -23,17 +25,11 @@ func TestStartAgainKeepsPortAndStreams(t *testing.T) {
 	o := Options{Dir: t.TempDir(), MaxPayload: 4096}
 	for i, want := range []uint64{1, 2} {
 		s, err := Start(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		js, err := nc.JetStream(nats.MaxWait(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := js.AddStream(&nats.StreamConfig{Name: "S", Subjects: []string{"s"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -56,18 +52,14 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 		t.Error("a server without a folder starts")
 	}
 	first, err := Start(Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer first.Shutdown()
 	if _, err := Start(Options{Dir: t.TempDir(), Port: first.Port}); err == nil ||
 		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("error %v for a port in use", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	if _, err := Start(Options{Dir: file}); err == nil {
 		t.Error("a server starts with a file for a folder")
 	}
@@ -82,14 +74,10 @@ func TestPasswordIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, open := range []bool{false, true} {
 		s, err := Start(Options{Dir: t.TempDir(), Open: open})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer s.Shutdown()
 		nc, err := nats.Connect(s.URL(), nats.Timeout(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		nc.Close()
 		stranger := fmt.Sprintf("nats://127.0.0.1:%d", s.Port)
 		for _, url := range []string{stranger, strings.Replace(stranger, "nats://", "nats://outflow:wrong@",

@@ -12,14 +12,14 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 func startProcess(t *testing.T, o Options) *Process {
 	t.Helper()
 	p, err := StartProcess(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = p.Kill() })
 	return p
 }
@@ -28,14 +28,10 @@ func startProcess(t *testing.T, o Options) *Process {
 func stream(t *testing.T, url string, replicas int) (nats.JetStreamContext, uint64) {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// Where the node that led the cluster has just ended, nobody answers for some seconds.
 	var info *nats.StreamInfo
 	for deadline := time.Now().Add(3 * time.Minute); info == nil; {
@@ -72,18 +68,14 @@ func TestProcessKeepsWhatItIs(t *testing.T) {
 		if err := p.Start(); err == nil {
 			t.Error("a server that runs was started")
 		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, end())
 		if p.Running() {
 			t.Error("it runs after its end")
 		}
 		if err := p.Kill(); err == nil {
 			t.Error("a server that has ended was killed")
 		}
-		if err := p.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Start())
 		if p.URL() != url || p.PID() == pid {
 			t.Errorf("%s, process %d after %s, process %d", p.URL(), p.PID(), url, pid)
 		}
@@ -94,9 +86,7 @@ func TestProcessCanBeKilledWhileItStarts(t *testing.T) {
 	t.Parallel()
 	p := startProcess(t, Options{Dir: t.TempDir()})
 	for range 5 {
-		if err := p.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Kill())
 		started := make(chan error, 1)
 		go func() { started <- p.Start() }()
 		for p.Kill() != nil { // until there is something to kill
@@ -105,9 +95,7 @@ func TestProcessCanBeKilledWhileItStarts(t *testing.T) {
 		if err := <-started; err == nil && p.Running() {
 			t.Error("it runs after kill -9")
 		}
-		if err := p.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Start())
 	}
 }
 
@@ -133,9 +121,7 @@ func TestChildReturnsWithoutAnOrder(t *testing.T) {
 func TestClusterOfProcesses(t *testing.T) {
 	t.Parallel()
 	c, err := StartCluster(t.TempDir(), 3, Options{SyncInterval: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = c.Stop() })
 	if n := len(strings.Split(c.URLs(), ",")); n != 3 || c.Len() != 3 {
 		t.Errorf("%d nodes, URLs %s", c.Len(), c.URLs())
@@ -147,12 +133,8 @@ func TestClusterOfProcesses(t *testing.T) {
 	mustRefuseNode(t, c.Node(0).options.Cluster.Port)
 
 	first, err := c.WaitLeader("S", 3*time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.StepDown("S"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, c.StepDown("S"))
 	second := first
 	for deadline := time.Now().Add(3 * time.Minute); second == first; {
 		if second, err = c.WaitLeader("S", 3*time.Minute); err != nil {
@@ -163,9 +145,7 @@ func TestClusterOfProcesses(t *testing.T) {
 		}
 	}
 
-	if err := c.Node(second).Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Node(second).Kill())
 	third, err := c.WaitLeader("S", 3*time.Minute)
 	if err != nil || third == second {
 		t.Fatalf("node %d leads after the end of node %d, %v", third, second, err)
@@ -175,25 +155,17 @@ func TestClusterOfProcesses(t *testing.T) {
 	} else if _, err := js.Publish("s", nil); err != nil {
 		t.Error("two of three nodes refuse a message:", err)
 	}
-	if err := c.Node(second).Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.WaitReady(3 * time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Node(second).Start())
+	must.Succeed(t, c.WaitReady(3*time.Minute))
 
 	for i := range 2 {
-		if err := c.Node(i).Pause(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Node(i).Pause())
 	}
 	if err := c.WaitReady(0); err == nil {
 		t.Error("a cluster with two of three nodes frozen is ready")
 	}
 	for i := range 2 {
-		if err := c.Node(i).Resume(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Node(i).Resume())
 	}
 	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Error(err)
@@ -207,9 +179,7 @@ func TestClusterOfProcesses(t *testing.T) {
 func mustRefuseNode(t *testing.T, port int) {
 	t.Helper()
 	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	if _, err := io.WriteString(conn,
 		"CONNECT {\"name\":\"stranger\",\"cluster\":\"outflow\"}\r\nPING\r\n"); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/outflowhq/outflow/internal/lab/freeport"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
@@ -30,9 +31,7 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 	addresses := make([]string, n)
 	for i := range routes {
 		port, err := freeport.Port()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		routes[i], addresses[i] = port, "127.0.0.1:"+strconv.Itoa(port)
 	}
 	c := &ServerCluster{nodes: make([]*natsserver.Server, n), options: make([]natsserver.Options, n)}
@@ -47,20 +46,14 @@ func Cluster(t testing.TB, n int) *ServerCluster {
 	})
 	for i := range c.nodes {
 		port, err := freeport.Port()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		c.options[i] = natsserver.Options{
 			Dir: c.options[i].Dir, Port: port, Name: fmt.Sprintf("node%d", i), Open: true,
 			Cluster: &natsserver.Routes{Cluster: "cluster", Port: routes[i], Nodes: addresses},
 		}
-		if err := c.Start(i); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Start(i))
 	}
-	if err := c.WaitReady(3 * time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.WaitReady(3*time.Minute))
 	return c
 }
 

@@ -5,6 +5,7 @@ package natstest
 import (
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
@@ -17,9 +18,7 @@ func Server(t testing.TB, options ...natsserver.Options) *natsserver.Server {
 		o.Dir = t.TempDir()
 	}
 	s, err := natsserver.Start(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(s.Shutdown)
 	return s
 }

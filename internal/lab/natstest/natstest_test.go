@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
@@ -19,14 +20,10 @@ func TestMain(m *testing.M) {
 func connect(t *testing.T, url string) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return js
 }
 
@@ -58,48 +55,30 @@ func TestProcessSurvivesWhatIsDoneToIt(t *testing.T) {
 		}
 	}
 	publish()
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Kill())
 	if nc, err := nats.Connect(p.URL()); err == nil {
 		nc.Close()
 		t.Fatal("a killed server accepts connections")
 	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Start())
 	publish()
-	if err := p.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Stop())
+	must.Succeed(t, p.Start())
 
 	js = connect(t, p.URL())
-	if err := p.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Pause())
 	if _, err := js.Publish(t.Context(), "s", []byte("frozen"), jetstream.WithRetryAttempts(0)); err == nil {
 		t.Error("a paused server answered")
 	}
-	if err := p.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Resume())
 	publish()
 	if err := p.Pause(); err != nil { // and the end of the test removes it
 		t.Fatal(err)
 	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Kill())
+	must.Succeed(t, p.Start())
 	stream, err := connect(t, p.URL()).Stream(t.Context(), "S")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if info := stream.CachedInfo(); info.State.Msgs != 4 {
 		t.Errorf("%d messages are left of 4", info.State.Msgs)
 	}
@@ -117,27 +96,17 @@ func TestClusterReplicates(t *testing.T) {
 		t.Fatal(err)
 	}
 	leader, err := c.WaitLeader("S", 3*time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c.Stop(leader)
-	if err := c.WaitReady(3 * time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.WaitReady(3*time.Minute))
 	next, err := c.WaitLeader("S", 3*time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stream, err := connect(t, c.URL(next)).Stream(t.Context(), "S")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if info := stream.CachedInfo(); info.State.Msgs != 1 {
 		t.Errorf("%d messages, want 1", info.State.Msgs)
 	}
-	if err := c.Start(leader); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Start(leader))
 	if err := c.WaitReady(3 * time.Minute); err != nil {
 		t.Error(err)
 	}

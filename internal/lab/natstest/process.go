@@ -3,6 +3,7 @@ package natstest
 import (
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
@@ -22,9 +23,7 @@ func Process(t testing.TB, options ...natsserver.Options) *ServerProcess {
 		o.Dir = t.TempDir()
 	}
 	p, err := natsserver.StartProcess(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = p.Kill() }) // an error says that it doesn't run
 	return p
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
@@ -29,17 +30,11 @@ func TestTear(t *testing.T) {
 				js := connect(t, p.URL())
 				_, err := js.CreateStream(t.Context(),
 					jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				publish(t, js, stored)
-				if err := p.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, p.Kill())
 				torn, err := natsserver.Tear(p.Dir(), "S", form, after(keep))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				want := natsserver.Torn{First: keep + 1, Last: stored, Messages: stored - int(keep)}
 				if keep == stored {
 					want.First = 0
@@ -47,9 +42,7 @@ func TestTear(t *testing.T) {
 				if torn != want {
 					t.Errorf("torn %+v, want %+v", torn, want)
 				}
-				if err := p.Start(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, p.Start())
 				js = connect(t, p.URL())
 				last := keep
 				if form == natsserver.Hole {
@@ -78,21 +71,13 @@ func TestTearBlocks(t *testing.T) {
 	js := connect(t, p.URL())
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"},
 		MaxBytes: 120 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	publish(t, js, 2000)
 	st, err := js.Stream(t.Context(), "S")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	kept, err := st.GetMsg(t.Context(), 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, p.Kill())
 	blocks := func() int {
 		paths, _ := filepath.Glob(filepath.Join(p.Dir(), "jetstream", "*", "streams", "S", "msgs", "*.blk"))
 		return len(paths)
@@ -104,9 +89,7 @@ func TestTearBlocks(t *testing.T) {
 	if err != nil || torn.First != 1001 || torn.Last != 2000 || torn.Messages != 1000 || blocks() >= before {
 		t.Errorf("torn %v, %v; %d of %d files are left", torn, err, blocks(), before)
 	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Start())
 	if s := info(t, connect(t, p.URL())).State; s.LastSeq != 1000 {
 		t.Errorf("after the restart: last sequence %d, want 1000", s.LastSeq)
 	}
@@ -118,23 +101,17 @@ func TestTearBucket(t *testing.T) {
 	p := Process(t)
 	kv, err := connect(t, p.URL()).CreateKeyValue(t.Context(),
 		jetstream.KeyValueConfig{Bucket: "B", History: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i := range 100 {
 		if _, err := kv.Put(t.Context(), "key", fmt.Append(nil, i+1)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Kill())
 	if _, err := natsserver.Tear(p.Dir(), "KV_B", natsserver.Back, after(96)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Start())
 	if kv, err = connect(t, p.URL()).KeyValue(t.Context(), "B"); err != nil {
 		t.Fatal(err)
 	}
@@ -168,12 +145,8 @@ func publish(t *testing.T, js jetstream.JetStream, n int) {
 func info(t *testing.T, js jetstream.JetStream) *jetstream.StreamInfo {
 	t.Helper()
 	s, err := js.Stream(t.Context(), "S")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	i, err := s.Info(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return i
 }

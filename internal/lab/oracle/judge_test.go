@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // script is a WAL as test_decoding prints it: each item is a transaction, lines separated by semicolons; the
@@ -22,9 +24,7 @@ func script(t *testing.T, s Source, transactions ...string) *Truth {
 			case "insert": // id doc actor counter
 				w := strings.Fields(rest)
 				n, err := strconv.Atoi(w[3])
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				lines = append(lines,
 					fmt.Sprintf(
 						`table public.outbox: INSERT: id[text]:'%s' doc_id[text]:'%s' actor_id[text]:'%s' counter[bigint]:%d `+
@@ -43,9 +43,7 @@ func script(t *testing.T, s Source, transactions ...string) *Truth {
 		// a millisecond apart
 		lines = append(lines, fmt.Sprintf("COMMIT (at 2026-11-21 17:40:26.%03d+00)", i+1))
 		for _, l := range lines {
-			if err := r.line(lsn, []byte(l)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, r.line(lsn, []byte(l)))
 		}
 	}
 	return r.Truth()
@@ -55,9 +53,7 @@ func script(t *testing.T, s Source, transactions ...string) *Truth {
 func stream(t *testing.T, truth *Truth, cfg Config) (all []*Message) {
 	t.Helper()
 	x, err := truth.expect(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i := range x.messages {
 		e := &x.messages[i]
 		m := &Message{Subject: e.subject(), Header: nats.Header{packedHeader: {x.header(e)}},
@@ -75,9 +71,7 @@ func stream(t *testing.T, truth *Truth, cfg Config) (all []*Message) {
 func judgeOf(t *testing.T, truth *Truth, cfg Config, all []*Message, removed int) Judgement {
 	t.Helper()
 	c, err := newCase(truth, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, published := range all {
 		m := &Message{Seq: uint64(removed + i + 1), Subject: published.Subject, Data: published.Data}
 		m.Header = nats.Header{expectedHeader: {fmt.Sprint(removed + i)}}
@@ -212,9 +206,7 @@ func TestJudgeExpectedSequence(t *testing.T) {
 	t.Parallel()
 	truth, cfg := script(t, Source{}, eight...), Config{Settings: Settings{0, BySeqKey, 100, 1 << 20}}
 	c, err := newCase(truth, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, m := range stream(t, truth, cfg) {
 		m.Seq = uint64(i + 1)
 		m.Header[expectedHeader] = []string{"0"}
@@ -258,9 +250,7 @@ func TestJudgeTolerates(t *testing.T) {
 	for i, at := range []int{5, 4, 3} {
 		m := *all()[at]
 		h, err := ParseHeader(m.Header.Get(packedHeader))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		h.Pos, h.Due, h.N, h.Of = Position{0x450, uint32(repairedIndex + i)}, 0x450, i, 3
 		m.Header = nats.Header{packedHeader: {h.String()}}
 		repaired[3+i] = &m
@@ -344,9 +334,7 @@ func TestInputs(t *testing.T) {
 		truth := script(t, Source{}, "insert e1 doc ann 1", test.between)
 		x, err := truth.expect(Config{Slot: "outflow", Settings: Settings{24 * 3600e9, BySeqKey, 100,
 			1 << 20}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if got := len(x.messages) == 1; got != test.window {
 			t.Errorf("%s: closes the window: %v", name, got)
 		}
@@ -427,9 +415,7 @@ func TestLines(t *testing.T) {
 	for range 2 {
 		for _, l := range []string{"BEGIN", "table public.outbox: INSERT: id[text]:'x'",
 			"table public.outbox: DELETE: id[text]:'x'", "COMMIT (at 2026-11-21 17:40:26+00)"} {
-			if err := r.line(0x100, []byte(l)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, r.line(0x100, []byte(l)))
 		}
 	}
 	if r.Truth().Events != 1 || r.Truth().Commits != 1 {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // Lines as test_decoding printed them.
@@ -187,9 +189,7 @@ func TestRuleKey(t *testing.T) {
 func TestTimelines(t *testing.T) {
 	t.Parallel()
 	at, err := timelines(3, "1\t0/3000000\tno recovery target specified\n\n2\t1/10\tx y\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for lsn, want := range map[LSN]uint32{1: 1, 0x3000000: 1, 0x3000001: 2, 1<<32 + 0x10: 2, 1<<32 +
 		0x11: 3} {
 		if got := at(lsn); got != want {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
@@ -17,9 +18,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 func connect(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close(t.Context()) }) //nolint:errcheck // the test is over
 	return conn
 }
@@ -37,12 +36,8 @@ func run(t *testing.T, conn *pgx.Conn, statements ...string) {
 func slotFor(t *testing.T, conn *pgx.Conn) string {
 	t.Helper()
 	var slot string
-	if err := conn.QueryRow(t.Context(), "SELECT 'judge_' || current_database()").Scan(&slot); err != nil {
-		t.Fatal(err)
-	}
-	if err := CreateSlot(t.Context(), conn, slot); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.QueryRow(t.Context(), "SELECT 'judge_' || current_database()").Scan(&slot))
+	must.Succeed(t, CreateSlot(t.Context(), conn, slot))
 	return slot
 }
 
@@ -86,9 +81,7 @@ func TestReader(t *testing.T) {
 		)
 		read := func() {
 			t.Helper()
-			if err := r.Read(t.Context(), conn); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, r.Read(t.Context(), conn))
 		}
 		read()
 		// the end of the WAL, and more than a piece

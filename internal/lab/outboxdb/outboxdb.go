@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
@@ -71,9 +72,7 @@ func EachWithRowFilters(t *testing.T, test func(t *testing.T, srv *pgserver.Serv
 func (d *DB) Connect() {
 	d.T.Helper()
 	conn, err := pgx.Connect(Within(d.T), d.URL)
-	if err != nil {
-		d.T.Fatal(err)
-	}
+	must.Succeed(d.T, err)
 	d.T.Cleanup(func() { conn.Close(context.Background()) })
 	d.Conn = conn
 }
@@ -105,9 +104,7 @@ func (d *DB) CopyIn(all []recording.Op) {
 			o := all[i]
 			return []any{o.Doc, o.Actor, int64(o.Counter), string(o.Payload)}, nil
 		}))
-	if err != nil {
-		d.T.Fatal(err)
-	}
+	must.Succeed(d.T, err)
 }
 
 // Insert writes edits with one INSERT of several rows.
@@ -128,9 +125,7 @@ func (d *DB) Insert(all []recording.Op) {
 func Ops(t testing.TB, n int) []recording.Op {
 	t.Helper()
 	all, err := recording.Load(recording.FriendsForever)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return all[:n]
 }
 
@@ -164,9 +159,7 @@ func WantFault(t testing.TB, err error, class outbox.Class, code string) *outbox
 func WithUser(t testing.TB, raw, user string) string {
 	t.Helper()
 	u, err := url.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	u.User = url.User(user)
 	return u.String()
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 func TestParseVersion(t *testing.T) {
@@ -31,19 +33,13 @@ func TestParseVersion(t *testing.T) {
 func fake(t *testing.T, dir, version string, tools ...string) string {
 	t.Helper()
 	bin := filepath.Join(dir, version, "bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(bin, 0o755))
 	for _, name := range append(tools, "postgres", "initdb") {
 		script := "#!/bin/sh\necho 'postgres (PostgreSQL) " + version + "'\n"
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755))
 	}
 	real, err := filepath.EvalSymlinks(bin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return real
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 	"go.uber.org/goleak"
 )
@@ -50,9 +51,7 @@ func start(t *testing.T, o Options) *Server {
 	}
 	o.Settings = map[string]string{"fsync": "off"}
 	s, err := Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := s.Remove(); err != nil {
 			t.Error(err)
@@ -68,14 +67,10 @@ func start(t *testing.T, o Options) *Server {
 func query(t *testing.T, url, sql string) string {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close(t.Context())
 	var value string
-	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.QueryRow(t.Context(), sql).Scan(&value))
 	return value
 }
 
@@ -90,9 +85,7 @@ func TestEachInstallationStarts(t *testing.T) {
 			t.Parallel()
 			s := start(t, Options{Installation: i})
 			url, err := s.CreateDatabase(t.Context(), `odd "name`)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got := query(t, s.URL("postgres"), "SELECT current_setting('server_version_num')::int / 10000 "+
 				"|| ' ' || current_setting('wal_level')")
 			if want := strconv.Itoa(i.Major) + " logical"; got != want {
@@ -109,18 +102,14 @@ func TestEachInstallationStarts(t *testing.T) {
 // yet. One of them makes it, all are different systems, and what was cut short before is in nobody's way.
 func TestServersOfATemplateAreDifferent(t *testing.T) {
 	cache, err := os.MkdirTemp("", "outflow-cache-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(cache) })
 	if err := os.Chmod(cache, 0o755); err != nil { // the servers may run as another user
 		t.Fatal(err)
 	}
 	all := Installations()
 	t.Setenv("OUTFLOW_CACHE", cache)
-	if err := os.MkdirAll(filepath.Join(cache, "initdb", ".making-1", "data"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(cache, "initdb", ".making-1", "data"), 0o755))
 	systems := make(chan string, 3*len(all))
 	t.Run("start", func(t *testing.T) {
 		for _, i := range all {
@@ -204,9 +193,7 @@ func TestPasswordIsAskedFor(t *testing.T) {
 		for _, host := range []string{"127.0.0.1", s.Dir} {
 			for _, secret := range []string{"", "wrong"} {
 				cfg, err := pgx.ParseConfig(s.URL("postgres"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				cfg.Host, cfg.Password = host, secret
 				if conn, err := pgx.ConnectConfig(t.Context(), cfg); err == nil {
 					conn.Close(t.Context())
@@ -227,9 +214,7 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("error %v, want the server's own words", err)
 	}
 	full := t.TempDir()
-	if err := os.WriteFile(filepath.Join(full, "mine"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(full, "mine"), nil, 0o600))
 	if _, err := Start(t.Context(), Options{Dir: full}); err == nil ||
 		!strings.Contains(err.Error(), "not empty") {
 		t.Errorf("error %v for a folder in use", err)
@@ -251,21 +236,13 @@ func TestServerEndsWithItsOwner(t *testing.T) {
 	owner.Env = append(os.Environ(), "OUTFLOW_TEST_OWNER=1")
 	owner.Stderr = os.Stderr
 	in, err := owner.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer in.Close()
 	out, err := owner.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, owner.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	first, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
 	pid, err := strconv.Atoi(first)
 	if err != nil {
@@ -299,22 +276,16 @@ func TestPause(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{})
 	conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Pause())
 	answered := make(chan error, 1)
 	go func() {
 		_, err := conn.Exec(t.Context(), "SELECT 1")
 		answered <- err
 	}()
 	out, err := exec.Command("ps", "-A", "-o", "ppid=,stat=").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for line := range strings.Lines(string(out)) {
 		if f := strings.Fields(line); len(f) == 2 && f[0] == strconv.Itoa(s.PID()) && f[1][0] != 'T' &&
 			f[1][0] != 'Z' {
@@ -326,18 +297,14 @@ func TestPause(t *testing.T) {
 		t.Errorf("it answered: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
-	if err := s.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Resume())
 	if err := <-answered; err != nil {
 		t.Error(err)
 	}
 	if err := s.Resume(); err != nil {
 		t.Errorf("twice: %v", err)
 	}
-	if err := s.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Kill())
 	if s.Pause() == nil || s.Resume() == nil {
 		t.Error("a server that does not run is paused")
 	}

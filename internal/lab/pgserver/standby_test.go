@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // awaited polls until sql gives want.
@@ -27,9 +29,7 @@ func awaited(t *testing.T, url, sql, want string) {
 func standbyOf(t *testing.T, s *Server) *Server {
 	t.Helper()
 	standby, err := s.Standby(t.Context(), "standby", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(tail(standby.Log()))
@@ -53,23 +53,17 @@ func TestStandby(t *testing.T) {
 			ctx := t.Context()
 			exec := func(sql string) {
 				t.Helper()
-				if err := s.exec(ctx, sql); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.exec(ctx, sql))
 			}
 			exec("CREATE TABLE t AS SELECT 1 AS n")
 			standby := standbyOf(t, s)
 			exec("INSERT INTO t VALUES (2)")
 			const count = "SELECT count(*)::text FROM t"
 			awaited(t, standby.URL("postgres"), count, "2")
-			if err := standby.Detach(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, standby.Detach(ctx))
 			awaited(t, s.URL("postgres"), "SELECT count(*)::text FROM pg_stat_replication", "0")
 			exec("INSERT INTO t VALUES (3)")
-			if err := standby.Promote(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, standby.Promote(ctx))
 			if got := query(t, standby.URL("postgres"), count); got != "2" {
 				t.Errorf("%s rows after a promotion without the last commit", got)
 			}
@@ -93,22 +87,14 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Error("a server that runs was copied")
 	}
 	for n := range 2 {
-		if err := s.exec(t.Context(), fmt.Sprintf("CREATE TABLE t%d ()", n)); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Stop("fast"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.exec(t.Context(), fmt.Sprintf("CREATE TABLE t%d ()", n)))
+		must.Succeed(t, s.Stop("fast"))
 		if n == 0 {
-			if err := s.Backup(backup); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Backup(backup))
 		} else if err := s.Restore(backup); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Start(t.Context()))
 	}
 	if got := query(t, s.URL("postgres"),
 		"SELECT string_agg(relname, ' ') FROM pg_class WHERE relname LIKE 't_'"); got != "t0" {

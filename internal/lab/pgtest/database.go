@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 )
 
@@ -21,9 +22,7 @@ func Database(t testing.TB, s *pgserver.Server) string {
 	t.Helper()
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), databases.Add(1))
 	url, err := s.CreateDatabase(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if s.PID() == 0 {
 			return // the server goes as a whole

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
@@ -131,9 +132,7 @@ func Own(t testing.TB, major int, settings ...string) *pgserver.Server {
 		own[strings.TrimSpace(name)] = strings.TrimSpace(value)
 	}
 	s, err := start(installation(t, major), own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("end of the log of %v:\n%s", s.Installation, lastLines(s.Log(), 40))

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 )
 
@@ -17,9 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(Tests(m)) }
 func connect(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close(t.Context()) })
 	return conn
 }
@@ -30,9 +29,7 @@ func TestEachRunsOnItsMajor(t *testing.T) {
 		var major string
 		err := connect(t, s.URL("postgres")).QueryRow(t.Context(),
 			"SELECT (current_setting('server_version_num')::int / 10000)::text").Scan(&major)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if want := "TestEachRunsOnItsMajor/postgres-" + major; t.Name() != want {
 			t.Errorf("%s runs on PostgreSQL %s", t.Name(), major)
 		}
@@ -43,17 +40,13 @@ func TestEachRunsOnItsMajor(t *testing.T) {
 func stream(t *testing.T, url, slot string) {
 	t.Helper()
 	conn, err := pgconn.Connect(t.Context(), url+"&replication=database")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Conn().Close() })
 	conn.Frontend().SendQuery(&pgproto3.Query{
 		String: "START_REPLICATION SLOT " + slot +
 			" LOGICAL 0/0 (proto_version '1', publication_names 'none')",
 	})
-	if err := conn.Frontend().Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, conn.Frontend().Flush())
 	if msg, err := conn.ReceiveMessage(t.Context()); err != nil {
 		t.Fatal(err)
 	} else if _, ok := msg.(*pgproto3.CopyBothResponse); !ok {
@@ -70,9 +63,7 @@ func TestDatabaseIsDroppedWithItsSlots(t *testing.T) {
 		conn := connect(after, url)
 		err := conn.QueryRow(t.Context(), `SELECT current_database()
 			FROM pg_create_logical_replication_slot('left_'||current_database(), 'pgoutput')`).Scan(&name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		stream(after, url, "left_"+name)
 	})
 	var left int
@@ -96,12 +87,8 @@ func TestOwnIsNotShared(t *testing.T) {
 	if err != nil || timeout != "4s" {
 		t.Errorf("wal_sender_timeout is %s, %v", timeout, err)
 	}
-	if err := own.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := own.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, own.Kill())
+	must.Succeed(t, own.Start(t.Context()))
 	connect(t, own.URL("postgres"))
 }
 

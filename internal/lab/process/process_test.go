@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 	"go.uber.org/goleak"
 )
@@ -21,9 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestProcessIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	p, err := Start(exec.Command("sh", "-c", "exit 3"), syscall.SIGKILL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	exit, ok := errors.AsType[*exec.ExitError](p.Wait())
 	if !ok || exit.ExitCode() != 3 {
 		t.Errorf("Wait gave %v, want exit code 3", p.Wait())
@@ -39,26 +38,16 @@ func TestProcessIsWaitedFor(t *testing.T) {
 func TestKillEndsAPausedProcess(t *testing.T) {
 	t.Parallel()
 	p, err := Start(exec.Command("sleep", "600"), syscall.SIGKILL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for range 3 { // twice in a row is once
-		if err := p.Pause(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Pause())
 	}
-	if err := p.Resume(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Resume())
+	must.Succeed(t, p.Pause())
 	if !p.Running() {
 		t.Error("a paused process counts as ended")
 	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Kill())
 	if p.Running() {
 		t.Error("it runs after kill -9")
 	}
@@ -70,24 +59,16 @@ func TestPauseWaitsUntilTheProcessHasStopped(t *testing.T) {
 	}
 	t.Parallel()
 	p, err := Start(exec.Command("sh", "-c", "while :; do :; done"), syscall.SIGKILL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer p.Kill()
 	for range 200 {
-		if err := p.Pause(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Pause())
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if !strings.Contains(string(stat), ") T ") {
 			t.Fatalf("after Pause: %s", stat)
 		}
-		if err := p.Resume(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Resume())
 	}
 }
 

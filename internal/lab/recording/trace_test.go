@@ -6,23 +6,21 @@ import (
 	"encoding/json"
 	"slices"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 func TestTracesAreTheRecordedOnes(t *testing.T) {
 	t.Parallel()
 	b, err := data.ReadFile("data/manifest.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var manifest map[string]struct {
 		Ops         int    `json:"ops"`
 		Actors      int    `json:"actors"`
 		SHA256Ops   string `json:"sha256_ops"`
 		SHA256Final string `json:"sha256_final"`
 	}
-	if err := json.Unmarshal(b, &manifest); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(b, &manifest))
 	if len(manifest) != len(Names()) {
 		t.Errorf("the manifest has %d traces, Names %d", len(manifest), len(Names()))
 	}
@@ -31,17 +29,13 @@ func TestTracesAreTheRecordedOnes(t *testing.T) {
 		for file, sum := range map[string]string{name + ".ops.jsonl.gz": want.SHA256Ops, name +
 			".final.txt.gz": want.SHA256Final} {
 			b, err := unpack(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if got := sha256.Sum256(b); hex.EncodeToString(got[:]) != sum {
 				t.Errorf("%s has SHA-256 %x, want %s", file, got, sum)
 			}
 		}
 		ops, err := Load(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		last := map[string]int64{}
 		for i, op := range ops {
 			if op.Doc != name || op.T != i || op.Counter != last[op.Actor]+1 || len(op.Payload) == 0 {
@@ -70,13 +64,9 @@ func TestReplayGivesTheFinalText(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{SvelteComponent, RustCode} {
 		ops, err := Load(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want, err := Final(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if got, err := replay(ops); err != nil || got != want {
 			t.Errorf("%s: the replay gives %d bytes, %v, want the final text of %d bytes", name, len(got),
 				err, len(want))

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // files returns the content of each file of the module with one of the suffixes, by its path from the root
@@ -48,9 +50,7 @@ func filesIn(t *testing.T, root string, suffixes ...string) map[string]string {
 		if os.IsNotExist(err) {
 			continue // deleted, and not committed yet
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		all[name] = string(content)
 	}
 	return all
@@ -63,12 +63,8 @@ func TestFiles(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"README.md", "docs/a.md", "docs/a.go", "node_modules/x/README.md",
 		"other/README.md", "docs/gone.md"} {
-		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, name), []byte(name), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755))
+		must.Succeed(t, os.WriteFile(filepath.Join(root, name), []byte(name), 0o644))
 	}
 	look := func() []string { return slices.Sorted(maps.Keys(filesIn(t, root, ".md"))) }
 	if got := look(); len(got) != 5 {
@@ -82,9 +78,7 @@ func TestFiles(t *testing.T) {
 			t.Fatalf("git %v: %v: %s", args, err, out)
 		}
 	}
-	if err := os.Remove(filepath.Join(root, "docs", "gone.md")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(root, "docs", "gone.md")))
 	if got := look(); !slices.Equal(got, []string{"README.md", "docs/a.md"}) {
 		t.Errorf("in a checkout: %q", got)
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 var update = flag.Bool("update", false, "write what the tests print into testdata")
@@ -29,9 +31,7 @@ func Run(t *testing.T, least int, begin func(*testing.T, *Script) Do) {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
 			t.Parallel()
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var s Script
 			got := s.run(t, string(text), begin(t, &s))
 			if *update {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
@@ -32,9 +33,7 @@ type Seeds struct {
 func For(t *testing.T, seedFlag, trials string, n int) *Seeds {
 	t.Helper()
 	first, given, err := flagged(flag.CommandLine, seedFlag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := &Seeds{again: "go test -run '^" + t.Name() + "$' -args -" + trials + "=1 -" + seedFlag + "="}
 	if !given {
 		file := filepath.Join("testdata", "seeds", t.Name()+".txt")

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 const run = `{"Action":"start","Package":"github.com/outflowhq/outflow/sink"}
@@ -26,9 +28,7 @@ func TestARunIsSummedUp(t *testing.T) {
 	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
 		marks: map[string][]string{}}
 	var out strings.Builder
-	if err := r.read(strings.NewReader(run), &out); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.read(strings.NewReader(run), &out))
 	r.print(&out)
 	if want := []string{"sink TestB", "sink", "broken"}; !slices.Equal(r.failed, want) {
 		t.Errorf("failed: %v, want %v", r.failed, want)

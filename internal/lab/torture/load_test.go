@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
@@ -20,9 +21,7 @@ func writing(t *testing.T, url, table string) *load {
 	w := &harness{o: &Options{Seed: 1, Rate: 1000, Writers: 3, Source: "table"}, pgURL: url,
 		name: "outflow_torture_test", table: table}
 	l, err := newLoad(w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return l
 }
 
@@ -64,9 +63,7 @@ func TestUnknownCommit(t *testing.T) {
 	url := pgtest.Database(t, pgtest.Server(t))
 	l, ctx := writing(t, url, "outbox"), t.Context()
 	mine, err := pgx.Connect(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer mine.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is the end
 	if _, err := mine.Exec(ctx, "CREATE TABLE outbox (doc_id text, actor_id text, counter bigint, payload "+
 		"jsonb)"); err != nil {
@@ -75,9 +72,7 @@ func TestUnknownCommit(t *testing.T) {
 	for counter, committed := range []bool{true, false} {
 		op := operation{doc: "d", actor: "a", counter: int64(counter), payload: json.RawMessage("{}")}
 		conn, err := l.connect(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		statements := []string{"BEGIN", "insert"}
 		if committed {
 			statements = append(statements, "COMMIT")
@@ -108,9 +103,7 @@ func lost(t *testing.T, conn *pgx.Conn) *pgx.Conn {
 	t.Helper()
 	cfg := conn.Config()
 	dead, err := pgx.ConnectConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dead.Close(t.Context())
 	return dead
 }

@@ -6,20 +6,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 func planned(t *testing.T, o Options) []Entry {
 	t.Helper()
-	if err := o.complete(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, o.complete())
 	s := shapeOf(&o)
 	s.clock = "" // the same on every machine
 	kinds, err := choose(o.Faults, &s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return schedule(&o, &s, kinds)
 }
 
@@ -153,9 +150,7 @@ func TestOptions(t *testing.T) {
 func TestOperationsRepeatWithOtherDocuments(t *testing.T) {
 	t.Parallel()
 	o, err := newOperations()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	type id struct {
 		doc, actor string
 		counter    int64

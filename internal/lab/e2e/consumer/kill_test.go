@@ -55,9 +55,7 @@ func newInstance(t *testing.T, args ...string) *instance {
 func (i *instance) start() {
 	i.t.Helper()
 	path, err := effectsBinary()
-	if err != nil {
-		i.t.Fatal(err)
-	}
+	harness.Must(i.t, err)
 	cmd := exec.Command(path, i.args...)
 	cmd.Stdout, cmd.Stderr = i.log, i.log
 	if i.p, err = process.Start(cmd, syscall.SIGKILL); err != nil {
@@ -105,18 +103,12 @@ func TestConsumerKills(t *testing.T) {
 		v := victims[rnd.IntN(2)]
 		if rnd.IntN(6) == 0 { // it sleeps while the other one takes over, and wakes before it is killed
 			frozen++
-			if err := v.p.Pause(); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, v.p.Pause())
 			time.Sleep(time.Second)
-			if err := v.p.Resume(); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, v.p.Resume())
 			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
 		}
-		if err := v.p.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, v.p.Kill())
 		v.start()
 	}
 	l.Wait(t)
@@ -144,9 +136,7 @@ func TestConsumerKills(t *testing.T) {
 		"documents through %d partitions in %v: three tables equal",
 		kills, frozen, len(all), documents, partitions, time.Since(began).Round(time.Second))
 	for _, i := range append(victims, calm) {
-		if err := i.p.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, i.p.Signal(syscall.SIGTERM))
 		if err := i.p.Wait(); err != nil {
 			t.Errorf("the stop was not clean: %v", err)
 		}
@@ -176,8 +166,6 @@ func dump(t *testing.T, conn *pgx.Conn, table, order string) string {
 	err := conn.QueryRow(context.WithoutCancel(t.Context()),
 		`SELECT count(*), md5(coalesce(string_agg(r::text, E'\n' ORDER BY `+order+`), '')) FROM `+table+
 			` r`).Scan(&n, &hash)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return strconv.Itoa(n) + " rows " + hash
 }

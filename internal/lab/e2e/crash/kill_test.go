@@ -37,9 +37,7 @@ func TestKills(t *testing.T) {
 func testKills(t *testing.T, kills, ops int, seed uint64, horizon, sort string) {
 	pg := pgtest.Own(t, 0, "track_commit_timestamp=on")
 	url, err := pg.CreateDatabase(t.Context(), "traces")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	nats, twinNATS := natstest.Process(t), natstest.Process(t)
 	victim := harness.New(t, url, nats.URL(), "victim", "REORDER_HORIZON="+horizon, "REORDER_SORT="+sort)
 	twin := harness.New(t, url, twinNATS.URL(), "twin", "REORDER_HORIZON="+horizon, "REORDER_SORT="+sort)
@@ -61,9 +59,7 @@ func testKills(t *testing.T, kills, ops int, seed uint64, horizon, sort string) 
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), victim.Stream, ops)
 	harness.AwaitMessages(t, harness.JetStream(t, twinNATS.URL()), twin.Stream, ops)
 	within, err := time.ParseDuration(horizon)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	harness.CompareStreams(t, url, nats.URL(), twinNATS.URL(), victim.Stream, within)
 	if victim.Stop() != 0 || twin.Stop() != 0 {
 		t.Error("the stop was not clean")

@@ -52,9 +52,7 @@ func newPageRun(t *testing.T, page string, pg *pgserver.Server) *pageRun {
 	t.Helper()
 	p := &pageRun{t: t, page: page, pgURL: pgtest.Database(t, pg), natsURL: natstest.Server(t).URL()}
 	port, err := freeport.Port()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	p.listen = fmt.Sprintf("127.0.0.1:%d", port)
 	p.base = t.TempDir()
 	bin := filepath.Join(p.base, "bin")
@@ -66,9 +64,7 @@ func newPageRun(t *testing.T, page string, pg *pgserver.Server) *pageRun {
 	}
 	p.write(p.state, "", 0o600)
 	for name, target := range map[string]string{"outflow": harness.Binary, "psql": psql(t)} {
-		if err := os.Symlink(target, filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Symlink(target, filepath.Join(bin, name)))
 	}
 	p.module()
 	for _, v := range os.Environ() {
@@ -111,15 +107,11 @@ func (p *pageRun) module() {
 	var sums []byte
 	for _, dir := range []string{".", "examples"} {
 		sum, err := os.ReadFile(filepath.Join(root, dir, "go.sum"))
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		harness.Must(p.t, err)
 		sums = append(sums, sum...)
 	}
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, err)
 	const self = "github.com/outflowhq/outflow"
 	text := strings.Replace(string(mod), "module "+self, "module example", 1)
 	for _, part := range []string{"", "/examples"} {
@@ -131,9 +123,7 @@ func (p *pageRun) module() {
 
 func (p *pageRun) write(path, text string, mode os.FileMode) {
 	p.t.Helper()
-	if err := os.WriteFile(path, []byte(text), mode); err != nil {
-		p.t.Fatal(err)
-	}
+	harness.Must(p.t, os.WriteFile(path, []byte(text), mode))
 }
 
 // do does what a block says.

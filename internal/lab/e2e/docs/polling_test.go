@@ -97,9 +97,7 @@ done
 	})
 	return func() {
 		endWriting()
-		if err := writers.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, writers.Wait())
 		w.sent(endRelay, &relay)
 		w.judge()
 	}
@@ -353,9 +351,7 @@ func (w *polling) sent(end func(), relay *errgroup.Group) {
 		return nil
 	})
 	end()
-	if err := relay.Wait(); err != nil {
-		w.t.Fatal(err)
-	}
+	harness.Must(w.t, relay.Wait())
 }
 
 // judge counts each row in the streams, and each effect of the page's consumer.
@@ -402,9 +398,7 @@ func (w *polling) judge() {
 func (w *polling) ids(stream string, seen map[int64]int) (n int) {
 	w.t.Helper()
 	s, err := w.js.Stream(w.t.Context(), stream)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	harness.Must(w.t, err)
 	for seq := uint64(1); seq <= s.CachedInfo().State.LastSeq; seq++ {
 		m, err := s.GetMsg(w.t.Context(), seq)
 		if err != nil {

@@ -32,9 +32,7 @@ func TestDocs(t *testing.T) {
 	for _, page := range docPages {
 		t.Run(page.name, func(t *testing.T) {
 			text, err := os.ReadFile(harness.Path("docs", page.name+".md"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			blocks, err := docpage.Parse(string(text))
 			if err != nil {
 				t.Fatalf("docs/%s.md: %v", page.name, err)

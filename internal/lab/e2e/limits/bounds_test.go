@@ -135,9 +135,7 @@ func (b *bounded) each(n int, f func(m *oracle.Message, id int)) {
 		}
 		return nil
 	})
-	if err != nil {
-		b.T.Fatal(err)
-	}
+	harness.Must(b.T, err)
 	if count != n {
 		b.T.Errorf("%d messages, want %d", count, n)
 	}

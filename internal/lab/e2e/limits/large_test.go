@@ -44,9 +44,7 @@ func TestTransactionLargerThanTheBuffer(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	v, err := oracle.Compare(t.Context(), conn, "outbox", harness.JetStream(t, nats.URL()), o.Stream, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !v.OK() || v.OutOfOrder != 0 {
 		t.Errorf("%s", v.String())
 	}

@@ -22,9 +22,7 @@ import (
 func TestUsageErrors(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "outflow.yaml")
-	if err := os.WriteFile(file, []byte("slot: outflow\nreorder: {horizn: 20ms}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte("slot: outflow\nreorder: {horizn: 20ms}\n"), 0o600))
 	const nowhere = "postgres://nobody:hunter2@127.0.0.1:1/none"
 	for _, c := range []struct {
 		name    string
@@ -113,9 +111,7 @@ func TestNATSUnreachable(t *testing.T) {
 	ns := natstest.Process(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "away")
 	o.Init()
-	if err := ns.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Stop())
 	o.MustFail(3, []string{"init"}, "nats.url "+ns.URL())
 	o.MustFail(3, []string{"status"}, "nats.url "+ns.URL())
 	o.Start()
@@ -132,9 +128,7 @@ func TestNATSUnreachable(t *testing.T) {
 	if code, body := o.Get("/healthz"); code != http.StatusOK {
 		t.Errorf("/healthz while NATS is away: %d %s", code, body)
 	}
-	if err := ns.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, ns.Start())
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)
 	o.AwaitReady()
 	o.MustBeComplete(conn, ns.URL())

@@ -21,16 +21,12 @@ func TestReplicatedStream(t *testing.T) {
 	l := harness.StartLoad(t, url, ops, 4, 1500, 7)
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URLs()), o.Stream, len(ops)/4)
 	leader, err := nats.WaitLeader(o.Stream, harness.Patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	nats.Stop(leader)
 	if _, err := nats.WaitLeader(o.Stream, harness.Patience); err != nil {
 		t.Fatal(err)
 	}
-	if err := nats.Start(leader); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, nats.Start(leader))
 	l.Wait(t)
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URLs()), o.Stream, len(ops))
 	if code := o.Stop(); code != 0 {
@@ -38,9 +34,7 @@ func TestReplicatedStream(t *testing.T) {
 	}
 	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox",
 		harness.JetStream(t, nats.URLs()), o.Stream, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !v.OK() {
 		t.Errorf("%s", v.String())
 	}

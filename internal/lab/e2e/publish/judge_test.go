@@ -37,9 +37,7 @@ func judgeEvents(o *harness.Outflow, events oracle.Origin, url string, set oracl
 	o.T.Helper()
 	conn := harness.Connect(o.T, url)
 	slot := o.Slot + "_judge"
-	if err := oracle.CreateSlot(o.T.Context(), conn, slot); err != nil {
-		o.T.Fatal(err)
-	}
+	harness.Must(o.T, oracle.CreateSlot(o.T.Context(), conn, slot))
 	return &judge{o, conn, oracle.NewReader(oracle.Source{Slot: slot, Events: events}),
 		oracle.Config{Slot: o.Slot, Settings: set}}
 }

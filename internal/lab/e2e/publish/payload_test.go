@@ -31,9 +31,7 @@ type payloads struct {
 func documents(t *testing.T) []string {
 	t.Helper()
 	ops, err := recording.Load(recording.FriendsForever)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var large strings.Builder
 	for large.Len() < 1_400_000 {
 		for _, op := range ops {
@@ -156,9 +154,7 @@ func (w *payloadWriter) value(i int) any {
 		return w.p.values[i]
 	}
 	b, err := hex.DecodeString(w.p.values[i][2:])
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	harness.Must(w.t, err)
 	return b
 }
 
@@ -197,9 +193,7 @@ func (w *payloadWriter) copy(doc string) {
 	}
 	_, err := w.conn.PgConn().CopyFrom(w.t.Context(), strings.NewReader(lines.String()),
 		"COPY outbox (doc_id, actor_id, counter, payload) FROM STDIN")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	harness.Must(w.t, err)
 }
 
 // rows returns document and payload of the rows that are in the table, by id.
@@ -210,9 +204,7 @@ func (w *payloadWriter) rows() map[string][2]string {
 		payload = "payload"
 	}
 	rows, err := w.conn.Query(w.t.Context(), "SELECT id::text, doc_id, "+payload+" FROM outbox")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	harness.Must(w.t, err)
 	all := map[string][2]string{}
 	var id, doc string
 	var data []byte

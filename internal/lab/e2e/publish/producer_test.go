@@ -34,9 +34,7 @@ func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (al
 	t.Helper()
 	conn := harness.Connect(t, url)
 	std, err := sql.Open("pgx", url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer std.Close() //nolint:errcheck // the test is over
 	for turn := 0; len(ops) > 0; turn++ {
 		n := min(len(ops), turn%7+1)
@@ -47,9 +45,7 @@ func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (al
 		}
 		keep := turn%10 > 1
 		ids, err := call(t.Context(), conn, std, o, events, turn%2 == 0, keep)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if !keep {
 			continue
 		}
@@ -120,9 +116,7 @@ func TestProducer(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	ops, err := recording.Load(recording.FriendsForever)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ops = slices.Clone(ops[:2000])
 	payloads := documents(t)
 	for i := range ops[:300] { // among them what a careless hand would change
@@ -146,9 +140,7 @@ func TestProducer(t *testing.T) {
 			o.Init()
 			o.Start()
 			p, err := producer.New(producer.Config{Publication: o.Slot})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			mustHave(o, t, ns.URL(), write(t, url, p, ops))
 			o.MustBeComplete(conn, ns.URL())
 		})
@@ -159,9 +151,7 @@ func TestProducer(t *testing.T) {
 			o.Init()
 			o.Start()
 			p, err := producer.Message(producer.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			mustHave(o, t, ns.URL(), write(t, url, p, ops))
 		})
 		t.Run("counted", func(t *testing.T) {
@@ -171,9 +161,7 @@ func TestProducer(t *testing.T) {
 			sqlAPI(o)
 			o.Start()
 			p, err := producer.New(producer.Config{NextCounter: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			bare := make([]recording.Op, 300)
 			for i, op := range ops[1000:1300] {
 				bare[i] = recording.Op{Doc: op.Doc, Actor: op.Actor, Payload: op.Payload}
@@ -313,13 +301,9 @@ func TestProducerLargest(t *testing.T) {
 			if source == "message" {
 				p, err = producer.Message(cfg)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			tx, err := conn.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			event := func(n int) producer.Event {
 				return producer.Event{
 					ID: strings.Repeat("é", 100), Document: strings.Repeat("ü", 3000),
@@ -339,9 +323,7 @@ func TestProducerLargest(t *testing.T) {
 			if err != nil || n < 50 {
 				t.Fatalf("payload of %d: %v", n, err)
 			}
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, tx.Commit(t.Context()))
 			harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)
 			m := harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)[0]
 			size := len(m.Data)

@@ -34,9 +34,7 @@ func TestOperationsTable(t *testing.T) {
 	o.AwaitReady()
 
 	ops, err := recording.Load(recording.FriendsForever)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ops = ops[:600]
 	written := writeReversed(t, conn, ops, 5)
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, len(ops))
@@ -83,9 +81,7 @@ func writeReversed(t *testing.T, conn *pgx.Conn, ops []recording.Op, n int) (wri
 				op.Doc, op.Actor, op.Counter, fmt.Sprintf("%s:%020d", op.Actor, op.Counter),
 				string(op.Payload))
 		}
-		if err := conn.SendBatch(t.Context(), batch).Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, conn.SendBatch(t.Context(), batch).Close())
 		written = append(written, chunk...)
 	}
 	return written
@@ -95,9 +91,7 @@ func writeReversed(t *testing.T, conn *pgx.Conn, ops []recording.Op, n int) (wri
 func column(t *testing.T, conn *pgx.Conn, sql string) map[string]string {
 	t.Helper()
 	rows, err := conn.Query(t.Context(), sql)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	all := map[string]string{}
 	var k, v string
 	if _, err := pgx.ForEachRow(rows, []any{&k, &v}, func() error { all[k] = v; return nil }); err != nil {
@@ -226,9 +220,7 @@ func TestPartitionedTable(t *testing.T) {
 func useSample(o *harness.Outflow, t *testing.T, name, stream string) {
 	t.Helper()
 	file, err := filepath.Abs(harness.Path("docs", "samples", name+".yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	o.Set("CONFIG=" + file)
 	o.Stream = stream
 }

@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // authority is a certificate authority of a test's own.
@@ -41,18 +43,14 @@ func newAuthority(t *testing.T, name string) *authority {
 func (a *authority) newKey() *ecdsa.PrivateKey {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	return key
 }
 
 func (a *authority) sign(c *x509.Certificate, key *ecdsa.PrivateKey) []byte {
 	a.t.Helper()
 	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	if a.cert == c {
 		if a.cert, err = x509.ParseCertificate(der); err != nil {
 			a.t.Fatal(err)
@@ -64,9 +62,7 @@ func (a *authority) sign(c *x509.Certificate, key *ecdsa.PrivateKey) []byte {
 func (a *authority) write(name string, der []byte, kind string) string {
 	a.t.Helper()
 	file := filepath.Join(a.dir, name)
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 	return file
 }
 
@@ -88,9 +84,7 @@ func (a *authority) issue(name string, hosts ...string) (certFile, keyFile strin
 	}
 	key := a.newKey()
 	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	return a.write(name+".crt", a.sign(c, key), "CERTIFICATE"), a.write(name+".key", der, "PRIVATE KEY")
 }
 
@@ -99,9 +93,7 @@ func (a *authority) serverTLS(clients bool, hosts ...string) *tls.Config {
 	a.t.Helper()
 	cert, key := a.issue("server", hosts...)
 	pair, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	c := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	if clients {
 		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert

@@ -34,14 +34,10 @@ func at(s *natsserver.Server, scheme string, user *url.Userinfo, host string) st
 func stored(t *testing.T, address, stream string, options ...nats.Option) func() error {
 	t.Helper()
 	nc, err := nats.Connect(address, append(options, nats.Timeout(harness.AskTimeout))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return func() error {
 		s, err := js.Stream(t.Context(), stream)
 		if err != nil {
@@ -59,9 +55,7 @@ func operated(t *testing.T) (tune func(*server.Options), creds string) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 	}
 	pair := func(make func() (nkeys.KeyPair, error)) (nkeys.KeyPair, string) {
 		k, err := make()
@@ -110,17 +104,11 @@ func TestNATSLogins(t *testing.T) {
 	users := func(o *server.Options) { o.Username, o.Password = "app", password }
 	token := func(o *server.Options) { o.Authorization = password }
 	user, err := nkeys.CreateUser()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	public, err := user.PublicKey()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	seed, err := user.Seed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	jwtMode, creds := operated(t)
 	login := url.UserPassword("app", password)
 	plain := func(settings ...string) func(t *testing.T, s *natsserver.Server) []string {

@@ -68,21 +68,13 @@ hostssl all +certificates 127.0.0.1/32 cert
 func (s *sealed) install(t *testing.T, from, name string) {
 	t.Helper()
 	content, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	data := filepath.Join(s.Dir, "data")
-	if err := os.WriteFile(filepath.Join(data, name), content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(filepath.Join(data, name), content, 0o600))
 	info, err := os.Stat(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	owner := info.Sys().(*syscall.Stat_t)
-	if err := os.Chown(filepath.Join(data, name), int(owner.Uid), int(owner.Gid)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Chown(filepath.Join(data, name), int(owner.Uid), int(owner.Gid)))
 }
 
 // database makes a role and a database that it owns.
@@ -126,9 +118,7 @@ func TestPostgresTLS(t *testing.T) {
 			s.database(t, role, "passwords", pass)
 			file := filepath.Join(t.TempDir(), "pgpass")
 			line := fmt.Sprintf("localhost:%d:*:%s:%s\n", s.Port, role, escape.Replace(password))
-			if err := os.WriteFile(file, []byte(line), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(file, []byte(line), 0o600))
 			plain(o, "PGPASSFILE="+file)
 			o.Set("POSTGRES_URL=" + s.url("localhost", role, "", "sslmode=verify-full", ca))
 		},

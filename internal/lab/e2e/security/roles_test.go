@@ -88,9 +88,7 @@ func TestLeastPrivilege(t *testing.T) {
 
 	// The roles may do no more.
 	as, err := pgx.Connect(t.Context(), url("outflow"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer as.Close(context.Background()) //nolint:errcheck // the test is over
 	for _, sql := range []string{"SELECT * FROM outbox", "DELETE FROM outbox",
 		"CREATE TABLE public.mine (i int)", "DROP PUBLICATION outflow"} {
@@ -102,9 +100,7 @@ func TestLeastPrivilege(t *testing.T) {
 		nc, err := nats.Connect(broker.URL(), nats.UserInfo(user, password), nats.Timeout(harness.AskTimeout),
 			nats.CustomInboxPrefix("_INBOX.outflow"),
 			nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer nc.Close()
 		subjects := []string{"$JS.API.STREAM.DELETE.OUTBOX", "$JS.API.STREAM.PURGE.OUTBOX",
 			"$JS.API.STREAM.MSG.DELETE.OUTBOX", "$JS.API.STREAM.UPDATE.OUTBOX", "outbox.doc"}
@@ -112,12 +108,8 @@ func TestLeastPrivilege(t *testing.T) {
 			subjects = append(subjects, "_outflow.x.outbox.doc")
 		}
 		for _, subject := range subjects {
-			if err := nc.Publish(subject, []byte("{}")); err != nil {
-				t.Fatal(err)
-			}
-			if err := nc.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, nc.Publish(subject, []byte("{}")))
+			harness.Must(t, nc.Flush())
 			if err := nc.LastError(); err == nil || !strings.Contains(err.Error(), subject) {
 				t.Errorf("%s may publish to %s (%v)", user, subject, err)
 			}
@@ -146,13 +138,9 @@ func TestPagesAreReadOnly(t *testing.T) {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+o.Listen+path,
 			strings.NewReader("x"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		resp, err := http.DefaultTransport.RoundTrip(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		resp.Body.Close()
 		return resp.StatusCode
 	}
@@ -177,16 +165,12 @@ func TestPagesAreReadOnly(t *testing.T) {
 	}
 	// A client that never ends its header is not waited for.
 	conn, err := net.DialTimeout("tcp", o.Listen, harness.Patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer conn.Close()
 	if _, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: x\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(harness.Patience)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, conn.SetReadDeadline(time.Now().Add(harness.Patience)))
 	for {
 		if _, err := conn.Read(make([]byte, 1024)); err != nil {
 			if ne, ok := err.(net.Error); ok && ne.Timeout() {
@@ -197,9 +181,7 @@ func TestPagesAreReadOnly(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(o.Listen)
 	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, a := range addresses {
 		if ip, _, err := net.ParseCIDR(a.String()); err == nil && !ip.IsLoopback() && ip.IsGlobalUnicast() {
 			if c, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), port),

@@ -83,9 +83,7 @@ func TestSecretsStaySecret(t *testing.T) {
 		natsserver.Options{Tune: func(o *server.Options) { o.Authorization = natsToken }})
 	inURL := func(secret, host string) string { // the shared server asks nobody for a password
 		u, err := url.Parse(pgtest.Database(t, pg))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		u.User = url.UserPassword("postgres", secret)
 		if host != "" {
 			u.Host = host
@@ -136,9 +134,7 @@ func TestSecretsStaySecret(t *testing.T) {
 	t.Run("keywords", func(t *testing.T) {
 		t.Parallel()
 		u, err := url.Parse(pgtest.Database(t, pg))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		secret := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(p.secrets["pgpw"])
 		o := harness.New(t, fmt.Sprintf("host=127.0.0.1 port=%s user=postgres dbname=%s sslmode=disable "+
 			"password='%s'", u.Port(), u.Path[1:], secret),

@@ -49,9 +49,7 @@ func TestBench(t *testing.T) {
 		t.Fatalf("exit code %d", code)
 	}
 	var r benchReport
-	if err := json.Unmarshal([]byte(screen[at:]), &r); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal([]byte(screen[at:]), &r))
 	if r.Version == "" || r.Repetitions != 1 || len(r.Cases) != 2 {
 		t.Fatalf("version %q, %d repetitions, %d cases; want 1 and 2", r.Version, r.Repetitions, len(r.Cases))
 	}
