@@ -301,6 +301,14 @@ func (o *Outflow) MustFail(code int, args []string, says ...string) {
 	o.MustContain(fmt.Sprintf("outflow %v", args), errOut, says...)
 }
 
+// MustStop ends it with SIGTERM: the exit code must be 0.
+func (o *Outflow) MustStop(t testing.TB) {
+	t.Helper()
+	if code := o.Stop(); code != 0 {
+		t.Fatalf("stop: exit code %d", code)
+	}
+}
+
 // MustEnd waits for the end of outflow run, which must have an exit code and say certain things last.
 func (o *Outflow) MustEnd(code int, says ...string) {
 	o.T.Helper()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// EditRecord changes the checkpoint record as a crash of init would have left it.
+// EditRecord changes the checkpoint record behind the back of an outflow that does not run.
 func EditRecord(t *testing.T, f *Installation, edit func(record map[string]any)) {
 	t.Helper()
 	kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)

@@ -16,9 +16,7 @@ func TestReplayAcrossSubjects(t *testing.T) {
 	o.Start()
 	harness.Insert(t, conn, "a", 7, `{"n": 7}`)
 	harness.AwaitMessages(t, s, o.Stream, 13)
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	for _, from := range []string{"", "stream"} {
 		o.MustFail(3, []string{"replay", "--doc", "a", "--from", from}, "sequence 1 (outbox.a)",
 			"does not say", "--from table")
@@ -40,9 +38,7 @@ func TestReplayAcrossSubjects(t *testing.T) {
 			VALUES ('c', 'anna', 1, to_jsonb(repeat('x', 2000)))`)
 	o.Start()
 	harness.AwaitMessages(t, s, o.Stream, 14)
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	o.Set("SINK_ON_POISON=stop", "SINK_MAX_PAYLOAD=1MiB")
 	if got := o.Replay("--doc", "c", "--seq", "14.."); len(got) != 1 || got[0].Sequence != 14 {
 		t.Errorf("the dead letter: %+v", got)

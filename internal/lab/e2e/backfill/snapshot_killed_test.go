@@ -227,9 +227,7 @@ func TestSnapshotSleeper(t *testing.T) {
 	harness.Insert(t, f.Conn, "after", 1, "{}")
 	f.AwaitComplete(t, ns.URL(), 0)
 	judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("outflow run: exit code %d", code)
-	}
+	f.MustStop(t)
 }
 
 // TestSnapshotLostTail: between two attempts the broker loses the end of what the first had published, with
@@ -316,7 +314,5 @@ func TestSnapshotSleepsBeforeItsSlot(t *testing.T) {
 		}
 		return err
 	})
-	if code := f.Stop(); code != 0 {
-		t.Errorf("outflow run: exit code %d", code)
-	}
+	f.MustStop(t)
 }

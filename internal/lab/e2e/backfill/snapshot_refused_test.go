@@ -95,9 +95,7 @@ func TestSnapshotRefuses(t *testing.T) {
 	f.MustFail(3, []string{"init", "--snapshot"}, "is set up already") // while it runs, which goes on
 	harness.Insert(t, f.Conn, "doc", 2, "{}")
 	harness.AwaitMessages(t, f.JS, f.Stream, 2)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	f.DeleteRecord(t)
 	f.MustFail(4, []string{"init", "--snapshot"}, "checkpoint record") // a gap

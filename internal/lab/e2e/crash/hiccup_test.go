@@ -47,9 +47,7 @@ func TestTailLostInAHiccup(t *testing.T) {
 				s.Instance.MustContain("the log", s.Instance.Log.String(), "a loss was read",
 					"published again")
 			}
-			if code := s.Instance.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			s.Instance.MustStop(t)
 		})
 	}
 }

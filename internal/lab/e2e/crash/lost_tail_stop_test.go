@@ -205,9 +205,7 @@ func TestRetention(t *testing.T) {
 			if len(got) < more && c.settings == nil {
 				t.Errorf("%d messages", len(got))
 			}
-			if code := s.Instance.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			s.Instance.MustStop(t)
 		})
 	}
 }

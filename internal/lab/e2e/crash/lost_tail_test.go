@@ -160,9 +160,7 @@ func TestLostTail(t *testing.T) {
 				s.Instance.MustContain("the log", s.Instance.Log.String(), "a loss was read",
 					"consumers=[reader]", "published again")
 			}
-			if code := s.Instance.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			s.Instance.MustStop(t)
 			if strings.Contains(s.Instance.Log.String(), "wrote a change") {
 				t.Error("outflow wrote a change of settings of its own: the comparison says nothing then")
 			}

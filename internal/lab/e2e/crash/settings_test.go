@@ -26,9 +26,7 @@ func TestSettingsChange(t *testing.T) {
 	o.Start()
 	harness.Insert(t, conn, "doc", 1, "{}")
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	o.Set("REORDER_HORIZON=0s", "REORDER_SORT=commit", "REORDER_MAX_EVENTS=1000")
 	o.Log.Reset()
 	o.Start()
@@ -50,9 +48,7 @@ func TestSettingsChange(t *testing.T) {
 	if n := strings.Count(o.Log.String(), "wrote a change"); n != 1 {
 		t.Errorf("%d changes written, want 1", n)
 	}
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	// The same settings again: nothing to write, and the place says what is in force.
 	o.Log.Reset()
 	o.Start()
@@ -109,9 +105,7 @@ func TestKillsAcrossSettings(t *testing.T) {
 	} {
 		kills()
 		victim.Kill() // one in disorder, one in order
-		if code := twin.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		twin.MustStop(t)
 		harness.Exec(t, conn, "SELECT pg_logical_emit_message(true, 'outflow.settings', $1), "+
 			"pg_logical_emit_message(true, 'outflow.settings', $2)",
 			s.Content("victim"), s.Content("twin"))

@@ -52,9 +52,7 @@ func TestZombie(t *testing.T) {
 			l.Wait(t)
 			s.MustBeEqual(ops)
 			for _, o := range []*harness.Outflow{owner, standby} {
-				if code := o.Stop(); code != 0 {
-					t.Errorf("stop: exit code %d", code)
-				}
+				o.MustStop(t)
 			}
 		})
 	}

@@ -112,9 +112,7 @@ func TestCompose(t *testing.T) {
 		`{}`)
 	_, stream := harness.LogIn(t, broker, "outflow-admin", ns.Environment["OUTFLOW_ADMIN_PASSWORD"])
 	harness.AwaitMessages(t, stream, o.Stream, 1)
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	var supers int
 	harness.Must(t, super.QueryRow(t.Context(), "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolname "+
 		"IN ('app', 'outflow')").Scan(&supers))

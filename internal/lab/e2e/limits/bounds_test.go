@@ -89,9 +89,7 @@ func (b *bounded) await(n int) {
 func (b *bounded) check(name string, f *harness.Footprint, spillBound int64) {
 	b.T.Helper()
 	cpu := harness.Metric(b.T, b.Outflow, "process_cpu_seconds_total")
-	if code := b.Stop(); code != 0 {
-		b.T.Errorf("exit code %d", code)
-	}
+	b.MustStop(b.T)
 	memory, spill := f.Peaks()
 	bound := memoryBound(b.maxBytes, b.maxEvents)
 	b.T.Logf("%s, max_bytes %d MiB, max_events %d: peak %d MiB resident (bound %d), %d MiB of scratch "+
@@ -334,9 +332,7 @@ func TestStopWhileSorting(t *testing.T) {
 		b.Start()
 		f := b.Watch(t)
 		b.spilling(f, int64(rows)*200) // the transaction is read: its second copy is being made
-		if code := b.Stop(); code != 0 {
-			t.Errorf("exit code %d", code)
-		}
+		b.MustStop(t)
 		b.nothingLeft()
 		published := b.published()
 		b.Start()

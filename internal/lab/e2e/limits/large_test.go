@@ -40,9 +40,7 @@ func TestTransactionLargerThanTheBuffer(t *testing.T) {
 	if limit := float64(128 << 20); resident > limit {
 		t.Errorf("%.0f bytes resident, want at most %.0f", resident, limit)
 	}
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	v, err := oracle.Compare(t.Context(), conn, "outbox", harness.JetStream(t, nats.URL()), o.Stream, 0)
 	harness.Must(t, err)
 	if !v.OK() || v.OutOfOrder != 0 {

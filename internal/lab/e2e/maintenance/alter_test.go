@@ -73,9 +73,7 @@ func TestRenameColumn(t *testing.T) {
 	p.load.Ending.Store(true)
 	p.load.Wait(t)
 	first := int(p.load.Written.Load())
-	if code := p.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	p.MustStop(t)
 	if r := p.Drain(); r.Sequence != uint64(first) {
 		t.Errorf("drained %d messages, want %d", r.Sequence, first)
 	}

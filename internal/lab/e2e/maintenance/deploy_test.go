@@ -101,9 +101,7 @@ func (p *planned) end() {
 	written := int(p.load.Written.Load())
 	harness.AwaitMessages(p.t, harness.JetStream(p.t, p.natsURL), p.Stream, written)
 	p.complete()
-	if code := p.Stop(); code != 0 {
-		p.t.Errorf("stop: exit code %d", code)
-	}
+	p.MustStop(p.t)
 }
 
 // complete compares stream and table: nothing missing, nothing twice, and out of order only what came later
@@ -242,9 +240,7 @@ func TestRollingDeploy(t *testing.T) {
 			time.Sleep(rand.N(200 * time.Millisecond)) // at any time between two looks of the standby
 			begun := time.Now()
 			if kind == "SIGTERM" {
-				if code := old.Stop(); code != 0 {
-					t.Errorf("stop: exit code %d", code)
-				}
+				old.MustStop(t)
 			} else {
 				old.Kill()
 			}

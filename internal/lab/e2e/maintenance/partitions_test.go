@@ -70,9 +70,7 @@ func TestPartitions(t *testing.T) {
 	}
 	harness.Insert(t, p.conn, "last", 1, "{}")
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), p.Stream, written+2)
-	if code := p.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	p.MustStop(t)
 	// For the comparison: what was published of the partition that is gone, and what was not to be published.
 	harness.Exec(t, p.conn, fmt.Sprintf("CREATE TABLE part_%d PARTITION OF outbox FOR VALUES IN (%[1]d)",
 		drop-2))

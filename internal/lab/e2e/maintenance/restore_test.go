@@ -143,9 +143,7 @@ func beforeRestore(t *testing.T, natsURL, slot string, backup func(*restored), s
 	backup(r)
 	r.publishing()
 	r.publishing()
-	if code := r.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	r.MustStop(t)
 	r.before = harness.Messages(t, r.js, r.Stream)
 	return r
 }

@@ -73,9 +73,7 @@ func TestScaleReplicas(t *testing.T) {
 		p.publishing()
 		if n == 3 {
 			p.Init() // init.replicas is 1
-			if code := p.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			p.MustStop(t)
 			p.Set("INIT_REPLICAS=3")
 			p.Start()
 			p.publishing()

@@ -132,9 +132,7 @@ func testPGUpgrade(t *testing.T, from, to pgserver.Installation) {
 	(&planned{t: t, Outflow: o, conn: harness.Connect(t, url), natsURL: ns.URL()}).complete()
 
 	// 1. The writers are stopped. 2. Outflow is stopped, with something left to publish. 3. Drain.
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	harness.StartLoad(t, url, all[ops/2:ops/2+100], 1, 0, 6).Wait(t)
 	next := newer(t, to, settings)
 	if from.Major >= 17 { // slots are taken along, but only such as have nothing left
@@ -174,9 +172,7 @@ func testPGUpgrade(t *testing.T, from, to pgserver.Installation) {
 	o.Start() // also after a crash
 	harness.Insert(t, conn, "last", 1, "{}")
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, ops+1)
-	if code := o.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	v := o.MustBeComplete(conn, ns.URL())
 	t.Log(v.String())
 }

@@ -101,9 +101,7 @@ func TestStatusAndInspect(t *testing.T) {
 			t.Errorf("status has no line %q:\n%s", name, text)
 		}
 	}
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	harness.AwaitSlotFree(t, conn, o.Slot)
 	if out, _, _ := o.Run("inspect"); !strings.Contains(out, "0 commits with events") &&
 		!strings.Contains(out, "sequence 3") {
@@ -195,9 +193,7 @@ func TestPages(t *testing.T) {
 	if out, errOut, code := o.Run("healthcheck"); code != 0 {
 		t.Errorf("healthcheck: exit code %d: %s%s", code, out, errOut)
 	}
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	for line := range strings.Lines(o.Log.String()) {
 		var entry struct{ Time, Level, Msg string }
 		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Time == "" || entry.Level == "" ||

@@ -99,9 +99,7 @@ func TestDrain(t *testing.T) {
 	}
 
 	// That outflow ends in the middle: drain goes on by itself.
-	if code := o.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	o.Set("SINK_DURABLE_AFTER=1h") // it confirms nothing
 	o.Start()
 	o.AwaitState("running")
@@ -110,9 +108,7 @@ func TestDrain(t *testing.T) {
 	o.Set("SINK_DURABLE_AFTER=3s")
 	child = drain()
 	said("the outflow that holds the slot")
-	if code := o.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	said("drain publishes itself")
 	harness.Must(t, child.Wait())
 	said("drained: ")

@@ -69,9 +69,7 @@ func TestInitNameIsTaken(t *testing.T) {
 	harness.Insert(t, other.Conn, "doc", 1, "{}")
 	harness.AwaitMessages(t, other.JS, other.Stream, 1)
 	taken("belongs to database "+other.Conn.Config().Database, "pid")
-	if code := other.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	other.MustStop(t)
 	here := harness.New(t, other.URL, ns.URL(), f.Slot, "STREAM=ANOTHER", "PUBLICATION="+f.Slot+"_b",
 		"TABLE=public.another")
 	// nobody reads from it: it may be ours
@@ -179,9 +177,7 @@ func TestInitOfATableOfOnesOwn(t *testing.T) {
 	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
 		"generate_series(4, 6) n")
 	harness.AwaitMessages(t, f.JS, f.Stream, 3)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.Exec(t, f.Conn, "ALTER TABLE outbox RENAME key TO key_text")
 	harness.Exec(t, f.Conn, "ALTER TABLE outbox RENAME seq TO key")
 	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
@@ -237,17 +233,13 @@ func TestOlderRowsAfterInit(t *testing.T) {
 	fill() // nothing was published: what is older comes first
 	f.Start()
 	harness.AwaitMessages(t, f.JS, f.Stream, 5)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	ids("1", "2", "3", "4", "5")
 
 	insert(6, 6)
 	f.Start()
 	harness.AwaitMessages(t, f.JS, f.Stream, 6)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	if out, errOut, code := f.Run("repair", "--check"); code != 0 {
 		t.Errorf("exit code %d\n%s%s", code, out, errOut)
 	}

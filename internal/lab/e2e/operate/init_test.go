@@ -15,9 +15,6 @@ import (
 func TestInitFinishes(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	dropSlot := func(t *testing.T, f *harness.Installation) {
-		harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
-	}
 	dropRecord := func(t *testing.T, f *harness.Installation) {
 		harness.Must(t, f.JS.DeleteStream(t.Context(), "KV_outflow-"+f.Stream))
 	}
@@ -30,26 +27,24 @@ func TestInitFinishes(t *testing.T) {
 		{"nothing is missing", func(*testing.T, *harness.Installation) {}, true,
 			[]string{"table public.outbox: there", ": there, confirmed up to"}},
 		{"after the table", func(t *testing.T, f *harness.Installation) {
-			dropSlot(t, f)
+			f.DropSlot(t)
 			dropRecord(t, f)
 			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 			harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot)
 		}, false, []string{"table public.outbox: there", "publication ", "stream ", ": made"}},
 		{"after the publication", func(t *testing.T, f *harness.Installation) {
-			dropSlot(t, f)
+			f.DropSlot(t)
 			dropRecord(t, f)
 			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 		}, false, []string{"stream ", ": made"}},
-		{"after the stream", func(t *testing.T, f *harness.Installation) { dropSlot(t, f); dropRecord(t, f) },
+		{"after the stream", func(t *testing.T, f *harness.Installation) { f.DropSlot(t); dropRecord(t, f) },
 			false, []string{"slot ", "first place"}},
 		{"after the bucket", func(t *testing.T, f *harness.Installation) {
-			dropSlot(t, f)
-			kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)
-			harness.Must(t, err)
-			harness.Must(t, kv.Delete(t.Context(), f.Slot))
+			f.DropSlot(t)
+			f.DeleteRecord(t)
 		}, false, []string{"slot ", "first place"}},
 		{"record without slot", func(t *testing.T, f *harness.Installation) {
-			dropSlot(t, f)
+			f.DropSlot(t)
 			harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
 		}, false, []string{"slot ", "first place"}},
 		{"slot and unfinished record", func(t *testing.T, f *harness.Installation) {
@@ -88,7 +83,7 @@ func TestInitRefuses(t *testing.T) {
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "refuse")
 	harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", f.Slot)
 	f.MustFail(4, []string{"init"}, "record", f.Slot, "LSN range") // a slot that no record speaks of
-	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+	f.DropSlot(t)
 	f.MustFail(2, []string{"init", "--init.max_age", "1s"}, "init.max_age", "sink.durable_after")
 	f.Init()
 	s, err := f.JS.Stream(t.Context(), f.Stream)
@@ -114,10 +109,8 @@ func TestInitRefuses(t *testing.T) {
 	f.Start()
 	harness.Insert(t, f.Conn, "doc", 1, "{}")
 	harness.AwaitMessages(t, f.JS, f.Stream, 1)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
-	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+	f.MustStop(t)
+	f.DropSlot(t)
 	f.MustFail(4, []string{"init"}, "does not exist", "LSN range") // no slot anew for a record with places
 	harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 	f.MustFail(4, []string{"init"}, "LSN range")
@@ -134,7 +127,7 @@ func TestInitSlotBeingMade(t *testing.T) {
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
 	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "halfslot")
 	f.Init()
-	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+	f.DropSlot(t)
 	harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
 
 	open, maker := harness.Connect(t, f.URL), harness.Connect(t, f.URL)

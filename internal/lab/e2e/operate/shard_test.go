@@ -191,9 +191,7 @@ func TestReshard(t *testing.T) {
 			"% 20, 'anna', $2::int * $1::int + n, '{}' FROM generate_series(1, $1::int) n", rows, i)
 		s.await(t, rows)
 		for _, f := range s.all {
-			if code := f.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			f.MustStop(t)
 			f.Drain()
 			old = append(old, harness.Messages(t, s.js, f.Stream)...)
 		}
@@ -344,9 +342,7 @@ func TestShardRepair(t *testing.T) {
 			f, other := s.all[0], s.all[1]
 			f.T, other.T = t, t
 			awaitAllConfirmed(f, t)
-			if code := f.Stop(); code != 0 {
-				t.Fatalf("stop: exit code %d", code)
-			}
+			f.MustStop(t)
 			g.damage(t, f)
 			fill(t, s.conn, "meanwhile")
 			f.Log.Reset()

@@ -70,9 +70,7 @@ func TestBlockedSink(t *testing.T) {
 			if !o.Process.Running() {
 				t.Error("outflow ended")
 			}
-			if code := o.Stop(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			o.MustStop(t)
 		})
 	}
 }

@@ -104,9 +104,7 @@ func TestRollingRestart(t *testing.T) {
 			t.Fatal("no session went on")
 		}
 	}
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox",
 		harness.JetStream(t, nats.URLs()), o.Stream, 0)
 	harness.Must(t, err)

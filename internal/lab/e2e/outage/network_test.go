@@ -90,9 +90,7 @@ func TestNetworkFaults(t *testing.T) {
 	natsProxy.Rate(500_000)
 	write(1000)
 	caughtUp()
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox", harness.JetStream(t, nats.URL()),
 		o.Stream, 0)
 	harness.Must(t, err)

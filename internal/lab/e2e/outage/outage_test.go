@@ -190,12 +190,8 @@ func TestStandby(t *testing.T) {
 	l.Wait(t)
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), active.Stream, ops)
 	active.MustBeComplete(harness.Connect(t, url), ns.URL())
-	if code := standby.Stop(); code != 0 {
-		t.Errorf("stop of the standby: exit code %d", code)
-	}
-	if code := active.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	standby.MustStop(t)
+	active.MustStop(t)
 }
 
 // watchStandstill watches whether this process, a server and an outflow stand still. The function that it

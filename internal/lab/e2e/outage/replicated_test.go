@@ -29,9 +29,7 @@ func TestReplicatedStream(t *testing.T) {
 	harness.Must(t, nats.Start(leader))
 	l.Wait(t)
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URLs()), o.Stream, len(ops))
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	v, err := oracle.Compare(t.Context(), harness.Connect(t, url), "outbox",
 		harness.JetStream(t, nats.URLs()), o.Stream, 0)
 	harness.Must(t, err)

@@ -27,9 +27,7 @@ func TestStopInsideATransaction(t *testing.T) {
 		stop func(t *testing.T, o *harness.Outflow, conn *pgx.Conn)
 	}{
 		{"SIGTERM", func(t *testing.T, o *harness.Outflow, _ *pgx.Conn) {
-			if code := o.Stop(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			o.MustStop(t)
 			o.Start()
 		}},
 		{"SIGKILL", func(_ *testing.T, o *harness.Outflow, _ *pgx.Conn) { o.Kill(); o.Start() }},
@@ -150,9 +148,7 @@ func TestLostSlotIsNotMadeAnew(t *testing.T) {
 		o.Start()
 		harness.Insert(t, conn, "before", 1, "{}")
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 1)
-		if code := o.Stop(); code != 0 {
-			t.Fatalf("exit code %d", code)
-		}
+		o.MustStop(t)
 		harness.Insert(t, conn, "meanwhile", 2, "{}")
 		harness.Exec(t, conn, "SELECT pg_drop_replication_slot($1)", o.Slot)
 		o.Log.Reset()

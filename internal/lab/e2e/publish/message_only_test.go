@@ -111,9 +111,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 		}
 	}
 	o.Log.Reset()
-	if code := o.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	out, errOut, code = o.Run("drain", "--timeout", harness.Patience.String())
 	if code != 0 {
 		t.Errorf("drain: exit code %d\n%s%s", code, out, errOut)
@@ -136,9 +134,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	}
 	o.Start()
 	j.mustAgree(ns.URL())
-	if code := o.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 }
 
 // TestSourceIsMapped: the source is part of the mapping. run with another one stops, init changes it when
@@ -165,9 +161,7 @@ func TestSourceIsMapped(t *testing.T) {
 		t.Helper()
 		o.Set("SOURCE=" + source)
 		o.MustFail(3, []string{"init"}, "outflow is running")
-		if code := o.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		o.MustStop(t)
 		o.MustFail(3, []string{"run"}, append(says, "source="+source, "outflow init")...)
 		o.Init()
 		o.Init()
@@ -191,9 +185,7 @@ func TestSourceIsMapped(t *testing.T) {
 	n++
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, n)
 	o.Set("SOURCE=both")
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	o.MustFail(3, []string{"init"}, "does not publish table public.outbox", "ADD TABLE")
 	harness.Exec(t, conn, "ALTER PUBLICATION "+o.Slot+" ADD TABLE outbox")
 	o.Init()

@@ -110,9 +110,7 @@ func TestForeignTransactions(t *testing.T) {
 		sameBytes(t, all, harness.Messages(t, harness.JetStream(t, twinNATS.URL()), twin.Stream))
 
 		// Another value is another order: init takes it, once everything is published.
-		if code := o.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		o.MustStop(t)
 		o.Set("REPLICATION_ORIGIN=any", "REORDER_HORIZON=0s")
 		o.MustFail(3, []string{"run"}, "replication.origin", "origin=own", "outflow init")
 		o.Init()
@@ -123,9 +121,7 @@ func TestForeignTransactions(t *testing.T) {
 
 		// As an Outflow left it that did not know the setting: its record has no such field. Nobody has to
 		// say anything for it to go on.
-		if code := o.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		o.MustStop(t)
 		if rec := recordOf(t, harness.JetStream(t, ns.URL()), o); strings.Contains(rec, "own_only") {
 			t.Errorf("record: %s", rec)
 		}
@@ -140,9 +136,7 @@ func TestForeignTransactions(t *testing.T) {
 		if !strings.Contains(o.Log.String(), "replication.origin is not set") {
 			t.Error("it does not say that it goes on as before")
 		}
-		if code := o.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		o.MustStop(t)
 		o.Set("REPLICATION_ORIGIN=own")
 		o.MustFail(3, []string{"run"}, "replication.origin", "origin=any")
 		o.Init()
@@ -156,9 +150,7 @@ func TestForeignTransactions(t *testing.T) {
 			t.Errorf("messages %v, want %v", got, want)
 		}
 		for _, o := range []*harness.Outflow{o, twin} {
-			if code := o.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			o.MustStop(t)
 		}
 	})
 }
@@ -235,9 +227,7 @@ func TestReplicatedToEachOther(t *testing.T) {
 				for k, o := range []*harness.Outflow{s.o, s.twin} {
 					j := harness.JetStream(t, natsOf(o))
 					harness.AwaitMessages(t, j, o.Stream, each+1)
-					if code := o.Stop(); code != 0 {
-						t.Errorf("stop: exit code %d", code)
-					}
+					o.MustStop(t)
 					streams[k] = harness.Messages(t, j, o.Stream)
 				}
 				sameBytes(t, streams[0], streams[1])

@@ -122,9 +122,7 @@ func TestRowsWithoutAColumn(t *testing.T) {
 			t.Errorf("dead letters: %v, want %v", got, want)
 		}
 		for _, o := range []*harness.Outflow{o, twin} {
-			if code := o.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			o.MustStop(t)
 		}
 	})
 }

@@ -156,9 +156,7 @@ func TestArbitraryDocumentIDs(t *testing.T) {
 func repairsBytes(t *testing.T, o *harness.Outflow, conn *pgx.Conn, stream jetstream.JetStream,
 	ids []string) {
 	t.Helper()
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("exit code %d", code)
-	}
+	o.MustStop(t)
 	last := ids[len(ids)-1]
 	harness.Exec(t, conn, "SELECT pg_drop_replication_slot($1)", o.Slot)
 	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+

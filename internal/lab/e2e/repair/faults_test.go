@@ -217,9 +217,7 @@ func TestForeignPublisher(t *testing.T) {
 	}
 	f.Start()
 	harness.AwaitMessages(t, f.JS, f.Stream, 3)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	f.MustStop(t)
 	if all := harness.Messages(t, f.JS, f.Stream); len(all) != 2 || all[1].Seq != 3 || all[1].Outflow.N != 0 {
 		t.Errorf("%d messages in the stream, want the rows' two", len(all))
 	}
@@ -238,9 +236,7 @@ func TestForeignPublisherAtTheStart(t *testing.T) {
 	f.Start()
 	harness.Insert(t, f.Conn, "doc", 1, "{}")
 	harness.AwaitMessages(t, f.JS, f.Stream, 1)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	const rows = 12
 	for i := range rows - 1 {
 		harness.Insert(t, f.Conn, "doc", 2+i, "{}")
@@ -261,9 +257,7 @@ func TestForeignPublisherAtTheStart(t *testing.T) {
 	}
 	f.Start()
 	f.AwaitComplete(t, ns.URL(), 2)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	f.MustStop(t)
 }
 
 // TestPublicationDropped: the publication goes away while outflow runs. Rows of that time are in no stream of

@@ -37,9 +37,7 @@ func (g *gapSetup) restored(published, rows int) {
 	g.Start()
 	g.write(published)
 	harness.AwaitMessages(g.T, g.js, g.Stream, 21+published)
-	if code := g.Stop(); code != 0 {
-		g.T.Fatalf("stop: exit code %d", code)
-	}
+	g.MustStop(g.T)
 	g.Log.Reset()
 	harness.Must(g.T, g.pg.Stop("fast"))
 	harness.Must(g.T, g.pg.Restore(backup))
@@ -108,9 +106,7 @@ func TestEmptyDatabase(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	g := startGap(t, &serverGapCase{settings: ownServer})
-	if code := g.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	g.MustStop(t)
 	name := g.database()
 	harness.Must(t, g.conn.Close(t.Context()))
 	admin := harness.Connect(t, g.pg.URL("postgres"))

@@ -224,9 +224,7 @@ func repairZombie(t *testing.T, natsURL string) {
 	harness.Must(t, f.Process.Resume())
 	harness.Insert(t, f.Conn, "after", 2000, "{}")
 	f.AwaitComplete(t, natsURL, 0)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	f.MustStop(t)
 }
 
 // repairZombieInBetween: an outflow that slept wakes up while a repair publishes, and sends what it had in
@@ -335,9 +333,7 @@ func repairWhere(t *testing.T, natsURL string) {
 	f.AwaitReady()
 	harness.Insert(t, f.Conn, "after", 2000, "{}")
 	harness.AwaitMessages(t, f.JS, f.Stream, 40+meanwhile+1)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	f.MustStop(t)
 	var keys []string
 	for _, m := range harness.Messages(t, f.JS, f.Stream)[30:] {
 		keys = append(keys, m.Outflow.Key+" "+m.Outflow.Due.String()+" "+m.Outflow.Thru.String())

@@ -40,9 +40,7 @@ func TestRepairWithoutTable(t *testing.T) {
 			l.want++
 		}
 		harness.AwaitMessages(t, l.JS, l.Stream, l.want)
-		if code := l.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		l.MustStop(t)
 		l.DeleteRecord(t)
 		l.record = l.StartRepair("--accept", "record_missing")
 	}
@@ -54,9 +52,7 @@ func TestRepairWithoutTable(t *testing.T) {
 		harness.EmitAll(t, l.Conn, harness.EventContent("a", "x", 3, "3"))
 		l.want++
 		harness.AwaitMessages(t, l.JS, l.Stream, l.want)
-		if code := l.Stop(); code != 0 {
-			t.Fatalf("stop: exit code %d", code)
-		}
+		l.MustStop(t)
 		l.DropSlot(t)
 		harness.EmitAll(t, l.Conn, harness.EventContent("lost", "x", 1, "1"))
 		if l.source == "both" {

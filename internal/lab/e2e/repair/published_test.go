@@ -123,9 +123,7 @@ func TestPublishedOtherwise(t *testing.T) {
 				c.running(t, f)
 			}
 			if c.away != nil {
-				if code := f.Stop(); code != 0 {
-					t.Fatalf("stop: exit code %d", code)
-				}
+				f.MustStop(t)
 				c.away(t, f)
 				f.Start()
 			}
@@ -160,9 +158,7 @@ func TestPublishedOtherwise(t *testing.T) {
 			f.AwaitReady()
 			harness.Insert(t, f.Conn, "after", 1, "{}")
 			mustHaveOnceEach(f, t, 0, c.rows...)
-			if code := f.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			f.MustStop(t)
 		})
 	}
 }
@@ -187,11 +183,9 @@ func TestIDsThatBeginAnew(t *testing.T) {
 		{"dropped", "publication_changed", "stream", anew("DROP TABLE outbox_old"), 4, []string{"outbox"}},
 		{"emptied", "publication_changed", "stream", anew("DELETE FROM outbox_old"), 4, []string{"outbox"}},
 		{"another cluster", "system_changed", "stream", func(t *testing.T, f *harness.Installation) {
-			if code := f.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			f.MustStop(t)
 			harness.Exec(t, f.Conn, "TRUNCATE outbox RESTART IDENTITY")
-			editRecord(f, t, func(rec map[string]any) { rec["system_id"] = "7000000000000000000" })
+			harness.EditRecord(t, f, func(rec map[string]any) { rec["system_id"] = "7000000000000000000" })
 			f.Start()
 		}, 4, []string{"outbox"}},
 	} {
@@ -232,9 +226,7 @@ func TestIDsThatBeginAnew(t *testing.T) {
 			f.AwaitReady()
 			harness.Insert(t, f.Conn, "after", 1, "{}")
 			mustHaveOnceEach(f, t, c.was, c.rows...)
-			if code := f.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			f.MustStop(t)
 		})
 	}
 }
@@ -278,9 +270,7 @@ func TestUnloggedWhileAway(t *testing.T) {
 	f.Start()
 	written(t, f, 2)
 	harness.AwaitMessages(t, f.JS, f.Stream, 2)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	if r, stderr, code := f.Repair("--check"); code != 0 || r.Fault != "" || r.Rows != 2 || r.Missing != 0 {
 		t.Errorf("check: exit code %d, %+v\n%s", code, r, stderr)
@@ -298,9 +288,7 @@ func TestUnloggedWhileAway(t *testing.T) {
 		}
 		return nil
 	})
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	was := state(f, t)
 	r, stderr, code := f.Repair("--check")
@@ -357,9 +345,7 @@ func TestOrdinaryLifeOfATable(t *testing.T) {
 	confirmed()
 	for _, away := range []bool{false, true} {
 		if away {
-			if code := f.Stop(); code != 0 {
-				t.Fatalf("stop: exit code %d", code)
-			}
+			f.MustStop(t)
 		}
 		for _, sql := range []string{
 			"CREATE TABLE part_9 PARTITION OF outbox FOR VALUES IN (9)",
@@ -390,9 +376,7 @@ func TestOrdinaryLifeOfATable(t *testing.T) {
 		}
 		confirmed()
 	}
-	if code := f.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	mustHaveOnceEach(f, t, 0, "outbox")
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	if r, stderr, code := f.Repair("--check"); code != 0 || r.Missing != 0 {

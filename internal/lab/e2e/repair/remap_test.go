@@ -34,9 +34,7 @@ func TestRemap(t *testing.T) {
 
 	o.Set(other...)
 	o.MustFail(3, []string{"init"}, "mapping of source and columns", "outflow is running", "Stop the writers")
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	insert(51, 60)
 	o.MustFail(3, []string{"run"}, "payload=body", "payload=payload", "outflow init")
 	o.MustFail(3, []string{"init"}, "cannot be changed yet", "10 events are not published")
@@ -44,9 +42,7 @@ func TestRemap(t *testing.T) {
 	o.Set(old...)
 	o.Start()
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 60)
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	o.Set(other...)
 	o.Init()
 	o.Init() // and again
@@ -73,9 +69,7 @@ func TestRemap(t *testing.T) {
 				subject)
 		}
 	}
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	o.Set("TABLE=public.events")
 	harness.Exec(t, conn, "CREATE TABLE events (LIKE outbox)")
 	harness.Exec(t, conn, "ALTER PUBLICATION "+o.Slot+" ADD TABLE events")

@@ -93,10 +93,10 @@ var gaps = []gapCase{
 		harness.Must(t, err)
 	}, "keep", 0},
 	{"another cluster", "system_changed", 0, func(t *testing.T, f *harness.Installation) {
-		editRecord(f, t, func(rec map[string]any) { rec["system_id"] = "7000000000000000000" })
+		harness.EditRecord(t, f, func(rec map[string]any) { rec["system_id"] = "7000000000000000000" })
 	}, "new-slot", meanwhile},
 	{"server behind", "server_behind", 0, func(t *testing.T, f *harness.Installation) {
-		editRecord(f, t, func(rec map[string]any) {
+		harness.EditRecord(t, f, func(rec map[string]any) {
 			for _, p := range rec["places"].([]any) {
 				p.(map[string]any)["due"] = "FFFF/" + strings.Split(p.(map[string]any)["due"].(string),
 					"/")[1]
@@ -104,27 +104,12 @@ var gaps = []gapCase{
 		})
 	}, "new-slot", meanwhile},
 	{"a branch that is gone", "timeline_unknown", 0, func(t *testing.T, f *harness.Installation) {
-		editRecord(f, t, func(rec map[string]any) {
+		harness.EditRecord(t, f, func(rec map[string]any) {
 			for _, p := range rec["places"].([]any) {
 				p.(map[string]any)["timeline"] = 9
 			}
 		})
 	}, "new-slot", meanwhile},
-}
-
-func editRecord(f *harness.Installation, t *testing.T, edit func(map[string]any)) {
-	t.Helper()
-	kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)
-	harness.Must(t, err)
-	e, err := kv.Get(t.Context(), f.Slot)
-	harness.Must(t, err)
-	var rec map[string]any
-	harness.Must(t, json.Unmarshal(e.Value(), &rec))
-	edit(rec)
-	doc, err := json.Marshal(rec)
-	harness.Must(t, err)
-	_, err = kv.Put(t.Context(), f.Slot, doc)
-	harness.Must(t, err)
 }
 
 // loseRows writes rows that no slot will bring.
@@ -223,9 +208,7 @@ func stopWhenPublished(f *harness.Installation, t *testing.T) *harness.Installat
 		}
 		return fmt.Errorf("%s", e.Value())
 	})
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	return f
 }
@@ -301,7 +284,5 @@ func mustGoOn(f *harness.Installation, t *testing.T, natsURL string, stranger ui
 	f.AwaitReady()
 	harness.Insert(t, f.Conn, "after", 2000, "{}")
 	f.AwaitComplete(t, natsURL, stranger)
-	if code := f.Stop(); code != 0 {
-		t.Errorf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 }

@@ -17,9 +17,7 @@ func unconfirmed(t *testing.T, natsURL, slot string, settings ...string) *harnes
 	t.Helper()
 	f := publishing(t, natsURL, slot, append(settings, "SINK_DURABLE_AFTER=1h")...)
 	harness.AwaitMessages(t, f.JS, f.Stream, before)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	f.Set("SINK_DURABLE_AFTER=0s") // a repair waits for it
 	return f
@@ -33,7 +31,7 @@ func replaceStream(f *harness.Installation, t *testing.T, change func([]*oracle.
 	harness.Must(t, err)
 	created, err := json.Marshal(s.CachedInfo().Created)
 	harness.Must(t, err)
-	editRecord(f, t, func(rec map[string]any) { rec["stream_created"] = json.RawMessage(created) })
+	harness.EditRecord(t, f, func(rec map[string]any) { rec["stream_created"] = json.RawMessage(created) })
 }
 
 func strangerAt21(all []*oracle.Message) []*oracle.Message {
@@ -76,7 +74,7 @@ func TestRepairOfStreams(t *testing.T) {
 		}
 		replaceStream(f, t, c.change)
 		if c.killed {
-			editRecord(f, t, func(rec map[string]any) { rec["places"] = rec["places"].([]any)[:1] })
+			harness.EditRecord(t, f, func(rec map[string]any) { rec["places"] = rec["places"].([]any)[:1] })
 		}
 		for i := range meanwhile {
 			harness.Insert(t, f.Conn, "meanwhile", 500+i, "{}")
@@ -100,9 +98,7 @@ func TestRepairOfStreams(t *testing.T) {
 		f.AwaitReady()
 		harness.Insert(t, f.Conn, "after", 2000, "{}")
 		f.AwaitComplete(t, ns.URL(), c.stranger)
-		if code := f.Stop(); code != 0 {
-			t.Errorf("stop: exit code %d", code)
-		}
+		f.MustStop(t)
 		if r, stderr, code := f.Repair(); code != 0 || r.Fault != "" {
 			t.Errorf("afterwards: exit code %d, %+v\n%s", code, r, stderr)
 		}
@@ -134,9 +130,7 @@ func repairOtherSettings(t *testing.T, natsURL string) {
 		harness.Insert(t, f.Conn, "doc", 30-i, "{}")
 	}
 	harness.AwaitMessages(t, f.JS, f.Stream, 30)
-	if code := f.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	f.MustStop(t)
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
 	f.DeleteRecord(t)
 	f.Set("REORDER_HORIZON=0s", "SINK_DURABLE_AFTER=0s")

@@ -202,9 +202,7 @@ func TestAccounts(t *testing.T) {
 	o.Start()
 	harness.AwaitMessages(t, admin, "OUTBOX", 2*events)
 	mustConsume(t, readers, 2*events)
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	all := contents(t, admin, "OUTBOX")
 	if len(all) != len(stream)+events || !slices.Equal(all[:len(stream)], stream) ||
 		strings.Contains(strings.Join(all, ""), "forged") {

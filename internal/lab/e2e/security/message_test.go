@@ -75,9 +75,7 @@ func TestWhoMayWriteMessages(t *testing.T) {
 					t.Errorf("metrics without %s:\n%s", want, text)
 				}
 			}
-			if code := o.Stop(); code != 0 {
-				t.Errorf("stop: exit code %d", code)
-			}
+			o.MustStop(t)
 		})
 	}
 }

@@ -162,9 +162,7 @@ func TestNATSLogins(t *testing.T) {
 			if code != 0 {
 				t.Errorf("outflow status: exit code %d\n%s", code, errOut)
 			}
-			if code := o.Stop(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			o.MustStop(t)
 			if log := o.Log.String() + out + errOut; strings.Contains(log, password) ||
 				strings.Contains(log, string(seed)) {
 				t.Errorf("a secret is shown:\n%s", log)

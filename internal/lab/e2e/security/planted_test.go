@@ -183,9 +183,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		}
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 3)
 		run("status")
-		if code := o.Stop(); code != 0 {
-			t.Errorf("exit code %d", code)
-		}
+		o.MustStop(t)
 		untouched("run")
 		run("inspect")
 		run("drain")

@@ -160,9 +160,7 @@ func TestPostgresTLS(t *testing.T) {
 				t.Errorf("%d replication connections; %d of %d connections are encrypted", senders, encrypted,
 					all)
 			}
-			if code := o.Stop(); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			o.MustStop(t)
 			o.MustBeComplete(conn, nats.URL())
 			if log := o.Log.String(); strings.Contains(log, password) ||
 				strings.Contains(log, "level=ERROR") || strings.Contains(log, "not all") {

@@ -71,17 +71,13 @@ func TestLeastPrivilege(t *testing.T) {
 			t.Errorf("outflow %v: exit code %d\n%s%s", args, code, out, errOut)
 		}
 	}
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	if out, errOut, code := o.Run("inspect"); code != 0 {
 		t.Errorf("outflow inspect: exit code %d\n%s%s", code, out, errOut)
 	}
 	o.Start() // the record of the last session is there
 	o.AwaitReady()
-	if code := o.Stop(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	o.MustStop(t)
 	if strings.Contains(o.Log.String(), "permission") {
 		t.Errorf("the log says\n%s", o.Log.String())
 	}
