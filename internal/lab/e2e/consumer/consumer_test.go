@@ -27,7 +27,7 @@ func TestConsumerExample(t *testing.T) {
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, len(ops))
 
 	example := filepath.Join(t.TempDir(), "consumer")
-	if out, err := exec.Command("go", "-C", "../../../examples", "build", "-o", example,
+	if out, err := exec.Command("go", "-C", "../../../../examples", "build", "-o", example,
 		"./consumer").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
