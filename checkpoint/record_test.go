@@ -91,8 +91,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"no version":      {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
 		"newer":           {strings.Replace(good, `"v":5,`, `"v":6,"new":true,`, 1), "record_version"},
 		"table too early": {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
-		"path, no table": {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1),
-			"record_corrupt"},
+		"path, no table":  {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
 		"own too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1),
 			`"payload":"payload"`, `"payload":"payload","own_only":true`, 1), "record_corrupt"},
 		"older":            {strings.Replace(good, `"v":5`, `"v":0`, 1), "record_corrupt"},
@@ -108,8 +107,7 @@ func TestDecodeRefuses(t *testing.T) {
 			`"mapping":{"shard":"1/4",`, 1), "record_corrupt"},
 		"shard of messages": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":4`, 1), `"mapping":{`,
 			`"mapping":{"source":"both","shard":"1/4",`, 1), "record_corrupt"},
-		"no table": {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1),
-			"record_corrupt"},
+		"no table": {strings.Replace(good, `"table":"public.outbox"`, `"table":""`, 1), "record_corrupt"},
 		"table, no rows": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":3`, 1), `"mapping":{`,
 			`"mapping":{"source":"message",`, 1), "record_corrupt"},
 		"no slot": {strings.Replace(good, `"slot":"outflow"`, `"slot":""`, 1), "record_corrupt"},
@@ -125,8 +123,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"seqs falling":    {strings.Replace(good, `"seq":9`, `"seq":4`, 1), "record_corrupt"},
 		"no time": {strings.Replace(good, `"since":"2026-03-01T12:00:00Z"`,
 			`"since":"0001-01-01T00:00:00Z"`, 1), "record_corrupt"},
-		"bad settings": {strings.Replace(good, `"max_events":65536`, `"max_events":0`, 1),
-			"record_corrupt"},
+		"bad settings": {strings.Replace(good, `"max_events":65536`, `"max_events":0`, 1), "record_corrupt"},
 		"taken below due": {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2000-1"],`, 1),
 			"record_corrupt"},
 		"taken unordered": {strings.Replace(good, `"seq":9,`, `"seq":9,"taken":["0/2002-1","0/2001-1"],`,
@@ -137,8 +134,7 @@ func TestDecodeRefuses(t *testing.T) {
 			"record_corrupt"},
 		"holes overlapping": {strings.TrimSuffix(good, "}") +
 			`,"holes":[{"from":6,"to":8},{"from":8,"to":9}]}`, "record_corrupt"},
-		"hole at 0": {strings.TrimSuffix(good, "}") + `,"holes":[{"from":0,"to":8}]}`,
-			"record_corrupt"},
+		"hole at 0": {strings.TrimSuffix(good, "}") + `,"holes":[{"from":0,"to":8}]}`, "record_corrupt"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

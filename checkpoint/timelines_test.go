@@ -45,8 +45,7 @@ func TestResolveAfterPromotion(t *testing.T) {
 			r.Record.Checkpoints[2].Due = end
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
 		{"places of the new timeline", func(r *Readings) { r.Record.Checkpoints[3] = on(2, marker(0x3000)) },
-			0x2000,
-			[]outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
+			0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
 		{"one at it that took events beyond it", func(r *Readings) {
 			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead =
 				end, []outbox.Position{{LSN: end + 1}}

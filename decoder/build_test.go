@@ -122,6 +122,5 @@ var columns = []col{
 // row is the n-th edit of a document, for columns.
 func row(counter, payload string) []byte {
 	return insert(tableOID, txt("7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10"), txt("friendsforever"), txt("0"),
-		txt(counter), txt(payload),
-		txt("2024-05-01 12:00:00+00"))
+		txt(counter), txt(payload), txt("2024-05-01 12:00:00+00"))
 }

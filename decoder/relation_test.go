@@ -40,8 +40,7 @@ func TestMissingColumn(t *testing.T) {
 				}
 				left := without(columns, missing)
 				vals := map[string]val{"id": txt(id), "doc_id": txt("friendsforever"), "actor_id": txt("0"),
-					"counter": txt("17"),
-					"payload": txt("[]"), "created_at": txt("2024-05-01 12:00:00+00")}
+					"counter": txt("17"), "payload": txt("[]"), "created_at": txt("2024-05-01 12:00:00+00")}
 				var r []val
 				for _, c := range left {
 					r = append(r, vals[c.name])
@@ -130,8 +129,7 @@ func TestColumnsMove(t *testing.T) {
 	cfg.Extra = []string{"event_type"}
 	results, err := decodeAll(cfg, begin(0x100),
 		relation(tableOID, col{"event_type", oidText}, col{"payload", oidText}, col{"counter", oidInt4},
-			col{"actor_id", oidText},
-			col{"doc_id", oidText}, col{"id", oidInt8}),
+			col{"actor_id", oidText}, col{"doc_id", oidText}, col{"id", oidInt8}),
 		insert(tableOID, txt("edit"), txt("{}"), txt("1"), txt("0"), txt("rustcode"), txt("41")),
 		// dropped and added, renamed, of another type
 		relation(tableOID, col{"doc_id", oidText}, col{"note", oidText}, col{"id", oidUUID},
@@ -147,8 +145,7 @@ func TestColumnsMove(t *testing.T) {
 	} {
 		e := got[i]
 		if e.Doc != "rustcode" || e.Actor != "0" || e.Key != want.Key || e.ID != want.ID ||
-			!slices.Equal(e.Extra, want.Extra) ||
-			string(e.Payload) != "{}" || e.ExtraNull(0) != (i == 1) {
+			!slices.Equal(e.Extra, want.Extra) || string(e.Payload) != "{}" || e.ExtraNull(0) != (i == 1) {
 			t.Errorf("event %d: %+v", i, e)
 		}
 	}

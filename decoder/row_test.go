@@ -262,14 +262,12 @@ func TestValuesAreKept(t *testing.T) {
 			long += strings.Repeat("-", ownBlock)
 		}
 		msg := insert(tableOID, txt(fmt.Sprint("id ", n)), txt(fmt.Sprint("doc ", n)),
-			txt(fmt.Sprint("actor ", n)), txt(fmt.Sprint(n)),
-			txt(payload), txt(long))
+			txt(fmt.Sprint("actor ", n)), txt(fmt.Sprint(n)), txt(payload), txt(long))
 		must.Succeed(t, d.Decode(msg, &r))
 		clear(msg)
 		if cap(r.Event.Payload) != len(r.Event.Payload) || cap(r.Event.Extra) != 1 {
 			t.Fatalf("row %d: an append would write beside the payload (%d of %d) or Extra (%d)", n,
-				len(r.Event.Payload),
-				cap(r.Event.Payload), cap(r.Event.Extra))
+				len(r.Event.Payload), cap(r.Event.Payload), cap(r.Event.Extra))
 		}
 		kept = append(kept, r.Event)
 		want = append(want, fmt.Sprintf("id %d|doc %d|actor %d|actor %d:%020d|%s|%s", n, n, n, n, n, payload,

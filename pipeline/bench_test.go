@@ -50,8 +50,7 @@ func BenchmarkPipeline(b *testing.B) {
 				Open: func(context.Context) (*Conns, error) {
 					return &Conns{
 						Source: s, JetStream: pub, Store: shelf(set), Decoder: decoderConfig,
-						Binary: c.binary,
-						Checkpoint: checkpoint.Config{Slot: "outflow", Stream: "OUTBOX",
+						Binary: c.binary, Checkpoint: checkpoint.Config{Slot: "outflow", Stream: "OUTBOX",
 							Publication: "outflow", Table: mapping.Table, Mapping: mapping},
 					}, nil
 				},

@@ -92,8 +92,7 @@ const history = 64
 func newJetstream(w *world, seed uint64) *jetstream {
 	return &jetstream{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50,
-		limit:   2000,
-		latency: 200 * time.Microsecond,
+		limit: 2000, latency: 200 * time.Microsecond,
 	}
 }
 

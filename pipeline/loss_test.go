@@ -139,8 +139,7 @@ func TestLossThatWasNone(t *testing.T) {
 		places, revisions := len(w.record().Checkpoints), len(w.js.revisions)
 		pr := w.run(options{})
 		w.until(time.Minute, "a first reading", func() bool {
-			return len(pr.opens) == 1 &&
-				pr.p.Status().State == StateWaiting
+			return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting
 		})
 		w.with(func() { w.js.messages = all })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
@@ -207,8 +206,7 @@ func TestGapThatWasNone(t *testing.T) {
 		w.js.exists = false
 		pr := w.run(options{})
 		w.until(time.Minute, "a first reading", func() bool {
-			return len(pr.opens) == 1 &&
-				pr.p.Status().State == StateWaiting
+			return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting
 		})
 		w.with(func() { w.js.exists = true })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
@@ -256,8 +254,7 @@ func TestDifferentLosses(t *testing.T) {
 		w.js.messages = w.js.messages[:7:7]
 		pr := w.run(options{})
 		w.until(time.Minute, "a first reading", func() bool {
-			return len(pr.opens) == 1 &&
-				pr.p.Status().State == StateWaiting
+			return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting
 		})
 		w.with(func() { w.js.messages = w.js.messages[:6:6] })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })

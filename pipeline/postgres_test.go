@@ -161,8 +161,7 @@ func (u *upstream) Server(ctx context.Context) (relay.ServerState, error) {
 	defer u.unlock()
 	return relay.ServerState{
 		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline},
-		WALEnd:     u.pg.end,
-		InRecovery: u.pg.recovery, WALSenderTimeout: time.Minute,
+		WALEnd: u.pg.end, InRecovery: u.pg.recovery, WALSenderTimeout: time.Minute,
 	}, err
 }
 

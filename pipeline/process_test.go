@@ -34,8 +34,7 @@ func TestStandby(t *testing.T) {
 					t.Error(err)
 				}
 				w.until(time.Minute, "the slot is free", func() bool {
-					return w.pg.active == nil ||
-						w.pg.active == standby.up()
+					return w.pg.active == nil || w.pg.active == standby.up()
 				})
 				free := time.Now()
 				w.until(time.Minute, "running", func() bool {
@@ -231,8 +230,7 @@ func TestHealth(t *testing.T) {
 		w.with(func() { pr.link().cut(true) })
 		w.until(time.Second, "not ready", func() bool {
 			s := pr.p.Status()
-			return !s.Ready() &&
-				s.Error != ""
+			return !s.Ready() && s.Error != ""
 		})
 		for range 25 {
 			if s := pr.p.Status(); s.State != StateAway || s.Ready() || !s.Alive(time.Now()) ||
@@ -273,8 +271,7 @@ func TestMetrics(t *testing.T) {
 		w.sleep(time.Second)
 		w.with(func() { pr.up().cut(true) })
 		w.until(time.Minute, "a second session", func() bool {
-			return len(pr.opens) == 2 &&
-				pr.p.Status().State == StateRunning
+			return len(pr.opens) == 2 && pr.p.Status().State == StateRunning
 		})
 		w.with(func() {
 			w.pg.commit(nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})

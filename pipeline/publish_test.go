@@ -44,8 +44,7 @@ func TestAcksLost(t *testing.T) {
 		w.with(func() { w.js.lostAcks = time.Now().Add(time.Hour) })
 		w.write(7)
 		w.until(10*time.Second, "a second connection", func() bool {
-			return w.js.resumed == 1 &&
-				pr.p.Status().State == StateRunning
+			return w.js.resumed == 1 && pr.p.Status().State == StateRunning
 		})
 		w.with(func() { w.js.lostAcks = time.Time{} })
 		if n := len(pr.nats[1].pub.sent); n != 0 || len(w.js.messages) != 7 {

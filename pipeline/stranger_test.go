@@ -101,8 +101,7 @@ func TestStrangerBeforeLateMessages(t *testing.T) {
 						pr.kill()
 					}
 					w.until(time.Minute, "they came behind him", func() bool {
-						return len(w.js.messages) >= 22 &&
-							len(pr.link().wire) == 0
+						return len(w.js.messages) >= 22 && len(pr.link().wire) == 0
 					})
 					if last := w.js.messages[len(w.js.messages)-1]; last.stranger ||
 						!w.js.messages[3].stranger {

@@ -114,8 +114,7 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 			continue
 		}
 		if slices.ContainsFunc(head, func(h relay.Event) bool {
-			return h.Doc == e.Doc && h.Actor == e.Actor &&
-				h.Key > e.Key
+			return h.Doc == e.Doc && h.Actor == e.Actor && h.Key > e.Key
 		}) {
 			pulled = append(pulled, e)
 		} else {

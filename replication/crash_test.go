@@ -120,8 +120,7 @@ const slotActive = "SELECT coalesce((SELECT active FROM pg_replication_slots WHE
 func (d *database) outlives(t *testing.T, s *Session) bool {
 	t.Helper()
 	eventually(t, "the queue is full", func() bool {
-		return len(s.Batches()) == queued ||
-			d.Text(slotActive, d.cfg.Slot) == "false"
+		return len(s.Batches()) == queued || d.Text(slotActive, d.cfg.Slot) == "false"
 	})
 	pid := d.Text("SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1), "+
 		"0)::text", d.cfg.Slot)

@@ -200,8 +200,7 @@ func TestWhatEndsAStream(t *testing.T) {
 				return postgres.SQLState(err) == "57P01" && outbox.ClassOf(err) == outbox.Transient
 			}},
 		{"everything was confirmed and the server stops",
-			encoded(t, &pgproto3.CommandComplete{CommandTag: []byte("COPY 0")}),
-			func(err error) bool {
+			encoded(t, &pgproto3.CommandComplete{CommandTag: []byte("COPY 0")}), func(err error) bool {
 				return err != nil && !errors.Is(err, ErrClosed) && outbox.ClassOf(err) == outbox.Transient
 			}},
 		{"a message that does not belong here", frame('T', nil), anything},

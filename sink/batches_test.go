@@ -448,8 +448,7 @@ func TestPace(t *testing.T) {
 		each []time.Duration // message of a span takes
 		on   bool
 	}{
-		{"fast", []time.Duration{fast, fast}, false},
-		{"synced", []time.Duration{synced, synced}, true},
+		{"fast", []time.Duration{fast, fast}, false}, {"synced", []time.Duration{synced, synced}, true},
 		{"a slow disk", []time.Duration{10 * time.Millisecond, 10 * time.Millisecond}, true},
 		{"stood still for once", []time.Duration{7 * time.Second / paceWindow, fast, synced, fast, fast},
 			false},

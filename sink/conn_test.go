@@ -32,8 +32,7 @@ import (
 func limitedUser(publish ...string) func(*server.Options) {
 	return func(o *server.Options) {
 		o.Users = []*server.User{
-			{Username: "all", Password: "pass"},
-			{Username: "some", Password: "pass",
+			{Username: "all", Password: "pass"}, {Username: "some", Password: "pass",
 				Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: publish}}},
 		}
 	}

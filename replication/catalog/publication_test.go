@@ -119,8 +119,7 @@ func TestPublication(t *testing.T) {
 				code: "publication_table"},
 			{
 				name: "a partition is the outbox", table: partitionedTable,
-				make:  "CREATE PUBLICATION outflow FOR TABLE outbox_0",
-				which: "public.outbox_0",
+				make: "CREATE PUBLICATION outflow FOR TABLE outbox_0", which: "public.outbox_0",
 			},
 			{
 				name: "a partition is the outbox and is published with its root", table: partitionedTable,

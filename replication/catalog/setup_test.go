@@ -167,9 +167,8 @@ func TestPrintedStatements(t *testing.T) {
 func TestTableWithoutTheOptionalColumns(t *testing.T) {
 	t.Parallel()
 	cfg := SetupConfig{
-		Config:    Config{Table: "outbox", Slot: "s", Publication: "p"},
-		Mapping:   relay.Mapping{Doc: "topic", Payload: "message"},
-		CreatedAt: "at",
+		Config:  Config{Table: "outbox", Slot: "s", Publication: "p"},
+		Mapping: relay.Mapping{Doc: "topic", Payload: "message"}, CreatedAt: "at",
 	}
 	statements, err := Statements(cfg)
 	must.Succeed(t, err)

@@ -27,8 +27,7 @@ func TestShardOfThePublication(t *testing.T) {
 			shard relay.Shard
 			says  string // "": it is right
 		}{
-			"as init makes it": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")), half,
-				""},
+			"as init makes it": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")), half, ""},
 			"written by hand": {fmt.Sprintf(filtered,
 				`(hash_array(array[ outbox."doc_id" ])&2147483647)  % 2=1`), half, ""},
 			"without a filter": {"CREATE PUBLICATION outflow FOR TABLE outbox", half,
@@ -45,8 +44,7 @@ func TestShardOfThePublication(t *testing.T) {
 				half, "a filter lets through"},
 			"a part of it": {fmt.Sprintf(filtered, rowfilter.Condition(half, "doc_id")+
 				" AND counter > 0"), half, "a filter lets through"},
-			"all tables": {"CREATE PUBLICATION outflow FOR ALL TABLES", half,
-				"publishes all tables whole"},
+			"all tables": {"CREATE PUBLICATION outflow FOR ALL TABLES", half, "publishes all tables whole"},
 			"its schema": {"CREATE PUBLICATION outflow FOR TABLES IN SCHEMA public", half,
 				"publishes all rows"},
 			"updates, too": {strings.Replace(fmt.Sprintf(filtered, rowfilter.Condition(half,

@@ -24,8 +24,7 @@ func (w *harness) follow(ctx context.Context, c *Case, p follower) (sample, erro
 	}
 	writers, err := w.startChild(ctx, task{
 		Role: writersRole, Table: table, Stream: p.stream(), Subject: p.subject(), Docs: c.Documents,
-		Payload: c.Payload,
-		Rate:    c.Rate, Writers: latencyWriters, Warm: latencyWarm, For: latencyFor,
+		Payload: c.Payload, Rate: c.Rate, Writers: latencyWriters, Warm: latencyWarm, For: latencyFor,
 	})
 	if err != nil {
 		return nil, err

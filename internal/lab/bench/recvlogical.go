@@ -31,8 +31,7 @@ func (r *recvLogical) prepare(ctx context.Context, _ *Case) error {
 
 // makeSlot makes a slot and a publication of the same name.
 func (w *harness) makeSlot(ctx context.Context, id string) error {
-	return w.exec(ctx,
-		"DROP PUBLICATION IF EXISTS "+id,
+	return w.exec(ctx, "DROP PUBLICATION IF EXISTS "+id,
 		"CREATE PUBLICATION "+id+" FOR TABLE "+outboxName+" WITH (publish = 'insert')",
 		"SELECT pg_create_logical_replication_slot('"+id+
 			"', 'pgoutput') WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '"+id+"')")
@@ -53,8 +52,7 @@ func (r *recvLogical) drain(ctx context.Context, _ *Case, b backlog) (sample, er
 		env, target.User = append(env, "PGPASSWORD="+password), url.User(target.User.Username())
 	}
 	cmd := exec.Command(r.path, "-d", target.String(), "-S", r.id(), "--start", "-f", "/dev/null",
-		"--no-loop", "--endpos", b.end.String(),
-		"-o", "proto_version=1", "-o", "publication_names="+r.id())
+		"--no-loop", "--endpos", b.end.String(), "-o", "proto_version=1", "-o", "publication_names="+r.id())
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, log, log
 	begun := time.Now()
 	if r.child, err = process.Start(cmd, syscall.SIGKILL); err != nil {

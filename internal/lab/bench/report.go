@@ -43,8 +43,7 @@ type ContenderReport struct {
 func newReport(o *Options) *Report {
 	return &Report{
 		Version: o.Version, Begun: time.Now().UTC().Truncate(time.Second), Machine: machine(),
-		Builds: o.Builds, Settings: o.Settings,
-		Repetitions: o.Repetitions, Cases: []*CaseReport{},
+		Builds: o.Builds, Settings: o.Settings, Repetitions: o.Repetitions, Cases: []*CaseReport{},
 	}
 }
 

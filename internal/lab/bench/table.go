@@ -21,8 +21,7 @@ func (r *CaseReport) table() string {
 		columns = append(columns, of(eventRate, "events/s", whole))
 		columns = append(columns, r.ratios()...)
 	case latency:
-		columns = append(columns,
-			of(streamP50, "to the stream, ms: p50", spread("%.3f", "")),
+		columns = append(columns, of(streamP50, "to the stream, ms: p50", spread("%.3f", "")),
 			of(streamP99, "p99", spread("%.3f", "")), of(streamP999, "p99.9", spread("%.2f", "")),
 			of(consumerP50, "to a consumer: p50", spread("%.3f", "")),
 			of(consumerP99, "p99", spread("%.3f", "")), of(consumer999, "p99.9", spread("%.2f", "")))

@@ -56,8 +56,7 @@ func newWire(url string) (*wire, error) {
 	w := &wire{sizes: make([]int, 2*maxInFlight), notify: make(chan struct{}, 1)}
 	var err error
 	w.nc, err = nats.Connect(url, nats.SetCustomDialer(c), nats.NoReconnect(), nats.PingInterval(time.Hour),
-		nats.Timeout(attempt),
-		nats.ClosedHandler(func(nc *nats.Conn) {
+		nats.Timeout(attempt), nats.ClosedHandler(func(nc *nats.Conn) {
 			w.fail(fmt.Errorf("the connection to NATS is lost: %w", nc.LastError()))
 		}))
 	if err != nil {

@@ -67,8 +67,7 @@ var points = []string{
 
 var steps = []string{
 	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken",
-	"snapshot.row",
-	"snapshot.published", "snapshot.durable", "snapshot.finished",
+	"snapshot.row", "snapshot.published", "snapshot.durable", "snapshot.finished",
 }
 
 // Names returns the points at which outflow run can kill itself.

@@ -46,8 +46,7 @@ func SameMessages(t *testing.T, got, want []*oracle.Message) {
 	for i := range min(len(got), len(want)) {
 		a, b := got[i], want[i]
 		if a.Subject != b.Subject || a.Header.Get(outbox.HeaderName) != b.Header.Get(outbox.HeaderName) ||
-			len(a.Header) != len(b.Header) ||
-			!bytes.Equal(a.Data, b.Data) {
+			len(a.Header) != len(b.Header) || !bytes.Equal(a.Data, b.Data) {
 			t.Fatalf("message %d is\n%s %v %s\nthe twin has\n%s %v %s", i+1, a.Subject, a.Header, a.Data,
 				b.Subject, b.Header, b.Data)
 		}

@@ -47,8 +47,7 @@ func New(t testing.TB, pgURL, natsURL, slot string, settings ...string) *Outflow
 	o.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(),
 		"OUTFLOW_POSTGRES_URL=" + pgURL, "OUTFLOW_NATS_URL=" + natsURL, "OUTFLOW_SLOT=" + slot,
-		"OUTFLOW_PUBLICATION=" + slot,
-		"OUTFLOW_LISTEN=" + o.Listen, "OUTFLOW_SINK_DURABLE_AFTER=1s",
+		"OUTFLOW_PUBLICATION=" + slot, "OUTFLOW_LISTEN=" + o.Listen, "OUTFLOW_SINK_DURABLE_AFTER=1s",
 	}
 	for _, name := range []string{"GOCOVERDIR", "GORACE"} { // of a binary that was built with -cover or -race
 		if value := os.Getenv(name); value != "" {

@@ -42,8 +42,7 @@ type Judgement struct {
 // whether all that is committed is in it; but for what is tolerated.
 func (j *Judgement) OK() bool {
 	return j.Held == 0 && j.Missing == 0 && j.Repeated == 0 && j.Changed == 0 && j.Header == 0 &&
-		j.OutOfOrder == 0 && j.Aborted == 0 &&
-		j.Foreign == 0 && j.First == ""
+		j.OutOfOrder == 0 && j.Aborted == 0 && j.Foreign == 0 && j.First == ""
 }
 
 func (j *Judgement) String() string {
@@ -391,8 +390,7 @@ func (c *judged) note(m *Message, format string, args ...any) {
 		return
 	}
 	s := fmt.Sprintf("sequence %d, message %d on %q with header %q ", m.Seq, c.j.Published, m.Subject,
-		m.Header.Get(packedHeader)) +
-		fmt.Sprintf(format, args...)
+		m.Header.Get(packedHeader)) + fmt.Sprintf(format, args...)
 	if c.next < len(c.want.messages) {
 		e := &c.want.messages[c.next]
 		s += fmt.Sprintf("; message %d of the WAL comes next: header %q on %q", c.next+1, c.want.header(e),

@@ -16,13 +16,11 @@ func TestRow(t *testing.T) {
 	for line, want := range map[string]Row{
 		` id[uuid]:'a71c19f4-7069-45fb-b1bd-6fdf92404e21' doc_id[text]:'note' counter[bigint]:-7 payload[jsonb]:'{"n": 1.10, "s": "it''s"}'`: {
 			{"id", "uuid", "a71c19f4-7069-45fb-b1bd-6fdf92404e21", false}, {"doc_id", "text", "note", false},
-			{"counter", "bigint", "-7", false},
-			{"payload", "jsonb", `{"n": 1.10, "s": "it's"}`, false},
+			{"counter", "bigint", "-7", false}, {"payload", "jsonb", `{"n": 1.10, "s": "it's"}`, false},
 		},
 		` a[text]:'' b[text]:null c[boolean]:true d[boolean]:false e[bytea]:'\x00ff5c27' f[bytea]:'\x'`: {
 			{"a", "text", "", false}, {"b", "text", "", true}, {"c", "boolean", "t", false},
-			{"d", "boolean", "f", false},
-			{"e", "bytea", "\x00\xff\\'", false}, {"f", "bytea", "", false},
+			{"d", "boolean", "f", false}, {"e", "bytea", "\x00\xff\\'", false}, {"f", "bytea", "", false},
 		},
 		` a[text[]]:'{a,"b c",NULL}' "we""ird [x]:'y'"[character varying]:'null' "Type"["my]:""type"]:'' b[bit varying]:B'101' n[numeric]:NaN`: {
 			{"a", "text[]", `{a,"b c",NULL}`, false}, {`we"ird [x]:'y'`, "character varying", "null", false},
@@ -53,14 +51,11 @@ func TestRow(t *testing.T) {
 func TestLogical(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]logical{
-		"message: transactional: 1 prefix: outflow.tick, sz: 0 content:": {true,
-			"outflow.tick", ""},
-		"message: transactional: 0 prefix: x, sz: 12 content:é\n content:": {false, "x",
-			"é\n content:"},
+		"message: transactional: 1 prefix: outflow.tick, sz: 0 content:":   {true, "outflow.tick", ""},
+		"message: transactional: 0 prefix: x, sz: 12 content:é\n content:": {false, "x", "é\n content:"},
 		"message: transactional: 1 prefix: p, sz: 3 content:abcd, sz: 4 content:wxyz": {true,
 			"p, sz: 3 content:abcd", "wxyz"},
-		"message: transactional: 1 prefix: , sz: 1 content:\x00": {true, "",
-			"\x00"},
+		"message: transactional: 1 prefix: , sz: 1 content:\x00": {true, "", "\x00"},
 		"message: transactional: 1 prefix: p, sz: 17 content:a, sz: 3 content:": {true, "p",
 			"a, sz: 3 content:"},
 		"message: transactional: 1 prefix: a prefix: b, sz: 2, sz: 1 content:1": {true,

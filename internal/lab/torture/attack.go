@@ -121,8 +121,7 @@ func (a *attack) watchLoad(ctx context.Context, loaded chan error) error {
 	case <-end:
 		// A machine that stood still all the time has attacked nothing.
 		await(ctx, catchUpLimit, func() bool {
-			return len(loaded) > 0 ||
-				a.w.load.committed.Load() >= leastRows
+			return len(loaded) > 0 || a.w.load.committed.Load() >= leastRows
 		})
 	}
 	return nil

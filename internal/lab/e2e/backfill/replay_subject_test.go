@@ -33,8 +33,7 @@ func TestReplayAcrossSubjects(t *testing.T) {
 	}
 	// Dead letters from when they were configured: their bodies say which document.
 	o.Set("SUBJECT=outbox.{doc_id}", "SINK_ON_POISON=dead_letter", "SINK_MAX_PAYLOAD=1KiB")
-	harness.Exec(t, conn,
-		`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+	harness.Exec(t, conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
 			VALUES ('c', 'anna', 1, to_jsonb(repeat('x', 2000)))`)
 	o.Start()
 	harness.AwaitMessages(t, s, o.Stream, 14)

@@ -131,8 +131,7 @@ var tails = []tail{
 		change: &relay.Settings{Horizon: 5 * time.Millisecond, Sort: outbox.ByCommit}},
 	{name: "both hole", stream: part(hole, 0.5), bucket: harness.LoseNewest(hole, 2), horizon: "20ms"},
 	{name: "stream hole, bucket back", stream: part(hole, 0.3), bucket: harness.LoseNewest(back, 2),
-		horizon: "0s",
-		change:  &relay.Settings{Horizon: 50 * time.Millisecond}},
+		horizon: "0s", change: &relay.Settings{Horizon: 50 * time.Millisecond}},
 }
 
 // TestLostTail is claim C8: the machine of NATS and outflow crashes, and what NATS had not synced is gone: of

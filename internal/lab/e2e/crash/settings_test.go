@@ -111,8 +111,7 @@ func TestKillsAcrossSettings(t *testing.T) {
 			s.Content("victim"), s.Content("twin"))
 		for _, o := range both {
 			o.Set("REORDER_HORIZON="+s.Horizon.String(), "REORDER_SORT="+s.Sort.String(),
-				fmt.Sprint("REORDER_MAX_EVENTS=", s.MaxEvents),
-				fmt.Sprint("REORDER_MAX_BYTES=", s.MaxBytes))
+				fmt.Sprint("REORDER_MAX_EVENTS=", s.MaxEvents), fmt.Sprint("REORDER_MAX_BYTES=", s.MaxBytes))
 			o.Start()
 		}
 	}

@@ -137,8 +137,7 @@ func TestPages(t *testing.T) {
 		"ticks_total", `publish_errors_total{class="transient"}`, "sessions_total", "in_flight_messages",
 		"commit_to_ack_seconds_bucket", "received_lsn",
 		"published_lsn", "confirmed_lsn", "lag_bytes", "lag_seconds", "slot_retained_bytes",
-		"outbox_unpublished_count", "outbox_age_seconds",
-		"build_info{",
+		"outbox_unpublished_count", "outbox_age_seconds", "build_info{",
 	}
 	harness.Eventually(t, "metrics", func() error {
 		code, body := o.Get("/metrics")
@@ -151,8 +150,7 @@ func TestPages(t *testing.T) {
 			}
 		}
 		for _, line := range []string{"outflow_events_published_total 5", "outflow_published_bytes_total 40",
-			"outflow_outbox_unpublished_count 0",
-			"outflow_outbox_age_seconds 0", "outflow_held_events 0"} {
+			"outflow_outbox_unpublished_count 0", "outflow_outbox_age_seconds 0", "outflow_held_events 0"} {
 			if !strings.Contains(body, "\n"+line+"\n") {
 				return fmt.Errorf("no line %s:\n%s", line,
 					regexp.MustCompile(`(?m)^outflow_.*`).FindAllString(body, -1))

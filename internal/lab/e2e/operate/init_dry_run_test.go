@@ -103,8 +103,7 @@ func TestInitDryRun(t *testing.T) {
 	mustHaveMadeNothing(f, t)
 	f.Init()
 	says(0, "table public.outbox: there", "publication "+f.Slot+": there", "stream "+f.Stream+": there",
-		"bucket outflow-"+f.Stream+": there",
-		"slot "+f.Slot+": there, confirmed up to")
+		"bucket outflow-"+f.Stream+": there", "slot "+f.Slot+": there, confirmed up to")
 	harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET (publish = 'update')")
 	says(3, "table public.outbox: there", "publication "+f.Slot+": does not fit: ", "stream "+f.Stream+
 		": there")

@@ -216,8 +216,7 @@ func testBothSources(t *testing.T, pg *pgserver.Server, rounds, kills, large int
 	j := judgeEvents(victim, oracle.OfBoth, url, set)
 	j.reader = oracle.NewReader(oracle.Source{
 		Slot: victim.Slot + "_judge", Events: oracle.OfBoth,
-		Headers: map[string]string{"N": "counter", "Actor": "actor_id"},
-		Subject: func(r oracle.Row) string {
+		Headers: map[string]string{"N": "counter", "Actor": "actor_id"}, Subject: func(r oracle.Row) string {
 			return "both." + oracle.Token(r.Text("doc_id")) + "." + oracle.Token(r.Text("counter"))
 		},
 	})

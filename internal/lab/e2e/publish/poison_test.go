@@ -102,8 +102,7 @@ func TestDeadLetters(t *testing.T) {
 			t.Fatalf("dead letter %d: %v: %s", i+1, err, m.Data)
 		}
 		if m.Subject != o.Stream+".dead_letter" || body.Reason != reason || body.Table != "public.outbox" ||
-			body.ID != m.Outflow.ID || len(body.Position) == 0 ||
-			strings.Contains(string(m.Data), "xxxxx") {
+			body.ID != m.Outflow.ID || len(body.Position) == 0 || strings.Contains(string(m.Data), "xxxxx") {
 			t.Errorf("dead letter %d on %s: %s", i+1, m.Subject, m.Data)
 		}
 	}

@@ -288,8 +288,7 @@ func TestProducerLargest(t *testing.T) {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
 			o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "largest_"+source, "SOURCE="+source,
-				"HEADERS=Event-Type=event_type,Actor=actor_id",
-				fmt.Sprintf("SINK_MAX_PAYLOAD=%d", limit))
+				"HEADERS=Event-Type=event_type,Actor=actor_id", fmt.Sprintf("SINK_MAX_PAYLOAD=%d", limit))
 			harness.Exec(t, conn, `CREATE TABLE outbox (id text PRIMARY KEY, doc_id text NOT NULL,
 				actor_id text NOT NULL, counter bigint NOT NULL,
 				payload jsonb NOT NULL, event_type text)`)

@@ -71,8 +71,7 @@ var serverGaps = []serverGapCase{
 			harness.Must(g.T, g.pg.Start(g.T.Context()))
 		}},
 	{name: "database made anew under the same name", settings: ownServer, code: "slot_missing",
-		says: []string{"does not exist"}, whole: true, init: true,
-		damage: func(g *gapSetup) {
+		says: []string{"does not exist"}, whole: true, init: true, damage: func(g *gapSetup) {
 			name := g.database()
 			harness.Must(g.T, g.conn.Close(g.T.Context()))
 			admin := harness.Connect(g.T, g.pg.URL("postgres"))
@@ -82,8 +81,7 @@ var serverGaps = []serverGapCase{
 			g.tables(g.conn)
 		}},
 	{name: "another database renamed to the name", settings: ownServer, code: "slot_database",
-		says: []string{"belongs to database"}, whole: true,
-		damage: func(g *gapSetup) {
+		says: []string{"belongs to database"}, whole: true, damage: func(g *gapSetup) {
 			name := g.database()
 			harness.Must(g.T, g.conn.Close(g.T.Context()))
 			admin := harness.Connect(g.T, g.pg.URL("postgres"))
@@ -96,8 +94,7 @@ var serverGaps = []serverGapCase{
 		says: []string{"restored from an older copy"}, init: true,
 		damage: func(g *gapSetup) { g.restored(200, 0) }},
 	{name: "restored from an older backup and written to", settings: ownServer, code: "divergence",
-		says:   []string{"was not made from this WAL"},
-		damage: func(g *gapSetup) { g.restored(20, 60) }},
+		says: []string{"was not made from this WAL"}, damage: func(g *gapSetup) { g.restored(20, 60) }},
 }
 
 // TestEmptyDatabase: the server that answers has the database, but not the table. Neither run nor init takes

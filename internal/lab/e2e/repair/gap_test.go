@@ -226,8 +226,7 @@ var slotGaps = []serverGapCase{
 			harness.Exec(g.T, g.conn, "SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", g.Slot)
 		}},
 	{name: "slot invalidated by max_slot_wal_keep_size", settings: keepLittle, code: "slot_invalidated",
-		says: []string{"was invalidated"}, whole: true,
-		init: true, damage: (*gapSetup).outgrow},
+		says: []string{"was invalidated"}, whole: true, init: true, damage: (*gapSetup).outgrow},
 	{name: "slot invalidated by max_slot_wal_keep_size on 18", major: 18, settings: keepLittle,
 		code: "slot_invalidated",
 		says: []string{"was invalidated: wal_removed"}, whole: true, damage: (*gapSetup).outgrow},
@@ -235,19 +234,16 @@ var slotGaps = []serverGapCase{
 		settings: []string{"idle_replication_slot_timeout=1s"}, code: "slot_invalidated",
 		says: []string{"was invalidated: idle_timeout"}, whole: true, damage: (*gapSetup).invalidated},
 	{name: "slot dropped, then init", code: "slot_missing", says: []string{"does not exist"}, whole: true,
-		init: true,
-		damage: func(g *gapSetup) {
+		init: true, damage: func(g *gapSetup) {
 			harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot)
 		}},
 	{name: "slot made anew, then init", code: "slot_ahead", says: []string{"made it anew"}, whole: true,
-		init: true,
-		damage: func(g *gapSetup) {
+		init: true, damage: func(g *gapSetup) {
 			harness.Exec(g.T, g.conn, "SELECT pg_drop_replication_slot($1)", g.Slot)
 			g.createSlot()
 		}},
 	{name: "bucket deleted", code: "record_missing", says: []string{"checkpoint record", "missing"},
-		whole: true,
-		damage: func(g *gapSetup) {
+		whole: true, damage: func(g *gapSetup) {
 			harness.Must(g.T, g.js.DeleteKeyValue(g.T.Context(), checkpoint.Bucket(g.Stream)))
 		}},
 	{name: "stream deleted, then init", code: "stream_missing", says: []string{"does not exist"}, init: true,
@@ -257,21 +253,18 @@ var slotGaps = []serverGapCase{
 // Gaps that happen to an outflow that runs.
 var liveGaps = []serverGapCase{
 	{name: "slot dropped under a running outflow", lives: true, code: "slot_missing",
-		says: []string{"does not exist"}, whole: true,
-		damage: func(g *gapSetup) {
+		says: []string{"does not exist"}, whole: true, damage: func(g *gapSetup) {
 			g.take()
 			g.write(1)
 		}},
 	{name: "slot made anew under a running outflow", lives: true, code: "slot_ahead",
-		says: []string{"made it anew"}, whole: true,
-		damage: func(g *gapSetup) {
+		says: []string{"made it anew"}, whole: true, damage: func(g *gapSetup) {
 			g.take()
 			g.write(1)
 			g.createSlot()
 		}},
 	{name: "slot lost during an outage of NATS", lives: true, sees: true, settings: keepLittle,
-		code: "slot_invalidated", says: []string{"was invalidated"}, whole: true,
-		damage: func(g *gapSetup) {
+		code: "slot_invalidated", says: []string{"was invalidated"}, whole: true, damage: func(g *gapSetup) {
 			harness.Must(g.T, g.nats.Kill())
 			g.write(1)
 			g.outgrow()
@@ -287,15 +280,13 @@ var liveGaps = []serverGapCase{
 			g.sum = anySum // published before the record is written again
 		}},
 	{name: "stream deleted under a running outflow", lives: true, code: "stream_missing",
-		says: []string{"does not exist"},
-		damage: func(g *gapSetup) {
+		says: []string{"does not exist"}, damage: func(g *gapSetup) {
 			harness.Must(g.T, g.js.DeleteStream(g.T.Context(), g.Stream))
 			g.write(1)
 			g.sum = ""
 		}},
 	{name: "stream made anew under a running outflow", lives: true, code: "stream_recreated",
-		says: []string{"was made at"},
-		damage: func(g *gapSetup) {
+		says: []string{"was made at"}, damage: func(g *gapSetup) {
 			s, err := g.js.Stream(g.T.Context(), g.Stream)
 			harness.Must(g.T, err)
 			cfg := s.CachedInfo().Config

@@ -65,8 +65,7 @@ func ofChanges() []change {
 			missing: 4, rows: both},
 		{
 			name: "out of the schema and back", make: "schema", says: "out of its schema", missing: 1,
-			rows: []string{"outbox"},
-			away: func(t *testing.T, f *harness.Installation) {
+			rows: []string{"outbox"}, away: func(t *testing.T, f *harness.Installation) {
 				harness.Exec(t, f.Conn, "CREATE SCHEMA aside; ALTER TABLE outbox SET SCHEMA aside")
 				harness.Exec(t, f.Conn, "INSERT INTO aside.outbox (doc_id, actor_id, counter, payload) "+
 					"VALUES ('doc', 'anna', 2, '{}')")

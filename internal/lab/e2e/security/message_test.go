@@ -31,8 +31,7 @@ func TestWhoMayWriteMessages(t *testing.T) {
 			harness.Exec(t, admin, "CREATE ROLE app; CREATE ROLE other; CREATE ROLE outflow LOGIN "+
 				"REPLICATION PASSWORD '"+password+"'")
 			o := harness.New(t, database, ns.URL(), "messages"+strconv.Itoa(major), "SOURCE=message",
-				"STREAM=MESSAGES"+strconv.Itoa(major),
-				"SUBJECT=messages"+strconv.Itoa(major)+".{doc_id}")
+				"STREAM=MESSAGES"+strconv.Itoa(major), "SUBJECT=messages"+strconv.Itoa(major)+".{doc_id}")
 			o.Stream = "MESSAGES" + strconv.Itoa(major)
 			o.Init()
 

@@ -126,8 +126,7 @@ func TestPostgresTLS(t *testing.T) {
 			s.database(t, role, "passwords", pass)
 			o.Set("POSTGRES_URL=")
 			plain(o, "PGHOST=localhost", "PGPORT="+strconv.Itoa(s.Port), "PGUSER="+role, "PGDATABASE="+role,
-				"PGPASSWORD="+password,
-				"PGSSLMODE=verify-full", "PGSSLROOTCERT="+s.ca.file)
+				"PGPASSWORD="+password, "PGSSLMODE=verify-full", "PGSSLROOTCERT="+s.ca.file)
 		},
 		"client_certificate": func(t *testing.T, o *harness.Outflow, role string) {
 			s.database(t, role, "certificates", "")

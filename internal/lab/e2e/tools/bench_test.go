@@ -39,8 +39,7 @@ func TestBench(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	b := startWithServers(t, "bench", "--case", "drain", "--rows", "2000", "--repetitions", "1", "--json",
-		"-",
-		"--outflow", "before="+harness.Binary, "--settings", "before:reorder.max_events=1000")
+		"-", "--outflow", "before="+harness.Binary, "--settings", "before:reorder.max_events=1000")
 	code := b.code()
 	b.nothingLeft()
 	screen := b.out.String()
