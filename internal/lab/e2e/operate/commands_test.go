@@ -223,7 +223,7 @@ func TestOtherCommands(t *testing.T) {
 	if code != 0 {
 		t.Errorf("outflow --help: exit code %d", code)
 	}
-	o.MustContain("outflow --help", out, "demo", "init", "run", "status", "inspect", "config")
+	o.MustContain("outflow --help", out, "init", "run", "status", "inspect", "config")
 }
 
 // TestStopUnderLoad: SIGTERM ends with exit code 0 in the middle of a load, and nothing is lost or comes
