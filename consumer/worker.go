@@ -165,7 +165,11 @@ func (w *worker) advance(it item) error {
 	if it.to.Seq <= w.offset.Seq || it.republished && w.offset.Lost && it.to.order(w.offset) < 0 {
 		return nil
 	}
-	if err := w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing); err != nil {
+	err := w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing)
+	for conflict(err) && w.work.Err() == nil { // another transaction has changed the row meanwhile
+		err = w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing)
+	}
+	if err != nil {
 		return w.cause(err)
 	}
 	w.setOffset(it.to)
