@@ -2,6 +2,7 @@ package publish
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -67,7 +68,12 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 		t.Errorf("%+v %s", m, m.Data)
 	}
 	awaitMetric(o, `outflow_ignored_total{what="not_transactional"}`, 1)
-	o.MustContain("run", o.Log.String(), "not written transactionally")
+	harness.Eventually(t, "the log names what was ignored", func() error { // it follows the count
+		if text := o.Log.String(); !strings.Contains(text, "not written transactionally") {
+			return errors.New(text)
+		}
+		return nil
+	})
 	harness.Eventually(t, "the page", func() error {
 		if _, text := o.Get("/"); !strings.Contains(text, "logical messages →") {
 			return fmt.Errorf("%s", text)
