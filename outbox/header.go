@@ -14,6 +14,9 @@ const HeaderName = "Outflow"
 
 // Header is the packed header of a message: v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0
 // pull=0 tl=1 sort=s id=... key=...
+//
+// In gap mode q=9f86d081884c7d65 c=41 follow; span=3 where the counter spans more than one, and late=1 where
+// the event is late.
 type Header struct {
 	Pos      Position // lsn, i
 	N        int      // place in the window, from 0
@@ -25,6 +28,7 @@ type Header struct {
 	Sort     Sort     // the rule in force
 	ID       string   // event id, raw; when parsed from a cut one, its encoded form
 	Key      string   // seq_key, likewise
+	Counter  Counter  // in gap mode: the event's place in its sequence
 }
 
 // Same reports whether two headers agree in what identifies a message: lsn i n of due thru pull.
@@ -44,13 +48,10 @@ func (h *Header) Append(b []byte) []byte {
 	b = h.Thru.Append(append(b, " thru="...))
 	b = strconv.AppendInt(append(b, " pull="...), int64(h.Pull), 10)
 	b = strconv.AppendUint(append(b, " tl="...), uint64(h.Timeline), 10)
-	if h.Sort == ByCommit {
-		b = append(b, " sort=c id="...)
-	} else {
-		b = append(b, " sort=s id="...)
-	}
+	b = append(append(append(b, " sort="...), h.Sort.letter()), " id="...)
 	b = appendEscaped(b, h.ID, &passHeader)
-	return appendEscaped(append(b, " key="...), h.Key, &passHeader)
+	b = appendEscaped(append(b, " key="...), h.Key, &passHeader)
+	return h.Counter.append(b)
 }
 
 // String is the header's value.
@@ -65,12 +66,13 @@ func MaxHeaderLine(id, key int) int {
 		Pos: Position{LSN: last, Index: math.MaxUint32}, N: math.MaxInt, Of: math.MaxInt, Due: last,
 		Thru: last, Pull: math.MaxInt,
 		Timeline: math.MaxUint32,
+		Counter:  Counter{Sequence: math.MaxUint64, First: math.MinInt64, Span: math.MaxUint32, Late: true},
 	}
 	return len(HeaderName) + len(": ") + len(h.Append(nil)) + len("\r\n") + id + key
 }
 
-// ParseHeader reads the value of an Outflow header of version 1. Fields that follow those known are passed
-// over, so that a later minor addition does not stop a consumer.
+// ParseHeader reads the value of an Outflow header of version 1. Further fields that are not known are passed
+// over, so that a later addition does not stop a consumer.
 func ParseHeader(value string) (Header, error) {
 	var h Header
 	rest := value
@@ -84,6 +86,9 @@ func ParseHeader(value string) (Header, error) {
 		if err := h.set(i, v); err != nil {
 			return Header{}, fmt.Errorf("header %q: %s%s: %w", value, name, v, err)
 		}
+	}
+	if err := h.Counter.parse(rest); err != nil {
+		return Header{}, fmt.Errorf("header %q: %w", value, err)
 	}
 	return h, nil
 }
@@ -135,14 +140,7 @@ func (h *Header) set(field int, v string) (err error) {
 		u, err = strconv.ParseUint(v, 10, 32)
 		h.Timeline = uint32(u)
 	case "sort=":
-		switch v {
-		case "s":
-			h.Sort = BySeqKey
-		case "c":
-			h.Sort = ByCommit
-		default:
-			err = fmt.Errorf("want s or c")
-		}
+		h.Sort, err = sortOf(v)
 	case "id=":
 		h.ID, _ = unescape(v)
 	case "key=":

@@ -117,7 +117,7 @@ func FuzzHeaderRoundTrip(f *testing.F) {
 	f.Add(uint64(1<<64-1), uint32(1<<32-1), uint32(0), "", "é")
 	f.Fuzz(func(t *testing.T, lsn uint64, i, n uint32, id, key string) {
 		h := Header{Pos: Position{LSN(lsn), i}, N: int(n), Of: int(n) + 1, Due: LSN(lsn / 2), Thru: LSN(lsn),
-			Timeline: i, Sort: Sort(i % 2), ID: id, Key: key}
+			Timeline: i, Sort: Sort(i % 3), ID: id, Key: key}
 		text := h.String()
 		for j := range len(text) {
 			if text[j] < ' ' || text[j] > '~' {
@@ -157,7 +157,8 @@ func TestMaxHeaderLine(t *testing.T) {
 	h := Header{
 		Pos: Position{LSN: 1<<64 - 1, Index: 1<<32 - 1}, N: 1<<63 - 1, Of: 1<<63 - 1, Due: 1<<64 - 1,
 		Thru: 1<<64 - 1, Pull: 1<<63 - 1, Timeline: 1<<32 - 1,
-		Sort: ByCommit, ID: "an id", Key: "a key",
+		Sort: ByGap, ID: "an id", Key: "a key",
+		Counter: Counter{Sequence: 1<<64 - 1, First: -1 << 63, Span: 1<<32 - 1, Late: true},
 	}
 	if got, want := MaxHeaderLine(len("an=20id"), len("a=20key")), len(HeaderName+": "+h.String()+
 		"\r\n"); got != want {

@@ -1,14 +1,25 @@
 package relay
 
-import "github.com/outflowhq/outflow/outbox"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
 
 // MaxPublishedAhead is how many events beyond its due a place may list; a window that would leave more takes
 // everything held.
 const MaxPublishedAhead = 512
 
+// MaxHolds is how many sequences with held events a checkpoint of gap mode may list. While there are more,
+// windows end without a checkpoint.
+const MaxHolds = 512
+
 // Checkpoint is a point to go on from: all windows up to stream sequence Seq are complete and acknowledged,
-// and replication may start at Due.
+// and replication may start at Start.
 type Checkpoint struct {
+	// In gap mode inputs at or below it were read, and of their events only those of Holds are not published.
 	Due outbox.LSN `json:"due"`
 	// sequence in the stream; 0: nothing is published yet
 	Seq uint64 `json:"seq"`
@@ -16,6 +27,62 @@ type Checkpoint struct {
 	PublishedAhead []outbox.Position `json:"taken,omitempty"`
 	Settings       Settings          `json:"settings"` // the settings in force at Due
 	Timeline       uint32            `json:"timeline"` // the timeline that Due lies on
+
+	// Holds are the sequences that have events at or below Due that are not published yet: gap mode's. In
+	// ascending order of Oldest, MaxHolds at most.
+	Holds []Hold `json:"holds,omitempty"`
+	// Remembered is how many of the newest messages up to Seq gap mode remembers, at most Settings.Gap.Memory.
+	// It is less for a while after gap mode came into force, or Memory was raised.
+	Remembered int `json:"remembered,omitempty"`
+}
+
+// Start is from where replication has to bring transactions: from the oldest held one on, or from Due.
+func (p Checkpoint) Start() outbox.LSN {
+	if len(p.Holds) == 0 {
+		return p.Due
+	}
+	return min(p.Due, p.Holds[0].Oldest.LSN-1)
+}
+
+// Hold is a sequence of which a checkpoint holds events back. These are the sequence's events from Oldest to
+// the checkpoint's due whose last counter is above Base; all of them where it is cold.
+type Hold struct {
+	Sequence uint64 // see [outbox.SequenceOf]
+	Cold     bool   // nothing is known of what precedes them, and Base says nothing
+	Base     int64  // the greatest counter of the sequence that was released
+	Oldest   outbox.Position
+}
+
+// MarshalText writes "<sequence> <base> <position>", with a dash for the base of a cold one.
+func (h Hold) MarshalText() ([]byte, error) {
+	b := append(outbox.AppendSequence(nil, h.Sequence), ' ')
+	if h.Cold {
+		b = append(b, '-')
+	} else {
+		b = strconv.AppendInt(b, h.Base, 10)
+	}
+	return h.Oldest.Append(append(b, ' ')), nil
+}
+
+// UnmarshalText reads what MarshalText writes.
+func (h *Hold) UnmarshalText(b []byte) (err error) {
+	parts := strings.Split(string(b), " ")
+	if len(parts) != 3 {
+		return fmt.Errorf("hold %q: want sequence, base and position", b)
+	}
+	*h = Hold{Cold: parts[1] == "-"}
+	if h.Sequence, err = outbox.ParseSequence(parts[0]); err != nil {
+		return fmt.Errorf("hold %q: %w", b, err)
+	}
+	if !h.Cold {
+		if h.Base, err = strconv.ParseInt(parts[1], 10, 64); err != nil {
+			return fmt.Errorf("hold %q: base: %w", b, err)
+		}
+	}
+	if err := h.Oldest.UnmarshalText([]byte(parts[2])); err != nil {
+		return fmt.Errorf("hold %q: %w", b, err)
+	}
+	return nil
 }
 
 // Same reports whether two places are the same point.

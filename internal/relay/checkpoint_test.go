@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"encoding/json"
+	"slices"
 	"testing"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -31,5 +33,34 @@ func TestCheckpointSame(t *testing.T) {
 	if !p.Same(Checkpoint{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Checkpoint{Due: 2, Seq: 2}) ||
 		p.Same(Checkpoint{Due: 1, Seq: 3}) {
 		t.Error("places are told apart by due and seq")
+	}
+}
+
+func TestCheckpointWithHeldEventsStartsBeforeTheOldest(t *testing.T) {
+	t.Parallel()
+	p := Checkpoint{Due: 100, Holds: []Hold{
+		{Sequence: 255, Base: -7, Oldest: outbox.Position{LSN: 40, Index: 3}},
+		{Sequence: 1, Cold: true, Oldest: outbox.Position{LSN: 90}},
+	}}
+	if got := p.Start(); got != 39 {
+		t.Errorf("starts at %v", got)
+	}
+	if got := (Checkpoint{Due: 100}).Start(); got != 100 {
+		t.Errorf("starts at %v with nothing held", got)
+	}
+	b, err := json.Marshal(p.Holds)
+	if want := `["00000000000000ff -7 0/28-3","0000000000000001 - 0/5A-0"]`; err != nil || string(b) != want {
+		t.Errorf("holds are written as %s, %v", b, err)
+	}
+	var back []Hold
+	if err := json.Unmarshal(b, &back); err != nil || !slices.Equal(back, p.Holds) {
+		t.Errorf("and read as %v, %v", back, err)
+	}
+	for _, text := range []string{"", "00000000000000ff -7", "ff -7 0/28-3", "00000000000000ff x 0/28-3",
+		"00000000000000ff -7 0/28"} {
+		var h Hold
+		if err := h.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q is taken as %v", text, h)
+		}
 	}
 }

@@ -20,6 +20,10 @@ type Event struct {
 	Key   string // seq_key; empty if the table has none, or NULL
 	ID    string // empty if there is no id column, or NULL
 
+	// the event's place in its sequence, where the table has a counter and gap mode is in force: the decoder
+	// sets First and Span, the buffer the rest
+	Counter outbox.Counter
+
 	Payload []byte
 	// PayloadSize is the payload's size in bytes. It is larger than len(Payload), which is then 0, where the
 	// decoder left out a payload above its limit: no such payload is ever published.

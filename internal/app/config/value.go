@@ -209,7 +209,7 @@ type sortValue struct{ p *outbox.Sort }
 
 func (v sortValue) set(s string) error {
 	sort, err := outbox.ParseSort(s)
-	if err != nil {
+	if err != nil || sort == outbox.ByGap {
 		return errWant
 	}
 	*v.p = sort
