@@ -31,8 +31,8 @@ type Checkpoint struct {
 	// Holds are the sequences that have events at or below Due that are not published yet: gap mode's. In
 	// ascending order of Oldest, MaxHolds at most.
 	Holds []Hold `json:"holds,omitempty"`
-	// Remembered is how many of the newest messages up to Seq gap mode remembers, at most Settings.Gap.Memory.
-	// It is less for a while after gap mode came into force, or Memory was raised.
+	// Remembered is how many of the newest messages up to Seq gap mode remembers, at most
+	// Settings.Gap.Memory. It is less for a while after gap mode came into force, or Memory was raised.
 	Remembered int `json:"remembered,omitempty"`
 }
 

@@ -28,7 +28,8 @@ type Settings struct {
 
 // Gap has the settings of gap mode.
 type Gap struct {
-	Bound time.Duration // how long an event waits for a missing counter, by commit timestamps; whole microseconds
+	// how long an event waits for a missing counter, by commit timestamps; whole microseconds
+	Bound time.Duration
 	// how long an event waits whose sequence is not remembered, so that nobody knows what is missing before
 	// it; whole microseconds, at most Bound
 	Cold time.Duration

@@ -31,7 +31,8 @@ func TestSettingsMessage(t *testing.T) {
 var gapDefaults = Settings{0, outbox.ByGap, DefaultMaxEvents, DefaultMaxBytes,
 	Gap{DefaultBound, DefaultCold, DefaultMemory, DefaultFirst, OfSequence}}
 
-const gapContent = "v=2 slot=outflow mode=gap bound=10s cold=20ms memory=16384 first_counter=1 gap_scope=sequence " +
+const gapContent = "v=2 slot=outflow mode=gap bound=10s cold=20ms memory=16384 first_counter=1 " +
+	"gap_scope=sequence " +
 	"max_events=65536 max_bytes=67108864"
 
 func TestSettingsMessageOfGapMode(t *testing.T) {
@@ -55,7 +56,8 @@ func TestSettingsMessageOfGapMode(t *testing.T) {
 			t.Errorf("%s is taken as %q %v", text, slot, s)
 		}
 	}
-	if _, _, err := ParseSettings("v=1 slot=outflow horizon=0s sort=gap max_events=1 max_bytes=1"); err == nil {
+	if _, _, err := ParseSettings(
+		"v=1 slot=outflow horizon=0s sort=gap max_events=1 max_bytes=1"); err == nil {
 		t.Error("a message of version 1 brings gap mode")
 	}
 }
