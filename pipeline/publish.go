@@ -30,7 +30,7 @@ func (o *output) next(history *relay.History) (more bool, err error) {
 	}
 	o.header = outbox.Header{
 		Pos: e.Pos, N: o.n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
-		Timeline: history.At(e.Pos.LSN), Sort: w.Sort, ID: e.ID, Key: e.Key,
+		Timeline: history.At(e.Pos.LSN), Sort: w.Sort, ID: e.ID, Key: e.Key, Counter: e.Counter,
 	}
 	o.n++
 	return true, nil

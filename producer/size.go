@@ -13,8 +13,8 @@ const protocol = 128
 // maxHeaders is how much mapped headers may take together.
 const maxHeaders = 16 << 10
 
-// fixedHeader is what the Outflow header's line takes at most, without event id and key. What is refused for
-// being only nearly too large is at most about 100 bytes below the limit.
+// fixedHeader is what the Outflow header's line takes at most, without event id and key. An event is refused
+// that would have fitted only if it is within about 160 bytes of the limit.
 var fixedHeader = outbox.MaxHeaderLine(0, 0)
 
 // longestValue is how long an id of unknown length is in the header at most.

@@ -7,6 +7,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 func TestMessageBytes(t *testing.T) {
@@ -189,6 +190,31 @@ func TestDeadLetterBytes(t *testing.T) {
 	}
 }
 
+// A restart reads from the stream what gap mode remembers: from dead letters as from all others.
+func TestGapModesCounterStandsInEventsAndDeadLetters(t *testing.T) {
+	t.Parallel()
+	enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: MinMaxPayload})
+	g := event(3, "doc 1", []byte("{}"))
+	g.h.Sort, g.h.Counter = outbox.ByGap, outbox.Counter{Sequence: 255, First: 41, Span: 3, Late: true}
+	const want = " sort=g id=id key=k q=00000000000000ff c=41 span=3 late=1\r\n"
+	for _, tooLarge := range []bool{false, true} {
+		if tooLarge {
+			size(&g.e, MinMaxPayload)
+		}
+		var m message
+		if r := enc.encode(&m, &g.e, &g.h, 41); (r == TooLarge) != tooLarge {
+			t.Fatal(r)
+		}
+		if tooLarge {
+			enc.deadLetter(&m, &g.e, &g.h, 41, TooLarge)
+		}
+		h := stream.HeaderOf(m.header)
+		if !strings.Contains(string(m.header), want) || h == nil || h.Counter != g.h.Counter {
+			t.Errorf("the header is %q, read as %+v", m.header, h)
+		}
+	}
+}
+
 func TestDeadLetterFits(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x01", 5000)
@@ -199,6 +225,8 @@ func TestDeadLetterFits(t *testing.T) {
 		const most = 1<<64 - 1
 		g.h.Pos = outbox.Position{LSN: most, Index: 1<<32 - 1}
 		g.h.N, g.h.Of, g.h.Pull, g.h.Due, g.h.Thru, g.h.Timeline = 1<<62, 1<<62, 1<<62, most, most, 1<<32-1
+		g.h.Sort = outbox.ByGap
+		g.h.Counter = outbox.Counter{Sequence: most, First: -1 << 63, Span: 1<<32 - 1, Late: true}
 		g.e.Pos = g.h.Pos
 		var m message
 		enc.deadLetter(&m, &g.e, &g.h, most-1, Undecodable)

@@ -33,6 +33,7 @@ func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, place rela
 			h := outbox.Header{
 				Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
 				Timeline: history.At(e.Pos.LSN), Sort: w.Sort, ID: e.ID, Key: e.Key,
+				Counter: e.Counter,
 			}
 			if err := message(&h); err != nil {
 				return err
