@@ -292,8 +292,7 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if here.Seq <= d.at.Seq {
 		return fault(ErrStream, nil, "Set the consumer back to it: outflow consumer rewind",
 			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up "+
-				"to %d",
-			d.cfg.Stream, here.Seq, d.at.Seq)
+				"to %d", d.cfg.Stream, here.Seq, d.at.Seq)
 	}
 	if err := d.check.checkOffset(d.cfg, here); err != nil {
 		return err
@@ -396,16 +395,14 @@ func missing(prev, next *outbox.Header) bool {
 // show, never in it.
 func gapFault(cfg *Config, from, to uint64, removed bool) error {
 	hint := fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do "+
-		"without them: "+
-		"Config.AcceptGap", cfg.Name)
+		"without them: Config.AcceptGap", cfg.Name)
 	if !removed {
 		return fault(ErrGap, nil, hint,
 			"stream %s, consumer %s: the headers at sequence %d show that messages are missing before it",
 			cfg.Stream, cfg.Name, to)
 	}
 	f := fault(ErrGap, nil, hint, "stream %s, consumer %s: the messages of sequences %d to %d are not in "+
-		"the stream any more, and "+
-		"were not read", cfg.Stream, cfg.Name, from, to)
+		"the stream any more, and were not read", cfg.Stream, cfg.Name, from, to)
 	return &possibleLoss{f, fmt.Sprintf("gap from %d", from)}
 }
 

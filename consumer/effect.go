@@ -41,8 +41,7 @@ func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (e
 // errSwallowed is what an event fails with whose handler went on after an error: PostgreSQL would roll
 // everything back at the commit.
 var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return " +
-	"that error, or run what may " +
-	"fail in a savepoint (tx.Begin)")
+	"that error, or run what may fail in a savepoint (tx.Begin)")
 
 // errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may
 // be committed.

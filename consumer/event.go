@@ -123,8 +123,7 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 			Hint: hint}
 	}
 	const notOurs = "Something else than outflow publishes here: take its right to do so, and keep these " +
-		"messages from the consumer with " +
-		"Config.Filter"
+		"messages from the consumer with Config.Filter"
 	packed := m.Header[outbox.HeaderName]
 	if len(packed) != 1 {
 		return nil, foreign(notOurs, "it has %d headers %s, not one", len(packed), outbox.HeaderName)
@@ -158,9 +157,8 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 		var ok bool
 		if e.Document, ok = d.subject.Value(e.Subject, documentColumn); !ok {
 			return nil, foreign("Give the consumer the subject of outflow's configuration "+
-				"(Config.Subject), with {doc_id} where the document "+
-				"is, or Config.Document, or keep such messages from it with Config.Filter",
-				"the template %q makes no such subject", d.subject)
+				"(Config.Subject), with {doc_id} where the document is, or Config.Document, or keep such "+
+				"messages from it with Config.Filter", "the template %q makes no such subject", d.subject)
 		}
 	}
 	e.hash = partitionHash(e.Document)

@@ -184,8 +184,7 @@ const (
 func (r *streamReader) pull() error {
 	most := max(pullBytes, int(r.source.js.Conn().MaxPayload())+64<<10)
 	pulled, err := r.cons.Fetch(min(pullMessages, r.source.window), jetstream.FetchMaxBytes(most),
-		jetstream.FetchHeartbeat(pullHeartbeat),
-		jetstream.FetchContext(r.open))
+		jetstream.FetchHeartbeat(pullHeartbeat), jetstream.FetchContext(r.open))
 	if err != nil {
 		return fmt.Errorf("durable %s: %w", r.source.durable, err)
 	}

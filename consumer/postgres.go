@@ -116,8 +116,7 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	}
 	if stream != s.cfg.Stream {
 		return fault(ErrStream, nil, "Give the new consumer another name: marks belong to a stream",
-			"consumer %s reads stream %s, not %s",
-			s.cfg.Name, stream, s.cfg.Stream)
+			"consumer %s reads stream %s, not %s", s.cfg.Name, stream, s.cfg.Stream)
 	}
 	if owner != nil {
 		return &heldError{owner: *owner, partitions: st.Partitions}
@@ -174,8 +173,7 @@ func scanOffsets(rows pgx.Rows, st *state) error {
 			m, ok := offsets[p]
 			if !ok || len(offsets) != st.Partitions {
 				return fault(ErrStream, nil, "Somebody changed the table: put it back, or delete the "+
-					"consumer's rows in outflow_consumer and "+
-					"outflow_mark to begin anew",
+					"consumer's rows in outflow_consumer and outflow_mark to begin anew",
 					"outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source,
 					st.Partitions)
 			}
@@ -300,8 +298,7 @@ func (s *postgres) begin(source string, partition int, from, to offset) string {
 		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) "+
 		"SELECT 1 / pg_catalog.count(*) FROM moved",
 		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index,
-		to.Lost,
-		s.cfg.Name, source, partition, s.epoch, from.Seq)
+		to.Lost, s.cfg.Name, source, partition, s.epoch, from.Seq)
 	return b.String()
 }
 

@@ -99,8 +99,7 @@ func (r *runner) final(err error) error {
 	switch class := class(err); {
 	case class == "42" || class == "28" || class == "3D" || class == "3F":
 		return fault(ErrSetup, err, "Look at the rights of the role, and at search_path; consumer.Tables "+
-			"has the SQL of the tables",
-			"the database refuses")
+			"has the SQL of the tables", "the database refuses")
 	case errors.Is(err, puddle.ErrClosedPool):
 		return fault(ErrSetup, err, "Close it after Run has returned", "the pool is closed")
 	case errors.Is(err, nats.ErrConnectionClosed):
@@ -147,8 +146,7 @@ func (r *runner) standBy(ctx context.Context, held *heldError) error {
 		return fault(ErrPartitions, nil, "Give all instances the same Partitions. To change them, stop all "+
 			"instances first: the marks are "+
 			"taken over", "consumer %s: instance %s is active with %d partitions, this one has %d",
-			r.cfg.Name, held.owner,
-			held.partitions, r.cfg.Partitions)
+			r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions)
 	}
 	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
 	return nil
@@ -264,8 +262,7 @@ func (r *runner) missing(err error) error {
 		return err
 	}
 	return &possibleLoss{fault(ErrSetup, err, "Make it with `outflow init`, or look at Stream and at the "+
-		"account of the NATS connection",
-		"there is no stream %s", r.cfg.Stream), "no stream"}
+		"account of the NATS connection", "there is no stream %s", r.cfg.Stream), "no stream"}
 }
 
 // settle brings the stored state to the number of partitions that there are now, drops old layouts that are

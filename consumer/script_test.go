@@ -199,8 +199,7 @@ func (s *scripted) read() error {
 			what = "has its effect"
 		}
 		fmt.Fprintf(&s.Out, "> sequence %d: e%s of document %s %s\n", m.Sequence,
-			strings.TrimPrefix(string(m.Data), "id-"),
-			strings.TrimPrefix(m.Subject, "outbox."), what)
+			strings.TrimPrefix(string(m.Data), "id-"), strings.TrimPrefix(m.Subject, "outbox."), what)
 	}
 	return nil
 }

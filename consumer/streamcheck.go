@@ -84,10 +84,8 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 		return nil // a stream that was restored from a backup has another time of creation
 	case !created.IsZero() && !created.Equal(now.Created):
 		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks "+
-			"count in a stream made at %v, this one "+
-			"was made at %v, and does not have the message of sequence %d", cfg.Stream, cfg.Name, created,
-			now.Created, c.newest.Seq),
-			"another stream"}
+			"count in a stream made at %v, this one was made at %v, and does not have the message of "+
+			"sequence %d", cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq), "another stream"}
 	case now.Last < c.newest.Seq:
 		c.shorter = true
 		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last",
@@ -141,10 +139,9 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 		return otherMessage(cfg, here.Seq, c.newest, here)
 	case c.removed && here.Seq > c.newest.Seq && order <= 0:
 		return fault(ErrStream, nil, hintStream(cfg),
-			"stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose "+
-				"message was removed: nobody can tell whether these are later events of another database "+
-				"cluster, or earlier ones that "+
-				"come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos)
+			"stream %s, consumer %s: sequence %d has position %v, before %v at the mark, whose message was "+
+				"removed: nobody can tell whether these are later events of another database cluster, or "+
+				"earlier ones that come again", cfg.Stream, cfg.Name, here.Seq, here.Pos, c.newest.Pos)
 	case c.removed && here.Seq > c.newest.Seq:
 		c.removed = false
 	}

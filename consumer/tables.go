@@ -90,7 +90,6 @@ func (s *postgres) checkOwners(ctx context.Context) error {
 		return err
 	}
 	return fault(ErrSetup, nil, "Find out who made it and why. If it is to be used, name the role in "+
-		"Config.AcceptOwners, or set "+
-		"Config.NoCreate; else drop it",
+		"Config.AcceptOwners, or set Config.NoCreate; else drop it",
 		"table %s belongs to role %q, in a schema in which every role may create", table, owner)
 }

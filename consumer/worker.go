@@ -341,8 +341,7 @@ func endedAt(items []item, at int) string {
 	s := fmt.Sprintf("document %q, sequence %d", e.Document, e.seq)
 	if last := len(items) - 1; at < last {
 		s += fmt.Sprintf(": if it was committed, %d later events of the partition, of sequences %d to %d, "+
-			"count as done and are not",
-			last-at, items[at+1].event.seq, items[last].event.seq)
+			"count as done and are not", last-at, items[at+1].event.seq, items[last].event.seq)
 	}
 	return s
 }
@@ -394,8 +393,7 @@ func (w *worker) park(it item, cause error) error {
 		w.parking.add(e.Document)
 		w.met.parked(causePoison)
 		w.cfg.Log.Error("an event failed for good: its document is parked", "document", e.Document, "seq",
-			e.seq, "position", e.Position,
-			"attempts", e.Attempt, "err", cause)
+			e.seq, "position", e.Position, "attempts", e.Attempt, "err", cause)
 	} else if err := w.onPoison(e, cause); err != nil {
 		return err
 	} else if err := w.store.move(w.work, w.source, w.partition, w.offset, to, nothing); err != nil {

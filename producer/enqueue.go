@@ -106,8 +106,7 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 		return nil, o.failed(doing, l, events, err)
 	case n != len(events):
 		return nil, fmt.Errorf("producer: %s: %d rows were inserted. A trigger or a rule of the table "+
-			"keeps rows back. Roll back, and take it away",
-			doing, n)
+			"keeps rows back. Roll back, and take it away", doing, n)
 	case s.ids != nil:
 		return s.ids, nil
 	}

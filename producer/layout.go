@@ -129,8 +129,7 @@ func (o *Outbox) newLayout(rows []layoutRow) (*layout, error) {
 	}
 	if o.cfg.NextCounter && l.counter == nil {
 		return nil, fmt.Errorf("producer: NextCounter: table %s has no column for the counter; it has %s. "+
-			"Set Columns.Counter, or leave NextCounter off",
-			o.cfg.Table, strings.Join(names, ", "))
+			"Set Columns.Counter, or leave NextCounter off", o.cfg.Table, strings.Join(names, ", "))
 	}
 	return l, nil
 }

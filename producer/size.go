@@ -51,8 +51,7 @@ func (o *Outbox) judgeSize(e *Event, payload, id, key int, lookup func(column st
 	if size := messageSize(payload, id, key, mapped); size > o.cfg.MaxPayload {
 		return invalid("Payload", shown(string(e.Payload)),
 			fmt.Sprintf("it is %d bytes, with its headers up to %d, more than sink.max_payload, %d", payload,
-				size, o.cfg.MaxPayload),
-			"Make it smaller, or raise sink.max_payload and MaxPayload here")
+				size, o.cfg.MaxPayload), "Make it smaller, or raise sink.max_payload and MaxPayload here")
 	}
 	return nil
 }

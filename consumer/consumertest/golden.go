@@ -49,8 +49,7 @@ func golden(schema *consumer.Schema, dir string, update bool) (wrong []error) {
 		version := versionOf(schema, name)
 		if version == "" {
 			bad("%s: %q is of no version that the schema knows. Name it after one, such as %s%s",
-				filepath.Join(dir, f.Name()), name,
-				schema.Current, ext)
+				filepath.Join(dir, f.Name()), name, schema.Current, ext)
 			continue
 		}
 		result := filepath.Join(dir, name+".golden")

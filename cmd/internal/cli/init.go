@@ -118,7 +118,6 @@ func (a *App) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) erro
 		}
 	}
 	_, err = fmt.Fprintf(a.Stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes "+
-		"stream, checkpoint record and slot.\n",
-		strings.Join(statements, "\n\n"))
+		"stream, checkpoint record and slot.\n", strings.Join(statements, "\n\n"))
 	return err
 }

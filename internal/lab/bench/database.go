@@ -115,9 +115,8 @@ func (w *harness) makeTables(ctx context.Context, c *Case) error {
 		return err
 	}
 	w.tables = true
-	return w.exec(ctx,
-		"CREATE TABLE IF NOT EXISTS "+relayTable+" (LIKE "+outboxName+
-			" INCLUDING ALL, place bigint GENERATED ALWAYS AS IDENTITY, sent_at timestamptz)",
+	return w.exec(ctx, "CREATE TABLE IF NOT EXISTS "+relayTable+" (LIKE "+outboxName+
+		" INCLUDING ALL, place bigint GENERATED ALWAYS AS IDENTITY, sent_at timestamptz)",
 		"CREATE INDEX IF NOT EXISTS relayed_unsent ON "+relayTable+" (place) WHERE sent_at IS NULL",
 		fillProcedure)
 }

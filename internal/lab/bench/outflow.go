@@ -56,8 +56,7 @@ func (s *streamer) environ(c *Case) []string {
 		"OUTFLOW_POSTGRES_URL="+s.w.pgURL, "OUTFLOW_NATS_URL="+s.w.broker.url, "OUTFLOW_SLOT="+s.id(),
 		"OUTFLOW_PUBLICATION="+s.id(),
 		"OUTFLOW_STREAM="+s.stream(), "OUTFLOW_SUBJECT="+s.subject()+".{doc_id}", "OUTFLOW_LISTEN=",
-		"OUTFLOW_REORDER_HORIZON="+horizon.String(), fmt.Sprintf("OUTFLOW_INIT_REPLICAS=%d", c.Replicas),
-	)
+		"OUTFLOW_REORDER_HORIZON="+horizon.String(), fmt.Sprintf("OUTFLOW_INIT_REPLICAS=%d", c.Replicas))
 	if c.Sync {
 		env = append(env, "OUTFLOW_SINK_DURABLE_AFTER=0s")
 	}

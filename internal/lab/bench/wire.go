@@ -198,7 +198,6 @@ func (w *wire) finish() error {
 func outflowHeader(id, actor string, counter int64) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "Outflow: v=1 lsn=0/%X i=0 n=0 of=1 due=0/%X thru=0/%X pull=0 tl=1 sort=s id=%s "+
-		"key=%s:%020d\r\n",
-		0x1000000+counter, 0x1000000+counter, 0x1000000+counter, id, actor, counter)
+		"key=%s:%020d\r\n", 0x1000000+counter, 0x1000000+counter, 0x1000000+counter, id, actor, counter)
 	return b.Bytes()
 }

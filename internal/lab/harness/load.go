@@ -175,8 +175,7 @@ func (l *Load) resolve(ctx context.Context, url string, old *pgx.Conn, op *recor
 	for {
 		if conn, err = pgx.Connect(ctx, url); err == nil {
 			err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox WHERE doc_id = $1 AND actor_id = "+
-				"$2 AND counter = $3)",
-				op.Doc, op.Actor, op.Counter).Scan(&done)
+				"$2 AND counter = $3)", op.Doc, op.Actor, op.Counter).Scan(&done)
 			if err == nil {
 				return conn, done, nil
 			}

@@ -76,8 +76,7 @@ func ofThisServer(path string) bool {
 func (s *Server) follow(ctx context.Context, primary *Server, slot string, own map[string]string) error {
 	all := map[string]string{
 		"primary_conninfo": fmt.Sprintf("host=127.0.0.1 port=%d user=postgres password='%s' "+
-			"dbname=postgres application_name=%s",
-			primary.Port, primary.password, slot),
+			"dbname=postgres application_name=%s", primary.Port, primary.password, slot),
 		"primary_slot_name":    slot,
 		"hot_standby_feedback": "on",
 	}

@@ -111,8 +111,7 @@ func (w *harness) startPostgres(ctx context.Context) (err error) {
 			return errors.New("--postgres.url cannot be read") // pgx would show it, with its password
 		}
 		w.screen.line("postgres  somebody else's: only our own walsenders are harmed; table %s, slots and "+
-			"publications %s_*, removed at the end",
-			w.table, w.name)
+			"publications %s_*, removed at the end", w.table, w.name)
 		return nil
 	}
 	found, err := pgserver.Find(w.o.PGMajor)

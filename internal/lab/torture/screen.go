@@ -116,8 +116,7 @@ func (s *screen) report(r *Report) {
 	s.line("recovery: from the end of the fault until all that was committed by then was in the stream, " +
 		"other faults going on meanwhile")
 	s.line("\nended hard or made to step down: outflow %d, PostgreSQL %d, NATS %d, leaders %d. Left out "+
-		"for want of time: %d",
-		r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
+		"for want of time: %d", r.Kills.Outflow, r.Kills.Postgres, r.Kills.NATS, r.Kills.Leaders, r.LeftOut)
 	s.line("outflow away while much was written: %d times", r.Backlogs)
 	s.line("caught up %v after the end of the attack; %v in all", ms(r.CatchUp), r.Took.Round(time.Second))
 	if r.Failure != "" {
@@ -135,9 +134,8 @@ func (s *screen) report(r *Report) {
 
 func (s *screen) verdict(r *Report) {
 	s.line("\nverdict, from an independent reading of the WAL and from the table: %d rows and %d messages "+
-		"committed in %d transactions (%d larger than the buffer), "+
-		"%d rows rolled back, %d ticks, %d changes of settings", r.Rows, r.Messages, r.Transactions, r.Large,
-		r.RolledBack, r.Ticks, r.Changes)
+		"committed in %d transactions (%d larger than the buffer), %d rows rolled back, %d ticks, %d "+
+		"changes of settings", r.Rows, r.Messages, r.Transactions, r.Large, r.RolledBack, r.Ticks, r.Changes)
 	if r.Table != "" {
 		s.line("  WAL and table differ: %s", r.Table)
 	}

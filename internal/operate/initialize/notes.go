@@ -16,8 +16,7 @@ func (s *setup) notes() {
 	} {
 		if c, ok := s.layout.Table.Column(column.name); ok && !c.NotNull {
 			s.note("note: column %q of table %s (%s) may be NULL: a row with NULL there can't be published "+
-				"(sink.on_poison)",
-				c.Name, s.cfg.Table, column.setting)
+				"(sink.on_poison)", c.Name, s.cfg.Table, column.setting)
 		}
 	}
 	if !m.Keyed() {
@@ -45,8 +44,7 @@ func (s *setup) noteOlderRows(ctx context.Context) error {
 		has = fmt.Sprintf("table %s has more than %d rows", s.cfg.Table, maxCounted)
 	}
 	s.note("note: %s. What is older than the slot will not be published. To have it first in the stream, "+
-		"run `outflow init --snapshot` instead; "+
-		"afterwards `outflow repair --check` finds it, and `outflow repair --accept rows_missing` "+
-		"publishes it behind what is there", has)
+		"run `outflow init --snapshot` instead; afterwards `outflow repair --check` finds it, and `outflow "+
+		"repair --accept rows_missing` publishes it behind what is there", has)
 	return nil
 }

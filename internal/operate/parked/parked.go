@@ -43,8 +43,7 @@ func (c *Command) List(ctx context.Context, name string, limit int) error {
 	fmt.Fprintln(table, "CONSUMER\tDOCUMENT\tEVENTS\tSINCE\tATTEMPTS\tRELEASE\tERROR")
 	for _, d := range all {
 		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%d\t%s\t%s\n", d.Consumer, visible(d.Document), d.Events,
-			d.First.ParkedAt.UTC().Format(time.RFC3339),
-			d.First.Attempts, d.Release, line(d.First.Error, 80))
+			d.First.ParkedAt.UTC().Format(time.RFC3339), d.First.Attempts, d.Release, line(d.First.Error, 80))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -72,8 +71,7 @@ func (c *Command) Show(ctx context.Context, name, document string, limit int) er
 		}{d, rows})
 	}
 	fmt.Fprintf(c.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document),
-		name, d.Events,
-		d.Last.UTC().Format(time.RFC3339))
+		name, d.Events, d.Last.UTC().Format(time.RFC3339))
 	if d.Release != "" {
 		fmt.Fprintf(c.Out, "; to be released (%s)", d.Release)
 	}
@@ -221,8 +219,7 @@ func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 	}
 	if bad > 0 {
 		return fmt.Errorf("%w: %d of %d documents; those still waiting after %v are released when the "+
-			"consumer gets to them", ErrNotDone, bad,
-			len(results), r.Timeout)
+			"consumer gets to them", ErrNotDone, bad, len(results), r.Timeout)
 	}
 	return nil
 }

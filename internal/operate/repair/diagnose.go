@@ -154,8 +154,7 @@ func (r *repair) checkRows(ctx context.Context, l *backfill.Conns, f *finding) e
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: codeMissing,
 		Message: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not "+
-			"bring them",
-			n, l.Layout.Mapping.Table, r.cfg.Stream, r.cfg.Slot),
+			"bring them", n, l.Layout.Mapping.Table, r.cfg.Stream, r.cfg.Slot),
 	}
 }
 

@@ -24,9 +24,8 @@ func (r *repair) lossOf(p *plan) string {
 			"nobody can say which. If the services that wrote them can, let them write them again"
 	case relay.FromBoth:
 		return "source is both: events of the range that were written as messages are in no table. Those " +
-			"that are neither in the stream nor still to come from the " +
-			"slot are lost; nobody can say which. If the services that wrote them can, let them write them " +
-			"again"
+			"that are neither in the stream nor still to come from the slot are lost; nobody can say " +
+			"which. If the services that wrote them can, let them write them again"
 	}
 	return ""
 }

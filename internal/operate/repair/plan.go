@@ -113,8 +113,7 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 		return nil, f.Publication.Hidden
 	case f.Record != nil && f.Record.Database != f.Server.Database && cause == "system_changed":
 		return nil, refuse("database", fmt.Sprintf("the record is of database %s, the connection is to %s",
-			f.Record.Database, f.Server.Database),
-			"Point postgres.url at the database that holds the outbox")
+			f.Record.Database, f.Server.Database), "Point postgres.url at the database that holds the outbox")
 	}
 	renew := func(why string, notes ...string) (*plan, error) {
 		return &plan{mode: modeNewSlot, why: why, notes: notes}, nil
@@ -211,8 +210,7 @@ func (r *repair) snapshot(ctx context.Context, l *backfill.Conns, f *finding, p 
 			return nil, err
 		}
 		note = fmt.Sprintf("the table that was published before, with OID %d, is called %s now: its rows "+
-			"count as well. What is written to it from now on is not published",
-			before, name)
+			"count as well. What is written to it from now on is not published", before, name)
 	}
 	p.notes = []string{note}
 	return snap, nil
@@ -244,8 +242,7 @@ func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *table
 func idsReused(l *backfill.Conns, n int, of string) *outbox.Fault {
 	id := l.Layout.ID
 	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by "+
-		"their id nobody can tell whether they are published",
-		n, l.Layout.Mapping.Table, id, of),
+		"their id nobody can tell whether they are published", n, l.Layout.Mapping.Table, id, of),
 		fmt.Sprintf("Give them an %s that no event had (of an identity column: ALTER TABLE ... ALTER "+
 			"COLUMN ... RESTART WITH a higher one, then UPDATE ... SET ... = DEFAULT), "+
 			"or leave them out with --where, such as rows that were changed after they had been published, "+

@@ -36,10 +36,9 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 			Message: fmt.Sprintf("the checkpoint record of slot %s can't be rebuilt from the stream: %s",
 				r.cfg.Slot, why),
 			Hint: "If other ordering settings were in force (horizon, sort, limits), give them to this " +
-				"command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, " +
-				"OUTFLOW_REORDER_MAX_EVENTS, OUTFLOW_REORDER_MAX_BYTES. Otherwise let it make the slot " +
-				"anew and publish what the stream lacks from the table: " +
-				"`outflow repair --new-slot`",
+				"command: OUTFLOW_REORDER_HORIZON, OUTFLOW_REORDER_SORT, OUTFLOW_REORDER_MAX_EVENTS, " +
+				"OUTFLOW_REORDER_MAX_BYTES. Otherwise let it make the slot anew and publish what the " +
+				"stream lacks from the table: `outflow repair --new-slot`",
 		}
 	}
 	rec := l.NewRecord(f.Readings)

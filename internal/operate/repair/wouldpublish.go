@@ -15,8 +15,7 @@ import (
 // consumes nothing. input is called with the LSN of each input before that is taken in, message with the
 // header of each message; their errors end it.
 func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, place relay.Checkpoint,
-	history relay.History,
-	input func(outbox.LSN) error, message func(*outbox.Header) error,
+	history relay.History, input func(outbox.LSN) error, message func(*outbox.Header) error,
 ) error {
 	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, 0, r.log, func(res *decoder.Result) error {
 		if c := res.Commit; res.Kind == decoder.Commit && c.Kind != relay.NoInput && c.LSN > place.Due {

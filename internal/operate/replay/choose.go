@@ -130,8 +130,7 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 			"that the table has", why, left.Events), left}, nil
 	}
 	return choice{FromTable, fmt.Sprintf("%s; the table has all %d events of the selection that the stream "+
-		"still has, and %d more",
-		why, left.Events, rows.Events-min(rows.Events, left.Events)), rows}, nil
+		"still has, and %d more", why, left.Events, rows.Events-min(rows.Events, left.Events)), rows}, nil
 }
 
 // rangeGone is the error for what neither stream nor table has any more.

@@ -352,8 +352,7 @@ func (r *replay) allIDs(sum *Summary) error {
 		return nil
 	}
 	return fatal("replay_ids", fmt.Sprintf("the %s has %d of the %d events with these ids", sum.Source,
-		sum.Events, n),
-		"Look with --dry-run --json which there are, and leave out the others")
+		sum.Events, n), "Look with --dry-run --json which there are, and leave out the others")
 }
 
 const progressEvery = 5 * time.Second

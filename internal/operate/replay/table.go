@@ -75,8 +75,7 @@ func (t *tableSource) check() error {
 	switch {
 	case !t.snap.Ordered(t.query()):
 		return fatal("replay_no_key", fmt.Sprintf("table %s has neither a key nor an id that counts: the "+
-			"order of its rows is not in it", t.layout.Mapping.Table),
-			"Only the stream can be replayed")
+			"order of its rows is not in it", t.layout.Mapping.Table), "Only the stream can be replayed")
 	case sel.Seq.Given():
 		return fatal("replay_table", "--seq: a row does not say at which sequence it was published",
 			"Choose by --doc, --key, --id or --time to read from the table")

@@ -167,8 +167,7 @@ func (t *target) resolveStream(ctx context.Context, js jetstream.JetStream, cfg 
 		}
 	}
 	return fatal("replay_target", fmt.Sprintf("stream %s has the subjects %v: none of them ends in .> , "+
-		"where the original subject could stand", t.name,
-		t.stream.CachedInfo().Config.Subjects),
+		"where the original subject could stand", t.name, t.stream.CachedInfo().Config.Subjects),
 		"Write --to subject:SUBJECT, or name a stream that is not there: it is made")
 }
 
@@ -281,6 +280,5 @@ func transformed(destination string) string {
 
 func (t *target) isLive(what string) error {
 	return usage("replay_live", fmt.Sprintf("--to %s:%s: %s: a replay never goes among the live events",
-		t.kind, t.name, what),
-		"Name another subject or stream; --to stream:NAME makes one that is not there")
+		t.kind, t.name, what), "Name another subject or stream; --to stream:NAME makes one that is not there")
 }

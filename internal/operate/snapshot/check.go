@@ -41,8 +41,7 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	if l.Layout.ID == "" {
 		return refuse("snapshot_ids", "Set columns.id to a column that tells events apart",
 			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because "+
-				"nobody could tell which rows are published",
-			s.rep.Table)
+				"nobody could tell which rows are published", s.rep.Table)
 	}
 	if f := l.CC.ForeignSlot(rd.Slot, rd.Server.Database); f != nil {
 		return f
@@ -58,12 +57,10 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	default:
 		return refuse("snapshot_installed",
 			"To publish older rows as well, take the snapshot into another stream: settings slot, "+
-				"publication and stream with names that are "+
-				"not in use. Or let `outflow repair` publish them behind what the stream has: "+
-				"docs/snapshot.md says how",
+				"publication and stream with names that are not in use. Or let `outflow repair` publish "+
+				"them behind what the stream has: docs/snapshot.md says how",
 			"slot %s is set up already, the checkpoint record goes up to %v: a snapshot comes first or not "+
-				"at all",
-			s.cfg.Slot, rec.Checkpoints[len(rec.Checkpoints)-1].Due)
+				"at all", s.cfg.Slot, rec.Checkpoints[len(rec.Checkpoints)-1].Due)
 	}
 }
 
@@ -104,8 +101,7 @@ func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) err
 			fmt.Sprintf("Remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
 				"again: it starts over", s.cfg.Stream),
 			"%d messages of stream %s are not there any more (retention, or somebody removed them): their "+
-				"rows would be published again",
-			rd.Removed(), s.cfg.Stream)
+				"rows would be published again", rd.Removed(), s.cfg.Stream)
 	}
 	return nil
 }

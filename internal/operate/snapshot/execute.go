@@ -168,10 +168,9 @@ func (s *snapshot) reader(
 			h, err := outbox.ParseHeader(m.Header)
 			if err != nil || !h.Pos.Repaired() {
 				return refuse("stream_not_empty",
-					fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md), "+
-						"remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
-						"again: "+
-						"it starts over", s.cfg.Stream),
+					fmt.Sprintf("Keep everybody else out of Outflow's NATS account (docs/nats.md), remove "+
+						"the stream with `nats stream rm %s`, then run `outflow init --snapshot` again: it "+
+						"starts over", s.cfg.Stream),
 					"message %d of stream %s is not one of a snapshot", m.Seq, s.cfg.Stream)
 			}
 			return add(tablesnapshot.IDHash(outbox.HeaderIDSum(m.Header)))
@@ -261,8 +260,7 @@ func (s *snapshot) window(
 			"Give each row an id of its own, or set columns.id to another column, then run `outflow init "+
 				"--snapshot` again",
 			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not "+
-				"tell which rows are published",
-			s.rep.Table, none, id, double)
+				"tell which rows are published", s.rep.Table, none, id, double)
 	}
 	q := tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: id, SkipKnown: true, Sorted: true}
 	s.o.Progress("counting the rows of table %s", s.rep.Table)
@@ -272,8 +270,7 @@ func (s *snapshot) window(
 	}
 	if of > maxRows {
 		return nil, refuse("snapshot_rows", "Delete rows that nobody needs",
-			"table %s has %d rows, a snapshot can have %d",
-			s.rep.Table, of, uint32(maxRows))
+			"table %s has %d rows, a snapshot can have %d", s.rep.Table, of, uint32(maxRows))
 	}
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
 	s.o.Progress("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
