@@ -1,6 +1,6 @@
 // Package docpage reads a page of the documentation as a program: its fenced blocks are what a reader types,
 // in order, and the blocks of the language text behind them are what the reader sees. internal/lab/e2e runs
-// the pages (TestDocs).
+// the pages (TestThePagesWorkAsWritten).
 //
 // What a block is comes from its language and the words behind it in the fence's line, which a rendered page
 // does not show:

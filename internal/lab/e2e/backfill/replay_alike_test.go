@@ -8,9 +8,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestReplayOfRowsAlike: a replay of the table that was cut goes on by document, key and id. Between rows
-// that have all three in common it does not: it would pass over those that are missing.
-func TestReplayOfRowsAlike(t *testing.T) {
+// TestACutReplayDoesNotResumeBetweenEqualRows: a replay of the table that was cut goes on by document, key
+// and id. Between rows that have all three in common it does not: it would pass over those that are missing.
+func TestACutReplayDoesNotResumeBetweenEqualRows(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

@@ -15,9 +15,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestReplayRights runs the commands of docs/replay.md as the NATS user that it documents, who may do nothing
-// else.
-func TestReplayRights(t *testing.T) {
+// TestReplayNeedsOnlyTheDocumentedRights runs the commands of docs/replay.md as the NATS user that it
+// documents, who may do nothing else.
+func TestReplayNeedsOnlyTheDocumentedRights(t *testing.T) {
 	t.Parallel()
 	const password = "documented"
 	conf, err := server.ProcessConfigFile(harness.WriteFile(t, "nats.conf",

@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestReplayOfMessages: where events are messages in the WAL, only the stream can be read again, and is never
-// taken for more than it has.
-func TestReplayOfMessages(t *testing.T) {
+// TestMessagesAreReplayedFromTheStreamOnly: where events are messages in the WAL, only the stream can be read
+// again, and is never taken for more than it has.
+func TestMessagesAreReplayedFromTheStreamOnly(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	for source, says := range map[string]string{"message": "source is message: there is no outbox table",

@@ -6,9 +6,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 )
 
-// TestReplayAcrossSubjects: the stream has messages from before the subject or the dead letters were
-// configured otherwise. What they are about is not known, so a selection by document does not pass over them.
-func TestReplayAcrossSubjects(t *testing.T) {
+// TestReplayByDocumentDoesNotPassOverUnknownSubjects: the stream has messages from before the subject or the
+// dead letters were configured otherwise. What they are about is not known, so a selection by document does
+// not pass over them.
+func TestReplayByDocumentDoesNotPassOverUnknownSubjects(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	o, conn, s := harness.ReplayableStream(t, "resubject")

@@ -33,7 +33,7 @@ func keys(all []harness.ReplayedEvent) string {
 	return strings.Join(s, " ")
 }
 
-func TestReplay(t *testing.T) {
+func TestReplaySelectsTheSameEventsFromStreamAndTable(t *testing.T) {
 	t.Parallel()
 	o, conn, s := harness.ReplayableStream(t, "replay")
 	all := o.Replay()
@@ -148,8 +148,8 @@ func TestReplay(t *testing.T) {
 		"has sequence 5")
 }
 
-// TestReplayRefuses: what is not possible is said before anything is read.
-func TestReplayRefuses(t *testing.T) {
+// TestReplayRefusesTheImpossibleBeforeReading: what is not possible is said before anything is read.
+func TestReplayRefusesTheImpossibleBeforeReading(t *testing.T) {
 	t.Parallel()
 	o, _, s := harness.ReplayableStream(t, "replayno", "SINK_ON_POISON=dead_letter",
 		"SINK_DEAD_LETTER_SUBJECT=dead.rows")
@@ -255,9 +255,9 @@ func rawMessages(t *testing.T, s jetstream.JetStream, stream string) (all []jets
 	}
 }
 
-// TestReplayKilled: a replay that is killed again and again, while somebody else publishes to the target, is
-// there once and in order in the end: from the stream and from the table.
-func TestReplayKilled(t *testing.T) {
+// TestAKilledReplayEndsWithEachEventOnceAndInOrder: a replay that is killed again and again, while somebody
+// else publishes to the target, is there once and in order in the end: from the stream and from the table.
+func TestAKilledReplayEndsWithEachEventOnceAndInOrder(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const events = 1500

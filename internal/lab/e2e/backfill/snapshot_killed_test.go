@@ -20,9 +20,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// TestSnapshotKilled kills a snapshot with kill -9 at every step, while writers write. In between nothing
-// takes what is there for the whole; the one that comes to its end has each row in the stream once.
-func TestSnapshotKilled(t *testing.T) {
+// TestASnapshotKilledAtAnyStepPublishesEachRowOnce kills a snapshot with kill -9 at every step, while writers
+// write. In between nothing takes what is there for the whole; the one that comes to its end has each row in
+// the stream once.
+func TestASnapshotKilledAtAnyStepPublishesEachRowOnce(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -159,9 +160,9 @@ func (k *taking) asleep(t *testing.T) {
 	})
 }
 
-// TestSnapshotOutages: NATS and PostgreSQL are killed while rows are published. The snapshot goes on by
-// itself, or, where that takes too long, when it is run again.
-func TestSnapshotOutages(t *testing.T) {
+// TestASnapshotGoesOnAfterServerOutages: NATS and PostgreSQL are killed while rows are published. The
+// snapshot goes on by itself, or, where that takes too long, when it is run again.
+func TestASnapshotGoesOnAfterServerOutages(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	nats, pg := natstest.Process(t), pgtest.Own(t, 0)
@@ -201,9 +202,9 @@ func TestSnapshotOutages(t *testing.T) {
 	}
 }
 
-// TestSnapshotSleeper: a snapshot sleeps in the middle of its window, and another comes to its end. What the
-// sleeper still sends when it wakes up is nowhere in the stream, and it ends.
-func TestSnapshotSleeper(t *testing.T) {
+// TestASnapshotThatWakesUpLatePublishesNothing: a snapshot sleeps in the middle of its window, and another
+// comes to its end. What the sleeper still sends when it wakes up is nowhere in the stream, and it ends.
+func TestASnapshotThatWakesUpLatePublishesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -230,9 +231,9 @@ func TestSnapshotSleeper(t *testing.T) {
 	f.MustStop(t)
 }
 
-// TestSnapshotLostTail: between two attempts the broker loses the end of what the first had published, with
-// the sequence going back or leaving a hole. The next attempts know what is there.
-func TestSnapshotLostTail(t *testing.T) {
+// TestASnapshotGoesOnAfterTheStreamLosesItsEnd: between two attempts the broker loses the end of what the
+// first had published, with the sequence going back or leaving a hole. The next attempts know what is there.
+func TestASnapshotGoesOnAfterTheStreamLosesItsEnd(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	harness.RunAtOnce(t, []natsserver.Form{natsserver.Back, natsserver.Hole}, natsserver.Form.String,
@@ -256,9 +257,9 @@ func TestSnapshotLostTail(t *testing.T) {
 		})
 }
 
-// TestSnapshotSlotMadeAnew: while rows are published somebody makes the slot anew. What was written before
-// would be in neither; so the snapshot begins again.
-func TestSnapshotSlotMadeAnew(t *testing.T) {
+// TestASnapshotBeginsAgainWhenItsSlotIsRecreated: while rows are published somebody makes the slot anew. What
+// was written before would be in neither; so the snapshot begins again.
+func TestASnapshotBeginsAgainWhenItsSlotIsRecreated(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -284,10 +285,10 @@ func TestSnapshotSlotMadeAnew(t *testing.T) {
 	}
 }
 
-// TestSnapshotSleepsBeforeItsSlot: a snapshot sleeps just before it would drop the slot and make it anew, and
-// another comes to its end. What the sleeper finds when it wakes up is an installation that is whole, and it
-// leaves its slot alone.
-func TestSnapshotSleepsBeforeItsSlot(t *testing.T) {
+// TestASnapshotThatWakesUpLateLeavesTheSlotAlone: a snapshot sleeps just before it would drop the slot and
+// make it anew, and another comes to its end. What the sleeper finds when it wakes up is an installation that
+// is whole, and it leaves its slot alone.
+func TestASnapshotThatWakesUpLateLeavesTheSlotAlone(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

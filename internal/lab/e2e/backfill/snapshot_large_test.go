@@ -22,10 +22,10 @@ import (
 // receive buffers, the program's own pages, and what the collector leaves.
 const snapshotMemory = 96 * harness.MiB
 
-// TestSnapshotOfManyRows: a large table beside 1,000 writes a second. Each row is in the stream once, as it
-// was written, in order, and memory does not grow with the table. OUTFLOW_TEST_LONG=1: 10,000,000 rows,
-// killed once in the middle.
-func TestSnapshotOfManyRows(t *testing.T) {
+// TestASnapshotOfALargeTableKeepsMemoryBounded: a large table beside 1,000 writes a second. Each row is in
+// the stream once, as it was written, in order, and memory does not grow with the table. OUTFLOW_TEST_LONG=1:
+// 10,000,000 rows, killed once in the middle.
+func TestASnapshotOfALargeTableKeepsMemoryBounded(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	rows := harness.EnvInt(t, "OUTFLOW_TEST_ROWS", harness.Sized(10_000_000, 20_000))

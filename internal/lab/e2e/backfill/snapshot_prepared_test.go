@@ -9,9 +9,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSnapshotOfPrepared: transactions that are prepared, with savepoints, on either side of the slot's
-// beginning are published once: one that is prepared when the slot is made is waited for.
-func TestSnapshotOfPrepared(t *testing.T) {
+// TestASnapshotPublishesPreparedTransactionsOnce: transactions that are prepared, with savepoints, on either
+// side of the slot's beginning are published once: one that is prepared when the slot is made is waited for.
+func TestASnapshotPublishesPreparedTransactionsOnce(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

@@ -12,9 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSnapshotStartsOver: where messages of a snapshot that was cut are gone, their rows can't be told from
-// those that are missing: it says so, and starts over with a new stream.
-func TestSnapshotStartsOver(t *testing.T) {
+// TestASnapshotWhoseMessagesAreGoneStartsOver: where messages of a snapshot that was cut are gone, their rows
+// can't be told from those that are missing: it says so, and starts over with a new stream.
+func TestASnapshotWhoseMessagesAreGoneStartsOver(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -34,9 +34,9 @@ func TestSnapshotStartsOver(t *testing.T) {
 	f.AwaitComplete(t, ns.URL(), 0)
 }
 
-// TestSnapshotPoison: a row that can't be published stops the snapshot, which names it; it goes on when the
-// row was put right, or with a dead letter in its place.
-func TestSnapshotPoison(t *testing.T) {
+// TestPoisonStopsASnapshotUntilItIsCured: a row that can't be published stops the snapshot, which names it;
+// it goes on when the row was put right, or with a dead letter in its place.
+func TestPoisonStopsASnapshotUntilItIsCured(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -63,8 +63,9 @@ func TestSnapshotPoison(t *testing.T) {
 	}
 }
 
-// TestSnapshotRefuses: what a snapshot must not touch, and tables that it can't go on with after a kill.
-func TestSnapshotRefuses(t *testing.T) {
+// TestASnapshotRefusesWhatItMustNotTouch: what a snapshot must not touch, and tables that it can't go on with
+// after a kill.
+func TestASnapshotRefusesWhatItMustNotTouch(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -117,9 +118,9 @@ func TestSnapshotRefuses(t *testing.T) {
 	f.MustFail(3, []string{"init", "--snapshot"}, "no room to sort", "temp_file_limit")
 }
 
-// TestSnapshotProgress: with --json each line is a document of its own. A server that ends idle sessions ends
-// no snapshot, which waits for sink.durable_after.
-func TestSnapshotProgress(t *testing.T) {
+// TestASnapshotReportsItsProgressAsJSON: with --json each line is a document of its own. A server that ends
+// idle sessions ends no snapshot, which waits for sink.durable_after.
+func TestASnapshotReportsItsProgressAsJSON(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := older(t, pgtest.Server(t), ns.URL(), "progress", 10)

@@ -13,9 +13,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSnapshotRights: a snapshot, also one that goes on after a kill, needs what docs/postgres.md and
-// docs/nats.md say; what is missing is named, with what grants it.
-func TestSnapshotRights(t *testing.T) {
+// TestASnapshotNamesTheRightsItLacks: a snapshot, also one that goes on after a kill, needs what
+// docs/postgres.md and docs/nats.md say; what is missing is named, with what grants it.
+func TestASnapshotNamesTheRightsItLacks(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	var users []*server.User

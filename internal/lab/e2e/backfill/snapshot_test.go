@@ -74,9 +74,9 @@ func judgeSnapshots(t *testing.T, all []*oracle.Message, doc func(*oracle.Messag
 
 func docOfSubject(m *oracle.Message) string { return strings.TrimPrefix(m.Subject, "outbox.") }
 
-// TestSnapshot: of a table that is written to at full rate each row is published once, the old ones first and
-// in order.
-func TestSnapshot(t *testing.T) {
+// TestASnapshotUnderLoadPublishesEachRowOnce: of a table that is written to at full rate each row is
+// published once, the old ones first and in order.
+func TestASnapshotUnderLoadPublishesEachRowOnce(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -104,8 +104,8 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
-// TestSnapshotOfNothing: a set-up without a row, or without a table, is one as any other.
-func TestSnapshotOfNothing(t *testing.T) {
+// TestASnapshotOfNothingIsAnOrdinarySetup: a set-up without a row, or without a table, is one as any other.
+func TestASnapshotOfNothingIsAnOrdinarySetup(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -118,8 +118,8 @@ func TestSnapshotOfNothing(t *testing.T) {
 	f.AwaitComplete(t, ns.URL(), 0)
 }
 
-// TestSnapshotShapes: tables of other shapes.
-func TestSnapshotShapes(t *testing.T) {
+// TestASnapshotReadsTablesOfEveryShape: tables of other shapes.
+func TestASnapshotReadsTablesOfEveryShape(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -189,9 +189,10 @@ type snapshotShape struct {
 	want               func(n int) (doc, id string) // of the n-th message
 }
 
-// TestSnapshotWaitsForCommits: a transaction that has its commit in the WAL, and is not visible because it
-// waits for a synchronous standby, is in the snapshot or comes from the slot; so is one that is open.
-func TestSnapshotWaitsForCommits(t *testing.T) {
+// TestASnapshotWaitsForCommitsThatAreNotVisibleYet: a transaction that has its commit in the WAL, and is not
+// visible because it waits for a synchronous standby, is in the snapshot or comes from the slot; so is one
+// that is open.
+func TestASnapshotWaitsForCommitsThatAreNotVisibleYet(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

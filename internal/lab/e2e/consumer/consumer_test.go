@@ -13,9 +13,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestConsumerExample runs the example of the documentation: it reads one document in order, and a durable
-// one goes on where it was.
-func TestConsumerExample(t *testing.T) {
+// TestTheConsumerExampleReadsOneDocumentInOrder runs the example of the documentation: it reads one document
+// in order, and a durable one goes on where it was.
+func TestTheConsumerExampleReadsOneDocumentInOrder(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Server(t)

@@ -16,7 +16,7 @@ import (
 // killed on the way. Their verdict is computed from the database and the stream; the exit code is 0 only if
 // it is good.
 
-func TestOrdersExample(t *testing.T) {
+func TestOrdersAreReservedOnceThoughProgramsAreKilled(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	out := example(t, "orders", "-orders", "700")
@@ -34,7 +34,7 @@ func TestOrdersExample(t *testing.T) {
 	}
 }
 
-func TestInventoryExample(t *testing.T) {
+func TestTheInventoryIsExactThoughProgramsAreKilled(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	out := example(t, "inventory", "-events", "900")

@@ -63,10 +63,10 @@ func (i *instance) start() {
 	}
 }
 
-// TestConsumerKills kills the two instances of a consumer again and again, or freezes one for longer than its
-// lease, while operations flow through 8 partitions. Its effects, three tables that depend on the order and
-// the number of events, are those of a consumer that nobody disturbed.
-func TestConsumerKills(t *testing.T) {
+// TestKilledConsumersHaveTheEffectsOfUndisturbedOnes kills the two instances of a consumer again and again,
+// or freezes one for longer than its lease, while operations flow through 8 partitions. Its effects, three
+// tables that depend on the order and the number of events, are those of a consumer that nobody disturbed.
+func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_KILLS", 10), harness.EnvInt(t,

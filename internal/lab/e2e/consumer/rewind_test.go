@@ -46,9 +46,9 @@ func consumers(o *harness.Outflow, args ...string) map[string]map[string]any {
 	return byName
 }
 
-// TestRebuildFromNothing: a projection that is dropped and made again, by setting its consumer back, and by a
-// replay from the table to it alone, is the one that it was, byte for byte.
-func TestRebuildFromNothing(t *testing.T) {
+// TestARebuiltProjectionIsTheSameByteForByte: a projection that is dropped and made again, by setting its
+// consumer back, and by a replay from the table to it alone, is the one that it was, byte for byte.
+func TestARebuiltProjectionIsTheSameByteForByte(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const docs, each = 9, 40
@@ -178,8 +178,8 @@ func TestRebuildFromNothing(t *testing.T) {
 	}
 }
 
-// TestRewindWithoutDatabase: a consumer that keeps its marks in JetStream, and plain durables.
-func TestRewindWithoutDatabase(t *testing.T) {
+// TestConsumersWithoutADatabaseAreRewound: a consumer that keeps its marks in JetStream, and plain durables.
+func TestConsumersWithoutADatabaseAreRewound(t *testing.T) {
 	t.Parallel()
 	o, _, s := harness.ReplayableStream(t, "rewindkv")
 	p := harness.NewProjection(t, o, envOf(o, "OUTFLOW_POSTGRES_URL"), s, "kv")

@@ -69,9 +69,9 @@ func (d *doomed) compare(conn *pgx.Conn, natsURL string) oracle.Verdict {
 	return v
 }
 
-// TestClockAhead: another machine takes over, and its clock is ahead by more than durable_after. What was
-// recorded a moment ago is not durable for that.
-func TestClockAhead(t *testing.T) {
+// TestAClockThatIsAheadMakesNothingDurable: another machine takes over, and its clock is ahead by more than
+// durable_after. What was recorded a moment ago is not durable for that.
+func TestAClockThatIsAheadMakesNothingDurable(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Server(t)
@@ -117,9 +117,10 @@ func TestClockAhead(t *testing.T) {
 	}
 }
 
-// TestFailpoints: wherever outflow is killed, the next one finds the place again. All read the same table,
-// each over a slot of its own into a stream of its own, so that the streams must also be equal to each other.
-func TestFailpoints(t *testing.T) {
+// TestOutflowResumesWhereverItWasKilled: wherever outflow is killed, the next one finds the place again. All
+// read the same table, each over a slot of its own into a stream of its own, so that the streams must also be
+// equal to each other.
+func TestOutflowResumesWhereverItWasKilled(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	url, err := pgtest.Own(t, 0).CreateDatabase(t.Context(), "traces")
@@ -139,7 +140,7 @@ func TestFailpoints(t *testing.T) {
 			at, settings = at[:1], append(settings, "REORDER_HORIZON=30ms")
 		case "start", "publisher":
 			at = at[:1]
-		case "spill": // see TestFailpointsOfTheSpill
+		case "spill": // see TestASpillThatIsKilledOrOutOfSpaceLosesNothing
 			continue
 		}
 		for _, n := range at {
@@ -187,9 +188,9 @@ func TestFailpoints(t *testing.T) {
 	t.Logf("%d operations, %d failpoints", written, len(all))
 }
 
-// TestFailpointsOfTheSpill: a transaction that is larger than the buffer, killed while it is written to disk,
-// and on a disk that is full.
-func TestFailpointsOfTheSpill(t *testing.T) {
+// TestASpillThatIsKilledOrOutOfSpaceLosesNothing: a transaction that is larger than the buffer, killed while
+// it is written to disk, and on a disk that is full.
+func TestASpillThatIsKilledOrOutOfSpaceLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
@@ -276,8 +277,8 @@ func insertAll(t *testing.T, conn *pgx.Conn, ops []recording.Op) {
 	harness.Must(t, err)
 }
 
-// TestOnlyTheLabHarmsItself: outflow knows no failpoints, and outflow-lab none that it hasn't.
-func TestOnlyTheLabHarmsItself(t *testing.T) {
+// TestOnlyTheLabKnowsFailpoints: outflow knows no failpoints, and outflow-lab none that it hasn't.
+func TestOnlyTheLabKnowsFailpoints(t *testing.T) {
 	t.Parallel()
 	o := harness.New(t, "postgres://127.0.0.1:1/none", "nats://127.0.0.1:1", "none", "FAILPOINT=nowhere:1")
 	for _, program := range []string{harness.Binary, harness.Lab} {

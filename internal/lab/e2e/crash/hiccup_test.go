@@ -9,9 +9,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestTailLostInAHiccup: NATS comes back, and lacks the end of the stream, or of the record. The session does
-// not go on: that is for an ordinary start to judge, with its second reading.
-func TestTailLostInAHiccup(t *testing.T) {
+// TestATailLostWhileNATSRestartsEndsTheSession: NATS comes back, and lacks the end of the stream, or of the
+// record. The session does not go on: that is for an ordinary start to judge, with its second reading.
+func TestATailLostWhileNATSRestartsEndsTheSession(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	pg, twinNATS := pgtest.Server(t), natstest.Server(t).URL()

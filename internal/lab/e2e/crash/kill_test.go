@@ -12,10 +12,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// TestKills is claims C1, C2 and C3: two outflows on two slots of one database, one of them killed again and
-// again; a separate reader finds everything exactly once in both streams, and the streams are equal byte by
-// byte.
-func TestKills(t *testing.T) {
+// TestKillsLeaveTwoExactAndEqualStreams is claims C1, C2 and C3: two outflows on two slots of one database,
+// one of them killed again and again; a separate reader finds everything exactly once in both streams, and
+// the streams are equal byte by byte.
+func TestKillsLeaveTwoExactAndEqualStreams(t *testing.T) {
 	kills := harness.EnvInt(t, "OUTFLOW_TEST_KILLS", harness.Sized(6, 3))
 	ops := harness.EnvInt(t, "OUTFLOW_TEST_OPS", harness.Sized(12_000, 6_000))
 	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", int(time.Now().UnixNano()%1e9)))

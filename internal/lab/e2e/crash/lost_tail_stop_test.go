@@ -40,9 +40,10 @@ func digest(s *harness.Twins) string {
 	return sum
 }
 
-// TestLostTailTooOld: what is lost had been there for durable_after, and PostgreSQL does not have it any
-// more. Outflow stops, says which part of the WAL it concerns, and publishes nothing.
-func TestLostTailTooOld(t *testing.T) {
+// TestALostTailThatTheWALNoLongerHasStopsOutflow: what is lost had been there for durable_after, and
+// PostgreSQL does not have it any more. Outflow stops, says which part of the WAL it concerns, and publishes
+// nothing.
+func TestALostTailThatTheWALNoLongerHasStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	pg, twinNATS := pgtest.Server(t), natstest.Server(t).URL()
@@ -108,10 +109,10 @@ func TestLostTailTooOld(t *testing.T) {
 	}
 }
 
-// TestConfirmedTailMissing: messages that were confirmed are missing at the end, but the sequence did not go
-// back. So it is when somebody deleted them, and that must not stop outflow; so it would be if the server
-// lost what was durable, and that must not pass in silence.
-func TestConfirmedTailMissing(t *testing.T) {
+// TestAConfirmedTailThatIsMissingIsReported: messages that were confirmed are missing at the end, but the
+// sequence did not go back. So it is when somebody deleted them, and that must not stop outflow; so it would
+// be if the server lost what was durable, and that must not pass in silence.
+func TestAConfirmedTailThatIsMissingIsReported(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	s := startTwins(t, pgtest.Server(t), natstest.Server(t).URL(), "missing")
@@ -133,9 +134,9 @@ func TestConfirmedTailMissing(t *testing.T) {
 	harness.SameMessages(t, got, append(want[:rows/2:rows/2], want[rows]))
 }
 
-// TestRetention: everything in the stream is removed while outflow is away, by somebody or by age. That is no
-// loss: it goes on exactly where it was.
-func TestRetention(t *testing.T) {
+// TestOutflowGoesOnInAStreamThatWasEmptied: everything in the stream is removed while outflow is away, by
+// somebody or by age. That is no loss: it goes on exactly where it was.
+func TestOutflowGoesOnInAStreamThatWasEmptied(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	pg, twinNATS := pgtest.Server(t), natstest.Server(t).URL()

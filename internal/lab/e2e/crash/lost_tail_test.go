@@ -104,7 +104,7 @@ func consume(s *harness.Twins, durable string) {
 	}
 }
 
-// tail is a case of TestLostTail.
+// tail is a case of TestALostTailComesAgainInTheSameOrder.
 type tail struct {
 	name           string
 	stream, bucket *harness.Loss
@@ -134,10 +134,11 @@ var tails = []tail{
 		horizon: "0s", change: &relay.Settings{Horizon: 50 * time.Millisecond}},
 }
 
-// TestLostTail is claim C8: the machine of NATS and outflow crashes, and what NATS had not synced is gone: of
-// the stream, of the checkpoint record, or of both. It comes again from the WAL, in the same order. All cases
-// run at the same time: a loss counts only when a second reading, 5 s later, agrees.
-func TestLostTail(t *testing.T) {
+// TestALostTailComesAgainInTheSameOrder is claim C8: the machine of NATS and outflow crashes, and what NATS
+// had not synced is gone: of the stream, of the checkpoint record, or of both. It comes again from the WAL,
+// in the same order. All cases run at the same time: a loss counts only when a second reading, 5 s later,
+// agrees.
+func TestALostTailComesAgainInTheSameOrder(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	pg, twinNATS := pgtest.Server(t), natstest.Server(t).URL()

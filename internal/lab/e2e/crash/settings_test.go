@@ -16,9 +16,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestSettingsChange: other ordering settings in the configuration are written into the WAL, once, and rule
-// from there on.
-func TestSettingsChange(t *testing.T) {
+// TestChangedOrderSettingsApplyFromTheirPlaceInTheWAL: other ordering settings in the configuration are
+// written into the WAL, once, and rule from there on.
+func TestChangedOrderSettingsApplyFromTheirPlaceInTheWAL(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "settings", "REORDER_HORIZON=20ms")
@@ -68,10 +68,10 @@ func TestSettingsChange(t *testing.T) {
 	o.MustBeComplete(conn, ns.URL())
 }
 
-// TestKillsAcrossSettings is claim C3 across changes of the ordering settings: they are in the WAL, at one
-// place for both outflows, so the one that is killed again and again makes the same stream as the one that is
-// not.
-func TestKillsAcrossSettings(t *testing.T) {
+// TestKillsAcrossChangesOfSettingsLeaveEqualStreams is claim C3 across changes of the ordering settings: they
+// are in the WAL, at one place for both outflows, so the one that is killed again and again makes the same
+// stream as the one that is not.
+func TestKillsAcrossChangesOfSettingsLeaveEqualStreams(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ops := harness.EnvInt(t, "OUTFLOW_TEST_OPS", 12_000)

@@ -13,10 +13,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestSilentCrash: the machine of NATS loses power. Nobody tells outflow: the connection stays open and
-// silent, and the outbox is silent as well. What had been stored for less than durable_after is lost, so it
-// must not be confirmed, however long the silence lasts.
-func TestSilentCrash(t *testing.T) {
+// TestSilenceAfterAPowerCutConfirmsNothing: the machine of NATS loses power. Nobody tells outflow: the
+// connection stays open and silent, and the outbox is silent as well. What had been stored for less than
+// durable_after is lost, so it must not be confirmed, however long the silence lasts.
+func TestSilenceAfterAPowerCutConfirmsNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))

@@ -9,10 +9,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestZombie: the owner of the slot is frozen, the slot is taken from it, another outflow takes over and
-// publishes, and the frozen one wakes up with messages in its hands. What it still sends is the very message
-// that is there, or is refused: nothing comes twice.
-func TestZombie(t *testing.T) {
+// TestAZombieStoresNothingTwice: the owner of the slot is frozen, the slot is taken from it, another outflow
+// takes over and publishes, and the frozen one wakes up with messages in its hands. What it still sends is
+// the very message that is there, or is refused: nothing comes twice.
+func TestAZombieStoresNothingTwice(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const ops = 6000

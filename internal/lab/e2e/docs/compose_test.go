@@ -32,9 +32,9 @@ type composeService struct {
 	Ports       []string
 }
 
-// TestCompose runs, without Docker, what docker-compose.yml says: its SQL, its NATS configuration and command
-// line, and outflow with its settings. Nobody who connects is superuser.
-func TestCompose(t *testing.T) {
+// TestTheComposeFileWorks runs, without Docker, what docker-compose.yml says: its SQL, its NATS configuration
+// and command line, and outflow with its settings. Nobody who connects is superuser.
+func TestTheComposeFileWorks(t *testing.T) {
 	t.Parallel()
 	content, err := os.ReadFile(harness.Path("docker-compose.yml"))
 	harness.Must(t, err)
@@ -121,9 +121,9 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// TestLicences: what is passed on has the licences of everything that is linked in; a module without one ends
-// it.
-func TestLicences(t *testing.T) {
+// TestArchivesHoldTheLicencesOfAllModules: what is passed on has the licences of everything that is linked
+// in; a module without one ends it.
+func TestArchivesHoldTheLicencesOfAllModules(t *testing.T) {
 	t.Parallel()
 	script := func(name string, args ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), harness.Path("scripts", name), args...)

@@ -22,9 +22,9 @@ var docPages = []struct {
 	{name: "from-polling", around: aroundPolling},
 }
 
-// TestDocs does what the pages say, block by block, against real servers, and sees what they say that a
-// reader sees.
-func TestDocs(t *testing.T) {
+// TestThePagesWorkAsWritten does what the pages say, block by block, against real servers, and sees what they
+// say that a reader sees.
+func TestThePagesWorkAsWritten(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	// A server of its own: the pages use slots by their default name.

@@ -139,8 +139,9 @@ func (b *bounded) each(n int, f func(m *oracle.Message, id int)) {
 	}
 }
 
-// TestMemoryOfOneTransaction: a transaction far beyond the buffer, with every row out of order.
-func TestMemoryOfOneTransaction(t *testing.T) {
+// TestOneLargeTransactionKeepsMemoryBounded: a transaction far beyond the buffer, with every row out of
+// order.
+func TestOneLargeTransactionKeepsMemoryBounded(t *testing.T) {
 	for _, c := range []struct {
 		sort        string
 		maxBytes    int64
@@ -187,8 +188,9 @@ func spillBound(rows, values int, sort string) int64 {
 	return int64(rows) * int64(values+48) * int64(copies)
 }
 
-// TestMemoryOfDocuments: a great number of documents, held all at the same time, and spread over windows.
-func TestMemoryOfDocuments(t *testing.T) {
+// TestManyDocumentsKeepMemoryBounded: a great number of documents, held all at the same time, and spread over
+// windows.
+func TestManyDocumentsKeepMemoryBounded(t *testing.T) {
 	docs := harness.Sized(1_000_000, 100_000)
 	fill := func(b *bounded) {
 		harness.Exec(t, b.conn, `CREATE PROCEDURE fill(docs int) LANGUAGE plpgsql AS $$
@@ -236,8 +238,8 @@ func TestMemoryOfDocuments(t *testing.T) {
 	})
 }
 
-// TestMemoryAfterOutage: what is written while NATS is away waits in PostgreSQL, not here.
-func TestMemoryAfterOutage(t *testing.T) {
+// TestAnOutageOfNATSKeepsMemoryBounded: what is written while NATS is away waits in PostgreSQL, not here.
+func TestAnOutageOfNATSKeepsMemoryBounded(t *testing.T) {
 	rows := harness.Sized(5_000_000, 200_000)
 	b := newBounded(t, "", 64*harness.MiB, 65536)
 	harness.Exec(t, b.conn, `CREATE PROCEDURE fill(rows int) LANGUAGE plpgsql AS $$
@@ -262,8 +264,9 @@ func TestMemoryAfterOutage(t *testing.T) {
 	b.each(rows, nil)
 }
 
-// TestMemoryOfTinyEvents: events that weigh many times what they count, each of a document of its own.
-func TestMemoryOfTinyEvents(t *testing.T) {
+// TestTinyEventsKeepMemoryBounded: events that weigh many times what they count, each of a document of its
+// own.
+func TestTinyEventsKeepMemoryBounded(t *testing.T) {
 	rows, maxBytes, maxEvents := harness.Sized(3_000_000, 300_000), int64(harness.Sized(64, 8)*harness.MiB),
 		int64(relay.MaxMaxEvents)
 	// an empty one is a key
@@ -322,9 +325,9 @@ func (b *bounded) spilling(f *harness.Footprint, least int64) {
 	})
 }
 
-// TestStopWhileSorting: a large transaction is sorted in one call, which may take minutes. SIGTERM ends
+// TestSIGTERMEndsALongSort: a large transaction is sorted in one call, which may take minutes. SIGTERM ends
 // outflow in the middle of it, before a message of it is published; afterwards all of it is.
-func TestStopWhileSorting(t *testing.T) {
+func TestSIGTERMEndsALongSort(t *testing.T) {
 	rows := harness.Sized(5_000_000, 200_000)
 	b := newBounded(t, "", harness.MiB, 65536, "REORDER_SORT=commit")
 	for try := 1; ; try++ {
@@ -349,8 +352,9 @@ func TestStopWhileSorting(t *testing.T) {
 	}
 }
 
-// TestKillWhileSpilling: kill -9 leaves neither a name in the folder nor a block on the disk.
-func TestKillWhileSpilling(t *testing.T) {
+// TestAKillWhileSpillingLeavesNothingOnDisk: kill -9 leaves neither a name in the folder nor a block on the
+// disk.
+func TestAKillWhileSpillingLeavesNothingOnDisk(t *testing.T) {
 	const rows = 200_000
 	b := newBounded(t, "", harness.MiB, 65536)
 	b.oneTransaction(rows, 100)
@@ -392,8 +396,9 @@ func free(t *testing.T, dir string) int64 {
 	return int64(st.Bfree) * st.Bsize
 }
 
-// TestSpillLimit: what needs more than reorder.max_spill ends run, says what to do, and loses nothing.
-func TestSpillLimit(t *testing.T) {
+// TestTheSpillLimitStopsOutflowAndLosesNothing: what needs more than reorder.max_spill ends run, says what to
+// do, and loses nothing.
+func TestTheSpillLimitStopsOutflowAndLosesNothing(t *testing.T) {
 	const rows = 50_000
 	b := newBounded(t, "", harness.MiB, 65536, "REORDER_MAX_SPILL=2MiB")
 	b.oneTransaction(rows, 100)

@@ -11,10 +11,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestTransactionLargerThanTheBuffer is claim C6 from outside: one transaction many times as large as the
-// buffer is ordered completely, also across a kill in the middle of it, memory stays within bounds, and
-// nothing is left on disk.
-func TestTransactionLargerThanTheBuffer(t *testing.T) {
+// TestATransactionLargerThanTheBufferIsOrderedCompletely is claim C6 from outside: one transaction many times
+// as large as the buffer is ordered completely, also across a kill in the middle of it, memory stays within
+// bounds, and nothing is left on disk.
+func TestATransactionLargerThanTheBufferIsOrderedCompletely(t *testing.T) {
 	harness.SkipIfShort(t)
 	const maxBytes = 8 << 20
 	rows := harness.Sized(300_000, 120_000)

@@ -30,9 +30,9 @@ func plainTable(t *testing.T) func(*pgx.Conn) {
 	}
 }
 
-// TestAlterTable: columns are added, dropped, renamed and get another type while rows flow. Several of the
-// changes write every row anew, which must not publish a row again.
-func TestAlterTable(t *testing.T) {
+// TestAlteringTheTablePublishesNoRowAgain: columns are added, dropped, renamed and get another type while
+// rows flow. Several of the changes write every row anew, which must not publish a row again.
+func TestAlteringTheTablePublishesNoRowAgain(t *testing.T) {
 	t.Parallel()
 	// Without commit timestamps: a row that is written anew gets another one.
 	p := underLoad(t, pgtest.Server(t), natstest.Server(t).URL(), "altered", 500, plainTable(t))
@@ -63,9 +63,9 @@ func TestAlterTable(t *testing.T) {
 	}
 }
 
-// TestRenameColumn: a column that Outflow reads gets another name, as docs/upgrades.md says: the writers
-// stop, everything is drained, init takes the new name.
-func TestRenameColumn(t *testing.T) {
+// TestARenamedColumnTakesAnInit: a column that Outflow reads gets another name, as docs/upgrades.md says: the
+// writers stop, everything is drained, init takes the new name.
+func TestARenamedColumnTakesAnInit(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

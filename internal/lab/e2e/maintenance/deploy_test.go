@@ -215,10 +215,10 @@ func (c *consumer) silence(from, to time.Time) (longest time.Duration) {
 	return longest
 }
 
-// TestRollingDeploy: the new version is started beside the old one, stands by, and takes over when the old
-// one is stopped, or dies. The last one in the row brings other ordering settings, another subject and a
-// header.
-func TestRollingDeploy(t *testing.T) {
+// TestARollingDeployLosesNothing: the new version is started beside the old one, stands by, and takes over
+// when the old one is stopped, or dies. The last one in the row brings other ordering settings, another
+// subject and a header.
+func TestARollingDeployLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	deploys := harness.EnvInt(t, "OUTFLOW_TEST_DEPLOYS", 3) // of each kind

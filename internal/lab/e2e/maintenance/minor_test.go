@@ -35,9 +35,9 @@ func otherMinor(t *testing.T, pg *pgserver.Server) pgserver.Installation {
 	return pg.Installation
 }
 
-// TestMinorUpgradePostgres: PostgreSQL is stopped and started with its files under load, by another minor
-// version where there is one.
-func TestMinorUpgradePostgres(t *testing.T) {
+// TestAMinorUpgradeOfPostgreSQLLosesNothing: PostgreSQL is stopped and started with its files under load, by
+// another minor version where there is one.
+func TestAMinorUpgradeOfPostgreSQLLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	var majors []pgserver.Installation
@@ -70,9 +70,9 @@ func TestMinorUpgradePostgres(t *testing.T) {
 	}
 }
 
-// TestMinorUpgradeNATS: NATS is stopped and started with its files under load, from an older version where
-// there is one: the program that OUTFLOW_TEST_NATS_SERVER names.
-func TestMinorUpgradeNATS(t *testing.T) {
+// TestAMinorUpgradeOfNATSLosesNothing: NATS is stopped and started with its files under load, from an older
+// version where there is one: the program that OUTFLOW_TEST_NATS_SERVER names.
+func TestAMinorUpgradeOfNATSLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	port, err := freeport.Port()
@@ -122,8 +122,9 @@ func TestMinorUpgradeNATS(t *testing.T) {
 	p.end()
 }
 
-// TestRollingUpgradeNATS: the nodes of a cluster are stopped and started one after the other, under load.
-func TestRollingUpgradeNATS(t *testing.T) {
+// TestARollingUpgradeOfNATSLosesNothing: the nodes of a cluster are stopped and started one after the other,
+// under load.
+func TestARollingUpgradeOfNATSLosesNothing(t *testing.T) {
 	tier.OnlyLong(t, "a cluster under load takes minutes")
 	t.Parallel()
 	c := natstest.Cluster(t, 3)

@@ -10,10 +10,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestPartitions: partitions are made, attached, detached and attached again while rows flow. Rows arrive by
-// way of the parent, and of the partition itself. A partition that comes back with its rows does not publish
-// them again.
-func TestPartitions(t *testing.T) {
+// TestPartitionsComeAndGoAndPublishNoRowAgain: partitions are made, attached, detached and attached again
+// while rows flow. Rows arrive by way of the parent, and of the partition itself. A partition that comes back
+// with its rows does not publish them again.
+func TestPartitionsComeAndGoAndPublishNoRowAgain(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	// Without commit timestamps: some rows are put back for the comparison.

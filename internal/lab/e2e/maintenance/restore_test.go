@@ -188,10 +188,10 @@ func same(m *oracle.Message) string {
 // table only.
 var backupAges = map[string]string{"in the WAL": "1h", "in the table": "0s"}
 
-// TestFolderRestored: NATS gets an older copy of its folder, stream and record in it. What came after it
-// comes again from the WAL, at the sequences that it had; where PostgreSQL does not have that any more, from
-// the table.
-func TestFolderRestored(t *testing.T) {
+// TestAnOlderFolderOfNATSIsFilledUpAgain: NATS gets an older copy of its folder, stream and record in it.
+// What came after it comes again from the WAL, at the sequences that it had; where PostgreSQL does not have
+// that any more, from the table.
+func TestAnOlderFolderOfNATSIsFilledUpAgain(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for name, durable := range backupAges {
@@ -226,9 +226,9 @@ func TestFolderRestored(t *testing.T) {
 	}
 }
 
-// TestStreamRestored: the stream is restored from its own backup, which the server counts as another stream:
-// what stands in the record says so, an operator accepts it.
-func TestStreamRestored(t *testing.T) {
+// TestARestoredStreamMustBeAccepted: the stream is restored from its own backup, which the server counts as
+// another stream: what stands in the record says so, an operator accepts it.
+func TestARestoredStreamMustBeAccepted(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for name, durable := range backupAges {

@@ -56,9 +56,9 @@ func replicas(t *testing.T, natsURL, stream string, n int) {
 	})
 }
 
-// TestScaleReplicas: stream and bucket go from one replica to three and back under load. init.replicas says
-// how init makes a stream, so that another number stops nothing.
-func TestScaleReplicas(t *testing.T) {
+// TestReplicasChangeUnderLoad: stream and bucket go from one replica to three and back under load.
+// init.replicas says how init makes a stream, so that another number stops nothing.
+func TestReplicasChangeUnderLoad(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	c := natstest.Cluster(t, 3)
@@ -82,9 +82,9 @@ func TestScaleReplicas(t *testing.T) {
 	p.end()
 }
 
-// TestNewIngress: the stream gets another private ingress under load, as when the old one has become known to
-// somebody.
-func TestNewIngress(t *testing.T) {
+// TestTheIngressChangesUnderLoad: the stream gets another private ingress under load, as when the old one has
+// become known to somebody.
+func TestTheIngressChangesUnderLoad(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	p := underLoad(t, timedServer(t), ns.URL(), "ingress", 1500, nil)

@@ -93,9 +93,9 @@ func pgUpgrade(t *testing.T, from, to *pgserver.Server, args ...string) (string,
 	return string(out), err
 }
 
-// TestPGUpgrade upgrades PostgreSQL to another major between two parts of the load, step by step as
-// docs/upgrades.md says.
-func TestPGUpgrade(t *testing.T) {
+// TestPGUpgradeLosesNothing upgrades PostgreSQL to another major between two parts of the load, step by step
+// as docs/upgrades.md says.
+func TestPGUpgradeLosesNothing(t *testing.T) {
 	all := wholeInstallations(t)
 	for i := range len(all) - 1 {
 		from, to := all[i], all[i+1]

@@ -15,7 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-func TestStatusAndInspect(t *testing.T) {
+func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "status", "REORDER_HORIZON=0s")
@@ -118,7 +118,7 @@ func TestStatusAndInspect(t *testing.T) {
 	}
 }
 
-func TestPages(t *testing.T) {
+func TestThePagesAreServedFromTheStart(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "pages", "LOG_FORMAT=json")
@@ -201,7 +201,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-func TestOtherCommands(t *testing.T) {
+func TestConfigVersionCompletionAndHelpNeedNoServer(t *testing.T) {
 	t.Parallel()
 	o := harness.New(t, "postgres://me:hunter2@db/app", "nats://joe:hunter2@nats:4222", "outflow",
 		"NATS_TOKEN_FILE=", "REORDER_HORIZON=50ms")
@@ -226,9 +226,9 @@ func TestOtherCommands(t *testing.T) {
 	o.MustContain("outflow --help", out, "init", "run", "status", "inspect", "config")
 }
 
-// TestStopUnderLoad: SIGTERM ends with exit code 0 in the middle of a load, and nothing is lost or comes
-// twice afterwards.
-func TestStopUnderLoad(t *testing.T) {
+// TestSIGTERMUnderLoadLosesNothing: SIGTERM ends with exit code 0 in the middle of a load, and nothing is
+// lost or comes twice afterwards.
+func TestSIGTERMUnderLoadLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const ops = 6000
@@ -255,10 +255,10 @@ func TestStopUnderLoad(t *testing.T) {
 	o.MustBeComplete(harness.Connect(t, url), ns.URL())
 }
 
-// TestSecondSignal: with NATS silent a clean stop waits for acknowledgements, for as long as the session
-// waits for them; a second signal doesn't. On a machine that stands still the session may have ended before
-// the signals have come: then it is tried again.
-func TestSecondSignal(t *testing.T) {
+// TestASecondSignalEndsAStopThatWaits: with NATS silent a clean stop waits for acknowledgements, for as long
+// as the session waits for them; a second signal doesn't. On a machine that stands still the session may have
+// ended before the signals have come: then it is tried again.
+func TestASecondSignalEndsAStopThatWaits(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Process(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "second", "REORDER_HORIZON=0s",

@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// TestDrain: drain publishes what waits in a free slot, watches an outflow that holds it, goes on while rows
-// are written, and is a program that can be stopped.
-func TestDrain(t *testing.T) {
+// TestDrainPublishesWhatWaits: drain publishes what waits in a free slot, watches an outflow that holds it,
+// goes on while rows are written, and is a program that can be stopped.
+func TestDrainPublishesWhatWaits(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, url := harness.Install(t, pgtest.Server(t), ns.URL(), "drain")

@@ -29,9 +29,9 @@ func mustHaveMadeNothing(f *harness.Installation, t *testing.T) {
 	}
 }
 
-// TestInitNameIsTaken: a slot of the name is somebody else's. init says what it is and whose, makes nothing,
-// and advises nothing that would harm it.
-func TestInitNameIsTaken(t *testing.T) {
+// TestInitLeavesASlotOfSomebodyElseAlone: a slot of the name is somebody else's. init says what it is and
+// whose, makes nothing, and advises nothing that would harm it.
+func TestInitLeavesASlotOfSomebodyElseAlone(t *testing.T) {
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -81,9 +81,9 @@ func TestInitNameIsTaken(t *testing.T) {
 	other.MustBeComplete(other.Conn, ns.URL())
 }
 
-// TestInitDryRun: it says what is there, what would be made and what does not fit, ends as init would, and
-// changes nothing.
-func TestInitDryRun(t *testing.T) {
+// TestInitDryRunChangesNothing: it says what is there, what would be made and what does not fit, ends as init
+// would, and changes nothing.
+func TestInitDryRunChangesNothing(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -121,9 +121,9 @@ func TestInitDryRun(t *testing.T) {
 	says(3, "table public.other: does not fit: the role may not make table", "stream OTHER: would be made")
 }
 
-// TestInitOfATableOfOnesOwn: what of it will not be published, or not in the order that may be meant, is said
-// before anything is made.
-func TestInitOfATableOfOnesOwn(t *testing.T) {
+// TestInitSaysWhatOfATableIsNotPublished: what of it will not be published, or not in the order that may be
+// meant, is said before anything is made.
+func TestInitSaysWhatOfATableIsNotPublished(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -193,9 +193,9 @@ func TestInitOfATableOfOnesOwn(t *testing.T) {
 	harness.AwaitMessages(t, f.JS, f.Stream, 11)
 }
 
-// TestOlderRowsAfterInit: rows that init has left out are published later, each once, whatever was written,
-// published and deleted meanwhile.
-func TestOlderRowsAfterInit(t *testing.T) {
+// TestRowsFromBeforeInitCanBePublishedLater: rows that init has left out are published later, each once,
+// whatever was written, published and deleted meanwhile.
+func TestRowsFromBeforeInitCanBePublishedLater(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}

@@ -10,9 +10,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestInitFinishes: wherever a crash has cut init, the next init finishes it, and outflow publishes all that
-// is written from then on.
-func TestInitFinishes(t *testing.T) {
+// TestInitFinishesWhatACrashHasCut: wherever a crash has cut init, the next init finishes it, and outflow
+// publishes all that is written from then on.
+func TestInitFinishesWhatACrashHasCut(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	dropRecord := func(t *testing.T, f *harness.Installation) {
@@ -75,8 +75,8 @@ func TestInitFinishes(t *testing.T) {
 	}
 }
 
-// TestInitRefuses: what init must not paper over.
-func TestInitRefuses(t *testing.T) {
+// TestInitRefusesToCoverUpALoss: what init must not paper over.
+func TestInitRefusesToCoverUpALoss(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -119,9 +119,9 @@ func TestInitRefuses(t *testing.T) {
 	}
 }
 
-// TestInitSlotBeingMade: an init that was killed leaves a server process behind that goes on making the slot.
-// Its slot is not adopted before it is whole: nobody knows yet where it begins.
-func TestInitSlotBeingMade(t *testing.T) {
+// TestInitDoesNotAdoptASlotThatIsBeingMade: an init that was killed leaves a server process behind that goes
+// on making the slot. Its slot is not adopted before it is whole: nobody knows yet where it begins.
+func TestInitDoesNotAdoptASlotThatIsBeingMade(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
@@ -152,9 +152,9 @@ func TestInitSlotBeingMade(t *testing.T) {
 	f.MustBeComplete(f.Conn, ns.URL())
 }
 
-// TestInitPrint: the owner runs the SQL that is printed; init then finds it, and neither init nor run needs
-// more than the role that docs/postgres.md describes.
-func TestInitPrint(t *testing.T) {
+// TestInitFindsWhatThePrintedSQLMade: the owner runs the SQL that is printed; init then finds it, and neither
+// init nor run needs more than the role that docs/postgres.md describes.
+func TestInitFindsWhatThePrintedSQLMade(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, url := harness.Install(t, pgtest.Server(t), ns.URL(), "print")

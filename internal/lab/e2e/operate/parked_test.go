@@ -134,9 +134,9 @@ func (c *clinic) says(t *testing.T, code int, args []string, words ...string) {
 	}
 }
 
-// TestParkedCommand: what a running consumer could not process is shown, retried and skipped, in the order of
-// its document, while others go on.
-func TestParkedCommand(t *testing.T) {
+// TestParkedEventsAreRetriedAndSkippedInOrder: what a running consumer could not process is shown, retried
+// and skipped, in the order of its document, while others go on.
+func TestParkedEventsAreRetriedAndSkippedInOrder(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	c := newClinic(t, "parked")

@@ -125,10 +125,11 @@ func spread(ops []recording.Op) []recording.Op {
 	return ops
 }
 
-// TestShards: three shards of one table, under writers, one of them killed twice, the second time until all
-// is written. Each event is in one stream, once; each document is in one stream alone; and each stream is
-// byte by byte what a second implementation of the rules makes of these documents' part of the WAL.
-func TestShards(t *testing.T) {
+// TestEachEventIsInTheStreamOfOneShardOnce: three shards of one table, under writers, one of them killed
+// twice, the second time until all is written. Each event is in one stream, once; each document is in one
+// stream alone; and each stream is byte by byte what a second implementation of the rules makes of these
+// documents' part of the WAL.
+func TestEachEventIsInTheStreamOfOneShardOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()
@@ -163,10 +164,10 @@ func TestShards(t *testing.T) {
 	})
 }
 
-// TestReshard: a table that was not divided is divided into two, and then into three, as docs/upgrades.md
-// says. All streams together have each event once, and each document's events in their order, the old streams
-// before the new ones.
-func TestReshard(t *testing.T) {
+// TestReshardingKeepsTheOrderOfEachDocument: a table that was not divided is divided into two, and then into
+// three, as docs/upgrades.md says. All streams together have each event once, and each document's events in
+// their order, the old streams before the new ones.
+func TestReshardingKeepsTheOrderOfEachDocument(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	var s *shards
@@ -207,8 +208,8 @@ func TestReshard(t *testing.T) {
 	}
 }
 
-// TestShardSettled: which part it is of is settled when slot, publication and stream are made.
-func TestShardSettled(t *testing.T) {
+// TestInitSettlesWhichShardItIs: which part it is of is settled when slot, publication and stream are made.
+func TestInitSettlesWhichShardItIs(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	s := sharded(t, pgtest.Server(t), ns.URL(), "settled", 2)
@@ -259,9 +260,9 @@ func TestShardSettled(t *testing.T) {
 	}
 }
 
-// TestShardSnapshot: a shard's snapshot takes its own rows, also one that was killed in the middle and goes
-// on.
-func TestShardSnapshot(t *testing.T) {
+// TestAShardSnapshotsItsOwnRows: a shard's snapshot takes its own rows, also one that was killed in the
+// middle and goes on.
+func TestAShardSnapshotsItsOwnRows(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	s := sharded(t, pgtest.Server(t), ns.URL(), "shardsnap", 2)
@@ -287,8 +288,8 @@ func TestShardSnapshot(t *testing.T) {
 	}
 }
 
-// TestShardReplay: what is replayed from the table are the shard's own rows.
-func TestShardReplay(t *testing.T) {
+// TestAShardReplaysItsOwnRows: what is replayed from the table are the shard's own rows.
+func TestAShardReplaysItsOwnRows(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	s := sharded(t, pgtest.Server(t), ns.URL(), "shardreplay", 2).init().start()
@@ -309,8 +310,8 @@ func TestShardReplay(t *testing.T) {
 	}
 }
 
-// TestShardRepair: what a repair takes for missing, and publishes, are the shard's own rows.
-func TestShardRepair(t *testing.T) {
+// TestAShardRepairsItsOwnRows: what a repair takes for missing, and publishes, are the shard's own rows.
+func TestAShardRepairsItsOwnRows(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

@@ -17,9 +17,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestUsageErrors: exit code 2, before anything is connected to; what is wrong, its value, and the nearest
-// thing that would be right.
-func TestUsageErrors(t *testing.T) {
+// TestUsageErrorsEndWithExitCode2: exit code 2, before anything is connected to; what is wrong, its value,
+// and the nearest thing that would be right.
+func TestUsageErrorsEndWithExitCode2(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "outflow.yaml")
 	harness.Must(t, os.WriteFile(file, []byte("slot: outflow\nreorder: {horizn: 20ms}\n"), 0o600))
@@ -57,7 +57,7 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-func TestListenAddressInUse(t *testing.T) {
+func TestAListenAddressInUseIsAUsageError(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, _, url := harness.Install(t, pgtest.Server(t), ns.URL(), "listen")
@@ -68,8 +68,8 @@ func TestListenAddressInUse(t *testing.T) {
 	second.MustFail(2, []string{"run"}, "listen", o.Listen, "OUTFLOW_LISTEN")
 }
 
-// TestServersThatCannotBeUsed: exit code 3 where the set-up of a server or a role can't work.
-func TestServersThatCannotBeUsed(t *testing.T) {
+// TestServersThatCannotBeUsedEndWithExitCode3: exit code 3 where the set-up of a server or a role can't work.
+func TestServersThatCannotBeUsedEndWithExitCode3(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	t.Run("wal_level", func(t *testing.T) {
@@ -105,8 +105,8 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 	})
 }
 
-// TestNATSUnreachable: init says so; run waits for it, not ready but alive, and begins by itself.
-func TestNATSUnreachable(t *testing.T) {
+// TestRunWaitsForNATS: init says so; run waits for it, not ready but alive, and begins by itself.
+func TestRunWaitsForNATS(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Process(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "away")
@@ -134,8 +134,8 @@ func TestNATSUnreachable(t *testing.T) {
 	o.MustBeComplete(conn, ns.URL())
 }
 
-// TestPostgresUnreachable: the same for PostgreSQL, which is not there when outflow starts.
-func TestPostgresUnreachable(t *testing.T) {
+// TestRunWaitsForPostgreSQL: the same for PostgreSQL, which is not there when outflow starts.
+func TestRunWaitsForPostgreSQL(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -165,7 +165,7 @@ func TestPostgresUnreachable(t *testing.T) {
 
 // Ticks that are written into another database would never be read, and the last events would be held for
 // ever.
-func TestWriteURLLeadsElsewhere(t *testing.T) {
+func TestAWriteURLToAnotherDatabaseIsRefused(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Server(t)
 	nats := natstest.Server(t)

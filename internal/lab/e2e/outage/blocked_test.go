@@ -10,11 +10,11 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestBlockedSink: NATS takes nothing for longer than wal_sender_timeout while much WAL arrives, in two
-// lengths: shorter and longer than the wait for an acknowledgement. The server must never have to end the
-// replication connection because nobody answers, and nothing that waits may be confirmed by a keepalive or by
-// the neighbours' commits.
-func TestBlockedSink(t *testing.T) {
+// TestABlockedSinkKeepsTheReplicationConnection: NATS takes nothing for longer than wal_sender_timeout while
+// much WAL arrives, in two lengths: shorter and longer than the wait for an acknowledgement. The server must
+// never have to end the replication connection because nobody answers, and nothing that waits may be
+// confirmed by a keepalive or by the neighbours' commits.
+func TestABlockedSinkKeepsTheReplicationConnection(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for _, c := range []struct {

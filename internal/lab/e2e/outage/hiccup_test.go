@@ -39,9 +39,10 @@ func holder(t *testing.T, conn *pgx.Conn, slot string) (pid int) {
 	return pid
 }
 
-// TestNATSHiccup: NATS is killed and started again under load. The stream of replication goes on, nothing is
-// read again, and the stream is that of an undisturbed twin. When NATS stays away, PostgreSQL is let go.
-func TestNATSHiccup(t *testing.T) {
+// TestReplicationGoesOnWhileNATSRestarts: NATS is killed and started again under load. The stream of
+// replication goes on, nothing is read again, and the stream is that of an undisturbed twin. When NATS stays
+// away, PostgreSQL is let go.
+func TestReplicationGoesOnWhileNATSRestarts(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	s := startOutages(t, 12_000)
@@ -75,8 +76,8 @@ func TestNATSHiccup(t *testing.T) {
 	s.end()
 }
 
-// TestRollingRestart restarts the nodes of a cluster one after the other, under load.
-func TestRollingRestart(t *testing.T) {
+// TestARollingRestartOfNATSLosesNothing restarts the nodes of a cluster one after the other, under load.
+func TestARollingRestartOfNATSLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Cluster(t, 3)

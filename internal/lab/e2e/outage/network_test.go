@@ -13,9 +13,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestNetworkFaults: connections to either server are cut, go silent in one direction, lose what was
-// answered, and are slow. The stream is the table all the same.
-func TestNetworkFaults(t *testing.T) {
+// TestNetworkFaultsLeaveAnExactStream: connections to either server are cut, go silent in one direction, lose
+// what was answered, and are slow. The stream is the table all the same.
+func TestNetworkFaultsLeaveAnExactStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))

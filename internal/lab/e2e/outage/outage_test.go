@@ -98,8 +98,9 @@ func (s *outages) end() {
 	}
 }
 
-// TestNATSOutages: NATS is killed and comes back, and hangs for longer than an acknowledgement is waited for.
-func TestNATSOutages(t *testing.T) {
+// TestOutagesOfNATSLeaveAnExactStream: NATS is killed and comes back, and hangs for longer than an
+// acknowledgement is waited for.
+func TestOutagesOfNATSLeaveAnExactStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	s := startOutages(t, 12_000)
@@ -120,9 +121,9 @@ func TestNATSOutages(t *testing.T) {
 	s.end()
 }
 
-// TestPostgresOutages: PostgreSQL is stopped while NATS is away (it must not wait for us), crashes, and cuts
-// the stream.
-func TestPostgresOutages(t *testing.T) {
+// TestOutagesOfPostgreSQLLeaveAnExactStream: PostgreSQL is stopped while NATS is away (it must not wait for
+// us), crashes, and cuts the stream.
+func TestOutagesOfPostgreSQLLeaveAnExactStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	s := startOutages(t, 9_000)
@@ -159,9 +160,9 @@ func TestPostgresOutages(t *testing.T) {
 	s.end()
 }
 
-// TestStandby: a second outflow with the same slot waits, is ready, and takes over when the first is killed,
-// again and again.
-func TestStandby(t *testing.T) {
+// TestAStandbyTakesOver: a second outflow with the same slot waits, is ready, and takes over when the first
+// is killed, again and again.
+func TestAStandbyTakesOver(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const ops = 6000

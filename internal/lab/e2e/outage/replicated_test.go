@@ -9,8 +9,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestReplicatedStream publishes to a stream with three replicas whose leader's node stops in the middle.
-func TestReplicatedStream(t *testing.T) {
+// TestPublishingGoesOnWhenTheStreamLeaderStops publishes to a stream with three replicas whose leader's node
+// stops in the middle.
+func TestPublishingGoesOnWhenTheStreamLeaderStops(t *testing.T) {
 	harness.SkipIfShort(t)
 	url := pgtest.Database(t, pgtest.Server(t))
 	nats := natstest.Cluster(t, 3)

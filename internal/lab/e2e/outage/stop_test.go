@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestStopInsideATransaction ends outflow while it publishes one large transaction, in every way there is,
-// and lets it go on: a loop that was ended is not a loop that has finished.
-func TestStopInsideATransaction(t *testing.T) {
+// TestAStopInsideATransactionLosesNothing ends outflow while it publishes one large transaction, in every way
+// there is, and lets it go on: a loop that was ended is not a loop that has finished.
+func TestAStopInsideATransactionLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const rows = 20_000
@@ -64,9 +64,10 @@ func TestStopInsideATransaction(t *testing.T) {
 	}
 }
 
-// TestCrashBehindACompressibleRow: the text of a large value is many times as long as its WAL. An LSN that is
-// computed from lengths points beyond transactions that nobody has published, even beyond the WAL.
-func TestCrashBehindACompressibleRow(t *testing.T) {
+// TestACrashBehindACompressibleRowSkipsNothing: the text of a large value is many times as long as its WAL.
+// An LSN that is computed from lengths points beyond transactions that nobody has published, even beyond the
+// WAL.
+func TestACrashBehindACompressibleRowSkipsNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Process(t)
@@ -104,8 +105,9 @@ func TestCrashBehindACompressibleRow(t *testing.T) {
 	o.MustBeExact(conn, ns.URL())
 }
 
-// TestTwoStartAtOnce: two instances of one slot, started at the same moment, again and again.
-func TestTwoStartAtOnce(t *testing.T) {
+// TestTwoInstancesStartedAtOnceLeaveAnExactStream: two instances of one slot, started at the same moment,
+// again and again.
+func TestTwoInstancesStartedAtOnceLeaveAnExactStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Process(t)
@@ -135,9 +137,9 @@ func TestTwoStartAtOnce(t *testing.T) {
 	}
 }
 
-// TestLostSlotIsNotMadeAnew: one that begins at "now" would skip what was written meanwhile, and nobody would
-// know.
-func TestLostSlotIsNotMadeAnew(t *testing.T) {
+// TestALostSlotIsNotRecreated: one that begins at "now" would skip what was written meanwhile, and nobody
+// would know.
+func TestALostSlotIsNotRecreated(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

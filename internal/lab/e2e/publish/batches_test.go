@@ -12,9 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestAtomicBatches: a backlog goes to a server that syncs each write, in atomic batches, while outflow and
-// NATS are killed in turns; a twin publishes single messages. The streams are the same.
-func TestAtomicBatches(t *testing.T) {
+// TestAtomicBatchesLeaveTheSameStream: a backlog goes to a server that syncs each write, in atomic batches,
+// while outflow and NATS are killed in turns; a twin publishes single messages. The streams are the same.
+func TestAtomicBatchesLeaveTheSameStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	const ops, each = 8000, 1500

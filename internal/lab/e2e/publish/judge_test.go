@@ -176,10 +176,10 @@ func (s *mixedLoad) round(ctx context.Context, conn *pgx.Conn, rnd *rand.Rand) e
 	return errors.Join(end(ctx), ctx.Err())
 }
 
-// TestJudge is claims C1 to C5 at once: whatever is written and whoever is killed, the stream is message by
-// message and byte by byte what a second implementation of the rules makes of the WAL, as test_decoding
-// prints it.
-func TestJudge(t *testing.T) {
+// TestTheStreamIsWhatTheOracleMakesOfTheWAL is claims C1 to C5 at once: whatever is written and whoever is
+// killed, the stream is message by message and byte by byte what a second implementation of the rules makes
+// of the WAL, as test_decoding prints it.
+func TestTheStreamIsWhatTheOracleMakesOfTheWAL(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ops, kills := harness.EnvInt(t, "OUTFLOW_TEST_OPS", 4000), harness.EnvInt(t, "OUTFLOW_TEST_KILLS", 2)
@@ -196,8 +196,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestJudgeMajors is the same on every major, shorter.
-func TestJudgeMajors(t *testing.T) {
+// TestTheStreamIsWhatTheOracleMakesOnEveryMajor is the same on every major, shorter.
+func TestTheStreamIsWhatTheOracleMakesOnEveryMajor(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()

@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestMessageOnly: without any table everything works that needs none, from init to a repair; what needs one
-// says so.
-func TestMessageOnly(t *testing.T) {
+// TestWithoutATableEverythingWorksThatNeedsNone: without any table everything works that needs none, from
+// init to a repair; what needs one says so.
+func TestWithoutATableEverythingWorksThatNeedsNone(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()
@@ -143,9 +143,9 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	o.MustStop(t)
 }
 
-// TestSourceIsMapped: the source is part of the mapping. run with another one stops, init changes it when
-// everything before is published, and from there on the new one rules.
-func TestSourceIsMapped(t *testing.T) {
+// TestTheSourceChangesOnlyByInit: the source is part of the mapping. run with another one stops, init changes
+// it when everything before is published, and from there on the new one rules.
+func TestTheSourceChangesOnlyByInit(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "remapped", "REORDER_HORIZON=0s")

@@ -180,18 +180,18 @@ func (w *bothWriter) next() int {
 	return w.counter - 3*(w.rnd.IntN(4)/3)
 }
 
-// TestBothSources is claims C1 to C6 for rows and messages on one slot: two outflows on two slots, one killed
-// again and again; a second implementation of the rules computes from the WAL, as test_decoding prints it,
-// what both streams have to be, byte by byte.
-func TestBothSources(t *testing.T) {
+// TestRowsAndMessagesMakeOneExactStream is claims C1 to C6 for rows and messages on one slot: two outflows on
+// two slots, one killed again and again; a second implementation of the rules computes from the WAL, as
+// test_decoding prints it, what both streams have to be, byte by byte.
+func TestRowsAndMessagesMakeOneExactStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	testBothSources(t, pgtest.Server(t), harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", 60),
 		harness.EnvInt(t, "OUTFLOW_TEST_KILLS", 3), 6000)
 }
 
-// TestBothSourcesMajors is the same on every major, shorter.
-func TestBothSourcesMajors(t *testing.T) {
+// TestRowsAndMessagesMakeOneExactStreamOnEveryMajor is the same on every major, shorter.
+func TestRowsAndMessagesMakeOneExactStreamOnEveryMajor(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()

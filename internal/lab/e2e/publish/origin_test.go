@@ -60,10 +60,11 @@ func ids(all []*oracle.Message) (ids []string) {
 	return ids
 }
 
-// TestForeignTransactions: what was replicated from elsewhere is published only where replication.origin is
-// any, and neither its rows and messages nor its commit times have a part in the order otherwise. Two slots
-// make the same of it. A record that is older than the setting goes on as it was, and init changes it.
-func TestForeignTransactions(t *testing.T) {
+// TestReplicatedTransactionsAreLeftOutUnlessOriginIsAny: what was replicated from elsewhere is published only
+// where replication.origin is any, and neither its rows and messages nor its commit times have a part in the
+// order otherwise. Two slots make the same of it. A record that is older than the setting goes on as it was,
+// and init changes it.
+func TestReplicatedTransactionsAreLeftOutUnlessOriginIsAny(t *testing.T) {
 	t.Parallel()
 	ns, twinNATS := natstest.Server(t), natstest.Server(t)
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
@@ -164,9 +165,9 @@ func recordOf(t *testing.T, js jetstream.JetStream, o *harness.Outflow) string {
 	return string(e.Value())
 }
 
-// TestReplicatedToEachOther: two servers replicate their outbox to each other. The outflow of each publishes
-// its own rows and none of the other's, and its twin the same bytes.
-func TestReplicatedToEachOther(t *testing.T) {
+// TestServersThatReplicateToEachOtherPublishTheirOwnRows: two servers replicate their outbox to each other.
+// The outflow of each publishes its own rows and none of the other's, and its twin the same bytes.
+func TestServersThatReplicateToEachOtherPublishTheirOwnRows(t *testing.T) {
 	t.Parallel()
 	for _, major := range pgtest.Majors(t) {
 		// a subscription there can't leave out what was replicated: it would go round for ever

@@ -47,9 +47,9 @@ func documents(t *testing.T) []string {
 	}
 }
 
-// TestPayloads is claim C5 on each major: committed rows only, however they were written, and the payload
-// byte for byte.
-func TestPayloads(t *testing.T) {
+// TestPayloadsArriveByteForByte is claim C5 on each major: committed rows only, however they were written,
+// and the payload byte for byte.
+func TestPayloadsArriveByteForByte(t *testing.T) {
 	docs := documents(t)
 	binary := []string{`\x`, `\x00ff0d0a5c`, `\x` +
 		hex.EncodeToString(bytes.Repeat([]byte{0, 1, 0xFE, '\\', '\''}, 100_000))}
@@ -217,8 +217,9 @@ func (w *payloadWriter) rows() map[string][2]string {
 	return all
 }
 
-// TestDocumentIDs holds the subjects of odd document ids against the format's own words.
-func TestDocumentIDs(t *testing.T) {
+// TestOddDocumentIDsHaveTheDocumentedSubjects holds the subjects of odd document ids against the format's own
+// words.
+func TestOddDocumentIDsHaveTheDocumentedSubjects(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "ids")

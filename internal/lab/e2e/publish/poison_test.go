@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestPoisonStops: exit code 5 names the row; what comes before it is in the stream; with the cure it goes on
-// where it was.
-func TestPoisonStops(t *testing.T) {
+// TestPoisonStopsOutflowUntilItIsCured: exit code 5 names the row; what comes before it is in the stream;
+// with the cure it goes on where it was.
+func TestPoisonStopsOutflowUntilItIsCured(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t, natsserver.Options{MaxPayload: 8 << 20})
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "poison", "REORDER_HORIZON=0s")
@@ -47,8 +47,9 @@ func TestPoisonStops(t *testing.T) {
 	o.MustBeComplete(conn, ns.URL())
 }
 
-// TestDeadLetters: a message about the row in the row's place, and nothing else is held up.
-func TestDeadLetters(t *testing.T) {
+// TestADeadLetterTakesThePlaceOfAPoisonedRow: a message about the row in the row's place, and nothing else is
+// held up.
+func TestADeadLetterTakesThePlaceOfAPoisonedRow(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "letters", "REORDER_HORIZON=0s",
@@ -111,8 +112,8 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
-// TestNullStops: NULL where the message needs a value, and the table permits it.
-func TestNullStops(t *testing.T) {
+// TestANullThatTheMessageNeedsStopsOutflow: NULL where the message needs a value, and the table permits it.
+func TestANullThatTheMessageNeedsStopsOutflow(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	for name, values := range map[string]string{"doc_id": "NULL, 'x:1', '{}'", "seq_key": "'doc', NULL, '{}'",

@@ -109,10 +109,10 @@ func mustHave(o *harness.Outflow, t *testing.T, natsURL string, want []produced)
 	}
 }
 
-// TestProducer: what a service enqueues through package producer is the stream: in a table whose payload is
-// json (byte for byte) and without a table, on each major; the counters that it does not have are taken for
-// it.
-func TestProducer(t *testing.T) {
+// TestTheStreamIsWhatTheProducerEnqueued: what a service enqueues through package producer is the stream: in
+// a table whose payload is json (byte for byte) and without a table, on each major; the counters that it does
+// not have are taken for it.
+func TestTheStreamIsWhatTheProducerEnqueued(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	ops, err := recording.Load(recording.FriendsForever)
@@ -188,9 +188,10 @@ func sqlAPI(o *harness.Outflow) (out string) {
 	return out
 }
 
-// TestSQLAPI: init makes the function in an installation that is there, as often as it is run, and prints the
-// SQL that makes the same; what it is called with is in the stream, from a table and as a message.
-func TestSQLAPI(t *testing.T) {
+// TestTheStreamIsWhatTheSQLFunctionEnqueued: init makes the function in an installation that is there, as
+// often as it is run, and prints the SQL that makes the same; what it is called with is in the stream, from a
+// table and as a message.
+func TestTheStreamIsWhatTheSQLFunctionEnqueued(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	ns := natstest.Server(t)
@@ -239,9 +240,9 @@ func TestSQLAPI(t *testing.T) {
 	}
 }
 
-// TestSQLAPIPrintedBefore: what is printed before the table is made is what is printed then, and a role that
-// may not make it is told so.
-func TestSQLAPIPrintedBefore(t *testing.T) {
+// TestTheSQLAPICanBePrintedBeforeTheTableIsMade: what is printed before the table is made is what is printed
+// then, and a role that may not make it is told so.
+func TestTheSQLAPICanBePrintedBeforeTheTableIsMade(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, url := harness.Install(t, pgtest.Server(t), ns.URL(), "sql_api_before")
@@ -277,9 +278,10 @@ func describe(m *oracle.Message) string {
 		m.Header["Event-Type"])
 }
 
-// TestProducerLargest: the largest event that the producer takes is published, as a row and as a message,
-// with the longest id and key, mapped headers, and a payload that jsonb prints longer than it was given.
-func TestProducerLargest(t *testing.T) {
+// TestTheLargestEventOfTheProducerIsPublished: the largest event that the producer takes is published, as a
+// row and as a message, with the longest id and key, mapped headers, and a payload that jsonb prints longer
+// than it was given.
+func TestTheLargestEventOfTheProducerIsPublished(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	ns := natstest.Server(t)

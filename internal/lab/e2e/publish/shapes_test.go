@@ -17,7 +17,7 @@ import (
 // The three shapes of tables that the documentation has sample files for, by mapping alone: the tables exist,
 // with their own names, and the relay's habits (marking rows as published, deleting them) publish nothing.
 
-func TestOperationsTable(t *testing.T) {
+func TestTheSampleMappingOfATableOfOperationsWorks(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	url := pgtest.Database(t, pgtest.Server(t))
@@ -100,7 +100,7 @@ func column(t *testing.T, conn *pgx.Conn, sql string) map[string]string {
 	return all
 }
 
-func TestTopicTable(t *testing.T) {
+func TestTheSampleMappingOfATableOfTopicsWorks(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	url := pgtest.Database(t, pgtest.Server(t))
@@ -142,7 +142,7 @@ func TestTopicTable(t *testing.T) {
 	}
 }
 
-func TestPartitionedTable(t *testing.T) {
+func TestTheSampleMappingOfAPartitionedTableWorks(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	url := pgtest.Database(t, pgtest.Server(t))

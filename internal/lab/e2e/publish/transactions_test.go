@@ -15,11 +15,11 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestShapesOfTransactions holds transactions that others read wrongly: those that the server decodes with
-// very little memory, so that it would stream or spill them, with parts that are rolled back; rows that share
-// an LSN; transactions that overlap; rows that change afterwards; other tables and other messages between
-// them.
-func TestShapesOfTransactions(t *testing.T) {
+// TestTransactionsOfEveryShapeArePublishedExactly holds transactions that others read wrongly: those that the
+// server decodes with very little memory, so that it would stream or spill them, with parts that are rolled
+// back; rows that share an LSN; transactions that overlap; rows that change afterwards; other tables and
+// other messages between them.
+func TestTransactionsOfEveryShapeArePublishedExactly(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -243,9 +243,9 @@ func (s *shapes) check(natsURL string) {
 	}
 }
 
-// TestBusyNeighbours: the outbox is silent while other tables are written to. WAL must not pile up for a slot
-// that has nothing to publish, and nobody has to set up a heartbeat for that.
-func TestBusyNeighbours(t *testing.T) {
+// TestBusyNeighboursOfASilentTablePileUpNoWAL: the outbox is silent while other tables are written to. WAL
+// must not pile up for a slot that has nothing to publish, and nobody has to set up a heartbeat for that.
+func TestBusyNeighboursOfASilentTablePileUpNoWAL(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

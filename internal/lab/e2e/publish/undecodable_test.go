@@ -25,11 +25,11 @@ func awaitMetric(o *harness.Outflow, name string, least float64) {
 	})
 }
 
-// TestRowsWithoutAColumn: a mapped column had another name while rows were written. The rows are poison like
-// any other: outflow run stops with exit code 5 or leaves dead letters in their places, inspect shows them
-// and what follows. Two slots make the same of it, whether their sessions began before, or between; and while
-// the table lacks the column still, nothing is made of its rows.
-func TestRowsWithoutAColumn(t *testing.T) {
+// TestRowsWithoutAMappedColumnArePoison: a mapped column had another name while rows were written. The rows
+// are poison like any other: outflow run stops with exit code 5 or leaves dead letters in their places,
+// inspect shows them and what follows. Two slots make the same of it, whether their sessions began before, or
+// between; and while the table lacks the column still, nothing is made of its rows.
+func TestRowsWithoutAMappedColumnArePoison(t *testing.T) {
 	t.Parallel()
 	ns, twinNATS := natstest.Server(t), natstest.Server(t)
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
@@ -127,9 +127,9 @@ func TestRowsWithoutAColumn(t *testing.T) {
 	})
 }
 
-// TestKeyColumnTakenAway: a key column that is not generated has another name from some row on. Its rows are
-// not published with keys made of actor and counter instead.
-func TestKeyColumnTakenAway(t *testing.T) {
+// TestRowsWithoutTheirKeyColumnGetNoOtherKey: a key column that is not generated has another name from some
+// row on. Its rows are not published with keys made of actor and counter instead.
+func TestRowsWithoutTheirKeyColumnGetNoOtherKey(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "keyless", "REORDER_HORIZON=0s")

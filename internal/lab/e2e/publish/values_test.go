@@ -15,10 +15,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestTimesInColumns: mapped columns with times that many a parser refuses. They arrive as PostgreSQL prints
-// them, whatever zone and style the database is set to; binary and, where a column has a type without a
-// binary reader, as text.
-func TestTimesInColumns(t *testing.T) {
+// TestTimesArriveAsPostgreSQLPrintsThem: mapped columns with times that many a parser refuses. They arrive as
+// PostgreSQL prints them, whatever zone and style the database is set to; binary and, where a column has a
+// type without a binary reader, as text.
+func TestTimesArriveAsPostgreSQLPrintsThem(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -81,9 +81,9 @@ func TestTimesInColumns(t *testing.T) {
 	})
 }
 
-// TestArbitraryDocumentIDs: what can be in a text but looks like something else to NATS; in a database
-// without an encoding, any byte but NUL.
-func TestArbitraryDocumentIDs(t *testing.T) {
+// TestADocumentIDMayHoldAnyByteButNUL: what can be in a text but looks like something else to NATS; in a
+// database without an encoding, any byte but NUL.
+func TestADocumentIDMayHoldAnyByteButNUL(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

@@ -122,9 +122,9 @@ func editSubjects(t *testing.T, f *harness.Installation, more ...string) {
 	harness.Must(t, err)
 }
 
-// TestFaults breaks a set-up in one way after the other. A loss counts only when a second reading, 5 s later,
-// agrees: so all of them run at the same time.
-func TestFaults(t *testing.T) {
+// TestABrokenSetupStopsOutflowUntilItIsMended breaks a set-up in one way after the other. A loss counts only
+// when a second reading, 5 s later, agrees: so all of them run at the same time.
+func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -183,9 +183,9 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestForeignPublisher: somebody publishes into the ingress while outflow runs. Outflow stops rather than
-// write beside the stranger, and goes on being stopped.
-func TestForeignPublisher(t *testing.T) {
+// TestAForeignMessageStopsOutflow: somebody publishes into the ingress while outflow runs. Outflow stops
+// rather than write beside the stranger, and goes on being stopped.
+func TestAForeignMessageStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -223,10 +223,10 @@ func TestForeignPublisher(t *testing.T) {
 	}
 }
 
-// TestForeignPublisherAtTheStart: somebody publishes into the ingress when a session has read where the
-// stream ends, and has published nothing yet. His message takes the sequence of the first one; those behind
-// it would be stored, and the stream's end would look right.
-func TestForeignPublisherAtTheStart(t *testing.T) {
+// TestAForeignMessageBeforeTheFirstOwnStopsOutflow: somebody publishes into the ingress when a session has
+// read where the stream ends, and has published nothing yet. His message takes the sequence of the first one;
+// those behind it would be stored, and the stream's end would look right.
+func TestAForeignMessageBeforeTheFirstOwnStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -260,9 +260,9 @@ func TestForeignPublisherAtTheStart(t *testing.T) {
 	f.MustStop(t)
 }
 
-// TestPublicationDropped: the publication goes away while outflow runs. Rows of that time are in no stream of
-// changes, and nobody would miss them: it stops, also after the publication has come back.
-func TestPublicationDropped(t *testing.T) {
+// TestADroppedPublicationStopsOutflow: the publication goes away while outflow runs. Rows of that time are in
+// no stream of changes, and nobody would miss them: it stops, also after the publication has come back.
+func TestADroppedPublicationStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

@@ -99,9 +99,9 @@ func (p *pair) failover() {
 	harness.Must(p.t, p.standby.Promote(p.t.Context()))
 }
 
-// TestPromotionWithLoss: the standby that is promoted lacks the last commits, and they are in the stream
-// already. Whatever the slot looks like on it, outflow stops.
-func TestPromotionWithLoss(t *testing.T) {
+// TestAPromotionThatLostCommitsStopsOutflow: the standby that is promoted lacks the last commits, and they
+// are in the stream already. Whatever the slot looks like on it, outflow stops.
+func TestAPromotionThatLostCommitsStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	cases := []struct {
@@ -204,11 +204,11 @@ func TestPromotionWithLoss(t *testing.T) {
 	}
 }
 
-// TestFailover: the primary crashes under load, and the standby that is promoted has all that was published,
-// because commits wait for it (synchronous_standby_names) and so does the walsender
-// (synchronized_standby_slots). Outflow goes on where it was: the stream is the one that a second outflow
-// makes, which nobody killed.
-func TestFailover(t *testing.T) {
+// TestOutflowGoesOnAfterAFailoverWithoutLoss: the primary crashes under load, and the standby that is
+// promoted has all that was published, because commits wait for it (synchronous_standby_names) and so does
+// the walsender (synchronized_standby_slots). Outflow goes on where it was: the stream is the one that a
+// second outflow makes, which nobody killed.
+func TestOutflowGoesOnAfterAFailoverWithoutLoss(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for _, major := range []int{17, 18} {

@@ -97,9 +97,9 @@ var serverGaps = []serverGapCase{
 		says: []string{"was not made from this WAL"}, damage: func(g *gapSetup) { g.restored(20, 60) }},
 }
 
-// TestEmptyDatabase: the server that answers has the database, but not the table. Neither run nor init takes
-// it for a new installation.
-func TestEmptyDatabase(t *testing.T) {
+// TestAnEmptyDatabaseIsNotTakenForANewOne: the server that answers has the database, but not the table.
+// Neither run nor init takes it for a new installation.
+func TestAnEmptyDatabaseIsNotTakenForANewOne(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	g := startGap(t, &serverGapCase{settings: ownServer})

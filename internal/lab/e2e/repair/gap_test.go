@@ -46,9 +46,9 @@ type serverGapCase struct {
 	whole    bool // the row that is not published must be in the range
 }
 
-// TestGaps is claim C7: whatever is lost, outflow stops with exit code 4, a message of its own and the LSN
-// range, and publishes nothing.
-func TestGaps(t *testing.T) {
+// TestEveryGapStopsOutflowWithExitCode4 is claim C7: whatever is lost, outflow stops with exit code 4, a
+// message of its own and the LSN range, and publishes nothing.
+func TestEveryGapStopsOutflowWithExitCode4(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for _, group := range [][]serverGapCase{slotGaps, liveGaps, serverGaps} {
@@ -218,7 +218,8 @@ func (g *gapSetup) invalidated() {
 
 var keepLittle = []string{"max_slot_wal_keep_size=1MB", "wal_keep_size=0", "max_wal_size=32MB"}
 
-// Gaps of the slot that happen while outflow is stopped. (Dropped, and made anew: TestFaults.)
+// Gaps of the slot that happen while outflow is stopped. (Dropped, and made anew:
+// TestABrokenSetupStopsOutflowUntilItIsMended.)
 var slotGaps = []serverGapCase{
 	{name: "slot advanced by hand", code: "slot_ahead",
 		says: []string{"beyond every place", "somebody moved it"}, whole: true, init: true,

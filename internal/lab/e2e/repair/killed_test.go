@@ -72,9 +72,9 @@ func killedAt(f *harness.Installation, t *testing.T, accept, word string, later 
 	return killed
 }
 
-// TestRepairKilled kills repairs with kill -9 at every step, again and again, while writers write: the one
-// that comes to its end has every event in the stream once.
-func TestRepairKilled(t *testing.T) {
+// TestARepairKilledAtAnyStepPublishesEachEventOnce kills repairs with kill -9 at every step, again and again,
+// while writers write: the one that comes to its end has every event in the stream once.
+func TestARepairKilledAtAnyStepPublishesEachEventOnce(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -162,8 +162,8 @@ type killing struct {
 	at []string
 }
 
-// TestRepairs are repairs of further kinds.
-func TestRepairs(t *testing.T) {
+// TestRepairsThatSleepOrMeetOtherSettingsPublishEachEventOnce are repairs of further kinds.
+func TestRepairsThatSleepOrMeetOtherSettingsPublishEachEventOnce(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -344,9 +344,9 @@ func repairWhere(t *testing.T, natsURL string) {
 	}
 }
 
-// TestRepairedBytes: what a repair publishes of a row is, but for its place, what outflow run publishes of
-// it.
-func TestRepairedBytes(t *testing.T) {
+// TestARepairPublishesTheBytesThatRunWould: what a repair publishes of a row is, but for its place, what
+// outflow run publishes of it.
+func TestARepairPublishesTheBytesThatRunWould(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

@@ -91,10 +91,10 @@ func ofChanges() []change {
 	}
 }
 
-// TestPublishedOtherwise changes what is published behind outflow's back: it stops with the range, and stops
-// until a repair has accepted it, also where what was changed is mended. Then every row is in the stream
-// once, also those of a table that was renamed away.
-func TestPublishedOtherwise(t *testing.T) {
+// TestAChangeOfWhatIsPublishedMustBeAccepted changes what is published behind outflow's back: it stops with
+// the range, and stops until a repair has accepted it, also where what was changed is mended. Then every row
+// is in the stream once, also those of a table that was renamed away.
+func TestAChangeOfWhatIsPublishedMustBeAccepted(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
@@ -162,10 +162,10 @@ func TestPublishedOtherwise(t *testing.T) {
 	}
 }
 
-// TestIDsThatBeginAnew: ids that count begin anew with the table that takes the place of another, so its rows
-// have ids that messages have. A repair does not take them for published, whether the other table is still
-// there, or only its messages tell what the ids were.
-func TestIDsThatBeginAnew(t *testing.T) {
+// TestIDsThatBeginAnewAreNotTakenForPublished: ids that count begin anew with the table that takes the place
+// of another, so its rows have ids that messages have. A repair does not take them for published, whether the
+// other table is still there, or only its messages tell what the ids were.
+func TestIDsThatBeginAnewAreNotTakenForPublished(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
@@ -256,9 +256,10 @@ func mustHaveOnceEach(f *harness.Installation, t *testing.T, gone int, tables ..
 	}
 }
 
-// TestUnloggedWhileAway: a partition was unlogged for a while, and nothing but its file shows it, as it does
-// after VACUUM FULL. Outflow goes on, and asks to look; the look finds the rows, and a repair publishes them.
-func TestUnloggedWhileAway(t *testing.T) {
+// TestRowsOfAPartitionThatWasUnloggedAreRepaired: a partition was unlogged for a while, and nothing but its
+// file shows it, as it does after VACUUM FULL. Outflow goes on, and asks to look; the look finds the rows,
+// and a repair publishes them.
+func TestRowsOfAPartitionThatWasUnloggedAreRepaired(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -312,9 +313,9 @@ func TestUnloggedWhileAway(t *testing.T) {
 	}
 }
 
-// TestOrdinaryLifeOfATable: what happens to a table in the course of its life hides no row, and stops
-// nothing, while outflow runs and while it is away.
-func TestOrdinaryLifeOfATable(t *testing.T) {
+// TestTheOrdinaryLifeOfATableStopsNothing: what happens to a table in the course of its life hides no row,
+// and stops nothing, while outflow runs and while it is away.
+func TestTheOrdinaryLifeOfATableStopsNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -383,9 +384,9 @@ func TestOrdinaryLifeOfATable(t *testing.T) {
 	}
 }
 
-// TestShardWithUpdates: PostgreSQL sends an UPDATE that moves a row into a shard as an INSERT. A publication
-// that would publish it is refused, by init and by run.
-func TestShardWithUpdates(t *testing.T) {
+// TestAShardThatPublishesUpdatesIsRefused: PostgreSQL sends an UPDATE that moves a row into a shard as an
+// INSERT. A publication that would publish it is refused, by init and by run.
+func TestAShardThatPublishesUpdatesIsRefused(t *testing.T) {
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
 	if pg.Installation.Major < 15 {

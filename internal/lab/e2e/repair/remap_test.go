@@ -9,10 +9,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestRemap: which columns are read is settled by init. run with another mapping stops; init changes it only
-// when all that was written before is published; from there on the new one rules, and nothing is lost or
-// comes twice.
-func TestRemap(t *testing.T) {
+// TestTheMappingChangesOnlyByInit: which columns are read is settled by init. run with another mapping stops;
+// init changes it only when all that was written before is published; from there on the new one rules, and
+// nothing is lost or comes twice.
+func TestTheMappingChangesOnlyByInit(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "remap")

@@ -213,10 +213,10 @@ func stopWhenPublished(f *harness.Installation, t *testing.T) *harness.Installat
 	return f
 }
 
-// TestRepair loses something in one way after the other: outflow run stops, a look changes nothing, the
-// repair closes the gap, and outflow run goes on with every row in the stream once. A loss counts only when a
-// second reading, 5 s later, agrees: so all of them do each step at the same time.
-func TestRepair(t *testing.T) {
+// TestARepairClosesEachGap loses something in one way after the other: outflow run stops, a look changes
+// nothing, the repair closes the gap, and outflow run goes on with every row in the stream once. A loss
+// counts only when a second reading, 5 s later, agrees: so all of them do each step at the same time.
+func TestARepairClosesEachGap(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

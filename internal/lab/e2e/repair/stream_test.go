@@ -39,8 +39,8 @@ func strangerAt21(all []*oracle.Message) []*oracle.Message {
 	return all
 }
 
-// TestRepairOfStreams are losses that show in the stream alone.
-func TestRepairOfStreams(t *testing.T) {
+// TestARepairClosesGapsThatTheStreamAloneShows are losses that show in the stream alone.
+func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)

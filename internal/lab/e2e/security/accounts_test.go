@@ -74,9 +74,10 @@ func contents(t *testing.T, js jetstream.JetStream, stream string) (all []string
 	return all
 }
 
-// TestAccounts: with the accounts of docs/nats.md whoever reads can't write. JetStream answers to any reply
-// subject, with its own rights; across accounts the reply stays in the account of whoever asked.
-func TestAccounts(t *testing.T) {
+// TestAccountsThatReadCannotWrite: with the accounts of docs/nats.md whoever reads can't write. JetStream
+// answers to any reply subject, with its own rights; across accounts the reply stays in the account of
+// whoever asked.
+func TestAccountsThatReadCannotWrite(t *testing.T) {
 	t.Parallel()
 	broker := accounts(t)
 	url := pgtest.Database(t, pgtest.Server(t))

@@ -14,11 +14,11 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// TestWhoMayWriteMessages: settings of an unknown version or beyond a maximum, which any role may write, have
-// no effect and are counted. After the statement of docs/security.md a role without the right can't write
-// them, nor an event; one with it can, and outflow, as the role of docs/postgres.md, still writes its ticks
-// and changes of settings.
-func TestWhoMayWriteMessages(t *testing.T) {
+// TestOnlyGrantedRolesWriteMessages: settings of an unknown version or beyond a maximum, which any role may
+// write, have no effect and are counted. After the statement of docs/security.md a role without the right
+// can't write them, nor an event; one with it can, and outflow, as the role of docs/postgres.md, still writes
+// its ticks and changes of settings.
+func TestOnlyGrantedRolesWriteMessages(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	for _, major := range pgtest.Majors(t) {

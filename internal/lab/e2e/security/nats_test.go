@@ -94,8 +94,8 @@ func operated(t *testing.T) (tune func(*server.Options), creds string) {
 	}, harness.WriteFile(t, "user.creds", string(content))
 }
 
-// TestNATSLogins runs the whole way for each way to connect and to log in.
-func TestNATSLogins(t *testing.T) {
+// TestEveryLoginToNATSWorks runs the whole way for each way to connect and to log in.
+func TestEveryLoginToNATSWorks(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Server(t)
 	ca := newAuthority(t, "authority")
@@ -171,9 +171,9 @@ func TestNATSLogins(t *testing.T) {
 	}
 }
 
-// TestNATSRefused: what is wrong is said in words, with the setting's name, by init and by run, and no secret
-// is.
-func TestNATSRefused(t *testing.T) {
+// TestARefusalByNATSNamesTheSettingAndNoSecret: what is wrong is said in words, with the setting's name, by
+// init and by run, and no secret is.
+func TestARefusalByNATSNamesTheSettingAndNoSecret(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Server(t)
 	ca, stranger := newAuthority(t, "authority"), newAuthority(t, "stranger")

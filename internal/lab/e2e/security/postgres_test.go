@@ -99,9 +99,9 @@ func (s *sealed) url(host, role, password string, params ...string) string {
 // plain sets environment variables that are not Outflow's own.
 func plain(o *harness.Outflow, vars ...string) { o.Env = append(o.Env, vars...) }
 
-// TestPostgresTLS runs the whole way, init to a clean stop, over TLS with the server's certificate checked,
-// for each way to log in.
-func TestPostgresTLS(t *testing.T) {
+// TestEveryLoginToPostgreSQLWorksOverTLS runs the whole way, init to a clean stop, over TLS with the server's
+// certificate checked, for each way to log in.
+func TestEveryLoginToPostgreSQLWorksOverTLS(t *testing.T) {
 	t.Parallel()
 	s := newSealed(t)
 	nats := natstest.Server(t)
@@ -169,9 +169,9 @@ func TestPostgresTLS(t *testing.T) {
 	}
 }
 
-// TestPostgresRefused: what is wrong is said in words, with the setting's name, at once by init and at each
-// attempt by run, and no password is.
-func TestPostgresRefused(t *testing.T) {
+// TestARefusalByPostgreSQLNamesTheSettingAndNoPassword: what is wrong is said in words, with the setting's
+// name, at once by init and at each attempt by run, and no password is.
+func TestARefusalByPostgreSQLNamesTheSettingAndNoPassword(t *testing.T) {
 	t.Parallel()
 	s := newSealed(t)
 	nats := natstest.Server(t)

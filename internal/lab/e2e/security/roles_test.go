@@ -17,9 +17,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestLeastPrivilege runs outflow, on both sides, as the roles of docs/postgres.md and
+// TestTheDocumentedRolesAreEnough runs outflow, on both sides, as the roles of docs/postgres.md and
 // docs/samples/nats-accounts.conf, which may do nothing else.
-func TestLeastPrivilege(t *testing.T) {
+func TestTheDocumentedRolesAreEnough(t *testing.T) {
 	t.Parallel()
 	const password = harness.AccountPassword
 	pg := pgtest.Own(t, 0)

@@ -33,9 +33,9 @@ type benchValue struct {
 	Values            []float64
 }
 
-// TestBench is a small run: who takes part, and that everything is measured and nothing is left. How fast is
-// for no test to say.
-func TestBench(t *testing.T) {
+// TestABenchMeasuresEverythingAndLeavesNothing is a small run: who takes part, and that everything is
+// measured and nothing is left. How fast is for no test to say.
+func TestABenchMeasuresEverythingAndLeavesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	b := startWithServers(t, "bench", "--case", "drain", "--rows", "2000", "--repetitions", "1", "--json",
@@ -85,9 +85,9 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestBenchInterrupted: a signal while it starts, while a backlog is drained and while writers write leaves
-// nothing.
-func TestBenchInterrupted(t *testing.T) {
+// TestAnInterruptedBenchLeavesNothing: a signal while it starts, while a backlog is drained and while writers
+// write leaves nothing.
+func TestAnInterruptedBenchLeavesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -118,7 +118,7 @@ func TestBenchInterrupted(t *testing.T) {
 	}
 }
 
-func TestBenchRefuses(t *testing.T) {
+func TestABenchNamesTheArgumentItRefuses(t *testing.T) {
 	t.Parallel()
 	for named, args := range map[string][]string{
 		"drian":           {"--case", "drian"},

@@ -97,7 +97,7 @@ func (d *demo) nothingLeft() {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestTheDemoShowsItsVerdictAndLeavesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	d := startDemo(t, "--rate", "8000")
@@ -117,7 +117,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-func TestDemoInterrupted(t *testing.T) {
+func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for _, when := range []string{"postgres ", "outbox."} { // while it starts; while it shows messages

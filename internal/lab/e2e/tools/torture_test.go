@@ -41,8 +41,9 @@ func roomForServers(t *testing.T) string {
 	return tmp
 }
 
-// TestTorture is a short run of everything that one NATS server and one PostgreSQL can be made to do.
-func TestTorture(t *testing.T) {
+// TestOutflowSurvivesTheFaultsOfTorture is a short run of everything that one NATS server and one PostgreSQL
+// can be made to do.
+func TestOutflowSurvivesTheFaultsOfTorture(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	tmp := roomForServers(t)
@@ -87,10 +88,10 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// TestTortureOfStandstills: what stands still and comes back, and an installation that leaves or is away,
-// each at least once. The schedule ends after a number of faults, not after a time: on a slow machine none of
-// them is left out.
-func TestTortureOfStandstills(t *testing.T) {
+// TestOutflowSurvivesStandstills: what stands still and comes back, and an installation that leaves or is
+// away, each at least once. The schedule ends after a number of faults, not after a time: on a slow machine
+// none of them is left out.
+func TestOutflowSurvivesStandstills(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	kinds := []string{"outflow.pause", "outflow.leave", "outflow.away", "postgres.pause", "nats.pause"}
@@ -125,9 +126,9 @@ func TestTortureOfStandstills(t *testing.T) {
 	}
 }
 
-// TestTortureNotices: a stream that was spoilt behind outflow's back is a bad verdict, and what is kept is
-// named.
-func TestTortureNotices(t *testing.T) {
+// TestTortureNoticesASpoiltStream: a stream that was spoilt behind outflow's back is a bad verdict, and what
+// is kept is named.
+func TestTortureNoticesASpoiltStream(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for how, says := range map[string]string{
@@ -150,7 +151,7 @@ func TestTortureNotices(t *testing.T) {
 	}
 }
 
-func TestTortureSchedule(t *testing.T) {
+func TestTheScheduleOfTortureIsAFunctionOfTheSeed(t *testing.T) {
 	t.Parallel()
 	dry := func(seed string) string {
 		out, log, code := lab(t, t.TempDir(), nil, "torture", "--dry-run", "--duration", "5m", "--seed", seed)
