@@ -209,7 +209,7 @@ func (d *Decoder) begin(m *reader) error {
 
 func (d *Decoder) commit(m *reader, r *Result) error {
 	flags, start, end := m.u8(), outbox.LSN(m.u64()), outbox.LSN(m.u64())
-	c := relay.Commit{LSN: end, Time: int64(m.u64())}
+	c := relay.Commit{LSN: end, Start: start, Time: int64(m.u64())}
 	if err := d.end(m); err != nil {
 		return err
 	}

@@ -70,9 +70,11 @@ func TestTransaction(t *testing.T) {
 		{Missing: true}, // the key, which is generated
 		want(0, "0:00000000000000000001", `[[0, 0, "A"]]`),
 		want(1, "0:00000000000000000002", `[[1, 0, " "]]`),
-		{Kind: Commit, Commit: relay.Commit{LSN: 0x130, Time: 7, Kind: relay.Events, Events: 2}},
+		{Kind: Commit, Commit: relay.Commit{LSN: 0x130, Start: 0x100, Time: 7, Kind: relay.Events,
+			Events: 2}},
 		want(0, "0:00000000000000000003", `[[2, 0, "s"]]`),
-		{Kind: Commit, Commit: relay.Commit{LSN: 0x230, Time: 5, Kind: relay.Events, Events: 1}},
+		{Kind: Commit, Commit: relay.Commit{LSN: 0x230, Start: 0x200, Time: 5, Kind: relay.Events,
+			Events: 1}},
 	}
 	if !reflect.DeepEqual(results, expected) {
 		t.Errorf("got  %+v\nwant %+v", results, expected)
@@ -111,7 +113,8 @@ func TestIgnored(t *testing.T) {
 		}
 	}
 	var r Result
-	if err := d.Decode(commit(0x100, 0x130, 0), &r); err != nil || r.Commit != (relay.Commit{LSN: 0x130}) {
+	if err := d.Decode(commit(0x100, 0x130, 0), &r); err != nil ||
+		r.Commit != (relay.Commit{LSN: 0x130, Start: 0x100}) {
 		t.Errorf("commit of an empty transaction: %+v, %v", r.Commit, err)
 	}
 }

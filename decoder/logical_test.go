@@ -94,7 +94,7 @@ func TestKindOfInput(t *testing.T) {
 			msgs := append([][]byte{begin(0x100)}, c.msgs...)
 			results, err := decodeAll(config, append(msgs, commit(0x100, 0x130, 9))...)
 			must.Succeed(t, err)
-			c.want.LSN, c.want.Time = 0x130, 9
+			c.want.LSN, c.want.Start, c.want.Time = 0x130, 0x100, 9
 			if got := commits(results); len(got) != 1 || got[0] != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
@@ -147,10 +147,11 @@ func TestForeignTransactions(t *testing.T) {
 				if own {
 					want = relay.Commit{}
 				}
-				want.LSN, want.Time = 0x130, 9
+				want.LSN, want.Start, want.Time = 0x130, 0x100, 9
 				got := commits(results)
-				if got[0] != want || got[1] != (relay.Commit{LSN: 0x230, Time: 10, Kind: relay.Events,
-					Events: 1}) {
+				if got[0] != want ||
+					got[1] != (relay.Commit{LSN: 0x230, Start: 0x200, Time: 10, Kind: relay.Events,
+						Events: 1}) {
 					t.Errorf("got %+v, want %+v", got, want)
 				}
 				if n := len(events(results)); n != want.Events+1 {
@@ -175,7 +176,7 @@ func TestInputsEndWithTheirTransaction(t *testing.T) {
 		relation(tableOID, columns...), row("1", "[]"), commit(0x100, 0x130, 0),
 		begin(0x200), commit(0x200, 0x230, 0))
 	must.Succeed(t, err)
-	if got := commits(results); len(got) != 2 || got[1] != (relay.Commit{LSN: 0x230}) {
+	if got := commits(results); len(got) != 2 || got[1] != (relay.Commit{LSN: 0x230, Start: 0x200}) {
 		t.Errorf("got %+v", got)
 	}
 }

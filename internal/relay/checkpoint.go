@@ -31,17 +31,22 @@ type Checkpoint struct {
 	// Holds are the sequences that have events at or below Due that are not published yet: gap mode's. In
 	// ascending order of Oldest, MaxHolds at most.
 	Holds []Hold `json:"holds,omitempty"`
+	// From is where the commit record of the oldest held event starts (its [Commit.Start]); 0 without Holds.
+	// PostgreSQL skips a transaction whose commit record starts before the LSN that is confirmed or asked
+	// for, so neither may lie beyond From. The record's end, which positions have, is beyond it.
+	From outbox.LSN `json:"from,omitempty"`
 	// Remembered is how many of the newest messages up to Seq gap mode remembers, at most
 	// Settings.Gap.Memory. It is less for a while after gap mode came into force, or Memory was raised.
 	Remembered int `json:"remembered,omitempty"`
 }
 
-// Start is from where replication has to bring transactions: from the oldest held one on, or from Due.
+// Start is where replication has to start: at the oldest held event's commit record, or at Due. It never goes
+// back from a checkpoint to a newer one.
 func (p Checkpoint) Start() outbox.LSN {
 	if len(p.Holds) == 0 {
 		return p.Due
 	}
-	return min(p.Due, p.Holds[0].Oldest.LSN-1)
+	return p.From
 }
 
 // Hold is a sequence of which a checkpoint holds events back. These are the sequence's events from Oldest to

@@ -36,13 +36,14 @@ func TestCheckpointSame(t *testing.T) {
 	}
 }
 
-func TestCheckpointWithHeldEventsStartsBeforeTheOldest(t *testing.T) {
+// The oldest held event's transaction ends at 0/28; its commit record starts at 0/20.
+func TestCheckpointWithHeldEventsStartsAtTheOldestCommitRecord(t *testing.T) {
 	t.Parallel()
-	p := Checkpoint{Due: 100, Holds: []Hold{
+	p := Checkpoint{Due: 100, From: 32, Holds: []Hold{
 		{Sequence: 255, Base: -7, Oldest: outbox.Position{LSN: 40, Index: 3}},
 		{Sequence: 1, Cold: true, Oldest: outbox.Position{LSN: 90}},
 	}}
-	if got := p.Start(); got != 39 {
+	if got := p.Start(); got != 32 {
 		t.Errorf("starts at %v", got)
 	}
 	if got := (Checkpoint{Due: 100}).Start(); got != 100 {

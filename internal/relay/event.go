@@ -84,6 +84,7 @@ const (
 // one.
 type Commit struct {
 	LSN      outbox.LSN // end LSN of the commit record
+	Start    outbox.LSN // where the commit record starts; see [Checkpoint.From]
 	Time     int64      // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
 	Kind     Kind       //
 	Settings Settings   // the new ones, for SettingsChange
