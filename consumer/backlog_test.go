@@ -16,7 +16,7 @@ import (
 
 // A backlog larger than everything that may be in flight is read to its end, also by an instance that is
 // stopped in its midst: the client library has room for all that was asked for, and drops nothing.
-func TestBacklog(t *testing.T) {
+func TestALargeBacklogIsReadToItsEnd(t *testing.T) {
 	t.Parallel()
 	js, nc := realStream(t, jetstream.StreamConfig{})
 	dropped := make(chan error, 1)

@@ -15,8 +15,8 @@ import (
 )
 
 var (
-	trials = flag.Int("consumer.trials", 6, "runs of TestRandomFaults")
-	seed   = flag.Uint64("consumer.seed", 0, "of TestRandomFaults; 0: the time")
+	trials = flag.Int("consumer.trials", 6, "runs of TestRandomFaultsChangeNoEffect")
+	seed   = flag.Uint64("consumer.seed", 0, "of TestRandomFaultsChangeNoEffect; 0: the time")
 )
 
 // crashAt crashes at the n-th point that is reached, from 1.
@@ -40,9 +40,9 @@ func (c *crashAt) at(at stream.Point, _ uint64) error {
 	return nil
 }
 
-// TestCrashAnywhere crashes at the first point, goes on and crashes at the second, and so on, until nothing
-// is left to crash at.
-func TestCrashAnywhere(t *testing.T) {
+// TestACrashAnywhereHasNoEffectTwice crashes at the first point, goes on and crashes at the second, and so
+// on, until nothing is left to crash at.
+func TestACrashAnywhereHasNoEffectTwice(t *testing.T) {
 	t.Parallel()
 	for _, batch := range []int{1, 5} {
 		t.Run(fmt.Sprint("batch-", batch), func(t *testing.T) {
@@ -85,9 +85,9 @@ func TestCrashAnywhere(t *testing.T) {
 	}
 }
 
-// TestLostAnswers loses the answer of every commit: the session ends, and the next one finds that it is
-// committed.
-func TestLostAnswers(t *testing.T) {
+// TestACommitWhoseAnswerIsLostIsFound loses the answer of every commit: the session ends, and the next one
+// finds that it is committed.
+func TestACommitWhoseAnswerIsLostIsFound(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(16, 5)
@@ -107,9 +107,9 @@ func TestLostAnswers(t *testing.T) {
 	w.exactly(all)
 }
 
-// TestRandomFaults does whatever can happen, at random, and compares the effects with those of one
-// undisturbed run.
-func TestRandomFaults(t *testing.T) {
+// TestRandomFaultsChangeNoEffect does whatever can happen, at random, and compares the effects with those of
+// one undisturbed run.
+func TestRandomFaultsChangeNoEffect(t *testing.T) {
 	t.Parallel()
 	first := *seed
 	if first == 0 {

@@ -43,7 +43,7 @@ func (w *harness) fails(cfg Config, kind error, words ...string) {
 
 // The broker loses its end, and outflow publishes it again: at the same sequences, or, behind a hole, under
 // new ones.
-func TestStreamLosesItsEnd(t *testing.T) {
+func TestEventsThatComeAgainHaveNoSecondEffect(t *testing.T) {
 	t.Parallel()
 	for _, back := range []bool{true, false} {
 		for _, partitions := range []int{3, 5} { // afterwards
@@ -72,7 +72,7 @@ func TestStreamLosesItsEnd(t *testing.T) {
 
 // A hole appears while a session runs: what it has read before is gone, and comes again; many messages, or
 // the last one only.
-func TestStreamLosesItsEndWhileItIsRead(t *testing.T) {
+func TestALossWhileTheStreamIsReadIsSeen(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []int{40, 1} {
 		t.Run(fmt.Sprint("lost-", lost), func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestStreamLosesItsEndWhileItIsRead(t *testing.T) {
 }
 
 // A database that was moved to another cluster has lower positions. These events are none that come again.
-func TestPositionsGoBack(t *testing.T) {
+func TestLowerPositionsOfAMovedDatabaseAreNew(t *testing.T) {
 	t.Parallel()
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprint("running=", running), func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestPositionsGoBack(t *testing.T) {
 }
 
 // Events of a repair share one due; windows of repairs that were killed are unfinished.
-func TestRepairedEvents(t *testing.T) {
+func TestEventsOfARepairHaveTheirEffectOnce(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(20, 5)
@@ -139,7 +139,7 @@ func TestRepairedEvents(t *testing.T) {
 	w.readAll(cfg, all)
 }
 
-func TestGaps(t *testing.T) {
+func TestAGapEndsRunUnlessItIsAccepted(t *testing.T) {
 	t.Parallel()
 	t.Run("removed before it was read", func(t *testing.T) {
 		t.Parallel()
@@ -186,7 +186,7 @@ func TestGaps(t *testing.T) {
 	})
 }
 
-func TestAnotherStream(t *testing.T) {
+func TestAStreamThatWasRestoredOrRecreatedIsTold(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(30, 4)
@@ -212,7 +212,7 @@ func TestAnotherStream(t *testing.T) {
 	w.exactly(all)
 }
 
-func TestForeignAndRepeated(t *testing.T) {
+func TestForeignAndRepeatedMessagesEndRun(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(5, 2)
@@ -233,7 +233,7 @@ func TestForeignAndRepeated(t *testing.T) {
 }
 
 // The number of partitions changes at any point, many times.
-func TestPartitionsChange(t *testing.T) {
+func TestTheNumberOfPartitionsMayChangeAnywhere(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(240, 40)
@@ -270,7 +270,7 @@ func TestPartitionsChange(t *testing.T) {
 }
 
 // An instance with another number of partitions must not run beside the first.
-func TestPartitionsDiffer(t *testing.T) {
+func TestInstancesWithOtherPartitionsDoNotRunTogether(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(10, 4)
@@ -285,7 +285,7 @@ func TestPartitionsDiffer(t *testing.T) {
 
 // Two instances: the second one stands by, and takes over when the first one stops. One that sleeps through a
 // take-over can do nothing.
-func TestZombie(t *testing.T) {
+func TestAZombieHasNoEffect(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(60, 6)
@@ -315,7 +315,7 @@ func TestZombie(t *testing.T) {
 }
 
 // A transaction that is open when another instance takes over is waited for.
-func TestZombieInATransaction(t *testing.T) {
+func TestATransactionOfAZombieIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(20, 1)

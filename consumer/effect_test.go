@@ -14,9 +14,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestHandlersThatMisbehave: each becomes an error that says what the handler did, and none takes the
-// consumer with it.
-func TestHandlersThatMisbehave(t *testing.T) {
+// TestAHandlerThatMisbehavesIsAnErrorThatSaysHow: each becomes an error that says what the handler did, and
+// none takes the consumer with it.
+func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), pgtest.Database(t, pgtest.Server(t)))
 	if err != nil {

@@ -25,7 +25,7 @@ func mustDecoder(t testing.TB, template string) *decoder {
 	return r
 }
 
-func TestEventOfMessage(t *testing.T) {
+func TestAnEventHasTheFieldsOfItsMessage(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	m := stream.Message{
@@ -46,7 +46,7 @@ func TestEventOfMessage(t *testing.T) {
 	}
 }
 
-func TestEventOfReplay(t *testing.T) {
+func TestAReplayedEventHasTheFieldsOfTheOriginal(t *testing.T) {
 	t.Parallel()
 	d := mustDecoder(t, "outbox.{doc_id}")
 	header := nats.Header{"Outflow": {packed}, "Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {"41"}}
@@ -78,7 +78,7 @@ func TestEventOfReplay(t *testing.T) {
 }
 
 // A dead letter belongs to the document that it names, wherever it is published.
-func TestEventOfDeadLetter(t *testing.T) {
+func TestADeadLetterBelongsToTheDocumentItNames(t *testing.T) {
 	t.Parallel()
 	r := mustDecoder(t, "outbox.{doc_id}")
 	long := strings.Repeat("x", 300)
@@ -96,7 +96,7 @@ func TestEventOfDeadLetter(t *testing.T) {
 }
 
 // The document is where the template has it, or where Config.Document finds it.
-func TestDocumentOfSubject(t *testing.T) {
+func TestTheDocumentIsReadFromTheSubject(t *testing.T) {
 	t.Parallel()
 	long := string(outbox.AppendToken(nil, strings.Repeat("x", 300)))
 	for _, c := range []struct{ template, subject, document string }{
@@ -131,7 +131,7 @@ func TestDocumentOfSubject(t *testing.T) {
 	}
 }
 
-func TestForeignMessages(t *testing.T) {
+func TestForeignMessagesAreRefused(t *testing.T) {
 	t.Parallel()
 	outside := strings.Replace(packed, "n=1 ", "n=12 ", 1)
 	for name, m := range map[string]stream.Message{
@@ -155,7 +155,7 @@ func TestForeignMessages(t *testing.T) {
 }
 
 // The partition is that of NATS's own mapping, which the template's {partition(doc_id, N)} is, too.
-func TestPartitionHash(t *testing.T) {
+func TestPartitionsAreThoseOfNATS(t *testing.T) {
 	t.Parallel()
 	for document, want := range map[string]uint32{"": 2166136261, "a": 0xe40c292c, "foobar": 0xbf9cf968} {
 		if got := partitionHash(document); got != want {

@@ -51,7 +51,7 @@ func (s *lateStream) Get(ctx context.Context, seq uint64) (*stream.Message, erro
 // A loss counts when a second reading agrees that was asked for so much later: an answer that is late makes
 // it no later. Neither the reading that saw it first nor the one after it ends Run before its time; when the
 // loss lasts, one does.
-func TestLateAnswerIsNoSecondReading(t *testing.T) {
+func TestALateAnswerConfirmsNoLoss(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		kind  error
@@ -140,7 +140,7 @@ func (s *lateStore) acquire(ctx context.Context) (*state, error) {
 
 // An instance with another number of partitions lives when it is seen again a lease later. A late answer says
 // nothing of that.
-func TestLateAnswerIsNoOtherInstance(t *testing.T) {
+func TestALateAnswerProvesNoOtherInstance(t *testing.T) {
 	t.Parallel()
 	lease := 10 * time.Second
 	for name, answers := range map[string][]time.Duration{"first": {2 * lease, 0, 0},

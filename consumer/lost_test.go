@@ -30,7 +30,7 @@ func (o *opening) Open(ctx context.Context, after uint64) (stream.Reader, error)
 
 // A hole appears when a session has looked at the stream and has read nothing yet. What it begins to read may
 // be before the hole.
-func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
+func TestALossBeforeTheStreamIsReadIsSeen(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		differ bool // the offsets do
@@ -70,7 +70,7 @@ func TestStreamLosesItsEndBeforeItIsRead(t *testing.T) {
 }
 
 // Before a loss that is seen only later, a filtered consumer has moved on over what the filter leaves out.
-func TestIdleBeforeAHole(t *testing.T) {
+func TestAFilteredConsumerIsNotMisledByALaterLoss(t *testing.T) {
 	t.Parallel()
 	s, src := &publisher{}, newMemoryStream()
 	all := s.events(30, 3)
@@ -106,7 +106,7 @@ func (f *forgetting) dropOldLayouts(context.Context, string) error {
 
 // What an old layout says of messages that come again is forgotten when all offsets are beyond these, not
 // only beyond its sequences.
-func TestHoledGenerationIsKept(t *testing.T) {
+func TestAnOldLayoutIsKeptUntilWhatComesAgainIsRead(t *testing.T) {
 	t.Parallel()
 	at := func(seq uint64, due outbox.LSN) offset {
 		return offset{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Lost: seq == 100}
@@ -140,7 +140,7 @@ func (m *moving) move(_ context.Context, _ string, _ int, _, to offset,
 // The offset of a worker that has nothing to do follows the others. Behind a hole it stays while it knows
 // more of what comes again than the message that it would move to: that is how events are told that have had
 // their effect.
-func TestIdleMarkBehindAHole(t *testing.T) {
+func TestAnIdleOffsetDoesNotMoveWhileEventsComeAgain(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		holed, again bool

@@ -10,7 +10,7 @@ import (
 )
 
 // Two consumers of a process, or one that is made again, share a registry.
-func TestMetrics(t *testing.T) {
+func TestConsumersShareARegistry(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	var all []*metrics

@@ -13,7 +13,7 @@ func offsetAt(seq uint64, due outbox.LSN, n uint32) offset {
 
 // The rules of offsets, one by one: what an offset says of a message, and what is left of offsets when the
 // number of partitions changes.
-func TestMarks(t *testing.T) {
+func TestOffsetsTellWhatHasHadItsEffect(t *testing.T) {
 	t.Parallel()
 	lost := offsetAt(100, 1000, 5)
 	lost.Lost = true

@@ -34,7 +34,7 @@ func (s *memoryStream) read() uint64 {
 
 // No more is read than MaxInFlight and MaxBytes say, and no more than 16 times that beyond an event that is
 // held up.
-func TestBackPressure(t *testing.T) {
+func TestNoMoreIsReadThanTheLimitsAllow(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*Config)
@@ -88,7 +88,7 @@ func TestBackPressure(t *testing.T) {
 }
 
 // A handler that does not return within StopTimeout is cut off, and what it did is not there.
-func TestStopTimeout(t *testing.T) {
+func TestAHandlerIsCutOffAfterStopTimeout(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(5, 1)
@@ -150,7 +150,7 @@ func TestLongHandlerKeepsTheLease(t *testing.T) {
 }
 
 // A handler that commits ends Run, and the error says what may be missing.
-func TestHandlerCommits(t *testing.T) {
+func TestAHandlerThatCommitsEndsRun(t *testing.T) {
 	t.Parallel()
 	for name, commit := range map[string]func(ctx context.Context, tx pgx.Tx) error{
 		"refused": func(ctx context.Context, tx pgx.Tx) error {
@@ -198,7 +198,7 @@ func TestHandlerCommits(t *testing.T) {
 }
 
 // SERIALIZABLE: transactions that conflict are tried again, and are no failures.
-func TestSerializable(t *testing.T) {
+func TestSerializationConflictsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(200, 20)
@@ -250,7 +250,7 @@ func TestSerializable(t *testing.T) {
 
 // Without a database an instance that can't renew its lease begins nothing more when the lease is over,
 // whoever holds it then.
-func TestLeaseThatCanNotBeRenewed(t *testing.T) {
+func TestALeaseThatCannotBeRenewedStopsNewEvents(t *testing.T) {
 	t.Parallel()
 	st := newDocumentStore(&memoryCell{},
 		&Config{Name: "orders", Stream: "OUTBOX", Lease: 20 * time.Millisecond})
@@ -266,7 +266,7 @@ func TestLeaseThatCanNotBeRenewed(t *testing.T) {
 }
 
 // The rest of a replay that was purged does not keep the live stream waiting.
-func TestReplayThatIsPurged(t *testing.T) {
+func TestAPurgedReplayHoldsUpNoLiveEvent(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
@@ -312,7 +312,7 @@ func TestReplayThatIsPurged(t *testing.T) {
 }
 
 // PostgreSQL is stopped, and killed, in the middle.
-func TestPostgresRestarts(t *testing.T) {
+func TestRunGoesOnWhenPostgreSQLRestarts(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Own(t, 0)
 	w, s, src := newHarnessIn(t, pgtest.Database(t, server)), &publisher{}, newMemoryStream()
@@ -344,7 +344,7 @@ func TestPostgresRestarts(t *testing.T) {
 }
 
 // A replicated stream gets other leaders, by election and because a node goes.
-func TestLeaderChanges(t *testing.T) {
+func TestRunGoesOnWhenTheStreamLeaderChanges(t *testing.T) {
 	t.Parallel()
 	tier.OnlyLong(t, "a cluster of three takes up to a minute")
 	cluster := natstest.Cluster(t, 3)

@@ -13,8 +13,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestManyParked: a million events behind one document, and more documents parked than are kept in memory.
-func TestManyParked(t *testing.T) {
+// TestManyEventsMayBeParked: a million events behind one document, and more documents parked than are kept in
+// memory.
+func TestManyEventsMayBeParked(t *testing.T) {
 	tier.OnlyLong(t, "it takes minutes and a gigabyte of disk")
 	const events, documents = 1_000_000, maxKept + 50_000
 	w := newWard(t)

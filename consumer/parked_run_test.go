@@ -49,10 +49,10 @@ func (r *refusals) handler(ctx context.Context, tx pgx.Tx, e *Event) error {
 	return r.ids[e.ID]
 }
 
-// TestParkingAtRandom parks, retries and skips at random, while events come, instances crash, connections
-// break and the number of partitions changes: at the end each event that was not skipped has had its effect
-// once, in the order of its document.
-func TestParkingAtRandom(t *testing.T) {
+// TestParkingAtRandomKeepsTheOrderOfEachDocument parks, retries and skips at random, while events come,
+// instances crash, connections break and the number of partitions changes: at the end each event that was not
+// skipped has had its effect once, in the order of its document.
+func TestParkingAtRandomKeepsTheOrderOfEachDocument(t *testing.T) {
 	t.Parallel()
 	first := *seed
 	if first == 0 {

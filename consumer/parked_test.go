@@ -241,7 +241,7 @@ func TestSkippedEventHasNoEffect(t *testing.T) {
 
 // A retry that fails parks the document again, with the attempts of before and those of now; what was behind
 // stays behind.
-func TestRetryThatFails(t *testing.T) {
+func TestARetryThatFailsParksTheDocumentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	w.fail("a")
@@ -275,7 +275,7 @@ func TestRetryThatFails(t *testing.T) {
 }
 
 // While a document with many events is released, in batches, new ones come: they go behind the others.
-func TestReleaseWhileEventsCome(t *testing.T) {
+func TestEventsThatComeDuringAReleaseGoBehind(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	w.fail("a")
@@ -314,7 +314,7 @@ func TestReleaseWhileEventsCome(t *testing.T) {
 
 // What the commit refuses is the event's fault as well: the others of the transaction have their effect, it
 // is parked again.
-func TestReleaseThatTheCommitRefuses(t *testing.T) {
+func TestAnEventThatTheCommitRefusesIsParkedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	if _, err := w.pool.Exec(t.Context(), `CREATE TABLE effect (seq bigint UNIQUE DEFERRABLE INITIALLY
@@ -341,7 +341,7 @@ func TestReleaseThatTheCommitRefuses(t *testing.T) {
 }
 
 // A release that a crash, a lost session or the end of its context cuts off leaves everything as it was.
-func TestReleaseThatIsCutOff(t *testing.T) {
+func TestAReleaseThatIsCutOffChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	w.fail("a")
@@ -384,7 +384,7 @@ func TestReleaseThatIsCutOff(t *testing.T) {
 }
 
 // An event that comes again, since the consumer was rewound, is not parked twice.
-func TestParkedEventThatComesAgain(t *testing.T) {
+func TestAParkedEventThatComesAgainIsNotParkedTwice(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	w.fail("a")
@@ -395,7 +395,7 @@ func TestParkedEventThatComesAgain(t *testing.T) {
 }
 
 // What memory says too much the table corrects.
-func TestDocumentThatMayBeParked(t *testing.T) {
+func TestTheTableCorrectsWhatMemoryTakesForParked(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	w.full = true
@@ -413,7 +413,7 @@ func TestDocumentThatMayBeParked(t *testing.T) {
 }
 
 // Names, headers and errors that PostgreSQL can't hold are parked all the same, and come out as they were.
-func TestParkedBytes(t *testing.T) {
+func TestBytesThatPostgreSQLCannotHoldAreParkedUnchanged(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	documents := []string{"", "\xff", "a\x00b", strings.Repeat("é", 30), "=FF "}
@@ -448,7 +448,7 @@ func TestParkedBytes(t *testing.T) {
 }
 
 // What one transaction releases is bounded in bytes too; an event that is larger than that goes alone.
-func TestReleaseOfLargeEvents(t *testing.T) {
+func TestAReleaseIsBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
 	w.fail("a")

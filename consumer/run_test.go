@@ -6,7 +6,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-func TestRun(t *testing.T) {
+func TestRunProcessesEachEventOnce(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 	all := s.events(500, 20)
@@ -30,7 +30,7 @@ func TestRun(t *testing.T) {
 	w.exactly(all)
 }
 
-func TestRunOnJetStream(t *testing.T) {
+func TestRunProcessesEachEventOfAJetStreamOnce(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})

@@ -59,7 +59,7 @@ func TestUpcastersAreChained(t *testing.T) {
 }
 
 // What no attempt would change is poison at once.
-func TestUpcastPoison(t *testing.T) {
+func TestWhatNoUpcastCouldChangeIsPoison(t *testing.T) {
 	t.Parallel()
 	refuse := errors.New("refused")
 	s := someSchema()
@@ -92,7 +92,7 @@ func TestUpcastPoison(t *testing.T) {
 	}
 }
 
-func TestFieldVersion(t *testing.T) {
+func TestFieldVersionReadsAMember(t *testing.T) {
 	t.Parallel()
 	from := FieldVersion("v")
 	for data, want := range map[string]string{
@@ -111,7 +111,7 @@ func TestFieldVersion(t *testing.T) {
 	}
 }
 
-func TestSchemasThatAreNone(t *testing.T) {
+func TestImpossibleSchemasAreRefused(t *testing.T) {
 	t.Parallel()
 	do := suffix("")
 	for want, change := range map[string]func(*Schema){

@@ -16,9 +16,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestScripts runs the files in testdata: what happens to a stream and to the sessions of a consumer, one
-// thing after the other. What is done about it stands below each line, behind ">". Documents a and b are in
-// different partitions of two.
+// TestSessionsFollowTheirScripts runs the files in testdata: what happens to a stream and to the sessions of
+// a consumer, one thing after the other. What is done about it stands below each line, behind ">". Documents
+// a and b are in different partitions of two.
 //
 //	partitions 3        of the sessions that follow; 2 at first
 //	accept_gap          of the sessions that follow
@@ -31,7 +31,7 @@ import (
 //	read                it reads all that there is
 //	look                it looks around: workers without events follow the others
 //	stop                it ends cleanly; without it, it crashes
-func TestScripts(t *testing.T) {
+func TestSessionsFollowTheirScripts(t *testing.T) {
 	t.Parallel()
 	script.Run(t, 8, func(t *testing.T, out *script.Script) script.Do { return newScript(t, out).do })
 }

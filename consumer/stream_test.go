@@ -34,7 +34,7 @@ func (w *harness) onStream(js jetstream.JetStream, change func(*Config)) *Consum
 }
 
 // Somebody else takes messages from the durable: in the midst, and at the end.
-func TestThief(t *testing.T) {
+func TestMessagesThatSomebodyElseTakesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
@@ -61,7 +61,7 @@ func TestThief(t *testing.T) {
 	w.exactly(all)
 }
 
-func TestNATSRestarts(t *testing.T) {
+func TestRunGoesOnWhenNATSRestarts(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	server := natstest.Process(t)
@@ -105,7 +105,7 @@ func TestNATSRestarts(t *testing.T) {
 	w.exactly(all)
 }
 
-func TestFilter(t *testing.T) {
+func TestAFilterLeavesTheOtherSubjectsOut(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
@@ -140,7 +140,7 @@ func TestFilter(t *testing.T) {
 }
 
 // Without a database: at least once, in order.
-func TestWithoutDatabase(t *testing.T) {
+func TestWithoutADatabaseEventsComeAtLeastOnceInOrder(t *testing.T) {
 	t.Parallel()
 	js, _ := realStream(t, jetstream.StreamConfig{})
 	s := &publisher{}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestFaults(t *testing.T) {
+func TestAWrappedFaultIsFoundAndSaysItsHint(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("connection reset")
 	f := &Fault{Class: Gap, Code: "slot_lost", Message: "slot outflow is lost", Hint: "Run x.", From: 1,

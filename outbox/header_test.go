@@ -18,7 +18,7 @@ func someHeader() Header {
 	}
 }
 
-func TestHeaderText(t *testing.T) {
+func TestHeadersSurviveTheirText(t *testing.T) {
 	t.Parallel()
 	h := someHeader()
 	if got := h.String(); got != headerText {
@@ -37,7 +37,7 @@ func TestHeaderText(t *testing.T) {
 	}
 }
 
-func TestHeaderOfLongKey(t *testing.T) {
+func TestALongKeyIsCutInTheHeader(t *testing.T) {
 	t.Parallel()
 	h := someHeader()
 	h.Key = strings.Repeat("k", 300)
@@ -50,7 +50,7 @@ func TestHeaderOfLongKey(t *testing.T) {
 	}
 }
 
-func TestHeadersThatAreNone(t *testing.T) {
+func TestMalformedHeadersAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		"", "v=1", "v=2" + headerText[3:], headerText[4:], strings.Replace(headerText, "i=3 n=0", "n=0 i=3",
@@ -70,7 +70,7 @@ func TestHeadersThatAreNone(t *testing.T) {
 	}
 }
 
-func TestSame(t *testing.T) {
+func TestHeadersThatDifferAreNotTheSame(t *testing.T) {
 	t.Parallel()
 	a := someHeader()
 	for name, change := range map[string]func(*Header){
@@ -138,7 +138,7 @@ func FuzzHeaderRoundTrip(f *testing.F) {
 }
 
 // The id as it stands in the header tells events apart, also where it was cut.
-func TestHeaderID(t *testing.T) {
+func TestIDsThatWereCutAreToldApart(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{"", "6f9619ff-8b86", "a b=c id=d", " key=", strings.Repeat("x", 300), "=~" +
 		strings.Repeat("0", 32)} {
@@ -152,7 +152,7 @@ func TestHeaderID(t *testing.T) {
 	}
 }
 
-func TestMaxHeaderLine(t *testing.T) {
+func TestNoHeaderLineIsLongerThanTheMaximum(t *testing.T) {
 	t.Parallel()
 	h := Header{
 		Pos: Position{LSN: 1<<64 - 1, Index: 1<<32 - 1}, N: 1<<63 - 1, Of: 1<<63 - 1, Due: 1<<64 - 1,
@@ -167,7 +167,7 @@ func TestMaxHeaderLine(t *testing.T) {
 }
 
 // The sum of an event id is that of its bytes, whatever the header makes of them.
-func TestHeaderIDSum(t *testing.T) {
+func TestTheSumOfAnIDIsThatOfItsBytes(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{"", "7", "a b=c", "ü", "\x00\xff", strings.Repeat("x", 200),
 		strings.Repeat("x", 201), strings.Repeat("ü", 60), "=~" + strings.Repeat("0", 32)} {

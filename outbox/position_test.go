@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestLSN(t *testing.T) {
+func TestLSNsAreReadAndPrinted(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]LSN{
 		"0/0": 0, "0/16B3748": 0x16B3748, "1/0": 1 << 32, "16/B374D848": 0x16_B374D848,
@@ -56,7 +56,7 @@ func TestPositionsAreOrdered(t *testing.T) {
 	}
 }
 
-func TestPositionText(t *testing.T) {
+func TestPositionsSurviveTheirText(t *testing.T) {
 	t.Parallel()
 	p := Position{0x16B3748, 1<<32 - 1}
 	if p.String() != "0/16B3748-4294967295" {

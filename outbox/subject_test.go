@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestSubjectTemplates(t *testing.T) {
+func TestSubjectTemplatesMakeSubjects(t *testing.T) {
 	t.Parallel()
 	values := map[string]string{"doc_id": "doc 1", "actor_id": "", "type": "orders.eu west..>", "trace": ""}
 	for _, test := range []struct{ template, want, columns string }{
@@ -55,7 +55,7 @@ func TestSubjectTemplatesThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestSubjectTemplateProduces(t *testing.T) {
+func TestATemplateKnowsTheSubjectsItProduces(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		template, subject string
@@ -85,7 +85,7 @@ func TestSubjectTemplateProduces(t *testing.T) {
 }
 
 // A consumer finds the document of a message by its subject.
-func TestSubjectTemplateValue(t *testing.T) {
+func TestATemplateFindsTheValueInASubject(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		template, subject, want string

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestToken(t *testing.T) {
+func TestATokenHoldsAnyValue(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{
 		"":                       "=",
@@ -28,7 +28,7 @@ func TestToken(t *testing.T) {
 }
 
 // A cut token keeps as many whole characters and escapes as fit in 128 bytes.
-func TestTokenIsCut(t *testing.T) {
+func TestALongTokenIsCutAtACharacter(t *testing.T) {
 	t.Parallel()
 	for value, kept := range map[string]string{
 		strings.Repeat("a", 201):  strings.Repeat("a", 128),
@@ -46,7 +46,7 @@ func TestTokenIsCut(t *testing.T) {
 	}
 }
 
-func TestTokensDiffer(t *testing.T) {
+func TestDifferentValuesHaveDifferentTokens(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
 	long := strings.Repeat("x", 300)
@@ -111,7 +111,7 @@ func FuzzTokensDiffer(f *testing.F) {
 	})
 }
 
-func TestParseToken(t *testing.T) {
+func TestTokensAreReadBack(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 127) + strings.Repeat(".", 30)
 	for _, value := range []string{"", "=", "a b.*", "\x00\xff", "né", "=~", strings.Repeat("a", 200)} {

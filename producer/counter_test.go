@@ -100,9 +100,9 @@ func TestNextCounterIsGapless(t *testing.T) {
 	}
 }
 
-// TestNextCounterInOneCall: the events of a call get their counters in the order of the call, whatever is
-// between them, and the next call counts on.
-func TestNextCounterInOneCall(t *testing.T) {
+// TestNextCounterFollowsTheOrderOfTheCall: the events of a call get their counters in the order of the call,
+// whatever is between them, and the next call counts on.
+func TestNextCounterFollowsTheOrderOfTheCall(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, `CREATE TABLE outbox (id int GENERATED ALWAYS
 		AS IDENTITY, doc_id uuid NOT NULL, actor_id char(3) NOT NULL, counter int NOT NULL,

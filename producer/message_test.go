@@ -60,9 +60,9 @@ func messageOf(t testing.TB, cfg Config) *Outbox {
 	return o
 }
 
-// TestMessage: an event without a table is one logical message with the documented content, in the order of
-// the call, and nothing if the transaction is rolled back.
-func TestMessage(t *testing.T) {
+// TestAnEventIsOneMessageWithTheDocumentedContent: an event without a table is one logical message with the
+// documented content, in the order of the call, and nothing if the transaction is rolled back.
+func TestAnEventIsOneMessageWithTheDocumentedContent(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	slot := d.newSlot()
@@ -121,8 +121,8 @@ func TestMessage(t *testing.T) {
 	})
 }
 
-// TestMessageNextCounter: the counters stand in the messages, from the same table.
-func TestMessageNextCounter(t *testing.T) {
+// TestMessagesTakeTheirCountersFromTheSameTable: the counters stand in the messages, from the same table.
+func TestMessagesTakeTheirCountersFromTheSameTable(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	slot := d.newSlot()
@@ -149,8 +149,8 @@ func TestMessageNextCounter(t *testing.T) {
 	})
 }
 
-// TestMessageInAnyEncoding: the content is UTF-8 also where the database is not.
-func TestMessageInAnyEncoding(t *testing.T) {
+// TestMessagesAreUTF8InAnyDatabase: the content is UTF-8 also where the database is not.
+func TestMessagesAreUTF8InAnyDatabase(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	u, err := url.Parse(d.url)
@@ -175,8 +175,8 @@ func TestMessageInAnyEncoding(t *testing.T) {
 	wantError(t, err, "enqueue 1 event into the WAL", "LATIN1")
 }
 
-// TestMessageRefused: what the content cannot hold.
-func TestMessageRefused(t *testing.T) {
+// TestAMessageThatCannotHoldTheEventIsRefused: what the content cannot hold.
+func TestAMessageThatCannotHoldTheEventIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	for _, c := range []struct {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// TestEveryShape writes through each shape of table that a mapping can describe, with either kind of
-// transaction, and reads back what is there.
-func TestEveryShape(t *testing.T) {
+// TestEveryShapeOfTableIsWritten writes through each shape of table that a mapping can describe, with either
+// kind of transaction, and reads back what is there.
+func TestEveryShapeOfTableIsWritten(t *testing.T) {
 	t.Parallel()
 	uuid1, uuid2 := "6f1c7a52-0b5e-4d7c-8f7e-0123456789ab", "6f1c7a52-0b5e-4d7c-8f7e-0123456789ac"
 	for _, c := range []struct {
@@ -154,8 +154,9 @@ func TestTheOrderIsThatOfTheCall(t *testing.T) {
 	})
 }
 
-// TestRefused: what cannot be right is refused before anything is sent, and the transaction goes on.
-func TestRefused(t *testing.T) {
+// TestImpossibleEventsAreRefusedBeforeAnythingIsSent: what cannot be right is refused before anything is
+// sent, and the transaction goes on.
+func TestImpossibleEventsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable, `CREATE TABLE shaped (id bigint GENERATED ALWAYS
 		AS IDENTITY, doc uuid NOT NULL, seq_key text NOT NULL, body text NOT NULL,

@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TestTaken: where a unique constraint watches, a counter or an id that was taken in another transaction is
-// an error that names the event.
-func TestTaken(t *testing.T) {
+// TestACounterOrIDThatIsTakenNamesTheEvent: where a unique constraint watches, a counter or an id that was
+// taken in another transaction is an error that names the event.
+func TestACounterOrIDThatIsTakenNamesTheEvent(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable, "CREATE UNIQUE INDEX once ON outbox (doc_id, actor_id, counter)")
 	d.both(t, func(t *testing.T, call inTx) {
@@ -49,9 +49,9 @@ func wantError(t testing.TB, err error, parts ...string) {
 	}
 }
 
-// TestServerErrors: what PostgreSQL alone can refuse is reported with its cure, and a table that has changed
-// is read again.
-func TestServerErrors(t *testing.T) {
+// TestWhatPostgreSQLRefusesIsReportedWithItsCure: what PostgreSQL alone can refuse is reported with its cure,
+// and a table that has changed is read again.
+func TestWhatPostgreSQLRefusesIsReportedWithItsCure(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	d.both(t, func(t *testing.T, call inTx) {
@@ -101,8 +101,9 @@ func TestServerErrors(t *testing.T) {
 	})
 }
 
-// TestConfigErrors: a mapping that the table does not have, and a table that nobody publishes.
-func TestConfigErrors(t *testing.T) {
+// TestAMappingThatTheTableLacksIsRefused: a mapping that the table does not have, and a table that nobody
+// publishes.
+func TestAMappingThatTheTableLacksIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, "CREATE TABLE outbox (id int, doc_id text, payload text)",
 		"CREATE TABLE other (doc_id text, payload text)",
@@ -152,7 +153,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// orID gives the event the id that the table of TestConfigErrors wants.
+// orID gives the event the id that the table of TestAMappingThatTheTableLacksIsRefused wants.
 func (e Event) orID(give bool) Event {
 	if give {
 		e.ID = "1"
@@ -187,9 +188,9 @@ func (c *turns) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too: once pgx
-// has prepared the statement on a connection, and from the first on where it prepares none.
-func TestOneRoundTrip(t *testing.T) {
+// TestACallIsOneRoundTrip: a call is one round trip, whatever the number of events, with NextCounter too:
+// once pgx has prepared the statement on a connection, and from the first on where it prepares none.
+func TestACallIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable)
 	counting := outboxOf(t, Config{NextCounter: true})

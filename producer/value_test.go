@@ -42,8 +42,9 @@ func at(offset int, t time.Time) time.Time    { return t.In(time.FixedZone("LMT"
 func day(sec, nsec int) time.Time             { return time.Date(1930, 5, 1, 12, 0, sec, nsec, time.UTC) }
 func columnOf(kind string) (name, sql string) { return strings.ReplaceAll(kind, " ", "_"), kind }
 
-// TestValues: what PostgreSQL has of each kind of Go value in a further column, as it prints it.
-func TestValues(t *testing.T) {
+// TestValuesArePrintedAsPostgreSQLPrintsThem: what PostgreSQL has of each kind of Go value in a further
+// column, as it prints it.
+func TestValuesArePrintedAsPostgreSQLPrintsThem(t *testing.T) {
 	t.Parallel()
 	kinds := []string{"text", "bigint", "smallint", "numeric", "real", "double precision", "boolean", "bytea",
 		"jsonb", "json", "inet", "timestamptz", "timestamp"}

@@ -55,7 +55,7 @@ func TestTheSecondConnectionFollowsTheFirst(t *testing.T) {
 }
 
 // With several hosts both connections end at the first that answers, also where names and addresses differ.
-func TestSeveralHosts(t *testing.T) {
+func TestBothConnectionsEndAtTheFirstHostThatAnswers(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	u, err := url.Parse(d.URL)
@@ -73,7 +73,7 @@ func TestSeveralHosts(t *testing.T) {
 }
 
 // What is set for the role, the database or in the URL does not change how values are printed.
-func TestPinnedSettings(t *testing.T) {
+func TestSettingsOfTheRoleDoNotChangeHowValuesPrint(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	name := d.Text("SELECT quote_ident(current_database())")

@@ -133,7 +133,7 @@ func (d *database) outlives(t *testing.T, s *Session) bool {
 
 // A promotion is a new timeline with a history, and what an earlier session kept of it is not used any
 // longer.
-func TestTimelineAfterAPromotion(t *testing.T) {
+func TestAPromotionIsANewTimeline(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Own(t, 0)
 	d := ready(t, srv)

@@ -19,7 +19,7 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-func TestPeek(t *testing.T) {
+func TestAPeekShowsWhatTheStreamWould(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
@@ -71,7 +71,7 @@ func TestPeek(t *testing.T) {
 // What a slot holds is streamed: the server keeps none of it in temporary files, no limit of statements ends
 // it, and nothing is confirmed. It ends although a transaction is open that has written much, and although
 // others go on.
-func TestPeekLeavesNoTrace(t *testing.T) {
+func TestAPeekLeavesNoTrace(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
@@ -128,7 +128,7 @@ func TestPeekLeavesNoTrace(t *testing.T) {
 
 // Where a transaction is open that has written a part of a page, and nobody else writes, not even the server
 // itself now and then, a peek ends.
-func TestPeekEndsOnASilentServer(t *testing.T) {
+func TestAPeekEndsOnASilentServer(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Own(t, 0)
 	d := ready(t, srv)
@@ -152,7 +152,7 @@ func TestPeekEndsOnASilentServer(t *testing.T) {
 }
 
 // A slot that lost its WAL says so, in the words of each version.
-func TestInvalidatedSlot(t *testing.T) {
+func TestASlotThatLostItsWALSaysSo(t *testing.T) {
 	t.Parallel()
 	for _, major := range pgtest.Majors(t) {
 		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestInvalidatedSlot(t *testing.T) {
 	}
 }
 
-func TestSlotStartsWhereItSays(t *testing.T) {
+func TestASlotStartsWhereItSays(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	s := d.setup()

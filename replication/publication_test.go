@@ -15,7 +15,7 @@ import (
 )
 
 // Up to PostgreSQL 17 this is an error in the stream, from 18 a notice and silence.
-func TestMissingPublicationEndsTheStream(t *testing.T) {
+func TestAMissingPublicationEndsTheStream(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
@@ -42,7 +42,7 @@ func TestMissingPublicationEndsTheStream(t *testing.T) {
 }
 
 // The role that runs the service may log in and replicate: it has no right on the table.
-func TestLeastPrivilege(t *testing.T) {
+func TestTheRoleNeedsNoRightOnTheTable(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()

@@ -8,7 +8,7 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-func TestParseHistory(t *testing.T) {
+func TestATimelineHistoryIsRead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, content string

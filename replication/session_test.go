@@ -147,7 +147,7 @@ func TestSlotThatIsMissingIsAPlainError(t *testing.T) {
 	}
 }
 
-func TestServerStateBeforeAndAfterStart(t *testing.T) {
+func TestTheServerStateIsReadBeforeAndAfterStart(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
@@ -209,7 +209,7 @@ func end(t testing.TB, s *Session) error {
 	}
 }
 
-func TestCloseDuringEverything(t *testing.T) {
+func TestCloseMayComeAtAnyTime(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	d.CopyIn(outboxdb.Ops(t, 20000))
@@ -252,7 +252,7 @@ func TestBytesReadAheadOfTheTakeOverAreNotLost(t *testing.T) {
 	}
 }
 
-func TestMessageLargerThanTheBuffer(t *testing.T) {
+func TestAMessageMayBeLargerThanTheBuffer(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.start(0)

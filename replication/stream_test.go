@@ -178,7 +178,7 @@ func TestStatusGoesOnWhileNobodyReads(t *testing.T) {
 	<-blocked
 }
 
-func TestWhatEndsAStream(t *testing.T) {
+func TestErrorsOfTheServerEndTheStream(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
@@ -260,7 +260,7 @@ func TestCloseUnblocksEveryone(t *testing.T) {
 	<-sent
 }
 
-func TestStatusInterval(t *testing.T) {
+func TestTheStatusIntervalIsAPartOfTheTimeout(t *testing.T) {
 	t.Parallel()
 	for timeout, want := range map[time.Duration]time.Duration{
 		0: 10 * time.Second, time.Minute: 10 * time.Second, 10 * time.Second: 2500 * time.Millisecond,
@@ -272,7 +272,7 @@ func TestStatusInterval(t *testing.T) {
 	}
 }
 
-func TestStopTakesLeave(t *testing.T) {
+func TestStopSaysGoodbyeToTheServer(t *testing.T) {
 	t.Parallel()
 	p := newPeer(t, 0)
 	p.send(keepalive(0x500, 0, 0))

@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-func TestLines(t *testing.T) {
+func TestLinesReadsOperationsAndReplays(t *testing.T) {
 	t.Parallel()
 	got, err := Lines(strings.NewReader(`{"doc_id": "a", "actor_id": "alice", "counter": 7, "op": [[1, 0, "x"]], "t": 3}
 

@@ -55,7 +55,7 @@ func listed(data []byte) ([]byte, error) {
 	})
 }
 
-func TestGolden(t *testing.T) {
+func TestGoldenFilesHoldWhatUpcastersMake(t *testing.T) {
 	t.Parallel()
 	Golden(t, orders(), filepath.Join("testdata", "upcast"))
 }

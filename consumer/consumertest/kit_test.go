@@ -48,7 +48,7 @@ func some(n int) (events []Event) {
 	return events
 }
 
-func TestExactlyOnce(t *testing.T) {
+func TestHandlersAreHeldToExactlyOnce(t *testing.T) {
 	t.Parallel()
 	pool := stock(t)
 	ExactlyOnce(t, pool, counts, some(7), Tables(pool, "stock"))
@@ -60,8 +60,8 @@ func TestExactlyOnce(t *testing.T) {
 	}
 }
 
-// TestExactlyOnceOfATrace: a recorded editing session, the document's text as the effect.
-func TestExactlyOnceOfATrace(t *testing.T) {
+// TestARecordedSessionHasItsEffectExactlyOnce: a recorded editing session, the document's text as the effect.
+func TestARecordedSessionHasItsEffectExactlyOnce(t *testing.T) {
 	t.Parallel()
 	pool := stock(t)
 	ops, err := recording.Load(recording.FriendsForever)
@@ -157,7 +157,7 @@ func TestBuggyHandlersAreFound(t *testing.T) {
 }
 
 // A single crash that makes the difference is named.
-func TestCrashIsLocated(t *testing.T) {
+func TestTheCrashThatMakesTheDifferenceIsNamed(t *testing.T) {
 	t.Parallel()
 	pool := stock(t)
 	tries := map[uint64]int{}

@@ -48,7 +48,7 @@ func TestCancelIsAskedForAgain(t *testing.T) {
 	})
 }
 
-func TestNewSlotWaits(t *testing.T) {
+func TestANewSlotWaitsForOpenTransactions(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	s := d.setup()

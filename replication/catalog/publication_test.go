@@ -26,7 +26,7 @@ const (
 		seq_key text GENERATED ALWAYS AS (actor_id || ':' || counter::text) STORED, payload jsonb)`
 )
 
-func TestPublication(t *testing.T) {
+func TestPublicationsThatHideRowsAreRefused(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
@@ -236,7 +236,7 @@ func TestPublicationIdentityChangesWithEachAbsence(t *testing.T) {
 
 // Whatever hides rows for a while leaves another identity; what hides none leaves the same one, but for the
 // files of partitions.
-func TestPublicationIdentity(t *testing.T) {
+func TestThePublicationIdentityChangesWhenRowsAreHidden(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()
@@ -347,7 +347,7 @@ func TestPublicationIdentity(t *testing.T) {
 }
 
 // Whoever has locked a partition, VACUUM FULL for example, keeps nobody from reading what is published.
-func TestPublicationWaitsForNoPartition(t *testing.T) {
+func TestReadingThePublicationWaitsForNoPartition(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	if _, err := d.Conn.PgConn().Exec(within(t), partitionedTable).ReadAll(); err != nil {
@@ -367,9 +367,9 @@ func TestPublicationWaitsForNoPartition(t *testing.T) {
 	}
 }
 
-// TestPublicationOfManyPartitions: reading what is published costs no more than so much for each partition,
-// also where the server knows by its statistics that all of them have the same parent.
-func TestPublicationOfManyPartitions(t *testing.T) {
+// TestReadingThePublicationCostsLittleForEachPartition: reading what is published costs no more than so much
+// for each partition, also where the server knows by its statistics that all of them have the same parent.
+func TestReadingThePublicationCostsLittleForEachPartition(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	const n = 300

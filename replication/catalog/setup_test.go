@@ -90,7 +90,7 @@ func TestBlockedSlotNamesWhoBlocks(t *testing.T) {
 	}
 }
 
-func TestCheckServer(t *testing.T) {
+func TestAServerThatCannotBeUsedIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ setting, code string }{
 		{"wal_level=replica", "wal_level"},
@@ -134,7 +134,7 @@ func TestCheckServer(t *testing.T) {
 }
 
 // What --print shows makes what init makes.
-func TestPrintedStatements(t *testing.T) {
+func TestThePrintedStatementsMakeTheSame(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	d.cfg.Table, d.cfg.Publication = `public.out"box`, `pub's "one"`
@@ -164,7 +164,7 @@ func TestPrintedStatements(t *testing.T) {
 	}
 }
 
-func TestTableWithoutTheOptionalColumns(t *testing.T) {
+func TestATableMayLackTheOptionalColumns(t *testing.T) {
 	t.Parallel()
 	cfg := SetupConfig{
 		Config:  Config{Table: "outbox", Slot: "s", Publication: "p"},

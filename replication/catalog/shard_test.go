@@ -15,7 +15,7 @@ import (
 )
 
 // Only the row filter of the shard is taken, and none where there is no shard.
-func TestShardOfThePublication(t *testing.T) {
+func TestOnlyTheRowFilterOfTheShardIsTaken(t *testing.T) {
 	t.Parallel()
 	outboxdb.EachWithRowFilters(t, func(t *testing.T, srv *pgserver.Server) {
 		d := newDatabase(t, srv)
@@ -93,7 +93,7 @@ func TestShardOfThePublication(t *testing.T) {
 }
 
 // What a row filter can't do is said before anything is made.
-func TestShardRefused(t *testing.T) {
+func TestAColumnThatNoRowFilterCanTakeIsRefused(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()

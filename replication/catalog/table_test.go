@@ -11,7 +11,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestSplitTable(t *testing.T) {
+func TestTableNamesAreSplitAsPostgreSQLDoes(t *testing.T) {
 	t.Parallel()
 	for table, want := range map[string][]string{
 		"outbox": {"public", "outbox"}, "public.outbox": {"public", "outbox"},
@@ -30,7 +30,7 @@ func TestSplitTable(t *testing.T) {
 	}
 }
 
-func TestTable(t *testing.T) {
+func TestTheTableIsReadWithItsColumns(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	table, err := d.table()
@@ -75,7 +75,7 @@ func (d *database) table() (Table, error) {
 }
 
 // Of which types the text sorts as the values do, by what the server says of both: only those may be keys.
-func TestPrintsUnordered(t *testing.T) {
+func TestOnlyTypesWhoseTextSortsMayBeKeys(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	d.Exec("CREATE DOMAIN counted AS bigint CHECK (VALUE > 0)")

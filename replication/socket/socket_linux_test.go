@@ -53,7 +53,7 @@ func unpolled(t *testing.T) (*Conn, net.Conn) {
 }
 
 // Outside the poller a read and a write that wait end with Close all the same, and a write with its deadline.
-func TestUnpolledEnds(t *testing.T) {
+func TestOutsideThePollerCloseEndsReadsAndWrites(t *testing.T) {
 	t.Parallel()
 	ends := func(t *testing.T, what string, done <-chan error) {
 		t.Helper()

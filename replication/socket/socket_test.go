@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestRate(t *testing.T) {
+func TestManySmallReadsAreGathered(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		bytes int // of a read

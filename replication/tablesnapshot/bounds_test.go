@@ -11,7 +11,7 @@ import (
 )
 
 // Rows with one place can't be told apart by it: they are counted.
-func TestRowsAlike(t *testing.T) {
+func TestRowsWithTheSamePlaceAreCounted(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	d.Exec("CREATE TABLE outbox (id bigint, doc_id text, seq_key text, payload text)")
@@ -43,7 +43,7 @@ func TestRowsAlike(t *testing.T) {
 
 // Whoever goes on behind any row of a sorted query reads exactly those that are behind it: in the order of
 // the ids' own type where there is no key, as bytes where there is one.
-func TestRowsBehindAPlace(t *testing.T) {
+func TestReadingGoesOnBehindAnyRow(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	keyed := relay.Mapping{Doc: "doc_id", Key: "seq_key", Payload: "payload"}

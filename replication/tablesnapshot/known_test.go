@@ -75,7 +75,7 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 }
 
 // An error of what fills it, or of the server, ends it.
-func TestKnowEnds(t *testing.T) {
+func TestAnErrorEndsTheReadingOfKnownRows(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	open := func() *Reader {
@@ -107,7 +107,7 @@ func TestKnowEnds(t *testing.T) {
 	}
 }
 
-func TestCheckIDs(t *testing.T) {
+func TestIDsThatAreNullOrDoubleAreCounted(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	for _, c := range []struct {
@@ -137,7 +137,7 @@ func TestCheckIDs(t *testing.T) {
 
 // Under the lock rows are written; a statement that makes the table anew, whose rows an older snapshot would
 // not see, waits.
-func TestTableLock(t *testing.T) {
+func TestTheTableLockLetsRowsBeWritten(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	l, err := LockTable(within(t), d.cfg)
@@ -175,7 +175,7 @@ func TestTableLock(t *testing.T) {
 }
 
 // What a reader knows is no matter of synchronous standbys: it waits for none.
-func TestKnowWaitsForNoStandby(t *testing.T) {
+func TestKnownRowsWaitForNoStandby(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
 	d.Exec("CREATE TABLE outbox (id bigint)")

@@ -12,7 +12,7 @@ import (
 )
 
 // Where rows of a shard are read from the table, those of the others are not there.
-func TestShardOfSnapshot(t *testing.T) {
+func TestASnapshotReadsTheRowsOfItsShardOnly(t *testing.T) {
 	t.Parallel()
 	outboxdb.EachWithRowFilters(t, func(t *testing.T, srv *pgserver.Server) {
 		d := newDatabase(t, srv)

@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-func TestSnapshotRows(t *testing.T) {
+func TestASnapshotReadsTheRowsOfItsMoment(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	d.Exec(
@@ -51,7 +51,7 @@ func TestSnapshotRows(t *testing.T) {
 
 // The table that was published before may have other columns: then the two can't be read as one, and that is
 // what is said.
-func TestSnapshotWithAnotherTable(t *testing.T) {
+func TestAnotherTableWithOtherColumnsIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
 	d.Exec(outboxdb.PlainTable + `; CREATE PUBLICATION outflow FOR ALL TABLES;
@@ -94,7 +94,7 @@ func TestSnapshotWithAnotherTable(t *testing.T) {
 
 // A policy that hides rows from the role hides none from the WAL: what is read of the table must not look
 // complete.
-func TestSnapshotOfHiddenRows(t *testing.T) {
+func TestAPolicyThatHidesRowsIsRefused(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	role := strings.ReplaceAll(t.Name(), "/", "_")
@@ -127,7 +127,7 @@ func (d *database) published(t *testing.T, snap *Snapshot, want ...string) {
 
 // A generated column is in the stream of changes only where the publication says so: else its value is
 // computed, not read.
-func TestGeneratedColumnsInTheWAL(t *testing.T) {
+func TestGeneratedColumnsAreReadWhereThePublicationHasThem(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()

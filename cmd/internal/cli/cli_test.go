@@ -20,7 +20,7 @@ import (
 // binary is the built program.
 var binary string
 
-// signalMode makes this test binary the program that TestSignals sends signals to.
+// signalMode makes this test binary the program that TestASecondSignalEndsAStopThatHangs sends signals to.
 const signalMode = "OUTFLOW_TEST_SIGNALS"
 
 func TestMain(m *testing.M) {
@@ -71,7 +71,7 @@ func outflow(t *testing.T, environ []string, args ...string) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionIsPrinted(t *testing.T) {
 	t.Parallel()
 	want := regexp.MustCompile(`^outflow \S+( commit \S+)? go\S+ \w+/\w+\n$`)
 	for _, arg := range []string{"version", "--version"} {
@@ -86,7 +86,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestConfigShowsEachValueAndItsOrigin(t *testing.T) {
 	t.Parallel()
 	sample := "../../../docs/samples/partitioned.yaml"
 	r := outflow(t, []string{"OUTFLOW_STREAM=ENV", "OUTFLOW_NATS_TOKEN=s3cr3t", "PGPASSWORD=s3cr3t"},
@@ -111,7 +111,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestErrorsAreSaidOnStandardError(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "outflow.yaml")
 	if err := os.WriteFile(file, []byte("stream: A\nreorder:\n  horizn: 20ms\n"), 0o600); err != nil {
@@ -186,7 +186,7 @@ func TestErrors(t *testing.T) {
 }
 
 // What the sink knows about subjects is said with all the rest.
-func TestSubjects(t *testing.T) {
+func TestSubjectsThatTheSinkRefusesAreUsageErrors(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		args []string
@@ -209,7 +209,7 @@ func TestSubjects(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
+func TestHelpShowsCommandsAndTopics(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		args       []string
@@ -230,7 +230,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-func TestCompletion(t *testing.T) {
+func TestCompletionKnowsCommandsAndSettings(t *testing.T) {
 	t.Parallel()
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		if r := outflow(t, nil, "completion", shell); r.code != 0 || r.stderr != "" || len(r.stdout) < 1000 {
@@ -252,7 +252,7 @@ func TestCompletion(t *testing.T) {
 }
 
 // Every command has an example, and none hides the hook of the root.
-func TestCommands(t *testing.T) {
+func TestEveryCommandHasAnExample(t *testing.T) {
 	t.Parallel()
 	a := &App{Stdout: &bytes.Buffer{}, Stderr: &bytes.Buffer{}}
 	for _, cmd := range a.Outflow().Commands() {
@@ -265,7 +265,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-func TestExitCodes(t *testing.T) {
+func TestEachClassHasItsExitCode(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		err  error
@@ -304,7 +304,7 @@ func waitForSignals() {
 }
 
 // The first signal cancels the context, the second one ends a stop that hangs.
-func TestSignals(t *testing.T) {
+func TestASecondSignalEndsAStopThatHangs(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), signalMode+"=1")

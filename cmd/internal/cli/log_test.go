@@ -9,7 +9,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 )
 
-func TestLogger(t *testing.T) {
+func TestTheLogHasItsFormatAndLevel(t *testing.T) {
 	t.Parallel()
 	for format, want := range map[string]string{"text": "level=WARN msg=behind",
 		"json": `"level":"WARN","msg":"behind"`} {

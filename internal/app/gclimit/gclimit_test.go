@@ -14,7 +14,7 @@ func settings(maxEvents int, maxBytes int64) relay.Settings {
 	return relay.Settings{MaxEvents: maxEvents, MaxBytes: maxBytes}
 }
 
-func TestLimitOfSettings(t *testing.T) {
+func TestTheLimitIsComputedFromTheSettings(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
 	for _, c := range []struct {

@@ -83,9 +83,9 @@ func TestPagesMayNotBeFramedNorRunAnything(t *testing.T) {
 	}
 }
 
-// TestClientsThatDoNotRead: many ask again and again and read nothing. So many as are allowed are served at
-// the same time, their connections are closed, and somebody who reads is answered.
-func TestClientsThatDoNotRead(t *testing.T) {
+// TestClientsThatDoNotReadKeepNobodyOut: many ask again and again and read nothing. So many as are allowed
+// are served at the same time, their connections are closed, and somebody who reads is answered.
+func TestClientsThatDoNotReadKeepNobodyOut(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestTimes(t *testing.T) {
+func TestTimesAreAgesOrInstants(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	for text, want := range map[string]time.Time{

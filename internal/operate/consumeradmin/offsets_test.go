@@ -22,9 +22,9 @@ func seqs(all []offset) (out []uint64) {
 	return out
 }
 
-// TestLower: no offset rises, none stays beyond the target, and what an earlier number of partitions had done
-// stays done below it.
-func TestLower(t *testing.T) {
+// TestLoweringRaisesNoOffset: no offset rises, none stays beyond the target, and what an earlier number of
+// partitions had done stays done below it.
+func TestLoweringRaisesNoOffset(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		offsets, before []uint64
@@ -65,7 +65,7 @@ func TestLower(t *testing.T) {
 
 // An offset whose message the broker has lost stays so, unless it is taken back, and so does an old layout
 // that has one: the events that come again under new sequences are recognized by it alone.
-func TestLowerKeepsWhatTheBrokerHasLost(t *testing.T) {
+func TestLoweringKeepsWhatTheBrokerHasLost(t *testing.T) {
 	t.Parallel()
 	const stored = `[{"source":"live","marks":[{"seq":20,"due":"0/14","n":1,"pos":"0/10-1","holed":true}]}]`
 	s := &state{offsets: offsets(30, 40)}

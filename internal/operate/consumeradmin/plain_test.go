@@ -33,7 +33,7 @@ func (d *durable) look() (*jetstream.ConsumerInfo, error) {
 
 // What a durable has been left alone for counts from an answer to a later question: an answer that comes
 // late, of a server or a command that stood still, is no time in which nobody used it.
-func TestLateAnswerIsNoQuiet(t *testing.T) {
+func TestALateAnswerProvesNoIdleTime(t *testing.T) {
 	t.Parallel()
 	at := func(question int) func(int) time.Duration {
 		return func(n int) time.Duration {

@@ -56,9 +56,9 @@ func content(t *testing.T, js jetstream.JetStream) string {
 	return strings.Join(all, " ")
 }
 
-// TestPublishedOnce: whatever came in that this publisher does not know of, a message is there once and
-// behind the one before it.
-func TestPublishedOnce(t *testing.T) {
+// TestAMessageIsPublishedOnceAndInOrder: whatever came in that this publisher does not know of, a message is
+// there once and behind the one before it.
+func TestAMessageIsPublishedOnceAndInOrder(t *testing.T) {
 	t.Parallel()
 	p, js := newTestPublisher(t)
 	at, err := p.begin(t.Context(), true)
@@ -105,8 +105,8 @@ func TestPublishedOnce(t *testing.T) {
 	}
 }
 
-// TestPublishRefused: what the target will never take ends a replay at once.
-func TestPublishRefused(t *testing.T) {
+// TestAMessageThatTheTargetNeverTakesEndsAReplay: what the target will never take ends a replay at once.
+func TestAMessageThatTheTargetNeverTakesEndsAReplay(t *testing.T) {
 	t.Parallel()
 	p, js := newTestPublisher(t)
 	_, err := p.begin(t.Context(), false)

@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-func TestSubjects(t *testing.T) {
+func TestSubjectFiltersOverlapAndCover(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		a, b             string
@@ -38,7 +38,7 @@ func TestSubjects(t *testing.T) {
 	}
 }
 
-func TestPlaces(t *testing.T) {
+func TestResumePointsSurviveTheirText(t *testing.T) {
 	t.Parallel()
 	for _, p := range []resumePoint{
 		{n: 1, hash: "ab", from: FromStream, seq: 17, end: 20},
@@ -57,7 +57,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-func TestLines(t *testing.T) {
+func TestALineHoldsTheDataUnchanged(t *testing.T) {
 	t.Parallel()
 	for data, want := range map[string]string{
 		`{"a":  1.10, "<&>":9007199254740993}`: `"data":{"a":  1.10, "<&>":9007199254740993}}`,
@@ -129,8 +129,9 @@ func messageOf(subject, key string, header nats.Header) *Message {
 	return &Message{Seq: 1, Subject: subject, Header: header, Outflow: parsed}
 }
 
-// TestWhatMessagesTell: where the document and the actor of a message are found, or are not.
-func TestWhatMessagesTell(t *testing.T) {
+// TestDocumentAndActorAreFoundInAMessage: where the document and the actor of a message are found, or are
+// not.
+func TestDocumentAndActorAreFoundInAMessage(t *testing.T) {
 	t.Parallel()
 	const counter = ":00000000000000000007"
 	long := strings.Repeat("x", 250)

@@ -3,7 +3,7 @@ package replay
 import "testing"
 
 // What a transform of the target makes is compared with the live subjects: so all of it must be known.
-func TestTransformed(t *testing.T) {
+func TestSubjectsOfATransformMustBeKnown(t *testing.T) {
 	t.Parallel()
 	for destination, want := range map[string]string{
 		"a.b": "a.b", "a.>": "a.>", "a.$1.b": "a.*.b", "a.{{wildcard(1)}}.b": "a.*.b",

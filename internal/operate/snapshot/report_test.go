@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestProgress(t *testing.T) {
+func TestProgressIsReportedNowAndThen(t *testing.T) {
 	t.Parallel()
 	var told []RowProgress
 	p := newReporter(1000, func(p RowProgress) { told = append(told, p) })

@@ -115,8 +115,9 @@ func (d *database) api() *API {
 	return api
 }
 
-// TestEveryShape calls the function for each shape of table that a mapping can describe.
-func TestEveryShape(t *testing.T) {
+// TestTheFunctionWritesEveryShapeOfTable calls the function for each shape of table that a mapping can
+// describe.
+func TestTheFunctionWritesEveryShapeOfTable(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, s *pgserver.Server) {
 		t.Parallel()
 		for _, c := range []struct {
@@ -209,7 +210,7 @@ func TestEveryShape(t *testing.T) {
 
 // A column's name, which whoever owns the table has chosen, stays a name in the function: it does not end its
 // text.
-func TestNamesThatEndText(t *testing.T) {
+func TestAHostileColumnNameStaysAName(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"x$outflow$; DROP TABLE outbox; --", "$outflow$", "$outflow1$ $outflow$",
 		"$$", "a'; $q$"} {
@@ -225,8 +226,9 @@ func TestNamesThatEndText(t *testing.T) {
 	}
 }
 
-// TestRefused: the same is refused as in package producer, with what, value and cure.
-func TestRefused(t *testing.T) {
+// TestTheFunctionRefusesWhatTheProducerRefuses: the same is refused as in package producer, with what, value
+// and cure.
+func TestTheFunctionRefusesWhatTheProducerRefuses(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Server(t)
 	d := newDatabase(t, s, defaultTable, "sink.max_payload=1KiB")
@@ -362,8 +364,9 @@ func TestItHasTheRightsOfTheCaller(t *testing.T) {
 	}
 }
 
-// TestAnotherMapping: made again for another table, the function is the only one of its name.
-func TestAnotherMapping(t *testing.T) {
+// TestAFunctionMadeAgainReplacesTheOld: made again for another table, the function is the only one of its
+// name.
+func TestAFunctionMadeAgainReplacesTheOld(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t), defaultTable)
 	d.api()
@@ -383,8 +386,8 @@ func TestAnotherMapping(t *testing.T) {
 	}
 }
 
-// TestCannotBeMade: a mapping that leaves nothing to fill in.
-func TestCannotBeMade(t *testing.T) {
+// TestAMappingWithNothingToFillInIsRefused: a mapping that leaves nothing to fill in.
+func TestAMappingWithNothingToFillInIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t), "CREATE TABLE outbox (id int, x text, doc_id text GENERATED "+
 		"ALWAYS AS (x || '!') STORED, payload text)")
