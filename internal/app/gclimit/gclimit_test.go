@@ -23,9 +23,9 @@ func TestTheLimitIsComputedFromTheSettings(t *testing.T) {
 		maxPayload int
 		want       int64
 	}{
-		// the defaults: an event weighs 352 bytes more than it counts
-		{65536, 64 * mib, mib, (64+22)*mib*9/8 + 36*mib},
-		{1 << 30, 64 * mib, mib, (64+352)*mib*9/8 + 36*mib},
+		// the defaults: an event weighs 376 bytes more than it counts
+		{65536, 64 * mib, mib, (64*mib+65536*376)*9/8 + 36*mib},
+		{1 << 30, 64 * mib, mib, (64+376)*mib*9/8 + 36*mib},
 		{1, 1, 64 * mib, 288 * mib},
 		{math.MaxInt, math.MaxInt64, mib, math.MaxInt64},
 		{math.MaxInt, math.MaxInt64 / 16, mib, math.MaxInt64},
