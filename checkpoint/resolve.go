@@ -209,19 +209,23 @@ func shardText(s relay.Shard) string {
 }
 
 func mappingText(m relay.Mapping) string {
-	origin := "any"
+	origin, span := "any", ""
 	if m.OwnOnly {
 		origin = "own"
+	}
+	if m.Span != "" {
+		span = " span=" + m.Span
 	}
 	if !m.Source.Rows() {
 		key := "in commit order"
 		if m.Keyed() {
 			key = "ordered by key"
 		}
-		return fmt.Sprintf("source=%v origin=%s, %s", m.Source, origin, key)
+		return fmt.Sprintf("source=%v origin=%s%s, %s", m.Source, origin, span, key)
 	}
-	return fmt.Sprintf("source=%v origin=%s table=%s doc_id=%s actor_id=%s counter=%s seq_key=%s payload=%s",
-		m.Source, origin, m.Table, m.Doc, m.Actor, m.Counter, m.Key, m.Payload)
+	return fmt.Sprintf("source=%v origin=%s table=%s doc_id=%s actor_id=%s counter=%s%s seq_key=%s "+
+		"payload=%s",
+		m.Source, origin, m.Table, m.Doc, m.Actor, m.Counter, span, m.Key, m.Payload)
 }
 
 func (v *resolver) server() error {

@@ -193,6 +193,8 @@ func TestResolveRefuses(t *testing.T) {
 				"keep everybody else out"}},
 		{func(r *Readings) { r.Record.Stopped = "foreign_message"; r.Server.SystemID = "1" },
 			"system_changed", outbox.Gap, "0/3000 to 0/5000", nil},
+		{func(r *Readings) { r.Record.Mapping.Span = "length" }, "mapping_changed", outbox.Fatal, "",
+			[]string{" counter=counter span=length seq_key="}},
 		{func(r *Readings) { r.Record.Mapping.Key = "key" }, "mapping_changed", outbox.Fatal, "",
 			[]string{"seq_key=key", "seq_key=seq_key", "public.outbox"}},
 		{func(r *Readings) {

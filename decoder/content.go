@@ -23,10 +23,12 @@ const (
 	memberKey
 	memberHeaders
 	memberPayload
+	memberSpan // the last: only where it is mapped
 	members
 )
 
-var memberNames = [members]string{"doc_id", "actor_id", "counter", "id", "seq_key", "headers", "payload"}
+var memberNames = [members]string{"doc_id", "actor_id", "counter", "id", "seq_key", "headers", "payload",
+	"span"}
 
 // content is what is known of a message event while it is read. Values are where they lie in the message.
 type content struct {
@@ -76,6 +78,14 @@ func (d *Decoder) event(b []byte, r *Result) error {
 	if d.cfg.Mapping.Actor == "" {
 		e.Actor, e.Null = "", e.Null&^relay.NullActor
 	}
+	if first := c.value[memberCounter]; first.Set && d.cfg.Mapping.Counter != "" {
+		n, _ := parseInteger(b[first.Start:first.End])
+		span := int64(1)
+		if s := c.value[memberSpan]; s.Set {
+			span, _ = parseInteger(b[s.Start:s.End])
+		}
+		e.Counter = counterOf(n, span)
+	}
 	switch p := c.value[memberPayload]; {
 	case !p.Set:
 		e.Null |= relay.NullPayload
@@ -88,8 +98,11 @@ func (d *Decoder) event(b []byte, r *Result) error {
 	large := slices.ContainsFunc(c.extra, func(s jsontext.Span) bool { return s.End-s.Start >= ownBlock })
 	e.Extra = d.arena.strings(len(c.extra), large)
 	for i, s := range c.extra {
-		if d.cfg.Extra[i] == d.cfg.Mapping.Counter {
+		switch d.cfg.Extra[i] {
+		case d.cfg.Mapping.Counter:
 			s = c.value[memberCounter]
+		case d.cfg.Mapping.Span:
+			s = c.value[memberSpan]
 		}
 		if s.Set {
 			e.Extra[i] = d.unquoted(s)
@@ -152,9 +165,13 @@ func (d *Decoder) readContent(b []byte) {
 func (d *Decoder) readMembers() {
 	c := &d.content
 	s := &c.json
+	known := memberNames[:]
+	if d.cfg.Mapping.Span == "" {
+		known = known[:memberSpan]
+	}
 	s.Object(func(name jsontext.Span) {
 		text := c.bytes(name)
-		switch i := slices.IndexFunc(memberNames[:], func(n string) bool { return n == string(text) }); {
+		switch i := slices.IndexFunc(known, func(n string) bool { return n == string(text) }); {
 		case i < 0:
 			c.spoil("has the unknown member %s", c.quote(name))
 			s.Value()
@@ -188,14 +205,23 @@ func (d *Decoder) readMember(i int) {
 	case i == memberHeaders:
 		c.spoil("headers is not an object")
 	case i == memberCounter:
-		if !counter(s.Text[whole.Start:whole.End]) {
-			c.spoil("counter is not a whole number from 0 to %d, written in digits", math.MaxInt64)
-			return
-		}
-		c.value[i] = whole
+		d.readNumber(i, whole, 0, math.MaxInt64)
+	case i == memberSpan:
+		d.readNumber(i, whole, 1, math.MaxUint32)
 	default:
 		c.value[i] = c.string("", memberNames[i], first, whole)
 	}
+}
+
+// readNumber takes the value of a member that is a whole number, written in digits.
+func (d *Decoder) readNumber(i int, whole jsontext.Span, least, most int64) {
+	c := &d.content
+	raw := c.json.Text[whole.Start:whole.End]
+	if n, ok := parseInteger(raw); !ok || raw[0] == '-' || n < least || n > most {
+		c.spoil("%s is not a whole number from %d to %d, written in digits", memberNames[i], least, most)
+		return
+	}
+	c.value[i] = whole
 }
 
 // readHeaders reads the member headers, an object.
@@ -269,15 +295,4 @@ func (c *content) spoil(format string, args ...any) {
 	if c.bad == "" {
 		c.bad = fmt.Sprintf(format, args...)
 	}
-}
-
-// counter reports whether a JSON value is a whole number from 0 to 2^63-1, written as one.
-func counter(b []byte) bool {
-	for _, c := range b {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	_, err := strconv.ParseInt(string(b[:min(len(b), 20)]), 10, 64)
-	return err == nil && len(b) < 20
 }

@@ -3,6 +3,7 @@ package decoder
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -59,20 +60,22 @@ func TestTransaction(t *testing.T) {
 		commit(0x100, 0x130, 7),
 		begin(0x200), row("3", `[[2, 0, "s"]]`), commit(0x200, 0x230, 5))
 	must.Succeed(t, err)
-	want := func(index uint32, key, payload string) Result {
+	want := func(index uint32, counter int64, payload string) Result {
 		return Result{Kind: Event, Event: relay.Event{
-			Pos: outbox.Position{Index: index}, Doc: "friendsforever", Actor: "0", Key: key,
+			Pos: outbox.Position{Index: index}, Doc: "friendsforever", Actor: "0",
+			Key:     fmt.Sprintf("0:%020d", counter),
+			Counter: outbox.Counter{First: counter, Span: 1},
 			ID:      "7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10",
 			Payload: []byte(payload), PayloadSize: len(payload),
 		}}
 	}
 	expected := []Result{
 		{Missing: true}, // the key, which is generated
-		want(0, "0:00000000000000000001", `[[0, 0, "A"]]`),
-		want(1, "0:00000000000000000002", `[[1, 0, " "]]`),
+		want(0, 1, `[[0, 0, "A"]]`),
+		want(1, 2, `[[1, 0, " "]]`),
 		{Kind: Commit, Commit: relay.Commit{LSN: 0x130, Start: 0x100, Time: 7, Kind: relay.Events,
 			Events: 2}},
-		want(0, "0:00000000000000000003", `[[2, 0, "s"]]`),
+		want(0, 3, `[[2, 0, "s"]]`),
 		{Kind: Commit, Commit: relay.Commit{LSN: 0x230, Start: 0x200, Time: 5, Kind: relay.Events,
 			Events: 1}},
 	}

@@ -43,6 +43,13 @@
 // Where it is not, the key is computed as SQL would do it, so that it does not matter to the order whether
 // the column is published.
 //
+// # Counters
+//
+// Every event gets its counter and how many counters it takes, whichever mode is in force: settings change in
+// the WAL, between one event and the next. Where a value is not a usable integer, the event only says so
+// ([relay.Event.Unplaceable]). In horizon mode a counter may be any text, and such an event is as good as any
+// other; in gap mode the buffer, which knows the mode, marks it as bad.
+//
 // # Why the values may be kept
 //
 // The message that Decode is given lies in a buffer that will be read into again. What an event needs of a

@@ -15,6 +15,10 @@ func settingsOf(horizon time.Duration) relay.Settings {
 	return relay.Settings{Horizon: horizon, Sort: outbox.ByCommit, MaxEvents: 512, MaxBytes: 1 << 20}
 }
 
+// gap are settings of gap mode, which only version 2 of a change can say.
+var gap = relay.Settings{Sort: outbox.ByGap, MaxEvents: 512, MaxBytes: 1 << 20, Gap: relay.Gap{
+	Bound: 10 * time.Second, Cold: 20 * time.Millisecond, Memory: 16384, First: 1, Scope: relay.OfDocument}}
+
 // padded gives a change of n bytes; its first maxSettings bytes are a well-formed change too.
 func padded(n int) string {
 	head, tail, _ := strings.Cut(settingsOf(time.Second).Content("outflow"), "max_bytes=")
@@ -67,14 +71,22 @@ func TestKindOfInput(t *testing.T) {
 		"malformed for another": {msgs: [][]byte{set("v=1 slot=analytics horizon=soon")}},
 		"without a slot":        {msgs: [][]byte{set("v=1 horizon=1s")}, malformed: 1},
 		"empty":                 {msgs: [][]byte{set("")}, malformed: 1},
-		"newer":                 {msgs: [][]byte{set("v=2 slot=outflow x")}, malformed: 1},
-		"newer before a change": {msgs: [][]byte{set("v=2 slot=outflow x"), ours},
+		"gap mode": {msgs: [][]byte{set(gap.Content("outflow"))},
+			want: relay.Commit{Kind: relay.SettingsChange, Settings: gap}},
+		"gap mode after a horizon": {msgs: [][]byte{ours, set(gap.Content("outflow"))},
+			want: relay.Commit{Kind: relay.SettingsChange, Settings: gap}},
+		"gap mode for another": {msgs: [][]byte{set(gap.Content("analytics"))}},
+		"gap mode with a setting of the horizon": {
+			msgs:      [][]byte{set(strings.Replace(gap.Content("outflow"), "bound=", "horizon=", 1))},
+			malformed: 1},
+		"newer": {msgs: [][]byte{set("v=3 slot=outflow x")}, malformed: 1},
+		"newer before a change": {msgs: [][]byte{set("v=3 slot=outflow x"), ours},
 			want:      relay.Commit{Kind: relay.SettingsChange, Settings: settingsOf(5 * time.Millisecond)},
 			malformed: 1},
 		"beyond a maximum": {msgs: [][]byte{set("v=1 slot=outflow horizon=24h sort=commit " +
 			"max_events=9000000000000000000 max_bytes=1")}, malformed: 1},
-		"newer for another": {msgs: [][]byte{set("v=2 slot=analytics shards=4")}},
-		"newer beside an event": {msgs: [][]byte{set("v=2 slot=outflow shards=4"), rel, event},
+		"newer for another": {msgs: [][]byte{set("v=3 slot=analytics shards=4")}},
+		"newer beside an event": {msgs: [][]byte{set("v=3 slot=outflow shards=4"), rel, event},
 			want: relay.Commit{Kind: relay.Events, Events: 1}, malformed: 1},
 		"too long": {
 			msgs:      [][]byte{set(padded(maxSettings + 1)), set(padded(2 * maxSettings))},
@@ -85,7 +97,7 @@ func TestKindOfInput(t *testing.T) {
 				Settings: settingsOf(time.Second)},
 		},
 		"not transactional": {msgs: [][]byte{
-			logical(0, relay.HeartbeatPrefix, ""), logical(0, relay.SettingsPrefix, "v=2 slot=outflow"),
+			logical(0, relay.HeartbeatPrefix, ""), logical(0, relay.SettingsPrefix, "v=3 slot=outflow"),
 			logical(0, relay.SettingsPrefix, "x"),
 		}},
 	} {

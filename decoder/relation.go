@@ -18,9 +18,11 @@ type plan struct {
 	columns []column // those that are read
 	slots   []int16  // by the column's place in the tuple: its index in columns, or none
 
-	doc, actor, counter, key, id, payload int // indexes in columns, or none
-	extra                                 []int
-	computed                              bool // the key is made from actor and counter
+	doc, actor, counter, span, key, id, payload int // indexes in columns, or none
+	extra                                       []int
+	computed                                    bool // the key is made from actor and counter
+
+	noCounter int64 // why counter is none: see [relay.NoCounter]
 
 	absent relay.Nulls // the roles whose columns the table has not
 	bad    string      // which columns of those that a row can't be published without; empty: none
@@ -84,22 +86,14 @@ func attributeOf(m *reader) (name []byte, typ uint32) {
 // follow from the WAL, so it must not depend on what the table had before in this session, or has now: what
 // is missing is taken for NULL, and a row that can't be published so is marked.
 func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, missing bool) {
-	p = &plan{slots: make([]int16, n), key: none, counter: none}
+	p = &plan{slots: make([]int16, n), key: none}
 	for i := range p.slots {
 		p.slots[i] = none
 	}
-	var lacking []string
-	// read adds a column to those that are read, if the mapping has it, and gives its index.
-	read := func(name string, role relay.Nulls) int {
+	// find adds a column to those that are read, if the table has it, and gives its index.
+	find := func(name string) int {
 		a, ok := attributes[name]
-		switch {
-		case name == "":
-			return none
-		case !ok:
-			p.absent |= role
-			if missing = true; role != relay.NullID {
-				lacking = append(lacking, strconv.Quote(name))
-			}
+		if !ok {
 			return none
 		}
 		if i := p.slots[a.place]; i != none {
@@ -110,6 +104,18 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 		p.slots[a.place] = int16(i)
 		return i
 	}
+	var lacking []string
+	// read finds a column that rows must have if the mapping has it.
+	read := func(name string, role relay.Nulls) int {
+		i := find(name)
+		if name != "" && i == none {
+			p.absent |= role
+			if missing = true; role != relay.NullID {
+				lacking = append(lacking, strconv.Quote(name))
+			}
+		}
+		return i
+	}
 	t := d.cfg.Mapping
 	p.doc, p.actor = read(t.Doc, relay.NullDoc), read(t.Actor, relay.NullActor)
 	both := t.Actor != "" && t.Counter != ""
@@ -118,9 +124,12 @@ func (d *Decoder) compile(attributes map[string]attribute, n int) (p *plan, miss
 		p.key = read(t.Key, relay.NullKey)
 	case both: // a generated key is in the WAL only where it is published
 		p.computed = true
-		p.counter = read(t.Counter, relay.NullKey)
+		read(t.Counter, relay.NullKey)
 		// only the catalog knows whether it is one of those, or was taken away
 		missing = missing || t.Key != ""
+	}
+	if p.counter, p.span = find(t.Counter), find(t.Span); p.counter == none && t.Counter != "" {
+		p.noCounter = relay.CounterMissing
 	}
 	p.payload, p.id = read(t.Payload, relay.NullPayload), read(d.cfg.ID, relay.NullID)
 	for _, name := range d.cfg.Extra {

@@ -117,6 +117,7 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	} else {
 		e.Key = d.text(m.b, p.key, e, relay.NullKey)
 	}
+	d.counter(m.b, e)
 	d.payload(m.b, e)
 	e.ID = d.text(m.b, p.id, e, relay.NullID)
 	d.extra(m.b, e)

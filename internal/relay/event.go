@@ -20,8 +20,9 @@ type Event struct {
 	Key   string // seq_key; empty if the table has none, or NULL
 	ID    string // empty if there is no id column, or NULL
 
-	// the event's place in its sequence, where the table has a counter and gap mode is in force: the decoder
-	// sets First and Span, the buffer the rest
+	// Counter is the event's place in its sequence. The decoder sets First and Span in every mode, because it
+	// can't know which mode will be in force; the buffer sets the rest in gap mode, and only then may it be
+	// written into a header. Where Span is 0, First is one of the constants below.
 	Counter outbox.Counter
 
 	Payload []byte
@@ -34,6 +35,35 @@ type Event struct {
 	Null  Nulls // which of the values are NULL; and whether it is a message
 	// which column could not be decoded and why; empty: none. Such a row is never published as it is
 	Bad string
+}
+
+// Why an event has no place in its sequence: Counter.First, where Counter.Span is 0.
+const (
+	NoCounter        int64 = iota // its counter is NULL, or no column is mapped; nothing is wrong with that
+	CounterMissing                // the column was not in the table, or not published
+	CounterNoInteger              // the counter is no integer, or does not fit 64 bits
+	BadSpan                       // the span is none of 1 to 2^32-1
+	CounterTooLarge               // its last counter would not fit 64 bits
+)
+
+// Unplaceable says why gap mode can't give the event a place in its sequence. It returns "" where it can, and
+// where the counter is NULL, which gap mode allows. In gap mode such an event is bad, see Bad; in horizon
+// mode its counter need not be a number at all.
+func (e *Event) Unplaceable() string {
+	if e.Counter.Span != 0 {
+		return ""
+	}
+	switch e.Counter.First {
+	case CounterMissing:
+		return "the counter was not in the table, or not published, when it was written"
+	case CounterNoInteger:
+		return "the counter is not an integer of at most 64 bits"
+	case BadSpan:
+		return "the span is not an integer from 1 to 4294967295"
+	case CounterTooLarge:
+		return "counter and span give a last counter of more than 64 bits"
+	}
+	return ""
 }
 
 // Nulls is a set of an event's values, and says beside them where it came from: a field of its own would make

@@ -56,6 +56,7 @@ type Mapping struct {
 	Doc     string `json:"doc_id"`
 	Actor   string `json:"actor_id,omitempty"`
 	Counter string `json:"counter,omitempty"`
+	Span    string `json:"span,omitempty"`
 	Key     string `json:"seq_key,omitempty"`
 	Payload string `json:"payload"`
 

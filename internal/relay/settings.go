@@ -262,9 +262,12 @@ func (s *Settings) parse(key, value string) (err error) {
 }
 
 // Unkeyed returns the settings in force where the table has neither a key nor the columns to make one from:
-// commit order.
+// commit order, except in gap mode, which needs no key.
 func (s Settings) Unkeyed() Settings {
-	s.Horizon, s.Sort, s.Gap = 0, outbox.ByCommit, Gap{}
+	if s.ByGap() {
+		return s
+	}
+	s.Horizon, s.Sort = 0, outbox.ByCommit
 	return s
 }
 

@@ -150,10 +150,13 @@ func TestSettingsJSON(t *testing.T) {
 	}
 }
 
-func TestUnkeyed(t *testing.T) {
+func TestWithoutAKeyTheOrderIsThatOfTheCommitsOrOfTheCounters(t *testing.T) {
 	t.Parallel()
 	want := Settings{0, outbox.ByCommit, 7, 9, Gap{}}
 	if got := (Settings{time.Second, outbox.BySeqKey, 7, 9, Gap{}}).Unkeyed(); got != want {
+		t.Errorf("got %v", got)
+	}
+	if got := gapDefaults.Unkeyed(); got != gapDefaults {
 		t.Errorf("got %v", got)
 	}
 }
