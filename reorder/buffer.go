@@ -115,6 +115,12 @@ func (b *Buffer) Append(e *relay.Event) error {
 	if int(e.Pos.Index) != b.read.events {
 		return b.fail(errIndex)
 	}
+	switch {
+	case !b.set.ByGap():
+		e.Counter = outbox.Counter{} // it has no meaning here, and no place in a header
+	case e.Bad == "":
+		e.Bad = e.Unplaceable()
+	}
 	b.read.add(tallyOf(e))
 	if b.spill != nil {
 		return b.fail(b.spill.add(e))
