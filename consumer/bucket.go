@@ -14,16 +14,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// JetStream keeps the offsets in a key-value bucket beside the stream, outflow-consumers-<stream>, for
-// handlers whose effect is not in PostgreSQL. What was handled shortly before a crash comes again: at least
-// once, in the same order. An event that fails for good goes to [Config.OnPoison], as there is no table to
-// park it in.
+// JetStream keeps the offsets in a key-value bucket, outflow-consumers-<stream>, for handlers whose effect is
+// not in PostgreSQL. What was handled shortly before a crash is handled again, in the same order: at least
+// once. An event that fails for good goes to [Config.OnPoison], as there is no table to park it in.
 func JetStream() Offsets { return bucketOffsets{} }
 
 type bucketOffsets struct{}
 
-// Bucket is the name of the bucket in which [JetStream] keeps the offsets of a stream's consumers, one key
-// each.
+// Bucket is the name of the bucket in which [JetStream] keeps the offsets, one key for each consumer.
 func Bucket(stream string) string { return "outflow-consumers-" + stream }
 
 func (bucketOffsets) open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error) {
@@ -48,7 +46,7 @@ func (bucketOffsets) open(ctx context.Context, js jetstream.JetStream, cfg *Conf
 
 // cell is one value that is replaced by compare-and-set.
 type cell interface {
-	load(ctx context.Context) (value []byte, revision uint64, err error) // nil, 0: there is none
+	load(ctx context.Context) (value []byte, revision uint64, err error) // nil, 0: no value yet
 	save(ctx context.Context, value []byte, revision uint64) (uint64, error)
 }
 
@@ -82,8 +80,8 @@ func (b bucketCell) save(ctx context.Context, value []byte, revision uint64) (ui
 	return r, err
 }
 
-// Memory keeps the offsets in this process, for tests: consumers that share it are instances of one. At least
-// once.
+// Memory keeps the offsets in this process, for tests: at least once. Consumers that share it and have the
+// same name are instances of one.
 func Memory() Offsets { return &memoryOffsets{cells: map[string]*memoryCell{}} }
 
 type memoryOffsets struct {
@@ -133,27 +131,25 @@ type document struct {
 	ReplayedTo uint64               `json:"replayed_to,omitempty"`
 	Offsets    map[string][]offset  `json:"marks"`
 	Owner      string               `json:"owner,omitempty"` // empty: nobody has the lease
-	// so long without a new revision, and the owner counts as dead
-	Lease time.Duration `json:"lease,omitempty"`
+	Lease      time.Duration        `json:"lease,omitempty"` // of the owner
 }
 
-// documentStore keeps a consumer's offsets in one document: the session has it in memory and writes it again
-// and again. A handler's effect is elsewhere, so it may be ahead of the document, never behind it.
+// documentStore keeps a consumer's offsets in one document, which the session has in memory and writes
+// periodically. A handler's effects are elsewhere, so they may be ahead of the document, never behind it.
 type documentStore struct {
 	cell cell
 	cfg  *Config
 	me   string
 
-	// the revision that take saw last, of another owner's document, and when it saw it first
-	watched      uint64
-	watchedSince time.Time
+	watched      uint64    // the last revision that acquire saw of another owner's document
+	watchedSince time.Time // when it first saw that
 
 	mu         sync.Mutex
 	doc        document
 	revision   uint64
 	superseded bool      // another instance has written the document
-	dirty      bool      // an offset has moved since it was written
-	written    time.Time // when that was begun
+	dirty      bool      // an offset has moved since the last write
+	written    time.Time // when the last write began
 }
 
 func newDocumentStore(c cell, cfg *Config) *documentStore {
@@ -162,14 +158,14 @@ func newDocumentStore(c cell, cfg *Config) *documentStore {
 
 func (s *documentStore) transactional() bool { return false }
 
-// renewEvery is short: what is not written comes again after a crash. 64 revisions in the bucket outlive what
-// a server writes to disk at its leisure by a minute or so.
+// renewEvery is short, because what is not written is handled again after a crash. At this rate the bucket's
+// 64 revisions reach back about a minute, further than what a server may not have synced to disk yet.
 func (s *documentStore) renewEvery() time.Duration { return min(time.Second, s.cfg.Lease/3) }
 
 func (s *documentStore) abandon() {}
 
-// acquire asks for the lease. An owner is dead when its document has not changed for a lease, by this
-// instance's clock.
+// acquire asks for the lease. An owner counts as dead when its document has not changed for the time of the
+// lease, by this instance's clock.
 func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,7 +203,7 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	return st, nil
 }
 
-// writeLocked writes the document. After an error that leaves open whether it was stored the session is over.
+// writeLocked writes the document. After an error it may have been stored or not, so the session is over.
 func (s *documentStore) writeLocked(ctx context.Context) error {
 	if s.superseded {
 		return errMoved
@@ -270,8 +266,7 @@ func (s *documentStore) read(ctx context.Context, do func(ctx context.Context, t
 func (s *documentStore) move(ctx context.Context, source string, partition int, from, to offset,
 	do func(ctx context.Context, tx pgx.Tx) error) error {
 	s.mu.Lock()
-	// else another one may be at work on this partition
-	ours := !s.superseded && time.Since(s.written) < s.cfg.Lease
+	ours := !s.superseded && time.Since(s.written) < s.cfg.Lease // otherwise another instance may be active
 	s.mu.Unlock()
 	if !ours {
 		return errMoved

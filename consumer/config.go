@@ -17,75 +17,71 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Handler has the effect of one event. With [Postgres] offsets tx is the transaction in which the offset
-// moves: what the handler writes through it is there exactly once. It must neither commit nor roll it back,
-// nor keep it. Without a database tx is nil, and an event may come again after a crash.
+// Handler applies one event. With [Postgres], tx is the transaction that also moves the offset, so what the
+// handler writes through it takes effect exactly once. The handler must not commit it, roll it back or use it
+// after returning. Without a database tx is nil, and an event may be delivered again after a crash.
 //
-// Events of one document come one after the other, in the order of the stream; events of several documents at
-// the same time. An error, a panic or a timeout rolls the transaction back, and the event is tried again
+// Events of one document are handled one at a time, in stream order; different documents are handled
+// concurrently. An error, a panic or a timeout rolls the transaction back, and the event is tried again
 // ([Config.MaxAttempts]).
 type Handler func(ctx context.Context, tx pgx.Tx, e *Event) error
 
-// Config says what is read and how. Name and Stream must be given.
+// Config is the configuration of a consumer. Name and Stream are required.
 type Config struct {
-	// of the consumer: the key of its offsets, and its durable's name; [A-Za-z0-9_-], 64 bytes at most
-	Name   string
+	Name   string // key of the offsets and name of the durable: 1 to 64 of [A-Za-z0-9_-]
 	Stream string // the JetStream stream
 
-	// Filter is the subject filter: only messages on it are read. Default ">", all.
+	// Filter is a subject filter: only messages that match it are read. Default ">", all.
 	Filter string
-	// Subject is the template of the stream's subjects, as Outflow has it: where the document is. Default
+	// Subject is the subject template of Outflow's configuration, which says where the document is. Default
 	// outbox.{doc_id}.
 	Subject string
-	// Document finds the document of a message, for templates without {doc_id}. Default: by Subject.
+	// Document returns the document of a message, for templates without {doc_id}. Default: by Subject.
 	Document func(subject string, header nats.Header) string
 
-	Partitions int // documents are divided into so many workers, each with an offset. Default 8
-	// that many waiting events of a partition share a transaction, at most. 1: each event alone. Default 64
-	Batch       int
-	MaxInFlight int // messages that are read and not done, at most. Default 1024
-	MaxBytes    int // bytes of those messages, at most (one message is always read). Default 64 MiB
+	Partitions  int // number of workers among which documents are divided, each with an offset. Default 8
+	Batch       int // most events of a partition in one transaction; 1: each event alone. Default 64
+	MaxInFlight int // most messages read but not done. Default 1024
+	MaxBytes    int // most bytes of those messages (one message is always read). Default 64 MiB
 
-	MaxAttempts int           // so often a failing event is tried before it is parked. Default 5
+	MaxAttempts int           // attempts before a failing event is parked. Default 5
 	Backoff     Backoff       // between the attempts
 	Timeout     time.Duration // of one call of the handler. Default 30 s
-	StopTimeout time.Duration // so long Run waits for running handlers when it stops. Default 10 s
+	StopTimeout time.Duration // how long Run waits for running handlers when it stops. Default 10 s
 
-	// Start says where a consumer that has no offsets yet begins.
-	Start Start
-	// AcceptFilter lets a consumer go on from its offsets with another Filter than they were made with: what
-	// came before them on subjects that the old one did not see is never read.
+	Start Start // where a consumer without offsets begins
+	// AcceptFilter lets a consumer continue from offsets that were made with a different Filter. Earlier
+	// messages that the old filter left out are never read.
 	AcceptFilter bool
-	// AcceptGap goes on where messages were removed from the stream before they were read, rather than to end
-	// with an error.
+	// AcceptGap continues where messages were removed from the stream before they were read. By default that
+	// is an error.
 	AcceptGap bool
 
-	// OnPoison takes an event that failed for good, without a database; nil: Run ends with an error. An error
-	// of its own ends Run.
+	// OnPoison is given an event that failed for good, if there is no database to park it in. If it is nil
+	// or returns an error, Run ends with an error.
 	OnPoison func(ctx context.Context, e *Event, cause error) error
 	Schema   *Schema // upcasters of old payloads
 
 	Isolation pgx.TxIsoLevel // of the transactions. Default: the database's
-	// DatabaseSchema is the PostgreSQL schema of the consumer's tables. Default: the first of the
+	// DatabaseSchema is the PostgreSQL schema of the consumer's tables. Default: the first one in the
 	// connection's search_path.
 	DatabaseSchema string
-	// AcceptOwners are roles whose tables are used although every role may create in their schema.
+	// AcceptOwners lists roles whose tables may be used even if every role may create in their schema.
 	AcceptOwners []string
-	NoCreate     bool          // the tables, or the bucket, are there: do not make them
-	Lease        time.Duration // so long after its last sign an instance counts as dead. Default 10 s
+	NoCreate     bool          // do not create the tables or the bucket: they exist
+	Lease        time.Duration // how long after its last renewal an instance counts as dead. Default 10 s
 
 	Registerer prometheus.Registerer // nil: no metrics
 	Log        *slog.Logger          // nil: no log
 
-	hooks stream.Hooks // of tests
+	hooks stream.Hooks // set by tests
 
-	poll    time.Duration // between two looks for parked documents that are to be released; 2 s
-	tick    time.Duration // how often the dispatcher looks around; 1 s
-	confirm time.Duration // so much later what is missing from the stream must still be missing; 5 s
+	poll     time.Duration // how often to look for parked documents to release; 2 s
+	interval time.Duration // how often the dispatcher does its periodic work; 1 s
+	confirm  time.Duration // how much later a loss must still be seen to be reported; 5 s
 }
 
-// Backoff is the pause after a failed attempt: First, then twice as long each time, at most Max, each with a
-// jitter of a fifth.
+// Backoff is the pause after a failed attempt: First, doubled each time up to Max, with 20 % jitter.
 type Backoff struct {
 	First time.Duration // default 100 ms
 	Max   time.Duration // default 10 s
@@ -94,19 +90,17 @@ type Backoff struct {
 // Start is where a new consumer begins.
 type Start uint8
 
-// The beginnings.
+// Where a consumer may begin.
 const (
-	FromFirst Start = iota // with the first message that the stream has
-	FromNow                // with what is published from now on
+	FromFirst Start = iota // at the first message in the stream
+	FromNow                // at the next message published
 )
 
-const (
-	maxPartitions = 4096
-)
+const maxPartitions = 4096
 
 var names = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// withDefaults returns the settings with defaults filled in, or what is wrong with them.
+// withDefaults fills in the defaults. Its error lists everything that is wrong.
 func (c Config) withDefaults() (Config, error) {
 	var wrong []error
 	bad := func(format string, args ...any) {
@@ -153,7 +147,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Start > FromNow {
 		bad("Start %d: want FromFirst or FromNow", c.Start)
 	}
-	c.confirm, c.poll, c.tick = confirm, pollParked, tickTime
+	c.confirm, c.poll, c.interval = confirm, pollParked, dispatchInterval
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

@@ -22,7 +22,7 @@ type Consumer struct {
 	running atomic.Bool
 }
 
-// New checks the settings. It connects nothing.
+// New checks the settings. It does not connect to anything.
 func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -67,9 +67,9 @@ func (c *Consumer) partition(m *stream.Message) (int, error) {
 	return partitionOf(e.hash, c.cfg.Partitions), nil
 }
 
-// Run reads and calls the handler until ctx ends, and returns nil then, after a clean stop. While another
-// instance of the same name is active it stands by. Connections that fail are tried again without end; an
-// error means that somebody has to decide (see [ErrGap]).
+// Run reads events and calls the handler until ctx ends, and then returns nil after a clean stop. While
+// another instance with the same name is active it stands by. It reconnects forever; an error means that
+// somebody has to decide (see [ErrGap]).
 func (c *Consumer) Run(ctx context.Context, h Handler) error {
 	if h == nil {
 		return errors.New("consumer: no handler")

@@ -12,10 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// How often the dispatcher looks around.
 const (
-	tickTime  = time.Second
-	ticksLook = 5 // ticks between two looks at the stream
+	dispatchInterval = time.Second // between two calls of maintain
+	inspectEvery     = 5           // intervals between two inspections of the stream
 )
 
 // dispatcher reads messages, checks their order, and gives each to the worker of its partition. Only the
@@ -23,26 +22,25 @@ const (
 type dispatcher struct {
 	*run
 	reader stream.Reader
-	until  uint64 // end there; 0: go on
+	until  uint64 // sequence to stop at; 0: never
 
 	at       offset         // the newest message read, or a later one up to which the filter has nothing
 	header   *outbox.Header // of the newest message read; nil before the first
 	seen     []uint64       // by worker: the newest message that it was given, or told to advance to
 	acked    uint64
-	notified offset // at, when idle workers were last told to advance
+	notified offset // value of at when idle workers were last told to advance
 
-	ticks     int
-	busy      bool   // a message was read since the last look
-	dropped   bool   // the old layouts are
-	candidate offset // at the last look the filter had nothing between at and this message
+	intervals int
+	busy      bool   // a message was read since the last inspection
+	dropped   bool   // the old layouts were dropped
+	candidate offset // at the last inspection the filter had nothing between at and this message
 }
 
 func newDispatcher(r *run, until uint64, at offset) *dispatcher {
 	return &dispatcher{run: r, until: until, at: at, notified: at, seen: make([]uint64, len(r.workers))}
 }
 
-// close ends the reading. Messages that the source still hands out are lost to nobody: the next session reads
-// them.
+// close ends reading. The next session reads the messages that the source still hands out.
 func (d *dispatcher) close() {
 	if d.reader != nil {
 		d.reader.Close()
@@ -55,31 +53,31 @@ func (d *dispatcher) loop() (err error) {
 		return err
 	}
 	for {
-		tick, cancel := context.WithTimeout(d.wait, d.cfg.tick)
-		more, err := d.readFor(tick)
+		interval, cancel := context.WithTimeout(d.wait, d.cfg.interval)
+		more, err := d.readFor(interval)
 		cancel()
 		if err != nil || !more {
 			return err
 		}
-		if err := d.tick(); err != nil {
+		if err := d.maintain(); err != nil {
 			return err
 		}
 	}
 }
 
-// readFor reads for one tick. There is no more to read when the consumer stops or until is reached.
-func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
+// readFor reads until interval ends. There is no more to read when the consumer stops or until is reached.
+func (d *dispatcher) readFor(interval context.Context) (more bool, err error) {
 	for d.until == 0 || d.at.Seq < d.until {
 		switch {
 		case d.work.Err() != nil:
 			return false, context.Cause(d.work)
 		case d.stop.Err() != nil:
 			return false, nil
-		case tick.Err() != nil:
+		case interval.Err() != nil:
 			return true, nil
 		}
-		m, err := d.reader.Read(tick)
-		if err != nil && tick.Err() == nil {
+		m, err := d.reader.Read(interval)
+		if err != nil && interval.Err() == nil {
 			return false, fmt.Errorf("read stream %s: %w", d.cfg.Stream, err)
 		}
 		if err != nil {
@@ -92,7 +90,7 @@ func (d *dispatcher) readFor(tick context.Context) (more bool, err error) {
 	return false, nil
 }
 
-// dispatch gives a message to its worker as soon as there is room for it.
+// dispatch gives a message to its worker once the flow has room for it.
 func (d *dispatcher) dispatch(m *stream.Message) error {
 	e, err := d.dec.event(m)
 	if err != nil {
@@ -122,11 +120,11 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	return nil
 }
 
-// awaitRoom waits until the flow has room for an event. The workers go on meanwhile, and the ticks, too.
+// awaitRoom waits until the flow has room for an event. The workers and maintain go on meanwhile.
 func (d *dispatcher) awaitRoom(e *Event) (uint64, error) {
 	for {
-		tick, cancel := context.WithTimeout(d.wait, d.cfg.tick)
-		number, err := d.flow.add(tick, e.seq, e.size, e.Time)
+		interval, cancel := context.WithTimeout(d.wait, d.cfg.interval)
+		number, err := d.flow.add(interval, e.seq, e.size, e.Time)
 		cancel()
 		if err == nil {
 			return number, nil
@@ -137,7 +135,7 @@ func (d *dispatcher) awaitRoom(e *Event) (uint64, error) {
 		if d.stop.Err() != nil {
 			return 0, errStopping
 		}
-		if err := d.tick(); err != nil {
+		if err := d.maintain(); err != nil {
 			return 0, err
 		}
 	}
@@ -149,19 +147,19 @@ func (d *dispatcher) ack() {
 	}
 	done := d.flow.state().done
 	if done > d.acked {
-		if err := d.reader.Ack(done); err == nil { // the next one makes up for one that is lost
+		if err := d.reader.Ack(done); err == nil { // the next one covers for one that gets lost
 			d.acked = done
 		}
 	}
 }
 
-// tick acknowledges, updates the metrics and, every few times, inspects the stream.
-func (d *dispatcher) tick() error {
+// maintain acknowledges, updates the metrics and, every few times, inspects the stream.
+func (d *dispatcher) maintain() error {
 	d.ack()
 	f := d.flow.state()
 	d.met.inFlight(f.messages, f.bytes)
 	d.met.done(f.done)
-	if d.ticks++; d.ticks%ticksLook != 0 {
+	if d.intervals++; d.intervals%inspectEvery != 0 {
 		return nil
 	}
 	if err := d.inspect(f); err != nil {
@@ -172,7 +170,7 @@ func (d *dispatcher) tick() error {
 	return d.dropOldLayouts()
 }
 
-// inspect asks for the stream's state, and checks that everything that was handed out has come here.
+// inspect asks for the stream's state, and checks that everything the source handed out arrived here.
 func (d *dispatcher) inspect(f flowState) error {
 	st, err := stateOf(d.work, d.src)
 	if err != nil {
@@ -191,10 +189,10 @@ func (d *dispatcher) inspect(f flowState) error {
 		return d.endPurgedReplay()
 	}
 	if !st.Created.Equal(d.check.created) {
-		return fmt.Errorf("stream %s was made anew", d.cfg.Stream) // the next session says what that means
+		return fmt.Errorf("stream %s was made anew", d.cfg.Stream) // the next session finds out why
 	}
 	if d.cfg.Filter == ">" {
-		return nil // each message shows whether some are missing before it
+		return nil // each message shows whether any before it are missing
 	}
 	if known := max(handed, d.at.Seq); st.First > known+1 {
 		if err := d.gap(known+1, st.First-1, true); err != nil {
@@ -205,7 +203,7 @@ func (d *dispatcher) inspect(f flowState) error {
 	return d.skipFiltered(st)
 }
 
-// endPurgedReplay ends the reading of a replay of which nothing is left because it was purged or is too old.
+// endPurgedReplay ends a replay of which nothing is left in the stream: it was purged, or is too old.
 func (d *dispatcher) endPurgedReplay() error {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err == nil && (next == 0 || next > d.until) {
@@ -216,9 +214,9 @@ func (d *dispatcher) endPurgedReplay() error {
 	return err
 }
 
-// skipFiltered moves on over messages that the filter leaves out, while there is nothing else to read.
-// Otherwise their removal from the stream would look like a gap. It takes two looks: both must find nothing
-// for the filter up to a message that was there at the first.
+// skipFiltered skips messages that the filter leaves out while there is nothing else to read. Otherwise their
+// removal from the stream would look like a gap. It takes two inspections: both must find nothing for the
+// filter up to a message that was there at the first.
 func (d *dispatcher) skipFiltered(st stream.State) error {
 	candidate := d.candidate
 	d.candidate = offset{}
@@ -231,7 +229,7 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 	}
 	h, err := outbox.ParseHeader(last.Header.Get(outbox.HeaderName))
 	if err != nil {
-		return nil // a foreign message that the filter leaves out: not our business
+		return nil // a foreign message that the filter leaves out
 	}
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err != nil {
@@ -246,7 +244,7 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 	return nil
 }
 
-// advanceIdle moves the offsets of workers that have had nothing to do since the look before.
+// advanceIdle moves the offsets of workers that have had nothing to do since the last inspection.
 func (d *dispatcher) advanceIdle() {
 	for i, w := range d.workers {
 		if d.seen[i] <= d.notified.Seq && d.seen[i] < d.at.Seq {
@@ -257,7 +255,7 @@ func (d *dispatcher) advanceIdle() {
 	d.notified = d.at
 }
 
-// dropOldLayouts drops the old layouts once all offsets are beyond them.
+// dropOldLayouts deletes the old layouts once all offsets are beyond them.
 func (d *dispatcher) dropOldLayouts() error {
 	if d.check.republishing || len(d.oldLayouts) == 0 || d.dropped {
 		return nil
@@ -277,7 +275,7 @@ func (d *dispatcher) dropOldLayouts() error {
 	return d.store.dropOldLayouts(d.work, d.source)
 }
 
-// gap ends the session because messages are missing or, with AcceptGap, logs it.
+// gap returns an error because messages are missing or, with AcceptGap, logs that.
 func (d *dispatcher) gap(from, to uint64, removed bool) error {
 	if !d.cfg.AcceptGap {
 		return gapFault(d.cfg, from, to, removed)
@@ -319,8 +317,8 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	return nil
 }
 
-// explainJump finds out why sequences are missing before a message. That is fine where the broker lost its
-// end and went on under new sequences: the headers follow each other all the same.
+// explainJump finds out why sequences are missing before a message. That is fine if the broker lost the end
+// of its stream and continued at a higher sequence: the headers are contiguous all the same.
 func (d *dispatcher) explainJump(here offset) error {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err != nil {
@@ -341,9 +339,9 @@ func (d *dispatcher) explainJump(here offset) error {
 	return nil
 }
 
-// lastKnown is the newest message before here that was done or read, unless this session has read it itself
-// just before: the newest offset, while the session reads what comes after older ones, or the message that
-// skipFiltered moved to. The broker may have lost it since it was last seen.
+// lastKnown is the newest message before here that was done or read, unless this session has just read it
+// itself: the newest offset, while the session reads what comes after older ones, or the message that
+// skipFiltered moved to. The broker may have lost it since.
 func (d *dispatcher) lastKnown(here offset) offset {
 	newest := d.check.newest
 	switch {
@@ -355,9 +353,9 @@ func (d *dispatcher) lastKnown(here offset) offset {
 	return offset{}
 }
 
-// explainOrder finds out why the order of the headers goes back. If the message before is gone, the broker
-// has lost its end during this session, and the next session knows what to pass over. If it is there, what
-// follows comes from another stretch of WAL: the database was moved to another cluster.
+// explainOrder finds out why positions went back. If the previous message is gone, the broker has lost the
+// end of its stream during this session, and the next session finds out which events to skip. If it is still
+// there, what follows comes from a different WAL: the database was moved to another cluster.
 func (d *dispatcher) explainOrder(before, here offset) error {
 	m, err := d.src.Get(d.work, before.Seq)
 	if err != nil {
@@ -379,11 +377,11 @@ func (d *dispatcher) explainOrder(before, here offset) error {
 	return nil
 }
 
-// errLostEnd ends a session during which the broker lost the end of the stream and went on.
+// errLostEnd ends a session during which the broker lost the end of the stream.
 var errLostEnd = errors.New("the broker lost the end of the stream")
 
-// missing reports whether a message is missing between two headers that follow each other: inside a window,
-// at the end of the first one's window, or at the beginning of the second one's.
+// missing reports whether a message is missing between two consecutive headers: inside a window, at the end
+// of the first one's window, or at the start of the second one's.
 func missing(prev, next *outbox.Header) bool {
 	if prev.Due == next.Due {
 		return next.N != prev.N+1
@@ -391,8 +389,8 @@ func missing(prev, next *outbox.Header) bool {
 	return prev.N != prev.Of-1 || next.N != 0
 }
 
-// gapFault says that messages are missing: removed from the stream before they were read, or, as the headers
-// show, never in it.
+// gapFault says that messages are missing: removed from the stream before they were read or, by the headers,
+// never in it.
 func gapFault(cfg *Config, from, to uint64, removed bool) error {
 	hint := fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do "+
 		"without them: Config.AcceptGap", cfg.Name)
@@ -418,5 +416,5 @@ func hintStream(cfg *Config) string {
 		"(outflow consumer rewind %s), or build its tables anew under another Name", cfg.Name)
 }
 
-// notFound reports whether a stream is not there.
+// notFound reports whether the stream does not exist.
 func notFound(err error) bool { return errors.Is(err, jetstream.ErrStreamNotFound) }

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// invoke brings the event to the current version and calls the handler, once. The handler's panic is an
-// error; so is what it must not do with its transaction.
+// invoke upcasts the event and calls the handler once. It returns a panic of the handler as an error, as well
+// as anything that the handler must not do with its transaction.
 func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
 	if err := cfg.Schema.upcast(e); err != nil {
 		return err
@@ -38,13 +38,11 @@ func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (e
 	return nil
 }
 
-// errSwallowed is what an event fails with whose handler went on after an error: PostgreSQL would roll
-// everything back at the commit.
+// errSwallowed: the handler ignored an error of a statement. PostgreSQL would roll back at the commit.
 var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return " +
 	"that error, or run what may fail in a savepoint (tx.Begin)")
 
-// errEnded is what a handler's event fails with when it ended the transaction by itself. What was in it may
-// be committed.
+// errEnded: the handler ended the transaction itself. What was in it may be committed.
 var errEnded = errors.New("the handler ended the transaction that it was given, or tried to, with an SQL " +
 	"command of its own: it must not")
 
@@ -55,10 +53,10 @@ func call(ctx context.Context, h Handler, tx pgx.Tx, e *Event) (err error) {
 	return h(ctx, tx, e)
 }
 
-// handlerTx is the transaction as a handler gets it: to end it is the consumer's, with the offset.
+// handlerTx is the transaction as a handler gets it: only the consumer may end it, together with the offset.
 type handlerTx struct{ pgx.Tx }
 
-// Exec implements [pgx.Tx]. It refuses what would end the transaction: the offset is in it already.
+// Exec implements [pgx.Tx]. It refuses what would end the transaction, which has already moved the offset.
 func (t handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if ends(sql) {
 		return pgconn.CommandTag{}, errEnded
@@ -66,7 +64,7 @@ func (t handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Co
 	return t.Tx.Exec(ctx, sql, args...)
 }
 
-// ends reports whether an SQL command ends the transaction, if it shows at its beginning.
+// ends reports whether an SQL command ends the transaction, as far as its first words show that.
 func ends(sql string) bool {
 	words := strings.Fields(strings.ToUpper(strings.ReplaceAll(sql[:min(len(sql), 64)], ";", " ")))
 	if len(words) == 0 {
@@ -83,12 +81,12 @@ func ends(sql string) bool {
 	return false
 }
 
-// Commit implements [pgx.Tx]. It does nothing but return an error.
+// Commit implements [pgx.Tx]. It only returns an error.
 func (handlerTx) Commit(context.Context) error {
 	return errors.New("the consumer commits the transaction of a handler, not the handler")
 }
 
-// Rollback implements [pgx.Tx]. It does nothing but return an error.
+// Rollback implements [pgx.Tx]. It only returns an error.
 func (handlerTx) Rollback(context.Context) error {
 	return errors.New("the consumer rolls back the transaction of a handler if that returns an error, not " +
 		"the handler")
@@ -102,13 +100,7 @@ func (b Backoff) wait(ctx context.Context, n int) error {
 	}
 	pause = min(pause, b.Max)
 	pause += time.Duration((rand.Float64() - 0.5) * 0.4 * float64(pause))
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-	if ctx.Err() != nil {
+	if sleep(ctx, pause) != nil {
 		return fmt.Errorf("while waiting for the next attempt: %w", context.Cause(ctx))
 	}
 	return nil

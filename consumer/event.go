@@ -3,6 +3,7 @@ package consumer
 import (
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"strconv"
 	"strings"
 	"time"
@@ -13,64 +14,59 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Headers of messages that are read here, beside the packed one.
+// Headers that are read here, besides the packed one.
 const (
 	deadLetterHeader     = "Outflow-Dead-Letter"
 	replayHeader         = "Outflow-Replay"
 	replaySequenceHeader = "Outflow-Replay-Sequence"
 )
 
-// typeHeaders are the names under which a mapped header is taken for the event's type; the first one that is
-// there counts.
+// typeHeaders are the mapped headers that may hold the event's type; the first one present counts.
 var typeHeaders = [...]string{"Event-Type", "event_type"}
 
-// Event is one message of the stream, as a handler gets it. The handler may keep it, and may write to Data.
+// Event is one message of the stream as a handler gets it. The handler may keep it, but must not write to
+// Data.
 type Event struct {
-	// the document, from the subject; a value that was cut there stays cut, which tells it apart all the same
-	Document string
-	ID       string // the event's id in the outbox; cut likewise
-	Key      string // its seq_key; cut likewise
-	Subject  string // the public subject, also where the event is replayed
+	Document string // from the subject; a value too long for a subject is shortened, and still unique
+	ID       string // the event's id in the outbox; shortened likewise
+	Key      string // its seq_key; shortened likewise
+	Subject  string // the public subject, also of a replayed event
 	Type     string // the mapped header Event-Type, else event_type, else empty
 
-	// the payload's bytes; of a dead letter, the JSON that names its row. It must not be written to
-	Data   []byte
+	Data   []byte      // the payload; for a dead letter, JSON that names the row. Must not be written to
 	Header nats.Header // all headers of the message
 
-	Position outbox.Position // where it was committed: unique, the same each time that the event comes
-	Window   Window          // where it left the buffer of outflow
-	// its sequence in the stream; of a replayed event, the one it had first, or 0 if it came from the table
-	Sequence uint64
-	Time     time.Time // when the stream took it
+	Position outbox.Position // where it was committed: unique, and the same at each delivery
+	Window   Window          // the window it was published in
+	Sequence uint64          // in the stream; if replayed, the original one, or 0 if it came from the table
+	Time     time.Time       // when the stream stored it
 
-	Schema     string // the version that Data has, after all upcasters; empty without Config.Schema
+	Schema     string // version of Data after all upcasters; empty without Config.Schema
 	Replayed   bool   // it comes from outflow replay: it was in the stream before
-	Attempt    int    // the attempt at this event, from 1; attempts before it was parked count
+	Attempt    int    // from 1; includes attempts before the event was parked
 	DeadLetter string // the reason, if this is a dead letter: the row could not be published
 
 	head   outbox.Header
-	hash   uint32 // of the document: says its partition
-	source string // live or replay
-	// the sequence in the source's stream, which for a replayed event is another than Sequence
-	seq  uint64
-	size int             // what it counts against Config.MaxBytes
-	raw  *stream.Message // as it was read
+	hash   uint32          // of the document, which decides its partition
+	source string          // live or replay
+	seq    uint64          // in the source's stream: for a replayed event not the same as Sequence
+	size   int             // what it counts against Config.MaxBytes
+	raw    *stream.Message // as it was read
 }
 
-// Window is the place of an event in the window that it was published in.
+// Window is an event's index in the window that it was published in.
 type Window struct {
-	N, Of int // the event is the n-th of so many, from 0
-	// up to where the window took what was committed, and what had been read when it closed
-	Due, Thru outbox.LSN
+	N, Of     int        // the event is number N, from 0, of so many
+	Due, Thru outbox.LSN // where the window ended, and up to where the WAL was read when it closed
 }
 
-// ForeignError says that a message is none that outflow published, or that it is not on a subject of the
-// template.
+// ForeignError says that Outflow did not publish a message, or that the template does not produce its
+// subject.
 type ForeignError struct {
 	Sequence uint64 // its sequence in the stream
 	Subject  string
-	Message  string // what is wrong with it
-	Hint     string // what to do
+	Message  string // what is wrong
+	Hint     string // what can be done
 }
 
 // Error implements error.
@@ -78,12 +74,11 @@ func (e *ForeignError) Error() string {
 	return fmt.Sprintf("message %d on subject %q: %s. %s", e.Sequence, e.Subject, e.Message, e.Hint)
 }
 
-// decoder makes events of messages. It is safe for concurrent use.
+// decoder turns messages into events. It is safe for concurrent use.
 type decoder struct {
 	subject  *outbox.SubjectTemplate                    // where the document is, if document is nil
 	document func(subject string, h nats.Header) string // Config.Document
-	// what stands before the public subject of a replayed message
-	prefix string
+	prefix   string                                     // of a replayed message's public subject
 }
 
 // newDecoder returns the decoder for the settings Subject and Document.
@@ -109,10 +104,10 @@ func newDecoder(cfg *Config) (*decoder, error) {
 	return d, nil
 }
 
-// documentColumn is the column of the template that holds the document.
+// documentColumn is the document's name in the subject template.
 const documentColumn = "doc_id"
 
-// event makes the event of a message, which stays as it is. Its error is a *ForeignError.
+// event decodes a message without changing it. Its error is a *ForeignError.
 func (d *decoder) event(m *stream.Message) (*Event, error) {
 	e := &Event{
 		Subject: m.Subject, Data: m.Data, Header: m.Header, Sequence: m.Sequence, Time: m.Time, Attempt: 1,
@@ -165,20 +160,18 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 	return e, nil
 }
 
-// eventOverhead is what an event counts beside its bytes.
+// eventOverhead is what an event counts in addition to its bytes.
 const eventOverhead = 512
 
-// partitionHash is the hash of NATS's own partition() mapping, FNV-1a of 32 bits: an event's partition is it
-// modulo their number.
+// partitionHash is the hash of NATS's partition() mapping. An event's partition is the hash modulo the number
+// of partitions.
 func partitionHash(document string) uint32 {
-	h := uint32(2166136261)
-	for i := range len(document) {
-		h = (h ^ uint32(document[i])) * 16777619
-	}
-	return h
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(document)) // cannot fail
+	return h.Sum32()
 }
 
-// replay gives a replayed event the subject and the sequence that it had.
+// replay gives a replayed event its original subject and sequence.
 func (e *Event) replay(prefix string) error {
 	if len(e.Header[replayHeader]) == 0 {
 		return fmt.Errorf("it is among those to be replayed, and has no header %s", replayHeader)
@@ -195,7 +188,7 @@ func (e *Event) replay(prefix string) error {
 	return nil
 }
 
-// deadLetterDocument is the document that a dead letter names; empty where the row had none that can be read.
+// deadLetterDocument is the document that a dead letter names; empty if its row had no readable one.
 func deadLetterDocument(data []byte) string {
 	var row struct {
 		Document string `json:"doc_id"`
@@ -203,7 +196,7 @@ func deadLetterDocument(data []byte) string {
 	if json.Unmarshal(data, &row) != nil {
 		return ""
 	}
-	// Where a subject would have cut it, it is the same document only if it is cut here as well.
+	// A subject would have shortened a long value, so it has to be shortened here to be the same document.
 	document, _ := outbox.ParseToken(string(outbox.AppendToken(nil, row.Document)))
 	return document
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// What ends Run with an error, for errors.Is: somebody has to decide. Such an error is an [outbox.Fault] with
-// the code of one of these, whose Hint says what can be done. Other errors of Run come from
+// The errors with which Run ends when somebody has to decide, for errors.Is. Such an error is an
+// [outbox.Fault] with the code of one of these; its Hint says what can be done. Other errors of Run come from
 // [Config.OnPoison].
 var (
 	ErrGap        = kind(outbox.Gap, "consumer_gap", "messages were removed before they were read")
@@ -45,7 +45,7 @@ type possibleLoss struct {
 
 func (l *possibleLoss) Unwrap() error { return l.Fault }
 
-// The ways in which a session ends that is to be followed by another one.
+// Errors that end a session, but not Run.
 var (
 	errMoved   = errors.New("another instance has taken over")
 	errUnknown = errors.New("the answer to a commit was lost")
@@ -59,7 +59,7 @@ type heldError struct {
 
 func (h *heldError) Error() string { return fmt.Sprintf("instance %s is active", h.owner) }
 
-// crashError is a crash that a test asked for: the session ends without giving its lease back.
+// crashError is a crash that a test asked for: the session ends without releasing its lease.
 type crashError struct{ err error }
 
 func (c crashError) Error() string { return "consumer: " + c.err.Error() }

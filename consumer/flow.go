@@ -6,28 +6,27 @@ import (
 	"time"
 )
 
-// flow tracks the messages that were read and are not done. It bounds them, and knows up to where all are
-// done.
+// flow tracks and limits the messages that were read but are not done, and knows up to where all are done.
 type flow struct {
 	maxMessages int
 	maxBytes    int64
 
 	mu       sync.Mutex
-	entries  []entry // in the order of reading; the first is not done
+	entries  []entry // in the order in which they were read; the first is not done
 	first    uint64  // number of entries[0]
 	messages int     // not done
 	bytes    int64   // of those
 	room     chan struct{}
-	done     uint64 // sequence up to which all is done
+	done     uint64 // sequence up to which all are done
 }
 
-// aheadOf is how many times the messages in flight others may be read beyond one that is held up.
+// aheadOf: at most this many times MaxInFlight messages are read beyond the oldest that is not done.
 const aheadOf = 16
 
 type entry struct {
 	seq  uint64
 	size int
-	at   time.Time // when the stream took it
+	at   time.Time // when the stream stored it
 	done bool
 }
 
@@ -36,8 +35,8 @@ func newFlow(maxMessages, maxBytes int, done uint64) *flow {
 		room: make(chan struct{}, 1)}
 }
 
-// add waits for room and adds a message, whose number it returns. A message that is larger than all the room
-// waits until nothing else is there.
+// add waits for room, adds a message and returns its number. A message larger than maxBytes waits until it is
+// the only one.
 func (f *flow) add(ctx context.Context, seq uint64, size int, at time.Time) (uint64, error) {
 	for {
 		f.mu.Lock()
@@ -59,7 +58,7 @@ func (f *flow) add(ctx context.Context, seq uint64, size int, at time.Time) (uin
 	}
 }
 
-// finish says that a message is done.
+// finish records that a message is done.
 func (f *flow) finish(n uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,12 +79,11 @@ func (f *flow) finish(n uint64) {
 	}
 }
 
-// flowState is what a flow says of itself.
 type flowState struct {
 	done     uint64
 	messages int
 	bytes    int64
-	oldest   time.Time // of what is not done; zero if there is none
+	oldest   time.Time // when the oldest message that is not done was stored; zero if there is none
 }
 
 func (f *flow) state() flowState {

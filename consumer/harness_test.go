@@ -307,7 +307,7 @@ func (w *harness) consumer(cfg Config) *Consumer {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c.cfg.confirm, c.cfg.tick = time.Millisecond, 50*time.Millisecond
+	c.cfg.confirm, c.cfg.interval = time.Millisecond, 50*time.Millisecond
 	return c
 }
 

@@ -22,17 +22,17 @@ type streamSource struct {
 	stream   string
 	filter   string // ">": everything
 	durable  string
-	window   int               // messages that may be unacknowledged
-	metadata map[string]string // of the durable, for the command line
+	window   int               // most unacknowledged messages
+	metadata map[string]string // of the durable, for `outflow consumer`
 	replay   bool
 }
 
-// ackWait is long: a session never waits for a message to come again, the next one reads it from its offset.
-// What is not done in that time comes again all the same, which ends the session.
+// ackWait is long because a session never relies on redelivery: the next session reads from the offset. A
+// message that is not done in that time is redelivered, which ends the session.
 const ackWait = 12 * time.Hour
 
-// patience bounds each question to JetStream's API.
-const patience = 5 * time.Second
+// apiTimeout bounds each request to JetStream's API.
+const apiTimeout = 5 * time.Second
 
 // ask sends a request to JetStream's API.
 func (s *streamSource) ask(ctx context.Context, method string, request, answer any) error {
@@ -50,7 +50,7 @@ func (s *streamSource) ask(ctx context.Context, method string, request, answer a
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	m, err := s.js.Conn().RequestWithContext(ctx, prefix+method, body)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *streamSource) ask(ctx context.Context, method string, request, answer a
 	return nil
 }
 
-// errNoLeader: whoever answered may not know the end of the stream.
+// errNoLeader: a server other than the leader answered, which may not know the end of the stream.
 var errNoLeader = errors.New("the stream has no leader")
 
 func (s *streamSource) State(ctx context.Context) (stream.State, error) {
@@ -91,7 +91,7 @@ func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 	return st, nil
 }
 
-// stored asks the stream's leader for a message: a replica that lags would say that there is none.
+// stored asks the stream's leader for a message: a lagging replica might not have it.
 func (s *streamSource) stored(ctx context.Context, request any) (*stream.Message, error) {
 	var a struct {
 		Error   *jetstream.APIError `json:"error"`
@@ -135,7 +135,7 @@ func (s *streamSource) Next(ctx context.Context, seq uint64) (uint64, error) {
 	return m.Sequence, nil
 }
 
-// last returns the sequence of the newest message of the filter; 0 if there is none.
+// last returns the sequence of the newest message that matches the filter; 0 if there is none.
 func (s *streamSource) last(ctx context.Context) (uint64, error) {
 	m, err := s.stored(ctx, map[string]any{"last_by_subj": s.filter})
 	if m == nil {
@@ -144,9 +144,9 @@ func (s *streamSource) last(ctx context.Context) (uint64, error) {
 	return m.Sequence, nil
 }
 
-// Open makes the durable anew: nothing of what it knew counts, and whoever read from it is cut off.
+// Open deletes the durable and creates it anew, which cuts off any earlier reader.
 func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	ctx, cancel := context.WithTimeout(ctx, 2*apiTimeout)
 	defer cancel()
 	if err := s.js.DeleteConsumer(ctx, s.stream, s.durable); err != nil &&
 		!errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -171,16 +171,15 @@ func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, e
 	return r, nil
 }
 
-// A pull asks for so many messages or bytes, whichever is reached first; a message of the largest size fits.
-// While there is nothing to send the server says every so often that it lives.
+// A pull asks for this many messages or bytes, whichever is reached first; the largest message always fits.
 const (
 	pullMessages  = 500
 	pullBytes     = 8 << 20
 	pullHeartbeat = 5 * time.Second
 )
 
-// pull asks for the next messages. One pull is outstanding at most, and the client has room for all that it
-// may bring: messages that find no room are dropped by the client, in silence.
+// pull asks for the next messages. Only one pull is outstanding at a time, and the client has room for all
+// that it may bring: the client silently drops messages for which it has no room.
 func (r *streamReader) pull() error {
 	most := max(pullBytes, int(r.source.js.Conn().MaxPayload())+64<<10)
 	pulled, err := r.cons.Fetch(min(pullMessages, r.source.window), jetstream.FetchMaxBytes(most),
@@ -192,24 +191,24 @@ func (r *streamReader) pull() error {
 	return nil
 }
 
-// streamReader reads from a durable. The durable's own sequence tells whether each message came here: it
-// rises by one with each delivery to whomever.
+// streamReader reads from a durable. The durable's own sequence shows whether every message came here: it
+// rises by one with each delivery, whoever the receiver is.
 type streamReader struct {
 	source *streamSource
 	cons   jetstream.Consumer
 	open   context.Context // until Close
 	close  context.CancelFunc
-	status chan nats.Status // says that the connection was lost: what was asked for on it never comes
+	status chan nats.Status // reports a lost connection: the messages that were asked for never come
 
-	pulled jetstream.MessageBatch // nil: none is outstanding
+	pulled jetstream.MessageBatch // nil: no pull is outstanding
 
 	last      uint64 // stream sequence of the newest message read
 	delivered atomic.Uint64
-	waiting   atomic.Bool   // Read waits
-	suspect   atomic.Uint64 // 1 + delivered, when Check last found that more had been handed out
+	waiting   atomic.Bool   // Read is waiting
+	overdue   atomic.Uint64 // the delivery that Check last found handed out but not read; 0: none
 
 	mu      sync.Mutex
-	replies []reply // of what is not acknowledged
+	replies []reply // of unacknowledged messages
 }
 
 type reply struct {
@@ -217,7 +216,7 @@ type reply struct {
 	subject string
 }
 
-// next waits for the next message of the pull that is outstanding, and pulls again when it has ended.
+// next waits for the next message of the outstanding pull, and pulls again when that has ended.
 func (r *streamReader) next(ctx context.Context) (jetstream.Msg, error) {
 	for {
 		if r.pulled == nil {
@@ -292,9 +291,9 @@ func (r *streamReader) Ack(seq uint64) error {
 	return r.source.js.Conn().Publish(subject, []byte("+ACK"))
 }
 
-// Check asks the durable what it has handed out. What is on the way is given the time until the next call.
+// Check asks the durable what it has delivered. A message that is still on its way has until the next call.
 func (r *streamReader) Check(ctx context.Context) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	before := r.delivered.Load()
 	info, err := r.cons.Info(ctx)
@@ -302,8 +301,8 @@ func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 		return 0, fmt.Errorf("durable %s: %w", r.source.durable, err)
 	}
 	if !r.waiting.Load() || info.Delivered.Consumer <= before {
-		r.suspect.Store(0)
-	} else if r.suspect.Swap(before+1) == before+1 && r.delivered.Load() == before {
+		r.overdue.Store(0)
+	} else if r.overdue.Swap(before+1) == before+1 && r.delivered.Load() == before {
 		return 0, fmt.Errorf("durable %s: delivery %d never came: something else reads from it",
 			r.source.durable, before+1)
 	}
@@ -318,7 +317,7 @@ func (r *streamReader) Close() {
 // replayStream is the stream into which events of a stream are replayed.
 func replayStream(stream string) string { return stream + "_replay" }
 
-// replayPrefix stands there before the subjects of the events that are replayed to a consumer.
+// replayPrefix precedes the public subject of an event that is replayed to a consumer.
 func replayPrefix(stream, consumer string) string {
 	return "_outflow_replay." + stream + "." + consumer + "."
 }

@@ -8,30 +8,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are those of one consumer. Several consumers of a process share the families of a registry, each
-// with its name as a label. All methods may be called at any time from any goroutine.
+// metrics are one consumer's. Several consumers in a process share the metric families, labelled by their
+// names. All methods may be called from any goroutine.
 type metrics struct {
-	partitions []partitionMetrics     // by partition
-	parkeds    *prometheus.CounterVec // cause
-	release    *prometheus.CounterVec // how
-	drops      *prometheus.CounterVec // reason
+	partitions     []partitionMetrics
+	parkedEvents   *prometheus.CounterVec // by cause
+	releasedEvents *prometheus.CounterVec // by how
+	drops          *prometheus.CounterVec // by reason
 
-	sessions, gaps         prometheus.Counter
-	lease, kept            prometheus.Gauge
-	held, heldBytes        prometheus.Gauge
-	readSeq, doneSeq, lag  prometheus.Gauge
-	lagTime                prometheus.Gauge
-	batch, commit, latency prometheus.Observer
+	sessions, gaps             prometheus.Counter
+	lease, parkedDocuments     prometheus.Gauge
+	flowMessages, flowBytes    prometheus.Gauge
+	readSeq, doneSeq           prometheus.Gauge
+	lagMessages, lagTime       prometheus.Gauge
+	batchSize, commit, latency prometheus.Observer
 }
 
-// partitionMetrics are those of one partition.
 type partitionMetrics struct {
 	events, effects, passed, attempts, failures, panics, replayed, transactions prometheus.Counter
 }
 
 const namespace = "outflow_consumer"
 
-// newMetrics makes the metrics of a consumer and registers them. A nil registerer is none.
+// newMetrics makes the metrics of a consumer, and registers them unless reg is nil.
 func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metrics, error) {
 	f := families{reg: reg, consumer: prometheus.Labels{"consumer": name}}
 	events := f.counters("events_total", "Events read from the stream.", "partition")
@@ -46,9 +45,9 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 	replayed := f.counters("replayed_total", "Effects of events that were replayed.", "partition")
 	transactions := f.counters("transactions_total", "Transactions committed.", "partition")
 	m := &metrics{
-		parkeds: f.counters("parked_total",
+		parkedEvents: f.counters("parked_total",
 			"Events parked: poison, or behind an event of their document that is.", "cause"),
-		release: f.counters("released_total",
+		releasedEvents: f.counters("released_total",
 			"Events that left parking: retry with their effect, skip without.", "how"),
 		drops: f.counters("sessions_dropped_total", "Sessions that ended with an error, by reason.",
 			"reason"),
@@ -58,17 +57,18 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 			"Messages that were removed before they were read, as Config.AcceptGap allows.").With(nil),
 		lease: f.gauge("lease_held",
 			"1 while this instance is the active one, 0 while it stands by or connects."),
-		kept: f.gauge("parked_documents",
+		parkedDocuments: f.gauge("parked_documents",
 			"Documents that are parked, as far as they are kept in memory: 262144 at most."),
-		held:      f.gauge("in_flight_messages", "Messages read and not done."),
-		heldBytes: f.gauge("in_flight_bytes", "Bytes of the messages read and not done."),
-		readSeq:   f.gauge("read_sequence", "Sequence of the newest message read."),
-		doneSeq:   f.gauge("done_sequence", "Sequence up to which all messages are done."),
-		lag:       f.gauge("lag_messages", "Messages of the stream that are not done, as of the last look."),
+		flowMessages: f.gauge("in_flight_messages", "Messages read and not done."),
+		flowBytes:    f.gauge("in_flight_bytes", "Bytes of the messages read and not done."),
+		readSeq:      f.gauge("read_sequence", "Sequence of the newest message read."),
+		doneSeq:      f.gauge("done_sequence", "Sequence up to which all messages are done."),
+		lagMessages: f.gauge("lag_messages",
+			"Messages of the stream that are not done, as of the last look."),
 		lagTime: f.gauge("lag_seconds",
 			"Age of the oldest message that was read and is not done; 0 if there is none."),
-		batch:  f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
-		commit: f.histogram("commit_seconds", "Time of a transaction's commit.", 0.00025, 18),
+		batchSize: f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
+		commit:    f.histogram("commit_seconds", "Time of a transaction's commit.", 0.00025, 18),
 		latency: f.histogram("latency_seconds",
 			"From when the stream stored an event to the commit of its effect.", 0.001, 20),
 	}
@@ -83,18 +83,18 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		})
 	}
 	for _, cause := range []string{causePoison, causeBehind} {
-		m.parkeds.WithLabelValues(cause)
+		m.parkedEvents.WithLabelValues(cause)
 	}
 	for _, how := range []string{releaseRetry, releaseSkip} {
-		m.release.WithLabelValues(how)
+		m.releasedEvents.WithLabelValues(how)
 	}
 	return m, f.err
 }
 
-// got says that an event was read from the stream.
+// got counts an event that was read from the stream.
 func (m *metrics) got(partition int) { m.partitions[partition].events.Inc() }
 
-// attempted says that the handler was called.
+// attempted counts a call of the handler.
 func (m *metrics) attempted(partition int, err error) {
 	worker := &m.partitions[partition]
 	worker.attempts.Inc()
@@ -108,12 +108,12 @@ func (m *metrics) attempted(partition int, err error) {
 	}
 }
 
-// transaction says that one with the effects of events is committed, and how long the commit took.
+// transaction counts a committed transaction with the effects of events.
 func (m *metrics) transaction(partition int, events []*Event, commit time.Duration) {
 	worker := &m.partitions[partition]
 	worker.transactions.Inc()
 	worker.effects.Add(float64(len(events)))
-	m.batch.Observe(float64(len(events)))
+	m.batchSize.Observe(float64(len(events)))
 	m.commit.Observe(commit.Seconds())
 	now := time.Now()
 	for _, e := range events {
@@ -124,19 +124,17 @@ func (m *metrics) transaction(partition int, events []*Event, commit time.Durati
 	}
 }
 
-// passed says that an event was passed over, since its effect is there.
+// passed counts an event that was skipped because it was applied before.
 func (m *metrics) passed(partition int) { m.partitions[partition].passed.Inc() }
 
-// parked says that an event is parked.
-func (m *metrics) parked(cause string) { m.parkeds.WithLabelValues(cause).Inc() }
+func (m *metrics) parked(cause string) { m.parkedEvents.WithLabelValues(cause).Inc() }
 
-// released says that a parked event left.
-func (m *metrics) released(how string) { m.release.WithLabelValues(how).Inc() }
+func (m *metrics) released(how string) { m.releasedEvents.WithLabelValues(how).Inc() }
 
-// documents says how many documents are parked.
-func (m *metrics) documents(n int) { m.kept.Set(float64(n)) }
+// documents sets the number of parked documents.
+func (m *metrics) documents(n int) { m.parkedDocuments.Set(float64(n)) }
 
-// session says that this instance is the active one from now on, or not any more.
+// session sets whether this instance is active.
 func (m *metrics) session(active bool) {
 	if active {
 		m.sessions.Inc()
@@ -146,35 +144,35 @@ func (m *metrics) session(active bool) {
 	}
 }
 
-// dropped says why a session ended: moved, source, database, lease.
+// dropped counts a session that ended with an error: moved, source or database.
 func (m *metrics) dropped(reason string) { m.drops.WithLabelValues(reason).Inc() }
 
-// gap says that messages are gone, which was accepted.
+// gap counts missing messages that were accepted.
 func (m *metrics) gap(messages uint64) { m.gaps.Add(float64(messages)) }
 
-// inFlight says what is read and not done.
 func (m *metrics) inFlight(messages int, bytes int64) {
-	m.held.Set(float64(messages))
-	m.heldBytes.Set(float64(bytes))
+	m.flowMessages.Set(float64(messages))
+	m.flowBytes.Set(float64(bytes))
 }
 
-// read says which message is the newest that was read.
+// read sets the sequence of the newest message read.
 func (m *metrics) read(seq uint64) { m.readSeq.Set(float64(seq)) }
 
-// done says up to where all is done.
+// done sets the sequence up to which all messages are done.
 func (m *metrics) done(seq uint64) { m.doneSeq.Set(float64(seq)) }
 
-// behind says where the stream ends, up to where all is done, and when the oldest message that was read and
-// is not done was stored (zero: there is none). It is said every now and then, also while nothing moves.
+// behind sets the lag, from the stream's last sequence, the one up to which all messages are done, and when
+// the oldest message that was read but is not done was stored (zero: there is none). It is called regularly,
+// even while nothing moves.
 func (m *metrics) behind(last, done uint64, oldest time.Time) {
-	m.lag.Set(float64(last - min(done, last)))
+	m.lagMessages.Set(float64(last - min(done, last)))
 	m.lagTime.Set(0)
 	if !oldest.IsZero() {
 		m.lagTime.Set(max(0, time.Since(oldest).Seconds()))
 	}
 }
 
-// families makes metrics of one consumer, and takes those that another consumer of the process registered.
+// families makes the metrics of one consumer, or reuses those that another consumer has registered.
 type families struct {
 	reg      prometheus.Registerer
 	consumer prometheus.Labels
@@ -194,7 +192,7 @@ func (f *families) gauge(name, help string) prometheus.Gauge {
 	return registered(f, g).With(f.consumer)
 }
 
-// histogram has buckets of twice the size of the one before each, the first one up to least.
+// histogram makes a histogram whose first bucket goes up to least and each further one to twice as much.
 func (f *families) histogram(name, help string, least float64, buckets int) prometheus.Observer {
 	h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: namespace, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(least, 2,
@@ -208,10 +206,10 @@ func registered[C prometheus.Collector](f *families, c C) C {
 		return c
 	}
 	err := f.reg.Register(c)
-	var there prometheus.AlreadyRegisteredError
-	if errors.As(err, &there) {
-		if same, ok := there.ExistingCollector.(C); ok {
-			return same
+	var registered prometheus.AlreadyRegisteredError
+	if errors.As(err, &registered) {
+		if existing, ok := registered.ExistingCollector.(C); ok {
+			return existing
 		}
 	}
 	if err != nil && f.err == nil {

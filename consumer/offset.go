@@ -7,21 +7,20 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The sources that offsets count in: the live stream, and the replay that is read before it.
+// The sources that offsets refer to: the live stream, and the replay that is read before it.
 const (
 	live   = "live"
 	replay = "replay"
 )
 
-// offset says that a partition is done up to a message of the stream, whichever partition that message
-// belongs to.
+// offset says that a partition is done up to a message of the stream, which need not belong to the partition.
 type offset struct {
 	Seq uint64          `json:"seq"` // 0: nothing yet
-	Due outbox.LSN      `json:"due"` // of that message's header, as N and Pos; 0: it is not known
-	N   uint32          `json:"n"`   // its place in its window; a repair's event: its index
+	Due outbox.LSN      `json:"due"` // of that message's header, as are N and Pos; 0: not known
+	N   uint32          `json:"n"`   // index in its window; for a repair's event, Pos.Index
 	Pos outbox.Position `json:"pos"`
 
-	// Lost: the broker has lost that message and has gone on. What it lost comes again under new sequences.
+	// The broker has lost that message. What it lost is published again under new sequences.
 	Lost bool `json:"holed,omitempty"`
 }
 
@@ -37,9 +36,9 @@ func offsetOf(seq uint64, h *outbox.Header) offset {
 // known reports whether the message's header is known.
 func (m offset) known() bool { return m.Due != 0 || m.Pos.LSN != 0 }
 
-// order compares two messages of one stretch of WAL by the order in which Outflow publishes them: by the due
-// of their window, then by their place in it. A repair's events all have the same due, which the window
-// before them may have too; their indexes ascend and are above every place in a window.
+// order compares two messages of the same WAL by the order in which Outflow publishes them: by the due of
+// their window, then by their index in it. A repair's events all have the same due, which the window before
+// them may share; their indexes ascend, and are above any in a window.
 func (m offset) order(o offset) int {
 	if c := cmp.Compare(m.Due, o.Due); c != 0 {
 		return c
@@ -47,24 +46,24 @@ func (m offset) order(o offset) int {
 	return cmp.Compare(m.N, o.N)
 }
 
-// oldLayout is how far a consumer was when the number of its partitions changed: an event is done if it is
-// not beyond the offset that its document had then. It never changes.
+// oldLayout holds the offsets of an earlier number of partitions: an event is done if it is not beyond the
+// offset that its document had then. It never changes.
 type oldLayout struct {
 	Source  string   `json:"source"`
 	Offsets []offset `json:"marks"` // by partition
 }
 
-// state is what a store holds of a consumer, as a session finds it when it has taken the lease.
+// state is what a store holds of a consumer, as a session finds it after taking the lease.
 type state struct {
 	Filter     string
-	Partitions int // 0: it is new
+	Partitions int // 0: the consumer is new
 	OldLayouts []oldLayout
 	ReplayedTo uint64               // live events at or below this sequence are marked as replayed
-	Created    map[string]time.Time // of the streams that the offsets count in, by source
+	Created    map[string]time.Time // of the streams that the offsets refer to, by source
 	Offsets    map[string][]offset  // by source and partition; none if the source was never read
 }
 
-// all are a source's offsets, also those of its old layouts.
+// all returns a source's offsets, including those of its old layouts.
 func (s *state) all(source string) []*offset {
 	var all []*offset
 	for i := range s.Offsets[source] {
@@ -83,7 +82,7 @@ func (s *state) all(source string) []*offset {
 // partitionOf is the partition of a document's hash.
 func partitionOf(hash uint32, partitions int) int { return int(hash % uint32(partitions)) }
 
-// newest and oldest compare offsets by their sequences.
+// newest and oldest compare offsets by sequence.
 func newest(offsets []offset) offset { return extreme(offsets, 1) }
 func oldest(offsets []offset) offset { return extreme(offsets, -1) }
 
@@ -97,10 +96,10 @@ func extreme(offsets []offset, sign int) offset {
 	return best
 }
 
-// repartition makes offsets for another number of partitions. Everything up to the oldest offset is done for
-// all documents. What is done beyond it is in the old offsets, which become an old layout. If the oldest
-// offset by sequence is not the oldest by its header as well (events come again under new sequences, or the
-// database was moved), only the sequence of the new offsets is known.
+// repartition returns offsets for another number of partitions. Up to the oldest offset everything is done,
+// for all documents. What is done beyond it is in the old offsets, which become an old layout. If the oldest
+// offset by sequence is not also the oldest by its header (events are published again under new sequences, or
+// the database was moved), the new offsets have only a sequence.
 func repartition(source string, offsets []offset, partitions int) ([]offset, oldLayout) {
 	at := oldest(offsets)
 	for _, m := range offsets {
@@ -115,7 +114,7 @@ func repartition(source string, offsets []offset, partitions int) ([]offset, old
 	return fresh, oldLayout{Source: source, Offsets: offsets}
 }
 
-// obsolete reports whether all offsets are beyond an old layout, so that it can be dropped.
+// obsolete reports whether all offsets are beyond an old layout, so that it can be deleted.
 func (g *oldLayout) obsolete(offsets []offset) bool {
 	for _, at := range offsets {
 		if !at.known() || at.Seq < newest(g.Offsets).Seq {
@@ -133,8 +132,8 @@ func (g *oldLayout) obsolete(offsets []offset) bool {
 // forHash is the old layout's offset for a document.
 func (g *oldLayout) forHash(hash uint32) offset { return g.Offsets[partitionOf(hash, len(g.Offsets))] }
 
-// covers reports whether a message is done according to the offset. If it may have been published again under
-// a new sequence, the headers of a lost offset tell.
+// covers reports whether a message is done by this offset. If it may have been published again under a new
+// sequence, the header of a lost offset decides.
 func (m offset) covers(o offset, republished bool) bool {
 	return o.Seq <= m.Seq || republished && m.Lost && o.order(m) <= 0
 }

@@ -20,28 +20,27 @@ type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// Parked is what is parked in a consumers' database, for operators: to look at it, and to say what is to be
-// released. Releasing is the running consumer's. It is what the command outflow parked uses.
-//
-// Errors that are to be read by the operator are an [outbox.Fault].
+// Parked lists the parked events in a consumers' database, and asks for their release, which is done by the
+// running consumer. The command outflow parked uses it. Errors that concern the operator are an
+// [outbox.Fault].
 type Parked struct {
 	db               DB
 	consumers, table string // quoted
 }
 
-// NewParked returns the parked events of the consumers whose tables are in a schema of a database; an empty
-// one is that of the connection's search_path.
+// NewParked returns the parked events of the consumers whose tables are in a schema of a database; if it is
+// empty, the connection's search_path decides.
 func NewParked(db DB, schema string) *Parked {
 	return &Parked{db: db, consumers: inSchema(schema, "outflow_consumer"),
 		table: inSchema(schema, "outflow_parked")}
 }
 
-// ParkedDocument is a document that is parked. The JSON names are stable.
+// ParkedDocument is a parked document. The JSON names are stable.
 type ParkedDocument struct {
 	Consumer string    `json:"consumer"`
 	Document string    `json:"document"`
-	Events   int64     `json:"events"`         // with the first one
-	Release  string    `json:"release"`        // retry or skip: it is to be released; empty: nobody has asked
+	Events   int64     `json:"events"`         // including the first one
+	Release  string    `json:"release"`        // retry or skip if it is to be released; otherwise empty
 	First    ParkedRow `json:"first"`          // the event that failed
 	Last     time.Time `json:"last_parked_at"` // when the newest one was parked
 }
@@ -60,11 +59,11 @@ type ParkedRow struct {
 	Time     time.Time   `json:"published_at"`
 	ParkedAt time.Time   `json:"parked_at"`
 	Bytes    int64       `json:"bytes"`
-	Headers  ParkedBytes `json:"headers,omitempty"` // only where an event is shown by itself
+	Headers  ParkedBytes `json:"headers,omitempty"` // only from Events, as is Data
 	Data     ParkedBytes `json:"data,omitempty"`
 }
 
-// ParkedBytes are bytes that are shown as JSON where they are JSON, else as a string in base64.
+// ParkedBytes are bytes that are marshalled as they are if they are JSON, otherwise as a base64 string.
 type ParkedBytes []byte
 
 // MarshalJSON implements [json.Marshaler].
@@ -75,8 +74,7 @@ func (b ParkedBytes) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]byte(b))
 }
 
-// List returns the documents that are parked, of one consumer or of all (""), at most limit, in the order of
-// their names.
+// List returns the parked documents of one consumer or of all (""), at most limit, ordered by name.
 func (p *Parked) List(ctx context.Context, consumer string, limit int) ([]ParkedDocument, error) {
 	if consumer != "" {
 		if err := p.Known(ctx, consumer); err != nil {
@@ -133,7 +131,7 @@ func (p *Parked) Document(ctx context.Context, consumer, document string) (*Park
 	return &d, p.explain(err)
 }
 
-// CodeNotParked is the code of the fault that says that a document is not parked.
+// CodeNotParked is the fault code for a document that is not parked.
 const CodeNotParked = "not_parked"
 
 func notParked(consumer, document string) error {
@@ -158,13 +156,13 @@ func (p *Parked) Events(ctx context.Context, consumer, document string, limit in
 	return all, p.explain(err)
 }
 
-// Retry says that a document is to be released: its first event is tried again, and if it has its effect all
-// the others follow.
+// Retry asks for the release of a document: its first event is tried again, and if that succeeds all the
+// others follow.
 func (p *Parked) Retry(ctx context.Context, consumer, document string) error {
 	return p.release(ctx, consumer, document, releaseRetry)
 }
 
-// Skip says that the first event of a document is to be dropped without its effect, and the others released.
+// Skip asks to drop the first event of a document without handling it, and to release the others.
 func (p *Parked) Skip(ctx context.Context, consumer, document string) error {
 	return p.release(ctx, consumer, document, releaseSkip)
 }
@@ -212,7 +210,7 @@ func (p *Parked) Known(ctx context.Context, consumer string) error {
 	return f
 }
 
-// explain makes faults of errors that an operator can do something about.
+// explain turns errors that an operator can do something about into faults.
 func (p *Parked) explain(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {

@@ -9,33 +9,33 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The causes of parking.
+// Why an event is parked.
 const (
 	causePoison = "poison" // it failed for good
 	causeBehind = "behind" // an earlier event of its document is parked
 )
 
-// The ways out of parking.
+// What a release does with an event.
 const (
 	releaseRetry = "retry"
 	releaseSkip  = "skip"
 )
 
-// maxKept is how many parked documents are kept in memory, at about 40 bytes each. With more of them the
-// table is asked at each event.
-const maxKept = 1 << 18
+// maxCached is how many parked documents are cached, at about 40 bytes each. If there are more, every event
+// is looked up in the table.
+const maxCached = 1 << 18
 
-// maxWanted is how many documents are looked for at a time that are to be released.
+// maxReleases is how many documents to release are read from the table at a time.
 const maxReleases = 256
 
-// parking holds back the documents that have an event which failed for good: that event and all later ones of
-// its document are in a table, in the order of the stream, until an operator releases them.
+// parking holds back documents that have an event which failed for good: that event and all later ones of
+// the document are in a table, in stream order, until an operator releases them.
 //
-// The table is the truth. It changes only in transactions in which the offset of the document's partition is
-// held: an event is in it exactly if the offset is beyond the event and its effect is not there. What is in
-// memory only says which documents need not be looked up: it is never short of one that is parked.
+// The table is authoritative. It changes only in transactions that hold the offset of the document's
+// partition: an event is in it exactly if the offset is beyond the event and it has not taken effect. The
+// cache in memory only says which documents need no lookup: it is never short of one that is parked.
 //
-// A parking is used by one session; what concerns a document by the goroutine of its worker.
+// A parking is used by one session; what concerns a document, by the goroutine of its worker.
 type parking struct {
 	cfg   *Config
 	dec   *decoder
@@ -44,8 +44,8 @@ type parking struct {
 
 	mu    sync.Mutex
 	seed  maphash.Seed
-	count map[uint64]int32 // documents that are parked, by the hash of their name
-	full  bool             // there are more than are kept: any may be parked
+	count map[uint64]int32 // parked documents, by the hash of their name
+	full  bool             // there are more than are cached: any document may be parked
 }
 
 func newParking(cfg *Config, dec *decoder, met *metrics) *parking {
@@ -57,7 +57,7 @@ func newParking(cfg *Config, dec *decoder, met *metrics) *parking {
 
 // load reads which documents are parked, at the start of a session.
 func (k *parking) load(ctx context.Context, tx pgx.Tx) error {
-	documents, err := k.table.documents(ctx, tx, maxKept+1)
+	documents, err := k.table.documents(ctx, tx, maxCached+1)
 	if err != nil {
 		return err
 	}
@@ -67,17 +67,17 @@ func (k *parking) load(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// add says that a document is parked now. It is called when that is committed.
+// add records that a document is parked. It is called when that is committed.
 func (k *parking) add(document string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.full = k.full || len(k.count) >= maxKept; !k.full {
+	if k.full = k.full || len(k.count) >= maxCached; !k.full {
 		k.count[k.hash(document)]++
 	}
 	k.met.documents(len(k.count))
 }
 
-// drop says that a document is not parked any more.
+// drop records that a document is no longer parked.
 func (k *parking) drop(document string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -89,7 +89,7 @@ func (k *parking) drop(document string) {
 	k.met.documents(len(k.count))
 }
 
-// may reports whether a document may be parked. It is exact where it says no.
+// may reports whether a document may be parked. False is certain.
 func (k *parking) may(document string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -98,31 +98,31 @@ func (k *parking) may(document string) bool {
 
 func (k *parking) hash(document string) uint64 { return maphash.String(k.seed, storable(document)) }
 
-// parkBehind puts those of the events whose document is parked into the table, in one round trip, in the
-// transaction that moves the offset over them. It returns which they are: the others are to be handled. All
-// are of one source, in their order.
+// parkBehind adds the events whose document is parked to the table, in one round trip, in the transaction
+// that moves the offset past them. It returns which they are: the others are to be handled. All events are of
+// one source, in order.
 func (k *parking) parkBehind(ctx context.Context, tx pgx.Tx, events []*Event) (map[*Event]bool, error) {
 	return k.table.add(ctx, tx, events, nil)
 }
 
-// park puts an event that failed for good into the table, in the transaction that moves the offset over it.
-// Once that is committed the caller says so with keep.
+// park adds an event that failed for good to the table, in the transaction that moves the offset past it. The
+// caller calls add once that is committed.
 func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) error {
 	_, err := k.table.add(ctx, tx, []*Event{e}, &failure{e.Attempt, errorText(cause)})
 	return err
 }
 
-// toRelease returns documents that are to be released, at most maxWanted.
+// toRelease returns documents that are to be released, at most maxReleases.
 func (k *parking) toRelease(ctx context.Context, tx pgx.Tx) ([]parkedDocument, error) {
 	return k.table.toRelease(ctx, tx, maxReleases)
 }
 
-// release takes one step in the release of a document, on the goroutine of its worker: the effects of its
-// first events and their removal, in one transaction; or, where the first one fails for good, that it is
-// parked again. within runs a function in a transaction of this session, in which the offset of the
-// document's partition is held and does not move; handle has the effect of one event. When stop ends no
-// further attempt is made. An error is the database's, or says that ctx has ended. left reports whether
-// events of the document are still parked, again whether more of them are to be released.
+// release takes one step in the release of a document, on the goroutine of its worker: it handles the first
+// events and removes them, in one transaction, or parks the first one again if that fails for good. within
+// runs a function in a transaction that holds the offset of the document's partition without moving it;
+// handle handles one event. When stop ends no further attempt is made. An error is the database's, or says
+// that ctx has ended. left reports whether events of the document are still parked, again whether more of
+// them are to be released.
 func (k *parking) release(ctx, stop context.Context, document string,
 	within func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error,
 	handle func(ctx context.Context, tx pgx.Tx, e *Event) error,
@@ -141,11 +141,10 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			return s.left, s.more, nil
 		case ctx.Err() != nil:
 			return true, false, context.Cause(ctx)
-		case s.at > 0: // those before it go first
+		case s.at > 0: // release those before it first
 			n = s.at
 			continue
-		// the commit failed: of which of them shows when they go one by one
-		case s.failed == nil && len(s.rows) > 1:
+		case s.failed == nil && len(s.rows) > 1: // the commit failed: find out for which event
 			n = 1
 			continue
 		}
@@ -165,7 +164,7 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			return true, false, err
 		}
 		if k.cfg.Backoff.wait(stop, tries) != nil {
-			return true, false, nil // it is asked for again
+			return true, false, nil // the next session finds it again
 		}
 		if n = 1; !conflict(cause) {
 			tries++
@@ -181,9 +180,9 @@ type releaseStep struct {
 	handle   func(ctx context.Context, tx pgx.Tx, e *Event) error
 
 	rows   []parkedRow
-	at     int   // the row that is being handled
-	failed error // what the handler said of it
-	whole  bool  // nothing but the commit was left to do
+	at     int   // index of the row that is being handled
+	failed error // the handler's error for it
+	whole  bool  // everything but the commit was done
 	left   bool  // events of the document are still parked
 	more   bool  // and are to be released
 }
@@ -193,7 +192,7 @@ func (s *releaseStep) run(ctx context.Context, tx pgx.Tx, n int) (err error) {
 	if s.rows, err = s.table.first(ctx, tx, s.document, n); err != nil {
 		return err
 	}
-	if len(s.rows) == 0 { // somebody took the word back, or removed the rows
+	if len(s.rows) == 0 { // somebody withdrew the release, or deleted the rows
 		s.left, err = s.table.has(ctx, tx, s.document)
 		return err
 	}
@@ -223,8 +222,7 @@ func (s *releaseStep) run(ctx context.Context, tx pgx.Tx, n int) (err error) {
 	return nil
 }
 
-// cause returns what is to be blamed on an event: what the handler said, or what the database said of its
-// effect at the commit.
+// cause returns the error that an event caused: the handler's, or the database's at the commit.
 func (s *releaseStep) cause(err error) error {
 	switch {
 	case s.failed != nil:
@@ -235,7 +233,7 @@ func (s *releaseStep) cause(err error) error {
 	return nil
 }
 
-// report counts and logs what left.
+// report counts and logs the events that were released.
 func (s *releaseStep) report() {
 	for i := range s.rows {
 		row := &s.rows[i]

@@ -17,7 +17,7 @@ import (
 // memory.
 func TestManyEventsMayBeParked(t *testing.T) {
 	tier.OnlyLong(t, "it takes minutes and a gigabyte of disk")
-	const events, documents = 1_000_000, maxKept + 50_000
+	const events, documents = 1_000_000, maxCached + 50_000
 	w := newWard(t)
 	w.fail("a")
 	insert := `INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data,
@@ -50,7 +50,7 @@ func TestManyEventsMayBeParked(t *testing.T) {
 			(int64(after.HeapAlloc)-int64(before.HeapAlloc))>>10)
 	}
 	timed("a session's start", w.restart)
-	if !w.full || len(w.count) > maxKept || !w.may("nobody") {
+	if !w.full || len(w.count) > maxCached || !w.may("nobody") {
 		t.Errorf("%d kept, full %v", len(w.count), w.full)
 	}
 	timed("an event of a document that is not parked", func() { w.come("b") })

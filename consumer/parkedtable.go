@@ -16,10 +16,10 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// parkedSchema makes the table of parked events; %s is its schema with a dot. Of a document that is parked it
-// holds the first event, whose cause is poison, and all later ones, in the order of ord. A row with release
-// set is to be taken up by the running consumer: the word is always on the document's first row. hash is the
-// document's: its partition is hash modulo their number.
+// parkedSchema creates the table of parked events; %s is its schema with a dot. Of a parked document it holds
+// the first event, whose cause is poison, and all later ones, in the order of ord. release, which is only set
+// in the document's first row, asks the running consumer to release it. hash is the document's: modulo the
+// number of partitions it is the partition.
 const parkedSchema = `CREATE TABLE IF NOT EXISTS %soutflow_parked (
   ord bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   name text NOT NULL, document text NOT NULL, hash bigint NOT NULL, source text NOT NULL, seq bigint NOT NULL,
@@ -35,7 +35,7 @@ CREATE INDEX IF NOT EXISTS outflow_parked_document ON %soutflow_parked (name, do
 CREATE INDEX IF NOT EXISTS outflow_parked_release ON %soutflow_parked (name, ord) WHERE release <> '';
 `
 
-// The bounds of what is released in one transaction.
+// How much is released in one transaction.
 const (
 	releaseEvents = 64
 	releaseBytes  = 4 << 20
@@ -45,8 +45,8 @@ const (
 const maxError = 8 << 10
 
 // parkedTable is the table of parked events as one consumer uses it. Each method runs in the transaction that
-// it is given, in which the offset of the document's partition is held: nobody else adds or takes away rows
-// of the document.
+// it is given, which holds the offset of the document's partition: nobody else adds or deletes rows of the
+// document.
 type parkedTable struct {
 	table string // quoted, with its schema
 	name  string // the consumer's
@@ -64,15 +64,15 @@ func inSchema(schema, table string) string {
 	return pgx.Identifier{schema, table}.Sanitize()
 }
 
-// failure is why an event is the first one of its document that is parked.
+// failure is why the first event of a document was parked.
 type failure struct {
 	attempts int
 	error    string
 }
 
-// add inserts the events in their order, in one round trip. Without a failure only those of documents that
-// are parked. An event that is there already, since the consumer was rewound, stays where it is. All events
-// are of one source.
+// add inserts the events in order, in one round trip; without a failure only those of parked documents. An
+// event that is in the table already, because the consumer was rewound, stays as it is. All events are of one
+// source.
 func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *failure) (map[*Event]bool,
 	error) {
 	if len(events) == 0 {
@@ -134,13 +134,13 @@ func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *fail
 // parkedRow is a parked event.
 type parkedRow struct {
 	ord      int64
-	skip     bool // to be dropped
+	skip     bool // to be dropped without being handled
 	attempts int  // before it was parked
 	message  stream.Message
 }
 
-// first returns the first rows of a document that is to be released, at most n and about releaseBytes of
-// data, and none if the document is not to be released any more.
+// first returns the first rows of a document that is to be released, at most n rows and about releaseBytes
+// of data; none if the document is no longer to be released.
 func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) ([]parkedRow, error) {
 	rows, err := tx.Query(ctx, `SELECT ord, source, release, attempts, seq, subject, headers, data,
 		published_at FROM (
@@ -171,8 +171,8 @@ func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) (
 	return all, nil
 }
 
-// done removes rows whose effect is made, or that were to be skipped, and hands the word to the row that is
-// the first one then. It reports whether there is one.
+// done deletes rows that were handled or skipped, and sets release in the document's new first row. It
+// reports whether there is one.
 func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []parkedRow) (more bool,
 	err error) {
 	ords := make([]int64, len(rows))
@@ -182,7 +182,7 @@ func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []pa
 	tag, err := tx.Exec(ctx, `DELETE FROM `+p.table+
 		` WHERE ord = ANY($1) AND name = $2 AND (release = 'skip') = ($3 AND ord = $4)`,
 		ords, p.name, rows[0].skip, ords[0])
-	if err == nil && tag.RowsAffected() != int64(len(ords)) { // somebody changed the word, or removed rows
+	if err == nil && tag.RowsAffected() != int64(len(ords)) { // somebody changed release, or deleted rows
 		err = fmt.Errorf("%d of %d rows are as they were read", tag.RowsAffected(), len(ords))
 	}
 	if err == nil {
@@ -195,7 +195,7 @@ func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []pa
 	return tag.RowsAffected() > 0, nil
 }
 
-// failed parks again the first row of a document that was to be released: its attempts add up.
+// failed parks the first row of a document again that was to be released. attempts counts all of them.
 func (p parkedTable) failed(ctx context.Context, tx DB, row parkedRow, attempts int, cause error) error {
 	_, err := tx.Exec(ctx, `UPDATE `+p.table+
 		` SET cause = 'poison', release = '', attempts = $3, error = $4 WHERE ord = $1 AND name = $2`,
@@ -216,8 +216,7 @@ func (p parkedTable) has(ctx context.Context, tx DB, document string) (is bool, 
 	return is, nil
 }
 
-// documents returns documents that are parked, at most n. However many events are behind one, it costs one
-// look into the index.
+// documents returns parked documents, at most n. Each costs one index lookup, however many events it has.
 func (p parkedTable) documents(ctx context.Context, db DB, n int) ([]string, error) {
 	rows, err := db.Query(ctx, `WITH RECURSIVE d AS (
 			(SELECT document FROM `+p.table+` WHERE name = $1 ORDER BY document LIMIT 1)
@@ -238,11 +237,10 @@ func (p parkedTable) documents(ctx context.Context, db DB, n int) ([]string, err
 // parkedDocument is a document that is to be released.
 type parkedDocument struct {
 	document string // as it is stored
-	hash     uint32 // says its partition
+	hash     uint32 // decides its partition
 }
 
-// toRelease returns documents that are to be released, at most n, those that were parked first before the
-// others.
+// toRelease returns documents that are to be released, at most n, in the order in which they were parked.
 func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
 	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+
 		` WHERE name = $1 AND release <> '' ORDER BY ord LIMIT $2`, p.name, n)
@@ -261,12 +259,10 @@ func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocum
 	return all, nil
 }
 
-// maxStorable is how long a value of an indexed column may be; PostgreSQL refuses one of more than 2,704
-// bytes.
+// maxStorable limits values of indexed columns; PostgreSQL refuses those of more than 2,704 bytes.
 const maxStorable = 1000
 
-// storable is a value as it stands in a column: itself, or, where PostgreSQL could not take it, as a token of
-// a subject.
+// storable is a value as it is stored: unchanged or, if PostgreSQL would refuse it, as a token of a subject.
 func storable(s string) string {
 	if len(s) <= maxStorable && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
 		return s
@@ -274,7 +270,7 @@ func storable(s string) string {
 	return string(outbox.AppendToken(nil, s))
 }
 
-// errorText is as much of an error as is kept.
+// errorText is an error's text, cut to maxError.
 func errorText(err error) string {
 	if err == nil {
 		return ""

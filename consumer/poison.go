@@ -6,8 +6,7 @@ import (
 	"runtime/debug"
 )
 
-// Poison wraps an error of a handler to say that no further attempt at the event is of use: it is parked at
-// once.
+// Poison wraps an error of a handler to say that trying the event again is useless: it is parked at once.
 func Poison(err error) error {
 	if err == nil {
 		return nil
@@ -20,16 +19,16 @@ type poison struct{ err error }
 func (p *poison) Error() string { return p.err.Error() }
 func (p *poison) Unwrap() error { return p.err }
 
-// isPoison reports whether err is one that Poison made, or wraps one.
+// isPoison reports whether err is or wraps an error made by Poison.
 func isPoison(err error) bool {
 	var p *poison
 	return errors.As(err, &p)
 }
 
-// PanicError is what a handler's panic becomes: an error like another. Its text has the stack.
+// PanicError is a panic of a handler, which is treated like any other error. Its text includes the stack.
 type PanicError struct {
-	Value any    // what panic was called with
-	Stack []byte // where
+	Value any // what panic was called with
+	Stack []byte
 }
 
 // Error implements error.
@@ -41,7 +40,7 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// recovered turns a panic of the function that defers it into its error.
+// recovered turns a panic of the function that defers it into an error.
 func recovered(err *error) {
 	if v := recover(); v != nil {
 		*err = &PanicError{Value: v, Stack: debug.Stack()}

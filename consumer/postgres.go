@@ -20,29 +20,28 @@ import (
 )
 
 // Postgres keeps the offsets in the database that the handler writes to, in the handler's transactions: each
-// effect exactly once.
+// event takes effect exactly once.
 //
-// The pool needs two connections at least; Partitions + 2 let all partitions work at the same time. Consumers
-// that share a pool need that each: one connection is held for as long as the lease is.
+// The pool needs at least two connections; with Partitions + 2, all partitions can work concurrently. Each of
+// several consumers that share a pool needs that many: one is held for as long as the lease.
 func Postgres(pool *pgxpool.Pool) Offsets { return postgresOffsets{pool} }
 
 type postgresOffsets struct{ pool *pgxpool.Pool }
 
 // postgres is the store of one consumer in a database.
 //
-// Its SQL runs in the application's sessions, with their search_path. What somebody has planted in a schema
-// of it must not be called: an operator or function is either one that pg_catalog has for exactly these
-// types, which is found first, or its schema is named.
+// Its SQL runs in the application's sessions, with their search_path, and must not call functions or
+// operators that somebody has planted in one of those schemas. So each one either names its schema, or is one
+// that pg_catalog has for exactly these types, which PostgreSQL finds first.
 type postgres struct {
 	pool  *pgxpool.Pool
 	cfg   *Config
 	me    string        // this instance
-	idle  time.Duration // so long a transaction of ours may wait for the handler before the server ends it
-	slots chan struct{} // one for each connection that workers may have
+	idle  time.Duration // how long a transaction may wait for the handler before the server ends it
+	slots chan struct{} // one for each connection that workers may use
 
-	// of the session, so that workers that have all others can't keep the lease from being renewed
-	lease *pgxpool.Conn
-	epoch int64 // of the session
+	lease *pgxpool.Conn // reserved by the session, so that busy workers can't delay renewing the lease
+	epoch int64         // of the session
 }
 
 func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
@@ -62,7 +61,7 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 	return s, s.create(ctx)
 }
 
-// instanceName names this instance: it tells the operator who has the lease.
+// instanceName names this instance, so that operators can see which one has the lease.
 func instanceName() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -78,9 +77,9 @@ func (s *postgres) renewEvery() time.Duration { return s.cfg.Lease / 3 }
 // table is the name of a table of ours in SQL.
 func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSchema, name) }
 
-// acquire asks for the lease, and gives the consumer a new epoch if it gets it. All offsets get the epoch
-// too: that waits for transactions of an earlier session that are still open, and none can begin after it. So
-// the offsets that it returns are the last word.
+// acquire asks for the lease. If it gets it, it writes a new epoch to the consumer and all its offsets. That
+// waits for open transactions of earlier sessions, and none of theirs can begin afterwards, so the offsets
+// that it returns are final.
 func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -284,9 +283,9 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 	return s.commit(ctx, tx)
 }
 
-// begin is the SQL that begins a transaction and moves the offset, in one round trip. An offset that is not
-// the one that we know makes a division by zero. The row stays locked until the end, so nobody else works on
-// this partition meanwhile. All values are numbers, or names that Config has checked.
+// begin is the SQL that begins a transaction and moves the offset, in one round trip. If the stored offset is
+// not the expected one, it divides by zero. The row stays locked until the transaction ends, so nobody else
+// works on this partition. All values are numbers, or names that Config has checked.
 func (s *postgres) begin(source string, partition int, from, to offset) string {
 	var b strings.Builder
 	b.WriteString("BEGIN")
@@ -302,7 +301,7 @@ func (s *postgres) begin(source string, partition int, from, to offset) string {
 	return b.String()
 }
 
-// refusedMove says what an error of begin means.
+// refusedMove returns what an error of begin means.
 func refusedMove(err error) error {
 	if sqlState(err) == "22012" {
 		return errMoved
@@ -318,8 +317,8 @@ func sqlState(err error) string {
 	return ""
 }
 
-// commit commits even while the consumer stops: the transaction is complete. After any error but a refusal it
-// may have been committed.
+// commit commits even if the consumer is stopping: the transaction is complete. After any error but a refusal
+// it may have been committed.
 func (s *postgres) commit(ctx context.Context, tx pgx.Tx) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
 	defer cancel()
@@ -330,7 +329,7 @@ func (s *postgres) commit(ctx context.Context, tx pgx.Tx) error {
 	return fmt.Errorf("%w: %w", errUnknown, err)
 }
 
-// refused reports whether the server rolled back what was to be committed, such as for a deferred constraint.
+// refused reports whether the server rolled back instead of committing, such as for a deferred constraint.
 func refused(err error) bool {
 	var e *pgconn.PgError
 	return errors.Is(err, pgx.ErrTxCommitRollback) || errors.As(err, &e) && e.SeverityUnlocalized == "ERROR"

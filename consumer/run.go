@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -12,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
-// run is the reading of one source by one session: a dispatcher that reads and a worker for each partition.
+// run reads one source in one session: with a dispatcher, and a worker for each partition.
 type run struct {
 	cfg     *Config
 	dec     *decoder
@@ -28,7 +29,7 @@ type run struct {
 	replayedTo uint64      // live events up to here are marked as replayed
 
 	stop context.Context // ends when nothing new may begin
-	work context.Context // ends when everything is dropped; its cause says why
+	work context.Context // ends when everything must be abandoned; its cause says why
 	wait context.Context // ends with either
 
 	flow      *flow
@@ -36,11 +37,11 @@ type run struct {
 	releasing sync.Map // documents whose release a worker has been given
 }
 
-// pollParked is how often the session looks for parked documents that are to be released.
+// pollParked is how often the session looks for parked documents to release.
 const pollParked = 2 * time.Second
 
-// read reads until ctx ends or, of a replay, up to a sequence. It returns when all workers have stopped; nil
-// after a clean stop.
+// read reads until ctx ends or, if until is not 0, up to that sequence. It returns when all workers have
+// stopped; nil after a clean stop.
 func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	work, drop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer drop(nil)
@@ -69,10 +70,10 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	for _, w := range r.workers {
 		all.Go(func() error { return fail(w.loop()) })
 	}
-	keep, rest := context.WithCancel(work)
-	var keeper sync.WaitGroup
-	var kept error
-	keeper.Go(func() { kept = fail(r.keepLease(keep)) })
+	leaseCtx, endLease := context.WithCancel(work)
+	var lease sync.WaitGroup
+	var leaseErr error
+	lease.Go(func() { leaseErr = fail(r.keepLease(leaseCtx)) })
 
 	d := newDispatcher(r, until, oldest(offsets))
 	err := d.loop()
@@ -91,9 +92,9 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 		err = workers
 	}
 	d.ack()
-	rest()
-	keeper.Wait()
-	return firstOf(context.Cause(work), err, kept)
+	endLease()
+	lease.Wait()
+	return cmp.Or(context.Cause(work), err, leaseErr)
 }
 
 // prepare makes the workers, each with its offset.
@@ -104,17 +105,8 @@ func (r *run) prepare(offsets []offset) {
 	}
 }
 
-func firstOf(all ...error) error {
-	for _, err := range all {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// keepLease renews the lease, and looks for parked documents that are to be released. When ctx ends it
-// finishes what it has begun: to break it off would cost the connection over which the lease is given back.
+// keepLease renews the lease and looks for parked documents to release. When ctx ends it finishes what it has
+// begun: cancelling that would cost the connection over which the lease is given back.
 func (r *run) keepLease(ctx context.Context) error {
 	renew := time.NewTicker(r.store.renewEvery())
 	defer renew.Stop()
@@ -148,7 +140,7 @@ func (r *run) queueReleases(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, d := range documents {
-		if _, there := r.releasing.LoadOrStore(d.document, true); !there {
+		if _, loaded := r.releasing.LoadOrStore(d.document, true); !loaded {
 			r.workers[partitionOf(d.hash, len(r.workers))].push(item{release: &d})
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,31 +17,28 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The pauses between sessions, and how much later another session has to find the same missing from a stream.
 const (
-	pauseFirst = 50 * time.Millisecond
+	pauseFirst = 50 * time.Millisecond // between sessions
 	pauseMost  = 5 * time.Second
-	confirm    = 5 * time.Second
+	confirm    = 5 * time.Second // how much later a second session must see a loss for it to be reported
 )
 
-// runner is one call of Run: sessions, one after the other. Starting, reconnecting and recovering are the
-// same thing.
+// runner is one call of Run: a loop of sessions. Starting, reconnecting and recovering are the same thing.
 type runner struct {
 	*Consumer
 	handler Handler
 	store   store
 
-	// sessionBegan is when this session began, so before any of its questions to the servers. How long
-	// something has been so is counted from the answer to one question to the asking of a later one, because
-	// an answer may have been on its way for long.
+	// sessionBegan is when this session began, before any of its requests. An answer may be delayed, so how
+	// long a state has lasted is counted from the answer to one request to the sending of a later one.
 	sessionBegan time.Time
 
 	loss        string    // what seems to be missing from the stream
 	lossSince   time.Time // when a session had seen that
-	holder      string    // the instance for which this one stands by
-	holderSince time.Time // since when
+	holder      string    // the active instance, if this one stands by
+	holderSince time.Time
 
-	progress bool // the session has done something
+	progress bool // the session has moved an offset
 }
 
 func (r *runner) loop(ctx context.Context) error {
@@ -115,7 +113,7 @@ func isCrash(err error) bool {
 	return errors.As(err, &c)
 }
 
-// class is the class of a database error.
+// class is the class of a database error's SQLSTATE.
 func class(err error) string {
 	if code := sqlState(err); len(code) == 5 {
 		return code[:2]
@@ -134,13 +132,13 @@ func reason(err error) string {
 	return "source"
 }
 
-// standBy waits a little while another instance is active.
+// standBy waits briefly because another instance is active.
 func (r *runner) standBy(ctx context.Context, held *heldError) error {
 	if r.holder != held.owner {
 		r.holder, r.holderSince = held.owner, time.Now()
 		r.cfg.Log.Info("standing by", "active", held.owner)
 	}
-	// One that was killed looks active until its lease ends.
+	// An instance that was killed looks active until its lease ends.
 	if held.partitions != 0 && held.partitions != r.cfg.Partitions &&
 		r.sessionBegan.Sub(r.holderSince) > r.cfg.Lease {
 		return fault(ErrPartitions, nil, "Give all instances the same Partitions. To change them, stop all "+
@@ -161,13 +159,12 @@ func sleep(ctx context.Context, d time.Duration) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
-// session takes the lease, reads a replay that waits, and then the stream.
+// session takes the lease, reads any replay for this consumer, and then the stream.
 func (r *runner) session(ctx context.Context) (err error) {
 	if r.store == nil {
 		if r.store, err = r.offsets.open(ctx, r.js, &r.cfg); err != nil {
@@ -186,7 +183,7 @@ func (r *runner) session(ctx context.Context) (err error) {
 			r.store.abandon()
 			return
 		}
-		give, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		give, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 		defer cancel()
 		if lost := r.store.release(give); lost != nil {
 			r.cfg.Log.Warn("the lease is left to end by itself", "err", lost)
@@ -225,8 +222,7 @@ func (r *runner) readLive(ctx context.Context, st *state, parking *parking) erro
 	return err
 }
 
-// prepareLive compares the offsets with the stream and stores what has changed; a consumer that has none gets
-// them.
+// prepareLive compares the offsets with the stream and stores what has changed; a new consumer gets offsets.
 func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
 	now, err := stateOf(ctx, src)
 	if err != nil {
@@ -256,7 +252,7 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 	return check, r.settle(ctx, st, live, changed)
 }
 
-// missing says that there is no stream, if that is what err says.
+// missing turns an error that the stream does not exist into a fault.
 func (r *runner) missing(err error) error {
 	if !notFound(err) {
 		return err
@@ -265,8 +261,8 @@ func (r *runner) missing(err error) error {
 		"account of the NATS connection", "there is no stream %s", r.cfg.Stream), "no stream"}
 }
 
-// settle brings the stored state to the number of partitions that there are now, drops old layouts that are
-// obsolete, and stores what has changed.
+// settle converts the state to the configured number of partitions, drops obsolete old layouts, and stores
+// the state if it has changed.
 func (r *runner) settle(ctx context.Context, st *state, source string, changed bool) error {
 	for s, offsets := range st.Offsets {
 		if len(offsets) == r.cfg.Partitions {
@@ -280,16 +276,13 @@ func (r *runner) settle(ctx context.Context, st *state, source string, changed b
 		}
 		st.Offsets[s], changed = fresh, true
 	}
-	kept := st.OldLayouts[:0:0]
-	for _, g := range st.OldLayouts {
-		if g.Source != source || !g.obsolete(st.Offsets[source]) {
-			kept = append(kept, g)
-		}
-	}
-	if len(kept) == len(st.OldLayouts) && !changed && st.Partitions == r.cfg.Partitions {
+	layouts := slices.DeleteFunc(slices.Clone(st.OldLayouts), func(g oldLayout) bool {
+		return g.Source == source && g.obsolete(st.Offsets[source])
+	})
+	if len(layouts) == len(st.OldLayouts) && !changed && st.Partitions == r.cfg.Partitions {
 		return nil
 	}
-	st.OldLayouts, st.Partitions = kept, r.cfg.Partitions
+	st.OldLayouts, st.Partitions = layouts, r.cfg.Partitions
 	return r.store.save(ctx, st)
 }
 
@@ -309,7 +302,7 @@ func (r *runner) liveSource() *streamSource {
 		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
 }
 
-// metadata tells the command line where the offsets are.
+// metadata tells the `outflow consumer` commands where the offsets are.
 func (r *runner) metadata() map[string]string {
 	offsets := "jetstream"
 	if r.store.transactional() {
@@ -365,11 +358,5 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 }
 
 func withoutSource(all []oldLayout, source string) []oldLayout {
-	kept := all[:0:0]
-	for _, g := range all {
-		if g.Source != source {
-			kept = append(kept, g)
-		}
-	}
-	return kept
+	return slices.DeleteFunc(slices.Clone(all), func(g oldLayout) bool { return g.Source == source })
 }

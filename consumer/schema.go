@@ -12,35 +12,32 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Schema brings payloads of older versions to the current one before a handler sees them: a handler knows one
-// version only. A payload of a version that is not known, or that an upcaster refuses, is poison at once: no
-// attempt would change it.
+// Schema converts payloads of older versions to the current one, so that a handler knows only that. A payload
+// of an unknown version, or one that an upcaster refuses, is poison at once: another attempt would not help.
 //
 //	&consumer.Schema{
 //		Current: "3",
 //		From:    consumer.HeaderVersion("schema_version"),
-//		Missing: "1", // what was written before there were versions
+//		Missing: "1", // of payloads written before there were versions
 //		Up: map[string]consumer.Up{
 //			"1": {To: "2", Do: addCurrency},
 //			"2": {To: "3", Do: splitName},
 //		},
 //	}
 //
-// Once New has it, it must not be changed.
+// It must not be changed after it was given to New.
 type Schema struct {
 	Current string        // the version that the handler knows
-	From    VersionOf     // where a message has its version
+	From    VersionOf     // finds the version of a message
 	Missing string        // the version of a message that names none; empty: such a message is poison
-	Up      map[string]Up // how each older version becomes a later one
+	Up      map[string]Up // the upcaster of each older version
 }
 
-// VersionOf finds the version of a payload; it returns "" where there is none, and an error where it can't
-// tell.
+// VersionOf finds the version of a payload; "" if it names none.
 type VersionOf func(h nats.Header, data []byte) (string, error)
 
-// Up is an upcaster: the step from one version to a later one. Do gets the payload and returns another one.
-// It must depend on nothing but the payload, so that the same event becomes the same bytes each time that it
-// comes.
+// Up is an upcaster, the step from one version to a later one. Do returns the converted payload, which must
+// depend only on its argument, so that the same event always becomes the same bytes.
 type Up struct {
 	To string
 	Do func(data []byte) ([]byte, error)
@@ -57,8 +54,8 @@ func HeaderVersion(name string) VersionOf {
 	}
 }
 
-// FieldVersion finds the version in a field of the payload, which is a JSON object. A number counts as it is
-// written: 2 is version "2".
+// FieldVersion finds the version in a field of the payload, which is a JSON object. A number is taken as it
+// is written: 2 is version "2".
 func FieldVersion(name string) VersionOf {
 	return func(_ nats.Header, data []byte) (string, error) {
 		var fields map[string]json.RawMessage
@@ -80,11 +77,10 @@ func FieldVersion(name string) VersionOf {
 	}
 }
 
-// ErrUnknownVersion is what an event fails with whose payload has a version that [Schema] does not know.
+// ErrUnknownVersion is the error of an event whose payload has a version that [Schema] does not know.
 var ErrUnknownVersion = errors.New("unknown version of the payload")
 
-// Check says what is wrong with the schema: each version must lead to the current one in steps that never
-// come back. New calls it.
+// Check returns an error unless every version leads to the current one. New calls it.
 func (s *Schema) Check() error {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("Config.Schema: %s", fmt.Sprintf(format, args...))
@@ -127,16 +123,16 @@ func (s *Schema) knows(version string) bool {
 	return ok || version == s.Current
 }
 
-// known lists the versions for people.
+// known lists the versions for an error message.
 func (s *Schema) known() string {
 	return strings.Join(append(slices.Sorted(maps.Keys(s.Up)), s.Current), ", ")
 }
 
-// Upcast takes a payload of a version to the current one. It is what happens to each event, for tests: see
+// Upcast converts a payload to the current version, as is done for each event. It is for tests, as in
 // consumertest.Golden.
 func (s *Schema) Upcast(version string, data []byte) ([]byte, error) {
 	if version != s.Current {
-		// an upcaster may write to what it gets; the next attempt begins with what was read
+		// an upcaster may modify its argument; the next attempt needs the original
 		data = bytes.Clone(data)
 	}
 	for version != s.Current {
@@ -159,8 +155,7 @@ func (u Up) apply(data []byte) (_ []byte, err error) {
 	return u.Do(data)
 }
 
-// upcast brings what was read to the current version, each time anew. Its error is poison. A dead letter has
-// no payload and stays as it is.
+// upcast sets Data from what was read. Its error is poison. A dead letter has no payload and stays as it is.
 func (s *Schema) upcast(e *Event) error {
 	if s == nil || e.DeadLetter != "" {
 		return nil

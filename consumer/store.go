@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Offsets says where a consumer keeps its offsets, and so how far it is: [Postgres], [JetStream] or [Memory].
+// Offsets says where a consumer keeps its offsets: [Postgres], [JetStream] or [Memory].
 type Offsets interface {
 	open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error)
 }
@@ -18,11 +18,11 @@ type Offsets interface {
 type store interface {
 	// acquire takes the lease, or returns a *heldError. From then on every move of an earlier holder fails.
 	acquire(ctx context.Context) (*state, error)
-	// save replaces what is stored of the consumer. It is durable when save returns.
+	// save replaces the consumer's state. It is durable when save returns.
 	save(ctx context.Context, s *state) error
 	// dropOldLayouts drops a source's old layouts. Unlike save it may be called beside move and renew.
 	dropOldLayouts(ctx context.Context, source string) error
-	// renew keeps the lease, and makes durable what move has not; errMoved if another instance has the lease.
+	// renew extends the lease and makes all moves durable; errMoved if another instance has the lease.
 	renew(ctx context.Context) error
 	// renewEvery is how often renew has to be called.
 	renewEvery() time.Duration
@@ -30,19 +30,18 @@ type store interface {
 	release(ctx context.Context) error
 	// abandon ends the session without giving the lease back.
 	abandon()
-	// move runs do in a transaction that moves a partition's offset from the value that this session knows to
-	// another. It returns errMoved if the stored one is another, or the lease is not ours. If to equals from
-	// the offset stays, and the lease is checked all the same. do gets a nil tx where there is no database,
-	// and its error comes back as it is. Any other error is the database's; after errUnknown the transaction
-	// may be committed. With a database the move is durable when move returns, otherwise at the next renew.
+	// move runs do in a transaction that moves a partition's offset. It returns errMoved if the stored offset
+	// is not from, or another instance has the lease; that is checked also if to equals from. do gets a nil
+	// tx if there is no database; its error is returned unchanged. Any other error is the database's; after
+	// errUnknown the transaction may have been committed. With a database the move is durable when move
+	// returns, otherwise after the next renew.
 	move(ctx context.Context, source string, partition int, from, to offset,
 		do func(ctx context.Context, tx pgx.Tx) error) error
 	// read runs do in a transaction that moves no offset.
 	read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error
-	// transactional reports whether effects and offsets share a transaction, so that effects are exactly
-	// once.
+	// transactional reports whether effects and offsets share a transaction: exactly once.
 	transactional() bool
 }
 
-// nothing is the work of a transaction that only moves an offset.
+// nothing is for a transaction that only moves an offset.
 func nothing(context.Context, pgx.Tx) error { return nil }

@@ -29,7 +29,7 @@ func (w *harness) onStream(js jetstream.JetStream, change func(*Config)) *Consum
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c.cfg.confirm, c.cfg.tick = time.Millisecond, 50*time.Millisecond
+	c.cfg.confirm, c.cfg.interval = time.Millisecond, 50*time.Millisecond
 	return c
 }
 

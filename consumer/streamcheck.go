@@ -10,25 +10,25 @@ import (
 )
 
 // streamCheck is what a session finds out about the live stream before it reads: whether it is still the
-// stream that the offsets count in.
+// stream that the offsets refer to.
 //
-// The newest offset names the newest message that was done. If that message is there, the broker has lost
-// nothing that was done: whatever is beyond an offset has not been applied, and sequences alone decide. If it
-// is not there, the fields below say why.
+// The newest offset names the newest message that was done. If the stream has that message, the broker has
+// lost nothing that was done: whatever is beyond an offset has not been applied, and sequences alone decide.
+// Otherwise the fields below say why.
 type streamCheck struct {
 	created time.Time
 	newest  offset // of all offsets
-	last    uint64 // the stream's last sequence then
+	last    uint64 // the stream's last sequence at the time of the check
 
 	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the
 	// same sequences.
 	shorter bool
-	// removed: retention has taken the newest message. What follows must be later by its headers as well:
-	// otherwise nobody can tell why.
+	// removed: retention has removed the newest message. What follows must have a later header as well,
+	// otherwise nobody can tell what it is.
 	removed bool
-	// republishing: the broker has lost its end and gone on, so messages come again under new sequences. The
-	// offsets whose message is gone are marked as lost. What comes again ends with lastLost, the last of
-	// those messages.
+	// republishing: the broker has lost the end of its stream and continued at a higher sequence, so messages
+	// are published again under new sequences. The offsets whose message is gone are marked as lost;
+	// republishing ends with lastLost, the last of those messages.
 	republishing bool
 	lastLost     offset
 	changed      bool // offsets were marked as lost, which has to be stored
@@ -104,27 +104,27 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 // findLost marks the offsets whose message the broker has lost.
 func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, first uint64,
 	all []*offset) error {
-	there := map[uint64]bool{}
+	stored := map[uint64]bool{}
 	for _, m := range all {
 		if m.Seq < first || !m.known() {
 			continue
 		}
-		if _, asked := there[m.Seq]; !asked {
+		if _, asked := stored[m.Seq]; !asked {
 			message, err := src.Get(ctx, m.Seq)
 			if err != nil {
 				return fmt.Errorf("stream %s: %w", cfg.Stream, err)
 			}
-			there[m.Seq] = message != nil
+			stored[m.Seq] = message != nil
 		}
-		if !there[m.Seq] && !m.Lost {
+		if !stored[m.Seq] && !m.Lost {
 			m.Lost, c.changed = true, true
 		}
 	}
 	return nil
 }
 
-// checkOffset compares a message with the newest offset, and notes when the stream is beyond what comes
-// again.
+// checkOffset compares a message with the newest offset, and notes when the stream is past republished
+// events.
 func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 	if c.republishing && here.order(c.lastLost) > 0 && here.Seq > c.lastLost.Seq {
 		c.republishing = false
@@ -148,7 +148,7 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 	return nil
 }
 
-// stateOf is a stream's state, with times as precise as a database keeps them.
+// stateOf is a stream's state, with times in the precision of a database.
 func stateOf(ctx context.Context, src stream.Source) (stream.State, error) {
 	st, err := src.State(ctx)
 	st.Created = st.Created.UTC().Truncate(time.Microsecond)

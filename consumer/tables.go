@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The tables. outflow_mark is updated in every transaction: room in its pages lets PostgreSQL do that in
-// place.
+// The consumer's tables. outflow_mark is updated in every transaction: spare room in its pages allows HOT
+// updates.
 const tables = `CREATE TABLE IF NOT EXISTS %soutflow_consumer (
   name text PRIMARY KEY, stream text NOT NULL, stream_created timestamptz, replay_created timestamptz,
   filter text NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS %soutflow_mark (
   updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (name, source, partition)) WITH (fillfactor = 50);
 `
 
-// Tables returns the SQL that makes the consumer's tables where they are missing; schema may be empty. The
+// Tables returns the SQL that creates the consumer's tables if they are missing; schema may be empty. The
 // consumer runs it itself unless Config.NoCreate is set.
 func Tables(schema string) string {
 	prefix := ""
@@ -38,22 +38,22 @@ func Tables(schema string) string {
 	return strings.ReplaceAll(tables+parkedSchema, "%s", prefix)
 }
 
-// create makes the tables, unless all of them are there: then no right to create is needed. Several instances
-// may do so at once.
+// create creates the tables. If all of them exist it needs no right to create. Several instances may call it
+// at once.
 func (s *postgres) create(ctx context.Context) error {
-	var there bool
+	var exist bool
 	err := s.pool.QueryRow(ctx,
 		`SELECT pg_catalog.to_regclass($1) IS NOT NULL AND pg_catalog.to_regclass($2) IS NOT NULL
 			AND pg_catalog.to_regclass($3) IS NOT NULL`,
-		s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked")).Scan(&there)
+		s.table("outflow_consumer"), s.table("outflow_mark"), s.table("outflow_parked")).Scan(&exist)
 	if err != nil {
 		return err
 	}
-	if err := s.checkOwners(ctx); err != nil || there {
+	if err := s.checkOwners(ctx); err != nil || exist {
 		return err
 	}
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		// IF NOT EXISTS is no protection against another instance that does the same at the same time.
+		// IF NOT EXISTS does not protect against another instance that does the same concurrently.
 		if _, err := tx.Exec(ctx,
 			`SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('outflow_consumer'))`); err != nil {
 			return err
@@ -63,9 +63,9 @@ func (s *postgres) create(ctx context.Context) error {
 	})
 }
 
-// checkOwners refuses tables that anybody can have made: every role may create in their schema, and their
-// owner is neither this role nor one that it is a member of, nor the database's owner, nor a superuser. A
-// trigger of a stranger would run with our rights.
+// checkOwners refuses tables that anybody could have created: every role may create in their schema, and
+// their owner is neither this role, nor one that it is a member of, nor the database's owner, nor a
+// superuser. A trigger on such a table would run with our rights.
 func (s *postgres) checkOwners(ctx context.Context) error {
 	var table, owner string
 	err := s.pool.QueryRow(ctx, `SELECT c.relname::pg_catalog.text, o.rolname::pg_catalog.text

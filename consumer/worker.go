@@ -12,18 +12,18 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
-// item is what a worker has to do.
+// item is a piece of work for a worker: an event, a release or, with neither, an offset to advance to.
 type item struct {
 	event       *Event
 	number      uint64 // in the flow
 	republished bool   // the event may have been published before, under another sequence
 
-	to      offset          // without an event: nothing up to here is left for the worker
-	release *parkedDocument // without an event: release it
+	to      offset // nothing up to here is left for the worker
+	release *parkedDocument
 }
 
 // worker applies the events of one partition, one after the other. Other goroutines only push to its queue;
-// everything outside of mu belongs to the goroutine of loop.
+// everything not under mu belongs to the goroutine of loop.
 type worker struct {
 	*run
 	partition int
@@ -47,7 +47,7 @@ func (w *worker) push(it item) {
 	w.signal()
 }
 
-// setOffset notes that the stored offset has moved.
+// setOffset records that the stored offset has moved.
 func (w *worker) setOffset(to offset) {
 	w.offset = to
 	w.mu.Lock()
@@ -55,7 +55,7 @@ func (w *worker) setOffset(to offset) {
 	w.mu.Unlock()
 }
 
-// close says that nothing more will be pushed.
+// close is called after the last push.
 func (w *worker) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -70,7 +70,7 @@ func (w *worker) signal() {
 	}
 }
 
-// errStopping ends a worker that is stopped in the middle of its work.
+// errStopping ends a worker that is stopped while it works.
 var errStopping = errors.New("stopping")
 
 // loop works until the worker is closed and its queue is empty, or the consumer stops.
@@ -92,7 +92,7 @@ func (w *worker) loop() error {
 	}
 }
 
-// perform does what next has returned.
+// perform does the work that next has returned.
 func (w *worker) perform(items []item) error {
 	switch first := items[0]; {
 	case first.event != nil:
@@ -104,8 +104,8 @@ func (w *worker) perform(items []item) error {
 	}
 }
 
-// next waits for work: events that may share a transaction, or one item of another kind. It returns none when
-// the worker is closed and has done everything, or when the consumer stops.
+// next waits for work: events that may share a transaction, or one item of another kind. It returns nothing
+// when the worker is closed and its queue is empty, or when the consumer stops.
 func (w *worker) next() ([]item, error) {
 	for {
 		w.mu.Lock()
@@ -143,8 +143,7 @@ func (w *worker) next() ([]item, error) {
 	}
 }
 
-// drainLocked empties the queue when the consumer stops. If there is no event in it, the offset may still
-// move.
+// drainLocked empties the queue when the consumer stops. If it holds no event, the offset may still advance.
 func (w *worker) drainLocked() []item {
 	queue := w.queue
 	w.queue = nil
@@ -159,8 +158,9 @@ func (w *worker) drainLocked() []item {
 	return nil
 }
 
-// advance moves the offset of an idle worker, so that the next session need not read what others have done. A
-// lost offset stays while events come again that it knows: it is what tells that they were applied.
+// advance moves the offset of an idle worker, so that the next session need not read again what other workers
+// have done. A lost offset stays while the events up to it are published again: it says that they were
+// applied.
 func (w *worker) advance(it item) error {
 	if it.to.Seq <= w.offset.Seq || it.republished && w.offset.Lost && it.to.order(w.offset) < 0 {
 		return nil
@@ -176,15 +176,15 @@ func (w *worker) advance(it item) error {
 	return nil
 }
 
-// applyNew applies those of the events that have not had their effect.
+// applyNew applies the events that were not applied before.
 func (w *worker) applyNew(items []item) error {
 	todo := items[:0]
 	for _, it := range items {
-		had, err := w.applied(it)
+		applied, err := w.applied(it)
 		if err != nil {
 			return err
 		}
-		if had {
+		if applied {
 			w.met.passed(w.partition)
 			w.flow.finish(it.number)
 			continue
@@ -194,7 +194,7 @@ func (w *worker) applyNew(items []item) error {
 	return w.apply(todo)
 }
 
-// applied reports whether an event has had its effect.
+// applied reports whether an event was applied before.
 func (w *worker) applied(it item) (bool, error) {
 	m := offsetOf(it.event.seq, &it.event.head)
 	if m.Seq == w.offset.Seq && w.offset.known() && m.Pos != w.offset.Pos {
@@ -211,8 +211,7 @@ func (w *worker) applied(it item) (bool, error) {
 	return false, nil
 }
 
-// apply applies events in one transaction. If that fails, it applies them in smaller ones, to find the event
-// that fails.
+// apply applies events in one transaction. If that fails, it uses smaller ones to find the event that fails.
 func (w *worker) apply(items []item) error {
 	for len(items) > 0 {
 		n := len(items)
@@ -252,7 +251,7 @@ func (w *worker) apply(items []item) error {
 	return nil
 }
 
-// applyOne applies one event, with all its attempts, and parks it in the end if none succeeds.
+// applyOne applies one event, and parks it if all attempts fail.
 func (w *worker) applyOne(it item) error {
 	e := it.event
 	for {
@@ -275,14 +274,14 @@ func (w *worker) applyOne(it item) error {
 	}
 }
 
-// conflict reports whether a transaction failed because of another one, which is not the fault of the event.
+// conflict reports whether a transaction failed because of a concurrent one, which is not the event's fault.
 func conflict(err error) bool {
 	code := sqlState(err)
 	return code == "40001" || code == "40P01"
 }
 
-// attempt applies events in one transaction, which moves the offset. It returns which event failed and why;
-// -1 if the commit was refused. err ends the session.
+// attempt applies events and moves the offset in one transaction. It returns the index of the event that
+// failed and why; -1 if the commit was refused. err ends the session.
 func (w *worker) attempt(items []item) (at int, cause, err error) {
 	if w.stop.Err() != nil {
 		return 0, nil, errStopping
@@ -334,8 +333,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	return 0, nil, w.crash(stream.AtDone, last)
 }
 
-// endedAt says what may have happened where a handler ended the transaction: the offset in it stands at the
-// last event of the batch.
+// endedAt says what may have happened if a handler ended the transaction itself: that has moved the offset to
+// the last event of the batch.
 func endedAt(items []item, at int) string {
 	e := items[at].event
 	s := fmt.Sprintf("document %q, sequence %d", e.Document, e.seq)
@@ -346,7 +345,7 @@ func endedAt(items []item, at int) string {
 	return s
 }
 
-// parkBehind parks those events whose document is parked already.
+// parkBehind parks the events whose document is parked already.
 func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*Event]bool, error) {
 	if tx == nil {
 		return nil, nil
@@ -380,7 +379,7 @@ func (w *worker) committed(items []item, to offset, parked map[*Event]bool, took
 	w.met.transaction(w.partition, events, took)
 }
 
-// park puts an event that failed for good aside; all later ones of its document will follow it.
+// park parks an event that failed for good. All later events of its document will follow it.
 func (w *worker) park(it item, cause error) error {
 	e := it.event
 	to := offsetOf(e.seq, &e.head)
@@ -404,8 +403,7 @@ func (w *worker) park(it item, cause error) error {
 	return nil
 }
 
-// onPoison hands an event that failed for good to Config.OnPoison: without a database there is no table to
-// park it in.
+// onPoison passes an event that failed for good to Config.OnPoison.
 func (w *worker) onPoison(e *Event, cause error) error {
 	failed := fault(ErrPoison, cause, "Mend the handler and start again; or set Config.OnPoison to take "+
 		"such events; with Postgres marks "+
@@ -421,8 +419,8 @@ func (w *worker) onPoison(e *Event, cause error) error {
 	return nil
 }
 
-// release releases the first parked events of a document. The rest of them queues up behind the work that has
-// come in meanwhile.
+// release releases the first parked events of a document. The rest are queued behind the work that has come
+// in meanwhile.
 func (w *worker) release(d *parkedDocument) error {
 	within := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
 		return w.store.move(ctx, w.source, w.partition, w.offset, w.offset, do)
@@ -440,7 +438,7 @@ func (w *worker) release(d *parkedDocument) error {
 	return nil
 }
 
-// cause is why the session is over, if it is; otherwise the transaction's error.
+// cause is why the session ended, if it has; otherwise the transaction's error.
 func (w *worker) cause(err error) error {
 	if cause := context.Cause(w.work); cause != nil {
 		return cause
@@ -448,7 +446,7 @@ func (w *worker) cause(err error) error {
 	return err
 }
 
-// crash is where tests crash the consumer.
+// crash lets tests crash the consumer.
 func (w *worker) crash(at stream.Point, e *Event) error {
 	if w.cfg.hooks.Crash == nil {
 		return nil

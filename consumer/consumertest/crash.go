@@ -12,29 +12,28 @@ import (
 // ErrCrash is what Run returns when [Crash] has crashed the consumer.
 var ErrCrash = errors.New("crashed, as the test wanted")
 
-// Crash crashes a consumer once: give it to [NewConsumer]. Run returns [ErrCrash] then, and nothing of it
-// goes on: what was not committed is lost, and nobody has been told of what was.
+// Crash crashes a consumer once: pass it to [NewConsumer]. Run returns [ErrCrash]. As in a real crash, what
+// was not committed is lost, and what was committed has not been acknowledged.
 type Crash struct {
 	Point    Point
-	Sequence uint64 // at the first event from here on that comes to the point
+	Sequence uint64 // crash at the first event from this sequence on that gets to the point
 
 	mu   sync.Mutex
 	done bool
 }
 
-// Point is a moment in the life of an event.
+// Point is a moment in the processing of an event.
 type Point uint8
 
-// The points, in their order.
+// The points, in order.
 const (
 	AtBegin   = Point(stream.AtBegin)   // before the transaction
 	AtHandled = Point(stream.AtHandled) // the handler has returned, nothing is committed
-	// it is committed, but the answer is lost: Run goes on with another session
-	AtCommit = Point(stream.AtCommit)
-	AtDone   = Point(stream.AtDone) // it is committed, and nothing has been acknowledged
+	AtCommit  = Point(stream.AtCommit)  // committed, but the answer is lost: Run begins another session
+	AtDone    = Point(stream.AtDone)    // committed, but not acknowledged
 )
 
-// NewConsumer returns a consumer that reads a stream in memory, and that crashes unless crash is nil.
+// NewConsumer returns a consumer that reads a stream in memory. crash may be nil.
 func NewConsumer(s *Stream, crash *Crash, offsets consumer.Offsets, cfg consumer.Config) (*consumer.Consumer,
 	error) {
 	var at func(stream.Point, uint64) error
@@ -60,15 +59,15 @@ func (c *Crash) at(point stream.Point, seq uint64) error {
 	return ErrCrash
 }
 
-// everywhere crashes a consumer each time that an event comes to a point for the first time.
+// everywhere crashes a consumer whenever an event gets to a point for the first time.
 type everywhere struct {
-	every int // only each so many of them
+	every int // 1: always; n: every n-th time
 
 	mu   sync.Mutex
 	seen map[moment]bool
 }
 
-// moment is a point in the life of an event.
+// moment is a point in the processing of one event.
 type moment struct {
 	point    Point
 	sequence uint64

@@ -11,10 +11,10 @@
 //	}
 //
 // [ExactlyOnce] runs the handler undisturbed, then with a crash at every point of every event, then with a
-// failure of every first attempt, and compares what the runs leave behind. It catches a handler that has an
-// effect outside its transaction: the effect is there twice, or was left by an attempt that was rolled back.
-// It also catches one that depends on state in memory, if [Kit.Start] makes the handler.
+// failure of every first attempt, and compares the effects. It catches a handler that has an effect outside
+// its transaction: the effect appears twice, or was left by an attempt that was rolled back. It also catches
+// one that depends on state in memory, if [Kit.Start] makes the handler.
 //
-// [Golden] compares what upcasters make of each old version with a file. [Stream] and [Crash] are the
-// building blocks, for tests of another kind.
+// [Golden] compares the results of upcasters with files. [Stream] and [Crash] are the building blocks, for
+// other tests.
 package consumertest

@@ -11,14 +11,13 @@ import (
 
 // Effects are what a handler leaves behind, wherever that is.
 type Effects struct {
-	Reset func(ctx context.Context) error // takes them away, before each run
-	// shows them, after each run; equal effects must look equal
-	Snapshot func(ctx context.Context) (string, error)
+	Reset    func(ctx context.Context) error           // removes them, before each run
+	Snapshot func(ctx context.Context) (string, error) // prints them, after each run, deterministically
 }
 
-// Tables are effects in tables: they are emptied before each run, and all their rows are compared, in any
-// order. A column that differs from run to run, such as a time or a number from a sequence, would be a
-// difference: use [Query] to leave it out.
+// Tables are effects in tables: these are emptied before each run, and all their rows are compared, in any
+// order. To leave out a column that differs from run to run, such as a time or a number from a sequence, use
+// [Query].
 func Tables(pool *pgxpool.Pool, names ...string) Effects {
 	quoted := make([]string, len(names))
 	for i, name := range names {
@@ -43,8 +42,8 @@ func Tables(pool *pgxpool.Pool, names ...string) Effects {
 	}
 }
 
-// Query is what queries show: reset is SQL that takes the effects away, each query shows some of them, in an
-// order that it says itself.
+// Query are effects that queries return, in an order that each query specifies. reset is SQL that removes
+// them.
 func Query(pool *pgxpool.Pool, reset string, queries ...string) Effects {
 	return Effects{
 		Reset: func(ctx context.Context) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Event is an event to be consumed. Only Document and Data are needed.
+// Event is an event to consume. Only Document and Data are required.
 type Event struct {
 	Document string
 	Data     []byte
@@ -23,24 +23,24 @@ type Event struct {
 	Type     string // becomes the header Event-Type
 
 	Header  nats.Header // further headers
-	Subject string      // default: outbox. and the document as a token
+	Subject string      // default: outbox. and the document
 	Time    time.Time   // default: now
 }
 
-// Header names that outflow sets by itself: those that were in a message do not come back.
-var own = map[string]bool{
+// outflowHeaders are set by Outflow itself and left out of events read from files.
+var outflowHeaders = map[string]bool{
 	outbox.HeaderName: true, "Outflow-Replay": true, "Outflow-Replay-Sequence": true,
 	nats.ExpectedLastSeqHdr: true, nats.MsgIdHdr: true,
 	"Nats-Batch-Id": true, "Nats-Batch-Sequence": true, "Nats-Batch-Commit": true,
 }
 
-// Lines reads events from JSON lines. A line is what outflow replay --to stdout prints of a message, or the
-// content of an event as producers write it:
+// Lines reads events from JSON lines, each as printed by outflow replay --to stdout or, like this, an event
+// as a producer writes it:
 //
 //	{"doc_id": "a", "actor_id": "alice", "counter": 7, "id": "…", "seq_key": "…",
 //	 "headers": {"schema_version": "2"}, "payload": {}}
 //
-// Of the latter only doc_id and payload are needed; op may stand in place of payload.
+// Only doc_id and payload, or op instead of it, are required.
 func Lines(r io.Reader) ([]Event, error) {
 	var events []Event
 	in := bufio.NewReader(r)
@@ -76,7 +76,7 @@ func File(name string) ([]Event, error) {
 	return events, nil
 }
 
-// line has the members of both kinds.
+// line has the members of both kinds of lines.
 type line struct {
 	Document *string         `json:"doc_id"`
 	Actor    string          `json:"actor_id"`
@@ -147,7 +147,7 @@ func (l *line) message() (e Event, err error) {
 		}
 	}
 	for name, values := range headers {
-		if !own[name] {
+		if !outflowHeaders[name] {
 			e.Header[name] = values
 		}
 	}

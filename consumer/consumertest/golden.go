@@ -17,10 +17,10 @@ import (
 
 var update = flag.Bool("consumertest.update", false, "write the golden files of consumertest.Golden anew")
 
-// Golden holds the upcasters of a schema to files: each file VERSION.json, or VERSION_anything.json, of a
-// folder is a payload as that version had it (any extension but .golden will do), and the file of the same
-// name with .golden is what becomes of it. There must be one for each version of [consumer.Schema.Up]. With
-// the flag -consumertest.update the golden files are written anew: look at what changed before you commit it.
+// Golden tests the upcasters of a schema with files. Each file VERSION.json or VERSION_anything.json in dir
+// is a payload of that version (any extension but .golden will do); the file of the same name with .golden is
+// the expected result. Every version of [consumer.Schema.Up] needs one. The flag -consumertest.update
+// rewrites the golden files: review the changes before you commit them.
 func Golden(t testing.TB, schema *consumer.Schema, dir string) {
 	t.Helper()
 	for _, err := range golden(schema, dir, *update) {
@@ -77,7 +77,7 @@ func golden(schema *consumer.Schema, dir string, update bool) (wrong []error) {
 	return wrong
 }
 
-// versionOf is the longest version that a file's name is, or begins with before a _.
+// versionOf is the longest version that is a file's name, or its beginning before a _.
 func versionOf(schema *consumer.Schema, name string) (version string) {
 	versions := []string{schema.Current}
 	for v := range schema.Up {

@@ -19,29 +19,29 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
-// Kit is a test of a handler. Handler or Start, Pool, Events and Effects are needed.
+// Kit is a test of a handler. Handler or Start, Pool, Events and Effects are required.
 type Kit struct {
 	Handler consumer.Handler
-	// Start makes the handler, in place of Handler: it is called again after each crash, as a new process
+	// Start makes the handler, instead of Handler. It is called again after each crash, as a new process
 	// would.
 	Start func() consumer.Handler
 
-	Pool    *pgxpool.Pool // where the handler has its effects, and the marks are
+	Pool    *pgxpool.Pool // database of the handler's effects and the offsets
 	Events  []Event
 	Effects Effects
 
 	// Config is that of the consumer: Subject, Schema, Partitions, Isolation, ... Name and Stream may be
 	// empty. The kit sets DatabaseSchema.
 	Config consumer.Config
-	// Parks says that the handler refuses some of the events for good: which are parked is compared as well.
-	// Otherwise that is an error.
+	// Parks says that the handler refuses some events for good, and which are parked is compared as well.
+	// Otherwise a parked event is an error.
 	Parks bool
 
-	MaxCrashes int           // of a run; with more points than that, some are left out. Default 200
+	MaxCrashes int           // in a run; if there are more points, some are left out. Default 200
 	Timeout    time.Duration // of a run from one crash to the next. Default 30 s
 }
 
-// ExactlyOnce tests that the effects of a handler are exactly once: that they are the same after crashes and
+// ExactlyOnce tests that each event takes effect exactly once: that the effects are the same with crashes and
 // failures as without.
 func ExactlyOnce(t testing.TB, pool *pgxpool.Pool, h consumer.Handler, events []Event, effects Effects) {
 	t.Helper()
@@ -51,9 +51,9 @@ func ExactlyOnce(t testing.TB, pool *pgxpool.Pool, h consumer.Handler, events []
 	}
 }
 
-// Difference says that a run has left other effects than the undisturbed one.
+// Difference says that the effects of a run differ from those of the undisturbed one.
 type Difference struct {
-	Run       string // what happened to it
+	Run       string // what happened in it
 	Want, Got string // the effects of the undisturbed run, and of this one
 }
 
@@ -65,7 +65,7 @@ func (d *Difference) Error() string {
 
 // Check runs the handler undisturbed, with each event in a transaction of its own and with many in one; with
 // a crash at every point; and with a failure of each first attempt. It returns a [*Difference] for the first
-// run that leaves other effects.
+// run whose effects differ.
 func (k Kit) Check(ctx context.Context) error {
 	if k.Start == nil {
 		h := k.Handler
@@ -117,7 +117,7 @@ func (k Kit) Check(ctx context.Context) error {
 	return nil
 }
 
-// locate looks for a single crash that makes the difference, at the first events.
+// locate looks among the first events for a single crash that makes the difference.
 func (k Kit) locate(ctx context.Context, s script, want string) (where, got string, err error) {
 	const events = 10
 	if s.crash == nil {
@@ -141,7 +141,7 @@ type script struct {
 	name  string
 	batch int
 	crash func(stream.Point, uint64) error
-	fail  map[uint64]bool // not nil: each first attempt fails; which have
+	fail  map[uint64]bool // not nil: each first attempt fails; the sequences that have failed
 }
 
 // run runs the handler over all events and returns its effects.
@@ -178,7 +178,7 @@ func (k Kit) run(ctx context.Context, s script) (snapshot string, err error) {
 	return snapshot, nil
 }
 
-// process is a process with the consumer, to its crash, or until all events are done.
+// process runs the consumer until it crashes or all events are done.
 func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, err error) {
 	cfg := k.Config
 	cfg.Batch = s.batch
@@ -217,7 +217,7 @@ func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, 
 			if !errors.Is(err, ErrCrash) {
 				return false, cmp.Or(err, context.Cause(ctx), errors.New("the consumer ended by itself"))
 			}
-			// It can't have given its lease back: nobody has to wait until that runs out.
+			// It has not given its lease back. Don't wait until that runs out.
 			_, err = k.Pool.Exec(ctx, "UPDATE "+k.table("outflow_consumer")+" SET expires = now()")
 			return false, err
 		case <-look.C:
@@ -231,7 +231,7 @@ func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, 
 				}
 			}
 			cancel()
-			// a crash behind the last mark changes nothing
+			// a crash after the last offset has moved changes nothing
 			if end := <-ended; end != nil && !errors.Is(end, ErrCrash) {
 				err = errors.Join(err, end)
 			}
@@ -260,16 +260,16 @@ func lastOf(c *consumer.Consumer, s *Stream) (map[int]int64, error) {
 	return last, nil
 }
 
-// done reports whether the marks are beyond the last events.
+// done reports whether the offsets are at the last events.
 func (k Kit) done(ctx context.Context, last map[int]int64) (all bool, at string, err error) {
-	marks := map[int]int64{}
+	offsets := map[int]int64{}
 	var partition int
 	var seq int64
 	rows, err := k.Pool.Query(ctx, "SELECT partition, seq FROM "+k.table("outflow_mark")+
 		" WHERE source = 'live'")
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&partition, &seq}, func() error {
-			marks[partition] = seq
+			offsets[partition] = seq
 			return nil
 		})
 	}
@@ -280,14 +280,14 @@ func (k Kit) done(ctx context.Context, last map[int]int64) (all bool, at string,
 		return false, "", err
 	}
 	for p, seq := range last {
-		if marks[p] < seq {
-			return false, fmt.Sprintf("partition %d is at sequence %d of %d", p, marks[p], seq), nil
+		if offsets[p] < seq {
+			return false, fmt.Sprintf("partition %d is at sequence %d of %d", p, offsets[p], seq), nil
 		}
 	}
 	return true, "", nil
 }
 
-// parked lists what is parked, and says why the first event is.
+// parked lists the parked events, and says why the first one is.
 func (k Kit) parked(ctx context.Context) (list, cause string, err error) {
 	rows, err := k.Pool.Query(ctx, "SELECT format(E'event %s %s\n', seq, cause), format('event %s of "+
 		"document %s: %s', seq, document, error)"+
@@ -306,7 +306,7 @@ func (k Kit) parked(ctx context.Context) (list, cause string, err error) {
 	return list, cause, err
 }
 
-// diff shows the lines that are in one text only, in their order, at most so many as a person reads.
+// diff shows the first lines that are in one text only.
 func diff(want, got string) string {
 	const most = 40
 	count := map[string]int{}

@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Stream is a stream in memory: give it to [NewConsumer]. It may be used by several consumers, one after the
-// other or each with a name of its own at the same time.
+// Stream is a stream in memory for [NewConsumer]. Several consumers may use it one after the other or, under
+// different names, at the same time.
 type Stream struct {
 	mu       sync.Mutex
 	created  time.Time
@@ -28,7 +28,7 @@ func NewStream() *Stream {
 	return &Stream{created: time.Now().UTC(), grown: make(chan struct{})}
 }
 
-// Add puts events at the stream's end, each as a commit of its own, and returns the sequence of the last one.
+// Add appends events, each as if from a commit of its own, and returns the sequence of the last one.
 func (s *Stream) Add(events ...Event) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,7 +40,7 @@ func (s *Stream) Add(events ...Event) uint64 {
 	return uint64(len(s.messages))
 }
 
-// message is the event as outflow would have published it.
+// message is the event as Outflow would have published it.
 func (e Event) message(seq uint64) stream.Message {
 	m := stream.Message{Subject: e.Subject, Data: e.Data, Sequence: seq, Time: e.Time, Header: nats.Header{}}
 	maps.Copy(m.Header, e.Header)
@@ -65,7 +65,7 @@ func (e Event) message(seq uint64) stream.Message {
 	return m
 }
 
-// source is a stream as the engine reads it.
+// source is a stream as package consumer reads it.
 type source struct{ *Stream }
 
 func (s source) State(context.Context) (stream.State, error) {
