@@ -34,6 +34,28 @@ func at(due outbox.LSN, seq uint64, age time.Duration) StoredCheckpoint {
 		Since: epoch.Add(-age)}
 }
 
+// gapSettings are those of gap mode.
+var gapSettings = relay.Settings{Sort: outbox.ByGap, MaxEvents: relay.DefaultMaxEvents,
+	MaxBytes: relay.DefaultMaxBytes, Gap: relay.Gap{Bound: relay.DefaultBound, Cold: relay.DefaultCold,
+		Memory: relay.DefaultMemory, First: relay.DefaultFirst}}
+
+// holding is a checkpoint in gap mode that holds an event whose commit record starts at from, none where that
+// is 0, and that remembers so many messages.
+func holding(p StoredCheckpoint, from outbox.LSN, remembered int) StoredCheckpoint {
+	p.Checkpoint = inGap(p.Checkpoint, from)
+	p.Remembered = remembered
+	return p
+}
+
+func inGap(p relay.Checkpoint, from outbox.LSN) relay.Checkpoint {
+	p.Settings = gapSettings
+	if from > 0 {
+		p.From = from
+		p.Holds = []relay.Hold{{Sequence: 1, Base: 41, Oldest: outbox.Position{LSN: from + 8, Index: 2}}}
+	}
+	return p
+}
+
 func on(timeline uint32, p StoredCheckpoint) StoredCheckpoint { p.Timeline = timeline; return p }
 
 func record(places ...StoredCheckpoint) *Record {

@@ -1,6 +1,10 @@
 package checkpoint
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/outflowhq/outflow/internal/relay"
+)
 
 // upTo returns what of the ranges lies at or below last.
 func upTo(holes []Range, last uint64) []Range {
@@ -47,6 +51,25 @@ func add(holes []Range, r Range) []Range {
 // within reports whether a sequence lies in one of the ranges.
 func within(holes []Range, seq uint64) bool {
 	return slices.ContainsFunc(holes, func(h Range) bool { return h.From <= seq && seq <= h.To })
+}
+
+// below returns the sequence below the newest n that are at or below seq and in no hole; 0 where there are
+// not so many.
+func below(holes []Range, seq, n uint64) uint64 {
+	for _, h := range slices.Backward(upTo(holes, seq)) {
+		if n <= seq-h.To {
+			break
+		}
+		n -= seq - h.To
+		seq = h.From - 1
+	}
+	return seq - min(seq, n)
+}
+
+// needed returns the holes that a start needs whose oldest checkpoint is p: those above p, and those between
+// the messages that it remembers. Without the latter nobody could tell them from messages that were removed.
+func needed(holes []Range, p relay.Checkpoint) []Range {
+	return above(holes, below(holes, p.Seq, uint64(p.Remembered)))
 }
 
 // count returns how many of the sequences in (from, to] lie in no hole.

@@ -6,22 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The versions of the record's JSON document: what this program writes, and the oldest that it reads. Version
-// 2 may say repairing, stopped and base, and has the broker's time beside a checkpoint: a program that does
-// not know these refuses it by its version, and does not take it for corrupt. Version 3 may have a mapping
-// with a source other than the table, version 4 one with a shard, version 5 one without foreign transactions
-// and the OID of the table that is published; they are written only where there is one.
+// The versions of the record's JSON document. Each is named after what it added, and a record is written in
+// the lowest version that can say what it has to: a program that does not know something refuses the record
+// by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = 5
-	shardVersion  = 4
-	sourceVersion = 3
-	tableVersion  = 2
+	recordVersion = gapVersion // the newest
+
+	gapVersion    = 6 // checkpoints in gap mode
+	tableVersion  = 5 // the OID of the table that is published, and mappings without foreign transactions
+	shardVersion  = 4 // mappings with a shard
+	sourceVersion = 3 // mappings with a source other than the table
+	repairVersion = 2 // repairing, stopped and base, and the broker's time beside a checkpoint
 	oldestVersion = 1
 )
 
@@ -51,7 +53,8 @@ type Record struct {
 
 	// oldest first: from the confirmed one to the newest
 	Checkpoints []StoredCheckpoint `json:"places"`
-	// ascending, above the oldest checkpoint's sequence
+	// Holes are sequences whose messages the broker lost, ascending: those above the oldest checkpoint's
+	// sequence, and those between the messages that it remembers.
 	Holes []Range `json:"holes,omitempty"`
 }
 
@@ -99,10 +102,12 @@ func (r *Record) LostFirstCheckpoint(slot relay.SlotState, stream relay.StreamSt
 // Encode returns the record's JSON document. A record that Decode would refuse is an error.
 func (r *Record) Encode() ([]byte, error) {
 	c := *r
-	c.Version = tableVersion
+	c.Version = repairVersion
 	switch {
+	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Settings.ByGap() }):
+		c.Version = gapVersion
 	case c.Publication.TableOID != 0, c.Mapping.OwnOnly:
-		c.Version = recordVersion
+		c.Version = tableVersion
 	case !c.Mapping.Shard.Whole():
 		c.Version = shardVersion
 	case c.Mapping.Source != relay.FromTable:
@@ -167,12 +172,12 @@ func (r *Record) validate() error {
 		return fmt.Errorf("source %v in version %d", r.Mapping.Source, r.Version)
 	case !r.Mapping.Shard.Whole() && (r.Mapping.Source != relay.FromTable || r.Version < shardVersion):
 		return fmt.Errorf("shard %v of source %v in version %d", r.Mapping.Shard, r.Mapping.Source, r.Version)
-	case r.Publication.TableOID != 0 && (!r.Mapping.Source.Rows() || r.Version < recordVersion):
+	case r.Publication.TableOID != 0 && (!r.Mapping.Source.Rows() || r.Version < tableVersion):
 		return fmt.Errorf("table with OID %d of source %v in version %d", r.Publication.TableOID,
 			r.Mapping.Source, r.Version)
 	case r.Publication.TableOID == 0 && r.Publication.Path+r.Publication.Rewritten != "":
 		return errors.New("no OID of the table that is published")
-	case r.Mapping.OwnOnly && r.Version < recordVersion:
+	case r.Mapping.OwnOnly && r.Version < tableVersion:
 		return fmt.Errorf("own_only in version %d", r.Version)
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
@@ -184,6 +189,12 @@ func (r *Record) validate() error {
 	for i, p := range r.Checkpoints {
 		if i > 0 && (p.Due <= r.Checkpoints[i-1].Due || p.Seq < r.Checkpoints[i-1].Seq) {
 			return fmt.Errorf("place %d (%v, %d) does not follow the one before it", i, p.Due, p.Seq)
+		}
+		if i > 0 && p.Start() < r.Checkpoints[i-1].Start() {
+			return fmt.Errorf("place %d starts at %v, before the one before it", i, p.Start())
+		}
+		if p.Settings.ByGap() && r.Version < gapVersion {
+			return fmt.Errorf("place %d with sort %v in version %d", i, p.Settings.Sort, r.Version)
 		}
 		if err := validateCheckpoint(p); err != nil {
 			return fmt.Errorf("place %d: %w", i, err)
@@ -209,7 +220,44 @@ func validateCheckpoint(p StoredCheckpoint) error {
 			return fmt.Errorf("taken event %v is out of order", t)
 		}
 	}
+	if err := validateGap(p.Checkpoint); err != nil {
+		return err
+	}
 	return p.Settings.Sound()
+}
+
+// validateGap looks at what only gap mode has.
+func validateGap(p relay.Checkpoint) error {
+	switch {
+	case !p.Settings.ByGap() && (len(p.Holds) > 0 || p.From != 0 || p.Remembered != 0):
+		return fmt.Errorf("%d holds and %d messages remembered with sort %v", len(p.Holds), p.Remembered,
+			p.Settings.Sort)
+	case p.Settings.ByGap() && len(p.PublishedAhead) > 0:
+		return fmt.Errorf("%d events taken with sort %v", len(p.PublishedAhead), p.Settings.Sort)
+	case p.Remembered < 0 || p.Remembered > p.Settings.Gap.Memory || uint64(p.Remembered) > p.Seq:
+		return fmt.Errorf("%d messages remembered of %d, at most %d", p.Remembered, p.Seq,
+			p.Settings.Gap.Memory)
+	case len(p.Holds) > relay.MaxHolds:
+		return fmt.Errorf("%d holds, at most %d", len(p.Holds), relay.MaxHolds)
+	case len(p.Holds) == 0:
+		if p.From != 0 {
+			return fmt.Errorf("starts at %v and holds nothing", p.From)
+		}
+		return nil
+	case p.From == 0 || p.From >= p.Holds[0].Oldest.LSN:
+		return fmt.Errorf("starts at %v, its oldest held event is %v", p.From, p.Holds[0].Oldest)
+	}
+	sequences := make(map[uint64]bool, len(p.Holds))
+	for i, h := range p.Holds {
+		if h.Oldest.LSN > p.Due || i > 0 && h.Oldest.Compare(p.Holds[i-1].Oldest) <= 0 {
+			return fmt.Errorf("held event %v is out of order", h.Oldest)
+		}
+		if sequences[h.Sequence] {
+			return fmt.Errorf("sequence %016x is held twice", h.Sequence)
+		}
+		sequences[h.Sequence] = true
+	}
+	return nil
 }
 
 // StoredAt notes that the record reached the store at t; [Store.Load] calls it. What its newest revision

@@ -40,16 +40,23 @@ func TestRecordRoundTrip(t *testing.T) {
 	rewritten.Publication.Path, rewritten.Publication.Rewritten = "731,740", "0123456789abcdef"
 	own := unnamed(messages)
 	own.Mapping.OwnOnly = true
+	gap, gapSilent := record(at(0x1000, 5, 0), holding(at(0x2000, 9, 0), 0x1800, 3)),
+		record(holding(at(0x2000, 9, 0), 0, 0))
+	gap.Checkpoints[1].Holds = append(gap.Checkpoints[1].Holds,
+		relay.Hold{Sequence: 2, Cold: true, Oldest: outbox.Position{LSN: 0x1820, Index: 1}})
+	gap.Checkpoints[1].Remembered = 4
 	for _, want := range []*Record{full, creating, begun, repairing, repaired, messages, both, shard, older,
-		olderBoth, olderShard, rewritten, own} {
+		olderBoth, olderShard, rewritten, own, gap, gapSilent} {
 		doc, err := want.Encode()
 		must.Succeed(t, err)
 		got, err := Decode(doc)
 		must.Succeed(t, err)
-		want.Version = recordVersion
+		want.Version = tableVersion
 		switch want { // an older outflow would take it for another mapping
 		case older:
-			want.Version = tableVersion
+			want.Version = repairVersion
+		case gap, gapSilent:
+			want.Version = gapVersion
 		case messages, olderBoth:
 			want.Version = sourceVersion
 		case olderShard:
@@ -89,7 +96,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"empty":           {"", "record_corrupt"},
 		"cut":             {good[:len(good)/2], "record_corrupt"},
 		"no version":      {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
-		"newer":           {strings.Replace(good, `"v":5,`, `"v":6,"new":true,`, 1), "record_version"},
+		"newer":           {strings.Replace(good, `"v":5,`, `"v":7,"new":true,`, 1), "record_version"},
 		"table too early": {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
 		"path, no table":  {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
 		"own too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1),
@@ -152,6 +159,65 @@ func TestDecodeRefuses(t *testing.T) {
 	if _, err := record().Encode(); err == nil {
 		t.Error("Encode wrote a record without places")
 	}
+}
+
+// What a checkpoint of gap mode may not say.
+func TestRecordRefusesACheckpointThatGapModeCannotHaveMade(t *testing.T) {
+	t.Parallel()
+	good := func() *Record {
+		p := holding(at(0x2000, 9, 0), 0x1800, 3)
+		p.Holds = append(p.Holds, relay.Hold{Sequence: 2, Oldest: outbox.Position{LSN: 0x1810, Index: 1}})
+		return record(at(0x1000, 5, 0), p)
+	}
+	for name, change := range map[string]func(r *Record, p *StoredCheckpoint){
+		"":                      func(*Record, *StoredCheckpoint) {},
+		"holds in horizon mode": func(_ *Record, p *StoredCheckpoint) { p.Settings = settings },
+		"a start in horizon mode": func(_ *Record, p *StoredCheckpoint) {
+			p.Settings, p.Holds, p.Remembered = settings, nil, 0
+		},
+		"memory in horizon mode": func(_ *Record, p *StoredCheckpoint) {
+			p.Settings, p.Holds, p.From = settings, nil, 0
+		},
+		"taken events": func(_ *Record, p *StoredCheckpoint) {
+			p.PublishedAhead = []outbox.Position{{LSN: 0x2001}}
+		},
+		"holds out of order": func(_ *Record, p *StoredCheckpoint) {
+			p.Holds[0].Oldest, p.Holds[1].Oldest = p.Holds[1].Oldest, p.Holds[0].Oldest
+		},
+		"two holds of one event": func(_ *Record, p *StoredCheckpoint) {
+			p.Holds[1].Oldest = p.Holds[0].Oldest
+		},
+		"two holds of one sequence": func(_ *Record, p *StoredCheckpoint) {
+			p.Holds[1].Sequence = p.Holds[0].Sequence
+		},
+		"a held event beyond due":   func(_ *Record, p *StoredCheckpoint) { p.Holds[1].Oldest.LSN = 0x2001 },
+		"no start":                  func(_ *Record, p *StoredCheckpoint) { p.From = 0 },
+		"a start behind the oldest": func(_ *Record, p *StoredCheckpoint) { p.From = p.Holds[0].Oldest.LSN },
+		"a start without holds":     func(_ *Record, p *StoredCheckpoint) { p.Holds = nil },
+		"a start that goes back":    func(_ *Record, p *StoredCheckpoint) { p.From = 0xFFF },
+		"more remembered than memory": func(_ *Record, p *StoredCheckpoint) {
+			p.Settings.Gap.Memory, p.Remembered = 3, 4
+		},
+		"more remembered than messages": func(_ *Record, p *StoredCheckpoint) { p.Remembered = 10 },
+		"less than nothing remembered":  func(_ *Record, p *StoredCheckpoint) { p.Remembered = -1 },
+		"too many holds": func(_ *Record, p *StoredCheckpoint) {
+			for i := range relay.MaxHolds {
+				p.Holds = append(p.Holds, relay.Hold{Sequence: uint64(i + 3),
+					Oldest: outbox.Position{LSN: 0x1900, Index: uint32(i)}})
+			}
+		},
+	} {
+		r := good()
+		change(r, &r.Checkpoints[1])
+		if _, err := r.Encode(); (err == nil) != (name == "") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	// An older program wrote none of it.
+	doc, err := good().Encode()
+	must.Succeed(t, err)
+	_, err = Decode(bytes.Replace(doc, []byte(`"v":6`), []byte(`"v":5`), 1))
+	refused(t, err, "record_corrupt", outbox.Gap, "", nil)
 }
 
 // As many events may be taken as the buffer's limit allows, and no more.
@@ -297,6 +363,15 @@ func TestRanges(t *testing.T) {
 		{add(holes, Range{15, 30}), []Range{{3, 5}, {8, 8}, {10, 30}}},
 		{add(holes, Range{1, 1}), []Range{{1, 1}, {3, 5}, {8, 8}, {10, 20}}},
 		{add(nil, Range{1, 1}), []Range{{1, 1}}},
+		{below(holes, 30, 0), uint64(30)},
+		{below(holes, 30, 10), uint64(20)},
+		{below(holes, 30, 11), uint64(8)}, // 21 to 30, and 9
+		{below(holes, 30, 12), uint64(6)},
+		{below(holes, 15, 1), uint64(8)},
+		{below(holes, 20, 0), uint64(20)},
+		{below(holes, 30, 14), uint64(1)},
+		{below(holes, 30, 15), uint64(0)},
+		{below(nil, 30, 12), uint64(18)},
 		{count(holes, 0, 30), uint64(30 - 3 - 1 - 11)},
 		{count(holes, 4, 10), uint64(6 - 1 - 1 - 1)},
 		{count(holes, 9, 9), uint64(0)},

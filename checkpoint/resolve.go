@@ -34,7 +34,7 @@ type Config struct {
 
 // Start is where a session starts from, and what is left to prove.
 type Start struct {
-	// replication starts at its Due: the switch point, where the checkpoint lies beyond one
+	// replication starts at its Start(). Where it lay beyond a switch point, its Due is that point
 	Checkpoint relay.Checkpoint
 	LastSeq    uint64 // the next message expects it
 	// the newest message that is known to be there; those between End and LastSeq are lost
@@ -52,12 +52,17 @@ type Start struct {
 	Thru   outbox.LSN
 
 	Checkpoints []StoredCheckpoint // all that are left, oldest first
-	Holes       []Range            // above the oldest checkpoint
+	// above the oldest checkpoint, and between the messages that it remembers
+	Holes []Range
 	// checkpoints or holes are not what the record says: it is written before anything is sent
 	Rewrite bool
 	// what shows a loss, "" if nothing does: it counts only when a recheck agrees
 	Loss string
 }
+
+// Memory says what gap mode reads back from the stream before the first input: the headers of the newest n of
+// our messages at or below sequence upTo. What to make of the answer: [Config.CheckMemory].
+func (s Start) Memory() (upTo uint64, n int) { return s.Checkpoint.Seq, s.Checkpoint.Remembered }
 
 // Same reports whether two readings lead to the same start.
 func (s Start) Same(o Start) bool {
@@ -101,7 +106,7 @@ func (v *resolver) fatal(code, hint, what string, args ...any) error {
 	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(what, args...), Hint: hint}
 }
 
-// left is the due of the newest checkpoint that the stream still bears out, 0 (the beginning) if there is
+// left is the start of the newest checkpoint that the stream still bears out, 0 (the beginning) if there is
 // none.
 func (v *resolver) left() outbox.LSN {
 	if !v.Stream.Exists || !v.Stream.Created.Equal(v.Record.Created) {
@@ -110,9 +115,9 @@ func (v *resolver) left() outbox.LSN {
 	for _, p := range slices.Backward(v.Record.Checkpoints) {
 		if p.Seq <= v.Stream.LastSeq {
 			if end, left, _ := v.Server.History.Left(p.Timeline); left {
-				return min(p.Due, end) // what this server wrote from there on was not read
+				return min(p.Start(), end) // what this server wrote from there on was not read
 			}
-			return p.Due
+			return p.Start()
 		}
 	}
 	return 0
@@ -289,8 +294,10 @@ func (v *resolver) tail() error {
 		// somebody; anything younger comes again. (Not: what has been in the record for long. The loss may be
 		// older than this start.)
 		s.End = st.NewestSeq
-		for _, p := range v.checkpoints {
-			if p.Seq <= st.LastSeq && p.Due <= v.Slot.Confirmed {
+		// Of several checkpoints that start at the confirmed LSN only the oldest is known to be durable.
+		for i, p := range v.checkpoints {
+			if p.Seq <= st.LastSeq && p.Start() <= v.Slot.Confirmed &&
+				(i == 0 || v.checkpoints[i-1].Start() < p.Start()) {
 				s.End = max(s.End, p.Seq)
 			}
 		}
@@ -334,17 +341,17 @@ func (v *resolver) publication() error {
 	return err
 }
 
-// choose takes the place to start from: rather one that leaves a message to make again and compare, so that
-// another WAL behind the same names is noticed.
+// choose picks the checkpoint to start from: rather one that leaves a message to make again and compare, so
+// that another WAL behind the same names is noticed.
 func (v *resolver) choose() error {
 	s := &v.start
 	top := len(s.Checkpoints) - 1
-	if top < 0 || s.Checkpoints[top].Due < s.Confirmed {
+	if top < 0 || s.Checkpoints[top].Start() < s.Confirmed {
 		var from outbox.LSN
 		if top >= 0 {
-			from = s.Checkpoints[top].Due
+			from = s.Checkpoints[top].Start()
 		}
-		if v.checkpoints[len(v.checkpoints)-1].Due >= s.Confirmed {
+		if v.checkpoints[len(v.checkpoints)-1].Start() >= s.Confirmed {
 			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.hintStream(),
 				"stream %s ends at sequence %d, before every place at or above the confirmed LSN %v: it "+
 					"lost messages that had been there for %v",
@@ -360,7 +367,7 @@ func (v *resolver) choose() error {
 	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to
 	// compare they aren't made again.
 	if readable || v.moved < 0 {
-		for i := top; i >= 0 && s.Checkpoints[i].Due >= s.Confirmed; i-- {
+		for i := top; i >= 0 && s.Checkpoints[i].Start() >= s.Confirmed; i-- {
 			if s.Checkpoints[i].Seq < s.End {
 				at = i
 				break
@@ -378,6 +385,6 @@ func (v *resolver) choose() error {
 		// says.
 		s.Checkpoints = slices.Delete(slices.Clone(s.Checkpoints), v.moved, v.moved+1)
 	}
-	s.Holes = above(s.Holes, s.Checkpoints[0].Seq)
+	s.Holes = needed(s.Holes, s.Checkpoints[0].Checkpoint)
 	return nil
 }

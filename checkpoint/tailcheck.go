@@ -36,7 +36,7 @@ func (c *TailCheck) Stored(all []relay.Stored) error {
 	for _, m := range all {
 		if m.Header == nil {
 			return &outbox.Fault{
-				Class: outbox.Gap, Code: "foreign_message", Observed: true, From: c.start.Checkpoint.Due,
+				Class: outbox.Gap, Code: "foreign_message", Observed: true, From: c.start.Checkpoint.Start(),
 				To: max(c.start.Thru, c.start.Checkpoint.Due),
 				Message: fmt.Sprintf("the message at sequence %d of stream %s has no %s header: one of "+
 					"ours may have been refused for it and be missing",
@@ -84,9 +84,11 @@ func (c *TailCheck) Skip(h *outbox.Header) (skip bool, err error) {
 
 // Input is called with the LSN of each input before the buffer reads it, and with that of each keepalive (a
 // WAL that is silent would never show it otherwise). One beyond the input that closed the newest message's
-// window, when that message was not made yet, is a divergence.
+// window, when that message was not made yet, is a divergence. Inputs up to the checkpoint's due make no
+// messages: gap mode reads them again for the events that were held.
 func (c *TailCheck) Input(lsn outbox.LSN) error {
-	if c.Verified() || c.start.Thru == 0 || lsn <= c.start.Thru {
+	if c.Verified() || c.start.Thru == 0 ||
+		lsn <= max(c.start.Thru, c.start.Checkpoint.Due) {
 		return nil
 	}
 	return c.divergence("the message at sequence %d of stream %s is %v, and the WAL up to %v makes only %d "+
@@ -98,6 +100,6 @@ func (c *TailCheck) divergence(what string, args ...any) error {
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: "divergence", Message: fmt.Sprintf(what, args...),
 		Hint: c.cfg.hintOf("divergence", c.cfg.hintDivergence()),
-		From: c.start.Checkpoint.Due, To: max(c.start.Thru, c.start.Checkpoint.Due),
+		From: c.start.Checkpoint.Start(), To: max(c.start.Thru, c.start.Checkpoint.Due),
 	}
 }

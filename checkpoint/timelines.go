@@ -2,7 +2,9 @@ package checkpoint
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -26,6 +28,13 @@ func (v *resolver) timelines() error {
 		}
 		old := p.Due
 		p.Due = end
+		// Of the events that it held, those beyond the point are on the branch that is gone.
+		p.Holds = slices.DeleteFunc(slices.Clone(p.Holds), func(h relay.Hold) bool {
+			return h.Oldest.LSN > end
+		})
+		if len(p.Holds) == 0 {
+			p.Holds, p.From = nil, 0
+		}
 		n := len(v.checkpoints)
 		if n == 0 || v.checkpoints[n-1].Due < end {
 			v.checkpoints, v.moved = append(v.checkpoints, p), n

@@ -8,8 +8,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// maxStoredAhead is how many events published ahead all checkpoints of a record may list together. It keeps
-// the record, which is one message, well below 1 MiB.
+// maxStoredAhead is how many events published ahead and holds all checkpoints of a record may list together.
+// It keeps the record, which is one message, well below 1 MiB.
 const maxStoredAhead = 8192
 
 // Tracker knows the checkpoints of a session: which windows are acknowledged, which checkpoints are worth
@@ -43,6 +43,7 @@ type trackedCheckpoint struct {
 	since     time.Time // unless fresh: when it was first stored, for the record
 	broker    time.Time // the same by the broker's clock, zero if that is not known
 	storedAt  time.Time // if stored: the same by this process's clock
+	durable   bool      // Confirmable has found it so; unlike its age, that is never taken back
 }
 
 // state says how far a checkpoint is on its way into the record.
@@ -112,7 +113,8 @@ func (t *Tracker) verified() bool { return t.made >= t.there }
 
 // Window notes that a window with events ended at cp, after all its messages were counted with Made. The
 // checkpoint counts once the last of them is acknowledged; its Seq is set here, its Timeline by the caller.
-// Checkpoints that the record goes beyond already are passed over.
+// Checkpoints that the record goes beyond already are passed over. Where a window ends without a checkpoint,
+// Made is enough.
 func (t *Tracker) Window(cp relay.Checkpoint) {
 	if !t.verified() || cp.Due <= t.newest().Due {
 		return
@@ -137,8 +139,9 @@ func (t *Tracker) advance() {
 	t.pending = slices.Delete(t.pending, 0, n)
 }
 
-// Keepalive notes the LSN of a keepalive, when the buffer holds no event; its checkpoint's Seq is set here,
-// its Timeline by the caller. It counts only where no message is unacknowledged, and reports whether it did.
+// Keepalive notes the LSN of a keepalive. In horizon mode the buffer must hold no event then; in gap mode cp
+// has the holds. Its Seq is set here, its Timeline by the caller. It counts only where no message is
+// unacknowledged, and reports whether it did.
 func (t *Tracker) Keepalive(cp relay.Checkpoint) bool {
 	top := t.newest()
 	if !t.verified() || t.Unacknowledged() || cp.Due <= top.Due {
@@ -207,14 +210,14 @@ func (t *Tracker) SaveIn(now time.Time) (in time.Duration, ok bool) {
 	return max(0, t.SaveInterval()-now.Sub(t.savedAt)), true
 }
 
-// BeginSave returns what to store now: the checkpoints from the confirmed one to the newest, and the newest
+// BeginSave returns what to store now: the checkpoints from the durable one to the newest, and the newest
 // one of a smaller seq than that. Saved, Unsaved or the session's end follows before the next one.
 func (t *Tracker) BeginSave(now time.Time) Update {
 	t.saving, t.savedAt = true, now
 	t.prune()
 	t.dropSome()
 	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.checkpoints)),
-		Holes: above(t.holes, t.checkpoints[0].Seq)}
+		Holes: needed(t.holes, t.checkpoints[0].Checkpoint)}
 	for i := range t.checkpoints {
 		p := &t.checkpoints[i]
 		if p.state == fresh {
@@ -225,35 +228,44 @@ func (t *Tracker) BeginSave(now time.Time) Update {
 	return s
 }
 
-// prune drops the checkpoints before the confirmed one, all but the one that is needed for comparison. (Where
+// prune drops the checkpoints before the durable one, all but the one that is needed for comparison. (Where
 // the outbox is silent, that one stays for as long as keepalives go on.)
 func (t *Tracker) prune() {
-	confirmed := 0
-	for i, p := range t.checkpoints {
-		if p.Due <= t.confirmed {
-			confirmed = i
-		}
-	}
-	from := 0
-	if smaller := t.smaller(); smaller >= 0 && smaller < confirmed {
+	durable, from := t.durableIndex(), 0
+	if smaller := t.smaller(); smaller >= 0 && smaller < durable {
 		t.checkpoints[0], from = t.checkpoints[smaller], 1
 	}
-	t.checkpoints = slices.Delete(t.checkpoints, from, confirmed)
+	t.checkpoints = slices.Delete(t.checkpoints, from, durable)
+}
+
+// durableIndex is the index of the newest checkpoint that is durable and was confirmed: whatever else the
+// broker loses, a start can go on from there. Of those that start at the confirmed LSN the oldest is one:
+// some session has found it, or a newer one that starts there too, to be durable. The newer ones may still be
+// lost.
+func (t *Tracker) durableIndex() int {
+	durable := 0
+	for i := range t.checkpoints {
+		p := &t.checkpoints[i]
+		if p.Start() <= t.confirmed && (p.durable || i == 0 || t.checkpoints[i-1].Start() < p.Start()) {
+			durable = i
+		}
+	}
+	return durable
 }
 
 // dropSome drops intermediate checkpoints, those that were stored shortly before the next one first, until
-// the events published ahead are few enough for one message. Confirming gets coarser then.
+// the events published ahead and the holds are few enough for one message. Confirming gets coarser then.
 func (t *Tracker) dropSome() {
-	taken := 0
+	listed := 0
 	for _, p := range t.checkpoints {
-		taken += len(p.PublishedAhead)
+		listed += len(p.PublishedAhead) + len(p.Holds)
 	}
-	for taken > maxStoredAhead {
-		drop, smaller := -1, t.smaller()
+	for listed > maxStoredAhead {
+		drop, smaller, durable := -1, t.smaller(), t.durableIndex()
 		var closest time.Duration
 		for i := 1; i < len(t.checkpoints)-2; i++ {
 			p := &t.checkpoints[i]
-			if i == smaller || len(p.PublishedAhead) == 0 {
+			if i == smaller || i == durable || len(p.PublishedAhead)+len(p.Holds) == 0 {
 				continue
 			}
 			if gap := p.storedAt.Sub(t.checkpoints[i-1].storedAt); drop < 0 || gap < closest {
@@ -263,7 +275,8 @@ func (t *Tracker) dropSome() {
 		if drop < 0 {
 			return
 		}
-		taken -= len(t.checkpoints[drop].PublishedAhead)
+		p := &t.checkpoints[drop]
+		listed -= len(p.PublishedAhead) + len(p.Holds)
 		t.checkpoints = slices.Delete(t.checkpoints, drop, drop+1)
 	}
 }
@@ -279,8 +292,8 @@ func (t *Tracker) Saved(now time.Time) {
 	}
 }
 
-// Confirmable returns the LSN that may be confirmed: the newest checkpoint that has been in the record for
-// durable_after. It never goes back.
+// Confirmable returns the LSN that may be confirmed: the start of the newest checkpoint that has been in the
+// record for durable_after. It never goes back.
 //
 // The broker was known to be alive at heard, so it has had durable_after to sync what was stored that long
 // before. Later times do not count: a broker that died in silence syncs nothing any more.
@@ -291,7 +304,8 @@ func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
 	for i := len(t.checkpoints) - 1; i >= 0; i-- {
 		if p := &t.checkpoints[i]; p.state == inStore &&
 			(t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
-			return max(t.confirmed, p.Due)
+			p.durable = true
+			return max(t.confirmed, p.Start())
 		}
 	}
 	return t.confirmed
