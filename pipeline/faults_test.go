@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// fault is one thing that may go wrong. It happens right after a step, or at some moment; the world's lock is
-// held.
+// fault is one thing that may go wrong. It happens right after a step, or at some moment; the harness's lock
+// is held.
 type fault struct {
 	name    string
 	happens func(s *schedule)
@@ -42,7 +42,7 @@ func init() {
 		{"clock step", (*schedule).stepClock},
 		{"nats flaps", (*schedule).flap},
 		{"nats away", func(s *schedule) { // sometimes for longer than a session is kept
-			for _, l := range s.links() {
+			for _, l := range s.brokerConns() {
 				l.cut(s.rnd.IntN(2) == 0)
 			}
 			s.js.down = s.soon(pick(s.rnd, 5*time.Second, 2*keepReplication))
@@ -84,14 +84,14 @@ func (s *schedule) stopOne() {
 }
 
 func (s *schedule) cutUpstreams() {
-	for _, u := range s.upstreams() {
+	for _, u := range s.postgresConns() {
 		u.cut(s.rnd.IntN(2) == 0)
 	}
 	s.pg.down = s.soon(pick(s.rnd, time.Nanosecond, 100*time.Millisecond, time.Second))
 }
 
 func (s *schedule) cutLinks() {
-	for _, l := range s.links() {
+	for _, l := range s.brokerConns() {
 		l.cut(s.rnd.IntN(2) == 0)
 	}
 	s.js.down = s.soon(pick(s.rnd, time.Nanosecond, 100*time.Millisecond, time.Second))
@@ -104,7 +104,7 @@ func (s *schedule) flap() {
 		at += s.noise.about(time.Duration(s.rnd.IntN(pick(s.rnd, 3, 100, 400))) * time.Millisecond)
 		time.AfterFunc(at, func() {
 			s.with(func() {
-				for _, l := range s.links() {
+				for _, l := range s.brokerConns() {
 					l.cut(s.rnd.IntN(2) == 0)
 				}
 			})
@@ -116,10 +116,10 @@ func (s *schedule) flap() {
 // what it has, until it hears of it.
 func (s *schedule) zombie() {
 	for _, pr := range s.procs {
-		if pr.dead || len(pr.ups) == 0 || pr.up() != s.pg.active {
+		if pr.dead || len(pr.ups) == 0 || pr.postgres() != s.pg.active {
 			continue
 		}
-		u, l := pr.up(), pr.link()
+		u, l := pr.postgres(), pr.broker()
 		s.pg.active, l.orphan = nil, true
 		d := time.Duration(s.rnd.IntN(3000)) * time.Millisecond
 		if s.rnd.IntN(2) == 0 {

@@ -55,7 +55,7 @@ func TestNoAnswer(t *testing.T) {
 	for name, first := range map[string]silent{"check of the stream": {check: true},
 		"start of replication": {start: true}} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 0, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 				opened := 0
 				pr := w.run(options{open: func(l *Conns) {
 					if opened++; opened == 1 {
@@ -67,7 +67,7 @@ func TestNoAnswer(t *testing.T) {
 				w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 				w.write(3)
 				w.published()
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}
@@ -84,11 +84,11 @@ func (seen) Err() error {
 // What the publisher reports, rather than the broker, gets its range as well: the loop may hear of it from
 // either.
 func TestSeenGapHasItsRange(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) { l.JetStream = seen{l.JetStream} }})
 		w.write(3)
 		w.published()
-		w.with(func() { pr.link().pub.err = (seen{}).Err() })
+		w.with(func() { pr.broker().pub.err = (seen{}).Err() })
 		w.until(time.Minute, "the end", pr.over)
 		f := outbox.FaultOf(pr.err)
 		if f == nil || f.Code != "foreign_message" || f.To == 0 || f.From == 0 || f.To < f.From {
@@ -119,7 +119,7 @@ func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
 // would begin it anew.
 func TestSortingIsAlive(t *testing.T) {
 	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
-	in(t, set, 0, func(t *testing.T, w *world) {
+	inBubble(t, set, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{scratch: slow{}})
 		rows := make([]row, 3000)
 		for i := range rows {
@@ -141,7 +141,7 @@ func TestSortingIsAlive(t *testing.T) {
 		if silent < stalled {
 			t.Errorf("the loop was silent for %v only", silent)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
@@ -149,7 +149,7 @@ func TestSortingIsAlive(t *testing.T) {
 // transaction is published then.
 func TestStopWhileSorting(t *testing.T) {
 	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
-	in(t, set, 0, func(t *testing.T, w *world) {
+	inBubble(t, set, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{scratch: slow{}})
 		rows := make([]row, 3000)
 		for i := range rows {
@@ -166,6 +166,6 @@ func TestStopWhileSorting(t *testing.T) {
 		}
 		w.running(options{})
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }

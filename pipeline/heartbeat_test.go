@@ -10,8 +10,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestOneTickAfterOneHorizon(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestOneHeartbeatAfterOneHorizon(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.sleep(time.Second)
 		begun := time.Now()
@@ -24,13 +24,13 @@ func TestOneTickAfterOneHorizon(t *testing.T) {
 		if d := w.pg.ticks[0].Sub(begun); d < 20*time.Millisecond || d > 25*time.Millisecond {
 			t.Errorf("the tick came after %v", d)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
-func TestNoTickWhileInputsComeIn(t *testing.T) {
-	in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0,
-		func(t *testing.T, w *world) {
+func TestNoHeartbeatWhileInputsComeIn(t *testing.T) {
+	inBubble(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0,
+		func(t *testing.T, w *harness) {
 			w.running(options{})
 			var last time.Time
 			for range 40 { // less than half a horizon apart: they close each other's windows
@@ -45,19 +45,20 @@ func TestNoTickWhileInputsComeIn(t *testing.T) {
 			if n := len(w.pg.ticks); n == 0 || w.pg.ticks[0].Sub(last) < 50*time.Millisecond {
 				t.Errorf("ticks at %v, the last input at %v", w.pg.ticks, last)
 			}
-			w.same()
+			w.wantSameStream()
 		})
 }
 
 // What is no input closes no window: however much of it others write, an event is published a horizon later.
-func TestTickWhileOthersWrite(t *testing.T) {
+func TestHeartbeatWhileOthersWrite(t *testing.T) {
 	for name, m := range map[string]logical{
 		"another prefix":     {prefix: "another", content: "x"},
 		"malformed settings": {prefix: relay.SettingsPrefix, content: "v=2 slot=outflow x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20}, 0,
-				func(t *testing.T, w *world) {
+			inBubble(t, relay.Settings{Horizon: 100 * time.Millisecond, MaxEvents: 1000, MaxBytes: 1 << 20},
+				0,
+				func(t *testing.T, w *harness) {
 					w.running(options{})
 					w.write(1)
 					begun := time.Now()
@@ -68,15 +69,15 @@ func TestTickWhileOthersWrite(t *testing.T) {
 					if d := time.Since(begun); d > 200*time.Millisecond {
 						t.Errorf("published after %v", d)
 					}
-					w.same()
+					w.wantSameStream()
 				})
 		})
 	}
 }
 
 // A heartbeat that is slow to come back is followed by another one, one horizon later at the earliest.
-func TestOneTickPerHorizon(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestOneHeartbeatPerHorizon(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.write(1)
 		w.sleep(5 * time.Millisecond)
@@ -94,8 +95,8 @@ func TestOneTickPerHorizon(t *testing.T) {
 }
 
 // Before a session is proved it writes nothing, however long it holds events.
-func TestNoTickBeforeProof(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+func TestNoHeartbeatBeforeTheTailCheck(t *testing.T) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		pr := w.running(options{settings: defaults})
 		for range 5 {
 			w.write(4)
@@ -122,9 +123,9 @@ func TestNoTickBeforeProof(t *testing.T) {
 	})
 }
 
-func TestTicksOff(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
-		w.running(options{noTicks: true})
+func TestHeartbeatsOff(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
+		w.running(options{noHeartbeats: true})
 		w.write(1)
 		w.sleep(10 * time.Second)
 		if len(w.pg.ticks) != 0 || len(w.js.messages) != 0 {
@@ -132,13 +133,13 @@ func TestTicksOff(t *testing.T) {
 		}
 		w.with(func() { w.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) }) // somebody else's
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A heartbeat that could not be written is tried again a second later, and drops no session.
-func TestTickFails(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestHeartbeatFails(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.pg.writeFails = 2 })
 		begun := time.Now()
@@ -151,16 +152,16 @@ func TestTickFails(t *testing.T) {
 }
 
 // While a heartbeat is being written, the loop waits for it and for nothing else; no second one is asked for.
-func TestTickIsSlow(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestHeartbeatIsSlow(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.pg.writeDelay = 3 * time.Second })
 		w.write(1)
 		w.sleep(time.Second)
 		var rounds int
-		w.with(func() { rounds = pr.link().pub.rounds })
+		w.with(func() { rounds = pr.broker().pub.rounds })
 		w.sleep(time.Second)
-		w.with(func() { rounds = pr.link().pub.rounds - rounds })
+		w.with(func() { rounds = pr.broker().pub.rounds - rounds })
 		if rounds > 20 {
 			t.Errorf("the loop went round %d times in a second with nothing to do", rounds)
 		}
@@ -174,16 +175,16 @@ func TestTickIsSlow(t *testing.T) {
 // Where nothing is held nothing is remembered of what came in.
 func TestReceiveTimesAreForgotten(t *testing.T) {
 	first := relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}
-	in(t, first, 0, func(t *testing.T, w *world) {
+	inBubble(t, first, 0, func(t *testing.T, w *harness) {
 		pr := &process{w: w}
 		pr.writer = &writer{pr}
 		w.mu.Unlock()
 		defer w.mu.Lock()
-		links, err := pr.open(t.Context(), options{})
+		conns, err := pr.open(t.Context(), options{})
 		must.Succeed(t, err)
-		defer links.Close()
+		defer conns.Close()
 		place := relay.Checkpoint{Settings: first, Timeline: timeline}
-		s := newSession(t.Context(), New(Config{Scratch: memory{}}), links, checkpoint.Readings{},
+		s := newSession(t.Context(), New(Config{Scratch: memory{}}), conns, checkpoint.Readings{},
 			checkpoint.Start{
 				Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
 			})

@@ -12,9 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// jetstream is a broker with one stream and one record. The world's lock guards it.
+// jetstream is a broker with one stream and one record. The harness's lock guards it.
 type jetstream struct {
-	w   *world
+	w   *harness
 	rnd *rand.Rand
 
 	created    time.Time
@@ -89,7 +89,7 @@ const (
 // history is how many revisions the record's bucket keeps.
 const history = 64
 
-func newJetstream(w *world, seed uint64) *jetstream {
+func newJetstream(w *harness, seed uint64) *jetstream {
 	return &jetstream{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50,
 		limit: 2000, latency: 200 * time.Microsecond,
@@ -117,14 +117,14 @@ func (js *jetstream) firm() int {
 }
 
 // arrive lets a message reach the broker, which stores it only at the sequence that its sender predicted.
-func (js *jetstream) arrive(l *link, s sent) {
+func (js *jetstream) arrive(l *brokerConn, s sent) {
 	if js.drop > 0 {
 		js.drop--
 		js.w.step("dropped", s.last+1)
 		return
 	}
 	if l.dead || l.orphan {
-		for _, o := range js.w.links() {
+		for _, o := range js.w.brokerConns() {
 			if !o.orphan && o.sent > 0 {
 				js.between++
 				break
@@ -168,7 +168,7 @@ func (js *jetstream) arrive(l *link, s sent) {
 func (js *jetstream) intrude() {
 	js.messages = append(js.messages, &storedMessage{at: time.Now(), stranger: true})
 	js.w.step("intruded", uint64(len(js.messages)))
-	for _, l := range js.w.links() {
+	for _, l := range js.w.brokerConns() {
 		if !l.watching {
 			continue
 		}
@@ -203,7 +203,7 @@ func (js *jetstream) powerLoss(stream, record bool) bool {
 			return false
 		}
 	}
-	for _, l := range js.w.links() {
+	for _, l := range js.w.brokerConns() {
 		l.cut(js.rnd.IntN(2) == 0)
 	}
 	cut := len(js.messages)
@@ -268,8 +268,8 @@ func (js *jetstream) retention() {
 	}
 }
 
-// link is the JetStream side of a session.
-type link struct {
+// brokerConn is the JetStream side of a session.
+type brokerConn struct {
 	js   *jetstream
 	of   *process
 	lost chan struct{}
@@ -305,11 +305,11 @@ type sent struct {
 	at    time.Time // when it arrives
 }
 
-func (l *link) lock()   { l.js.w.mu.Lock() }
-func (l *link) unlock() { l.js.w.mu.Unlock() }
+func (l *brokerConn) lock()   { l.js.w.mu.Lock() }
+func (l *brokerConn) unlock() { l.js.w.mu.Unlock() }
 
 // send puts a message on the wire. The lock is held.
-func (l *link) send(s sent) {
+func (l *brokerConn) send(s sent) {
 	if l.dead {
 		return
 	}
@@ -323,7 +323,7 @@ func (l *link) send(s sent) {
 	}
 }
 
-func (l *link) deliver() {
+func (l *brokerConn) deliver() {
 	l.lock()
 	defer l.unlock()
 	for len(l.wire) > 0 {
@@ -343,7 +343,7 @@ func (l *link) deliver() {
 }
 
 // cut ends the connection; what is on its way is lost, or comes late.
-func (l *link) cut(dropped bool) {
+func (l *brokerConn) cut(dropped bool) {
 	if l.dead {
 		return
 	}
@@ -364,7 +364,7 @@ func (l *link) cut(dropped bool) {
 }
 
 // hears lets the connection hear of a stranger. The lock is held.
-func (l *link) hears() {
+func (l *brokerConn) hears() {
 	if l.dead || l.err != nil {
 		return
 	}
@@ -378,7 +378,7 @@ func (l *link) hears() {
 }
 
 // ask takes the time of one question and its answer.
-func (l *link) ask(ctx context.Context) error {
+func (l *brokerConn) ask(ctx context.Context) error {
 	l.lock()
 	d := l.noise.about(max(2*l.js.latency, time.Until(l.js.paused), time.Until(l.frozen)) +
 		l.noise.upTo(l.lag))
@@ -397,9 +397,9 @@ func (l *link) ask(ctx context.Context) error {
 	return nil
 }
 
-func (l *link) Check(ctx context.Context) error { return l.ask(ctx) }
+func (l *brokerConn) Check(ctx context.Context) error { return l.ask(ctx) }
 
-func (l *link) State(ctx context.Context) (relay.StreamState, error) {
+func (l *brokerConn) State(ctx context.Context) (relay.StreamState, error) {
 	err := l.ask(ctx)
 	l.lock()
 	defer l.unlock()
@@ -430,7 +430,7 @@ func (m *storedMessage) packed() *outbox.Header {
 	return &h
 }
 
-func (l *link) Watch(ctx context.Context) error {
+func (l *brokerConn) Watch(ctx context.Context) error {
 	if err := l.ask(ctx); err != nil {
 		return err
 	}
@@ -440,7 +440,7 @@ func (l *link) Watch(ctx context.Context) error {
 	return nil
 }
 
-func (l *link) Stored(ctx context.Context, above, upTo uint64) (all []relay.Stored, err error) {
+func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []relay.Stored, err error) {
 	if above == upTo {
 		return nil, nil
 	}
@@ -457,7 +457,7 @@ func (l *link) Stored(ctx context.Context, above, upTo uint64) (all []relay.Stor
 	return all, err
 }
 
-func (l *link) Tail(ctx context.Context) (relay.StreamState, error) {
+func (l *brokerConn) Tail(ctx context.Context) (relay.StreamState, error) {
 	s, err := l.State(ctx)
 	l.lock()
 	defer l.unlock()
@@ -468,14 +468,14 @@ func (l *link) Tail(ctx context.Context) (relay.StreamState, error) {
 	return s, err
 }
 
-func (l *link) Publisher(last uint64) Publisher {
-	l.pub = &publisher{link: l, last: last, acknowledged: last, notify: make(chan struct{}, 1),
+func (l *brokerConn) Publisher(last uint64) Publisher {
+	l.pub = &publisher{conn: l, last: last, acknowledged: last, notify: make(chan struct{}, 1),
 		since: l.js.ackEvery - 1}
 	l.of.latest = l.pub
 	return l.pub
 }
 
-func (l *link) Resume(last uint64) (Publisher, error) {
+func (l *brokerConn) Resume(last uint64) (Publisher, error) {
 	old := l.of.latest
 	p := l.Publisher(last)
 	l.lock()
@@ -486,9 +486,9 @@ func (l *link) Resume(last uint64) (Publisher, error) {
 	return p, nil
 }
 
-func (l *link) Lost() <-chan struct{} { return l.lost }
+func (l *brokerConn) Lost() <-chan struct{} { return l.lost }
 
-func (l *link) Err() error {
+func (l *brokerConn) Err() error {
 	l.lock()
 	defer l.unlock()
 	if l.err != nil {
@@ -497,14 +497,14 @@ func (l *link) Err() error {
 	return errDown
 }
 
-func (l *link) Close() {
+func (l *brokerConn) Close() {
 	l.lock()
 	defer l.unlock()
 	l.cut(false)
 }
 
 // Load reads the newest revision through the leader.
-func (l *link) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+func (l *brokerConn) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 	if err := l.ask(ctx); err != nil {
 		return nil, 0, err
 	}
@@ -528,7 +528,7 @@ func (l *link) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 }
 
 // Save compares and sets. The outcome may stay unknown, whether it was stored or not.
-func (l *link) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+func (l *brokerConn) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
 	c := *rec
 	c.Checkpoints = slices.Clone(rec.Checkpoints)
 	l.lock()

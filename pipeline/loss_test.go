@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// stopped is a world in which two windows were published and recorded, and nothing runs.
-func stopped(t *testing.T, w *world) {
+// stopped is a state in which two windows were published and recorded, and nothing runs.
+func stopped(t *testing.T, w *harness) {
 	t.Helper()
 	pr := w.running(options{})
 	for range 3 {
@@ -35,7 +35,7 @@ func TestLossIsReadTwice(t *testing.T) {
 		"hole":       {false, 5 * time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 				stopped(t, w)
 				w.js.replicated = c.replicated
 				if c.hole {
@@ -57,7 +57,7 @@ func TestLossIsReadTwice(t *testing.T) {
 				w.until(time.Minute, "published", func() bool {
 					return len(w.js.messages) == 9+2*b2i(c.hole)
 				})
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}
@@ -66,7 +66,7 @@ func TestLossIsReadTwice(t *testing.T) {
 // Where the server that holds the stream is not the one that outflow is connected to, it can crash and come
 // back without its end while the connection stays: then it is the look at the stream that notices.
 func TestLossWithoutADisconnect(t *testing.T) {
-	in(t, defaults, 30*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 30*time.Second, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		for range 2 {
 			w.write(3)
@@ -78,13 +78,13 @@ func TestLossWithoutADisconnect(t *testing.T) {
 		if n := len(pr.opens); n < 3 {
 			t.Errorf("%d sessions: a loss is read twice", n)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // The same where the count does not go back.
-func TestHoleWithoutADisconnect(t *testing.T) {
-	in(t, defaults, 30*time.Second, func(t *testing.T, w *world) {
+func TestMissingMessagesWithoutADisconnect(t *testing.T) {
+	inBubble(t, defaults, 30*time.Second, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		for range 2 {
 			w.write(3)
@@ -97,14 +97,14 @@ func TestHoleWithoutADisconnect(t *testing.T) {
 		if n := len(pr.opens); n < 3 || n > 4 {
 			t.Errorf("%d sessions: a loss is read twice, and then it is over", n)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A stream that keeps the newest message of each subject only may never show its newest one while it is
 // published to. That is no reason to start again, and what is stored becomes durable all the same.
 func TestStreamThatMovesTooFast(t *testing.T) {
-	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 10*time.Second, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.moving = true })
 		for range 10 {
@@ -119,7 +119,7 @@ func TestStreamThatMovesTooFast(t *testing.T) {
 		if s := pr.p.Status(); s.Confirmed < s.Published {
 			t.Errorf("confirmed %v, published %v", s.Confirmed, s.Published)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
@@ -132,11 +132,11 @@ func b2i(b bool) int {
 
 // A reading that is not confirmed has no consequence.
 func TestLossThatWasNone(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		all := w.js.messages
 		w.js.messages = all[:7:7]
-		places, revisions := len(w.record().Checkpoints), len(w.js.revisions)
+		checkpoints, revisions := len(w.record().Checkpoints), len(w.js.revisions)
 		pr := w.run(options{})
 		w.until(time.Minute, "a first reading", func() bool {
 			return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting
@@ -144,43 +144,43 @@ func TestLossThatWasNone(t *testing.T) {
 		w.with(func() { w.js.messages = all })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if len(w.js.messages) != 9 || len(w.js.revisions) != revisions ||
-			len(w.record().Checkpoints) != places {
+			len(w.record().Checkpoints) != checkpoints {
 			t.Errorf("%d messages, %d new records", len(w.js.messages), len(w.js.revisions)-revisions)
 		}
 		w.write(3)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // Gaps end the run with the recheck, faults of the set-up with the first.
 func TestFaultsOfTheStart(t *testing.T) {
 	for name, c := range map[string]struct {
-		do    func(w *world)
+		do    func(w *harness)
 		class outbox.Class
 		code  string
 		wait  time.Duration
 	}{
-		"slot lost": {func(w *world) { w.pg.slot = relay.SlotState{} }, outbox.Gap, "slot_missing",
+		"slot lost": {func(w *harness) { w.pg.slot = relay.SlotState{} }, outbox.Gap, "slot_missing",
 			5 * time.Second},
-		"slot moved": {func(w *world) { w.pg.grow(w.pg.end + 5000); w.pg.confirmed = w.pg.end },
+		"slot moved": {func(w *harness) { w.pg.grow(w.pg.end + 5000); w.pg.confirmed = w.pg.end },
 			outbox.Gap, "slot_ahead", 5 * time.Second},
-		"stream lost": {func(w *world) { w.js.exists = false }, outbox.Gap, "stream_missing",
+		"stream lost": {func(w *harness) { w.js.exists = false }, outbox.Gap, "stream_missing",
 			5 * time.Second},
-		"stream made anew": {func(w *world) { w.js.created = time.Now() }, outbox.Gap, "stream_recreated",
+		"stream made anew": {func(w *harness) { w.js.created = time.Now() }, outbox.Gap, "stream_recreated",
 			5 * time.Second},
-		"replicated": {func(w *world) { w.js.created, w.js.replicated = time.Now(), true },
+		"replicated": {func(w *harness) { w.js.created, w.js.replicated = time.Now(), true },
 			outbox.Gap, "stream_recreated", 15 * time.Second},
-		"record lost": {func(w *world) { w.js.revisions = nil }, outbox.Gap, "record_missing",
+		"record lost": {func(w *harness) { w.js.revisions = nil }, outbox.Gap, "record_missing",
 			5 * time.Second},
-		"server from a copy": {func(w *world) { w.pg.end -= 2000 }, outbox.Gap, "server_behind",
+		"server from a copy": {func(w *harness) { w.pg.end -= 2000 }, outbox.Gap, "server_behind",
 			5 * time.Second},
-		"nothing there": {func(w *world) {
+		"nothing there": {func(w *harness) {
 			w.js.revisions, w.js.exists, w.pg.slot = nil, false, relay.SlotState{}
 		}, outbox.Fatal, "not_initialised", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 				stopped(t, w)
 				w.with(func() { c.do(w) })
 				pr := w.run(options{})
@@ -201,7 +201,7 @@ func TestFaultsOfTheStart(t *testing.T) {
 
 // A gap that goes away before the recheck is none; a later one starts from the first reading again.
 func TestGapThatWasNone(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.js.exists = false
 		pr := w.run(options{})
@@ -212,7 +212,7 @@ func TestGapThatWasNone(t *testing.T) {
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		w.with(func() {
 			w.js.exists = false
-			pr.link().cut(true)
+			pr.broker().cut(true)
 		})
 		again := time.Now()
 		if f := pr.ends(time.Minute); f == nil || f.Code != "stream_missing" ||
@@ -224,7 +224,7 @@ func TestGapThatWasNone(t *testing.T) {
 
 // A clean reading takes back what the one before it showed, also where the process only becomes a standby.
 func TestStandbyForgetsALoss(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		owner := w.running(options{})
 		w.write(3)
 		w.published()
@@ -249,7 +249,7 @@ func TestStandbyForgetsALoss(t *testing.T) {
 
 // Two readings that show different losses do not agree.
 func TestDifferentLosses(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.js.messages = w.js.messages[:7:7]
 		pr := w.run(options{})
@@ -262,13 +262,13 @@ func TestDifferentLosses(t *testing.T) {
 			t.Errorf("%d sessions", n)
 		}
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // Where the checkpoint moved while the slot was taken over, everything is read anew.
-func TestPlaceMoves(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+func TestCheckpointMovesDuringTakeover(t *testing.T) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		first := w.running(options{})
 		for range 3 {
 			w.write(3)
@@ -286,7 +286,7 @@ func TestPlaceMoves(t *testing.T) {
 			}
 		}
 		pr := w.running(options{open: func(l *Conns) {
-			l.Source = &starting{l.Source.(*upstream), func() {
+			l.Source = &starting{l.Source.(*postgresConn), func() {
 				w.js.messages, w.js.revisions = messages,
 					revisions
 			}}
@@ -296,13 +296,13 @@ func TestPlaceMoves(t *testing.T) {
 		}
 		w.write(3)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // starting does something when replication starts.
 type starting struct {
-	*upstream
+	*postgresConn
 	do func()
 }
 
@@ -310,20 +310,20 @@ func (s *starting) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 	s.lock()
 	s.do()
 	s.unlock()
-	return s.upstream.Start(ctx, from, binary)
+	return s.postgresConn.Start(ctx, from, binary)
 }
 
 // A stream that was emptied is read twice at each start anew: what one session was told is no recheck for the
 // next.
 func TestEmptied(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.js.removed = len(w.js.messages)
 		pr := w.running(options{})
 		if n := len(pr.opens); n != 2 {
 			t.Errorf("%d sessions", n)
 		}
-		pr.link().cut(true)
+		pr.broker().cut(true)
 		w.sleep(time.Millisecond)
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		if n := len(pr.opens); n != 4 {
@@ -331,6 +331,6 @@ func TestEmptied(t *testing.T) {
 		}
 		w.write(3)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }

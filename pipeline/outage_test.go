@@ -18,7 +18,7 @@ import (
 func TestOutagesHave30SecondsEach(t *testing.T) {
 	for name, n := range map[string]int{"idle": 0, "messages between": 3} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 0, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(3)
 				w.published()
@@ -29,8 +29,8 @@ func TestOutagesHave30SecondsEach(t *testing.T) {
 					w.published()
 					w.sleep(100 * time.Millisecond)
 				}
-				w.kept(pr, 3)
-				w.same()
+				w.wantResumed(pr, 3)
+				w.wantSameStream()
 			})
 		})
 	}
@@ -48,7 +48,7 @@ func TestOutagesHave30SecondsEach(t *testing.T) {
 
 // The process is alive while it waits for NATS, and says why it does.
 func TestAliveWhileNATSIsAway(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.cutBroker(pr, 25*time.Second, true)
 		for range 24 {
@@ -66,8 +66,8 @@ func TestAliveWhileNATSIsAway(t *testing.T) {
 }
 
 // A session that is not proved yet is not kept: what it has found so far may be wrong.
-func TestNATSFailsBeforeTheProof(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+func TestNATSFailsBeforeTheTailCheck(t *testing.T) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.with(func() { w.pg.delay = 300 * time.Millisecond })
 		pr := w.run(options{})
@@ -79,14 +79,14 @@ func TestNATSFailsBeforeTheProof(t *testing.T) {
 		}
 		w.write(3)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A heartbeat that is on its way when NATS fails does no harm to those after it: what is held is published as
 // ever.
-func TestTicksGoOnAfterNATSFailed(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestHeartbeatsGoOnAfterNATSFailed(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		reg := prometheus.NewRegistry()
 		pr := w.running(options{registry: reg})
 		w.sleep(time.Second)
@@ -101,18 +101,18 @@ func TestTicksGoOnAfterNATSFailed(t *testing.T) {
 		}
 		w.with(func() { w.pg.writeDelay = 0 })
 		w.published()
-		w.kept(pr, 1)
-		w.same()
+		w.wantResumed(pr, 1)
+		w.wantSameStream()
 	})
 }
 
 // What PostgreSQL says while NATS is away counts: the checkpointer, still at work then, finds that the
 // publication is another one.
 func TestPublicationChangesWhileNATSFails(t *testing.T) {
-	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 		var pg *asking
 		pr := w.running(options{open: func(l *Conns) {
-			pg = &asking{upstream: l.Source.(*upstream)}
+			pg = &asking{postgresConn: l.Source.(*postgresConn)}
 			l.Source = pg
 		}})
 		w.write(1)
@@ -131,7 +131,7 @@ func TestPublicationChangesWhileNATSFails(t *testing.T) {
 
 // A connection that comes when nobody waits for it any more is closed.
 func TestLateConnectionToNATSIsClosed(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) {
 			reopen := l.Reopen
 			l.Reopen = func(context.Context) (JetStream, Store, error) {
@@ -145,8 +145,8 @@ func TestLateConnectionToNATSIsClosed(t *testing.T) {
 			t.Error(err)
 		}
 		w.sleep(5 * time.Second)
-		if len(pr.reopens) != 1 || len(w.links()) > 0 {
-			t.Errorf("opened again %d times, %d connections are left", len(pr.reopens), len(w.links()))
+		if len(pr.reopens) != 1 || len(w.brokerConns()) > 0 {
+			t.Errorf("opened again %d times, %d connections are left", len(pr.reopens), len(w.brokerConns()))
 		}
 	})
 }
@@ -165,7 +165,7 @@ func (b ending) Tail(ctx context.Context) (relay.StreamState, error) {
 
 // Nor is one left that is there at the moment when the process is told to stop, whichever is seen first.
 func TestConnectionToNATSAtTheEndIsClosed(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		for range 10 {
 			var pr *process
 			pr = w.running(options{open: func(l *Conns) {
@@ -178,8 +178,8 @@ func TestConnectionToNATSAtTheEndIsClosed(t *testing.T) {
 			w.cutBroker(pr, 0, true)
 			w.until(time.Minute, "the end", pr.over)
 			w.sleep(time.Second)
-			if pr.err != nil || len(w.links()) > 0 {
-				t.Fatalf("it ended with %v, %d connections are left", pr.err, len(w.links()))
+			if pr.err != nil || len(w.brokerConns()) > 0 {
+				t.Fatalf("it ended with %v, %d connections are left", pr.err, len(w.brokerConns()))
 			}
 		}
 	})
@@ -200,7 +200,7 @@ func (s unread) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 
 // A record that can't be read says nothing: it is read again.
 func TestRecordIsReadAgain(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		tries := 0
 		pr := w.running(options{open: func(l *Conns) {
 			reopen := l.Reopen
@@ -218,8 +218,8 @@ func TestRecordIsReadAgain(t *testing.T) {
 		}
 		w.write(3)
 		w.published()
-		w.kept(pr, 1)
-		w.same()
+		w.wantResumed(pr, 1)
+		w.wantSameStream()
 	})
 }
 
@@ -227,10 +227,10 @@ func TestRecordIsReadAgain(t *testing.T) {
 // nothing was synced meanwhile.
 func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 	const durable = 20 * time.Second
-	in(t, defaults, durable, func(t *testing.T, w *world) {
+	inBubble(t, defaults, durable, func(t *testing.T, w *harness) {
 		behind := time.Duration(0)
 		w.js.now = func() time.Time { return time.Now().Add(-behind) }
-		pr := w.running(options{noTicks: true})
+		pr := w.running(options{noHeartbeats: true})
 		w.with(func() { w.pg.grow(w.pg.end + 1000) })
 		w.until(time.Minute, "it is recorded", func() bool { return len(w.record().Checkpoints) > 1 })
 		stored := time.Now()
@@ -242,7 +242,7 @@ func TestBrokersClockCountsAfterAnOutage(t *testing.T) {
 			5*time.Second {
 			t.Errorf("confirmed %v after it was stored, by a clock that stood still for %v", d, behind)
 		}
-		w.kept(pr, 1)
+		w.wantResumed(pr, 1)
 	})
 }
 
@@ -256,7 +256,7 @@ func (refusing) Check(context.Context) error {
 // What is wrong for good when NATS is back is for the ordinary start to say, at once, and the connection on
 // which it was seen is closed.
 func TestNATSIsBackAndRefuses(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) {
 			reopen := l.Reopen
 			l.Reopen = func(ctx context.Context) (JetStream, Store, error) {
@@ -273,48 +273,48 @@ func TestNATSIsBackAndRefuses(t *testing.T) {
 				pr.p.Status().State == StateRunning
 		})
 		if d := time.Since(begun); d > 5*time.Second || w.js.resumed > 0 || len(pr.reopens) != 1 ||
-			len(w.links()) != 1 {
+			len(w.brokerConns()) != 1 {
 			t.Errorf("after %v, went on %d times, opened again %d times, %d connections", d, w.js.resumed,
-				len(pr.reopens), len(w.links()))
+				len(pr.reopens), len(w.brokerConns()))
 		}
 	})
 }
 
 // Of a session that goes on the old connection is closed, and what it still says does not count.
 func TestOldConnectionIsClosed(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		for i := range 3 {
 			w.with(func() {
-				pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout",
+				pr.broker().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout",
 					Message: "nobody answers"}
 			})
 			w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == i+1 })
-			if n := len(w.links()); n != 1 {
+			if n := len(w.brokerConns()); n != 1 {
 				t.Errorf("%d connections", n)
 			}
 		}
 		w.write(3)
 		w.published()
-		w.kept(pr, 3)
-		w.same()
+		w.wantResumed(pr, 3)
+		w.wantSameStream()
 	})
 }
 
 // A stream into which nothing was published yet, or all of which is of an earlier session, is known by what
 // the start found.
-func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
+func TestNATSOutageBeforeTheFirstMessage(t *testing.T) {
 	for name, c := range map[string]struct {
 		before  int
-		happens func(w *world)
+		happens func(w *harness)
 		goesOn  bool
 	}{
-		"an empty stream":            {0, func(*world) {}, true},
-		"an earlier session's":       {3, func(*world) {}, true},
-		"another message at its end": {3, func(w *world) { w.js.messages[2].header.Pos.Index++ }, false},
+		"an empty stream":            {0, func(*harness) {}, true},
+		"an earlier session's":       {3, func(*harness) {}, true},
+		"another message at its end": {3, func(w *harness) { w.js.messages[2].header.Pos.Index++ }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 				if c.before > 0 {
 					pr := w.running(options{})
 					w.write(c.before)
@@ -336,8 +336,8 @@ func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
 				if c.goesOn {
 					w.write(3)
 					w.published()
-					w.kept(pr, 1)
-					w.same()
+					w.wantResumed(pr, 1)
+					w.wantSameStream()
 				}
 			})
 		})
@@ -346,7 +346,7 @@ func TestNATSHiccupBeforeTheFirstMessage(t *testing.T) {
 
 // A record that was on its way, and another one in its place: the session can't know what that says.
 func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
-	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(1)
 		w.published()
@@ -371,7 +371,7 @@ func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
 		}
 		w.write(1)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
@@ -379,8 +379,8 @@ func TestAnotherRecordInsteadOfTheOneOnItsWay(t *testing.T) {
 type deaf struct {
 	JetStream
 	Store
-	w     *world
-	hangs *string // under the world's lock
+	w     *harness
+	hangs *string // under the harness's lock
 }
 
 // hang tells whether this question is the one that gets no answer.
@@ -415,7 +415,7 @@ func (d deaf) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (ui
 func TestNothingWaitsOnALostConnection(t *testing.T) {
 	for _, what := range []string{"look", "record"} {
 		t.Run(what, func(t *testing.T) {
-			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 				hangs := ""
 				pr := w.running(options{open: func(l *Conns) {
 					d := deaf{l.JetStream, l.Store, w, &hangs}
@@ -433,7 +433,7 @@ func TestNothingWaitsOnALostConnection(t *testing.T) {
 				if d := time.Since(begun); d > 2*time.Second {
 					t.Errorf("after %v", d)
 				}
-				w.kept(pr, 1)
+				w.wantResumed(pr, 1)
 			})
 		})
 	}
@@ -441,7 +441,7 @@ func TestNothingWaitsOnALostConnection(t *testing.T) {
 
 // failing is a connection whose next answer to one of the checkpointer's questions is an error.
 type failing struct {
-	*upstream
+	*postgresConn
 	fails   string
 	looking bool
 }
@@ -461,7 +461,7 @@ func (f *failing) Slot(ctx context.Context) (relay.SlotState, error) {
 	if err := f.fail("slot"); err != nil {
 		return relay.SlotState{}, err
 	}
-	return f.upstream.Slot(ctx)
+	return f.postgresConn.Slot(ctx)
 }
 
 func (f *failing) Server(ctx context.Context) (relay.ServerState, error) {
@@ -472,14 +472,14 @@ func (f *failing) Server(ctx context.Context) (relay.ServerState, error) {
 	if err := f.fail(what); err != nil {
 		return relay.ServerState{}, err
 	}
-	return f.upstream.Server(ctx)
+	return f.postgresConn.Server(ctx)
 }
 
 func (f *failing) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	if err := f.fail("publication"); err != nil {
 		return relay.PublicationIdentity{}, err
 	}
-	return f.upstream.Publication(ctx)
+	return f.postgresConn.Publication(ctx)
 }
 
 // What can't be read ends the session, whatever the checkpointer reads it for; nothing is recorded or
@@ -487,10 +487,10 @@ func (f *failing) Publication(ctx context.Context) (relay.PublicationIdentity, e
 func TestRecorderPassesNoErrorOver(t *testing.T) {
 	for _, what := range []string{"slot", "server, looking", "server, storing", "publication"} {
 		t.Run(what, func(t *testing.T) {
-			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 				var first *failing
 				pr := w.running(options{open: func(l *Conns) {
-					f := &failing{upstream: l.Source.(*upstream)}
+					f := &failing{postgresConn: l.Source.(*postgresConn)}
 					if l.Source = f; first == nil {
 						first = f
 					}
@@ -504,7 +504,7 @@ func TestRecorderPassesNoErrorOver(t *testing.T) {
 					return len(pr.opens) == 2 &&
 						pr.p.Status().State == StateRunning
 				})
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}

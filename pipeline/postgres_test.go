@@ -18,9 +18,9 @@ const (
 
 var errDown = errors.New("the connection is gone")
 
-// postgres is a server with one slot. The world's lock guards it.
+// postgres is a server with one slot. The harness's lock guards it.
 type postgres struct {
-	w   *world
+	w   *harness
 	rnd *rand.Rand
 
 	wal     []*transaction
@@ -29,7 +29,7 @@ type postgres struct {
 	payload uint32        // type of the payload column
 
 	slot        relay.SlotState
-	active      *upstream
+	active      *postgresConn
 	confirmed   outbox.LSN
 	earlier     []outbox.LSN // what was confirmed before
 	confirmedAt []moment
@@ -52,7 +52,7 @@ type moment struct {
 	lsn outbox.LSN
 }
 
-func newPostgres(w *world, seed uint64) *postgres {
+func newPostgres(w *harness, seed uint64) *postgres {
 	return &postgres{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}),
 		payload:   oidText,
@@ -96,7 +96,7 @@ func (pg *postgres) crash() {
 	if n := len(pg.earlier); n > 0 {
 		pg.confirmed = pg.earlier[pg.rnd.IntN(n)]
 	}
-	for _, u := range pg.w.upstreams() {
+	for _, u := range pg.w.postgresConns() {
 		u.cut(true)
 	}
 }
@@ -112,8 +112,8 @@ func (pg *postgres) settle(lsn outbox.LSN) {
 	pg.w.step("confirmed", uint64(lsn))
 }
 
-// upstream is the PostgreSQL side of a session.
-type upstream struct {
+// postgresConn is the PostgreSQL side of a session.
+type postgresConn struct {
 	pg      *postgres
 	batches chan *relay.Batch
 	gone    chan struct{} // closed when the connection is
@@ -133,11 +133,11 @@ type upstream struct {
 	frozen time.Time     // the process that owns it sleeps until then
 }
 
-func (u *upstream) lock()   { u.pg.w.mu.Lock() }
-func (u *upstream) unlock() { u.pg.w.mu.Unlock() }
+func (u *postgresConn) lock()   { u.pg.w.mu.Lock() }
+func (u *postgresConn) unlock() { u.pg.w.mu.Unlock() }
 
 // ask takes the time of one question.
-func (u *upstream) ask(ctx context.Context) error {
+func (u *postgresConn) ask(ctx context.Context) error {
 	u.lock()
 	d := u.noise.about(max(200*time.Microsecond, time.Until(u.frozen)) + u.noise.upTo(u.lag))
 	u.unlock()
@@ -155,7 +155,7 @@ func (u *upstream) ask(ctx context.Context) error {
 	return nil
 }
 
-func (u *upstream) Server(ctx context.Context) (relay.ServerState, error) {
+func (u *postgresConn) Server(ctx context.Context) (relay.ServerState, error) {
 	err := u.ask(ctx)
 	u.lock()
 	defer u.unlock()
@@ -165,7 +165,7 @@ func (u *upstream) Server(ctx context.Context) (relay.ServerState, error) {
 	}, err
 }
 
-func (u *upstream) Slot(ctx context.Context) (relay.SlotState, error) {
+func (u *postgresConn) Slot(ctx context.Context) (relay.SlotState, error) {
 	err := u.ask(ctx)
 	u.lock()
 	defer u.unlock()
@@ -177,14 +177,14 @@ func (u *upstream) Slot(ctx context.Context) (relay.SlotState, error) {
 	return s, err
 }
 
-func (u *upstream) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
+func (u *postgresConn) Publication(ctx context.Context) (relay.PublicationIdentity, error) {
 	err := u.ask(ctx)
 	u.lock()
 	defer u.unlock()
 	return u.pg.identity, err
 }
 
-func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) error {
+func (u *postgresConn) Start(ctx context.Context, from outbox.LSN, binary bool) error {
 	if err := u.ask(ctx); err != nil {
 		return err
 	}
@@ -201,7 +201,7 @@ func (u *upstream) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 }
 
 // stream sends what is in the WAL: every transaction whose commit record starts at from or later.
-func (u *upstream) stream(from outbox.LSN) {
+func (u *postgresConn) stream(from outbox.LSN) {
 	defer close(u.batches)
 	var pending []relay.WALMessage
 	next, described := 0, false
@@ -273,7 +273,7 @@ func (u *upstream) stream(from outbox.LSN) {
 	}
 }
 
-func (u *upstream) pause(d time.Duration) bool {
+func (u *postgresConn) pause(d time.Duration) bool {
 	if d == 0 {
 		return true
 	}
@@ -306,16 +306,16 @@ func batchOf(messages []relay.WALMessage) *relay.Batch {
 	return b
 }
 
-func (u *upstream) Batches() <-chan *relay.Batch { return u.batches }
+func (u *postgresConn) Batches() <-chan *relay.Batch { return u.batches }
 
-func (u *upstream) Err() error {
+func (u *postgresConn) Err() error {
 	u.lock()
 	defer u.unlock()
 	return u.err
 }
 
 // Confirm reports within 100 ms.
-func (u *upstream) Confirm(lsn outbox.LSN) {
+func (u *postgresConn) Confirm(lsn outbox.LSN) {
 	u.lock()
 	defer u.unlock()
 	u.report = max(u.report, lsn)
@@ -333,7 +333,7 @@ func (u *upstream) Confirm(lsn outbox.LSN) {
 	})
 }
 
-func (u *upstream) Stop(ctx context.Context) error {
+func (u *postgresConn) Stop(ctx context.Context) error {
 	u.lock()
 	defer u.unlock()
 	if u.dead {
@@ -351,14 +351,14 @@ func (u *upstream) Stop(ctx context.Context) error {
 	return nil
 }
 
-func (u *upstream) Close() {
+func (u *postgresConn) Close() {
 	u.lock()
 	defer u.unlock()
 	u.end(true)
 }
 
 // cut ends the connection. The server notices at once, or keeps the slot for a while.
-func (u *upstream) cut(noticed bool) {
+func (u *postgresConn) cut(noticed bool) {
 	if u.dead {
 		return
 	}
@@ -366,7 +366,7 @@ func (u *upstream) cut(noticed bool) {
 	u.end(noticed)
 }
 
-func (u *upstream) end(noticed bool) {
+func (u *postgresConn) end(noticed bool) {
 	if u.dead {
 		return
 	}

@@ -14,7 +14,7 @@ import (
 func TestStandby(t *testing.T) {
 	for name, kill := range map[string]bool{"after a kill": true, "after a stop": false} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 				owner := w.running(options{})
 				w.write(5)
 				standby := w.run(options{})
@@ -34,7 +34,7 @@ func TestStandby(t *testing.T) {
 					t.Error(err)
 				}
 				w.until(time.Minute, "the slot is free", func() bool {
-					return w.pg.active == nil || w.pg.active == standby.up()
+					return w.pg.active == nil || w.pg.active == standby.postgres()
 				})
 				free := time.Now()
 				w.until(time.Minute, "running", func() bool {
@@ -45,7 +45,7 @@ func TestStandby(t *testing.T) {
 				}
 				w.write(5)
 				w.published()
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}
@@ -53,24 +53,24 @@ func TestStandby(t *testing.T) {
 
 // A run whose time is up stops as one that is told to.
 func TestStopWhenTimeIsUp(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		pr := w.running(options{limit: 30 * time.Second})
 		for range 2 { // the next record is due in minutes
 			w.write(3)
 			w.published()
 		}
 		w.until(time.Minute, "the end", pr.over)
-		places := w.record().Checkpoints
-		if seq := places[len(places)-1].Seq; pr.err != nil || seq != uint64(len(w.js.messages)) {
+		checkpoints := w.record().Checkpoints
+		if seq := checkpoints[len(checkpoints)-1].Seq; pr.err != nil || seq != uint64(len(w.js.messages)) {
 			t.Errorf("%v, recorded up to %d of %d", pr.err, seq, len(w.js.messages))
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A standby that is told to stop stops.
 func TestStandbyStops(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{})
 		standby := w.run(options{})
 		w.until(time.Second, "standby", func() bool { return standby.p.Status().State == StateStandby })
@@ -84,13 +84,13 @@ func TestStandbyStops(t *testing.T) {
 // A clean stop: what is in flight is acknowledged, the newest checkpoint is recorded, the last confirmation
 // goes out, replication ends in order.
 func TestDrain(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(1)
 		w.sleep(20 * time.Millisecond)
 		w.with(func() { w.js.latency = 500 * time.Millisecond })
 		w.write(100)
-		w.until(time.Second, "everything is sent", func() bool { return pr.link().pub.last == 101 })
+		w.until(time.Second, "everything is sent", func() bool { return pr.broker().pub.last == 101 })
 		if n := len(w.js.messages); n != 1 {
 			t.Fatalf("%d messages are there too soon", n)
 		}
@@ -100,9 +100,10 @@ func TestDrain(t *testing.T) {
 			t.Errorf("it took %v", d)
 		}
 		end := w.pg.wal[len(w.pg.wal)-1].end
-		places := w.record().Checkpoints
-		if top := places[len(places)-1]; len(w.js.messages) != 101 || top.Seq != 101 || top.Due != end {
-			t.Errorf("%d messages, the newest place is %v, %d, the WAL ends at %v", len(w.js.messages),
+		checkpoints := w.record().Checkpoints
+		if top := checkpoints[len(checkpoints)-1]; len(w.js.messages) != 101 || top.Seq != 101 ||
+			top.Due != end {
+			t.Errorf("%d messages, the newest checkpoint is %v, %d, the WAL ends at %v", len(w.js.messages),
 				top.Due, top.Seq, end)
 		}
 		if w.stops != 1 || w.pg.confirmed != end || w.pg.active != nil {
@@ -111,13 +112,13 @@ func TestDrain(t *testing.T) {
 		if s := pr.p.Status(); s.State != StateStopped || s.Ready() || s.Alive(time.Now()) {
 			t.Errorf("%+v", s)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // What does not come within the stop timeout is not waited for.
 func TestDrainTimeout(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{stop: 3 * time.Second})
 		w.write(10)
 		w.published()
@@ -138,13 +139,13 @@ func TestDrainTimeout(t *testing.T) {
 		w.sleep(time.Hour)
 		w.running(options{})
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A stop before anything is connected, and one in the middle of a start, end at once.
 func TestStopWhileStarting(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		for i := range 40 {
 			pr := w.run(options{})
 			w.sleep(time.Duration(i) * 150 * time.Microsecond)
@@ -165,13 +166,13 @@ func TestStopWhileStarting(t *testing.T) {
 
 // The pauses between sessions lie between 50 and 400 ms, and grow.
 func TestBackoff(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		for range 3 { // a proved session begins them anew
 			n, cut := len(pr.opens), time.Now()
 			w.with(func() {
 				w.pg.down = time.Now().Add(time.Minute)
-				pr.up().cut(true)
+				pr.postgres().cut(true)
 			})
 			w.sleep(time.Minute)
 			opens := pr.opens[n:]
@@ -205,7 +206,7 @@ func TestBackoff(t *testing.T) {
 
 // The states and what probes make of them.
 func TestHealth(t *testing.T) {
-	in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.with(func() {
 			w.pg.down = time.Now().Add(time.Second)
@@ -227,7 +228,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		w.with(func() { w.js.down = time.Now().Add(time.Hour) })
-		w.with(func() { pr.link().cut(true) })
+		w.with(func() { pr.broker().cut(true) })
 		w.until(time.Second, "not ready", func() bool {
 			s := pr.p.Status()
 			return !s.Ready() && s.Error != ""
@@ -263,13 +264,13 @@ func TestHanging(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	in(t, defaults, time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, time.Second, func(t *testing.T, w *harness) {
 		reg := prometheus.NewRegistry()
 		pr := w.running(options{registry: reg})
 		w.write(12)
 		w.published()
 		w.sleep(time.Second)
-		w.with(func() { pr.up().cut(true) })
+		w.with(func() { pr.postgres().cut(true) })
 		w.until(time.Minute, "a second session", func() bool {
 			return len(pr.opens) == 2 && pr.p.Status().State == StateRunning
 		})
@@ -321,24 +322,24 @@ func TestMetrics(t *testing.T) {
 // the other one; that to PostgreSQL is kept for a while.
 func TestConnectionLost(t *testing.T) {
 	for name, cut := range map[string]func(pr *process){
-		"broker":   func(pr *process) { pr.link().cut(true) },
-		"postgres": func(pr *process) { pr.up().cut(true) },
+		"broker":   func(pr *process) { pr.broker().cut(true) },
+		"postgres": func(pr *process) { pr.postgres().cut(true) },
 	} {
 		kept := 0
 		if name == "broker" {
 			kept = 1
 		}
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 0, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.sleep(time.Second)
 				for range 20 {
 					cut(pr)
 					w.sleep(time.Millisecond)
-					if s := pr.p.Status(); s.State == StateRunning || len(w.links()) > 0 ||
-						len(w.upstreams()) != kept {
+					if s := pr.p.Status(); s.State == StateRunning || len(w.brokerConns()) > 0 ||
+						len(w.postgresConns()) != kept {
 						t.Fatalf("%s, %d connections to the broker, %d to the server", s.State,
-							len(w.links()), len(w.upstreams()))
+							len(w.brokerConns()), len(w.postgresConns()))
 					}
 					w.write(1)
 					w.published()
@@ -347,7 +348,7 @@ func TestConnectionLost(t *testing.T) {
 					})
 					w.sleep(13 * time.Millisecond)
 				}
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}

@@ -15,7 +15,7 @@ import (
 
 // After five seconds without an acknowledgement the same messages are sent again, on a new connection.
 func TestAckTimeout(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.drop = 1 << 30 })
 		begun := time.Now()
@@ -33,13 +33,13 @@ func TestAckTimeout(t *testing.T) {
 		if len(first) != 7 || !slices.Equal(first, second) {
 			t.Errorf("sent first\n%q\nthen\n%q", first, second)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // What was stored but not acknowledged is not sent again.
 func TestAcksLost(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.lostAcks = time.Now().Add(time.Hour) })
 		w.write(7)
@@ -50,13 +50,13 @@ func TestAcksLost(t *testing.T) {
 		if n := len(pr.nats[1].pub.sent); n != 0 || len(w.js.messages) != 7 {
 			t.Errorf("%d messages sent again, %d in the stream", n, len(w.js.messages))
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A full publisher stops the reading of WAL data, and no heartbeat is written; it goes on where it stopped.
 func TestBackPressure(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.limit, w.js.paused = 4, time.Now().Add(4*time.Second) })
 		for range 40 {
@@ -66,11 +66,11 @@ func TestBackPressure(t *testing.T) {
 		w.write(1)
 		w.sleep(time.Second)
 		var taken, ticks int
-		look := func() { taken, ticks = pr.up().taken, len(w.pg.ticks) }
+		look := func() { taken, ticks = pr.postgres().taken, len(w.pg.ticks) }
 		w.with(look)
-		before, ticksBefore, rounds := taken, ticks, pr.link().pub.rounds
+		before, ticksBefore, rounds := taken, ticks, pr.broker().pub.rounds
 		w.sleep(time.Second)
-		w.with(func() { rounds = pr.link().pub.rounds - rounds })
+		w.with(func() { rounds = pr.broker().pub.rounds - rounds })
 		if rounds > 20 {
 			t.Errorf("the loop went round %d times in a second with nothing to do", rounds)
 		}
@@ -85,13 +85,13 @@ func TestBackPressure(t *testing.T) {
 		if len(pr.opens) != 1 {
 			t.Errorf("%d sessions", len(pr.opens))
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // flood is a replication stream that is never empty.
 type flood struct {
-	*upstream
+	*postgresConn
 	batches chan *relay.Batch
 }
 
@@ -99,12 +99,12 @@ func (f *flood) Batches() <-chan *relay.Batch { return f.batches }
 
 // A stop is heard though there is always more to read.
 func TestStopInEndlessWAL(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		const stop, all = 500, 5000
 		batches := make(chan *relay.Batch, all)
 		reg := prometheus.NewRegistry()
 		pr := w.run(options{registry: reg, open: func(l *Conns) {
-			l.Source = &flood{l.Source.(*upstream), batches}
+			l.Source = &flood{l.Source.(*postgresConn), batches}
 		}})
 		lsn := w.pg.end
 		var at outbox.LSN
@@ -127,10 +127,10 @@ func TestStopInEndlessWAL(t *testing.T) {
 
 // What is held back goes out though there is always more to read: it may be one transaction for minutes.
 func TestFlushInEndlessWAL(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 1 << 20, MaxBytes: 1 << 30}, 0, func(t *testing.T, w *world) {
+	inBubble(t, relay.Settings{MaxEvents: 1 << 20, MaxBytes: 1 << 30}, 0, func(t *testing.T, w *harness) {
 		const all = 2000
 		batches := make(chan *relay.Batch, all)
-		pr := w.run(options{open: func(l *Conns) { l.Source = &flood{l.Source.(*upstream), batches} }})
+		pr := w.run(options{open: func(l *Conns) { l.Source = &flood{l.Source.(*postgresConn), batches} }})
 		lsn, stored := w.pg.end, 0
 		for i := range all {
 			x := &transaction{start: lsn + 10, end: lsn + 20}
@@ -163,8 +163,8 @@ func TestFlushInEndlessWAL(t *testing.T) {
 func TestStopInLongWindow(t *testing.T) {
 	for name, again := range map[string]bool{"published": false, "made again": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 100_000, MaxBytes: 1 << 30}, time.Hour,
-				func(t *testing.T, w *world) {
+			inBubble(t, relay.Settings{MaxEvents: 100_000, MaxBytes: 1 << 30}, time.Hour,
+				func(t *testing.T, w *harness) {
 					const all = 20_000
 					w.js.limit = 1 << 20
 					rows := make([]row, all)
@@ -186,13 +186,13 @@ func TestStopInLongWindow(t *testing.T) {
 					}
 					pr = w.run(options{})
 					pr.ends(time.Minute)
-					if n := pr.link().pub.calls; n < all/4 || n >= all/2 {
+					if n := pr.broker().pub.calls; n < all/4 || n >= all/2 {
 						t.Errorf("%d messages made", n)
 					}
 					w.js.onFull = nil
 					w.running(options{})
 					w.published()
-					w.same()
+					w.wantSameStream()
 				})
 		})
 	}
@@ -200,7 +200,7 @@ func TestStopInLongWindow(t *testing.T) {
 
 // A binary value that cannot be read brings the text form with the next session.
 func TestTextForm(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.pg.payload = oidNumeric
 		pr := w.running(options{binary: true})
 		w.write(3)
@@ -211,7 +211,7 @@ func TestTextForm(t *testing.T) {
 		if pr.over() {
 			t.Error(pr.err)
 		}
-		w.with(func() { pr.up().cut(true) })
+		w.with(func() { pr.postgres().cut(true) })
 		w.until(time.Minute, "a third session", func() bool { return len(w.started) == 3 })
 		if w.started[2].binary {
 			t.Error("binary again")
@@ -221,7 +221,7 @@ func TestTextForm(t *testing.T) {
 
 // A row that can't be published stops everything; what comes before it is recorded first.
 func TestPoison(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.latency = 50 * time.Millisecond })
 		w.write(30)
@@ -236,9 +236,9 @@ func TestPoison(t *testing.T) {
 		if len(w.js.messages) != 30 {
 			t.Errorf("%d messages", len(w.js.messages))
 		}
-		places := w.record().Checkpoints
-		if top := places[len(places)-1]; top.Seq != 30 || top.Due != w.pg.wal[29].end {
-			t.Errorf("the newest place is %v, %d", top.Due, top.Seq)
+		checkpoints := w.record().Checkpoints
+		if top := checkpoints[len(checkpoints)-1]; top.Seq != 30 || top.Due != w.pg.wal[29].end {
+			t.Errorf("the newest checkpoint is %v, %d", top.Due, top.Seq)
 		}
 		if w.stops != 1 || len(pr.opens) != 1 {
 			t.Errorf("%d sessions, %d ended in order", len(pr.opens), w.stops)
@@ -246,7 +246,7 @@ func TestPoison(t *testing.T) {
 		w.js.poison = ""
 		w.running(options{})
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
@@ -255,7 +255,7 @@ func TestPoison(t *testing.T) {
 func TestDivergence(t *testing.T) {
 	for name, silent := range map[string]bool{"by an input": false, "by a keepalive": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, time.Hour, func(t *testing.T, w *world) {
+			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(3)
 				w.published()

@@ -11,7 +11,7 @@ import (
 // publisher keeps the contract of sink.Publisher: the last message is held back until it is known whether
 // more come, and only some ask for an acknowledgement, which proves all before it.
 type publisher struct {
-	link         *link
+	conn         *brokerConn
 	last         uint64 // predicted for the last message
 	acknowledged uint64
 	dues         []uint64 // asked for and not acknowledged
@@ -24,33 +24,33 @@ type publisher struct {
 	rounds       int    // of the loop, by Flush
 	calls        int    // of Full: about one for each message made
 	sent         []line // all that was handed to it
-	kept         []sent // what was sent and is not proved, and the newest that is
+	unacked      []sent // what was sent and is not proved, and the newest that is
 }
 
 func (p *publisher) Full() bool {
-	p.link.lock()
-	defer p.link.unlock()
-	if p.calls++; p.link.js.onFull != nil {
-		p.link.js.onFull(p.calls)
+	p.conn.lock()
+	defer p.conn.unlock()
+	if p.calls++; p.conn.js.onFull != nil {
+		p.conn.js.onFull(p.calls)
 	}
-	return int(p.last-p.acknowledged) >= p.link.js.limit
+	return int(p.last-p.acknowledged) >= p.conn.js.limit
 }
 
 func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
-	p.link.lock()
-	defer p.link.unlock()
-	if int(p.last-p.acknowledged) >= p.link.js.limit {
+	p.conn.lock()
+	defer p.conn.unlock()
+	if int(p.last-p.acknowledged) >= p.conn.js.limit {
 		panic("published while full")
 	}
 	if p.err != nil {
 		return p.err
 	}
-	if p.link.js.poison != "" && string(e.Payload) == p.link.js.poison {
+	if p.conn.js.poison != "" && string(e.Payload) == p.conn.js.poison {
 		return &outbox.Fault{Class: outbox.Poison, Code: "too_large",
 			Message: fmt.Sprintf("the row at %v can't be published", e.Pos)}
 	}
 	if p.held != nil {
-		p.out(p.since+1 >= p.link.js.ackEvery)
+		p.out(p.since+1 >= p.conn.js.ackEvery)
 	}
 	p.held = &sent{line: lineOf(e, h), last: p.last}
 	p.heldAt = time.Time{}
@@ -66,14 +66,14 @@ func (p *publisher) out(reply bool) {
 	}
 	p.held.reply = reply
 	p.sent = append(p.sent, p.held.line)
-	p.kept = append(p.kept, *p.held)
-	p.link.send(*p.held)
+	p.unacked = append(p.unacked, *p.held)
+	p.conn.send(*p.held)
 	p.held = nil
 }
 
 func (p *publisher) Flush(now time.Time) time.Duration {
-	p.link.lock()
-	defer p.link.unlock()
+	p.conn.lock()
+	defer p.conn.unlock()
 	p.rounds++
 	if p.held == nil || p.err != nil {
 		return 0
@@ -112,15 +112,15 @@ func (p *publisher) answered(seq uint64, ok bool) {
 
 // forget drops what is proved, all but the newest.
 func (p *publisher) forget() {
-	for len(p.kept) > 0 && p.kept[0].last+1 < p.acknowledged {
-		p.kept = p.kept[1:]
+	for len(p.unacked) > 0 && p.unacked[0].last+1 < p.acknowledged {
+		p.unacked = p.unacked[1:]
 	}
 }
 
 func (p *publisher) Header(seq uint64) *outbox.Header {
-	p.link.lock()
-	defer p.link.unlock()
-	for _, s := range p.kept {
+	p.conn.lock()
+	defer p.conn.unlock()
+	for _, s := range p.unacked {
 		if s.last+1 == seq {
 			h := s.header
 			return &h
@@ -132,18 +132,18 @@ func (p *publisher) Header(seq uint64) *outbox.Header {
 // resume sends again what the one before it has sent behind where this one goes on.
 func (p *publisher) resume(old *publisher) {
 	p.last, p.held = old.last, old.held
-	p.kept = old.kept
+	p.unacked = old.unacked
 	p.forget()
-	again := p.kept
-	p.kept = nil
+	again := p.unacked
+	p.unacked = nil
 	for _, s := range again {
 		if s.last+1 <= p.acknowledged {
-			p.kept = append(p.kept, s)
+			p.unacked = append(p.unacked, s)
 			continue
 		}
 		held := p.held
 		p.held = &s
-		p.out(s.last == again[len(again)-1].last || p.since+1 >= p.link.js.ackEvery)
+		p.out(s.last == again[len(again)-1].last || p.since+1 >= p.conn.js.ackEvery)
 		p.held = held
 	}
 }
@@ -151,24 +151,24 @@ func (p *publisher) resume(old *publisher) {
 func (p *publisher) Notify() <-chan struct{} { return p.notify }
 
 func (p *publisher) Acked() uint64 {
-	p.link.lock()
-	defer p.link.unlock()
+	p.conn.lock()
+	defer p.conn.unlock()
 	return p.acknowledged
 }
 
 func (p *publisher) Sent() uint64 {
-	p.link.lock()
-	defer p.link.unlock()
+	p.conn.lock()
+	defer p.conn.unlock()
 	return p.last
 }
 
 func (p *publisher) Check(now time.Time) error {
-	p.link.lock()
-	defer p.link.unlock()
+	p.conn.lock()
+	defer p.conn.unlock()
 	switch {
 	case p.err != nil:
 		return p.err
-	case p.link.dead:
+	case p.conn.dead:
 		return errDown
 	case len(p.dues) == 0:
 		p.waiting = time.Time{}
@@ -183,7 +183,7 @@ func (p *publisher) Check(now time.Time) error {
 }
 
 func (p *publisher) InFlight() (messages, bytes int) {
-	p.link.lock()
-	defer p.link.unlock()
+	p.conn.lock()
+	defer p.conn.unlock()
 	return int(p.last - p.acknowledged), 0
 }

@@ -14,15 +14,15 @@ import (
 )
 
 // cutBroker takes the broker away for d; what is on its way to it is lost, or comes late.
-func (w *world) cutBroker(pr *process, d time.Duration, dropped bool) {
+func (w *harness) cutBroker(pr *process, d time.Duration, dropped bool) {
 	w.with(func() {
 		w.js.down = time.Now().Add(d)
-		pr.link().cut(dropped)
+		pr.broker().cut(dropped)
 	})
 }
 
 // kept fails the test unless the process went on n times within its first session.
-func (w *world) kept(pr *process, n int) {
+func (w *harness) wantResumed(pr *process, n int) {
 	w.t.Helper()
 	if len(pr.opens) != 1 || len(w.started) != 1 || w.js.resumed != n {
 		w.t.Errorf("%d sessions, %d starts of replication, %d times went on; want %d", len(pr.opens),
@@ -32,7 +32,7 @@ func (w *world) kept(pr *process, n int) {
 
 // NATS goes and comes with messages in flight, of which it has stored some, all or none: nothing is read
 // again, and the stream is the one that it would have been.
-func TestNATSHiccup(t *testing.T) {
+func TestNATSShortOutage(t *testing.T) {
 	for name, c := range map[string]struct {
 		dropped bool
 		after   time.Duration // from the first of the messages to the failure
@@ -45,45 +45,48 @@ func TestNATSHiccup(t *testing.T) {
 		"proved for the most": {true, 19 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
-				w.js.latency = 5 * time.Millisecond
-				reg := prometheus.NewRegistry()
-				pr := w.running(options{registry: reg})
-				w.write(10)
-				w.published()
-				for i := range 5 {
-					for range 50 {
-						w.write(4)
-						w.sleep(100 * time.Microsecond)
-					}
-					w.sleep(c.after)
-					w.cutBroker(pr, 3*time.Second, c.dropped)
-					w.until(time.Second, "it waits", func() bool { return pr.p.Status().State == StateAway })
+			inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0,
+				func(t *testing.T, w *harness) {
+					w.js.latency = 5 * time.Millisecond
+					reg := prometheus.NewRegistry()
+					pr := w.running(options{registry: reg})
 					w.write(10)
-					w.until(time.Minute, "it goes on", func() bool {
-						return pr.p.Status().State == StateRunning && w.js.resumed == i+1
-					})
 					w.published()
-					w.until(time.Minute, "all is acknowledged", func() bool {
-						return pr.p.Status().InFlight == 0
-					})
-				}
-				w.kept(pr, 5)
-				w.same()
-				for name, want := range map[string]float64{"sessions_total": 1, "resumptions_total": 5,
-					"publish_errors_total": 5} {
-					if got := metric(t, reg, name); got != want {
-						t.Errorf("%s is %v, want %v", name, got, want)
+					for i := range 5 {
+						for range 50 {
+							w.write(4)
+							w.sleep(100 * time.Microsecond)
+						}
+						w.sleep(c.after)
+						w.cutBroker(pr, 3*time.Second, c.dropped)
+						w.until(time.Second, "it waits", func() bool {
+							return pr.p.Status().State == StateAway
+						})
+						w.write(10)
+						w.until(time.Minute, "it goes on", func() bool {
+							return pr.p.Status().State == StateRunning && w.js.resumed == i+1
+						})
+						w.published()
+						w.until(time.Minute, "all is acknowledged", func() bool {
+							return pr.p.Status().InFlight == 0
+						})
 					}
-				}
-			})
+					w.wantResumed(pr, 5)
+					w.wantSameStream()
+					for name, want := range map[string]float64{"sessions_total": 1, "resumptions_total": 5,
+						"publish_errors_total": 5} {
+						if got := metric(t, reg, name); got != want {
+							t.Errorf("%s is %v, want %v", name, got, want)
+						}
+					}
+				})
 		})
 	}
 }
 
 // A broker that fails again before anything is acknowledged has 30 s in all.
 func TestNATSFlaps(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(5)
 		w.published()
@@ -99,13 +102,13 @@ func TestNATSFlaps(t *testing.T) {
 		}
 		w.with(func() { w.js.drop = 0 })
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // The pauses between attempts grow as those between sessions do.
-func TestNATSHiccupPauses(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestNATSOutagePauses(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.cutBroker(pr, 20*time.Second, true)
 		w.sleep(20 * time.Second)
@@ -114,13 +117,13 @@ func TestNATSHiccupPauses(t *testing.T) {
 		}
 		w.write(1)
 		w.published()
-		w.kept(pr, 1)
+		w.wantResumed(pr, 1)
 	})
 }
 
 // A broker that does not come back within 30 s: PostgreSQL is let go, and an ordinary start follows.
 func TestNATSAwayForLong(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(5)
 		w.published()
@@ -138,13 +141,13 @@ func TestNATSAwayForLong(t *testing.T) {
 		if len(w.started) != 2 || w.js.resumed != 0 {
 			t.Errorf("%d starts, %d times went on", len(w.started), w.js.resumed)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A stop while NATS is away ends at once, and what was not published is published by the next process.
 func TestStopWhileNATSIsAway(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(5)
 		w.published()
@@ -163,23 +166,23 @@ func TestStopWhileNATSIsAway(t *testing.T) {
 		w.with(func() { w.js.down = time.Time{} })
 		w.running(options{})
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // PostgreSQL goes while NATS is away: the session ends at once.
 func TestPostgresEndsWhileNATSIsAway(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.cutBroker(pr, time.Minute, true)
 		w.sleep(time.Second)
-		w.with(func() { pr.up().cut(true) })
+		w.with(func() { pr.postgres().cut(true) })
 		w.until(2*idleInterval, "the session ends", func() bool {
 			return pr.p.Status().State == StateWaiting
 		})
 		w.write(5)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
@@ -187,34 +190,34 @@ func TestPostgresEndsWhileNATSIsAway(t *testing.T) {
 // stream.
 func TestNoTakeOver(t *testing.T) {
 	for name, c := range map[string]struct {
-		happens func(w *world)
+		happens func(w *harness)
 		code    string // how the run ends; "": it goes on, and the stream is as it would have been
 	}{
-		"the end is lost": {func(w *world) { w.js.messages = w.js.messages[:7] }, ""},
-		"the end is lost without going back": {func(w *world) {
+		"the end is lost": {func(w *harness) { w.js.messages = w.js.messages[:7] }, ""},
+		"the end is lost without going back": {func(w *harness) {
 			w.js.messages[9], w.js.messages[8] = nil,
 				nil
 		}, "holes"},
-		"the stream is empty": {func(w *world) { w.js.removed = len(w.js.messages) }, ""},
-		"another stream": {func(w *world) { w.js.created = w.js.created.Add(time.Hour) },
+		"the stream is empty": {func(w *harness) { w.js.removed = len(w.js.messages) }, ""},
+		"another stream": {func(w *harness) { w.js.created = w.js.created.Add(time.Hour) },
 			"stream_recreated"},
-		"no stream": {func(w *world) { w.js.exists = false }, "stream_missing"},
-		"another message": {func(w *world) {
+		"no stream": {func(w *harness) { w.js.exists = false }, "stream_missing"},
+		"another message": {func(w *harness) {
 			other := *w.js.messages[9]
 			other.header.Pos.Index++
 			w.js.messages[9] = &other
 		}, "divergence"},
-		"a message more": {func(w *world) {
+		"a message more": {func(w *harness) {
 			other := *w.js.messages[9]
 			w.js.messages = append(w.js.messages, &other)
 		}, "divergence"},
-		"the record is another one": {func(w *world) {
+		"the record is another one": {func(w *harness) {
 			top := w.js.revisions[len(w.js.revisions)-1]
 			if _, err := w.js.land(top.doc, nil, top.number); err != nil {
 				w.t.Error(err)
 			}
 		}, ""},
-		"another record at its revision": {func(w *world) {
+		"another record at its revision": {func(w *harness) {
 			rec, top := w.record(), &w.js.revisions[len(w.js.revisions)-1]
 			rec.Publication.Seen++
 			doc, err := rec.Encode()
@@ -223,12 +226,12 @@ func TestNoTakeOver(t *testing.T) {
 			}
 			top.doc, top.rec = doc, nil
 		}, ""},
-		"the record went back": {func(w *world) { w.js.revisions = w.js.revisions[:len(w.js.revisions)-1] },
+		"the record went back": {func(w *harness) { w.js.revisions = w.js.revisions[:len(w.js.revisions)-1] },
 			""},
-		"no record": {func(w *world) { w.js.revisions = nil }, "record_missing"},
+		"no record": {func(w *harness) { w.js.revisions = nil }, "record_missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 10*time.Second, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(10)
 				w.published()
@@ -245,21 +248,21 @@ func TestNoTakeOver(t *testing.T) {
 				if w.js.resumed != 0 {
 					t.Error("it went on")
 				}
-				if n := len(w.links()); n > 1 {
+				if n := len(w.brokerConns()); n > 1 {
 					t.Errorf("%d connections: the one that showed it is not closed", n)
 				}
 				switch c.code {
 				case "":
 					w.until(time.Minute, "published", func() bool { return len(w.js.messages) >= w.events() })
 					if w.js.removed == 0 {
-						w.same()
+						w.wantSameStream()
 					}
 				case "holes":
 					w.until(time.Minute, "published", func() bool {
 						return len(w.js.messages) >= w.events()+
 							2
 					})
-					w.same()
+					w.wantSameStream()
 				default:
 					if f := pr.ends(time.Minute); f == nil || f.Code != c.code {
 						t.Errorf("ended with %v", pr.err)
@@ -274,7 +277,7 @@ func TestNoTakeOver(t *testing.T) {
 func TestRecordOnItsWay(t *testing.T) {
 	for name, how := range map[string]saving{"stored": saveUnheard, "lost": saveNever} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(1)
 				w.published()
@@ -294,8 +297,8 @@ func TestRecordOnItsWay(t *testing.T) {
 				w.write(1)
 				w.published()
 				w.sleep(10 * time.Second)
-				w.kept(pr, 1)
-				w.same()
+				w.wantResumed(pr, 1)
+				w.wantSameStream()
 			})
 		})
 	}
@@ -303,7 +306,7 @@ func TestRecordOnItsWay(t *testing.T) {
 
 // asking is a connection to PostgreSQL that answers late what the checkpointer asks before it writes.
 type asking struct {
-	*upstream
+	*postgresConn
 	delay  time.Duration
 	waits  bool
 	opened int // the broker's connections, when it answered
@@ -321,16 +324,16 @@ func (a *asking) Publication(ctx context.Context) (relay.PublicationIdentity, er
 	}
 	a.waits = false
 	a.unlock()
-	return a.upstream.Publication(ctx)
+	return a.postgresConn.Publication(ctx)
 }
 
 // What the checkpointer has begun when NATS fails is over before the session looks what the record says now:
 // it would write what nobody knows of, or into the new connection's record what was meant for the old one's.
-func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
-	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+func TestNATSOutageWaitsForTheCheckpointer(t *testing.T) {
+	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 		var pg *asking
 		pr := w.running(options{open: func(l *Conns) {
-			pg = &asking{upstream: l.Source.(*upstream)}
+			pg = &asking{postgresConn: l.Source.(*postgresConn)}
 			l.Source = pg
 		}})
 		w.write(1)
@@ -351,8 +354,8 @@ func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 		if w.pg.confirmed < w.pg.wal[len(w.pg.wal)-1].end {
 			t.Errorf("confirmed %v", w.pg.confirmed)
 		}
-		w.kept(pr, 1)
-		w.same()
+		w.wantResumed(pr, 1)
+		w.wantSameStream()
 	})
 }
 
@@ -360,7 +363,7 @@ func TestNATSHiccupWaitsForTheRecorder(t *testing.T) {
 // once NATS was asked again.
 func TestNothingIsConfirmedWithoutNATS(t *testing.T) {
 	const durable = 10 * time.Second
-	in(t, defaults, durable, func(t *testing.T, w *world) {
+	inBubble(t, defaults, durable, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(3)
 		w.published()
@@ -377,14 +380,14 @@ func TestNothingIsConfirmedWithoutNATS(t *testing.T) {
 		}
 		w.published()
 		w.until(time.Second, "confirmed", func() bool { return len(w.pg.confirmedAt) == 1 })
-		w.kept(pr, 1)
-		w.same()
+		w.wantResumed(pr, 1)
+		w.wantSameStream()
 	})
 }
 
 // The window in hand when NATS fails is gone on with: also the message that the publisher did not take.
 func TestNATSFailsInALongWindow(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 10_000, MaxBytes: 1 << 24}, 0, func(t *testing.T, w *world) {
+	inBubble(t, relay.Settings{MaxEvents: 10_000, MaxBytes: 1 << 24}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		failures := 0
 		w.with(func() {
@@ -392,7 +395,7 @@ func TestNATSFailsInALongWindow(t *testing.T) {
 			w.js.onFull = func(n int) { // the publisher hears of it before the next Publish
 				if n == 500 {
 					failures++
-					pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
+					pr.broker().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
 						Message: "refused"}
 				}
 			}
@@ -408,15 +411,15 @@ func TestNATSFailsInALongWindow(t *testing.T) {
 		}
 		// A late copy from the old connection may come first: what is refused for it is one more failure, of
 		// which the session goes on as well.
-		w.kept(pr, max(failures, w.js.resumed))
-		w.same()
+		w.wantResumed(pr, max(failures, w.js.resumed))
+		w.wantSameStream()
 	})
 }
 
 // What a start found to be lost is in the record before anything is sent: a session that could not write it
 // does not go on.
 func TestNATSFailsBeforeTheLossIsRecorded(t *testing.T) {
-	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 10*time.Second, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(10)
 		w.published()
@@ -434,13 +437,13 @@ func TestNATSFailsBeforeTheLossIsRecorded(t *testing.T) {
 				rec.Checkpoints[len(rec.Checkpoints)-1].Seq, w.js.resumed)
 		}
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // Without a way to open NATS's side alone a failure of it ends the session.
 func TestNoReopen(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) { l.Reopen = nil }})
 		w.write(3)
 		w.published()
@@ -450,19 +453,19 @@ func TestNoReopen(t *testing.T) {
 		if len(pr.opens) < 2 || !slices.IsSortedFunc(pr.opens, time.Time.Compare) {
 			t.Errorf("%d sessions", len(pr.opens))
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 // A stranger's message is seen on the connection, and the publisher hears first that one of ours was refused
 // for it: the session is not kept, and the next start stops at it as well.
-func TestNoHiccupAfterAStranger(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+func TestNoReconnectAfterAForeignMessage(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) { l.JetStream = seen{l.JetStream} }})
 		w.write(3)
 		w.published()
 		w.with(func() {
-			pr.link().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
+			pr.broker().pub.err = &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
 				Message: "refused"}
 		})
 		w.until(time.Minute, "the end", func() bool { return pr.over() || w.js.resumed > 0 })

@@ -18,7 +18,7 @@ func TestRecordInterval(t *testing.T) {
 		"a 32nd part": {160 * time.Second, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, c.durable, func(t *testing.T, w *world) {
+			inBubble(t, defaults, c.durable, func(t *testing.T, w *harness) {
 				w.running(options{})
 				w.sleep(time.Minute)
 				n, begun := len(w.js.revisions), time.Now()
@@ -38,7 +38,7 @@ func TestRecordInterval(t *testing.T) {
 						t.Errorf("records %v apart", d)
 					}
 				}
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}
@@ -48,7 +48,7 @@ func TestRecordInterval(t *testing.T) {
 // that, which is soon.
 func TestConfirmation(t *testing.T) {
 	const durable = 10 * time.Second
-	in(t, defaults, durable, func(t *testing.T, w *world) {
+	inBubble(t, defaults, durable, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.sleep(time.Minute)
 		for range 50 {
@@ -57,7 +57,7 @@ func TestConfirmation(t *testing.T) {
 		}
 		w.sleep(time.Minute)
 		stored := map[outbox.LSN]time.Time{}
-		w.eachPlace(func(lsn outbox.LSN, at time.Time) {
+		w.eachCheckpoint(func(lsn outbox.LSN, at time.Time) {
 			if _, ok := stored[lsn]; !ok {
 				stored[lsn] = at
 			}
@@ -81,15 +81,16 @@ func TestConfirmation(t *testing.T) {
 // A broker that died in silence syncs nothing any more: what it did not have for durable_after while it was
 // known to live is not confirmed, however long the silence lasts.
 func TestSilenceConfirmsNothing(t *testing.T) {
-	in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 10*time.Second, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.sleep(time.Minute)
 		w.write(3)
 		w.published()
 		w.sleep(1200 * time.Millisecond)
-		places, confirmed := w.record().Checkpoints, w.pg.confirmed
-		if places[len(places)-1].Due <= confirmed {
-			t.Fatalf("place %v, confirmed %v: nothing is to be confirmed", places[len(places)-1].Due,
+		checkpoints, confirmed := w.record().Checkpoints, w.pg.confirmed
+		if checkpoints[len(checkpoints)-1].Due <= confirmed {
+			t.Fatalf("checkpoint %v, confirmed %v: nothing is to be confirmed",
+				checkpoints[len(checkpoints)-1].Due,
 				confirmed)
 		}
 		w.with(func() { w.js.paused = time.Now().Add(time.Minute) })
@@ -102,9 +103,9 @@ func TestSilenceConfirmsNothing(t *testing.T) {
 
 // Where the outbox is silent, keepalives move the checkpoint and the confirmed LSN; never past an event that
 // is held.
-func TestMarkers(t *testing.T) {
-	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
-		w.running(options{noTicks: true})
+func TestKeepalivesMoveTheCheckpoint(t *testing.T) {
+	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
+		w.running(options{noHeartbeats: true})
 		others := func() {
 			for range 20 {
 				w.with(func() { w.pg.grow(w.pg.end + 1000) })
@@ -113,17 +114,18 @@ func TestMarkers(t *testing.T) {
 		}
 		others()
 		w.sleep(5 * time.Second)
-		places := w.record().Checkpoints
-		if top := places[len(places)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
-			t.Errorf("place %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
+		checkpoints := w.record().Checkpoints
+		if top := checkpoints[len(checkpoints)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
+			t.Errorf("checkpoint %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
 		}
 		w.write(1)
 		held := w.pg.wal[0]
 		others()
 		w.sleep(5 * time.Second)
-		if places = w.record().Checkpoints; places[len(places)-1].Due >= held.end ||
+		if checkpoints = w.record().Checkpoints; checkpoints[len(checkpoints)-1].Due >= held.end ||
 			w.pg.confirmed >= held.end {
-			t.Errorf("place %v, confirmed %v, though %v is held", places[len(places)-1].Due, w.pg.confirmed,
+			t.Errorf("checkpoint %v, confirmed %v, though %v is held", checkpoints[len(checkpoints)-1].Due,
+				w.pg.confirmed,
 				held.end)
 		}
 		w.with(func() { w.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) })
@@ -138,25 +140,25 @@ func TestMarkers(t *testing.T) {
 
 // PostgreSQL 14 sends the transactions of other tables as empty ones. They move the checkpoint as keepalives
 // do, also where none comes.
-func TestEmptyTransactionsAreMarkers(t *testing.T) {
-	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
-		w.running(options{noTicks: true})
+func TestEmptyTransactionsActAsKeepalives(t *testing.T) {
+	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
+		w.running(options{noHeartbeats: true})
 		w.with(func() { w.pg.quiet = true })
 		for range 20 {
 			w.with(func() { w.pg.commit(nil) })
 			w.sleep(500 * time.Millisecond)
 		}
 		w.sleep(5 * time.Second)
-		places := w.record().Checkpoints
-		if top := places[len(places)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
-			t.Errorf("place %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
+		checkpoints := w.record().Checkpoints
+		if top := checkpoints[len(checkpoints)-1]; top.Due != w.pg.end || w.pg.confirmed != w.pg.end {
+			t.Errorf("checkpoint %v, confirmed %v, the WAL ends at %v", top.Due, w.pg.confirmed, w.pg.end)
 		}
 	})
 }
 
 // No checkpoint of a keepalive while a message is not acknowledged.
-func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
-	in(t, relay.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *world) {
+func TestNoKeepaliveCheckpointBeforeAcknowledgement(t *testing.T) {
+	inBubble(t, relay.Settings{MaxEvents: 10, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.sleep(time.Second)
 		w.with(func() { w.js.latency = 2 * time.Second })
@@ -164,13 +166,14 @@ func TestNoMarkerBeforeAcknowledgement(t *testing.T) {
 		x := w.pg.wal[0]
 		w.with(func() { w.pg.grow(w.pg.end + 1000) })
 		w.sleep(3 * time.Second) // stored, not acknowledged
-		if places := w.record().Checkpoints; places[len(places)-1].Due >= x.end {
-			t.Errorf("the record has %v, the message of %v is not acknowledged", places[len(places)-1].Due,
+		if checkpoints := w.record().Checkpoints; checkpoints[len(checkpoints)-1].Due >= x.end {
+			t.Errorf("the record has %v, the message of %v is not acknowledged",
+				checkpoints[len(checkpoints)-1].Due,
 				x.end)
 		}
 		w.sleep(20 * time.Second)
-		if places := w.record().Checkpoints; places[len(places)-1].Due != w.pg.end {
-			t.Errorf("the record has %v, the WAL ends at %v", places[len(places)-1].Due, w.pg.end)
+		if checkpoints := w.record().Checkpoints; checkpoints[len(checkpoints)-1].Due != w.pg.end {
+			t.Errorf("the record has %v, the WAL ends at %v", checkpoints[len(checkpoints)-1].Due, w.pg.end)
 		}
 	})
 }
@@ -181,7 +184,7 @@ func TestRecordRefused(t *testing.T) {
 	for name, how := range map[string]saving{"unheard": saveUnheard, "late": saveLate, "never": saveNever,
 		"foreign": saveWell} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(1)
 				w.published()
@@ -207,7 +210,7 @@ func TestRecordRefused(t *testing.T) {
 				if w.pg.confirmed < w.pg.wal[len(w.pg.wal)-1].end || pr.over() {
 					t.Errorf("confirmed %v; %v", w.pg.confirmed, pr.err)
 				}
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}
@@ -232,7 +235,7 @@ func TestPublicationChanged(t *testing.T) {
 		}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(3)
 				w.sleep(1500 * time.Millisecond)
@@ -286,7 +289,7 @@ func TestPublicationChanged(t *testing.T) {
 // A partition that was rewritten is no reason to stop. It may have been unlogged: that is said once, and
 // recorded as it is now.
 func TestRewrittenIsSaidOnce(t *testing.T) {
-	in(t, defaults, 2*time.Second, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
 		var log bytes.Buffer
 		pr := w.running(options{log: &log})
 		w.write(3)
@@ -301,6 +304,6 @@ func TestRewrittenIsSaidOnce(t *testing.T) {
 			w.record().Publication.Rewritten == "" {
 			t.Errorf("said %d times; the record says %+v", n, w.record().Publication)
 		}
-		w.same()
+		w.wantSameStream()
 	})
 }

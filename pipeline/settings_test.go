@@ -24,7 +24,7 @@ func foreign(horizon time.Duration) logical {
 // A session writes its settings once where others are in force, and again when it reads a change that is not
 // its own.
 func TestChangeOfSettings(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{settings: wanted})
 		w.until(time.Second, "a change", func() bool { return len(w.pg.changes) == 1 })
 		w.write(3)
@@ -40,12 +40,12 @@ func TestChangeOfSettings(t *testing.T) {
 		}
 		w.write(3)
 		w.published()
-		w.same()
+		w.wantSameStream()
 	})
 }
 
 func TestNoChangeOfTheSameSettings(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.sleep(10 * time.Second)
 		if len(w.pg.changes) != 0 {
@@ -57,7 +57,7 @@ func TestNoChangeOfTheSameSettings(t *testing.T) {
 // While a change is on its way through the WAL no other is written: also when a foreign one that was there
 // before is read.
 func TestOneChangeOutstanding(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.with(func() {
 			w.pg.delay = 300 * time.Millisecond
 			w.pg.commit(nil, logical{prefix: "another", content: "x"})
@@ -76,7 +76,7 @@ func TestOneChangeOutstanding(t *testing.T) {
 
 // It is not written before the WAL was read up to where it ended when the session started.
 func TestChangeComesAfterCatchingUp(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.with(func() { w.pg.delay = 100 * time.Millisecond })
 		w.write(10)
 		w.with(func() {
@@ -95,7 +95,7 @@ func TestChangeComesAfterCatchingUp(t *testing.T) {
 func TestChangeFails(t *testing.T) {
 	for name, late := range map[string]bool{"not written": false, "written all the same": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 0, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 				w.pg.writeFails, w.pg.failsLate = 1, late
 				w.running(options{settings: wanted})
 				w.sleep(10 * time.Second)
@@ -104,7 +104,7 @@ func TestChangeFails(t *testing.T) {
 				}
 				w.write(2)
 				w.published()
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}
@@ -113,7 +113,7 @@ func TestChangeFails(t *testing.T) {
 // Whoever wants to know hears which settings are in force: those of the checkpoint at the start of a session,
 // and each change that is read.
 func TestSettingsInForce(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		var heard []relay.Settings
 		pr := w.running(options{settings: wanted, inForce: func(s relay.Settings) {
 			w.with(func() { heard = append(heard, s) })
@@ -136,7 +136,7 @@ func TestFloodOfSettings(t *testing.T) {
 		"unknown version": {prefix: relay.SettingsPrefix, content: "v=2 slot=outflow x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 0, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 				reg := prometheus.NewRegistry()
 				log, heard := new(strings.Builder), 0
 				w.running(options{registry: reg, log: log, inForce: func(relay.Settings) {
@@ -172,7 +172,7 @@ func TestFloodOfSettings(t *testing.T) {
 				if got := metric(t, reg, name); got != 10_000 {
 					t.Errorf("%s is %v", name, got)
 				}
-				w.same()
+				w.wantSameStream()
 			})
 		})
 	}

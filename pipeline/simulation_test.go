@@ -74,7 +74,7 @@ func (l *workload) rows() []row {
 	return rows
 }
 
-// write writes one transaction. The world's lock is held.
+// write writes one transaction. The harness's lock is held.
 func (l *workload) write(pg *postgres) {
 	at := time.Now().Add(-time.Duration(l.rnd.IntN(400)) * time.Microsecond) // timestamps need not ascend
 	switch n := l.rnd.IntN(40); {
@@ -183,7 +183,7 @@ func (a *tally) String() string {
 
 // schedule is one run: a workload, processes that are killed and stopped, and faults between any two steps.
 type schedule struct {
-	*world
+	*harness
 	size
 	rnd      *rand.Rand
 	alive    []*process
@@ -199,7 +199,7 @@ func newSchedule(t *testing.T, seed uint64, size size) *schedule {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	first := randomSettings(rnd)
 	durable := pick(rnd, size.durables...)
-	s := &schedule{world: newWorld(t, seed, first, durable), size: size, rnd: rnd}
+	s := &schedule{harness: newHarness(t, seed, first, durable), size: size, rnd: rnd}
 	s.noise = newNoise(seed, 4)
 	s.js.ackEvery, s.js.limit = pick(rnd, 1, 3, 50), pick(rnd, 4, 30, 2000)
 	s.js.latency = pick(rnd, 100*time.Microsecond, time.Millisecond, 20*time.Millisecond)

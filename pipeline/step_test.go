@@ -9,11 +9,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// step is one thing that happened in the world: a message was sent or stored, an acknowledgement came, the
+// step is one thing that happened: a message was sent or stored, an acknowledgement came, the
 // record was written, an LSN was confirmed. Faults are planned by step, so that they fall between any two of
 // them; the steps of a run are its trace.
 type step struct {
-	at   time.Duration // since the world began
+	at   time.Duration // since the harness began
 	what string
 	n    uint64
 }
@@ -25,7 +25,7 @@ type planned struct {
 }
 
 // step takes note of what happened, and lets happen what is planned after it. The lock is held.
-func (w *world) step(what string, n uint64) {
+func (w *harness) step(what string, n uint64) {
 	if w.noise == nil {
 		return
 	}
@@ -70,7 +70,7 @@ func (n *noise) another() *noise {
 }
 
 // trace is what happened at the end of the run.
-func (w *world) trace(last int) string {
+func (w *harness) trace(last int) string {
 	var b strings.Builder
 	from := max(0, len(w.traced)-last)
 	for i, s := range w.traced[from:] {

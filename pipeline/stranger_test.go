@@ -20,7 +20,7 @@ import (
 type intruded struct{ JetStream }
 
 func (b intruded) Publisher(last uint64) Publisher {
-	l := b.JetStream.(*link)
+	l := b.JetStream.(*brokerConn)
 	l.lock()
 	l.js.intrude()
 	l.unlock()
@@ -29,7 +29,7 @@ func (b intruded) Publisher(last uint64) Publisher {
 
 // noticed makes sure that the process ends by the stranger, having gone on in no way, and that the next one
 // stops as well, also when his message was removed.
-func (w *world) noticed(pr *process) {
+func (w *harness) noticed(pr *process) {
 	w.t.Helper()
 	w.until(time.Minute, "the end", func() bool { return pr.over() || w.js.resumed > 0 })
 	f := outbox.FaultOf(pr.err)
@@ -57,7 +57,7 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 		wait int // rows that are there to publish
 	}{"watched": {false, 10}, "watched, nothing to publish": {false, 0}, "not watched": {true, 10}} {
 		t.Run(name, func(t *testing.T) {
-			in(t, defaults, 10*time.Second, func(t *testing.T, w *world) {
+			inBubble(t, defaults, 10*time.Second, func(t *testing.T, w *harness) {
 				pr := w.running(options{})
 				w.write(3)
 				w.published()
@@ -78,8 +78,8 @@ func TestStrangerBeforeTheFirstMessage(t *testing.T) {
 func TestStrangerBeforeLateMessages(t *testing.T) {
 	for name, kill := range map[string]bool{"the session is kept": false, "a kill": true} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second,
-				func(t *testing.T, w *world) {
+			inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second,
+				func(t *testing.T, w *harness) {
 					pr := w.running(options{})
 					w.write(3)
 					w.published()
@@ -90,18 +90,18 @@ func TestStrangerBeforeLateMessages(t *testing.T) {
 					w.with(func() { w.js.latency = 50 * time.Millisecond })
 					w.write(20)
 					w.until(time.Second, "they are on their way", func() bool {
-						return len(pr.link().wire) >= 19
+						return len(pr.broker().wire) >= 19
 					})
 					w.with(func() {
 						w.js.down = time.Now().Add(5 * time.Second)
-						pr.link().cut(false)
+						pr.broker().cut(false)
 						w.js.intrude()
 					})
 					if kill {
 						pr.kill()
 					}
 					w.until(time.Minute, "they came behind him", func() bool {
-						return len(w.js.messages) >= 22 && len(pr.link().wire) == 0
+						return len(w.js.messages) >= 22 && len(pr.broker().wire) == 0
 					})
 					if last := w.js.messages[len(w.js.messages)-1]; last.stranger ||
 						!w.js.messages[3].stranger {
@@ -120,20 +120,20 @@ func TestStrangerBeforeLateMessages(t *testing.T) {
 // be read is no difference.
 func TestDivergenceInTheMiddle(t *testing.T) {
 	for name, c := range map[string]struct {
-		happens func(w *world)
+		happens func(w *harness)
 		code    string // "": it goes on
 	}{
-		"another message": {func(w *world) {
+		"another message": {func(w *harness) {
 			other := *w.js.messages[5]
 			other.header.Pos.Index++
 			w.js.messages[5] = &other
 		}, "divergence"},
-		"one comes twice": {func(w *world) { w.js.messages[5] = w.js.messages[4] }, "divergence"},
-		"one is removed":  {func(w *world) { w.js.messages[5] = nil }, ""},
+		"one comes twice": {func(w *harness) { w.js.messages[5] = w.js.messages[4] }, "divergence"},
+		"one is removed":  {func(w *harness) { w.js.messages[5] = nil }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second,
-				func(t *testing.T, w *world) {
+			inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 10*time.Second,
+				func(t *testing.T, w *harness) {
 					pr := w.running(options{})
 					w.write(2)
 					w.published()

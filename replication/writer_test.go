@@ -43,7 +43,7 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	}
 }
 
-func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
+func TestHeartbeatAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	w := NewWriter(d.config())
@@ -71,7 +71,7 @@ func TestTickAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 }
 
 // No replica has to have a tick before it is decoded.
-func TestTickDoesNotWaitForASynchronousStandby(t *testing.T) {
+func TestHeartbeatDoesNotWaitForASynchronousStandby(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Own(t, 0, "synchronous_standby_names=nobody", "synchronous_commit=local"))
 	d.Exec("ALTER DATABASE " + d.Text("SELECT quote_ident(current_database())") +

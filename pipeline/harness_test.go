@@ -20,9 +20,9 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// world is what outlives a session: PostgreSQL, the broker, and the processes. Everything in it lives in one
-// synctest bubble, so its clock is the bubble's and waiting takes no time.
-type world struct {
+// harness is what outlives a session: PostgreSQL, the broker, and the processes. Everything in it lives in
+// one synctest bubble, so its clock is the bubble's and waiting takes no time.
+type harness struct {
 	t  *testing.T
 	mu sync.Mutex
 
@@ -36,13 +36,13 @@ type world struct {
 	maxPublishedAhead int
 	epoch             int // grows when the broker dies
 
-	ups     []*upstream
-	all     []*link
+	ups     []*postgresConn
+	all     []*brokerConn
 	started []start // of replication
 	stops   int     // in order
 	procs   []*process
 	wrote   int   // events by write
-	broken  error // what the world itself found wrong
+	broken  error // what the harness itself found wrong
 
 	loses time.Duration // what is younger the broker may lose: durable_after, less what clocks may be off
 
@@ -63,8 +63,8 @@ type start struct {
 var defaults = relay.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey, MaxEvents: 1000,
 	MaxBytes: 1 << 20}
 
-func newWorld(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *world {
-	w := &world{t: t, first: first, durable: durable, loses: durable, begun: time.Now()}
+func newHarness(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *harness {
+	w := &harness{t: t, first: first, durable: durable, loses: durable, begun: time.Now()}
 	w.pg, w.js = newPostgres(w, seed), newJetstream(w, seed)
 	rec := &checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX",
@@ -84,8 +84,8 @@ func newWorld(t *testing.T, seed uint64, first relay.Settings, durable time.Dura
 	return w
 }
 
-// with runs f under the world's lock, which a directed test holds except where it waits.
-func (w *world) with(f func()) {
+// with runs f under the harness's lock, which a directed test holds except where it waits.
+func (w *harness) with(f func()) {
 	if w.held {
 		f()
 		return
@@ -95,9 +95,9 @@ func (w *world) with(f func()) {
 	f()
 }
 
-// upstreams are the connections to PostgreSQL that live, links those to the broker.
-func (w *world) upstreams() []*upstream {
-	var live []*upstream
+// postgresConns are the live connections to PostgreSQL, brokerConns those to the broker.
+func (w *harness) postgresConns() []*postgresConn {
+	var live []*postgresConn
 	for _, u := range w.ups {
 		if !u.dead {
 			live = append(live, u)
@@ -106,8 +106,8 @@ func (w *world) upstreams() []*upstream {
 	return live
 }
 
-func (w *world) links() []*link {
-	var live []*link
+func (w *harness) brokerConns() []*brokerConn {
+	var live []*brokerConn
 	for _, l := range w.all {
 		if !l.dead {
 			live = append(live, l)
@@ -118,7 +118,7 @@ func (w *world) links() []*link {
 
 // checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a
 // checkpoint is left at or above it.
-func (w *world) checkConfirmed(lsn outbox.LSN) {
+func (w *harness) checkConfirmed(lsn outbox.LSN) {
 	firm := uint64(w.js.firm())
 	oldest := 0
 	for i, r := range w.js.revisions {
@@ -139,21 +139,21 @@ func (w *world) checkConfirmed(lsn outbox.LSN) {
 		}
 		if !safe {
 			w.broken = errors.Join(w.broken, fmt.Errorf("%v was confirmed; if revision %d of the record "+
-				"and %d messages are left, no place is at or above it",
+				"and %d messages are left, no checkpoint is at or above it",
 				lsn, r.number, firm))
 		}
 	}
 }
 
 // record is the newest revision of the record.
-func (w *world) record() *checkpoint.Record {
+func (w *harness) record() *checkpoint.Record {
 	rec, err := checkpoint.Decode(w.js.revisions[len(w.js.revisions)-1].doc)
 	must.Succeed(w.t, err)
 	return rec
 }
 
 // stream is what consumers see, without what was lost.
-func (w *world) stream() (out []line) {
+func (w *harness) stream() (out []line) {
 	w.with(func() {
 		for _, m := range w.js.messages {
 			if m != nil {
@@ -165,7 +165,7 @@ func (w *world) stream() (out []line) {
 }
 
 // events is the number of events in the WAL.
-func (w *world) events() int {
+func (w *harness) events() int {
 	n := 0
 	for _, x := range w.pg.wal {
 		n += len(x.rows)
@@ -174,7 +174,7 @@ func (w *world) events() int {
 }
 
 // compare holds the stream against that of an undisturbed process over the same WAL.
-func (w *world) compare() error {
+func (w *harness) compare() error {
 	want, err := replay(w.pg.wal, w.first, w.maxPublishedAhead)
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func (w *world) compare() error {
 
 // process is a running pipeline.
 type process struct {
-	w       *world
+	w       *harness
 	p       *Pipeline
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -209,8 +209,8 @@ type process struct {
 	dead    bool
 	opens   []time.Time // of sessions
 	reopens []time.Time // of the broker's side of sessions
-	ups     []*upstream
-	nats    []*link
+	ups     []*postgresConn
+	nats    []*brokerConn
 	latest  *publisher // of its session
 	writer  Writer
 	reg     *prometheus.Registry
@@ -223,20 +223,20 @@ type process struct {
 
 // options are what differs between processes.
 type options struct {
-	settings relay.Settings
-	noTicks  bool
-	binary   bool
-	stop     time.Duration
-	limit    time.Duration // of the run; 0: none
-	scratch  reorder.Scratch
-	registry *prometheus.Registry
-	open     func(*Conns) // changes what was opened
-	inForce  func(relay.Settings)
-	log      io.Writer
+	settings     relay.Settings
+	noHeartbeats bool
+	binary       bool
+	stop         time.Duration
+	limit        time.Duration // of the run; 0: none
+	scratch      reorder.Scratch
+	registry     *prometheus.Registry
+	open         func(*Conns) // changes what was opened
+	inForce      func(relay.Settings)
+	log          io.Writer
 }
 
 // run starts a process.
-func (w *world) run(o options) *process {
+func (w *harness) run(o options) *process {
 	if o.settings == (relay.Settings{}) {
 		o.settings = w.first
 	}
@@ -256,7 +256,7 @@ func (w *world) run(o options) *process {
 	pr.cancel = cancel
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
-		Settings: o.settings, Heartbeats: !o.noTicks, Scratch: o.scratch, StopTimeout: o.stop,
+		Settings: o.settings, Heartbeats: !o.noHeartbeats, Scratch: o.scratch, StopTimeout: o.stop,
 		InForce: o.inForce,
 	}
 	if o.log != nil {
@@ -296,13 +296,13 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 	if pr.dead || time.Now().Before(w.pg.down) || time.Now().Before(w.js.down) {
 		return nil, errDown
 	}
-	u := &upstream{pg: w.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2),
+	u := &postgresConn{pg: w.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2),
 		gone: make(chan struct{})}
 	u.lag = pr.lag
 	l := pr.connect()
 	w.ups, pr.ups = append(w.ups, u), append(pr.ups, u)
 	w.step("opened", uint64(len(pr.opens)))
-	links := &Conns{
+	conns := &Conns{
 		Reopen: pr.reopen,
 		Source: u, JetStream: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
@@ -311,15 +311,15 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 		},
 	}
 	if o.open != nil {
-		o.open(links)
+		o.open(conns)
 	}
-	return links, nil
+	return conns, nil
 }
 
 // connect opens a connection to the broker. The lock is held.
-func (pr *process) connect() *link {
+func (pr *process) connect() *brokerConn {
 	w := pr.w
-	l := &link{js: w.js, of: pr, noise: pr.noise.another(), lost: make(chan struct{}),
+	l := &brokerConn{js: w.js, of: pr, noise: pr.noise.another(), lost: make(chan struct{}),
 		gone: make(chan struct{}), skew: func() time.Duration { return pr.skew }}
 	l.off = l.noise.about(0)
 	l.lag, pr.lag = pr.lag, 0
@@ -376,8 +376,8 @@ func (pr *process) stop() error {
 	return pr.err
 }
 
-func (pr *process) up() *upstream { return pr.ups[len(pr.ups)-1] }
-func (pr *process) link() *link   { return pr.nats[len(pr.nats)-1] }
+func (pr *process) postgres() *postgresConn { return pr.ups[len(pr.ups)-1] }
+func (pr *process) broker() *brokerConn     { return pr.nats[len(pr.nats)-1] }
 
 func (pr *process) over() bool {
 	select {
@@ -388,12 +388,12 @@ func (pr *process) over() bool {
 	}
 }
 
-// in runs a test in a bubble with a world, and stops what it started.
-func in(t *testing.T, first relay.Settings, durable time.Duration, f func(t *testing.T, w *world)) {
+// inBubble runs a test in a synctest bubble with a harness, and stops what it started.
+func inBubble(t *testing.T, first relay.Settings, durable time.Duration, f func(t *testing.T, w *harness)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1, first, durable)
+		w := newHarness(t, 1, first, durable)
 		w.held = true
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -411,7 +411,7 @@ func in(t *testing.T, first relay.Settings, durable time.Duration, f func(t *tes
 }
 
 // until waits for a condition, and fails the test when it does not come within limit.
-func (w *world) until(limit time.Duration, what string, cond func() bool) {
+func (w *harness) until(limit time.Duration, what string, cond func() bool) {
 	w.t.Helper()
 	begun := time.Now()
 	for {
@@ -431,10 +431,10 @@ func (w *world) until(limit time.Duration, what string, cond func() bool) {
 }
 
 // sleep lets time pass in a directed test.
-func (w *world) sleep(d time.Duration) { w.away(func() { time.Sleep(d) }) }
+func (w *harness) sleep(d time.Duration) { w.away(func() { time.Sleep(d) }) }
 
-// away runs f, which waits, without the world's lock.
-func (w *world) away(f func()) {
+// away runs f, which waits, without the harness's lock.
+func (w *harness) away(f func()) {
 	if w.held {
 		w.mu.Unlock()
 		defer w.mu.Lock()
@@ -443,7 +443,7 @@ func (w *world) away(f func()) {
 }
 
 // running starts a process and waits until its session is proved.
-func (w *world) running(o options) *process {
+func (w *harness) running(o options) *process {
 	w.t.Helper()
 	pr := w.run(o)
 	w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
@@ -451,13 +451,13 @@ func (w *world) running(o options) *process {
 }
 
 // insert commits one transaction with one event.
-func (w *world) insert(doc, key string) (x *transaction) {
+func (w *harness) insert(doc, key string) (x *transaction) {
 	w.with(func() { x = w.pg.commit([]row{{doc, "a", key, `{"at":"` + key + `"}`}}) })
 	return x
 }
 
 // write commits n transactions of one event each.
-func (w *world) write(n int) {
+func (w *harness) write(n int) {
 	for range n {
 		w.wrote++
 		w.insert("friendsforever", fmt.Sprintf("a:%06d", w.wrote))
@@ -465,13 +465,13 @@ func (w *world) write(n int) {
 }
 
 // published waits until all events of the WAL are in the stream.
-func (w *world) published() {
+func (w *harness) published() {
 	w.t.Helper()
 	w.until(time.Minute, "published", func() bool { return len(w.js.messages) >= w.events() })
 }
 
 // same fails the test if the stream is not that of an undisturbed run.
-func (w *world) same() {
+func (w *harness) wantSameStream() {
 	w.t.Helper()
 	if err := w.compare(); err != nil {
 		w.t.Error(err)
@@ -486,7 +486,7 @@ func (pr *process) ends(limit time.Duration) *outbox.Fault {
 }
 
 // eachPlace goes through the checkpoints of all revisions of the record.
-func (w *world) eachPlace(f func(lsn outbox.LSN, stored time.Time)) {
+func (w *harness) eachCheckpoint(f func(lsn outbox.LSN, stored time.Time)) {
 	for _, r := range w.js.revisions {
 		rec, err := checkpoint.Decode(r.doc)
 		must.Succeed(w.t, err)
