@@ -137,9 +137,10 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 func (s *session) whenIdle(now time.Time) {
 	events, _ := s.buffer.Held()
 	if s.in.keepalive > s.tracker.Newest().Due && events == 0 && !s.tracker.Unacknowledged() {
-		cp := s.buffer.Marker(s.in.keepalive)
-		cp.Timeline = s.server.History.At(cp.Due)
-		s.tracker.Keepalive(cp)
+		if cp, ok := s.buffer.Marker(s.in.keepalive); ok {
+			cp.Timeline = s.server.History.At(cp.Due)
+			s.tracker.Keepalive(cp)
+		}
 	}
 	if due, ok := s.heartbeatDue(); ok {
 		s.heartbeats.offerHeartbeat(now, due)

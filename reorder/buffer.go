@@ -10,12 +10,23 @@ import (
 
 // Config is what a Buffer starts from: a place, and how the process is set up.
 type Config struct {
-	Settings       relay.Settings    // in force at Start
-	Start          outbox.LSN        // the place's due: commits at or below are no inputs
-	PublishedAhead []outbox.Position // the place's: events beyond Start that are in the stream already
-	Unkeyed        bool              // horizon 0 and sort commit are in force whatever the settings say
+	Settings relay.Settings // in force at Due
+	// where replication begins: commits at or below are no inputs
+	Start outbox.LSN
+	// The place's due. In gap mode it may lie beyond Start: of the inputs between them only the events of
+	// Holds are outstanding. 0: Start.
+	Due            outbox.LSN
+	PublishedAhead []outbox.Position // the place's: events beyond Due that are in the stream already
+	Holds          []relay.Hold      // the place's
+	// The place's, and the counters of so many messages, the newest first: of all that this outflow made up
+	// to the place. Span is 0 for one that has none. There may be fewer than Remembered if the stream has no
+	// more.
+	Remembered int
+	Recent     []outbox.Counter
+	Unkeyed    bool // horizon 0 and sort commit are in force whatever the settings say
 	// 0: relay.MaxPublishedAhead. It decides the order: nothing but tests may set another
 	MaxPublishedAhead int
+	MaxHolds          int     // 0: relay.MaxHolds. Nothing but tests may set another
 	Scratch           Scratch // where a transaction larger than the buffer spills
 	// bytes of scratch files at a time; 0: no limit. More is a fatal fault
 	MaxSpill int64
@@ -63,6 +74,9 @@ type Buffer struct {
 
 	sorting int64 // weight of what sorters hold in memory
 
+	gap    *gap            // nil: gap mode has not been in force yet
+	change *relay.Settings // a change that Close carries out: into gap mode, in it, or out of it
+
 	late late
 	disk disk
 	tune tuning
@@ -92,17 +106,28 @@ func New(cfg Config) *Buffer {
 	if cfg.MaxPublishedAhead == 0 {
 		cfg.MaxPublishedAhead = relay.MaxPublishedAhead
 	}
+	if cfg.MaxHolds == 0 {
+		cfg.MaxHolds = relay.MaxHolds
+	}
+	cfg.Due = max(cfg.Due, cfg.Start)
 	b := &Buffer{cfg: cfg, set: cfg.Settings, atDue: cfg.Settings, newest: cfg.Start, tune: defaultTuning}
 	b.disk.scratch, b.disk.limit, b.disk.stop = cfg.Scratch, cfg.MaxSpill, cfg.Stop
 	b.taken = slices.Clone(cfg.PublishedAhead)
 	slices.SortFunc(b.taken, outbox.Position.Compare)
 	b.index.init()
+	if b.gapMode() {
+		b.gap = newGap(b, &b.cfg)
+		b.cfg.Recent = nil
+	} else if len(cfg.Holds) > 0 {
+		b.err = errHolds
+	}
 	return b
 }
 
 var (
 	errIndex  = errors.New("reorder: an event's index does not follow its predecessor's")
 	errEvents = errors.New("reorder: a commit record does not agree with the events before it")
+	errHolds  = errors.New("reorder: the checkpoint holds events back, but gap mode is not in force")
 	errBack   = errors.New("reorder: a commit's LSN is not above its predecessor's")
 )
 
@@ -150,10 +175,18 @@ func (b *Buffer) Commit(c relay.Commit) error {
 	b.newest = c.LSN
 	switch c.Kind {
 	case relay.SettingsChange:
-		b.set = c.Settings
-		b.changes.push(change{c.LSN, c.Settings})
+		switch {
+		case c.LSN <= b.cfg.Due: // known
+		case b.switches(c.Settings):
+			b.change = &c.Settings
+		default:
+			b.set = c.Settings
+			b.changes.push(change{c.LSN, c.Settings})
+		}
 	case relay.Events:
-		if err := b.hold(c.LSN, c.Time); err != nil {
+		if b.gapMode() {
+			b.stamp(c.LSN, c.Time)
+		} else if err := b.hold(c.LSN, c.Time); err != nil {
 			return b.fail(err)
 		}
 	}
@@ -170,10 +203,7 @@ func (b *Buffer) hold(lsn outbox.LSN, time int64) error {
 			return err
 		}
 	} else {
-		for n := b.start; n < b.fifo.tail; n++ {
-			s := b.fifo.at(n)
-			s.Pos.LSN, s.Time = lsn, time
-		}
+		b.stamp(lsn, time)
 		for _, p := range b.taken[from:to] {
 			if n := b.start + uint64(p.Index); n < b.fifo.tail {
 				b.read.sub(tallyOf(&b.fifo.at(n).Event))
@@ -189,6 +219,18 @@ func (b *Buffer) hold(lsn outbox.LSN, time int64) error {
 	b.commits.push(commit{lsn, b.fifo.tail, b.read})
 	b.read, b.start = tally{}, b.fifo.tail
 	return nil
+}
+
+// stamp tells the events of the transaction that was read what its commit record says.
+func (b *Buffer) stamp(lsn outbox.LSN, time int64) {
+	if b.spill != nil {
+		b.spill.stamp(lsn, time)
+		return
+	}
+	for n := b.start; n < b.fifo.tail; n++ {
+		s := b.fifo.at(n)
+		s.Pos.LSN, s.Time = lsn, time
+	}
 }
 
 // forget drops the transaction that is being read.
@@ -239,6 +281,9 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 	if b.held.events == 0 {
 		return 0, false
 	}
+	if b.gapMode() {
+		return b.gap.all.top().Pos.LSN, true
+	}
 	return b.commits.at(0).lsn, true
 }
 
@@ -247,13 +292,18 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 func (b *Buffer) Settings() relay.Settings { return b.set }
 
 // Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next.
-// It may be called only when no event is held. Seq and Timeline are left to the caller, and PublishedAhead
-// may not be changed.
-func (b *Buffer) Marker(lsn outbox.LSN) relay.Checkpoint {
+// It may be called only when no event is held, but in gap mode at any time between a window and the next
+// input; ok is false where there is no checkpoint then: too many sequences have held events, or not all that
+// the one to go on from holds back has been read again. Seq and Timeline are left to the caller, and
+// PublishedAhead and Holds may not be changed.
+func (b *Buffer) Marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
+	if b.gapMode() {
+		return b.gap.marker(lsn)
+	}
 	if b.held.events > 0 {
 		panic("reorder: Marker while events are held")
 	}
-	return relay.Checkpoint{Due: lsn, PublishedAhead: b.takenBeyond(lsn), Settings: b.set}
+	return relay.Checkpoint{Due: lsn, PublishedAhead: b.takenBeyond(lsn), Settings: b.set}, true
 }
 
 // takenBeyond returns what of taken lies beyond due, nil if nothing does. Nobody writes to it any more.
@@ -271,7 +321,8 @@ func (b *Buffer) passed(due outbox.LSN) int {
 }
 
 // Late returns how many events have left after a higher key of their sequence had left in an earlier window.
-// It counts with a table of fixed size and forgets at a restart: at least so many were late.
+// It counts with a table of fixed size and forgets at a restart: at least so many were late. In gap mode it
+// counts the events that are marked late.
 func (b *Buffer) Late() uint64 { return b.late.count }
 
 // Discard drops the scratch files and everything held. The buffer must not be used any more.

@@ -17,6 +17,10 @@ func (b *Buffer) Close() (*Window, error) {
 		return nil, nil
 	}
 	b.waiting = false
+	if b.gapMode() || b.change != nil {
+		w, err := b.closeGap()
+		return w, b.fail(err)
+	}
 	var w *Window
 	if due, ok := b.due(); ok {
 		var err error

@@ -115,6 +115,20 @@ func (m *merge) next() (*relay.Event, error) {
 	return s.e, nil
 }
 
+// into adds all events to a sorter.
+func (m *merge) into(s *sorter) error {
+	for {
+		e, err := m.next()
+		if e == nil || err != nil {
+			return err
+		}
+		if err := s.add(e, outbox.Position{}); err != nil {
+			return err
+		}
+		*e = relay.Event{}
+	}
+}
+
 func (m *merge) nextSource() (*source, error) {
 	if m.stale {
 		m.stale = false

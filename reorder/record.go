@@ -13,8 +13,8 @@ import (
 )
 
 // A record in a scratch file is the length of its body, a CRC-32C of the body (4 bytes each, little endian),
-// and the body: the event's position, the place that it is sorted to, its time and its values; numbers as
-// varints, strings with their length before them. It is read by the process that wrote it, so it has no
+// and the body: the event's position, the place that it is sorted to, its time, counter and values; numbers
+// as varints, strings with their length before them. It is read by the process that wrote it, so it has no
 // version.
 const recordHead = 8
 
@@ -30,6 +30,7 @@ func appendRecord(b []byte, it *item) ([]byte, error) {
 	e := it.e
 	b = appendPosition(appendPosition(b, e.Pos), it.place)
 	b = binary.AppendVarint(b, e.Time)
+	b = appendCounter(b, e.Counter)
 	for _, v := range [...]string{e.Doc, e.Actor, e.Key, e.ID, e.Bad} {
 		b = append(binary.AppendUvarint(b, uint64(len(v))), v...)
 	}
@@ -55,6 +56,20 @@ func appendRecord(b []byte, it *item) ([]byte, error) {
 	binary.LittleEndian.PutUint32(b[start:], uint32(len(body)))
 	binary.LittleEndian.PutUint32(b[start+4:], crc32.Checksum(body, castagnoli))
 	return b, nil
+}
+
+// appendCounter writes 0 for an event without a counter: most have none.
+func appendCounter(b []byte, c outbox.Counter) []byte {
+	b = binary.AppendUvarint(b, uint64(c.Span))
+	if c.Span == 0 {
+		return b
+	}
+	late := uint64(0)
+	if c.Late {
+		late = 1
+	}
+	b = binary.AppendVarint(binary.AppendUvarint(b, late), c.First)
+	return binary.AppendUvarint(b, c.Sequence)
 }
 
 func appendPosition(b []byte, p outbox.Position) []byte {
@@ -92,6 +107,15 @@ func (r *body) position() outbox.Position {
 	return outbox.Position{LSN: outbox.LSN(lsn), Index: uint32(r.number())}
 }
 
+func (r *body) counter() (c outbox.Counter) {
+	if c.Span = uint32(r.number()); c.Span > 0 {
+		c.Late = r.number() == 1
+		c.First = r.signed()
+		c.Sequence = r.number()
+	}
+	return c
+}
+
 func (r *body) bytes(n uint64) []byte {
 	if n > uint64(len(r.b)) {
 		r.bad = true
@@ -118,6 +142,7 @@ func decodeRecord(record []byte, e *relay.Event) (place outbox.Position, err err
 	*e = relay.Event{Pos: r.position()}
 	place = r.position()
 	e.Time = r.signed()
+	e.Counter = r.counter()
 	for _, v := range [...]*string{&e.Doc, &e.Actor, &e.Key, &e.ID, &e.Bad} {
 		*v = r.text()
 	}

@@ -66,7 +66,7 @@ func (s *scripted) do(verb string, args []string) (err error) {
 		if err != nil {
 			return err
 		}
-		s.place = s.b.Marker(lsn)
+		s.place, _ = s.b.Marker(lsn)
 		s.printPlace()
 		return nil
 	case "restart":

@@ -23,7 +23,11 @@ type spill struct {
 // of the limit, but always a fourth of it, so that runs do not become small where the buffer is full.
 func (b *Buffer) allowance() int64 {
 	limit := b.limit()
-	return max(limit-b.resident()-b.index.weight(), limit/4, b.tune.least)
+	held := b.resident() + b.index.weight()
+	if b.gap != nil {
+		held += b.gap.weight()
+	}
+	return max(limit-held, limit/4, b.tune.least)
 }
 
 func (b *Buffer) limit() int64 {
@@ -36,8 +40,11 @@ func (b *Buffer) limit() int64 {
 // overflow moves the transaction that is being read from the fifo to a spill.
 func (b *Buffer) overflow() error {
 	s := &spill{sorter: b.sorter(itemsBySeqKey, b.allowance())}
-	if b.inForce().Sort == outbox.ByCommit {
+	switch b.inForce().Sort {
+	case outbox.ByCommit:
 		s.by, s.serial = itemsByPosition, true
+	case outbox.ByGap:
+		s.by = itemsByCounter
 	}
 	b.spill = s
 	for n := b.start; n < b.fifo.tail; n++ { // written from where they are
@@ -66,10 +73,7 @@ func (s *spill) add(e *relay.Event) error {
 // commit says what the transaction's LSN and time are and which of its events have left already; those are
 // taken from t.
 func (s *spill) commit(lsn outbox.LSN, time int64, left []outbox.Position, t *tally) error {
-	s.lsn, s.time = lsn, time
-	for i := range s.items {
-		s.items[i].e.Pos.LSN, s.items[i].e.Time = lsn, time
-	}
+	s.stamp(lsn, time)
 	if len(left) == 0 {
 		return nil
 	}
@@ -85,6 +89,13 @@ func (s *spill) commit(lsn outbox.LSN, time int64, left []outbox.Position, t *ta
 	})
 	s.gone = gone
 	return err
+}
+
+func (s *spill) stamp(lsn outbox.LSN, time int64) {
+	s.lsn, s.time = lsn, time
+	for i := range s.items {
+		s.items[i].e.Pos.LSN, s.items[i].e.Time = lsn, time
+	}
 }
 
 // take says that the events among pulled that are the transaction's leave.
@@ -183,6 +194,9 @@ func (b *Buffer) memory() int64 {
 	n := b.resident() + b.leaving + b.index.weight() + b.sorting
 	if b.spill == nil {
 		n += b.read.weight
+	}
+	if b.gap != nil {
+		n += b.gap.weight()
 	}
 	return n
 }

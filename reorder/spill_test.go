@@ -379,6 +379,11 @@ func TestRecord(t *testing.T) {
 			Doc: string(make([]byte, r.IntN(300))), Actor: "b\xff", Key: "",
 		}
 		fillValues(r, &e)
+		if r.IntN(2) == 0 {
+			e.Counter = outbox.Counter{Sequence: r.Uint64(), First: int64(r.Uint64()), Span: 1 +
+				r.Uint32()>>1,
+				Late: r.IntN(2) == 0}
+		}
 		e.Null |= relay.Nulls(1) << r.IntN(64)
 		place := outbox.Position{LSN: outbox.LSN(r.Uint64()), Index: r.Uint32()}
 		b, err := appendRecord([]byte("before"), &item{&e, place})

@@ -18,7 +18,8 @@ type Window struct {
 
 	Bytes int64 // of its events, by [relay.Event.Size]
 	// where it ends; Seq and Timeline are left to the caller, and PublishedAhead may not be changed
-	Checkpoint relay.Checkpoint
+	Checkpoint   relay.Checkpoint
+	NoCheckpoint bool // there is none, because too many sequences have held events; an older one serves
 
 	buffer *Buffer
 	n      int
@@ -52,7 +53,7 @@ func (w *Window) Next(e *relay.Event) (bool, error) {
 		s := b.order[w.n]
 		b.order[w.n] = nil
 		*e = s.Event
-		b.late.see(&b.index, &s.Event, s.hash)
+		w.saw(e, s.hash)
 		*s = slot{}
 	} else {
 		next, err := w.from.next()
@@ -63,13 +64,21 @@ func (w *Window) Next(e *relay.Event) (bool, error) {
 			return false, b.fail(err)
 		}
 		*e = *next
-		b.late.see(&b.index, next, 0)
+		w.saw(e, 0)
 		*next = relay.Event{}
 	}
 	if w.n++; w.n == w.Of {
 		b.finish()
 	}
 	return true, nil
+}
+
+// saw counts late events, which gap mode has done already. No other mode's messages have a counter.
+func (w *Window) saw(e *relay.Event, hash uint64) {
+	if w.Sort != outbox.ByGap {
+		e.Counter = outbox.Counter{}
+		w.buffer.late.see(&w.buffer.index, e, hash)
+	}
 }
 
 // finish gives back what the window took up, once it has been read.
