@@ -3,13 +3,17 @@
 package sink
 
 import (
+	"fmt"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 func BenchmarkEncode(b *testing.B) {
@@ -53,6 +57,35 @@ func BenchmarkPublish(b *testing.B) {
 				mustPublish(b, p, all[:min(left, len(all))])
 			}
 		})
+	}
+}
+
+// BenchmarkRecent reads what gap mode remembers by default.
+func BenchmarkRecent(b *testing.B) {
+	for _, replicas := range []int{1, 3} {
+		var url string
+		if replicas == 1 {
+			url = natstest.Process(b).URL()
+		} else {
+			cluster, err := natsserver.StartCluster(b.TempDir(), replicas)
+			must.Succeed(b, err)
+			b.Cleanup(func() { must.Succeed(b, cluster.Stop()) })
+			url = cluster.URLs()
+		}
+		for _, size := range []int{100, 10_000} {
+			b.Run(fmt.Sprintf("replicas=%d,payload=%d", replicas, size), func(b *testing.B) {
+				s := countedStream(b, url, fmt.Sprintf("RECENT%d", size), replicas)
+				s.publish(b, relay.DefaultMemory, size)
+				c := connect(b, s.cfg)
+				for b.Loop() {
+					got, err := c.Recent(b.Context(), relay.DefaultMemory, relay.DefaultMemory)
+					must.Succeed(b, err)
+					if len(got) != relay.DefaultMemory {
+						b.Fatalf("%d counters", len(got))
+					}
+				}
+			})
+		}
 	}
 }
 

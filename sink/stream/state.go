@@ -127,9 +127,9 @@ func (s *Stream) newest(ctx context.Context, info *streamInfo) (*jsapi.Message, 
 	return m, nil
 }
 
-// newestBelow searches by halves: "is there a message at or above this sequence" is what next_by_subj
-// answers, and it is found by walking the messages themselves. (last_by_subj ">" goes by the last sequence
-// and finds nothing here.)
+// newestBelow finds the newest message from first on and below last; nil if there is none. It searches by
+// halves: "is there a message at or above this sequence" is what next_by_subj answers, and the server answers
+// that from the messages themselves. (last_by_subj ">" goes by the last sequence and finds nothing here.)
 func (s *Stream) newestBelow(ctx context.Context, first, last uint64) (*jsapi.Message, error) {
 	var found *jsapi.Message
 	for first < last {
@@ -138,7 +138,7 @@ func (s *Stream) newestBelow(ctx context.Context, first, last uint64) (*jsapi.Me
 		switch {
 		case err != nil:
 			return nil, err
-		case m == nil:
+		case m == nil || m.Seq >= last:
 			last = mid
 		default:
 			found, first = m, m.Seq+1

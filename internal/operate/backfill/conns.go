@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -161,7 +162,7 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	if err != nil {
 		return err
 	}
-	return conns.ReadStream(ctx, js, l.cfg.Stream, jetstream.OrderedConsumerConfig{
+	return jsapi.ReadStream(ctx, js, l.cfg.Stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: true,
 	}, to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		h := m.Headers()

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
-	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -204,7 +204,7 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	}
 	oc.HeadersOnly = true
 	found, n := last, 0
-	err := conns.ReadStream(ctx, a.JS, a.Stream, oc, 0,
+	err := jsapi.ReadStream(ctx, a.JS, a.Stream, oc, 0,
 		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
 			if err != nil {
@@ -218,7 +218,7 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 			}
 			if found = meta.Sequence.Stream; is(meta.Timestamp, &h) {
 				found--
-				return conns.ErrStop
+				return jsapi.ErrStop
 			}
 			return nil
 		})

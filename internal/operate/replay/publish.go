@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
-	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
 const (
@@ -197,7 +196,7 @@ func (p *publisher) begin(ctx context.Context, known bool) (*resumePoint, error)
 // scan looks through the target's messages for the last one of this replay.
 func (p *publisher) scan(ctx context.Context, last uint64) (found *resumePoint, err error) {
 	name := p.target.stream.CachedInfo().Config.Name
-	err = conns.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
+	err = jsapi.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
 		FilterSubjects: []string{p.target.filter()},
 	}, 0, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
@@ -211,7 +210,7 @@ func (p *publisher) scan(ctx context.Context, last uint64) (found *resumePoint, 
 			}
 		}
 		if meta.Sequence.Stream >= last {
-			return conns.ErrStop
+			return jsapi.ErrStop
 		}
 		return nil
 	})

@@ -11,7 +11,6 @@ import (
 
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
-	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
 // newTestPublisher is the publisher of replay "r" into a new stream.
@@ -48,7 +47,7 @@ func nth(n uint64) *Message {
 func content(t *testing.T, js jetstream.JetStream) string {
 	t.Helper()
 	var all []string
-	must(t, conns.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{}, 0,
+	must(t, jsapi.ReadStream(t.Context(), js, "TO", jetstream.OrderedConsumerConfig{}, 0,
 		func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
 			all = append(all, m.Subject()+"="+string(m.Data()))
 			return nil

@@ -9,7 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -259,12 +259,12 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 		start := t.Add(-clockSlack)
 		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
 	}
-	return conns.ReadStream(ctx, s.js, s.name, oc, 0,
+	return jsapi.ReadStream(ctx, s.js, s.name, oc, 0,
 		func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(),
 				Data: raw.Data(), Time: meta.Timestamp}
 			if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {
-				return conns.ErrStop
+				return jsapi.ErrStop
 			}
 			if err := s.parse(m); err != nil {
 				return err
@@ -273,7 +273,7 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 				return err
 			}
 			if m.Seq == to {
-				return conns.ErrStop
+				return jsapi.ErrStop
 			}
 			return nil
 		})

@@ -1,4 +1,4 @@
-package conns
+package jsapi
 
 import (
 	"context"
@@ -18,8 +18,8 @@ var ErrStop = errors.New("stop reading")
 // ReadStream calls f with each message that the stream has now, in order, up to the last one or until f
 // returns an error. It reads through an ordered consumer of its own, which it deletes at the end.
 //
-// The consumer may be on a replica that lags behind the leader, where the last message that it has is not the
-// stream's. With upTo set, the message of that sequence is waited for.
+// The consumer may be on a replica that lags behind the leader, and then its last message is not the
+// stream's. With upTo set, ReadStream waits for the message of that sequence.
 func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 	oc jetstream.OrderedConsumerConfig, upTo uint64,
 	f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {

@@ -1,4 +1,4 @@
-package conns
+package jsapi
 
 import (
 	"testing"

@@ -1,0 +1,278 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
+)
+
+// counted is a stream with messages of gap mode, and what a reader has to find there.
+type counted struct {
+	url  string
+	cfg  Config
+	want []*outbox.Counter // by sequence less one; nil: no message of ours
+}
+
+func countedStream(t testing.TB, url, name string, replicas int) *counted {
+	t.Helper()
+	s := &counted{url: url, cfg: config(url)}
+	s.cfg.Stream, s.cfg.DeadLetter, s.cfg.MaxPayload = name, true, 16<<10
+	must.Succeed(t, connect(t, s.cfg).EnsureStream(t.Context(), stream.Options{Replicas: replicas}))
+	return s
+}
+
+// publish adds n events with payloads of a size. Some are late, span several counters, have none, or end as
+// dead letters.
+func (s *counted) publish(t testing.TB, n, size int) {
+	t.Helper()
+	all := make([]given, n)
+	for i := range all {
+		seq := len(s.want) + 1
+		all[i] = event(seq, "doc", make([]byte, size))
+		h := &all[i].h
+		h.Sort = outbox.ByGap
+		if seq%7 != 0 {
+			h.Counter = outbox.Counter{Sequence: uint64(seq % 50), First: int64(seq), Span: 1 + uint32(seq%3),
+				Late: seq%5 == 0}
+		}
+		if seq%11 == 0 {
+			all[i].e.Payload, all[i].e.PayloadSize = nil, s.cfg.MaxPayload
+		}
+		s.want = append(s.want, &h.Counter)
+	}
+	c := door(t, s.cfg)
+	mustPublish(t, c.Publisher(state(t, c).LastSeq), all)
+	c.Close()
+}
+
+// intrude adds a message of somebody else.
+func (s *counted) intrude(t testing.TB) {
+	t.Helper()
+	c := door(t, s.cfg)
+	defer c.Close()
+	nc, err := nats.Connect(s.url, nats.NoReconnect(), nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	_, err = nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), time.Minute)
+	must.Succeed(t, err)
+	s.want = append(s.want, nil)
+}
+
+func (s *counted) remove(t testing.TB, seq uint64) {
+	t.Helper()
+	s.manage(t, func(js nats.JetStreamContext) error { return js.DeleteMsg(s.cfg.Stream, seq) })
+	s.want[seq-1] = nil
+}
+
+// purge removes all messages below a sequence.
+func (s *counted) purge(t testing.TB, below uint64) {
+	t.Helper()
+	s.manage(t, func(js nats.JetStreamContext) error {
+		return js.PurgeStream(s.cfg.Stream, &nats.StreamPurgeRequest{Sequence: below})
+	})
+	clear(s.want[:below-1])
+}
+
+func (s *counted) manage(t testing.TB, do func(nats.JetStreamContext) error) {
+	t.Helper()
+	nc, err := nats.Connect(s.url, nats.NoReconnect(), nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := nc.JetStream(nats.MaxWait(time.Minute))
+	must.Succeed(t, err)
+	must.Succeed(t, do(js))
+}
+
+// recent is what has to be found.
+func (s *counted) recent(upTo uint64, n int) (all []outbox.Counter) {
+	for _, c := range slices.Backward(s.want[:upTo]) {
+		if c != nil && len(all) < n {
+			all = append(all, *c)
+		}
+	}
+	return all
+}
+
+func (s *counted) check(t *testing.T, c *Conn, upTo uint64, n int) {
+	t.Helper()
+	got, err := c.Recent(t.Context(), upTo, n)
+	must.Succeed(t, err)
+	if want := s.recent(upTo, n); !slices.Equal(got, want) {
+		at := 0
+		for at < min(len(got), len(want)) && got[at] == want[at] {
+			at++
+		}
+		t.Errorf("the newest %d up to %d: %d messages, want %d; they differ from number %d on", n, upTo,
+			len(got), len(want), at)
+	}
+}
+
+func TestRecentCountersAreThoseOfOurNewestMessages(t *testing.T) {
+	t.Parallel()
+	s := countedStream(t, natstest.Server(t).URL(), "OUTBOX", 1)
+	c := connect(t, s.cfg)
+	s.check(t, c, 0, 10)
+	s.publish(t, 2000, 10)
+	s.intrude(t)
+	s.intrude(t)
+	s.publish(t, 1000, 10)
+	s.intrude(t)
+	last := uint64(len(s.want))
+	all := func() {
+		t.Helper()
+		for _, upTo := range []uint64{last, last - 1, 2003, 2002, 2001, 1500, 700, 3, 1} {
+			for _, n := range []int{0, 1, 10, 1000, 2500, 3000, 1 << 20} {
+				s.check(t, c, upTo, n)
+			}
+		}
+	}
+	all()
+	for _, seq := range []uint64{last - 1, last - 2, 2003, 1500, 1499, 701, 5} {
+		s.remove(t, seq)
+	}
+	for seq := uint64(1000); seq < 1100; seq++ {
+		s.remove(t, seq)
+	}
+	all()
+	s.purge(t, 600)
+	all()
+	s.purge(t, last+1)
+	all()
+}
+
+func TestRecentCountersWhileMessagesAreRemoved(t *testing.T) {
+	t.Parallel()
+	s := countedStream(t, natstest.Server(t).URL(), "OUTBOX", 1)
+	s.publish(t, 5000, 10)
+	before := s.recent(5000, 5000)
+	c := connect(t, s.cfg)
+	removed, stop := make(chan error, 1), make(chan struct{})
+	go s.manage(t, func(js nats.JetStreamContext) error {
+		var err error
+		random := rand.New(rand.NewPCG(1, 2))
+		for err == nil {
+			select {
+			case <-stop:
+				removed <- nil
+				return nil
+			default:
+			}
+			seq := 1 + random.Uint64N(4999) // the last one stays
+			if s.want[seq-1] != nil {
+				err = js.DeleteMsg(s.cfg.Stream, seq)
+				s.want[seq-1] = nil
+			}
+		}
+		removed <- err
+		return nil
+	})
+	var reads [][]outbox.Counter
+	for range 20 {
+		got, err := c.Recent(t.Context(), 5000, 5000)
+		must.Succeed(t, err)
+		reads = append(reads, got)
+	}
+	close(stop)
+	must.Succeed(t, <-removed)
+	left := s.recent(5000, 5000)
+	for i, got := range reads {
+		if !contains(before, got) || !contains(got, left) {
+			t.Errorf("read %d has %d counters: not all of the %d that stay, or others than there were", i,
+				len(got), len(left))
+		}
+	}
+	if len(left) == len(before) {
+		t.Error("nothing was removed")
+	}
+	s.check(t, c, 5000, 5000)
+}
+
+// contains tells whether part is what is left of all when some are taken away.
+func contains(all, part []outbox.Counter) bool {
+	for _, c := range all {
+		if len(part) > 0 && part[0] == c {
+			part = part[1:]
+		}
+	}
+	return len(part) == 0
+}
+
+func TestRecentCountersEndWithTheirContext(t *testing.T) {
+	t.Parallel()
+	s := countedStream(t, natstest.Server(t).URL(), "OUTBOX", 1)
+	s.publish(t, 3000, 10)
+	c := connect(t, s.cfg)
+	for _, after := range []time.Duration{0, time.Millisecond, 10 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), after)
+		if _, err := c.Recent(ctx, 3000, 3000); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("after %v: %v", after, err)
+		}
+		cancel()
+	}
+	s.check(t, c, 3000, 3000)
+	c.Close()
+	if got, err := c.Recent(t.Context(), 3000, 3000); outbox.ClassOf(err) != outbox.Transient || err == nil {
+		t.Errorf("on a closed connection: %d counters, %v", len(got), err)
+	}
+}
+
+// What docs/samples/nats-accounts.conf permits is enough, and without it the fault says so.
+func TestRecentCountersNeedAConsumer(t *testing.T) {
+	t.Parallel()
+	base := []string{"_outflow.>", "$JS.API.INFO", "$JS.API.STREAM.INFO.OUTBOX",
+		"$JS.API.STREAM.MSG.GET.OUTBOX"}
+	for _, more := range [][]string{{"$JS.API.CONSUMER.CREATE.OUTBOX.>", "$JS.API.CONSUMER.MSG.NEXT.OUTBOX.>",
+		"$JS.API.CONSUMER.DELETE.OUTBOX.>"}, nil} {
+		server := natstest.Server(t, natsserver.Options{Tune: limitedUser(append(base, more...)...)})
+		s := countedStream(t, userURL(server, "all"), "OUTBOX", 1)
+		s.publish(t, 100, 10)
+		s.cfg.URL = userURL(server, "some")
+		c := connect(t, s.cfg)
+		if more != nil {
+			s.check(t, c, 100, 100)
+			if err := c.Err(); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		_, err := c.Recent(t.Context(), 100, 100)
+		wantFault(t, err, outbox.Fatal, "nats_permission")
+	}
+}
+
+// Each time one of the replicas has just started and lags: what it does not have yet is not left out.
+func TestRecentCountersFromReplicasThatLag(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short leaves out what needs three servers")
+	}
+	t.Parallel()
+	cluster := natstest.Cluster(t, 3)
+	s := countedStream(t, cluster.URLs(), "OUTBOX", 3)
+	s.publish(t, 1000, 10)
+	for range 3 {
+		leader, err := cluster.WaitLeader(s.cfg.Stream, 3*time.Minute)
+		must.Succeed(t, err)
+		lags := (leader + 1) % 3
+		cluster.Stop(lags)
+		s.cfg.URL = cluster.URL(leader)
+		s.publish(t, 3000, 1000)
+		must.Succeed(t, cluster.Start(lags))
+		c := connect(t, s.cfg)
+		for range 10 {
+			s.check(t, c, uint64(len(s.want)), 4000)
+		}
+		c.Close()
+		must.Succeed(t, cluster.WaitReady(3*time.Minute))
+	}
+}
