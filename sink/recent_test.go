@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -248,6 +249,26 @@ func TestRecentCountersNeedAConsumer(t *testing.T) {
 		}
 		_, err := c.Recent(t.Context(), 100, 100)
 		wantFault(t, err, outbox.Fatal, "nats_permission")
+	}
+}
+
+// The stream may have one consumer only, and has it.
+func TestRecentCountersComeFromTheLeaderWhereNoConsumerCanBeMade(t *testing.T) {
+	t.Parallel()
+	s := &counted{url: natstest.Server(t).URL()}
+	s.cfg = config(s.url)
+	s.cfg.DeadLetter, s.cfg.MaxPayload = true, 16<<10
+	c := connect(t, s.cfg)
+	must.Succeed(t, c.API().Ask(t.Context(), "STREAM.CREATE.OUTBOX", map[string]any{
+		"name": "OUTBOX", "subjects": []string{"_outflow.a.>"}, "max_consumers": 1,
+		"subject_transform": map[string]string{"src": "_outflow.*.>", "dest": ">"},
+	}, &jsapi.Answer{}))
+	durable(t, s.url, "only", 0)
+	s.publish(t, 500, 10)
+	s.intrude(t)
+	s.remove(t, 300)
+	for _, n := range []int{1, 100, 400, 1000} {
+		s.check(t, c, 501, n)
 	}
 }
 

@@ -2,7 +2,9 @@ package stream
 
 import (
 	"context"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -21,8 +23,7 @@ const leastPage = 1024
 // It reads headers only, through consumers. A consumer may be on a replica that lags behind the leader, so
 // the leader is asked first which message is the newest, and the consumer is read up to that one. A replica
 // stores messages in the leader's order: where that message is, all before it have been stored, so none is
-// missing. One that was removed a moment ago may still be found. If the newest message is removed while it is
-// waited for, that is an error, and a second call does without it.
+// missing. One that was removed a moment ago may still be found.
 func (s *Stream) Recent(ctx context.Context, upTo uint64, n int) ([]outbox.Counter, error) {
 	var all []outbox.Counter // newest first
 	for span := n; len(all) < n && upTo > 0; span = max(2*(n-len(all)), leastPage) {
@@ -54,17 +55,46 @@ func (s *Stream) atOrBelow(ctx context.Context, upTo uint64) (uint64, error) {
 	return m.Seq, nil
 }
 
+// consumerWait is how long a consumer may take for the next message. One on a replica that has just started
+// may take much longer.
+const consumerWait = time.Second
+
 // counters reads the counters of our messages of the sequences from first to last, where there is a message:
-// the last n of them, oldest first.
+// the last n of them, oldest first. Where no consumer brings them the leader does, several times slower.
 func (s *Stream) counters(ctx context.Context, first, last uint64, n int) ([]outbox.Counter, error) {
+	found, err := s.consume(ctx, first, last, n)
+	switch {
+	case err == nil || ctx.Err() != nil:
+		return found, err
+	case s.api.Lost != nil && s.api.Lost() != nil:
+		return nil, s.api.Lost()
+	}
+	s.log.Debug("a consumer can't read the stream now: its leader is asked", "err", err)
+	stored, err := s.Last(ctx, first-1, last, last-first+1, math.MaxInt)
+	found = found[:0]
+	for _, m := range stored {
+		if m.Header != nil {
+			found = append(found, m.Header.Counter)
+		}
+	}
+	return found[max(len(found)-n, 0):], err
+}
+
+// consume is counters by a consumer.
+func (s *Stream) consume(ctx context.Context, first, last uint64, n int) ([]outbox.Counter, error) {
 	js, err := s.api.JetStream()
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stalled := time.AfterFunc(consumerWait, cancel)
+	defer stalled.Stop()
 	var found []outbox.Counter
 	err = jsapi.ReadStream(ctx, js, s.name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first, HeadersOnly: true,
 	}, last, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		stalled.Reset(consumerWait)
 		if seq := meta.Sequence.Stream; seq < first || seq > last {
 			return nil // a replica that lags begins below first; last may be gone
 		}
@@ -75,10 +105,5 @@ func (s *Stream) counters(ctx context.Context, first, last uint64, n int) ([]out
 		}
 		return nil
 	})
-	if s.api.Lost != nil && err != nil {
-		if lost := s.api.Lost(); lost != nil {
-			return nil, lost
-		}
-	}
 	return found[max(len(found)-n, 0):], err
 }
