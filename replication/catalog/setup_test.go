@@ -139,7 +139,8 @@ func TestThePrintedStatementsMakeTheSame(t *testing.T) {
 	d := newDatabase(t, pgtest.Server(t))
 	d.cfg.Table, d.cfg.Publication = `public.out"box`, `pub's "one"`
 	d.cfg.Mapping.Doc, d.cfg.Mapping.Actor = "Doc Id", `a"ctor`
-	d.cfg.Columns = []string{"id", "Doc Id", `a"ctor`, "counter", "payload"}
+	d.cfg.Mapping.Span = "length"
+	d.cfg.Columns = []string{"id", "Doc Id", `a"ctor`, "counter", "length", "payload"}
 	statements, err := Statements(d.cfg)
 	if err != nil || len(statements) != 3 {
 		t.Fatal(statements, err)
@@ -156,8 +157,8 @@ func TestThePrintedStatementsMakeTheSame(t *testing.T) {
 		t.Error(made, err)
 	}
 	d.Exec(`INSERT INTO "out""box" ("Doc Id", "a""ctor", counter, payload) VALUES ('d', 'anna', 42, '{}')`)
-	if key := d.Text(`SELECT seq_key FROM "out""box"`); key != "anna:00000000000000000042" {
-		t.Errorf("seq_key %q", key)
+	if key := d.Text(`SELECT seq_key || ' ' || length FROM "out""box"`); key != "anna:00000000000000000042 1" {
+		t.Errorf("seq_key and length %q", key)
 	}
 	if slot, err := s.Slot(within(t)); err != nil || slot.Plugin != "pgoutput" {
 		t.Errorf("slot %+v, %v", slot, err)

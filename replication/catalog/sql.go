@@ -48,6 +48,7 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 	add(m.Doc, "text NOT NULL")
 	add(m.Actor, "text NOT NULL")
 	add(m.Counter, "bigint NOT NULL")
+	add(m.Span, "bigint NOT NULL DEFAULT 1")
 	if m.Actor != "" && m.Counter != "" {
 		add(m.Key,
 			fmt.Sprintf(
@@ -76,6 +77,7 @@ func PlannedTable(cfg SetupConfig) (Table, error) {
 		{Name: m.Doc, TypeOID: pgtype.TextOID},
 		{Name: m.Actor, TypeOID: pgtype.TextOID},
 		{Name: m.Counter, TypeOID: pgtype.Int8OID},
+		{Name: m.Span, TypeOID: pgtype.Int8OID, Default: true},
 		{Name: m.Key, TypeOID: pgtype.TextOID, Generated: m.Actor != "" && m.Counter != ""},
 		{Name: m.Payload, TypeOID: pgtype.JSONBOID},
 		{Name: created, TypeOID: pgtype.TimestamptzOID, Default: true},

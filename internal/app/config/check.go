@@ -58,6 +58,21 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"reorder.cold", "reorder.bound"}, func(c Config) error {
+		if c.Reorder.Cold > c.Reorder.Bound {
+			return usageFault("longer than "+c.describe("reorder.bound"), "Give at most that")
+		}
+		return nil
+	}},
+	{[]string{"reorder.mode", "columns.counter"}, func(c Config) error {
+		if c.Reorder.Mode == ModeGap && c.Columns.Counter.Name == "" {
+			return usageFault("gap mode orders events by their counters, and "+
+				c.describe("columns.counter")+" says that there are none",
+				"Set columns.counter to the column that counts the events of an actor, or reorder.mode to "+
+					"horizon")
+		}
+		return nil
+	}},
 	{[]string{"init.max_age"}, func(c Config) error {
 		if age := c.Init.MaxAge; age > 0 && age < 100*time.Millisecond {
 			return usageFault("JetStream refuses less than 100ms", "Give "+byPath["init.max_age"].want)

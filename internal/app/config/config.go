@@ -86,6 +86,7 @@ type Columns struct {
 	Doc     Column
 	Actor   Column
 	Counter Column
+	Span    Column
 	Key     Column
 	Payload Column
 }
@@ -105,8 +106,19 @@ type Header struct {
 
 // Reorder holds the ordering settings.
 type Reorder struct {
-	Horizon   time.Duration // whole microseconds, 0 to 24h
-	Sort      outbox.Sort
+	Mode string
+
+	// of horizon mode
+	Horizon time.Duration // whole microseconds, 0 to 24h
+	Sort    outbox.Sort   // not outbox.ByGap
+
+	// of gap mode
+	Bound        time.Duration // whole microseconds, more than 0, to 24h
+	Cold         time.Duration // whole microseconds, 0 to Bound
+	Memory       int           // at least 1
+	FirstCounter int           // 0 or 1
+	GapScope     relay.Scope
+
 	MaxEvents int   // at least 1
 	MaxBytes  int64 // at least 1
 	Tick      string
@@ -114,14 +126,30 @@ type Reorder struct {
 	MaxSpill  int64  // bytes; 0: no limit
 }
 
+// The values of reorder.mode.
+const (
+	ModeHorizon = "horizon"
+	ModeGap     = "gap"
+)
+
+// GapMode says whether this version has gap mode. Without it the programs refuse reorder.mode: gap, and init
+// does not propose it.
+const GapMode = false
+
 // The values of reorder.tick.
 const (
 	TickWAL = "wal" // outflow writes heartbeats
 	TickOff = "off" // others do
 )
 
-// Settings returns the part that the WAL carries.
+// Settings returns the part that the WAL carries. What belongs to the other mode is left out of it: so each
+// mode's settings may stay in a file while the other one is in force.
 func (r Reorder) Settings() relay.Settings {
+	if r.Mode == ModeGap {
+		return relay.Settings{Sort: outbox.ByGap, MaxEvents: r.MaxEvents, MaxBytes: r.MaxBytes,
+			Gap: relay.Gap{Bound: r.Bound, Cold: r.Cold, Memory: r.Memory, First: int64(r.FirstCounter),
+				Scope: r.GapScope}}
+	}
 	return relay.Settings{Horizon: r.Horizon, Sort: r.Sort, MaxEvents: r.MaxEvents, MaxBytes: r.MaxBytes}
 }
 

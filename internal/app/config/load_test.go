@@ -48,6 +48,8 @@ func TestDefaults(t *testing.T) {
 		},
 		Slot: "outflow", Publication: "outflow", Stream: "OUTBOX", Subject: "outbox.{doc_id}",
 		Reorder: Reorder{
+			Mode: ModeHorizon, Bound: relay.DefaultBound, Cold: relay.DefaultCold,
+			Memory: relay.DefaultMemory, FirstCounter: relay.DefaultFirst,
 			Horizon: relay.DefaultHorizon, Sort: outbox.BySeqKey, MaxEvents: relay.DefaultMaxEvents,
 			MaxBytes: relay.DefaultMaxBytes, Tick: TickWAL, SpillDir: os.TempDir(), MaxSpill: 64 << 30,
 		},

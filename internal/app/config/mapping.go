@@ -27,7 +27,8 @@ type Use struct {
 // Role is a field of an event.
 type Role uint8
 
-// The roles. A counter has no field: where subject or headers use it, it is a further column.
+// The roles. Counter and span have no field of text: where subject or headers use them, they are further
+// columns.
 const (
 	InExtra Role = iota
 	InDoc
@@ -39,8 +40,8 @@ const (
 // ResolveMapping applies the settings to a table's columns. A column that was named and doesn't exist is a
 // Fault of class Fatal; one with only its default name is then absent, except document and payload. template
 // lists the columns that the subject's template uses. A name there or among the headers is a column of the
-// table, otherwise the column of the role with that name (doc_id, actor_id, counter, seq_key, id). It must
-// not be the payload.
+// table, otherwise the column of the role with that name (doc_id, actor_id, counter, span, seq_key, id). It
+// must not be the payload.
 //
 // If there are only messages, table is not used: the name of a role's column stands for the member of that
 // role in the message, and every other name for a header.
@@ -58,6 +59,7 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 		Doc:     r.role("columns.doc_id", c.Columns.Doc, true),
 		Actor:   r.role("columns.actor_id", c.Columns.Actor, false),
 		Counter: r.role("columns.counter", c.Columns.Counter, false),
+		Span:    r.role("columns.span", c.Columns.Span, false),
 		Key:     r.role("columns.seq_key", c.Columns.Key, false),
 		Payload: r.role("columns.payload", c.Columns.Payload, true),
 	}
@@ -74,6 +76,16 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 			Message: fmt.Sprintf("table %s lacks %s; it has %s", c.Table, strings.Join(r.missing, ", "),
 				strings.Join(table, ", ")),
 			Hint: r.hint,
+		}
+	}
+	if c.Reorder.Mode == ModeGap && r.Mapping.Counter == "" {
+		return Resolved{}, &outbox.Fault{
+			Class: outbox.Fatal, Code: "counter_missing",
+			Message: fmt.Sprintf("reorder.mode is gap, and table %s lacks column %q (columns.counter); it "+
+				"has %s",
+				c.Table, c.Columns.Counter.Name, strings.Join(table, ", ")),
+			Hint: "Set columns.counter to the column that counts the events of an actor, or reorder.mode to " +
+				"horizon.",
 		}
 	}
 	if r.payload != "" {
@@ -114,6 +126,7 @@ func (r *resolver) withoutTable() {
 		column *Column
 	}{
 		{"doc_id", &r.c.Columns.Doc}, {"actor_id", &r.c.Columns.Actor}, {"counter", &r.c.Columns.Counter},
+		{"span", &r.c.Columns.Span},
 		{"seq_key", &r.c.Columns.Key}, {"id", &r.c.Columns.ID}, {"payload", &r.c.Columns.Payload},
 	} {
 		if role.column.Name != "" {
@@ -157,7 +170,7 @@ func (r *resolver) use(path, name string) {
 	}{
 		{"doc_id", m.Doc, InDoc}, {"actor_id", m.Actor, InActor}, {"seq_key", m.Key, InKey},
 		{"id", r.ID, InID},
-		{"payload", m.Payload, InExtra}, {"counter", m.Counter, InExtra},
+		{"payload", m.Payload, InExtra}, {"counter", m.Counter, InExtra}, {"span", m.Span, InExtra},
 	}
 	column := name
 	if role, ok := r.alias[name]; ok {

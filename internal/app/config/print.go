@@ -33,7 +33,7 @@ func (c Config) YAML() []byte {
 func (c Config) line(b *bytes.Buffer, s *setting, key string) {
 	v := s.bind(&c)
 	comment := "  # " + c.from[s.path].String()
-	if col, ok := v.(columnValue); ok && !col.required && !col.p.Explicit {
+	if col, ok := v.(columnValue); ok && !col.required && !col.p.Explicit && col.p.Name != "" {
 		comment += ", if the table has it"
 	}
 	comment += "\n"

@@ -129,6 +129,8 @@ log: {level: debug}
 		"table: \"app.Some Table\"  # file ",
 		"  id: \"\"  # file ",
 		"  payload: payload  # default\n",
+		"  span: \"\"  # default\n",
+		"  first_counter: 1  # default\n",
 		"headers:  # file ",
 		"  Event-Type: event_type\n",
 		"  horizon: 1500us  # file ",
@@ -146,7 +148,7 @@ log: {level: debug}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	for _, col := range []*Column{&again.Columns.Doc, &again.Columns.Payload} {
+	for _, col := range []*Column{&again.Columns.Doc, &again.Columns.Payload, &again.Columns.Span} {
 		col.Explicit = false // the print names them
 	}
 	again.Replication.Explicit = false

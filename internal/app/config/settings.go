@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 //go:generate go test -run TestDocument -update
@@ -104,7 +105,9 @@ var settings = []setting{
 		choices: []string{"table", "message", "both"},
 		doc: "What counts as an event: a row inserted into the table, a logical message with the prefix " +
 			"outflow.event (no table is needed), or both in one order.",
-		bind: func(c *Config) value { return sourceValue{&c.Source} }},
+		bind: func(c *Config) value {
+			return parsedValue[relay.Source]{&c.Source, relay.ParseSource, "table|message|both"}
+		}},
 	{path: "table", def: "public.outbox",
 		want: "schema.name, or name for a table of the schema public, case as in the catalog, no quotes",
 		doc:  "The outbox table. If it is partitioned, the root.",
@@ -112,7 +115,9 @@ var settings = []setting{
 	{path: "shard", defDoc: "none: all rows", want: "k/n, such as 0/4: n from 1 to 64, k from 0 to n-1",
 		doc: "Which part of the table is published: part k of n, by a hash of the document. Each part has " +
 			"its own slot, publication and stream. PostgreSQL 15 or later.",
-		bind: func(c *Config) value { return shardValue{&c.Shard} }},
+		bind: func(c *Config) value {
+			return parsedValue[relay.Shard]{&c.Shard, relay.ParseShard, "k/n"}
+		}},
 
 	{path: "columns.id", def: "id", want: wantColumn,
 		doc:  "The event's id, for the Outflow header.",
@@ -126,6 +131,10 @@ var settings = []setting{
 	{path: "columns.counter", def: "counter", want: wantColumn,
 		doc:  "The actor's counter. Actor and counter make the key if the WAL has none.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Counter, false} }},
+	{path: "columns.span", want: wantColumn,
+		doc: "How many counters an event takes, from its counter on, for libraries whose counters advance by " +
+			"length. Without the column, and where it is NULL: 1. Only gap mode uses it.",
+		bind: func(c *Config) value { return columnValue{&c.Columns.Span, false} }},
 	{path: "columns.seq_key", def: "seq_key", want: wantColumn,
 		doc: "The text by which a document's events are ordered, compared as bytes. A column of a number " +
 			"type is refused.",
@@ -155,17 +164,53 @@ var settings = []setting{
 			"format.",
 		bind: func(c *Config) value { return textValue{&c.Subject, filled} }},
 
+	{path: "reorder.mode", def: ModeHorizon, want: "horizon or gap", choices: []string{ModeHorizon, ModeGap},
+		doc: "horizon: every event waits for the horizon, and windows are sorted. gap: an event waits only " +
+			"if " +
+			"its counter shows that an earlier one of its sequence is missing; counters must have no gaps.",
+		bind: func(c *Config) value {
+			return choiceValue{&c.Reorder.Mode, []string{ModeHorizon, ModeGap}}
+		}},
 	{path: "reorder.horizon", def: "20ms",
 		want: "a duration of 0s to 24h in whole microseconds, such as 20ms",
 		doc: "How long, by commit time, events wait for others with earlier keys. 0s: every transaction is " +
-			"a window of its own.",
+			"a window of its own. Not used in gap mode.",
 		bind: func(c *Config) value {
 			return durationValue{&c.Reorder.Horizon, 0, relay.MaxHorizon, time.Microsecond}
 		}},
 	{path: "reorder.sort", def: "seq_key", want: "seq_key or commit", choices: []string{"seq_key", "commit"},
 		doc: "How a window is sorted: by document and key, or in commit order with the keys of each " +
-			"sequence ascending.",
-		bind: func(c *Config) value { return sortValue{&c.Reorder.Sort} }},
+			"sequence ascending. Not used in gap mode.",
+		bind: func(c *Config) value {
+			return parsedValue[outbox.Sort]{&c.Reorder.Sort, parseSort, "seq_key|commit"}
+		}},
+	{path: "reorder.bound", def: "10s", want: "a duration of 1us to 24h in whole microseconds, such as 10s",
+		doc: "Gap mode: how long, by commit time, an event waits for a missing counter. Longer than the " +
+			"longest that a transaction takes to commit.",
+		bind: func(c *Config) value {
+			return durationValue{&c.Reorder.Bound, time.Microsecond, relay.MaxBound, time.Microsecond}
+		}},
+	{path: "reorder.cold", def: "20ms",
+		want: "a duration of 0s to reorder.bound in whole microseconds, such as 20ms",
+		doc: "Gap mode: how long an event waits whose sequence is not remembered, so that nothing shows " +
+			"whether an earlier one is missing.",
+		bind: func(c *Config) value {
+			return durationValue{&c.Reorder.Cold, 0, relay.MaxBound, time.Microsecond}
+		}},
+	{path: "reorder.memory", def: "16384", want: "a whole number of messages, 1 to 1048576",
+		doc: "Gap mode: how many of the stream's newest messages are remembered, each with the last counter " +
+			"of its sequence. They are read back at every start.",
+		bind: func(c *Config) value { return intValue{&c.Reorder.Memory, 1, relay.MaxMemory} }},
+	{path: "reorder.first_counter", def: "1", want: "0 or 1",
+		doc:  "Gap mode: the counter of a sequence's first event.",
+		bind: func(c *Config) value { return intValue{&c.Reorder.FirstCounter, 0, 1} }},
+	{path: "reorder.gap_scope", def: "sequence", want: "sequence or document",
+		choices: []string{"sequence", "document"},
+		doc: "Gap mode: what waits behind a missing counter. sequence: the later events of the same " +
+			"sequence. document: all later events of the document.",
+		bind: func(c *Config) value {
+			return parsedValue[relay.Scope]{&c.Reorder.GapScope, relay.ParseScope, "sequence|document"}
+		}},
 	{path: "reorder.max_events", def: "65536", want: "a whole number of events, 1 to 4194304",
 		doc: "Most events held in memory. When there are more, the oldest are published early, whatever " +
 			"the horizon.",

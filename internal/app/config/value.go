@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"strconv"
@@ -10,7 +11,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -205,44 +205,32 @@ func (v choiceValue) set(s string) error {
 func (v choiceValue) text() string { return *v.p }
 func (v choiceValue) kind() string { return strings.Join(v.of, "|") }
 
-type sortValue struct{ p *outbox.Sort }
+// parsedValue is one of a type that has a text form of its own.
+type parsedValue[T fmt.Stringer] struct {
+	p     *T
+	parse func(string) (T, error)
+	form  string
+}
 
-func (v sortValue) set(s string) error {
+func (v parsedValue[T]) set(s string) error {
+	parsed, err := v.parse(s)
+	if err != nil {
+		return errWant
+	}
+	*v.p = parsed
+	return nil
+}
+func (v parsedValue[T]) text() string { return (*v.p).String() }
+func (v parsedValue[T]) kind() string { return v.form }
+
+// parseSort reads the sorts of a window; gap mode is not one of them, see reorder.mode.
+func parseSort(s string) (outbox.Sort, error) {
 	sort, err := outbox.ParseSort(s)
-	if err != nil || sort == outbox.ByGap {
-		return errWant
+	if sort == outbox.ByGap {
+		err = errWant
 	}
-	*v.p = sort
-	return nil
+	return sort, err
 }
-func (v sortValue) text() string { return v.p.String() }
-func (v sortValue) kind() string { return "seq_key|commit" }
-
-type sourceValue struct{ p *relay.Source }
-
-func (v sourceValue) set(s string) error {
-	source, err := relay.ParseSource(s)
-	if err != nil {
-		return errWant
-	}
-	*v.p = source
-	return nil
-}
-func (v sourceValue) text() string { return v.p.String() }
-func (v sourceValue) kind() string { return "table|message|both" }
-
-type shardValue struct{ p *relay.Shard }
-
-func (v shardValue) set(s string) error {
-	shard, err := relay.ParseShard(s)
-	if err != nil {
-		return errWant
-	}
-	*v.p = shard
-	return nil
-}
-func (v shardValue) text() string { return v.p.String() }
-func (v shardValue) kind() string { return "k/n" }
 
 type levelValue struct{ p *slog.Level }
 

@@ -42,7 +42,8 @@ func (l *Layout) Columns() []string {
 	if !m.Source.Rows() {
 		return nil
 	}
-	for _, name := range append([]string{l.ID, m.Doc, m.Actor, m.Counter, m.Key, m.Payload}, l.Extra...) {
+	for _, name := range append([]string{l.ID, m.Doc, m.Actor, m.Counter, m.Span, m.Key, m.Payload},
+		l.Extra...) {
 		if name != "" {
 			all = append(all, name)
 		}
@@ -168,8 +169,9 @@ func Setup(cfg config.Config) catalog.SetupConfig {
 	c := cfg.Columns
 	return catalog.SetupConfig{
 		Config: Catalog(cfg), ID: c.ID.Name,
-		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name, Key: c.Key.Name,
-			Payload: c.Payload.Name},
+		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name,
+			Span: c.Span.Name,
+			Key:  c.Key.Name, Payload: c.Payload.Name},
 	}
 }
 
