@@ -80,12 +80,12 @@ func (o *Outflow) runOnce(args ...string) (stdout, stderr string, code int) {
 
 var lsnRange = regexp.MustCompile(`LSN range ([0-9A-F]+/[0-9A-F]+) to ([0-9A-F]+/[0-9A-F]+)`)
 
-// LSNRange reads the range from what outflow said last.
+// LSNRange reads the range from what outflow run said last.
 func (o *Outflow) LSNRange() (from, to outbox.LSN) {
 	o.T.Helper()
-	found := lsnRange.FindStringSubmatch(o.Log.Tail(4000))
+	found := lsnRange.FindStringSubmatch(o.lastLine())
 	if found == nil {
-		o.T.Fatalf("no LSN range in %s", o.Log.Tail(4000))
+		o.T.Fatalf("no LSN range in %s", o.lastLine())
 	}
 	var err error
 	from, err = outbox.ParseLSN(found[1])
@@ -93,6 +93,16 @@ func (o *Outflow) LSNRange() (from, to outbox.LSN) {
 	to, err = outbox.ParseLSN(found[2])
 	Must(o.T, err)
 	return from, to
+}
+
+// MustRun runs a command, which must succeed, and returns what it prints.
+func (o *Outflow) MustRun(args ...string) (stdout string) {
+	o.T.Helper()
+	stdout, stderr, code := o.Run(args...)
+	if code != 0 {
+		o.T.Fatalf("outflow %v: exit code %d\n%s%s", args, code, stdout, stderr)
+	}
+	return stdout
 }
 
 // StatusReport is what outflow status says.
@@ -108,22 +118,14 @@ type StatusReport struct {
 
 func (o *Outflow) Status() (r StatusReport) {
 	o.T.Helper()
-	out, errOut, code := o.Run("status", "--json")
-	if code != 0 {
-		o.T.Fatalf("outflow status: exit code %d\n%s", code, errOut)
-	}
-	Must(o.T, json.Unmarshal([]byte(out), &r))
+	Must(o.T, json.Unmarshal([]byte(o.MustRun("status", "--json")), &r))
 	return r
 }
 
 // Drain runs outflow drain, which must succeed, and returns what it found.
 func (o *Outflow) Drain() (r drain.Report) {
 	o.T.Helper()
-	out, errOut, code := o.Run("drain", "--json", "--timeout", Patience.String())
-	if code != 0 {
-		o.T.Fatalf("outflow drain: exit code %d\n%s%s", code, out, errOut)
-	}
-	Must(o.T, json.Unmarshal([]byte(out), &r))
+	Must(o.T, json.Unmarshal([]byte(o.MustRun("drain", "--json", "--timeout", Patience.String())), &r))
 	if !r.Drained {
 		o.T.Errorf("outflow drain: exit code 0, but %+v", r)
 	}
@@ -204,12 +206,8 @@ type ReplayedEvent struct {
 // Replay runs outflow replay to standard output, which must succeed.
 func (o *Outflow) Replay(args ...string) []ReplayedEvent {
 	o.T.Helper()
-	out, errOut, code := o.Run(append([]string{"replay"}, args...)...)
-	if code != 0 {
-		o.T.Fatalf("outflow replay %v: exit code %d\n%s", args, code, errOut)
-	}
 	var all []ReplayedEvent
-	for l := range strings.Lines(out) {
+	for l := range strings.Lines(o.MustRun(append([]string{"replay"}, args...)...)) {
 		var r ReplayedEvent
 		if err := json.Unmarshal([]byte(l), &r); err != nil {
 			o.T.Fatalf("outflow replay %v: %v: %s", args, err, l)
@@ -315,21 +313,36 @@ func (o *Outflow) MustEnd(code int, says ...string) {
 	if got := o.Wait(); got != code {
 		o.T.Errorf("outflow run: exit code %d, want %d", got, code)
 	}
-	lines := strings.Split(strings.TrimSpace(o.Log.String()), "\n")
-	o.MustContain("outflow run", lines[len(lines)-1], says...)
+	o.MustContain("outflow run", o.lastLine(), says...)
 }
 
-// MustEndInGap waits for the end of outflow run, which must be a gap of a code: the last line names it as
-// what a repair has to accept.
+// MustEndInGap waits for the end of outflow run, which must be a gap of a code. Where no repair accepts it,
+// outflow status says which.
 func (o *Outflow) MustEndInGap(code string) {
 	o.T.Helper()
-	if got := o.Wait(); got != 4 {
-		o.T.Errorf("outflow run: exit code %d, want 4", got)
+	o.MustEnd(4, "LSN range")
+	if code == "slot_plugin" || code == "slot_database" {
+		o.AwaitHealth(code)
+		return
 	}
-	lines := strings.Split(strings.TrimSpace(o.Log.String()), "\n")
-	if last := lines[len(lines)-1]; !regexp.MustCompile(`outflow repair --accept ` + code +
-		`\b`).MatchString(last) {
-		o.T.Errorf("outflow run does not end with the code %s:\n%s", code, last)
+	o.mustBeGap("outflow run", o.lastLine(), code)
+}
+
+// MustFailInGap runs a command, which must end with a gap of a code.
+func (o *Outflow) MustFailInGap(code string, args ...string) {
+	o.T.Helper()
+	_, stderr, got := o.Run(args...)
+	if got != 4 {
+		o.T.Errorf("outflow %v: exit code %d, want 4", args, got)
+	}
+	o.mustBeGap(fmt.Sprintf("outflow %v", args), stderr, code)
+}
+
+// mustBeGap finds the code of a gap in what a program said: as what a repair has to accept.
+func (o *Outflow) mustBeGap(who, said, code string) {
+	o.T.Helper()
+	if !regexp.MustCompile("outflow repair --accept " + code + `\b`).MatchString(said) {
+		o.T.Errorf("%s does not end with the code %s:\n%s", who, code, said)
 	}
 }
 

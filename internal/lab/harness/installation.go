@@ -31,7 +31,7 @@ func Sized(long, small int) int {
 
 const MiB = 1 << 20
 
-// Installation is an installation that has published a row, was stopped, broken, and started again.
+// Installation is an installation with its database and the JetStream that it publishes to.
 type Installation struct {
 	*Outflow
 	Conn *pgx.Conn
@@ -91,6 +91,15 @@ func Install(t *testing.T, pg *pgserver.Server, natsURL, slot string, settings .
 	o = New(t, url, natsURL, slot, settings...)
 	o.UseStream(strings.ToUpper(slot))
 	return o, Connect(t, url), url
+}
+
+// NewInstallation is Install with a connection to JetStream.
+func NewInstallation(t *testing.T, pg *pgserver.Server, natsURL, slot string,
+	settings ...string) *Installation {
+	t.Helper()
+	f := &Installation{JS: JetStream(t, natsURL)}
+	f.Outflow, f.Conn, f.URL = Install(t, pg, natsURL, slot, settings...)
+	return f
 }
 
 // UseStream gives it a stream of that name.

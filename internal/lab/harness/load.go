@@ -302,9 +302,7 @@ func ReplayableStream(t *testing.T, name string, settings ...string) (o *Outflow
 	}
 	s = JetStream(t, ns.URL())
 	AwaitMessages(t, s, o.Stream, 12)
-	if code := o.Stop(); code != 0 {
-		t.Fatalf("stop: exit code %d", code)
-	}
+	o.MustStop(t)
 	return o, conn, s
 }
 

@@ -30,13 +30,6 @@ func (s *Log) size() int {
 	return s.b.Len()
 }
 
-// Reset forgets what was written.
-func (s *Log) Reset() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.b.Reset()
-}
-
 func (s *Log) Tail(n int) string {
 	text := s.String()
 	return strings.TrimLeft(text[max(0, len(text)-n):], "\n")

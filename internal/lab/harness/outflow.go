@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -76,9 +77,7 @@ func (o *Outflow) Set(settings ...string) {
 // Init runs outflow init, which must succeed.
 func (o *Outflow) Init() {
 	o.T.Helper()
-	if out, errOut, code := o.Run("init"); code != 0 {
-		o.T.Fatalf("outflow init: exit code %d\n%s%s", code, out, errOut)
-	}
+	o.MustRun("init")
 }
 
 // Start starts outflow run.
@@ -91,6 +90,14 @@ func (o *Outflow) Start() {
 	Must(o.T, err)
 	o.Process = child
 	o.ending.Store(false)
+}
+
+// Said is what outflow run has logged since it was started last.
+func (o *Outflow) Said() string { return o.Log.String()[o.logged:] }
+
+func (o *Outflow) lastLine() string {
+	said := strings.TrimSpace(o.Said())
+	return said[strings.LastIndex(said, "\n")+1:]
 }
 
 // Kill ends it with kill -9, if it runs.

@@ -26,14 +26,10 @@ func JetStream(t testing.TB, url string) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.Timeout(AskTimeout), nats.MaxReconnects(-1),
 		nats.ReconnectWait(50*time.Millisecond))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(AskTimeout))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return js
 }
 
@@ -41,9 +37,7 @@ func JetStream(t testing.TB, url string) jetstream.JetStream {
 func Connect(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { conn.Close(context.Background()) }) //nolint:errcheck // the test is over
 	return conn
 }
@@ -91,21 +85,39 @@ func Messages(t testing.TB, js jetstream.JetStream, stream string) []*oracle.Mes
 // WALEnd is where the next commit goes.
 func WALEnd(t testing.TB, conn *pgx.Conn) outbox.LSN {
 	t.Helper()
-	return lsn(t, conn, "SELECT pg_current_wal_insert_lsn()::text")
+	return LSN(t, conn, "SELECT pg_current_wal_insert_lsn()::text")
 }
 
 // ConfirmedLSN is what the server has of the slot.
 func (o *Outflow) ConfirmedLSN(conn *pgx.Conn) outbox.LSN {
 	o.T.Helper()
-	return lsn(o.T, conn, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1",
+	return LSN(o.T, conn, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1",
 		o.Slot)
 }
 
-func lsn(t testing.TB, conn *pgx.Conn, sql string, args ...any) outbox.LSN {
+// AwaitConfirmed waits until the slot is confirmed at or above an LSN, and returns where it is.
+func (o *Outflow) AwaitConfirmed(conn *pgx.Conn, lsn outbox.LSN) (at outbox.LSN) {
+	o.T.Helper()
+	Eventually(o.T, fmt.Sprintf("%v confirmed", lsn), func() error {
+		if at = o.ConfirmedLSN(conn); at < lsn {
+			return fmt.Errorf("confirmed at %v", at)
+		}
+		return nil
+	})
+	return at
+}
+
+// Value is the one value that a query returns.
+func Value[T any](t testing.TB, conn *pgx.Conn, sql string, args ...any) (v T) {
 	t.Helper()
-	var text string
-	Must(t, conn.QueryRow(t.Context(), sql, args...).Scan(&text))
-	l, err := outbox.ParseLSN(text)
+	Must(t, conn.QueryRow(t.Context(), sql, args...).Scan(&v))
+	return v
+}
+
+// LSN is the one LSN that a query returns, as text.
+func LSN(t testing.TB, conn *pgx.Conn, sql string, args ...any) outbox.LSN {
+	t.Helper()
+	l, err := outbox.ParseLSN(Value[string](t, conn, sql, args...))
 	Must(t, err)
 	return l
 }

@@ -19,12 +19,8 @@ import (
 // Health asks outflow status --json for the health.
 func (o *Outflow) Health() (health, problem string) {
 	o.T.Helper()
-	out, errOut, code := o.Run("status", "--json")
-	if code != 0 {
-		o.T.Fatalf("outflow status: exit code %d\n%s", code, errOut)
-	}
 	var report struct{ Health, Problem string }
-	Must(o.T, json.Unmarshal([]byte(out), &report))
+	Must(o.T, json.Unmarshal([]byte(o.MustRun("status", "--json")), &report))
 	return report.Health, report.Problem
 }
 

@@ -28,15 +28,10 @@ func TestACutReplayDoesNotResumeBetweenEqualRows(t *testing.T) {
 		harness.Must(t, err)
 		harness.Must(t, st.DeleteMsg(t.Context(), seq))
 	}
-	if _, errOut, code := o.Run(args...); code != 0 {
-		t.Fatalf("exit code %d: %s", code, errOut)
-	}
+	o.MustRun(args...)
 	never(4)
 	o.MustFail(3, args, "2 rows of table public.outbox have document, key and id")
 	never(3)
-	out, errOut, code := o.Run(args...)
-	if code != 0 {
-		t.Fatalf("exit code %d: %s", code, errOut)
-	}
+	out := o.MustRun(args...)
 	o.MustContain("behind a row of its own", out, "2 events published")
 }

@@ -61,9 +61,7 @@ func TestReplayNeedsOnlyTheDocumentedRights(t *testing.T) {
 		"consumer list", "consumer rewind texts --to seq:2 --yes",
 		"consumer rewind texts-kv --to time:1h --yes", "consumer rewind plain --to seq:2 --yes",
 	} {
-		if out, errOut, code := o.Run(strings.Fields(args)...); code != 0 {
-			t.Errorf("outflow %s: exit code %d\n%s%s", args, code, out, errOut)
-		}
+		o.MustRun(strings.Fields(args)...)
 	}
 	o.MustFail(3, []string{"replay", "--doc", "doc", "--to", "stream:OTHER"}, "docs/nats.md")
 }

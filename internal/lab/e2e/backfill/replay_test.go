@@ -100,10 +100,7 @@ func TestReplaySelectsTheSameEventsFromStreamAndTable(t *testing.T) {
 		t.Errorf("stream and table differ:\n%+v\n%+v", fromStream, fromTable)
 	}
 
-	out, errOut, code := o.Run("replay", "--doc", "a", "--dry-run", "--to", "stream:NOWHERE")
-	if code != 0 {
-		t.Fatalf("--dry-run: exit code %d\n%s", code, errOut)
-	}
+	out := o.MustRun("replay", "--doc", "a", "--dry-run", "--to", "stream:NOWHERE")
 	o.MustContain("--dry-run", out, "from     stream", "every message from sequence 1", "events   6",
 		"first    sequence 1,", "last     sequence 11,", "6 outbox.a")
 	if _, err := s.Stream(t.Context(), "NOWHERE"); err == nil {
@@ -212,9 +209,7 @@ func TestReplayRefusesTheImpossibleBeforeReading(t *testing.T) {
 		o.MustFail(test.code, append([]string{"replay"}, test.args...), test.says)
 	}
 	for _, to := range []string{"subject:one", "subject:free.x.>", "stream:FREE"} {
-		if out, errOut, code := o.Run("replay", "--doc", "a", "--to", to); code != 0 {
-			t.Errorf("--to %s: exit code %d: %s%s", to, code, out, errOut)
-		}
+		o.MustRun("replay", "--doc", "a", "--to", to)
 	}
 	var got []string
 	for _, m := range rawMessages(t, s, "FREE") {
@@ -317,10 +312,7 @@ func TestAKilledReplayEndsWithEachEventOnceAndInOrder(t *testing.T) {
 				before++
 			}
 		}
-		out, errOut, code := o.Run(args...)
-		if code != 0 {
-			t.Fatalf("from %s: exit code %d, %d events before: %s%s", from, code, before, out, errOut)
-		}
+		out := o.MustRun(args...)
 		var published int
 		if found := regexp.MustCompile(`(\d+) events published`).FindStringSubmatch(out); found != nil {
 			published, _ = strconv.Atoi(found[1])

@@ -30,8 +30,7 @@ func TestASnapshotOfALargeTableKeepsMemoryBounded(t *testing.T) {
 	t.Parallel()
 	rows := harness.EnvInt(t, "OUTFLOW_TEST_ROWS", harness.Sized(10_000_000, 20_000))
 	nats := natstest.Process(t)
-	f := &harness.Installation{JS: harness.JetStream(t, nats.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Own(t, 0, "max_wal_size=8GB"), nats.URL(), "large")
+	f := harness.NewInstallation(t, pgtest.Own(t, 0, "max_wal_size=8GB"), nats.URL(), "large")
 	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
 		AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
 		payload jsonb NOT NULL)`)

@@ -40,8 +40,7 @@ func TestPoisonStopsASnapshotUntilItIsCured(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "poison",
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "poison",
 		"SINK_DEAD_LETTER_SUBJECT=dead")
 	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id int PRIMARY KEY, doc_id text, seq_key text,
 		payload jsonb);
@@ -72,8 +71,7 @@ func TestASnapshotRefusesWhatItMustNotTouch(t *testing.T) {
 	pg := pgtest.Server(t)
 	refused := func(table string, code int, says ...string) *harness.Installation {
 		t.Helper()
-		f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-		f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "refused")
+		f := harness.NewInstallation(t, pg, ns.URL(), "refused")
 		harness.Exec(t, f.Conn, table)
 		f.MustFail(code, []string{"init", "--snapshot"}, says...)
 		return f

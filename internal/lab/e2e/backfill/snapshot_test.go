@@ -17,8 +17,7 @@ import (
 // older is an installation that is still to be made, of a table that has rows.
 func older(t *testing.T, pg *pgserver.Server, natsURL, name string, rows int) *harness.Installation {
 	t.Helper()
-	f := &harness.Installation{JS: harness.JetStream(t, natsURL)}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pg, natsURL, name)
+	f := harness.NewInstallation(t, pg, natsURL, name)
 	harness.Exec(t, f.Conn, harness.GeneratedKey)
 	harness.Exec(t, f.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
 		SELECT 'd' || n % 97, (ARRAY['bob', 'Anna', 'ö'])[n % 3 + 1], n,
@@ -108,8 +107,7 @@ func TestASnapshotUnderLoadPublishesEachRowOnce(t *testing.T) {
 func TestASnapshotOfNothingIsAnOrdinarySetup(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "nothing")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "nothing")
 	if r := f.MustSnapshot(); r.Published != 0 {
 		t.Errorf("%+v", r)
 	}
@@ -158,8 +156,7 @@ func TestASnapshotReadsTablesOfEveryShape(t *testing.T) {
 			}, rows: 3,
 		},
 	}, func(c snapshotShape) string { return c.name }, func(t *testing.T, _ int, c snapshotShape) {
-		f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-		f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "shape", c.settings...)
+		f := harness.NewInstallation(t, pg, ns.URL(), "shape", c.settings...)
 		harness.Exec(t, f.Conn, c.table)
 		f.Set("FAILPOINT=snapshot.row:2") // the second attempt knows the ids of the first
 		if _, stderr, code, killed := f.Snapshot(); !killed {

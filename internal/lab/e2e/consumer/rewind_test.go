@@ -33,10 +33,7 @@ func take(d *harness.Distinct) int {
 // consumers asks outflow consumer list.
 func consumers(o *harness.Outflow, args ...string) map[string]map[string]any {
 	o.T.Helper()
-	out, errOut, code := o.Run(append([]string{"consumer", "list", "--json"}, args...)...)
-	if code != 0 {
-		o.T.Fatalf("outflow consumer list: exit code %d\n%s", code, errOut)
-	}
+	out := o.MustRun(append([]string{"consumer", "list", "--json"}, args...)...)
 	var all []map[string]any
 	harness.Must(o.T, json.Unmarshal([]byte(out), &all))
 	byName := map[string]map[string]any{}
@@ -79,10 +76,7 @@ func TestARebuiltProjectionIsTheSameByteForByte(t *testing.T) {
 
 	p.Make()
 	o.MustFail(2, []string{"consumer", "rewind", "chain", "--to", "time:1h"}, "no terminal", "--yes")
-	out, errOut, code := o.Run("consumer", "rewind", "chain", "--to", "start", "--yes")
-	if code != 0 {
-		t.Fatalf("rewind: exit code %d\n%s%s", code, out, errOut)
-	}
+	out := o.MustRun("consumer", "rewind", "chain", "--to", "start", "--yes")
 	o.MustContain("rewind", out, fmt.Sprintf("%d events: from sequence 1 (position", docs*each),
 		"Event.Replayed is true")
 	if c := consumers(o)["chain"]; c["sequence"].(float64) != 0 || c["running"].(bool) ||
@@ -139,10 +133,7 @@ func TestARebuiltProjectionIsTheSameByteForByte(t *testing.T) {
 	harness.Exec(t, conn, `DELETE FROM outbox WHERE counter = $1`, each)
 
 	p.Make()
-	out, errOut, code = o.Run("replay", "--from", "table", "--to", "consumer:chain", "--replay-id", "rebuild")
-	if code != 0 {
-		t.Fatalf("replay: exit code %d\n%s%s", code, out, errOut)
-	}
+	out = o.MustRun("replay", "--from", "table", "--to", "consumer:chain", "--replay-id", "rebuild")
 	p.Start()
 	if got := p.Reach(docs * each); got != want {
 		t.Errorf("from the table it becomes\n%s\nwant\n%s", got, want)
@@ -152,10 +143,8 @@ func TestARebuiltProjectionIsTheSameByteForByte(t *testing.T) {
 	}
 
 	p.Make()
-	if out, errOut, code := o.Run("replay", "--seq", fmt.Sprintf("..%d", docs*each), "--to",
-		"consumer:chain"); code != 0 {
-		t.Fatalf("replay: exit code %d\n%s%s", code, out, errOut)
-	}
+	o.MustRun("replay", "--seq", fmt.Sprintf("..%d", docs*each), "--to",
+		"consumer:chain")
 	p.Start()
 	if got := p.Reach(docs * each); got != want {
 		t.Errorf("from the stream it becomes\n%s\nwant\n%s", got, want)
@@ -277,9 +266,7 @@ func TestConsumersWithoutADatabaseAreRewound(t *testing.T) {
 	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain_rewinding",
 		Metadata: map[string]string{"outflow.rewind": string(record)}})
 	harness.Must(t, err)
-	if out, errOut, code := o.Run("consumer", "rewind", "plain", "--to", "seq:3", "--yes"); code != 0 {
-		t.Fatalf("rewind: exit code %d\n%s%s", code, out, errOut)
-	}
+	o.MustRun("consumer", "rewind", "plain", "--to", "seq:3", "--yes")
 	if _, err := stream.Consumer(t.Context(), "plain_rewinding"); err == nil {
 		t.Error("the record is still there")
 	}

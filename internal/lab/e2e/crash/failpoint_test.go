@@ -92,12 +92,7 @@ func TestAClockThatIsAheadMakesNothingDurable(t *testing.T) {
 		})
 		return last
 	}
-	confirmed := func() (lsn string) {
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn::text FROM "+
-			"pg_replication_slots WHERE slot_name = $1", o.Slot).Scan(&lsn))
-		return lsn
-	}
-	first := confirmed()
+	first := o.ConfirmedLSN(conn)
 	made := revisions(1)
 	o.Start()
 	harness.Insert(t, conn, "doc", 1, "{}")
@@ -108,11 +103,9 @@ func TestAClockThatIsAheadMakesNothingDurable(t *testing.T) {
 	o.AwaitReady()
 	harness.Insert(t, conn, "doc", 2, "{}")
 	harness.AwaitMessages(t, stream, o.Stream, 2)
-	if code := o.Stop(); code != 0 { // it records and confirms once more
-		t.Fatalf("exit code %d", code)
-	}
+	o.MustStop(t) // it records and confirms once more
 	revisions(recorded + 1)
-	if now := confirmed(); now != first {
+	if now := o.ConfirmedLSN(conn); now != first {
 		t.Errorf("confirmed moved from %s to %s", first, now)
 	}
 }

@@ -113,9 +113,8 @@ func TestTheComposeFileWorks(t *testing.T) {
 	_, stream := harness.LogIn(t, broker, "outflow-admin", ns.Environment["OUTFLOW_ADMIN_PASSWORD"])
 	harness.AwaitMessages(t, stream, o.Stream, 1)
 	o.MustStop(t)
-	var supers int
-	harness.Must(t, super.QueryRow(t.Context(), "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolname "+
-		"IN ('app', 'outflow')").Scan(&supers))
+	supers := harness.Value[int](t, super, "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolname "+
+		"IN ('app', 'outflow')")
 	if supers != 0 {
 		t.Errorf("%d superusers", supers)
 	}

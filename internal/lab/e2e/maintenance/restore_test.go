@@ -213,7 +213,7 @@ func TestAnOlderFolderOfNATSIsFilledUpAgain(t *testing.T) {
 			harness.Must(t, ns.Start())
 			r.shortened()
 			if durable == "0s" {
-				r.MustFail(4, []string{"run"}, "outflow repair --accept slot_ahead")
+				r.MustFailInGap("slot_ahead", "run")
 				mustAccept(r.planned.Outflow, "slot_ahead")
 				r.mixed = true
 			}
@@ -246,7 +246,7 @@ func TestARestoredStreamMustBeAccepted(t *testing.T) {
 			b.restore(t, r.js.Conn(), r.Stream)
 			r.shortened()
 			if durable == "0s" {
-				r.MustFail(4, []string{"run"}, "outflow repair --accept stream_recreated")
+				r.MustFailInGap("stream_recreated", "run")
 				r.mixed = true
 			}
 			mustAccept(r.planned.Outflow, "stream_recreated")

@@ -33,10 +33,7 @@ func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 		`INSERT INTO outbox VALUES (1, 'a b', 'x', 2, 'x:2', '{"n": 9007199254740993}'), (2, 'a b', 'x', 1,
 			'x:1', '[]')`)
 	harness.Exec(t, conn, `INSERT INTO outbox VALUES (3, 'c', 'x', 1, 'x:1', '[]')`)
-	out, errOut, code := o.Run("inspect", "--payload")
-	if code != 0 {
-		t.Fatalf("outflow inspect: exit code %d\n%s", code, errOut)
-	}
+	out := o.MustRun("inspect", "--payload")
 	o.MustContain("outflow inspect", out, "slot "+o.Slot, "newest recorded place, sequence 0",
 		"2 commits with events, 2 windows, 0 events (0 bytes) held",
 		`doc="a b" actor="x" key="x:1" id="2" 2 bytes []`, `{"n": 9007199254740993}`,
@@ -188,9 +185,7 @@ func TestThePagesAreServedFromTheStart(t *testing.T) {
 		}
 		return nil
 	})
-	if out, errOut, code := o.Run("healthcheck"); code != 0 {
-		t.Errorf("healthcheck: exit code %d: %s%s", code, out, errOut)
-	}
+	o.MustRun("healthcheck")
 	o.MustStop(t)
 	for line := range strings.Lines(o.Log.String()) {
 		var entry struct{ Time, Level, Msg string }
@@ -219,10 +214,7 @@ func TestConfigVersionCompletionAndHelpNeedNoServer(t *testing.T) {
 			t.Errorf("outflow completion %s: exit code %d: %s", shell, code, errOut)
 		}
 	}
-	out, _, code = o.Run("--help")
-	if code != 0 {
-		t.Errorf("outflow --help: exit code %d", code)
-	}
+	out = o.MustRun("--help")
 	o.MustContain("outflow --help", out, "init", "run", "status", "inspect", "config")
 }
 
@@ -265,7 +257,6 @@ func TestASecondSignalEndsAStopThatWaits(t *testing.T) {
 		"STOP_TIMEOUT=5m")
 	o.Init()
 	for try := 1; ; try++ {
-		o.Log.Reset()
 		o.Start()
 		o.AwaitReady()
 		harness.Must(t, ns.Pause())
@@ -273,7 +264,7 @@ func TestASecondSignalEndsAStopThatWaits(t *testing.T) {
 		// Until it has it in flight, or has given up waiting for the acknowledgement.
 		harness.Eventually(t, "in flight", func() error {
 			if _, body := o.Get("/status.json"); !strings.Contains(body, `"in_flight":1`) &&
-				!strings.Contains(o.Log.String(), "session ended") {
+				!strings.Contains(o.Said(), "session ended") {
 				return fmt.Errorf("%s", body)
 			}
 			return nil

@@ -34,10 +34,9 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 		t.Errorf("a free slot: %+v, want %d messages, published by drain", r, ops)
 	}
 	harness.AwaitSlotFree(t, conn, o.Slot)
-	var confirmed bool
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $2::pg_lsn AND NOT active "+
+	confirmed := harness.Value[bool](t, conn, "SELECT confirmed_flush_lsn >= $2::pg_lsn AND NOT active "+
 		"FROM pg_replication_slots WHERE slot_name = $1",
-		o.Slot, r.Goal.String()).Scan(&confirmed))
+		o.Slot, r.Goal.String())
 	if !confirmed {
 		t.Errorf("the slot is held, or not confirmed up to %v", r.Goal)
 	}
@@ -59,10 +58,10 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 		}
 		return nil
 	})
-	log := &harness.Log{}
+	var log *harness.Log
 	drain := func() *process.Process {
 		t.Helper()
-		log.Reset()
+		log = &harness.Log{}
 		cmd := exec.Command(harness.Program(o.Env), "drain")
 		cmd.Env, cmd.Stdout, cmd.Stderr = o.Env, log, log
 		child, err := process.Start(cmd, syscall.SIGKILL)

@@ -16,9 +16,8 @@ import (
 // mustHaveMadeNothing fails where init has made something.
 func mustHaveMadeNothing(f *harness.Installation, t *testing.T) {
 	t.Helper()
-	var there int
-	harness.Must(t, f.Conn.QueryRow(t.Context(), `SELECT (to_regclass('public.outbox') IS NOT NULL)::int
-		+ (SELECT count(*) FROM pg_publication WHERE pubname = $1)::int`, f.Slot).Scan(&there))
+	there := harness.Value[int](t, f.Conn, `SELECT (to_regclass('public.outbox') IS NOT NULL)::int
+		+ (SELECT count(*) FROM pg_publication WHERE pubname = $1)::int`, f.Slot)
 	if there != 0 {
 		t.Errorf("%d of table and publication were made", there)
 	}
@@ -34,8 +33,7 @@ func mustHaveMadeNothing(f *harness.Installation, t *testing.T) {
 func TestInitLeavesASlotOfSomebodyElseAlone(t *testing.T) {
 	t.Parallel()
 	pg, ns := pgtest.Server(t), natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "taken")
+	f := harness.NewInstallation(t, pg, ns.URL(), "taken")
 	taken := func(says ...string) {
 		t.Helper()
 		for _, args := range [][]string{{"init"}, {"init", "--dry-run"}, {"init", "--snapshot"}} {
@@ -60,8 +58,7 @@ func TestInitLeavesASlotOfSomebodyElseAlone(t *testing.T) {
 	drop()
 
 	// An outflow of another database, and one of this database with another stream: both run.
-	other := &harness.Installation{JS: f.JS}
-	other.Outflow, other.Conn, other.URL = harness.Install(t, pg, ns.URL(), "theirs")
+	other := harness.NewInstallation(t, pg, ns.URL(), "theirs")
 	other.Set("SLOT=" + f.Slot)
 	other.Slot = f.Slot
 	other.Init()
@@ -86,8 +83,7 @@ func TestInitLeavesASlotOfSomebodyElseAlone(t *testing.T) {
 func TestInitDryRunChangesNothing(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "dry")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "dry")
 	says := func(code int, want ...string) {
 		t.Helper()
 		out, errOut, got := f.Run("init", "--dry-run")
@@ -126,8 +122,7 @@ func TestInitDryRunChangesNothing(t *testing.T) {
 func TestInitSaysWhatOfATableIsNotPublished(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "own")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "own")
 	f.Set("COLUMNS_SEQ_KEY=seq")
 	harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int PRIMARY KEY, doc_id text, seq bigint NOT NULL, "+
 		"key text, payload jsonb NOT NULL)")
@@ -140,16 +135,11 @@ func TestInitSaysWhatOfATableIsNotPublished(t *testing.T) {
 		t.Error("init made a stream, and refuses the table")
 	}
 	f.Set("COLUMNS_SEQ_KEY=key")
-	out, errOut, code := f.Run("init", "--dry-run")
-	if code != 0 {
-		t.Fatalf("exit code %d: %s", code, errOut)
-	}
+	out := f.MustRun("init", "--dry-run")
 	notes := []string{"public.outbox has 3 rows", "will not be published", "outflow init --snapshot",
 		`"doc_id"`, `"key"`, "may be NULL"}
 	f.MustContain("outflow init --dry-run", out, notes...)
-	if out, errOut, code = f.Run("init"); code != 0 {
-		t.Fatalf("exit code %d: %s", code, errOut)
-	}
+	out = f.MustRun("init")
 	f.MustContain("outflow init", out, notes...)
 	if at, made := strings.Index(out, "has 3 rows"), strings.Index(out, ": made"); at > made {
 		t.Errorf("it is said after something was made:\n%s", out)
@@ -182,9 +172,7 @@ func TestInitSaysWhatOfATableIsNotPublished(t *testing.T) {
 	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
 		"generate_series(7, 12) n")
 	f.MustFail(3, []string{"run"}, "in text 10 comes before 9")
-	if out, errOut, code := f.Run("drain", "--timeout", "2m"); code != 0 {
-		t.Fatalf("outflow drain: exit code %d\n%s%s", code, out, errOut)
-	}
+	f.MustRun("drain", "--timeout", "2m")
 	f.Set("COLUMNS_SEQ_KEY=key_text")
 	f.Init()
 	harness.Exec(t, f.Conn, "INSERT INTO outbox SELECT n, 'doc', n, lpad(n::text, 20, '0'), '{}' FROM "+
@@ -198,8 +186,7 @@ func TestInitSaysWhatOfATableIsNotPublished(t *testing.T) {
 func TestRowsFromBeforeInitCanBePublishedLater(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "older")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "older")
 	harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int PRIMARY KEY, doc_id text NOT NULL, seq_key text "+
 		"NOT NULL, payload jsonb NOT NULL)")
 	insert := func(from, to int) {
@@ -219,10 +206,8 @@ func TestRowsFromBeforeInitCanBePublishedLater(t *testing.T) {
 	}
 	fill := func() {
 		t.Helper()
-		f.MustFail(4, []string{"repair", "--check"}, "rows_missing")
-		if out, errOut, code := f.Run("repair", "--accept", "rows_missing"); code != 0 {
-			t.Fatalf("exit code %d\n%s%s", code, out, errOut)
-		}
+		f.MustFailInGap("rows_missing", "repair", "--check")
+		f.MustRun("repair", "--accept", "rows_missing")
 	}
 	insert(1, 3)
 	f.Init()
@@ -239,7 +224,5 @@ func TestRowsFromBeforeInitCanBePublishedLater(t *testing.T) {
 	f.Start()
 	harness.AwaitMessages(t, f.JS, f.Stream, 6)
 	f.MustStop(t)
-	if out, errOut, code := f.Run("repair", "--check"); code != 0 {
-		t.Errorf("exit code %d\n%s%s", code, out, errOut)
-	}
+	f.MustRun("repair", "--check")
 }

@@ -52,17 +52,13 @@ func TestInitFinishesWhatACrashHasCut(t *testing.T) {
 		}, false, []string{"slot ", ": there", "first place"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-			f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "init")
+			f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "init")
 			f.Init()
 			c.crash(t, f)
 			if !c.run {
 				f.MustFail(3, []string{"run"}, "outflow init")
 			}
-			out, errOut, code := f.Run("init")
-			if code != 0 {
-				t.Fatalf("outflow init: exit code %d\n%s%s", code, out, errOut)
-			}
+			out := f.MustRun("init")
 			f.MustContain("outflow init", out, c.made...)
 			harness.Insert(t, f.Conn, "doc", 1, "{}")
 			f.Start()
@@ -79,10 +75,9 @@ func TestInitFinishesWhatACrashHasCut(t *testing.T) {
 func TestInitRefusesToCoverUpALoss(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "refuse")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "refuse")
 	harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", f.Slot)
-	f.MustFail(4, []string{"init"}, "record", f.Slot, "LSN range") // a slot that no record speaks of
+	f.MustFailInGap("record_missing", "init") // a slot that no record speaks of
 	f.DropSlot(t)
 	f.MustFail(2, []string{"init", "--init.max_age", "1s"}, "init.max_age", "sink.durable_after")
 	f.Init()
@@ -102,7 +97,7 @@ func TestInitRefusesToCoverUpALoss(t *testing.T) {
 	harness.Must(t, err)
 	harness.Must(t, kv.Delete(t.Context(), f.Slot))
 	// neither adopted nor made anew
-	f.MustFail(4, []string{"init"}, "checkpoint record", "missing", "nats kv revert")
+	f.MustFailInGap("record_missing", "init")
 	_, err = kv.Put(t.Context(), f.Slot, record.Value())
 	harness.Must(t, err)
 	f.Init()
@@ -111,9 +106,9 @@ func TestInitRefusesToCoverUpALoss(t *testing.T) {
 	harness.AwaitMessages(t, f.JS, f.Stream, 1)
 	f.MustStop(t)
 	f.DropSlot(t)
-	f.MustFail(4, []string{"init"}, "does not exist", "LSN range") // no slot anew for a record with places
+	f.MustFailInGap("slot_missing", "init") // no slot anew for a record with places
 	harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
-	f.MustFail(4, []string{"init"}, "LSN range")
+	f.MustFailInGap("slot_missing", "init") // nor a stream
 	if _, err := f.JS.Stream(t.Context(), f.Stream); err == nil {
 		t.Error("init made a stream anew that was lost")
 	}
@@ -124,8 +119,7 @@ func TestInitRefusesToCoverUpALoss(t *testing.T) {
 func TestInitDoesNotAdoptASlotThatIsBeingMade(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "halfslot")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "halfslot")
 	f.Init()
 	f.DropSlot(t)
 	harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
@@ -165,17 +159,11 @@ func TestInitFindsWhatThePrintedSQLMade(t *testing.T) {
 	harness.Exec(t, conn, "GRANT CONNECT ON DATABASE "+conn.Config().Database+" TO least")
 	o.Set("POSTGRES_URL=" + strings.Replace(url, "postgres@", "least@", 1))
 	o.MustFail(3, []string{"init"}, "may not make table", "outflow init --print")
-	sql, errOut, code := o.Run("init", "--print")
-	if code != 0 {
-		t.Fatalf("outflow init --print: exit code %d\n%s", code, errOut)
-	}
+	sql := o.MustRun("init", "--print")
 	if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
 		t.Fatalf("%v:\n%s", err, sql)
 	}
-	out, errOut, code := o.Run("init")
-	if code != 0 {
-		t.Fatalf("outflow init: exit code %d\n%s", code, errOut)
-	}
+	out := o.MustRun("init")
 	o.MustContain("outflow init", out, "table public.outbox: there", "publication "+o.Slot+": there", "slot "+
 		o.Slot)
 	o.Start()

@@ -1,7 +1,6 @@
 package operate
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -184,7 +183,7 @@ func TestReshardingKeepsTheOrderOfEachDocument(t *testing.T) {
 		next.init()
 		if s != nil {
 			for _, f := range s.all {
-				dropped(t, f)
+				f.DropSlot(t)
 			}
 		}
 		s = next.start()
@@ -252,7 +251,7 @@ func TestInitSettlesWhichShardItIs(t *testing.T) {
 	}
 	// And back: meanwhile it left out rows.
 	filtered("0/2", 0, 2)
-	a.MustFail(4, []string{"run"}, "--accept publication_changed")
+	a.MustFailInGap("publication_changed", "run")
 
 	for _, source := range []string{"message", "both"} {
 		b.Set("SOURCE=" + source)
@@ -320,13 +319,13 @@ func TestAShardRepairsItsOwnRows(t *testing.T) {
 		fills      int // whose rows the slot does not bring
 		damage     func(t *testing.T, f *harness.Installation)
 	}{
-		{"slot_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) { dropped(t, f) }},
+		{"slot_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) { f.DropSlot(t) }},
 		{"stream_missing", "keep", 1, func(t *testing.T, f *harness.Installation) {
 			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 		}},
 		{"record_missing", "new-slot", 1, func(t *testing.T, f *harness.Installation) {
 			f.DeleteRecord(t)
-			dropped(t, f)
+			f.DropSlot(t)
 		}},
 		{"publication_changed", "new-slot", 2, func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Publication())
@@ -346,7 +345,6 @@ func TestAShardRepairsItsOwnRows(t *testing.T) {
 			f.MustStop(t)
 			g.damage(t, f)
 			fill(t, s.conn, "meanwhile")
-			f.Log.Reset()
 			f.Start()
 			f.MustEndInGap(g.code)
 			r, stderr, code := f.Repair()
@@ -377,27 +375,8 @@ func fill(t *testing.T, conn *pgx.Conn, actor string) {
 		"$1, n, '{}' FROM generate_series(1, 40) n", actor)
 }
 
-// dropped drops the slot, once the server has noticed that nobody holds it any more.
-func dropped(t *testing.T, f *harness.Installation) {
-	t.Helper()
-	harness.Eventually(t, "drop slot "+f.Slot, func() error {
-		_, err := f.Conn.Exec(t.Context(), "SELECT pg_drop_replication_slot($1)", f.Slot)
-		return err
-	})
-}
-
 // awaitAllConfirmed waits until the slot brings nothing of what was written before.
 func awaitAllConfirmed(f *harness.Installation, t *testing.T) {
 	t.Helper()
-	var end string
-	harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&end))
-	harness.Eventually(t, "confirmed up to "+end, func() error {
-		var confirmed bool
-		err := f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM "+
-			"pg_replication_slots WHERE slot_name = $2", end, f.Slot).Scan(&confirmed)
-		if err == nil && !confirmed {
-			err = errors.New("not yet")
-		}
-		return err
-	})
+	f.AwaitConfirmed(f.Conn, harness.LSN(t, f.Conn, "SELECT pg_current_wal_lsn()::text"))
 }

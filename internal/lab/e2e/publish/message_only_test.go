@@ -116,12 +116,8 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 			t.Errorf("dead letter %d: %s, want %s...", i, letters[i].Data, want)
 		}
 	}
-	o.Log.Reset()
 	o.MustStop(t)
-	out, errOut, code = o.Run("drain", "--timeout", harness.Patience.String())
-	if code != 0 {
-		t.Errorf("drain: exit code %d\n%s%s", code, out, errOut)
-	}
+	o.MustRun("drain", "--timeout", harness.Patience.String())
 
 	// No message is lost without a publication; but before 18 the server can't decode what other tables had
 	// meanwhile.
@@ -130,9 +126,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	harness.EmitAll(t, conn, `{"doc_id":"g","seq_key":"k","payload":1}`)
 	harness.Exec(t, conn, "INSERT INTO outbox VALUES ('d')")
 	o.Init()
-	var version int
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_setting('server_version_num')::int").Scan(
-		&version))
+	version := harness.Value[int](t, conn, "SELECT current_setting('server_version_num')::int")
 	if version < 180000 {
 		o.MustFail(3, []string{"run"}, "at this point of the WAL",
 			"set publication to one that existed all the time")

@@ -29,16 +29,13 @@ func TestPoisonStopsOutflowUntilItIsCured(t *testing.T) {
 	large := fmt.Sprintf(`"%s"`, strings.Repeat("☃", 400_000))
 	harness.Insert(t, conn, "large", 100, large)
 	harness.Insert(t, conn, "after", 101, "{}")
-	var id string
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT id::text FROM outbox WHERE doc_id = 'large'").Scan(
-		&id))
+	id := harness.Value[string](t, conn, "SELECT id::text FROM outbox WHERE doc_id = 'large'")
 	o.MustEnd(5, id, "1200002 bytes", "sink.max_payload", "1048576", "dead_letter")
 	all := harness.Messages(t, harness.JetStream(t, ns.URL()), o.Stream)
 	if len(all) != 20 {
 		t.Errorf("%d messages before the row, want 20", len(all))
 	}
 
-	o.Log.Reset()
 	o.Start()
 	o.MustEnd(5, id) // no way round it
 	o.Set("SINK_MAX_PAYLOAD=2MiB")

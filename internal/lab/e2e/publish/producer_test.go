@@ -158,7 +158,7 @@ func TestTheStreamIsWhatTheProducerEnqueued(t *testing.T) {
 			t.Parallel()
 			o, conn, url := harness.Install(t, pg, ns.URL(), "producer_counted", "REORDER_SORT=commit",
 				"REORDER_HORIZON=0")
-			sqlAPI(o)
+			o.MustRun("init", "--sql-api")
 			o.Start()
 			p, err := producer.New(producer.Config{NextCounter: true})
 			harness.Must(t, err)
@@ -176,16 +176,6 @@ func TestTheStreamIsWhatTheProducerEnqueued(t *testing.T) {
 			mustHave(o, t, ns.URL(), want)
 		})
 	})
-}
-
-// sqlAPI runs outflow init --sql-api, which must succeed.
-func sqlAPI(o *harness.Outflow) (out string) {
-	o.T.Helper()
-	out, errOut, code := o.Run("init", "--sql-api")
-	if code != 0 {
-		o.T.Fatalf("outflow init --sql-api: exit code %d\n%s%s", code, out, errOut)
-	}
-	return out
 }
 
 // TestTheStreamIsWhatTheSQLFunctionEnqueued: init makes the function in an installation that is there, as
@@ -210,11 +200,12 @@ func TestTheStreamIsWhatTheSQLFunctionEnqueued(t *testing.T) {
 				t.Fatalf("outflow init --print --sql-api: exit code %d\n%s%s", code, printed, errOut)
 			}
 			o.Init()
-			o.MustContain("outflow init --sql-api", sqlAPI(o), "outflow_counter\": made",
+			o.MustContain("outflow init --sql-api", o.MustRun("init", "--sql-api"), "outflow_counter\": made",
 				"function outflow.enqueue: made")
 			harness.Exec(t, conn,
 				`SELECT outflow.enqueue('d', 'a', NULL, '{"n":   1.10}', '{"id": "1", "event_type": "made"}')`)
-			o.MustContain("outflow init --sql-api", sqlAPI(o), "outflow_counter\": there",
+			o.MustContain("outflow init --sql-api", o.MustRun("init", "--sql-api"),
+				"outflow_counter\": there",
 				"function outflow.enqueue: made")
 			harness.Exec(t, conn, "DROP FUNCTION outflow.enqueue")
 			_, function, _ := strings.Cut(printed, "CREATE SCHEMA")
@@ -246,10 +237,7 @@ func TestTheSQLAPICanBePrintedBeforeTheTableIsMade(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, url := harness.Install(t, pgtest.Server(t), ns.URL(), "sql_api_before")
-	before, errOut, code := o.Run("init", "--print", "--sql-api")
-	if code != 0 {
-		t.Fatalf("exit code %d\n%s", code, errOut)
-	}
+	before := o.MustRun("init", "--print", "--sql-api")
 	o.Init()
 	after, _, _ := o.Run("init", "--print", "--sql-api")
 	_, want, _ := strings.Cut(before, "CREATE SCHEMA")

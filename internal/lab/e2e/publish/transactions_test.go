@@ -26,8 +26,7 @@ func TestTransactionsOfEveryShapeArePublishedExactly(t *testing.T) {
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
 		t.Parallel()
 		o, conn, url := harness.Install(t, pg, ns.URL(), "shapes", harness.InCommitOrder...)
-		var name string
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&name))
+		name := harness.Value[string](t, conn, "SELECT current_database()")
 		harness.Exec(t, conn, "ALTER DATABASE "+name+" SET logical_decoding_work_mem = '64kB'")
 		o.Init()
 		o.Start()

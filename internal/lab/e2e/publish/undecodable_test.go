@@ -74,7 +74,6 @@ func TestRowsWithoutAMappedColumnArePoison(t *testing.T) {
 
 		o.Set("SINK_ON_POISON=dead_letter")
 		twin.Set("SINK_ON_POISON=dead_letter")
-		o.Log.Reset()
 		o.Start()
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, n)
 		for _, column := range []string{"doc_id", "actor_id", "counter", "note"} {
@@ -88,7 +87,6 @@ func TestRowsWithoutAMappedColumnArePoison(t *testing.T) {
 				o.MustFail(3, []string{"run"}, column)
 			})
 			add()
-			o.Log.Reset()
 			o.Start()
 			harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, n)
 		}

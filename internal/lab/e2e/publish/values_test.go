@@ -27,8 +27,7 @@ func TestTimesArriveAsPostgreSQLPrintsThem(t *testing.T) {
 		for _, form := range []string{"binary", "text"} {
 			t.Run(form, func(t *testing.T) {
 				o, conn, _ := harness.Install(t, pg, ns.URL(), "times", harness.InCommitOrder...)
-				var name string
-				harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&name))
+				name := harness.Value[string](t, conn, "SELECT current_database()")
 				harness.Exec(t, conn, "ALTER DATABASE "+name+" SET timezone = 'Asia/Kathmandu'")
 				harness.Exec(t, conn, "ALTER DATABASE "+name+" SET datestyle = 'German'")
 				harness.Exec(t, conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
@@ -161,9 +160,7 @@ func repairsBytes(t *testing.T, o *harness.Outflow, conn *pgx.Conn, stream jetst
 	harness.Exec(t, conn, "SELECT pg_drop_replication_slot($1)", o.Slot)
 	harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+
 		"(convert_from($1, 'SQL_ASCII'), 'a', $2, '{}')", []byte(last), len(ids))
-	if out, errOut, code := o.Run("repair", "--accept", "slot_missing"); code != 0 {
-		t.Fatalf("outflow repair: exit code %d\n%s%s", code, out, errOut)
-	}
+	o.MustRun("repair", "--accept", "slot_missing")
 	got := harness.Messages(t, stream, o.Stream)
 	if len(got) != len(ids)+1 || got[len(ids)].Subject != got[len(ids)-1].Subject {
 		t.Errorf("%d messages after the repair, want %d", len(got), len(ids)+1)

@@ -9,75 +9,72 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// faultCase is a set-up that somebody broke: what outflow run says then, and whether it can be mended so that
+// faultCase is a set-up that somebody broke: how outflow run ends then, and whether it can be mended so that
 // nothing is missing.
 type faultCase struct {
 	name      string
 	atLeast   int // PostgreSQL's major, 0: any
 	uninit    bool
 	damage    func(t *testing.T, f *harness.Installation)
-	code      int
-	report    []string
+	gap       string   // it ends with a gap of this code; "": with exit code 3, and
+	names     []string // the message names what has to be changed
 	repair    func(t *testing.T, f *harness.Installation)
-	mendFails int // after mending, run ends with this code and a range; 0: it goes on
+	mendedGap string // the gap that is left after mending; "": it goes on
 }
 
 var faults = []faultCase{
-	{name: "before init", uninit: true, damage: func(*testing.T, *harness.Installation) {}, code: 3,
-		report: []string{"public.outbox", "outflow init"},
+	{name: "before init", uninit: true, damage: func(*testing.T, *harness.Installation) {},
+		names:  []string{"public.outbox", "outflow init"},
 		repair: func(_ *testing.T, f *harness.Installation) { f.Init() }},
-	{name: "table made, before init", uninit: true, code: 3, report: []string{"outflow init"},
+	{name: "table made, before init", uninit: true, names: []string{"outflow init"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "CREATE TABLE outbox (id int, doc_id text, actor_id text, seq_key "+
 				"text, payload jsonb)")
 		}},
-	{name: "mapped column missing", code: 3, report: []string{`"body"`, "columns.payload"},
+	{name: "mapped column missing", names: []string{`"body"`, "columns.payload"},
 		damage: func(_ *testing.T, f *harness.Installation) { f.Set("COLUMNS_PAYLOAD=body") },
 		repair: func(_ *testing.T, f *harness.Installation) { f.Set("COLUMNS_PAYLOAD=payload") }},
-	{name: "column of a header missing", code: 3, report: []string{`"event_type"`, "headers"},
+	{name: "column of a header missing", names: []string{`"event_type"`, "headers"},
 		damage: func(_ *testing.T, f *harness.Installation) { f.Set("HEADERS=Type=event_type") },
 		repair: func(_ *testing.T, f *harness.Installation) { f.Set("HEADERS=") }},
-	{name: "publication missing", code: 3, report: []string{"publication", "does not exist"},
+	{name: "publication missing", names: []string{"publication", "does not exist"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot)
 		},
 		repair: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
 				" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
-		}, mendFails: 4},
-	{name: "publication without the table", code: 3, report: []string{"publication", "public.outbox",
+		}, mendedGap: "publication_changed"},
+	{name: "publication without the table", names: []string{"publication", "public.outbox",
 		"ALTER PUBLICATION"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" DROP TABLE outbox")
 		}},
-	{name: "publication with a row filter", atLeast: 15, code: 3, report: []string{"publication", "filter"},
+	{name: "publication with a row filter", atLeast: 15, names: []string{"publication", "filter"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET TABLE outbox WHERE (counter > 5)")
 		}},
-	{name: "publication of updates", code: 3, report: []string{"publication", "publish = 'insert'"},
+	{name: "publication of updates", names: []string{"publication", "publish = 'insert'"},
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET (publish = 'update')")
 		}},
-	{name: "slot missing", code: 4, report: []string{"slot", "does not exist", "LSN range", "outflow init"},
+	{name: "slot missing", gap: "slot_missing",
+		damage: func(t *testing.T, f *harness.Installation) { f.DropSlot(t) }},
+	{name: "slot made anew", gap: "slot_ahead",
 		damage: func(t *testing.T, f *harness.Installation) {
-			harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
-		}},
-	{name: "slot made anew", code: 4, report: []string{"slot", "LSN range", "outflow init"},
-		damage: func(t *testing.T, f *harness.Installation) {
-			harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+			f.DropSlot(t)
 			harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", f.Slot)
 		}},
-	{name: "slot of another plugin", code: 4, report: []string{"slot", "plugin", "test_decoding"},
+	{name: "slot of another plugin", gap: "slot_plugin",
 		damage: func(t *testing.T, f *harness.Installation) {
-			harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+			f.DropSlot(t)
 			harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'test_decoding')", f.Slot)
 		}},
-	{name: "stream missing", code: 4, report: []string{"stream", "does not exist", "LSN range",
-		"nats stream restore"},
+	{name: "stream missing", gap: "stream_missing",
 		damage: func(t *testing.T, f *harness.Installation) {
 			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 		}},
-	{name: "stream made anew", code: 4, report: []string{"stream", "was made at", "LSN range"},
+	{name: "stream made anew", gap: "stream_recreated",
 		damage: func(t *testing.T, f *harness.Installation) {
 			s, err := f.JS.Stream(t.Context(), f.Stream)
 			harness.Must(t, err)
@@ -86,17 +83,12 @@ var faults = []faultCase{
 			_, err = f.JS.CreateStream(t.Context(), cfg)
 			harness.Must(t, err)
 		}},
-	{name: "record deleted", code: 4, report: []string{"checkpoint record", "missing", "LSN range",
-		"nats kv"},
-		damage: func(t *testing.T, f *harness.Installation) {
-			kv, err := f.JS.KeyValue(t.Context(), "outflow-"+f.Stream)
-			harness.Must(t, err)
-			harness.Must(t, kv.Delete(t.Context(), f.Slot))
-		}},
-	{name: "subject added to the stream", code: 3, report: []string{"stream", "orders.>", "subject"},
+	{name: "record deleted", gap: "record_missing",
+		damage: func(t *testing.T, f *harness.Installation) { f.DeleteRecord(t) }},
+	{name: "subject added to the stream", names: []string{"stream", "orders.>", "subject"},
 		damage: func(t *testing.T, f *harness.Installation) { editSubjects(t, f, "orders.>") },
 		repair: func(t *testing.T, f *harness.Installation) { editSubjects(t, f) }},
-	{name: "foreign message", code: 4, report: []string{"newest message", "Outflow header", "LSN range"},
+	{name: "foreign message", gap: "foreign_message",
 		damage: func(t *testing.T, f *harness.Installation) {
 			_, err := f.JS.Publish(t.Context(), ingress(t, f)+"outbox.stranger", []byte("{}"))
 			harness.Must(t, err)
@@ -134,20 +126,16 @@ func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 		if pg.Installation.Major < c.atLeast {
 			continue
 		}
-		f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-		f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "fault")
+		f := harness.NewInstallation(t, pg, ns.URL(), "fault")
 		if !c.uninit {
 			f.Init()
 			f.Start()
 			harness.Insert(t, f.Conn, "before", 1, "{}")
 			harness.AwaitMessages(t, f.JS, f.Stream, 1)
-			if code := f.Stop(); code != 0 {
-				t.Fatalf("%s: stop: exit code %d", c.name, code)
-			}
+			f.MustStop(t)
 			harness.Insert(t, f.Conn, "meanwhile", 2, "{}")
 		}
 		c.damage(t, f)
-		f.Log.Reset()
 		f.Start()
 		broken[i] = f
 	}
@@ -158,7 +146,11 @@ func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 				t.Skipf("needs PostgreSQL %d", c.atLeast)
 			}
 			f.T = t
-			f.MustEnd(c.code, c.report...)
+			if c.gap != "" {
+				f.MustEndInGap(c.gap)
+			} else {
+				f.MustEnd(3, c.names...)
+			}
 			if t.Failed() {
 				t.Logf("log:\n%s", f.Log.Tail(3000))
 				return
@@ -167,20 +159,28 @@ func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 				return
 			}
 			c.repair(t, f)
-			f.Log.Reset()
 			f.Start()
-			if c.mendFails != 0 {
-				f.MustEnd(c.mendFails, "LSN range")
+			if c.mendedGap != "" {
+				f.MustEndInGap(c.mendedGap)
 				return
 			}
 			f.AwaitReady()
 			harness.Insert(t, f.Conn, "after", 3, "{}")
-			var n int
-			harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n))
-			harness.AwaitMessages(t, f.JS, f.Stream, n)
-			f.MustBeComplete(f.Conn, ns.URL())
+			f.AwaitComplete(t, ns.URL(), 0)
 		})
 	}
+}
+
+// started is an outflow that runs and has published an event.
+func started(t *testing.T, name string) (f *harness.Installation, natsURL string) {
+	t.Helper()
+	natsURL = natstest.Server(t).URL()
+	f = harness.NewInstallation(t, pgtest.Server(t), natsURL, name)
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	return f, natsURL
 }
 
 // TestAForeignMessageStopsOutflow: somebody publishes into the ingress while outflow runs. Outflow stops
@@ -188,33 +188,24 @@ func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 func TestAForeignMessageStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "stranger")
-	f.Init()
-	f.Start()
-	harness.Insert(t, f.Conn, "doc", 1, "{}")
-	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	f, _ := started(t, "stranger")
 	_, err := f.JS.Publish(t.Context(), ingress(t, f)+"outbox.stranger", []byte("{}"))
 	harness.Must(t, err)
 	harness.Insert(t, f.Conn, "doc", 2, "{}")
-	f.MustEnd(4, f.Stream, "Outflow header")
+	f.MustEndInGap("foreign_message")
 	s, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
 	if last := s.CachedInfo().State.LastSeq; last != 2 {
 		t.Errorf("the stream ends at %d, want 2: nothing after the stranger's message", last)
 	}
 	// What was seen once is not forgotten by starting again, nor by removing the message.
-	for _, what := range []string{"newest message", "somebody else published"} {
-		f.Log.Reset()
+	for range 2 {
 		f.Start()
-		f.MustEnd(4, what, "LSN range", "outflow repair --accept foreign_message")
+		f.MustEndInGap("foreign_message")
 		_ = s.DeleteMsg(t.Context(), 2) // the second time it is gone
 	}
 	// The cure: the event whose place it took comes behind it.
-	if out, errOut, code := f.Run("repair", "--accept", "foreign_message"); code != 0 {
-		t.Fatalf("repair: exit code %d\n%s%s", code, out, errOut)
-	}
+	f.MustRun("repair", "--accept", "foreign_message")
 	f.Start()
 	harness.AwaitMessages(t, f.JS, f.Stream, 3)
 	f.MustStop(t)
@@ -229,13 +220,7 @@ func TestAForeignMessageStopsOutflow(t *testing.T) {
 func TestAForeignMessageBeforeTheFirstOwnStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "early")
-	f.Init()
-	f.Start()
-	harness.Insert(t, f.Conn, "doc", 1, "{}")
-	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	f, natsURL := started(t, "early")
 	f.MustStop(t)
 	const rows = 12
 	for i := range rows - 1 {
@@ -247,16 +232,13 @@ func TestAForeignMessageBeforeTheFirstOwnStopsOutflow(t *testing.T) {
 	_, err := f.JS.Publish(t.Context(), ingress(t, f)+"outbox.stranger", []byte("{}"))
 	harness.Must(t, err)
 	harness.Must(t, f.Process.Resume())
-	f.MustEnd(4, f.Stream, "Outflow header", "LSN range")
+	f.MustEndInGap("foreign_message")
 	f.Set("FAILPOINT=")
-	f.Log.Reset()
 	f.Start()
-	f.MustEnd(4, "foreign_message")
-	if out, errOut, code := f.Run("repair", "--accept", "foreign_message"); code != 0 {
-		t.Fatalf("repair: exit code %d\n%s%s", code, out, errOut)
-	}
+	f.MustEndInGap("foreign_message")
+	f.MustRun("repair", "--accept", "foreign_message")
 	f.Start()
-	f.AwaitComplete(t, ns.URL(), 2)
+	f.AwaitComplete(t, natsURL, 2)
 	f.MustStop(t)
 }
 
@@ -265,20 +247,13 @@ func TestAForeignMessageBeforeTheFirstOwnStopsOutflow(t *testing.T) {
 func TestADroppedPublicationStopsOutflow(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "dropped")
-	f.Init()
-	f.Start()
-	harness.Insert(t, f.Conn, "doc", 1, "{}")
-	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	f, _ := started(t, "dropped")
 	harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Slot)
 	harness.Insert(t, f.Conn, "doc", 2, "{}")
 	f.MustEnd(3, "publication", f.Slot, "does not exist")
 	harness.Exec(t, f.Conn, "CREATE PUBLICATION "+f.Slot+
 		" FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root = true)")
 	harness.Insert(t, f.Conn, "doc", 3, "{}")
-	f.Log.Reset()
 	f.Start()
 	f.MustEndInGap("publication_changed")
 	if n := len(harness.Messages(t, f.JS, f.Stream)); n != 1 {

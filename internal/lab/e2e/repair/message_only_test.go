@@ -27,8 +27,7 @@ func TestARepairWithoutATableNamesWhatCannotComeBack(t *testing.T) {
 	}
 	all := []*lossy{{source: "message"}, {source: "both"}}
 	for _, l := range all {
-		l.Installation = &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-		l.Outflow, l.Conn, l.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "lossy", "SOURCE="+l.source,
+		l.Installation = harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "lossy", "SOURCE="+l.source,
 			"REORDER_HORIZON=0s")
 		l.Init()
 		l.Start()
@@ -64,7 +63,6 @@ func TestARepairWithoutATableNamesWhatCannotComeBack(t *testing.T) {
 		for _, words := range []string{"", "yes"} {
 			l.refused = append(l.refused, l.StartRepair("--accept", "slot_missing", "--accept-loss", words))
 		}
-		l.Log.Reset()
 		l.Start()
 	}
 	for _, l := range all {

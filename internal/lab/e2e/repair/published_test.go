@@ -104,8 +104,7 @@ func TestAChangeOfWhatIsPublishedMustBeAccepted(t *testing.T) {
 			if c.make == "schema" && pg.Installation.Major < 15 {
 				return
 			}
-			f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-			f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "otherwise")
+			f := harness.NewInstallation(t, pg, ns.URL(), "otherwise")
 			switch {
 			case c.tables:
 				harness.PartitionedTable(t)(f.Conn)
@@ -126,14 +125,13 @@ func TestAChangeOfWhatIsPublishedMustBeAccepted(t *testing.T) {
 				c.away(t, f)
 				f.Start()
 			}
-			f.MustEnd(4, c.says, "LSN range", "outflow repair --accept publication_changed")
+			f.MustEndInGap("publication_changed")
 			if c.refused {
 				f.MustFail(3, []string{"repair"}, c.says)
 				f.MustFail(3, []string{"repair", "--accept", "publication_changed"}, c.says)
 			}
 			if c.mend != nil {
 				c.mend(t, f)
-				f.Log.Reset()
 				f.Start()
 				f.MustEndInGap("publication_changed")
 			}
@@ -152,7 +150,6 @@ func TestAChangeOfWhatIsPublishedMustBeAccepted(t *testing.T) {
 					t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
 				}
 			}
-			f.Log.Reset()
 			f.Start()
 			f.AwaitReady()
 			harness.Insert(t, f.Conn, "after", 1, "{}")
@@ -190,8 +187,7 @@ func TestIDsThatBeginAnewAreNotTakenForPublished(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-			f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "anew")
+			f := harness.NewInstallation(t, pg, ns.URL(), "anew")
 			harness.Exec(t, f.Conn, `CREATE TABLE outbox (id bigint GENERATED ALWAYS
 				AS IDENTITY PRIMARY KEY, doc_id text NOT NULL, actor_id text NOT NULL,
 				counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS
@@ -220,7 +216,6 @@ func TestIDsThatBeginAnewAreNotTakenForPublished(t *testing.T) {
 			if r, stderr, code := f.Repair("--accept", c.code); code != 0 || r.Published != 5 {
 				t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
 			}
-			f.Log.Reset()
 			f.Start()
 			f.AwaitReady()
 			harness.Insert(t, f.Conn, "after", 1, "{}")
@@ -236,9 +231,8 @@ func mustHaveOnceEach(f *harness.Installation, t *testing.T, gone int, tables ..
 	t.Helper()
 	var ids []string
 	for _, table := range tables {
-		var some []string
-		harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT coalesce(array_agg(id::text), '{}') FROM "+
-			table).Scan(&some))
+		some := harness.Value[[]string](t, f.Conn, "SELECT coalesce(array_agg(id::text), '{}') FROM "+
+			table)
 		ids = append(ids, some...)
 	}
 	harness.AwaitMessages(t, f.JS, f.Stream, len(ids)+gone)
@@ -263,8 +257,7 @@ func TestRowsOfAPartitionThatWasUnloggedAreRepaired(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "unlogged")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "unlogged")
 	harness.PartitionedTable(t)(f.Conn)
 	f.Init()
 	f.Start()
@@ -278,12 +271,11 @@ func TestRowsOfAPartitionThatWasUnloggedAreRepaired(t *testing.T) {
 	harness.Exec(t, f.Conn, "ALTER TABLE part_2 SET UNLOGGED")
 	written(t, f, 3)
 	harness.Exec(t, f.Conn, "ALTER TABLE part_2 SET LOGGED")
-	f.Log.Reset()
 	f.Start()
 	harness.Insert(t, f.Conn, "later", 1, "{}")
 	harness.AwaitMessages(t, f.JS, f.Stream, 3)
 	harness.Eventually(t, "it asks to look", func() error {
-		if !strings.Contains(f.Log.String(), "outflow repair --check") {
+		if !strings.Contains(f.Said(), "outflow repair --check") {
 			return fmt.Errorf("%s", f.Log.Tail(900))
 		}
 		return nil
@@ -303,12 +295,11 @@ func TestRowsOfAPartitionThatWasUnloggedAreRepaired(t *testing.T) {
 	if r, stderr, code = f.Repair("--accept", "rows_missing"); code != 0 || r.Published != 3 {
 		t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
 	}
-	f.Log.Reset()
 	f.Start()
 	f.AwaitReady()
 	harness.Insert(t, f.Conn, "after", 1, "{}")
 	mustHaveOnceEach(f, t, 0, "outbox")
-	if code := f.Stop(); code != 0 || strings.Contains(f.Log.String(), "--check") {
+	if code := f.Stop(); code != 0 || strings.Contains(f.Said(), "--check") {
 		t.Errorf("stop: exit code %d; it asks again:\n%s", code, f.Log.Tail(900))
 	}
 }
@@ -319,8 +310,7 @@ func TestTheOrdinaryLifeOfATableStopsNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), ns.URL(), "ordinary")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "ordinary")
 	harness.PartitionedTable(t)(f.Conn)
 	f.Init()
 	f.Start()
@@ -329,18 +319,9 @@ func TestTheOrdinaryLifeOfATableStopsNothing(t *testing.T) {
 		t.Helper()
 		harness.Insert(t, f.Conn, "doc", n, "{}")
 		n++
-		var end string
-		harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT pg_current_wal_insert_lsn()::text").Scan(&end))
+		end := harness.WALEnd(t, f.Conn)
 		harness.AwaitMessages(t, f.JS, f.Stream, n)
-		harness.Eventually(t, "confirmed", func() error {
-			var ok bool
-			harness.Must(t, f.Conn.QueryRow(t.Context(), "SELECT confirmed_flush_lsn >= $1::text::pg_lsn "+
-				"FROM pg_replication_slots WHERE slot_name = $2", end, f.Slot).Scan(&ok))
-			if !ok || !f.Process.Running() {
-				return fmt.Errorf("runs %t", f.Process.Running())
-			}
-			return nil
-		})
+		f.AwaitConfirmed(f.Conn, end)
 	}
 	confirmed()
 	for _, away := range []bool{false, true} {
@@ -392,8 +373,7 @@ func TestAShardThatPublishesUpdatesIsRefused(t *testing.T) {
 	if pg.Installation.Major < 15 {
 		t.Skip("row filters came with PostgreSQL 15")
 	}
-	f := &harness.Installation{JS: harness.JetStream(t, ns.URL())}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pg, ns.URL(), "updates", "SHARD=1/2")
+	f := harness.NewInstallation(t, pg, ns.URL(), "updates", "SHARD=1/2")
 	harness.Exec(t, f.Conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
 		doc_id text NOT NULL, actor_id text NOT NULL,
 		counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS
@@ -411,7 +391,6 @@ func TestAShardThatPublishesUpdatesIsRefused(t *testing.T) {
 	written(t, f, 1)
 	f.MustEnd(3, "publishes updates")
 	harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Slot+" SET (publish = 'insert')")
-	f.Log.Reset()
 	f.Start()
 	f.MustEndInGap("publication_changed")
 }

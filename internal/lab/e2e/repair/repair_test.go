@@ -153,18 +153,16 @@ func state(f *harness.Installation, t *testing.T) string {
 	if s, err := f.JS.Stream(t.Context(), "KV_outflow-"+f.Stream); err == nil {
 		rev = s.CachedInfo().State.LastSeq
 	}
-	var slot string
-	harness.Must(t, f.Conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(slot_name || plugin ||
+	slot := harness.Value[string](t, f.Conn, `SELECT coalesce(string_agg(slot_name || plugin ||
 		confirmed_flush_lsn, ' '), 'none')
-		FROM pg_replication_slots WHERE slot_name = $1`, f.Slot).Scan(&slot))
+		FROM pg_replication_slots WHERE slot_name = $1`, f.Slot)
 	return fmt.Sprint(sum, " record at ", rev, " slot ", slot)
 }
 
 // publishing is an installation that runs and publishes its first rows.
 func publishing(t *testing.T, natsURL, slot string, settings ...string) *harness.Installation {
 	t.Helper()
-	f := &harness.Installation{JS: harness.JetStream(t, natsURL)}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), natsURL, slot, settings...)
+	f := harness.NewInstallation(t, pgtest.Server(t), natsURL, slot, settings...)
 	f.Init()
 	f.Start()
 	harness.Exec(t, f.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload)
@@ -230,7 +228,6 @@ func TestARepairClosesEachGap(t *testing.T) {
 		for i := range meanwhile {
 			harness.Insert(t, f.Conn, "meanwhile", 500+i, "{}")
 		}
-		f.Log.Reset()
 		f.Start()
 	}
 	was, looks, repairs := make([]string, len(gaps)), make([]*harness.RunningRepair,
@@ -263,7 +260,6 @@ func TestARepairClosesEachGap(t *testing.T) {
 		if code != 0 || !r.Repaired || g.missing >= 0 && r.Published != g.missing {
 			t.Errorf("%s: repair: exit code %d, %+v\n%s", g.name, code, r, stderr)
 		}
-		broken[i].Log.Reset()
 		broken[i].Start()
 	}
 	for i, g := range gaps {

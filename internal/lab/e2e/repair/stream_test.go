@@ -80,7 +80,6 @@ func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 			harness.Insert(t, f.Conn, "meanwhile", 500+i, "{}")
 		}
 		if !c.runs {
-			f.Log.Reset()
 			f.Start()
 			f.MustEndInGap(c.code)
 		}
@@ -93,7 +92,6 @@ func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 		if r, stderr, code := f.Repair("--accept", c.code); code != 0 || r.Published != c.missing {
 			t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
 		}
-		f.Log.Reset()
 		f.Start()
 		f.AwaitReady()
 		harness.Insert(t, f.Conn, "after", 2000, "{}")
@@ -120,8 +118,7 @@ type tampered struct {
 // repairOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has
 // to help.
 func repairOtherSettings(t *testing.T, natsURL string) {
-	f := &harness.Installation{JS: harness.JetStream(t, natsURL)}
-	f.Outflow, f.Conn, f.URL = harness.Install(t, pgtest.Server(t), natsURL, "other", "SINK_DURABLE_AFTER=1h",
+	f := harness.NewInstallation(t, pgtest.Server(t), natsURL, "other", "SINK_DURABLE_AFTER=1h",
 		"REORDER_HORIZON=300ms")
 	f.Init()
 	f.Start()
@@ -147,7 +144,6 @@ func repairOtherSettings(t *testing.T, natsURL string) {
 	if r, stderr, code := f.Repair("--accept", "record_missing"); code != 0 || r.Mode != "record" {
 		t.Fatalf("with those in force: exit code %d, %+v\n%s", code, r, stderr)
 	}
-	f.Log.Reset()
 	f.Start()
 	mustGoOn(f, t, natsURL, 0)
 }
@@ -179,7 +175,6 @@ func repairOtherCluster(t *testing.T, natsURL string) {
 	if code != 0 || r.Published != meanwhile {
 		t.Fatalf("repair: exit code %d, %+v\n%s", code, r, stderr)
 	}
-	f.Log.Reset()
 	f.Start()
 	mustGoOn(f, t, natsURL, 0)
 }

@@ -103,9 +103,7 @@ func TestAccountsThatReadCannotWrite(t *testing.T) {
 	o.Set("NATS_USER=reader")
 	for _, args := range []string{"consumer list", "replay --doc doc1",
 		"replay --seq 2.. --to stream:AGAIN"} {
-		if out, errOut, code := o.Run(strings.Fields(args)...); code != 0 {
-			t.Errorf("outflow %s: exit code %d\n%s%s", args, code, out, errOut)
-		}
+		o.MustRun(strings.Fields(args)...)
 	}
 	search, searching := loginTo(t, broker, "search")
 	durable, err := searching.Consumer(t.Context(), "OUTBOX", "search")

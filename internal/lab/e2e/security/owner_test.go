@@ -20,8 +20,7 @@ func TestWhatStrangersMadeIsRefused(t *testing.T) {
 		t.Parallel()
 		ns := natstest.Server(t)
 		o, conn, raw := harness.Install(t, srv, ns.URL(), "owners")
-		var database string
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
+		database := harness.Value[string](t, conn, "SELECT current_database()")
 		mallory := "stranger_" + database
 		harness.Exec(t, conn, "CREATE ROLE "+mallory+" LOGIN")
 		t.Cleanup(func() { dropRole(t, raw, mallory) })
@@ -41,14 +40,11 @@ func TestWhatStrangersMadeIsRefused(t *testing.T) {
 		// A table that was prepared where everybody may create.
 		as(fmt.Sprintf(outboxOf, "public.outbox"))
 		refused(`table "public"."outbox"`, "init")
-		var n int
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_publication").Scan(&n))
+		n := harness.Value[int](t, conn, "SELECT count(*) FROM pg_publication")
 		if n != 0 {
 			t.Error("a publication was made for it")
 		}
-		if out, errOut, code := o.Run("init", "--accept-owner", mallory); code != 0 {
-			t.Errorf("its owner was named: exit code %d\n%s%s", code, out, errOut)
-		}
+		o.MustRun("init", "--accept-owner", mallory)
 
 		// Where not everybody may create, the owner has the right from somebody.
 		harness.Exec(t, conn, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
@@ -76,14 +72,10 @@ func TestWhatStrangersMadeIsRefused(t *testing.T) {
 			t.Error("the function was made beside them")
 		}
 		harness.Exec(t, conn, "ALTER DATABASE "+database+" OWNER TO "+mallory)
-		if out, errOut, code := o.Run("init", "--sql-api"); code != 0 {
-			t.Errorf("the database is his: exit code %d\n%s%s", code, out, errOut)
-		}
+		o.MustRun("init", "--sql-api")
 		harness.Exec(t, conn, "ALTER DATABASE "+database+" OWNER TO postgres")
 		harness.Exec(t, conn, "ALTER TABLE public.outbox OWNER TO "+mallory)
-		if out, errOut, code := o.Run("init", "--sql-api"); code != 0 {
-			t.Errorf("the outbox is his: exit code %d\n%s%s", code, out, errOut)
-		}
+		o.MustRun("init", "--sql-api")
 
 		// A role that is no superuser trusts those that it was made a member of.
 		harness.Exec(t, conn, "ALTER TABLE public.outbox OWNER TO postgres")

@@ -108,8 +108,7 @@ func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, v
 	t.Helper()
 	raw := pgtest.Database(t, srv)
 	conn = harness.Connect(t, raw)
-	var database string
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
+	database := harness.Value[string](t, conn, "SELECT current_database()")
 	mallory, role := "mallory_"+database, "victim_"+database
 	harness.Exec(t, conn, "CREATE ROLE "+mallory+" LOGIN")
 	harness.Exec(t, conn, "CREATE ROLE "+role+" LOGIN SUPERUSER")
@@ -134,9 +133,8 @@ func trapped(t *testing.T, srv *pgserver.Server, path string) (conn *pgx.Conn, v
 	// It works: who is careless calls it.
 	careless := harness.Connect(t, u.String())
 	harness.Exec(t, careless, "SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.name")
-	var n int
-	harness.Must(t, conn.QueryRow(t.Context(), "SELECT 1 FROM public.planted_ran WHERE who "+
-		"OPERATOR(pg_catalog.=) $1 LIMIT 1", role).Scan(&n))
+	harness.Value[int](t, conn, "SELECT 1 FROM public.planted_ran WHERE who "+
+		"OPERATOR(pg_catalog.=) $1 LIMIT 1", role)
 	harness.Exec(t, conn, "TRUNCATE public.planted_ran")
 	return conn, u.String(), untouched
 }
@@ -166,10 +164,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		o.Set("SINK_DURABLE_AFTER=0s")
 		run := func(args ...string) {
 			t.Helper()
-			out, errOut, code := o.Run(args...)
-			if code != 0 {
-				t.Errorf("outflow %v: exit code %d\n%s%s", args, code, out, errOut)
-			}
+			o.MustRun(args...)
 			untouched(strings.Join(args, " "))
 			if t.Failed() {
 				t.FailNow()
@@ -209,8 +204,7 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 		pool, err := pgxpool.New(t.Context(), url)
 		harness.Must(t, err)
 		t.Cleanup(pool.Close)
-		var database string
-		harness.Must(t, conn.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
+		database := harness.Value[string](t, conn, "SELECT current_database()")
 		harness.Exec(t, conn, "SET ROLE mallory_"+database)
 		harness.Exec(t, conn, consume.Tables("public"))
 		harness.Exec(t, conn, "RESET ROLE")
@@ -257,15 +251,11 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 			{"consumer", "list"}, {"parked", "list"}, {"parked", "list", "orders"},
 			{"parked", "show", "orders", "doc"}, {"parked", "retry", "orders", "doc"},
 		} {
-			if out, errOut, code := o.Run(args...); code != 0 {
-				t.Errorf("outflow %v: exit code %d\n%s%s", args, code, out, errOut)
-			}
+			o.MustRun(args...)
 			untouched(strings.Join(args, " "))
 		}
 		until(func() bool { return count("SELECT count(*) FROM outflow_parked") == 0 }, good)
-		if out, errOut, code := o.Run("consumer", "rewind", "orders", "--to", "start", "--yes"); code != 0 {
-			t.Errorf("exit code %d\n%s%s", code, out, errOut)
-		}
+		o.MustRun("consumer", "rewind", "orders", "--to", "start", "--yes")
 		untouched("consumer rewind")
 	})
 }

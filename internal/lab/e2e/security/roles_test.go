@@ -67,14 +67,10 @@ func TestTheDocumentedRolesAreEnough(t *testing.T) {
 		return nil
 	})
 	for _, args := range [][]string{{"status"}, {"status", "--json"}} {
-		if out, errOut, code := o.Run(args...); code != 0 {
-			t.Errorf("outflow %v: exit code %d\n%s%s", args, code, out, errOut)
-		}
+		o.MustRun(args...)
 	}
 	o.MustStop(t)
-	if out, errOut, code := o.Run("inspect"); code != 0 {
-		t.Errorf("outflow inspect: exit code %d\n%s%s", code, out, errOut)
-	}
+	o.MustRun("inspect")
 	o.Start() // the record of the last session is there
 	o.AwaitReady()
 	o.MustStop(t)
