@@ -183,8 +183,7 @@ func (a *attack) late() bool {
 
 // inject carries out one entry and waits until what it did is recovered from.
 func (a *attack) inject(ctx context.Context, e *Entry) error {
-	about := e.kind.about()
-	release, err := a.hold(ctx, e, about)
+	release, err := a.hold(ctx, e)
 	if err != nil {
 		return nil //nolint:nilerr // the attack is over
 	}
@@ -202,21 +201,21 @@ func (a *attack) inject(ctx context.Context, e *Entry) error {
 	release()
 	switch {
 	case errors.Is(err, errMissed):
-		a.count(about, func(t *Tally) { t.Missed++ })
+		a.count(e.kind, func(t *Tally) { t.Missed++ })
 		s.note("nothing to strike at")
 		return nil
 	case err != nil && ctx.Err() != nil:
 		return nil // the attack is over
 	case err != nil:
-		return fmt.Errorf("%s: %w", about.name, err)
+		return fmt.Errorf("%s: %w", e.Fault, err)
 	}
 	ended, want := time.Now(), a.w.load.committed.Load()
 	recovered := await(ctx, recoverLimit, func() bool {
 		return !slices.ContainsFunc(victims, func(v *victim) bool { return !v.caughtUp(want) })
 	})
-	a.count(about, func(t *Tally) {
+	a.count(e.kind, func(t *Tally) {
 		t.Injected++
-		if about.name == "nats.kill" && a.w.o.Replicas > 1 && e.Params.Node == 0 {
+		if e.Fault == "nats.kill" && a.w.o.Replicas > 1 && e.Params.Node == 0 {
 			t.leaders++
 		}
 		t.Events += max(0, published(victims)-before)
@@ -237,21 +236,21 @@ func published(victims []*victim) (n int64) {
 	return n
 }
 
-func (a *attack) count(about about, do func(*Tally)) {
+func (a *attack) count(kind *fault, do func(*Tally)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	t := a.tally[about.name]
+	t := a.tally[kind.name]
 	if t == nil {
-		t = &Tally{Fault: about.name}
-		a.tally[about.name] = t
+		t = &Tally{Fault: kind.name}
+		a.tally[kind.name] = t
 	}
 	do(t)
 }
 
 // hold waits for what the fault must have for itself.
-func (a *attack) hold(ctx context.Context, e *Entry, about about) (release func(), err error) {
+func (a *attack) hold(ctx context.Context, e *Entry) (release func(), err error) {
 	var names []string
-	for _, r := range about.holds {
+	for _, r := range e.kind.holds {
 		if r == theLink {
 			r += resource(" " + e.Params.Side)
 		}

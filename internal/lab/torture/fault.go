@@ -11,19 +11,7 @@ import (
 )
 
 // fault is a kind of fault. It holds no state: the same value is used by all injections.
-type fault interface {
-	about() about
-	// fits tells whether there is what it needs.
-	fits(s *shape) bool
-	// plan chooses the parameters of one injection.
-	plan(r *rand.Rand, s *shape) Params
-	// inject does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed
-	// where there was nothing to hit; another error says that the run can't go on.
-	inject(ctx context.Context, a *injection) error
-}
-
-// about describes a kind.
-type about struct {
+type fault struct {
 	name   string // group.kind
 	does   string // a phrase
 	weight int    // how often, against the others
@@ -34,9 +22,19 @@ type about struct {
 	gap time.Duration
 	// most is how often it hits one victim in a run; 0: as often as it comes.
 	most int
+	// fits tells whether there is what it needs; nil: it needs nothing.
+	fits func(s *shape) bool
+	// plan chooses the parameters of one injection.
+	plan func(r *rand.Rand, s *shape) Params
+	// inject does it, for as long as it lasts, and returns when nothing of it is left. It returns errMissed
+	// where there was nothing to hit; another error says that the run can't go on.
+	inject func(ctx context.Context, a *injection) error
 }
 
-func (a about) group() string { return strings.SplitN(a.name, ".", 2)[0] }
+func (f *fault) group() string { return strings.SplitN(f.name, ".", 2)[0] }
+
+// possible tells whether there is what it needs.
+func (f *fault) possible(s *shape) bool { return f.fits == nil || f.fits(s) }
 
 // resource is what only one fault at a time may hold.
 type resource string
@@ -116,36 +114,39 @@ func shapeOf(o *Options) shape {
 }
 
 // all kinds, in the order in which they are shown.
-var all = []fault{
-	kill{}, term{}, point{}, zombie{}, outflowPause{}, outflowLeave{}, outflowAway{}, resettings{},
-	pgCrash{"kill"}, pgCrash{"immediate"}, pgCrash{"fast"}, pgTerminate{}, pgPause{},
-	natsKill{}, natsPause{}, natsFreeze{}, natsAway{}, natsTail{}, natsStepDown{},
-	linkCut{}, linkRefuse{}, linkHalfOpen{}, linkSlow{}, linkAckLost{},
-	spillFull{}, clockStep{}, clockOutflow{},
+var all = []*fault{
+	kill, term, point, zombie, outflowPause, outflowLeave, outflowAway, resettings,
+	pgCrash("kill", 5, "kill -9 of PostgreSQL, then crash recovery"),
+	pgCrash("immediate", 2, "immediate stop of PostgreSQL, then crash recovery"),
+	pgCrash("fast", 2, "fast stop of PostgreSQL: it waits for walsenders, which must not hold it up"),
+	pgTerminate, pgPause,
+	natsKill, natsPause, natsFreeze, natsAway, natsTail, natsStepDown,
+	linkCut, linkRefuse, linkHalfOpen, linkSlow, linkAckLost,
+	spillFull, clockStep, clockOutflow,
 }
 
 // Faults lists all kinds of faults with what they do, for the help text.
 func Faults() string {
 	var b strings.Builder
 	for _, f := range all {
-		fmt.Fprintf(&b, "  %-18s %s\n", f.about().name, f.about().does)
+		fmt.Fprintf(&b, "  %-18s %s\n", f.name, f.does)
 	}
 	return strings.TrimRight(b.String(), "\n")
 }
 
 // chosen is a kind that may be injected, and how often against the others.
 type chosen struct {
-	fault
+	*fault
 	weight int
 }
 
 // choose returns the kinds that a list names and that fit. "name*3" makes them come three times as often as
 // they would.
 func choose(list string, s *shape) ([]chosen, error) {
-	times := map[fault]int{}
-	matches := func(name string) (found []fault) {
+	times := map[*fault]int{}
+	matches := func(name string) (found []*fault) {
 		for _, f := range all {
-			if a := f.about(); name == "all" || name == a.name || name == a.group() {
+			if name == "all" || name == f.name || name == f.group() {
 				found = append(found, f)
 			}
 		}
@@ -184,8 +185,8 @@ func choose(list string, s *shape) ([]chosen, error) {
 	}
 	var fit []chosen
 	for _, f := range all {
-		if times[f] > 0 && f.fits(s) {
-			fit = append(fit, chosen{f, times[f] * f.about().weight})
+		if times[f] > 0 && f.possible(s) {
+			fit = append(fit, chosen{f, times[f] * f.weight})
 		}
 	}
 	if len(fit) == 0 {

@@ -83,61 +83,50 @@ func (c *clock) set(offset time.Duration) error {
 }
 
 // clockStep moves PostgreSQL's clock forth or back, and back again: commit times jump.
-type clockStep struct{}
-
-func (clockStep) about() about {
-	return about{
-		name: "clock.step", does: "PostgreSQL's clock steps by up to 10 s, forth or back, and returns " +
-			"(needs libfaketime)",
-		weight: 2, holds: []resource{thePostgresClock}, shared: true,
-	}
-}
-func (clockStep) fits(s *shape) bool { return s.clock != "" }
-func (clockStep) plan(r *rand.Rand, _ *shape) Params {
-	step := between(r, 10*time.Millisecond, 10*time.Second)
-	if r.IntN(2) == 0 {
-		step = -step
-	}
-	return Params{Step: step, Hold: between(r, time.Second, 3*time.Second)}
-}
-
-func (clockStep) inject(ctx context.Context, a *injection) error {
-	if err := a.w.clock.set(a.Step); err != nil {
-		return err
-	}
-	_ = pause(ctx, a.Hold) // it goes back in any case
-	return a.w.clock.set(0)
+var clockStep = &fault{
+	name: "clock.step", does: "PostgreSQL's clock steps by up to 10 s, forth or back, and returns " +
+		"(needs libfaketime)",
+	weight: 2, holds: []resource{thePostgresClock}, shared: true,
+	fits: func(s *shape) bool { return s.clock != "" },
+	plan: func(r *rand.Rand, _ *shape) Params {
+		step := between(r, 10*time.Millisecond, 10*time.Second)
+		if r.IntN(2) == 0 {
+			step = -step
+		}
+		return Params{Step: step, Hold: between(r, time.Second, 3*time.Second)}
+	},
+	inject: func(ctx context.Context, a *injection) error {
+		if err := a.w.clock.set(a.Step); err != nil {
+			return err
+		}
+		_ = pause(ctx, a.Hold) // it goes back in any case
+		return a.w.clock.set(0)
+	},
 }
 
 // clockOutflow is an outflow on a machine whose clock is wrong: it holds the slot for a while, then the
 // others take over what it wrote.
-type clockOutflow struct{}
-
-func (clockOutflow) about() about {
-	return about{
-		name: "clock.outflow", does: "the clock of one outflow's machine is up to an hour ahead or behind",
-		weight: 3, holds: []resource{theOutflows},
-	}
-}
-func (clockOutflow) fits(*shape) bool { return true }
-func (clockOutflow) plan(r *rand.Rand, _ *shape) Params {
-	step := between(r, time.Second, time.Hour).Round(time.Second)
-	if r.IntN(2) == 0 {
-		step = -step
-	}
-	return Params{Step: step, Hold: between(r, 500*time.Millisecond, 4*time.Second)}
-}
-
-func (clockOutflow) inject(ctx context.Context, a *injection) error {
-	i, err := only(a, fmt.Sprintf("%s%s:%v", pointEnv, failpoint.Clock, a.Step))
-	if err != nil {
-		return err
-	}
-	_ = await(ctx, a.Hold, func() bool { return i.state(ctx) == "running" })
-	err = a.v.all(nil) // they stand by
-	if err == nil {
-		err = pause(ctx, a.Hold)
-	}
-	i.kill()
-	return a.v.all(err)
+var clockOutflow = &fault{
+	name: "clock.outflow", does: "the clock of one outflow's machine is up to an hour ahead or behind",
+	weight: 3, holds: []resource{theOutflows},
+	plan: func(r *rand.Rand, _ *shape) Params {
+		step := between(r, time.Second, time.Hour).Round(time.Second)
+		if r.IntN(2) == 0 {
+			step = -step
+		}
+		return Params{Step: step, Hold: between(r, 500*time.Millisecond, 4*time.Second)}
+	},
+	inject: func(ctx context.Context, a *injection) error {
+		i, err := only(a, fmt.Sprintf("%s%s:%v", pointEnv, failpoint.Clock, a.Step))
+		if err != nil {
+			return err
+		}
+		_ = await(ctx, a.Hold, func() bool { return i.state(ctx) == "running" })
+		err = a.v.all(nil) // they stand by
+		if err == nil {
+			err = pause(ctx, a.Hold)
+		}
+		i.kill()
+		return a.v.all(err)
+	},
 }

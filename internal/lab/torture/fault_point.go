@@ -18,41 +18,34 @@ const (
 )
 
 // point lets outflow end itself, as kill -9 would, at a named point of its work.
-type point struct{}
-
-func (point) about() about {
-	return about{
-		name: "outflow.point", does: "outflow ends as by kill -9 at a named point: before or after " +
-			"publish, ack, record, confirm, tick, spill",
-		weight: 16, holds: []resource{theOutflows}, kills: true,
-	}
-}
-func (point) fits(*shape) bool { return true }
-
-// plan chooses how often the point is passed before: seldom passed points soon, points of single messages
-// later.
-func (point) plan(r *rand.Rand, _ *shape) Params {
-	p := points[r.IntN(len(points))]
-	name, _, _ := strings.Cut(p, ".")
-	return Params{Hold: between(r, 0, 200*time.Millisecond),
-		Point: fmt.Sprintf("%s:%d", p, 1+r.IntN(max(1, times[name])))}
-}
-
-func (point) inject(ctx context.Context, a *injection) error {
-	i, err := only(a, pointEnv+a.Point)
-	if err != nil {
-		return err
-	}
-	if strings.HasPrefix(a.Point, "spill") {
-		a.w.load.spill()
-	}
-	if !await(ctx, pointLimit, func() bool { return !i.running() }) {
-		if ctx.Err() == nil {
-			a.note("point %s was not reached within %v: killed", a.Point, pointLimit)
+var point = &fault{
+	name: "outflow.point", does: "outflow ends as by kill -9 at a named point: before or after " +
+		"publish, ack, record, confirm, tick, spill",
+	weight: 16, holds: []resource{theOutflows}, kills: true,
+	// plan chooses how often the point is passed before: seldom passed points soon, points of single messages
+	// later.
+	plan: func(r *rand.Rand, _ *shape) Params {
+		p := points[r.IntN(len(points))]
+		name, _, _ := strings.Cut(p, ".")
+		return Params{Hold: between(r, 0, 200*time.Millisecond),
+			Point: fmt.Sprintf("%s:%d", p, 1+r.IntN(max(1, times[name])))}
+	},
+	inject: func(ctx context.Context, a *injection) error {
+		i, err := only(a, pointEnv+a.Point)
+		if err != nil {
+			return err
 		}
-		i.kill()
-	}
-	return a.v.all(again(ctx, a, i))
+		if strings.HasPrefix(a.Point, "spill") {
+			a.w.load.spill()
+		}
+		if !await(ctx, pointLimit, func() bool { return !i.running() }) {
+			if ctx.Err() == nil {
+				a.note("point %s was not reached within %v: killed", a.Point, pointLimit)
+			}
+			i.kill()
+		}
+		return a.v.all(again(ctx, a, i))
+	},
 }
 
 // only starts an instance that is the only one of its victim, with further environment.
@@ -78,28 +71,22 @@ func (v *victim) all(err error) error {
 }
 
 // spillFull is a full disk where large transactions spill.
-type spillFull struct{}
-
-func (spillFull) about() about {
-	return about{
-		name: "disk.full", does: "the disk is full where a transaction larger than the buffer spills",
-		weight: 2, holds: []resource{theOutflows}, gap: 20 * time.Second,
-	}
-}
-func (spillFull) fits(*shape) bool { return true }
-func (spillFull) plan(r *rand.Rand, _ *shape) Params {
-	return Params{Hold: between(r, 2*time.Second, 4*time.Second)}
-}
-
-func (spillFull) inject(ctx context.Context, a *injection) error {
-	i, err := only(a, pointEnv+failpoint.SpillFull+":1")
-	if err != nil {
-		return err
-	}
-	a.w.load.spill()
-	err = pause(ctx, a.Hold)
-	i.kill()
-	return a.v.all(err)
+var spillFull = &fault{
+	name: "disk.full", does: "the disk is full where a transaction larger than the buffer spills",
+	weight: 2, holds: []resource{theOutflows}, gap: 20 * time.Second,
+	plan: func(r *rand.Rand, _ *shape) Params {
+		return Params{Hold: between(r, 2*time.Second, 4*time.Second)}
+	},
+	inject: func(ctx context.Context, a *injection) error {
+		i, err := only(a, pointEnv+failpoint.SpillFull+":1")
+		if err != nil {
+			return err
+		}
+		a.w.load.spill()
+		err = pause(ctx, a.Hold)
+		i.kill()
+		return a.v.all(err)
+	},
 }
 
 // times is how often a point may be passed before, for those that are passed often.

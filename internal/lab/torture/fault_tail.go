@@ -15,7 +15,57 @@ import (
 // natsTail is a machine's crash that comes before fsync: the end of the stream, of the checkpoint's bucket,
 // or of both is gone though it was acknowledged. What is lost is younger than sink.durable_after, so it must
 // be published again from the WAL.
-type natsTail struct{}
+var natsTail = &fault{
+	name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or " +
+		"both; the sequence goes back, or stays with a hole)",
+	weight: 3, holds: []resource{theNATS, theNATSLink}, gap: tornAgain,
+	fits: func(s *shape) bool { return s.ownNATS && s.replicas == 1 },
+	plan: func(r *rand.Rand, _ *shape) Params {
+		form := []natsserver.Form{natsserver.Back, natsserver.Hole}[r.IntN(2)]
+		p := Params{
+			What: []string{ofStream, ofStream, ofRecord, ofBoth}[r.IntN(4)] + ", " + form.String(),
+			Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin),
+			Hold: between(r, 0, 300*time.Millisecond),
+		}
+		if r.IntN(3) == 0 {
+			// longer than what remains of durableAfter
+			p.What, p.Hold = p.What+unnoticed, between(r, time.Second, 5*time.Second)
+		}
+		return p
+	},
+	inject: func(ctx context.Context, a *injection) error {
+		n := a.v.nats.nodes[0]
+		// One such loss in durable_after is what outflow stands: what came after the last one must have been
+		// confirmed.
+		if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
+			return err
+		}
+		if !a.v.tornAt.IsZero() && !a.settled(ctx) {
+			return errMissed
+		}
+		a.Side = sideNATS
+		silent := strings.HasSuffix(a.What, unnoticed) && len(a.links()) > 0
+		if silent {
+			a.each(func(p *faultproxy.Proxy) {
+				p.Mute(faultproxy.ToServer, true)
+				p.Mute(faultproxy.ToClient, true)
+			})
+		}
+		if err := n.Kill(); err != nil {
+			return err
+		}
+		crashed := time.Now()
+		_ = pause(ctx, a.Hold) // it is started in any case
+		err := a.tear(n, crashed.Add(-a.Age))
+		startErr := n.Start()
+		if silent {
+			a.each((*faultproxy.Proxy).Cut)
+			a.each((*faultproxy.Proxy).Heal)
+		}
+		a.v.tornAt = time.Now()
+		return errors.Join(err, startErr)
+	},
+}
 
 const (
 	ofStream = "stream"
@@ -27,61 +77,6 @@ const (
 	// before.
 	tailMargin = 700 * time.Millisecond
 )
-
-func (natsTail) about() about {
-	return about{
-		name: "nats.tail", does: "NATS crashes and loses what it acknowledged last (stream, record or " +
-			"both; the sequence goes back, or stays with a hole)",
-		weight: 3, holds: []resource{theNATS, theNATSLink}, gap: tornAgain,
-	}
-}
-func (natsTail) fits(s *shape) bool { return s.ownNATS && s.replicas == 1 }
-func (natsTail) plan(r *rand.Rand, _ *shape) Params {
-	form := []natsserver.Form{natsserver.Back, natsserver.Hole}[r.IntN(2)]
-	p := Params{
-		What: []string{ofStream, ofStream, ofRecord, ofBoth}[r.IntN(4)] + ", " + form.String(),
-		Age:  between(r, 50*time.Millisecond, durableAfter-tailMargin),
-		Hold: between(r, 0, 300*time.Millisecond),
-	}
-	if r.IntN(3) == 0 {
-		// longer than what remains of durableAfter
-		p.What, p.Hold = p.What+unnoticed, between(r, time.Second, 5*time.Second)
-	}
-	return p
-}
-
-func (natsTail) inject(ctx context.Context, a *injection) error {
-	n := a.v.nats.nodes[0]
-	// One such loss in durable_after is what outflow stands: what came after the last one must have been
-	// confirmed.
-	if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
-		return err
-	}
-	if !a.v.tornAt.IsZero() && !a.settled(ctx) {
-		return errMissed
-	}
-	a.Side = sideNATS
-	silent := strings.HasSuffix(a.What, unnoticed) && len(a.links()) > 0
-	if silent {
-		a.each(func(p *faultproxy.Proxy) {
-			p.Mute(faultproxy.ToServer, true)
-			p.Mute(faultproxy.ToClient, true)
-		})
-	}
-	if err := n.Kill(); err != nil {
-		return err
-	}
-	crashed := time.Now()
-	_ = pause(ctx, a.Hold) // it is started in any case
-	err := a.tear(n, crashed.Add(-a.Age))
-	startErr := n.Start()
-	if silent {
-		a.each((*faultproxy.Proxy).Cut)
-		a.each((*faultproxy.Proxy).Heal)
-	}
-	a.v.tornAt = time.Now()
-	return errors.Join(err, startErr)
-}
 
 // settled waits until what was in the WAL when it began is confirmed: what was published again after the last
 // loss is durable then, however long that took.

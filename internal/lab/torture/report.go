@@ -85,8 +85,7 @@ func (a *attack) report() *Report {
 		r.Failure = err.Error()
 	}
 	for _, f := range all {
-		about := f.about()
-		t := a.tally[about.name]
+		t := a.tally[f.name]
 		if t == nil {
 			continue
 		}
@@ -95,7 +94,7 @@ func (a *attack) report() *Report {
 			t.Median, t.Max = t.recovered[n/2], t.recovered[n-1]
 		}
 		r.Faults = append(r.Faults, t)
-		switch about.name {
+		switch f.name {
 		case "outflow.kill", "outflow.point":
 			r.Kills.Outflow += t.Injected
 		case "postgres.kill", "postgres.immediate":

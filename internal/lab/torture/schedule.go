@@ -15,7 +15,7 @@ type Entry struct {
 	Fault  string        `json:"fault"`
 	Params Params        `json:"params"`
 
-	kind fault
+	kind *fault
 }
 
 func (e *Entry) who() string {
@@ -44,7 +44,7 @@ func schedule(o *Options, s *shape, kinds []chosen) []Entry {
 		all := timetable(o, s, kinds, d)
 		n := 0
 		for i := range all {
-			if all[i].kind.about().kills {
+			if all[i].kind.kills {
 				n++
 			}
 			if n == o.Kills {
@@ -61,7 +61,7 @@ func schedule(o *Options, s *shape, kinds []chosen) []Entry {
 func timetable(o *Options, s *shape, kinds []chosen, d time.Duration) []Entry {
 	var own, shared []chosen
 	for _, f := range kinds {
-		if f.about().shared {
+		if f.shared {
 			shared = append(shared, f)
 		} else {
 			own = append(own, f)
@@ -70,7 +70,7 @@ func timetable(o *Options, s *shape, kinds []chosen, d time.Duration) []Entry {
 	var all []Entry
 	for v := range s.victims {
 		fits := slices.DeleteFunc(slices.Clone(own), func(f chosen) bool {
-			_, changes := f.fault.(resettings)
+			changes := f.fault == resettings
 			return changes && v != s.victims-1 // the others stay comparable with the twin
 		})
 		all = append(all, line(rand.New(rand.NewPCG(o.Seed, uint64(v))), s, fits, v, o.Every, d)...)
@@ -96,25 +96,25 @@ func line(r *rand.Rand, s *shape, kinds []chosen, victim int, every, d time.Dura
 		if at >= d {
 			return entries
 		}
-		f := pick(r, kinds, func(a about) bool {
+		f := pick(r, kinds, func(a *fault) bool {
 			before, ok := last[a.name]
 			return (!ok || at-before >= a.gap) && (a.most == 0 || struck[a.name] < a.most)
 		})
 		if f == nil {
 			continue
 		}
-		last[f.about().name] = at
-		struck[f.about().name]++
-		entries = append(entries, Entry{At: at, Victim: victim, Fault: f.about().name, Params: f.plan(r, s),
+		last[f.name] = at
+		struck[f.name]++
+		entries = append(entries, Entry{At: at, Victim: victim, Fault: f.name, Params: f.plan(r, s),
 			kind: f})
 	}
 }
 
 // pick chooses a kind by weight.
-func pick(r *rand.Rand, kinds []chosen, allowed func(about) bool) fault {
+func pick(r *rand.Rand, kinds []chosen, allowed func(*fault) bool) *fault {
 	total := 0
 	for _, f := range kinds {
-		if allowed(f.about()) {
+		if allowed(f.fault) {
 			total += f.weight
 		}
 	}
@@ -123,7 +123,7 @@ func pick(r *rand.Rand, kinds []chosen, allowed func(about) bool) fault {
 	}
 	n := r.IntN(total)
 	for _, f := range kinds {
-		if !allowed(f.about()) {
+		if !allowed(f.fault) {
 			continue
 		}
 		if n -= f.weight; n < 0 {

@@ -55,8 +55,9 @@ func TestScheduleHoldsEveryKind(t *testing.T) {
 		s := shape{victims: 2, replicas: replicas, ownPostgres: true, ownNATS: true, pgLink: true,
 			natsLink: true, minutes: true}
 		for _, f := range all {
-			if name := f.about().name; f.fits(&s) != seen[name] {
-				t.Errorf("with %d replicas: %s fits: %v, planned: %v", replicas, name, f.fits(&s), seen[name])
+			if name := f.name; f.possible(&s) != seen[name] {
+				t.Errorf("with %d replicas: %s fits: %v, planned: %v", replicas, name, f.possible(&s),
+					seen[name])
 			}
 		}
 	}
@@ -67,11 +68,11 @@ func TestScheduleEndsAtTheKills(t *testing.T) {
 	plan := planned(t, Options{Seed: 3, Kills: 200})
 	n := 0
 	for i := range plan {
-		if plan[i].kind.about().kills {
+		if plan[i].kind.kills {
 			n++
 		}
 	}
-	if n != 200 || !plan[len(plan)-1].kind.about().kills {
+	if n != 200 || !plan[len(plan)-1].kind.kills {
 		t.Errorf("%d kills, the last fault is %s", n, plan[len(plan)-1].Fault)
 	}
 }
@@ -81,7 +82,7 @@ func TestServersOfSomebodyElseAreNotHarmed(t *testing.T) {
 	o := Options{Seed: 1, Duration: time.Hour, PostgresURL: "postgres://u@db:5432/app",
 		NATSURL: "nats://n:4222"}
 	for _, e := range planned(t, o) {
-		group := e.kind.about().group()
+		group := e.kind.group()
 		if group == "nats" || e.Fault == "clock.step" || group == "postgres" &&
 			e.Fault != "postgres.terminate" || e.Params.What == byTimeout {
 			t.Errorf("%s %v", e.Fault, e.Params)
@@ -89,7 +90,7 @@ func TestServersOfSomebodyElseAreNotHarmed(t *testing.T) {
 	}
 	o.PostgresURL, o.NATSURL = "postgres://u@db:5432/app?sslmode=verify-full", "tls://n:4222"
 	for _, e := range planned(t, o) {
-		if e.kind.about().group() == "network" {
+		if e.kind.group() == "network" {
 			t.Errorf("%s, though no proxy can stand there", e.Fault)
 		}
 	}
@@ -108,7 +109,7 @@ func TestChoose(t *testing.T) {
 		chosen, err := choose(list, &s)
 		var got []string
 		for _, f := range chosen {
-			got = append(got, f.about().name)
+			got = append(got, f.name)
 		}
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, %v; want %v", list, got, err, want)
@@ -172,8 +173,8 @@ func TestStandstillsAreBounded(t *testing.T) {
 	for seed := range uint64(5) {
 		last, frozen := map[string]time.Duration{}, map[int]int{}
 		for _, e := range planned(t, Options{Seed: seed + 1, Duration: time.Hour}) {
-			about, name := e.kind.about(), e.who()+e.Fault
-			if before, ok := last[name]; ok && e.At-before < about.gap {
+			kind, name := e.kind, e.who()+e.Fault
+			if before, ok := last[name]; ok && e.At-before < kind.gap {
 				t.Errorf("seed %d: %s at %v and %v", seed+1, name, before, e.At)
 			}
 			last[name] = e.At

@@ -41,8 +41,8 @@ func (s *screen) head(o *Options, shape *shape, kinds []chosen, plan []Entry) {
 		until, len(plan), len(kinds), shape.victims, shape.replicas, o.Horizon, o.Sort)
 	var out []string
 	for _, f := range all {
-		if !f.fits(shape) {
-			out = append(out, f.about().name)
+		if !f.possible(shape) {
+			out = append(out, f.name)
 		}
 	}
 	if len(out) > 0 {
