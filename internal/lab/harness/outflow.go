@@ -33,9 +33,9 @@ type Outflow struct {
 	ending  atomic.Bool // the test ends the child, or waits for its end
 }
 
-// running holds the installations of all tests that run: what a test waits for doesn't come when one of its
+// outflows holds the installations of all tests that run: what a test waits for doesn't come when one of its
 // own has ended.
-var running sync.Map
+var outflows sync.Map
 
 // New returns an installation between a database and a NATS server. Settings are further NAME=value, without
 // OUTFLOW_.
@@ -56,9 +56,9 @@ func New(t testing.TB, pgURL, natsURL, slot string, settings ...string) *Outflow
 		}
 	}
 	o.Set(settings...)
-	running.Store(o, nil)
+	outflows.Store(o, nil)
 	t.Cleanup(func() {
-		running.Delete(o)
+		outflows.Delete(o)
 		o.Kill()
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", slot, o.Log.Tail(6000))

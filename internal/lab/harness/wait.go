@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
 // Health asks outflow status --json for the health.
@@ -43,11 +44,17 @@ func (o *Outflow) AwaitReady() {
 	})
 }
 
-// Eventually waits until check returns nil, while what the test has started runs.
-func Eventually(t testing.TB, what string, check func() error) {
+// Eventually waits until check returns nil, while what the test has started runs: its outflows, and what
+// else it names.
+func Eventually(t testing.TB, what string, check func() error, running ...*process.Process) {
 	t.Helper()
 	await.Until(t, what, check, func() (err error) {
-		for key := range running.Range {
+		for _, p := range running {
+			if !p.Running() {
+				err = fmt.Errorf("process %d has ended: %v", p.PID(), p.Wait())
+			}
+		}
+		for key := range outflows.Range {
 			o := key.(*Outflow)
 			within := strings.HasPrefix(o.T.Name()+"/", t.Name()+"/") ||
 				strings.HasPrefix(t.Name()+"/", o.T.Name()+"/")

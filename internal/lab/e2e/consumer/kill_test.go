@@ -114,9 +114,8 @@ func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	l.Wait(t)
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, len(all))
 	conn := harness.Connect(t, url)
-	for _, name := range []string{"calm", "victim"} {
-		awaitEffects(t, conn, name, len(all))
-	}
+	awaitEffects(t, conn, "calm", len(all), calm.p)
+	awaitEffects(t, conn, "victim", len(all), victims[0].p, victims[1].p)
 	for table, order := range map[string]string{"state": "document", "log": "document, n",
 		"turns": "document"} {
 		want, got := dump(t, conn, "calm."+table, order), dump(t, conn, "victim."+table, order)
@@ -143,7 +142,7 @@ func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	}
 }
 
-func awaitEffects(t *testing.T, conn *pgx.Conn, name string, want int) {
+func awaitEffects(t *testing.T, conn *pgx.Conn, name string, want int, by ...*process.Process) {
 	t.Helper()
 	harness.Eventually(t, "the effects of "+name, func() error {
 		var n int
@@ -155,7 +154,7 @@ func awaitEffects(t *testing.T, conn *pgx.Conn, name string, want int) {
 			return fmt.Errorf("%d of %d events", n, want)
 		}
 		return nil
-	})
+	}, by...)
 }
 
 // dump is a hash over a table.

@@ -59,14 +59,15 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 		return nil
 	})
 	var log *harness.Log
-	drain := func() *process.Process {
+	var child *process.Process
+	drain := func() {
 		t.Helper()
 		log = &harness.Log{}
 		cmd := exec.Command(harness.Program(o.Env), "drain")
 		cmd.Env, cmd.Stdout, cmd.Stderr = o.Env, log, log
-		child, err := process.Start(cmd, syscall.SIGKILL)
+		var err error
+		child, err = process.Start(cmd, syscall.SIGKILL)
 		harness.Must(t, err)
-		return child
 	}
 	said := func(what string) {
 		t.Helper()
@@ -75,15 +76,15 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 				return fmt.Errorf("drain says:\n%s", log)
 			}
 			return nil
-		})
+		}, child)
 	}
-	child := drain()
+	drain()
 	harness.Eventually(t, "drain begins another round", func() error {
 		if strings.Contains(log.String(), "events were written meanwhile") {
 			return nil
 		}
 		if !child.Running() {
-			child = drain()
+			drain()
 		}
 		return fmt.Errorf("drain says:\n%s", log)
 	})
@@ -105,7 +106,7 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 	harness.Insert(t, conn, "last", 1, "{}")
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, written+1)
 	o.Set("SINK_DURABLE_AFTER=3s")
-	child = drain()
+	drain()
 	said("the outflow that holds the slot")
 	o.MustStop(t)
 	said("drain publishes itself")
@@ -115,7 +116,7 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 	// A signal ends it.
 	o.Set("SINK_DURABLE_AFTER=1h")
 	harness.Insert(t, conn, "last", 2, "{}")
-	child = drain()
+	drain()
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, written+2)
 	harness.Must(t, child.Signal(syscall.SIGTERM))
 	select {
