@@ -93,9 +93,9 @@ func (b *rowBuilder) choose(first *Event) error {
 
 // further refuses a name in Columns that is no further column.
 func (b *rowBuilder) further(name string, c *column) *Invalid {
-	bad := func(problem, cure string) *Invalid {
+	bad := func(problem, hint string) *Invalid {
 		return &Invalid{Field: fmt.Sprintf("Columns[%q]", name), Value: "(column)", Problem: problem,
-			Cure: cure, table: true}
+			Hint: hint, table: true}
 	}
 	if c == nil {
 		return bad("table "+b.o.cfg.Table+" has no such column",
@@ -151,7 +151,7 @@ func takenInCall(e *Event, before int) *Invalid {
 		Field: "Counter", Value: strconv.FormatInt(e.Counter, 10), taken: true,
 		Problem: fmt.Sprintf("event %d of this call has it already, of document %s and actor %s", before,
 			shown(e.Document), shown(e.Actor)),
-		Cure: "Give each event of an actor a counter of its own, or let NextCounter count",
+		Hint: "Give each event of an actor a counter of its own, or let NextCounter count",
 	}
 }
 
@@ -159,12 +159,12 @@ func callTooLarge(e *Event) *Invalid {
 	return &Invalid{
 		Field: "Payload", Value: shown(string(e.Payload)),
 		Problem: fmt.Sprintf("with it the call is over %d MiB", maxCall>>20),
-		Cure:    "Enqueue the events in several calls of the same transaction",
+		Hint:    "Enqueue the events in several calls of the same transaction",
 	}
 }
 
-func invalid(field, value, problem, cure string) *Invalid {
-	return &Invalid{Field: field, Value: value, Problem: problem, Cure: cure}
+func invalid(field, value, problem, hint string) *Invalid {
+	return &Invalid{Field: field, Value: value, Problem: problem, Hint: hint}
 }
 
 // judgeAlways checks what every event must have, whatever it goes into.
@@ -193,8 +193,8 @@ func (b *rowBuilder) roles(e *Event) *Invalid {
 		return bad
 	}
 	l := b.l
-	bad := func(field, value, problem, cure string) *Invalid {
-		return &Invalid{Field: field, Value: value, Problem: problem, Cure: cure, table: true}
+	bad := func(field, value, problem, hint string) *Invalid {
+		return &Invalid{Field: field, Value: value, Problem: problem, Hint: hint, table: true}
 	}
 	counter, none := strconv.FormatInt(e.Counter, 10), "table "+b.o.cfg.Table+" has no column for it"
 	switch {
@@ -271,12 +271,12 @@ func (b *rowBuilder) value(c *column, to *list, e *Event, size *int) *Invalid {
 		if f := c.add(to, e.Columns[c.name]); f != nil {
 			value := shown(fmt.Sprint(e.Columns[c.name]))
 			return &Invalid{Field: fmt.Sprintf("Columns[%q]", c.name), Value: value, Problem: f.problem,
-				Cure: f.cure, table: true}
+				Hint: f.hint, table: true}
 		}
 		return nil
 	}
 	if f := c.check(text); f != nil {
-		return &Invalid{Field: field, Value: shown(text), Problem: f.problem, Cure: f.cure, table: true}
+		return &Invalid{Field: field, Value: shown(text), Problem: f.problem, Hint: f.hint, table: true}
 	}
 	to.add(text)
 	return nil
@@ -295,7 +295,7 @@ func (b *rowBuilder) payload(c *column, to *list, e *Event, size *int) *Invalid 
 		f = c.check(string(e.Payload))
 	}
 	if f != nil {
-		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: f.problem, Cure: f.cure,
+		return &Invalid{Field: "Payload", Value: shown(string(e.Payload)), Problem: f.problem, Hint: f.hint,
 			table: true}
 	}
 	to.addBytes(e.Payload)

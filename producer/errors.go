@@ -15,15 +15,15 @@ type Invalid struct {
 	Field   string // of Event, such as Payload or Columns["event_type"]
 	Value   string // what it is, the beginning of it
 	Problem string // what is wrong with it
-	Cure    string // what to do
+	Hint    string // what to do
 
 	taken bool
 	table bool // it may be the table's columns that are not as they were
 }
 
-// Error names the event, the field, its value and the cure.
+// Error names the event, the field, its value and the hint.
 func (e *Invalid) Error() string {
-	return fmt.Sprintf("producer: event %d: %s %s: %s. %s", e.Index, e.Field, e.Value, e.Problem, e.Cure)
+	return fmt.Sprintf("producer: event %d: %s %s: %s. %s", e.Index, e.Field, e.Value, e.Problem, e.Hint)
 }
 
 // Unwrap returns [ErrTaken] where that is the problem.
@@ -52,7 +52,7 @@ func shown(value string) string {
 	return fmt.Sprintf("%q… (%d bytes)", value[:cut], len(value))
 }
 
-// SQLSTATEs of what a statement can fail with that has a cure here.
+// SQLSTATEs of errors for which there is a hint.
 const (
 	stateUnique     = "23505"
 	stateNotNull    = "23502"
@@ -74,27 +74,27 @@ func (o *Outbox) failed(doing string, l *layout, events []Event, err error) erro
 	if !errors.As(err, &coded) {
 		return fmt.Errorf("producer: %s: %w", doing, err)
 	}
-	cure := ""
+	hint := ""
 	switch coded.SQLState() {
 	case stateUnique:
 		return o.taken(doing, l, events, err)
 	case stateNotNull:
-		cure = "Give it in Columns of every event, or give the column a default"
+		hint = "Give it in Columns of every event, or give the column a default"
 	case stateNoTable, stateNoColumn, stateOtherType, stateGenerated, stateCannotCast:
 		o.layout.Store(nil)
-		cure = "The table has changed, or a table is missing; the next call reads it again. Roll back and " +
+		hint = "The table has changed, or a table is missing; the next call reads it again. Roll back and " +
 			"try again" + o.counterCure()
 	case stateNoRight:
-		cure = "The role needs INSERT on the table and SELECT on its id column" + o.counterRight()
+		hint = "The role needs INSERT on the table and SELECT on its id column" + o.counterRight()
 	case stateSerialize, stateDeadlock:
-		cure = "Roll back and run the whole transaction again"
+		hint = "Roll back and run the whole transaction again"
 	case stateAborted:
-		cure = "An earlier statement of this transaction failed. Roll back"
+		hint = "An earlier statement of this transaction failed. Roll back"
 	}
-	if cure != "" {
-		cure = ". " + cure
+	if hint != "" {
+		hint = ". " + hint
 	}
-	return fmt.Errorf("producer: %s: %w%s", doing, err, cure)
+	return fmt.Errorf("producer: %s: %w%s", doing, err, hint)
 }
 
 func (o *Outbox) counterCure() string {
@@ -113,7 +113,7 @@ func (o *Outbox) counterRight() string {
 
 // taken names the event that a unique constraint refused, if the server says its values.
 func (o *Outbox) taken(doing string, l *layout, events []Event, err error) error {
-	which, cure := "an event", "Roll back. Count on from the actor's last counter, or let NextCounter count"
+	which, hint := "an event", "Roll back. Count on from the actor's last counter, or let NextCounter count"
 	var detailed *pgconn.PgError
 	if errors.As(err, &detailed) {
 		if i, ok := l.find(detailed.Detail, events); ok {
@@ -122,11 +122,11 @@ func (o *Outbox) taken(doing string, l *layout, events []Event, err error) error
 				i, shown(e.Document), shown(e.Actor), e.Counter, shown(e.ID))
 		}
 		if detailed.TableName == o.counter.table {
-			cure = "Roll back and try again"
+			hint = "Roll back and try again"
 		}
 		err = fmt.Errorf("%w (%s)", err, detailed.Detail)
 	}
-	return fmt.Errorf("producer: %s: %s was %w: %w. %s", doing, which, ErrTaken, err, cure)
+	return fmt.Errorf("producer: %s: %s was %w: %w. %s", doing, which, ErrTaken, err, hint)
 }
 
 // find returns the event that has the values of an error's detail, such as

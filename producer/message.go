@@ -105,7 +105,7 @@ func (o *Outbox) judgeMessage(e *Event) *Invalid {
 	for _, f := range []struct{ field, text string }{{"Document", e.Document}, {"Actor", e.Actor},
 		{"Key", e.Key}, {"ID", e.ID}} {
 		if bad := (&column{}).check(f.text); bad != nil {
-			return invalid(f.field, shown(f.text), bad.problem, bad.cure)
+			return invalid(f.field, shown(f.text), bad.problem, bad.hint)
 		}
 	}
 	if len(e.Columns) > maxMessageHeaders {
@@ -153,7 +153,7 @@ func (o *Outbox) content(head, tail []byte, e *Event, id string) (_, _ []byte, b
 		}
 		if f != nil {
 			return nil, nil, invalid(fmt.Sprintf("Columns[%q]", name), shown(fmt.Sprint(e.Columns[name])),
-				f.problem, f.cure)
+				f.problem, f.hint)
 		}
 		tail = appendJSON(append(appendJSON(append(tail, before...), name), ':'), val.text)
 		before = ","

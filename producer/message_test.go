@@ -210,7 +210,7 @@ func TestAMessageThatCannotHoldTheEventIsRefused(t *testing.T) {
 	} {
 		_, err := d.pgx(t.Context(), messageOf(t, c.cfg), c.event)
 		var bad *Invalid
-		if !errors.As(err, &bad) || bad.Field != c.field || !strings.Contains(bad.Problem+bad.Cure, c.want) {
+		if !errors.As(err, &bad) || bad.Field != c.field || !strings.Contains(bad.Problem+bad.Hint, c.want) {
 			t.Errorf("%+v: %v; want %s refused: %s", c.event, err, c.field, c.want)
 		}
 	}

@@ -49,9 +49,9 @@ func wantError(t testing.TB, err error, parts ...string) {
 	}
 }
 
-// TestWhatPostgreSQLRefusesIsReportedWithItsCure: what PostgreSQL alone can refuse is reported with its cure,
+// TestWhatPostgreSQLRefusesIsReportedWithAHint: what PostgreSQL alone can refuse is reported with a hint,
 // and a table that has changed is read again.
-func TestWhatPostgreSQLRefusesIsReportedWithItsCure(t *testing.T) {
+func TestWhatPostgreSQLRefusesIsReportedWithAHint(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	d.both(t, func(t *testing.T, call inTx) {

@@ -78,7 +78,7 @@ func plain(v any) (val value, binary bool, err error) {
 }
 
 // finding is what is wrong with a value, and what to do.
-type finding struct{ problem, cure string }
+type finding struct{ problem, hint string }
 
 // check says what PostgreSQL would not take of a text for a column, as far as it can be known here.
 func (c *column) check(s string) *finding {

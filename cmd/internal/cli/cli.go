@@ -18,16 +18,16 @@ type App struct {
 	Name           string // of the binary
 	Stdout, Stderr io.Writer
 
-	// Arm, if it is set, reads from the environment what harm a test wants done, and returns the environment
-	// without it.
+	// Arm, if set, reads the faults that a test wants from the environment, and returns the environment
+	// without them.
 	Arm func(environ []string) (Faults, []string, error)
 
 	faults  Faults
 	environ []string
-	started bool // the command line was right, and a command runs
+	started bool // the command line was valid, and a command runs
 }
 
-// Faults do harm to a running Outflow, as a test wants it.
+// Faults are injected by tests.
 type Faults interface {
 	// Decorate puts them around what a pipeline is connected to.
 	Decorate(c *pipeline.Config)

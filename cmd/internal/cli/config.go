@@ -10,8 +10,8 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// configured completes a command that needs the configuration: the settings are flags of it, and do gets what
-// is in force.
+// configured completes a command that needs the configuration: the settings become its flags, and do gets
+// the result.
 func (a *App) configured(cmd *cobra.Command,
 	do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
 	args := config.AddFlags(cmd)
@@ -47,7 +47,7 @@ var checks = []config.Check{
 				DeadLetterSubject: c.Sink.DeadLetterSubject, MaxPayload: c.Sink.MaxPayload,
 				Resolve: func(string) (sink.Field, bool) {
 					return 0, true
-				}, // the columns are the table's to say
+				}, // the table decides about the columns
 			}.Validate()
 		}},
 }

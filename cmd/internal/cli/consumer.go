@@ -29,9 +29,9 @@ func (a *App) consumerCommand() *cobra.Command {
 	return cmd
 }
 
-// consumerWorld connects to where consumers are. The database counts as given only if it was: else
-// postgres.url is asked, if it answers.
-func (a *App) consumerWorld(ctx context.Context, cfg config.Config,
+// consumerAdmin connects to NATS and, if it is given, the consumer's database; otherwise it tries
+// postgres.url.
+func (a *App) consumerAdmin(ctx context.Context, cfg config.Config,
 	d *consumerDatabase) (w *consumeradmin.Admin, closeAll func(), err error) {
 	log := newLogger(a.Stderr, cfg.Log)
 	sc, err := wiring.Broker(cfg, log)
@@ -79,7 +79,7 @@ where their database is at hand.`,
 		Example: "  outflow consumer list\n" +
 			"  outflow consumer list --database postgres://app@db/search --json",
 	}, func(ctx context.Context, cfg config.Config) error {
-		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
+		w, closeAll, err := a.consumerAdmin(ctx, cfg, &d)
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 			return &outbox.Fault{Class: outbox.Usage, Code: "rewind_to", Message: "--to is missing",
 				Hint: "Write --to start, seq:N, position:P or time:T"}
 		}
-		w, closeAll, err := a.consumerWorld(ctx, cfg, &d)
+		w, closeAll, err := a.consumerAdmin(ctx, cfg, &d)
 		if err != nil {
 			return err
 		}
@@ -202,7 +202,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 	return cmd
 }
 
-// ask asks a person for a yes. Where there is none, that is a refusal.
+// ask asks for a yes at the terminal. If there is no terminal the answer is no.
 func (a *App) ask(ctx context.Context, question string) error {
 	refused := func(what string) error {
 		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", Message: what +
@@ -228,7 +228,7 @@ func (a *App) ask(ctx context.Context, question string) error {
 	}
 }
 
-// isTerminal reports whether a person may sit at the other end.
+// isTerminal reports whether a file is a terminal.
 func isTerminal(f *os.File) bool {
 	info, err := f.Stat()
 	if err != nil || info.Mode()&os.ModeCharDevice == 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// consumerDatabase is where a consumer keeps its marks, for the commands that look into it.
+// consumerDatabase names the database of a consumer's offsets, for the commands that read it.
 type consumerDatabase struct {
 	url    string
 	schema string

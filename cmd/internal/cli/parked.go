@@ -29,7 +29,7 @@ The running consumer does it, within seconds; if none runs, the next one does.`,
 
 func (a *App) parkedListCommand() *cobra.Command {
 	var limit int
-	cmd := a.ward(&cobra.Command{
+	cmd := a.onParked(&cobra.Command{
 		Use:     "list [consumer]",
 		Short:   "The documents that are parked, with the error of the first event",
 		Example: "  outflow parked list\n  outflow parked list orders --json",
@@ -46,7 +46,7 @@ func (a *App) parkedListCommand() *cobra.Command {
 
 func (a *App) parkedShowCommand() *cobra.Command {
 	var limit int
-	cmd := a.ward(&cobra.Command{
+	cmd := a.onParked(&cobra.Command{
 		Use:     "show <consumer> <document>",
 		Short:   "A parked document: its events in their order, with error, headers and data",
 		Example: "  outflow parked show orders note-1 --limit 100",
@@ -59,7 +59,7 @@ func (a *App) parkedShowCommand() *cobra.Command {
 
 func (a *App) parkedRetryCommand() *cobra.Command {
 	r := parked.Release{}
-	cmd := a.ward(&cobra.Command{
+	cmd := a.onParked(&cobra.Command{
 		Use:   "retry <consumer> [document ...]",
 		Short: "Release documents: the first event is tried again, the others follow",
 		Long: `Says that documents are to be released. The running consumer tries the first event again, and if that has its effect
@@ -80,7 +80,7 @@ all later ones in their order. Where one fails, it and what follows stay parked.
 
 func (a *App) parkedSkipCommand() *cobra.Command {
 	r := parked.Release{Skip: true}
-	cmd := a.ward(&cobra.Command{
+	cmd := a.onParked(&cobra.Command{
 		Use:   "skip <consumer> <document> ...",
 		Short: "Drop the first event of documents without its effect, and release the others",
 		Long: `Says that the first parked event of each document is to be dropped: it has no effect, now or later. The others are
@@ -100,8 +100,8 @@ func waiting(cmd *cobra.Command, r *parked.Release) {
 	cmd.Flags().DurationVar(&r.Timeout, "timeout", time.Minute, "so long --wait waits")
 }
 
-// ward completes a command that works on what is parked.
-func (a *App) ward(cmd *cobra.Command, args cobra.PositionalArgs,
+// onParked completes a command that works on parked events.
+func (a *App) onParked(cmd *cobra.Command, args cobra.PositionalArgs,
 	do func(ctx context.Context, w *parked.Command, args []string) error,
 ) *cobra.Command {
 	var d consumerDatabase

@@ -100,8 +100,8 @@ func (w *harness) run(ctx context.Context, r *Report, cases []*Case) error {
 
 // check refuses what cannot be meant.
 func (o *Options) check() error {
-	wrong := func(what, cure string) error {
-		return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: what, Hint: cure}
+	wrong := func(what, hint string) error {
+		return &outbox.Fault{Class: outbox.Usage, Code: "bench", Message: what, Hint: hint}
 	}
 	if o.Rows < 100 || o.Repetitions < 1 || o.Payload < minPayload || o.Payload > maxPayload {
 		return wrong(fmt.Sprintf("--rows %d --repetitions %d --payload %d is not possible", o.Rows,

@@ -123,8 +123,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-func usage(what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, Code: "torture", Message: what, Hint: cure}
+func usage(message, hint string) error {
+	return &outbox.Fault{Class: outbox.Usage, Code: "torture", Message: message, Hint: hint}
 }
 
 // Run attacks and judges. It returns whether the verdict is good; the error is an *outbox.Fault of class

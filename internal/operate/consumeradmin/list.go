@@ -18,14 +18,14 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// Admin looks after the consumers of a stream.
+// Admin lists and rewinds the consumers of a stream.
 type Admin struct {
 	Stream string
 	JS     jetstream.JetStream
 	Conn   *sink.Conn
 	DB     *pgx.Conn // a consumer's database; nil: not given
 	Schema string    // of its tables; "": the search path
-	From   string    // which setting says where the database is
+	From   string    // the setting that names the database
 }
 
 func (a *Admin) database() *database {
@@ -41,7 +41,7 @@ const (
 	metadataPartitions = "outflow.partitions"
 )
 
-// The kinds of consumer, as metadata has them, and Plain for those of others.
+// The kinds of consumer as in the metadata, and plain for any other durable.
 const (
 	InPostgres  = "postgres"
 	InJetStream = "jetstream"
@@ -55,13 +55,13 @@ type Consumer struct {
 	Filters []string `json:"filters,omitempty"`
 	Offsets string   `json:"marks"` // postgres, jetstream, or plain: it is not one of package consumer
 
-	Pending    uint64 `json:"pending"`     // messages that it has not been given
-	AckPending int    `json:"ack_pending"` // given, and not acknowledged
+	Pending    uint64 `json:"pending"`     // messages not yet delivered
+	AckPending int    `json:"ack_pending"` // delivered but not acknowledged
 
 	Sequence uint64           `json:"sequence"`           // everything up to here is done
-	Position *outbox.Position `json:"position,omitempty"` // of the message there, where it can be read
-	Running  bool             `json:"running"`            // somebody reads from it now
-	Owner    string           `json:"owner,omitempty"`    // who has the lease
+	Position *outbox.Position `json:"position,omitempty"` // of that message, if it can be read
+	Running  bool             `json:"running"`            // a client is reading from it
+	Owner    string           `json:"owner,omitempty"`    // the instance that has the lease
 
 	Partitions int     `json:"partitions,omitempty"`
 	Least      *uint64 `json:"least_mark,omitempty"`
@@ -115,8 +115,7 @@ func (a *Admin) stream(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// fromJetStream takes what JetStream says. A record of a rewind that was cut short is no consumer: it says
-// what one was.
+// fromJetStream reads a durable. The record of an interrupted rewind is not a consumer, but describes one.
 func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 	if text, ok := info.Config.Metadata[metadataRewind]; ok {
 		var r record
@@ -139,8 +138,8 @@ func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 	return c, true
 }
 
-// addFromDatabase adds those of the database whose durable is not there now, and drops records of consumers
-// that are there again.
+// addFromDatabase adds the database's consumers that have no durable now, and drops the records of those
+// that have one again.
 func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer, error) {
 	there := map[string]bool{}
 	for _, c := range all {
@@ -171,7 +170,7 @@ func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer
 	return all, nil
 }
 
-// addOffsets adds what the offsets say, and the position.
+// addOffsets adds the offsets and the position.
 func (a *Admin) addOffsets(ctx context.Context, c *Consumer, kv *bucket) error {
 	var s *state
 	switch d := a.database(); {
@@ -233,7 +232,7 @@ type stored struct {
 	outflow outbox.Header
 }
 
-// message reads a message from the leader; nil if it is not there, or has no header of ours.
+// message reads a message from the leader; nil if there is none, or it has no Outflow header.
 func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	if seq == 0 {
 		return nil, nil
@@ -241,7 +240,7 @@ func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	return a.ask(ctx, jsapi.MessageRequest{Seq: seq})
 }
 
-// firstFrom reads the first message at or behind seq that one of the filters matches.
+// firstFrom reads the first message at or after seq that matches one of the filters.
 func (a *Admin) firstFrom(ctx context.Context, seq uint64, filters []string) (first *stored, err error) {
 	if len(filters) == 0 {
 		filters = []string{">"}
@@ -284,10 +283,10 @@ func (a *Admin) ask(ctx context.Context, request jsapi.MessageRequest) (*stored,
 		fmt.Sprintf("stream %s: the message at sequence %d has no header of outflow", a.Stream, m.seq), "")
 }
 
-func fatal(code, what, cure string) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: what, Hint: cure}
+func fatal(code, message, hint string) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: message, Hint: hint}
 }
 
-func usage(code, what, cure string) error {
-	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: what, Hint: cure}
+func usage(code, message, hint string) error {
+	return &outbox.Fault{Class: outbox.Usage, Code: code, Message: message, Hint: hint}
 }

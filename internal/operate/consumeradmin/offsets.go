@@ -24,7 +24,7 @@ type offset struct {
 	N   uint32          `json:"n"`
 	Pos outbox.Position `json:"pos"`
 
-	// the broker has lost that message: what it had comes again under new sequences
+	// the broker has lost that message, and what it lost is published again under new sequences
 	Lost bool `json:"holed,omitempty"`
 }
 
@@ -37,7 +37,7 @@ type oldLayout struct {
 // live is the source of the offsets in the stream itself.
 const live = "live"
 
-// state is what is stored of a consumer of package consumer.
+// state is the stored state of a consumer of package consumer.
 type state struct {
 	partitions int
 	filter     string
@@ -48,7 +48,7 @@ type state struct {
 	owner      string   // who has the lease; "": nobody
 }
 
-// furthest is how far it has come anywhere, also before its number of partitions changed.
+// furthest is the newest offset of any partition, including those of old layouts.
 func (s *state) furthest() (most uint64) {
 	for _, m := range s.offsets {
 		most = max(most, m.Seq)
@@ -70,8 +70,7 @@ func (s *state) lowest() offset {
 	return slices.MinFunc(s.offsets, func(a, b offset) int { return cmp.Compare(a.Seq, b.Seq) })
 }
 
-// lower takes every offset beyond another one back to it, and notes up to where events have been there
-// already.
+// lower moves every offset beyond another one back to it, and records up to where events are replayed.
 func (s *state) lower(to offset) {
 	s.replayedTo = max(s.replayedTo, s.furthest())
 	capped := func(offsets []offset) {
@@ -89,7 +88,7 @@ func (s *state) lower(to offset) {
 			if !slices.ContainsFunc(g.Offsets, func(m offset) bool {
 				return m.Lost || m.Seq > s.lowest().Seq
 			}) {
-				continue // it says nothing any more
+				continue // nothing of it is left
 			}
 		}
 		before = append(before, g)
@@ -110,7 +109,7 @@ func (d *database) table(name string) string {
 	return pgx.Identifier{d.schema, name}.Sanitize()
 }
 
-// load reads a consumer; nil if there is none, or no table. lock keeps everybody else from changing it.
+// load reads a consumer; nil if there is none, or no table. With lock nobody else can change it.
 func (d *database) load(ctx context.Context, q consumer.DB, name string, lock bool) (*state, error) {
 	sql := `SELECT stream, filter, partitions, before::text, replayed_to, CASE
 		WHEN expires > clock_timestamp() THEN owner END
@@ -162,13 +161,14 @@ func (d *database) load(ctx context.Context, q consumer.DB, name string, lock bo
 	return s, nil
 }
 
-// missingTable reports whether a table is not there.
+// missingTable reports whether a table does not exist.
 func missingTable(err error) bool {
 	var e *pgconn.PgError
 	return errors.As(err, &e) && (e.Code == "42P01" || e.Code == "3F000")
 }
 
-// save writes what lower has changed, and ends the epoch: whatever an instance of before still tries fails.
+// save writes what lower has changed, and ends the epoch, so that everything an earlier instance still tries
+// fails.
 func (d *database) save(ctx context.Context, tx pgx.Tx, name string, s *state) error {
 	before, err := json.Marshal(append([]oldLayout{}, s.oldLayouts...))
 	if err != nil {
@@ -213,7 +213,7 @@ func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string,
 	return all, nil
 }
 
-// bucket is where consumers without a database keep their offsets.
+// bucket has the offsets of consumers without a database.
 type bucket struct{ kv jetstream.KeyValue }
 
 // openBucket finds it; nil if there is none.
@@ -228,7 +228,7 @@ func openBucket(ctx context.Context, js jetstream.JetStream, stream string) (*bu
 	return &bucket{kv}, nil
 }
 
-// document is what the bucket has of a consumer. What this program does not know of it is kept.
+// document is a consumer's document in the bucket. Fields that this version does not know are preserved.
 type document struct {
 	revision uint64
 	fields   map[string]json.RawMessage
@@ -275,7 +275,7 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 	return d, nil
 }
 
-// save writes what lower has changed, unless somebody else has written meanwhile.
+// save writes what lower has changed, unless somebody else has written to the document.
 func (b *bucket) save(ctx context.Context, name string, d *document) error {
 	var offsets map[string]json.RawMessage
 	err := json.Unmarshal(d.fields["marks"], &offsets)

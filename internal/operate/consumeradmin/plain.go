@@ -14,22 +14,22 @@ import (
 // metadataRewind is on the durable that is the record of a rewind.
 const metadataRewind = "outflow.rewind"
 
-// record is what a durable was before it was deleted to be made again.
+// record describes a durable before it is deleted and made again.
 type record struct {
 	Config jetstream.ConsumerConfig `json:"config"`
-	Was    uint64                   `json:"was"`   // the newest message that it was given
+	Was    uint64                   `json:"was"`   // the newest message delivered
 	Acked  uint64                   `json:"acked"` // everything up to here is acknowledged
 	To     uint64                   `json:"to"`    // the rewind's
 }
 
 func recordName(name string) string { return name + "_rewinding" }
 
-// quiet is how long a durable must have been left alone: a client that works on what it was given, between
-// two pulls, waits for nothing.
+// quiet is how long a durable must have been unused: a client that handles messages between two pulls has no
+// request waiting.
 const unusedFor = 5 * time.Second
 
-// rewindPlain makes a durable again that begins behind another sequence. In this order, so that what it was
-// is known at each moment: the record, the deletion, the new durable, the deletion of the record.
+// rewindPlain replaces a durable by one that begins after another sequence. The order of the steps preserves
+// its description at any moment: write the record, delete the durable, make the new one, delete the record.
 func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind,
 	info *jetstream.ConsumerInfo) error {
 	rec, err := a.record(ctx, stream, r.Name)
@@ -48,7 +48,7 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 			return err
 		}
 	}
-	// Killed behind the new durable, which nobody has used yet: the record still says what there was.
+	// An earlier rewind was killed after making the new durable, which is unused: the record still holds.
 	anew := info != nil && rec != nil && info.Config.OptStartSeq == rec.To+1 && info.Delivered.Consumer == 0
 	if info != nil && !anew {
 		config := info.Config
@@ -69,7 +69,7 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	if err != nil {
 		return err
 	}
-	to = min(to, rec.Acked) // what was given and not acknowledged is not done
+	to = min(to, rec.Acked) // what was delivered but not acknowledged is not done
 	p, err := a.plan(ctx, stream, r.Name, Plain, rec.Was, to, filtersOf(&rec.Config))
 	if err != nil {
 		return err
@@ -100,7 +100,6 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 	return a.deleteRecord(ctx, stream, r.Name)
 }
 
-// deleteRecord deletes the record.
 func (a *Admin) deleteRecord(ctx context.Context, stream jetstream.Stream, name string) error {
 	if err := stream.DeleteConsumer(ctx, recordName(name)); err != nil &&
 		!errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -109,7 +108,7 @@ func (a *Admin) deleteRecord(ctx context.Context, stream jetstream.Stream, name 
 	return nil
 }
 
-// record reads the record of a rewind that was cut short; nil if there is none.
+// record reads the record of an interrupted rewind; nil if there is none.
 func (a *Admin) record(ctx context.Context, stream jetstream.Stream, name string) (*record, error) {
 	c, err := stream.Consumer(ctx, recordName(name))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -130,7 +129,7 @@ func (a *Admin) record(ctx context.Context, stream jetstream.Stream, name string
 	return rec, nil
 }
 
-// writeRecord makes the record: a durable that nobody reads, which stands where the other one was.
+// writeRecord makes the record: a durable that nobody reads, at the position of the other one.
 func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *record) error {
 	text, err := json.Marshal(rec)
 	if err != nil {
@@ -154,11 +153,11 @@ func (a *Admin) writeRecord(ctx context.Context, stream jetstream.Stream, rec *r
 	return nil
 }
 
-// awaitUnused waits until nobody has used the durable for a while, and refuses it if somebody does.
+// awaitUnused waits until the durable has been unused for a while, and returns an error if it is in use.
 func awaitUnused(ctx context.Context, name string, look func() (*jetstream.ConsumerInfo, error)) (
 	*jetstream.ConsumerInfo, error) {
 	var last *jetstream.ConsumerInfo
-	var since time.Time // when the first answer was there
+	var since time.Time // when the first answer came
 	for {
 		asked := time.Now()
 		info, err := look()
@@ -175,7 +174,7 @@ func awaitUnused(ctx context.Context, name string, look func() (*jetstream.Consu
 		if last == nil {
 			since = time.Now()
 		}
-		// From an answer to a question: how long an answer took to come says nothing of the durable.
+		// Count from an answer to a later request: the delay of an answer says nothing about the durable.
 		if last = info; asked.Sub(since) >= unusedFor || unused(info) {
 			return info, nil
 		}
@@ -187,7 +186,7 @@ func awaitUnused(ctx context.Context, name string, look func() (*jetstream.Consu
 	}
 }
 
-// unused reports whether the server says that nobody has used the durable for a while.
+// unused reports whether, according to the server, nobody has used the durable for a while.
 func unused(info *jetstream.ConsumerInfo) bool {
 	now := info.TimeStamp
 	long := func(t *time.Time) bool { return t == nil || now.Sub(*t) >= unusedFor }

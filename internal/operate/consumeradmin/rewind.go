@@ -20,29 +20,29 @@ type Rewind struct {
 	Name string
 	To   string // start, seq:N, position:P or time:T
 
-	// Confirm is called with what is going to happen; nothing is changed if it returns an error.
+	// Confirm is called with the plan; nothing is changed if it returns an error.
 	Confirm func(p *Plan) error
 
-	target target // what To says
+	target target // To, parsed
 }
 
 // Plan is what a rewind does. The JSON names are stable.
 type Plan struct {
 	Name     string           `json:"name"`
 	Offsets  string           `json:"marks"`
-	Was      uint64           `json:"was"`   // it had come up to this sequence
+	Was      uint64           `json:"was"`   // the sequence up to which it was done
 	To       uint64           `json:"to"`    // the last sequence that stays done
 	Exact    bool             `json:"-"`     // Again is exact: all partitions were at Was
-	Again    uint64           `json:"again"` // so many events come again
+	Again    uint64           `json:"again"` // number of events that are delivered again
 	First    uint64           `json:"first,omitempty"`
 	Position *outbox.Position `json:"first_position,omitempty"`
 	Stored   *time.Time       `json:"first_stored,omitempty"`
-	// parked events that come again as well, and are not parked any more
+	// parked events that are delivered again as well, and no longer parked
 	Parked   int  `json:"parked"`
 	Replayed bool `json:"replayed"` // they are marked as replayed
 }
 
-// Lines is the plan for people.
+// Lines is the plan in words.
 func (p *Plan) Lines() []string {
 	lines := []string{
 		fmt.Sprintf("consumer %s goes back from sequence %d to %d", p.Name, p.Was, p.To),
@@ -70,7 +70,7 @@ func (p *Plan) Lines() []string {
 	return lines
 }
 
-// Rewind sets a consumer back.
+// Rewind moves a consumer back.
 func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	if r.target, err = parseTarget(r.To, time.Now()); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	}
 }
 
-// find looks for the consumer and says of which kind it is. The durable may be missing.
+// find looks for the consumer and returns its kind. The durable may be missing.
 func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo, string, error) {
 	c, err := a.JS.Consumer(ctx, a.Stream, name)
 	if err == nil {
@@ -133,13 +133,13 @@ func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 		"`outflow consumer list` names those that there are")
 }
 
-// runningFault is the refusal of a consumer that runs.
+// runningFault is the error for a consumer that is running.
 func runningFault(name, how string) error {
 	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how),
 		"Stop all its instances first; one that was killed counts as dead when its lease has run out")
 }
 
-// refuseInUse refuses a durable from which somebody waits for messages.
+// refuseInUse returns an error if a client is waiting for messages from the durable.
 func refuseInUse(name string, info *jetstream.ConsumerInfo) error {
 	switch {
 	case info == nil:
@@ -152,7 +152,7 @@ func refuseInUse(name string, info *jetstream.ConsumerInfo) error {
 	return nil
 }
 
-// resolve finds the last sequence that stays done: everything behind it comes again.
+// resolve finds the last sequence that stays done. Everything after it is delivered again.
 func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name string, p target) (uint64, error) {
 	info, err := stream.Info(ctx)
 	if err != nil {
@@ -186,7 +186,7 @@ func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name strin
 	return p.seq - 1, nil
 }
 
-// removedFault refuses a target that retention has removed.
+// removedFault is the error for a target that retention has removed.
 func (a *Admin) removedFault(name string, first uint64, why string) error {
 	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is "+
 		"removed, and %s", a.Stream, first, why),
@@ -194,8 +194,8 @@ func (a *Admin) removedFault(name string, first uint64, why string) error {
 			"consumer:%s` reads what the table has", first, name))
 }
 
-// lastBefore finds the sequence before the first message for which is holds; that of the stream's end if
-// there is none.
+// lastBefore finds the sequence before the first message for which is holds; the stream's last one if there
+// is none.
 func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream.OrderedConsumerConfig,
 	is func(time.Time, *outbox.Header) bool, check func(first *outbox.Header) error,
 ) (uint64, error) {
@@ -225,7 +225,7 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	return found, err
 }
 
-// plan looks at what comes again when a consumer goes back from was to to.
+// plan finds out what is delivered again when a consumer goes back from was to to.
 func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets string, was, to uint64,
 	filters []string) (*Plan, error) {
 	p := &Plan{Name: name, Offsets: offsets, Was: was, To: to}
@@ -269,14 +269,14 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	return p, nil
 }
 
-// offsetAt is the offset behind a sequence.
+// offsetAt is the offset at a sequence.
 func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
 	m, err := a.message(ctx, seq)
 	if err != nil {
 		return offset{}, err
 	}
 	to := offset{Seq: seq}
-	if m != nil { // else it is not compared
+	if m != nil { // otherwise the consumer does not compare it
 		to.Due, to.N, to.Pos = m.outflow.Due, uint32(m.outflow.N), m.outflow.Pos
 		if to.Pos.Repaired() {
 			to.N = to.Pos.Index
@@ -285,7 +285,7 @@ func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
 	return to, nil
 }
 
-// hasRead refuses a consumer that has read nothing.
+// hasRead returns an error for a consumer that has read nothing.
 func hasRead(name string, s *state) error {
 	if len(s.offsets) == 0 {
 		return fatal("rewind_ahead", fmt.Sprintf("consumer %s has read nothing yet", name),
@@ -380,8 +380,8 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// inStream leaves those parked events that the stream has: they come again. A row whose message is gone is
-// the only copy.
+// inStream returns the parked events that the stream has: those are delivered again. A row whose message is
+// gone is the only copy, and stays.
 func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 	kept := []int64{}
 	for _, seq := range parked {
@@ -431,8 +431,8 @@ func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rew
 	return nil
 }
 
-// idleDocument reads the document of a consumer without a database that nobody has the lease of. An owner is
-// dead when its document has not changed for a lease.
+// idleDocument reads a consumer's document, if nobody has the lease. An owner counts as dead if the
+// document has not changed for the time of the lease.
 func (a *Admin) idleDocument(ctx context.Context, kv *bucket, name string) (*document, error) {
 	doc, err := kv.load(ctx, name)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// target is where a consumer is set back to: the first event that comes again.
+// target is where a consumer is moved back to: the first event that is delivered again.
 type target struct {
 	kind     string // start, seq, position or time
 	seq      uint64 // of start and seq
@@ -19,8 +19,7 @@ type target struct {
 	time     time.Time
 }
 
-// parseTarget reads start, seq:N, position:P or time:T. It needs no server, so that a wrong one is said
-// before anything else.
+// parseTarget reads start, seq:N, position:P or time:T. It needs no server, so mistakes are reported first.
 func parseTarget(to string, now time.Time) (p target, err error) {
 	kind, value, _ := strings.Cut(to, ":")
 	p.kind = kind

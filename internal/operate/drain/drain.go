@@ -51,7 +51,7 @@ type drainer struct {
 	log      *slog.Logger
 	progress func(Report)
 
-	conns  *conns.Conns // nil: to be opened
+	conns  *conns.Conns // nil: not open
 	own    *streamer    // nil: another outflow holds the slot
 	report Report
 	quiet  outbox.LSN // where the WAL ended when the goal was reached, 0: not yet

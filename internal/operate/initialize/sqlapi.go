@@ -11,7 +11,7 @@ import (
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
-// apiLock keeps two runs of init from making the same objects at once.
+// apiLock keeps concurrent runs of init from making the same objects.
 const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
 // SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function

@@ -1,6 +1,5 @@
-// Package parked is what outflow parked does: it looks at the parked events of consumers, says which are to
-// be released, and waits for the running consumer to do it. It is internal to Outflow: its API may change at
-// any time.
+// Package parked is `outflow parked`: it shows the parked events of consumers, asks for their release, and
+// waits until the running consumer has done that. It is internal to Outflow: its API may change at any time.
 package parked
 
 import (
@@ -19,11 +18,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Command is outflow parked with the database that it works on.
+// Command is one call of `outflow parked`.
 type Command struct {
 	Parked   *consumer.Parked
 	JSON     bool
-	Out, Log io.Writer // results; what is said beside them
+	Out, Log io.Writer // for results and for messages
 }
 
 // List prints the parked documents of a consumer, or of all ("").
@@ -97,23 +96,23 @@ func (c *Command) row(r *consumer.ParkedRow) {
 	} {
 		fmt.Fprintf(table, "  %s\t%s\n", field[0], field[1])
 	}
-	_ = table.Flush() // the writer's error comes again with the next line
+	_ = table.Flush() // the next write returns the same error
 	for l := range strings.Lines(r.Error) {
 		fmt.Fprintf(c.Out, "  | %s\n", strings.TrimRight(l, "\r\n"))
 	}
 }
 
-// Release says what is to be done with documents: retry or skip.
+// Release asks to retry or skip documents.
 type Release struct {
 	Consumer  string
 	Documents []string
-	All       bool // all that are parked
+	All       bool // all parked documents
 	Skip      bool
 	Wait      bool
 	Timeout   time.Duration // of the waiting
 }
 
-// Result is what became of a document. The JSON names are stable.
+// Result is the outcome for a document. The JSON names are stable.
 type Result struct {
 	Document string `json:"document"`
 	State    string `json:"state"`           // asked, released, failed, waiting
@@ -124,19 +123,18 @@ type Result struct {
 // The states of a result.
 const (
 	asked    = "asked"    // the consumer will do it
-	released = "released" // nothing of it is parked any more
+	released = "released" // none of its events is parked any more
 	failed   = "failed"   // an event failed again
-	waiting  = "waiting"  // the time was up before it was done
+	waiting  = "waiting"  // not done before the timeout
 )
 
 // maxAll is how many documents are asked for at a time with All.
 const maxAll = 1000
 
-// ErrNotDone says that not every document was released while the command waited. What became of each is
-// printed.
+// ErrNotDone says that not every document was released while the command waited. The outcomes are printed.
 var ErrNotDone = errors.New("not everything was released")
 
-// Release asks the running consumer to release documents, and waits until it has done so, if it is to.
+// Release asks the running consumer to release documents and, if told to, waits until it has done so.
 func (c *Command) Release(ctx context.Context, r Release) error {
 	documents := r.Documents
 	if r.All {
@@ -224,7 +222,7 @@ func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 	return nil
 }
 
-// look brings a result up to date.
+// look updates a result.
 func (c *Command) look(ctx context.Context, name string, r *Result) error {
 	if r.State != asked {
 		return nil
@@ -273,8 +271,7 @@ func (c *Command) print(v any) error {
 	return e.Encode(v)
 }
 
-// visible is a name as it is printed: quoted where it would not be seen, or would be taken for something
-// else.
+// visible is a name for printing: quoted if it would otherwise be invisible or ambiguous.
 func visible(s string) string {
 	if q := strconv.Quote(s); s == "" || strings.ContainsAny(s, " \t") || q != `"`+s+`"` {
 		return q

@@ -16,10 +16,10 @@ type Report struct {
 	Stream string `json:"stream"`
 	Table  string `json:"table"`
 
-	// rows that were committed up to here were published; those behind it come from the slot
+	// rows committed up to here were published; later ones come from the slot
 	At        outbox.LSN `json:"at"`
-	Already   uint64     `json:"already"`   // messages that a snapshot which did not finish had left
-	Rows      int        `json:"rows"`      // beside them
+	Already   uint64     `json:"already"`   // messages published by an interrupted snapshot
+	Rows      int        `json:"rows"`      // the others
 	Published uint64     `json:"published"` // of them
 	First     uint64     `json:"first,omitempty"`
 	Last      uint64     `json:"last,omitempty"` // the stream sequences of these
@@ -28,7 +28,7 @@ type Report struct {
 	Finished  bool       `json:"finished"`
 }
 
-// String is the report for people.
+// String is the report in words.
 func (r *Report) String() string {
 	s := fmt.Sprintf("snapshot finished: %d rows of %s published in stream %s", r.Published, r.Table,
 		r.Stream)
@@ -68,7 +68,7 @@ func newReporter(of int, tell func(RowProgress)) *reporter {
 	return &reporter{of: of, begun: now, said: now, tell: tell}
 }
 
-// checkEvery is how many rows pass between two looks at the clock.
+// checkEvery is after how many rows the clock is read.
 const checkEvery = 64
 
 func (p *reporter) row(done int) {

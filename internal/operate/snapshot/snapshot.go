@@ -17,9 +17,9 @@ const attempts = 6
 // prepareTimeout is far above what table, publication and stream take.
 const prepareTimeout = 2 * time.Minute
 
-// Options say what to do beside the configuration.
+// Options extend the configuration.
 type Options struct {
-	// Prepare makes table, publication, stream and bucket, where they are missing.
+	// Prepare makes table, publication, stream and bucket if they are missing.
 	Prepare func(ctx context.Context) error
 
 	Progress func(format string, args ...any) // called with a line for each step
@@ -61,7 +61,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 				"it goes on behind what is published", err)
 		}
 		s.o.Progress("begins again: %v", err)
-		s.renewed = false // what this attempt has sent may still be on its way
+		s.renewed = false // messages of this attempt may still be on their way
 		select {
 		case <-ctx.Done():
 			return s.rep, ctx.Err()
