@@ -100,6 +100,27 @@ func TestSeenGapHasItsRange(t *testing.T) {
 	})
 }
 
+// While NATS is away, the loop that waits for it goes round as often as any, also when an attempt to connect
+// hangs: a probe that looked in between would end a process that is well.
+func TestTheLoopThatWaitsForNATSIsAlive(t *testing.T) {
+	in(t, defaults, 0, func(t *testing.T, w *world) {
+		pr := w.running(options{open: func(l *Conns) {
+			l.Reopen = func(ctx context.Context) (JetStream, Store, error) {
+				<-ctx.Done()
+				return nil, nil, ctx.Err()
+			}
+		}})
+		w.cutBroker(pr, time.Hour, true)
+		w.until(time.Second, "it waits", func() bool { return pr.p.Status().State == StateAway })
+		for begun := time.Now(); time.Since(begun) < keepReplication-time.Second; w.sleep(idleInterval / 10) {
+			s := pr.p.Status()
+			if silent := time.Since(s.beat); s.State != StateAway || silent > 2*idleInterval {
+				t.Fatalf("%s, silent for %v after %v", s.State, silent, time.Since(begun))
+			}
+		}
+	})
+}
+
 // slow is a disk that takes its time to read.
 type slow struct{ memory }
 

@@ -125,6 +125,13 @@ func (h *health) set(s State, err error) {
 	}
 }
 
+// turned takes note that the loop has gone round.
+func (h *health) turned(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.beat = now
+}
+
 func (h *health) sorting(now bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -104,6 +104,7 @@ func (s *session) reconnect(ctx context.Context, cause error) error {
 		case <-over.C:
 			return fmt.Errorf("NATS did not come back within %v: %w", keepReplication, cause)
 		case <-poll.C:
+			s.p.health.turned(time.Now())
 		case result := <-s.questions.done:
 			// It may have lost NATS as well. Whether a record was written is found out later.
 			var failure *jetStreamFailure
