@@ -27,6 +27,33 @@ again() {
   return 1
 }
 
+# in_memory makes a folder for temporary files on a file system that is in memory, and prints its path: a test makes and deletes
+# thousands of files within seconds, which costs a disk's file system much more than that. It fails where there is none, and where there
+# is not as much room, in KiB, as $1 says. Folders of scripts that were killed go.
+in_memory() {
+  local room=$1 shm=/dev/shm dir limit
+  for dir in "$shm"/outflow-test.*; do
+    [ ! -d "$dir" ] || kill -0 "${dir##*.}" 2>/dev/null || rm -rf "$dir"
+  done
+  [ "$(stat -f -c %T "$shm" 2>/dev/null)" = tmpfs ] && [ -w "$shm" ] || return
+  # of the file system, of the machine, and of the container
+  [ "$(df -Pk "$shm" | awk 'NR == 2 { print $4 }')" -ge "$room" ] || return
+  [ "$(awk '$1 == "MemAvailable:" { print $2 }' /proc/meminfo)" -ge "$((2 * room))" ] || return
+  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || echo max)
+  [ "$limit" = max ] || [ "${#limit}" -gt 15 ] || [ "$((limit / 1024))" -ge "$((2 * room))" ] || return
+  dir=$shm/outflow-test.$$
+  mkdir "$dir" && chmod 711 "$dir" || return
+  # Programs are built there, too.
+  printf '#!/bin/sh\n' >"$dir/program" && chmod +x "$dir/program"
+  if "$dir/program" 2>/dev/null; then
+    rm "$dir/program"
+    echo "$dir"
+  else
+    rm -rf "$dir"
+    return 1
+  fi
+}
+
 # npm_pack fetches packages into the current folder. What npm says is printed only when it fails for good.
 npm_pack() {
   local said

@@ -270,7 +270,7 @@ func StartWriters(t *testing.T, url string) (stop func()) {
 				select {
 				case <-stopping:
 					return
-				case <-time.After(3 * time.Millisecond):
+				case <-time.After(20 * time.Millisecond): // a slow machine must not get more to do
 				}
 			}
 		})
