@@ -103,7 +103,7 @@ func TestSeenGapHasItsRange(t *testing.T) {
 // While NATS is away, the loop that waits for it goes round as often as any, also when an attempt to connect
 // hangs: a probe that looked in between would end a process that is well.
 func TestTheLoopThatWaitsForNATSIsAlive(t *testing.T) {
-	in(t, defaults, 0, func(t *testing.T, w *world) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) {
 			l.Reopen = func(ctx context.Context) (JetStream, Store, error) {
 				<-ctx.Done()
