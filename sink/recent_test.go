@@ -286,6 +286,7 @@ func TestRecentCountersFromReplicasThatLag(t *testing.T) {
 		must.Succeed(t, err)
 		lags := (leader + 1) % 3
 		cluster.Stop(lags)
+		must.Succeed(t, cluster.WaitReady(3*time.Minute)) // it may have led the cluster
 		s.cfg.URL = cluster.URL(leader)
 		s.publish(t, 3000, 1000)
 		must.Succeed(t, cluster.Start(lags))
