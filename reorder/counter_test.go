@@ -14,7 +14,8 @@ func TestOnlyGapModeUsesCounters(t *testing.T) {
 	horizon := relay.Settings{MaxEvents: 10, MaxBytes: 1 << 20}
 	gap := horizon
 	gap.Sort, gap.Gap = outbox.ByGap, relay.Gap{Bound: 1e9, Memory: 1}
-	placed, unusable, null := outbox.Counter{First: 5, Span: 1}, outbox.Counter{First: relay.CounterNoInteger},
+	placed, unusable, null := outbox.Counter{First: 5,
+		Span: 1}, outbox.Counter{First: relay.CounterNoInteger},
 		outbox.Counter{}
 	for _, c := range []struct {
 		set       relay.Settings

@@ -84,8 +84,8 @@ func ResolveMapping(c Config, table, template []string) (Resolved, error) {
 			Message: fmt.Sprintf("reorder.mode is gap, and table %s lacks column %q (columns.counter); it "+
 				"has %s",
 				c.Table, c.Columns.Counter.Name, strings.Join(table, ", ")),
-			Hint: "Set columns.counter to the column that counts the events of an actor, or reorder.mode to " +
-				"horizon.",
+			Hint: "Set columns.counter to the column that counts the events of an actor, or reorder.mode " +
+				"to horizon.",
 		}
 	}
 	if r.payload != "" {

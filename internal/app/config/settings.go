@@ -132,8 +132,8 @@ var settings = []setting{
 		doc:  "The actor's counter. Actor and counter make the key if the WAL has none.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Counter, false} }},
 	{path: "columns.span", want: wantColumn,
-		doc: "How many counters an event takes, from its counter on, for libraries whose counters advance by " +
-			"length. Without the column, and where it is NULL: 1. Only gap mode uses it.",
+		doc: "How many counters an event takes, from its counter on, for libraries whose counters advance " +
+			"by length. Without the column, and where it is NULL: 1. Only gap mode uses it.",
 		bind: func(c *Config) value { return columnValue{&c.Columns.Span, false} }},
 	{path: "columns.seq_key", def: "seq_key", want: wantColumn,
 		doc: "The text by which a document's events are ordered, compared as bytes. A column of a number " +
@@ -198,8 +198,8 @@ var settings = []setting{
 			return durationValue{&c.Reorder.Cold, 0, relay.MaxBound, time.Microsecond}
 		}},
 	{path: "reorder.memory", def: "16384", want: "a whole number of messages, 1 to 1048576",
-		doc: "Gap mode: how many of the stream's newest messages are remembered, each with the last counter " +
-			"of its sequence. They are read back at every start.",
+		doc: "Gap mode: how many of the stream's newest messages are remembered, each with the last " +
+			"counter of its sequence. They are read back at every start.",
 		bind: func(c *Config) value { return intValue{&c.Reorder.Memory, 1, relay.MaxMemory} }},
 	{path: "reorder.first_counter", def: "1", want: "0 or 1",
 		doc:  "Gap mode: the counter of a sequence's first event.",

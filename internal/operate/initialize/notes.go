@@ -3,6 +3,12 @@ package initialize
 import (
 	"context"
 	"fmt"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // maxCounted is up to how many rows are counted.
@@ -19,11 +25,37 @@ func (s *setup) notes() {
 				"(sink.on_poison)", c.Name, s.cfg.Table, column.setting)
 		}
 	}
+	if s.cfg.Reorder.Mode == config.ModeGap {
+		for _, note := range counterNotes(s.layout.Table, m) {
+			s.note("note: %s", note)
+		}
+		return // it needs no order key
+	}
 	if !m.Keyed() {
 		s.note("note: table %s has no order key, neither columns.seq_key nor both columns.actor_id and "+
 			"columns.counter: "+
 			"events are published in the order in which their transactions commit", s.cfg.Table)
 	}
+}
+
+// counterNotes points out what of the counter's column gap mode has no good use for.
+func counterNotes(t catalog.Table, m relay.Mapping) (notes []string) {
+	c, ok := t.Column(m.Counter)
+	if !ok {
+		return nil
+	}
+	switch c.TypeOID {
+	case pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID:
+	default:
+		notes = append(notes, fmt.Sprintf("column %q of table %s (columns.counter) is of type %s: in gap "+
+			"mode a row whose counter is not an integer of at most 64 bits can't be published (sink.on_poison)",
+			c.Name, m.Table, c.TypeName))
+	}
+	if !c.NotNull {
+		notes = append(notes, fmt.Sprintf("column %q of table %s (columns.counter) may be NULL: in gap mode "+
+			"a row with NULL there waits for nothing, and nothing waits for it", c.Name, m.Table))
+	}
+	return notes
 }
 
 // noteOlderRows says how many rows the new slot will not bring, and how to publish them.
