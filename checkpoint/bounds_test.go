@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 // busy runs a session for a long time, with a window every 10 ms and a marker now and then, and saves and
 // confirms as the pipeline does. It returns the most checkpoints and events published ahead that were held or
 // stored, and the greatest age of what was confirmed.
-func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored, listed int,
+func busy(t *testing.T, durable time.Duration, taken, holds, windows int) (held, stored, listed int,
 	lag time.Duration) {
 	t.Helper()
 	c := config
@@ -23,18 +24,29 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 	now := epoch
 	reached := map[outbox.LSN]time.Time{p.Due: epoch}
 	var order []outbox.LSN
+	largest := 0      // record, in bytes
 	var ack time.Time // when the snapshot on its way will be acknowledged
 	for i := range windows {
 		now = now.Add(10 * time.Millisecond)
 		due := outbox.LSN(0x2000 + 0x1000*i)
+		if holds > 0 {
+			due += 1 << 62
+		}
 		place := relay.Checkpoint{Due: due, Settings: settings, Timeline: 1}
 		for j := range taken {
 			place.PublishedAhead = append(place.PublishedAhead, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
 		}
+		if holds > 0 { // the oldest is held for a second
+			place.Settings, place.From = gapSettings, due-0x1000*outbox.LSN(min(i, 100))-8
+			for j := range holds { // as long as a hold's text can be
+				place.Holds = append(place.Holds, relay.Hold{Sequence: uint64(j), Base: math.MinInt64,
+					Oldest: outbox.Position{LSN: place.From + 1, Index: math.MaxUint32 - 512 + uint32(j)}})
+			}
+		}
 		k.Made(1)
 		k.Window(place)
 		k.Acked(uint64(i + 1))
-		if i%3 == 0 && taken == 0 {
+		if i%3 == 0 && taken == 0 && holds == 0 {
 			k.Keepalive(relay.Checkpoint{Due: due + 0x100, Settings: settings, Timeline: 1})
 		}
 		reached[due], order = now, append(order, due)
@@ -61,13 +73,19 @@ func busy(t *testing.T, durable time.Duration, taken, windows int) (held, stored
 			}
 			n := 0
 			for _, p := range s.Checkpoints {
-				n += len(p.PublishedAhead)
+				n += len(p.PublishedAhead) + len(p.Holds)
+			}
+			if doc, err := record(s.Checkpoints...).Encode(); err != nil || len(doc) > 1<<20*3/4 {
+				t.Fatalf("a record of %d bytes, %v", len(doc), err)
+			} else if len(doc) > largest {
+				largest = len(doc)
 			}
 			stored, listed = max(stored, len(s.Checkpoints)), max(listed, n)
 			ack = now.Add(25 * time.Millisecond)
 		}
 		held = max(held, len(k.checkpoints))
 	}
+	t.Logf("the largest record has %d bytes", largest)
 	return held, stored, listed, lag
 }
 
@@ -77,7 +95,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	for _, durable := range []time.Duration{0, 10 * time.Second, 150 * time.Second} {
 		interval := max(time.Second, durable/32)
 		bound := 3*int(durable/interval) + 10 // at most two newest and one of a smaller seq each time
-		held, stored, _, lag := busy(t, durable, 0, 40_000)
+		held, stored, _, lag := busy(t, durable, 0, 0, 40_000)
 		t.Logf("durable_after %v: at most %d places held, %d stored, %v behind", durable, held, stored, lag)
 		if held > bound {
 			t.Errorf("durable_after %v: %d places held, want at most %d", durable, held, bound)
@@ -115,12 +133,15 @@ func TestMarkersAreBounded(t *testing.T) {
 func TestRecordIsBounded(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second
-	held, stored, listed, lag := busy(t, durable, relay.MaxPublishedAhead, 40_000)
-	t.Logf("at most %d places held, %d stored with %d taken events, %v behind", held, stored, listed, lag)
-	if listed > maxStoredAhead+4*relay.MaxPublishedAhead {
-		t.Errorf("%d taken events in a record", listed)
-	}
-	if lag > durable*5/4 {
-		t.Errorf("confirmed is %v behind", lag)
+	for _, c := range []struct{ taken, holds int }{{relay.MaxPublishedAhead, 0}, {0, relay.MaxHolds}} {
+		held, stored, listed, lag := busy(t, durable, c.taken, c.holds, 40_000)
+		t.Logf("at most %d places held, %d stored with %d taken events or holds, %v behind", held, stored,
+			listed, lag)
+		if listed > maxStoredAhead+4*relay.MaxPublishedAhead {
+			t.Errorf("%d taken events or holds in a record", listed)
+		}
+		if lag > durable*5/4+time.Second { // the start lies a second behind the due
+			t.Errorf("confirmed is %v behind", lag)
+		}
 	}
 }

@@ -5,6 +5,7 @@
 // A session calls, in this order:
 //
 //	Reader.Read, Resolve              where to start; twice where a loss shows, again once the slot is held
+//	Start.Memory, Config.CheckMemory  what gap mode reads back from the stream
 //	TailCheck.Input, TailCheck.Skip   for each input and message, until all the stream was made again
 //	Tracker.Made, Window, Keepalive   what was made of the WAL
 //	Tracker.Acked                     what the stream holds
@@ -31,9 +32,10 @@
 // since, and its messages were acknowledged before it was stored. So they are durable, and so is the revision
 // that first held c: whatever revision the broker is left with is that one or a later one. A later one holds
 // c, or c was pruned from it because a newer checkpoint had been confirmed, for which the same holds. The
-// stream reaches c's sequence, so c is not dropped, and its due is not below the confirmed LSN. A checkpoint
-// that was read at the start counts from the time beside it, which is never before the store acknowledged it
-// ([Tracker.Saved], [Record.StoredAt]); that it could be read shows that it was not lost meanwhile.
+// stream reaches c's sequence, so c is not dropped, and its start is not below the confirmed LSN. A
+// checkpoint that was read at the start counts from the time beside it, which is never before the store
+// acknowledged it ([Tracker.Saved], [Record.StoredAt]); that it could be read shows that it was not lost
+// meanwhile.
 //
 // Nothing is lost and nothing comes twice (the pipeline's TestSimulation, TestKilledAtEveryStep). From a true
 // checkpoint the same messages are made again. The first Start.AlreadyStored of them are in the stream and
@@ -47,6 +49,13 @@
 // the newest would have nothing to make again: it would go on behind a stream that was made from some other
 // WAL. A start from one with a smaller sequence makes the last message again and compares it. That one is
 // where the last window begins, not where the last record did, so a restart makes little again.
+//
+// In gap mode a checkpoint starts below its due while events are held, at the commit record of the oldest.
+// Its messages are still a function of the WAL up to its due, of the holds and of the messages remembered: of
+// what is read again up to its due nothing is published. Its start never goes back, but several checkpoints
+// may start at one LSN. So the confirmed LSN alone does not tell which of them is durable: only the oldest of
+// those is for certain. The record therefore keeps the newest checkpoint that is known to be durable, not the
+// newest that starts at or below the confirmed LSN; otherwise a lost tail could leave none.
 //
 // A repair (outflow repair) publishes messages that no WAL makes. So up to its base the record says that
 // messages are accepted: none of them is compared with the WAL, its end or its timelines, and the only

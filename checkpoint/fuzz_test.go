@@ -28,6 +28,14 @@ func FuzzResolve(f *testing.F) {
 	f.Add(doc, uint64(12), uint64(10), uint64(0x1000), uint64(0x5000), uint64(0x2800), uint64(0))
 	f.Add(doc, uint64(7), uint64(7), uint64(0x3000), uint64(0x5000), uint64(0x1800), uint64(0x2000))
 	f.Add(withHoles, uint64(12), uint64(0), uint64(0x1000), uint64(0x5000), uint64(0), uint64(0))
+	gap, err := record(at(0x1000, 5, 300*time.Second), holding(at(0x2000, 9, 200*time.Second), 0x1800, 4),
+		holding(at(0x3000, 12, 10*time.Second), 0x1800, 7)).Encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(gap, uint64(12), uint64(12), uint64(0x1800), uint64(0x5000), uint64(0x3000), uint64(0))
+	f.Add(gap, uint64(12), uint64(8), uint64(0x1800), uint64(0x5000), uint64(0x2800), uint64(0))
+	f.Add(gap, uint64(12), uint64(9), uint64(0x1000), uint64(0x5000), uint64(0x2000), uint64(0x2800))
 	f.Fuzz(func(t *testing.T, doc []byte, last, newest, confirmed, end, thru, left uint64) {
 		rec, err := Decode(doc)
 		if err != nil {
@@ -55,8 +63,8 @@ func FuzzResolve(f *testing.F) {
 		switch {
 		case len(start.Checkpoints) == 0:
 			t.Fatal("a start without a place")
-		case start.Checkpoint.Due < start.Confirmed:
-			t.Fatalf("from %v, below what is confirmed, %v", start.Checkpoint.Due, start.Confirmed)
+		case start.Checkpoint.Start() < start.Confirmed:
+			t.Fatalf("from %v, below what is confirmed, %v", start.Checkpoint.Start(), start.Confirmed)
 		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq ||
 			start.AlreadyStored > start.End-start.Checkpoint.Seq:
 			t.Fatalf("%d messages to be made again from sequence %d to %d, the last is %d",

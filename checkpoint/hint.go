@@ -183,3 +183,16 @@ func hintOtherSlot(c StoreConfig, other string) string {
 		"more, remove its record: nats kv del %s %s",
 		other, Bucket(c.Stream), other)
 }
+
+func (c Config) hintMemoryLost(memory int) string {
+	return fmt.Sprintf("Run `outflow repair`: it says what can be done and changes nothing; `outflow repair "+
+		"--accept memory_lost` then goes on with what the stream still has, and sequences that only the "+
+		"messages that are missing knew are new to it. Nothing else is lost. Whoever removes messages of "+
+		"stream %s must leave the newest ones: `nats stream purge %s --keep=%d` leaves enough", c.Stream,
+		c.Stream, 2*memory)
+}
+
+func (c Config) hintMemoryLimits(flag string) string {
+	return fmt.Sprintf("Change it with `nats stream edit %s %s`, or lower reorder.memory, or set "+
+		"reorder.mode to horizon", c.Stream, flag)
+}

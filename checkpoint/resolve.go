@@ -60,10 +60,6 @@ type Start struct {
 	Loss string
 }
 
-// Memory says what gap mode reads back from the stream before the first input: the headers of the newest n of
-// our messages at or below sequence upTo. What to make of the answer: [Config.CheckMemory].
-func (s Start) Memory() (upTo uint64, n int) { return s.Checkpoint.Seq, s.Checkpoint.Remembered }
-
 // Same reports whether two readings lead to the same start.
 func (s Start) Same(o Start) bool {
 	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End &&

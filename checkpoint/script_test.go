@@ -16,14 +16,17 @@ import (
 // behind ">".
 //
 //	durable 150s                            Config.DurableAfter
-//	record <due>:<seq>:<age> ...            the checkpoints of the record and how long ago they were stored
+//	record <due>:<seq>:<age>[:<from>] ...   the checkpoints of the record and how long ago they were
+//	                                        stored; with from in gap mode, 0 where nothing is held
 //	holes <from>-<to> ...                   those that the record knows
 //	stream <last seq> [newest seq]          what the stream says; without a second number both are the same
+//	thru <thru>                             that of its newest message's header
 //	slot <confirmed>
 //	resolve                                 a start from these; the tracker of the session is made
 //	made <n>                                n messages were made
-//	window <due> <n>                        a window of n messages was made
-//	keepalive <due>
+//	window <due> <n> [from]                 a window of n messages was made
+//	keepalive <due> [from]
+//	input <lsn>                             an input is read before all that is stored was made
 //	acked <seq>
 //	begin | saved | unsaved                 of a save
 //	wait <duration>                         time passes
@@ -43,6 +46,7 @@ type scripted struct {
 	r       Readings
 	now     time.Time
 	tracker *Tracker
+	check   *TailCheck
 }
 
 func (s *scripted) do(verb string, args []string) (err error) {
@@ -58,7 +62,11 @@ func (s *scripted) do(verb string, args []string) (err error) {
 			if err != nil {
 				return err
 			}
-			s.r.Record.Checkpoints = append(s.r.Record.Checkpoints, at(outbox.LSN(due), seq, age))
+			p := at(outbox.LSN(due), seq, age)
+			if len(part) > 3 {
+				p = holding(p, outbox.LSN(number(part[3], 16)), 0)
+			}
+			s.r.Record.Checkpoints = append(s.r.Record.Checkpoints, p)
 		}
 	case "holes":
 		s.r.Record.Holes = nil
@@ -73,6 +81,10 @@ func (s *scripted) do(verb string, args []string) (err error) {
 		st.Messages = st.NewestSeq
 	case "slot":
 		s.r.Slot.Confirmed = outbox.LSN(number(args[0], 16))
+	case "thru":
+		h := *s.r.Stream.Newest
+		h.Thru = outbox.LSN(number(args[0], 16))
+		s.r.Stream.Newest = &h
 	case "resolve":
 		s.r.Now = s.now
 		start, err := Resolve(s.cfg, s.r)
@@ -81,7 +93,10 @@ func (s *scripted) do(verb string, args []string) (err error) {
 			fmt.Fprintf(&s.Out, "> %s, %v to %v\n", fault.Code, fault.From, fault.To)
 			return nil
 		}
-		s.tracker = NewTracker(s.cfg, start, s.now)
+		s.tracker, s.check = NewTracker(s.cfg, start, s.now), NewTailCheck(s.cfg, start)
+		if p := start.Checkpoint; p.Start() != p.Due {
+			fmt.Fprintf(&s.Out, "> replication starts at %v\n", p.Start())
+		}
 		fmt.Fprintf(&s.Out, "> from %v:%d, %d already stored, end %d, last %d, holes %v, rewrite %t, loss "+
 			"%t\n", start.Checkpoint.Due,
 			start.Checkpoint.Seq, start.AlreadyStored, start.End, start.LastSeq, start.Holes, start.Rewrite,
@@ -101,12 +116,16 @@ func (s *scripted) track(verb string, args []string) error {
 		t.Made(int(number(args[0], 10)))
 	case "window":
 		t.Made(int(number(args[1], 10)))
-		t.Window(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings, Timeline: 1})
+		t.Window(checkpointOf(args[0], args[2:]))
 	case "keepalive":
-		if !t.Keepalive(relay.Checkpoint{Due: outbox.LSN(number(args[0], 16)), Settings: settings,
-			Timeline: 1}) {
+		if !t.Keepalive(checkpointOf(args[0], args[1:])) {
 			s.Out.WriteString("> does not count\n")
 		}
+	case "input":
+		if f := outbox.FaultOf(s.check.Input(outbox.LSN(number(args[0], 16)))); f != nil {
+			fmt.Fprintf(&s.Out, "> %s, %v to %v\n", f.Code, f.From, f.To)
+		}
+		return nil
 	case "acked":
 		t.Acked(number(args[0], 10))
 	case "begin":
@@ -145,6 +164,15 @@ func (s *scripted) print() {
 		s.Out.WriteString(", must save before it sends")
 	}
 	s.Out.WriteString("\n")
+}
+
+// checkpointOf is a checkpoint at due; in gap mode, with a held event, where from is given.
+func checkpointOf(due string, from []string) relay.Checkpoint {
+	p := relay.Checkpoint{Due: outbox.LSN(number(due, 16)), Settings: settings, Timeline: 1}
+	if len(from) > 0 {
+		p = inGap(p, outbox.LSN(number(from[0], 16)))
+	}
+	return p
 }
 
 func number(text string, base int) uint64 {

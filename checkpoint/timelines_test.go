@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -205,5 +206,38 @@ func TestSwitchPointKeepsTheOldestTime(t *testing.T) {
 	if p := s.Checkpoints[1]; len(s.Checkpoints) != 2 || p.Due != 0x2800 || p.Timeline != 1 ||
 		!p.Since.Equal(epoch.Add(-100*time.Second)) {
 		t.Fatalf("got %+v", s.Checkpoints)
+	}
+}
+
+// Of the events that a checkpoint beyond the switch point held, those at or below it are held again, and the
+// others are on the branch that is gone.
+func TestHoldsBeyondASwitchPointAreDropped(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end   outbox.LSN
+		holds int
+		start outbox.LSN
+	}{
+		"both below":  {0x2A00, 2, 0x2800},
+		"one beyond":  {0x2880, 1, 0x2800},
+		"both beyond": {0x2804, 0, 0x2804},
+	} {
+		r := readings()
+		p := holding(at(0x3000, 12, 10*time.Second), 0x2800, 0)
+		p.Holds = append(p.Holds, relay.Hold{Sequence: 2, Oldest: outbox.Position{LSN: 0x2900}})
+		r.Record = record(at(0x1000, 12, 300*time.Second), p)
+		r.Stream.Newest.Pos.LSN, r.Stream.Newest.Due, r.Stream.Newest.Thru = 0x900, 0x1000, 0x1000
+		r.Server.History = promoted(c.end)
+		start, err := Resolve(config, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := start.Checkpoints[1]
+		if got.Due != c.end || len(got.Holds) != c.holds || got.Start() != c.start {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if len(r.Record.Checkpoints[1].Holds) != 2 {
+			t.Errorf("%s: the record was changed", name)
+		}
 	}
 }

@@ -139,8 +139,8 @@ func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirme
 	case d.quiet == 0:
 		d.quiet = r.Server.WALEnd
 	}
-	if newest.Due < d.quiet || len(newest.PublishedAhead) > 0 {
-		return false, nil // the keepalives have yet to get there
+	if newest.Due < d.quiet || len(newest.PublishedAhead) > 0 || len(newest.Holds) > 0 {
+		return false, nil // the keepalives have yet to get there, or gap mode still waits for a counter
 	}
 	if d.report.Holder != 0 {
 		return true, nil
@@ -181,14 +181,14 @@ func (d *drainer) beginRound(r *checkpoint.Readings, meanwhile uint64) {
 	d.report.Rounds++
 }
 
-// checkpoints returns the newest recorded checkpoint at or below the slot's confirmed LSN, and the newest of
-// all.
+// checkpoints returns the newest recorded checkpoint that the slot's confirmed LSN shows to be durable, and
+// the newest of all. Of several that start at that LSN it is the oldest.
 func checkpoints(r *checkpoint.Readings) (confirmed, newest relay.Checkpoint, ok bool) {
 	if r.Record == nil {
 		return confirmed, newest, false
 	}
-	for _, p := range r.Record.Checkpoints {
-		if p.Due <= r.Slot.Confirmed {
+	for i, p := range r.Record.Checkpoints {
+		if p.Start() <= r.Slot.Confirmed && (i == 0 || r.Record.Checkpoints[i-1].Start() < p.Start()) {
 			confirmed, ok = p.Checkpoint, true
 		}
 		newest = p.Checkpoint
