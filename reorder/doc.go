@@ -66,7 +66,7 @@
 // bytes of all values, and 256 for the slot and the lists that it is in; 160 for each sequence in the index):
 //
 //   - Held events are bounded by the limits: at most max_events, at most max_bytes as it counts them. They
-//     weigh more than that by at most 352 bytes an event and their ids and further columns: MaxWeight.
+//     weigh more than that by at most 376 bytes an event and their ids and further columns: MaxWeight.
 //   - The transaction that is being read spills when it weighs more than max_bytes less what is held, but not
 //     before it weighs a fourth of max_bytes, or 1 MiB. So held and read stay within max_bytes, or exceed
 //     what is held by a fourth.
