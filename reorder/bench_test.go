@@ -22,6 +22,7 @@ type load struct {
 	disorder int   // events come up to so many places late
 	payload  int   // bytes; 0: 200
 	trace    bool  // the edits of a recorded session, instead
+	gap      bool  // gap mode
 }
 
 const loadEvents = 1 << 17
@@ -41,8 +42,10 @@ func (l load) events(b *testing.B) []relay.Event {
 		actor := fmt.Sprintf("author-%02d", c%2)
 		list[i] = relay.Event{
 			Doc: fmt.Sprintf("document-%06d", c/2), Actor: actor,
-			Key: fmt.Sprintf("%s:%020d", actor, counters[c]),
-			ID:  fmt.Sprintf("6f1c2c5e-8c2a-4b1e-9d52-%012d", i), Payload: payload, PayloadSize: len(payload),
+			Key:     fmt.Sprintf("%s:%020d", actor, counters[c]),
+			Counter: outbox.Counter{First: int64(counters[c]), Span: 1},
+			ID:      fmt.Sprintf("6f1c2c5e-8c2a-4b1e-9d52-%012d", i), Payload: payload,
+			PayloadSize: len(payload),
 		}
 	}
 	for i := range list {
@@ -70,14 +73,22 @@ func edits(b *testing.B) (list []relay.Event) {
 
 func (l load) run(b *testing.B) {
 	events := l.events(b)
-	buffer := New(Config{Settings: relay.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20,
-		MaxBytes: 1 << 30}})
+	set := relay.Settings{Horizon: l.horizon, Sort: l.sort, MaxEvents: 1 << 20, MaxBytes: 1 << 30}
+	if l.gap {
+		set.Sort = outbox.ByGap
+		set.Gap = relay.Gap{Bound: 10 * time.Second, Cold: 10 * time.Second, Memory: relay.DefaultMemory,
+			First: 1}
+	}
+	buffer := New(Config{Settings: set})
 	b.ReportAllocs()
 	b.ResetTimer()
 	var out relay.Event
 	lsn, now, windows, pulled, held := outbox.LSN(1), int64(0), 0, 0, 0
 	for i := 0; i < b.N; {
 		n := min(l.rows, b.N-i, len(events)-i%len(events))
+		if l.gap && i%len(events) == 0 { // the counters begin again
+			buffer = New(Config{Settings: set})
+		}
 		for k := range n {
 			e := &events[(i+k)%len(events)]
 			e.Pos.Index = uint32(k)
@@ -127,6 +138,13 @@ func BenchmarkBuffer(b *testing.B) {
 		name string
 		load
 	}{
+		{"gap,docs=1,rows=1", load{gap: true, docs: 1, rows: 1, spacing: 10}},
+		{"gap,docs=1000,rows=1", load{gap: true, docs: 1000, rows: 1, spacing: 10}},
+		{"gap,docs=100000,rows=1", load{gap: true, docs: 100_000, rows: 1, spacing: 10}},
+		{"gap,docs=1000,rows=100", load{gap: true, docs: 1000, rows: 100, spacing: 1000}},
+		{"gap,docs=1,rows=1,late=30", load{gap: true, docs: 1, rows: 1, spacing: 10, disorder: 30}},
+		{"gap,docs=1,rows=1,late=1000", load{gap: true, docs: 1, rows: 1, spacing: 10, disorder: 1000}},
+		{"gap,docs=1000,rows=1,late=1000", load{gap: true, docs: 1000, rows: 1, spacing: 10, disorder: 1000}},
 		{"horizon=0,docs=1,rows=1", load{docs: 1, rows: 1, spacing: 10}},
 		{"horizon=0,docs=1000,rows=1", load{docs: 1000, rows: 1, spacing: 10}},
 		{"horizon=0,docs=100000,rows=1", load{docs: 100_000, rows: 1, spacing: 10}},

@@ -92,8 +92,9 @@ type commit struct {
 
 // mark is an input as the rules of time see it.
 type mark struct {
-	lsn  outbox.LSN
-	time int64
+	lsn   outbox.LSN
+	time  int64
+	start outbox.LSN // of its commit record
 }
 
 type change struct {
@@ -190,7 +191,7 @@ func (b *Buffer) Commit(c relay.Commit) error {
 			return b.fail(err)
 		}
 	}
-	b.input, b.waiting = mark{c.LSN, c.Time}, true
+	b.input, b.waiting = mark{c.LSN, c.Time, c.Start}, true
 	return nil
 }
 

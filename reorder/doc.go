@@ -59,6 +59,49 @@
 // nothing was read since: there is nothing to show. The checkpoint of a keepalive is the same, with nothing
 // held. TestModel goes on from checkpoints of each kind.
 //
+// # Gap mode
+//
+// Gap mode has another rule (gap.go). Each event has a counter, and counters are dense in a sequence: so an
+// event whose predecessor has been released leaves at once, and one whose predecessor is missing waits for
+// it. With scope document everything that is committed later in the same document waits too. A wait ends when
+// the gap is filled; when it has lasted the bound by commit timestamps, or cold where nothing is known of
+// what precedes the event; when more is held than the limits allow; and when a change of settings alters what
+// waits for what. Then the gap is given up: what is missing may still come, and is marked late. An input's
+// window is what it released, so due and thru are the input.
+//
+// The order is a function of the WAL here too. The state is: the settings; the held events; the base of each
+// sequence that has held events, which is the last counter that was released, or that nothing is known
+// (cold); and what is remembered. Each is changed by inputs alone. What is remembered are the last counters
+// among the newest messages, and it is forgotten by their number, so it is a function of the messages made so
+// far and not of time or memory. Events are taken in by position, or by document, actor and counter where the
+// transaction by itself is larger than the limits: by its events and their sizes, never because it spilled.
+// Which wait ends first is decided by the position of the oldest event that waits. Every heap is ordered by a
+// value that ends in the position, or only finds all values up to one. The tables are hashed with a seed, and
+// never gone through to decide anything. TestGapModel compares all this with the rule written as lists and
+// loops, on transactions that spill and others, through changes of settings and of the mode; the scripts show
+// each rule by itself.
+//
+// A checkpoint is (due, holds, remembered, settings), and there is one behind each input. Every held event of
+// a sequence has a last counter above its base, and every event of it that was released and lies at or beyond
+// the oldest held one has a last counter at or below: so of the inputs up to due, the sequence's events from
+// that position on, with a last counter above the base, are those that are held. For a cold sequence it is
+// all of them, because none is released while it is cold. The one order in which that might fail is a sorted
+// transaction, where an event may be released before one at a lower position comes: there the sequence in
+// hand is not forgotten (gap.keep). Read again, these events are held again without the rule being asked:
+// nothing else of those inputs is outstanding, and the settings are those at due. What is remembered is in
+// the headers of the newest messages. So the new buffer is in the same state as the old one. Where an event
+// that should come again does not, the buffer stops: it would be lost
+// (TestHeldEventThatDoesNotComeAgainStops). While more sequences have held events than a checkpoint lists,
+// there is none. TestGapModel goes on from checkpoints of each kind, and compares every checkpoint behind the
+// cut too.
+//
+// Held events are copies of their own, so that a wait keeps no block of the decoder alive. MaxWeight counts
+// them, and what is remembered: TestHeldEventsStayWithinMaxWeight, TestMemoryStaysSmall. A transaction that
+// spilled is read from its files event by event, what it releases goes into another file, and the limits are
+// asked after each event, so that no more is held than they allow: TestHugeTransactionInGapMode. An event
+// that does not wait costs a hash of its names and a look at the memory; one that waits, a few heaps:
+// TestHotDocumentIsNotQuadratic.
+//
 // # Memory
 //
 // A held event is stored once, in a slot of a chunk, and its bytes stay where the decoder put them. Chunks

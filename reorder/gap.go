@@ -20,14 +20,16 @@ type gap struct {
 	groups table[*group] // documents with held events, with scope document
 	free   []*hold
 
-	// all held events: by position, and by time: of sequences that are cold and of others
-	all, cold, warm heap
-	fresh           []*waiter // held since the last close, with bytes that are not their own yet
-	late            []*waiter // scratch
-	overdue         []*group  // scratch: a binary heap by oldest position, which may have moved on since
-	now             int64     // time of the last input
-	giving          *group    // the one of them that is given up
-	moved           bool      // another one has lost events
+	all heap[*waiter] // held events, by position
+	// Groups, each in one of them: by the lowest time of their events, where their oldest event's sequence is
+	// cold and where it is not; and by their oldest event, those that have waited long enough.
+	cold, warm, overdue *heap[*group]
+
+	fresh []*waiter  // held since the last close, with bytes that are not their own yet
+	late  []*waiter  // scratch
+	going *group     // the one that goes on
+	now   int64      // time of the last input
+	start outbox.LSN // of its commit record
 	// the name of the sequence that came last, while an input is read
 	named      bool
 	doc, actor string
@@ -50,10 +52,9 @@ func newGap(b *Buffer, cfg *Config) *gap {
 	g := &gap{b: b, set: cfg.Settings, memory: recall(cfg.Settings.Gap.Memory, cfg.Remembered, cfg.Recent)}
 	g.holds = newTable(func(h *hold) uint64 { return h.sequence })
 	g.groups = newTable(func(p *group) uint64 { return p.key })
-	g.all = heap{place: inAll, less: beforeByPosition}
+	g.all = newHeap(inAll, beforeByPosition)
+	g.cold, g.warm, g.overdue = newGroups(beforeByFirst), newGroups(beforeByFirst), newGroups(beforeByOldest)
 	g.whole = len(cfg.Holds) == 0
-	g.cold = heap{place: inTime, less: beforeByTime}
-	g.warm = heap{place: inTime, less: beforeByTime}
 	for _, from := range cfg.Holds {
 		h := newHold(from.Sequence)
 		h.cold, h.base, h.from = from.Cold, from.Base, from
@@ -97,7 +98,7 @@ func (g *gap) take(s *slot) {
 			h = g.newHold(c.Sequence)
 			h.cold, h.base = !known, base
 		}
-		w := &waiter{slot: slot{Event: s.Event}, hold: h}
+		w := &waiter{slot: slot{Event: s.Event}, start: g.start, hold: h}
 		*s = slot{}
 		g.hold(w)
 		g.goOn(w.group)
@@ -132,7 +133,7 @@ func normal(c outbox.Counter) outbox.Counter {
 	return outbox.Counter{First: c.First, Span: c.Span}
 }
 
-// hold puts an event into everything that it is found by.
+// hold puts an event into everything that it is found by. The caller lets its group go on, or settles it.
 func (g *gap) hold(w *waiter) {
 	h := w.hold
 	if w.Counter.Span == 1 {
@@ -146,24 +147,33 @@ func (g *gap) hold(w *waiter) {
 	if g.set.Gap.Scope == relay.OfDocument {
 		key := outbox.SequenceOf(w.Doc, "")
 		if w.group = g.groups.find(key); w.group == nil {
-			w.group = newGroup(key)
+			w.group = newGroup(key, inGroup)
 			g.groups.put(w.group)
 		}
 		w.group.events.push(w)
 	}
+	w.group.times.push(w)
 	g.all.push(w)
-	g.times(h).push(w)
 	g.b.held.add(tallyOfWaiter(&w.Event))
 	g.fresh = append(g.fresh, w)
 	g.same = false
 }
 
-// times returns what a hold's events are in by time.
-func (g *gap) times(h *hold) *heap {
-	if h.cold {
-		return &g.cold
+// settle puts a group where its wait belongs, after it has changed.
+func (g *gap) settle(p *group) {
+	if p.in != nil {
+		p.in.remove(p)
+		p.in = nil
 	}
-	return &g.warm
+	oldest := p.events.top()
+	if oldest == nil {
+		return
+	}
+	p.oldest, p.first, p.in = oldest.Pos, p.times.top().Time, g.warm
+	if oldest.hold.cold {
+		p.in = g.cold
+	}
+	p.in.push(p)
 }
 
 // pull takes an event out of everything that it is found by. Its hold and group stay, even if empty: see
@@ -180,17 +190,14 @@ func (g *gap) pull(w *waiter) {
 	if w.group != &h.group {
 		w.group.events.remove(w)
 	}
+	w.group.times.remove(w)
 	g.all.remove(w)
-	if w.overdue {
-		w.overdue = false
-		w.group.overdue--
-	} else {
-		g.times(h).remove(w)
-	}
 	if w.group != &h.group && w.group.events.len() == 0 {
 		g.groups.remove(w.group)
 	}
-	g.moved = g.moved || w.group.listed && w.group != g.giving
+	if w.group != g.going { // two documents have sequences of the same name
+		g.settle(w.group)
+	}
 	w.hold, w.group = nil, nil
 	g.b.held.sub(tallyOfWaiter(&w.Event))
 	g.same = false
@@ -198,14 +205,15 @@ func (g *gap) pull(w *waiter) {
 
 // goOn releases what a group's oldest event need not wait for any more, until that waits again.
 func (g *gap) goOn(p *group) {
+	g.going = p
 	for p.events.len() > 0 {
 		h := p.events.top().hold
 		if h.cold {
-			return
+			break
 		}
 		w := h.lowest()
 		if w.Counter.First > h.base+1 {
-			return
+			break
 		}
 		g.pull(w)
 		h.base = w.Counter.Last()
@@ -215,6 +223,8 @@ func (g *gap) goOn(p *group) {
 			g.drop(h)
 		}
 	}
+	g.going = nil
+	g.settle(p)
 }
 
 // repeats releases the hold's events that are not above its base any more.
@@ -265,19 +275,11 @@ func (g *gap) drop(h *hold) {
 func (g *gap) know(h *hold, base int64) {
 	h.cold, h.base = false, base
 	g.same = false
-	limit := g.now - g.set.Gap.Bound.Microseconds()
-	h.each(func(w *waiter) {
-		switch {
-		case !w.overdue:
-			g.cold.remove(w)
-		case w.Time <= limit:
-			return
-		default:
-			w.overdue = false
-			w.group.overdue--
+	for _, w := range h.events.items {
+		if w.group.events.top() == w {
+			g.settle(w.group)
 		}
-		g.warm.push(w)
-	})
+	}
 }
 
 // giveUp waits no longer for what is missing before a group's oldest event.
@@ -298,71 +300,23 @@ func (g *gap) giveUp(p *group, why Reason) {
 
 // expire gives up what has been waited for long enough, the oldest first.
 func (g *gap) expire() {
-	g.ripe(&g.cold, g.now-g.set.Gap.Cold.Microseconds())
-	g.ripe(&g.warm, g.now-g.set.Gap.Bound.Microseconds())
-	for len(g.overdue) > 0 {
-		p := g.overdue[0]
-		if p.overdue > 0 {
-			g.giving = p
-			g.giveUp(p, ByBound)
-			g.giving = nil
-		}
-		// its oldest event may be another one now, or none
-		if p.overdue == 0 {
-			p.listed = false
-			last := len(g.overdue) - 1
-			g.overdue[0], g.overdue[last] = g.overdue[last], nil
-			g.overdue = g.overdue[:last]
-		}
-		if g.moved { // two documents have sequences of the same name
-			for i := len(g.overdue)/2 - 1; i > 0; i-- {
-				g.sink(i)
-			}
-		}
-		g.sink(0)
-		g.moved = false
-	}
-}
-
-// ripe marks the events of a heap whose time is at or below the limit, and lists their groups.
-func (g *gap) ripe(times *heap, limit int64) {
-	for w := times.top(); w != nil && w.Time <= limit; w = times.top() {
-		times.remove(w)
-		w.overdue = true
-		if w.group.overdue++; w.group.listed {
-			continue
-		}
-		w.group.listed = true
-		g.overdue = append(g.overdue, w.group)
-		i := len(g.overdue) - 1
-		for i > 0 && older(g.overdue[i], g.overdue[(i-1)/2]) {
-			g.overdue[i], g.overdue[(i-1)/2] = g.overdue[(i-1)/2], g.overdue[i]
-			i = (i - 1) / 2
-		}
-	}
-}
-
-// older orders groups by their oldest event. One that is empty is done with first.
-func older(p, q *group) bool {
-	a, b := p.events.top(), q.events.top()
-	return a == nil || b != nil && beforeByPosition(a, b)
-}
-
-// sink restores the order of the overdue groups below i.
-func (g *gap) sink(i int) {
 	for {
-		child := 2*i + 1
-		if child >= len(g.overdue) {
+		g.ripe(g.cold, g.now-g.set.Gap.Cold.Microseconds())
+		g.ripe(g.warm, g.now-g.set.Gap.Bound.Microseconds())
+		p := g.overdue.top()
+		if p == nil {
 			return
 		}
-		if child+1 < len(g.overdue) && older(g.overdue[child+1], g.overdue[child]) {
-			child++
-		}
-		if !older(g.overdue[child], g.overdue[i]) {
-			return
-		}
-		g.overdue[i], g.overdue[child] = g.overdue[child], g.overdue[i]
-		i = child
+		g.giveUp(p, ByBound)
+	}
+}
+
+// ripe moves the groups that hold an event whose time is at or below the limit to those that are overdue.
+func (g *gap) ripe(groups *heap[*group], limit int64) {
+	for p := groups.top(); p != nil && p.first <= limit; p = groups.top() {
+		groups.remove(p)
+		p.in = g.overdue
+		g.overdue.push(p)
 	}
 }
 
@@ -393,7 +347,9 @@ func (g *gap) release(s *slot, late bool) {
 		g.b.order = append(g.b.order, s)
 		return
 	}
-	_ = g.b.fail(g.spool.add(&s.Event, outbox.Position{LSN: outbox.LSN(g.out.events)}))
+	if g.b.err == nil { // else the close fails as soon as the rule is through with the event in hand
+		_ = g.b.fail(g.spool.add(&s.Event, outbox.Position{LSN: outbox.LSN(g.out.events)}))
+	}
 	*s = slot{}
 }
 

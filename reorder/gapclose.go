@@ -22,6 +22,7 @@ func (b *Buffer) closeGap() (*Window, error) {
 		b.gap = newGap(b, &Config{Settings: *b.change})
 	}
 	g := b.gap
+	g.start = b.input.start
 	if b.input.lsn <= b.cfg.Due {
 		return nil, g.readAgain()
 	}
@@ -226,7 +227,9 @@ func (g *gap) checkpoint(due outbox.LSN) (p relay.Checkpoint, none bool) {
 		})
 		slices.SortFunc(g.holding, func(a, b relay.Hold) int { return a.Oldest.Compare(b.Oldest) })
 	}
-	p.Holds = g.holding
+	if p.Holds = g.holding; len(p.Holds) > 0 {
+		p.From = g.all.top().start
+	}
 	return p, false
 }
 
@@ -253,9 +256,10 @@ func (g *gap) readAgain() error {
 		if h == nil || e.Pos.Compare(h.from.Oldest) < 0 || !h.cold && c.Last() <= h.base {
 			return true
 		}
-		w := &waiter{slot: slot{Event: *e}, hold: h}
+		w := &waiter{slot: slot{Event: *e}, start: g.start, hold: h}
 		w.Counter = c
 		g.hold(w)
+		g.settle(w.group)
 		g.ownFresh()
 		return true
 	}
@@ -280,8 +284,9 @@ func (g *gap) complete() error {
 				Class: outbox.Fatal, Code: "held_missing",
 				Message: "the checkpoint holds back an event at " + h.from.Oldest.String() +
 					" that PostgreSQL does not send again as it was",
-				Hint: "The columns that make an event's document, actor and counter must stay the same while " +
-					"events are held: give columns their old values until reorder.bound has passed",
+				Hint: "The columns of an event's document, actor and counter must not change while events " +
+					"are " +
+					"held: give them their old values until reorder.bound has passed",
 			}
 		}
 	}

@@ -186,9 +186,9 @@ func (m *gapModel) giveUp(group string, why *uint64) {
 	m.goOn(group)
 }
 
-// limit is how long an event waits.
+// limit is how long the events of a group wait: as its oldest does.
 func (m *gapModel) limit(e relay.Event) int64 {
-	if m.bases[e.Counter.Sequence] == nil {
+	if m.bases[m.oldest(m.group(e)).Counter.Sequence] == nil {
 		return m.set.Gap.Cold.Microseconds()
 	}
 	return m.set.Gap.Bound.Microseconds()
@@ -318,6 +318,9 @@ func (m *gapModel) place(due outbox.LSN) (p relay.Checkpoint, none bool) {
 	slices.SortFunc(p.Holds, func(a, b relay.Hold) int { return a.Oldest.Compare(b.Oldest) })
 	if len(p.Holds) > m.maxHolds {
 		return relay.Checkpoint{}, true
+	}
+	if len(p.Holds) > 0 {
+		p.From = m.held[0].Pos.LSN - 1 // as gapWriter.add makes it
 	}
 	return p, false
 }

@@ -149,11 +149,11 @@ func (b *Buffer) Deadline() (time int64, ok bool) {
 		return 0, false
 	}
 	g := b.gap
-	if w := g.warm.top(); w != nil {
-		time, ok = w.Time+g.set.Gap.Bound.Microseconds(), true
+	if p := g.warm.top(); p != nil {
+		time, ok = p.first+g.set.Gap.Bound.Microseconds(), true
 	}
-	if w := g.cold.top(); w != nil {
-		if t := w.Time + g.set.Gap.Cold.Microseconds(); !ok || t < time {
+	if p := g.cold.top(); p != nil {
+		if t := p.first + g.set.Gap.Cold.Microseconds(); !ok || t < time {
 			time, ok = t, true
 		}
 	}

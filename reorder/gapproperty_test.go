@@ -150,7 +150,7 @@ func (w *gapWriter) transaction(largest int) input {
 
 func (w *gapWriter) add(in input) {
 	w.lsn += outbox.LSN(1 + w.r.IntN(6))
-	in.commit.LSN = w.lsn
+	in.commit.LSN, in.commit.Start = w.lsn, w.lsn-1
 	in.commit.Time = w.now - int64(w.r.IntN(1500))*int64(w.disorder) // commit timestamps need not ascend
 	in.commit.Events = len(in.events)
 	for i := range in.events {

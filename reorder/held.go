@@ -161,13 +161,21 @@ const slotWeight = int(unsafe.Sizeof(slot{})) + 72
 
 // MaxWeight returns what a buffer with these settings holds at most, in bytes of memory: max_bytes as they
 // are counted, and what an event weighs beyond the 64 bytes that it counts for, with a sequence of its own.
-// Ids and further columns are not counted either: they come on top.
+// Ids and further columns are not counted either: they come on top. In gap mode the messages that it
+// remembers are counted too.
 func MaxWeight(s relay.Settings) int64 {
 	n := min(int64(s.MaxEvents), s.MaxBytes/relay.EventOverhead)
 	if s.MaxBytes > math.MaxInt64/16 {
 		return math.MaxInt64 / 2
 	}
-	return s.MaxBytes + n*(int64(slotWeight)+sequenceWeight-relay.EventOverhead)
+	each, fixed := int64(slotWeight)+sequenceWeight, int64(0)
+	if s.ByGap() {
+		each, fixed = int64(waiterWeight)+holdWeight, int64(s.Gap.Memory)*memoryWeight
+		if s.Gap.Scope == relay.OfDocument {
+			each += groupWeight
+		}
+	}
+	return s.MaxBytes + n*(each-relay.EventOverhead) + fixed
 }
 
 // weight estimates the memory that an event takes up: slotWeight and the bytes of all its values. What the

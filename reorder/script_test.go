@@ -2,6 +2,7 @@ package reorder
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,6 +24,11 @@ import (
 //	marker <lsn>                                                         a keepalive, when nothing is held
 //	restart                                                           new buffer, from the last checkpoint
 //	held                                                                    what is held
+//	max_holds 2                                                             of a checkpoint
+//	gaps                                                                    which gaps are open
+//
+// In gap mode settings begin with mode=gap, and an event is doc/actor/counter, doc/actor/counter+span, or
+// doc/actor/- without a counter.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	script.Run(t, 6, func(_ *testing.T, out *script.Script) script.Do { return (&scripted{Script: out}).do })
@@ -35,6 +41,9 @@ type scripted struct {
 	b     *Buffer
 	place relay.Checkpoint
 	wal   []input
+	made  []outbox.Counter // newest first
+	// the place is that of the newest window that has one, and so many messages were made up to it
+	upTo int
 }
 
 func (s *scripted) do(verb string, args []string) (err error) {
@@ -45,6 +54,9 @@ func (s *scripted) do(verb string, args []string) (err error) {
 		return err
 	case "max_taken":
 		s.cfg.MaxPublishedAhead, err = strconv.Atoi(args[0])
+		return err
+	case "max_holds":
+		s.cfg.MaxHolds, err = strconv.Atoi(args[0])
 		return err
 	case "unkeyed":
 		s.cfg.Unkeyed = true
@@ -66,14 +78,23 @@ func (s *scripted) do(verb string, args []string) (err error) {
 		if err != nil {
 			return err
 		}
-		s.place, _ = s.b.Marker(lsn)
+		p, ok := s.b.Marker(lsn)
+		if !ok {
+			s.Out.WriteString("> no place\n")
+			return nil
+		}
+		s.place, s.upTo = p, len(s.made)
 		s.printPlace()
 		return nil
 	case "restart":
 		cfg := s.cfg
-		cfg.Start, cfg.PublishedAhead, cfg.Settings = s.place.Due, s.place.PublishedAhead, s.place.Settings
+		cfg.Start, cfg.PublishedAhead, cfg.Settings = s.place.Start(), s.place.PublishedAhead,
+			s.place.Settings
+		s.made = s.made[len(s.made)-s.upTo:]
+		cfg.Due, cfg.Holds, cfg.Remembered, cfg.Recent = s.place.Due, s.place.Holds, s.place.Remembered,
+			s.made
 		s.b = New(cfg)
-		fmt.Fprintf(&s.Out, "> from %v\n", s.place.Due)
+		fmt.Fprintf(&s.Out, "> from %v\n", cfg.Start)
 		for _, in := range s.wal {
 			if err := s.feed(in); err != nil {
 				return err
@@ -87,11 +108,36 @@ func (s *scripted) do(verb string, args []string) (err error) {
 			s.b.Late())
 		return nil
 	}
+	if verb == "gaps" {
+		s.printGaps()
+		return nil
+	}
 	return fmt.Errorf("unknown")
 }
 
+func (s *scripted) printGaps() {
+	for _, g := range s.b.Gaps(10) {
+		missing := fmt.Sprintf("%d to %d", g.First, g.Last)
+		if g.Cold {
+			missing = fmt.Sprintf("? to %d", g.Last)
+		}
+		fmt.Fprintf(&s.Out, "> %s/%s waits for %s since %v, %d events\n", g.Doc, g.Actor, missing,
+			time.Duration(g.Since)*time.Microsecond, g.Waiting)
+	}
+	for _, g := range s.b.GivenUp() {
+		fmt.Fprintf(&s.Out, "> given up: %s/%s up to %d, %v\n", g.Doc, g.Actor, g.Last, g.Reason)
+	}
+	if at, ok := s.b.Deadline(); ok {
+		fmt.Fprintf(&s.Out, "> until %v\n", time.Duration(at)*time.Microsecond)
+	}
+}
+
 func parseSettings(args []string) (relay.Settings, error) {
-	_, set, err := relay.ParseSettings("v=1 slot=outflow " + strings.Join(args, " "))
+	version := 1
+	if args[0] == "mode=gap" {
+		version = 2
+	}
+	_, set, err := relay.ParseSettings(fmt.Sprintf("v=%d slot=outflow %s", version, strings.Join(args, " ")))
 	return set, err
 }
 
@@ -103,7 +149,7 @@ func parseInput(verb string, args []string) (in input, err error) {
 	if err != nil {
 		return in, err
 	}
-	in.commit.Time = at.Microseconds()
+	in.commit.Time, in.commit.Start = at.Microseconds(), in.commit.LSN-0x20
 	switch verb {
 	case "tick":
 		in.commit.Kind = relay.Heartbeat
@@ -114,12 +160,31 @@ func parseInput(verb string, args []string) (in input, err error) {
 		in.commit.Kind = relay.Events
 		for i, a := range args[2:] {
 			v := strings.Split(a, "/")
-			in.events = append(in.events, relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: v[0],
-				Actor: v[1], Key: v[2]})
+			e := relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: v[0], Actor: v[1], Key: v[2]}
+			if e.Counter, err = parseCounter(v[2]); err != nil {
+				return in, err
+			}
+			in.events = append(in.events, e)
 		}
 		in.commit.Events = len(in.events)
 	}
 	return in, err
+}
+
+func parseCounter(text string) (c outbox.Counter, err error) {
+	if text == "-" {
+		return c, nil
+	}
+	first, span, more := strings.Cut(text, "+")
+	if c.First, err = strconv.ParseInt(first, 10, 64); err != nil {
+		return outbox.Counter{}, nil // a key of horizon mode
+	}
+	if c.Span = 1; more {
+		n, err := strconv.ParseUint(span, 10, 32)
+		c.Span = uint32(n)
+		return c, err
+	}
+	return c, nil
 }
 
 func (s *scripted) feed(in input) error {
@@ -130,13 +195,31 @@ func (s *scripted) feed(in input) error {
 	fmt.Fprintf(&s.Out, "> window of %d, due %v, thru %v, %d pulled, by %v\n", w.Of, w.Due, w.Thru, w.Pull,
 		w.Sort)
 	for _, e := range w.Events {
-		fmt.Fprintf(&s.Out, ">   %-8v %s/%s/%s\n", e.Pos, e.Doc, e.Actor, e.Key)
+		late := ""
+		if e.Counter.Late {
+			late = " late"
+		}
+		fmt.Fprintf(&s.Out, ">   %-8v %s/%s/%s%s\n", e.Pos, e.Doc, e.Actor, e.Key, late)
+		s.made = slices.Insert(s.made, 0, e.Counter)
 	}
-	s.place = w.Place
+	if w.Place.Due == 0 {
+		s.Out.WriteString("> no place\n")
+		return nil
+	}
+	s.place, s.upTo = w.Place, len(s.made)
 	s.printPlace()
 	return nil
 }
 
 func (s *scripted) printPlace() {
+	if s.place.Settings.ByGap() {
+		fmt.Fprintf(&s.Out, "> place %v, remembers %d", s.place.Due, s.place.Remembered)
+		for _, h := range s.place.Holds {
+			text, _ := h.MarshalText()
+			fmt.Fprintf(&s.Out, ", holds %s", text)
+		}
+		s.Out.WriteString("\n")
+		return
+	}
 	fmt.Fprintf(&s.Out, "> place %v, taken %v, %v\n", s.place.Due, s.place.PublishedAhead, s.place.Settings)
 }

@@ -6,15 +6,16 @@ import (
 	"unsafe"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // waiter is a held event of gap mode, with its place in each of the heaps that it is in.
 type waiter struct {
 	slot
-	hold    *hold  // its sequence's; nil: it has left
-	group   *group // what it waits in
-	overdue bool   // it has waited as long as it may
-	at      [heaps]int32
+	start outbox.LSN // where its commit record starts
+	hold  *hold      // its sequence's; nil: it has left
+	group *group     // what it waits in
+	at    [places]int32
 }
 
 // hold is a sequence with held events. Every one of them has a last counter above base.
@@ -25,7 +26,7 @@ type hold struct {
 
 	// its events: with one counter each, and with more, by (counter, position); the latter by last counter
 	// too, because those that a release makes late need not be the lowest
-	ones, spans, lasts heap
+	ones, spans, lasts heap[*waiter]
 	// its events by position; also what it waits in, where that is the sequence
 	group
 	// where the checkpoint that was started from says that its events begin
@@ -34,10 +35,15 @@ type hold struct {
 
 // group is what waits together: a sequence, or a document.
 type group struct {
-	key     uint64
-	events  heap // by position
-	overdue int  // events that have waited as long as they may
-	listed  bool // among those with overdue events
+	key    uint64
+	events heap[*waiter] // by position
+	times  heap[*waiter] // by time
+
+	// among groups: by what it held when it was put there
+	in     *heap[*group]
+	place  int32
+	oldest outbox.Position
+	first  int64 // the lowest time
 }
 
 func (h *hold) empty() bool { return h.events.len() == 0 }
@@ -49,13 +55,6 @@ func (h *hold) lowest() *waiter {
 		return span
 	}
 	return one
-}
-
-// each goes through the hold's events, in no order. They may move to other heaps, but not out of the hold.
-func (h *hold) each(f func(*waiter)) {
-	for _, w := range h.events.items {
-		f(w)
-	}
 }
 
 // The weights are what the books count; a clone is one allocation, rounded up.
@@ -107,36 +106,37 @@ const (
 	inHold
 	inGroup // where that is not the hold
 	inAll
-	inTime // cold or warm
-	heaps
+	inTimes
+	places
 )
 
-// heap is a binary heap of waiters that can be taken out anywhere.
-type heap struct {
-	items []*waiter
-	place uint8 // which of a waiter's places is the one in here
-	less  func(a, b *waiter) bool
+// heap is a binary heap of values that can be taken out anywhere.
+type heap[T comparable] struct {
+	items []T
+	at    func(T) *int32 // a value's place in here
+	less  func(a, b T) bool
 }
 
-func (h *heap) len() int { return len(h.items) }
+func (h *heap[T]) len() int { return len(h.items) }
 
-// top returns the first, nil if there is none.
-func (h *heap) top() *waiter {
+// top returns the first, the zero value if there is none.
+func (h *heap[T]) top() (v T) {
 	if len(h.items) == 0 {
-		return nil
+		return v
 	}
 	return h.items[0]
 }
 
-func (h *heap) push(w *waiter) {
+func (h *heap[T]) push(w T) {
 	h.items = append(h.items, w)
 	h.up(len(h.items)-1, w)
 }
 
-func (h *heap) remove(w *waiter) {
-	i, last := int(w.at[h.place]), len(h.items)-1
+func (h *heap[T]) remove(w T) {
+	var none T
+	i, last := int(*h.at(w)), len(h.items)-1
 	moved := h.items[last]
-	h.items[last] = nil
+	h.items[last] = none
 	if h.items = h.items[:last]; i < last {
 		if i > 0 && h.less(moved, h.items[(i-1)/2]) {
 			h.up(i, moved)
@@ -149,13 +149,13 @@ func (h *heap) remove(w *waiter) {
 	}
 }
 
-func (h *heap) set(i int, w *waiter) {
+func (h *heap[T]) set(i int, w T) {
 	h.items[i] = w
-	w.at[h.place] = int32(i)
+	*h.at(w) = int32(i)
 }
 
 // up puts w at i, where a place is free, or further up.
-func (h *heap) up(i int, w *waiter) {
+func (h *heap[T]) up(i int, w T) {
 	for i > 0 {
 		up := (i - 1) / 2
 		if !h.less(w, h.items[up]) {
@@ -168,7 +168,7 @@ func (h *heap) up(i int, w *waiter) {
 }
 
 // down puts w at i, where a place is free, or further down.
-func (h *heap) down(i int, w *waiter) {
+func (h *heap[T]) down(i int, w T) {
 	for {
 		child := 2*i + 1
 		if child >= len(h.items) {
@@ -202,13 +202,31 @@ func beforeByTime(a, b *waiter) bool     { return a.Time < b.Time }
 func newHold(sequence uint64) *hold {
 	return &hold{
 		sequence: sequence,
-		ones:     heap{place: inCounters, less: beforeByCounter},
-		spans:    heap{place: inCounters, less: beforeByCounter},
-		lasts:    heap{place: inLasts, less: beforeByLast},
-		group:    group{key: sequence, events: heap{place: inHold, less: beforeByPosition}},
+		ones:     newHeap(inCounters, beforeByCounter),
+		spans:    newHeap(inCounters, beforeByCounter),
+		lasts:    newHeap(inLasts, beforeByLast),
+		group:    *newGroup(sequence, inHold),
 	}
 }
 
-func newGroup(key uint64) *group {
-	return &group{key: key, events: heap{place: inGroup, less: beforeByPosition}}
+func newGroup(key uint64, place int) *group {
+	return &group{key: key, events: newHeap(place, beforeByPosition), times: newHeap(inTimes, beforeByTime)}
 }
+
+func newHeap(place int, less func(a, b *waiter) bool) heap[*waiter] {
+	return heap[*waiter]{at: atPlace[place], less: less}
+}
+
+var atPlace = [places]func(*waiter) *int32{
+	func(w *waiter) *int32 { return &w.at[0] }, func(w *waiter) *int32 { return &w.at[1] },
+	func(w *waiter) *int32 { return &w.at[2] }, func(w *waiter) *int32 { return &w.at[3] },
+	func(w *waiter) *int32 { return &w.at[4] }, func(w *waiter) *int32 { return &w.at[5] },
+}
+
+// newGroups makes a heap of groups.
+func newGroups(less func(a, b *group) bool) *heap[*group] {
+	return &heap[*group]{at: func(p *group) *int32 { return &p.place }, less: less}
+}
+
+func beforeByFirst(a, b *group) bool  { return a.first < b.first }
+func beforeByOldest(a, b *group) bool { return a.oldest.Compare(b.oldest) < 0 }
