@@ -48,7 +48,8 @@ func counterNotes(t catalog.Table, m relay.Mapping) (notes []string) {
 	case pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID:
 	default:
 		notes = append(notes, fmt.Sprintf("column %q of table %s (columns.counter) is of type %s: in gap "+
-			"mode a row whose counter is not an integer of at most 64 bits can't be published (sink.on_poison)",
+			"mode a row whose counter is not an integer of at most 64 bits can't be published "+
+			"(sink.on_poison)",
 			c.Name, m.Table, c.TypeName))
 	}
 	if !c.NotNull {
