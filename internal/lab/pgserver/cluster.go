@@ -23,6 +23,8 @@ var settings = map[string]string{
 	"max_connections":       "200",
 	"listen_addresses":      "127.0.0.1",
 	"log_line_prefix":       "%m [%p] %a ",
+	// in the data folder, which goes with the server: a killed one leaves others where they are
+	"dynamic_shared_memory_type": "mmap",
 }
 
 func (s *Server) data() string    { return filepath.Join(s.Dir, "data") }

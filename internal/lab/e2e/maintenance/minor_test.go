@@ -4,16 +4,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/outflowhq/outflow/internal/lab/freeport"
 	"github.com/outflowhq/outflow/internal/lab/harness"
-	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/process"
@@ -70,55 +67,53 @@ func TestAMinorUpgradeOfPostgreSQLLosesNothing(t *testing.T) {
 	}
 }
 
-// TestAMinorUpgradeOfNATSLosesNothing: NATS is stopped and started with its files under load, from an older
-// version where there is one: the program that OUTFLOW_TEST_NATS_SERVER names.
+// TestAMinorUpgradeOfNATSLosesNothing: NATS is stopped and started with its files under load, and once more
+// from the older version that OUTFLOW_TEST_NATS_SERVER names.
 func TestAMinorUpgradeOfNATSLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	port, err := freeport.Port()
-	harness.Must(t, err)
-	dir := filepath.Join(t.TempDir(), "jetstream")
-	stop := func() {}
-	if program := os.Getenv("OUTFLOW_TEST_NATS_SERVER"); program != "" {
-		cmd := exec.Command(program, "-js", "-sd", dir, "-a", "127.0.0.1", "-p", fmt.Sprint(port))
+	t.Run("of the same version", func(t *testing.T) {
+		ns := natstest.Process(t)
+		upgradesNATS(t, ns, ns.Stop)
+	})
+	t.Run("from an older version", func(t *testing.T) {
+		program := os.Getenv("OUTFLOW_TEST_NATS_SERVER")
+		if program == "" {
+			tier.Missing(t, "old-nats", "OUTFLOW_TEST_NATS_SERVER names no older NATS server")
+		}
+		ns := natstest.Process(t)
+		harness.Must(t, ns.Stop())
+		cmd := exec.Command(program, "-js", "-sd", ns.Dir(), "-a", "127.0.0.1", "-p", fmt.Sprint(ns.Port()))
 		log := &harness.Log{}
 		cmd.Stdout, cmd.Stderr = log, log
 		old, err := process.Start(cmd, syscall.SIGKILL)
 		harness.Must(t, err)
-		stop = func() {
-			harness.Must(t, old.Signal(syscall.SIGTERM))
+		upgradesNATS(t, ns, func() error {
+			err := old.Signal(syscall.SIGTERM)
 			<-old.Done()
 			line, _, _ := strings.Cut(log.String()[strings.Index(log.String(), "Version:"):], "\n")
 			t.Log("from nats-server", line)
-		}
-	}
-	natsURL := fmt.Sprintf("nats://127.0.0.1:%d", port)
-	var ns *natstest.ServerProcess
-	start := func() {
-		if ns == nil {
-			ns = natstest.Process(t, natsserver.Options{Dir: dir, Port: port})
-			return
-		}
-		harness.Must(t, ns.Start())
-	}
-	if os.Getenv("OUTFLOW_TEST_NATS_SERVER") == "" {
-		start()
-		stop = func() { harness.Must(t, ns.Stop()) }
-	}
+			return err
+		})
+	})
+}
+
+// upgradesNATS stops what runs in the place of a server, and then that server, with its files under load.
+func upgradesNATS(t *testing.T, ns *natstest.ServerProcess, stop func() error) {
+	t.Helper()
 	harness.Eventually(t, "NATS", func() error {
-		nc, err := nats.Connect(natsURL)
+		nc, err := nats.Connect(ns.URL())
 		if err == nil {
 			nc.Close()
 		}
 		return err
 	})
-	p := underLoad(t, timedServer(t), natsURL, "minor", 1000, nil)
-	stop()
-	start()
-	p.publishing()
-	harness.Must(t, ns.Stop())
-	harness.Must(t, ns.Start())
-	p.publishing()
+	p := underLoad(t, timedServer(t), ns.URL(), "minor", 1000, nil)
+	for _, stop := range []func() error{stop, ns.Stop} {
+		harness.Must(t, stop())
+		harness.Must(t, ns.Start())
+		p.publishing()
+	}
 	p.end()
 }
 
