@@ -135,7 +135,7 @@ func (w *harness) checkConfirmed(lsn outbox.LSN) {
 		}
 		safe := false
 		for _, p := range rec.Checkpoints {
-			safe = safe || p.Due >= lsn && p.Seq <= firm
+			safe = safe || p.Start() >= lsn && p.Seq <= firm
 		}
 		if !safe {
 			w.broken = errors.Join(w.broken, fmt.Errorf("%v was confirmed; if revision %d of the record "+

@@ -84,6 +84,21 @@ func (h *heartbeatWriter) offerHeartbeat(now, due time.Time) {
 	}
 }
 
+// gapPause is the least time between two heartbeats in gap mode.
+const gapPause = 10 * time.Millisecond
+
+// dueFor returns when a heartbeat is due in gap mode that lets a wait end that ends at a time: then, and not
+// sooner than gapPause after the last one.
+func (h *heartbeatWriter) dueFor(end time.Time) time.Time {
+	at := end.Add(granularity)
+	for _, t := range []time.Time{h.last.Add(gapPause), h.notBefore} {
+		if t.After(at) {
+			at = t
+		}
+	}
+	return at
+}
+
 // due returns when a heartbeat is due: one horizon after the oldest held event came in, half a horizon after
 // the last part of an input (anything else closes no window, however much of it comes), and one horizon after
 // the last heartbeat.

@@ -23,6 +23,7 @@ type input struct {
 	log        *slog.Logger
 	notices    *notices
 	from       outbox.LSN // what ends there or before is published
+	due        outbox.LSN // what ends there or before was read, and is of interest only where it is held
 
 	batch  *relay.Batch // being read, nil if none
 	next   int          // its next message
@@ -32,6 +33,7 @@ type input struct {
 	keepalive outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
 	lastData  time.Time  // when WAL data last came in
 	lastInput time.Time  // when a part of an input last did
+	lastTime  int64      // commit timestamp of the newest input
 	received  receiveTimes
 }
 
@@ -127,16 +129,16 @@ var ignoredWhy = map[decoder.Ignored]string{
 }
 
 func (in *input) commit(c *relay.Commit) error {
-	if c.Kind != relay.NoInput && c.LSN > in.from {
+	if c.Kind == relay.Events && c.LSN > in.from {
+		in.received.add(c.LSN, in.lastData)
+	}
+	if c.Kind != relay.NoInput && c.LSN > in.due {
 		if err := in.check.Input(c.LSN); err != nil {
 			return err
 		}
-		in.lastInput = in.lastData
+		in.lastInput, in.lastTime = in.lastData, c.Time
 		if c.Kind == relay.SettingsChange {
 			in.settingsChanged(c)
-		}
-		if c.Kind == relay.Events {
-			in.received.add(c.LSN, in.lastData)
 		}
 	}
 	if c.Kind == relay.NoInput { // PostgreSQL 14 sends empty transactions: they say what a keepalive would
@@ -157,6 +159,15 @@ func (in *input) settingsChanged(c *relay.Commit) {
 	}
 	notice.say(in.log, level, "ordering settings changed in the WAL", "lsn", c.LSN, "settings", c.Settings)
 	in.heartbeats.changed(c.Settings)
+}
+
+// passes returns when, at the latest, the server's clock passes a commit timestamp: it was not behind the
+// newest input's when that came in. Before the first input nothing is known of it: at once.
+func (in *input) passes(commit int64) time.Time {
+	if in.lastTime == 0 {
+		return in.lastInput
+	}
+	return in.lastInput.Add(max(time.Duration(commit-in.lastTime)*time.Microsecond, 0))
 }
 
 // oldestReceived returns when the oldest event that is held was received; ok is false where none is held.

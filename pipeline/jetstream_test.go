@@ -261,11 +261,34 @@ func minTime(a, b time.Time) time.Time {
 	return b
 }
 
-// retention removes from the front what is durable, sometimes all there is.
+// retention removes from the front what is durable, sometimes all there is, but nothing that gap mode
+// remembers at a checkpoint.
 func (js *jetstream) retention() {
 	if js.newest() == len(js.messages) && !js.sound {
-		js.removed = max(js.removed, js.rnd.IntN(js.firm()+1))
+		js.removed = max(js.removed, min(js.rnd.IntN(js.firm()+1), js.unremembered()))
 	}
+}
+
+// unremembered is up to where nothing is remembered at any checkpoint that may be gone on from.
+func (js *jetstream) unremembered() int {
+	from := len(js.messages)
+	for i := range js.revisions {
+		rec, err := js.revisions[i].record()
+		if err != nil {
+			js.w.broken = err
+			return 0
+		}
+		for _, p := range rec.Checkpoints {
+			at := min(int(p.Seq), len(js.messages))
+			for n := 0; n < p.Remembered && at > js.removed; at-- {
+				if m := js.messages[at-1]; m != nil && !m.stranger {
+					n++
+				}
+			}
+			from = min(from, at)
+		}
+	}
+	return from
 }
 
 // brokerConn is the JetStream side of a session.
@@ -454,6 +477,18 @@ func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []rela
 		all = append(all, relay.Stored{Seq: q, Header: l.js.messages[q-1].packed()})
 	}
 	slices.Reverse(all)
+	return all, err
+}
+
+func (l *brokerConn) Recent(ctx context.Context, upTo uint64, n int) (all []outbox.Counter, err error) {
+	err = l.ask(ctx)
+	l.lock()
+	defer l.unlock()
+	for q := upTo; q > uint64(l.js.removed) && len(all) < n; q-- {
+		if m := l.js.messages[q-1]; m != nil && !m.stranger {
+			all = append(all, m.header.Counter)
+		}
+	}
 	return all, err
 }
 

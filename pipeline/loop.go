@@ -135,8 +135,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 
 // whenIdle does what is done only when nothing is ready to be read or published.
 func (s *session) whenIdle(now time.Time) {
-	events, _ := s.buffer.Held()
-	if s.in.keepalive > s.tracker.Newest().Due && events == 0 && !s.tracker.Unacknowledged() {
+	if s.in.keepalive > s.tracker.Newest().Due && !s.tracker.Unacknowledged() {
 		if cp, ok := s.buffer.Marker(s.in.keepalive); ok {
 			cp.Timeline = s.server.History.At(cp.Due)
 			s.tracker.Keepalive(cp)
@@ -152,15 +151,22 @@ func (s *session) whenIdle(now time.Time) {
 
 // heartbeatDue returns when a heartbeat is due; ok is false while none can be.
 func (s *session) heartbeatDue() (at time.Time, ok bool) {
-	horizon := s.buffer.Settings().Horizon
-	if !s.heartbeats.enabled || horizon == 0 || !s.check.Verified() {
+	set := s.buffer.Settings()
+	if !s.heartbeats.enabled || !s.check.Verified() {
 		return time.Time{}, false
+	}
+	if set.ByGap() {
+		deadline, ok := s.buffer.Deadline()
+		if !ok {
+			return time.Time{}, false
+		}
+		return s.heartbeats.dueFor(s.in.passes(deadline)), true
 	}
 	oldest, ok := s.in.oldestReceived()
-	if !ok {
+	if !ok || set.Horizon == 0 {
 		return time.Time{}, false
 	}
-	return s.heartbeats.due(horizon, oldest, s.in.lastInput), true
+	return s.heartbeats.due(set.Horizon, oldest, s.in.lastInput), true
 }
 
 // sleep is how long the loop may wait when nothing happens.

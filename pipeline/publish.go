@@ -113,10 +113,12 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 func (s *session) windowDone() {
 	w := s.out.window
 	s.out.window = nil
-	cp := w.Checkpoint
-	cp.Timeline = s.server.History.At(cp.Due)
 	s.tracker.Made(w.Of)
-	s.tracker.Window(cp)
+	if !w.NoCheckpoint {
+		cp := w.Checkpoint
+		cp.Timeline = s.server.History.At(cp.Due)
+		s.tracker.Window(cp)
+	}
 	s.metrics.window(w)
 }
 

@@ -46,7 +46,7 @@ func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int) ([]
 					}
 					out = append(out, lineOf(&e, &outbox.Header{
 						Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
-						Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key,
+						Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key, Counter: e.Counter,
 					}))
 				}
 			}

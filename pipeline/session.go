@@ -47,12 +47,13 @@ type session struct {
 }
 
 func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Readings,
-	start checkpoint.Start) *session {
+	start checkpoint.Start, recent []outbox.Counter) *session {
 	now, cp := time.Now(), start.Checkpoint
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, conns: conns, server: r.Server,
 		buffer: reorder.New(reorder.Config{
-			Settings: cp.Settings, Start: cp.Due, PublishedAhead: cp.PublishedAhead,
+			Settings: cp.Settings, Start: cp.Start(), Due: cp.Due, PublishedAhead: cp.PublishedAhead,
+			Holds: cp.Holds, Remembered: cp.Remembered, Recent: recent,
 			MaxPublishedAhead: p.maxPublishedAhead,
 			Unkeyed:           !conns.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch,
 			MaxSpill: p.cfg.MaxSpill,
@@ -74,7 +75,8 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	s.in = &input{
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
-		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Due, lastData: now, lastInput: now,
+		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Start(), due: cp.Due,
+		lastData: now, lastInput: now,
 	}
 	p.metrics.lateSeen = 0
 	s.tellInForce()
@@ -84,7 +86,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 
 // effective returns the ordering settings that this outflow wants in force.
 func (p *Pipeline) effective(m relay.Mapping) relay.Settings {
-	if !m.Keyed() {
+	if !m.Keyed() && !p.cfg.Settings.ByGap() {
 		return p.cfg.Settings.Unkeyed()
 	}
 	return p.cfg.Settings

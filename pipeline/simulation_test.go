@@ -42,6 +42,17 @@ func trials(n int) int {
 func pick[T any](rnd *rand.Rand, of ...T) T { return of[rnd.IntN(len(of))] }
 
 func randomSettings(rnd *rand.Rand) relay.Settings {
+	if rnd.IntN(2) == 0 {
+		return relay.Settings{
+			Sort: outbox.ByGap, MaxEvents: pick(rnd, 3, 20, 1000), MaxBytes: pick[int64](rnd, 2000, 1<<20),
+			Gap: relay.Gap{
+				Bound:  pick(rnd, 20*time.Millisecond, 200*time.Millisecond, 2*time.Second),
+				Cold:   pick(rnd, 0, 5*time.Millisecond, 20*time.Millisecond),
+				Memory: pick(rnd, 1, 3, 20, 16384),
+				First:  pick[int64](rnd, 0, 1), Scope: pick(rnd, relay.OfSequence, relay.OfDocument),
+			},
+		}
+	}
 	return relay.Settings{
 		Horizon:   pick(rnd, 0, 5*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond),
 		Sort:      pick(rnd, outbox.BySeqKey, outbox.ByCommit),
@@ -50,7 +61,8 @@ func randomSettings(rnd *rand.Rand) relay.Settings {
 }
 
 // workload is what services write: rows of several documents by several actors, with keys that are out of
-// order within transactions and between them, and logical messages, ours and others'.
+// order within transactions and between them, counters that take more than one, are never committed, come
+// twice or are missing, and logical messages, ours and others'.
 type workload struct {
 	rnd      *rand.Rand
 	counters map[string]int
@@ -65,10 +77,22 @@ func (l *workload) rows() []row {
 	var rows []row
 	for range pick(l.rnd, l.sizes...) {
 		doc, actor := fmt.Sprintf("d%d", l.rnd.IntN(l.docs)), fmt.Sprintf("a%d", l.rnd.IntN(3))
-		l.counters[doc+actor]++
+		counter := l.counters[doc+actor] + 1
 		l.n++
-		rows = append(rows, row{doc, actor, fmt.Sprintf("%s:%06d", actor, l.counters[doc+actor]),
-			fmt.Sprintf("%d", l.n)})
+		key := fmt.Sprintf("%s:%06d", actor, counter)
+		switch l.rnd.IntN(24) {
+		case 0:
+			counter++ // one is never committed
+		case 1:
+			key = fmt.Sprintf("%s:%06d", actor, 1+l.rnd.IntN(counter)) // one comes twice, the other never
+		case 2:
+			key += "+3"
+			counter += 2
+		case 3:
+			key = actor // without a counter
+		}
+		l.counters[doc+actor] = counter
+		rows = append(rows, row{doc, actor, key, fmt.Sprintf("%d", l.n)})
 	}
 	l.rnd.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
 	return rows

@@ -18,6 +18,10 @@ const (
 	readTimeout  = time.Second
 	standbyPoll  = 200 * time.Millisecond
 	writeTimeout = 5 * time.Second
+
+	// recentTimeout is how long it may take to read what gap mode remembers: 100 ms where the server answers
+	// in batches, one message after the other in the worst case.
+	recentTimeout = 60 * time.Second
 )
 
 // codeDivergence is the code of the fault of checkpoint.TailCheck: the one gap that no reading shows.
@@ -54,11 +58,11 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	binary := conns.Binary && !p.text
 	startCtx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	if err := conns.Source.Start(startCtx, start.Checkpoint.Due, binary); err != nil {
+	if err := conns.Source.Start(startCtx, start.Checkpoint.Start(), binary); err != nil {
 		if fault := outbox.FaultOf(err); fault != nil && fault.Code == relay.CodeSlotInUse {
 			return false, p.standBy(ctx, conns, first.Slot)
 		}
-		return false, fmt.Errorf("start replication at %v: %w", start.Checkpoint.Due, err)
+		return false, fmt.Errorf("start replication at %v: %w", start.Checkpoint.Start(), err)
 	}
 
 	// The slot is ours. What was read before may have been the work of its last owner in the middle. Whoever
@@ -78,7 +82,11 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d",
 			conns.Checkpoint.Table, table)
 	}
-	s := newSession(ctx, p, conns, held, again)
+	recent, err := conns.recent(ctx, again.Checkpoint)
+	if err != nil {
+		return false, err
+	}
+	s := newSession(ctx, p, conns, held, again, recent)
 	defer s.close()
 	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq",
 		again.LastSeq,
@@ -148,6 +156,21 @@ func (c *Conns) read(ctx context.Context) (checkpoint.Readings, error) {
 		Server: limited("server", c.Source.Server), Publication: limited("publication", c.Source.Publication),
 	}
 	return r.Read(ctx)
+}
+
+// recent reads what gap mode remembers at a checkpoint: the counters of the stream's last messages up to
+// there.
+func (c *Conns) recent(ctx context.Context, cp relay.Checkpoint) ([]outbox.Counter, error) {
+	if cp.Remembered == 0 || cp.Seq == 0 {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, recentTimeout)
+	defer cancel()
+	all, err := c.JetStream.Recent(ctx, cp.Seq, cp.Remembered)
+	if err != nil {
+		return nil, fmt.Errorf("read the counters of the stream's last %d messages: %w", cp.Remembered, err)
+	}
+	return all, nil
 }
 
 // load reads the record within the time limit of a question.

@@ -3,6 +3,8 @@ package pipeline
 import (
 	"encoding/binary"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -12,17 +14,36 @@ import (
 const (
 	tableOID   = 16385
 	oidText    = 25
+	oidBigint  = 20
 	oidNumeric = 1700 // has no binary reader
 )
 
 var (
-	mapping = relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Key: "seq_key",
-		Payload: "payload"}
-	columns = [...]string{"doc_id", "actor_id", "seq_key", "payload"}
+	mapping = relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "actor_id", Counter: "counter",
+		Span: "span", Key: "seq_key", Payload: "payload"}
+	columns = [...]string{"doc_id", "actor_id", "seq_key", "counter", "span", "payload"}
 )
 
-// row is an insert into the outbox.
+// row is an insert into the outbox. The key says the counter, "a:000041", and how many it takes where that is
+// more than one: "a:000041+3".
 type row struct{ doc, actor, key, payload string }
+
+// counter returns the columns that the key says; nil is NULL.
+func (r row) counter() (counter, span *int64) {
+	_, number, ok := strings.Cut(r.key, ":")
+	if !ok {
+		return nil, nil
+	}
+	number, spans, _ := strings.Cut(number, "+")
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil {
+		return nil, nil
+	}
+	if s, err := strconv.ParseInt(spans, 10, 64); err == nil {
+		span = &s
+	}
+	return &n, span
+}
 
 // logical is a logical message.
 type logical struct {
@@ -64,9 +85,12 @@ func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.
 		b := be.AppendUint32([]byte{'R'}, tableOID)
 		b = append(cstring(cstring(b, "public"), "outbox"), 'd')
 		b = be.AppendUint16(b, uint16(len(columns)))
-		for i, name := range columns {
+		for _, name := range columns {
 			typ := uint32(oidText)
-			if i == len(columns)-1 {
+			switch name {
+			case "counter", "span":
+				typ = oidBigint
+			case "payload":
 				typ = payload
 			}
 			b = be.AppendUint32(cstring(append(b, 0), name), typ)
@@ -77,13 +101,28 @@ func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.
 	for _, r := range x.rows {
 		b := append(be.AppendUint32([]byte{'I'}, tableOID), 'N')
 		b = be.AppendUint16(b, uint16(len(columns)))
-		for _, v := range []string{r.doc, r.actor, r.key, r.payload} {
-			kind := byte('t')
-			if bin {
-				kind = 'b'
-			}
-			b = append(be.AppendUint32(append(b, kind), uint32(len(v))), v...)
+		kind := byte('t')
+		if bin {
+			kind = 'b'
 		}
+		value := func(v string) { b = append(be.AppendUint32(append(b, kind), uint32(len(v))), v...) }
+		number := func(n *int64) {
+			switch {
+			case n == nil:
+				b = append(b, 'n')
+			case bin:
+				value(string(be.AppendUint64(nil, uint64(*n))))
+			default:
+				value(strconv.FormatInt(*n, 10))
+			}
+		}
+		counter, span := r.counter()
+		value(r.doc)
+		value(r.actor)
+		value(r.key)
+		number(counter)
+		number(span)
+		value(r.payload)
 		add(x.start, b)
 	}
 	for _, m := range x.logical {

@@ -293,16 +293,16 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 func (b *Buffer) Settings() relay.Settings { return b.set }
 
 // Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next.
-// It may be called only when no event is held, but in gap mode at any time between a window and the next
-// input; ok is false where there is no checkpoint then: too many sequences have held events, or not all that
-// the one to go on from holds back has been read again. Seq and Timeline are left to the caller, and
-// PublishedAhead and Holds may not be changed.
+// It is asked for between a window and the next input. ok is false where there is none: in horizon mode while
+// events are held; in gap mode while too many sequences have held events, or before all that the checkpoint to
+// go on from holds back was read again. Seq and Timeline are left to the caller, and PublishedAhead and Holds
+// may not be changed.
 func (b *Buffer) Marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
 	if b.gapMode() {
 		return b.gap.marker(lsn)
 	}
 	if b.held.events > 0 {
-		panic("reorder: Marker while events are held")
+		return relay.Checkpoint{}, false
 	}
 	return relay.Checkpoint{Due: lsn, PublishedAhead: b.takenBeyond(lsn), Settings: b.set}, true
 }
