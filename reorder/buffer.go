@@ -142,7 +142,7 @@ func (b *Buffer) Append(e *relay.Event) error {
 		return b.fail(errIndex)
 	}
 	switch {
-	case !b.set.ByGap():
+	case !b.gapMode():
 		e.Counter = outbox.Counter{} // it has no meaning here, and no place in a header
 	case e.Bad == "":
 		e.Bad = e.Unplaceable()

@@ -59,6 +59,25 @@ func TestMemoryForgetsByCount(t *testing.T) {
 	}
 }
 
+// TestMessagesThatAreGoneCountAsRemembered goes on from a stream that has fewer messages than the checkpoint
+// remembers: what is known is the same, and the next checkpoints are.
+func TestMessagesThatAreGoneCountAsRemembered(t *testing.T) {
+	t.Parallel()
+	set := gapSettings(relay.OfSequence)
+	set.Gap.Memory = 5
+	q := outbox.SequenceOf("note", "ana")
+	b := New(Config{Settings: set, Start: 9, Remembered: 4, Recent: []outbox.Counter{
+		{}, {Sequence: q, First: 2, Span: 1, Late: true}, {Sequence: q, First: 7, Span: 2}}})
+	if p, ok := b.Marker(9); !ok || p.Remembered != 4 {
+		t.Errorf("%+v, %v", p, ok)
+	}
+	w, err := feed(b, input{relay.Commit{LSN: 12, Kind: relay.Events, Events: 1}, []relay.Event{
+		{Doc: "note", Actor: "ana", Counter: outbox.Counter{First: 9, Span: 1}}}})
+	if err != nil || w == nil || w.Events[0].Counter.Late || w.Place.Remembered != 5 {
+		t.Errorf("%+v, %v", w, err)
+	}
+}
+
 // TestMemoryStaysSmall lets a million sequences pass through.
 func TestMemoryStaysSmall(t *testing.T) {
 	m := newMemory(relay.DefaultMemory)

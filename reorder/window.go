@@ -73,10 +73,9 @@ func (w *Window) Next(e *relay.Event) (bool, error) {
 	return true, nil
 }
 
-// saw counts late events, which gap mode has done already. No other mode's messages have a counter.
+// saw counts late events, which gap mode has done already.
 func (w *Window) saw(e *relay.Event, hash uint64) {
 	if w.Sort != outbox.ByGap {
-		e.Counter = outbox.Counter{}
 		w.buffer.late.see(&w.buffer.index, e, hash)
 	}
 }
