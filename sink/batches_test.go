@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -255,8 +256,11 @@ func publishInBursts(t *testing.T, p *Publisher, all []given, rnd *rand.Rand) er
 func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t, natsserver.Options{SyncAlways: true})
-	const kills = 5
-	all := edits(t, 30_000)
+	kills, events, most := 5, 30_000, 4000 // between two kills
+	if tier.Race && !tier.Long() {
+		events, most = 12_000, 2000
+	}
+	all := edits(t, events)
 	cfg := batched(s.URL())
 	rnd := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))
 	last := uint64(0)
@@ -267,7 +271,7 @@ func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 		bursts := rand.New(rand.NewPCG(uint64(kill), 5))
 		go func() { done <- publishInBursts(t, p, all[last:], bursts) }()
 		if kill < kills {
-			for at := last + uint64(rnd.IntN(4000)); p.Acked() < at && p.refused.Load() == nil &&
+			for at := last + uint64(rnd.IntN(most)); p.Acked() < at && p.refused.Load() == nil &&
 				c.Err() == nil && p.Acked() < uint64(len(all)); {
 				time.Sleep(100 * time.Microsecond)
 			}

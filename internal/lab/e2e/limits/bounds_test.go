@@ -148,7 +148,7 @@ func TestOneLargeTransactionKeepsMemoryBounded(t *testing.T) {
 		payload     int
 		long, small int
 	}{
-		{"seq_key", 64 * harness.MiB, 100, 10_000_000, 300_000},
+		{"seq_key", 64 * harness.MiB, 100, 10_000_000, 0}, // its small form would hardly exceed the buffer
 		{"seq_key", 8 * harness.MiB, 100, 10_000_000, 200_000},
 		// so much that a heap of twice what is live would be too large
 		{"seq_key", 128 * harness.MiB, 1000, 1_000_000, 250_000},
