@@ -12,7 +12,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 # What the tests may need beside Go: the names of internal/lab/tier.
 # shellcheck disable=SC2034 # the scripts read it
-everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,race,shellcheck
+everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,python,race,shellcheck
 
 # required tells whether OUTFLOW_TEST_REQUIRE names a thing.
 required() { [[ ",${OUTFLOW_TEST_REQUIRE:-}," == *",$1,"* ]]; }

@@ -55,6 +55,9 @@ func (x *expectation) header(e *expected) string {
 		Pos: e.Pos, N: e.n, Of: e.window.of, Due: e.window.due, Thru: e.window.thru, Pull: e.window.pull,
 		Timeline: x.timeline(e.Pos.LSN), Sort: e.window.sort, ID: e.ID, Key: e.Key,
 	}
+	if e.window.sort == ByGap {
+		h.Sequence, h.Counter, h.Span, h.Late = e.sequence(), e.Counter, e.Span, e.window.late[e.n]
+	}
 	return h.String()
 }
 
@@ -97,7 +100,7 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 			if resets[0].Settings != nil {
 				set = *resets[0].Settings
 			}
-			x.loose = append(x.loose, eventsOf(o.everything())...)
+			x.loose = append(x.loose, o.remains()...)
 			o = newOrder(set, cfg.Unkeyed)
 			resets = resets[1:]
 		}
@@ -114,7 +117,7 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 			x.messages = append(x.messages, expected{e, n, w})
 		}
 	}
-	x.held = eventsOf(o.everything())
+	x.held = o.remains()
 	return x, nil
 }
 

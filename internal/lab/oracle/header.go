@@ -23,9 +23,22 @@ type Sort uint8
 const (
 	BySeqKey Sort = iota
 	ByCommit
+	ByGap
 )
 
-func (s Sort) String() string { return [...]string{"seq_key", "commit"}[s] }
+func (s Sort) String() string { return [...]string{"seq_key", "commit", "gap"}[s] }
+
+// ParseSort reads what String writes.
+func ParseSort(text string) (Sort, error) {
+	for s := BySeqKey; s <= ByGap; s++ {
+		if s.String() == text {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("sort %q: unknown", text)
+}
+
+const sortLetters = "scg"
 
 // Header is the packed header, read by the words of docs/format.md alone.
 type Header struct {
@@ -36,13 +49,30 @@ type Header struct {
 	Timeline  uint32
 	Sort      Sort
 	ID, Key   string // raw; the encoded form where it was cut
+
+	// In gap mode, of an event with a counter: its sequence, its first counter, how many it takes, and
+	// whether it is late. Span is 0 where there is none.
+	Sequence uint64
+	Counter  int64
+	Span     int64
+	Late     bool
 }
 
 // String is the header's value.
 func (h *Header) String() string {
-	return fmt.Sprintf("v=1 lsn=%v i=%d n=%d of=%d due=%v thru=%v pull=%d tl=%d sort=%c id=%s key=%s",
-		h.Pos.LSN, h.Pos.Index, h.N, h.Of, h.Due, h.Thru, h.Pull, h.Timeline, "sc"[h.Sort], headerValue(h.ID),
-		headerValue(h.Key))
+	s := fmt.Sprintf("v=1 lsn=%v i=%d n=%d of=%d due=%v thru=%v pull=%d tl=%d sort=%c id=%s key=%s",
+		h.Pos.LSN, h.Pos.Index, h.N, h.Of, h.Due, h.Thru, h.Pull, h.Timeline, sortLetters[h.Sort],
+		headerValue(h.ID), headerValue(h.Key))
+	if h.Span > 0 {
+		s += fmt.Sprintf(" q=%016x c=%d", h.Sequence, h.Counter)
+	}
+	if h.Span > 1 {
+		s += fmt.Sprintf(" span=%d", h.Span)
+	}
+	if h.Span > 0 && h.Late {
+		s += " late=1"
+	}
+	return s
 }
 
 // ParseHeader reads a header of version 1. Fields that it does not know may follow.
@@ -83,12 +113,12 @@ func ParseHeader(value string) (h Header, err error) {
 		case "tl":
 			h.Timeline = uint32(number(32))
 		case "sort":
-			if v != "s" && v != "c" {
-				err = fmt.Errorf("want s or c")
+			at := strings.Index(sortLetters, v)
+			if len(v) != 1 || at < 0 {
+				err = fmt.Errorf("want one of %s", sortLetters)
+				break
 			}
-			if v == "c" {
-				h.Sort = ByCommit
-			}
+			h.Sort = Sort(at)
 		case "id":
 			h.ID = unescaped(v)
 		case "key":
@@ -96,6 +126,23 @@ func ParseHeader(value string) (h Header, err error) {
 		}
 		if err != nil {
 			return h, fmt.Errorf("header %q: %s: %w", value, fields[i], err)
+		}
+	}
+	for _, field := range fields[12:] {
+		name, v, _ := strings.Cut(field, "=")
+		switch name {
+		case "q":
+			h.Span = max(h.Span, 1)
+			h.Sequence, err = strconv.ParseUint(v, 16, 64)
+		case "c":
+			h.Counter, err = strconv.ParseInt(v, 10, 64)
+		case "span":
+			h.Span, err = strconv.ParseInt(v, 10, 64)
+		case "late":
+			h.Late = v == "1"
+		}
+		if err != nil {
+			return h, fmt.Errorf("header %q: %s: %w", value, field, err)
 		}
 	}
 	return h, nil

@@ -100,7 +100,7 @@ var eight = []string{
 // Each fault is found, counted as what it is, and said precisely.
 func TestJudgeFindsEachFault(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Slot: "outflow", Settings: Settings{0, BySeqKey, 100, 1 << 20}}
+	cfg := Config{Slot: "outflow", Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}
 	truth := script(t, Source{}, eight...)
 	header := func(old, with string) func([]*Message) []*Message { // of message 6: e6, at 0/400-0
 		return func(all []*Message) []*Message {
@@ -204,7 +204,7 @@ func TestJudgeFindsEachFault(t *testing.T) {
 // The message's own sequence stands in its header.
 func TestJudgeExpectedSequence(t *testing.T) {
 	t.Parallel()
-	truth, cfg := script(t, Source{}, eight...), Config{Settings: Settings{0, BySeqKey, 100, 1 << 20}}
+	truth, cfg := script(t, Source{}, eight...), Config{Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}
 	c, err := newCase(truth, cfg)
 	must.Succeed(t, err)
 	for i, m := range stream(t, truth, cfg) {
@@ -219,7 +219,7 @@ func TestJudgeExpectedSequence(t *testing.T) {
 
 func TestJudgeTolerates(t *testing.T) {
 	t.Parallel()
-	set := Settings{0, BySeqKey, 100, 1 << 20}
+	set := Settings{0, BySeqKey, 100, 1 << 20, Gap{}}
 	truth := script(t, Source{}, eight...)
 	all := func() []*Message { return stream(t, truth, Config{Settings: set}) }
 
@@ -276,7 +276,7 @@ func TestJudgeTolerates(t *testing.T) {
 func TestJudgeReset(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Settings: DefaultSettings, Repaired: true,
-		Resets: []Reset{{At: 0x280, Settings: &Settings{0, BySeqKey, 100, 1 << 20}}}}
+		Resets: []Reset{{At: 0x280, Settings: &Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}}}
 	truth := script(t, Source{}, eight...)
 	all := stream(t, truth, cfg)
 	if len(all) != 5 {
@@ -333,7 +333,7 @@ func TestInputs(t *testing.T) {
 	} {
 		truth := script(t, Source{}, "insert e1 doc ann 1", test.between)
 		x, err := truth.expect(Config{Slot: "outflow", Settings: Settings{24 * 3600e9, BySeqKey, 100,
-			1 << 20}})
+			1 << 20, Gap{}}})
 		must.Succeed(t, err)
 		if got := len(x.messages) == 1; got != test.window {
 			t.Errorf("%s: closes the window: %v", name, got)
@@ -347,7 +347,7 @@ func TestInputs(t *testing.T) {
 		t.Errorf("a later version: %v", err)
 	}
 	tick := script(t, Source{}, "insert e1 doc ann 1", "message outflow.tick x;"+change("other", "0s"))
-	if x, err := tick.expect(Config{Settings: Settings{1e6, BySeqKey, 100, 1 << 20}}); err != nil ||
+	if x, err := tick.expect(Config{Settings: Settings{1e6, BySeqKey, 100, 1 << 20, Gap{}}}); err != nil ||
 		len(x.messages) != 1 || x.messages[0].window.due != 0x200 {
 		t.Errorf("a tick a horizon later: %v", err)
 	}

@@ -99,7 +99,7 @@ func TestChange(t *testing.T) {
 		t.Errorf("%+v %v", c, ok)
 	}
 	if c, ok := parseChange("v=1 slot=b horizon=0s sort=commit max_events=1 max_bytes=2"); !ok ||
-		c != (change{"b", Settings{0, ByCommit, 1, 2}}) {
+		c != (change{"b", Settings{0, ByCommit, 1, 2, Gap{}}}) {
 		t.Errorf("%+v %v", c, ok)
 	}
 	for _, text := range []string{
@@ -145,9 +145,16 @@ func TestParseHeader(t *testing.T) {
 	t.Parallel()
 	const value = "v=1 lsn=1/16B3748 i=3 n=4 of=12 due=0/16B3748 thru=0/16B37F0 pull=5 tl=2 sort=c " +
 		"id=a=20b key=alice:42"
-	want := Header{Position{1<<32 + 0x16B3748, 3}, 4, 12, 0x16B3748, 0x16B37F0, 5, 2, ByCommit, "a b",
-		"alice:42"}
+	want := Header{Pos: Position{1<<32 + 0x16B3748, 3}, N: 4, Of: 12, Due: 0x16B3748, Thru: 0x16B37F0,
+		Pull: 5, Timeline: 2, Sort: ByCommit, ID: "a b", Key: "alice:42"}
 	if h, err := ParseHeader(value + " later=1"); err != nil || h != want || h.String() != value {
+		t.Errorf("read as %+v, %v", h, err)
+	}
+	const counted = " q=00000000000000ff c=-7 span=3 late=1"
+	gap := want
+	gap.Sort, gap.Sequence, gap.Counter, gap.Span, gap.Late = ByGap, 255, -7, 3, true
+	text := strings.Replace(value, "sort=c", "sort=g", 1) + counted
+	if h, err := ParseHeader(text); err != nil || h != gap || h.String() != text {
 		t.Errorf("read as %+v, %v", h, err)
 	}
 	for _, wrong := range []string{

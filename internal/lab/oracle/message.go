@@ -35,7 +35,7 @@ const (
 // of the roles, its headers further columns. One that is not as it should be is an event all the same:
 // outflow leaves a dead letter in its place.
 func (r *Reader) fromMessage(text string) *Event {
-	m, err := parseContent(text)
+	m, err := parseContent(text, r.source.Columns.Span != "")
 	if err != nil {
 		return &Event{Message: true, Bad: err.Error(), NullDoc: true, NullPayload: true, NullKey: true}
 	}
@@ -43,6 +43,7 @@ func (r *Reader) fromMessage(text string) *Event {
 	var row Row
 	for _, role := range []struct{ member, column string }{
 		{"doc_id", c.Doc}, {"actor_id", c.Actor}, {"counter", c.Counter}, {"id", c.ID}, {"seq_key", c.Key},
+		{"span", c.Span},
 	} {
 		if v, there := m.text[role.member]; there && role.column != "" {
 			row = append(row, Column{Name: role.column, Value: v})
@@ -89,7 +90,7 @@ func (p *parsed) spoil(format string, args ...any) {
 }
 
 // parseContent reads a content; an error says that it is no JSON object.
-func parseContent(content string) (*parsed, error) {
+func parseContent(content string, span bool) (*parsed, error) {
 	switch {
 	case !utf8.ValidString(content):
 		return nil, errors.New("not UTF-8")
@@ -135,6 +136,16 @@ func parseContent(content string) (*parsed, error) {
 				} else if string(raw) != "null" {
 					p.spoil("header %s is %.40s", name, raw)
 				}
+			}
+		case "span":
+			n, err := strconv.ParseUint(string(raw), 10, 32)
+			switch {
+			case !span:
+				p.spoil("unknown member span")
+			case err == nil && n > 0 && strconv.FormatUint(n, 10) == string(raw):
+				p.text[name] = string(raw)
+			case !null:
+				p.spoil("span is %.40s", raw)
 			}
 		default:
 			p.spoil("unknown member %s", name)

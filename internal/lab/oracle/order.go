@@ -17,6 +17,7 @@ type window struct {
 	due, thru LSN
 	pull, of  int
 	sort      Sort
+	late      []bool // in gap mode: which of the messages are
 }
 
 // entry is a held event.
@@ -59,15 +60,18 @@ type order struct {
 	sequences map[[2]string]*sequence
 	taken     []Position // that have left though they are beyond due
 	maxTaken  int
+	gap       *gapOrder
 }
 
 func newOrder(set Settings, unkeyed bool) *order {
-	return &order{set: set, unkeyed: unkeyed, sequences: map[[2]string]*sequence{}, maxTaken: maxTaken}
+	o := &order{set: set, unkeyed: unkeyed, sequences: map[[2]string]*sequence{}, maxTaken: maxTaken}
+	o.gap = newGapOrder(o.inForce())
+	return o
 }
 
 func (o *order) inForce() Settings {
 	s := o.set
-	if o.unkeyed {
+	if o.unkeyed && s.Sort != ByGap {
 		s.Horizon, s.Sort = 0, ByCommit
 	}
 	return s
@@ -76,8 +80,19 @@ func (o *order) inForce() Settings {
 // add reads an input and returns the window that it closes, nil if none. A change of settings is in force at
 // once.
 func (o *order) add(lsn LSN, time int64, events []*Event, set *Settings) (*window, []*Event) {
+	gap := o.inForce().Sort == ByGap
+	if set != nil && !gap && set.Sort == ByGap { // what is held leaves by the rule of before
+		o.inputs = append(o.inputs, &input{lsn: lsn, time: time})
+		w, events := o.close(lsn, lsn)
+		o.set = *set
+		o.gap = newGapOrder(o.set)
+		return w, events
+	}
 	if set != nil {
 		o.set = *set
+	}
+	if gap {
+		return o.gap.add(lsn, time, events, o.inForce())
 	}
 	in := &input{lsn: lsn, time: time}
 	for _, e := range events {
@@ -98,7 +113,7 @@ func (o *order) hold(in *input, e *Event) {
 		q = &sequence{}
 		o.sequences[name] = q
 	}
-	n := &entry{Event: e, size: int64(len(e.Doc)+len(e.Actor)+len(e.Key)+e.Size) + overhead, in: in, seq: q}
+	n := &entry{Event: e, size: e.size(), in: in, seq: q}
 	at, _ := slices.BinarySearchFunc(q.held, n, (*entry).byKey)
 	q.held = slices.Insert(q.held, at, n)
 	in.entries = append(in.entries, n)
@@ -193,7 +208,7 @@ func (o *order) close(due, thru LSN) (*window, []*Event) {
 	for i, e := range take {
 		events[i] = e.Event
 	}
-	return &window{due, thru, pull, len(take), set.Sort}, events
+	return &window{due, thru, pull, len(take), set.Sort, nil}, events
 }
 
 // leave takes events out of what is held.
@@ -240,7 +255,10 @@ func (o *order) takenBeyond(due LSN) (n int) {
 	return n
 }
 
-// everything is what is held, by position.
+// remains are all events that are held, by position.
+func (o *order) remains() []*Event { return append(eventsOf(o.everything()), o.gap.held...) }
+
+// everything is what horizon mode holds, by position.
 func (o *order) everything() (all []*entry) {
 	for _, in := range o.inputs {
 		for _, e := range in.entries {

@@ -107,7 +107,7 @@ func (p *plain) add(in testInput) (*window, []*Event) {
 	byKey := func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Key, b.Key), a.Pos.Compare(b.Pos)) }
 	if p.set.Sort == BySeqKey {
 		slices.SortFunc(take, func(a, b *Event) int { return cmp.Or(cmp.Compare(a.Doc, b.Doc), byKey(a, b)) })
-		return &window{due, in.lsn, pull, len(take), BySeqKey}, take
+		return &window{due, in.lsn, pull, len(take), BySeqKey, nil}, take
 	}
 	slices.SortFunc(take, func(a, b *Event) int { return a.Pos.Compare(b.Pos) })
 	own := map[[2]string][]*Event{}
@@ -122,7 +122,7 @@ func (p *plain) add(in testInput) (*window, []*Event) {
 		q := [2]string{e.Doc, e.Actor}
 		take[i], own[q] = own[q][0], own[q][1:]
 	}
-	return &window{due, in.lsn, pull, len(take), ByCommit}, take
+	return &window{due, in.lsn, pull, len(take), ByCommit, nil}, take
 }
 
 func TestOrder(t *testing.T) {
@@ -183,7 +183,7 @@ func randomSettings(rnd *rand.Rand) Settings {
 	horizons := []time.Duration{0, 500 * time.Microsecond, 2 * time.Millisecond, 5 * time.Millisecond,
 		20 * time.Millisecond, time.Hour}
 	return Settings{horizons[rnd.IntN(6)], Sort(rnd.IntN(2)), []int{5, 20, 1000}[rnd.IntN(3)],
-		[]int64{400, 3000, 1 << 30}[rnd.IntN(3)]}
+		[]int64{400, 3000, 1 << 30}[rnd.IntN(3)], Gap{}}
 }
 
 // randomWAL makes inputs about a millisecond apart, with commit timestamps that do not quite ascend, and

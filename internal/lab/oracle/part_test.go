@@ -8,7 +8,7 @@ func TestOnly(t *testing.T) {
 	t.Parallel()
 	truth := script(t, Source{}, append(eight[:len(eight):len(eight)], "insert e9 other ann 3;insert e10 "+
 		"doc ann 5;message outflow.tick x")...)
-	cfg := Config{Settings: Settings{0, BySeqKey, 100, 1 << 20}}
+	cfg := Config{Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}
 	for doc, want := range map[string]struct{ events, commits int }{"doc": {7, 5}, "other": {3, 2},
 		"none": {0, 1}} {
 		part := truth.Only(func(e *Event) bool { return e.Doc == doc })

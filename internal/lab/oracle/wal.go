@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -37,11 +38,11 @@ func DropSlot(ctx context.Context, conn *pgx.Conn, slot string) error {
 }
 
 // Columns says which column has which role, as the settings columns.* do. Those of Actor, Counter, Key and ID
-// may be "" or absent.
-type Columns struct{ ID, Doc, Actor, Counter, Key, Payload string }
+// may be "" or absent, and Span is where none is mapped.
+type Columns struct{ ID, Doc, Actor, Counter, Key, Payload, Span string }
 
 // DefaultColumns are those of the table that init makes.
-var DefaultColumns = Columns{"id", "doc_id", "actor_id", "counter", "seq_key", "payload"}
+var DefaultColumns = Columns{"id", "doc_id", "actor_id", "counter", "seq_key", "payload", ""}
 
 // Source says where the truth is and what of it is an event. Zero values mean the default table and subject.
 type Source struct {
@@ -65,6 +66,7 @@ type Event struct {
 	Head                 string   // how the payload begins
 	NullDoc, NullPayload bool
 	NullKey              bool
+	Counter, Span        int64 // Span is 0 where there is no counter that can be used
 
 	Message bool   // it is a logical message, no row
 	Bad     string // what is wrong with its content; "": nothing
@@ -74,6 +76,11 @@ func (e *Event) String() string {
 	return fmt.Sprintf("event %s at %v, document %q, actor %q, key %q", e.ID, e.Pos, clip(e.Doc),
 		clip(e.Actor), clip(e.Key))
 }
+
+// size is what the event counts against the limits.
+func (e *Event) size() int64 { return int64(len(e.Doc)+len(e.Actor)+len(e.Key)+e.Size) + overhead }
+
+func (e *Event) sequence() uint64 { return Sequence(e.Doc, e.Actor) }
 
 func (e *Event) subject() string {
 	if e.Subject == "" {
@@ -333,6 +340,9 @@ func (r *Reader) event(row Row) *Event {
 	} else {
 		e.Key, e.NullKey = ruleKey(row, c)
 	}
+	counter, _ := row.Get(c.Counter)
+	span, _ := row.Get(c.Span)
+	e.counted(counter, span)
 	payload, null := take(c.Payload)
 	e.NullPayload = null
 	e.setPayload([]byte(payload))
@@ -345,6 +355,25 @@ func (r *Reader) event(row Row) *Event {
 		}
 	}
 	return e
+}
+
+// counted sets the counter from its column and that of the span.
+func (e *Event) counted(counter, span Column) {
+	first, ok := integer(counter)
+	if !ok {
+		return
+	}
+	if span.Name == "" || span.Null {
+		e.place(first, 1)
+	} else if n, ok := integer(span); ok {
+		e.place(first, n)
+	}
+}
+
+// integer reads a column that holds one; false: it does not, or there is no such column.
+func integer(c Column) (n int64, ok bool) {
+	n, err := strconv.ParseInt(c.Value, 10, 64)
+	return n, err == nil && c.Type != "bytea" && !strings.HasPrefix(c.Value, "+")
 }
 
 // once returns the one copy of a text that many events have.

@@ -124,16 +124,18 @@ const objectInUse = "55006"
 // judge compares a victim's stream with the WAL.
 func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracle.LSN) uint32) (s Stream,
 	err error) {
-	sort := oracle.BySeqKey
-	if v.w.o.Sort == "commit" {
-		sort = oracle.ByCommit
+	set := oracle.Settings{Horizon: v.w.o.Horizon, MaxEvents: oracle.DefaultSettings.MaxEvents,
+		MaxBytes: maxBytes}
+	if set.Sort, err = oracle.ParseSort(v.w.o.Sort); err != nil {
+		return s, err
+	}
+	if set.Sort == oracle.ByGap {
+		set.Horizon, set.Gap = 0, oracle.DefaultGap
 	}
 	s = Stream{Name: v.stream, Slot: v.slot}
 	err = answered(ctx, func() error {
 		s.Judgement, err = oracle.Judge(ctx, v.nats.js, v.stream, t, oracle.Config{
-			Slot: v.slot, Start: v.began, Timeline: timeline,
-			Settings: oracle.Settings{Horizon: v.w.o.Horizon, Sort: sort,
-				MaxEvents: oracle.DefaultSettings.MaxEvents, MaxBytes: maxBytes},
+			Slot: v.slot, Start: v.began, Timeline: timeline, Settings: set,
 		})
 		return err
 	})
