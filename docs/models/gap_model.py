@@ -158,7 +158,7 @@ class Gap:
         for e in events:
             if large and s.run[0] != e.q: s.run = e.q, None # not forgotten between its own events, so that a hold says all
             s.take(e)
-            if large: s.fit()
+            s.fit()                                         # never is more held, also within a transaction
         s.run = None, None
         while over := s.expired(x.time): s.give_up(s.oldest(over))
         s.fit()

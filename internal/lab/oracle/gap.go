@@ -92,9 +92,7 @@ func (g *gapOrder) add(lsn LSN, time int64, events []*Event, set Settings) (*win
 		}
 		g.time[e] = time
 		g.take(e)
-		if large {
-			g.fit()
-		}
+		g.fit()
 	}
 	g.run = nil
 	for g.expire(time) {
