@@ -224,9 +224,11 @@ type counter struct {
 
 var counterCreated = time.Date(2024, 5, 1, 0, 0, 0, 0, time.UTC)
 
-func (c *counter) Check(context.Context) error                                 { return nil }
-func (c *counter) Watch(context.Context) error                                 { return nil }
-func (*counter) Recent(context.Context, uint64, int) ([]outbox.Counter, error) { return nil, nil }
+func (c *counter) Check(context.Context) error { return nil }
+func (c *counter) Watch(context.Context) error { return nil }
+func (*counter) Recent(context.Context, uint64, uint64, int) ([]outbox.Counter, error) {
+	return nil, nil
+}
 
 func (c *counter) Stored(context.Context, uint64, uint64) ([]relay.Stored, error) {
 	return nil, nil

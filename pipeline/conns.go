@@ -72,9 +72,9 @@ type JetStream interface {
 	// Stored reads the messages above one sequence and up to another, of these the last ones that can have
 	// been in flight together. What can't be read is left out.
 	Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error)
-	// Recent reads the counters of the newest n messages of ours at or below a sequence, newest first; of one
-	// that has none, the Span is 0. There are fewer only where the stream has fewer.
-	Recent(ctx context.Context, upTo uint64, n int) ([]outbox.Counter, error)
+	// Recent reads the counters of the newest n messages of ours above one sequence and up to another, newest
+	// first; of one that has none, the Span is 0. There are fewer only where the stream has fewer.
+	Recent(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error)
 	// Publisher returns the only publisher of this connection; its first message expects lastSeq, which was
 	// read after Watch.
 	Publisher(lastSeq uint64) Publisher

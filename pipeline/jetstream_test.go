@@ -480,11 +480,12 @@ func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []rela
 	return all, err
 }
 
-func (l *brokerConn) Recent(ctx context.Context, upTo uint64, n int) (all []outbox.Counter, err error) {
+func (l *brokerConn) Recent(ctx context.Context, above, upTo uint64, n int) (all []outbox.Counter,
+	err error) {
 	err = l.ask(ctx)
 	l.lock()
 	defer l.unlock()
-	for q := upTo; q > uint64(l.js.removed) && len(all) < n; q-- {
+	for q := upTo; q > max(above, uint64(l.js.removed)) && len(all) < n; q-- {
 		if m := l.js.messages[q-1]; m != nil && !m.stranger {
 			all = append(all, m.header.Counter)
 		}

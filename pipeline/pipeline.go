@@ -168,9 +168,10 @@ func (p *Pipeline) fresh(err error) bool {
 	return true
 }
 
-// unconfirmedOf is where a loss waits for its recheck.
+// unconfirmedOf is where a loss waits for its recheck: one that the ordinary readings do not show must
+// outlast readings that show none.
 func (p *Pipeline) unconfirmedOf(loss string) *unconfirmed {
-	if loss == codeDivergence {
+	if loss == codeDivergence || loss == codeMemoryLost {
 		return &p.diverged
 	}
 	return &p.unconfirmed

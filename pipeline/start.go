@@ -24,8 +24,12 @@ const (
 	recentTimeout = 60 * time.Second
 )
 
-// codeDivergence is the code of the fault of checkpoint.TailCheck: the one gap that no reading shows.
-const codeDivergence = "divergence"
+// The codes of the gaps that the readings of a start do not show: of checkpoint.TailCheck, and of
+// checkpoint.Config.CheckMemory.
+const (
+	codeDivergence = "divergence"
+	codeMemoryLost = "memory_lost"
+)
 
 // errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.
 var errSlotFree = errors.New("the slot has become free")
@@ -82,7 +86,7 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d",
 			conns.Checkpoint.Table, table)
 	}
-	recent, err := conns.recent(ctx, again.Checkpoint)
+	recent, err := conns.recent(ctx, again)
 	if err != nil {
 		return false, err
 	}
@@ -158,19 +162,21 @@ func (c *Conns) read(ctx context.Context) (checkpoint.Readings, error) {
 	return r.Read(ctx)
 }
 
-// recent reads what gap mode remembers at a checkpoint: the counters of the stream's last messages up to
-// there.
-func (c *Conns) recent(ctx context.Context, cp relay.Checkpoint) ([]outbox.Counter, error) {
-	if cp.Remembered == 0 || cp.Seq == 0 {
+// recent reads what gap mode remembers at the checkpoint to start from: the counters of the stream's last
+// messages up to there.
+func (c *Conns) recent(ctx context.Context, start checkpoint.Start) ([]outbox.Counter, error) {
+	if !start.Checkpoint.Settings.ByGap() {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, recentTimeout)
 	defer cancel()
-	all, err := c.JetStream.Recent(ctx, cp.Seq, cp.Remembered)
+	above, upTo, n := start.Memory()
+	// One message at least: a right that is missing shows at the first start, not at a later one.
+	all, err := c.JetStream.Recent(ctx, above, upTo, max(n, 1))
 	if err != nil {
-		return nil, fmt.Errorf("read the counters of the stream's last %d messages: %w", cp.Remembered, err)
+		return nil, fmt.Errorf("read the counters of the stream's last %d messages: %w", n, err)
 	}
-	return all, nil
+	return all[:min(n, len(all))], c.Checkpoint.CheckMemory(start, len(all))
 }
 
 // load reads the record within the time limit of a question.

@@ -78,7 +78,7 @@ func BenchmarkRecent(b *testing.B) {
 				s.publish(b, relay.DefaultMemory, size)
 				c := connect(b, s.cfg)
 				for b.Loop() {
-					got, err := c.Recent(b.Context(), relay.DefaultMemory, relay.DefaultMemory)
+					got, err := c.Recent(b.Context(), 0, relay.DefaultMemory, relay.DefaultMemory)
 					must.Succeed(b, err)
 					if len(got) != relay.DefaultMemory {
 						b.Fatalf("%d counters", len(got))

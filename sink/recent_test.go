@@ -107,7 +107,7 @@ func (s *counted) recent(upTo uint64, n int) (all []outbox.Counter) {
 
 func (s *counted) check(t *testing.T, c *Conn, upTo uint64, n int) {
 	t.Helper()
-	got, err := c.Recent(t.Context(), upTo, n)
+	got, err := c.Recent(t.Context(), 0, upTo, n)
 	must.Succeed(t, err)
 	if want := s.recent(upTo, n); !slices.Equal(got, want) {
 		at := 0
@@ -180,7 +180,7 @@ func TestRecentCountersWhileMessagesAreRemoved(t *testing.T) {
 	})
 	var reads [][]outbox.Counter
 	for range 20 {
-		got, err := c.Recent(t.Context(), 5000, 5000)
+		got, err := c.Recent(t.Context(), 0, 5000, 5000)
 		must.Succeed(t, err)
 		reads = append(reads, got)
 	}
@@ -216,14 +216,15 @@ func TestRecentCountersEndWithTheirContext(t *testing.T) {
 	c := connect(t, s.cfg)
 	for _, after := range []time.Duration{0, time.Millisecond, 10 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
-		if _, err := c.Recent(ctx, 3000, 3000); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := c.Recent(ctx, 0, 3000, 3000); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("after %v: %v", after, err)
 		}
 		cancel()
 	}
 	s.check(t, c, 3000, 3000)
 	c.Close()
-	if got, err := c.Recent(t.Context(), 3000, 3000); outbox.ClassOf(err) != outbox.Transient || err == nil {
+	if got, err := c.Recent(t.Context(), 0, 3000, 3000); outbox.ClassOf(err) != outbox.Transient ||
+		err == nil {
 		t.Errorf("on a closed connection: %d counters, %v", len(got), err)
 	}
 }
@@ -247,7 +248,7 @@ func TestRecentCountersNeedAConsumer(t *testing.T) {
 			}
 			continue
 		}
-		_, err := c.Recent(t.Context(), 100, 100)
+		_, err := c.Recent(t.Context(), 0, 100, 100)
 		wantFault(t, err, outbox.Fatal, "nats_permission")
 	}
 }

@@ -16,22 +16,22 @@ import (
 // the first had holes or foreign messages.
 const leastPage = 1024
 
-// Recent reads the counters of the newest n messages of ours at or below a sequence, newest first: fewer, if
-// there are not so many. One without a counter has Span 0. Sequences without a message, and messages without
-// a header of ours, do not count.
+// Recent reads the counters of the newest n messages of ours above one sequence and up to another, newest
+// first: fewer, if there are not so many. One without a counter has Span 0. Sequences without a message, and
+// messages without a header of ours, do not count.
 //
 // It reads headers only, through consumers. A consumer may be on a replica that lags behind the leader, so
 // the leader is asked first which message is the newest, and the consumer is read up to that one. A replica
 // stores messages in the leader's order: where that message is, all before it have been stored, so none is
 // missing. One that was removed a moment ago may still be found.
-func (s *Stream) Recent(ctx context.Context, upTo uint64, n int) ([]outbox.Counter, error) {
+func (s *Stream) Recent(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error) {
 	var all []outbox.Counter // newest first
-	for span := n; len(all) < n && upTo > 0; span = max(2*(n-len(all)), leastPage) {
+	for span := n; len(all) < n && upTo > above; span = max(2*(n-len(all)), leastPage) {
 		newest, err := s.atOrBelow(ctx, upTo)
-		if err != nil || newest == 0 {
+		if err != nil || newest <= above {
 			return all, err
 		}
-		first := newest - min(newest, uint64(span)) + 1
+		first := newest - min(newest-above, uint64(span)) + 1
 		page, err := s.counters(ctx, first, newest, n-len(all))
 		if err != nil {
 			return nil, err
