@@ -48,7 +48,8 @@ func (c Config) CheckMemory(s Start, found int) error {
 type Limits struct {
 	Age                  time.Duration
 	Messages, PerSubject int64
-	Bytes, Average       int64 // Average: what a message takes at present; 0 where the stream is empty
+	Bytes                int64
+	Average              int64 // bytes of a message, at present; 0 where there is none
 }
 
 // CheckLimits refuses limits that could remove messages that gap mode remembers: a fatal fault with code

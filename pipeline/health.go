@@ -54,6 +54,9 @@ type Status struct {
 	// when everything that the server had was last published
 	CaughtUp time.Time `json:"caught_up,omitzero"`
 	Sessions int       `json:"sessions"` //
+	// gap mode: sequences or documents that wait for a missing counter, and the oldest of them
+	OpenGaps int   `json:"open_gaps,omitempty"`
+	Gaps     []Gap `json:"gaps,omitempty"`
 
 	beat time.Time
 	// a transaction larger than the buffer is put in order: the loop is in one call for as long as that takes
@@ -164,6 +167,13 @@ func (h *health) setGauges(g *gauges, now time.Time) {
 	if g.held == 0 && g.inFlight == 0 && g.received >= h.snap.WALEnd {
 		h.snap.CaughtUp = now
 	}
+}
+
+// setGaps takes the list over.
+func (h *health) setGaps(open int, oldest []Gap) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.OpenGaps, h.snap.Gaps = open, oldest
 }
 
 func (h *health) snapshot() Status {

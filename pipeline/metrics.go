@@ -15,6 +15,8 @@ import (
 type metrics struct {
 	published, publishedBytes prometheus.Counter
 	windows, late             prometheus.Counter
+	gapsGivenUp               *prometheus.CounterVec
+	gapsOpen, gapOldest       prometheus.Gauge
 	ticks, tickErrors         prometheus.Counter
 	malformed, otherChanges   prometheus.Counter
 	sessions, resumptions     prometheus.Counter
@@ -29,7 +31,8 @@ type metrics struct {
 	slotRetained, lagBytes    prometheus.Gauge
 	registerer                prometheus.Registerer
 
-	lateSeen, bytesSent uint64 // the loop's: what is in the counters already, what is not yet
+	lateSeen, bytesSent uint64            // the loop's: what is in the counters already, what is not yet
+	gapsSeen            reorder.GapCounts // likewise
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -64,6 +67,14 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			"Sessions begun: one at the start, one more each time that one has ended."),
 		resumptions: counter("resumptions_total",
 			"Times that NATS failed and came back in time: the session went on, nothing was read again."),
+		gapsGivenUp: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gaps_given_up_total", Help: "Gap mode: missing counters that were waited for no longer, " +
+				"by reason: reorder.bound has passed (bound), reorder.cold has, as the sequence was not " +
+				"remembered (cold), the buffer was full (size), or the settings changed (settings)."},
+			[]string{"reason"}),
+		gapsOpen: gauge("gaps_open",
+			"Gap mode: sequences or documents that wait for a missing counter."),
+		gapOldest:     gauge("gap_oldest_seconds", "Gap mode: how long the oldest of them has waited."),
 		heldEvents:    gauge("held_events", "Events in the buffer."),
 		heldBytes:     gauge("held_bytes", "Bytes in the buffer, as reorder.max_bytes counts them."),
 		inFlight:      gauge("in_flight_messages", "Messages sent and not acknowledged yet."),
@@ -92,7 +103,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Buckets: []float64{.00025, .0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1,
 				2, 4, 8, 16, 32, 64, 128, 256}}),
 	}
-	r.MustRegister(m.errors, m.ignored, m.windowEvents, m.commitToAck)
+	r.MustRegister(m.errors, m.ignored, m.windowEvents, m.commitToAck, m.gapsGivenUp)
+	m.addGivenUp(reorder.GapCounts{})
 	for _, what := range []decoder.Ignored{decoder.IgnoredMessage, decoder.IgnoredOutside,
 		decoder.IgnoredRow} {
 		m.ignored.WithLabelValues(what.String())
@@ -158,6 +170,24 @@ func (m *metrics) setGauges(g *gauges, late uint64) {
 	m.inFlight.Set(float64(g.inFlight))
 	m.inFlightBytes.Set(float64(g.inFlightBytes))
 	m.publishedLSN.Set(float64(g.published))
+}
+
+// setGaps sets what gap mode has found.
+func (m *metrics) setGaps(open int, oldest time.Duration, n reorder.GapCounts) {
+	m.gapsOpen.Set(float64(open))
+	m.gapOldest.Set(oldest.Seconds())
+	m.addGivenUp(n)
+}
+
+func (m *metrics) addGivenUp(n reorder.GapCounts) {
+	add := func(why reorder.Reason, now, seen uint64) {
+		m.gapsGivenUp.WithLabelValues(why.String()).Add(float64(now - seen))
+	}
+	add(reorder.ByBound, n.Bound, m.gapsSeen.Bound)
+	add(reorder.ByCold, n.Cold, m.gapsSeen.Cold)
+	add(reorder.BySize, n.Size, m.gapsSeen.Size)
+	add(reorder.BySettings, n.Settings, m.gapsSeen.Settings)
+	m.gapsSeen = n
 }
 
 // server sets what was read from the server.

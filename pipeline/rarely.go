@@ -15,6 +15,7 @@ type notices struct {
 	ownChanges   rarely                         // that were read
 	otherChanges rarely
 	wroteChanges rarely
+	gaps         rarely // that were given up
 }
 
 // rarelyEvery is how often one thing is logged at most that others can make happen as often as they like.

@@ -78,7 +78,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Start(), due: cp.Due,
 		lastData: now, lastInput: now,
 	}
-	p.metrics.lateSeen = 0
+	p.metrics.lateSeen, p.metrics.gapsSeen = 0, reorder.GapCounts{}
 	s.tellInForce()
 	s.metrics.confirmed(start.Confirmed)
 	return s
@@ -86,7 +86,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 
 // effective returns the ordering settings that this outflow wants in force.
 func (p *Pipeline) effective(m relay.Mapping) relay.Settings {
-	if !m.Keyed() && !p.cfg.Settings.ByGap() {
+	if !m.Keyed() {
 		return p.cfg.Settings.Unkeyed()
 	}
 	return p.cfg.Settings
@@ -149,6 +149,7 @@ func (s *session) report(now time.Time) {
 	}
 	s.metrics.setGauges(&g, s.buffer.Late())
 	s.p.health.setGauges(&g, now)
+	s.reportGaps(now)
 	s.tellInForce()
 }
 

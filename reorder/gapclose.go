@@ -13,7 +13,7 @@ func (b *Buffer) gapMode() bool { return b.inForce().ByGap() }
 // switches reports whether a change of settings ends or begins gap mode, or changes something in it: Close
 // carries it out.
 func (b *Buffer) switches(set relay.Settings) bool {
-	return !b.cfg.Unkeyed && (b.set.ByGap() || set.ByGap())
+	return b.set.ByGap() || set.ByGap()
 }
 
 // closeGap is Close in gap mode, and where it begins or ends.

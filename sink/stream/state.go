@@ -21,6 +21,7 @@ type streamInfo struct {
 	Now     time.Time `json:"ts"`
 	State   struct {
 		Messages  uint64 `json:"messages"`
+		Bytes     uint64 `json:"bytes"`
 		FirstSeq  uint64 `json:"first_seq"`
 		LastSeq   uint64 `json:"last_seq"`
 		Consumers int    `json:"consumer_count"`

@@ -191,6 +191,32 @@ func (c *Config) CheckMaxAge(durableAfter time.Duration) error {
 		fmt.Sprintf("Set max_age to %v or more, or lower sink.durable_after.", 2*durableAfter), nil)
 }
 
+// Limits are those by which a stream removes messages by itself; 0 is none.
+type Limits struct {
+	Age                  time.Duration
+	Messages, PerSubject int64
+	Bytes                int64
+	Average              int64 // bytes of a message, at present; 0 where there is none
+}
+
+// Limits reads the stream's limits. Where it refuses new messages instead of discarding old ones, those on
+// messages and bytes are none.
+func (s *Stream) Limits(ctx context.Context) (l Limits, err error) {
+	info, err := s.info(ctx)
+	if err != nil || info == nil {
+		return l, err
+	}
+	c := &info.Config
+	l = Limits{Age: c.MaxAge, PerSubject: max(c.MaxMsgsPer, 0)}
+	if c.Discard != "new" {
+		l.Messages, l.Bytes = max(c.MaxMsgs, 0), max(c.MaxBytes, 0)
+	}
+	if n := info.State.Messages; n > 0 {
+		l.Average = int64(info.State.Bytes / n)
+	}
+	return l, nil
+}
+
 // check refuses what breaks the argument in the documentation of package sink.
 func (c *Config) check() error {
 	refuse := func(code, what, cure string) error {

@@ -191,17 +191,29 @@ type pageView struct {
 	Received, Published, Confirmed, WALEnd outbox.LSN
 	Seq                                    uint64
 	Retained                               string
+	OpenGaps                               int
+	Gaps                                   []gapView
+}
+
+// gapView is an open gap as the page shows it.
+type gapView struct {
+	pipeline.Gap
+	For string // how long the oldest event has waited
 }
 
 func view(info Info, s *pipeline.Status, now time.Time) pageView {
-	return pageView{
+	v := pageView{
 		Info: info, State: string(s.State), Error: s.Error, Good: s.Ready(),
 		Since: now.Sub(s.Since).Round(time.Second).String(),
 		Age:   s.Age(now).Round(time.Millisecond).String(), Lag: s.Lag(now).Round(time.Second).String(),
 		Held: s.Held, InFlight: s.InFlight, Sessions: s.Sessions,
 		Received: s.Received, Published: s.Published, Confirmed: s.Confirmed, WALEnd: s.WALEnd, Seq: s.Seq,
-		Retained: size(s.Retained),
+		Retained: size(s.Retained), OpenGaps: s.OpenGaps,
 	}
+	for _, g := range s.Gaps {
+		v.Gaps = append(v.Gaps, gapView{g, max(now.Sub(g.Since), 0).Round(100 * time.Millisecond).String()})
+	}
+	return v
 }
 
 // size prints bytes with a binary unit.

@@ -26,6 +26,7 @@ import (
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // Layout is the configuration applied to the table as it is: which column is what.
@@ -394,14 +395,14 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	publishing := new(publishing)
 	return &pipeline.Conns{
 		Source:    &source{session, now.Needed()},
-		JetStream: jetStream{conn, publishing},
+		JetStream: o.jetStream(conn, publishing, now),
 		Store:     store,
 		Reopen: func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
 			conn, store, err := o.openJetStream(ctx, now)
 			if err != nil {
 				return nil, nil, err
 			}
-			return jetStream{conn, publishing}, store, nil
+			return o.jetStream(conn, publishing, now), store, nil
 		},
 		Writer:     o.writer,
 		Checkpoint: Checkpoint(o.cfg, now),
@@ -512,12 +513,34 @@ func (s *source) Start(ctx context.Context, from outbox.LSN, binary bool) error 
 type jetStream struct {
 	*sink.Conn
 	session *publishing
+	memory  func(stream.Limits) error // of gap mode; nil in horizon mode
+}
+
+func (o *opener) jetStream(conn *sink.Conn, session *publishing, l *Layout) jetStream {
+	j := jetStream{Conn: conn, session: session}
+	if set := o.cfg.Reorder.Settings(); set.ByGap() {
+		cc := Checkpoint(o.cfg, l)
+		j.memory = func(l stream.Limits) error {
+			return cc.CheckLimits(set.Gap.Memory, checkpoint.Limits(l))
+		}
+	}
+	return j
 }
 
 // publishing is what the NATS connections of one session share. It belongs to the session's loop.
 type publishing struct{ publisher *sink.Publisher } // the last one
 
-func (j jetStream) Check(ctx context.Context) error { return j.CheckStream(ctx) }
+func (j jetStream) Check(ctx context.Context) error {
+	err := j.CheckStream(ctx)
+	if err != nil || j.memory == nil {
+		return err
+	}
+	limits, err := j.Limits(ctx)
+	if err != nil {
+		return err
+	}
+	return j.memory(limits)
+}
 
 func (j jetStream) Publisher(lastSeq uint64) pipeline.Publisher {
 	j.session.publisher = j.Conn.Publisher(lastSeq)

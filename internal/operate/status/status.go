@@ -177,6 +177,10 @@ func (r *Report) Lines() [][2]string {
 		add("recorded", "%v = sequence %d, stored %v", r.Checkpoint.Due, r.Checkpoint.Seq,
 			r.Recorded.Format(time.RFC3339))
 		add("settings", "%v", r.Checkpoint.Settings)
+		if n := len(r.Checkpoint.Holds); n > 0 {
+			add("gaps", "%d sequences wait for missing counters; WAL is kept from %v on for them", n,
+				r.Checkpoint.Start())
+		}
 		add("lag", "%d bytes of WAL behind the recorded place", r.LagBytes)
 	}
 	add("confirmed", "%v", r.Slot.Confirmed)

@@ -1,0 +1,68 @@
+package pipeline
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/reorder"
+)
+
+// maxGaps is how many open gaps the status names: the oldest.
+const maxGaps = 5
+
+// Gap is an open gap of gap mode: events of a document wait for counters that are missing.
+type Gap struct {
+	Doc   string `json:"doc_id"`
+	Actor string `json:"actor_id,omitempty"`
+	// the missing counters: "7" or "7 to 9", or "before 9" where the sequence is not remembered
+	Missing string    `json:"missing"`
+	Since   time.Time `json:"since"`   // commit time of the oldest event that waits
+	Waiting int       `json:"waiting"` // events that wait
+}
+
+// maxName is how many bytes of a document or actor are shown.
+const maxName = 100
+
+func clip(name string) string {
+	if len(name) <= maxName {
+		return strings.Clone(name) // the event's bytes are not kept for it
+	}
+	return strings.ToValidUTF8(name[:maxName], "") + "..."
+}
+
+func missing(g *reorder.Gap) string {
+	switch {
+	case g.Cold:
+		return fmt.Sprintf("before %d", g.Last+1)
+	case g.First == g.Last:
+		return fmt.Sprint(g.First)
+	}
+	return fmt.Sprintf("%d to %d", g.First, g.Last)
+}
+
+// reportGaps shows the gaps that are open, and logs those that were given up. A cold wait that ends is the
+// usual beginning of a sequence that is not remembered: it is counted only.
+func (s *session) reportGaps(now time.Time) {
+	open := s.buffer.Gaps(maxGaps)
+	gaps, oldest := make([]Gap, len(open)), time.Duration(0)
+	for i := range open {
+		g := &open[i]
+		gaps[i] = Gap{Doc: clip(g.Doc), Actor: clip(g.Actor), Missing: missing(g),
+			Since:   relay.CommitTime(g.Since),
+			Waiting: g.Waiting}
+		oldest = max(oldest, now.Sub(gaps[i].Since))
+	}
+	n := s.buffer.OpenGaps()
+	s.metrics.setGaps(n, oldest, s.buffer.GapCounts())
+	s.p.health.setGaps(n, gaps)
+	for _, g := range s.buffer.GivenUp() {
+		if g.Reason != reorder.ByCold {
+			s.p.notices.gaps.say(s.log, slog.LevelWarn, "missing counters are waited for no longer: their "+
+				"transactions were rolled back, or will be late", "reason", g.Reason.String(),
+				"doc_id", clip(g.Doc), "actor_id", clip(g.Actor), "missing", missing(&g.Gap))
+		}
+	}
+}
