@@ -31,7 +31,8 @@ func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 			_ = e.Data[len(e.Data)]
 			return nil
 		},
-		"misbehave.func": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		"TestAHandlerThatMisbehavesIsAnErrorThatSaysHow.func": func(ctx context.Context, tx pgx.Tx,
+			e *Event) error {
 			panic(errors.ErrUnsupported)
 		},
 		"the consumer commits": func(ctx context.Context, tx pgx.Tx, e *Event) error {

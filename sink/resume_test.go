@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/sink/stream"
 )
@@ -101,7 +102,11 @@ func TestResume(t *testing.T) {
 	cfg.MsgID = true
 	door(t, cfg).Close()
 	c, _ := again(t, cfg)
-	all := edits(t, 30_000)
+	events := 30_000
+	if tier.Race && !tier.Long() {
+		events = 15_000
+	}
+	all := edits(t, events)
 	rnd := rand.New(rand.NewPCG(3, 4))
 	resumed := 0
 	next := func(p *Publisher) *Publisher { resumed++; return resume(t, cfg, p) }
