@@ -76,7 +76,8 @@ func TestMemoryThatWasRemovedEndsInAGap(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.js.removed = 2
-		if f := w.run(options{}).ends(time.Minute); f == nil || f.Code != codeMemoryLost || f.Class != outbox.Gap {
+		if f := w.run(options{}).ends(time.Minute); f == nil || f.Code != codeMemoryLost ||
+			f.Class != outbox.Gap {
 			t.Errorf("ended with %+v", f)
 		}
 	})

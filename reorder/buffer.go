@@ -294,9 +294,9 @@ func (b *Buffer) Settings() relay.Settings { return b.set }
 
 // Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next.
 // It is asked for between a window and the next input. ok is false where there is none: in horizon mode while
-// events are held; in gap mode while too many sequences have held events, or before all that the checkpoint to
-// go on from holds back was read again. Seq and Timeline are left to the caller, and PublishedAhead and Holds
-// may not be changed.
+// events are held; in gap mode while too many sequences have held events, or before all that the checkpoint
+// to go on from holds back was read again. Seq and Timeline are left to the caller, and PublishedAhead and
+// Holds may not be changed.
 func (b *Buffer) Marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
 	if b.gapMode() {
 		return b.gap.marker(lsn)

@@ -126,9 +126,6 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 			"outflow: there is no command \"strat\"\nsee outflow --help\n"},
 		{"nearly a command", nil, []string{"verson"},
 			"outflow: there is no command \"verson\". The nearest is version\nsee outflow --help\n"},
-		{"gap mode", nil, []string{"config", "--reorder.mode", "gap"},
-			"outflow: reorder.mode = \"gap\" (flag --reorder.mode): this version does not have gap mode yet. " +
-				"Set reorder.mode to horizon.\n"},
 		{"unknown flag", nil, []string{"config", "--horizon", "1s"},
 			"outflow: unknown flag: --horizon. The nearest setting is --reorder.horizon\nsee outflow " +
 				"config --help\n"},

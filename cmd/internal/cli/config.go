@@ -29,13 +29,6 @@ func (a *App) configured(cmd *cobra.Command,
 
 // checks are the rules about settings that config does not know.
 var checks = []config.Check{
-	{Paths: []string{"reorder.mode"}, Of: func(c config.Config) error {
-		if c.Reorder.Mode == config.ModeGap && !config.GapMode {
-			return &outbox.Fault{Class: outbox.Usage, Message: "this version does not have gap mode yet",
-				Hint: "Set reorder.mode to horizon"}
-		}
-		return nil
-	}},
 	{Paths: []string{"subject"}, Of: func(c config.Config) error {
 		_, err := outbox.ParseSubjectTemplate(c.Subject)
 		return err

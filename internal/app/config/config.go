@@ -132,10 +132,6 @@ const (
 	ModeGap     = "gap"
 )
 
-// GapMode says whether this version has gap mode. Without it the programs refuse reorder.mode: gap, and init
-// does not propose it.
-const GapMode = false
-
 // The values of reorder.tick.
 const (
 	TickWAL = "wal" // outflow writes heartbeats
