@@ -20,6 +20,8 @@ type output struct {
 	event  relay.Event     // of the newest message that was made
 	header outbox.Header   // likewise
 	ready  bool            // that message is still to be published: a publisher failed and did not take it
+	// in gap mode a window has ended and has no checkpoint yet
+	unmarked bool
 }
 
 // next makes the next message; more is false at the window's end.
@@ -46,6 +48,7 @@ func (s *session) work(ctx context.Context) error {
 		}
 		m := s.in.message()
 		if m == nil {
+			s.mark()
 			return nil
 		}
 		committed, err := s.in.read(ctx, m)
@@ -114,12 +117,29 @@ func (s *session) windowDone() {
 	w := s.out.window
 	s.out.window = nil
 	s.tracker.Made(w.Of)
-	if !w.NoCheckpoint {
-		cp := w.Checkpoint
-		cp.Timeline = s.server.History.At(cp.Due)
-		s.tracker.Window(cp)
+	if w.Checkpoint.Due == 0 {
+		s.out.unmarked = true
+	} else {
+		s.checkpoint(w.Checkpoint)
 	}
 	s.metrics.window(w)
+}
+
+func (s *session) checkpoint(cp relay.Checkpoint) {
+	cp.Timeline = s.server.History.At(cp.Due)
+	s.tracker.Window(cp)
+}
+
+// mark makes the checkpoint of gap mode's last window: once for all that a batch brought, because it lists
+// all sequences that wait.
+func (s *session) mark() {
+	if !s.out.unmarked {
+		return
+	}
+	s.out.unmarked = false
+	if cp, ok := s.buffer.Marker(s.in.last); ok {
+		s.checkpoint(cp)
+	}
 }
 
 // whenVerified notes, once, that the session is verified: all messages that are in the stream already have

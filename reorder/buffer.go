@@ -293,7 +293,8 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 func (b *Buffer) Settings() relay.Settings { return b.set }
 
 // Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next.
-// It is asked for between a window and the next input. ok is false where there is none: in horizon mode while
+// In gap mode windows end with it as well. It is asked for when the last window was read to its end; events
+// of the next transaction may have been appended. ok is false where there is none: in horizon mode while
 // events are held; in gap mode while too many sequences have held events, or before all that the checkpoint
 // to go on from holds back was read again. Seq and Timeline are left to the caller, and PublishedAhead and
 // Holds may not be changed.

@@ -64,7 +64,7 @@ func (b *Buffer) beginGapMode() (*Window, error) {
 	b.gap.memory = newMemory(set.Gap.Memory)
 	b.rest()
 	if w != nil {
-		w.Checkpoint, w.NoCheckpoint = b.gap.checkpoint(w.Due)
+		w.Checkpoint = relay.Checkpoint{}
 	}
 	return w, nil
 }
@@ -196,20 +196,19 @@ func (g *gap) window() (w *Window, err error) {
 	}
 	w = b.open(b.input.lsn, g.out, 0, from)
 	w.Sort = outbox.ByGap
-	w.Checkpoint, w.NoCheckpoint = g.checkpoint(w.Due)
+	w.Checkpoint = relay.Checkpoint{}
 	if spool != nil {
 		b.leaving = 0
 	}
 	return w, nil
 }
 
-// checkpoint returns the checkpoint behind the last input; none is true where it would list too many
-// sequences.
-func (g *gap) checkpoint(due outbox.LSN) (p relay.Checkpoint, none bool) {
-	p = relay.Checkpoint{Due: due, Settings: g.b.set, Remembered: g.memory.len}
-	if g.holds.live > g.b.cfg.MaxHolds {
-		return relay.Checkpoint{}, true
+// marker is Marker in gap mode. Inputs up to lsn were read, and the window of the last one too.
+func (g *gap) marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
+	if lsn < g.b.cfg.Due || !g.whole && g.complete() != nil || g.holds.live > g.b.cfg.MaxHolds {
+		return relay.Checkpoint{}, false
 	}
+	p = relay.Checkpoint{Due: lsn, Settings: g.b.set, Remembered: g.memory.len}
 	if !g.same {
 		g.holding, g.same = nil, true
 		if g.holds.live > 0 {
@@ -230,16 +229,7 @@ func (g *gap) checkpoint(due outbox.LSN) (p relay.Checkpoint, none bool) {
 	if p.Holds = g.holding; len(p.Holds) > 0 {
 		p.From = g.all.top().start
 	}
-	return p, false
-}
-
-// marker is Marker in gap mode.
-func (g *gap) marker(lsn outbox.LSN) (relay.Checkpoint, bool) {
-	if lsn < g.b.cfg.Due || !g.whole && g.complete() != nil {
-		return relay.Checkpoint{}, false
-	}
-	p, none := g.checkpoint(lsn)
-	return p, !none
+	return p, true
 }
 
 // readAgain holds the events again that the checkpoint holds back of an input at or below its due. All others

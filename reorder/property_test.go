@@ -171,6 +171,9 @@ func feed(b *Buffer, in input) (*closed, error) {
 	}
 	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes,
 		Place: w.Checkpoint}
+	if c.Place.Due == 0 {
+		c.Place, _ = b.Marker(w.Thru)
+	}
 	for {
 		var e relay.Event
 		ok, err := w.Next(&e)

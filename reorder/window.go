@@ -17,9 +17,10 @@ type Window struct {
 	Sort outbox.Sort // the rule in force
 
 	Bytes int64 // of its events, by [relay.Event.Size]
-	// where it ends; Seq and Timeline are left to the caller, and PublishedAhead may not be changed
-	Checkpoint   relay.Checkpoint
-	NoCheckpoint bool // there is none, because too many sequences have held events; an older one serves
+	// where it ends; Seq and Timeline are left to the caller, and PublishedAhead may not be changed. Gap mode
+	// leaves it zero: [Buffer.Marker] with Thru makes it where it is wanted, because it lists all that is
+	// held.
+	Checkpoint relay.Checkpoint
 
 	buffer *Buffer
 	n      int

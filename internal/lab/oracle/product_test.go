@@ -115,7 +115,11 @@ func (p *product) run(t *testing.T, c relay.Checkpoint, before []outbox.Counter)
 				p.counters = append(p.counters, e.Counter)
 			}
 		}
-		if point := w.Checkpoint; !w.NoCheckpoint {
+		point, ok := w.Checkpoint, true
+		if point.Due == 0 {
+			point, ok = b.Marker(w.Thru)
+		}
+		if ok {
 			point.Seq = uint64(len(made))
 			points = append(points, point)
 		}
