@@ -65,6 +65,9 @@ was interrupted.`,
 	f.IntVar(&o.Operations, "operations", 0, "rows to write at most; 0: as many as the attack has time for")
 	f.IntVar(&o.Rate, "rate", 600, "rows per second, about")
 	f.IntVar(&o.Writers, "writers", 8, "connections that write")
+	f.StringVar(&o.Mode, "mode", "horizon",
+		"reorder.mode of all outflows: horizon, or gap, of which the seed "+
+			"chooses the other settings")
 	f.DurationVar(&o.Horizon, "horizon", relay.DefaultHorizon, "reorder.horizon of all outflows")
 	f.StringVar(&o.Sort, "sort", outbox.BySeqKey.String(), "reorder.sort of all outflows: seq_key or commit")
 	f.StringVar(&o.Source, "source", relay.FromTable.String(),

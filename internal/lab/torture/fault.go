@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/oracle"
 )
 
 // fault is a kind of fault. It holds no state: the same value is used by all injections.
@@ -100,8 +102,8 @@ type shape struct {
 	natsLink    bool
 	clock       string // the library that moves PostgreSQL's clock; "": none
 	long        bool
-	minutes     bool   // it lasts two minutes or more
-	settings    string // those in force at first
+	minutes     bool            // it lasts two minutes or more
+	settings    oracle.Settings // those in force at first
 }
 
 func shapeOf(o *Options) shape {
@@ -109,7 +111,7 @@ func shapeOf(o *Options) shape {
 		victims: o.Victims, replicas: o.Replicas, ownPostgres: o.PostgresURL == "", ownNATS: o.NATSURL == "",
 		pgLink: proxyablePostgres(o.PostgresURL), natsLink: proxyableNATS(o.NATSURL), clock: clockLibrary(o),
 		long: o.Duration >= longRun || o.Kills >= 200, minutes: o.Duration >= 2*time.Minute || o.Kills >= 200,
-		settings: settingsOf(o.Horizon, o.Sort),
+		settings: settingsOf(o),
 	}
 }
 

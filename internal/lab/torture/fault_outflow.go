@@ -110,15 +110,13 @@ const (
 
 // resettings starts an instance with other ordering settings, which it keeps.
 var resettings = &fault{
-	name: "outflow.settings", does: "an instance starts with other ordering settings (the last victim " +
+	name: "outflow.settings",
+	does: "an instance starts with other ordering settings, of either mode (the last victim " +
 		"only; its order is judged by the WAL alone)",
 	weight: 3, holds: []resource{theOutflows},
 	fits: func(s *shape) bool { return s.victims > 1 },
 	plan: func(r *rand.Rand, _ *shape) Params {
-		horizon := []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond,
-			200 * time.Millisecond}[r.IntN(4)]
-		return Params{Settings: settingsOf(horizon, []string{"seq_key", "commit"}[r.IntN(2)]),
-			Standby: r.IntN(2) == 0}
+		return Params{Settings: environOf(anySettings(r)), Standby: r.IntN(2) == 0}
 	},
 	inject: func(ctx context.Context, a *injection) error {
 		i := a.v.target(ctx, a.Standby)

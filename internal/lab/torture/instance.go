@@ -54,7 +54,7 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 		return nil, err
 	}
 	i := &instance{v: v, n: n, listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
-		settings: v.settings}
+		settings: environOf(v.w.shape.settings)}
 	i.log = v.w.file(fmt.Sprintf("%s-%c.log", v.slot, 'a'+n))
 	i.env = append(environ(),
 		"OUTFLOW_POSTGRES_URL="+pgURL, "OUTFLOW_NATS_URL="+natsURL, "OUTFLOW_SLOT="+v.slot,
@@ -68,11 +68,6 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 }
 
 func (i *instance) String() string { return fmt.Sprintf("%d%c", i.v.n+1, 'a'+i.n) }
-
-// settingsOf are ordering settings as an instance's environment takes them.
-func settingsOf(horizon time.Duration, sort string) string {
-	return fmt.Sprintf("OUTFLOW_REORDER_HORIZON=%v OUTFLOW_REORDER_SORT=%s", horizon, sort)
-}
 
 func (i *instance) command(ctx context.Context, name string, extra ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, i.v.w.o.Binary, name)

@@ -124,18 +124,10 @@ const objectInUse = "55006"
 // judge compares a victim's stream with the WAL.
 func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracle.LSN) uint32) (s Stream,
 	err error) {
-	set := oracle.Settings{Horizon: v.w.o.Horizon, MaxEvents: oracle.DefaultSettings.MaxEvents,
-		MaxBytes: maxBytes}
-	if set.Sort, err = oracle.ParseSort(v.w.o.Sort); err != nil {
-		return s, err
-	}
-	if set.Sort == oracle.ByGap {
-		set.Horizon, set.Gap = 0, oracle.DefaultGap
-	}
 	s = Stream{Name: v.stream, Slot: v.slot}
 	err = answered(ctx, func() error {
 		s.Judgement, err = oracle.Judge(ctx, v.nats.js, v.stream, t, oracle.Config{
-			Slot: v.slot, Start: v.began, Timeline: timeline, Settings: set,
+			Slot: v.slot, Start: v.began, Timeline: timeline, Settings: v.w.shape.settings,
 		})
 		return err
 	})

@@ -47,6 +47,9 @@ const (
 
 func newLoad(w *harness) (*load, error) {
 	ops, err := newOperations()
+	if err == nil {
+		ops.gaps = w.o.Mode == modeGap
+	}
 	return &load{w: w, rate: w.o.Rate, limit: w.o.Operations, ops: ops, wanted: make(chan struct{}, 1)}, err
 }
 

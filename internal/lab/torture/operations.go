@@ -32,9 +32,12 @@ func (op *operation) statement(table string) (sql string, args []any) {
 
 // operations are those of all traces, interleaved, again and again; each round has documents of its own.
 type operations struct {
-	all []recording.Op
-	n   int // handed out
+	all  []recording.Op
+	n    int  // handed out
+	gaps bool // one in neverComes is left out: its counter never comes
 }
+
+const neverComes = 1009
 
 func newOperations() (*operations, error) {
 	var lists [][]recording.Op
@@ -65,6 +68,9 @@ func newOperations() (*operations, error) {
 func (o *operations) next(n int) []operation {
 	out := make([]operation, n)
 	for i := range out {
+		if o.gaps && o.n%neverComes == neverComes-1 {
+			o.n++
+		}
 		op, round := &o.all[o.n%len(o.all)], o.n/len(o.all)
 		out[i] = operation{doc: op.Doc, actor: op.Actor, counter: op.Counter, payload: op.Payload}
 		if round > 0 {

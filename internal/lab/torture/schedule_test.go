@@ -139,7 +139,8 @@ func TestFactor(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	t.Parallel()
-	for _, o := range []Options{{Replicas: 2}, {Kills: -1}, {Sort: "x"}, {Horizon: -1}, {Every: -1},
+	for _, o := range []Options{{Replicas: 2}, {Kills: -1}, {Sort: "x"}, {Mode: "x"}, {Horizon: -1},
+		{Every: -1},
 		{Sabotage: "x"}} {
 		_, err := Run(t.Context(), o)
 		if f := outbox.FaultOf(err); f == nil || f.Class != outbox.Usage {

@@ -37,8 +37,8 @@ func (s *screen) head(o *Options, shape *shape, kinds []chosen, plan []Entry) {
 		until = fmt.Sprintf("until %d kills of outflow", o.Kills)
 	}
 	s.line("seed      %d", o.Seed)
-	s.line("attack    %s: %d faults of %d kinds on %d victims with %d replicas, horizon %v, sort %s",
-		until, len(plan), len(kinds), shape.victims, shape.replicas, o.Horizon, o.Sort)
+	s.line("attack    %s: %d faults of %d kinds on %d victims with %d replicas, %s",
+		until, len(plan), len(kinds), shape.victims, shape.replicas, textOf(shape.settings))
 	var out []string
 	for _, f := range all {
 		if !f.possible(shape) {

@@ -37,6 +37,7 @@ type Options struct {
 	Operations int           // rows to write at most; 0: as many as the duration holds
 	Rate       int           // rows per second, about
 	Writers    int           // connections that write
+	Mode       string        // reorder.mode; in gap mode the seed chooses bound, cold, memory and scope
 	Horizon    time.Duration // reorder.horizon; 0 is 0
 	Sort       string        // reorder.sort
 	Source     string        // source: table, or both, and then many events are logical messages
@@ -96,6 +97,9 @@ func (o *Options) complete() error {
 	if o.Source == "" {
 		o.Source = relay.FromTable.String()
 	}
+	if o.Mode == "" {
+		o.Mode = modeHorizon
+	}
 	if o.Sort == "" {
 		o.Sort = outbox.BySeqKey.String()
 	}
@@ -108,6 +112,8 @@ func (o *Options) complete() error {
 			"--duration, --kills and --operations must not be negative"},
 		{o.Every > 0 && o.Rate > 0 && o.Writers > 0 && o.Victims > 0,
 			"--every, --rate, --writers and --victims must be above 0"},
+		{o.Mode == modeHorizon || o.Mode == modeGap, fmt.Sprintf("--mode %s: it must be horizon or gap",
+			o.Mode)},
 		{o.Horizon >= 0, fmt.Sprintf("--horizon %v: it must not be negative", o.Horizon)},
 		{o.Sort == "seq_key" || o.Sort == "commit", fmt.Sprintf("--sort %s: it must be seq_key or commit",
 			o.Sort)},

@@ -30,7 +30,6 @@ type victim struct {
 	instances []*instance
 
 	began     oracle.LSN   // the due of its first place
-	settings  string       // those that its instances were first started with
 	resetted  atomic.Bool  // it was started with others: its stream need not be its twin's
 	published atomic.Int64 // messages that its stream holds, as last seen
 	watching  context.CancelFunc
@@ -46,14 +45,13 @@ const (
 func newVictim(ctx context.Context, w *harness, n int) (*victim, error) {
 	v := &victim{
 		w: w, n: n, slot: fmt.Sprintf("%s_%d", w.name, n+1),
-		stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)), settings: w.shape.settings,
+		stream: strings.ToUpper(fmt.Sprintf("%s_%d", w.name, n+1)),
 	}
 	return v, v.make(ctx, w.o.NATSURL, w.o.Replicas, instancesEach, true)
 }
 
 func newTwin(ctx context.Context, w *harness) (*victim, error) {
-	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN",
-		settings: w.shape.settings}
+	v := &victim{w: w, n: sharedByVictim, slot: w.name + "_twin", stream: strings.ToUpper(w.name) + "_TWIN"}
 	return v, v.make(ctx, "", replicasTwin, 1, false)
 }
 

@@ -46,9 +46,21 @@ func roomForServers(t *testing.T) string {
 func TestOutflowSurvivesTheFaultsOfTorture(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
+	testTorture(t, "--duration", "10s")
+}
+
+// TestGapModeSurvivesTheFaultsOfTorture is the same in gap mode, with counters that never come.
+func TestGapModeSurvivesTheFaultsOfTorture(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	testTorture(t, "--mode", "gap", "--duration", "6s", "--rate", "300")
+}
+
+func testTorture(t *testing.T, flags ...string) {
+	t.Helper()
 	tmp := roomForServers(t)
-	out, log, code := lab(t, tmp, nil, "torture", "--duration", "10s", "--every", "800ms", "--faults",
-		"all,-nats.away", "--source", "both", "--json")
+	out, log, code := lab(t, tmp, nil, append([]string{"torture", "--every", "800ms", "--faults",
+		"all,-nats.away", "--source", "both", "--json"}, flags...)...)
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s\n%s", code, log, out)
 	}
