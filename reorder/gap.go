@@ -2,7 +2,6 @@ package reorder
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"strings"
 
@@ -67,7 +66,7 @@ func newGap(b *Buffer, cfg *Config) *gap {
 // is released until the window is read; a held event leaves it.
 func (g *gap) take(s *slot) {
 	c := &s.Counter
-	if *c = normal(*c); c.Span == 0 {
+	if *c = relay.Countable(*c); c.Span == 0 {
 		g.release(s, false)
 		return
 	}
@@ -123,14 +122,6 @@ func (g *gap) keep(base int64) {
 // blocked reports whether events of the document are held, where they matter.
 func (g *gap) blocked(s *slot) bool {
 	return g.set.Gap.Scope == relay.OfDocument && g.groups.find(outbox.SequenceOf(s.Doc, "")) != nil
-}
-
-// normal takes a counter away that no rule could count from: the numbers around it do not exist.
-func normal(c outbox.Counter) outbox.Counter {
-	if c.Span == 0 || c.First == math.MinInt64 || c.First > math.MaxInt64-int64(c.Span)+1 {
-		return outbox.Counter{}
-	}
-	return outbox.Counter{First: c.First, Span: c.Span}
 }
 
 // hold puts an event into everything that it is found by. The caller lets its group go on, or settles it.

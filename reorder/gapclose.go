@@ -237,7 +237,7 @@ func (g *gap) marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
 func (g *gap) readAgain() error {
 	b := g.b
 	see := func(e *relay.Event) bool {
-		c := normal(e.Counter)
+		c := relay.Countable(e.Counter)
 		if c.Span == 0 {
 			return true
 		}

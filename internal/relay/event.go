@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"math"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -125,4 +126,13 @@ type Commit struct {
 func CommitTime(t int64) time.Time {
 	const epoch = 946_684_800 // 2000-01-01 in Unix seconds
 	return time.UnixMicro(t).Add(epoch * time.Second).UTC()
+}
+
+// Countable is an event's counter without its sequence: without anything if no rule could count from it,
+// because the numbers around it do not exist.
+func Countable(c outbox.Counter) outbox.Counter {
+	if c.Span == 0 || c.First == math.MinInt64 || c.First > math.MaxInt64-int64(c.Span)+1 {
+		return outbox.Counter{}
+	}
+	return outbox.Counter{First: c.First, Span: c.Span}
 }

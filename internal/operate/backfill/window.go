@@ -19,26 +19,41 @@ type Window struct {
 	Snapshot *tablesnapshot.Snapshot
 	Query    tablesnapshot.Query // which rows, in which order; the columns are the window's to set
 
-	Of       int        // how many rows there are
-	Due      outbox.LSN // from here on the WAL brings what follows
-	Timeline uint32     // of Due
-	Seq      uint64     // the stream's last sequence before it
-	Index    uint32     // of the first event
+	Of    int    // how many rows there are
+	Index uint32 // of the first event
+	// From its Due on the WAL brings what follows; its Seq is the stream's last sequence before the window.
+	// What it remembers does not count.
+	Place relay.Checkpoint
 
 	Wanted   func(*relay.Event) bool // which rows of the query are published; nil: all
 	Progress func(done int)          // called after each row that was handed to the publisher; may be nil
 
-	done uint64
+	memory *memory // nil unless gap mode is in force
+	done   uint64
+}
+
+// After is the place behind what was published.
+func (w *Window) After() relay.Checkpoint {
+	p := w.Place
+	p.Seq += w.done
+	p.Remembered = w.memory.count()
+	return p
 }
 
 // Publish publishes the rows, waits until all of them are acknowledged, and returns how many there were,
 // which must be Of. A fault of class Poison names a row that can't be published; all rows before it are
 // acknowledged then.
 func (w *Window) Publish(ctx context.Context) (uint64, error) {
+	l, q, at := w.Conns, w.Query, w.Place
+	if at.Settings.ByGap() {
+		var err error
+		if w.memory, err = l.remember(ctx, at.Seq, at.Settings.Gap.Memory); err != nil {
+			return 0, err
+		}
+	}
 	if w.Of == 0 {
 		return 0, nil
 	}
-	l, q := w.Conns, w.Query
 	columns := w.Snapshot.StreamedColumns(l.Layout.Columns())
 	read, err := NewRows(l.cfg, l.Layout, columns)
 	if err != nil {
@@ -51,9 +66,9 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	if err := l.NATS.Watch(ctx); err != nil {
 		return 0, err
 	}
-	out := &writer{pub: l.NATS.Publisher(w.Seq), lost: l.NATS.Lost()}
+	out := &writer{pub: l.NATS.Publisher(at.Seq), lost: l.NATS.Lost()}
 	n := 0
-	h := outbox.Header{Of: w.Of, Due: w.Due, Thru: w.Due, Timeline: w.Timeline}
+	h := outbox.Header{Of: w.Of, Due: at.Due, Thru: at.Due, Timeline: at.Timeline}
 	err = w.Snapshot.Rows(ctx, q, func(values [][]byte) error {
 		e, err := read.Event(values)
 		if err != nil {
@@ -65,8 +80,11 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		if n == w.Of { // it would be behind the end of the window
 			return fmt.Errorf("%d events were missing, and more rows were read of them", w.Of)
 		}
-		e.Pos = outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}
+		e.Pos = outbox.Position{LSN: at.Due, Index: w.Index + uint32(n)}
 		h.Pos, h.N, h.ID, h.Key = e.Pos, n, e.ID, e.Key
+		if w.memory != nil {
+			h.Counter = w.memory.place(e)
+		}
 		if err := out.publish(ctx, e, &h); err != nil {
 			return err
 		}
@@ -98,9 +116,10 @@ func (w *Window) ReadBack(ctx context.Context) error {
 		return nil
 	}
 	n, wrong := uint64(0), uint64(0)
-	err := w.Conns.Messages(ctx, w.Seq+1, w.Seq+w.done, func(m Message) error {
+	err := w.Conns.Messages(ctx, w.Place.Seq+1, w.Place.Seq+w.done, func(m Message) error {
 		h, err := outbox.ParseHeader(m.Header)
-		if (err != nil || h.Pos != outbox.Position{LSN: w.Due, Index: w.Index + uint32(n)}) && wrong == 0 {
+		if (err != nil || h.Pos != outbox.Position{LSN: w.Place.Due, Index: w.Index + uint32(n)}) &&
+			wrong == 0 {
 			wrong = m.Seq
 		}
 		n++

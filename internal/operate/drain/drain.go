@@ -41,7 +41,9 @@ type Report struct {
 	Rounds    int        `json:"rounds"`
 	Meanwhile uint64     `json:"events_meanwhile"` // written to the outbox during the round before this one
 	// pid of the walsender of the outflow that holds the slot; absent: drain itself
-	Holder  int    `json:"holder,omitempty"`
+	Holder int `json:"holder,omitempty"`
+	// how many sequences have events that gap mode holds back, because a counter before them is missing
+	Holding int    `json:"sequences_held,omitempty"`
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -123,7 +125,7 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 	if !ok {
 		return false, nil // no checkpoint covers the confirmed LSN: the streamer finds out what that means
 	}
-	d.report.Published = newest.Due
+	d.report.Published, d.report.Holding = newest.Due, len(newest.Holds)
 	return d.finished(ctx, r, confirmed, newest)
 }
 
@@ -139,7 +141,8 @@ func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirme
 	case d.quiet == 0:
 		d.quiet = r.Server.WALEnd
 	}
-	if newest.Due < d.quiet || len(newest.PublishedAhead) > 0 || len(newest.Holds) > 0 {
+	if newest.Due < d.quiet || len(newest.PublishedAhead) > 0 || len(newest.Holds) > 0 ||
+		len(confirmed.Holds) > 0 {
 		return false, nil // the keepalives have yet to get there, or gap mode still waits for a counter
 	}
 	if d.report.Holder != 0 {
@@ -222,6 +225,10 @@ func (r Report) String() string {
 		r.Published, r.Confirmed, who)
 	if r.Meanwhile > 0 {
 		s += fmt.Sprintf("; %d events were written meanwhile: are the writers stopped?", r.Meanwhile)
+	}
+	if r.Holding > 0 {
+		s += fmt.Sprintf("; events of %d sequences are held back until the counters before them are "+
+			"committed, or reorder.bound has passed", r.Holding)
 	}
 	if r.Problem != "" {
 		s += "; " + r.Problem

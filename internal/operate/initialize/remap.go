@@ -47,6 +47,10 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq,
 			newest.Seq)
 	}
+	if n := len(newest.Holds); n > 0 {
+		return s.notYet("gap mode holds back events of %d sequences, the oldest in the transaction at %v", n,
+			newest.Holds[0].Oldest.LSN)
+	}
 	u, err := slotread.CountUnpublished(ctx, s.cfg, before.table, old, newest.Checkpoint, s.log)
 	if err != nil {
 		return err
@@ -66,8 +70,14 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication,
 			Seen: max(rec.Publication.Seen, newest.Due)}
 	}
+	if m := rec.Mapping; m.Doc != old.Doc || m.Actor != old.Actor || m.Counter != old.Counter ||
+		m.Span != old.Span {
+		newest.Remembered = 0 // the counters in the stream are of other sequences
+	}
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{newest}
-	rec.Holes = nil
+	if newest.Remembered == 0 { // else there may be some between the messages that are remembered
+		rec.Holes = nil
+	}
 	if _, err := conns.SaveRecord(ctx, s.store, &rec, r.Revision); err != nil {
 		return err
 	}

@@ -12,9 +12,11 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -35,7 +37,7 @@ type inspector struct {
 	out     *bufio.Writer
 	payload bool
 	source  relay.Source
-	start   outbox.LSN    // transactions that end at or below it are not ordered
+	place   relay.Checkpoint
 	events  []relay.Event // of the present transaction
 	commits int
 	windows int
@@ -47,10 +49,10 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	if err != nil {
 		return err
 	}
-	place, source := start(ctx, cfg, layout, log)
-	i := &inspector{out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, start: place.Due}
+	place, recent, source := start(ctx, cfg, layout, log)
+	i := &inspector{out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, place: place}
 	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, place.Due, source, place.Settings)
-	held, bytes, err := slotread.Order(ctx, cfg, layout, place, o.Limit, log, i.result, i.window)
+	held, bytes, err := slotread.Order(ctx, cfg, layout, place, recent, o.Limit, log, i.result, i.window)
 	if err != nil {
 		return err
 	}
@@ -59,32 +61,39 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	return i.out.Flush()
 }
 
-// start returns the checkpoint that ordering starts from, and says where it was found. The layout follows the
-// record.
-func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (relay.Checkpoint,
-	string) {
-	place := relay.Checkpoint{Settings: cfg.Reorder.Settings()}
+// start returns the checkpoint that ordering starts from and what gap mode remembers there, and says where it
+// was found. The layout follows the record.
+func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (
+	place relay.Checkpoint, recent []outbox.Counter, source string) {
+	place = relay.Checkpoint{Settings: cfg.Reorder.Settings()}
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	sc, err := wiring.Sink(cfg, layout, log)
 	if err != nil {
-		return place, "no checkpoint record: " + err.Error()
+		return place, nil, "no checkpoint record: " + err.Error()
 	}
 	conn, err := wiring.Connect(ctx, cfg, sc)
 	if err != nil {
-		return place, "no checkpoint record: " + err.Error()
+		return place, nil, "no checkpoint record: " + err.Error()
 	}
 	defer conn.Close()
 	rec, _, err := wiring.Store(cfg, conn).Load(ctx)
 	switch {
 	case err != nil:
-		return place, "no checkpoint record: " + err.Error()
+		return place, nil, "no checkpoint record: " + err.Error()
 	case rec == nil || len(rec.Checkpoints) == 0:
-		return place, "no checkpoint record"
+		return place, nil, "no checkpoint record"
 	}
 	layout.Follow(cfg, rec)
 	newest := rec.Checkpoints[len(rec.Checkpoints)-1]
-	return newest.Checkpoint, fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
+	source = fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
+	recent, err = conns.Recent(whole, conn, checkpoint.Start{
+		Checkpoint: newest.Checkpoint, Holes: rec.Holes, Accepted: rec.Base})
+	if err != nil {
+		source += ", with nothing remembered: " + err.Error()
+	}
+	return newest.Checkpoint, recent, source
 }
 
 func (i *inspector) result(r *decoder.Result) error {
@@ -109,8 +118,11 @@ func (i *inspector) commit(c *relay.Commit) {
 	case relay.Events:
 		i.commits++
 		before := ""
-		if c.LSN <= i.start {
+		switch {
+		case c.LSN <= i.place.Start():
 			before = "  (at or below the start: no input)"
+		case c.LSN <= i.place.Due:
+			before = "  (at or below the place: published, but for what gap mode holds back)"
 		}
 		fmt.Fprintf(i.out, "commit %v  %s  %d events%s\n", c.LSN, at, c.Events, before)
 		for n := range i.events {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -172,9 +173,16 @@ func (f *finding) noteGap(err error) error {
 var errVerified = errors.New("verified")
 
 // verifyTail makes the messages beyond the checkpoint from the WAL, as a session would, and compares them
-// with those in the stream.
+// with those in the stream. In gap mode the stream must have what is remembered.
 func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.Readings,
 	start checkpoint.Start) error {
+	recent, err := conns.Recent(ctx, l.NATS, start)
+	if err != nil {
+		return err
+	}
+	if err := l.CC.CheckMemory(start, len(recent)); err != nil {
+		return err
+	}
 	proof := checkpoint.NewTailCheck(l.CC, start)
 	if proof.Verified() {
 		return nil
@@ -187,7 +195,7 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 	if err := proof.Stored(stored); err != nil {
 		return err
 	}
-	err = r.wouldPublish(ctx, l, start.Checkpoint, rd.Server.History, proof.Input,
+	err = r.wouldPublish(ctx, l, start.Checkpoint, recent, rd.Server.History, proof.Input,
 		func(h *outbox.Header) error {
 			if _, err := proof.Skip(h); err != nil {
 				return err

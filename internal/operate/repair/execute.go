@@ -233,7 +233,7 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 // publishMissing publishes what is missing, waits until it is durable, and finishes the record.
 func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan,
 	rec *checkpoint.Record) error {
-	w := r.window(l, f.Server.History, s)
+	w := r.window(l, s)
 	published, err := w.Publish(ctx)
 	if err != nil {
 		return err
@@ -252,8 +252,8 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 		return err
 	}
 	newest := s.newest
-	place := s.anchor
-	if place.Seq += published; published > 0 {
+	place := w.After()
+	if published > 0 {
 		newest = place.Seq
 	}
 	if err := l.Finish(ctx, rec, f.Revision, place, newest); err != nil {

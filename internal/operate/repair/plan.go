@@ -7,6 +7,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
@@ -154,6 +155,18 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to " +
 				"a place that outflow can go on from: it was put back from a copy"}, nil
 		}
+	case "memory_lost":
+		rec, err := r.forget(ctx, l, f)
+		switch {
+		case err != nil:
+			return nil, err
+		case rec == nil:
+			return renew("the stream has messages beyond the record's newest checkpoint, and without what " +
+				"was removed they can't be made again to compare them")
+		}
+		return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("gap mode goes on with %d messages "+
+			"that the stream still has: what it knew only of others is forgotten, and nothing else is lost",
+			rec.Checkpoints[0].Remembered)}, nil
 	case checkpoint.CodePublication:
 		if f.Publication.OID != f.Record.Publication.OID {
 			return renew("the publication was made anew: the WAL from before can't be decoded with it, or " +
@@ -179,6 +192,35 @@ func (r *repair) adoptStream(ctx context.Context, l *backfill.Conns, f *finding)
 		err = r.verifyTail(ctx, l, rd, start)
 	}
 	return &rec, err == nil
+}
+
+// forget returns the record with its newest checkpoint alone, which remembers what the stream still has. It
+// is nil if the messages beyond that can't be made again so.
+func (r *repair) forget(ctx context.Context, l *backfill.Conns, f *finding) (*checkpoint.Record, error) {
+	start, err := checkpoint.Resolve(l.CC, f.Readings.Readings)
+	if err != nil {
+		return nil, err
+	}
+	newest := start.Checkpoints[len(start.Checkpoints)-1]
+	// as accepted messages they are looked for everywhere below, not only where they have to be
+	start.Checkpoint, start.Accepted = newest.Checkpoint, newest.Seq
+	recent, err := conns.Recent(ctx, l.NATS, start)
+	if err != nil {
+		return nil, err
+	}
+	newest.Remembered = len(recent)
+	rec := *f.Record
+	rec.Base, rec.Checkpoints = max(rec.Base, newest.Seq), []checkpoint.StoredCheckpoint{newest}
+	rd := f.Readings
+	rd.Record = &rec
+	start, err = checkpoint.Resolve(l.CC, rd.Readings)
+	if err == nil {
+		err = r.verifyTail(ctx, l, rd, start)
+	}
+	if fault := outbox.FaultOf(err); fault != nil && fault.Class == outbox.Gap {
+		return nil, nil
+	}
+	return &rec, err
 }
 
 // snapshot takes a snapshot of the table, and of the table that was published before, if that was another

@@ -23,7 +23,13 @@ const firstLook = 4096
 func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(),
 		Timeline: f.Server.History.At(f.Slot.Confirmed)}
+	if place.Settings.ByGap() {
+		return nil, r.inGapMode(f)
+	}
 	why, err := r.locate(ctx, l, f, &place)
+	if err == nil && place.Settings.ByGap() {
+		return nil, r.inGapMode(f)
+	}
 	if err == nil && why == "" {
 		why, err = r.compareWithWAL(ctx, l, f, place)
 	}
@@ -51,6 +57,19 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("the headers of the stream and the WAL "+
 		"behind %v agree: the record can be made from them, with the place %v = sequence %d",
 		place.Due, place.Due, place.Seq)}, nil
+}
+
+// inGapMode is the fault of a record of gap mode: the headers of the stream don't say which events a
+// checkpoint holds back.
+func (r *repair) inGapMode(f *finding) *outbox.Fault {
+	return &outbox.Fault{
+		Class: outbox.Gap, Code: f.code, From: f.fault.From, To: f.fault.To,
+		Message: fmt.Sprintf(
+			"the checkpoint record of slot %s can't be rebuilt from the stream: in gap mode "+
+				"no header says which events were held back", r.cfg.Slot),
+		Hint: "Let it make the slot anew and publish what the stream lacks from the table: `outflow repair " +
+			"--new-slot`",
+	}
 }
 
 // rebuilt is the plan to write a rebuilt record, unless the table has rows that neither the stream nor the
@@ -118,7 +137,9 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end ui
 			first = m.Seq
 			enough = h.Thru <= place.Due && !h.Pos.Repaired()
 		}
-		place.Settings.Sort = h.Sort
+		if !h.Pos.Repaired() || !place.Settings.ByGap() { // repairs and snapshots don't sort by gaps
+			place.Settings.Sort = h.Sort
+		}
 		if h.Pos.LSN > place.Due {
 			maybe = append(maybe, h.Pos)
 		}
@@ -183,7 +204,7 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	}()
 	seq := place.Seq
 	var next read
-	err = r.wouldPublish(ctx, l, place, f.Server.History, func(outbox.LSN) error { return nil },
+	err = r.wouldPublish(ctx, l, place, nil, f.Server.History, func(outbox.LSN) error { return nil },
 		func(h *outbox.Header) error {
 			seq++
 			if next.seq < seq {

@@ -80,6 +80,13 @@ type streamEvent struct {
 	named bool // the id is known
 }
 
+// slotEvent is an event that the slot will bring; the counter matters only where the anchor holds events
+// back.
+type slotEvent struct {
+	id      idHash
+	counter outbox.Counter
+}
+
 // maxBeyond is how many events beyond the anchor are kept in memory before it is moved.
 const maxBeyond = 8192
 
@@ -207,8 +214,13 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 		if !keep || m.Seq <= s.known {
 			return nil
 		}
-		due = max(due, h.Due)
-		if h.Pos.LSN > s.anchor.Due {
+		beyond := h.Pos.LSN > s.anchor.Due
+		if (s.anchor.Settings.ByGap() || h.Sort == outbox.ByGap) && (beyond || len(s.anchor.Holds) > 0) {
+			return &untrusted{fmt.Sprintf("message %d lies beyond the checkpoint at %v, and which events "+
+				"were "+
+				"held back behind it is not known", m.Seq, s.anchor.Due)}
+		}
+		if due = max(due, h.Due); beyond {
 			s.beyond = append(s.beyond, streamEvent{h.Pos, id, true})
 		}
 		if len(s.beyond) > maxBeyond {
@@ -232,8 +244,9 @@ func (s *scan) raiseAnchor(due outbox.LSN) {
 }
 
 // setAnchor sets the anchor to start with if the slot is kept: the oldest checkpoint at or above the
-// confirmed LSN, or that LSN itself with what is known about it. trusted says whether the record's
-// checkpoints are of this stream.
+// confirmed LSN, or that LSN itself with what is known about it. In gap mode it is the newest one, because no
+// checkpoint lists events published ahead; what that holds back comes from the WAL. trusted says whether the
+// record's checkpoints are of this stream.
 func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Settings) {
 	s.anchor = relay.Checkpoint{Due: rd.Slot.Confirmed, Settings: settings}
 	if rd.Record == nil {
@@ -259,15 +272,16 @@ func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Sett
 			break
 		}
 		from = p
-		if p.Due >= rd.Slot.Confirmed {
+		if p.Due >= rd.Slot.Confirmed && !p.Settings.ByGap() {
 			break
 		}
 	}
-	if from == nil {
+	if from == nil || from.Settings.ByGap() && from.Start() < rd.Slot.Confirmed {
 		return
 	}
 	s.known, s.since = from.Seq, from.Due
 	s.anchor.Due, s.anchor.Settings = max(s.anchor.Due, from.Due), from.Settings
+	s.anchor.Holds, s.anchor.From, s.anchor.Remembered = from.Holds, from.From, from.Remembered
 	for _, pos := range from.PublishedAhead {
 		if pos.LSN > s.anchor.Due {
 			s.beyond = append(s.beyond, streamEvent{pos: pos})
@@ -286,10 +300,20 @@ func (s *scan) readSlot(ctx context.Context) error {
 		_, repaired := s.repaired[id]
 		return repaired || s.outcomes[id] == inStream
 	}
-	var tx []idHash
+	holds := make(map[uint64]relay.Hold, len(s.anchor.Holds))
+	for _, h := range s.anchor.Holds {
+		holds[h.Sequence] = h
+	}
+	oldest := 0 // how many holds' oldest events were read
+	var tx []slotEvent
 	err := slotread.Decode(ctx, s.r.cfg, s.l.Layout, 0, s.r.log, func(res *decoder.Result) error {
 		if res.Kind == decoder.Event {
-			tx = append(tx, hashID(string(outbox.AppendHeaderValue(nil, res.Event.ID))))
+			e := slotEvent{id: hashID(string(outbox.AppendHeaderValue(nil, res.Event.ID)))}
+			if len(holds) > 0 {
+				e.counter = relay.Countable(res.Event.Counter)
+				e.counter.Sequence = outbox.SequenceOf(res.Event.Doc, res.Event.Actor)
+			}
+			tx = append(tx, e)
 			return nil
 		}
 		if res.Kind != decoder.Commit {
@@ -300,8 +324,8 @@ func (s *scan) readSlot(ctx context.Context) error {
 			s.anchor.Settings = c.Settings
 		}
 		if c.LSN > s.anchor.Due {
-			for i, id := range tx {
-				pos := outbox.Position{LSN: c.LSN, Index: uint32(i)}
+			for i, e := range tx {
+				pos, id := outbox.Position{LSN: c.LSN, Index: uint32(i)}, e.id
 				p, there := have[pos]
 				switch {
 				case there && p.named && p.id != id:
@@ -317,6 +341,24 @@ func (s *scan) readSlot(ctx context.Context) error {
 				}
 			}
 		}
+		if c.LSN > s.anchor.Start() && c.LSN <= s.anchor.Due {
+			for i, e := range tx {
+				pos := outbox.Position{LSN: c.LSN, Index: uint32(i)}
+				h, held := holds[e.counter.Sequence]
+				switch {
+				case !held || e.counter.Span == 0 || pos.Compare(h.Oldest) < 0 ||
+					!h.Cold && e.counter.Last() <= h.Base:
+					continue
+				case elsewhere(e.id):
+					return &untrusted{fmt.Sprintf(
+						"the event at position %v of the WAL is in the stream, and "+
+							"the checkpoint holds it back", pos)}
+				case pos == h.Oldest:
+					oldest++
+				}
+				s.set(e.id, inWAL)
+			}
+		}
 		if tx = tx[:0]; cap(tx) > maxListed {
 			tx = nil
 		}
@@ -328,6 +370,12 @@ func (s *scan) readSlot(ctx context.Context) error {
 		return &untrusted{fmt.Sprintf("what it holds can't be decoded (%s)", f.Message)}
 	case err != nil:
 		return err
+	}
+	if oldest < len(holds) {
+		return &untrusted{"the WAL does not have what the checkpoint holds back as it was"}
+	}
+	if s.anchor.Settings.ByGap() && len(s.beyond) > 0 {
+		return &untrusted{"gap mode began where the stream has events beyond the checkpoint"}
 	}
 	for pos := range have {
 		return &untrusted{fmt.Sprintf("the stream has the event at position %v, the WAL does not", pos)}

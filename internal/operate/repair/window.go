@@ -12,7 +12,7 @@ import (
 const progressEvery = 5 * time.Second
 
 // window is the window that the missing rows are published as.
-func (r *repair) window(l *backfill.Conns, history relay.History, s *scan) *backfill.Window {
+func (r *repair) window(l *backfill.Conns, s *scan) *backfill.Window {
 	of := s.counts[missing]
 	if of > 0 {
 		r.progress("publishing %d events", of)
@@ -22,8 +22,7 @@ func (r *repair) window(l *backfill.Conns, history relay.History, s *scan) *back
 		Conns: l, Snapshot: s.snap,
 		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where,
 			Only: s.listed, Sorted: true},
-		Of: of, Due: s.anchor.Due, Timeline: history.At(s.anchor.Due), Seq: s.anchor.Seq,
-		Index: s.freeIndex(),
+		Of: of, Place: s.anchor, Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing

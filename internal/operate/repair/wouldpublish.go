@@ -13,31 +13,33 @@ import (
 
 // wouldPublish makes the messages that a session from a checkpoint would make of what the slot holds now. It
 // consumes nothing. input is called with the LSN of each input before that is taken in, message with the
-// header of each message; their errors end it.
+// header of each message; their errors end it. recent is what gap mode remembers at the checkpoint.
 func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, place relay.Checkpoint,
-	history relay.History, input func(outbox.LSN) error, message func(*outbox.Header) error,
+	recent []outbox.Counter, history relay.History, input func(outbox.LSN) error,
+	message func(*outbox.Header) error,
 ) error {
-	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, 0, r.log, func(res *decoder.Result) error {
-		if c := res.Commit; res.Kind == decoder.Commit && c.Kind != relay.NoInput && c.LSN > place.Due {
-			return input(c.LSN)
-		}
-		return nil
-	}, func(w *reorder.Window) error {
-		var e relay.Event
-		for n := 0; ; n++ {
-			more, err := w.Next(&e)
-			if err != nil || !more {
-				return err
+	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, recent, 0, r.log,
+		func(res *decoder.Result) error {
+			if c := res.Commit; res.Kind == decoder.Commit && c.Kind != relay.NoInput && c.LSN > place.Due {
+				return input(c.LSN)
 			}
-			h := outbox.Header{
-				Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
-				Timeline: history.At(e.Pos.LSN), Sort: w.Sort, ID: e.ID, Key: e.Key,
-				Counter: e.Counter,
+			return nil
+		}, func(w *reorder.Window) error {
+			var e relay.Event
+			for n := 0; ; n++ {
+				more, err := w.Next(&e)
+				if err != nil || !more {
+					return err
+				}
+				h := outbox.Header{
+					Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
+					Timeline: history.At(e.Pos.LSN), Sort: w.Sort, ID: e.ID, Key: e.Key,
+					Counter: e.Counter,
+				}
+				if err := message(&h); err != nil {
+					return err
+				}
 			}
-			if err := message(&h); err != nil {
-				return err
-			}
-		}
-	})
+		})
 	return err
 }

@@ -42,16 +42,17 @@ func decode(
 	})
 }
 
-// Order puts what the slot holds in order, as a session that starts from a checkpoint would. It calls result
-// with each decoded message before it is taken in, and window with each window as it closes. It returns what
-// is held at the end: how many events and bytes are not due yet.
+// Order puts what the slot holds in order, as a session that starts from a checkpoint would; recent is what
+// gap mode remembers there. It calls result with each decoded message before it is taken in, and window with
+// each window as it closes. It returns what is held at the end: how many events and bytes are not due yet.
 func Order(
-	ctx context.Context, cfg config.Config, l *wiring.Layout, from relay.Checkpoint, limit int,
-	log *slog.Logger,
+	ctx context.Context, cfg config.Config, l *wiring.Layout, from relay.Checkpoint,
+	recent []outbox.Counter, limit int, log *slog.Logger,
 	result func(*decoder.Result) error, window func(*reorder.Window) error,
 ) (events int, bytes int64, err error) {
 	buf := reorder.New(reorder.Config{
-		Settings: from.Settings, Start: from.Due, PublishedAhead: from.PublishedAhead,
+		Settings: from.Settings, Start: from.Start(), Due: from.Due, PublishedAhead: from.PublishedAhead,
+		Holds: from.Holds, Remembered: from.Remembered, Recent: recent,
 		Unkeyed: !l.Mapping.Keyed(),
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
 	})
@@ -85,8 +86,9 @@ type Unpublished struct {
 	First  relay.Commit // the first transaction that has some; its zero value if there are none
 }
 
-// CountUnpublished counts the events beyond a checkpoint, except those that it says were published ahead.
-// table and mapping are those under which they were written; table is 0 where there was none.
+// CountUnpublished counts the events beyond a checkpoint, except those that it says were published ahead. It
+// must hold nothing back. table and mapping are those under which they were written; table is 0 where there
+// was none.
 func CountUnpublished(
 	ctx context.Context, cfg config.Config, table uint32, mapping relay.Mapping, from relay.Checkpoint,
 	log *slog.Logger,

@@ -102,7 +102,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 			s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
 	last := rd.Stream.NewestSeq
-	if place.Seq += published; published > 0 {
+	if place = w.After(); published > 0 {
 		last = place.Seq
 	}
 	if err := w.ReadBack(ctx); err != nil {
@@ -276,7 +276,7 @@ func (s *snapshot) window(
 	s.o.Progress("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
 	w := &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
-		Due: place.Due, Timeline: place.Timeline, Seq: place.Seq, Index: outbox.RepairedIndex,
+		Place: place, Index: outbox.RepairedIndex,
 	}
 	var p *reporter
 	w.Progress = func(done int) {
