@@ -133,7 +133,7 @@ func TestARebuiltProjectionIsTheSameByteForByte(t *testing.T) {
 	harness.Exec(t, conn, `DELETE FROM outbox WHERE counter = $1`, each)
 
 	p.Make()
-	out = o.MustRun("replay", "--from", "table", "--to", "consumer:chain", "--replay-id", "rebuild")
+	o.MustRun("replay", "--from", "table", "--to", "consumer:chain", "--replay-id", "rebuild")
 	p.Start()
 	if got := p.Reach(docs * each); got != want {
 		t.Errorf("from the table it becomes\n%s\nwant\n%s", got, want)
