@@ -43,14 +43,26 @@ type known struct {
 	message int // which one says so, where it is remembered
 }
 
+// waiting is a held event.
+type waiting struct {
+	*Event
+	q    uint64
+	time int64
+}
+
+func (w *waiting) byCounter(o *waiting) int {
+	return cmp.Or(cmp.Compare(w.Counter, o.Counter), w.Pos.Compare(o.Pos))
+}
+
 // gapOrder is the rule of gap mode.
 type gapOrder struct {
 	set        Settings
 	made       int // messages
 	remembered int // so many of the newest count
 	newest     map[uint64]known
-	held       []*Event // by position
-	time       map[*Event]int64
+	held       map[[2]string][]*waiting // by group and position
+	events     int
+	bytes      int64
 	base       map[uint64]known // of the sequences of held events
 	run        *uint64          // the sequence that the large transaction is at, and what it came to
 	came       known
@@ -60,15 +72,15 @@ type gapOrder struct {
 }
 
 func newGapOrder(set Settings) *gapOrder {
-	return &gapOrder{set: set, newest: map[uint64]known{}, time: map[*Event]int64{},
+	return &gapOrder{set: set, newest: map[uint64]known{}, held: map[[2]string][]*waiting{},
 		base: map[uint64]known{}}
 }
 
 func (g *gapOrder) add(lsn LSN, time int64, events []*Event, set Settings) (*window, []*Event) {
 	g.out, g.late = nil, nil
 	if set.Sort != g.set.Sort || set.Gap.Document != g.set.Gap.Document || set.Gap.First != g.set.Gap.First {
-		for len(g.held) > 0 {
-			g.giveUp(g.group(g.held[0]))
+		for g.events > 0 {
+			g.giveUp(g.oldest(g.everybody))
 		}
 	}
 	g.set = set
@@ -90,8 +102,7 @@ func (g *gapOrder) add(lsn LSN, time int64, events []*Event, set Settings) (*win
 		if q := e.sequence(); large && (g.run == nil || *g.run != q) {
 			g.run, g.came = &q, known{}
 		}
-		g.time[e] = time
-		g.take(e)
+		g.take(e, time)
 		g.fit()
 	}
 	g.run = nil
@@ -104,7 +115,7 @@ func (g *gapOrder) add(lsn LSN, time int64, events []*Event, set Settings) (*win
 	return &window{due: lsn, thru: lsn, of: len(g.out), sort: ByGap, late: g.late}, g.out
 }
 
-func (g *gapOrder) take(e *Event) {
+func (g *gapOrder) take(e *Event, time int64) {
 	if e.Span == 0 {
 		g.release(e, false)
 		return
@@ -130,9 +141,15 @@ func (g *gapOrder) take(e *Event) {
 		return
 	}
 	g.base[q] = b
-	at, _ := slices.BinarySearchFunc(g.held, e, func(a, b *Event) int { return a.Pos.Compare(b.Pos) })
-	g.held = slices.Insert(g.held, at, e)
-	g.goOn(g.group(e))
+	group := g.group(e)
+	w := &waiting{e, q, time}
+	at, _ := slices.BinarySearchFunc(g.held[group], w, func(a, b *waiting) int {
+		return a.Pos.Compare(b.Pos)
+	})
+	g.held[group] = slices.Insert(g.held[group], at, w)
+	g.events++
+	g.bytes += e.size()
+	g.goOn(group)
 }
 
 func (g *gapOrder) release(e *Event, late bool) {
@@ -140,7 +157,6 @@ func (g *gapOrder) release(e *Event, late bool) {
 	if e.Span > 0 && !late {
 		g.newest[e.sequence()] = known{e.last(), true, g.made}
 	}
-	delete(g.time, e)
 	g.made++
 	g.remembered = min(g.remembered+1, g.set.Gap.Memory)
 }
@@ -153,99 +169,101 @@ func (g *gapOrder) group(e *Event) [2]string {
 	return [2]string{e.Doc, e.Actor}
 }
 
-// head is the oldest held event of a group, nil if there is none.
-func (g *gapOrder) head(group [2]string) *Event {
-	for _, e := range g.held {
-		if g.group(e) == group {
-			return e
-		}
-	}
-	return nil
-}
-
-// own is what is held of a sequence, lowest counter first.
-func (g *gapOrder) own(q uint64) (own []*Event) {
-	for _, e := range g.held {
-		if e.sequence() == q {
-			own = append(own, e)
-		}
-	}
-	slices.SortStableFunc(own, func(a, b *Event) int { return cmp.Compare(a.Counter, b.Counter) })
-	return own
-}
-
 // goOn releases what now follows, as long as it is the turn of the sequence of the group's oldest event.
 func (g *gapOrder) goOn(group [2]string) {
-	for {
-		head := g.head(group)
-		if head == nil {
+	for len(g.held[group]) > 0 {
+		q := g.held[group][0].q
+		b, next := g.base[q], g.lowest(group, q)
+		if !b.is || next.Counter > b.counter+1 {
 			return
 		}
-		q := head.sequence()
-		own, b := g.own(q), g.base[q]
-		if !b.is || own[0].Counter > b.counter+1 {
-			return
-		}
-		b.counter = own[0].last()
+		b.counter = next.last()
 		g.base[q] = b
 		if g.run != nil && *g.run == q {
 			g.came = b
 		}
-		stay := 0
-		for i, e := range own {
-			if i > 0 && e.last() > b.counter {
-				stay++
-				continue
+		var late []*waiting
+		stays := false
+		g.held[group] = slices.DeleteFunc(g.held[group], func(w *waiting) bool {
+			goes := w.q == q && w.last() <= b.counter
+			if goes && w != next {
+				late = append(late, w)
 			}
-			g.held = slices.DeleteFunc(g.held, func(h *Event) bool { return h == e })
-			g.release(e, i > 0)
+			stays = stays || w.q == q && !goes
+			return goes
+		})
+		slices.SortFunc(late, (*waiting).byCounter)
+		for i, w := range append([]*waiting{next}, late...) {
+			g.events--
+			g.bytes -= w.size()
+			g.release(w.Event, i > 0)
 		}
-		if stay == 0 {
+		if !stays {
 			delete(g.base, q)
 		}
 	}
+	delete(g.held, group)
 }
 
+// lowest is the held event of a sequence with the lowest counter.
+func (g *gapOrder) lowest(group [2]string, q uint64) (low *waiting) {
+	for _, w := range g.held[group] {
+		if w.q == q && (low == nil || w.byCounter(low) < 0) {
+			low = w
+		}
+	}
+	return low
+}
+
+// oldest is the group with the oldest held event of those that are wanted, nil if none is.
+func (g *gapOrder) oldest(wanted func([]*waiting) bool) (group *[2]string) {
+	var at Position
+	for p, all := range g.held {
+		if pos := all[0].Pos; (group == nil || pos.Compare(at) < 0) && wanted(all) {
+			group, at = &p, pos
+		}
+	}
+	return group
+}
+
+func (g *gapOrder) everybody([]*waiting) bool { return true }
+
 // giveUp waits no longer for what is missing before the group's oldest event.
-func (g *gapOrder) giveUp(group [2]string) {
-	q := g.head(group).sequence()
-	g.base[q] = known{counter: g.own(q)[0].Counter - 1, is: true}
-	g.goOn(group)
+func (g *gapOrder) giveUp(group *[2]string) {
+	q := g.held[*group][0].q
+	g.base[q] = known{counter: g.lowest(*group, q).Counter - 1, is: true}
+	g.goOn(*group)
 }
 
 // expire gives up the group with the oldest event of those that have waited long enough, if there is one.
 func (g *gapOrder) expire(now int64) bool {
-	waits := map[[2]string]time.Duration{}
-	over := map[[2]string]bool{}
-	for _, e := range g.held {
-		p := g.group(e)
-		if _, seen := waits[p]; !seen {
-			waits[p] = g.set.Gap.Bound
-			if !g.base[e.sequence()].is {
-				waits[p] = g.set.Gap.Cold
-			}
+	group := g.oldest(func(all []*waiting) bool {
+		wait := g.set.Gap.Bound
+		if !g.base[all[0].q].is {
+			wait = g.set.Gap.Cold
 		}
-		over[p] = over[p] || now-g.time[e] >= waits[p].Microseconds()
+		return slices.ContainsFunc(all, func(w *waiting) bool { return now-w.time >= wait.Microseconds() })
+	})
+	if group != nil {
+		g.giveUp(group)
 	}
-	for _, e := range g.held {
-		if p := g.group(e); over[p] {
-			g.giveUp(p)
-			return true
-		}
-	}
-	return false
+	return group != nil
 }
 
 // fit gives up the oldest as long as too much is held.
 func (g *gapOrder) fit() {
-	for {
-		size := int64(0)
-		for _, e := range g.held {
-			size += e.size()
-		}
-		if len(g.held) <= g.set.MaxEvents && size <= g.set.MaxBytes {
-			return
-		}
-		g.giveUp(g.group(g.held[0]))
+	for g.events > g.set.MaxEvents || g.bytes > g.set.MaxBytes {
+		g.giveUp(g.oldest(g.everybody))
 	}
+}
+
+// remains are all events that are held, by position.
+func (g *gapOrder) remains() (all []*Event) {
+	for _, group := range g.held {
+		for _, w := range group {
+			all = append(all, w.Event)
+		}
+	}
+	slices.SortFunc(all, func(a, b *Event) int { return a.Pos.Compare(b.Pos) })
+	return all
 }

@@ -256,7 +256,7 @@ func (o *order) takenBeyond(due LSN) (n int) {
 }
 
 // remains are all events that are held, by position.
-func (o *order) remains() []*Event { return append(eventsOf(o.everything()), o.gap.held...) }
+func (o *order) remains() []*Event { return append(eventsOf(o.everything()), o.gap.remains()...) }
 
 // everything is what horizon mode holds, by position.
 func (o *order) everything() (all []*entry) {
