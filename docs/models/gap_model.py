@@ -53,7 +53,6 @@ MUTATIONS = {
     "base": "a checkpoint does not say the bases of its holds",
     "oldest": "a checkpoint does not say where its holds begin",
     "cut": "a checkpoint with too many holds lists the first of them",
-    "quiet": "what is held again may be given up while it is read",
     "start": "replication begins at what was read, not before the oldest held event",
     "confirm": "what is confirmed is what was read, not what is before the oldest held event",
     "durable": "the record keeps the newest checkpoint at or below the confirmed LSN, durable or not",
@@ -181,9 +180,6 @@ class Gap:
         for e in events_of(x):
             if e.q in oldest and e.c is not None and (e.pos >= oldest[e.q] or bent == "oldest") and (s.base.get(e.q) is None or e.l > s.base[e.q]):
                 bisect.insort(s.held.setdefault(s.group(e.q), []), e)
-        if bent == "quiet":
-            s.out = []
-            while over := s.expired(x.time): s.give_up(s.oldest(over))
 
 
 def events_of(x):
