@@ -19,6 +19,7 @@ var docPages = []struct {
 	{name: "first-consumer"},
 	{name: "replay"},
 	{name: "snapshot"},
+	{name: "ordering"},
 	{name: "from-polling", around: aroundPolling},
 }
 
