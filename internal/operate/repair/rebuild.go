@@ -67,8 +67,8 @@ func (r *repair) inGapMode(f *finding) *outbox.Fault {
 		Message: fmt.Sprintf(
 			"the checkpoint record of slot %s can't be rebuilt from the stream: in gap mode "+
 				"no header says which events were held back", r.cfg.Slot),
-		Hint: "Let it make the slot anew and publish what the stream lacks from the table: `outflow repair " +
-			"--new-slot`",
+		Hint: fmt.Sprintf("Let it make the slot anew and publish what the stream lacks from the table: "+
+			"`outflow repair --accept %s --new-slot`", f.code),
 	}
 }
 
