@@ -66,6 +66,15 @@ type jetStream struct {
 	set *Set
 }
 
+// Recent is read at each start in gap mode.
+func (b *jetStream) Recent(ctx context.Context, above, upTo uint64, n int) (all []outbox.Counter, err error) {
+	err = b.set.around("memory", func() error {
+		all, err = b.JetStream.Recent(ctx, above, upTo, n)
+		return err
+	})
+	return all, err
+}
+
 func (b *jetStream) Publisher(lastSeq uint64) (p pipeline.Publisher) {
 	_ = b.set.around("publisher", func() error {
 		p = &publisher{Publisher: b.JetStream.Publisher(lastSeq), set: b.set, acked: lastSeq,

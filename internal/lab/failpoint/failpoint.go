@@ -59,7 +59,8 @@ const (
 )
 
 var points = []string{
-	"start.before", "start.after", "publisher.before", "publisher.after", "publish.before", "publish.after",
+	"memory.before", "memory.after", "start.before", "start.after", "publisher.before", "publisher.after",
+	"publish.before", "publish.after",
 	"flush.before", "flush.after", "ack", "record.before", "record.after",
 	"confirm.before", "confirm.after", "tick.before", "tick.after", "change.before", "change.after",
 	"spill.before", "spill.after",

@@ -60,6 +60,11 @@ func (w *world) Save(_ context.Context, r *checkpoint.Record, _ uint64) (uint64,
 	return 2, w.fail
 }
 
+func (s side) Recent(context.Context, uint64, uint64, int) ([]outbox.Counter, error) {
+	s.did("memory")
+	return nil, s.fail
+}
+
 // decorated returns a world behind the points of a value; dying is written to its log.
 func decorated(t *testing.T, value string) (*world, *pipeline.Config, *pipeline.Conns) {
 	t.Helper()
@@ -92,6 +97,10 @@ func TestEveryPointIsCounted(t *testing.T) {
 			w, c, l := decorated(t, point+second)
 			p := l.JetStream.Publisher(0)
 			call := map[string]func() error{
+				"memory": func() error {
+					_, err := l.JetStream.Recent(t.Context(), 0, 0, 1)
+					return err
+				},
 				"start":     func() error { return l.Source.Start(t.Context(), 1, true) },
 				"publisher": func() error { l.JetStream.Publisher(0); return nil },
 				"publish":   func() error { return p.Publish(nil, nil) },

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/failpoint"
+	"github.com/outflowhq/outflow/internal/lab/oracle"
 )
 
 const (
@@ -24,8 +25,11 @@ var point = &fault{
 	weight: 16, holds: []resource{theOutflows}, kills: true,
 	// plan chooses how often the point is passed before: seldom passed points soon, points of single messages
 	// later.
-	plan: func(r *rand.Rand, _ *shape) Params {
-		p := points[r.IntN(len(points))]
+	plan: func(r *rand.Rand, s *shape) Params {
+		fit := slices.DeleteFunc(slices.Clone(points), func(name string) bool {
+			return strings.HasPrefix(name, "memory.") && s.settings.Sort != oracle.ByGap
+		})
+		p := fit[r.IntN(len(fit))]
 		name, _, _ := strings.Cut(p, ".")
 		return Params{Hold: between(r, 0, 200*time.Millisecond),
 			Point: fmt.Sprintf("%s:%d", p, 1+r.IntN(max(1, times[name])))}

@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // doomed is an outflow with a failpoint.
@@ -25,11 +26,12 @@ type doomed struct {
 	point string
 }
 
-// doom makes an installation with a slot and a stream of its own, which dies at the point when it is started.
-func doom(t *testing.T, pgURL, natsURL, point string, settings ...string) *doomed {
+// doom makes an installation with a slot and a stream of its own, which dies at the point when it is started,
+// in a mode that init has recorded and with settings that it has not.
+func doom(t *testing.T, pgURL, natsURL, mode, point string, settings ...string) *doomed {
 	t.Helper()
 	slot := harness.SlotName("doomed")
-	d := &doomed{harness.New(t, pgURL, natsURL, slot, "STREAM="+slot), point}
+	d := &doomed{harness.New(t, pgURL, natsURL, slot, "STREAM="+slot, "REORDER_MODE="+mode), point}
 	d.Stream = slot
 	d.Init()
 	d.Set(settings...)
@@ -116,6 +118,16 @@ func TestAClockThatIsAheadMakesNothingDurable(t *testing.T) {
 func TestOutflowResumesWhereverItWasKilled(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
+	t.Run("horizon", func(t *testing.T) {
+		testResumes(t, "horizon", "REORDER_HORIZON=30ms", "REORDER_MODE=gap")
+	})
+	if tier.Long() {
+		t.Run("gap", func(t *testing.T) { testResumes(t, "gap", "REORDER_BOUND=1s", "REORDER_MODE=horizon") })
+	}
+}
+
+// testResumes kills outflows in a mode, and some that start with other settings than they had.
+func testResumes(t *testing.T, mode string, others ...string) {
 	url, err := pgtest.Own(t, 0).CreateDatabase(t.Context(), "traces")
 	harness.Must(t, err)
 	nats := natstest.Process(t)
@@ -124,20 +136,33 @@ func TestOutflowResumesWhereverItWasKilled(t *testing.T) {
 		// What comes once a second, or once a session, is not waited for long.
 		at := []int{1, 23}
 		settings := []string{"REORDER_TICK=off"} // or those that are to write ticks would hardly come to it
+		if mode == "gap" {
+			settings = nil
+		}
 		switch name, _, _ := strings.Cut(point, "."); name {
 		case "record", "confirm":
 			at[1] = 3
 		case "tick":
+			if mode == "gap" { // no counter is missing: there is nothing that a heartbeat would end
+				continue
+			}
 			at[1], settings = 3, nil
 		case "change":
-			at, settings = at[:1], append(settings, "REORDER_HORIZON=30ms")
+			for _, other := range others {
+				all = append(all, doom(t, url, nats.URL(), mode, point+":1", append(settings, other)...))
+			}
+			continue
 		case "start", "publisher":
 			at = at[:1]
+		case "memory":
+			if at = at[:1]; mode != "gap" {
+				continue
+			}
 		case "spill": // see TestASpillThatIsKilledOrOutOfSpaceLosesNothing
 			continue
 		}
 		for _, n := range at {
-			all = append(all, doom(t, url, nats.URL(), fmt.Sprintf("%s:%d", point, n), settings...))
+			all = append(all, doom(t, url, nats.URL(), mode, fmt.Sprintf("%s:%d", point, n), settings...))
 		}
 	}
 
@@ -171,7 +196,7 @@ func TestOutflowResumesWhereverItWasKilled(t *testing.T) {
 	for _, d := range all {
 		harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), d.Stream, written)
 		v := d.compare(conn, nats.URL())
-		if strings.HasPrefix(d.point, "change") { // another horizon
+		if strings.HasPrefix(d.point, "change") { // other settings
 			continue
 		}
 		if digests[v.Digest] = d.point; len(digests) > 1 {
@@ -195,10 +220,10 @@ func TestASpillThatIsKilledOrOutOfSpaceLosesNothing(t *testing.T) {
 			if point == "spill.after:2" && sort == "seq_key" { // one file is all that it needs
 				continue
 			}
-			dead = append(dead, doom(t, url, nats.URL(), point, settings...))
+			dead = append(dead, doom(t, url, nats.URL(), "horizon", point, settings...))
 		}
 		for _, point := range []string{"spill.full:1+40", "spill.full:3+40"} {
-			full = append(full, doom(t, url, nats.URL(), point, settings...))
+			full = append(full, doom(t, url, nats.URL(), "horizon", point, settings...))
 		}
 	}
 	conn := harness.Connect(t, url)
