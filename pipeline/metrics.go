@@ -55,7 +55,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		publishedBytes: counter("published_bytes_total", "Payload bytes of the messages sent."),
 		windows:        counter("windows_total", "Windows closed."),
 		late: counter("late_events_total",
-			"Events whose sequence had already had a higher seq_key in an earlier window (at least)."),
+			"Events whose sequence had already had a higher seq_key in an earlier window (at least). "+
+				"Gap mode: whose counter was not above what their sequence had reached."),
 		ticks: counter("ticks_total", "Ticks written into the WAL."),
 		tickErrors: counter("tick_errors_total",
 			"Ticks and changes of settings that could not be written."),

@@ -26,7 +26,6 @@ import (
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/sink"
-	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // Layout is the configuration applied to the table as it is: which column is what.
@@ -513,33 +512,37 @@ func (s *source) Start(ctx context.Context, from outbox.LSN, binary bool) error 
 type jetStream struct {
 	*sink.Conn
 	session *publishing
-	memory  func(stream.Limits) error // of gap mode; nil in horizon mode
+	check   func(context.Context) error // of what only the configuration knows
 }
 
 func (o *opener) jetStream(conn *sink.Conn, session *publishing, l *Layout) jetStream {
-	j := jetStream{Conn: conn, session: session}
-	if set := o.cfg.Reorder.Settings(); set.ByGap() {
-		cc := Checkpoint(o.cfg, l)
-		j.memory = func(l stream.Limits) error {
-			return cc.CheckLimits(set.Gap.Memory, checkpoint.Limits(l))
-		}
+	cc := Checkpoint(o.cfg, l)
+	return jetStream{conn, session, func(ctx context.Context) error {
+		return CheckLimits(ctx, conn, cc, o.cfg.Reorder.Settings())
+	}}
+}
+
+// CheckLimits refuses a stream whose limits can remove what gap mode remembers; see
+// [checkpoint.Config.CheckLimits].
+func CheckLimits(ctx context.Context, conn *sink.Conn, cc checkpoint.Config, s relay.Settings) error {
+	if !s.ByGap() {
+		return nil
 	}
-	return j
+	limits, err := conn.Limits(ctx)
+	if err != nil {
+		return err
+	}
+	return cc.CheckLimits(s.Gap.Memory, checkpoint.Limits(limits))
 }
 
 // publishing is what the NATS connections of one session share. It belongs to the session's loop.
 type publishing struct{ publisher *sink.Publisher } // the last one
 
 func (j jetStream) Check(ctx context.Context) error {
-	err := j.CheckStream(ctx)
-	if err != nil || j.memory == nil {
+	if err := j.CheckStream(ctx); err != nil {
 		return err
 	}
-	limits, err := j.Limits(ctx)
-	if err != nil {
-		return err
-	}
-	return j.memory(limits)
+	return j.check(ctx)
 }
 
 func (j jetStream) Publisher(lastSeq uint64) pipeline.Publisher {

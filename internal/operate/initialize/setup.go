@@ -245,7 +245,10 @@ func (s *setup) stream(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return s.conn.CheckMaxAge(s.cfg.Sink.DurableAfter)
+	if err := s.conn.CheckMaxAge(s.cfg.Sink.DurableAfter); err != nil || s.layout == nil {
+		return err
+	}
+	return wiring.CheckLimits(ctx, s.conn, s.checkpoint(), s.cfg.Reorder.Settings())
 }
 
 func (s *setup) bucket(ctx context.Context) error {
