@@ -121,12 +121,11 @@ func (b *Buffer) Gaps(n int) []Gap {
 		if p.events.len() == 0 { // of a checkpoint, and not read again yet
 			return
 		}
-		at, _ := slices.BinarySearchFunc(list, p, func(p, q *group) int {
-			return p.events.top().Pos.Compare(q.events.top().Pos)
-		})
-		if at < n {
-			list = slices.Insert(list[:min(len(list), n-1)], at, p)
+		if len(list) == n && p.oldest.Compare(list[n-1].oldest) > 0 { // most of them, where there are many
+			return
 		}
+		at, _ := slices.BinarySearchFunc(list, p, func(p, q *group) int { return p.oldest.Compare(q.oldest) })
+		list = slices.Insert(list[:min(len(list), n-1)], at, p)
 	}
 	if b.set.Gap.Scope == relay.OfDocument {
 		b.gap.groups.all(func(p *group) bool { see(p); return true })
