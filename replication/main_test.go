@@ -1,6 +1,7 @@
 package replication
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -84,7 +85,8 @@ func (d *database) start(from outbox.LSN) *Session {
 // seen counts what came through a stream, by pgoutput's message types, until enough says stop.
 type seen struct {
 	kinds   map[byte]int
-	commits []outbox.LSN // header LSNs of the Commit messages
+	commits []outbox.LSN // header LSNs of the Commit messages: where their records end
+	starts  []outbox.LSN // where they start
 	inserts []string     // the Insert messages
 }
 
@@ -128,6 +130,7 @@ func (s *seen) add(m Message) {
 	switch m.Data[0] {
 	case 'C':
 		s.commits = append(s.commits, m.WALEnd)
+		s.starts = append(s.starts, outbox.LSN(binary.BigEndian.Uint64(m.Data[2:])))
 	case 'I':
 		s.inserts = append(s.inserts, string(m.Data))
 	}

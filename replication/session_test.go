@@ -3,6 +3,7 @@ package replication
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,39 @@ func TestStopSendsTheLastConfirmedLSN(t *testing.T) {
 	if got, err := d.open().Slot(within(t)); err != nil || got.Confirmed != last {
 		t.Errorf("confirmed %v, want %v (%v)", got.Confirmed, last, err)
 	}
+}
+
+// Gap mode confirms where the commit record of its oldest held event starts: that transaction and what follows
+// it come again, and nothing before.
+func TestATransactionWhoseCommitRecordStartsAtTheConfirmedLSNComesAgain(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		d := ready(t, srv)
+		s := d.start(0)
+		ops := outboxdb.Ops(t, 20)
+		for i := range ops {
+			d.Insert(ops[i : i+1])
+		}
+		got := read(t, s, inserts(20))
+		for from := 5; from < 15; from += 3 {
+			start := got.starts[from]
+			if start >= got.commits[from] || start < got.commits[from-1] {
+				t.Fatalf("commit record %d is %v to %v, behind %v", from, start, got.commits[from],
+					got.commits[from-1])
+			}
+			s.Confirm(start)
+			must.Succeed(t, s.Stop(within(t)))
+			state, err := d.open().Slot(within(t))
+			if err != nil || state.Confirmed != start {
+				t.Fatalf("confirmed %v, want %v (%v)", state.Confirmed, start, err)
+			}
+			s = d.start(start)
+			if again := read(t, s, inserts(20-from)); !slices.Equal(again.starts, got.starts[from:]) {
+				t.Errorf("from %v on came %v, want %v", start, again.starts, got.starts[from:])
+			}
+		}
+	})
 }
 
 func TestNothingBeyondWhatWasReceivedIsConfirmed(t *testing.T) {
