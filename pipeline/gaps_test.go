@@ -61,6 +61,24 @@ func TestAHeldEventOfTheLastSessionIsReleasedWithoutTraffic(t *testing.T) {
 	})
 }
 
+// A server that reads a large transaction sends nothing for long, heartbeats neither: more of them are no use.
+func TestFewHeartbeatsAreWrittenThatNobodyReads(t *testing.T) {
+	inBubble(t, gapSettings, 0, func(t *testing.T, w *harness) {
+		w.running(options{})
+		w.insert("d", "a:1")
+		w.insert("d", "a:3")
+		w.sleep(time.Second)
+		w.pg.delay = time.Minute
+		w.sleep(40 * time.Second)
+		if n := len(w.pg.ticks); n == 0 || n > 40 {
+			t.Errorf("%d heartbeats", n)
+		}
+		w.pg.delay = 0
+		w.published()
+		w.wantSameStream()
+	})
+}
+
 func TestMemoryThatWasRemovedEndsInAGap(t *testing.T) {
 	inBubble(t, gapSettings, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})

@@ -88,10 +88,14 @@ func (h *heartbeatWriter) offerHeartbeat(now, due time.Time) {
 const gapPause = 10 * time.Millisecond
 
 // dueFor returns when a heartbeat is due in gap mode that lets a wait end that ends at a time: then, and not
-// sooner than gapPause after the last one.
-func (h *heartbeatWriter) dueFor(end time.Time) time.Time {
-	at := end.Add(granularity)
-	for _, t := range []time.Time{h.last.Add(gapPause), h.notBefore} {
+// sooner than gapPause after the last one, or writePause while that one has not been read: the server may be
+// busy with a large transaction, and another heartbeat would wait behind it too.
+func (h *heartbeatWriter) dueFor(end, lastInput time.Time) time.Time {
+	at, pause := end.Add(granularity), gapPause
+	if h.last.After(lastInput) {
+		pause = writePause
+	}
+	for _, t := range []time.Time{h.last.Add(pause), h.notBefore} {
 		if t.After(at) {
 			at = t
 		}

@@ -160,7 +160,7 @@ func (s *session) heartbeatDue() (at time.Time, ok bool) {
 		if !ok {
 			return time.Time{}, false
 		}
-		return s.heartbeats.dueFor(s.in.passes(deadline)), true
+		return s.heartbeats.dueFor(s.in.passes(deadline), s.in.lastInput), true
 	}
 	oldest, ok := s.in.oldestReceived()
 	if !ok || set.Horizon == 0 {
