@@ -61,7 +61,7 @@ func TestAHeldEventOfTheLastSessionIsReleasedWithoutTraffic(t *testing.T) {
 	})
 }
 
-// A server that reads a large transaction sends nothing for long, heartbeats neither: more of them are no use.
+// A server that reads a large transaction sends nothing for long, heartbeats neither: more are no use.
 func TestFewHeartbeatsAreWrittenThatNobodyReads(t *testing.T) {
 	inBubble(t, gapSettings, 0, func(t *testing.T, w *harness) {
 		w.running(options{})

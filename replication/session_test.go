@@ -95,8 +95,8 @@ func TestStopSendsTheLastConfirmedLSN(t *testing.T) {
 	}
 }
 
-// Gap mode confirms where the commit record of its oldest held event starts: that transaction and what follows
-// it come again, and nothing before.
+// Gap mode confirms where the commit record of its oldest held event starts: that transaction and what
+// follows it come again, and nothing before.
 func TestATransactionWhoseCommitRecordStartsAtTheConfirmedLSNComesAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
