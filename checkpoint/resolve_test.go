@@ -427,3 +427,18 @@ func TestSameStart(t *testing.T) {
 		}
 	}
 }
+
+// A checkpoint that begins below the confirmed LSN is of no use, wherever its due lies: PostgreSQL does not
+// send what it holds again.
+func TestAStartNeverNeedsWhatIsConfirmed(t *testing.T) {
+	t.Parallel()
+	r := readings()
+	r.Slot.Confirmed = 0x1900
+	r.Record = record(holding(at(0x1000, 5, 300*time.Second), 0, 5),
+		holding(at(0x2000, 9, 200*time.Second), 0x1800, 9),
+		holding(at(0x3000, 12, 10*time.Second), 0x1A00, 12))
+	got, err := Resolve(config, r)
+	if err != nil || got.Checkpoint.Due != 0x3000 {
+		t.Errorf("starts from %v: %v", got.Checkpoint.Due, err)
+	}
+}

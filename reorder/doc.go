@@ -89,9 +89,9 @@
 // transaction, where an event may be released before one at a lower position comes: there the sequence in
 // hand is not forgotten (gap.keep). Read again, these events are held again without the rule being asked:
 // nothing else of those inputs is outstanding, and the settings are those at due. What is remembered is in
-// the headers of the newest messages. So the new buffer is in the same state as the old one. Where an event
-// that should come again does not, the buffer stops: it would be lost
-// (TestHeldEventThatDoesNotComeAgainStops). While more sequences have held events than a checkpoint lists,
+// the headers of the newest messages. So the new buffer is in the same state as the old one. Where the oldest
+// event of a hold does not come again, the buffer stops: it would be lost
+// (TestHeldEventThatDoesNotComeAgainStops). Of the younger ones nothing says that they were there. While more sequences have held events than a checkpoint lists,
 // there is none. TestGapModel goes on from checkpoints of each kind, and compares every checkpoint behind the
 // cut too.
 //
