@@ -72,7 +72,7 @@ func inBatches(t testing.TB, got []stored) (messages, batches int) {
 	return messages, batches
 }
 
-func TestBatches(t *testing.T) {
+func TestBatchesStoreEventsInOrderDeadLettersIncluded(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{SyncAlways: true, Tune: unhurried})
 	cfg := batched(s.URL())
@@ -103,7 +103,7 @@ func TestBatches(t *testing.T) {
 }
 
 // A stream of batches and one of single messages are the same but for the headers of the protocol.
-func TestBatchesStoreTheSame(t *testing.T) {
+func TestBatchesStoreTheSameAsSingleMessages(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 1200)
@@ -174,7 +174,7 @@ func TestNothingIsStoredOfABatchWithAHole(t *testing.T) {
 }
 
 // A zombie's batch is open while a new session publishes: its end is refused.
-func TestZombieWithAnOpenBatch(t *testing.T) {
+func TestAZombiesOpenBatchIsRefusedAtItsEnd(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 900)
@@ -204,7 +204,7 @@ func TestZombieWithAnOpenBatch(t *testing.T) {
 }
 
 // Two that publish the same in batches of other sizes.
-func TestTwoPublishersInBatches(t *testing.T) {
+func TestTwoPublishersInBatchesLeaveNothingTwice(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	all := edits(t, 6000)
@@ -322,7 +322,7 @@ func TestLargeMessagesGoAlone(t *testing.T) {
 	}
 }
 
-func TestStreamsThatTakeNoBatches(t *testing.T) {
+func TestBatchesAreUsedOnlyWhereTheStreamAllowsThem(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: unhurried})
 	allowed := func(t *testing.T, c *Conn) bool {
@@ -373,7 +373,7 @@ func TestStreamsThatTakeNoBatches(t *testing.T) {
 }
 
 // What a server refuses of batches ends the session, and is not tried again by the process.
-func TestRefusedBatches(t *testing.T) {
+func TestRefusedBatchesEndTheSessionAndAreNotRetried(t *testing.T) {
 	t.Parallel()
 	for name, tune := range map[string]func(*natsserver.Options){
 		"smaller ones": func(o *natsserver.Options) { o.Tune = limits(100, 0) },
@@ -418,7 +418,7 @@ func TestRefusedBatches(t *testing.T) {
 	})
 }
 
-func TestAnswersToAnOpenedBatch(t *testing.T) {
+func TestABadAnswerToABatchsStartIsTransient(t *testing.T) {
 	t.Parallel()
 	answer := func(body string) *nats.Msg { return &nats.Msg{Data: []byte(body)} }
 	if f := checkBatchStart(answer(""), "OUTBOX"); f != nil {
@@ -444,7 +444,7 @@ func TestAnswersToAnOpenedBatch(t *testing.T) {
 
 // The pace of the first messages decides: a server that takes long for each syncs them. It acknowledges
 // whatever it had in one go.
-func TestPace(t *testing.T) {
+func TestBatchesBeginWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	const fast, synced = 5 * time.Microsecond, 100 * time.Microsecond
 	for _, test := range []struct {
