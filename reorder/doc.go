@@ -91,9 +91,9 @@
 // nothing else of those inputs is outstanding, and the settings are those at due. What is remembered is in
 // the headers of the newest messages. So the new buffer is in the same state as the old one. Where the oldest
 // event of a hold does not come again, the buffer stops: it would be lost
-// (TestHeldEventThatDoesNotComeAgainStops). Of the younger ones nothing says that they were there. While more sequences have held events than a checkpoint lists,
-// there is none. TestGapModel goes on from checkpoints of each kind, and compares every checkpoint behind the
-// cut too.
+// (TestHeldEventThatDoesNotComeAgainStops). Of the younger ones nothing says that they were there. While more
+// sequences have held events than a checkpoint lists, there is none. TestGapModel goes on from checkpoints of
+// each kind, and compares every checkpoint behind the cut too.
 //
 // Held events are copies of their own, so that a wait keeps no block of the decoder alive. MaxWeight counts
 // them, and what is remembered: TestHeldEventsStayWithinMaxWeight, TestMemoryStaysSmall. A transaction that
