@@ -1,0 +1,150 @@
+package finding
+
+// What follows from mending a publication.
+const rowsInBetween = "PostgreSQL does not send the rows that were written in the meantime, so the next " +
+	"start ends with exit code 4, [publication_changed](#publication_changed)."
+
+var table = []Finding{
+	{Code: "table_missing", Severity: Critical, Classes: fatal,
+		Title: "The outbox table does not exist",
+		Hint:  "Run `outflow init`, or set table to the outbox's name."},
+	{Code: "table_kind", Severity: Error, Classes: fatal,
+		Title: "The outbox is not a table or a partitioned table",
+		Hint:  "Set table to the table that the services write to."},
+	{Code: "table_unlogged", Severity: Critical, Classes: fatal,
+		Title: "The outbox table is unlogged or temporary, so its rows never reach the WAL",
+		Hint:  "ALTER TABLE ... SET LOGGED."},
+	{Code: "schema_missing", Severity: Error, Classes: fatal,
+		Title: "There is no schema for the outbox table",
+		Hint:  "Make the schema, or correct table."},
+	{Code: "no_table", Severity: Error, Classes: fatal,
+		Title: "The command needs an outbox table, and source is message",
+		Hint: "What is in the stream can be read again from the stream. What is neither there nor in " +
+			"the WAL any more is nowhere."},
+	{Code: "other_table", Severity: Error, Classes: fatal,
+		Title: "The slot publishes another table than the configuration names",
+		Hint:  "Give the other table a slot, a publication and a stream of its own."},
+	{Code: "former_table", Severity: Error, Classes: fatal,
+		Title: "The table and the one that was published before it can't be read as one",
+		Hint: "Give the columns of both the same names and types, or drop the former one: its rows that " +
+			"are not published are lost then."},
+	{Code: "foreign_owner", Severity: Error, Classes: fatal,
+		Title: "An object that init would use belongs to another role",
+		Hint: "Find out who made it and why. If it is to be used, give --accept-owner with that role; " +
+			"else drop it.",
+		Runbook: "Whoever owns a table, schema, publication or function can change what is published. " +
+			"[Objects that others made](security.md#objects-that-others-made)."},
+	{Code: "row_security", Severity: Error, Classes: fatal,
+		Title: "Row-level security hides rows of the table from the role",
+		Hint:  "Run the command as the owner of the table, or as a role with BYPASSRLS."},
+	{Code: "rows_missing", Severity: Critical, Classes: gap,
+		Title: "Rows are in no message, and the slot will not bring them",
+		Hint: "Was a partition unlogged for a while? Run `outflow repair --accept rows_missing` to " +
+			"publish them.",
+		Runbook: "Only `outflow repair --check` finds this. Rows from before `init`, and rows attached " +
+			"with a partition, count too: exclude them with `--where`." + keepsSlot},
+	{Code: "column_missing", Severity: Critical, Classes: fatal,
+		Title: "A mapped column is missing in the table, or was when a row was written",
+		Hint:  "Add it, or map another column (columns, subject, headers).",
+		Runbook: "If the message speaks of a point of the WAL, rows were written while the table lacked " +
+			"that column. Adding the column back helps only rows that are written from then on; those " +
+			"in the WAL stop Outflow each time. [Start anew](operations.md#start-anew), and insert them " +
+			"again."},
+	{Code: "key_type", Severity: Error, Classes: fatal,
+		Title: "The order key is of a number type",
+		Hint: "Set columns.actor_id to the column that says who counts, columns.counter to the number " +
+			"and columns.seq_key to \"\": the key is made of both.",
+		Runbook: "Keys are compared as text, where 10 comes before 9: [give the table another " +
+			"key](upgrades.md#a-key-of-a-number-type)."},
+	{Code: "not_published", Severity: Error, Classes: fatal,
+		Title: "The mapping cannot be changed before everything older is published",
+		Hint: "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow " +
+			"init` again.",
+		Runbook: "[Changing the column mapping](upgrades.md#column-mapping)."},
+	{Code: "sql_api", Severity: Error, Classes: fatal,
+		Title: "outflow.enqueue cannot be made, because it would write a generated column",
+		Hint:  "Map a plain column."},
+	{Code: "publication_missing", Severity: Critical, Classes: fatal,
+		Title:   "The publication does not exist",
+		Hint:    "Make it again as the message says, or set publication to its name.",
+		Runbook: rowsInBetween},
+	{Code: "publication_table", Severity: Critical, Classes: fatal,
+		Title:   "The publication does not publish the outbox table",
+		Hint:    "ALTER PUBLICATION ... ADD TABLE ..., or set publication to another name.",
+		Runbook: "If Outflow published the table before, find out who took it out. " + rowsInBetween},
+	{Code: "publication_insert", Severity: Critical, Classes: fatal,
+		Title:   "The publication does not publish inserts",
+		Hint:    "ALTER PUBLICATION ... SET (publish = 'insert').",
+		Runbook: rowsInBetween},
+	{Code: "publication_columns", Severity: Critical, Classes: fatal,
+		Title: "The publication does not publish a mapped column",
+		Hint: "Add it to the publication's column list, or take the list away. A generated column needs " +
+			"PostgreSQL 18 and publish_generated_columns = stored."},
+	{Code: "publication_partition", Severity: Critical, Classes: fatal,
+		Title: "A partition is unlogged or foreign, so its rows never reach the WAL",
+		Hint:  "Make it an ordinary logged table, or detach it."},
+	{Code: "publication_root", Severity: Critical, Classes: fatal,
+		Title: "The publication publishes partitions as tables of their own, or under another table's name",
+		Hint: "ALTER PUBLICATION ... SET (publish_via_partition_root = true), or set table to the table " +
+			"that the message names."},
+	{Code: "publication_update", Severity: Critical, Classes: fatal,
+		Title: "A shard's publication also publishes updates",
+		Hint: "ALTER PUBLICATION ... SET (publish = 'insert'), then `outflow repair --accept " +
+			"publication_changed`.",
+		Runbook: "PostgreSQL sends an update that moves a row into the shard as an insert, which would " +
+			"be published twice. The correction counts as a changed publication: the next start with a " +
+			"checkpoint record ends with exit code 4, [publication_changed](#publication_changed)."},
+	{Code: "publication_filter", Severity: Critical, Classes: fatal,
+		Title: "The publication's row filter is not the one of the shard",
+		Hint:  "Correct shard or publication, whichever is another shard's.",
+		Runbook: "Each shard has its own `slot`, `publication` and `stream`. To divide the table " +
+			"differently, see [another number of shards](upgrades.md#another-number-of-shards)."},
+	{Code: "publication_changed", Severity: Critical, Classes: gap,
+		Title: "The publication changed, and rows may have been kept out of the stream of changes",
+		Hint: "Find out who changed it, and whether it is complete now. Then run `outflow repair " +
+			"--accept publication_changed`.",
+		Runbook: "The publication, or the table's entry in it, was changed or made again; another table " +
+			"has the outbox's name; the table was moved out of the published schema; or a partition is " +
+			"unlogged or foreign. The record remembers this, even if you undo the cause, until a repair " +
+			"has accepted it. Before the repair each partition must be an ordinary logged table, or " +
+			"detached.\n\n`outflow repair` keeps the slot if its WAL can be decoded, otherwise makes a " +
+			"new one. It fills the gap from the table, and from the one that was published before, " +
+			"whatever its name is now."},
+	{Code: "shard_column", Severity: Error, Classes: fatal,
+		Title: "The table can't be divided by the document's column",
+		Hint: "Make it a column of type text, varchar, uuid or bigint, for example, with the database's " +
+			"own collation; or leave shard out. A row filter takes only built-in types and collations."},
+	{Code: "shard_version", Severity: Error, Classes: fatal,
+		Title: "A shard needs PostgreSQL 15 or later, which can filter rows",
+		Hint:  "Leave shard out, or upgrade PostgreSQL."},
+	{Code: "column_nullable", Severity: Note,
+		Title: "A column that every event needs may be NULL",
+		Hint: "Make it NOT NULL, so that the writer learns of it: a row with NULL there stops Outflow, or " +
+			"becomes a dead letter (sink.on_poison)."},
+	{Code: "table_grows", Severity: Warning,
+		Title: "The outbox table is large, or full of dead rows",
+		Hint: "Delete old rows, or drop old partitions: what is published is in the stream. Keep as many " +
+			"as a repair may " +
+			"need.",
+		Runbook: "[Deleting old rows](postgres.md#deleting-old-rows)."},
+	{Code: "counter_gaps", Severity: Warning,
+		Title: "Counters are missing in the newest rows",
+		Hint: "In gap mode events wait for a missing counter up to reorder.bound. Find the writer that " +
+			"leaves counters " +
+			"out; rows that were deleted look the same.",
+		Runbook: "[What gap mode needs](ordering.md)."},
+	{Code: "key_order", Severity: Error,
+		Title: "Keys do not sort as their counters do",
+		Hint: "Keys are compared byte by byte: write numbers in them at one length, as lpad(number::text, " +
+			"20, '0') does."},
+	{Code: "payload_large", Severity: Warning,
+		Title: "Payloads come near sink.max_payload",
+		Hint: "Raise max_payload of the NATS server and sink.max_payload, or write smaller events: a " +
+			"larger one can't be " +
+			"published (sink.on_poison)."},
+	{Code: "publication_all_tables", Severity: Note,
+		Title: "The publication publishes all tables",
+		Hint: "PostgreSQL sends every change of the database to Outflow. A publication FOR TABLE saves " +
+			"that, but changing it " +
+			"needs a repair: plan it with the next change of the set-up."},
+}
