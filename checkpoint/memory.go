@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -20,6 +21,28 @@ func (s Start) Memory() (above, upTo uint64, n int) {
 		above = 0
 	}
 	return above, p.Seq, p.Remembered
+}
+
+// recentTimeout is how long the messages may take that gap mode remembers: the default number takes 0.1 s by
+// a consumer, the greatest one many seconds, and where no consumer can be made it is several times that.
+const recentTimeout = 60 * time.Second
+
+// Recent reads what [Start.Memory] says: the counters, newest first. read is the stream's Recent.
+func (s Start) Recent(ctx context.Context,
+	read func(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error),
+) ([]outbox.Counter, error) {
+	above, upTo, n := s.Memory()
+	if n == 0 && !s.Checkpoint.Settings.ByGap() {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, recentTimeout)
+	defer cancel()
+	// One message at least: a right that is missing shows at the first start in gap mode, not at a later one.
+	all, err := read(ctx, above, upTo, max(n, 1))
+	if err != nil {
+		return nil, fmt.Errorf("read the counters of the stream's last %d messages: %w", n, err)
+	}
+	return all[:min(n, len(all))], nil
 }
 
 // CheckMemory refuses a start that found so many of the messages that [Start.Memory] asks for: a gap fault

@@ -109,10 +109,12 @@ func (p *Pipeline) recordStop(store Store, err error) {
 			// A record of this session was on its way, or one of whoever took over; or it may have been
 			// written.
 		case err != nil:
-			p.log.Warn("the checkpoint record does not say that this happened: the next start may not stop "+
+			p.log.Error("the checkpoint record does not say that this happened: the next start may not stop "+
 				"at it", "code", fault.Code, "err", err)
+			p.unrecorded = fault
 			return
 		default:
+			p.unrecorded = nil
 			return
 		}
 	}

@@ -15,7 +15,6 @@ func (s *session) confirm() {
 	s.confirmed = lsn
 	s.conns.Source.Confirm(lsn)
 	s.tracker.Confirmed(lsn)
-	s.metrics.confirmed(lsn)
 }
 
 // save starts to store the record. What it may still find before it is stored is the next session's to judge.
@@ -43,8 +42,7 @@ func (s *session) askStates(now time.Time) {
 			if err != nil {
 				return fmt.Errorf("read the server's state: %w", err)
 			}
-			s.metrics.server(st.walEnd, st.slot)
-			s.p.health.server(st.walEnd, st.slot)
+			s.p.health.watched(st.walEnd, &st.slot, now)
 			if err := s.monitor.check(&st); err != nil {
 				return err
 			}

@@ -43,21 +43,33 @@ func missing(g *reorder.Gap) string {
 	return fmt.Sprintf("%d to %d", g.First, g.Last)
 }
 
-// reportGaps shows the gaps that are open, and logs those that were given up. A cold wait that ends is the
-// usual beginning of a sequence that is not remembered: it is counted only.
+// unlistedFor is how long more sequences wait than a checkpoint can list until that is logged.
+const unlistedFor = time.Minute
+
+// reportGaps shows the gaps that are open, and logs those that were given up, and what came late. A cold wait
+// that ends is the usual beginning of a sequence that is not remembered: it is counted only.
 func (s *session) reportGaps(now time.Time) {
 	open := s.buffer.Gaps(maxGaps)
-	gaps, oldest := make([]Gap, len(open)), time.Duration(0)
+	gaps := make([]Gap, len(open))
 	for i := range open {
 		g := &open[i]
 		gaps[i] = Gap{Doc: clip(g.Doc), Actor: clip(g.Actor), Missing: missing(g),
 			Since:   relay.CommitTime(g.Since),
 			Waiting: g.Waiting}
-		oldest = max(oldest, now.Sub(gaps[i].Since))
 	}
 	n := s.buffer.OpenGaps()
-	s.metrics.setGaps(n, oldest, s.buffer.GapCounts())
-	s.p.health.setGaps(n, gaps)
+	s.metrics.addGaps(s.buffer.GapCounts())
+	switch {
+	case !s.buffer.TooManyHolds():
+		s.unlisted = time.Time{}
+	case s.unlisted.IsZero():
+		s.unlisted = now
+	case now.Sub(s.unlisted) >= unlistedFor:
+		s.p.notices.unlisted.say(s.log, slog.LevelWarn, "so many sequences wait for missing counters that a "+
+			"checkpoint can't list them: none is recorded, and PostgreSQL keeps WAL", "most", relay.MaxHolds,
+			"since", s.unlisted, "open_gaps", n)
+	}
+	s.p.health.setGaps(n, gaps, s.unlisted)
 	for _, g := range s.buffer.GivenUp() {
 		if g.Reason != reorder.ByCold {
 			s.p.notices.gaps.say(s.log, slog.LevelWarn, "missing counters are waited for no longer: their "+
@@ -65,4 +77,15 @@ func (s *session) reportGaps(now time.Time) {
 				"doc_id", clip(g.Doc), "actor_id", clip(g.Actor), "missing", missing(&g.Gap))
 		}
 	}
+	for _, e := range s.buffer.LateEvents() {
+		s.p.notices.late[e.Why].say(s.log, slog.LevelWarn, lateWhat[e.Why], "doc_id", clip(e.Doc), "actor_id",
+			clip(e.Actor), "counter", e.Counter)
+	}
+}
+
+var lateWhat = map[reorder.Lateness]string{
+	reorder.Missed: "a counter came that was waited for no longer: its event is published late",
+	reorder.Repeat: "a counter came that its sequence had passed: it was used twice, or given up long ago",
+	reorder.Reset: "a first counter came again: the sequence seems to begin anew, and the actor needs " +
+		"another id",
 }

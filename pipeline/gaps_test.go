@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,51 @@ func TestAnOpenGapIsShownAndGivenUpOnce(t *testing.T) {
 		w.insert("d", "a:2")
 		w.published()
 		w.until(time.Second, "it is late", func() bool { return metric(t, reg, "late_events_total") == 1 })
+		w.insert("d", "a:3")
+		w.insert("d", "a:1")
+		w.until(time.Second, "a repeat and a reset are counted", func() bool {
+			return metric(t, reg, "late_events_total") == 3 && metric(t, reg, "gap_repeats_total") == 1 &&
+				metric(t, reg, "gap_resets_total") == 1
+		})
+		for _, counter := range []string{"counter=2", "counter=3", "counter=1"} {
+			if n := strings.Count(log.String(), "doc_id=d actor_id=a "+counter); n != 1 {
+				t.Errorf("the log names %s %d times:\n%s", counter, n, log.String())
+			}
+		}
+		w.published()
 		w.wantSameStream()
+	})
+}
+
+func TestMoreWaitsThanACheckpointListsAreTold(t *testing.T) {
+	set := gapSettings
+	set.Gap.Bound, set.Gap.Cold = time.Hour, time.Hour
+	inBubble(t, set, 0, func(t *testing.T, w *harness) {
+		var log strings.Builder
+		pr := w.running(options{log: &log})
+		for i := range relay.MaxHolds {
+			w.insert(fmt.Sprint("d", i), "a:3")
+		}
+		w.until(time.Second, "all wait", func() bool { return pr.p.Status().OpenGaps == relay.MaxHolds })
+		w.sleep(2 * unlistedFor)
+		if since := pr.p.Status().Unlisted; !since.IsZero() {
+			t.Errorf("no checkpoint lists them since %v", since)
+		}
+		recorded := w.record().Checkpoints
+		w.insert("d", "a:3")
+		w.until(time.Second, "the status says so", func() bool { return !pr.p.Status().Unlisted.IsZero() })
+		w.sleep(unlistedFor + 2*time.Second)
+		if n := strings.Count(log.String(), "open_gaps=513"); n != 1 {
+			t.Errorf("the log says so %d times:\n%s", n, log.String())
+		}
+		if now := w.record().Checkpoints; now[len(now)-1].Due != recorded[len(recorded)-1].Due {
+			t.Errorf("a checkpoint at %v is recorded", now[len(now)-1].Due)
+		}
+		w.insert("d", "a:1")
+		w.insert("d", "a:2")
+		w.until(time.Second, "a checkpoint lists them again", func() bool {
+			return pr.p.Status().Unlisted.IsZero()
+		})
 	})
 }
 
@@ -56,6 +101,25 @@ func TestAHeldEventOfTheLastSessionIsReleasedWithoutTraffic(t *testing.T) {
 		})
 		pr.kill()
 		w.running(options{})
+		w.published()
+		w.wantSameStream()
+	})
+}
+
+// Nothing that is read again says how late it is at the server: a heartbeat is written at once, not only when
+// the event has waited once more.
+func TestAWaitThatEndedWhileOutflowWasDownEndsAtTheStart(t *testing.T) {
+	set := gapSettings
+	set.Gap.Bound = 10 * time.Minute
+	inBubble(t, set, 0, func(t *testing.T, w *harness) {
+		pr := w.running(options{})
+		w.insert("d", "a:1")
+		w.insert("d", "a:3")
+		w.sleep(8 * time.Minute) // all before the held event is confirmed
+		pr.kill()
+		w.sleep(5 * time.Minute)
+		w.running(options{})
+		w.until(time.Second, "it is released", func() bool { return len(w.js.messages) == 2 })
 		w.published()
 		w.wantSameStream()
 	})
@@ -76,6 +140,23 @@ func TestFewHeartbeatsAreWrittenThatNobodyReads(t *testing.T) {
 		w.pg.delay = 0
 		w.published()
 		w.wantSameStream()
+	})
+}
+
+func TestAStartThatReadsALargeMemoryIsAlive(t *testing.T) {
+	inBubble(t, gapSettings, 0, func(t *testing.T, w *harness) {
+		w.js.recall = stalled + 20*time.Second
+		pr := w.run(options{})
+		for range 3 {
+			w.sleep(stalled / 2)
+			if s := pr.p.Status(); s.State != StateConnecting || !s.Alive(time.Now()) {
+				t.Fatalf("%+v", s)
+			}
+		}
+		w.sleep(w.js.recall - stalled)
+		if s := pr.p.Status(); s.State != StateRunning || !s.Alive(time.Now()) {
+			t.Errorf("%+v", s)
+		}
 	})
 }
 

@@ -178,7 +178,7 @@ func TestStopWhileSorting(t *testing.T) {
 				fmt.Sprintf(`{"text":"%01000d"}`, i)}
 		}
 		w.with(func() { w.pg.commit(rows) })
-		w.until(time.Minute, "sorting", func() bool { return pr.p.Status().sorting })
+		w.until(time.Minute, "sorting", func() bool { return pr.p.Status().busy })
 		w.sleep(5 * time.Second)
 		pr.cancel()
 		pr.ends(time.Second)

@@ -233,6 +233,9 @@ type options struct {
 	open         func(*Conns) // changes what was opened
 	inForce      func(relay.Settings)
 	log          io.Writer
+	hold         bool
+	retry        chan struct{}
+	failed       func(*outbox.Fault)
 }
 
 // run starts a process.
@@ -257,7 +260,7 @@ func (w *harness) run(o options) *process {
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
 		Settings: o.settings, Heartbeats: !o.noHeartbeats, Scratch: o.scratch, StopTimeout: o.stop,
-		InForce: o.inForce,
+		InForce: o.inForce, Hold: o.hold, Retry: o.retry, Failed: o.failed,
 	}
 	if o.log != nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(o.log, nil))

@@ -49,8 +49,8 @@ func (h *heartbeatWriter) write(change bool, write func(context.Context) error, 
 			h.notBefore = time.Now().Add(writePause)
 			h.outstanding = false
 			h.metrics.tickErrors.Inc()
-			h.log.Warn("writing into the WAL failed; trying again", "change", change, "in", writePause, "err",
-				err)
+			h.log.Warn("writing into the WAL failed; trying again",
+				append(reason(err), "change", change, "in", writePause)...)
 			return nil
 		}
 	})

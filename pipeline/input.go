@@ -75,8 +75,10 @@ func (in *input) read(ctx context.Context, m *relay.WALMessage) (committed bool,
 			if err := in.check.Input(m.WALEnd); err != nil {
 				return false, err
 			}
+			if err := in.buffer.Reached(m.WALEnd); err != nil {
+				return false, err
+			}
 			in.keepalive = max(in.keepalive, m.WALEnd)
-			in.metrics.received(m.WALEnd)
 		}
 		return false, nil
 	}
@@ -145,7 +147,6 @@ func (in *input) commit(c *relay.Commit) error {
 		in.keepalive = c.LSN
 	}
 	in.last = max(in.last, c.LSN)
-	in.metrics.received(c.LSN)
 	return in.buffer.Commit(*c)
 }
 

@@ -35,6 +35,7 @@ type jetstream struct {
 	loseAcks int              // so many of the next acknowledgements are lost
 	slow     time.Duration    // what acknowledgements take longer
 	drop     int              // so many of the next messages are lost on the way
+	recall   time.Duration    // how long the counters of its messages take to be read
 	saves    saving           // what happens to the next record
 	poison   string           // a payload that can't be published
 	now      func() time.Time // what its clock says; nil: it does not
@@ -482,6 +483,11 @@ func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []rela
 
 func (l *brokerConn) Recent(ctx context.Context, above, upTo uint64, n int) (all []outbox.Counter,
 	err error) {
+	select {
+	case <-time.After(l.js.recall):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	err = l.ask(ctx)
 	l.lock()
 	defer l.unlock()

@@ -11,25 +11,20 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// metrics are the pipeline's. The prefix "outflow_" is added by whoever registers them.
+// metrics counts what happens. What is rather than happens is in [Status], and becomes gauges in package
+// internal/app/metrics, which also adds the prefix "outflow_".
 type metrics struct {
-	published, publishedBytes prometheus.Counter
-	windows, late             prometheus.Counter
-	gapsGivenUp               *prometheus.CounterVec
-	gapsOpen, gapOldest       prometheus.Gauge
-	ticks, tickErrors         prometheus.Counter
-	malformed, otherChanges   prometheus.Counter
-	sessions, resumptions     prometheus.Counter
-	errors, ignored           *prometheus.CounterVec
-	windowEvents              prometheus.Histogram
-	commitToAck               prometheus.Histogram
-
-	heldEvents, heldBytes     prometheus.Gauge
-	inFlight, inFlightBytes   prometheus.Gauge
-	receivedLSN, publishedLSN prometheus.Gauge
-	confirmedLSN              prometheus.Gauge
-	slotRetained, lagBytes    prometheus.Gauge
-	registerer                prometheus.Registerer
+	published, sentBytes    prometheus.Counter
+	late                    prometheus.Counter
+	gapsGivenUp             *prometheus.CounterVec
+	repeats, resets         prometheus.Counter
+	ticks, tickErrors       prometheus.Counter
+	malformed, otherChanges prometheus.Counter
+	attempts                prometheus.Counter
+	sessions, resumptions   prometheus.Counter
+	failures, ignored       *prometheus.CounterVec
+	windowEvents            prometheus.Histogram
+	commitToAck             prometheus.Histogram
 
 	lateSeen, bytesSent uint64            // the loop's: what is in the counters already, what is not yet
 	gapsSeen            reorder.GapCounts // likewise
@@ -44,28 +39,23 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		r.MustRegister(c)
 		return c
 	}
-	gauge := func(name, help string) prometheus.Gauge {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		r.MustRegister(g)
-		return g
-	}
 	m := &metrics{
-		registerer:     r,
-		published:      counter("events_published_total", "Events acknowledged by JetStream."),
-		publishedBytes: counter("published_bytes_total", "Payload bytes of the messages sent."),
-		windows:        counter("windows_total", "Windows closed."),
+		published: counter("events_published_total", "Events acknowledged by JetStream."),
+		sentBytes: counter("sent_bytes_total", "Payload bytes of the messages sent to JetStream."),
 		late: counter("late_events_total",
 			"Events whose sequence had already had a higher seq_key in an earlier window (at least). "+
 				"Gap mode: whose counter was not above what their sequence had reached."),
 		ticks: counter("ticks_total", "Ticks written into the WAL."),
 		tickErrors: counter("tick_errors_total",
 			"Ticks and changes of settings that could not be written."),
-		malformed: counter("settings_malformed_total", "Changes of ordering settings in the WAL that "+
+		malformed: counter("malformed_settings_total", "Changes of ordering settings in the WAL that "+
 			"are malformed or of an unknown version and have no effect."),
-		otherChanges: counter("settings_foreign_total", "Changes of ordering settings in the WAL to "+
+		otherChanges: counter("foreign_settings_total", "Changes of ordering settings in the WAL to "+
 			"other ones than the configured: in force until this Outflow has changed them back."),
-		sessions: counter("sessions_total",
-			"Sessions begun: one at the start, one more each time that one has ended."),
+		attempts: counter("connect_attempts_total",
+			"Attempts to connect to both servers and to take the slot. A standby that waits makes one only."),
+		sessions: counter("sessions_total", "Sessions that held the slot: one begins with each takeover of "+
+			"the slot, and after each failure that ended the last one."),
 		resumptions: counter("resumptions_total",
 			"Times that NATS failed and came back in time: the session went on, nothing was read again."),
 		gapsGivenUp: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -73,27 +63,22 @@ func newMetrics(r prometheus.Registerer) *metrics {
 				"by reason: reorder.bound has passed (bound), reorder.cold has, as the sequence was not " +
 				"remembered (cold), the buffer was full (size), or the settings changed (settings)."},
 			[]string{"reason"}),
-		gapsOpen: gauge("gaps_open",
-			"Gap mode: sequences or documents that wait for a missing counter."),
-		gapOldest:     gauge("gap_oldest_seconds", "Gap mode: how long the oldest of them has waited."),
-		heldEvents:    gauge("held_events", "Events in the buffer."),
-		heldBytes:     gauge("held_bytes", "Bytes in the buffer, as reorder.max_bytes counts them."),
-		inFlight:      gauge("in_flight_messages", "Messages sent and not acknowledged yet."),
-		inFlightBytes: gauge("in_flight_bytes", "Bytes sent and not acknowledged yet."),
-		receivedLSN:   gauge("received_lsn", "Up to where the WAL has been read."),
-		publishedLSN: gauge("published_lsn",
-			"Newest LSN up to which everything is acknowledged by JetStream."),
-		confirmedLSN: gauge("confirmed_lsn", "LSN confirmed to PostgreSQL."),
-		slotRetained: gauge("slot_retained_bytes", "WAL that PostgreSQL keeps for the slot."),
-		lagBytes:     gauge("lag_bytes", "WAL between the confirmed LSN and the server's end of WAL."),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "publish_errors_total", Help: "Sessions that ended with an error, and failures of NATS " +
-				"that a session outlived, by class."}, []string{"class"}),
+		repeats: counter("gap_repeats_total", "Gap mode: late events whose counter was not one that had "+
+			"been given up lately (at least): it was used twice."),
+		resets: counter("gap_resets_total", "Gap mode: the same of first counters: a sequence seems to "+
+			"begin anew."),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "failures_total", Help: "Failures by stage, class and code. Stages: connect (a " +
+				"server was not reached), start (of a session, both servers being reached), standby, " +
+				"publish (a running session, also if it went on when NATS was back). Classes: transient " +
+				"(tried again), fatal, gap and poison (a person is needed). Codes are those of " +
+				"docs/troubleshooting.md, or other. The handover between two instances is no failure."},
+			[]string{"stage", "class", "code"}),
 		ignored: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ignored_total", Help: "What was read from the WAL (again, after a restart), may have " +
-				"been meant as an event, and is none: message events " +
+			Name: "ignored_events_total", Help: "What was read from the WAL, may have been meant as an " +
+				"event, and is not published: message events " +
 				"where source is table (message), or that were not transactional (not_transactional), rows " +
-				"of the table where source is message (row)."},
+				"of the table where source is message (row). After a restart the same may count again."},
 			[]string{"what"}),
 		windowEvents: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "window_events", Help: "Events in a window.",
@@ -104,83 +89,51 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Buckets: []float64{.00025, .0005, .001, .002, .004, .008, .016, .032, .064, .128, .256, .512, 1,
 				2, 4, 8, 16, 32, 64, 128, 256}}),
 	}
-	r.MustRegister(m.errors, m.ignored, m.windowEvents, m.commitToAck, m.gapsGivenUp)
-	m.addGivenUp(reorder.GapCounts{})
+	r.MustRegister(m.failures, m.ignored, m.windowEvents, m.commitToAck, m.gapsGivenUp)
+	m.addGaps(reorder.GapCounts{})
 	for _, what := range []decoder.Ignored{decoder.IgnoredMessage, decoder.IgnoredOutside,
 		decoder.IgnoredRow} {
 		m.ignored.WithLabelValues(what.String())
 	}
-	for _, class := range []string{"transient", "fatal", "gap", "poison"} {
-		m.errors.WithLabelValues(class)
+	for _, usual := range [][3]string{{stageConnect, "transient", "postgres_connect"},
+		{stageConnect, "transient", "nats_connect"}, {stagePublish, "transient", "nats_lost"}} {
+		m.failures.WithLabelValues(usual[:]...)
 	}
 	return m
 }
 
-// observe registers what is computed from the health when it is asked for.
-func (m *metrics) observe(h *health) {
-	m.registerer.MustRegister(
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "outbox_unpublished_count",
-			Help: "Events read from the WAL and not acknowledged by JetStream yet: held and in flight."},
-			func() float64 { s := h.snapshot(); return float64(s.Held + s.InFlight) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "outbox_age_seconds",
-			Help: "Age of the oldest event that was read from the WAL and is not acknowledged yet; 0 if " +
-				"there is none."},
-			func() float64 { s := h.snapshot(); return s.Age(time.Now()).Seconds() }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "lag_seconds",
-			Help: "Seconds since everything that the server had was last published."},
-			func() float64 { s := h.snapshot(); return s.Lag(time.Now()).Seconds() }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "ready", Help: "1 while a session holds the " +
-			"slot, or this is a standby that waits for it."},
-			func() float64 {
-				if s := h.snapshot(); s.Ready() {
-					return 1
-				}
-				return 0
-			}),
-	)
-}
+// The stages of a session, as failures name them.
+const (
+	stageConnect = "connect"
+	stageStart   = "start"
+	stageStandby = "standby"
+	stagePublish = "publish"
+)
 
-func (m *metrics) sessionEnded(err error) {
-	if err != nil {
-		m.errors.WithLabelValues(outbox.ClassOf(err).String()).Inc()
+// failed counts a failure.
+func (m *metrics) failed(stage string, err error) {
+	code := "other"
+	if f := outbox.FaultOf(err); f != nil && f.Code != "" {
+		code = f.Code
 	}
-}
-
-func (m *metrics) resumed() {
-	m.resumptions.Inc()
-	m.errors.WithLabelValues(outbox.Transient.String()).Inc()
+	m.failures.WithLabelValues(stage, outbox.ClassOf(err).String(), code).Inc()
 }
 
 func (m *metrics) window(w *reorder.Window) {
-	m.windows.Inc()
 	m.windowEvents.Observe(float64(w.Of))
 }
 
-func (m *metrics) sent(bytes int)           { m.bytesSent += uint64(bytes) }
-func (m *metrics) received(lsn outbox.LSN)  { m.receivedLSN.Set(float64(lsn)) }
-func (m *metrics) confirmed(lsn outbox.LSN) { m.confirmedLSN.Set(float64(lsn)) }
+func (m *metrics) sent(bytes int) { m.bytesSent += uint64(bytes) }
 
-// setGauges sets the gauges of the loop.
-func (m *metrics) setGauges(g *gauges, late uint64) {
-	m.publishedBytes.Add(float64(m.bytesSent))
+// add adds what the loop has counted since the last report; late is of the session.
+func (m *metrics) add(late uint64) {
+	m.sentBytes.Add(float64(m.bytesSent))
 	m.bytesSent = 0
 	m.late.Add(float64(late - m.lateSeen))
 	m.lateSeen = late
-	m.heldEvents.Set(float64(g.held))
-	m.heldBytes.Set(float64(g.heldBytes))
-	m.inFlight.Set(float64(g.inFlight))
-	m.inFlightBytes.Set(float64(g.inFlightBytes))
-	m.publishedLSN.Set(float64(g.published))
 }
 
-// setGaps sets what gap mode has found.
-func (m *metrics) setGaps(open int, oldest time.Duration, n reorder.GapCounts) {
-	m.gapsOpen.Set(float64(open))
-	m.gapOldest.Set(oldest.Seconds())
-	m.addGivenUp(n)
-}
-
-func (m *metrics) addGivenUp(n reorder.GapCounts) {
+func (m *metrics) addGaps(n reorder.GapCounts) {
 	add := func(why reorder.Reason, now, seen uint64) {
 		m.gapsGivenUp.WithLabelValues(why.String()).Add(float64(now - seen))
 	}
@@ -188,13 +141,9 @@ func (m *metrics) addGivenUp(n reorder.GapCounts) {
 	add(reorder.ByCold, n.Cold, m.gapsSeen.Cold)
 	add(reorder.BySize, n.Size, m.gapsSeen.Size)
 	add(reorder.BySettings, n.Settings, m.gapsSeen.Settings)
+	m.repeats.Add(float64(n.Repeats - m.gapsSeen.Repeats))
+	m.resets.Add(float64(n.Resets - m.gapsSeen.Resets))
 	m.gapsSeen = n
-}
-
-// server sets what was read from the server.
-func (m *metrics) server(end outbox.LSN, slot relay.SlotState) {
-	m.lagBytes.Set(float64(outbox.Distance(slot.Confirmed, end)))
-	m.slotRetained.Set(float64(outbox.Distance(slot.Restart, end)))
 }
 
 // latencies remembers the commit times of what is in flight. The ring is as large as the most messages in

@@ -2,6 +2,8 @@ package pipeline
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -566,6 +568,24 @@ func TestEnds(t *testing.T) {
 		pr := &probe{stream: *st, stored: []relay.Stored{{Seq: st.LastSeq, Header: st.Newest}}}
 		if err := s.checkEnd(pr); (err == nil) != c.goesOn {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A server that stands still lets each attempt time out, from another local port each.
+func TestAReasonIsNoOtherOneBecauseOfTheLocalPort(t *testing.T) {
+	var p Pipeline
+	timedOut := func(port int) error {
+		return &outbox.Fault{Code: "nats_connect", Message: "NATS can't be reached", Err: fmt.Errorf(
+			"read tcp 127.0.0.1:%d->127.0.0.1:4222: i/o timeout", port)}
+	}
+	for i, c := range []struct {
+		err   error
+		fresh bool
+	}{{timedOut(40001), true}, {timedOut(40002), false}, {errors.New("refused"), true},
+		{timedOut(40003), true}} {
+		if p.fresh(c.err) != c.fresh {
+			t.Errorf("%d: %v: fresh is %t", i, c.err, !c.fresh)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"regexp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +29,13 @@ type Config struct {
 	// InForce is called with the ordering settings that are in force, at the start of a session and soon
 	// after a change in the WAL, from the goroutine of Run, which waits for it; nil: it is not called.
 	InForce func(relay.Settings)
+	// Hold keeps Run at a fault that needs a person, rather than to return it: it tries to start again now
+	// and then, and whenever Retry has a value (nil: never before its time).
+	Hold  bool
+	Retry <-chan struct{}
+	// Failed is told of each fault that needs a person, each time that it is found, from the goroutine of
+	// Run, which waits for it and has closed the session's connections; nil: it is not called.
+	Failed func(*outbox.Fault)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
 
@@ -52,11 +60,15 @@ type Pipeline struct {
 
 	text  bool      // a type without a binary reader came: text form from now on
 	begun time.Time // of this session: nothing was read for it before then
+	stage string    // of this session, for counting failures
 
 	unconfirmed unconfirmed // the loss that the last reading showed
 	// the divergence that the last session showed: it comes after readings, which may show a loss each time
 	diverged     unconfirmed
 	recheckAfter time.Duration // as the last reading has it
+
+	held       *outbox.Fault // Run waits for a person
+	unrecorded *outbox.Fault // was seen to happen, and the record does not say so yet
 
 	durables []string // the durable consumers that were last named in the log
 
@@ -81,12 +93,12 @@ func New(cfg Config) *Pipeline {
 		recheckAfter: new(checkpoint.Readings).RecheckAfter(),
 	}
 	p.health.init()
-	p.metrics.observe(&p.health)
 	return p
 }
 
 // Run runs session after session until ctx is cancelled, which is a clean stop and returns nil, or until a
-// fault that is not transient: that is returned, as *outbox.Fault.
+// fault that is not transient: that is returned, as *outbox.Fault. With Hold it is returned only when ctx is
+// cancelled before the fault is gone.
 func (p *Pipeline) Run(ctx context.Context) error {
 	defer p.health.set(StateStopped, nil)
 	for attempt := 0; ; attempt++ {
@@ -94,35 +106,42 @@ func (p *Pipeline) Run(ctx context.Context) error {
 		if ctx.Err() != nil && outbox.ClassOf(err) == outbox.Transient {
 			if err != nil && !errors.Is(err, ctx.Err()) {
 				p.log.Warn("stopped before everything in flight was acknowledged; it is found again at the "+
-					"next start", "err", err)
+					"next start", reason(err)...)
 			}
-			return nil
+			return p.stopped()
 		}
 		if verified {
 			attempt = 0
 		}
-		wait, err := p.after(err, attempt)
-		if err != nil {
-			return err
+		wait, fault := p.after(err, attempt)
+		if fault != nil {
+			if wait, err = p.failed(fault); err != nil {
+				return err
+			}
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return p.stopped()
+		case <-p.cfg.Retry:
 		case <-time.After(wait):
 		}
 	}
 }
 
-// after says how long to wait before the next session, or returns the error that ends the run.
-func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
+// after says how long to wait before the next session, or returns the fault that needs a person.
+func (p *Pipeline) after(err error, attempt int) (time.Duration, *outbox.Fault) {
 	var again *errUnconfirmed
-	switch fault := outbox.FaultOf(err); {
+	fault := outbox.FaultOf(err)
+	handover := errors.Is(err, errSlotFree) || fault != nil && fault.Code == relay.CodeSlotInUse
+	if err != nil && !handover {
+		p.metrics.failed(p.stage, err)
+	}
+	switch {
 	case errors.As(err, &again):
 	case err == nil, fault == nil, fault.Class == outbox.Transient:
 		wait := backoff(attempt, p.jitter)
-		p.metrics.sessionEnded(err)
 		p.health.set(StateWaiting, err)
-		if fault != nil && fault.Code == relay.CodeSlotInUse || errors.Is(err, errSlotFree) {
+		if handover {
 			wait = 0
 		} else {
 			p.complain(wait, err)
@@ -137,13 +156,13 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, error) {
 	default:
 		return 0, fault
 	}
-	p.metrics.sessionEnded(err)
 	p.health.set(StateWaiting, err)
 	u := p.unconfirmedOf(again.loss)
 	if u.loss != again.loss {
 		*u = again.unconfirmed
 	}
-	p.log.Warn("a loss was read; reading again before it counts", "in", u.after, "err", err)
+	p.log.Warn("a loss was read; reading again before it counts",
+		append(reason(err), "loss", again.loss, "in", u.after)...)
 	return time.Until(u.at.Add(u.after)), nil
 }
 
@@ -154,13 +173,17 @@ func (p *Pipeline) complain(wait time.Duration, err error) {
 	if !p.fresh(err) {
 		level = slog.LevelDebug
 	}
-	p.log.Log(context.Background(), level, "session ended; starting again", "in",
-		wait.Round(time.Millisecond), "err", err)
+	p.log.Log(context.Background(), level, "session ended; starting again",
+		append(reason(err), "in", wait.Round(time.Millisecond))...)
 }
 
-// fresh reports whether a reason was not given within complaintInterval.
+// localPort is the local port in an error of package net, such as "read tcp 10.0.0.1:40001->10.0.0.2:4222".
+var localPort = regexp.MustCompile(`:\d+->`)
+
+// fresh reports whether a reason was not given within complaintInterval. Each attempt has another local port:
+// that makes no other reason of it.
 func (p *Pipeline) fresh(err error) bool {
-	text, now := fmt.Sprint(err), time.Now()
+	text, now := localPort.ReplaceAllString(fmt.Sprint(err), "->"), time.Now()
 	if text == p.complaint && now.Sub(p.complained) < complaintInterval {
 		return false
 	}

@@ -66,8 +66,8 @@ func (s *session) work(ctx context.Context) error {
 func (s *session) closeWindow() (err error) {
 	set := s.buffer.Settings()
 	if events, bytes := s.buffer.Held(); events > set.MaxEvents || bytes > set.MaxBytes {
-		s.p.health.sorting(true)
-		defer s.p.health.sorting(false)
+		s.p.health.busy(true)
+		defer s.p.health.busy(false)
 	}
 	s.out.n = 0
 	if s.out.window, err = s.buffer.Close(); err != nil {
@@ -161,6 +161,7 @@ func (s *session) whenVerified(ctx context.Context) error {
 	}
 	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
 	s.p.health.set(StateRunning, nil)
-	s.log.Info("session proved: the stream ends where the WAL says", "last_seq", s.pub.Sent())
+	s.log.Log(ctx, s.p.stateLevel(), "session proved: the stream ends where the WAL says", "last_seq",
+		s.pub.Sent())
 	return nil
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -102,8 +100,7 @@ func TestStopInEndlessWAL(t *testing.T) {
 	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		const stop, all = 500, 5000
 		batches := make(chan *relay.Batch, all)
-		reg := prometheus.NewRegistry()
-		pr := w.run(options{registry: reg, open: func(l *Conns) {
+		pr := w.run(options{open: func(l *Conns) {
 			l.Source = &flood{l.Source.(*postgresConn), batches}
 		}})
 		lsn := w.pg.end
@@ -119,7 +116,7 @@ func TestStopInEndlessWAL(t *testing.T) {
 		}
 		close(batches)
 		pr.ends(time.Minute)
-		if got := outbox.LSN(metric(t, reg, "received_lsn")); got < at || got > at+10*20 {
+		if got := pr.p.Status().Received; got < at || got > at+10*20 {
 			t.Errorf("read up to %v; the stop came at %v, the end is %v", got, at, lsn)
 		}
 	})

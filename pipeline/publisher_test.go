@@ -46,7 +46,7 @@ func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 		return p.err
 	}
 	if p.conn.js.poison != "" && string(e.Payload) == p.conn.js.poison {
-		return &outbox.Fault{Class: outbox.Poison, Code: "too_large",
+		return &outbox.Fault{Class: outbox.Poison, Code: "too_large", Hint: "Make it smaller",
 			Message: fmt.Sprintf("the row at %v can't be published", e.Pos)}
 	}
 	if p.held != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/reorder"
 )
 
 // notices are what is logged rarely, whatever the number of sessions.
@@ -16,6 +17,8 @@ type notices struct {
 	otherChanges rarely
 	wroteChanges rarely
 	gaps         rarely // that were given up
+	unlisted     rarely // sequences that wait: more than a checkpoint lists
+	late         [reorder.Reset + 1]rarely
 }
 
 // rarelyEvery is how often one thing is logged at most that others can make happen as often as they like.

@@ -133,7 +133,7 @@ func (s *session) reconnect(ctx context.Context, cause error) error {
 				return fmt.Errorf("NATS failed (%w); then: %s", cause, pr.err)
 			}
 			s.p.health.set(StateAway, pr.err)
-			s.log.Debug("NATS is away", "err", pr.err)
+			s.log.Debug("NATS is away", reason(pr.err)...)
 			next.Reset(s.pause())
 		}
 	}
@@ -145,14 +145,16 @@ func (s *session) pause() time.Duration {
 	return backoff(s.outage.tries-1, s.p.jitter)
 }
 
-// natsFailed logs that NATS failed and the session is kept: the same reason once in complaintInterval.
+// natsFailed counts and logs that NATS failed and the session is kept: the same reason is logged once in
+// complaintInterval.
 func (p *Pipeline) natsFailed(cause error) {
+	p.metrics.failed(p.stage, cause)
 	level := slog.LevelWarn
 	if !p.fresh(cause) {
 		level = slog.LevelDebug
 	}
-	p.log.Log(context.Background(), level, "NATS failed; replication is kept", "for", keepReplication, "err",
-		cause)
+	p.log.Log(context.Background(), level, "NATS failed; replication is kept",
+		append(reason(cause), "for", keepReplication)...)
 	p.health.set(StateAway, cause)
 }
 
@@ -250,7 +252,7 @@ func (s *session) resume(pr *probe) (err error) {
 	// say.
 	s.tracker.Reconnected(pr.asked, pr.stream.Now, now)
 	s.heard, s.outage.resumed = pr.asked, pr.stream.LastSeq
-	s.metrics.resumed()
+	s.metrics.resumptions.Inc()
 	s.p.health.set(StateRunning, nil)
 	s.log.Info("NATS is back; going on behind seq", "seq", pr.stream.LastSeq, "acknowledged", acked, "sent",
 		pub.Sent(),

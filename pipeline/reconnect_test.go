@@ -74,7 +74,7 @@ func TestNATSShortOutage(t *testing.T) {
 					w.wantResumed(pr, 5)
 					w.wantSameStream()
 					for name, want := range map[string]float64{"sessions_total": 1, "resumptions_total": 5,
-						"publish_errors_total": 5} {
+						"failures_total": 5} {
 						if got := metric(t, reg, name); got != want {
 							t.Errorf("%s is %v, want %v", name, got, want)
 						}

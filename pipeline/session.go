@@ -42,6 +42,7 @@ type session struct {
 	flushed   time.Time  // when Flush was last called
 
 	reported time.Time      // when the gauges were last set
+	unlisted time.Time      // since when more sequences wait than a checkpoint lists; zero: they do not
 	inForce  relay.Settings // as Config.InForce was last told
 	latency  latencies
 }
@@ -80,7 +81,8 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	}
 	p.metrics.lateSeen, p.metrics.gapsSeen = 0, reorder.GapCounts{}
 	s.tellInForce()
-	s.metrics.confirmed(start.Confirmed)
+	p.metrics.sessions.Inc()
+	p.health.sessionBegan()
 	return s
 }
 
@@ -93,6 +95,8 @@ func (p *Pipeline) effective(m relay.Mapping) relay.Settings {
 }
 
 func (s *session) close() {
+	s.gauges(time.Now())
+	s.p.health.sessionEnded()
 	s.questions.close()
 	s.heartbeats.worker.close()
 	s.buffer.Discard()
@@ -118,7 +122,7 @@ func (s *session) run(ctx context.Context) error {
 		// What comes before the row is published; let it be acknowledged and recorded, so that the next start
 		// is short.
 		if stopErr := s.stop(); stopErr != nil {
-			s.log.Warn("not all that comes before the row was acknowledged", "err", stopErr)
+			s.log.Warn("not all that comes before the row was acknowledged", reason(stopErr)...)
 		}
 	}
 	return err
@@ -134,23 +138,35 @@ func (s *session) readTail(ctx context.Context) error {
 	return s.check.Stored(all)
 }
 
-// report sets the gauges that probes and metrics show, and tells which settings are in force if others were
+// report sets the figures that probes and metrics show, and tells which settings are in force if others were
 // told last. It does not do so for each change: to take note of one may stop everything for a moment.
 func (s *session) report(now time.Time) {
 	s.reported = now
+	g := s.gauges(now)
+	s.reportGaps(now)
+	if s.verified && (g.seq > s.monitor.start || g.held+g.inFlight == 0 && g.received >= s.server.WALEnd) {
+		s.p.recovered() // more than the fault let through, or all that there is
+	}
+	s.tellInForce()
+}
+
+// gauges sets the loop's figures, and returns them.
+func (s *session) gauges(now time.Time) gauges {
 	g := gauges{
 		received: s.in.end(), published: s.tracker.Newest().Due, confirmed: s.confirmed,
-		seq: s.pub.Acked(), oldest: s.latency.oldest(),
+		seq: s.pub.Acked(), oldest: s.latency.oldest(), limits: s.buffer.Settings(),
 	}
 	g.held, g.heldBytes = s.buffer.Held()
 	g.inFlight, g.inFlightBytes = s.pub.InFlight()
+	g.idle = g.held == 0 && g.inFlight == 0 && s.out.window == nil
 	if g.oldest.IsZero() {
 		g.oldest, _ = s.in.oldestReceived()
 	}
-	s.metrics.setGauges(&g, s.buffer.Late())
+	late := s.buffer.Late()
+	g.newlyLate = late - s.metrics.lateSeen
+	s.metrics.add(late)
 	s.p.health.setGauges(&g, now)
-	s.reportGaps(now)
-	s.tellInForce()
+	return g
 }
 
 func (s *session) tellInForce() {

@@ -165,9 +165,9 @@ func TestFloodOfSettings(t *testing.T) {
 				if n := strings.Count(log.String(), "\n") - lines; n > 10 {
 					t.Errorf("%d lines in the log", n)
 				}
-				name := "settings_foreign_total"
+				name := "foreign_settings_total"
 				if m.content[2] == '2' {
-					name = "settings_malformed_total"
+					name = "malformed_settings_total"
 				}
 				if got := metric(t, reg, name); got != 10_000 {
 					t.Errorf("%s is %v", name, got)

@@ -18,10 +18,6 @@ const (
 	readTimeout  = time.Second
 	standbyPoll  = 200 * time.Millisecond
 	writeTimeout = 5 * time.Second
-
-	// recentTimeout is how long it may take to read what gap mode remembers: 100 ms where the server answers
-	// in batches, one message after the other in the worst case.
-	recentTimeout = 60 * time.Second
 )
 
 // The codes of the gaps that the readings of a start do not show: of checkpoint.TailCheck, and of
@@ -39,15 +35,20 @@ var errSlotFree = errors.New("the slot has become free")
 func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	p.begun = time.Now()
 	p.health.set(StateConnecting, nil)
-	p.metrics.sessions.Inc()
+	p.stage = stageConnect
+	p.metrics.attempts.Inc()
 	openCtx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	conns, err := p.cfg.Open(openCtx)
 	if err != nil {
 		return false, err
 	}
+	p.stage = stageStart
 	defer conns.Close()
 	defer func() { p.recordStop(conns.Store, err) }()
+	if p.unrecorded != nil { // a start that did not find it in the record might go on
+		return false, p.unrecorded
+	}
 	if err := conns.JetStream.Check(openCtx); err != nil { // a stream without a leader may never answer
 		return false, err
 	}
@@ -86,28 +87,39 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		return false, fmt.Errorf("table %s was replaced while the session was opened: its OID was %d",
 			conns.Checkpoint.Table, table)
 	}
-	recent, err := conns.recent(ctx, again)
+	p.health.busy(true) // a large memory takes longer than an attempt to start may
+	recent, err := again.Recent(ctx, conns.JetStream.Recent)
+	p.health.busy(false)
+	if err == nil {
+		err = conns.Checkpoint.CheckMemory(again, len(recent))
+	}
 	if err != nil {
 		return false, err
 	}
 	s := newSession(ctx, p, conns, held, again, recent)
 	defer s.close()
-	p.log.Info("session started", "place", again.Checkpoint.Due, "seq", again.Checkpoint.Seq, "last_seq",
+	p.log.Log(ctx, p.stateLevel(), "session started", "place", again.Checkpoint.Due, "seq",
+		again.Checkpoint.Seq, "last_seq",
 		again.LastSeq,
 		"there", again.AlreadyStored, "binary", binary, "settings", again.Checkpoint.Settings)
 	switch {
 	case again.Loss != "" && again.Rewrite:
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)
+	case again.Loss != "" && again.AlreadyStored > 0:
+		p.log.Warn("the stream was emptied soon after it was written, by its limits or a purge: nothing of "+
+			"that is published again. If the NATS server lost it, which looks the same, it is missing",
+			"seen", again.Loss, "from", again.Checkpoint.Seq+1, "to", again.End)
 	case again.Loss != "":
 		p.log.Info("the stream was emptied, by its limits or a purge: nothing of that is published again",
 			"seen", again.Loss)
 	}
 	if st := held.Stream; 0 < st.NewestSeq && st.NewestSeq < again.End {
 		// A loss of what was durable can't be told from that; it may not pass in silence.
-		p.log.Warn("messages at the end of the stream that were confirmed are not there: somebody deleted "+
+		p.log.Error("messages at the end of the stream that were confirmed are not there: somebody deleted "+
 			"them, or the NATS server lost them",
 			"from", st.NewestSeq+1, "to", again.End)
 	}
+	p.stage = stagePublish
 	err = s.run(ctx)
 	newest := s.tracker.Newest().Due
 	err = ranged(err, newest, max(s.in.last, newest))
@@ -125,7 +137,7 @@ func (p *Pipeline) findStart(ctx context.Context, conns *Conns) (checkpoint.Read
 	if err != nil {
 		return r, checkpoint.Start{}, err
 	}
-	p.health.read(&r)
+	p.health.read(&r, r.Asked)
 	p.recheckAfter = r.RecheckAfter()
 	start, err := checkpoint.Resolve(conns.Checkpoint, r)
 	if f := outbox.FaultOf(err); start.Loss != "" || f != nil && f.Code == "stream_shortened" {
@@ -162,23 +174,6 @@ func (c *Conns) read(ctx context.Context) (checkpoint.Readings, error) {
 	return r.Read(ctx)
 }
 
-// recent reads what gap mode remembers at the checkpoint to start from: the counters of the stream's last
-// messages up to there.
-func (c *Conns) recent(ctx context.Context, start checkpoint.Start) ([]outbox.Counter, error) {
-	if !start.Checkpoint.Settings.ByGap() {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, recentTimeout)
-	defer cancel()
-	above, upTo, n := start.Memory()
-	// One message at least: a right that is missing shows at the first start, not at a later one.
-	all, err := c.JetStream.Recent(ctx, above, upTo, max(n, 1))
-	if err != nil {
-		return nil, fmt.Errorf("read the counters of the stream's last %d messages: %w", n, err)
-	}
-	return all[:min(n, len(all))], c.Checkpoint.CheckMemory(start, len(all))
-}
-
 // load reads the record within the time limit of a question.
 func (c *Conns) load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 	return load(ctx, c.Store)
@@ -196,11 +191,13 @@ func load(ctx context.Context, from Store) (*checkpoint.Record, uint64, error) {
 
 // standBy waits until nobody holds the slot any more.
 func (p *Pipeline) standBy(ctx context.Context, conns *Conns, slot relay.SlotState) error {
+	p.stage = stageStandby
 	p.health.set(StateStandby, nil)
-	p.log.Info("standby: the slot is held by another session", "slot", conns.Checkpoint.Slot, "pid",
+	p.log.Info("standby: the slot is held by another session", "pid",
 		slot.ActivePID, "holder", slot.Holder)
 	poll := time.NewTicker(standbyPoll)
 	defer poll.Stop()
+	begun := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -213,6 +210,9 @@ func (p *Pipeline) standBy(ctx context.Context, conns *Conns, slot relay.SlotSta
 		}
 		if !slot.Active {
 			return errSlotFree
+		}
+		if time.Since(begun) >= holdPause {
+			p.recovered()
 		}
 	}
 }

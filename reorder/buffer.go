@@ -292,12 +292,22 @@ func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
 // them.
 func (b *Buffer) Settings() relay.Settings { return b.set }
 
+// Reached takes note that all inputs up to lsn were read, which a keepalive says: where nothing is written
+// none comes behind them that would. The error is that something is missing that the checkpoint to go on from
+// holds back.
+func (b *Buffer) Reached(lsn outbox.LSN) error {
+	if b.err != nil || b.gap == nil || lsn < b.cfg.Due {
+		return b.err
+	}
+	return b.fail(b.gap.complete())
+}
+
 // Marker returns the checkpoint that a keepalive makes: lsn is at or above the last input and below the next.
 // In gap mode windows end with it as well. It is asked for when the last window was read to its end; events
 // of the next transaction may have been appended. ok is false where there is none: in horizon mode while
 // events are held; in gap mode while too many sequences have held events, or before all that the checkpoint
-// to go on from holds back was read again. Seq and Timeline are left to the caller, and PublishedAhead and
-// Holds may not be changed.
+// to go on from holds back was read again (see Reached). Seq and Timeline are left to the caller, and
+// PublishedAhead and Holds may not be changed.
 func (b *Buffer) Marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
 	if b.gapMode() {
 		return b.gap.marker(lsn)

@@ -89,11 +89,11 @@
 // transaction, where an event may be released before one at a lower position comes: there the sequence in
 // hand is not forgotten (gap.keep). Read again, these events are held again without the rule being asked:
 // nothing else of those inputs is outstanding, and the settings are those at due. What is remembered is in
-// the headers of the newest messages. So the new buffer is in the same state as the old one. Where the oldest
-// event of a hold does not come again, the buffer stops: it would be lost
-// (TestHeldEventThatDoesNotComeAgainStops). Of the younger ones nothing says that they were there. While more
-// sequences have held events than a checkpoint lists, there is none. TestGapModel goes on from checkpoints of
-// each kind, and compares every checkpoint behind the cut too.
+// the headers of the newest messages. So the new buffer is in the same state as the old one. A hold has a sum
+// over its events: where one of them does not come again as it was, the buffer stops, because it would be
+// lost (TestHeldEventThatDoesNotComeAgainStops). While more sequences have held events than a checkpoint
+// lists, there is none. TestGapModel goes on from checkpoints of each kind, and compares every checkpoint
+// behind the cut too.
 //
 // Held events are copies of their own, so that a wait keeps no block of the decoder alive. MaxWeight counts
 // them, and what is remembered: TestHeldEventsStayWithinMaxWeight, TestMemoryStaysSmall. A transaction that

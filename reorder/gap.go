@@ -39,7 +39,8 @@ type gap struct {
 
 	out   tally   // what this input releases
 	spool *sorter // where it goes, if it may not fit in memory
-	// what the checkpoint that was started from holds has been read again: all inputs up to its due
+	// all inputs up to the due of the checkpoint that was started from were read again, and brought what it
+	// holds
 	whole bool
 
 	holding []relay.Hold // of the last checkpoint; never written to
@@ -56,7 +57,7 @@ func newGap(b *Buffer, cfg *Config) *gap {
 	g.whole = len(cfg.Holds) == 0
 	for _, from := range cfg.Holds {
 		h := newHold(from.Sequence)
-		h.cold, h.base, h.from = from.Cold, from.Base, from
+		h.cold, h.base, h.from, h.fromSum = from.Cold, from.Base, from.Oldest, from.Sum
 		g.holds.put(h)
 	}
 	return g
@@ -107,7 +108,7 @@ func (g *gap) take(s *slot) {
 // sequence names an event's sequence. Often it is that of the event before.
 func (g *gap) sequence(e *relay.Event) uint64 {
 	if !g.named || e.Doc != g.doc || e.Actor != g.actor {
-		g.named, g.doc, g.actor, g.name = true, e.Doc, e.Actor, outbox.SequenceOf(e.Doc, e.Actor)
+		g.named, g.doc, g.actor, g.name = true, e.Doc, e.Actor, g.b.tune.sequence(e.Doc, e.Actor)
 		g.kept = false
 	}
 	return g.name
@@ -178,6 +179,7 @@ func (g *gap) pull(w *waiter) {
 		h.lasts.remove(w)
 	}
 	h.events.remove(w)
+	h.sum -= w.sum
 	if w.group != &h.group {
 		w.group.events.remove(w)
 	}
@@ -284,14 +286,22 @@ func (g *gap) giveUp(p *group, why Reason) {
 	if h.cold {
 		g.know(h, w.Counter.First-1)
 	} else {
-		h.base = max(h.base, w.Counter.First-1)
+		h.base = w.Counter.First - 1
 	}
 	g.goOn(p)
 }
 
+// stopped asks Config.Stop: there may be as many holds to give up as the limits allow, at one input.
+func (g *gap) stopped() bool {
+	if stop := g.b.cfg.Stop; stop != nil {
+		_ = g.b.fail(stop())
+	}
+	return g.b.err != nil
+}
+
 // expire gives up what has been waited for long enough, the oldest first.
 func (g *gap) expire() {
-	for {
+	for !g.stopped() {
 		g.ripe(g.cold, g.now-g.set.Gap.Cold.Microseconds())
 		g.ripe(g.warm, g.now-g.set.Gap.Bound.Microseconds())
 		p := g.overdue.top()
@@ -313,14 +323,14 @@ func (g *gap) ripe(groups *heap[*group], limit int64) {
 
 // shrink gives up what is too much, the oldest first.
 func (g *gap) shrink() {
-	for g.b.held.events > g.set.MaxEvents || g.b.held.bytes > g.set.MaxBytes {
+	for (g.b.held.events > g.set.MaxEvents || g.b.held.bytes > g.set.MaxBytes) && !g.stopped() {
 		g.giveUp(g.all.top().group, BySize)
 	}
 }
 
 // end gives up everything.
 func (g *gap) end() {
-	for w := g.all.top(); w != nil; w = g.all.top() {
+	for w := g.all.top(); w != nil && !g.stopped(); w = g.all.top() {
 		g.giveUp(w.group, BySettings)
 	}
 }
@@ -330,7 +340,7 @@ func (g *gap) release(s *slot, late bool) {
 	s.Counter.Late = late
 	if late {
 		g.b.late.count++
-		g.notes.late(s.Counter.First <= g.set.Gap.First)
+		g.notes.isLate(&s.Event, s.Counter.First <= g.set.Gap.First)
 	}
 	g.memory.add(s.Counter)
 	g.out.add(tallyOf(&s.Event))

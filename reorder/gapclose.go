@@ -26,10 +26,8 @@ func (b *Buffer) closeGap() (*Window, error) {
 	if b.input.lsn <= b.cfg.Due {
 		return nil, g.readAgain()
 	}
-	if !g.whole {
-		if err := g.complete(); err != nil {
-			return nil, err
-		}
+	if err := g.complete(); err != nil {
+		return nil, err
 	}
 	if !b.gapMode() {
 		return b.beginGapMode()
@@ -115,11 +113,13 @@ func (g *gap) read() error {
 // unname forgets the sequence that came last.
 func (g *gap) unname() { g.named, g.doc, g.actor, g.sorted, g.kept = false, "", "", false, false }
 
-// ownFresh gives the events that have come to be held their own bytes.
+// ownFresh gives the events that have come to be held, and still are, their own bytes, and a part in the sum.
 func (g *gap) ownFresh() {
 	for i, w := range g.fresh {
 		if w.hold != nil {
 			own(&w.Event)
+			w.sum = relay.HeldSum(w.Pos, w.Counter)
+			w.hold.sum += w.sum
 		}
 		g.fresh[i] = nil
 	}
@@ -205,7 +205,7 @@ func (g *gap) window() (w *Window, err error) {
 
 // marker is Marker in gap mode. Inputs up to lsn were read, and the window of the last one too.
 func (g *gap) marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
-	if lsn < g.b.cfg.Due || !g.whole && g.complete() != nil || g.holds.live > g.b.cfg.MaxHolds {
+	if !g.whole || g.holds.live > g.b.cfg.MaxHolds {
 		return relay.Checkpoint{}, false
 	}
 	p = relay.Checkpoint{Due: lsn, Settings: g.b.set, Remembered: g.memory.len}
@@ -221,7 +221,7 @@ func (g *gap) marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
 			}
 			oldest := h.events.top().Pos
 			g.holding = append(g.holding, relay.Hold{Sequence: h.sequence, Cold: h.cold, Base: base,
-				Oldest: oldest})
+				Oldest: oldest, Sum: h.sum})
 			return true
 		})
 		slices.SortFunc(g.holding, func(a, b relay.Hold) int { return a.Oldest.Compare(b.Oldest) })
@@ -243,7 +243,7 @@ func (g *gap) readAgain() error {
 		}
 		c.Sequence = g.sequence(e)
 		h := g.holds.find(c.Sequence)
-		if h == nil || e.Pos.Compare(h.from.Oldest) < 0 || !h.cold && c.Last() <= h.base {
+		if h == nil || e.Pos.Compare(h.from) < 0 || !h.cold && c.Last() <= h.base {
 			return true
 		}
 		w := &waiter{slot: slot{Event: *e}, start: g.start, hold: h}
@@ -266,17 +266,20 @@ func (g *gap) readAgain() error {
 	return nil
 }
 
-// complete checks that what the checkpoint holds back came again. What does not would be lost.
+// complete checks that all that the checkpoint holds back came again as it was. What does not would be lost.
+// All inputs up to the checkpoint's due were read.
 func (g *gap) complete() error {
+	if g.whole {
+		return nil
+	}
 	for h := range g.holds.all {
-		if h.empty() || h.events.top().Pos != h.from.Oldest {
+		if h.empty() || h.sum != h.fromSum {
 			return &outbox.Fault{
 				Class: outbox.Fatal, Code: "held_missing",
-				Message: "the checkpoint holds back an event at " + h.from.Oldest.String() +
-					" that PostgreSQL does not send again as it was",
+				Message: "the checkpoint holds back events of one sequence from " + h.from.String() +
+					" on that PostgreSQL does not send again as they were",
 				Hint: "The columns of an event's document, actor and counter must not change while events " +
-					"are " +
-					"held: give them their old values until reorder.bound has passed",
+					"are held: give them their old values until reorder.bound has passed",
 			}
 		}
 	}

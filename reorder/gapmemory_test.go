@@ -1,6 +1,7 @@
 package reorder
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -275,26 +276,108 @@ func TestDiskErrorsStopGapMode(t *testing.T) {
 	}
 }
 
-// TestHeldEventThatDoesNotComeAgainStops goes on from a checkpoint that holds an event which the WAL no
-// longer has: nothing is released, no checkpoint is made.
+// TestHeldEventThatDoesNotComeAgainStops goes on from a checkpoint that holds three events, on a WAL that has
+// not all of them any more as they were: nothing is released, no checkpoint is made. It shows at the next
+// input, and at a keepalive where none comes.
 func TestHeldEventThatDoesNotComeAgainStops(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Settings: gapSettings(relay.OfSequence), Start: 9, Due: 20,
-		Holds: []relay.Hold{{Sequence: outbox.SequenceOf("note", "ana"), Base: 1,
-			Oldest: outbox.Position{LSN: 10}}}}
-	b := New(cfg)
-	_, err := feed(b, input{relay.Commit{LSN: 10, Kind: relay.Events, Events: 1}, []relay.Event{
-		{Doc: "note", Actor: "ben", Counter: outbox.Counter{First: 3, Span: 1}}}})
-	must.Succeed(t, err)
-	if p, ok := b.Marker(25); ok {
-		t.Errorf("checkpoint %+v", p)
+	set := gapSettings(relay.OfSequence)
+	wal := func(counters ...int64) (all []input) {
+		for i, c := range counters {
+			if c != 0 {
+				all = append(all, input{relay.Commit{LSN: outbox.LSN(10 * (i + 1)), Kind: relay.Events,
+					Events: 1,
+					Start:  outbox.LSN(10*(i+1) - 1)}, []relay.Event{{Doc: "note", Actor: "ana",
+					Counter: outbox.Counter{First: c, Span: 1}}}})
+			}
+		}
+		return all
 	}
-	_, err = feed(b, input{commit: relay.Commit{LSN: 30, Kind: relay.Heartbeat}})
-	if fault := outbox.FaultOf(err); fault == nil || fault.Code != "held_missing" {
-		t.Errorf("goes on with %v", err)
+	first := New(Config{Settings: set})
+	for _, in := range wal(1, 3, 4, 5) {
+		_, err := feed(first, in)
+		must.Succeed(t, err)
+	}
+	cp, ok := first.Marker(45)
+	if !ok || len(cp.Holds) != 1 {
+		t.Fatalf("checkpoint %+v", cp)
+	}
+	cfg := Config{Settings: set, Start: cp.Start(), Due: cp.Due, Holds: cp.Holds, Remembered: cp.Remembered,
+		Recent: []outbox.Counter{{Sequence: cp.Holds[0].Sequence, First: 1, Span: 1}}}
+	next := input{commit: relay.Commit{LSN: 50, Start: 49, Kind: relay.Heartbeat}}
+	for name, c := range map[string]struct {
+		wal   []input
+		stops bool
+	}{
+		"all come again":             {wal(1, 3, 4, 5), false},
+		"the oldest does not":        {wal(1, 0, 4, 5), true},
+		"a younger one does not":     {wal(1, 3, 0, 5), true},
+		"a younger one has changed":  {wal(1, 3, 4, 6), true},
+		"two have changed places":    {wal(1, 3, 5, 4), true},
+		"one has come to be another": {wal(1, 3, 1, 5), true},
+		"none comes again":           {nil, true},
+	} {
+		for _, idle := range []bool{false, true} {
+			b := New(cfg)
+			for _, in := range c.wal {
+				w, err := feed(b, in)
+				must.Succeed(t, err)
+				if w != nil {
+					t.Errorf("%s: %+v is released again", name, w)
+				}
+			}
+			must.Succeed(t, b.Reached(cp.Due-1))
+			if p, ok := b.Marker(cp.Due - 1); ok {
+				t.Errorf("%s: checkpoint %+v before all of it was read again", name, p)
+			}
+			var err error
+			if idle {
+				err = b.Reached(cp.Due)
+			} else {
+				_, err = feed(b, next)
+			}
+			if fault := outbox.FaultOf(err); (fault != nil && fault.Code == "held_missing") != c.stops {
+				t.Errorf("%s, idle %v: goes on with %v", name, idle, err)
+			}
+			if p, ok := b.Marker(50); ok == c.stops {
+				t.Errorf("%s, idle %v: checkpoint %+v, %v", name, idle, p, ok)
+			}
+		}
 	}
 	cfg.Settings = relay.Settings{MaxEvents: 10, MaxBytes: 1000}
 	if err := New(cfg).Append(&relay.Event{}); err == nil {
 		t.Error("a buffer of another mode takes over what gap mode held")
+	}
+}
+
+// TestGivingUpManyWaitsCanBeStopped: an input may end as many waits as the limits allow to be held.
+func TestGivingUpManyWaitsCanBeStopped(t *testing.T) {
+	t.Parallel()
+	stop, set := errors.New("stopped"), gapSettings(relay.OfSequence)
+	less, other := set, set
+	less.MaxEvents, other.Gap.First = 1, 0
+	for name, end := range map[string]relay.Commit{
+		"by time":              {Kind: relay.Heartbeat, Time: time.Hour.Microseconds()},
+		"by size":              {Kind: relay.SettingsChange, Settings: less},
+		"by another beginning": {Kind: relay.SettingsChange, Settings: other},
+	} {
+		asked := 0
+		b := New(Config{Settings: set, Stop: func() error {
+			if asked++; asked > 10 {
+				return stop
+			}
+			return nil
+		}})
+		in := input{commit: relay.Commit{LSN: 10, Start: 9, Kind: relay.Events, Events: 1000}}
+		for i := range in.commit.Events {
+			in.events = append(in.events, relay.Event{Pos: outbox.Position{Index: uint32(i)},
+				Doc: fmt.Sprint("note-", i), Counter: outbox.Counter{First: 7, Span: 1}})
+		}
+		_, err := feed(b, in)
+		must.Succeed(t, err)
+		asked, end.LSN, end.Start = 0, 20, 19
+		if _, err = feed(b, input{commit: end}); !errors.Is(err, stop) {
+			t.Errorf("%s: %v after %d questions", name, err, asked)
+		}
 	}
 }

@@ -23,6 +23,8 @@ type gapModel struct {
 	remembered int
 	out        []relay.Event
 	givenUp    GapCounts
+	missing    []missing // the newest that were given up
+	sequence   func(doc, actor string) uint64
 
 	// while a transaction that was sorted is taken in: what was released of the sequence in hand
 	sorted bool
@@ -31,20 +33,19 @@ type gapModel struct {
 }
 
 func newGapModel(cfg Config) *gapModel {
-	m := &gapModel{set: cfg.Settings, maxHolds: cfg.MaxHolds, cfg: cfg, bases: map[uint64]*int64{}}
+	m := &gapModel{set: cfg.Settings, maxHolds: cfg.MaxHolds, cfg: cfg, bases: map[uint64]*int64{},
+		sequence: outbox.SequenceOf}
 	if !m.set.ByGap() {
 		m.horizon = newModel(cfg)
 	}
 	return m
 }
 
-func sequenceOf(e *relay.Event) uint64 { return outbox.SequenceOf(e.Doc, e.Actor) }
-
 func (m *gapModel) group(e relay.Event) string {
 	if m.set.Gap.Scope == relay.OfDocument {
 		return e.Doc
 	}
-	return e.Doc + "/" + e.Actor
+	return outbox.LSN(m.sequence(e.Doc, e.Actor)).String()
 }
 
 // known is what the newest messages say of a sequence.
@@ -64,9 +65,17 @@ func (m *gapModel) emit(e relay.Event, late bool) {
 	m.made = append(m.made, e.Counter)
 	m.remembered = min(m.remembered+1, m.set.Gap.Memory)
 	if late {
-		m.givenUp.Late++
-		if e.Counter.First <= m.set.Gap.First {
+		first := e.Counter.First <= m.set.Gap.First
+		switch {
+		case slices.ContainsFunc(m.missing, func(g missing) bool {
+			return g.sequence == e.Counter.Sequence && (!g.cold || !first) && e.Counter.First <= g.last &&
+				(g.cold || g.first <= e.Counter.Last())
+		}):
+			m.givenUp.Missed++
+		case first:
 			m.givenUp.Resets++
+		default:
+			m.givenUp.Repeats++
 		}
 	}
 }
@@ -94,7 +103,7 @@ func (m *gapModel) take(e relay.Event) {
 		m.emit(e, false)
 		return
 	}
-	q := sequenceOf(&e)
+	q := m.sequence(e.Doc, e.Actor)
 	e.Counter.Sequence = q
 	base, isHeld := m.bases[q]
 	if !isHeld {
@@ -182,6 +191,12 @@ func (m *gapModel) giveUp(group string, why *uint64) {
 	}
 	*why++
 	base := m.of(q)[0].Counter.First - 1
+	lost := missing{sequence: q, cold: m.bases[q] == nil, first: 1, last: base}
+	if was := m.bases[q]; was != nil {
+		lost.first = *was + 1
+	}
+	m.missing = append(m.missing, lost)
+	m.missing = m.missing[max(0, len(m.missing)-maxMissing):]
 	m.bases[q] = &base
 	m.goOn(group)
 }
@@ -313,6 +328,9 @@ func (m *gapModel) place(due outbox.LSN) (p relay.Checkpoint, none bool) {
 		}
 		i := slices.IndexFunc(m.held, func(e relay.Event) bool { return e.Counter.Sequence == q })
 		h.Oldest = m.held[i].Pos
+		for _, e := range m.of(q) {
+			h.Sum += relay.HeldSum(e.Pos, e.Counter)
+		}
 		p.Holds = append(p.Holds, h)
 	}
 	slices.SortFunc(p.Holds, func(a, b relay.Hold) int { return a.Oldest.Compare(b.Oldest) })
@@ -356,7 +374,7 @@ func (m *gapModel) gaps() (list []Gap) {
 		}
 		seen[m.group(e)] = true
 		low := m.of(e.Counter.Sequence)[0]
-		g := Gap{Doc: e.Doc, Actor: e.Actor, Sequence: e.Counter.Sequence, Since: e.Time,
+		g := Gap{Doc: low.Doc, Actor: low.Actor, Sequence: e.Counter.Sequence, Since: e.Time,
 			Last: low.Counter.First - 1}
 		if base := m.bases[e.Counter.Sequence]; base == nil {
 			g.Cold = true

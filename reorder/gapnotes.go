@@ -37,32 +37,75 @@ type GivenUp struct {
 	Reason Reason
 }
 
-// maxGivenUp is how many gaps are kept until GivenUp is called.
-const maxGivenUp = 32
+// LateEvent is an event at or below the counter that its sequence had reached.
+type LateEvent struct {
+	Doc, Actor string
+	Counter    int64 // the first one that it takes
+	Why        Lateness
+}
+
+// Lateness says why an event is late, as far as that is known.
+type Lateness uint8
+
+// Why events are late.
+const (
+	Missed Lateness = iota // its counter was missing and was given up lately
+	Repeat                 // else: the counter has come before, or was given up long ago
+	Reset                  // the same of a first counter: its sequence seems to begin anew
+	latenesses
+)
+
+// maxNoted is how many gaps, and how many late events, are kept until GivenUp and LateEvents are called.
+const maxNoted = 32
+
+// maxMissing is how many of the gaps that were given up last tell a late event from a repeat.
+const maxMissing = 256
 
 // notes are what operators are told. Nothing depends on them.
 type notes struct {
-	list   []GivenUp
-	counts [reasons]uint64
-	// late events, and those of them with a first counter
-	repeats, resets uint64
+	list       []GivenUp
+	counts     [reasons]uint64
+	late       []LateEvent
+	lateCounts [latenesses]uint64
+	missing    [maxMissing]missing // a ring; next is overwritten next
+	next       int
+}
+
+// missing are counters of a sequence that were given up: where it was cold, all up to last.
+type missing struct {
+	sequence    uint64
+	cold        bool
+	first, last int64
 }
 
 // giveUp takes note of a gap before w, the lowest of its hold.
 func (n *notes) giveUp(w *waiter, why Reason) {
 	n.counts[why]++
-	if len(n.list) < maxGivenUp {
-		gap := gapBefore(w)
+	gap := gapBefore(w)
+	n.missing[n.next] = missing{gap.Sequence, gap.Cold, gap.First, gap.Last}
+	n.next = (n.next + 1) % maxMissing
+	if len(n.list) < maxNoted {
 		gap.Doc, gap.Actor = strings.Clone(gap.Doc), strings.Clone(gap.Actor)
 		n.list = append(n.list, GivenUp{gap, why})
 	}
 }
 
-// late takes note of a late event; reset: it has a first counter.
-func (n *notes) late(reset bool) {
-	n.repeats++
-	if reset {
-		n.resets++
+// isLate takes note of a late event; first: it has a first counter.
+func (n *notes) isLate(e *relay.Event, first bool) {
+	c, why := e.Counter, Repeat
+	if first {
+		why = Reset
+	}
+	for i := range n.missing {
+		m := &n.missing[i]
+		if m.sequence == c.Sequence && c.First <= m.last &&
+			(!m.cold && m.first <= c.Last() || m.cold && !first) {
+			why = Missed
+		}
+	}
+	n.lateCounts[why]++
+	if len(n.late) < maxNoted {
+		n.late = append(n.late, LateEvent{strings.Clone(e.Doc), strings.Clone(e.Actor), c.First, why})
 	}
 }
 
@@ -74,9 +117,8 @@ func gapBefore(w *waiter) Gap {
 // GapCounts counts what gap mode has given up and found, since the buffer was made.
 type GapCounts struct {
 	Bound, Cold, Size, Settings uint64 // gaps given up, by reason
-	Late                        uint64 // events at or below the counter that their sequence had reached
-	// of these, those with a first counter: their sequence seems to begin anew
-	Resets uint64
+	// events at or below the counter that their sequence had reached, by why they are late
+	Missed, Repeats, Resets uint64
 }
 
 // GapCounts returns the counts.
@@ -86,7 +128,7 @@ func (b *Buffer) GapCounts() GapCounts {
 	}
 	n := &b.gap.notes
 	return GapCounts{n.counts[ByBound], n.counts[ByCold], n.counts[BySize], n.counts[BySettings],
-		n.repeats, n.resets}
+		n.lateCounts[Missed], n.lateCounts[Repeat], n.lateCounts[Reset]}
 }
 
 // GivenUp returns the gaps that have been given up since it was called last: the first few of them, their
@@ -98,6 +140,23 @@ func (b *Buffer) GivenUp() []GivenUp {
 	list := b.gap.notes.list
 	b.gap.notes.list = nil
 	return list
+}
+
+// LateEvents returns the late events since it was called last: the first few of them, their number is in
+// GapCounts.
+func (b *Buffer) LateEvents() []LateEvent {
+	if b.gap == nil {
+		return nil
+	}
+	list := b.gap.notes.late
+	b.gap.notes.late = nil
+	return list
+}
+
+// TooManyHolds reports whether more sequences have held events than a checkpoint can list: there is none
+// then, so nothing that was read since is confirmed.
+func (b *Buffer) TooManyHolds() bool {
+	return b.gapMode() && b.gap.holds.live > b.cfg.MaxHolds
 }
 
 // OpenGaps returns how many gaps are open: one for each sequence, or document, that waits.

@@ -27,6 +27,8 @@ type scene struct {
 	cfg    Config
 	wal    []input
 	memory int64 // spill beyond that; 0: never
+	// names sequences in gap mode, nil: as always
+	sequence func(doc, actor string) uint64
 }
 
 func randomSettings(r *rand.Rand) relay.Settings {

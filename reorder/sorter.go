@@ -13,11 +13,13 @@ type tuning struct {
 	least  int64 // what a transaction that is being read may always take up
 	block  int   // read from a run at a time
 	fanIn  int   // runs that are merged at a time, at least 2
+	// names sequences; outbox.SequenceOf everywhere but in tests, which want two to have the same name
+	sequence func(doc, actor string) uint64
 }
 
 // A merge of 64 runs, each with a block that is read and one that its last events still share, takes up 2
 // MiB; two at most are under way at a time.
-var defaultTuning = tuning{least: 1 << 20, block: 16 << 10, fanIn: 64}
+var defaultTuning = tuning{least: 1 << 20, block: 16 << 10, fanIn: 64, sequence: outbox.SequenceOf}
 
 // writeSize is how much is collected before it is written.
 const writeSize = 64 << 10

@@ -15,6 +15,7 @@ type waiter struct {
 	start outbox.LSN // where its commit record starts
 	hold  *hold      // its sequence's; nil: it has left
 	group *group     // what it waits in
+	sum   uint64     // what it has added to the hold's; 0: nothing yet
 	at    [places]int32
 }
 
@@ -29,8 +30,11 @@ type hold struct {
 	ones, spans, lasts heap[*waiter]
 	// its events by position; also what it waits in, where that is the sequence
 	group
-	// where the checkpoint that was started from says that its events begin
-	from relay.Hold
+	sum uint64 // of its events, as in relay.Hold; those of the input in hand are not in it yet
+
+	// what the checkpoint that was started from says: where its events begin, and their sum
+	from    outbox.Position
+	fromSum uint64
 }
 
 // group is what waits together: a sequence, or a document.

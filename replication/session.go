@@ -66,7 +66,7 @@ const farBehind = 1 << 20
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	s := &Session{cfg: cfg, log: cfg.logger(), connLock: make(chan struct{}, 1), unwatch: func() {}}
-	server, pin := postgres.Target{URL: cfg.URL}, &hostPin{known: map[string][]string{}}
+	server, pin := cfg.Target(), &hostPin{known: map[string][]string{}}
 	s.repl, err = server.ConnectReplication(ctx, func(c *pgconn.Config) {
 		pin.lead(c)
 		c.DialFunc = socket.Wrap(c.DialFunc, func(conn *socket.Conn) { s.socket = conn })

@@ -76,6 +76,13 @@ func (w *Writer) Close() {
 	w.disconnect()
 }
 
+// Disconnect closes the connection until the next call, and waits for one that is under way.
+func (w *Writer) Disconnect() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.disconnect()
+}
+
 func (w *Writer) disconnect() {
 	if w.conn != nil {
 		postgres.Close(w.conn)
@@ -106,9 +113,9 @@ func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 
 func (w *Writer) target() postgres.Target {
 	if w.cfg.WriteURL == "" || w.cfg.WriteURL == w.cfg.URL {
-		return postgres.Target{URL: w.cfg.URL}
+		return w.cfg.Target()
 	}
-	return postgres.Target{Setting: "postgres.write_url", URL: w.cfg.WriteURL, Pooled: true}
+	return postgres.Target{Setting: "postgres.write_url", URL: w.cfg.WriteURL, Slot: w.cfg.Slot, Pooled: true}
 }
 
 func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {

@@ -484,7 +484,7 @@ func TestBatchesBeginWhereTheServerIsSlow(t *testing.T) {
 		for !p.Full() {
 			put(t, p, 10)
 		}
-		if n, _ := p.InFlight(); n != maxInFlight {
+		if n, _ := p.InFlight(); n != MaxInFlight {
 			t.Errorf("%s: %d messages in flight afterwards", test.name, n)
 		}
 	}

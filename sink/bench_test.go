@@ -125,7 +125,7 @@ func plainPublish(b *testing.B, c *Conn, all []given) {
 		if err := c.nc.PublishMsg(m); err != nil {
 			b.Fatal(err)
 		}
-		for int64(i)-acked.Load() >= maxInFlight {
+		for int64(i)-acked.Load() >= MaxInFlight {
 			<-wake
 		}
 	}

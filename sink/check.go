@@ -56,5 +56,5 @@ func (c *Conn) CheckMaxAge(durableAfter time.Duration) error {
 // because of a foreign one, and those behind it were stored, the foreign one is among them. What can't be
 // read is left out. The answer is in ascending order.
 func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error) {
-	return c.Last(ctx, above, upTo, maxInFlight, maxInFlightBytes)
+	return c.Last(ctx, above, upTo, MaxInFlight, MaxInFlightBytes)
 }

@@ -53,6 +53,8 @@ type Config struct {
 	// what to do with a row that can't be published: false stop, true publish a dead letter in its place
 	DeadLetter        bool
 	DeadLetterSubject string // default <stream>.dead_letter
+	// DeadLettered is called, from Publish, for each dead letter that is made; nil: it is not called.
+	DeadLettered func(Reason)
 	// bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
 	MaxPayload int
 	MsgID      bool // set Nats-Msg-Id to the position

@@ -2,8 +2,8 @@ package sink
 
 // The limits of what is in flight, and of what goes without an acknowledgement of its own.
 const (
-	maxInFlight      = 2000
-	maxInFlightBytes = 8 << 20
+	MaxInFlight      = 2000
+	MaxInFlightBytes = 8 << 20
 	ackEvery         = 50
 	ackEveryBytes    = 256 << 10
 )
@@ -64,5 +64,5 @@ func (f *inflight) messages() int { return int(f.sent - f.acked) }
 // fits reports whether so many more bytes may be sent (the number of messages is checked by
 // [Publisher.Full]). A message above the limit goes alone.
 func (f *inflight) fits(size int) bool {
-	return f.bytes == 0 || f.bytes+size <= maxInFlightBytes
+	return f.bytes == 0 || f.bytes+size <= MaxInFlightBytes
 }

@@ -150,7 +150,7 @@ func TestInFlightIsBounded(t *testing.T) {
 	for i := 0; !p.Full(); i++ {
 		put(t, p, 10)
 	}
-	if n, _ := p.InFlight(); n != maxInFlight {
+	if n, _ := p.InFlight(); n != MaxInFlight {
 		t.Errorf("full at %d messages", n)
 	}
 	p.Flush(time.Now())
@@ -163,10 +163,10 @@ func TestInFlightIsBounded(t *testing.T) {
 	for i := 0; !p.Full(); i++ {
 		put(t, p, 300_000)
 	}
-	if r.bytes > maxInFlightBytes {
+	if r.bytes > MaxInFlightBytes {
 		t.Errorf("%d bytes on the wire", r.bytes)
 	}
-	if p.Flush(time.Now()) == 0 && r.bytes > maxInFlightBytes {
+	if p.Flush(time.Now()) == 0 && r.bytes > MaxInFlightBytes {
 		t.Errorf("%d bytes on the wire after the flush", r.bytes)
 	}
 	ack(p.window.sent)
@@ -311,11 +311,11 @@ func TestInFlightLimits(t *testing.T) {
 	if before := f.needsReply(1); before || !(&inflight{countSince: ackEvery - 1}).needsReply(1) {
 		t.Error("an acknowledgement is asked for at another number of messages")
 	}
-	f = inflight{bytes: maxInFlightBytes - 10}
+	f = inflight{bytes: MaxInFlightBytes - 10}
 	if !f.fits(10) || f.fits(11) {
 		t.Error("full at another size")
 	}
-	if f = (inflight{}); !f.fits(maxInFlightBytes + 1) {
+	if f = (inflight{}); !f.fits(MaxInFlightBytes + 1) {
 		t.Error("a message above the limit never goes")
 	}
 }

@@ -28,6 +28,9 @@ const (
 	TooLarge Reason = "too_large"
 )
 
+// Reasons lists all of them.
+var Reasons = []Reason{Undecodable, NullDoc, NullKey, NullPayload, SubjectTooLong, HeadersTooLarge, TooLarge}
+
 // DeadLetter is the body of the message that takes the place of a row that can't be published, as JSON. Long
 // values are cut, and where sink.max_payload is very small, Detail, Subject, Doc and ID are left out in that
 // order until it fits.

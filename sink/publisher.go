@@ -101,7 +101,7 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 // server's pace is measured. If so call Flush, then wait for Notify.
 func (p *Publisher) Full() bool {
 	p.settle()
-	limit := maxInFlight
+	limit := MaxInFlight
 	if p.batch.probing() {
 		limit = paceWindow
 	}
@@ -121,6 +121,9 @@ func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 			return p.enc.fault(e, r)
 		}
 		p.enc.deadLetter(p.next, e, h, p.last, r)
+		if count := p.conn.cfg.DeadLettered; count != nil {
+			count(r)
+		}
 		p.conn.cfg.Logger.Warn("dead letter", slog.String("reason", string(r)),
 			slog.String("position", e.Pos.String()),
 			slog.String("id", cut(e.ID, cutValue)), slog.Uint64("seq", p.next.seq))
@@ -143,7 +146,7 @@ func (p *Publisher) flushHeld(m *message) {
 		return
 	}
 	// m may have to wait until these are acknowledged: then the last of them must ask for that.
-	ask := p.window.bytes+p.heldBytes+m.size() > maxInFlightBytes
+	ask := p.window.bytes+p.heldBytes+m.size() > MaxInFlightBytes
 	switch together := p.batchable(m); {
 	case p.batch.open():
 		p.send(ask || !together || p.batch.full(p.heldBytes))

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	unackedSlots  = 2048     // more than maxInFlight and the acknowledged one
+	unackedSlots  = 2048     // more than MaxInFlight and the acknowledged one
 	chunkSize     = 64 << 10 // bytes; a larger message gets a chunk of its own
 	maxFreeChunks = 16       // chunks that are kept for reuse
 )

@@ -30,7 +30,7 @@ func TestUnacked(t *testing.T) {
 	}
 	for range rounds {
 		for range rnd.IntN(40) {
-			if sent-acked < maxInFlight {
+			if sent-acked < MaxInFlight {
 				sent++
 				m := made(sent)
 				k.add(&m)

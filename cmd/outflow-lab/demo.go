@@ -17,9 +17,11 @@ func demoCommand(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show it: PostgreSQL and NATS for the moment, a real editing trace, a verdict",
-		Long: `Starts a PostgreSQL (found on this machine) and a NATS server for the moment, writes a recorded editing session
-through connections that commit out of order, shows what a consumer of the stream sees, kills outflow with kill -9
-on the way and starts it again, and ends with a verdict that a separate reader computes. Nothing is left behind.
+		Long: `Starts a PostgreSQL (found on this machine) and NATS servers for the moment, writes a recorded editing session
+through connections that commit out of order, stall, and once roll back. Three outflows publish it at the same time, in
+commit order, with a horizon and in gap mode; they are killed with kill -9 on the way and started again. It ends with
+a table: what each mode published late, how long events took, and whether the streams are what a separate reader makes
+of the WAL. Nothing is left behind.
 
 Exit code 0 if the verdict is good, 1 if not.`,
 		Example:           "  outflow-lab demo\n  outflow-lab demo --keep",
@@ -46,8 +48,8 @@ Exit code 0 if the verdict is good, 1 if not.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.PostgresURL, "postgres.url", "", "use this PostgreSQL (wal_level=logical, "+
-		"track_commit_timestamp=on); a database is made there and dropped at the end")
-	f.IntVar(&o.Writers, "writers", 8, "connections that write")
+		"test_decoding installed); a database is made there and dropped at the end")
+	f.IntVar(&o.Writers, "writers", 16, "connections that write")
 	f.IntVar(&o.Rate, "rate", 2500, "events per second that they write, about")
 	f.BoolVar(&o.All, "all", false, "show every message")
 	f.BoolVar(&o.Keep, "keep", false,

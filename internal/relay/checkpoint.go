@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"strconv"
 	"strings"
@@ -56,9 +58,24 @@ type Hold struct {
 	Cold     bool   // nothing is known of what precedes them, and Base says nothing
 	Base     int64  // the greatest counter of the sequence that was released
 	Oldest   outbox.Position
+	// Sum is that of HeldSum over the events, modulo 2^64. Where one of them does not come again, or comes
+	// with another counter, it is another one.
+	Sum uint64
 }
 
-// MarshalText writes "<sequence> <base> <position>", with a dash for the base of a cold one.
+// HeldSum is what a held event adds to its [Hold.Sum]. What tells documents and actors apart is the hold's
+// sequence.
+func HeldSum(pos outbox.Position, c outbox.Counter) uint64 {
+	var b [24]byte
+	binary.BigEndian.PutUint64(b[:], uint64(pos.LSN))
+	binary.BigEndian.PutUint32(b[8:], pos.Index)
+	binary.BigEndian.PutUint32(b[12:], c.Span)
+	binary.BigEndian.PutUint64(b[16:], uint64(c.First))
+	sum := sha256.Sum256(b[:])
+	return binary.BigEndian.Uint64(sum[:])
+}
+
+// MarshalText writes "<sequence> <base> <position> <sum>", with a dash for the base of a cold one.
 func (h Hold) MarshalText() ([]byte, error) {
 	b := append(outbox.AppendSequence(nil, h.Sequence), ' ')
 	if h.Cold {
@@ -66,14 +83,15 @@ func (h Hold) MarshalText() ([]byte, error) {
 	} else {
 		b = strconv.AppendInt(b, h.Base, 10)
 	}
-	return h.Oldest.Append(append(b, ' ')), nil
+	b = append(h.Oldest.Append(append(b, ' ')), ' ')
+	return outbox.AppendSequence(b, h.Sum), nil
 }
 
 // UnmarshalText reads what MarshalText writes.
 func (h *Hold) UnmarshalText(b []byte) (err error) {
 	parts := strings.Split(string(b), " ")
-	if len(parts) != 3 {
-		return fmt.Errorf("hold %q: want sequence, base and position", b)
+	if len(parts) != 4 {
+		return fmt.Errorf("hold %q: want sequence, base, position and sum", b)
 	}
 	*h = Hold{Cold: parts[1] == "-"}
 	if h.Sequence, err = outbox.ParseSequence(parts[0]); err != nil {
@@ -86,6 +104,9 @@ func (h *Hold) UnmarshalText(b []byte) (err error) {
 	}
 	if err := h.Oldest.UnmarshalText([]byte(parts[2])); err != nil {
 		return fmt.Errorf("hold %q: %w", b, err)
+	}
+	if h.Sum, err = outbox.ParseSequence(parts[3]); err != nil {
+		return fmt.Errorf("hold %q: sum: %w", b, err)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func TestCheckpointSame(t *testing.T) {
 func TestCheckpointWithHeldEventsStartsAtTheOldestCommitRecord(t *testing.T) {
 	t.Parallel()
 	p := Checkpoint{Due: 100, From: 32, Holds: []Hold{
-		{Sequence: 255, Base: -7, Oldest: outbox.Position{LSN: 40, Index: 3}},
+		{Sequence: 255, Base: -7, Oldest: outbox.Position{LSN: 40, Index: 3}, Sum: 1 << 60},
 		{Sequence: 1, Cold: true, Oldest: outbox.Position{LSN: 90}},
 	}}
 	if got := p.Start(); got != 32 {
@@ -50,15 +50,16 @@ func TestCheckpointWithHeldEventsStartsAtTheOldestCommitRecord(t *testing.T) {
 		t.Errorf("starts at %v with nothing held", got)
 	}
 	b, err := json.Marshal(p.Holds)
-	if want := `["00000000000000ff -7 0/28-3","0000000000000001 - 0/5A-0"]`; err != nil || string(b) != want {
+	if want := `["00000000000000ff -7 0/28-3 1000000000000000","0000000000000001 - 0/5A-0 0000000000000000"]`; err != nil || string(b) != want {
 		t.Errorf("holds are written as %s, %v", b, err)
 	}
 	var back []Hold
 	if err := json.Unmarshal(b, &back); err != nil || !slices.Equal(back, p.Holds) {
 		t.Errorf("and read as %v, %v", back, err)
 	}
-	for _, text := range []string{"", "00000000000000ff -7", "ff -7 0/28-3", "00000000000000ff x 0/28-3",
-		"00000000000000ff -7 0/28"} {
+	const sum = " 0000000000000000"
+	for _, text := range []string{"", "00000000000000ff -7 0/28-3", "ff -7 0/28-3" + sum,
+		"00000000000000ff x 0/28-3" + sum, "00000000000000ff -7 0/28" + sum, "00000000000000ff -7 0/28-3 1"} {
 		var h Hold
 		if err := h.UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q is taken as %v", text, h)

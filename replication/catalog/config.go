@@ -1,6 +1,9 @@
 package catalog
 
-import "github.com/outflowhq/outflow/internal/relay"
+import (
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
 
 // Config names the server that holds the outbox, and what is there.
 type Config struct {
@@ -13,3 +16,6 @@ type Config struct {
 	Shard   relay.Shard // the part of the table that is published
 	ShardBy string      // the column that decides to which part a row belongs: the document's
 }
+
+// Target is where the configuration says that connections go.
+func (c *Config) Target() postgres.Target { return postgres.Target{URL: c.URL, Slot: c.Slot} }

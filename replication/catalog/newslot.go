@@ -33,7 +33,7 @@ func CreateSlotWithSnapshot(ctx context.Context, cfg SetupConfig, failover bool)
 		return nil, err
 	}
 	defer s.Close()
-	conn, err := postgres.Target{URL: cfg.URL}.ConnectReplication(ctx)
+	conn, err := cfg.Target().ConnectReplication(ctx)
 	if err != nil {
 		return nil, err
 	}

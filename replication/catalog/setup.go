@@ -44,7 +44,7 @@ type Setup struct {
 
 // OpenSetup connects.
 func OpenSetup(ctx context.Context, cfg SetupConfig) (*Setup, error) {
-	conn, err := postgres.Connect(ctx, cfg.URL)
+	conn, err := cfg.Target().Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (s *Setup) CheckServer(ctx context.Context) error {
 }
 
 func (s *Setup) tryReplication(ctx context.Context) error {
-	conn, err := postgres.Target{URL: s.cfg.URL}.ConnectReplication(ctx)
+	conn, err := s.cfg.Target().ConnectReplication(ctx)
 	if err != nil {
 		return err
 	}

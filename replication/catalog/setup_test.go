@@ -157,7 +157,8 @@ func TestThePrintedStatementsMakeTheSame(t *testing.T) {
 		t.Error(made, err)
 	}
 	d.Exec(`INSERT INTO "out""box" ("Doc Id", "a""ctor", counter, payload) VALUES ('d', 'anna', 42, '{}')`)
-	if key := d.Text(`SELECT seq_key || ' ' || length FROM "out""box"`); key != "anna:00000000000000000042 1" {
+	if key := d.Text(
+		`SELECT seq_key || ' ' || length FROM "out""box"`); key != "anna:00000000000000000042 1" {
 		t.Errorf("seq_key and length %q", key)
 	}
 	if slot, err := s.Slot(within(t)); err != nil || slot.Plugin != "pgoutput" {
@@ -177,5 +178,14 @@ func TestATableMayLackTheOptionalColumns(t *testing.T) {
 		"NULL,\n  \"at\" timestamptz NOT NULL DEFAULT now()\n)"
 	if statements[0] != want {
 		t.Errorf("got %s, want %s", statements[0], want)
+	}
+}
+
+// PostgreSQL says by how much a slot is beyond its limit. That is no room, and not that there is no limit.
+func TestASlotBeyondItsLimitHasNoRoom(t *testing.T) {
+	t.Parallel()
+	beyond := int64(-1)
+	if got := (slotRow{WALStatus: "unreserved", SafeWALSize: &beyond}).state("", "").SafeWALSize; got != 0 {
+		t.Errorf("%d bytes", got)
 	}
 }

@@ -66,8 +66,8 @@ func (r slotRow) state(app, addr string) relay.SlotState {
 	if r.Restart != nil {
 		s.Restart = *r.Restart
 	}
-	if r.SafeWALSize != nil {
-		s.SafeWALSize = *r.SafeWALSize
+	if r.SafeWALSize != nil { // below 0 of a slot that is unreserved
+		s.SafeWALSize = max(*r.SafeWALSize, 0)
 	}
 	if r.ActivePID != 0 {
 		s.Holder = strings.TrimSpace(app + " " + addr)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +23,7 @@ import (
 type Target struct {
 	Setting string // the setting that holds URL, as errors name it; "": postgres.url
 	URL     string // connection URL or keyword string; "": libpq's PG* environment
+	Slot    string // of the outflow that connects, for application_name; "": of none
 
 	// Pooled says that a pooler may stand in between. It takes no startup parameters, so nothing is pinned:
 	// SQL that runs over such a connection must mean the same whatever search_path is.
@@ -158,7 +160,7 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 		delete(c.RuntimeParams, k)
 	}
 	if c.RuntimeParams["application_name"] == "" {
-		c.RuntimeParams["application_name"] = "outflow"
+		c.RuntimeParams["application_name"] = applicationName(t.Slot)
 	}
 	// no prepared statements: one round trip, and poolers can take it
 	c.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -172,6 +174,39 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 		pin(&c.Config)
 	}
 	return c, nil
+}
+
+// NamePrefix is what application_name begins with on the connections of the outflows of a slot: behind it is
+// the host, as far as there is room.
+func NamePrefix(slot string) string {
+	prefix := "outflow/" + slot + "/"
+	return prefix[:min(len(prefix), maxName)]
+}
+
+// maxName is how much of application_name the server keeps, in bytes.
+const maxName = 63
+
+func applicationName(slot string) string {
+	if slot == "" {
+		return "outflow"
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = ""
+	}
+	return nameOn(slot, host)
+}
+
+// nameOn leaves printable ASCII of the host's name: the server would replace the rest, each version in its
+// own way.
+func nameOn(slot, host string) string {
+	name := NamePrefix(slot) + strings.Map(func(r rune) rune {
+		if r <= ' ' || r >= 0x7f {
+			return '?'
+		}
+		return r
+	}, host)
+	return name[:min(len(name), maxName)]
 }
 
 // ambiguous reports whether a URL has an @ where none can stand: a part of the password would be taken for

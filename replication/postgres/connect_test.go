@@ -98,6 +98,32 @@ func TestNothingIsPinnedBehindAPooler(t *testing.T) {
 	}
 }
 
+// A standby and the holder of the slot are told apart by their hosts, and found by the slot.
+func TestTheNameHasSlotAndHost(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("s", 63)
+	for _, c := range []struct{ slot, host, want string }{
+		{"orders", "db-1.example.org", "outflow/orders/db-1.example.org"},
+		{"orders", "", "outflow/orders/"},
+		{"orders", "über host\x00", "outflow/orders/?ber?host?"},
+		{"orders", strings.Repeat("h", 99), "outflow/orders/" + strings.Repeat("h", 48)},
+		{long, "h", "outflow/" + long[:55]},
+	} {
+		got := nameOn(c.slot, c.host)
+		if got != c.want || !strings.HasPrefix(got, NamePrefix(c.slot)) {
+			t.Errorf("slot %s, host %q: %s, want %s", c.slot, c.host, got, c.want)
+		}
+	}
+	for url, want := range map[string]string{"postgres://u@h/d": NamePrefix("orders"),
+		"postgres://u@h/d?application_name=own": "own"} {
+		c, err := Target{URL: url, Slot: "orders"}.config()
+		must.Succeed(t, err)
+		if got := c.RuntimeParams["application_name"]; !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", url, got, want)
+		}
+	}
+}
+
 func TestErrorsHoldNoPassword(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"

@@ -71,7 +71,7 @@ type Reader struct {
 
 // OpenReader connects.
 func OpenReader(ctx context.Context, cfg catalog.Config) (_ *Reader, err error) {
-	conn, err := postgres.Connect(ctx, cfg.URL)
+	conn, err := cfg.Target().Connect(ctx)
 	if err != nil {
 		return nil, err
 	}

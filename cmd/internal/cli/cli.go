@@ -6,10 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
@@ -25,6 +27,9 @@ type App struct {
 	faults  Faults
 	environ []string
 	started bool // the command line was valid, and a command runs
+
+	load func() (config.Config, error) // reads the settings of the command that runs, again
+	log  *slog.Logger                  // for what ends a process whose standard error is JSON; nil: text
 }
 
 // Faults are injected by tests.

@@ -120,7 +120,7 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		environ, args []string
-		want          string // all of standard error
+		want          string // all of standard error before the line that names the code
 	}{
 		{"unknown command", nil, []string{"strat"},
 			"outflow: there is no command \"strat\"\nsee outflow --help\n"},
@@ -136,7 +136,7 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 				"all.\n"},
 		{"dry run and snapshot", nil, []string{"init", "--dry-run", "--snapshot"},
 			"outflow: --dry-run goes with none of --print, --snapshot, --sql-api and --json. " +
-				"Give it alone\n"},
+				"Give it alone.\n"},
 		{"unknown flag of a command without settings", nil, []string{"version", "--json"},
 			"outflow: unknown flag: --json\nsee outflow version --help\n"},
 		{"flag without value", nil, []string{"config", "--stream"},
@@ -161,10 +161,10 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 				"  slot = \"A\" (environment OUTFLOW_SLOT) is not possible. Give 1 to 63 characters of a-z " +
 				"0-9 _.\n" +
 				"  stream = \"A.B\" (flag --stream) is not possible. Give 1 to 244 characters of A-Z a-z " +
-				"0-9 _ -.\n"},
+				"0-9 _ -.\n`outflow config` prints every setting with where its value came from.\n"},
 		{"print and snapshot", nil, []string{"init", "--print", "--snapshot"},
 			"outflow: --print changes nothing, and goes with neither --snapshot nor --json. Give it alone, " +
-				"or with --sql-api\n"},
+				"or with --sql-api.\n"},
 		{"no sequence", nil, []string{"replay", "--seq", "x"},
 			"outflow: --seq: \"x\": not a sequence: they begin at 1. Write from..to; one of them may be " +
 				"left out\n"},
@@ -177,7 +177,9 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			if r := outflow(t, tt.environ, tt.args...); r.code != 2 || r.stdout != "" || r.stderr != tt.want {
+			r := outflow(t, tt.environ, tt.args...)
+			said := regexp.MustCompile("(?m)^code .*\n").ReplaceAllString(r.stderr, "")
+			if r.code != 2 || r.stdout != "" || said != tt.want {
 				t.Errorf("code %d, stdout %q, stderr\n%s\nwant 2 and\n%s", r.code, r.stdout, r.stderr,
 					tt.want)
 			}

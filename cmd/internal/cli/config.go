@@ -18,7 +18,8 @@ func (a *App) configured(cmd *cobra.Command,
 	cmd.Args = cobra.NoArgs
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := config.Load(args, a.environ, checks...)
+		a.load = func() (config.Config, error) { return config.Load(args, a.environ, checks...) }
+		cfg, err := a.load()
 		if err != nil {
 			return err
 		}

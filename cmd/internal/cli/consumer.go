@@ -206,7 +206,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 func (a *App) ask(ctx context.Context, question string) error {
 	refused := func(what string) error {
 		return &outbox.Fault{Class: outbox.Usage, Code: "not_confirmed", Message: what +
-			": nothing was changed", Hint: "Give --yes to go on without being asked"}
+			": nothing was changed"}
 	}
 	if !isTerminal(os.Stdin) {
 		return refused("nobody can be asked, standard input is no terminal")

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
@@ -28,19 +31,43 @@ func (a *App) report(ctx context.Context, cmd *cobra.Command, err error) int {
 	switch {
 	case err == nil:
 		return exitClean
+	case errors.As(err, new(ended)):
+		return exitCode(err)
 	case !a.started:
 		fmt.Fprintf(a.Stderr, "%s: %s\nsee %s --help\n", a.Name, trim(err), cmd.CommandPath())
 		return exitUsage
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
-		fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, trim(context.Cause(ctx)))
+		a.say(context.Cause(ctx), exitUnexpected)
 		return exitUnexpected
 	}
 	return a.fail(err)
 }
 
 func (a *App) fail(err error) int {
-	fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, trim(err))
+	a.say(err, exitCode(err))
 	return exitCode(err)
+}
+
+// say prints why the process ends: as the last line of the log, where that is JSON.
+func (a *App) say(err error, code int) {
+	f := outbox.FaultOf(err)
+	switch {
+	case a.log != nil && f != nil:
+		end := checkpoint.NewEnd(f)
+		entry, _ := finding.Of(f.Code)
+		a.log.Error(end.Message, "code", f.Code, "class", end.Class, "hint", cmp.Or(f.Hint, entry.Hint),
+			"exit", code)
+		return
+	case a.log != nil:
+		a.log.Error(trim(err), "exit", code)
+		return
+	}
+	fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, finding.Message(err))
+	if f != nil {
+		if _, ok := finding.Of(f.Code); ok {
+			fmt.Fprintf(a.Stderr, "code %s: see `%s explain %[1]s`\n", f.Code, a.Name)
+		}
+	}
 }
 
 func trim(err error) string { return strings.TrimRight(err.Error(), "\n") }
@@ -49,6 +76,10 @@ func trim(err error) string { return strings.TrimRight(err.Error(), "\n") }
 // unexpected: a command that runs once says so as of any set-up that cannot work. (run waits for it instead,
 // and does not end.)
 func exitCode(err error) int {
+	var e ended
+	if errors.As(err, &e) {
+		return int(e)
+	}
 	if f := outbox.FaultOf(err); f != nil && (f.Code == postgres.CodeConnect || f.Code == sink.CodeConnect) {
 		return exitFatal
 	}

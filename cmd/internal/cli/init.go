@@ -25,6 +25,7 @@ func (a *App) initCommand() *cobra.Command {
 		Long: `Makes the outbox table (if there is none), the publication, the JetStream stream, the slot and the checkpoint
 record. Run again it finishes what is missing, and changes nothing that is there, but for the table's columns in the
 record, once all that was written before is published. Rows older than the slot are not published: it says how many there are.
+It looks at the table's newest rows and says which ordering mode (reorder.mode) fits; it changes no setting.
 It makes nothing unless everything fits. With --dry-run it makes nothing at all, and says of each object whether it is there, would
 be made, or does not fit; the exit code is the one that it would end with.
 
@@ -46,20 +47,17 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 	}, func(ctx context.Context, cfg config.Config) error {
 		if printOnly && (withSnapshot || asJSON) {
 			return &outbox.Fault{Class: outbox.Usage, Code: "print",
-				Message: "--print changes nothing, and goes with neither --snapshot nor --json",
-				Hint:    "Give it alone, or with --sql-api"}
+				Message: "--print changes nothing, and goes with neither --snapshot nor --json"}
 		}
 		if dryRun && (printOnly || withSnapshot || asJSON || sqlAPI) {
 			return &outbox.Fault{Class: outbox.Usage, Code: "dry_run",
-				Message: "--dry-run goes with none of --print, --snapshot, --sql-api and --json",
-				Hint:    "Give it alone"}
+				Message: "--dry-run goes with none of --print, --snapshot, --sql-api and --json"}
 		}
 		if printOnly {
 			return a.printSQL(ctx, cfg, sqlAPI)
 		}
 		if asJSON && !withSnapshot {
-			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot",
-				Hint: "Give both, or neither"}
+			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot"}
 		}
 		log, report := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) {
 			fmt.Fprintf(a.Stdout, format+"\n", args...)

@@ -9,9 +9,13 @@ import (
 
 // newLogger returns the logger that the settings ask for.
 func newLogger(w io.Writer, cfg config.Log) *slog.Logger {
-	options := &slog.HandlerOptions{Level: cfg.Level}
-	if cfg.Format == "json" {
-		return slog.New(slog.NewJSONHandler(w, options))
+	return slog.New(logHandler(w, cfg.Format, cfg.Level))
+}
+
+func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
+	options := &slog.HandlerOptions{Level: level}
+	if format == "json" {
+		return slog.NewJSONHandler(w, options)
 	}
-	return slog.New(slog.NewTextHandler(w, options))
+	return slog.NewTextHandler(w, options)
 }

@@ -68,8 +68,7 @@ all later ones in their order. Where one fails, it and what follows stay parked.
 	}, cobra.MinimumNArgs(1), func(ctx context.Context, w *parked.Command, args []string) error {
 		if r.Consumer, r.Documents = args[0], args[1:]; r.All == (len(r.Documents) > 0) {
 			return &outbox.Fault{Class: outbox.Usage, Code: "documents",
-				Message: "it is not clear which documents are to be released",
-				Hint:    "Name them, or give --all"}
+				Message: "it is not clear which documents are to be released"}
 		}
 		return w.Release(ctx, r)
 	})

@@ -43,7 +43,6 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 		if o.Check && o.Accept != "" {
 			return &outbox.Fault{
 				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs",
-				Hint: "Give one of them",
 			}
 		}
 		progress := a.Stdout

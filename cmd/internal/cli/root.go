@@ -25,6 +25,7 @@ func (a *App) Service() []*cobra.Command {
 		a.initCommand(),
 		a.runCommand(),
 		a.statusCommand(),
+		a.doctorCommand(),
 		a.drainCommand(),
 		a.inspectCommand(),
 		a.repairCommand(),
@@ -33,6 +34,7 @@ func (a *App) Service() []*cobra.Command {
 		a.consumerCommand(),
 		a.configCommand(),
 		a.healthcheckCommand(),
+		a.explainCommand(),
 		settingsTopic(),
 	}
 }

@@ -3,16 +3,25 @@ package cli
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
+	"os"
+	"runtime"
+	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/httpstatus"
+	"github.com/outflowhq/outflow/internal/app/metrics"
+	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
+	"github.com/outflowhq/outflow/sink"
 )
 
 func (a *App) runCommand() *cobra.Command {
@@ -25,6 +34,12 @@ reconnects and recovers by itself. While another outflow holds the slot it stand
 SIGTERM or SIGINT stop it cleanly: what is in flight is acknowledged first, within stop_timeout. A second signal
 ends it at once, which loses nothing either.
 
+SIGHUP takes over log.level and sink.on_poison of the file, and tries whether new connections can be opened with the
+credentials and certificates that the files hold now. It never ends it.
+
+With on_fault: hold it stays at a fault, with its page, metrics and probes, publishes nothing, and goes on when the
+fault is gone. SIGTERM ends it with the exit code of the fault.
+
 Exit code 3 if the set-up can't work, 4 for a gap or a divergence that an operator has to decide about, 5 for a
 row that can't be published (sink.on_poison: stop), 1 after a second signal. Outages have none: it goes on after them.`,
 		Example: "  outflow run --config outflow.yaml",
@@ -33,19 +48,35 @@ row that can't be published (sink.on_poison: stop), 1 after a second signal. Out
 
 func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	version, _ := buildVersion()
-	log := newLogger(a.Stderr, cfg.Log)
-	decorate := func(*pipeline.Config) {}
+	level := new(slog.LevelVar)
+	level.Set(cfg.Log.Level)
+	events := httpstatus.NewEvents(logHandler(a.Stderr, cfg.Log.Format, level))
+	log := slog.New(events).With("slot", cfg.Slot, "stream", cfg.Stream)
+	if !cfg.Shard.Whole() {
+		log = log.With("shard", cfg.Shard.String())
+	}
+	if cfg.Log.Format == "json" {
+		a.log = log
+	}
+	hangup := hangups()
+	hold, retry := cfg.OnFault == config.FaultHold, make(chan struct{}, 1)
+	decorate := []func(*pipeline.Config){func(c *pipeline.Config) {
+		c.Hold, c.Retry = hold, retry
+		c.Failed = func(f *outbox.Fault) { a.saveEnd(cfg, log, f, hold) }
+	}}
 	if a.faults != nil {
-		decorate = a.faults.Decorate
+		decorate = append(decorate, a.faults.Decorate)
 		log.Warn("this outflow does harm to itself, as a test wants it to")
 	}
-	metrics := prometheus.NewRegistry()
-	prefixed := prometheus.WrapRegistererWithPrefix("outflow_", metrics)
-	metrics.MustRegister(collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	prefixed.MustRegister(buildInfo(version))
-	p, closeWriter := wiring.Pipeline(cfg, log, prefixed, decorate)
+	known := metrics.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Shard: cfg.Shard.String(),
+		MaxSpill: cfg.Reorder.MaxSpill}
+	registry, own := metrics.New(known)
+	p, reload, closeWriter := wiring.Pipeline(cfg, log, own, decorate...)
 	defer closeWriter()
+	watcher := watch.New(watch.Config{Config: cfg, Logger: log, Seen: p.Watched,
+		Standby: func() bool { return p.Status().State == pipeline.StateStandby }})
+	own.MustRegister(metrics.State(known, p.Status, watcher.Reading))
+	defer runBeside(ctx, watcher.Run)()
 
 	table := cfg.Table
 	if !cfg.Source.Rows() {
@@ -56,28 +87,69 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		if err != nil {
 			return err
 		}
-		info := httpstatus.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream,
-			Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String()}
 		hosts := cfg.ListenHosts
 		if host, _, err := net.SplitHostPort(cfg.Listen); err == nil {
 			hosts += "," + host
 		}
-		pages := httpstatus.Serve(l, hosts, info, p.Status, metrics)
+		pages := httpstatus.Serve(l, hosts, httpstatus.Source{
+			Info: info(cfg, version, table), Status: p.Status,
+			Reading: watcher.Reading,
+			Events:  events, Metrics: registry,
+		})
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}
-	log.Info("outflow started", "version", version, "slot", cfg.Slot, "stream", cfg.Stream, "source",
-		cfg.Source, "table", table, "shard", cfg.Shard)
+	log.Info("outflow started", "version", version, "source", cfg.Source.String(), "table", table)
+	reloads := reloader{load: a.load, cfg: cfg, log: log, level: level, apply: reload,
+		connect: wiring.TryConnections, retry: retry}
+	n := newNotifier(p.Status, log)
+	defer context.AfterFunc(ctx, func() { _ = notify(daemon.SdNotifyStopping) })() // nothing depends on it
+	defer runBeside(ctx, func(ctx context.Context) { supervised(ctx, hangup, reloads.reload, n) })()
 	if err = p.Run(ctx); err == nil {
 		log.Info("outflow stopped")
+	}
+	if f := outbox.FaultOf(err); f != nil && hold {
+		a.saveEnd(cfg, log, f, false) // it waits no longer
 	}
 	return err
 }
 
-// buildInfo is the metric that carries the version.
-func buildInfo(version string) prometheus.Collector {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, with the version as a " +
-		"label."}, []string{"version"})
-	g.WithLabelValues(version).Set(1)
-	return g
+// saveEnd stores why this process stopped publishing, for outflow status; held: it stays. Nothing waits for a
+// NATS that is away.
+func (a *App) saveEnd(cfg config.Config, log *slog.Logger, f *outbox.Fault, held bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	end := checkpoint.NewEnd(f)
+	end.Exit, end.Held, end.PID = exitCode(f), held, os.Getpid()
+	end.Host, _ = os.Hostname() // "" if the system does not know
+	end.Version, _ = buildVersion()
+	if err := wiring.SaveEnd(ctx, cfg, end); err != nil {
+		log.Debug("where status reads it, nothing says why this process stopped publishing", "err", err)
+	}
+}
+
+// runBeside runs f in a goroutine, also while ctx has ended and what it ended still stops, until the function
+// that it returns is called. That one waits for f's end.
+func runBeside(ctx context.Context, f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		f(ctx)
+	}()
+	return func() {
+		cancel()
+		<-over
+	}
+}
+
+// info is what the pages say of this process.
+func info(cfg config.Config, version, table string) overview.Info {
+	host, _ := os.Hostname() // "" if the system does not know
+	return overview.Info{
+		Version: version, Go: runtime.Version(), Host: host, PID: os.Getpid(), Started: time.Now(),
+		Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String(), Slot: cfg.Slot,
+		Stream:        cfg.Stream,
+		InFlightLimit: sink.MaxInFlight,
+	}
 }

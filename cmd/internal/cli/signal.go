@@ -47,3 +47,10 @@ func interruptible(ctx context.Context, name string) (_ context.Context, stop fu
 		cancel(nil)
 	}
 }
+
+// hangups returns the SIGHUPs that come from now on: they no longer end the process, to its very end.
+func hangups() <-chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	return c
+}

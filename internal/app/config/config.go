@@ -36,6 +36,7 @@ type Config struct {
 	Listen      string // host:port; "": no listener
 	ListenHosts string // further names that requests may name, separated by commas
 	Log         Log
+	OnFault     string
 	StopTimeout time.Duration // for what is in flight at a clean stop
 
 	from map[string]origin // by path: where the value came from
@@ -171,6 +172,12 @@ type Init struct {
 	MaxAge   time.Duration
 	MaxBytes int64 // 0: no limit
 }
+
+// The values of on_fault.
+const (
+	FaultExit = "exit"
+	FaultHold = "hold"
+)
 
 // Log says what is logged, and how.
 type Log struct {

@@ -86,6 +86,9 @@ func documentMeaning(s *setting) string {
 	if s.fallback != nil {
 		doc += " Falls back to `" + strings.Join(s.fallback, "`, `") + "`."
 	}
+	if s.reloads {
+		doc += " `run` takes a change over at SIGHUP."
+	}
 	if s.secret != open {
 		doc += " Never printed"
 		if s.secret != secret {

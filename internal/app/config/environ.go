@@ -56,7 +56,7 @@ func (l *loader) readEnviron() {
 	}
 	slices.Sort(unknown)
 	for _, name := range unknown {
-		near := nearest(strings.TrimPrefix(name, envPrefix), paths)
+		near := Nearest(strings.TrimPrefix(name, envPrefix), paths)
 		if near != "" {
 			near = byPath[near].env()
 		}

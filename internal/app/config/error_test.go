@@ -44,8 +44,8 @@ func TestImpossible(t *testing.T) {
 		"init.storage":       {"disk"},
 		"init.max_age":       {"-1s", "1ms", "299s"},
 		"init.max_bytes":     {"-1"},
-		"listen_hosts":       {"outflow:9187", "http://outflow", "a,,b", "*", "a b"},
-		"listen": {"9187", "localhost", "localhost:http", "localhost:65536",
+		"listen_hosts":       {"outflow:7422", "http://outflow", "a,,b", "*", "a b"},
+		"listen": {"7422", "localhost", "localhost:http", "localhost:65536",
 			"http://localhost:80"},
 		"log.format":   {"xml"},
 		"log.level":    {"INFO", "trace"},
@@ -91,7 +91,7 @@ func TestPossible(t *testing.T) {
 		"sink.max_payload":   {"1KiB", "64MiB"},
 		"init.max_age":       {"0s", "300s"},
 		"listen_hosts":       {"", "outflow", "outflow.svc.cluster.local, status.example.org"},
-		"listen":             {"", ":9187", "[::1]:0", "0.0.0.0:65535"},
+		"listen":             {"", ":7422", "[::1]:0", "0.0.0.0:65535"},
 		"headers":            {"", "traceparent=trace", "X=a, Y=b"},
 	} {
 		for _, value := range values {
@@ -228,12 +228,12 @@ func TestUnknownEnvironment(t *testing.T) {
 	}
 	// A Service named outflow makes these in every pod of its namespace.
 	if _, err := Load(nil, []string{
-		"OUTFLOW_SERVICE_HOST=10.0.0.1", "OUTFLOW_SERVICE_PORT=9187", "OUTFLOW_SERVICE_PORT_METRICS=9187",
-		"OUTFLOW_PORT=tcp://10.0.0.1:9187", "OUTFLOW_PORT_9187_TCP=tcp://10.0.0.1:9187",
-		"OUTFLOW_PORT_9187_TCP_PROTO=tcp",
-		"OUTFLOW_PORT_9187_TCP_PORT=9187", "OUTFLOW_PORT_9187_TCP_ADDR=10.0.0.1",
+		"OUTFLOW_SERVICE_HOST=10.0.0.1", "OUTFLOW_SERVICE_PORT=7422", "OUTFLOW_SERVICE_PORT_METRICS=7422",
+		"OUTFLOW_PORT=tcp://10.0.0.1:7422", "OUTFLOW_PORT_7422_TCP=tcp://10.0.0.1:7422",
+		"OUTFLOW_PORT_7422_TCP_PROTO=tcp",
+		"OUTFLOW_PORT_7422_TCP_PORT=7422", "OUTFLOW_PORT_7422_TCP_ADDR=10.0.0.1",
 		"OUTFLOW_METRICS_SERVICE_HOST=10.0.0.2",
-		"OUTFLOW_METRICS_PORT=tcp://10.0.0.2:9187", "OUTFLOWER=1", "outflow_x=1",
+		"OUTFLOW_METRICS_PORT=tcp://10.0.0.2:7422", "OUTFLOWER=1", "outflow_x=1",
 		"OUTFLOW_PG_BIN=/usr/bin", "OUTFLOW_TEST_PG=all",
 	}); err != nil {
 		t.Error(err)

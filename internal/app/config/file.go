@@ -126,7 +126,7 @@ func (w walker) unknown(e *ast.MappingValueNode, path string) {
 	if _, ok := mapping(e.Value); ok {
 		names = append([]string{"headers"}, sections...)
 	}
-	w.problem(fmt.Sprintf("%s: %s: there is no such key", w.at(e.Key), path), orAll(nearest(path, names)))
+	w.problem(fmt.Sprintf("%s: %s: there is no such key", w.at(e.Key), path), orAll(Nearest(path, names)))
 }
 
 func (w walker) leaf(path string, e *ast.MappingValueNode) {

@@ -34,7 +34,7 @@ func IsSetting(f *pflag.Flag) bool { return f.Annotations[settingAnnotation] != 
 // NearestFlag returns the flag of the setting that name was most likely meant to be, with its dashes; "" if
 // none is near.
 func NearestFlag(name string) string {
-	near := nearest(name, paths)
+	near := Nearest(name, paths)
 	if near == "" {
 		return ""
 	}

@@ -58,8 +58,8 @@ func TestDefaults(t *testing.T) {
 			MaxPayload: 1 << 20,
 		},
 		Init:   Init{Replicas: 1, Storage: "file"},
-		Listen: "127.0.0.1:9187", Log: Log{Format: "text", Level: slog.LevelInfo},
-		StopTimeout: 10 * time.Second,
+		Listen: "127.0.0.1:7422", Log: Log{Format: "text", Level: slog.LevelInfo},
+		OnFault: FaultExit, StopTimeout: 10 * time.Second,
 	}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("defaults:\n%+v\nwant:\n%+v", c, want)

@@ -2,10 +2,10 @@ package config
 
 import "strings"
 
-// nearest returns the name that word was most likely meant to be, "" if none is near: then more than a third
+// Nearest returns the name that word was most likely meant to be, "" if none is near: then more than a third
 // of its letters would be wrong. A word that is right but for its section (horizon for reorder.horizon)
 // counts as one letter off; dots and underscores between sections are the same.
-func nearest(word string, names []string) string {
+func Nearest(word string, names []string) string {
 	best, least := "", 0
 	whole, last := flat(word), leaf(word)
 	for _, name := range names {

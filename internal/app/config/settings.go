@@ -21,6 +21,7 @@ type setting struct {
 	fallback []string              // environment variables that count before the default
 	secret   secrecy               //
 	choices  []string              // all values, for completion
+	reloads  bool                  // a running process takes it over at SIGHUP
 	bind     func(c *Config) value // the field
 }
 
@@ -241,6 +242,7 @@ var settings = []setting{
 		choices: []string{PoisonStop, PoisonDeadLetter},
 		doc: "What happens to a row that cannot be published: stop with exit code 5, or publish a dead " +
 			"letter in its place.",
+		reloads: true,
 		bind: func(c *Config) value {
 			return choiceValue{&c.Sink.OnPoison, []string{PoisonStop, PoisonDeadLetter}}
 		}},
@@ -270,7 +272,7 @@ var settings = []setting{
 		doc:  "How large the stream may grow before the oldest messages are removed. 0: no limit.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Init.MaxBytes, 0, math.MaxInt64} }},
 
-	{path: "listen", def: "127.0.0.1:9187", want: `host:port, or "" for none`,
+	{path: "listen", def: "127.0.0.1:7422", want: `host:port, or "" for none`,
 		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",
 		bind: func(c *Config) value { return textValue{&c.Listen, listenAddress} }},
 	{path: "listen_hosts", want: "host names without a port, separated by commas",
@@ -283,7 +285,13 @@ var settings = []setting{
 	{path: "log.level", def: "info", want: "debug, info, warn or error",
 		choices: []string{"debug", "info", "warn", "error"},
 		doc:     "The lowest level that is logged.",
+		reloads: true,
 		bind:    func(c *Config) value { return levelValue{&c.Log.Level} }},
+	{path: "on_fault", def: FaultExit, want: "exit or hold", choices: []string{FaultExit, FaultHold},
+		doc: "What run does at a fault that needs a person (exit codes 3, 4 and 5). exit: it ends. hold: " +
+			"it publishes nothing and holds no slot, but keeps page, metrics and probes, and looks every " +
+			"30 s, and at SIGHUP, whether the fault is gone.",
+		bind: func(c *Config) value { return choiceValue{&c.OnFault, []string{FaultExit, FaultHold}} }},
 	{path: "stop_timeout", def: "10s", want: "a duration of 0s or more, such as 10s",
 		doc:  "How long a clean stop waits for messages in flight.",
 		bind: func(c *Config) value { return durationValue{&c.StopTimeout, 0, longest, 0} }},

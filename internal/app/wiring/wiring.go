@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,6 +27,7 @@ import (
 	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -290,11 +293,70 @@ func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot})
 }
 
-// Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function it returns
-// closes what outlives sessions; call it after Run.
+// tryTimeout is how long each connection of TryConnections may take.
+const tryTimeout = 5 * time.Second
+
+// TryConnections opens a connection to each server with what the credential files hold now, closes it, and
+// returns why that failed.
+func TryConnections(ctx context.Context, cfg config.Config) (failed []error) {
+	try := func(setting string, open func(context.Context) error) {
+		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+		defer cancel()
+		if err := open(ctx); err != nil {
+			failed = append(failed, at(setting, err))
+		}
+	}
+	reach := func(t postgres.Target) func(context.Context) error {
+		return func(ctx context.Context) error {
+			conn, err := t.Connect(ctx)
+			if err == nil {
+				postgres.Close(conn)
+			}
+			return err
+		}
+	}
+	c := Catalog(cfg)
+	try("postgres.url", reach(c.Target()))
+	if write := cfg.Postgres.WriteURL; write != cfg.Postgres.URL {
+		const setting = "postgres.write_url"
+		try(setting, reach(postgres.Target{Setting: setting, URL: write, Slot: cfg.Slot, Pooled: true}))
+	}
+	try(cfg.NATS.Where(), func(ctx context.Context) error {
+		sc, err := Broker(cfg, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		conn, err := sink.Connect(ctx, sc)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	return failed
+}
+
+// SaveEnd stores why a process stopped publishing, over a connection of its own.
+func SaveEnd(ctx context.Context, cfg config.Config, end checkpoint.End) error {
+	sc, err := Broker(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	conn, err := Connect(ctx, cfg, sc)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return Store(cfg, conn).SaveEnd(ctx, end)
+}
+
+// Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function that it last
+// returns closes what outlives sessions; call it after Run. reload gives connections that are opened from
+// then on what [config.Config.Reload] takes over.
 func Pipeline(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer,
-	decorate ...func(*pipeline.Config)) (*pipeline.Pipeline, func()) {
-	return streamer(&opener{cfg: cfg, log: log, check: (*Layout).CheckKey}, metrics, decorate)
+	decorate ...func(*pipeline.Config)) (p *pipeline.Pipeline, reload func(config.Config), closeAll func()) {
+	o := &opener{cfg: cfg, log: log, check: (*Layout).CheckKey}
+	p, closeAll = streamer(o, metrics, decorate)
+	return p, func(cfg config.Config) { o.reloaded.Store(&cfg) }, closeAll
 }
 
 // Drainer is a streamer that publishes what was written so far whatever the type of the key: it is the way to
@@ -309,6 +371,13 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	cfg, log := o.cfg, o.log
 	writer := replication.NewWriter(Replication(cfg, log))
 	o.writer = writer
+	o.deadLetters = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dead_letters_total",
+		Help: "Rows that can't be published, in whose place a dead letter went (sink.on_poison: " +
+			"dead_letter), by reason."}, []string{"reason"})
+	metrics.MustRegister(o.deadLetters)
+	for _, reason := range sink.Reasons {
+		o.deadLetters.WithLabelValues(string(reason))
+	}
 	inForce, stop := gclimit.Start(cfg.Reorder.Settings(), cfg.Sink.MaxPayload)
 	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Heartbeats: cfg.Reorder.Tick == config.TickWAL,
@@ -317,6 +386,13 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	}
 	for _, d := range decorate {
 		d(&pc)
+	}
+	failed := pc.Failed
+	pc.Failed = func(f *outbox.Fault) {
+		writer.Disconnect() // nothing is open while a fault is held
+		if failed != nil {
+			failed(f)
+		}
 	}
 	return pipeline.New(pc), func() {
 		stop()
@@ -337,6 +413,10 @@ type opener struct {
 	followed sync.Once // the record, where the default would have been another
 
 	batches *sink.Batches // for all sessions; nil: none
+
+	reloaded atomic.Pointer[config.Config] // in place of cfg, for the side of NATS; nil: nothing was
+
+	deadLetters *prometheus.CounterVec // by reason
 }
 
 // open opens NATS first: a session that has no NATS to begin with takes nothing from PostgreSQL.
@@ -412,7 +492,11 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 
 // openJetStream opens the side of NATS.
 func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
-	sc, err := Sink(o.cfg, layout, o.log)
+	cfg := o.cfg
+	if reloaded := o.reloaded.Load(); reloaded != nil {
+		cfg = *reloaded
+	}
+	sc, err := Sink(cfg, layout, o.log)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -420,6 +504,7 @@ func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn,
 		o.batches = sc.Batches
 	}
 	sc.Batches = o.batches
+	sc.DeadLettered = func(r sink.Reason) { o.deadLetters.WithLabelValues(string(r)).Inc() }
 	conn, err := Connect(ctx, o.cfg, sc)
 	if err != nil {
 		return nil, nil, err

@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -120,6 +122,24 @@ type Truth struct {
 	End       LSN // of the last transaction
 
 	commits []commit
+}
+
+// Between is how much later one transaction committed than another, by the times in the WAL: what ordering
+// added to an event is the time from its own commit to that of the input that closed its window. ok is false
+// where one of them was not read.
+func (t *Truth) Between(from, to LSN) (d time.Duration, ok bool) {
+	at := func(lsn LSN) (int64, bool) {
+		i, found := slices.BinarySearchFunc(t.commits, lsn, func(c commit, lsn LSN) int {
+			return cmp.Compare(c.lsn, lsn)
+		})
+		if !found {
+			return 0, false
+		}
+		return t.commits[i].time, true
+	}
+	a, ok := at(from)
+	b, also := at(to)
+	return time.Duration(b-a) * time.Microsecond, ok && also
 }
 
 // Reader reads the truth from a slot, again and again if wanted, and lets the server discard the WAL that was

@@ -139,7 +139,6 @@ func slotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name,
 			slot.ActivePID, slot.Holder),
-		Hint: "Stop outflow first. While it runs there is no gap: it stops when it finds one",
 	}
 }
 

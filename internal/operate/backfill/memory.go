@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/outflowhq/outflow/checkpoint"
-	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -28,7 +27,7 @@ type counted struct {
 func (l *Conns) remember(ctx context.Context, seq uint64, limit int) (*memory, error) {
 	m := &memory{limit: limit, newest: map[uint64]counted{}}
 	end := relay.Checkpoint{Seq: seq, Remembered: limit}
-	recent, err := conns.Recent(ctx, l.NATS, checkpoint.Start{Checkpoint: end, Accepted: seq})
+	recent, err := checkpoint.Start{Checkpoint: end, Accepted: seq}.Recent(ctx, l.NATS.Recent)
 	for i := len(recent) - 1; i >= 0; i-- {
 		m.add(recent[i])
 	}

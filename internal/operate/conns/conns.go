@@ -8,14 +8,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/sink"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -83,24 +81,6 @@ func (c *Conns) Reader() *checkpoint.Reader {
 		Stream: c.NATS.State,
 		Server: c.Session.Server,
 	}
-}
-
-// recentTimeout is how long it may take to read what gap mode remembers.
-const recentTimeout = 60 * time.Second
-
-// Recent reads what gap mode remembers at a start; see [checkpoint.Start.Memory].
-func Recent(ctx context.Context, from *sink.Conn, s checkpoint.Start) ([]outbox.Counter, error) {
-	above, upTo, n := s.Memory()
-	if n == 0 {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, recentTimeout)
-	defer cancel()
-	all, err := from.Recent(ctx, above, upTo, n)
-	if err != nil {
-		return nil, fmt.Errorf("read the counters of the stream's last %d messages: %w", n, err)
-	}
-	return all, nil
 }
 
 // SaveRecord writes the record by compare-and-set and returns its new revision.

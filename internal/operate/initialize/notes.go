@@ -14,8 +14,8 @@ import (
 // maxCounted is up to how many rows are counted.
 const maxCounted = 100_000
 
-// notes points out what is possible but may not be intended.
-func (s *setup) notes() {
+// notes points out what is possible but may not be intended, and which ordering mode fits.
+func (s *setup) notes(ctx context.Context) error {
 	m := s.layout.Mapping
 	for _, column := range []struct{ setting, name string }{
 		{"columns.doc_id", m.Doc}, {"columns.seq_key", m.Key}, {"columns.payload", m.Payload},
@@ -29,13 +29,12 @@ func (s *setup) notes() {
 		for _, note := range counterNotes(s.layout.Table, m) {
 			s.note("note: %s", note)
 		}
-		return // it needs no order key
-	}
-	if !m.Keyed() {
+	} else if !m.Keyed() { // gap mode needs no order key
 		s.note("note: table %s has no order key, neither columns.seq_key nor both columns.actor_id and "+
 			"columns.counter: "+
 			"events are published in the order in which their transactions commit", s.cfg.Table)
 	}
+	return s.noteOrdering(ctx)
 }
 
 // counterNotes points out what of the counter's column gap mode has no good use for.

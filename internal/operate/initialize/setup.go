@@ -178,7 +178,7 @@ func (s *setup) table(ctx context.Context) error {
 	if s.cfg.Source.Rows() {
 		s.reportMade(created, "table %s", s.cfg.Table)
 		s.rows = !created
-		s.notes()
+		return s.notes(ctx)
 	}
 	return nil
 }

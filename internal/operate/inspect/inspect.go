@@ -16,7 +16,6 @@ import (
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -88,8 +87,8 @@ func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *s
 	layout.Follow(cfg, rec)
 	newest := rec.Checkpoints[len(rec.Checkpoints)-1]
 	source = fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
-	recent, err = conns.Recent(whole, conn, checkpoint.Start{
-		Checkpoint: newest.Checkpoint, Holes: rec.Holes, Accepted: rec.Base})
+	recent, err = checkpoint.Start{Checkpoint: newest.Checkpoint, Holes: rec.Holes, Accepted: rec.Base}.
+		Recent(whole, conn.Recent)
 	if err != nil {
 		source += ", with nothing remembered: " + err.Error()
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
-	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -176,7 +175,7 @@ var errVerified = errors.New("verified")
 // with those in the stream. In gap mode the stream must have what is remembered.
 func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.Readings,
 	start checkpoint.Start) error {
-	recent, err := conns.Recent(ctx, l.NATS, start)
+	recent, err := start.Recent(ctx, l.NATS.Recent)
 	if err != nil {
 		return err
 	}

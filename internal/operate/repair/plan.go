@@ -7,7 +7,6 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
-	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
@@ -204,7 +203,7 @@ func (r *repair) forget(ctx context.Context, l *backfill.Conns, f *finding) (*ch
 	newest := start.Checkpoints[len(start.Checkpoints)-1]
 	// as accepted messages they are looked for everywhere below, not only where they have to be
 	start.Checkpoint, start.Accepted = newest.Checkpoint, newest.Seq
-	recent, err := conns.Recent(ctx, l.NATS, start)
+	recent, err := start.Recent(ctx, l.NATS.Recent)
 	if err != nil {
 		return nil, err
 	}

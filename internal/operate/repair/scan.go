@@ -304,7 +304,7 @@ func (s *scan) readSlot(ctx context.Context) error {
 	for _, h := range s.anchor.Holds {
 		holds[h.Sequence] = h
 	}
-	oldest := 0 // how many holds' oldest events were read
+	sums := make(map[uint64]uint64, len(holds)) // of what was read again, as relay.Hold has it
 	var tx []slotEvent
 	err := slotread.Decode(ctx, s.r.cfg, s.l.Layout, 0, s.r.log, func(res *decoder.Result) error {
 		if res.Kind == decoder.Event {
@@ -353,9 +353,8 @@ func (s *scan) readSlot(ctx context.Context) error {
 					return &untrusted{fmt.Sprintf(
 						"the event at position %v of the WAL is in the stream, and "+
 							"the checkpoint holds it back", pos)}
-				case pos == h.Oldest:
-					oldest++
 				}
+				sums[h.Sequence] += relay.HeldSum(pos, e.counter)
 				s.set(e.id, inWAL)
 			}
 		}
@@ -371,8 +370,10 @@ func (s *scan) readSlot(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	if oldest < len(holds) {
-		return &untrusted{"the WAL does not have what the checkpoint holds back as it was"}
+	for _, h := range holds {
+		if sums[h.Sequence] != h.Sum {
+			return &untrusted{"the WAL does not have what the checkpoint holds back as it was"}
+		}
 	}
 	if s.anchor.Settings.ByGap() && len(s.beyond) > 0 {
 		return &untrusted{"gap mode began where the stream has events beyond the checkpoint"}

@@ -1,188 +1,219 @@
 // Package status is `outflow status`: it reads slot, checkpoint record, stream and server, as a start would,
-// without changing anything.
+// without changing anything. It shows what can be read where one of the servers does not answer.
 //
 // It is internal to Outflow: its API may change at any time.
 package status
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Report is what was read. The JSON names are stable.
+// Report is what was read. The JSON names are those of /status.json where the things are the same.
 type Report struct {
 	Health  string `json:"health"` // ok, not running, or the code of what is wrong
 	Problem string `json:"problem,omitempty"`
 
-	Source     string            `json:"source"` // table, message or both
-	Table      string            `json:"table"`  // "" if there is none
-	Shard      string            `json:"shard,omitempty"`
-	Slot       Slot              `json:"slot"`
-	Stream     Stream            `json:"stream"`
+	Source string `json:"source"` // table, message or both
+	Table  string `json:"table"`  // "" if there is none
+	Shard  string `json:"shard,omitempty"`
+	*overview.Report
+	Stream Stream `json:"stream"`
+
 	Checkpoint *relay.Checkpoint `json:"place,omitempty"` // the newest recorded one
 	Recorded   *time.Time        `json:"recorded,omitempty"`
-
-	WALEnd   outbox.LSN `json:"wal_end"`
-	LagBytes uint64     `json:"lag_bytes"` // WAL between the newest recorded checkpoint and the end
-}
-
-// Slot is the slot's health.
-type Slot struct {
-	Name          string     `json:"name"`
-	Exists        bool       `json:"exists"`
-	Active        bool       `json:"active"`
-	PID           int        `json:"pid,omitempty"`
-	Confirmed     outbox.LSN `json:"confirmed"`
-	RetainedBytes uint64     `json:"retained_bytes"`
-	WALStatus     string     `json:"wal_status,omitempty"`
-	// until the slot is in danger; absent: no limit
-	SafeWALBytes *int64 `json:"safe_wal_bytes,omitempty"`
-	Invalidation string `json:"invalidation,omitempty"`
+	LagBytes   uint64            `json:"lag_bytes"` // WAL between the newest recorded checkpoint and the end
+	// why the last process stopped publishing; absent: it did not stop at a fault, another one publishes, or
+	// that can't be read
+	LastEnd *checkpoint.End `json:"last_end,omitempty"`
 }
 
 // Stream is the stream's health.
 type Stream struct {
-	Name         string `json:"name"`
-	Exists       bool   `json:"exists"`
-	Messages     uint64 `json:"messages"`
-	LastSequence uint64 `json:"last_sequence"`
-	Replicated   bool   `json:"replicated"`
+	overview.Stream
+	Replicated bool `json:"replicated"`
 
 	Loss             string   `json:"loss,omitempty"`              // what shows that it lost messages
 	DurablesAffected []string `json:"durables_affected,omitempty"` // durable consumers that may have had them
 }
 
-// Read reads everything. An error means that something could not be read; the report says if what was read is
-// wrong.
+// How long everything that a start reads may take, and how often it is read while somebody watches: it takes
+// several connections.
+const (
+	timeLimit = 15 * time.Second
+	interval  = 10 * time.Second
+)
+
+// Read reads everything. The report always says what could be read; an error, what could not.
 func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, error) {
+	w := newWatcher(cfg)
+	var both sync.WaitGroup
+	both.Go(func() { w.Once(ctx) })
+	s := readStart(ctx, cfg, log)
+	both.Wait()
+	return report(cfg, w.Reading(), s), s.failed
+}
+
+// Watch shows a report every two seconds until ctx ends or show fails.
+func Watch(ctx context.Context, cfg config.Config, log *slog.Logger, show func(*Report) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	defer cancel()
+	w := newWatcher(cfg)
+	readers.Go(func() { w.Run(ctx) })
+	starts := make(chan *start)
+	readers.Go(func() {
+		for ctx.Err() == nil {
+			select {
+			case starts <- readStart(ctx, cfg, log):
+			case <-ctx.Done():
+			}
+			select {
+			case <-time.After(interval):
+			case <-ctx.Done():
+			}
+		}
+	})
+	newest := <-starts // or what it could not read in its time
+	tick := time.NewTicker(watch.Interval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if err := show(report(cfg, w.Reading(), newest)); err != nil {
+			return err
+		}
+		select {
+		case newest = <-starts:
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+func newWatcher(cfg config.Config) *watch.Watcher {
+	// what fails is in the reading
+	return watch.New(watch.Config{Config: cfg, Logger: slog.New(slog.DiscardHandler)})
+}
+
+// start is what a start of run would have read.
+type start struct {
+	readings checkpoint.Readings
+	record   *checkpoint.Record // also where the rest could not be read
+	ended    *checkpoint.End    // likewise
+	config   checkpoint.Config
+	loss     string // what shows that the stream lost messages
+	setup    error  // what such a start would stop with
+	failed   error  // not everything could be read
+}
+
+func readStart(ctx context.Context, cfg config.Config, log *slog.Logger) *start {
+	ctx, cancel := context.WithTimeout(ctx, timeLimit)
+	defer cancel()
+	s := &start{}
+	if s.failed = s.read(ctx, cfg, log); s.failed != nil {
+		s.readStore(ctx, cfg, log)
+	}
+	return s
+}
+
+func (s *start) read(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	c, err := conns.Open(ctx, cfg, log)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer c.Close()
 	r, err := c.Reader().Read(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var setup error
 	if r.Slot.Exists || r.Record != nil {
-		if r.Publication, setup = c.Session.Publication(ctx, c.Layout.Needed()); setup == nil {
-			setup = c.NATS.CheckStream(ctx)
+		if r.Publication, s.setup = c.Session.Publication(ctx, c.Layout.Needed()); s.setup == nil {
+			s.setup = c.NATS.CheckStream(ctx)
 		}
 	}
-	return report(cfg, wiring.Checkpoint(cfg, c.Layout), &r, setup), nil
+	s.readings, s.record, s.config = r, r.Record, wiring.Checkpoint(cfg, c.Layout)
+	if !r.Slot.Active { // else somebody publishes, though the record may not have been written again yet
+		s.ended, _ = c.Store.LastEnd(ctx) // it is no part of what a start needs
+	}
+	if s.setup == nil {
+		var found checkpoint.Start
+		found, s.setup = checkpoint.Resolve(s.config, r)
+		if s.loss = found.Loss; s.setup == nil && !r.Slot.Active { // whoever holds the slot has read it
+			var recent []outbox.Counter
+			if recent, s.setup = found.Recent(ctx, c.NATS.Recent); s.setup == nil {
+				s.setup = s.config.CheckMemory(found, len(recent))
+			}
+		}
+	}
+	return nil
 }
 
-func report(cfg config.Config, cc checkpoint.Config, r *checkpoint.Readings, setup error) *Report {
+// readStore reads what there is in NATS without PostgreSQL. An error would say no more than the one that led
+// here.
+func (s *start) readStore(ctx context.Context, cfg config.Config, log *slog.Logger) {
+	sc, err := wiring.Broker(cfg, log)
+	if err != nil {
+		return
+	}
+	conn, err := wiring.Connect(ctx, cfg, sc)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	store := wiring.Store(cfg, conn)
+	s.record, _, _ = store.Load(ctx)
+	s.ended, _ = store.LastEnd(ctx)
+}
+
+func report(cfg config.Config, read watch.Reading, s *start) *Report {
+	r := &s.readings
 	rep := &Report{
-		Health: "ok", Source: cc.Mapping.Source.String(), Table: cc.Table, Shard: cc.Mapping.Shard.String(),
-		WALEnd: r.Server.WALEnd,
-		Slot: Slot{
-			Name: cfg.Slot, Exists: r.Slot.Exists, Active: r.Slot.Active, PID: r.Slot.ActivePID,
-			Confirmed:     r.Slot.Confirmed,
-			RetainedBytes: outbox.Distance(r.Slot.Restart, r.Server.WALEnd), WALStatus: r.Slot.WALStatus,
-			Invalidation: r.Slot.Invalidation,
-		},
-		Stream: Stream{
-			Name: cfg.Stream, Exists: r.Stream.Exists, Messages: r.Stream.Messages,
-			LastSequence: r.Stream.LastSeq, Replicated: r.Stream.Replicated,
-		},
+		Health: "ok", Source: cfg.Source.String(), Shard: cfg.Shard.String(),
+		Report: overview.Of(cfg.Slot, cfg.Stream, &read, time.Now()), LastEnd: s.ended,
 	}
-	if r.Slot.Exists && r.Slot.SafeWALSize >= 0 {
-		rep.Slot.SafeWALBytes = &r.Slot.SafeWALSize
+	if cfg.Source.Rows() {
+		rep.Table = cfg.Table
 	}
-	if r.Record != nil && len(r.Record.Checkpoints) > 0 {
-		newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
+	if s.failed == nil {
+		rep.Table = s.config.Table
+	}
+	rep.Stream.Stream, rep.Stream.Replicated = rep.Report.Stream, r.Stream.Replicated
+	if s.record != nil && len(s.record.Checkpoints) > 0 {
+		newest := s.record.Checkpoints[len(s.record.Checkpoints)-1]
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
-		rep.LagBytes = outbox.Distance(newest.Due, r.Server.WALEnd)
+		rep.LagBytes = outbox.Distance(newest.Due, max(newest.Due, read.Postgres.WALEnd))
 	}
-	if setup == nil {
-		var start checkpoint.Start
-		start, setup = checkpoint.Resolve(cc, *r)
-		rep.Stream.Loss = start.Loss
+	problem := s.failed
+	if problem == nil {
+		problem = s.setup
 	}
-	fault := outbox.FaultOf(setup)
+	rep.Stream.Loss = s.loss
+	fault := outbox.FaultOf(problem)
 	if rep.Stream.Loss != "" || fault != nil && fault.Code == "stream_shortened" {
 		rep.Stream.DurablesAffected = r.Stream.Durables
 	}
+	rep.OfHealth(problem, rep.Slot.Active || r.Slot.Active)
 	switch {
 	case fault != nil:
 		rep.Health, rep.Problem = fault.Code, fault.Error()
-	case setup != nil:
-		rep.Health, rep.Problem = "waiting", setup.Error()
+	case s.failed != nil:
+		rep.Health, rep.Problem = "not known", problem.Error()
+	case problem != nil:
+		rep.Health, rep.Problem = "waiting", problem.Error()
 	case !r.Slot.Active:
 		rep.Health, rep.Problem = "not running", "no outflow holds the slot"
 	}
 	return rep
-}
-
-// Lines is the report for people: names and values.
-func (r *Report) Lines() [][2]string {
-	lines := [][2]string{{"health", r.Health}}
-	add := func(name, format string, args ...any) {
-		lines = append(lines, [2]string{name, fmt.Sprintf(format, args...)})
-	}
-	if r.Problem != "" {
-		add("", "%s", r.Problem)
-	}
-	switch r.Source {
-	case string(relay.FromMessage):
-		add("source", "logical messages (%s)", outbox.EventPrefix)
-	case string(relay.FromBoth):
-		add("table", "%s", r.Table)
-		add("", "and logical messages (%s)", outbox.EventPrefix)
-	default:
-		add("table", "%s", r.Table)
-	}
-	if r.Shard != "" {
-		add("shard", "%s", r.Shard)
-	}
-	switch {
-	case !r.Slot.Exists:
-		add("slot", "%s: missing", r.Slot.Name)
-	case r.Slot.Active:
-		add("slot", "%s: held by pid %d, wal_status %s, %d bytes of WAL kept", r.Slot.Name, r.Slot.PID,
-			r.Slot.WALStatus, r.Slot.RetainedBytes)
-	default:
-		add("slot", "%s: held by nobody, wal_status %s, %d bytes of WAL kept", r.Slot.Name, r.Slot.WALStatus,
-			r.Slot.RetainedBytes)
-	}
-	if r.Slot.SafeWALBytes != nil {
-		add("", "%d more bytes of WAL until it is in danger (max_slot_wal_keep_size)", *r.Slot.SafeWALBytes)
-	}
-	if r.Stream.Exists {
-		add("stream", "%s: %d messages, last sequence %d", r.Stream.Name, r.Stream.Messages,
-			r.Stream.LastSequence)
-	} else {
-		add("stream", "%s: missing", r.Stream.Name)
-	}
-	if r.Stream.Loss != "" {
-		add("", "a loss: %s", r.Stream.Loss)
-	}
-	if len(r.Stream.DurablesAffected) > 0 {
-		add("", "durable consumers that may have had more: %s", strings.Join(r.Stream.DurablesAffected, ", "))
-	}
-	add("end of WAL", "%v", r.WALEnd)
-	if r.Checkpoint != nil {
-		add("recorded", "%v = sequence %d, stored %v", r.Checkpoint.Due, r.Checkpoint.Seq,
-			r.Recorded.Format(time.RFC3339))
-		add("settings", "%v", r.Checkpoint.Settings)
-		if n := len(r.Checkpoint.Holds); n > 0 {
-			add("gaps", "%d sequences wait for missing counters; WAL is kept from %v on for them", n,
-				r.Checkpoint.Start())
-		}
-		add("lag", "%d bytes of WAL behind the recorded place", r.LagBytes)
-	}
-	add("confirmed", "%v", r.Slot.Confirmed)
-	return lines
 }

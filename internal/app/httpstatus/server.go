@@ -1,5 +1,5 @@
-// Package httpstatus serves /metrics, /healthz, /readyz, /status.json and a status page on / for operators
-// and probes. It only reads.
+// Package httpstatus serves /metrics, /healthz, /readyz, /status.json, /explain and a status page on / for
+// operators and probes. It only reads.
 //
 // It is internal to Outflow: its API may change at any time.
 package httpstatus
@@ -7,47 +7,45 @@ package httpstatus
 import (
 	"context"
 	"crypto/sha256"
-	_ "embed"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"html/template"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
 
+	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
-//go:embed page.html
-var pageHTML string
-
-var page = template.Must(template.New("page").Parse(pageHTML))
-
 // Server serves the pages. Its methods are for one goroutine.
 type Server struct {
-	listener net.Listener
-	http     *http.Server
-	served   chan error
+	http   *http.Server
+	served chan error
+
+	end      context.CancelFunc // of the sampling
+	sampling sync.WaitGroup
 }
 
-// Info is what the pages say in addition to the pipeline's state.
-type Info struct {
-	Version string `json:"version"`
-	Slot    string `json:"slot"`
-	Stream  string `json:"stream"`
-	Source  string `json:"source"`
-	Table   string `json:"table"` // "" if there is none
-	Shard   string `json:"shard,omitempty"`
+// Source is what the pages show.
+type Source struct {
+	Info    overview.Info
+	Status  func() pipeline.Status
+	Reading func() watch.Reading // of both servers
+	Events  *Events              // the last ones of the log; nil: none are shown
+	Metrics prometheus.Gatherer
 }
 
 // Listen listens on the address. If that is in use, the error is a fault of class Usage that names the
@@ -79,13 +77,17 @@ const maxHeader = 8 << 10 // bytes
 
 // Serve starts to serve on l, which it owns from now on. hosts are the names that requests may use, separated
 // by commas, in addition to localhost and IP addresses.
-func Serve(l net.Listener, hosts string, info Info, snapshot func() pipeline.Status,
-	metrics prometheus.Gatherer) *Server {
-	return serve(l, guarded(hosts, Handler(info, snapshot, metrics)), usual)
+func Serve(l net.Listener, hosts string, from Source) *Server {
+	past := new(history)
+	ctx, cancel := context.WithCancel(context.Background())
+	s := serve(l, guarded(hosts, handler(&from, past)), usual)
+	s.end = cancel
+	s.sampling.Go(func() { past.run(ctx, &from) })
+	return s
 }
 
 func serve(l net.Listener, handler http.Handler, limits limits) *Server {
-	s := &Server{listener: l, served: make(chan error, 1)}
+	s := &Server{served: make(chan error, 1), end: func() {}}
 	s.http = &http.Server{
 		Handler: handler, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: limits.header,
 		ReadTimeout:  limits.header,
@@ -126,17 +128,22 @@ func guarded(hosts string, next http.Handler) http.Handler {
 	})
 }
 
-// policy allows the page its own style sheet and nothing else.
-var policy = func() string {
-	_, style, _ := strings.Cut(pageHTML, "<style>")
-	style, _, _ = strings.Cut(style, "</style>")
-	sum := sha256.Sum256([]byte(style))
-	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
-		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-}()
+// policy allows the page its own style sheet, its own script, and to ask for itself again. Nothing else.
+var policy = "default-src 'none'; style-src " + hashOf("style") + "; script-src " + hashOf("script") +
+	"; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// hashOf is the hash of the one element of that name in the page.
+func hashOf(element string) string {
+	_, text, _ := strings.Cut(pageHTML, "<"+element+">")
+	text, _, _ = strings.Cut(text, "</"+element+">")
+	sum := sha256.Sum256([]byte(text))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}
 
 // Close ends the server; requests under way get a second.
 func (s *Server) Close() error {
+	s.end()
+	s.sampling.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := s.http.Shutdown(ctx); err != nil {
@@ -148,13 +155,14 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Handler returns the pages.
-func Handler(info Info, snapshot func() pipeline.Status, metrics prometheus.Gatherer) http.Handler {
+// handler returns the pages.
+func handler(from *Source, past *history) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{DisableCompression: true}))
+	mux.Handle("GET /metrics",
+		promhttp.HandlerFor(from.Metrics, promhttp.HandlerOpts{DisableCompression: true}))
 	probe := func(ok func(*pipeline.Status) bool) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
-			snap := snapshot()
+			snap := from.Status()
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 			if !ok(&snap) {
 				w.WriteHeader(http.StatusServiceUnavailable)
@@ -165,66 +173,32 @@ func Handler(info Info, snapshot func() pipeline.Status, metrics prometheus.Gath
 			}
 		}
 	}
+	report := func(now time.Time) *overview.Report {
+		snap, r := from.Status(), from.Reading()
+		return overview.New(&from.Info, &snap, &r, now)
+	}
 	mux.HandleFunc("GET /healthz", probe(func(s *pipeline.Status) bool { return s.Alive(time.Now()) }))
 	mux.HandleFunc("GET /readyz", probe((*pipeline.Status).Ready))
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(struct { // it only fails if the client has gone
-			Info
-			pipeline.Status
-		}{info, snapshot()})
+		_ = json.NewEncoder(w).Encode(report(time.Now())) // it only fails if the client has gone
+	})
+	mux.HandleFunc("GET /explain/{code}", func(w http.ResponseWriter, r *http.Request) {
+		f, ok := finding.Of(r.PathValue("code"))
+		if !ok {
+			http.Error(w, "there is no such code", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "%s (%v): %s\n\n%s", f.Code, f.Severity, f.Title, f.Text())
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		snap := snapshot()
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_ = page.Execute(w, view(info, &snap, time.Now()))
+		// A page that asks again every two seconds would otherwise hold a connection for as long as it is
+		// open, and a few of them would keep the probes out.
+		w.Header().Set("Connection", "close")
+		now := time.Now()
+		_ = page.Execute(w, view(report(now), past, from.Events, now))
 	})
 	return mux
-}
-
-// pageView is what the page shows, ready to print.
-type pageView struct {
-	Info
-	State, Error, Since, Age, Lag          string
-	Good                                   bool
-	Held, InFlight, Sessions               int
-	Received, Published, Confirmed, WALEnd outbox.LSN
-	Seq                                    uint64
-	Retained                               string
-	OpenGaps                               int
-	Gaps                                   []gapView
-}
-
-// gapView is an open gap as the page shows it.
-type gapView struct {
-	pipeline.Gap
-	For string // how long the oldest event has waited
-}
-
-func view(info Info, s *pipeline.Status, now time.Time) pageView {
-	v := pageView{
-		Info: info, State: string(s.State), Error: s.Error, Good: s.Ready(),
-		Since: now.Sub(s.Since).Round(time.Second).String(),
-		Age:   s.Age(now).Round(time.Millisecond).String(), Lag: s.Lag(now).Round(time.Second).String(),
-		Held: s.Held, InFlight: s.InFlight, Sessions: s.Sessions,
-		Received: s.Received, Published: s.Published, Confirmed: s.Confirmed, WALEnd: s.WALEnd, Seq: s.Seq,
-		Retained: size(s.Retained), OpenGaps: s.OpenGaps,
-	}
-	for _, g := range s.Gaps {
-		v.Gaps = append(v.Gaps, gapView{g, max(now.Sub(g.Since), 0).Round(100 * time.Millisecond).String()})
-	}
-	return v
-}
-
-// size prints bytes with a binary unit.
-func size(n uint64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, u := float64(n)/1024, 0
-	for v >= 1024 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	return fmt.Sprintf("%.1f %ciB", v, units[u])
 }

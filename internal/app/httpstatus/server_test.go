@@ -16,12 +16,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
 func pages(hosts string) http.Handler {
-	return guarded(hosts, Handler(Info{}, func() pipeline.Status { return pipeline.Status{} },
-		prometheus.NewRegistry()))
+	return guarded(hosts, handler(&Source{
+		Status:  func() pipeline.Status { return pipeline.Status{} },
+		Reading: func() watch.Reading { return watch.Reading{} },
+		Metrics: prometheus.NewRegistry(),
+	}, new(history)))
 }
 
 func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {
@@ -35,10 +39,10 @@ func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {
 func TestOnlyOwnNamesAreAnswered(t *testing.T) {
 	h := pages("outflow, Status.example.org,")
 	for host, want := range map[string]int{
-		"localhost:9187": 200, "LOCALHOST": 200, "localhost.": 200, "127.0.0.1:9187": 200,
-		"10.1.2.3:9187": 200, "[::1]:9187": 200, "[fe80::1]": 200,
-		"outflow:9187": 200, "status.example.org": 200, "": 200,
-		"evil.example": 421, "evil.example:9187": 421, "localhost.evil.example": 421,
+		"localhost:7422": 200, "LOCALHOST": 200, "localhost.": 200, "127.0.0.1:7422": 200,
+		"10.1.2.3:7422": 200, "[::1]:7422": 200, "[fe80::1]": 200,
+		"outflow:7422": 200, "status.example.org": 200, "": 200,
+		"evil.example": 421, "evil.example:7422": 421, "localhost.evil.example": 421,
 		"127.0.0.1.evil.example": 421, "x.outflow": 421,
 	} {
 		for _, path := range []string{"/", "/metrics", "/status.json"} {
@@ -70,15 +74,20 @@ func TestPagesMayNotBeFramedNorRunAnything(t *testing.T) {
 				t.Errorf("policy %q, want %s", policy, want)
 			}
 		}
-		// The style that the policy allows is the one that is sent.
-		if style := regexp.MustCompile(`(?s)<style>(.*)</style>`).FindStringSubmatch(
-			w.Body.String()); style != nil {
-			sum := sha256.Sum256([]byte(style[1]))
-			if want := base64.StdEncoding.EncodeToString(sum[:]); !strings.Contains(policy, want) {
-				t.Errorf("policy %q, want the style's hash %s", policy, want)
+		if host != "localhost" {
+			continue
+		}
+		// What the policy allows is what is sent.
+		for _, element := range []string{"style", "script"} {
+			sent := regexp.MustCompile(`(?s)<` + element + `>(.*)</` + element +
+				`>`).FindStringSubmatch(w.Body.String())
+			if sent == nil {
+				t.Fatalf("no %s", element)
 			}
-		} else if host == "localhost" {
-			t.Error("no style")
+			sum := sha256.Sum256([]byte(sent[1]))
+			if want := base64.StdEncoding.EncodeToString(sum[:]); !strings.Contains(policy, want) {
+				t.Errorf("policy %q, want the hash of the %s, %s", policy, element, want)
+			}
 		}
 	}
 }

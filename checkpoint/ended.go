@@ -1,0 +1,99 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// End says why a process stopped publishing: the fault that it ended with, or that it holds.
+type End struct {
+	At      time.Time `json:"at"` // by the process's clock
+	Code    string    `json:"code"`
+	Class   string    `json:"class"`
+	Message string    `json:"message"` // with the cause and the range of LSNs, without the hint
+	Hint    string    `json:"hint,omitempty"`
+	Exit    int       `json:"exit"` // the exit code
+	Held    bool      `json:"held"` // the process stayed: on_fault is hold
+	Host    string    `json:"host,omitempty"`
+	PID     int       `json:"pid"`
+	Version string    `json:"version,omitempty"`
+}
+
+// NewEnd returns what there is to say of a fault; the process adds itself.
+func NewEnd(f *outbox.Fault) End {
+	message := *f
+	message.Hint = ""
+	return End{At: time.Now().UTC().Truncate(time.Millisecond), Code: f.Code, Class: f.Class.String(),
+		Message: message.Error(), Hint: f.Hint}
+}
+
+// maxEndText is how much of a text is stored: some causes quote what somebody else wrote.
+const maxEndText = 2000
+
+// SaveEnd stores why this process stopped publishing, in place of what a process before it has stored. It
+// never touches the record.
+//
+// It is stored as a deletion that carries data: earlier versions of Outflow take each value in the bucket for
+// the record of a slot.
+func (s *Store) SaveEnd(ctx context.Context, e End) error {
+	for _, text := range []*string{&e.Message, &e.Hint} {
+		if len(*text) > maxEndText {
+			*text = strings.ToValidUTF8((*text)[:maxEndText], "") + "…"
+		}
+	}
+	doc, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	m := nats.NewMsg(s.api.PublishSubject(s.endSubject()))
+	m.Data = doc
+	m.Header.Set("KV-Operation", "DEL")
+	m.Header.Set("Nats-Expected-Stream", s.stream)
+	answer, err := s.api.NATS().RequestMsgWithContext(ctx, m)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", s.endSubject(), err)
+	}
+	var got jsapi.Ack
+	if err := json.Unmarshal(answer.Data, &got); err != nil {
+		return fmt.Errorf("write %s: %w", s.endSubject(), err)
+	}
+	if got.Error != nil {
+		return fmt.Errorf("write %s: %w", s.endSubject(), got.Error)
+	}
+	return nil
+}
+
+// LastEnd returns why the last process that published stopped, nil if it did not stop at a fault, or if the
+// record was written since: then another process, or a repair, has gone on from there.
+func (s *Store) LastEnd(ctx context.Context) (*End, error) {
+	end, err := s.api.Message(ctx, s.stream, jsapi.MessageRequest{Last: s.endSubject()})
+	if end == nil || err != nil {
+		if jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound) {
+			err = nil
+		}
+		return nil, err
+	}
+	record, err := s.api.Message(ctx, s.stream, jsapi.MessageRequest{Last: s.subject})
+	if err != nil || record != nil && record.Seq > end.Seq {
+		return nil, err
+	}
+	e := new(End)
+	if err := json.Unmarshal(end.Data, e); err != nil {
+		return nil, fmt.Errorf("read %s: %w", s.endSubject(), err)
+	}
+	return e, nil
+}
+
+// endSubject has a token more than a slot's name can have.
+func (s *Store) endSubject() string {
+	return strings.TrimSuffix(s.subject, s.cfg.Slot) + "ended." + s.cfg.Slot
+}

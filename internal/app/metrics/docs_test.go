@@ -1,0 +1,231 @@
+package metrics
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/pipeline"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md")
+
+// everything gathers each metric that there is, by a process that knows everything.
+func everything(t *testing.T) []*dto.MetricFamily {
+	t.Helper()
+	now, safe := time.Now(), int64(1)
+	read := watch.Read{At: now}
+	status := pipeline.Status{
+		State: pipeline.StateRunning, Fault: &pipeline.Fault{Code: "slot_missing"}, Received: 1, Published: 1,
+		WALEnd: 2, Oldest: now, CaughtUp: now, HeldLimit: 1, HeldLimitBytes: 1,
+		Gaps: []pipeline.Gap{{Since: now}}, Unlisted: now,
+	}
+	reading := watch.Reading{
+		Postgres: watch.Postgres{Read: read}, NATS: watch.NATS{Read: read, StorageLimit: 1},
+		Slot: watch.Slot{Read: read, Exists: true, Safe: &safe},
+		Stream: watch.Stream{Read: read, Exists: true, MaxBytes: 1,
+			Replicas: []watch.Replica{{Name: "n2"}}},
+		Consumers: []watch.Consumer{{Name: "search"}}, ConsumerList: read,
+	}
+	info := Info{Slot: "outflow", MaxSpill: 1}
+	registry, own := New(info)
+	_, _, stop := wiring.Pipeline(config.Config{}, slog.New(slog.DiscardHandler), own)
+	stop()
+	own.MustRegister(State(info, func() pipeline.Status { return status },
+		func() watch.Reading { return reading }))
+	families, err := registry.Gather()
+	must.Succeed(t, err)
+	families = slices.DeleteFunc(families, func(f *dto.MetricFamily) bool {
+		return !strings.HasPrefix(f.GetName(), "outflow_")
+	})
+	for _, d := range all {
+		name := regexp.MustCompile(`fqName: "(\w+)"`).FindStringSubmatch(d.String())[1]
+		if !slices.ContainsFunc(families, func(f *dto.MetricFamily) bool {
+			return f.GetName() == "outflow_"+name
+		}) {
+			t.Errorf("%s has no series though everything is known", name)
+		}
+	}
+	return families
+}
+
+func TestNamesAreAsPrometheusWantsThem(t *testing.T) {
+	families := everything(t)
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	must.Succeed(t, err)
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if !slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
+				return l.GetName() == "slot" && l.GetValue() == "outflow"
+			}) {
+				t.Errorf("%s has a series without the label slot", f.GetName())
+			}
+		}
+	}
+}
+
+// A process that knows nothing says nothing that it does not know: a 0 would be a figure.
+func TestWhatIsNotKnownHasNoSeries(t *testing.T) {
+	registry, own := New(Info{Slot: "outflow"})
+	standby := pipeline.Status{State: pipeline.StateStandby, WALEnd: 5}
+	var reading watch.Reading
+	own.MustRegister(State(Info{}, func() pipeline.Status { return standby },
+		func() watch.Reading { return reading }))
+	names := func() string {
+		families, err := registry.Gather()
+		must.Succeed(t, err)
+		all := ""
+		for _, f := range families {
+			if name, ok := strings.CutPrefix(f.GetName(), "outflow_"); ok {
+				all += name + " "
+			}
+		}
+		return all
+	}
+	const always = "build_info gaps_open held_bytes held_events in_flight_bytes in_flight_limit_bytes " +
+		"in_flight_limit_messages in_flight_messages "
+	if got := names(); got != always+"slot_held state " {
+		t.Errorf("before anything was read: %s", got)
+	}
+	reading.Postgres.FailingSince, reading.NATS.FailingSince = time.Now(), time.Now()
+	if got := names(); got != always+"nats_up postgres_up slot_held state " {
+		t.Errorf("both sides were down from the start: %s", got)
+	}
+}
+
+// TestThePageOfMetricsIsThatOfTheProgram compares docs/metrics.md with what the program has; -update writes
+// it.
+func TestThePageOfMetricsIsThatOfTheProgram(t *testing.T) {
+	families := everything(t)
+	var b bytes.Buffer
+	b.WriteString(docHead)
+	rest := slices.Clone(families)
+	for _, s := range sections {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n| name | type | unit | labels | meaning |\n"+
+			"| --- | --- | --- | --- | --- |\n", s.title, s.text)
+		rest = slices.DeleteFunc(rest, func(f *dto.MetricFamily) bool {
+			name := strings.TrimPrefix(f.GetName(), "outflow_")
+			if !s.names.MatchString(name) {
+				return false
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", f.GetName(),
+				strings.ToLower(f.GetType().String()), unit(name), labels(f), f.GetHelp())
+			return true
+		})
+	}
+	for _, f := range rest {
+		t.Errorf("%s is in no section", f.GetName())
+	}
+	b.WriteString(docAlerts)
+	root := filepath.Join("..", "..", "..")
+	for _, user := range []string{"packaging/prometheus/outflow.rules.yaml",
+		"packaging/grafana/outflow.json"} {
+		content, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(user)))
+		must.Succeed(t, err)
+		for _, used := range regexp.MustCompile(`\boutflow_[a-z_]+`).FindAllString(string(content), -1) {
+			base := regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(used, "")
+			if !slices.ContainsFunc(families, func(f *dto.MetricFamily) bool {
+				return f.GetName() == base
+			}) &&
+				!strings.HasPrefix(used, "outflow_consumer_") { // of package consumer
+				t.Errorf("%s names %s, which there is not", user, used)
+			}
+		}
+	}
+	path := filepath.Join(root, "docs", "metrics.md")
+	if *update {
+		must.Succeed(t, os.WriteFile(path, b.Bytes(), 0o644))
+	}
+	got, err := os.ReadFile(path)
+	must.Succeed(t, err)
+	if !bytes.Equal(got, b.Bytes()) {
+		t.Error("docs/metrics.md is not what the program has: go test ./internal/app/metrics -update")
+	}
+}
+
+func unit(name string) string {
+	switch {
+	case strings.HasSuffix(name, "_timestamp_seconds"):
+		return "Unix time in seconds"
+	case strings.HasSuffix(name, "_lsn"):
+		return "LSN, in bytes of WAL"
+	}
+	name = strings.TrimSuffix(name, "_total")
+	switch word := name[strings.LastIndex(name, "_")+1:]; word {
+	case "seconds", "bytes", "events", "messages", "operations":
+		return word
+	}
+	return ""
+}
+
+// labels lists the labels but slot.
+func labels(f *dto.MetricFamily) string {
+	var names []string
+	for _, m := range f.GetMetric() {
+		for _, l := range m.GetLabel() {
+			if n := "`" + l.GetName() + "`"; l.GetName() != "slot" && !slices.Contains(names, n) {
+				names = append(names, n)
+			}
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+var sections = []struct {
+	title, text string
+	names       *regexp.Regexp
+}{
+	{"State", "", regexp.MustCompile(`^(state|slot_held|fault|build_info)$`)},
+	{"Progress", "", regexp.MustCompile(`^(published_lsn|received_lsn|published_sequence|unpublished_.*|` +
+		`oldest_.*|caught_up.*|events_published_total|sent_bytes_total|commit_to_ack_seconds)$`)},
+	{"PostgreSQL and the slot", "Read by a connection of their own, whatever publishing does.\n",
+		regexp.MustCompile(`^(postgres_up|wal_end_lsn|confirmed_lsn|unconfirmed_.*|slot_.*)$`)},
+	{"Order and buffer", "", regexp.MustCompile(`^(held_.*|spill_.*|in_flight_.*|window_events|late_.*|` +
+		`gaps?_.*|ticks?_.*|ignored_.*|malformed_.*|foreign_.*|dead_letters_.*|no_checkpoint_.*)$`)},
+	{"NATS and the stream", "Read by a connection of their own, whatever publishing does.\n",
+		regexp.MustCompile(
+			`^(nats_up|jetstream_.*|stream_(messages|bytes|limit|last|exists|read|replica).*)$`)},
+	{"Consumers", "As JetStream knows them, whoever wrote them. The metrics of package `consumer` are " +
+		"[its own](consumer.md).\n", regexp.MustCompile(`^stream_consumer.*$`)},
+	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +
+		`resumptions_total)$`)},
+}
+
+const docHead = `# Metrics
+
+What ` + "`outflow run`" + ` serves at ` + "`/metrics`" + `, at the address of [` + "`listen`" + `](configuration.md). This page is made from the program.
+
+- **Every series has the label ` + "`slot`" + `**, which both instances of a pair share. Aggregate by it: ` + "`max by (slot) (…)`" + `.
+- **Figures are computed at each scrape** from what publishing and a watcher know. The watcher has connections of its own to PostgreSQL and
+  NATS. It goes on while the other side is away, on a standby, and while a fault is held.
+- **What is not known has no series**; it is never 0 instead. So a standby has no lag, and a process that never reached PostgreSQL has no
+  figures of the slot.
+- **A side that does not answer** keeps its last figures. ` + "`outflow_postgres_up`" + ` and ` + "`outflow_nats_up`" + ` say so, and the ` + "`…_read_timestamp_seconds`" + ` how old they are.
+- Go's own metrics (` + "`go_…`, `process_…`" + `) are there too, without the label.
+`
+
+const docAlerts = `
+## Alerts and a dashboard
+
+[outflow.rules.yaml](../packaging/prometheus/outflow.rules.yaml) has alerts for Prometheus, each with a [runbook](runbooks.md). The Helm
+chart installs them with ` + "`prometheusRule.enabled`" + `. [outflow.json](../packaging/grafana/outflow.json) is a dashboard for Grafana: import it, and choose the
+data source. A limit that is not set has no series, so an expression that divides by it has no result.
+`

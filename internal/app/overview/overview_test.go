@@ -1,0 +1,154 @@
+package overview
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// healthy is an installation that publishes.
+func healthy() (pipeline.Status, watch.Reading) {
+	fresh, safe := watch.Read{At: now.Add(-time.Second)}, int64(900<<20)
+	return pipeline.Status{State: pipeline.StateRunning, Since: now.Add(-time.Hour), CaughtUp: now,
+			ReadyChanged: now.Add(-time.Hour), HeldLimit: 10, HeldLimitBytes: 10},
+		watch.Reading{
+			Postgres: watch.Postgres{Read: fresh, WALEnd: 2000, WALRate: 1 << 20},
+			Slot: watch.Slot{Read: fresh, Exists: true, Active: true, Holder: "outflow/s/a",
+				Retained: 100 << 20,
+				Safe:     &safe, WALStatus: "reserved"},
+			NATS: watch.NATS{Read: fresh}, Stream: watch.Stream{Read: fresh, Exists: true},
+			ConsumerList: fresh,
+		}
+}
+
+func levels(r *Report) string {
+	var all []string
+	for _, p := range r.Parts() {
+		all = append(all, string(p.Level))
+	}
+	return strings.Join(all, " ")
+}
+
+func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
+	t.Parallel()
+	down := watch.Read{At: now.Add(-time.Minute), Error: "refused", FailingSince: now.Add(-time.Minute)}
+	for name, c := range map[string]struct {
+		change        func(s *pipeline.Status, r *watch.Reading)
+		level         Level
+		code          string
+		effect, never string
+		parts         string
+	}{
+		"all is well": {func(*pipeline.Status, *watch.Reading) {}, Good, "",
+			"Nothing is lost. PostgreSQL keeps 100 MiB of WAL for the slot; if publishing stopped now, the " +
+				"slot " +
+				"would be lost in about 15 min", "", "good good good good good idle"},
+		"NATS is away": {func(s *pipeline.Status, r *watch.Reading) {
+			s.State, s.ReadyChanged = pipeline.StateAway, now.Add(-time.Minute)
+			r.NATS.Read, r.Stream.Read, r.ConsumerList = down, down, down
+		}, Bad, "nats_connect", "the slot is lost in about 15 min, when 900 MiB more are written", "would",
+			"good good good warning bad unknown"},
+		"PostgreSQL is away": {func(s *pipeline.Status, r *watch.Reading) {
+			s.State = pipeline.StateWaiting
+			r.Postgres.Read, r.Slot.Read = down, down
+		}, Bad, "postgres_connect", "(read 1 min ago)", "", "bad unknown idle idle good idle"},
+		"a gap": {func(s *pipeline.Status, r *watch.Reading) {
+			s.State, s.Fault = pipeline.StateFault, &pipeline.Fault{Code: "stream_shortened", Message: "m",
+				Hint: "h"}
+			r.Slot.Active = false
+		}, Bad, "stream_shortened", "Events may be missing", "Nothing is lost",
+			"good warning idle idle good idle"},
+		"a set-up that may leave rows out": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.State, s.Fault = pipeline.StateFault, &pipeline.Fault{Code: "publication_insert", Message: "m"}
+		}, Bad, "publication_insert", "PostgreSQL keeps", "Nothing is lost", "good good idle idle good idle"},
+		"a row": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.State, s.Fault = pipeline.StateFault, &pipeline.Fault{Code: "too_large", Message: "m",
+				Hint: "h"}
+		}, Bad, "too_large", "Nothing is lost", "", "good good idle idle good idle"},
+		"a standby": {func(s *pipeline.Status, _ *watch.Reading) { s.State = pipeline.StateStandby }, Idle,
+			"",
+			"Another outflow publishes", "", "good good idle idle good idle"},
+		"it is behind": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.CaughtUp = now.Add(-time.Minute)
+		}, Warning, "", "Nothing is lost", "", "good good good good good idle"},
+		"the slot has little room": {func(_ *pipeline.Status, r *watch.Reading) { *r.Slot.Safe = 20 << 20 },
+			Warning, "", "in about 20 s", "", "good warning good good good idle"},
+		"the slot has no limit": {func(_ *pipeline.Status, r *watch.Reading) { r.Slot.Safe = nil },
+			Good, "", "max_slot_wal_keep_size is not set", "", "good good good good good idle"},
+		"the slot is lost": {func(s *pipeline.Status, r *watch.Reading) {
+			s.State, r.Slot.WALStatus = pipeline.StateWaiting, "lost"
+		}, Bad, "", "Events are missing", "Nothing is lost", "good bad idle idle good idle"},
+		"nobody reads a consumer": {func(_ *pipeline.Status, r *watch.Reading) {
+			r.Consumers = []watch.Consumer{{Name: "a", Pending: 3}}
+		}, Good, "", "Nothing is lost", "", "good good good good good warning"},
+		"nothing was read yet": {func(s *pipeline.Status, r *watch.Reading) {
+			*s, *r = pipeline.Status{State: pipeline.StateConnecting}, watch.Reading{}
+		}, Unknown, "", "not known", "Nothing is lost", "unknown unknown idle idle unknown unknown"},
+	} {
+		s, r := healthy()
+		c.change(&s, &r)
+		rep := New(&Info{InFlightLimit: 10}, &s, &r, now)
+		v := rep.Verdict
+		if v.Level != c.level || v.Code != c.code || !strings.Contains(v.Effect, c.effect) ||
+			c.never != "" && strings.Contains(v.Effect, c.never) || v.Do == "" {
+			t.Errorf("%s: %+v", name, v)
+		}
+		if got := levels(rep); got != c.parts {
+			t.Errorf("%s: parts %s, want %s", name, got, c.parts)
+		}
+	}
+}
+
+// Whoever reads both servers says the same without a process to ask, and an error's hint once.
+func TestTheVerdictOfAStart(t *testing.T) {
+	t.Parallel()
+	_, r := healthy()
+	rep := Of("slot", "STREAM", &r, now)
+	rep.OfHealth(nil, true)
+	if rep.Verdict.Level != Good || levels(rep) != "good good good idle" {
+		t.Errorf("%+v, %s", rep.Verdict, levels(rep))
+	}
+	rep.OfHealth(nil, false)
+	if rep.Verdict.Level != Warning {
+		t.Errorf("nobody holds the slot: %+v", rep.Verdict)
+	}
+	rep.OfHealth(&outbox.Fault{Code: "nats_connect", Message: "m", Hint: "Do it. `x` follows",
+		Err: errors.New("refused")}, true)
+	if v := rep.Verdict; v.Level != Bad || v.Detail != "m: refused" || v.Do != "Do it. `x` follows" {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestOldFiguresAreMarked(t *testing.T) {
+	t.Parallel()
+	s, r := healthy()
+	r.Slot.At = now.Add(-11 * time.Second)
+	parts := New(&Info{}, &s, &r, now).Parts()
+	if parts[0].Old != "" || parts[1].Old != "read 11 s ago" {
+		t.Errorf("%q, %q", parts[0].Old, parts[1].Old)
+	}
+}
+
+func TestFiguresAreShort(t *testing.T) {
+	t.Parallel()
+	for got, want := range map[string]string{
+		Size(999): "999 B", Size(1000): "1.0 KiB", Size(1023 << 10): "1.0 MiB", Size(25 << 20): "25.0 MiB",
+		Size(140 << 20): "140 MiB", Count(65536): "65,536", Count(0): "0",
+		Count(uint64(1 << 40)):      "1,099,511,627,776",
+		Duration(192 * time.Second): "3 min 12 s", Duration(20400 * time.Second): "5 h 40 min",
+		Duration(147 * time.Hour): "6 d 3 h", Duration(60 * time.Second): "1 min",
+		Latency(410 * time.Microsecond):  "0.41 ms",
+		Latency(2500 * time.Microsecond): "2.5 ms", Rate(0.25): "0.2", Rate(1234.4): "1,234",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package watch
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+)
+
+const (
+	// MaxConsumers is how many consumers a reading has at most: those that are farthest behind.
+	MaxConsumers = 100
+
+	// A list of consumers makes the server ask the leader of each, so it is asked for less often, and of no
+	// more than so many.
+	listEvery  = 5 // readings
+	mostListed = 1024
+)
+
+// natsSide reads NATS. It belongs to one goroutine.
+//
+// Its connection is not the pipeline's: that one is closed while NATS is thought to be away, and a session's
+// is opened and closed with the session.
+type natsSide struct {
+	w       *Watcher
+	conn    *sink.Conn // nil: none is open
+	reading int        // how many this connection has had
+	noList  bool       // the user may not list consumers: not asked again over this connection
+}
+
+func (n *natsSide) read(ctx context.Context) error {
+	if n.conn == nil {
+		sc, err := wiring.Broker(n.w.cfg.Config, n.w.cfg.Logger)
+		if err != nil {
+			return err
+		}
+		sc.Name += " watcher"
+		conn, err := wiring.Connect(ctx, n.w.cfg.Config, sc)
+		if err != nil {
+			return err
+		}
+		n.conn, n.reading, n.noList = conn, 0, false
+	}
+	if err := n.conn.Err(); err != nil {
+		return err
+	}
+	server, err := n.account(ctx)
+	if err != nil {
+		return err
+	}
+	stream, err := n.stream(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	n.w.update(func(r *Reading) {
+		r.NATS, r.Stream = *server, *stream
+		r.NATS.fresh(now)
+		r.Stream.fresh(now)
+		if !stream.Exists { // and its consumers went with it
+			r.Consumers, r.ConsumersLeftOut = nil, 0
+			r.ConsumerList.fresh(now)
+		}
+	})
+	n.reading++
+	if stream.Exists && !n.noList && n.reading%listEvery == 1 {
+		n.consumers(ctx)
+	}
+	return nil
+}
+
+func (n *natsSide) failed(err error, now time.Time) {
+	n.w.update(func(r *Reading) {
+		r.NATS.failed(err, now)
+		r.Stream.failed(err, now)
+		r.ConsumerList.failed(err, now)
+	})
+}
+
+func (n *natsSide) close() {
+	if n.conn != nil {
+		n.conn.Close()
+		n.conn = nil
+	}
+}
+
+func (n *natsSide) account(ctx context.Context) (*NATS, error) {
+	var answer struct {
+		jsapi.Answer
+		Storage uint64 `json:"storage"`
+		Limits  struct {
+			MaxStorage int64 `json:"max_storage"`
+		} `json:"limits"`
+	}
+	asked := time.Now()
+	if err := n.conn.API().Ask(ctx, "INFO", nil, &answer); err != nil {
+		return nil, err
+	}
+	nc := n.conn.NATS()
+	return &NATS{
+		Server:  strings.TrimSpace(nc.ConnectedServerName() + " " + nc.ConnectedAddr()),
+		Version: nc.ConnectedServerVersion(), RoundTrip: time.Since(asked),
+		Storage: answer.Storage, StorageLimit: uint64(max(answer.Limits.MaxStorage, 0)),
+	}, nil
+}
+
+func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
+	var answer struct {
+		jsapi.Answer
+		Config struct {
+			MaxBytes int64 `json:"max_bytes"`
+		} `json:"config"`
+		State struct {
+			Messages uint64    `json:"messages"`
+			Bytes    uint64    `json:"bytes"`
+			FirstSeq uint64    `json:"first_seq"`
+			LastSeq  uint64    `json:"last_seq"`
+			LastTime time.Time `json:"last_ts"`
+		} `json:"state"`
+		Cluster struct {
+			Leader   string    `json:"leader"`
+			Replicas []Replica `json:"replicas"`
+		} `json:"cluster"`
+	}
+	name := n.w.cfg.Stream
+	err := n.conn.API().Ask(ctx, "STREAM.INFO."+name, nil, &answer)
+	if jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound) {
+		return &Stream{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", name, err)
+	}
+	st := &answer.State
+	s := &Stream{
+		Exists: true, Messages: st.Messages, Bytes: st.Bytes,
+		MaxBytes: uint64(max(answer.Config.MaxBytes, 0)), FirstSeq: st.FirstSeq,
+		LastSeq: st.LastSeq, Leader: answer.Cluster.Leader,
+		Replicas: answer.Cluster.Replicas,
+	}
+	if st.LastSeq > 0 {
+		s.LastTime = st.LastTime
+	}
+	slices.SortFunc(s.Replicas, func(a, b Replica) int { return cmp.Compare(a.Name, b.Name) })
+	return s, nil
+}
+
+// consumers lists the stream's durable consumers. Without that list everything else is still true, so an
+// error is only said beside it.
+func (n *natsSide) consumers(ctx context.Context) {
+	var all []Consumer
+	unread := 0
+	for offset := 0; ; {
+		var page struct {
+			jsapi.Answer
+			Total     int            `json:"total"`
+			Consumers []consumerInfo `json:"consumers"`
+		}
+		err := n.conn.API().Ask(ctx, "CONSUMER.LIST."+n.w.cfg.Stream, map[string]int{"offset": offset},
+			&page)
+		if err != nil {
+			f := outbox.FaultOf(err)
+			n.noList = f != nil && f.Code == "nats_permission"
+			now := time.Now()
+			n.w.update(func(r *Reading) { r.ConsumerList.failed(err, now) })
+			return
+		}
+		for i := range page.Consumers {
+			if c := &page.Consumers[i]; c.Config.Durable != "" {
+				all = append(all, c.consumer())
+			}
+		}
+		offset += len(page.Consumers)
+		if len(page.Consumers) == 0 || offset >= min(page.Total, mostListed) {
+			unread = max(page.Total-offset, 0)
+			break
+		}
+	}
+	all, over := farthestBehind(all)
+	unread += over
+	now := time.Now()
+	n.w.update(func(r *Reading) {
+		r.Consumers, r.ConsumersLeftOut = all, unread
+		r.ConsumerList.fresh(now)
+	})
+}
+
+// farthestBehind returns the consumers with the most pending messages, sorted by name, and how many it leaves
+// out. A consumer that pages of a list have twice, because others came meanwhile, is one.
+func farthestBehind(all []Consumer) (kept []Consumer, over int) {
+	byName := func(a, b Consumer) int { return cmp.Compare(a.Name, b.Name) }
+	slices.SortStableFunc(all, byName)
+	all = slices.CompactFunc(all, func(a, b Consumer) bool { return a.Name == b.Name })
+	slices.SortStableFunc(all, func(a, b Consumer) int { return cmp.Compare(b.Pending, a.Pending) })
+	if over = len(all) - MaxConsumers; over > 0 {
+		all = all[:MaxConsumers]
+	}
+	slices.SortFunc(all, byName)
+	return all, max(over, 0)
+}
+
+// consumerInfo is what is read of a consumer in the answer to CONSUMER.LIST.
+type consumerInfo struct {
+	Name   string `json:"name"`
+	Config struct {
+		Durable string `json:"durable_name"`
+	} `json:"config"`
+	AckFloor struct {
+		Seq  uint64    `json:"stream_seq"`
+		Last time.Time `json:"last_active"`
+	} `json:"ack_floor"`
+	AckPending  int    `json:"num_ack_pending"`
+	Redelivered int    `json:"num_redelivered"`
+	Waiting     int    `json:"num_waiting"`
+	Pending     uint64 `json:"num_pending"`
+	Paused      bool   `json:"paused"`
+}
+
+func (c *consumerInfo) consumer() Consumer {
+	return Consumer{Name: c.Name, Pending: c.Pending, AckPending: c.AckPending, Redelivered: c.Redelivered,
+		Waiting: c.Waiting, AckFloor: c.AckFloor.Seq, LastAck: c.AckFloor.Last, Paused: c.Paused}
+}

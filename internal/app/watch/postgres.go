@@ -1,0 +1,173 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// postgresSide reads PostgreSQL. It belongs to one goroutine.
+type postgresSide struct {
+	w    *Watcher
+	conn *pgx.Conn // nil: none is open
+	rate walRate
+}
+
+func (p *postgresSide) read(ctx context.Context) error {
+	if p.conn == nil {
+		conn, err := postgres.Target{URL: p.w.cfg.Postgres.URL, Slot: p.w.cfg.Slot}.Connect(ctx,
+			func(c *pgx.ConnConfig) {
+				c.RuntimeParams["default_transaction_read_only"] = "on"
+				c.RuntimeParams["statement_timeout"] = strconv.FormatInt(timeLimit.Milliseconds(), 10)
+			})
+		if err != nil {
+			return err
+		}
+		p.conn = conn
+	}
+	asked := time.Now()
+	var standby bool
+	var text string
+	err := p.conn.QueryRow(ctx, `SELECT r.recovery, CASE WHEN r.recovery THEN coalesce(
+			greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')
+			ELSE pg_current_wal_lsn() END::text
+		FROM (SELECT pg_is_in_recovery() AS recovery) r`).Scan(&standby, &text)
+	if err != nil {
+		return fmt.Errorf("read the end of WAL: %w", err)
+	}
+	roundTrip := time.Since(asked)
+	end, err := outbox.ParseLSN(text)
+	if err != nil {
+		return fmt.Errorf("read the end of WAL: %w", err)
+	}
+	slot, err := catalog.ReadSlot(ctx, p.conn, p.w.cfg.Slot)
+	if err != nil {
+		return err
+	}
+	instances, err := p.instances(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	p.rate.add(end, asked)
+	version, _, _ := strings.Cut(p.conn.PgConn().ParameterStatus("server_version"), " ")
+	p.w.update(func(r *Reading) {
+		r.Postgres = Postgres{Host: p.host(), Version: version, Standby: standby, RoundTrip: roundTrip,
+			WALEnd: end, WALRate: p.rate.perSecond()}
+		r.Slot, r.Instances = slotOf(&slot, end), instances
+		r.Postgres.fresh(now)
+		r.Slot.fresh(now)
+	})
+	if p.w.cfg.Seen != nil {
+		p.w.cfg.Seen(end, slot, asked)
+	}
+	return nil
+}
+
+// instances reads who is connected for this slot for longer than most commands run.
+func (p *postgresSide) instances(ctx context.Context) ([]Instance, error) {
+	rows, err := p.conn.Query(ctx, `SELECT trim(application_name || ' ' || coalesce(host(client_addr), '')),
+			min(backend_start), bool_or(pid = pg_backend_pid())
+		FROM pg_stat_activity
+		WHERE starts_with(application_name, $1) AND backend_start < now() - interval '10 seconds'
+		GROUP BY 1 ORDER BY 1 LIMIT 16`, postgres.NamePrefix(p.w.cfg.Slot))
+	if err != nil {
+		return nil, fmt.Errorf("read who is connected: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Instance])
+	if err != nil {
+		return nil, fmt.Errorf("read who is connected: %w", err)
+	}
+	return all, nil
+}
+
+func slotOf(s *relay.SlotState, end outbox.LSN) Slot {
+	slot := Slot{
+		Exists: s.Exists, Active: s.Active, PID: s.ActivePID, Holder: s.Holder, Restart: s.Restart,
+		Confirmed: s.Confirmed, WALStatus: s.WALStatus, Invalidation: s.Invalidation,
+	}
+	if s.Restart != 0 { // else nothing is kept: the slot is lost, or there is none
+		slot.Retained = outbox.Distance(s.Restart, end)
+	}
+	if s.Exists && s.SafeWALSize >= 0 {
+		slot.Safe = &s.SafeWALSize
+	}
+	return slot
+}
+
+func (p *postgresSide) failed(err error, now time.Time) {
+	p.w.update(func(r *Reading) {
+		r.Postgres.failed(err, now)
+		r.Slot.failed(err, now)
+	})
+}
+
+func (p *postgresSide) close() {
+	if p.conn != nil {
+		postgres.Close(p.conn)
+		p.conn = nil
+	}
+}
+
+// host says where the connection ended: by name if the URL has one server, else by address.
+func (p *postgresSide) host() string {
+	c := p.conn.Config()
+	host := net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
+	for _, other := range c.Fallbacks {
+		if other.Host != c.Host || other.Port != c.Port {
+			host = p.conn.PgConn().Conn().RemoteAddr().String()
+		}
+	}
+	return host + "/" + c.Database
+}
+
+// walRate measures how fast WAL is written, over ratePeriod: checkpoints make the rate of a shorter time too
+// uneven to tell when a slot is lost.
+type walRate struct{ samples []walSample }
+
+type walSample struct {
+	at  time.Time
+	end outbox.LSN
+}
+
+const (
+	ratePeriod = 5 * time.Minute
+	rateSample = 10 * time.Second
+)
+
+func (r *walRate) add(end outbox.LSN, at time.Time) {
+	n := len(r.samples)
+	if n > 0 && end < r.samples[n-1].end { // another server, or one that was restored
+		r.samples, n = nil, 0
+	}
+	if n > 1 && at.Sub(r.samples[n-2].at) < rateSample { // the newest one stands for the time since
+		n--
+	}
+	r.samples = append(r.samples[:n], walSample{at, end})
+	for len(r.samples) > 2 && at.Sub(r.samples[1].at) > ratePeriod {
+		r.samples = r.samples[1:]
+	}
+}
+
+// perSecond returns 0 until there is a time to measure over.
+func (r *walRate) perSecond() float64 {
+	if len(r.samples) < 2 {
+		return 0
+	}
+	first, last := r.samples[0], r.samples[len(r.samples)-1]
+	took := last.at.Sub(first.at)
+	if took < rateSample {
+		return 0
+	}
+	return float64(outbox.Distance(first.end, last.end)) / took.Seconds()
+}

@@ -1,0 +1,147 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/finding"
+)
+
+const (
+	manyPending = 10_000
+	idleFor     = 30 * time.Second
+	longParked  = time.Hour
+	// rewindMark is on the durable that package consumeradmin keeps while it sets another one back.
+	rewindMark = "outflow.rewind"
+)
+
+// eachConsumer makes a check of what is looked at of each durable consumer. Others come and go with a client.
+func eachConsumer(name string, look func(f *Facts, r *reporter, c *Consumer)) check {
+	return check{name: name, needs: []source{srcStream, srcConsumers},
+		about: func(f *Facts) bool { return len(f.durables()) > 0 },
+		run: func(f *Facts, r *reporter) {
+			for _, c := range f.durables() {
+				if _, rewinding := c.Config.Metadata[rewindMark]; !rewinding {
+					look(f, r, c)
+				}
+			}
+		}}
+}
+
+func (f *Facts) durables() (all []*Consumer) {
+	for i := range f.Consumers {
+		if f.Consumers[i].Config.Durable != "" {
+			all = append(all, &f.Consumers[i])
+		}
+	}
+	return all
+}
+
+// earlier is what the first of two readings has of a consumer; nil: there was none.
+func (f *Facts) earlier(name string) *Consumer {
+	for i := range f.Earlier {
+		if f.Earlier[i].Name == name {
+			return &f.Earlier[i]
+		}
+	}
+	return nil
+}
+
+// filtered reports whether it gets only some of the messages, so that sequences say little.
+func (c *Consumer) filtered() bool {
+	return c.Config.Filter != "" && c.Config.Filter != ">" || len(c.Config.Filters) > 0
+}
+
+// reads reports whether somebody takes messages from it.
+func (c *Consumer) reads(now time.Time) bool {
+	return c.Waiting > 0 || c.Push || now.Sub(c.Delivered.Last) < idleFor ||
+		now.Sub(c.AckFloor.Last) < idleFor
+}
+
+var consumerChecks = []check{
+	eachConsumer("consumers.reading", func(f *Facts, r *reporter, c *Consumer) {
+		switch {
+		case c.Pending+uint64(c.AckPending) == 0 || c.reads(f.Now.Add(f.Stream.Clock)):
+		case c.Paused:
+			r.find("consumer_paused", "consumer %s is paused, with %s before it", c.Name,
+				count(c.Pending, "message"))
+		default:
+			r.find("consumer_idle", "nobody reads from consumer %s, with %s before it", c.Name,
+				count(c.Pending+uint64(c.AckPending), "message")).Command = "nats consumer info " +
+				f.Config.Stream + " " +
+				shell(c.Name)
+		}
+	}),
+	eachConsumer("consumers.behind", func(f *Facts, r *reporter, c *Consumer) {
+		then := f.earlier(c.Name)
+		switch {
+		case c.Pending <= manyPending:
+		case then != nil && c.Pending > then.Pending:
+			r.find("consumer_behind", "consumer %s has %d messages before it, %d more than %v ago", c.Name,
+				c.Pending, c.Pending-then.Pending, f.Apart)
+		case then != nil && c.Pending < then.Pending:
+			r.findAs(finding.Note, "consumer_behind",
+				"consumer %s has %d messages before it, %d less than %v ago",
+				c.Name, c.Pending, then.Pending-c.Pending, f.Apart)
+		default:
+			r.find("consumer_behind", "consumer %s has %d messages before it", c.Name, c.Pending)
+		}
+	}),
+	eachConsumer("consumers.retention", func(f *Facts, r *reporter, c *Consumer) {
+		if first := f.Stream.State.First; !c.filtered() && c.Delivered.Stream+1 < first {
+			r.find("consumer_lost", "stream %s begins at sequence %d, and consumer %s got messages up to "+
+				"%d: %s went before it had them", f.Config.Stream, first, c.Name, c.Delivered.Stream,
+				count(first-c.Delivered.Stream-1, "message"))
+		}
+	}),
+	eachConsumer("consumers.beyond_end", func(f *Facts, r *reporter, c *Consumer) {
+		last := max(f.Stream.State.Last, f.Readings.Stream.LastSeq)
+		if at := max(c.AckFloor.Stream, c.Delivered.Stream); at > last {
+			r.find("consumer_beyond_end", "consumer %s is at sequence %d, and stream %s ends at %d", c.Name,
+				at, f.Config.Stream, last).Command = fmt.Sprintf("outflow consumer rewind %s --to seq:%d",
+				shell(c.Name), max(last, 1))
+		}
+	}),
+	eachConsumer("consumers.redelivery", func(f *Facts, r *reporter, c *Consumer) {
+		if c.Redelivered > 0 {
+			r.find("consumer_redelivers", "%s that consumer %s had and did not acknowledge came again",
+				count(c.Redelivered, "message"), c.Name)
+		}
+	}),
+	eachConsumer("consumers.settings", func(f *Facts, r *reporter, c *Consumer) {
+		if c.Config.MaxDeliver > 0 {
+			r.find("consumer_max_deliver", "consumer %s has max_deliver %d: a message that was delivered so "+
+				"often is passed over without a word", c.Name, c.Config.MaxDeliver).Command =
+				"nats consumer edit " + f.Config.Stream + " " + shell(c.Name) + " --max-deliver=-1"
+		}
+		if c.Config.Ack == "none" {
+			r.find("consumer_ack_none",
+				"consumer %s acknowledges nothing (ack_policy none): what a client loses "+
+					"is not delivered again", c.Name)
+		}
+	}),
+	{name: "consumers.rewind", needs: []source{srcConsumers},
+		run: func(f *Facts, r *reporter) {
+			for _, c := range f.durables() {
+				if _, ok := c.Config.Metadata[rewindMark]; ok {
+					name := strings.TrimSuffix(c.Config.Durable, "_rewinding")
+					r.find("rewind_unfinished", "setting consumer %s back was interrupted", name).Command =
+						"outflow consumer list"
+				}
+			}
+			r.ok("%s", count(len(f.durables()), "durable consumer"))
+		}},
+	{name: "consumers.parked", needs: []source{srcParked},
+		run: func(f *Facts, r *reporter) {
+			for _, p := range f.Parked {
+				as, since := finding.Warning, seconds(p.Seconds)
+				if since > longParked {
+					as = finding.Error
+				}
+				r.findAs(as, "events_parked", "consumer %s has %s parked in %s, the oldest for %s",
+					p.Consumer, count(p.Events, "event"), p.Table,
+					round(since)).Command = "outflow parked list " + shell(p.Consumer)
+			}
+		}},
+}

@@ -1,0 +1,98 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+func seconds(n float64) time.Duration {
+	if n >= float64(math.MaxInt64)/float64(time.Second) {
+		return math.MaxInt64
+	}
+	return time.Duration(n * float64(time.Second))
+}
+
+// round is a duration as people say it.
+func round(d time.Duration) string {
+	switch {
+	case d > 48*time.Hour:
+		return fmt.Sprintf("%.0f days", d.Hours()/24)
+	case d > 2*time.Hour:
+		return fmt.Sprintf("%.0f hours", d.Hours())
+	case d > 2*time.Minute:
+		return fmt.Sprintf("%.0f minutes", d.Minutes())
+	}
+	return fmt.Sprintf("%.0f s", d.Seconds())
+}
+
+// count is a number of things.
+func count[N int | int64 | uint64](n N, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+func short(d time.Duration) time.Duration {
+	if d > time.Second {
+		return d.Round(10 * time.Millisecond)
+	}
+	return d.Round(10 * time.Microsecond)
+}
+
+// size prints bytes with a binary unit.
+func size(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, u := float64(n)/1024, 0
+	for v >= 1024 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[u])
+}
+
+// number is a count that ends at a limit.
+func number(n, limit int) string {
+	if n >= limit {
+		return strconv.Itoa(limit) + " or more"
+	}
+	return strconv.Itoa(n)
+}
+
+func numberOf(text string) int {
+	n, _ := strconv.Atoi(text)
+	return n
+}
+
+func quote(name string) string { return postgres.Quote(name) }
+
+func quoted(value string) string {
+	if value == "" {
+		return "not set"
+	}
+	return value
+}
+
+// shell quotes a word for a command line.
+func shell(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("_-./=:@%+,", r)
+	}
+	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 &&
+		!strings.HasPrefix(word, "-") {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

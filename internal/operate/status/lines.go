@@ -1,0 +1,168 @@
+package status
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Style says how a report is printed.
+type Style struct {
+	Colour bool
+	Width  int // of the terminal: longer lines are cut; 0: they are not
+}
+
+// The colours of the levels in a terminal.
+var colours = map[overview.Level]string{overview.Good: "32", overview.Warning: "33", overview.Bad: "31"}
+
+// Print prints the report for people: names and values.
+func (r *Report) Print(w io.Writer, style Style) error {
+	p := &printer{style: style}
+	v := &r.Verdict
+	p.line("health", "%s %s", p.shape(v.Level), r.Health)
+	p.more("cause", v.Cause)
+	p.more("", v.Detail)
+	p.more("data", v.Effect)
+	p.more("to do", v.Do)
+	if v.Code != "" {
+		p.more("", "outflow explain "+v.Code)
+	}
+	if e := r.LastEnd; e != nil {
+		what := fmt.Sprintf("ended with exit code %d", e.Exit)
+		if e.Held {
+			what = "stopped publishing, and waits"
+		}
+		p.line("last end", "%s: pid %d on %s %s: %s", e.At.Format(time.RFC3339), e.PID, e.Host, what, e.Code)
+		p.more("", e.Message)
+	}
+	p.line("", "")
+	switch r.Source {
+	case string(relay.FromMessage):
+		p.line("source", "logical messages (%s)", outbox.EventPrefix)
+	case string(relay.FromBoth):
+		p.line("table", "%s, and logical messages (%s)", r.Table, outbox.EventPrefix)
+	default:
+		p.line("table", "%s", r.Table)
+	}
+	p.more("shard", r.Shard)
+	for _, part := range r.Parts() {
+		p.part(&part, map[string]string{"Slot": r.Slot.Name, "Stream": r.Stream.Name}[part.Name])
+	}
+	for i := range r.Consumers {
+		c := &r.Consumers[i]
+		level, word := overview.ConsumerLevel(c)
+		p.line("", "%s %s: %s, %s pending, %s to be acknowledged", p.shape(level), printable(c.Name), word,
+			overview.Count(c.Pending), overview.Count(c.AckPending))
+	}
+	if r.Stream.Loss != "" {
+		p.line("loss", "%s", r.Stream.Loss)
+	}
+	if len(r.Stream.DurablesAffected) > 0 {
+		p.line("", "durable consumers that may have had more: %s",
+			printable(strings.Join(r.Stream.DurablesAffected, ", ")))
+	}
+	p.line("", "")
+	for _, at := range r.Positions() {
+		switch {
+		case at.LSN == 0:
+			p.line(strings.ToLower(at.Name[:1])+at.Name[1:], "not known")
+		case at.Behind != "":
+			p.line(strings.ToLower(at.Name[:1])+at.Name[1:], "%v, %s before the end", at.LSN, at.Behind)
+		default:
+			p.line(strings.ToLower(at.Name[:1])+at.Name[1:], "%v", at.LSN)
+		}
+	}
+	if c := r.Checkpoint; c != nil {
+		p.line("recorded", "%v = sequence %d, stored %v", c.Due, c.Seq, r.Recorded.Format(time.RFC3339))
+		p.line("settings", "%v", c.Settings)
+		if n := len(c.Holds); n > 0 {
+			p.line("gaps", "%d sequences wait for missing counters; WAL is kept from %v on for them", n,
+				c.Start())
+		}
+		if r.Postgres.WALEnd != 0 {
+			p.line("lag", "%s of WAL behind the recorded place", overview.Size(r.LagBytes))
+		}
+	}
+	_, err := io.WriteString(w, p.b.String())
+	return err
+}
+
+// Line is the report in one line, for a log.
+func (r *Report) Line() string {
+	v := &r.Verdict
+	text := fmt.Sprintf("%s %s %s", time.Now().UTC().Format(time.RFC3339), v.Level.Shape(), r.Health)
+	for _, part := range r.Parts() {
+		text += fmt.Sprintf(" · %s %s", part.Name, part.Word)
+		if len(part.Figures) > 0 {
+			text += ", " + part.Figures[0].Name + " " + part.Figures[0].Value
+		}
+	}
+	return text
+}
+
+type printer struct {
+	style Style
+	b     strings.Builder
+}
+
+// nameWidth is how wide the column of names is.
+const nameWidth = 12
+
+func (p *printer) line(name, format string, args ...any) {
+	text := strings.TrimRight(fmt.Sprintf("%-*s", nameWidth, name)+fmt.Sprintf(format, args...), " ")
+	if w := p.style.Width; w > 0 && utf8.RuneCountInString(text) > w && !strings.Contains(text, "\x1b") {
+		text = string([]rune(text)[:w-1]) + "…"
+	}
+	p.b.WriteString(text + "\n")
+}
+
+// printable makes harmless on a terminal what others chose, such as a consumer's name.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// more prints a line if there is something to say.
+func (p *printer) more(name, text string) {
+	if text != "" {
+		p.line(name, "%s", strings.ReplaceAll(text, "`", ""))
+	}
+}
+
+func (p *printer) shape(l overview.Level) string {
+	if c := colours[l]; p.style.Colour && c != "" {
+		return "\x1b[" + c + "m" + l.Shape() + "\x1b[0m"
+	}
+	return l.Shape()
+}
+
+func (p *printer) part(part *overview.Part, name string) {
+	text := part.Word
+	if name != "" {
+		text = name + ": " + text
+	}
+	if part.Old != "" {
+		text += " (" + part.Old + ")"
+	}
+	p.line(strings.ToLower(part.Name), "%s %s", p.shape(part.Level), text)
+	var figures []string
+	for _, f := range part.Figures {
+		figure := f.Name + " " + f.Value
+		if f.Of != "" {
+			figure += " of " + f.Of
+		}
+		figures = append(figures, figure)
+	}
+	p.more("", strings.Join(figures, " · "))
+}
