@@ -12,7 +12,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 # What the tests may need beside Go: the names of internal/lab/tier.
 # shellcheck disable=SC2034 # the scripts read it
-everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,python,race,shellcheck
+everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,python,prometheus,race,shellcheck
 
 # required tells whether OUTFLOW_TEST_REQUIRE names a thing.
 required() { [[ ",${OUTFLOW_TEST_REQUIRE:-}," == *",$1,"* ]]; }
@@ -158,4 +158,13 @@ apt_install() {
   apt_get install --no-install-recommends "$@" >/dev/null 2>&1 && return
   again apt_get update >/dev/null || echo "apt-get update failed: going on with the list that is here" >&2
   again apt_get install --no-install-recommends "$@" >/dev/null
+}
+
+# pack FOLDER INTO packs a folder so that the same files give the same bytes: without owners, in the order of names, with the time that
+# SOURCE_DATE_EPOCH says, or the commit's.
+pack() {
+  local tar=tar
+  ! has gtar || tar=gtar
+  "$tar" -C "$(dirname "$1")" --format=ustar --sort=name --mtime="@${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}" \
+    --owner=0 --group=0 --numeric-owner -cf - "$(basename "$1")" | gzip -9n >"$2"
 }

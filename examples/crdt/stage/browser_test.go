@@ -9,50 +9,15 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/chromedp"
-	"github.com/outflowhq/outflow/internal/lab/tier"
+
+	"github.com/outflowhq/outflow/examples/internal/browser"
 )
-
-// browser finds Chromium.
-func browser(t *testing.T) string {
-	t.Helper()
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	tier.Missing(t, "browser", "no browser is here: install chromium")
-	return ""
-}
-
-// openBrowser starts a browser of this test's own, without a window.
-func openBrowser(t *testing.T, path string) context.Context {
-	t.Helper()
-	allocator, end := chromedp.NewExecAllocator(context.Background(),
-		chromedp.ExecPath(path), chromedp.Headless, chromedp.NoSandbox, chromedp.NoFirstRun,
-		chromedp.UserDataDir(t.TempDir()),
-		chromedp.Flag("disable-gpu", true), chromedp.Flag("no-default-browser-check", true),
-		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-background-networking", true),
-		chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true),
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("no-proxy-server", true),
-		chromedp.WindowSize(1280, 800))
-	t.Cleanup(end)
-	ctx, cancel := chromedp.NewContext(allocator)
-	t.Cleanup(func() {
-		_ = chromedp.Cancel(ctx) // closes the browser and waits for its end
-		cancel()
-	})
-	if err := chromedp.Do(ctx); err != nil {
-		t.Fatalf("start %s: %v", path, err)
-	}
-	return ctx
-}
 
 // tab is one person in front of the document.
 type tab struct {
@@ -61,9 +26,9 @@ type tab struct {
 	ctx  context.Context
 }
 
-func openTab(t *testing.T, browser context.Context, w *world, doc, name string) *tab {
+func openTab(t *testing.T, in context.Context, w *world, doc, name string) *tab {
 	t.Helper()
-	ctx, cancel := chromedp.NewContext(browser)
+	ctx, cancel := chromedp.NewContext(in)
 	t.Cleanup(cancel)
 	p := &tab{t, name, ctx}
 	// The first use makes the tab, which lives as long as the context of that.
@@ -155,9 +120,9 @@ func (p *tab) text() string {
 // a reload shows it again, also when everything is killed meanwhile.
 func TestTwoPeopleInABrowser(t *testing.T) {
 	t.Parallel()
-	path, yjs := browser(t), library(t)
+	path, yjs := browser.Find(t), library(t)
 	w := newWorld(t, yjs, "")
-	b := openBrowser(t, path)
+	b := browser.Open(t, path)
 	recorded(t, w, b)
 	const doc = "minutes of 3 & 4"
 	ada, grace := openTab(t, b, w, doc, "Ada"), openTab(t, b, w, doc, "Grace")

@@ -7,8 +7,9 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
+
+	"github.com/outflowhq/outflow/examples/internal/browser"
 )
 
 // TestScreenshots takes the pictures of README.md: OUTFLOW_SCREENSHOTS names the folder.
@@ -17,7 +18,7 @@ func TestScreenshots(t *testing.T) {
 	if dir == "" {
 		t.Skip("takes pictures into the folder that OUTFLOW_SCREENSHOTS names")
 	}
-	path, yjs := browser(t), library(t)
+	path, yjs := browser.Find(t), library(t)
 	buttons, err := newButtons(&world{})
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +28,7 @@ func TestScreenshots(t *testing.T) {
 	if _, _, err := w.scenario(t.Context(), t.Output()); err != nil {
 		t.Fatal(err)
 	}
-	b := openBrowser(t, path)
+	b := browser.Open(t, path)
 	ada, grace := openTab(t, b, w, "minutes", "Ada"), openTab(t, b, w, "minutes", "Grace")
 	for _, step := range []struct {
 		who  *tab
@@ -93,22 +94,6 @@ func click(p *tab, selector string) {
 func (p *tab) picture(dir, name, scheme string, width, height int64) {
 	p.t.Helper()
 	p.do(func(ctx context.Context) error {
-		_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-		})
-		if err != nil {
-			return err
-		}
-		if err := chromedp.Do(ctx, chromedp.EmulateViewport(width, height)); err != nil {
-			return err
-		}
-		if _, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("scrollTo(0, 0), true")); err != nil {
-			return err
-		}
-		picture, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(dir, name+".png"), picture, 0o644)
+		return browser.Picture(ctx, filepath.Join(dir, name+".png"), scheme, width, height)
 	})
 }

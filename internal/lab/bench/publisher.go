@@ -85,7 +85,7 @@ func publish(ctx context.Context, t task, ready func() error) (any, error) {
 		return nil, err
 	}
 	rows, err := conn.Query(ctx, "SELECT doc_id, id::text, actor_id, counter, payload::text FROM "+t.Table+
-		" ORDER BY counter")
+		" ORDER BY (payload ->> 'n')::int")
 	if err != nil {
 		return nil, err
 	}

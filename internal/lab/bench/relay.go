@@ -46,7 +46,7 @@ func (p *poller) drain(ctx context.Context, _ *Case, b backlog) (sample, error) 
 	n := min(b.rows, relayRows)
 	err := p.w.exec(ctx, "TRUNCATE "+relayTable+" RESTART IDENTITY", fmt.Sprintf(
 		"INSERT INTO %s (id, doc_id, actor_id, counter, payload) SELECT id, doc_id, actor_id, counter, "+
-			"payload FROM %s WHERE counter < %d ORDER BY counter",
+			"payload FROM %s WHERE (payload ->> 'n')::int < %d ORDER BY (payload ->> 'n')::int",
 		relayTable, outboxName, n), "ANALYZE "+relayTable)
 	if err != nil {
 		return nil, err

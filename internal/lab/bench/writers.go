@@ -69,7 +69,7 @@ func (w *writing) statement() string {
 func (w *writing) values(n int64) []any {
 	at := n % 1024
 	return []any{
-		fmt.Sprintf("doc%d", n%int64(w.Docs)), n,
+		fmt.Sprintf("doc%d", n%int64(w.Docs)), n/int64(w.Docs) + 1,
 		fmt.Sprintf(`{"n": %d, "op": "%s"}`, n, w.noise[at:at+int64(w.Payload)-24]),
 	}
 }

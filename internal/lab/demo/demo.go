@@ -1,6 +1,6 @@
 // Package demo is `outflow-lab demo`: servers for the moment, a real editing trace written by connections
-// that commit out of order, the stream as a consumer sees it, the streamer killed on the way, and a verdict
-// that a separate reader computes.
+// that commit out of order, published in each ordering mode at the same time, the streamers killed on the
+// way, and a verdict that a separate reader computes from the WAL.
 package demo
 
 import (
@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,8 +23,6 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/process"
-	"github.com/outflowhq/outflow/internal/lab/recording"
-	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // Options say what to show.
@@ -41,6 +40,8 @@ type Options struct {
 const (
 	table  = "outbox"
 	stream = "OUTBOX"
+	// reorder.bound and reorder.cold. Each note is new to gap mode, and its first operation may stall too.
+	bound = 3 * time.Second
 
 	killAt      = 0.4 // of the trace has been written
 	killFor     = time.Second
@@ -55,16 +56,45 @@ type demo struct {
 	pg       *pgserver.Server // nil: somebody else's
 	database string           // ours, on somebody else's
 	pgURL    string
-	nats     *natsserver.Server
-	conn     *nats.Conn
-	js       jetstream.JetStream
-	streamer *streamer
+	lanes    []*lane
+	truth    *oracle.Reader // of the WAL; nil before its slot is made
 	screen   *screen
+}
+
+// lane is one ordering mode: Outflow with a slot, and a NATS server.
+type lane struct {
+	name      string
+	settings  oracle.Settings
+	environ   []string
+	nats      *natsserver.Server
+	conn      *nats.Conn
+	js        jetstream.JetStream
+	streamer  *streamer
+	began     oracle.LSN // where its slot begins
+	reader    *reader
+	judgement oracle.Judgement
+	added     []time.Duration // what ordering added to the latency of each message, ascending
+}
+
+// newLanes returns one for each mode. The last one's messages are shown.
+func newLanes() []*lane {
+	commit, gap := oracle.DefaultSettings, oracle.DefaultSettings
+	commit.Horizon, commit.Sort = 0, oracle.ByCommit
+	gap.Horizon, gap.Sort, gap.Gap = 0, oracle.ByGap, oracle.DefaultGap
+	gap.Gap.Bound, gap.Gap.Cold = bound, bound
+	return []*lane{
+		{name: "commit order", settings: commit,
+			environ: []string{"OUTFLOW_REORDER_HORIZON=0s", "OUTFLOW_REORDER_SORT=commit"}},
+		{name: "horizon", settings: oracle.DefaultSettings},
+		{name: "gap mode", settings: gap,
+			environ: []string{"OUTFLOW_REORDER_MODE=gap", "OUTFLOW_REORDER_BOUND=" + bound.String(),
+				"OUTFLOW_REORDER_COLD=" + bound.String()}},
+	}
 }
 
 // Run shows the demo. It returns whether the verdict is good.
 func Run(ctx context.Context, o Options) (good bool, err error) {
-	d := &demo{Options: o, screen: newScreen(o.Out, o.All)}
+	d := &demo{Options: o, screen: newScreen(o.Out, o.All), lanes: newLanes()}
 	if d.dir, err = os.MkdirTemp("", "outflow-demo-"); err != nil {
 		return false, err
 	}
@@ -73,11 +103,18 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 	if err := os.Chmod(d.dir, 0o755); err != nil { //nolint:gosec // what is secret in it has its own mode
 		return false, err
 	}
-	if err := d.startServers(ctx); err != nil {
+	if d.PostgresURL != "" {
+		err = d.borrow(ctx)
+	} else {
+		err = d.ownServer(ctx)
+	}
+	if err != nil {
 		return false, err
 	}
-	if err := d.init(ctx); err != nil {
-		return false, err
+	for i, l := range d.lanes {
+		if err := d.open(ctx, l, i); err != nil {
+			return false, err
+		}
 	}
 	good, err = d.play(ctx)
 	if err == nil && o.Keep {
@@ -88,30 +125,48 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 	return good, err
 }
 
-func (d *demo) startServers(ctx context.Context) (err error) {
-	if d.PostgresURL != "" {
-		err = d.borrow(ctx)
-	} else {
-		err = d.ownServer(ctx)
+// open starts a lane's NATS and Outflow.
+func (d *demo) open(ctx context.Context, l *lane, i int) (err error) {
+	if l.nats, err = natsserver.Start(
+		natsserver.Options{Dir: filepath.Join(d.dir, fmt.Sprint("nats", i))}); err != nil {
+		return fmt.Errorf("start nats: %w", err)
 	}
+	if l.conn, err = nats.Connect(l.nats.URL(), nats.Timeout(time.Minute)); err != nil {
+		return err
+	}
+	if l.js, err = jetstream.New(l.conn, jetstream.WithDefaultTimeout(30*time.Second)); err != nil {
+		return err
+	}
+	l.streamer = newStreamer(d, l, i)
+	out, err := process.Again(ctx, func() *exec.Cmd { return l.streamer.command(ctx, "init") })
+	if err != nil {
+		return fmt.Errorf("outflow init: %w\n%s", err, out)
+	}
+	err = d.withConn(ctx, func(conn *pgx.Conn) error {
+		// Outflow has confirmed nothing yet: the slot is where the first checkpoint is.
+		var at string
+		err := conn.QueryRow(ctx, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots "+
+			"WHERE slot_name = $1", l.streamer.slot).Scan(&at)
+		if err == nil {
+			l.began, err = oracle.ParseLSN(at)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	if d.nats, err = natsserver.Start(natsserver.Options{Dir: filepath.Join(d.dir, "nats")}); err != nil {
-		return fmt.Errorf("start nats: %w", err)
-	}
-	if d.conn, err = nats.Connect(d.nats.URL(), nats.Timeout(time.Minute)); err != nil {
+	if err := l.streamer.start(); err != nil {
 		return err
 	}
-	d.js, err = jetstream.New(d.conn, jetstream.WithDefaultTimeout(30*time.Second))
-	d.screen.line("nats      JetStream %s, embedded, port %d", d.conn.ConnectedServerVersion(), d.nats.Port)
-	return err
+	d.screen.line("outflow   %s: pid %d, status page http://%s/, JetStream %s embedded, port %d", l.name,
+		l.streamer.pid(), l.streamer.listen, l.conn.ConnectedServerVersion(), l.nats.Port)
+	return nil
 }
 
 func (d *demo) ownServer(ctx context.Context) (err error) {
 	// What is thrown away needs no fsync; a slow disk would only make commits later than the horizon.
 	d.pg, err = pgserver.Start(ctx, pgserver.Options{Dir: filepath.Join(d.dir, "postgres"),
-		Settings: map[string]string{"fsync": "off", "track_commit_timestamp": "on"}})
+		Settings: map[string]string{"fsync": "off"}})
 	if err != nil {
 		return err
 	}
@@ -133,100 +188,127 @@ func (d *demo) borrow(ctx context.Context) error {
 	d.database = database
 	d.pgURL, err = pgserver.InDatabase(d.PostgresURL, d.database)
 	d.screen.line("postgres  %s:%d, database %s for the moment", cfg.Host, cfg.Port, d.database)
-	if err != nil {
-		return err
-	}
-	return d.noteTimestamps(ctx, cfg)
+	return err
 }
 
-func (d *demo) init(ctx context.Context) error {
-	d.streamer = newStreamer(d)
-	out, err := process.Again(ctx, func() *exec.Cmd { return d.streamer.command(ctx, "init") })
-	if err != nil {
-		return fmt.Errorf("outflow init: %w\n%s", err, out)
-	}
-	if err := d.streamer.start(); err != nil {
-		return err
-	}
-	d.screen.line("outflow   pid %d, status page http://%s/", d.streamer.pid(), d.streamer.listen)
-	return nil
-}
-
-// play writes the trace, shows what arrives, kills the streamer once, and gives the verdict.
+// play writes the trace, shows what arrives, kills the streamers once, and gives the verdict.
 func (d *demo) play(ctx context.Context) (good bool, err error) {
-	ops, err := recording.Load(recording.FriendsForever)
+	ops, err := typed()
 	if err != nil {
 		return false, err
 	}
-	w := newWriters(d.pgURL, ops, d.Writers, d.Rate)
-	r := newReader(d.js, w, d.screen)
-	d.screen.line("\n%d operations of two people who write one note at the same time, by %d connections "+
-		"that commit out of order;\n"+
-		"what a consumer of the stream sees:\n", len(ops), d.Writers)
+	truth := oracle.NewReader(oracle.Source{Slot: d.slot("truth")})
+	if err := d.withConn(ctx, func(conn *pgx.Conn) error {
+		return oracle.CreateSlot(ctx, conn, d.slot("truth"))
+	}); err != nil {
+		return false, err
+	}
+	d.truth = truth
+	w := newWriters(d.pgURL, ops, d.Writers, d.Rate, d.screen)
+	d.screen.line("\n%d notes, each as two people once wrote one at the same time: %d operations, by %d "+
+		"connections that commit\nout of order, some after a stall, and one never. What a consumer of gap "+
+		"mode's stream sees:\n", notes, len(ops), d.Writers)
 	d.screen.head()
 
 	begun := time.Now()
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return w.run(gctx) })
-	g.Go(func() error { return d.disturb(gctx, w, r) })
-	g.Go(func() error { return r.run(gctx, len(ops)) })
-	if err := g.Wait(); err != nil {
-		return false, errors.Join(err, d.streamer.failure())
+	g.Go(func() error { return d.disturb(gctx, w) })
+	for i, l := range d.lanes {
+		l.reader = newReader(l, w, d.screen, i == len(d.lanes)-1)
 	}
-	took := time.Since(begun)
-	v, err := d.verdict(ctx)
-	if err != nil {
+	for _, l := range d.lanes {
+		g.Go(func() error { return l.reader.run(gctx, len(ops)-1) })
+	}
+	if err := g.Wait(); err != nil {
+		for _, l := range d.lanes {
+			err = errors.Join(err, l.streamer.failure())
+		}
 		return false, err
 	}
-	d.screen.verdict(v, r.figures(took))
-	return v.OK() && (v.OutOfOrder == v.Late || !v.Timed), nil
+	took := time.Since(begun)
+	if err := d.judge(ctx); err != nil {
+		return false, err
+	}
+	return d.screen.verdict(d.lanes, took), nil
 }
 
-// disturb kills the streamer in the middle and starts it again.
-func (d *demo) disturb(ctx context.Context, w *writers, r *reader) error {
+// disturb kills the streamers in the middle and starts them again.
+func (d *demo) disturb(ctx context.Context, w *writers) error {
 	if err := w.wait(ctx, killAt); err != nil {
 		return err
 	}
-	pid := d.streamer.pid()
-	r.mark(true)
-	if err := d.streamer.kill(); err != nil {
-		return err
+	for _, l := range d.lanes {
+		l.reader.mark(true)
+		if err := l.streamer.kill(); err != nil {
+			return err
+		}
 	}
-	d.screen.event("kill -9 %d: outflow is dead, the writers go on", pid)
+	d.screen.event("kill -9: outflow is dead in all modes, the writers go on")
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(killFor):
 	}
-	if err := d.streamer.start(); err != nil {
-		return err
+	for _, l := range d.lanes {
+		if err := l.streamer.start(); err != nil {
+			return err
+		}
+		l.reader.mark(false)
 	}
-	d.screen.event("outflow started again, pid %d", d.streamer.pid())
-	r.mark(false)
+	d.screen.event("outflow started again")
 	return nil
 }
 
-// verdict compares table and stream over connections of its own.
-func (d *demo) verdict(ctx context.Context) (oracle.Verdict, error) {
+// judge compares each stream with what the WAL makes by the rules of its mode.
+func (d *demo) judge(ctx context.Context) error {
+	if err := d.withConn(ctx, func(conn *pgx.Conn) error { return d.truth.Read(ctx, conn) }); err != nil {
+		return err
+	}
+	timeline, err := oracle.Timelines(ctx, d.pgURL)
+	if err != nil {
+		return err
+	}
+	for _, l := range d.lanes {
+		slices.Sort(l.reader.undisturbed)
+		l.judgement, err = oracle.Judge(ctx, l.js, stream, d.truth.Truth(),
+			oracle.Config{Slot: l.streamer.slot,
+				Start: l.began, Settings: l.settings, Timeline: timeline})
+		if err == nil {
+			l.added, err = l.reader.added(d.truth.Truth())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// slot is the name of a slot of ours.
+func (d *demo) slot(of string) string { return fmt.Sprintf("outflow_demo_%d_%s", os.Getpid(), of) }
+
+func (d *demo) withConn(ctx context.Context, do func(*pgx.Conn) error) error {
 	conn, err := pgx.Connect(ctx, d.pgURL)
 	if err != nil {
-		return oracle.Verdict{}, err
+		return err
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has only read
-	return oracle.Compare(ctx, conn, table, d.js, stream, relay.DefaultHorizon)
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // what was done was answered
+	return do(conn)
 }
 
 // cleanUp leaves nothing behind.
 func (d *demo) cleanUp() error {
 	var errs []error
-	if d.streamer != nil {
-		errs = append(errs, d.streamer.stop())
-	}
-	if d.conn != nil {
-		d.conn.Close()
-	}
-	if d.nats != nil {
-		d.nats.Shutdown()
+	for _, l := range d.lanes {
+		if l.streamer != nil {
+			errs = append(errs, l.streamer.stop())
+		}
+		if l.conn != nil {
+			l.conn.Close()
+		}
+		if l.nats != nil {
+			l.nats.Shutdown()
+		}
 	}
 	if d.pg != nil {
 		errs = append(errs, d.pg.Remove())
@@ -237,44 +319,21 @@ func (d *demo) cleanUp() error {
 	return errors.Join(append(errs, os.RemoveAll(d.dir))...)
 }
 
-// giveBack drops slot and database from a server that is somebody else's.
+// giveBack drops slots and database from a server that is somebody else's.
 func (d *demo) giveBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	ours, err := pgx.ParseConfig(d.pgURL)
-	if err != nil {
-		return err
-	}
 	theirs, err := pgx.ParseConfig(d.PostgresURL)
 	if err != nil {
 		return err
 	}
-	if d.streamer != nil {
-		drop := "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '" +
-			d.streamer.slot + "'"
-		err = execute(ctx, ours, drop)
-	}
+	err = d.withConn(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "+
+			"WHERE starts_with(slot_name, $1)", d.slot(""))
+		return err
+	})
 	return errors.Join(err, execute(ctx, theirs, "DROP DATABASE IF EXISTS "+
 		pgx.Identifier{d.database}.Sanitize()))
-}
-
-// noteTimestamps says so where the verdict can't tell what was late: the reader takes commit times from
-// PostgreSQL.
-func (d *demo) noteTimestamps(ctx context.Context, cfg *pgx.ConnConfig) error {
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return fmt.Errorf("postgres.url: %w", err)
-	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the answer counts
-	var track string
-	if err := conn.QueryRow(ctx, "SHOW track_commit_timestamp").Scan(&track); err != nil {
-		return fmt.Errorf("postgres.url: %w", err)
-	}
-	if track != "on" {
-		d.screen.line("          its track_commit_timestamp is off: the verdict cannot tell what was " +
-			"committed too late to be put in order")
-	}
-	return nil
 }
 
 func execute(ctx context.Context, cfg *pgx.ConnConfig, sql string) error {

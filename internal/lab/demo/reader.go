@@ -4,43 +4,48 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// reader is an ordinary consumer: it shows what arrives and measures from the return of the commit to here.
+// reader is an ordinary consumer: it measures from the return of the commit to here, and may show what
+// arrives.
 type reader struct {
-	js     jetstream.JetStream
+	lane   *lane
 	w      *writers
 	screen *screen
-	byKey  map[string]int // operation by seq_key
+	shows  bool
+	byKey  map[[2]string]int // operation by document and seq_key
 
 	mu    sync.Mutex
 	down  bool // the streamer is dead, or has not published anything new since
 	begun time.Time
 
-	all, undisturbed []time.Duration
-	seen             map[string]bool
-	inversions       int // messages that were committed before one that stands ahead of them
-	newest           outbox.Position
+	undisturbed []time.Duration // ascending, at the end
+	windows     [][2]oracle.LSN // of each message: its transaction, and what closed its window
+	seen        map[string]bool
+	newest      map[[2]string]int64 // the highest counter of each document and actor
+	late        int                 // messages behind one with a higher counter
 }
 
-func newReader(js jetstream.JetStream, w *writers, s *screen) *reader {
-	r := &reader{js: js, w: w, screen: s, byKey: make(map[string]int, len(w.ops)),
-		seen: make(map[string]bool, len(w.ops))}
+func newReader(l *lane, w *writers, s *screen, shows bool) *reader {
+	r := &reader{lane: l, w: w, screen: s, shows: shows, byKey: make(map[[2]string]int, len(w.ops)),
+		seen: make(map[string]bool, len(w.ops)), newest: map[[2]string]int64{}}
 	for i, op := range w.ops {
-		r.byKey[fmt.Sprintf("%s:%020d", op.Actor, op.Counter)] = i
+		r.byKey[[2]string{op.Doc, fmt.Sprintf("%s:%020d", op.Actor, op.Counter)}] = i
 	}
 	return r
 }
 
 // run reads until all operations have been seen.
 func (r *reader) run(ctx context.Context, want int) error {
-	cons, err := r.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
+	cons, err := r.lane.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		return err
 	}
@@ -54,7 +59,7 @@ func (r *reader) run(ctx context.Context, want int) error {
 		msg, err := it.Next(jetstream.NextContext(next))
 		cancel()
 		if err != nil {
-			return fmt.Errorf("%d of %d operations arrived: %w", len(r.seen), want, err)
+			return fmt.Errorf("%s: %d of %d operations arrived: %w", r.lane.name, len(r.seen), want, err)
 		}
 		h, err := outbox.ParseHeader(msg.Headers().Get(outbox.HeaderName))
 		if err != nil {
@@ -65,31 +70,35 @@ func (r *reader) run(ctx context.Context, want int) error {
 	return nil
 }
 
-func (r *reader) message(n int, msg jetstream.Msg, h *outbox.Header) {
+func (r *reader) message(number int, msg jetstream.Msg, h *outbox.Header) {
 	now := time.Now()
 	r.seen[h.ID] = true
-	if h.Pos.Compare(r.newest) < 0 {
-		r.inversions++
-	} else {
-		r.newest = h.Pos
+	r.windows = append(r.windows, [2]oracle.LSN{oracle.LSN(h.Pos.LSN), oracle.LSN(h.Thru)})
+	n := r.byKey[[2]string{strings.TrimPrefix(msg.Subject(), "outbox."), h.Key}]
+	op := &r.w.ops[n]
+	sequence := [2]string{op.Doc, op.Actor}
+	if op.Counter < r.newest[sequence] {
+		r.late++
 	}
-	op := r.byKey[h.Key]
+	r.newest[sequence] = max(r.newest[sequence], op.Counter)
 	// The stream may be faster than the return of the commit to its writer.
 	latency := time.Duration(0)
-	if at := r.w.committed[op].Load(); at != 0 {
+	if at := r.w.committed[n].Load(); at != 0 {
 		latency = max(0, now.Sub(time.Unix(0, at)))
 	}
-	r.all = append(r.all, latency)
 	r.mu.Lock()
 	recovered := !r.begun.IsZero() && !r.down
 	if r.begun.IsZero() {
 		r.undisturbed = append(r.undisturbed, latency)
 	} else if recovered && latency < 100*time.Millisecond {
-		r.screen.event("caught up %v after the kill", now.Sub(r.begun).Round(time.Millisecond))
+		r.screen.event("%s: caught up %v after the kill", r.lane.name,
+			now.Sub(r.begun).Round(time.Millisecond))
 		r.begun = time.Time{}
 	}
 	r.mu.Unlock()
-	r.screen.message(n, msg.Subject(), h, r.w.ops[op].Payload, latency)
+	if r.shows {
+		r.screen.message(number, msg.Subject(), h, op.Payload, latency)
+	}
 }
 
 // mark notes that the streamer was killed (down) or started again.
@@ -102,23 +111,24 @@ func (r *reader) mark(down bool) {
 	}
 }
 
-// figures are what the reader measured.
-type figures struct {
-	took             time.Duration
-	n, inversions    int
-	all, undisturbed []time.Duration // ascending
-}
-
-func (r *reader) figures(took time.Duration) figures {
-	slices.Sort(r.all)
-	slices.Sort(r.undisturbed)
-	return figures{took, len(r.all), r.inversions, r.all, r.undisturbed}
+// added is how long ordering made each message wait, ascending, by the commit times in the WAL: the machine's
+// speed is not in it.
+func (r *reader) added(t *oracle.Truth) (all []time.Duration, err error) {
+	for _, w := range r.windows {
+		d, ok := t.Between(w[0], w[1])
+		if !ok {
+			return nil, fmt.Errorf("%s: the WAL has no transactions at %v and %v", r.lane.name, w[0], w[1])
+		}
+		all = append(all, max(0, d))
+	}
+	slices.Sort(all)
+	return all, nil
 }
 
 // quantile of ascending values.
-func quantile(d []time.Duration, q float64) time.Duration {
-	if len(d) == 0 {
+func quantile(all []time.Duration, q float64) time.Duration {
+	if len(all) == 0 {
 		return 0
 	}
-	return d[min(int(q*float64(len(d))), len(d)-1)].Round(10 * time.Microsecond)
+	return all[min(int(q*float64(len(all))), len(all)-1)]
 }

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -20,8 +20,8 @@ type screen struct {
 
 // Of many messages these are shown: the first few, then one in so many.
 const (
-	showFirst = 12
-	showEvery = 500
+	showFirst = 8
+	showEvery = 1000
 )
 
 func newScreen(out io.Writer, all bool) *screen { return &screen{out: out, all: all} }
@@ -57,46 +57,55 @@ func short(text string) string {
 	return text
 }
 
-func (s *screen) verdict(v oracle.Verdict, f figures) {
-	s.line("\nverdict, computed by a separate reader from table and stream")
-	row := func(name string, value any, note string, args ...any) {
-		s.line("  %-14s %12v   %s", name, value, fmt.Sprintf(note, args...))
+// verdict shows the table and returns whether all is as it ought to be.
+func (s *screen) verdict(lanes []*lane, took time.Duration) (good bool) {
+	s.line("\nverdict: each stream beside what a separate reader makes of the WAL by the rules of its mode\n")
+	row := func(name string, value func(l *lane) any, note string, args ...any) {
+		line := fmt.Sprintf("  %-13s", name)
+		for _, l := range lanes {
+			line += fmt.Sprintf(" %12v", value(l))
+		}
+		s.line("%s", strings.TrimRight(line+"   "+fmt.Sprintf(note, args...), " "))
 	}
-	row("written", v.Written, "rows in the table")
-	row("published", v.Published, "messages in the stream")
-	row("missing", v.Missing, "")
-	row("repeated", v.Repeated, "")
-	row("changed", v.Changed+v.Foreign, "")
-	if v.Timed || v.OutOfOrder == 0 {
-		row("out of order", v.OutOfOrder-v.Late, "against seq_key, for each actor of the document; %d had "+
-			"been committed out of order", f.inversions)
+	at := func(q float64, of func(*lane) []time.Duration) func(*lane) any {
+		return func(l *lane) any { return fmt.Sprintf("%.2f ms", quantile(of(l), q).Seconds()*1000) }
+	}
+	added := func(l *lane) []time.Duration { return l.added }
+	latency := func(l *lane) []time.Duration { return l.reader.undisturbed }
+	row("", func(l *lane) any { return l.name }, "")
+	row("committed", func(l *lane) any { return l.judgement.Events }, "events in the WAL")
+	row("published", func(l *lane) any { return l.judgement.Published }, "messages in the stream")
+	row("missing", func(l *lane) any { return l.judgement.Missing + l.judgement.Held }, "")
+	row("repeated", func(l *lane) any { return l.judgement.Repeated }, "")
+	row("changed", func(l *lane) any {
+		return l.judgement.Changed + l.judgement.Header + l.judgement.Foreign + l.judgement.Aborted
+	}, "")
+	row("misplaced", func(l *lane) any { return l.judgement.OutOfOrder },
+		"elsewhere than the mode's rule says")
+	row("late", func(l *lane) any { return l.reader.late },
+		"behind a later one of the same person in the same note")
+	row("added p50", at(.5, added), "by ordering: from an event's commit to the one that let it go, in the "+
+		"WAL")
+	row("added p99", at(.99, added), "")
+	row("added most", at(1, added), "gap mode waits reorder.bound (%v) for the counter that never comes",
+		bound)
+	row("latency p50", at(.5, latency), "commit's return to consumer, while outflow was alive")
+	row("latency p99", at(.99, latency), "")
+	s.line("\n%.0f events/s for %v, at the writers' pace, through each", float64(lanes[0].judgement.Events)/
+		took.Seconds(), took.Round(10*time.Millisecond))
+	good = true
+	for _, l := range lanes {
+		if !l.judgement.OK() {
+			s.line("%s: first fault: %s", l.name, l.judgement.First)
+			good = false
+		}
+	}
+	if good {
+		s.line("Everything is there, exactly once, in the order of its mode.")
 	} else {
-		row("behind", v.OutOfOrder, "after a higher one; without track_commit_timestamp nobody can tell "+
-			"whether they were committed that late")
+		s.line("NOT as promised.")
 	}
-	if v.Late > 0 {
-		row("late", v.Late, "reached the WAL when the window of a higher one had closed, on a machine that "+
-			"was busy: they come after it")
-	}
-	row("latency p50", quantile(f.undisturbed, .5),
-		"commit's return to consumer, outflow alive; the horizon (20 ms) is in it")
-	row("latency p99", quantile(f.undisturbed, .99), "%v with the second in which outflow was dead",
-		quantile(f.all, .99))
-	row("rate", fmt.Sprintf("%.0f/s", float64(f.n)/f.took.Seconds()), "%d events in %v, at the writers' pace",
-		f.n, f.took.Round(10*time.Millisecond))
-	if v.First != "" {
-		s.line("  first fault: %s", v.First)
-	}
-	switch {
-	case !v.OK():
-		s.line("\nNOT as promised.")
-	case v.OutOfOrder > v.Late && !v.Timed:
-		s.line("\nEverything is there, exactly once.")
-	case v.OutOfOrder > v.Late:
-		s.line("\nNOT in order.")
-	default:
-		s.line("\nEverything is there, exactly once, in order.")
-	}
+	return good
 }
 
 // connections says how to look around. The passwords of servers of our own are of use for that and as
@@ -106,9 +115,10 @@ func (s *screen) connections(d *demo) {
 	if u, err := url.Parse(postgres); d.pg == nil && err == nil {
 		postgres = u.Redacted()
 	}
-	s.line(`
-Left running until Ctrl-C:
-  postgres   psql '%s'
-  nats       nats -s %s sub 'outbox.>' --stream %s --all
-  outflow    http://%s/  (metrics, healthz, readyz), log in %s`, postgres, d.nats.URL(), stream, d.streamer.listen, d.streamer.log)
+	s.line("\nLeft running until Ctrl-C:\n  postgres   psql '%s'", postgres)
+	for _, l := range d.lanes {
+		s.line("%s\n  nats       nats -s %s sub 'outbox.>' --stream %s --all\n"+
+			"  outflow    http://%s/  (metrics, healthz, readyz), log in %s", l.name, l.nats.URL(), stream,
+			l.streamer.listen, l.streamer.log)
+	}
 }

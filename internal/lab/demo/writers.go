@@ -15,114 +15,123 @@ import (
 )
 
 // writers write a trace through several connections. Each takes the next few operations, inserts them,
-// dawdles, and commits: so transactions commit in another order than the operations were made in.
+// dawdles or stalls, and commits: so transactions commit in another order than the operations were made in.
+// One of them is rolled back.
 type writers struct {
-	url  string
-	ops  []recording.Op
-	n    int
-	rate int
+	url    string
+	ops    []recording.Op
+	n      int
+	rate   int
+	screen *screen
 
-	next      atomic.Int64
+	mu           sync.Mutex
+	next         int // operation
+	transactions int
+
 	committed []atomic.Int64 // by operation: when its commit returned, Unix nanoseconds
 	done      atomic.Int64
-
-	mu    sync.Mutex
-	begun map[int]time.Time // transactions under way, by their first operation
-	freed *sync.Cond
 }
 
 const (
-	maxBatch = 4                    // operations in a transaction
+	notes    = 200
+	maxBatch = 4                    // operations in a transaction, and of a note in a row
 	dawdle   = 4 * time.Millisecond // at most, before a commit
-	// No operation is handed out while a transaction is older than this: commits that are further apart than
-	// the horizon would come in the order of their commits, as they should, and the demo is about the others.
-	spread = 8 * time.Millisecond
+
+	stallEvery = 200 // transactions, for 30 to 300 ms
+	hangEvery  = 1000
+	hang       = time.Second
+	lost       = 0.6 // of the trace is written: a transaction is rolled back
 )
 
-func newWriters(url string, ops []recording.Op, n, rate int) *writers {
-	w := &writers{url: url, ops: ops, n: n, rate: rate, committed: make([]atomic.Int64, len(ops)),
-		begun: map[int]time.Time{}}
-	w.freed = sync.NewCond(&w.mu)
-	return w
+// typed are the operations of the notes, in the order in which they are written. Each note is the beginning
+// of the recorded one.
+func typed() (ops []recording.Op, err error) {
+	trace, err := recording.Load(recording.FriendsForever)
+	if err != nil {
+		return nil, err
+	}
+	for at := range len(trace) / notes / maxBatch {
+		for note := range notes {
+			for _, op := range trace[at*maxBatch : (at+1)*maxBatch] {
+				op.Doc = fmt.Sprintf("note%d", note+1)
+				ops = append(ops, op)
+			}
+		}
+	}
+	return ops, nil
+}
+
+func newWriters(url string, ops []recording.Op, n, rate int, s *screen) *writers {
+	return &writers{url: url, ops: ops, n: n, rate: rate, screen: s,
+		committed: make([]atomic.Int64, len(ops))}
 }
 
 func (w *writers) run(ctx context.Context) error {
 	start := time.Now()
 	g, ctx := errgroup.WithContext(ctx)
-	stop := context.AfterFunc(ctx, w.freed.Broadcast)
-	defer stop()
 	for range w.n {
-		g.Go(func() error { return w.write(ctx, start) })
+		g.Go(func() error { return w.writer(ctx, start) })
 	}
 	return g.Wait()
 }
 
-func (w *writers) write(ctx context.Context, start time.Time) error {
+func (w *writers) writer(ctx context.Context, start time.Time) error {
 	conn, err := pgx.Connect(ctx, w.url)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // every transaction's commit was answered
 	for {
-		from, to, ok := w.take(ctx)
-		if !ok {
+		t := w.take()
+		if t.from == t.to || ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := w.transaction(ctx, conn, from, to); err != nil {
+		if err := w.write(ctx, conn, t); err != nil {
 			return err
 		}
-		w.give(from, to)
 		// The pace is kept by when an operation is due, not by pauses, which would add up.
 		if err := sleep(ctx,
-			time.Until(start.Add(time.Duration(to)*time.Second/time.Duration(w.rate)))); err != nil {
+			time.Until(start.Add(time.Duration(t.to)*time.Second/time.Duration(w.rate)))); err != nil {
 			return err
 		}
 	}
 }
 
-// take hands out the next operations.
-func (w *writers) take(ctx context.Context) (from, to int, ok bool) {
+// transaction is what a connection writes next.
+type transaction struct {
+	from, to int           // operations
+	pause    time.Duration // before it ends
+	aborts   bool
+}
+
+func (w *writers) take() transaction {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.oldest() > spread && ctx.Err() == nil {
-		w.freed.Wait()
+	never := int(lost * float64(len(w.ops)))
+	t := transaction{from: w.next, to: min(w.next+1+rand.IntN(maxBatch), len(w.ops)), pause: rand.N(dawdle)}
+	w.transactions++
+	switch {
+	case t.from == never:
+		t.to, t.aborts = never+1, true
+	case t.from < never:
+		t.to = min(t.to, never)
 	}
-	from = int(w.next.Load())
-	if from == len(w.ops) || ctx.Err() != nil {
-		return 0, 0, false
+	switch {
+	case w.transactions%hangEvery == hangEvery/2:
+		t.pause = hang
+	case w.transactions%stallEvery == stallEvery/2:
+		t.pause = 30*time.Millisecond + rand.N(270*time.Millisecond)
 	}
-	to = min(from+1+rand.IntN(maxBatch), len(w.ops))
-	w.next.Store(int64(to))
-	w.begun[from] = time.Now()
-	return from, to, true
+	w.next = t.to
+	return t
 }
 
-// oldest is the age of the oldest transaction under way.
-func (w *writers) oldest() (age time.Duration) {
-	for _, t := range w.begun {
-		age = max(age, time.Since(t))
-	}
-	return age
-}
-
-func (w *writers) give(from, to int) {
-	now := time.Now().UnixNano()
-	for i := from; i < to; i++ {
-		w.committed[i].Store(now)
-	}
-	w.done.Add(int64(to - from))
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.begun, from)
-	w.freed.Broadcast()
-}
-
-func (w *writers) transaction(ctx context.Context, conn *pgx.Conn, from, to int) error {
+func (w *writers) write(ctx context.Context, conn *pgx.Conn, t transaction) error {
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return err
 	}
-	for _, op := range w.ops[from:to] {
+	for _, op := range w.ops[t.from:t.to] {
 		_, err := tx.Exec(ctx, "INSERT INTO "+table+
 			" (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)",
 			op.Doc, op.Actor, op.Counter, string(op.Payload))
@@ -130,10 +139,22 @@ func (w *writers) transaction(ctx context.Context, conn *pgx.Conn, from, to int)
 			return fmt.Errorf("insert operation %d: %w", op.T, err)
 		}
 	}
-	if err := sleep(ctx, rand.N(dawdle)); err != nil {
+	if err := sleep(ctx, t.pause); err != nil {
 		return err
 	}
-	return tx.Commit(ctx)
+	if t.aborts {
+		op := &w.ops[t.from]
+		w.screen.event("ROLLBACK: %s never gets operation %d of %s", op.Doc, op.Counter, op.Actor)
+		err = tx.Rollback(ctx)
+	} else {
+		err = tx.Commit(ctx)
+	}
+	now := time.Now().UnixNano()
+	for i := t.from; i < t.to; i++ {
+		w.committed[i].Store(now)
+	}
+	w.done.Add(int64(t.to - t.from))
+	return err
 }
 
 // wait waits until a share of the trace has been committed.

@@ -96,8 +96,11 @@ func (o *Outflow) Start() {
 func (o *Outflow) Said() string { return o.Log.String()[o.logged:] }
 
 func (o *Outflow) lastLine() string {
-	said := strings.TrimSpace(o.Said())
-	return said[strings.LastIndex(said, "\n")+1:]
+	lines := strings.Split(strings.TrimSpace(o.Said()), "\n")
+	if n := len(lines) - 1; n > 0 && strings.HasPrefix(lines[n], "code ") { // where its code is explained
+		lines = lines[:n]
+	}
+	return lines[len(lines)-1]
 }
 
 // Kill ends it with kill -9, if it runs.

@@ -36,11 +36,12 @@ var natsTail = &fault{
 	inject: func(ctx context.Context, a *injection) error {
 		n := a.v.nats.nodes[0]
 		// One such loss in durable_after is what outflow stands: what came after the last one must have been
-		// confirmed.
+		// confirmed. Before the first one too: a stream that loses all it has looks like one that was purged,
+		// of which nothing comes again.
 		if err := pause(ctx, time.Until(a.v.tornAt.Add(tornAgain))); err != nil {
 			return err
 		}
-		if !a.v.tornAt.IsZero() && !a.settled(ctx) {
+		if !a.settled(ctx) {
 			return errMissed
 		}
 		a.Side = sideNATS
@@ -78,9 +79,12 @@ const (
 	tailMargin = 700 * time.Millisecond
 )
 
-// settled waits until what was in the WAL when it began is confirmed: what was published again after the last
-// loss is durable then, however long that took.
+// settled waits until there is something in the stream, and what was in the WAL then is confirmed: what was
+// published again after the last loss is durable then, however long that took.
 func (a *injection) settled(ctx context.Context) bool {
+	if !await(ctx, recoverLimit, func() bool { return a.w.load.committed.Load() >= leastRows }) {
+		return false
+	}
 	var end string
 	if err := a.w.surely(ctx, []any{&end}, "SELECT pg_current_wal_insert_lsn()::text"); err != nil {
 		return false

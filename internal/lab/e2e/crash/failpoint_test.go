@@ -263,7 +263,7 @@ func TestASpillThatIsKilledOrOutOfSpaceLosesNothing(t *testing.T) {
 		t.Errorf("%d different streams of 2 ways to sort", len(digests))
 	}
 	for _, d := range full {
-		if n := harness.Metric(t, d.Outflow, `outflow_publish_errors_total{class="transient"}`); n < 6 {
+		if n := harness.Metric(t, d.Outflow, `outflow_failures_total{class="transient"}`); n < 6 {
 			t.Errorf("%s: %v sessions ended with an error", d.point, n)
 		}
 		d.AwaitReady()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -209,8 +208,7 @@ func TestManyDocumentsKeepMemoryBounded(t *testing.T) {
 		b.Start()
 		f := b.Watch(t)
 		harness.Eventually(t, "all documents held", func() error {
-			_, body := b.Get("/metrics")
-			if !strings.Contains(body, fmt.Sprintf("\noutflow_held_events %v\n", float64(docs))) {
+			if harness.Metric(t, b.Outflow, "outflow_held_events") != float64(docs) {
 				return errors.New(b.Log.Tail(300))
 			}
 			return nil

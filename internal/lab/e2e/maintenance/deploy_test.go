@@ -216,17 +216,18 @@ func (c *consumer) silence(from, to time.Time) (longest time.Duration) {
 }
 
 // TestARollingDeployLosesNothing: the new version is started beside the old one, stands by, and takes over
-// when the old one is stopped, or dies. The last one in the row brings other ordering settings, another
-// subject and a header.
+// when the old one is stopped, or dies, or, in the long form, stands still, until the server ends its
+// session. The last one in the row brings other ordering settings, another subject and a header.
 func TestARollingDeployLosesNothing(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	deploys := harness.EnvInt(t, "OUTFLOW_TEST_DEPLOYS", 3) // of each kind
+	deploys := harness.EnvInt(t, "OUTFLOW_TEST_DEPLOYS", harness.Sized(10, 3)) // of each kind
+	kinds := []string{"SIGTERM", "kill -9", "SIGSTOP"}[:harness.Sized(3, 2)]
 	ns := natstest.Process(t)
 	p := underLoad(t, timedServer(t), ns.URL(), "deploy", 1000, nil)
 	consumer := watchArrivals(t, ns.URL(), p.Stream)
 	old := p.Outflow
-	for _, kind := range []string{"SIGTERM", "kill -9"} {
+	for _, kind := range kinds {
 		for n := range deploys {
 			next := secondInstance(p.Outflow, ns.URL())
 			if n == deploys-1 {
@@ -239,16 +240,24 @@ func TestARollingDeployLosesNothing(t *testing.T) {
 			watch := watchOwners(t, p.url, p.Slot)
 			time.Sleep(rand.N(200 * time.Millisecond)) // at any time between two looks of the standby
 			begun := time.Now()
-			if kind == "SIGTERM" {
+			switch kind {
+			case "SIGTERM":
 				old.MustStop(t)
-			} else {
+			case "kill -9":
 				old.Kill()
+			case "SIGSTOP":
+				harness.Must(t, old.Process.Pause())
 			}
 			next.AwaitState("running")
 			running := time.Since(begun)
 			p.publishing()
 			quiet := consumer.silence(begun, time.Now())
 			free := watch.times(t)
+			if kind == "SIGSTOP" {
+				harness.Must(t, old.Process.Resume())
+				old.AwaitState("standby")
+				old.MustStop(t)
+			}
 			t.Logf("%s: nobody held the slot for %v, the new one ran after %v, a consumer waited %v", kind,
 				free, running, quiet)
 			old = next

@@ -137,7 +137,7 @@ func TestInitSaysWhatOfATableIsNotPublished(t *testing.T) {
 	f.Set("COLUMNS_SEQ_KEY=key")
 	out := f.MustRun("init", "--dry-run")
 	notes := []string{"public.outbox has 3 rows", "will not be published", "outflow init --snapshot",
-		`"doc_id"`, `"key"`, "may be NULL"}
+		`"doc_id"`, `"key"`, "may be NULL", "reorder.mode: horizon stays"}
 	f.MustContain("outflow init --dry-run", out, notes...)
 	out = f.MustRun("init")
 	f.MustContain("outflow init", out, notes...)

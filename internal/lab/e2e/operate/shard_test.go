@@ -127,7 +127,7 @@ func spread(ops []recording.Op) []recording.Op {
 // TestEachEventIsInTheStreamOfOneShardOnce: three shards of one table, under writers, one of them killed
 // twice, the second time until all is written. Each event is in one stream, once; each document is in one
 // stream alone; and each stream is byte by byte what a second implementation of the rules makes of these
-// documents' part of the WAL.
+// documents' part of the WAL. The last shard is in gap mode, the others have a horizon.
 func TestEachEventIsInTheStreamOfOneShardOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
@@ -135,7 +135,11 @@ func TestEachEventIsInTheStreamOfOneShardOnce(t *testing.T) {
 		const n = 3
 		ops := spread(harness.RecordedOps(t, harness.EnvInt(t, "OUTFLOW_TEST_OPS", 2000)))
 		ns := natstest.Server(t)
-		s := sharded(t, pg, ns.URL(), "shard", n).init()
+		s := sharded(t, pg, ns.URL(), "shard", n)
+		s.all[n-1].Set("REORDER_MODE=gap")
+		s.init()
+		gap := oracle.DefaultSettings
+		gap.Horizon, gap.Sort, gap.Gap = 0, oracle.ByGap, oracle.DefaultGap
 		slot := s.all[0].Slot + "_judge"
 		harness.Must(t, oracle.CreateSlot(t.Context(), s.conn, slot))
 		truth := oracle.NewReader(oracle.Source{Slot: slot})
@@ -153,7 +157,11 @@ func TestEachEventIsInTheStreamOfOneShardOnce(t *testing.T) {
 		harness.Must(t, truth.Read(t.Context(), s.conn))
 		for k, f := range s.all {
 			part := truth.Truth().Only(func(e *oracle.Event) bool { return docs[k][e.Doc] })
-			v, err := oracle.Judge(t.Context(), s.js, f.Stream, part, oracle.Config{Slot: f.Slot})
+			cfg := oracle.Config{Slot: f.Slot}
+			if k == n-1 {
+				cfg.Settings = gap
+			}
+			v, err := oracle.Judge(t.Context(), s.js, f.Stream, part, cfg)
 			harness.Must(t, err)
 			t.Logf("shard %d: %d documents, %s", k, len(docs[k]), v.String())
 			if !v.OK() || v.Published != v.Events || v.Events == 0 {

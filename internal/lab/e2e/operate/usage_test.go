@@ -114,6 +114,8 @@ func TestRunWaitsForNATS(t *testing.T) {
 	harness.Must(t, ns.Stop())
 	o.MustFail(3, []string{"init"}, "nats.url "+ns.URL())
 	o.MustFail(3, []string{"status"}, "nats.url "+ns.URL())
+	out, _, _ := o.Run("status")
+	o.MustContain("outflow status without NATS", out, "nats_connect", "held by nobody", "not reachable")
 	o.Start()
 	harness.Insert(t, conn, "doc", 1, "{}")
 	harness.Eventually(t, "not ready, and why", func() error {
@@ -146,6 +148,9 @@ func TestRunWaitsForPostgreSQL(t *testing.T) {
 	address := fmt.Sprintf("127.0.0.1:%d", pg.Port)
 	o.MustFail(3, []string{"init"}, address)
 	o.MustFail(3, []string{"status"}, address)
+	out, _, _ := o.Run("status")
+	o.MustContain("outflow status without PostgreSQL", out, "postgres_connect", "OUTBOX: stored",
+		"sequence 0")
 	o.MustFail(3, []string{"inspect"}, address)
 	o.Start()
 	harness.Eventually(t, "not ready, and why", func() error {

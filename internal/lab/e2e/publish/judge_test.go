@@ -268,8 +268,15 @@ func testJudge(t *testing.T, pg *pgserver.Server, ops, kills int, seed uint64, s
 }
 
 func orderSettings(s oracle.Settings) []string {
-	return []string{
-		"REORDER_HORIZON=" + s.Horizon.String(), "REORDER_SORT=" + s.Sort.String(),
+	limits := []string{
 		fmt.Sprint("REORDER_MAX_EVENTS=", s.MaxEvents), fmt.Sprint("REORDER_MAX_BYTES=", s.MaxBytes),
 	}
+	if s.Sort != oracle.ByGap {
+		return append(limits, "REORDER_HORIZON="+s.Horizon.String(), "REORDER_SORT="+s.Sort.String())
+	}
+	if limits = append(limits, "REORDER_MODE=gap", "REORDER_BOUND="+s.Gap.Bound.String(),
+		"REORDER_COLD="+s.Gap.Cold.String(), fmt.Sprint("REORDER_MEMORY=", s.Gap.Memory)); s.Gap.Document {
+		limits = append(limits, "REORDER_GAP_SCOPE=document")
+	}
+	return limits
 }

@@ -67,7 +67,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 		m.Outflow.Key != "k" || m.Header.Get("Type") != "" {
 		t.Errorf("%+v %s", m, m.Data)
 	}
-	awaitMetric(o, `outflow_ignored_total{what="not_transactional"}`, 1)
+	awaitMetric(o, `outflow_ignored_events_total{what="not_transactional"}`, 1)
 	harness.Eventually(t, "the log names what was ignored", func() error { // it follows the count
 		if text := o.Log.String(); !strings.Contains(text, "not written transactionally") {
 			return errors.New(text)
@@ -75,7 +75,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 		return nil
 	})
 	harness.Eventually(t, "the page", func() error {
-		if _, text := o.Get("/"); !strings.Contains(text, "logical messages →") {
+		if _, text := o.Get("/"); !strings.Contains(text, "logical messages</b> →") {
 			return fmt.Errorf("%s", text)
 		}
 		return nil
@@ -92,7 +92,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 	harness.Exec(t, conn, "CREATE TABLE outbox (doc_id text)")
 	harness.Exec(t, conn, "ALTER PUBLICATION "+o.Slot+" ADD TABLE outbox")
 	harness.Exec(t, conn, "INSERT INTO outbox VALUES ('d')")
-	awaitMetric(o, `outflow_ignored_total{what="row"}`, 1)
+	awaitMetric(o, `outflow_ignored_events_total{what="row"}`, 1)
 
 	// One that can't be published stops it, and says where and why; as a dead letter it holds nothing up.
 	harness.EmitAll(t, conn, `{"doc_id":"d","id":"bad \"one\"","actor_id":"a","counter":-1,"payload":1}`,
@@ -175,7 +175,7 @@ func TestTheSourceChangesOnlyByInit(t *testing.T) {
 	n++
 	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, n)
 	o.AwaitReady()
-	awaitMetric(o, `outflow_ignored_total{what="message"}`, 1)
+	awaitMetric(o, `outflow_ignored_events_total{what="message"}`, 1)
 	turn("both", 2, "source=table origin=own table=public.outbox")
 	turn("message", 1, "source=both origin=own table=public.outbox")
 	turn("table", 1, "source=message origin=own, ordered by key")

@@ -103,6 +103,9 @@ func TestADeadLetterTakesThePlaceOfAPoisonedRow(t *testing.T) {
 			body.ID != m.Outflow.ID || len(body.Position) == 0 || strings.Contains(string(m.Data), "xxxxx") {
 			t.Errorf("dead letter %d on %s: %s", i+1, m.Subject, m.Data)
 		}
+		if n := harness.Metric(t, o, fmt.Sprintf("outflow_dead_letters_total{reason=%q}", reason)); n < 1 {
+			t.Errorf("the metric has %v dead letters with %s", n, reason)
+		}
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("reasons %q, want %q", got, want)

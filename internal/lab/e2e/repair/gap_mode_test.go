@@ -186,6 +186,7 @@ func TestARepairInGapModeKeepsWhatIsHeldBackAndRemembered(t *testing.T) {
 	for i, g := range gapModeCases {
 		f := broken[i]
 		f.MustEndInGap(g.code)
+		f.AwaitHealth(g.code)
 		if len(g.accept) > 0 {
 			f.MustFailInGap(g.code, "repair", "--accept", g.code)
 		}

@@ -215,6 +215,11 @@ func TestOutflowGoesOnAfterAFailoverWithoutLoss(t *testing.T) {
 			l := harness.StartLoad(t, s.URL, harness.RecordedOps(t, ops), 8, 500, 5)
 			s.AwaitStored(ops / 3)
 			p.synchronised("victim", "twin")
+			// (startPair has turned off one of the settings that a standby needs.)
+			out := s.Instance.MustRun("doctor", "--only", "standby", "--skip", "standby.settings",
+				"--timeout", "1m", "--standby",
+				p.standby.URL("app"))
+			s.Instance.MustContain("outflow doctor", out, "7 ok")
 			s.Instance.Kill()
 			p.failover()
 			s.Instance.Start()

@@ -150,8 +150,11 @@ func state(f *harness.Installation, t *testing.T) string {
 	if s, err := f.JS.Stream(t.Context(), f.Stream); err == nil {
 		sum = fmt.Sprint(s.CachedInfo().State.LastSeq, s.CachedInfo().Created)
 	}
-	if s, err := f.JS.Stream(t.Context(), "KV_outflow-"+f.Stream); err == nil {
-		rev = s.CachedInfo().State.LastSeq
+	bucket := "outflow-" + f.Stream // why run ended is there as well
+	if s, err := f.JS.Stream(t.Context(), "KV_"+bucket); err == nil {
+		if m, err := s.GetLastMsgForSubject(t.Context(), "$KV."+bucket+"."+f.Slot); err == nil {
+			rev = m.Sequence
+		}
 	}
 	slot := harness.Value[string](t, f.Conn, `SELECT coalesce(string_agg(slot_name || plugin ||
 		confirmed_flush_lsn, ' '), 'none')

@@ -66,7 +66,8 @@ func TestTheDocumentedRolesAreEnough(t *testing.T) {
 		}
 		return nil
 	})
-	for _, args := range [][]string{{"status"}, {"status", "--json"}} {
+	for _, args := range [][]string{{"status"}, {"status", "--json"},
+		{"doctor", "--skip", "postgres.transactions", "--timeout", "1m"}} {
 		o.MustRun(args...)
 	}
 	o.MustStop(t)
@@ -120,7 +121,7 @@ func TestPagesAreReadOnly(t *testing.T) {
 	}
 	plain := harness.New(t, "postgres://h/d", "", "pages_default")
 	plain.Env = plain.Env[:2] // PATH and TMPDIR
-	if out, _, _ := plain.Run("config"); !strings.Contains(out, "127.0.0.1:9187") {
+	if out, _, _ := plain.Run("config"); !strings.Contains(out, "127.0.0.1:7422") {
 		t.Errorf("the default is not local:\n%s", out)
 	}
 	o.Init()

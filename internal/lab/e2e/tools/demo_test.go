@@ -108,8 +108,10 @@ func TestTheDemoShowsItsVerdictAndLeavesNothing(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	for _, want := range []string{
-		`kill -9`, `started again`, `written +26078`, `published +26078`, `missing +0\b`, `repeated +0\b`,
-		`out of order +\d+`, `p50 +[\d.]+`, `p99 +[\d.]+`, `[\d.]+/s`,
+		`ROLLBACK`, `kill -9`, `started again`, `commit order +horizon +gap mode`,
+		`committed( +25599){3}`, `published( +25599){3}`, `missing( +0){3}\b`, `repeated( +0){3}\b`,
+		`misplaced( +0){3}\b`, `late( +\d+){3}`, `added p50( +[\d.]+ ms){3}`, `latency p99( +[\d.]+ ms){3}`,
+		`[\d.]+ events/s`,
 	} {
 		if !regexp.MustCompile(want).MatchString(screen) {
 			t.Errorf("the screen does not show %s", want)

@@ -1,0 +1,96 @@
+package alerts
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+)
+
+var root = filepath.Join("..", "..", "..")
+
+func rules(t *testing.T) []Rule {
+	t.Helper()
+	all, err := Rules(root)
+	must.Succeed(t, err)
+	return all
+}
+
+// promtool runs promtool, which must succeed.
+func promtool(t *testing.T, args ...string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), Tool(t, "promtool"), args...).CombinedOutput()
+	if err != nil {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+func write(t *testing.T, name, content string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), name)
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o644))
+	return path
+}
+
+func TestPrometheusTakesTheRules(t *testing.T) {
+	t.Parallel()
+	promtool(t, "check", "rules", filepath.Join(root, RulesFile))
+}
+
+// TestEachAlertHasARunbook: whoever is called finds what to do, and no section is of an alert that is gone.
+func TestEachAlertHasARunbook(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join(root, "docs", "runbooks.md"))
+	must.Succeed(t, err)
+	sections := map[string]string{}
+	for _, s := range regexp.MustCompile(`(?m)^### (Outflow\w+)\n\n\*\*(\w+)\.`).FindAllStringSubmatch(
+		string(page), -1) {
+		sections[s[1]] = strings.ToLower(s[2])
+	}
+	for _, r := range rules(t) {
+		if of := r.Labels["severity"]; sections[r.Alert] != of || of != "page" && of != "ticket" {
+			t.Errorf("%s is a %s, and in docs/runbooks.md %q", r.Alert, of, sections[r.Alert])
+		}
+		if url := r.Annotations["runbook_url"]; r.Annotations["summary"] == "" ||
+			!strings.HasSuffix(url, "/docs/runbooks.md#"+strings.ToLower(r.Alert)) {
+			t.Errorf("%s: %q", r.Alert, r.Annotations)
+		}
+		delete(sections, r.Alert)
+	}
+	for name := range sections {
+		t.Errorf("docs/runbooks.md has %s, which is no alert", name)
+	}
+}
+
+func TestPrometheusTakesTheExpressionsOfTheDashboard(t *testing.T) {
+	t.Parallel()
+	panels, expressions, err := Dashboard(root)
+	must.Succeed(t, err)
+	at := map[[2]int]int{}
+	for _, p := range panels {
+		for x := range p.Grid.W {
+			for y := range p.Grid.H {
+				place := [2]int{p.Grid.X + x, p.Grid.Y + y}
+				if at[place] != 0 || place[0] >= 24 {
+					t.Errorf("panel %d (%s) and %d are at the same place, or outside", p.ID, p.Title,
+						at[place])
+				}
+				at[place] = p.ID
+			}
+		}
+	}
+	var file strings.Builder
+	file.WriteString("groups:\n- name: dashboard\n  rules:\n")
+	for i, e := range expressions {
+		quoted, err := json.Marshal(e)
+		must.Succeed(t, err)
+		fmt.Fprintf(&file, "  - {record: 'dashboard:%d', expr: %s}\n", i, quoted)
+	}
+	promtool(t, "check", "rules", write(t, "dashboard.yaml", file.String()))
+}
