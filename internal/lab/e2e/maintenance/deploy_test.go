@@ -255,7 +255,7 @@ func TestARollingDeployLosesNothing(t *testing.T) {
 			free := watch.times(t)
 			if kind == "SIGSTOP" {
 				harness.Must(t, old.Process.Resume())
-				old.AwaitState("standby")
+				harness.AwaitRoles(next, old)
 				old.MustStop(t)
 			}
 			t.Logf("%s: nobody held the slot for %v, the new one ran after %v, a consumer waited %v", kind,
