@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -83,8 +84,8 @@ func view(r *overview.Report, past *history, log *Events, now time.Time) *pageVi
 	for i := range r.Consumers {
 		c := &r.Consumers[i]
 		level, word := overview.ConsumerLevel(c)
-		row := reader{Consumer: *c, Level: level, Word: word, Behind: overview.Count(c.Pending),
-			Given: overview.Count(c.AckPending), Again: overview.Count(c.Redelivered), LastAck: "never"}
+		row := reader{Consumer: *c, Level: level, Word: word, Behind: units.Count(c.Pending),
+			Given: units.Count(c.AckPending), Again: units.Count(c.Redelivered), LastAck: "never"}
 		if !c.LastAck.IsZero() {
 			row.LastAck = r.Age(c.LastAck) + " ago"
 		}
@@ -139,16 +140,16 @@ func levelOf(l slog.Level) overview.Level {
 }
 
 func charts(all []sample, now time.Time) []chart {
-	seconds := func(v float64) string { return overview.Latency(time.Duration(v * float64(time.Second))) }
+	seconds := func(v float64) string { return units.Latency(time.Duration(v * float64(time.Second))) }
 	lag := func(v float64) string {
 		if v < 3 { // it is looked every two seconds
 			return "under 3 s"
 		}
-		return overview.Duration(time.Duration(v * float64(time.Second)))
+		return units.Duration(time.Duration(v * float64(time.Second)))
 	}
-	bytes := func(v float64) string { return overview.Size(uint64(max(v, 0))) }
+	bytes := func(v float64) string { return units.Size(uint64(max(v, 0))) }
 	return []chart{
-		draw("rate", "Events published a second", all, now, 1, overview.Rate,
+		draw("rate", "Events published a second", all, now, 1, units.Rate,
 			series{"", func(s *sample) float64 { return s.rate }}),
 		draw("latency", "Commit to acknowledgement", all, now, 0.001, seconds,
 			series{"p50", func(s *sample) float64 { return s.half }},

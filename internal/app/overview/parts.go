@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -62,7 +63,7 @@ func (r *Report) read(p *Part, at *watch.Read, failing Level, word string) bool 
 		p.Level, p.Word = Unknown, "not read yet"
 	}
 	if age := r.now.Sub(at.At); !at.At.IsZero() && age > fresh {
-		p.Old = "read " + Duration(age) + " ago"
+		p.Old = "read " + units.Duration(age) + " ago"
 	}
 	return !at.At.IsZero()
 }
@@ -79,10 +80,10 @@ func (r *Report) postgres() Part {
 	}
 	rate := "not known yet"
 	if pg.WALRate > 0 {
-		rate = Size(uint64(pg.WALRate)) + "/s"
+		rate = units.Size(uint64(pg.WALRate)) + "/s"
 	}
 	p.add("WAL written", rate)
-	p.add("round trip", Latency(pg.RoundTrip))
+	p.add("round trip", units.Latency(pg.RoundTrip))
 	p.add("version", version)
 	p.add("server", pg.Host)
 	return p
@@ -114,10 +115,10 @@ func (r *Report) slot() Part {
 	if s.Safe != nil {
 		limit = float64(s.safe() + s.Retained)
 	}
-	p.limited("WAL kept", Size(s.Retained), Size(uint64(limit)), float64(s.Retained), limit)
+	p.limited("WAL kept", units.Size(s.Retained), units.Size(uint64(limit)), float64(s.Retained), limit)
 	switch {
 	case s.Safe != nil:
-		p.add("left", Size(s.safe()))
+		p.add("left", units.Size(s.safe()))
 	case !s.lost(): // else PostgreSQL doesn't say
 		p.add("limit", "none is set")
 	}
@@ -138,21 +139,21 @@ func (r *Report) buffer() Part {
 	if s.Held == 0 {
 		p.Level, p.Word = Good, "empty"
 	}
-	p.limited("events", Count(s.Held), Count(s.HeldLimit), float64(s.Held), float64(s.HeldLimit))
-	p.limited("bytes", Size(uint64(max(s.HeldBytes, 0))), Size(uint64(max(s.HeldLimitBytes, 0))),
+	p.limited("events", units.Count(s.Held), units.Count(s.HeldLimit), float64(s.Held), float64(s.HeldLimit))
+	p.limited("bytes", units.Size(uint64(max(s.HeldBytes, 0))), units.Size(uint64(max(s.HeldLimitBytes, 0))),
 		float64(s.HeldBytes), float64(s.HeldLimitBytes))
 	for _, f := range p.Figures {
 		if f.Share > 0.9 {
 			p.Level, p.Word = Warning, "nearly full"
 		}
 	}
-	p.add("oldest", Duration(s.Age(r.now)))
-	p.add("late events", Count(s.Late))
+	p.add("oldest", units.Duration(s.Age(r.now)))
+	p.add("late events", units.Count(s.Late))
 	if !s.Unlisted.IsZero() && p.Level == Good {
 		p.Level, p.Word = Warning, "no checkpoint"
 	}
 	if s.OpenGaps > 0 {
-		p.add("open gaps", Count(s.OpenGaps))
+		p.add("open gaps", units.Count(s.OpenGaps))
 	}
 	return p
 }
@@ -170,9 +171,9 @@ func (r *Report) inFlight() Part {
 	if s.State == pipeline.StateAway {
 		p.Level, p.Word = Warning, "waiting"
 	}
-	p.limited("messages", Count(s.InFlight), Count(limit), float64(s.InFlight), float64(limit))
-	p.add("sequence", Count(s.Seq))
-	p.add("sessions", Count(s.Sessions))
+	p.limited("messages", units.Count(s.InFlight), units.Count(limit), float64(s.InFlight), float64(limit))
+	p.add("sequence", units.Count(s.Seq))
+	p.add("sessions", units.Count(s.Sessions))
 	return p
 }
 
@@ -191,11 +192,11 @@ func (r *Report) stream() Part {
 		}
 		return p
 	}
-	p.add("last sequence", Count(s.LastSeq))
+	p.add("last sequence", units.Count(s.LastSeq))
 	if !s.LastTime.IsZero() {
-		p.add("stored", Duration(r.now.Sub(s.LastTime))+" ago")
+		p.add("stored", units.Duration(r.now.Sub(s.LastTime))+" ago")
 	}
-	p.limited("size", Size(s.Bytes), Size(s.MaxBytes), float64(s.Bytes), float64(s.MaxBytes))
+	p.limited("size", units.Size(s.Bytes), units.Size(s.MaxBytes), float64(s.Bytes), float64(s.MaxBytes))
 	late := 0
 	for _, replica := range s.Replicas {
 		if replica.Offline || !replica.Current {
@@ -209,7 +210,7 @@ func (r *Report) stream() Part {
 		}
 	}
 	if n.StorageLimit > 0 {
-		p.limited("JetStream", Size(n.Storage), Size(n.StorageLimit), float64(n.Storage),
+		p.limited("JetStream", units.Size(n.Storage), units.Size(n.StorageLimit), float64(n.Storage),
 			float64(n.StorageLimit))
 	}
 	for _, f := range p.Figures {
@@ -217,7 +218,7 @@ func (r *Report) stream() Part {
 			p.Level, p.Word = Warning, "nearly full"
 		}
 	}
-	p.add("round trip", Latency(n.RoundTrip))
+	p.add("round trip", units.Latency(n.RoundTrip))
 	server := n.Server
 	if name, address, ok := strings.Cut(server, " "); ok && len(name) == serverID {
 		server = address
@@ -277,9 +278,9 @@ func (r *Report) consumers() Part {
 	}
 	p.add("keep up", fmt.Sprintf("%d of %d", good, len(r.Consumers)))
 	if worst.Pending > 0 {
-		p.add("farthest behind", fmt.Sprintf("%s, %s", worst.Name, Count(worst.Pending)))
+		p.add("farthest behind", fmt.Sprintf("%s, %s", worst.Name, units.Count(worst.Pending)))
 	}
-	p.add("redelivered", Count(redelivered))
+	p.add("redelivered", units.Count(redelivered))
 	return p
 }
 
@@ -298,7 +299,7 @@ func (r *Report) Positions() []Position {
 	add := func(name string, lsn outbox.LSN, means string) {
 		p := Position{Name: name, LSN: lsn, Means: means}
 		if end != 0 && lsn != 0 {
-			p.Behind = Size(outbox.Distance(min(lsn, end), end))
+			p.Behind = units.Size(outbox.Distance(min(lsn, end), end))
 		}
 		all = append(all, p)
 	}
@@ -318,5 +319,5 @@ func (r *Report) Age(at time.Time) string {
 	if at.IsZero() {
 		return "never"
 	}
-	return Duration(r.now.Sub(at))
+	return units.Duration(r.now.Sub(at))
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -56,7 +57,7 @@ func (r *Report) ofPipeline() Verdict {
 			v.Do = "See the open gaps: until fewer wait, PostgreSQL keeps the WAL"
 		}
 		if lag := s.Lag(r.now); lag > behind {
-			v.Level, v.State = Warning, "Publishing, "+Duration(lag)+" behind"
+			v.Level, v.State = Warning, "Publishing, "+units.Duration(lag)+" behind"
 			v.Cause = "More is written than has been published so far"
 			v.Do = "Nothing, unless it grows: outflow catches up by itself"
 		}
@@ -146,7 +147,7 @@ func (s *Slot) risk() (level Level, cause, do string) {
 		return Bad, "The slot is lost at the next checkpoint: it needs more WAL than " +
 			"max_slot_wal_keep_size allows", grow
 	case s.Safe != nil && s.left() < headroom:
-		return Warning, fmt.Sprintf("The slot may keep only %s more", Size(s.safe())), grow
+		return Warning, fmt.Sprintf("The slot may keep only %s more", units.Size(s.safe())), grow
 	}
 	return Good, "", ""
 }
@@ -169,9 +170,9 @@ func (r *Report) kept(publishing bool) string {
 	case s.lost():
 		return "Events are missing in the stream"
 	}
-	text := notLost + ". PostgreSQL keeps " + Size(s.Retained) + " of WAL for the slot"
+	text := notLost + ". PostgreSQL keeps " + units.Size(s.Retained) + " of WAL for the slot"
 	if age := r.now.Sub(s.At); age > fresh {
-		text += " (read " + Duration(age) + " ago)"
+		text += " (read " + units.Duration(age) + " ago)"
 	}
 	left := r.timeLeft()
 	switch {
@@ -180,14 +181,14 @@ func (r *Report) kept(publishing bool) string {
 	case publishing && left != "":
 		return text + "; if publishing stopped now, the slot would be lost in " + left
 	case left != "":
-		return text + "; the slot is lost in " + left + ", when " + Size(s.safe()) + " more are written"
+		return text + "; the slot is lost in " + left + ", when " + units.Size(s.safe()) + " more are written"
 	}
 	if publishing {
 		text += "; if publishing stopped now, the slot would be"
 	} else {
 		text += "; the slot is"
 	}
-	return text + " lost when " + Size(s.safe()) + " more are written"
+	return text + " lost when " + units.Size(s.safe()) + " more are written"
 }
 
 // timeLeft says when the slot is lost if nothing is published and as much WAL is written as now; "" if that
@@ -201,7 +202,7 @@ func (r *Report) timeLeft() string {
 	if seconds > month.Seconds() {
 		return "more than a month"
 	}
-	return "about " + Duration(time.Duration(seconds)*time.Second)
+	return "about " + units.Duration(time.Duration(seconds)*time.Second)
 }
 
 // OfHealth is the verdict of somebody who read both servers as a start would: fault is what such a start

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -59,7 +60,7 @@ func (r *Report) Print(w io.Writer, style Style) error {
 		c := &r.Consumers[i]
 		level, word := overview.ConsumerLevel(c)
 		p.line("", "%s %s: %s, %s pending, %s to be acknowledged", p.shape(level), printable(c.Name), word,
-			overview.Count(c.Pending), overview.Count(c.AckPending))
+			units.Count(c.Pending), units.Count(c.AckPending))
 	}
 	if r.Stream.Loss != "" {
 		p.line("loss", "%s", r.Stream.Loss)
@@ -87,7 +88,7 @@ func (r *Report) Print(w io.Writer, style Style) error {
 				c.Start())
 		}
 		if r.Postgres.WALEnd != 0 {
-			p.line("lag", "%s of WAL behind the recorded place", overview.Size(r.LagBytes))
+			p.line("lag", "%s of WAL behind the recorded place", units.Size(r.LagBytes))
 		}
 	}
 	_, err := io.WriteString(w, p.b.String())

@@ -1,4 +1,7 @@
-package overview
+// Package units prints figures for people: sizes, counts, durations and rates.
+//
+// It is internal to Outflow: its API may change at any time.
+package units
 
 import (
 	"fmt"
