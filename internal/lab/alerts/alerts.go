@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -49,12 +50,21 @@ type Panel struct {
 	Targets []struct{ Expr string }
 }
 
-// Dashboard reads the dashboard of the repository at root: its panels, and the expressions of all of them and
-// of its annotations, for all jobs and slots.
-func Dashboard(root string) (panels []Panel, expressions []string, err error) {
+var labelValues = regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
+
+// Query is an expression of the dashboard, for all jobs and slots, and where it stands: the title of a panel,
+// or the name of an annotation or of a variable.
+type Query struct{ Of, Expr string }
+
+// Dashboard reads the dashboard of the repository at root: its panels, and the queries of all of them, of its
+// annotations and of its variables.
+func Dashboard(root string) (panels []Panel, queries []Query, err error) {
 	var file struct {
 		Panels      []Panel
-		Annotations struct{ List []struct{ Expr string } }
+		Annotations struct{ List []struct{ Name, Expr string } }
+		Templating  struct {
+			List []struct{ Name, Definition string }
+		}
 	}
 	content, err := os.ReadFile(filepath.Join(root, DashboardFile))
 	if err == nil {
@@ -63,13 +73,19 @@ func Dashboard(root string) (panels []Panel, expressions []string, err error) {
 	fill := strings.NewReplacer("$__rate_interval", "1m", "$job", ".+", "$slot", ".+")
 	for _, p := range file.Panels {
 		for _, t := range p.Targets {
-			expressions = append(expressions, fill.Replace(t.Expr))
+			queries = append(queries, Query{p.Title, fill.Replace(t.Expr)})
 		}
 	}
 	for _, a := range file.Annotations.List {
-		expressions = append(expressions, fill.Replace(a.Expr))
+		queries = append(queries, Query{a.Name, fill.Replace(a.Expr)})
 	}
-	return file.Panels, expressions, err
+	for _, v := range file.Templating.List {
+		// Grafana reads label_values(series, label) with another request than a query.
+		if of := labelValues.FindStringSubmatch(v.Definition); of != nil {
+			queries = append(queries, Query{v.Name, fill.Replace("group by (" + of[2] + ") (" + of[1] + ")")})
+		}
+	}
+	return file.Panels, queries, err
 }
 
 // Tool finds a program of Prometheus: promtool or prometheus.

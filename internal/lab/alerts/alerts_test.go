@@ -70,7 +70,7 @@ func TestEachAlertHasARunbook(t *testing.T) {
 
 func TestPrometheusTakesTheExpressionsOfTheDashboard(t *testing.T) {
 	t.Parallel()
-	panels, expressions, err := Dashboard(root)
+	panels, queries, err := Dashboard(root)
 	must.Succeed(t, err)
 	at := map[[2]int]int{}
 	for _, p := range panels {
@@ -87,8 +87,8 @@ func TestPrometheusTakesTheExpressionsOfTheDashboard(t *testing.T) {
 	}
 	var file strings.Builder
 	file.WriteString("groups:\n- name: dashboard\n  rules:\n")
-	for i, e := range expressions {
-		quoted, err := json.Marshal(e)
+	for i, q := range queries {
+		quoted, err := json.Marshal(q.Expr)
 		must.Succeed(t, err)
 		fmt.Fprintf(&file, "  - {record: 'dashboard:%d', expr: %s}\n", i, quoted)
 	}
