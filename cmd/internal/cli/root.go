@@ -27,6 +27,7 @@ func (a *App) Service() []*cobra.Command {
 		a.statusCommand(),
 		a.doctorCommand(),
 		a.drainCommand(),
+		a.tailCommand(),
 		a.inspectCommand(),
 		a.repairCommand(),
 		a.replayCommand(),

@@ -12,6 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// TimeColumns are the usual names of the column that says when a row was written, the likeliest first.
+var TimeColumns = []string{"created_at", "inserted_at", "occurred_at", "created", "inserted", "event_time"}
+
 // FirstPosition reads LSN-i, or an LSN alone, which stands for the first position at it.
 func FirstPosition(text string) (p outbox.Position, err error) {
 	if strings.Contains(text, "-") {

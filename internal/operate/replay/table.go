@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/args"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -87,7 +88,7 @@ func (t *tableSource) check() error {
 			t.layout.Mapping.Table), "Choose by --doc or --key")
 	case sel.Time.Given() && t.column == "":
 		return fatal("replay_time", fmt.Sprintf("--time: table %s has no column that says when a row was "+
-			"written: there is none of %v", t.layout.Mapping.Table, timeColumns),
+			"written: there is none of %v", t.layout.Mapping.Table, args.TimeColumns),
 			"Name one of type timestamptz with --time-column, or choose by --key or --doc")
 	case len(sel.Actors) > 0 && t.layout.Mapping.Actor == "":
 		return fatal("replay_table", fmt.Sprintf("--actor: table %s has no column of actors "+
@@ -111,10 +112,6 @@ func (t *tableSource) checkResumable(ctx context.Context, id string, behind rowK
 	return err
 }
 
-// timeColumns are the usual names of the column that says when a row was written; the first that exists is
-// used.
-var timeColumns = []string{"created_at", "inserted_at", "occurred_at", "created", "inserted", "event_time"}
-
 const (
 	typeTimestamp   = 1114
 	typeTimestamptz = 1184
@@ -133,8 +130,8 @@ func pickTime(t catalog.Table, wanted string) (string, error) {
 		}
 		return wanted, nil
 	}
-	if i := slices.IndexFunc(timeColumns, isTime); i >= 0 {
-		return timeColumns[i], nil
+	if i := slices.IndexFunc(args.TimeColumns, isTime); i >= 0 {
+		return args.TimeColumns[i], nil
 	}
 	return "", nil
 }
