@@ -16,7 +16,9 @@ import (
 
 // End says why a process stopped publishing: the fault that it ended with, or that it holds.
 type End struct {
-	At      time.Time `json:"at"` // by the process's clock
+	// by the process's clock; of a fault that is held: when the process last tried, and found it again
+	At      time.Time `json:"at"`
+	Since   time.Time `json:"since,omitzero"` // when the fault was first found, by the same clock
 	Code    string    `json:"code"`
 	Class   string    `json:"class"`
 	Message string    `json:"message"` // with the cause and the range of LSNs, without the hint

@@ -235,7 +235,7 @@ type options struct {
 	log          io.Writer
 	hold         bool
 	retry        chan struct{}
-	failed       func(*outbox.Fault)
+	failed       func(*outbox.Fault, time.Time)
 }
 
 // run starts a process.

@@ -170,18 +170,20 @@ func (h *health) init() {
 	h.snap = Status{State: StateConnecting, Since: now, ReadyChanged: now, beat: now}
 }
 
-// failed takes note of a fault that needs a person.
-func (h *health) failed(f *outbox.Fault) {
+// failed takes note of a fault that needs a person, and returns when it was first found; again: it is the one
+// of before.
+func (h *health) failed(f *outbox.Fault, again bool) (since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	message := *f
 	message.Hint = ""
 	found := &Fault{Code: f.Code, Message: message.Error(), Hint: f.Hint, Since: time.Now()}
-	if old := h.snap.Fault; old != nil && old.Code == f.Code {
+	if old := h.snap.Fault; old != nil && again {
 		found.Since = old.Since
 	}
 	h.change(StateFault, found.Since)
 	h.snap.Fault, h.snap.Error = found, f.Code+": "+f.Error()
+	return found.Since
 }
 
 // recovered takes note that the fault is gone, and returns since when it was there.

@@ -8,31 +8,31 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// holdPause is the pause between attempts to start while a fault is held, and how long another outflow must
+// HoldPause is the pause between attempts to start while a fault is held, and how long another outflow must
 // have the slot before this one counts as its standby again: it may only be making such an attempt itself.
-const holdPause = 30 * time.Second
+const HoldPause = 30 * time.Second
 
 // failed takes note of a fault that needs a person. While it is held (Config.Hold), nothing is open but the
 // next attempt, which is an ordinary start: it publishes nothing that a restart of the process would not.
 // nil: Run goes on after wait.
 func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
-	first := p.held == nil || p.held.Code != f.Code
+	// Another row, say, with the code of the one before it is another fault. The range grows with the WAL.
+	again := p.held != nil && p.held.Code == f.Code && p.held.Message == f.Message
 	p.held = f
-	p.health.failed(f)
+	since := p.health.failed(f, again)
 	if p.cfg.Failed != nil {
-		p.cfg.Failed(f)
+		p.cfg.Failed(f, since)
 	}
 	if !p.cfg.Hold {
 		return 0, f
 	}
-	level := slog.LevelDebug
-	if first {
-		level = slog.LevelError
+	level := slog.LevelError
+	if again {
+		level = slog.LevelDebug
 	}
 	p.log.Log(context.Background(), level, "publishing has stopped until the fault is repaired", "code",
-		f.Code,
-		"class", f.Class.String(), "err", f, "again", holdPause)
-	return holdPause, nil
+		f.Code, "class", f.Class.String(), "err", f, "again", HoldPause)
+	return HoldPause, nil
 }
 
 // recovered takes note that the fault that was held is gone.

@@ -36,10 +36,13 @@ func (w *harness) poisoned(o options) *process {
 func TestAFaultIsHeldUntilItsCauseIsGone(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		var log bytes.Buffer
-		told := 0
-		pr := w.poisoned(options{log: &log, failed: func(f *outbox.Fault) {
-			if told++; f.Code != "too_large" || w.pg.active != nil {
-				t.Errorf("told of %v, while the slot is held: %t", f, w.pg.active != nil)
+		told, found := 0, time.Time{}
+		pr := w.poisoned(options{log: &log, failed: func(f *outbox.Fault, since time.Time) {
+			if told++; told == 1 {
+				found = time.Now()
+			}
+			if f.Code != "too_large" || w.pg.active != nil || !since.Equal(found) {
+				t.Errorf("told of %v since %v, while the slot is held: %t", f, since, w.pg.active != nil)
 			}
 		}})
 		first := pr.p.Status().Fault
@@ -73,6 +76,37 @@ func TestAFaultIsHeldUntilItsCauseIsGone(t *testing.T) {
 	})
 }
 
+// A row that can't be published stands right behind one that was repaired: that is another fault, with its
+// own line at level error and its own time.
+func TestTheNextFaultOfACodeIsAnotherOne(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
+		var log bytes.Buffer
+		var found []time.Time
+		pr := w.running(options{hold: true, log: &log, failed: func(_ *outbox.Fault, since time.Time) {
+			found = append(found, since)
+		}})
+		w.with(func() {
+			w.js.poison = "one"
+			w.pg.commit([]row{{"d", "a", "k1", "one"}, {"d", "a", "k2", "two"}})
+		})
+		w.until(time.Minute, "the first fault", func() bool { return pr.p.Status().Fault != nil })
+		first := *pr.p.Status().Fault
+		w.with(func() { w.js.poison = "two" })
+		w.until(3*HoldPause, "the second fault", func() bool {
+			return pr.p.Status().Fault.Message != first.Message
+		})
+		w.sleep(3 * HoldPause)
+		synctest.Wait()
+		if n := strings.Count(log.String(), "level=ERROR"); n != 2 {
+			t.Errorf("%d lines at level error: %s", n, log.String())
+		}
+		if second := pr.p.Status().Fault; second.Code != first.Code || !second.Since.After(first.Since) ||
+			!second.Since.Equal(found[len(found)-1]) {
+			t.Errorf("%+v after %+v, told %v", second, first, found)
+		}
+	})
+}
+
 func TestAFaultThatIsHeldIsTriedWhenAskedFor(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		retry := make(chan struct{}, 1)
@@ -90,7 +124,7 @@ func TestAStopWhileAFaultIsHeldReturnsTheFault(t *testing.T) {
 				pr := w.poisoned(options{})
 				if cut {
 					w.with(func() { w.js.down = time.Now().Add(time.Hour) })
-					w.sleep(2 * holdPause)
+					w.sleep(2 * HoldPause)
 				}
 				if err := pr.stop(); outbox.ClassOf(err) != outbox.Poison {
 					t.Errorf("%v", err)
@@ -121,7 +155,7 @@ func TestBothOutflowsHoldAFault(t *testing.T) {
 		}
 		w.with(func() { w.js.poison = "" })
 		w.published()
-		w.until(3*holdPause, "one publishes, one stands by", func() bool {
+		w.until(3*HoldPause, "one publishes, one stands by", func() bool {
 			a, b := one.p.Status(), two.p.Status()
 			return a.Ready() && b.Ready() && (a.State == StateStandby) != (b.State == StateStandby)
 		})

@@ -33,9 +33,10 @@ type Config struct {
 	// and then, and whenever Retry has a value (nil: never before its time).
 	Hold  bool
 	Retry <-chan struct{}
-	// Failed is told of each fault that needs a person, each time that it is found, from the goroutine of
-	// Run, which waits for it and has closed the session's connections; nil: it is not called.
-	Failed func(*outbox.Fault)
+	// Failed is told of each fault that needs a person, each time that it is found, and when it was first
+	// found, from the goroutine of Run, which waits for it and has closed the session's connections; nil: it
+	// is not called.
+	Failed func(f *outbox.Fault, since time.Time)
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
 

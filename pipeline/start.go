@@ -211,7 +211,7 @@ func (p *Pipeline) standBy(ctx context.Context, conns *Conns, slot relay.SlotSta
 		if !slot.Active {
 			return errSlotFree
 		}
-		if time.Since(begun) >= holdPause {
+		if time.Since(begun) >= HoldPause {
 			p.recovered()
 		}
 	}

@@ -62,7 +62,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	hold, retry := cfg.OnFault == config.FaultHold, make(chan struct{}, 1)
 	decorate := []func(*pipeline.Config){func(c *pipeline.Config) {
 		c.Hold, c.Retry = hold, retry
-		c.Failed = func(f *outbox.Fault) { a.saveEnd(cfg, log, f, hold) }
+		c.Failed = func(f *outbox.Fault, since time.Time) { a.saveEnd(cfg, log, f, since, hold) }
 	}}
 	if a.faults != nil {
 		decorate = append(decorate, a.faults.Decorate)
@@ -109,18 +109,23 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		log.Info("outflow stopped")
 	}
 	if f := outbox.FaultOf(err); f != nil && hold {
-		a.saveEnd(cfg, log, f, false) // it waits no longer
+		since := time.Now()
+		if held := p.Status().Fault; held != nil {
+			since = held.Since
+		}
+		a.saveEnd(cfg, log, f, since, false) // it waits no longer
 	}
 	return err
 }
 
-// saveEnd stores why this process stopped publishing, for outflow status; held: it stays. Nothing waits for a
-// NATS that is away.
-func (a *App) saveEnd(cfg config.Config, log *slog.Logger, f *outbox.Fault, held bool) {
+// saveEnd stores why this process stopped publishing, and since when, for outflow status; held: it stays.
+// Nothing waits for a NATS that is away.
+func (a *App) saveEnd(cfg config.Config, log *slog.Logger, f *outbox.Fault, since time.Time, held bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	end := checkpoint.NewEnd(f)
 	end.Exit, end.Held, end.PID = exitCode(f), held, os.Getpid()
+	end.Since = since.UTC().Truncate(time.Millisecond)
 	end.Host, _ = os.Hostname() // "" if the system does not know
 	end.Version, _ = buildVersion()
 	if err := wiring.SaveEnd(ctx, cfg, end); err != nil {

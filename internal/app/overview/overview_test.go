@@ -111,16 +111,20 @@ func TestTheVerdictOfAStart(t *testing.T) {
 	t.Parallel()
 	_, r := healthy()
 	rep := Of("slot", "STREAM", &r, now)
-	rep.OfHealth(nil, true)
+	rep.OfHealth(nil, true, nil)
 	if rep.Verdict.Level != Good || levels(rep) != "good good good idle" {
 		t.Errorf("%+v, %s", rep.Verdict, levels(rep))
 	}
-	rep.OfHealth(nil, false)
+	rep.OfHealth(nil, false, nil)
 	if rep.Verdict.Level != Warning {
 		t.Errorf("nobody holds the slot: %+v", rep.Verdict)
 	}
+	rep.OfHealth(nil, false, &pipeline.Fault{Code: "too_large", Message: "m", Since: now})
+	if v := rep.Verdict; v.Level != Bad || v.Code != "too_large" || v.Since != now || v.Do == "" {
+		t.Errorf("one holds a fault: %+v", v)
+	}
 	rep.OfHealth(&outbox.Fault{Code: "nats_connect", Message: "m", Hint: "Do it. `x` follows",
-		Err: errors.New("refused")}, true)
+		Err: errors.New("refused")}, true, nil)
 	if v := rep.Verdict; v.Level != Bad || v.Detail != "m: refused" || v.Do != "Do it. `x` follows" {
 		t.Errorf("%+v", v)
 	}

@@ -45,9 +45,7 @@ func (r *Report) ofPipeline() Verdict {
 	s := r.Pipeline
 	v := Verdict{Since: s.Since, Level: Good, Do: nothingToDo, Effect: r.kept(s.Ready())}
 	if f := s.Fault; f != nil {
-		v.Level, v.State, v.Since = Bad, "Stopped at a fault", f.Since
-		v.find(f.Code, f.Message, f.Hint)
-		return r.risk(v)
+		return r.risk(v.stoppedAt(f))
 	}
 	switch s.State {
 	case pipeline.StateRunning:
@@ -96,6 +94,13 @@ func (r *Report) ofPipeline() Verdict {
 		v.Level, v.State, v.Do = Unknown, "Starting", "Wait a moment"
 	}
 	return r.risk(v)
+}
+
+// stoppedAt is the verdict of a process that holds a fault.
+func (v Verdict) stoppedAt(f *pipeline.Fault) Verdict {
+	v.Level, v.State, v.Since = Bad, "Stopped at a fault", f.Since
+	v.find(f.Code, f.Message, f.Hint)
+	return v
 }
 
 // find says what the catalogue has about a code, and what was found this time.
@@ -206,17 +211,22 @@ func (r *Report) timeLeft() string {
 }
 
 // OfHealth is the verdict of somebody who read both servers as a start would: fault is what such a start
-// would end with, or wait for, and held says whether an outflow holds the slot.
-func (r *Report) OfHealth(fault error, held bool) {
-	v := Verdict{Level: Good, State: "Running", Do: nothingToDo, Effect: r.kept(fault == nil && held)}
-	if fault != nil {
+// would end with, or wait for, active whether an outflow holds the slot, and held what another one has said
+// that it waits at; nil: none does.
+func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault) {
+	v := Verdict{Level: Good, State: "Running", Do: nothingToDo, Effect: r.kept(fault == nil && active)}
+	switch {
+	case fault != nil:
 		v.Level, v.State, v.Cause, v.Do = Bad, "Not publishing", fault.Error(), "Read the cause"
 		if f := outbox.FaultOf(fault); f != nil {
 			bare := *f
 			bare.Hint = ""
 			v.find(f.Code, bare.Error(), f.Hint)
 		}
-	} else if !held {
+	case active:
+	case held != nil:
+		v = v.stoppedAt(held)
+	default:
 		v.Level, v.State, v.Cause, v.Do = Warning, "Not running", "No outflow holds the slot",
 			"Start outflow run"
 	}

@@ -388,10 +388,10 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 		d(&pc)
 	}
 	failed := pc.Failed
-	pc.Failed = func(f *outbox.Fault) {
+	pc.Failed = func(f *outbox.Fault, since time.Time) {
 		writer.Disconnect() // nothing is open while a fault is held
 		if failed != nil {
-			failed(f)
+			failed(f, since)
 		}
 	}
 	return pipeline.New(pc), func() {

@@ -8,10 +8,12 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
 )
 
 // Style says how a report is printed.
@@ -36,12 +38,7 @@ func (r *Report) Print(w io.Writer, style Style) error {
 		p.more("", "outflow explain "+v.Code)
 	}
 	if e := r.LastEnd; e != nil {
-		what := fmt.Sprintf("ended with exit code %d", e.Exit)
-		if e.Held {
-			what = "stopped publishing, and waits"
-		}
-		p.line("last end", "%s: pid %d on %s %s: %s", e.At.Format(time.RFC3339), e.PID, e.Host, what, e.Code)
-		p.more("", e.Message)
+		r.printEnd(p, e, time.Now())
 	}
 	p.line("", "")
 	switch r.Source {
@@ -93,6 +90,25 @@ func (r *Report) Print(w io.Writer, style Style) error {
 	}
 	_, err := io.WriteString(w, p.b.String())
 	return err
+}
+
+// printEnd prints at what a process has stopped publishing: it waits there, or it has ended.
+func (r *Report) printEnd(p *printer, e *checkpoint.End, now time.Time) {
+	process := fmt.Sprintf("pid %d on %s", e.PID, e.Host)
+	switch held := r.held(now); {
+	case held != nil:
+		p.line("held", "%s, by %s, for %s, since %s", e.Code, process, units.Duration(now.Sub(held.Since)),
+			held.Since.Format(time.RFC3339))
+		p.more("", fmt.Sprintf("it runs, and tries again every %v; last at %s", pipeline.HoldPause,
+			e.At.Format(time.RFC3339)))
+	case e.Held:
+		p.line("last end", "%s held %s, and has not tried again since %s", process, e.Code,
+			e.At.Format(time.RFC3339))
+	default:
+		p.line("last end", "%s: %s ended with exit code %d: %s", e.At.Format(time.RFC3339), process, e.Exit,
+			e.Code)
+	}
+	p.more("", e.Message)
 }
 
 // Line is the report in one line, for a log.

@@ -5,6 +5,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
 )
 
 // Report is what was read. The JSON names are those of /status.json where the things are the same.
@@ -34,9 +36,22 @@ type Report struct {
 	Checkpoint *relay.Checkpoint `json:"place,omitempty"` // the newest recorded one
 	Recorded   *time.Time        `json:"recorded,omitempty"`
 	LagBytes   uint64            `json:"lag_bytes"` // WAL between the newest recorded checkpoint and the end
-	// why the last process stopped publishing; absent: it did not stop at a fault, another one publishes, or
-	// that can't be read
+	// why the last process stopped publishing, or holds a fault; absent: it did not stop at a fault, another
+	// one publishes, or that can't be read
 	LastEnd *checkpoint.End `json:"last_end,omitempty"`
+}
+
+// silent is after how long without an attempt a process that held a fault is taken to be gone: nothing says
+// so of one that was killed. An attempt may take as long as the pause before it.
+const silent = 4 * pipeline.HoldPause
+
+// held returns the fault at which a process waits, nil if none does.
+func (r *Report) held(now time.Time) *pipeline.Fault {
+	e := r.LastEnd
+	if e == nil || !e.Held || now.Sub(e.At) > silent {
+		return nil
+	}
+	return &pipeline.Fault{Code: e.Code, Message: e.Message, Hint: e.Hint, Since: cmp.Or(e.Since, e.At)}
 }
 
 // Stream is the stream's health.
@@ -179,9 +194,10 @@ func (s *start) readStore(ctx context.Context, cfg config.Config, log *slog.Logg
 
 func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	r := &s.readings
+	now := time.Now()
 	rep := &Report{
 		Health: "ok", Source: cfg.Source.String(), Shard: cfg.Shard.String(),
-		Report: overview.Of(cfg.Slot, cfg.Stream, &read, time.Now()), LastEnd: s.ended,
+		Report: overview.Of(cfg.Slot, cfg.Stream, &read, now), LastEnd: s.ended,
 	}
 	if cfg.Source.Rows() {
 		rep.Table = cfg.Table
@@ -204,7 +220,8 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	if rep.Stream.Loss != "" || fault != nil && fault.Code == "stream_shortened" {
 		rep.Stream.DurablesAffected = r.Stream.Durables
 	}
-	rep.OfHealth(problem, rep.Slot.Active || r.Slot.Active)
+	held := rep.held(now)
+	rep.OfHealth(problem, rep.Slot.Active || r.Slot.Active, held)
 	switch {
 	case fault != nil:
 		rep.Health, rep.Problem = fault.Code, fault.Error()
@@ -212,7 +229,10 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 		rep.Health, rep.Problem = "not known", problem.Error()
 	case problem != nil:
 		rep.Health, rep.Problem = "waiting", problem.Error()
-	case !r.Slot.Active:
+	case r.Slot.Active:
+	case held != nil:
+		rep.Health, rep.Problem = held.Code, held.Message
+	default:
 		rep.Health, rep.Problem = "not running", "no outflow holds the slot"
 	}
 	return rep

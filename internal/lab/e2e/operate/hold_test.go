@@ -115,7 +115,8 @@ func TestAHeldFaultIsRepairedWithoutARestart(t *testing.T) {
 		return nil
 	})
 	out, _, _ := f.Run("status")
-	f.MustContain("outflow status", out, "last end", fmt.Sprintf("pid %d", f.Process.PID()), "slot_missing")
+	f.MustContain("outflow status", out, fmt.Sprintf("slot_missing, by pid %d", f.Process.PID()),
+		"it runs, and tries again every 30s")
 	if code := f.Stop(); code != 4 {
 		t.Errorf("stopped while it holds a fault: exit code %d", code)
 	}
@@ -148,6 +149,15 @@ func TestAHeldFaultIsRepairedWithoutARestart(t *testing.T) {
 	harness.Insert(t, f.Conn, "large", 3, fmt.Sprintf(`"%s"`, strings.Repeat("x", 2<<20)))
 	harness.Insert(t, f.Conn, "after", 4, "{}")
 	held("too_large")
+	harness.Must(t, os.WriteFile(file, []byte("log: {level: debug}\n"), 0o600))
+	harness.Eventually(t, "status says what a start would not see", func() error {
+		out, _, _ := f.Run("status")
+		if health, _, _ := strings.Cut(out, "\n"); !strings.HasSuffix(health, " too_large") ||
+			!strings.Contains(out, fmt.Sprintf("too_large, by pid %d", f.Process.PID())) {
+			return errors.New(out)
+		}
+		return nil
+	})
 	from = hangUp("sink: {on_poison: dead_letter}\n")
 	awaitLine(f.Outflow, from, "it goes on", func(l logLine) bool {
 		return l.Msg == "the fault is gone" && l.Code == "too_large"
