@@ -18,7 +18,7 @@ import (
 func main() {
 	natsserver.Child() // NATS servers are processes of this program
 	bench.Child()      // and so are bench's writers, and what it compares with
-	cli.Main(cli.App{Name: "outflow-lab", Arm: arm}, root)
+	cli.Main(&cli.App{Name: "outflow-lab", Arm: arm}, root)
 }
 
 // arm reads OUTFLOW_FAILPOINT.

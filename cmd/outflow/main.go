@@ -8,4 +8,4 @@ package main
 
 import "github.com/outflowhq/outflow/cmd/internal/cli"
 
-func main() { cli.Main(cli.App{Name: "outflow"}, (*cli.App).Outflow) }
+func main() { cli.Main(&cli.App{Name: "outflow"}, (*cli.App).Outflow) }

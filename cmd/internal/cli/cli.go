@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
@@ -26,10 +27,12 @@ type App struct {
 
 	faults  Faults
 	environ []string
-	started bool // the command line was valid, and a command runs
+	started bool           // the command line was valid, and a command runs
+	signals chan os.Signal // what is sent to it ends the command, as SIGTERM does
 
 	load func() (config.Config, error) // reads the settings of the command that runs, again
-	log  *slog.Logger                  // for what ends a process whose standard error is JSON; nil: text
+	// for what ends a process whose standard error is JSON; nil: text
+	log atomic.Pointer[slog.Logger]
 }
 
 // Faults are injected by tests.
@@ -42,9 +45,10 @@ type Faults interface {
 
 // Main runs the command that the command line names, until it is done or a signal ends it, and exits with its
 // code.
-func Main(a App, root func(a *App) *cobra.Command) {
+func Main(a *App, root func(a *App) *cobra.Command) {
 	a.Stdout, a.Stderr, a.environ = os.Stdout, os.Stderr, os.Environ()
-	ctx, stop := interruptible(context.Background(), a.Name)
+	ctx, signals, stop := interruptible(context.Background(), a.endAtOnce)
+	a.signals = signals
 	code := a.run(ctx, root, os.Args[1:])
 	stop()
 	os.Exit(code)

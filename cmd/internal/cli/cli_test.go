@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -296,9 +298,11 @@ func TestEachClassHasItsExitCode(t *testing.T) {
 	}
 }
 
-// waitForSignals says when the first signal has canceled the context, and then hangs.
+// waitForSignals says when the first signal has canceled the context, and then hangs. Its log is JSON.
 func waitForSignals() {
-	ctx, _ := interruptible(context.Background(), "outflow")
+	a := &App{Name: "outflow", Stderr: os.Stderr}
+	ctx, _, _ := interruptible(context.Background(), a.endAtOnce)
+	a.log.Store(slog.New(slog.NewJSONHandler(os.Stderr, nil)))
 	fmt.Println("ready")
 	<-ctx.Done()
 	fmt.Println(context.Cause(ctx))
@@ -336,8 +340,13 @@ func TestASecondSignalEndsAStopThatHangs(t *testing.T) {
 	}
 	err = cmd.Wait()
 	var exit *exec.ExitError
+	var last struct {
+		Msg  string
+		Exit int
+	}
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 ||
-		!strings.Contains(stderr.String(), "stopped at once") {
+		json.Unmarshal(stderr.Bytes(), &last) != nil || last.Exit != 1 ||
+		last.Msg != "stopped at once by a second signal (interrupt)" {
 		t.Errorf("%v, %s", err, stderr.String())
 	}
 }

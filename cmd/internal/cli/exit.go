@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,18 +49,24 @@ func (a *App) fail(err error) int {
 	return exitCode(err)
 }
 
+// endAtOnce ends the process without waiting for anything.
+func (a *App) endAtOnce(err error) {
+	a.say(err, exitUnexpected)
+	os.Exit(exitUnexpected)
+}
+
 // say prints why the process ends: as the last line of the log, where that is JSON.
 func (a *App) say(err error, code int) {
-	f := outbox.FaultOf(err)
+	f, log := outbox.FaultOf(err), a.log.Load()
 	switch {
-	case a.log != nil && f != nil:
+	case log != nil && f != nil:
 		end := checkpoint.NewEnd(f)
 		entry, _ := finding.Of(f.Code)
-		a.log.Error(end.Message, "code", f.Code, "class", end.Class, "hint", cmp.Or(f.Hint, entry.Hint),
+		log.Error(end.Message, "code", f.Code, "class", end.Class, "hint", cmp.Or(f.Hint, entry.Hint),
 			"exit", code)
 		return
-	case a.log != nil:
-		a.log.Error(trim(err), "exit", code)
+	case log != nil:
+		log.Error(trim(err), "exit", code)
 		return
 	}
 	fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, finding.Message(err))

@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/cmd/internal/hangup"
 )
 
 // Outflow returns the command line of outflow.
@@ -44,7 +46,12 @@ func (a *App) Service() []*cobra.Command {
 func (a *App) Root(root *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	root.Use, root.Version, root.SilenceErrors, root.SilenceUsage = a.Name, a.VersionLine(), true, true
 	// What fails before this is a wrong command line.
-	root.PersistentPreRun = func(*cobra.Command, []string) { a.started = true }
+	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		a.started = true
+		if a.signals != nil && cmd.Name() != serviceName {
+			hangup.End(a.signals)
+		}
+	}
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	root.SetUsageFunc(usage)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/cmd/internal/hangup"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/httpstatus"
 	"github.com/outflowhq/outflow/internal/app/metrics"
@@ -24,9 +25,12 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
+// serviceName is the command that a service manager starts.
+const serviceName = "run"
+
 func (a *App) runCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
-		Use:   "run",
+		Use:   serviceName,
 		Short: "Publish the outbox until stopped",
 		Long: `Streams the slot, publishes the outbox's events in order, and confirms to PostgreSQL what is durable. It
 reconnects and recovers by itself. While another outflow holds the slot it stands by and takes over when that ends.
@@ -35,7 +39,7 @@ SIGTERM or SIGINT stop it cleanly: what is in flight is acknowledged first, with
 ends it at once, which loses nothing either.
 
 SIGHUP takes over log.level and sink.on_poison of the file, and tries whether new connections can be opened with the
-credentials and certificates that the files hold now. It never ends it.
+credentials and certificates that the files hold now. It never ends run; it ends the other commands.
 
 With on_fault: hold it stays at a fault, with its page, metrics and probes, publishes nothing, and goes on when the
 fault is gone. SIGTERM ends it with the exit code of the fault.
@@ -56,9 +60,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		log = log.With("shard", cfg.Shard.String())
 	}
 	if cfg.Log.Format == "json" {
-		a.log = log
+		a.log.Store(log)
 	}
-	hangup := hangups()
 	hold, retry := cfg.OnFault == config.FaultHold, make(chan struct{}, 1)
 	decorate := []func(*pipeline.Config){func(c *pipeline.Config) {
 		c.Hold, c.Retry = hold, retry
@@ -104,7 +107,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		connect: wiring.TryConnections, retry: retry}
 	n := newNotifier(p.Status, log)
 	defer context.AfterFunc(ctx, func() { _ = notify(daemon.SdNotifyStopping) })() // nothing depends on it
-	defer runBeside(ctx, func(ctx context.Context) { supervised(ctx, hangup, reloads.reload, n) })()
+	defer runBeside(ctx, func(ctx context.Context) { supervised(ctx, hangup.Signals(), reloads.reload, n) })()
 	if err = p.Run(ctx); err == nil {
 		log.Info("outflow stopped")
 	}

@@ -14,11 +14,12 @@ import (
 const echo = 200 * time.Millisecond
 
 // interruptible returns a context that the first SIGINT or SIGTERM cancels, with the signal's name as the
-// cause. A second one ends the process at once, with exit code 1: a clean stop was asked for and took too
-// long. stop takes the signals back.
-func interruptible(ctx context.Context, name string) (_ context.Context, stop func()) {
+// cause. At a second one atOnce is to end the process: a clean stop was asked for and took too long. So it is
+// for other signals that are sent to the channel. stop takes the signals back.
+func interruptible(ctx context.Context, atOnce func(error)) (_ context.Context, signals chan os.Signal,
+	stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	signals := make(chan os.Signal, 2)
+	signals = make(chan os.Signal, 3)
 	stopped := make(chan struct{})
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
@@ -31,8 +32,7 @@ func interruptible(ctx context.Context, name string) (_ context.Context, stop fu
 					continue
 				}
 				if first != nil {
-					fmt.Fprintf(os.Stderr, "%s: stopped at once by a second signal (%v)\n", name, s)
-					os.Exit(exitUnexpected)
+					atOnce(fmt.Errorf("stopped at once by a second signal (%v)", s))
 				}
 				first, at = s, time.Now()
 				cancel(fmt.Errorf("stopped by a signal (%v)", s))
@@ -41,16 +41,9 @@ func interruptible(ctx context.Context, name string) (_ context.Context, stop fu
 			}
 		}
 	}()
-	return ctx, func() {
+	return ctx, signals, func() {
 		signal.Stop(signals)
 		close(stopped)
 		cancel(nil)
 	}
-}
-
-// hangups returns the SIGHUPs that come from now on: they no longer end the process, to its very end.
-func hangups() <-chan os.Signal {
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, syscall.SIGHUP)
-	return c
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -43,15 +45,30 @@ func Load(args Args, environ []string, checks ...Check) (Config, error) {
 // maxFile is the greatest size of a file, in bytes: far above any that makes sense.
 const maxFile = 64 << 10
 
+// readTimeout is how long a pipe may take to bring a file: a shell makes one for what a command prints.
+var readTimeout = 10 * time.Second
+
+// readFile never waits for a pipe that nobody writes to: a process that runs reads its files again.
 func readFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	regular := info.Mode().IsRegular()
+	if !regular {
+		_ = f.SetReadDeadline(time.Now().Add(readTimeout)) // what has none does not wait
+	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, err
+	}
+	if len(data) == 0 && !regular {
+		return nil, fmt.Errorf("%s: no regular file, and nothing is written to it", name)
 	}
 	if len(data) > maxFile {
 		return nil, fmt.Errorf("%s: larger than %s", name, formatSize(maxFile))

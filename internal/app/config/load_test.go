@@ -2,16 +2,19 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -261,5 +264,41 @@ func TestLogin(t *testing.T) {
 	n.TokenFile = filepath.Join(t.TempDir(), "none")
 	if _, _, err = n.Login(); err == nil || !strings.Contains(err.Error(), "nats.token_file") {
 		t.Errorf("%v, want it to name nats.token_file", err)
+	}
+}
+
+// A process that runs reads its files again: it must not wait for a pipe that somebody put in their place.
+func TestAPipeInPlaceOfAFileIsNotWaitedFor(t *testing.T) {
+	was := readTimeout
+	t.Cleanup(func() { readTimeout = was })
+	readTimeout = time.Millisecond
+	name := filepath.Join(t.TempDir(), "outflow.yaml")
+	must.Succeed(t, syscall.Mkfifo(name, 0o600))
+	if _, err := Load(Args{"config": name}, nil); err == nil ||
+		!strings.Contains(err.Error(), name+": no regular file, and nothing is written to it") {
+		t.Errorf("nobody writes: %v", err)
+	}
+	pipe, err := os.OpenFile(name, os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer pipe.Close()
+	if _, err := Load(Args{"config": name}, nil); err == nil || !strings.Contains(err.Error(), "timeout") {
+		t.Errorf("somebody has opened it, and writes nothing: %v", err)
+	}
+	if _, err := Load(Args{"config": t.TempDir()}, nil); err == nil {
+		t.Error("a folder is no file")
+	}
+}
+
+// A shell gives what a command prints as a pipe.
+func TestAFileMayBeAPipe(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	must.Succeed(t, err)
+	defer r.Close()
+	_, err = w.WriteString("stream: PIPED\n")
+	must.Succeed(t, errors.Join(err, w.Close()))
+	c, err := Load(Args{"config": fmt.Sprintf("/dev/fd/%d", r.Fd())}, nil)
+	if err != nil || c.Stream != "PIPED" {
+		t.Errorf("%q, %v", c.Stream, err)
 	}
 }
