@@ -75,6 +75,36 @@ func Parse(page string) ([]Block, error) {
 	return all, nil
 }
 
+// Section leaves of a page only the section under a heading of level two. All else becomes empty lines, so
+// that lines keep their numbers.
+func Section(page, title string) (string, error) {
+	var b strings.Builder
+	inside, found, ticks := false, false, ""
+	for line := range strings.Lines(page) {
+		if m := fence.FindStringSubmatch(strings.TrimRight(line, "\r\n")); m != nil {
+			switch {
+			case ticks == "":
+				ticks = m[2]
+			case ticks == m[2] && strings.TrimSpace(m[3]) == "":
+				ticks = ""
+			}
+		}
+		if heading, ok := strings.CutPrefix(line, "## "); ok && ticks == "" {
+			inside = strings.TrimSpace(heading) == title
+			found = found || inside
+		}
+		if inside {
+			b.WriteString(line)
+		} else {
+			b.WriteString("\n")
+		}
+	}
+	if !found {
+		return "", fmt.Errorf("there is no section %q", title)
+	}
+	return b.String(), nil
+}
+
 // raw is a fenced block as it stands in the page.
 type raw struct {
 	line  int

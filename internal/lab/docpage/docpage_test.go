@@ -49,6 +49,25 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func TestASectionKeepsItsLines(t *testing.T) {
+	t.Parallel()
+	page := "# A page\n```sh\nfirst\n```\n## One\n```sh\n## Two\n```\n### Still one\n" +
+		"## Two\n```sh\ntwo\n```\n"
+	for title, want := range map[string]string{
+		"One": "\n\n\n\n## One\n```sh\n## Two\n```\n### Still one\n\n\n\n\n",
+		"Two": "\n\n\n\n\n\n\n\n\n## Two\n```sh\ntwo\n```\n",
+	} {
+		got, err := Section(page, title)
+		must.Succeed(t, err)
+		if got != want {
+			t.Errorf("%s: %q, want %q", title, got, want)
+		}
+	}
+	if _, err := Section(page, "Three"); err == nil {
+		t.Error("a section that is not there was found")
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for page, says := range map[string]string{

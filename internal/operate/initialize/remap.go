@@ -15,10 +15,15 @@ import (
 
 // remap changes the mapping, which is source and columns, in the record. Another mapping means another order,
 // so nothing published with the old one may ever be made again: everything written before must be published,
-// and only the newest checkpoint stays in the record.
+// and only the newest checkpoint stays in the record. Another name of the same table changes no message: it
+// waits for nothing.
 func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	old := r.Record.Mapping
-	if old.Source.Rows() && s.cfg.Source.Rows() && old.Table != s.layout.Mapping.Table {
+	renamed := old
+	if oid := r.Record.Publication.TableOID; oid != 0 && oid == s.publication.TableOID {
+		renamed.Table = s.layout.Mapping.Table
+	}
+	if old.Source.Rows() && s.cfg.Source.Rows() && renamed.Table != s.layout.Mapping.Table {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "other_table",
 			Message: fmt.Sprintf("slot %s publishes table %s, the configuration says %s", s.cfg.Slot,
@@ -42,6 +47,12 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	if s.dry && s.progress == nil {
 		return nil // the real run does it as its last step, and it may take long
 	}
+	rec := *r.Record
+	rec.Mapping = s.layout.Mapping
+	if renamed == rec.Mapping {
+		return s.saveMapping(ctx, r, &rec, fmt.Sprintf("changed: table %s was %s", rec.Mapping.Table,
+			old.Table))
+	}
 	newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
 	if newest.Seq != r.Stream.LastSeq {
 		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq,
@@ -59,12 +70,6 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		return s.notYet("%d events are not published, the first in the transaction at %v, of %v",
 			u.Events, u.First.LSN, relay.CommitTime(u.First.Time))
 	}
-	if s.dry {
-		s.reportState(fmt.Sprintf("would be changed from %v", newest.Due), "mapping")
-		return nil
-	}
-	rec := *r.Record
-	rec.Mapping = s.layout.Mapping
 	// it was read before the server's LSN, so it is only known up to here
 	if rec.Publication.PublicationIdentity != s.publication {
 		rec.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication,
@@ -78,10 +83,18 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	if newest.Remembered == 0 { // else there may be some between the messages that are remembered
 		rec.Holes = nil
 	}
-	if _, err := conns.SaveRecord(ctx, s.store, &rec, r.Revision); err != nil {
+	return s.saveMapping(ctx, r, &rec, fmt.Sprintf("changed from %v", newest.Due))
+}
+
+// saveMapping saves the record, or says that it would be.
+func (s *setup) saveMapping(ctx context.Context, r checkpoint.Readings, rec *checkpoint.Record,
+	changed string) error {
+	if s.dry {
+		changed = "would be " + changed
+	} else if _, err := conns.SaveRecord(ctx, s.store, rec, r.Revision); err != nil {
 		return err
 	}
-	s.reportState(fmt.Sprintf("changed from %v", newest.Due), "mapping")
+	s.reportState(changed, "mapping")
 	return nil
 }
 

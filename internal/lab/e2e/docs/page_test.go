@@ -18,9 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/docpage"
 	"github.com/outflowhq/outflow/internal/lab/freeport"
 	"github.com/outflowhq/outflow/internal/lab/harness"
-	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
-	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/process"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
@@ -48,9 +46,9 @@ type pageJob struct {
 	ended   bool // by the page
 }
 
-func newPageRun(t *testing.T, page string, pg *pgserver.Server) *pageRun {
+func newPageRun(t *testing.T, page, pgURL, natsURL string) *pageRun {
 	t.Helper()
-	p := &pageRun{t: t, page: page, pgURL: pgtest.Database(t, pg), natsURL: natstest.Server(t).URL()}
+	p := &pageRun{t: t, page: page, pgURL: pgURL, natsURL: natsURL}
 	port, err := freeport.Port()
 	harness.Must(t, err)
 	p.listen = fmt.Sprintf("127.0.0.1:%d", port)
@@ -124,6 +122,28 @@ func (p *pageRun) module() {
 func (p *pageRun) write(path, text string, mode os.FileMode) {
 	p.t.Helper()
 	harness.Must(p.t, os.WriteFile(path, []byte(text), mode))
+}
+
+// play does what the page says, or one section of it.
+func (p *pageRun) play(section string) {
+	p.t.Helper()
+	text, err := os.ReadFile(harness.Path("docs", p.page+".md"))
+	harness.Must(p.t, err)
+	page := string(text)
+	if section != "" {
+		page, err = docpage.Section(page, section)
+		harness.Must(p.t, err)
+	}
+	blocks, err := docpage.Parse(page)
+	if err != nil {
+		p.t.Fatalf("docs/%s.md: %v", p.page, err)
+	}
+	if len(blocks) == 0 {
+		p.t.Fatalf("docs/%s.md has no block that is run", p.page)
+	}
+	for _, b := range blocks {
+		p.do(b)
+	}
 }
 
 // do does what a block says.

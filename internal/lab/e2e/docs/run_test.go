@@ -1,11 +1,11 @@
 package docs
 
 import (
-	"os"
 	"testing"
 
-	"github.com/outflowhq/outflow/internal/lab/docpage"
 	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
@@ -32,25 +32,33 @@ func TestThePagesWorkAsWritten(t *testing.T) {
 	pg := pgtest.Own(t, 0)
 	for _, page := range docPages {
 		t.Run(page.name, func(t *testing.T) {
-			text, err := os.ReadFile(harness.Path("docs", page.name+".md"))
-			harness.Must(t, err)
-			blocks, err := docpage.Parse(string(text))
-			if err != nil {
-				t.Fatalf("docs/%s.md: %v", page.name, err)
-			}
-			if len(blocks) == 0 {
-				t.Fatalf("docs/%s.md has no block that is run", page.name)
-			}
-			p := newPageRun(t, page.name, pg)
+			p := newPageRun(t, page.name, pgtest.Database(t, pg), natstest.Server(t).URL())
 			finish := func() {}
 			if page.around != nil {
 				finish = page.around(t, p)
 			}
-			for _, b := range blocks {
-				p.do(b)
-			}
+			p.play("")
 			finish()
 			p.stop()
 		})
+	}
+}
+
+// TestMaintenanceWorksAsWritten does what the sections of docs/maintenance.md say, each in a world of its
+// own.
+func TestMaintenanceWorksAsWritten(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	pg := pgtest.Own(t, 0) // the sections use the slot by its default name
+	for _, section := range []struct {
+		title string
+		world func(t *testing.T, pg *pgserver.Server) *upkeep
+	}{
+		{"Pause", plainUpkeep},
+		{"A password in PostgreSQL", withPassword},
+		{"Credentials in NATS", withNKeys},
+		{"Another name for the table", withView},
+	} {
+		t.Run(section.title, func(t *testing.T) { section.world(t, pg).run(section.title) })
 	}
 }

@@ -169,6 +169,69 @@ func TestEveryLoginToPostgreSQLWorksOverTLS(t *testing.T) {
 	}
 }
 
+// TestACertificateIsChangedWhileOutflowRuns, to one of another authority: the new files are good for new
+// connections before the old ones are taken back, and nothing is published twice or lost.
+func TestACertificateIsChangedWhileOutflowRuns(t *testing.T) {
+	t.Parallel()
+	const role = "renewed"
+	s := newSealed(t)
+	s.database(t, role, "certificates", "")
+	cert, key := s.ca.issue(role)
+	ns := natstest.Server(t)
+	o := harness.New(t, s.url("localhost", role, "", "sslmode=verify-full", "sslrootcert="+s.ca.file,
+		"sslcert="+cert, "sslkey="+key), ns.URL(), role)
+	o.Init()
+	o.Start()
+	o.AwaitReady()
+	conn := harness.Connect(t, s.URL(role))
+	stop := harness.StartWriters(t, s.URL(role))
+	defer stop()
+	trust := func(files ...string) {
+		t.Helper()
+		var all []byte
+		for _, f := range files {
+			content, err := os.ReadFile(f)
+			harness.Must(t, err)
+			all = append(all, content...)
+		}
+		s.install(t, harness.WriteFile(t, "root.crt", string(all)), "root.crt")
+		harness.Exec(t, conn, "SELECT pg_reload_conf()")
+	}
+	reload := func() {
+		t.Helper()
+		from := len(o.Said())
+		harness.Must(t, o.Process.Signal(syscall.SIGHUP))
+		harness.Eventually(t, "the certificate is good", func() error {
+			if said := o.Said()[from:]; !strings.Contains(said, "are good for new connections") {
+				_ = o.Process.Signal(syscall.SIGHUP) // the server may not have read its file yet
+				return fmt.Errorf("it says %s", said)
+			}
+			return nil
+		})
+	}
+	next := newAuthority(t, "next")
+	trust(s.ca.file, next.file)
+	newCert, newKey := next.issue(role)
+	harness.Must(t, os.Rename(newKey, key))
+	harness.Must(t, os.Rename(newCert, cert))
+	reload()
+	trust(next.file)
+	harness.Exec(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", role)
+	reload()
+	n := harness.Value[int](t, conn, "SELECT count(*) FROM outbox")
+	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, n+50)
+	stop()
+	harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream,
+		harness.Value[int](t, conn, "SELECT count(*) FROM outbox"))
+	o.MustBeComplete(conn, ns.URL())
+	issuers := harness.Value[string](t, conn, `SELECT string_agg(DISTINCT issuer_dn, ' ') FROM pg_stat_ssl
+		JOIN pg_stat_activity USING (pid) WHERE usename = $1`, role)
+	if issuers != "/CN=next" {
+		t.Errorf("the connections have certificates of %s", issuers)
+	}
+	o.MustStop(t)
+}
+
 // TestARefusalByPostgreSQLNamesTheSettingAndNoPassword: what is wrong is said in words, with the setting's
 // name, at once by init and at each attempt by run, and no password is.
 func TestARefusalByPostgreSQLNamesTheSettingAndNoPassword(t *testing.T) {
