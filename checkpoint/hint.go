@@ -68,7 +68,7 @@ func (c Config) hintUnfinished() string {
 
 func (c Config) hintSnapshot() string {
 	return "Run `outflow init --snapshot` again: it goes on behind what is published, as often as it " +
-		"takes; outflow run publishes nothing before"
+		"takes; `outflow run` publishes nothing before"
 }
 
 func (c Config) hintNotEmpty() string {

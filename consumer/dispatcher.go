@@ -288,7 +288,7 @@ func (d *dispatcher) gap(from, to uint64, removed bool) error {
 // checkOrder returns an error if a message must not follow the one before it.
 func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if here.Seq <= d.at.Seq {
-		return fault(ErrStream, nil, "Set the consumer back to it: outflow consumer rewind",
+		return fault(ErrStream, nil, "Set the consumer back to it: `outflow consumer rewind`",
 			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up "+
 				"to %d", d.cfg.Stream, here.Seq, d.at.Seq)
 	}
@@ -392,8 +392,8 @@ func missing(prev, next *outbox.Header) bool {
 // gapFault says that messages are missing: removed from the stream before they were read or, by the headers,
 // never in it.
 func gapFault(cfg *Config, from, to uint64, removed bool) error {
-	hint := fmt.Sprintf("Let the events come again from the table (outflow replay --to consumer:%s), or do "+
-		"without them: Config.AcceptGap", cfg.Name)
+	hint := fmt.Sprintf("Let the events come again from the table (`outflow replay --to consumer:%s`), or "+
+		"do without them: Config.AcceptGap", cfg.Name)
 	if !removed {
 		return fault(ErrGap, nil, hint,
 			"stream %s, consumer %s: the headers at sequence %d show that messages are missing before it",
@@ -413,7 +413,7 @@ func otherMessage(cfg *Config, seq uint64, want, got offset) error {
 func hintStream(cfg *Config) string {
 	return fmt.Sprintf("The stream was made anew or put back from an older copy. Decide from where the "+
 		"consumer goes on "+
-		"(outflow consumer rewind %s), or build its tables anew under another Name", cfg.Name)
+		"(`outflow consumer rewind %s`), or build its tables anew under another Name", cfg.Name)
 }
 
 // notFound reports whether the stream does not exist.

@@ -141,7 +141,7 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 	}
 	if m.Replay {
 		if err := e.replay(d.prefix); err != nil {
-			return nil, foreign("Publish replays with outflow replay --to consumer:NAME", "%v", err)
+			return nil, foreign("Publish replays with `outflow replay --to consumer:NAME`", "%v", err)
 		}
 	}
 	if v := m.Header[deadLetterHeader]; len(v) > 0 {

@@ -137,7 +137,7 @@ const CodeNotParked = "not_parked"
 func notParked(consumer, document string) error {
 	return &outbox.Fault{Class: outbox.Usage, Code: CodeNotParked,
 		Message: fmt.Sprintf("document %q of consumer %s is not parked", document, consumer),
-		Hint:    "outflow parked list " + consumer + " shows what is"}
+		Hint:    "`outflow parked list " + consumer + "` shows what is"}
 }
 
 // Events returns the first events of a parked document, with headers and data, at most limit.

@@ -119,6 +119,16 @@ func (t Target) ConnectReplication(ctx context.Context, adjust ...func(*pgconn.C
 	return conn, nil
 }
 
+// String says which server and database that is, and as whom: user@host:port/database; "" if the URL can't be
+// read.
+func (t Target) String() string {
+	c, err := t.config()
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s@%s/%s", c.User, strings.Join(hosts(&c.Config), ","), cmp.Or(c.Database, c.User))
+}
+
 func (t Target) setting() string { return cmp.Or(t.Setting, "postgres.url") }
 
 // name is the setting as a connection error names it: with what applies where it is not set.

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,21 +108,22 @@ func server(setting string, err error) string {
 		return setting + ": PostgreSQL"
 	}
 	c := attempt.Config
-	var hosts []string
+	return fmt.Sprintf("%s: PostgreSQL at %s, database %q,", setting, strings.Join(hosts(c), " or "),
+		cmp.Or(c.Database, c.User)) // as the server takes it
+}
+
+// hosts are the servers that a configuration names, each once.
+func hosts(c *pgconn.Config) (all []string) {
 	add := func(host string, port uint16) {
-		if h := net.JoinHostPort(host, strconv.Itoa(int(port))); !slices.Contains(hosts, h) {
-			hosts = append(hosts, h)
+		if h := net.JoinHostPort(host, strconv.Itoa(int(port))); !slices.Contains(all, h) {
+			all = append(all, h)
 		}
 	}
 	add(c.Host, c.Port)
 	for _, f := range c.Fallbacks {
 		add(f.Host, f.Port)
 	}
-	database := c.Database
-	if database == "" {
-		database = c.User // as the server takes it
-	}
-	return fmt.Sprintf("%s: PostgreSQL at %s, database %q,", setting, strings.Join(hosts, " or "), database)
+	return all
 }
 
 // reason is what lies at the bottom of an error, each cause once: several attempts mostly fail alike.

@@ -5,6 +5,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
@@ -30,7 +33,9 @@ type App struct {
 	started bool           // the command line was valid, and a command runs
 	signals chan os.Signal // what is sent to it ends the command, as SIGTERM does
 
-	load func() (config.Config, error) // reads the settings of the command that runs, again
+	load   func() (config.Config, error) // reads the settings of the command that runs, again
+	repeat finding.Options               // of its command line, in commands that are suggested
+	where  *wiring.Where                 // the servers of its settings; nil: it has none, or they are wrong
 	// for what ends a process whose standard error is JSON; nil: text
 	log atomic.Pointer[slog.Logger]
 }
@@ -69,6 +74,23 @@ func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []
 
 // help lists the commands in the order in which they are used
 func init() { cobra.EnableCommandSorting = false }
+
+// configure takes the settings of the command that runs from its command line.
+func (a *App) configure(args config.Args) (config.Config, error) {
+	a.load = func() (config.Config, error) { return config.Load(args, a.environ, checks...) }
+	a.repeat = args.Repeat(a.environ)
+	cfg, err := a.load()
+	if err == nil {
+		where := wiring.WhereIs(cfg)
+		a.where = &where
+	}
+	return cfg, err
+}
+
+// printf prints a text for people, in which each suggested command is complete.
+func (a *App) printf(w io.Writer, format string, args ...any) {
+	_, _ = io.WriteString(w, a.repeat.In(fmt.Sprintf(format, args...)))
+}
 
 // printJSON prints a report on standard output.
 func (a *App) printJSON(report any) error {

@@ -16,6 +16,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -163,7 +166,8 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 				"  slot = \"A\" (environment OUTFLOW_SLOT) is not possible. Give 1 to 63 characters of a-z " +
 				"0-9 _.\n" +
 				"  stream = \"A.B\" (flag --stream) is not possible. Give 1 to 244 characters of A-Z a-z " +
-				"0-9 _ -.\n`outflow config` prints every setting with where its value came from.\n"},
+				"0-9 _ -.\n`outflow config --stream=A.B` prints every setting with where its value " +
+				"came from.\n"},
 		{"print and snapshot", nil, []string{"init", "--print", "--snapshot"},
 			"outflow: --print changes nothing, and goes with neither --snapshot nor --json. Give it alone, " +
 				"or with --sql-api.\n"},
@@ -349,4 +353,23 @@ func TestASecondSignalEndsAStopThatHangs(t *testing.T) {
 		last.Msg != "stopped at once by a second signal (interrupt)" {
 		t.Errorf("%v, %s", err, stderr.String())
 	}
+}
+
+// TestConfiguredCommandsAreThoseThatRepeatOptions: a suggested command gets the options if it has them.
+func TestConfiguredCommandsAreThoseThatRepeatOptions(t *testing.T) {
+	t.Parallel()
+	a := App{Name: "outflow"}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+		line := cmd.CommandPath()
+		repeats := finding.Options{"--config x"}.To(line) != line
+		if has := cmd.Flags().Lookup("config") != nil; cmd.RunE != nil && !cmd.HasSubCommands() &&
+			has != repeats {
+			t.Errorf("%s: has --config: %v, repeats it: %v", line, has, repeats)
+		}
+	}
+	walk(a.Outflow())
 }

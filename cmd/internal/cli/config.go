@@ -18,8 +18,7 @@ func (a *App) configured(cmd *cobra.Command,
 	cmd.Args = cobra.NoArgs
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		a.load = func() (config.Config, error) { return config.Load(args, a.environ, checks...) }
-		cfg, err := a.load()
+		cfg, err := a.configure(args)
 		if err != nil {
 			return err
 		}

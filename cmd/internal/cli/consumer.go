@@ -33,7 +33,7 @@ func (a *App) consumerCommand() *cobra.Command {
 // postgres.url.
 func (a *App) consumerAdmin(ctx context.Context, cfg config.Config,
 	d *consumerDatabase) (w *consumeradmin.Admin, closeAll func(), err error) {
-	log := newLogger(a.Stderr, cfg.Log)
+	log := newLogger(a.Stderr, cfg)
 	sc, err := wiring.Broker(cfg, log)
 	if err != nil {
 		return nil, nil, err
@@ -55,7 +55,7 @@ func (a *App) consumerAdmin(ctx context.Context, cfg config.Config,
 			conn.Close()
 			return nil, nil, err
 		}
-		fmt.Fprintf(a.Stderr, "without what consumers keep in a database: %v\n", err)
+		a.printf(a.Stderr, "without what consumers keep in a database: %v\n", err)
 		w.DB = nil
 	}
 	return w, func() {
@@ -140,7 +140,7 @@ func (a *App) printConsumers(cfg config.Config, all []consumeradmin.Consumer) er
 	}
 	for _, c := range all {
 		if c.Note != "" {
-			fmt.Fprintf(a.Stdout, "%s: %s\n", c.Name, c.Note)
+			a.printf(a.Stdout, "%s: %s\n", c.Name, c.Note)
 		}
 	}
 	return nil
@@ -176,7 +176,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 		defer closeAll()
 		r.Confirm = func(p *consumeradmin.Plan) error {
 			for _, line := range p.Lines() {
-				fmt.Fprintln(a.Stdout, line)
+				a.printf(a.Stdout, "%s\n", line)
 			}
 			if yes {
 				return nil

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -42,7 +43,7 @@ Exit code 0 if nothing is worse than a warning, 1 if not everything could be rea
 	}
 	args := config.AddFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := config.Load(args, a.environ, checks...)
+		cfg, err := a.configure(args)
 		if err != nil {
 			return err
 		}
@@ -51,7 +52,7 @@ Exit code 0 if nothing is worse than a warning, 1 if not everything could be rea
 				Message: fmt.Sprintf("--timeout %v is no time", o.Timeout),
 				Hint:    "Give more than 0, such as 5s"}
 		}
-		o.Log = newLogger(io.Discard, cfg.Log)
+		o.Log = slog.New(slog.DiscardHandler)
 		waiting := newWaitingLine(a.Stderr)
 		o.Progress = waiting.reading
 		report, err := doctor.Run(cmd.Context(), cfg, o)
@@ -59,7 +60,6 @@ Exit code 0 if nothing is worse than a warning, 1 if not everything could be rea
 		if err = cmp.Or(err, context.Cause(cmd.Context())); err != nil {
 			return err
 		}
-		report.WithConfig(args["config"])
 		if asJSON {
 			err = a.printJSON(report)
 		} else {

@@ -46,6 +46,7 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	if asJSON {
 		say = io.Discard
 	}
+	fmt.Fprintf(say, "at %v\n", a.where)
 	fmt.Fprintln(say, "Stop the writers first: drain ends when no event is left, and goes on for as long "+
 		"as rows are written.")
 	limited, cancel := ctx, context.CancelFunc(func() {})
@@ -56,8 +57,8 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 	if cfg.Log.Level == slog.LevelInfo {
 		cfg.Log.Level = slog.LevelWarn // the steps are printed
 	}
-	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg.Log),
-		paced(func(r drain.Report) { fmt.Fprintln(say, r) }))
+	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg),
+		paced(func(r drain.Report) { a.printf(say, "%v\n", r) }))
 	if errors.Is(err, context.DeadlineExceeded) && limited.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("not drained within %v: %s", timeout, r)
 	}

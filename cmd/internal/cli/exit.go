@@ -69,11 +69,14 @@ func (a *App) say(err error, code int) {
 		log.Error(trim(err), "exit", code)
 		return
 	}
-	fmt.Fprintf(a.Stderr, "%s: %s\n", a.Name, finding.Message(err))
+	a.printf(a.Stderr, "%s: %s\n", a.Name, finding.Message(err))
 	if f != nil {
 		if _, ok := finding.Of(f.Code); ok {
 			fmt.Fprintf(a.Stderr, "code %s: see `%s explain %[1]s`\n", f.Code, a.Name)
 		}
+	}
+	if a.where != nil && outbox.ClassOf(err) != outbox.Usage { // nothing was connected to
+		fmt.Fprintf(a.Stderr, "at %v\n", a.where)
 	}
 }
 

@@ -59,8 +59,11 @@ not finish, 5 if the snapshot has come to a row that can't be published (sink.on
 		if asJSON && !withSnapshot {
 			return &outbox.Fault{Class: outbox.Usage, Code: "json", Message: "--json is for --snapshot"}
 		}
-		log, report := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) {
-			fmt.Fprintf(a.Stdout, format+"\n", args...)
+		log, report := newLogger(a.Stderr, cfg), func(format string, args ...any) {
+			a.printf(a.Stdout, format+"\n", args...)
+		}
+		if !asJSON {
+			report("at %v", a.where)
 		}
 		// it takes as long as the table is
 		made := func(ctx context.Context) error { return a.initSnapshot(ctx, cfg, asJSON, acceptOwners) }
@@ -115,7 +118,8 @@ func (a *App) printSQL(ctx context.Context, cfg config.Config, sqlAPI bool) erro
 			statements = append(statements, statement+";")
 		}
 	}
-	_, err = fmt.Fprintf(a.Stdout, "%s\n\n-- Then run outflow init as a role with REPLICATION: it makes "+
-		"stream, checkpoint record and slot.\n", strings.Join(statements, "\n\n"))
+	_, err = fmt.Fprintf(a.Stdout, "%s\n\n-- Then run %s as a role with REPLICATION: it makes "+
+		"stream, checkpoint record and slot.\n", strings.Join(statements, "\n\n"),
+		a.repeat.To("outflow init"))
 	return err
 }

@@ -20,7 +20,7 @@ newest place of the checkpoint record, where NATS can be reached, else from the 
 configured settings.`,
 		Example: "  outflow inspect --config outflow.yaml --limit 1000",
 	}, func(ctx context.Context, cfg config.Config) error {
-		return inspect.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o, a.Stdout)
+		return inspect.Run(ctx, cfg, newLogger(a.Stderr, cfg), o, a.Stdout)
 	})
 	cmd.Flags().IntVar(&o.Limit, "limit", 10_000, "read no further transaction after so many changes; 0: all")
 	cmd.Flags().BoolVar(&o.Payload, "payload", false, "show payloads")

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -49,16 +48,18 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 		if asJSON {
 			progress = a.Stderr
 		}
-		o.Progress = func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) }
-		report, err := repair.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o)
+		o.Progress = func(format string, args ...any) { a.printf(progress, format+"\n", args...) }
+		o.Progress("at %v", a.where)
+		report, err := repair.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 		if report == nil {
 			return err
 		}
+		report.Command = a.repeat.To(report.Command)
 		if asJSON {
 			return errors.Join(err, a.printJSON(report))
 		}
 		for _, line := range report.Lines() {
-			fmt.Fprintln(a.Stdout, line)
+			a.printf(a.Stdout, "%s\n", line)
 		}
 		return err
 	})

@@ -79,8 +79,8 @@ server can't be reached, 5 if a row of the table can't be published.`,
 
 func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, asJSON bool) error {
 	o.Out = a.Stdout
-	o.Progress = func(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) }
-	report, err := replay.Run(ctx, cfg, newLogger(a.Stderr, cfg.Log), o)
+	o.Progress = func(format string, args ...any) { a.printf(a.Stderr, format+"\n", args...) }
+	report, err := replay.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 	if report == nil || o.To == "stdout" && !o.DryRun {
 		return err
 	}
@@ -89,7 +89,7 @@ func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, a
 		err = errors.Join(err, a.printJSON(report))
 	case o.DryRun:
 		for _, line := range report.Lines() {
-			fmt.Fprintln(a.Stdout, line)
+			a.printf(a.Stdout, "%s\n", line)
 		}
 	default:
 		fmt.Fprintf(a.Stdout, "replay %s: %d events published to %s", report.ID, report.Done, report.To)

@@ -54,7 +54,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	version, _ := buildVersion()
 	level := new(slog.LevelVar)
 	level.Set(cfg.Log.Level)
-	events := httpstatus.NewEvents(logHandler(a.Stderr, cfg.Log.Format, level))
+	events := httpstatus.NewEvents(logHandler(a.Stderr, cfg, level))
 	log := slog.New(events).With("slot", cfg.Slot, "stream", cfg.Stream)
 	if !cfg.Shard.Whole() {
 		log = log.With("shard", cfg.Shard.String())
@@ -102,7 +102,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		log.Info("pages served", "url", "http://"+l.Addr().String()+"/")
 	}
-	log.Info("outflow started", "version", version, "source", cfg.Source.String(), "table", table)
+	log.Info("outflow started", "version", version, "source", cfg.Source.String(), "table", table,
+		"postgres", a.where.Postgres, "nats", a.where.NATS)
 	reloads := reloader{load: a.load, cfg: cfg, log: log, level: level, apply: reload,
 		connect: wiring.TryConnections, retry: retry}
 	n := newNotifier(p.Status, log)
@@ -158,6 +159,6 @@ func info(cfg config.Config, version, table string) overview.Info {
 		Version: version, Go: runtime.Version(), Host: host, PID: os.Getpid(), Started: time.Now(),
 		Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String(), Slot: cfg.Slot,
 		Stream:        cfg.Stream,
-		InFlightLimit: sink.MaxInFlight,
+		InFlightLimit: sink.MaxInFlight, Where: wiring.WhereIs(cfg), Repeat: cfg.Repeat,
 	}
 }

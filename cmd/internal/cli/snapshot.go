@@ -18,12 +18,12 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 	if a.faults != nil {
 		hit = a.faults.Hit
 	}
-	step := func(text string) { fmt.Fprintln(a.Stderr, text) }
+	step := func(text string) { a.printf(a.Stderr, "%s\n", text) }
 	if asJSON {
 		lines := json.NewEncoder(a.Stderr)
 		step = func(text string) { _ = lines.Encode(map[string]string{"step": text}) }
 	}
-	log, stepf := newLogger(a.Stderr, cfg.Log), func(format string, args ...any) {
+	log, stepf := newLogger(a.Stderr, cfg), func(format string, args ...any) {
 		step(fmt.Sprintf(format, args...))
 	}
 	report, err := snapshot.Run(ctx, cfg, log, snapshot.Options{
@@ -44,7 +44,7 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 		return errors.Join(err, a.printJSON(report))
 	}
 	if err == nil {
-		fmt.Fprintln(a.Stdout, report)
+		a.printf(a.Stdout, "%v\n", report)
 	}
 	return err
 }

@@ -28,7 +28,7 @@ could not be read. With --watch it shows all of it again every 2 seconds until i
 the output is not a terminal, in a line each.`,
 		Example: "  outflow status --config outflow.yaml\n  outflow status --watch\n  outflow status --json",
 	}, func(ctx context.Context, cfg config.Config) error {
-		log := newLogger(a.Stderr, cfg.Log)
+		log := newLogger(a.Stderr, cfg)
 		if watching {
 			return status.Watch(ctx, cfg, log, func(r *status.Report) error { return a.show(r, asJSON) })
 		}

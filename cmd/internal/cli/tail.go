@@ -58,9 +58,9 @@ be, 3 if the stream can't be read.`,
 					Message: fmt.Sprintf("--since %q: %v", since, err), Hint: "Give one of these"}
 			}
 		}
-		o.Out, o.Log = a.Stdout, newLogger(io.Discard, cfg.Log)
+		o.Out, o.Log = a.Stdout, newLogger(io.Discard, cfg)
 		o.Say = func(format string, args ...any) {
-			fmt.Fprintf(a.Stderr, a.Name+" tail: "+format+"\n", args...)
+			a.printf(a.Stderr, a.Name+" tail: "+format+"\n", args...)
 		}
 		ctx, stop := whileRead(ctx, a.Stdout)
 		defer stop()

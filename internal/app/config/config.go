@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -38,6 +39,8 @@ type Config struct {
 	Log         Log
 	OnFault     string
 	StopTimeout time.Duration // for what is in flight at a clean stop
+
+	Repeat finding.Options // what a suggested command repeats of the command line
 
 	from map[string]origin // by path: where the value came from
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -39,7 +41,26 @@ func Load(args Args, environ []string, checks ...Check) (Config, error) {
 		}
 		l.file(name, data)
 	}
-	return l.load(args, checks)
+	c, err := l.load(args, checks)
+	c.Repeat = args.Repeat(environ)
+	return c, err
+}
+
+// Repeat returns what a command has to repeat of a command line and its environment, which need not be right,
+// to be about the same installation: the file and the settings that were given, secrets hidden, but for those
+// of the log. The other variables of the environment are left out.
+func (a Args) Repeat(environ []string) (all finding.Options) {
+	if file := cmp.Or(a[fileArg], newLoader(environ).environ[fileEnv]); file != "" {
+		all = append(all, "--"+fileArg+" "+finding.Word(file))
+	}
+	for i := range settings {
+		s := &settings[i]
+		if text, ok := a[s.path]; ok && !strings.HasPrefix(s.path, "log.") {
+			// with =, which flags need that can be without a value
+			all = append(all, "--"+s.path+"="+finding.Word(s.secret.show(text)))
+		}
+	}
+	return all
 }
 
 // maxFile is the greatest size of a file, in bytes: far above any that makes sense.

@@ -302,3 +302,16 @@ func TestAFileMayBeAPipe(t *testing.T) {
 		t.Errorf("%q, %v", c.Stream, err)
 	}
 }
+
+// TestWhatIsRepeatedHidesSecrets: the file and what the command line gave, ready for a shell.
+func TestWhatIsRepeatedHidesSecrets(t *testing.T) {
+	t.Parallel()
+	args := Args{"postgres.url": "postgres://u:hunter2@h/d", "nats.password": "hunter2", "slot": "a b",
+		"sink.msg_id": "true"}
+	got := strings.Join(args.Repeat([]string{"OUTFLOW_CONFIG=/etc/it's.yaml", "OUTFLOW_STREAM=X"}), " ")
+	want := `--config '/etc/it'\''s.yaml' --postgres.url='postgres://u:***@h/d' --nats.password='***' ` +
+		`--slot='a b' --sink.msg_id=true`
+	if got != want {
+		t.Errorf("%s\nnot %s", got, want)
+	}
+}

@@ -152,7 +152,7 @@ log: {level: debug}
 		col.Explicit = false // the print names them
 	}
 	again.Replication.Explicit = false
-	c.from, again.from = nil, nil
+	c.from, again.from, c.Repeat, again.Repeat = nil, nil, nil, nil
 	if !reflect.DeepEqual(c, again) {
 		t.Errorf("%+v\nread again:\n%+v", c, again)
 	}

@@ -128,6 +128,14 @@ func redactNATS(s string) string {
 	return strings.Join(urls, ",")
 }
 
+// Server says where NATS is, without secrets.
+func (n NATS) Server() string {
+	if n.Context != "" {
+		return "context " + n.Context
+	}
+	return redactNATS(n.URL)
+}
+
 // Where names the setting that says where NATS is, and its value without secrets.
 func (n NATS) Where() string {
 	if n.Context != "" {

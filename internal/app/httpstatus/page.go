@@ -97,6 +97,7 @@ func view(r *overview.Report, past *history, log *Events, now time.Time) *pageVi
 		v.Gaps = append(v.Gaps, gap{g, r.Age(g.Since)})
 	}
 	for _, e := range log.newest() {
+		e.Details = r.Outflow.Repeat.In(e.Details)
 		v.Log = append(v.Log, logged{e, levelOf(e.Level), e.At.UTC().Format(time.TimeOnly)})
 	}
 	return v

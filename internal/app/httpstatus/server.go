@@ -169,7 +169,7 @@ func handler(from *Source, past *history) http.Handler {
 			}
 			fmt.Fprintf(w, "%s for %v\n", snap.State, time.Since(snap.Since).Round(time.Second))
 			if snap.Error != "" {
-				fmt.Fprintln(w, snap.Error)
+				fmt.Fprintln(w, from.Info.Repeat.In(snap.Error))
 			}
 		}
 	}
@@ -190,7 +190,8 @@ func handler(from *Source, past *history) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "%s (%v): %s\n\n%s", f.Code, f.Severity, f.Title, f.Text())
+		fmt.Fprintf(w, "%s (%v): %s\n\n%s", f.Code, f.Severity, f.Title,
+			from.Info.Repeat.In(f.Text()))
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")

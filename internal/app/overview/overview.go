@@ -8,7 +8,10 @@ package overview
 import (
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
@@ -25,6 +28,9 @@ type Info struct {
 
 	Slot   string `json:"-"` // the names; they stand beside what was read
 	Stream string `json:"-"`
+
+	Where  wiring.Where    `json:"-"`
+	Repeat finding.Options `json:"-"`
 	// messages in flight at most
 	InFlightLimit int `json:"in_flight_limit"`
 }
@@ -33,6 +39,7 @@ type Info struct {
 // --json.
 type Report struct {
 	Verdict  Verdict          `json:"verdict"`
+	Where    wiring.Where     `json:"where"`
 	Outflow  *Info            `json:"outflow,omitempty"`  // nil: not of a process that runs
 	Pipeline *pipeline.Status `json:"pipeline,omitempty"` // likewise
 	Postgres watch.Postgres   `json:"postgres"`
@@ -47,7 +54,8 @@ type Report struct {
 	ConsumerList     watch.Read `json:"consumer_list"`
 	ConsumersLeftOut int        `json:"consumers_left_out,omitempty"`
 
-	now time.Time
+	now    time.Time
+	repeat finding.Options // in commands that the verdict suggests
 }
 
 // Slot is the replication slot and its name.
@@ -64,14 +72,20 @@ type Stream struct {
 
 // New reports on a process that runs.
 func New(info *Info, s *pipeline.Status, r *watch.Reading, now time.Time) *Report {
-	rep := Of(info.Slot, info.Stream, r, now)
-	rep.Outflow, rep.Pipeline = info, s
-	rep.Verdict = rep.ofPipeline()
+	rep := of(info.Slot, info.Stream, r, now)
+	rep.Outflow, rep.Pipeline, rep.Where, rep.repeat = info, s, info.Where, info.Repeat
+	rep.say(rep.ofPipeline())
 	return rep
 }
 
-// Of reports on what was read of both servers. The verdict is the caller's.
-func Of(slot, stream string, r *watch.Reading, now time.Time) *Report {
+// Of reports on what was read of both servers of an installation. The verdict is the caller's.
+func Of(cfg config.Config, r *watch.Reading, now time.Time) *Report {
+	rep := of(cfg.Slot, cfg.Stream, r, now)
+	rep.Where, rep.repeat = wiring.WhereIs(cfg), cfg.Repeat
+	return rep
+}
+
+func of(slot, stream string, r *watch.Reading, now time.Time) *Report {
 	return &Report{
 		Postgres: r.Postgres, Slot: Slot{slot, r.Slot}, NATS: r.NATS, Stream: Stream{stream, r.Stream},
 		Instances: append([]watch.Instance{}, r.Instances...),

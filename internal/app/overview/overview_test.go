@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -110,7 +111,7 @@ func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
 func TestTheVerdictOfAStart(t *testing.T) {
 	t.Parallel()
 	_, r := healthy()
-	rep := Of("slot", "STREAM", &r, now)
+	rep := Of(config.Config{Slot: "slot", Stream: "STREAM"}, &r, now)
 	rep.OfHealth(nil, true, nil)
 	if rep.Verdict.Level != Good || levels(rep) != "good good good idle" {
 		t.Errorf("%+v, %s", rep.Verdict, levels(rep))

@@ -147,7 +147,7 @@ func (s *Slot) risk() (level Level, cause, do string) {
 	case s.At.IsZero():
 	case s.lost():
 		return Bad, "The slot is lost: PostgreSQL has removed WAL that was not published",
-			"outflow repair publishes from the table what is missing"
+			"`outflow repair` publishes from the table what is missing"
 	case s.WALStatus == "unreserved":
 		return Bad, "The slot is lost at the next checkpoint: it needs more WAL than " +
 			"max_slot_wal_keep_size allows", grow
@@ -228,9 +228,17 @@ func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault) {
 		v = v.stoppedAt(held)
 	default:
 		v.Level, v.State, v.Cause, v.Do = Warning, "Not running", "No outflow holds the slot",
-			"Start outflow run"
+			"Start `outflow run`"
 	}
-	r.Verdict = r.risk(v)
+	r.say(r.risk(v))
+}
+
+// say sets the verdict, in which each suggested command is complete.
+func (r *Report) say(v Verdict) {
+	for _, text := range []*string{&v.Cause, &v.Detail, &v.Effect, &v.Do} {
+		*text = r.repeat.In(*text)
+	}
+	r.Verdict = v
 }
 
 func first(texts ...string) string {
@@ -243,7 +251,7 @@ func first(texts ...string) string {
 }
 
 func lower(text string) string {
-	if text == "" || strings.HasPrefix(text, "outflow") {
+	if text == "" || strings.HasPrefix(text, "`outflow") {
 		return text
 	}
 	return strings.ToLower(text[:1]) + text[1:]

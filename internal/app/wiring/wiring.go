@@ -73,6 +73,19 @@ func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
 	}
 }
 
+// Where says which servers an installation is on, without secrets.
+type Where struct {
+	Postgres string `json:"postgres"` // user@host:port/database; "" if the setting can't be read
+	NATS     string `json:"nats"`
+}
+
+// WhereIs returns where the configuration leads.
+func WhereIs(cfg config.Config) Where {
+	return Where{Postgres: postgres.Target{URL: cfg.Postgres.URL}.String(), NATS: cfg.NATS.Server()}
+}
+
+func (w Where) String() string { return "PostgreSQL " + w.Postgres + ", NATS " + w.NATS }
+
 // ReadsTable reads a table's description.
 type ReadsTable interface {
 	Table(ctx context.Context) (catalog.Table, error)

@@ -97,10 +97,11 @@ func (o *Outflow) Said() string { return o.Log.String()[o.logged:] }
 
 func (o *Outflow) lastLine() string {
 	lines := strings.Split(strings.TrimSpace(o.Said()), "\n")
-	if n := len(lines) - 1; n > 0 && strings.HasPrefix(lines[n], "code ") { // where its code is explained
-		lines = lines[:n]
+	n := len(lines) - 1 // behind it are the servers, and where its code is explained
+	for n > 0 && (strings.HasPrefix(lines[n], "at ") || strings.HasPrefix(lines[n], "code ")) {
+		n--
 	}
-	return lines[len(lines)-1]
+	return lines[n]
 }
 
 // Kill ends it with kill -9, if it runs.

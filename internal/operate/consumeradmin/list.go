@@ -125,7 +125,8 @@ func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 		return Consumer{
 			Name: r.Config.Durable, Durable: true, Filters: filtersOf(&r.Config), Offsets: Plain,
 			Pending: info.NumPending, Sequence: r.Was,
-			Note: fmt.Sprintf("a rewind was interrupted: outflow consumer rewind %s --to seq:%d finishes it",
+			Note: fmt.Sprintf("a rewind was interrupted: `outflow consumer rewind %s --to seq:%d` "+
+				"finishes it",
 				r.Config.Durable, r.To+1),
 		}, true
 	}

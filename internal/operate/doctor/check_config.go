@@ -18,7 +18,7 @@ var configChecks = []check{
 		run: func(f *Facts, r *reporter) {
 			for _, path := range f.Host.Open {
 				r.find("secret_file_mode", "every user of this host may read %s", path).Command =
-					"chmod 0600 " + shell(path)
+					"chmod 0600 " + finding.Word(path)
 			}
 		}},
 	{name: "config.in_force", needs: []source{srcRecord},

@@ -70,7 +70,7 @@ var consumerChecks = []check{
 			r.find("consumer_idle", "nobody reads from consumer %s, with %s before it", c.Name,
 				count(c.Pending+uint64(c.AckPending), "message")).Command = "nats consumer info " +
 				f.Config.Stream + " " +
-				shell(c.Name)
+				finding.Word(c.Name)
 		}
 	}),
 	eachConsumer("consumers.behind", func(f *Facts, r *reporter, c *Consumer) {
@@ -100,7 +100,7 @@ var consumerChecks = []check{
 		if at := max(c.AckFloor.Stream, c.Delivered.Stream); at > last {
 			r.find("consumer_beyond_end", "consumer %s is at sequence %d, and stream %s ends at %d", c.Name,
 				at, f.Config.Stream, last).Command = fmt.Sprintf("outflow consumer rewind %s --to seq:%d",
-				shell(c.Name), max(last, 1))
+				finding.Word(c.Name), max(last, 1))
 		}
 	}),
 	eachConsumer("consumers.redelivery", func(f *Facts, r *reporter, c *Consumer) {
@@ -113,7 +113,7 @@ var consumerChecks = []check{
 		if c.Config.MaxDeliver > 0 {
 			r.find("consumer_max_deliver", "consumer %s has max_deliver %d: a message that was delivered so "+
 				"often is passed over without a word", c.Name, c.Config.MaxDeliver).Command =
-				"nats consumer edit " + f.Config.Stream + " " + shell(c.Name) + " --max-deliver=-1"
+				"nats consumer edit " + f.Config.Stream + " " + finding.Word(c.Name) + " --max-deliver=-1"
 		}
 		if c.Config.Ack == "none" {
 			r.find("consumer_ack_none",
@@ -141,7 +141,7 @@ var consumerChecks = []check{
 				}
 				r.findAs(as, "events_parked", "consumer %s has %s parked in %s, the oldest for %s",
 					p.Consumer, count(p.Events, "event"), p.Table,
-					round(since)).Command = "outflow parked list " + shell(p.Consumer)
+					round(since)).Command = "outflow parked list " + finding.Word(p.Consumer)
 			}
 		}},
 }

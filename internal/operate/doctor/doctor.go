@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -65,6 +66,8 @@ type Report struct {
 	Standby  string    `json:"standby,omitempty"`
 	Worst    Status    `json:"worst"`
 	Results  []Result  `json:"results"`
+
+	where wiring.Where
 }
 
 // The exit codes of outflow doctor.
@@ -175,7 +178,8 @@ func sourcesOf(checks []check) map[source]bool {
 
 // report runs the checks over the facts.
 func report(f *Facts, checks []check) *Report {
-	rep := &Report{At: f.Now, Slot: f.Config.Slot, Stream: f.Config.Stream, Worst: Skipped}
+	rep := &Report{At: f.Now, Slot: f.Config.Slot, Stream: f.Config.Stream, Worst: Skipped,
+		where: wiring.WhereIs(f.Config)}
 	if f.Postgres != nil {
 		rep.Postgres = f.Postgres.Where
 	}
@@ -193,6 +197,9 @@ func report(f *Facts, checks []check) *Report {
 			} else {
 				one = Result{Check: one.Check, Status: Skipped, Message: "said above: " + one.Code}
 			}
+			repeat := f.Config.Repeat
+			one.Message, one.Hint, one.Command = repeat.In(one.Message), repeat.In(one.Hint),
+				repeat.To(one.Command)
 			rep.Results = append(rep.Results, one)
 			if slices.Index(badness, one.Status) > slices.Index(badness, rep.Worst) {
 				rep.Worst = one.Status

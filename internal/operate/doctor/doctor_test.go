@@ -78,8 +78,8 @@ func TestNamesOfOthersAreHarmless(t *testing.T) {
 	f.Consumers[0].Name, f.Consumers[0].Waiting, f.Consumers[0].Pending = "x;rm -rf ~'\x1b[31m\nok", 0, 1
 	f.Activity.Transactions = []Transaction{{Prepared: "a'; DROP TABLE outbox; --", Seconds: 400},
 		{PID: 7, Application: "\x1b]0;owned\x07\n", Database: `d"x`, Seconds: 400}}
+	f.Config.Repeat = []string{"--config '/etc/my outflow.yaml'"}
 	r := report(f, checks)
-	r.WithConfig("/etc/my outflow.yaml")
 	var b strings.Builder
 	must.Succeed(t, r.Write(&b))
 	if strings.ContainsAny(b.String(), "\x1b\x07") || strings.Contains(b.String(), "\nok") {
@@ -93,16 +93,16 @@ func TestNamesOfOthersAreHarmless(t *testing.T) {
 	}
 }
 
-func TestSuggestedCommandsNameTheConfiguration(t *testing.T) {
+// A command stays in one line, however long it is: it is to be copied.
+func TestSuggestedCommandsAreNotFolded(t *testing.T) {
 	t.Parallel()
-	r := &Report{Results: []Result{{Command: "outflow run", Hint: "Run `outflow repair --accept x`, see " +
-		"`nats stream ls`."},
-		{Command: "SELECT 1"}}}
-	r.WithConfig("my $1.yaml")
-	one := r.Results[0]
-	if one.Command != "outflow run --config 'my $1.yaml'" || one.Hint != "Run `outflow repair --accept x "+
-		"--config 'my $1.yaml'`, see `nats stream ls`." || r.Results[1].Command != "SELECT 1" {
-		t.Errorf("%+v", r.Results)
+	f := healthy(t)
+	f.Config.Repeat = []string{"--config '/etc/my outflow " + strings.Repeat("x", 80) + ".yaml'"}
+	f.Slots, f.Readings.Slot.Exists = f.Slots[1:], false
+	var b strings.Builder
+	must.Succeed(t, report(f, checks).Write(&b))
+	if want := "`outflow repair " + f.Config.Repeat[0] + "`"; !strings.Contains(b.String(), want) {
+		t.Errorf("no %s in\n%s", want, b.String())
 	}
 }
 

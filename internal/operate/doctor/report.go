@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -81,11 +80,11 @@ const (
 	width  = 110
 )
 
-// fold writes a text in lines that fit a terminal.
+// fold writes a text in lines that fit a terminal. A command between backticks stays in one, to be copied.
 func fold(b *strings.Builder, first, text string) {
 	left := width - len(first)
 	b.WriteString(first)
-	for i, word := range strings.Split(text, " ") {
+	for i, word := range words(text) {
 		switch n := utf8.RuneCountInString(word) + 1; {
 		case i == 0:
 			left -= n
@@ -99,6 +98,22 @@ func fold(b *strings.Builder, first, text string) {
 		b.WriteString(word)
 	}
 	b.WriteByte('\n')
+}
+
+// words splits a text at its spaces, but for those between backticks.
+func words(text string) (all []string) {
+	code := false
+	for word := range strings.SplitSeq(text, " ") {
+		if code {
+			all[len(all)-1] += " " + word
+		} else {
+			all = append(all, word)
+		}
+		if strings.Count(word, "`")%2 == 1 {
+			code = !code
+		}
+	}
+	return all
 }
 
 // summary is the last line.
@@ -127,7 +142,7 @@ func (r *Report) summary() string {
 	if n[Unknown] > 0 {
 		parts = append(parts, fmt.Sprintf("%d not known", n[Unknown]))
 	}
-	return fmt.Sprintf("slot %s, stream %s: %s", r.Slot, r.Stream, strings.Join(parts, ", "))
+	return fmt.Sprintf("%v, slot %s, stream %s: %s", r.where, r.Slot, r.Stream, strings.Join(parts, ", "))
 }
 
 // line makes one line of a text that may hold what others chose: names of programs, of consumers, of
@@ -142,22 +157,4 @@ func line(text string) string {
 		}
 		return r
 	}, text)
-}
-
-var commandIn = regexp.MustCompile(
-	"`(outflow (?:init|run|status|drain|inspect|repair|replay|parked|consumer|doctor)[^`]*)`")
-
-// WithConfig adds the option that names the configuration to every command that is suggested.
-func (r *Report) WithConfig(file string) {
-	if file == "" {
-		return
-	}
-	option := " --config " + shell(file)
-	for i := range r.Results {
-		one := &r.Results[i]
-		one.Hint = commandIn.ReplaceAllString(one.Hint, "`$1"+strings.ReplaceAll(option, "$", "$$")+"`")
-		if strings.HasPrefix(one.Command, "outflow ") {
-			one.Command += option
-		}
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	catalogue "github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -43,7 +44,7 @@ func (r *repair) checkLoss(p *plan) error {
 	return &outbox.Fault{
 		Class: outbox.Usage, Code: "accept_loss", Message: loss + said,
 		Hint: fmt.Sprintf("Nothing was changed. If that is accepted, say so in these words: --accept-loss %s",
-			quoted(lossWords)),
+			catalogue.Word(lossWords)),
 	}
 }
 

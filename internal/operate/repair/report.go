@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	catalogue "github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -58,15 +59,12 @@ func (r *Report) found(f *finding) {
 	r.What, r.From, r.To, r.Beneath = f.fault.Message, f.fault.From, f.fault.To, f.inner
 	r.Command = "outflow repair --accept " + f.code
 	if r.Where != "" {
-		r.Command += " --where " + quoted(r.Where)
+		r.Command += " --where " + catalogue.Word(r.Where)
 	}
 	if r.newSlot {
 		r.Command += " --new-slot"
 	}
 }
-
-// quoted is s as one word for a shell.
-func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 func (r *Report) planned(p *plan) {
 	r.Mode, r.Why, r.Notes = string(p.mode), p.why, slices.Clone(p.notes)
@@ -136,9 +134,9 @@ func (r *Report) Lines() []string {
 	switch {
 	case r.Fault == "":
 	case r.Repaired && r.Compared:
-		add("done     %d events published. Start outflow run", r.Published)
+		add("done     %d events published. Start `outflow run`", r.Published)
 	case r.Repaired:
-		add("done     nothing had to be published. Start outflow run")
+		add("done     nothing had to be published. Start `outflow run`")
 	case r.Command != "":
 		add("to do    %s", r.Command)
 	}

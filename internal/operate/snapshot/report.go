@@ -38,7 +38,7 @@ func (r *Report) String() string {
 	if r.Already > 0 {
 		s += fmt.Sprintf(", behind %d that were there from one that did not finish", r.Already)
 	}
-	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start outflow run", r.At,
+	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start `outflow run`", r.At,
 		r.Slot)
 }
 

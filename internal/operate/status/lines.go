@@ -41,6 +41,7 @@ func (r *Report) Print(w io.Writer, style Style) error {
 		r.printEnd(p, e, time.Now())
 	}
 	p.line("", "")
+	p.line("at", "%v", r.Where)
 	switch r.Source {
 	case string(relay.FromMessage):
 		p.line("source", "logical messages (%s)", outbox.EventPrefix)
@@ -153,7 +154,7 @@ func printable(text string) string {
 // more prints a line if there is something to say.
 func (p *printer) more(name, text string) {
 	if text != "" {
-		p.line(name, "%s", strings.ReplaceAll(text, "`", ""))
+		p.line(name, "%s", text)
 	}
 }
 

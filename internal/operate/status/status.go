@@ -197,7 +197,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	now := time.Now()
 	rep := &Report{
 		Health: "ok", Source: cfg.Source.String(), Shard: cfg.Shard.String(),
-		Report: overview.Of(cfg.Slot, cfg.Stream, &read, now), LastEnd: s.ended,
+		Report: overview.Of(cfg, &read, now), LastEnd: s.ended,
 	}
 	if cfg.Source.Rows() {
 		rep.Table = cfg.Table
@@ -235,5 +235,6 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	default:
 		rep.Health, rep.Problem = "not running", "no outflow holds the slot"
 	}
+	rep.Problem = cfg.Repeat.In(rep.Problem)
 	return rep
 }
