@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -122,7 +123,10 @@ func (s *session) reconnect(ctx context.Context, cause error) error {
 			}
 			answer = make(chan *probe, 1)
 			acked := s.pub.Acked()
-			go func() { answer <- s.conns.attempt(attempts, acked) }()
+			go func() {
+				defer crash.Guard()
+				answer <- s.conns.attempt(attempts, acked)
+			}()
 		case pr := <-answer:
 			answer = nil
 			if pr.err == nil {

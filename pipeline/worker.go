@@ -1,6 +1,10 @@
 package pipeline
 
-import "context"
+import (
+	"context"
+
+	"github.com/outflowhq/outflow/internal/crash"
+)
 
 // worker runs jobs in a goroutine of its own, one at a time. What a job returns is called by the loop, which
 // gets it from done: so a job needs nothing that the loop changes meanwhile.
@@ -23,6 +27,7 @@ func newWorker() *worker {
 }
 
 func (w *worker) run(ctx context.Context) {
+	defer crash.Guard()
 	defer close(w.stopped)
 	for {
 		select {

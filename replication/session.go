@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -165,6 +166,7 @@ func watch(conn *pgconn.PgConn, st *stream) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		defer close(over)
 		for ctx.Err() == nil {
 			if err := conn.WaitForNotification(ctx); err != nil && ctx.Err() == nil {

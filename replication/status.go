@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/crash"
 )
 
 const (
@@ -27,6 +29,7 @@ func statusInterval(timeout time.Duration) time.Duration {
 
 // writeStatuses is the writer goroutine: everything that is sent after START_REPLICATION is sent here.
 func (s *stream) writeStatuses() {
+	defer crash.Guard()
 	interval := statusInterval(s.timeout)
 	timer := time.NewTimer(interval)
 	defer timer.Stop()

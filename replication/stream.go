@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -64,6 +65,7 @@ var errEnd = errors.New("end of the stream")
 
 // read is the reader goroutine: it takes what the server sends off the socket until the stream ends.
 func (s *stream) read() {
+	defer crash.Guard()
 	defer close(s.batches)
 	for {
 		b, err := s.splitter.next(s.handle)

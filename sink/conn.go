@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/synadia-io/orbit.go/natscontext"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -265,6 +266,7 @@ func (c *Conn) Close() {
 // handleIncoming handles what comes in, in order, until the connection is lost: an acknowledgement counts
 // only once the foreign messages before it have been seen.
 func (c *Conn) handleIncoming() {
+	defer crash.Guard()
 	for {
 		select {
 		case <-c.lost:

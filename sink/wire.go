@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/crash"
 )
 
 // dialer dials for nats.go, does the TLS handshake in its place, and keeps the last connection. So we hold
@@ -244,6 +246,7 @@ func (f *frameWriter) flush(direct bool) {
 
 // run writes until the connection is lost.
 func (f *frameWriter) run() {
+	defer crash.Guard()
 	for {
 		select {
 		case <-f.lost:

@@ -1,6 +1,12 @@
 package finding
 
 var process = []Finding{
+	{Code: "panic", Severity: Critical, Classes: transient,
+		Title: "A defect of Outflow has ended the process",
+		Hint: "Start it again: it goes on where it was, as after any end. Report the defect with the stack " +
+			"that it has printed.",
+		Runbook: "The stack stands before the message, or under `stack` where the log is JSON. If it ends " +
+			"so each time, events wait in the WAL: nothing is lost."},
 	{Code: "spill_dir", Severity: Error,
 		Title: "The folder for transactions larger than the buffer can't be written to",
 		Hint:  "Set reorder.spill_dir to a folder on a disk that the service may write to."},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -54,6 +55,8 @@ func Main(a *App, root func(a *App) *cobra.Command) {
 	a.Stdout, a.Stderr, a.environ = os.Stdout, os.Stderr, os.Environ()
 	ctx, signals, stop := interruptible(context.Background(), a.endAtOnce)
 	a.signals = signals
+	crash.Set(a.panicked)
+	defer crash.Guard()
 	code := a.run(ctx, root, os.Args[1:])
 	stop()
 	os.Exit(code)

@@ -28,9 +28,15 @@ var binary string
 // signalMode makes this test binary the program that TestASecondSignalEndsAStopThatHangs sends signals to.
 const signalMode = "OUTFLOW_TEST_SIGNALS"
 
+// panicMode makes it one that panics, in a way that the value names.
+const panicMode = "OUTFLOW_TEST_PANIC"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(signalMode) != "" {
 		waitForSignals()
+	}
+	if mode := os.Getenv(panicMode); mode != "" {
+		panicAsRun(mode)
 	}
 	os.Exit(withBinary(m))
 }
@@ -372,4 +378,54 @@ func TestConfiguredCommandsAreThoseThatRepeatOptions(t *testing.T) {
 		}
 	}
 	walk(a.Outflow())
+}
+
+// panicAsRun panics as a command would, or a goroutine that it has started.
+func panicAsRun(mode string) {
+	os.Args = []string{"outflow", "panic"}
+	Main(&App{Name: "outflow"}, func(a *App) *cobra.Command {
+		panics := func(cmd *cobra.Command, _ []string) error {
+			if strings.HasPrefix(mode, "json") {
+				a.log.Store(slog.New(slog.NewJSONHandler(a.Stderr, nil)))
+			}
+			if strings.HasSuffix(mode, "goroutine") {
+				defer runBeside(cmd.Context(), func(context.Context) { panic("of a test") })()
+				select {}
+			}
+			panic("of a test")
+		}
+		return a.Root(&cobra.Command{}, &cobra.Command{Use: "panic", RunE: panics})
+	})
+}
+
+// Go's own exit code for a panic is that of a wrong option.
+func TestAPanicIsUnexpectedAndShowsItsStack(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"text", "text goroutine", "json", "json goroutine"} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), panicMode+"="+mode)
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+			t.Errorf("%s: %v, %s", mode, err, out)
+		}
+		stack := string(out)
+		if strings.HasPrefix(mode, "json") {
+			var last struct {
+				Msg, Code, Hint, Stack string
+				Exit                   int
+			}
+			if err := json.Unmarshal(out, &last); err != nil || last.Msg != "panic: of a test" ||
+				last.Code != "panic" || last.Exit != 1 || last.Hint == "" {
+				t.Errorf("%s: %v, %s", mode, err, out)
+			}
+			stack = last.Stack
+		} else if !strings.Contains(stack, "\noutflow: panic: of a test. ") || !strings.HasSuffix(stack,
+			"\ncode panic: see `outflow explain panic`\n") {
+			t.Errorf("%s: %s", mode, out)
+		}
+		if !strings.Contains(stack, "cli.panicAsRun.") {
+			t.Errorf("%s: no stack in %s", mode, out)
+		}
+	}
 }

@@ -49,6 +49,16 @@ func (a *App) fail(err error) int {
 	return exitCode(err)
 }
 
+// panicked ends the process with what it says of a panic: the stack, and as the last line what has happened.
+func (a *App) panicked(v any, stack []byte) {
+	if log := a.log.Load(); log != nil {
+		a.log.Store(log.With("stack", string(stack)))
+	} else {
+		_, _ = a.Stderr.Write(stack) // there is no other place for it
+	}
+	a.endAtOnce(&outbox.Fault{Code: "panic", Message: fmt.Sprintf("panic: %v", v)})
+}
+
 // endAtOnce ends the process without waiting for anything.
 func (a *App) endAtOnce(err error) {
 	a.say(err, exitUnexpected)

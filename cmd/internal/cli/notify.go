@@ -10,6 +10,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
@@ -32,6 +33,7 @@ func supervised(ctx context.Context, hangup <-chan os.Signal, reload func(contex
 			next = nil // one reload at a time
 			n.reloads()
 			go func() {
+				defer crash.Guard()
 				reload(ctx)
 				reloaded <- struct{}{}
 			}()

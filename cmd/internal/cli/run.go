@@ -20,6 +20,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/sink"
@@ -143,6 +144,7 @@ func runBeside(ctx context.Context, f func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	over := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		defer close(over)
 		f(ctx)
 	}()

@@ -7,6 +7,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/crash"
 )
 
 // echo is how soon after it the same signal is the same wish: timeout(1) and some supervisors signal a
@@ -23,6 +25,7 @@ func interruptible(ctx context.Context, atOnce func(error)) (_ context.Context, 
 	stopped := make(chan struct{})
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
+		defer crash.Guard()
 		var first os.Signal
 		var at time.Time
 		for {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -82,7 +83,10 @@ func Serve(l net.Listener, hosts string, from Source) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := serve(l, guarded(hosts, handler(&from, past)), usual)
 	s.end = cancel
-	s.sampling.Go(func() { past.run(ctx, &from) })
+	s.sampling.Go(func() {
+		defer crash.Guard()
+		past.run(ctx, &from)
+	})
 	return s
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -90,6 +91,7 @@ func (w *Watcher) Once(ctx context.Context) {
 
 // repeat reads one side until ctx ends.
 func (w *Watcher) repeat(ctx context.Context, s side) {
+	defer crash.Guard()
 	defer s.close()
 	next := time.NewTimer(0)
 	defer next.Stop()
