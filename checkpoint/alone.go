@@ -16,9 +16,30 @@ import (
 // CheckAlone refuses a stream to which another slot's outflow publishes: a fatal fault with code other_slot.
 // The two could not tell each other's messages from their own, and events would be lost where they meet.
 func (s *Store) CheckAlone(ctx context.Context) error {
+	others, err := s.others(ctx)
+	if err != nil || len(others) == 0 {
+		return err
+	}
+	slot := others[0].Slot
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "other_slot",
+		Message: fmt.Sprintf("the outflow of slot %s publishes to stream %s as well", slot, s.cfg.Stream),
+		Hint:    hintOtherSlot(s.cfg, slot),
+	}
+}
+
+// Other is the record of another slot. One that can't be read is somebody's all the same.
+type Other struct {
+	Stream string
+	Slot   string
+	Record *Record // nil: it can't be read
+}
+
+// others reads the records of other slots in the same bucket.
+func (s *Store) others(ctx context.Context) (all []Other, err error) {
 	slots, err := s.slots(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, slot := range slots {
 		if slot == s.cfg.Slot {
@@ -26,18 +47,54 @@ func (s *Store) CheckAlone(ctx context.Context) error {
 		}
 		other := NewStore(s.api, StoreConfig{Stream: s.cfg.Stream, Slot: slot})
 		rec, _, err := other.Load(ctx)
-		if err != nil && outbox.FaultOf(err) == nil { // one that can't be decoded is somebody's all the same
-			return err
+		if err != nil && outbox.FaultOf(err) == nil {
+			return nil, err
 		}
 		if rec != nil || err != nil {
-			return &outbox.Fault{
-				Class: outbox.Fatal, Code: "other_slot",
-				Message: fmt.Sprintf("the outflow of slot %s publishes to stream %s as well", slot,
-					s.cfg.Stream), Hint: hintOtherSlot(s.cfg, slot),
-			}
+			all = append(all, Other{Stream: s.cfg.Stream, Slot: slot, Record: rec})
 		}
 	}
-	return nil
+	return all, nil
+}
+
+// maxBuckets is in how many buckets of an account records are looked for.
+const maxBuckets = 1000
+
+// Others reads the records of all other slots that publish to streams of the same account, those of the same
+// stream first. It needs the right to list streams.
+func (s *Store) Others(ctx context.Context) ([]Other, error) {
+	all, err := s.others(ctx)
+	if err != nil {
+		return nil, err
+	}
+	js, err := s.api.JetStream()
+	if err != nil {
+		return nil, err
+	}
+	names := js.KeyValueStoreNames(ctx)
+	var streams []string
+	for name := range names.Name() {
+		stream, ours := strings.CutPrefix(name, Bucket(""))
+		if ours && stream != s.cfg.Stream {
+			streams = append(streams, stream)
+		}
+	}
+	if err := names.Error(); err != nil {
+		return nil, fmt.Errorf("list the key-value buckets: %w", err)
+	}
+	if len(streams) > maxBuckets {
+		return nil, fmt.Errorf("%d key-value buckets are named as those of Outflow, at most %d are read",
+			len(streams), maxBuckets)
+	}
+	for _, stream := range streams {
+		more, err := NewStore(s.api, StoreConfig{Stream: stream, Slot: ""}).others(ctx)
+		if err != nil {
+			return nil, err
+		}
+		// what can't be read in a bucket that only has a like name is none of Outflow's
+		all = append(all, slices.DeleteFunc(more, func(o Other) bool { return o.Record == nil })...)
+	}
+	return all, nil
 }
 
 // slots lists the keys that the bucket has ever held.

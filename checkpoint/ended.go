@@ -84,6 +84,9 @@ func (s *Store) LastEnd(ctx context.Context) (*End, error) {
 		}
 		return nil, err
 	}
+	if len(end.Data) == 0 {
+		return nil, nil // it was removed
+	}
 	record, err := s.api.Message(ctx, s.stream, jsapi.MessageRequest{Last: s.subject})
 	if err != nil || record != nil && record.Seq > end.Seq {
 		return nil, err
@@ -97,5 +100,7 @@ func (s *Store) LastEnd(ctx context.Context) (*End, error) {
 
 // endSubject has a token more than a slot's name can have.
 func (s *Store) endSubject() string {
-	return strings.TrimSuffix(s.subject, s.cfg.Slot) + "ended." + s.cfg.Slot
+	return strings.TrimSuffix(s.subject, s.cfg.Slot) + endKey(s.cfg.Slot)
 }
+
+func endKey(slot string) string { return "ended." + slot }

@@ -78,6 +78,11 @@ func (c Config) hintNotEmpty() string {
 
 func (c Config) hintInit() string { return "Run `outflow init`" }
 
+func (c Config) hintInitBehind(seq uint64) string {
+	return fmt.Sprintf("Run `outflow init`: it goes on in the stream behind sequence %d, with what is "+
+		"written after it; or remove what is left with `outflow uninstall --with-stream`", seq)
+}
+
 func (c Config) hintInitAgain() string {
 	return "Run `outflow init` again: it finishes what is missing"
 }

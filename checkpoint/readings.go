@@ -28,8 +28,8 @@ type Reader struct {
 	Record func(context.Context) (rec *Record, revision uint64, err error) // as Store.Load does
 	Stream func(context.Context) (relay.StreamState, error)
 	Server func(context.Context) (relay.ServerState, error)
-	// Publication is called where there is a slot or a record: with neither, that is what has to be said, not
-	// that there is no publication. nil: the caller sets Readings.Publication.
+	// Publication is called where there is a slot, or a record of one: with neither, that is what has to be
+	// said, not that there is no publication. nil: the caller sets Readings.Publication.
 	Publication func(context.Context) (relay.PublicationIdentity, error)
 }
 
@@ -55,7 +55,8 @@ func (r *Reader) Read(ctx context.Context) (got Readings, err error) {
 		return got, err
 	}
 	got.Now = time.Now()
-	if r.Publication != nil && (got.Slot.Exists || got.Record != nil) {
+	installed := got.Slot.Exists || got.Record != nil && got.Record.Uninstalled(got.Stream) == 0
+	if r.Publication != nil && installed {
 		got.Publication, err = r.Publication(ctx)
 	}
 	return got, err

@@ -48,7 +48,7 @@ type Record struct {
 	// stands until a repair accepts it: otherwise a supervisor that starts outflow again would pass over it.
 	Stopped string `json:"stopped,omitempty"`
 	// Base: a repair accepted the messages up to this sequence. Their headers are not compared with the WAL,
-	// its end or its timelines.
+	// its end or its timelines. With Creating, see [Record.Uninstalled].
 	Base uint64 `json:"base,omitempty"`
 
 	// oldest first: from the confirmed one to the newest
@@ -97,6 +97,17 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 // the slot still says: outflow init takes it from there, and run makes the messages again and compares.
 func (r *Record) LostFirstCheckpoint(slot relay.SlotState, stream relay.StreamState) bool {
 	return r.Creating && slot.Exists && stream.Created.Equal(r.Created)
+}
+
+// Uninstalled returns the sequence behind which `outflow init` goes on in a stream that `outflow uninstall`
+// has left: up to there its messages belong to a slot that was dropped on purpose. 0: there is no such
+// record, or the stream is another one. The record says so by being one of a slot that is about to be made,
+// with a Base.
+func (r *Record) Uninstalled(stream relay.StreamState) uint64 {
+	if r == nil || !r.Creating || !stream.Created.Equal(r.Created) {
+		return 0
+	}
+	return min(r.Base, stream.LastSeq)
 }
 
 // Encode returns the record's JSON document. A record that Decode would refuse is an error.

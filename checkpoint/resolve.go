@@ -144,10 +144,16 @@ func (v *resolver) record() error {
 		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.hintRecord(v.Slot.Exists),
 			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
 	}
-	if rec.Creating && v.Stream.LastSeq > 0 && !rec.LostFirstCheckpoint(v.Slot, v.Stream) {
+	left := rec.Uninstalled(v.Stream)
+	if rec.Creating && v.Stream.LastSeq > left && !rec.LostFirstCheckpoint(v.Slot, v.Stream) {
 		return v.gap("stream_not_empty", 0, v.Server.WALEnd, v.cfg.hintNotEmpty(),
 			"outflow init did not finish, and stream %s has messages all the same: its last sequence is %d",
 			v.cfg.Stream, v.Stream.LastSeq)
+	}
+	if left > 0 && !v.Slot.Exists {
+		return v.fatal("not_initialised", v.cfg.hintInitBehind(left),
+			"outflow uninstall has removed slot %s, and left stream %s up to sequence %d", v.cfg.Slot,
+			v.cfg.Stream, left)
 	}
 	if rec.Creating {
 		return v.fatal("init_unfinished", v.cfg.hintInitAgain(),

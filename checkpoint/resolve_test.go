@@ -171,6 +171,12 @@ func TestResolveRefuses(t *testing.T) {
 			r.Record.Creating = true
 		}, "init_unfinished", outbox.Fatal, "",
 			[]string{"slot outflow is about to be made", "outflow init` again"}},
+		{func(r *Readings) { uninstalled(r, 12) }, "not_initialised", outbox.Fatal, "",
+			[]string{"outflow uninstall has removed slot outflow", "up to sequence 12", "outflow init"}},
+		{func(r *Readings) { uninstalled(r, 11) }, "stream_not_empty", outbox.Gap, "0/0 to 0/5000",
+			[]string{"last sequence is 12"}},
+		{func(r *Readings) { uninstalled(r, 12); r.Stream.Created = r.Stream.Created.Add(1) },
+			"stream_not_empty", outbox.Gap, "0/0 to 0/5000", []string{"last sequence is 12"}},
 		{func(r *Readings) { r.Record = record(); r.Record.Creating = true; r.Slot = relay.SlotState{} },
 			"stream_not_empty", outbox.Gap,
 			"0/0 to 0/5000", []string{"last sequence is 12", "outflow repair --accept stream_not_empty"}},
@@ -441,4 +447,10 @@ func TestAStartNeverNeedsWhatIsConfirmed(t *testing.T) {
 	if err != nil || got.Checkpoint.Due != 0x3000 {
 		t.Errorf("starts from %v: %v", got.Checkpoint.Due, err)
 	}
+}
+
+// uninstalled makes them what outflow uninstall leaves, where the stream stays that ended at base.
+func uninstalled(r *Readings, base uint64) {
+	r.Record, r.Slot = record(), relay.SlotState{}
+	r.Record.Creating, r.Record.Base = true, base
 }

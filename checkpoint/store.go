@@ -170,3 +170,32 @@ func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, err
 	}
 	return got.Seq, nil
 }
+
+// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd] has stored beside
+// it. Without a bucket there is nothing to remove. ErrConflict: somebody else wrote the record.
+func (s *Store) Remove(ctx context.Context, last uint64) error {
+	fail := func(err error) error { return fmt.Errorf("remove checkpoint record %s: %w", s.subject, err) }
+	js, err := s.api.JetStream()
+	if err != nil {
+		return fail(err)
+	}
+	kv, err := js.KeyValue(ctx, Bucket(s.cfg.Stream))
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fail(err)
+	}
+	err = kv.Purge(ctx, s.cfg.Slot, jetstream.LastRevision(last))
+	var refused *jetstream.APIError
+	if errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+		return fail(ErrConflict)
+	}
+	if err == nil {
+		err = kv.Purge(ctx, endKey(s.cfg.Slot))
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return nil
+}

@@ -443,3 +443,43 @@ func TestCheckAlone(t *testing.T) {
 		t.Fatalf("beside one that was removed: %v", err)
 	}
 }
+
+// TestRemove: the record and what is stored beside it are gone, unless somebody else wrote it.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	ctx, _, s := bucket(t)
+	must.Succeed(t, s.Remove(ctx, 0)) // there is no bucket
+	ensure(ctx, t, s)
+	rev := save(ctx, t, s, record(at(0x1000, 5, time.Minute)), 0)
+	must.Succeed(t, s.SaveEnd(ctx, End{Code: "divergence"}))
+	if err := s.Remove(ctx, rev+7); !errors.Is(err, ErrConflict) {
+		t.Errorf("at another revision: %v", err)
+	}
+	must.Succeed(t, s.Remove(ctx, rev))
+	if r, _ := load(ctx, t, s); r != nil {
+		t.Errorf("%+v is left", r)
+	}
+	if end, err := s.LastEnd(ctx); end != nil || err != nil {
+		t.Errorf("%+v, %v is left", end, err)
+	}
+}
+
+// TestOthers: the records of other slots, those of other streams among them.
+func TestOthers(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	save(ctx, t, s, record(at(0x1000, 5, time.Minute)), 0)
+	for _, c := range []StoreConfig{{Stream: "OUTBOX", Slot: "second"}, {Stream: "OTHER", Slot: "outflow"}} {
+		o := NewStore(jsapi.New(nc, ""), c)
+		ensure(ctx, t, o)
+		r := record(at(0x1000, 5, time.Minute))
+		r.Slot, r.Stream = c.Slot, c.Stream
+		save(ctx, t, o, r, 0)
+	}
+	all, err := s.Others(ctx)
+	must.Succeed(t, err)
+	if len(all) != 2 || all[0].Slot != "second" || all[1].Stream != "OTHER" || all[1].Record == nil {
+		t.Errorf("others: %+v", all)
+	}
+}

@@ -9,8 +9,8 @@ const snapshotAgain = "Then run `outflow init --snapshot` again."
 
 var commands = []Finding{
 	{Code: "accept", Severity: Error, Classes: usage,
-		Title: "repair --accept names another code than what is found",
-		Hint:  "Look with `outflow repair`, then accept the code that it names."},
+		Title: "--accept names another code than what is found",
+		Hint:  "Look with `outflow repair`, or `outflow uninstall`, then accept the code that it names."},
 	{Code: "accept_loss", Severity: Error, Classes: usage,
 		Title: "A repair would lose events that are in no table, and that is not accepted",
 		Hint:  "If that is accepted, say so with the --accept-loss of the message. Nothing was changed.",
@@ -51,6 +51,30 @@ var commands = []Finding{
 	{Code: "snapshot_taken_over", Severity: Error, Classes: fatal,
 		Title: "Another outflow init --snapshot has begun for the slot",
 		Hint:  "Let that one finish; if there is none any more, run `outflow init --snapshot` again."},
+	{Code: "uninstall_server", Severity: Error, Classes: fatal,
+		Title: "The checkpoint record is of another server or database than the one to uninstall from",
+		Hint:  "Correct postgres.url.",
+		Runbook: "[Uninstall](uninstall.md#what-it-refuses). Where the server was replaced and nothing of " +
+			"the old one is left, accept it."},
+	{Code: "uninstall_unfinished", Severity: Error, Classes: fatal,
+		Title: "A repair or a snapshot of the slot that is to be removed has not finished",
+		Hint:  "Run it again: it goes on where it was.",
+		Runbook: "[Uninstall](uninstall.md#what-it-refuses). Accepted, the rows that it would have " +
+			"published stay in the table, and in no message."},
+	{Code: "uninstall_unknown", Severity: Error, Classes: fatal,
+		Title:   "Nothing shows that the slot that is to be removed is Outflow's",
+		Hint:    "Correct slot, stream and nats.url if it is another outflow's, or a subscription's.",
+		Runbook: "[Uninstall](uninstall.md#what-it-refuses)."},
+	{Code: "uninstall_unpublished", Severity: Error, Classes: fatal,
+		Title: "The slot that is to be removed has events that are not published",
+		Hint:  "Stop the writers, run `outflow drain`, then run the command again.",
+		Runbook: "[Uninstall](uninstall.md#what-it-refuses). Accepted, the events stay rows of the table " +
+			"and are in no message; those that were written as logical messages are lost."},
+	{Code: "uninstall_unread", Severity: Error, Classes: fatal,
+		Title: "Consumers have not read all of the stream that is to be removed",
+		Hint: "Let them read it, release what they have parked, or delete those that nobody needs with " +
+			"`nats consumer rm`.",
+		Runbook: "[Uninstall](uninstall.md#what-it-refuses)."},
 	{Code: "replay_alike", Severity: Error, Classes: fatal,
 		Title: "Rows are too much alike to tell where a replay was",
 		Hint: "Begin again with another --replay-id, into another subject or stream. With an id column " +

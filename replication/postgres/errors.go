@@ -26,6 +26,7 @@ const (
 	StateUndefinedObject            = "42704"
 	StateDatatypeMismatch           = "42804"
 	StateCannotCoerce               = "42846"
+	StateDependentObjects           = "2BP01"
 	StateDuplicateObject            = "42710"
 	StateObjectInUse                = "55006"
 	StateLockNotAvailable           = "55P03"

@@ -35,6 +35,7 @@ func (a *App) Service() []*cobra.Command {
 		a.replayCommand(),
 		a.parkedCommand(),
 		a.consumerCommand(),
+		a.uninstallCommand(),
 		a.configCommand(),
 		a.healthcheckCommand(),
 		a.explainCommand(),

@@ -67,6 +67,8 @@ var points = []string{
 }
 
 var steps = []string{
+	"uninstall.function", "uninstall.slot", "uninstall.publication", "uninstall.stream", "uninstall.record",
+	"uninstall.bucket",
 	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken",
 	"snapshot.row", "snapshot.published", "snapshot.durable", "snapshot.finished",
 }

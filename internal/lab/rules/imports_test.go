@@ -251,7 +251,7 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
 	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "repair", "replay",
-		"snapshot", "status", "tail"}
+		"snapshot", "status", "tail", "uninstall"}
 	all := list(t, "Imports")
 	for _, name := range commands {
 		of(t, all, "internal/operate/"+name)

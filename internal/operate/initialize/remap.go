@@ -94,7 +94,7 @@ func (s *setup) saveMapping(ctx context.Context, r checkpoint.Readings, rec *che
 	} else if _, err := conns.SaveRecord(ctx, s.store, rec, r.Revision); err != nil {
 		return err
 	}
-	s.reportState(changed, "mapping")
+	s.reportState(changed, "mapping", "") // which is in the record: nothing that is made
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/internal/operate/parts"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -107,19 +108,19 @@ func (s *setup) close() {
 
 // fits notes and reports an error that makes something not fit. In a dry run, which goes on, it returns nil
 // for it.
-func (s *setup) fits(err error, format string, args ...any) error {
+func (s *setup) fits(err error, part parts.Part, name string) error {
 	if err == nil || !s.dry || outbox.FaultOf(err) == nil {
 		return err
 	}
 	if s.misfit == nil {
 		s.misfit = err
 	}
-	s.reportState("does not fit: "+outbox.FaultOf(err).Message, format, args...)
+	s.reportState("does not fit: "+outbox.FaultOf(err).Message, part, name)
 	return nil
 }
 
-// reportMade reports that something was made or would be made, or that it exists.
-func (s *setup) reportMade(created bool, format string, args ...any) {
+// reportMade reports that a part was made or would be made, or that it exists.
+func (s *setup) reportMade(created bool, part parts.Part, name string) {
 	state := "there"
 	switch {
 	case created && s.dry:
@@ -127,12 +128,12 @@ func (s *setup) reportMade(created bool, format string, args ...any) {
 	case created:
 		state = "made"
 	}
-	s.reportState(state, format, args...)
+	s.reportState(state, part, name)
 }
 
-func (s *setup) reportState(state, format string, args ...any) {
+func (s *setup) reportState(state string, part parts.Part, name string) {
 	if s.progress != nil {
-		s.progress("%s: %s", fmt.Sprintf(format, args...), state)
+		s.progress("%s: %s", part.Of(name), state)
 	}
 }
 
@@ -171,12 +172,12 @@ func (s *setup) table(ctx context.Context) error {
 		return l, err
 	}()
 	if err != nil {
-		return s.fits(err, "table %s", s.cfg.Table)
+		return s.fits(err, parts.Table, s.cfg.Table)
 	}
 	s.layout = layout
 	s.pg.SetColumns(layout.Needed())
 	if s.cfg.Source.Rows() {
-		s.reportMade(created, "table %s", s.cfg.Table)
+		s.reportMade(created, parts.Table, s.cfg.Table)
 		s.rows = !created
 		return s.notes(ctx)
 	}
@@ -205,10 +206,10 @@ func (s *setup) makePublication(ctx context.Context) error {
 	}
 	created, id, err := s.pg.EnsurePublication(ctx)
 	if err != nil {
-		return s.fits(err, "publication %s", s.cfg.Publication)
+		return s.fits(err, parts.Publication, s.cfg.Publication)
 	}
 	s.publication = id
-	s.reportMade(created, "publication %s", s.cfg.Publication)
+	s.reportMade(created, parts.Publication, s.cfg.Publication)
 	return nil
 }
 
@@ -226,14 +227,14 @@ func (s *setup) makeStream(ctx context.Context) error {
 		// a snapshot starts over with all rows
 		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot
 		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
-			return s.fits(s.resolve(r), "slot %s", s.cfg.Slot)
+			return s.fits(s.resolve(r), parts.Slot, s.cfg.Slot)
 		}
 	}
 	if err := s.stream(ctx); err != nil {
-		return s.fits(err, "stream %s", s.cfg.Stream)
+		return s.fits(err, parts.Stream, s.cfg.Stream)
 	}
-	s.reportMade(!before.Exists, "stream %s", s.cfg.Stream)
-	return s.fits(s.bucket(ctx), "bucket %s", checkpoint.Bucket(s.cfg.Stream))
+	s.reportMade(!before.Exists, parts.Stream, s.cfg.Stream)
+	return s.fits(s.bucket(ctx), parts.Bucket, checkpoint.Bucket(s.cfg.Stream))
 }
 
 func (s *setup) stream(ctx context.Context) (err error) {
@@ -258,13 +259,13 @@ func (s *setup) bucket(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.reportMade(!there, "bucket %s", name)
+		s.reportMade(!there, parts.Bucket, name)
 		return s.store.CheckAlone(ctx)
 	}
 	if err := conns.EnsureBucket(ctx, s.cfg, s.store); err != nil {
 		return err
 	}
-	s.reportState("ready", "bucket %s", name)
+	s.reportState("ready", parts.Bucket, name)
 	return s.store.CheckAlone(ctx)
 }
 
@@ -282,17 +283,17 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		if s.snapshot {
 			return nil // package snapshot checks it
 		}
-		return s.fits(s.existing(ctx, r), "slot %s", s.cfg.Slot)
+		return s.fits(s.existing(ctx, r), parts.Slot, s.cfg.Slot)
 	}
 	if err := s.checkFree(r); err != nil || s.snapshot {
-		return s.fits(err, "slot %s", s.cfg.Slot)
+		return s.fits(err, parts.Slot, s.cfg.Slot)
 	}
 	if s.dry {
-		s.reportMade(!r.Slot.Exists, "slot %s", s.cfg.Slot)
+		s.reportMade(!r.Slot.Exists, parts.Slot, s.cfg.Slot)
 		if r.Record != nil {
-			s.reportState("would be finished", "checkpoint record")
+			s.reportState("would be finished", parts.Record, "")
 		} else {
-			s.reportMade(true, "checkpoint record")
+			s.reportMade(true, parts.Record, "")
 		}
 		if r.Slot.Exists {
 			return nil
@@ -317,9 +318,12 @@ func (s *setup) makeSlot(ctx context.Context) error {
 			return err
 		}
 	}
-	s.reportMade(!r.Slot.Exists, "slot %s at %v", s.cfg.Slot, start)
+	s.reportMade(!r.Slot.Exists, parts.Slot, fmt.Sprintf("%s at %v", s.cfg.Slot, start))
 	first := *r.Record
-	first.Creating = false
+	first.Creating, first.Base = false, r.Record.Uninstalled(r.Stream)
+	if first.Base > 0 { // the slot that it was of may have been another server's
+		first.SystemID, first.Database = r.Server.SystemID, r.Server.Database
+	}
 	first.Mapping = s.layout.Mapping
 	first.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.publication, Seen: r.Server.WALEnd}
 	first.Created = r.Stream.Created
@@ -328,13 +332,19 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		settings = settings.Unkeyed()
 	}
 	first.Checkpoints = []checkpoint.StoredCheckpoint{{
-		Checkpoint: relay.Checkpoint{Due: start, Settings: settings, Timeline: r.Server.History.At(start)},
-		Since:      time.Now().UTC(),
+		Checkpoint: relay.Checkpoint{Due: start, Seq: first.Base, Settings: settings,
+			Timeline: r.Server.History.At(start)},
+		Since: time.Now().UTC(),
 	}}
 	if _, err := conns.SaveRecord(ctx, s.store, &first, r.Revision); err != nil {
 		return err
 	}
-	s.reportState(fmt.Sprintf("made, first place %v", start), "checkpoint record")
+	made := fmt.Sprintf("made, first place %v", start)
+	if first.Base > 0 {
+		made += fmt.Sprintf(", behind sequence %d of the stream, which outflow uninstall has left",
+			first.Base)
+	}
+	s.reportState(made, parts.Record, "")
 	return nil
 }
 
@@ -345,7 +355,7 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 	}
 	switch {
 	case s.snapshot:
-	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > 0 &&
+	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > r.Record.Uninstalled(r.Stream) &&
 		(r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
 		return s.resolve(r) // the error says which gap it is
 	case r.Slot.Exists && (r.Slot.Active || r.Slot.Confirmed == 0):
@@ -370,7 +380,7 @@ func (s *setup) existing(ctx context.Context, r checkpoint.Readings) error {
 	if err := s.resolve(r); err != nil {
 		return err
 	}
-	s.reportState(fmt.Sprintf("there, confirmed up to %v", r.Slot.Confirmed), "slot %s", s.cfg.Slot)
+	s.reportState(fmt.Sprintf("there, confirmed up to %v", r.Slot.Confirmed), parts.Slot, s.cfg.Slot)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/parts"
 	"github.com/outflowhq/outflow/internal/operate/sqlapi"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -47,11 +48,11 @@ func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string,
 	}
 	switch {
 	case !there:
-		progress("table %s: made", api.CounterTable)
+		progress("%s: made", parts.Counters.Of(api.CounterTable))
 	case api.CounterTable != "":
-		progress("table %s: there", api.CounterTable)
+		progress("%s: there", parts.Counters.Of(api.CounterTable))
 	}
-	progress("function %s: made", sqlapi.Name)
+	progress("%s: made", parts.Function.Of(sqlapi.Name))
 	return nil
 }
 

@@ -35,11 +35,7 @@ func (a *API) Statements() []string { return append(append([]string{}, a.Counter
 
 // New makes the SQL for a configuration and the table that it maps.
 func New(cfg config.Config, l *wiring.Layout) (*API, error) {
-	schema, name, err := catalog.SplitTable(cfg.Table)
-	if err != nil {
-		return nil, err
-	}
-	counters, err := producer.New(producer.Config{Table: quote(schema, name)})
+	counters, err := countersOf(cfg.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -60,6 +56,23 @@ func New(cfg config.Config, l *wiring.Layout) (*API, error) {
 	}
 	w.insert()
 	return w.api, nil
+}
+
+func countersOf(table string) (*producer.Outbox, error) {
+	schema, name, err := catalog.SplitTable(table)
+	if err != nil {
+		return nil, err
+	}
+	return producer.New(producer.Config{Table: quote(schema, name)})
+}
+
+// CounterTable is the quoted name of the table of counters that belongs to an outbox table.
+func CounterTable(table string) (string, error) {
+	o, err := countersOf(table)
+	if err != nil {
+		return "", err
+	}
+	return o.CounterTable(), nil
 }
 
 func quote(parts ...string) string { return pgx.Identifier(parts).Sanitize() }

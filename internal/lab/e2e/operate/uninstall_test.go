@@ -1,0 +1,243 @@
+package operate
+
+import (
+	"errors"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+)
+
+// footprint lists everything that is in the database and in JetStream beside what every one has.
+func footprint(t *testing.T, f *harness.Installation) (all []string) {
+	t.Helper()
+	all = harness.Value[[]string](t, f.Conn, `SELECT array_agg(x ORDER BY x) FROM (
+		SELECT 'slot ' || slot_name FROM pg_replication_slots WHERE database = current_database()
+		UNION ALL SELECT 'publication ' || pubname FROM pg_publication
+		UNION ALL SELECT 'schema ' || nspname FROM pg_namespace
+		UNION ALL SELECT 'relation ' || oid::regclass FROM pg_class WHERE relnamespace <> 'pg_toast'::regnamespace
+		UNION ALL SELECT 'function ' || oid::regprocedure FROM pg_proc
+		UNION ALL SELECT 'role ' || rolname FROM pg_roles WHERE rolname LIKE 'outflow%') x(x)`)
+	names := f.JS.StreamNames(t.Context())
+	for name := range names.Name() {
+		if strings.HasSuffix(name, f.Stream) {
+			all = append(all, "stream "+name)
+		}
+	}
+	harness.Must(t, names.Err())
+	return all
+}
+
+// left is what is there now and was not before.
+func left(t *testing.T, f *harness.Installation, before []string) []string {
+	t.Helper()
+	return slices.DeleteFunc(footprint(t, f), func(s string) bool { return slices.Contains(before, s) })
+}
+
+// TestUninstallRemovesWhatInitHasMade: whatever init makes, a part that is made anew among them, uninstall
+// removes; what stays is data. Then init makes it again.
+func TestUninstallRemovesWhatInitHasMade(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "gone",
+		"SINK_DURABLE_AFTER=0s")
+	before := footprint(t, f)
+	f.MustRun("init", "--sql-api")
+	installed := footprint(t, f)
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	f.AwaitReady()
+	f.MustFail(3, []string{"uninstall", "--yes"}, "slot_held",
+		"slot "+f.Slot+" is held by outflow/"+f.Slot+"/")
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+
+	out := f.MustRun("uninstall", "--with-stream", "--sql-api")
+	f.MustContain("outflow uninstall", out, "slot "+f.Slot+": would be removed",
+		"publication "+f.Slot+": would be removed", "stream "+f.Stream+": would be removed (with 1 messages)",
+		"function outflow.enqueue: would be removed", "table public.outbox: stays",
+		"To do it: `outflow uninstall --with-stream --sql-api --yes")
+	if now := footprint(t, f); !slices.Equal(now, installed) {
+		t.Errorf("without --yes something was changed: %v, %v", installed, now)
+	}
+	f.MustRun("uninstall", "--with-stream", "--sql-api", "--yes")
+	for _, s := range left(t, f, before) {
+		if !strings.HasPrefix(s, "relation outbox") && !strings.HasPrefix(s, "relation outflow_counter") {
+			t.Errorf("%s is left", s)
+		}
+	}
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*)::int FROM outbox"); n != 1 {
+		t.Errorf("the table has %d rows, want 1", n)
+	}
+	f.MustContain("the second time", f.MustRun("uninstall", "--with-stream", "--sql-api", "--yes"),
+		"There is nothing to remove")
+
+	f.MustRun("init", "--sql-api")
+	if now := footprint(t, f); !slices.Equal(now, installed) {
+		t.Errorf("init did not make again what it had made: %v, %v", installed, now)
+	}
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 2, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+}
+
+// TestInitGoesOnBehindAStreamThatUninstallHasLeft: the stream stays, and what is written after the next init
+// follows what it has. What was written between is said not to.
+func TestInitGoesOnBehindAStreamThatUninstallHasLeft(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "kept", "SINK_DURABLE_AFTER=0s")
+	f.Init()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	harness.Insert(t, f.Conn, "doc", 2, "{}")
+	f.Drain()
+	f.MustContain("outflow uninstall", f.MustRun("uninstall"), "init goes on behind sequence 2",
+		"stream "+f.Stream+": stays (it has 2 messages")
+	f.MustRun("uninstall", "--yes")
+	f.MustContain("the second time", f.MustRun("uninstall", "--yes"), "There is nothing to remove")
+	f.MustFail(3, []string{"run"}, "outflow uninstall has removed slot "+f.Slot, "outflow init")
+	harness.Insert(t, f.Conn, "doc", 3, "{}")
+	f.MustContain("outflow init", f.MustRun("init"), "has 3 rows", "behind sequence 2 of the stream")
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 4, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 3)
+	all := harness.Messages(t, f.JS, f.Stream)
+	if got := all[2]; got.Seq != 3 || !strings.Contains(string(got.Data), "{}") {
+		t.Errorf("behind the old messages is %+v", got)
+	}
+	f.AwaitReady()
+	f.MustStop(t)
+	f.Start() // once more, from the record that a run has written
+	harness.Insert(t, f.Conn, "doc", 5, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 4)
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.MustRun("uninstall", "--with-stream", "--yes")
+}
+
+// TestUninstallRefusesWhatNobodyHasRead: each with its code and the way out, and nothing is changed.
+func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "unread", "SINK_DURABLE_AFTER=0s")
+	f.Init()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	installed := footprint(t, f)
+	refused := func(code string, args []string, says ...string) {
+		t.Helper()
+		f.MustFail(3, append([]string{"uninstall", "--yes"}, args...), append(says, code)...)
+		if now := footprint(t, f); !slices.Equal(now, installed) {
+			t.Errorf("refused, and changed all the same: %v, %v", installed, now)
+		}
+	}
+	refused("uninstall_unpublished", nil, "1 events in slot "+f.Slot+" are not published", "outflow drain",
+		"--accept uninstall_unpublished")
+	f.MustFail(2, []string{"uninstall", "--accept", "slot_held"}, "uninstall_unpublished")
+	f.Drain()
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+
+	js, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	_, err = js.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "search"})
+	harness.Must(t, err)
+	stream := []string{"--with-stream"}
+	refused("uninstall_unread", stream, "1 consumers have not read all", "search (1 messages)")
+	harness.Must(t, js.DeleteConsumer(t.Context(), "search"))
+
+	harness.Exec(t, f.Conn, `CREATE TABLE outflow_consumer (name text, stream text)`)
+	harness.Exec(t, f.Conn, `CREATE TABLE outflow_parked (name text)`)
+	harness.Exec(t, f.Conn, `INSERT INTO outflow_consumer VALUES ('billing', $1), ('other', 'OTHER')`,
+		f.Stream)
+	harness.Exec(t, f.Conn, `INSERT INTO outflow_parked VALUES ('billing'), ('other')`)
+	installed = footprint(t, f)
+	refused("uninstall_unread", stream, "1 events of stream "+f.Stream+" are parked", "outflow parked retry")
+	harness.Exec(t, f.Conn, `DELETE FROM outflow_parked`)
+
+	harness.EditRecord(t, f, func(record map[string]any) { record["system_id"] = "1" })
+	refused("uninstall_server", nil, "of server 1", "postgres.url")
+	f.DeleteRecord(t)
+	refused("uninstall_unknown", nil, "nothing shows that the slot is Outflow's")
+	f.MustRun("uninstall", "--yes", "--with-stream", "--accept", "uninstall_unknown")
+}
+
+// TestUninstallLeavesWhatOthersUse: the publication that another slot reads, or that init would have made
+// otherwise, and a slot that is somebody else's.
+func TestUninstallLeavesWhatOthersUse(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "shared", "SINK_DURABLE_AFTER=0s")
+	f.Init()
+	second := harness.New(t, f.URL, ns.URL(), f.Slot+"_b", "STREAM="+f.Stream+"B",
+		"PUBLICATION="+f.Publication())
+	second.Init()
+	f.MustContain("outflow uninstall", f.MustRun("uninstall", "--yes"), "is uninstalled")
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*)::int FROM pg_publication"); n != 1 {
+		t.Error("the publication that another slot reads was dropped")
+	}
+	f.MustContain("outflow uninstall", second.MustRun("uninstall"), "publication "+f.Publication()+
+		": would be removed")
+	harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", f.Slot)
+	f.MustContain("beside a slot of which nothing is known", second.MustRun("uninstall"),
+		"publication "+f.Publication()+": stays (slot "+f.Slot+" may read it")
+	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+	harness.Exec(t, f.Conn, "SELECT pg_create_physical_replication_slot($1)", f.Slot)
+	f.MustContain("somebody else's slot", f.MustRun("uninstall", "--yes"), "slot "+f.Slot+": stays",
+		"physical", "There is nothing to remove")
+	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", f.Slot)
+	harness.Exec(t, f.Conn, "CREATE TABLE more ()")
+	harness.Exec(t, f.Conn, "ALTER PUBLICATION "+f.Publication()+" ADD TABLE more")
+	f.MustContain("a publication that init did not make", second.MustRun("uninstall"),
+		"publishes public.more", "--with-publication")
+	out := second.MustRun("uninstall", "--with-publication", "--with-stream", "--yes")
+	f.MustContain("with the flag", out, "is uninstalled")
+}
+
+// TestUninstallCanBeKilledAnywhere: the next run finishes it, whatever is gone by then, and init works.
+func TestUninstallCanBeKilledAnywhere(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "killed", "SINK_DURABLE_AFTER=0s")
+	before := append(footprint(t, f), "relation outbox", "relation outbox_pkey")
+	args := []string{"uninstall", "--yes", "--with-stream"}
+	for _, point := range []string{"slot", "publication", "stream", "record", "bucket"} {
+		f.Init()
+		f.Set("FAILPOINT=uninstall." + point + ":1")
+		cmd := exec.CommandContext(t.Context(), harness.Program(f.Env), args...)
+		cmd.Env = f.Env
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != -1 {
+			t.Errorf("%s: not killed: %v\n%s", point, err, out)
+		}
+		f.Env = f.Env[:len(f.Env)-1]
+		if len(left(t, f, before)) == 0 {
+			t.Errorf("%s: nothing is left when it is killed", point)
+		}
+		f.MustContain(point, f.MustRun(args...), "is uninstalled")
+		if all := left(t, f, before); len(all) > 0 {
+			t.Errorf("%s: %v is left", point, all)
+		}
+	}
+	// one side is gone, and the table
+	f.Init()
+	harness.Exec(t, f.Conn, "DROP TABLE outbox")
+	harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Publication())
+	harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
+	f.MustFail(3, args, "uninstall_unpublished", "can't be read", "publication")
+	f.MustRun(append(args, "--accept", "uninstall_unpublished")...)
+	if all := left(t, f, before); len(all) > 0 {
+		t.Errorf("of a half: %v is left", all)
+	}
+	f.Init()
+	f.DropSlot(t)
+	f.MustRun(args...)
+	if all := left(t, f, before); len(all) > 0 {
+		t.Errorf("without a slot: %v is left", all)
+	}
+}
