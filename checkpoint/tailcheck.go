@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -16,6 +17,7 @@ type TailCheck struct {
 	made   uint64
 	seq    uint64         // of the message that was made last
 	stored []relay.Stored // what is left to compare, ascending
+	at     time.Time      // when the broker stored that message; zero: it was not read
 }
 
 // NewTailCheck returns the check that a session from start needs.
@@ -65,9 +67,10 @@ func (c *TailCheck) Skip(h *outbox.Header) (skip bool, err error) {
 	for c.seq++; within(c.start.Holes, c.seq); c.seq++ {
 	}
 	var want *outbox.Header
+	c.at = time.Time{}
 	for len(c.stored) > 0 && c.stored[0].Seq <= c.seq {
 		if c.stored[0].Seq == c.seq {
-			want = c.stored[0].Header
+			want, c.at = c.stored[0].Header, c.stored[0].Time
 		}
 		c.stored = c.stored[1:]
 	}
@@ -81,6 +84,10 @@ func (c *TailCheck) Skip(h *outbox.Header) (skip bool, err error) {
 	}
 	return true, nil
 }
+
+// Skipped returns the sequence of the message that Skip last said to be in the stream already, and when the
+// broker stored it, by its clock; zero where that was not read.
+func (c *TailCheck) Skipped() (seq uint64, stored time.Time) { return c.seq, c.at }
 
 // Input is called with the LSN of each input before the buffer reads it, and with that of each keepalive (a
 // WAL that is silent would never show it otherwise). One beyond the input that closed the newest message's

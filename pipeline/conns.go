@@ -17,6 +17,8 @@ type Conns struct {
 	JetStream JetStream
 	Store     Store
 	Writer    Writer // nil: heartbeats are left to others and settings are not changed
+	// Observer is told what becomes of the session's messages; nil: nobody is.
+	Observer Observer
 	// Reopen opens JetStream and Store again, after JetStream was closed; ctx limits the opening, not what it
 	// returns. It is called outside the loop, once at a time. nil: a session ends with its connection to
 	// NATS.
@@ -104,6 +106,21 @@ type Publisher interface {
 	// Header is that of a message that was sent and is not acknowledged, or of the newest one that is; nil:
 	// it is not known.
 	Header(seq uint64) *outbox.Header
+}
+
+// Observer is told what becomes of a session's messages, in the order of their sequences. It belongs to the
+// loop, which waits for it: it must not block. Nothing that the pipeline does depends on it. It may keep what
+// an event points to, not the event or the header themselves. received is when the event was read, to a
+// millisecond; zero: that is not known.
+type Observer interface {
+	// Found is called for a message that was made again and is in the stream already. stored is the broker's
+	// time for it; zero: that was not read. It is of what can have been in flight when the last session
+	// ended.
+	Found(e *relay.Event, h *outbox.Header, seq uint64, received, stored time.Time)
+	// Sent is called for a message that the publisher has taken.
+	Sent(e *relay.Event, h *outbox.Header, seq uint64, received time.Time)
+	// Acked is called again and again: everything up to seq is acknowledged.
+	Acked(seq uint64)
 }
 
 // Store keeps the checkpoint record. Save is a compare-and-set: it fails unless revision is the record's

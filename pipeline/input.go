@@ -172,12 +172,19 @@ func (in *input) passes(commit int64) time.Time {
 }
 
 // oldestReceived returns when the oldest event that is held was received; ok is false where none is held.
-// What is older is forgotten.
 func (in *input) oldestReceived() (at time.Time, ok bool) {
 	oldest, held := in.buffer.OldestLSN()
 	if !held {
-		in.received.clear()
 		return time.Time{}, false
 	}
 	return in.received.of(oldest)
+}
+
+// forgetReceived forgets when what is not held any more was received.
+func (in *input) forgetReceived() {
+	if oldest, held := in.buffer.OldestLSN(); held {
+		in.received.forget(oldest)
+	} else {
+		in.received.clear()
+	}
 }

@@ -475,7 +475,7 @@ func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []rela
 		if q > uint64(len(l.js.messages)) || q <= uint64(l.js.removed) || l.js.messages[q-1] == nil {
 			continue
 		}
-		all = append(all, relay.Stored{Seq: q, Header: l.js.messages[q-1].packed()})
+		all = append(all, relay.Stored{Seq: q, Header: l.js.messages[q-1].packed(), Time: time.Now()})
 	}
 	slices.Reverse(all)
 	return all, err

@@ -107,9 +107,7 @@ func (s *session) flush(now time.Time) time.Duration {
 
 // housekeep moves the watermarks. idle says that nothing is ready to be read.
 func (s *session) housekeep(now time.Time, idle bool) error {
-	acked := s.pub.Acked()
-	s.latency.acked(acked, s.metrics)
-	s.tracker.Acked(acked)
+	acked := s.acked()
 	if now.Sub(s.reported) >= idleInterval {
 		s.report(now)
 	}

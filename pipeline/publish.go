@@ -70,11 +70,8 @@ func (s *session) closeWindow() (err error) {
 		defer s.p.health.busy(false)
 	}
 	s.out.n = 0
-	if s.out.window, err = s.buffer.Close(); err != nil {
-		return err
-	}
-	s.in.oldestReceived() // forgets what is not held any more
-	return nil
+	s.out.window, err = s.buffer.Close()
+	return err
 }
 
 // publish hands out the window's messages until there are no more (done), the publisher is full, or burst of
@@ -99,6 +96,10 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 				return false, err
 			}
 			if skip {
+				if to := s.conns.Observer; to != nil {
+					seq, stored := s.check.Skipped()
+					to.Found(&o.event, &o.header, seq, s.received(&o.event), stored)
+				}
 				continue
 			}
 		}
@@ -109,13 +110,34 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 		o.ready = false
 		s.latency.sent(s.pub.Sent(), o.event.Time)
 		s.metrics.sent(len(o.event.Payload))
+		if to := s.conns.Observer; to != nil {
+			to.Sent(&o.event, &o.header, s.pub.Sent(), s.received(&o.event))
+		}
 	}
 	return false, nil
+}
+
+// received is when an event of the window in hand was received; zero: that is not known.
+func (s *session) received(e *relay.Event) time.Time {
+	at, _ := s.in.received.of(e.Pos.LSN)
+	return at
+}
+
+// acked takes note of what is acknowledged.
+func (s *session) acked() (seq uint64) {
+	seq = s.pub.Acked()
+	s.latency.acked(seq, s.metrics)
+	if to := s.conns.Observer; to != nil {
+		to.Acked(seq)
+	}
+	s.tracker.Acked(seq)
+	return seq
 }
 
 func (s *session) windowDone() {
 	w := s.out.window
 	s.out.window = nil
+	s.in.forgetReceived()
 	s.tracker.Made(w.Of)
 	if w.Checkpoint.Due == 0 {
 		s.out.unmarked = true

@@ -1,6 +1,8 @@
 package pipeline
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -28,21 +30,31 @@ func (r *receiveTimes) add(lsn outbox.LSN, at time.Time) {
 	r.queue = append(r.queue, receiveTime{lsn, at})
 }
 
-// of returns when the commit lsn was received, at most one granularity early, and forgets what is older.
+// of returns when the commit lsn was received, at most one granularity early.
 func (r *receiveTimes) of(lsn outbox.LSN) (time.Time, bool) {
-	for r.head < len(r.queue) && r.queue[r.head].upTo < lsn {
-		r.head++
-	}
-	if r.head == len(r.queue) {
-		r.clear()
+	i := r.index(lsn)
+	if i == len(r.queue) {
 		return time.Time{}, false
 	}
+	return r.queue[i].at, true
+}
+
+// forget forgets what is before the commit lsn.
+func (r *receiveTimes) forget(lsn outbox.LSN) {
+	r.head = r.index(lsn)
 	if r.head > 1024 {
 		r.queue = append(r.queue[:0], r.queue[r.head:]...)
 		r.head = 0
 	}
-	return r.queue[r.head].at, true
 }
 
 // clear forgets everything.
 func (r *receiveTimes) clear() { r.queue, r.head = r.queue[:0], 0 }
+
+// index is that of the first one that is not before the commit lsn.
+func (r *receiveTimes) index(lsn outbox.LSN) int {
+	i, _ := slices.BinarySearchFunc(r.queue[r.head:], lsn, func(t receiveTime, lsn outbox.LSN) int {
+		return cmp.Compare(t.upTo, lsn)
+	})
+	return r.head + i
+}

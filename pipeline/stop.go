@@ -52,8 +52,7 @@ func (s *session) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	s.tracker.Acked(s.pub.Acked())
-	s.latency.acked(s.pub.Acked(), s.metrics)
+	s.acked()
 	return nil
 }
 

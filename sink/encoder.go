@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -35,6 +36,28 @@ func NewEncoder(cfg Config) (*Encoder, error) {
 	enc.order = nil
 	enc.setOrder()
 	return &Encoder{enc: enc}, nil
+}
+
+// Mapped returns what reads a mapped header's value from an event, as the message has it; "" where it has
+// none. nil: no header has this name, whatever its case.
+func (x *Encoder) Mapped(name string) func(*relay.Event) string {
+	i := slices.IndexFunc(x.enc.mapped, func(h header) bool { return strings.EqualFold(h.name, name) })
+	if i < 0 {
+		return nil
+	}
+	field := x.enc.mapped[i].field
+	return func(e *relay.Event) string {
+		v, _ := field.value(e)
+		return trim(v)
+	}
+}
+
+// Subject returns the subject of an event's message, and why that is a dead letter; "" if it isn't one.
+func (x *Encoder) Subject(e *relay.Event, h *outbox.Header) (subject string, dead Reason) {
+	if dead = x.enc.encode(&x.m, e, h, 0); dead != "" {
+		return x.enc.deadTo, dead
+	}
+	return string(x.m.subject), ""
 }
 
 // Message makes the message of an event. A row that can't be published is a dead letter, or a fault of class

@@ -65,6 +65,7 @@ type PublicationIdentity struct {
 type Stored struct {
 	Seq    uint64
 	Header *outbox.Header // nil: it has none of ours
+	Time   time.Time      // when the broker stored it, by its clock
 }
 
 // StreamState is what JetStream says of the stream at a moment, through its leader.

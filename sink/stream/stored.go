@@ -35,7 +35,7 @@ func (s *Stream) Last(ctx context.Context, above, upTo, maxMessages uint64, maxB
 			if m != nil {
 				bytes += len(m.Data) // without what a batch adds to it
 				largest = max(largest, len(m.Header)+len(m.Data))
-				all = append(all, relay.Stored{Seq: m.Seq, Header: HeaderOf(m.Header)})
+				all = append(all, relay.Stored{Seq: m.Seq, Header: HeaderOf(m.Header), Time: m.Time})
 			}
 		}
 		seq -= n
