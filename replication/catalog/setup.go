@@ -27,6 +27,7 @@ type SetupConfig struct {
 	Config
 	Mapping   relay.Mapping // columns of the table, if it has to be made; Mapping.Table is not used
 	ID        string        // id column, "" for none
+	Further   []string      // columns of text that such a table gets as well; NULL is allowed in them
 	Columns   []string      // every column that is read, for the check of the publication
 	Patience  time.Duration // how long CreateSlot waits for transactions that write; 0: 30 s
 	CreatedAt string        // name of the column with the time of the insert; "": created_at

@@ -58,6 +58,9 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 		add(m.Key, `text COLLATE "C" NOT NULL`)
 	}
 	add(m.Payload, "jsonb NOT NULL")
+	for _, name := range cfg.Further {
+		add(name, "text")
+	}
 	add(created, "timestamptz NOT NULL DEFAULT now()")
 	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)"
 }
@@ -86,6 +89,9 @@ func PlannedTable(cfg SetupConfig) (Table, error) {
 			c.NotNull, c.Default = true, c.Default || c.Generated
 			t.Columns = append(t.Columns, c)
 		}
+	}
+	for _, name := range cfg.Further {
+		t.Columns = append(t.Columns, Column{Name: name, TypeOID: pgtype.TextOID})
 	}
 	return t, nil
 }

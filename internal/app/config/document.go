@@ -23,7 +23,7 @@ unknown key, flag or ` + "`OUTFLOW_`" + ` variable and an invalid value are erro
 
 Durations have a unit: ` + "`us`, `ms`, `s`, `m`, `h`" + `. Sizes are bytes, or have a unit: ` + "`KiB`, `MiB`, `GiB`, `TiB`" + ` (powers of 1024) or
 ` + "`KB`, `MB`, `GB`, `TB`" + ` (powers of 1000). Sample files: [crdt](samples/crdt.yaml), [topic](samples/topic.yaml),
-[partitioned](samples/partitioned.yaml).
+[partitioned](samples/partitioned.yaml). Where spans are exported to is set by OpenTelemetry's own variables: [tracing](tracing.md).
 
 `
 

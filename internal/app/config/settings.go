@@ -147,7 +147,8 @@ var settings = []setting{
 	{path: "headers", want: "a mapping of header names to columns; in a flag or the environment " +
 		"Name=column,Name=column",
 		doc: "Columns that become headers of the message. Names that begin with Nats- or Outflow are " +
-			"refused.",
+			"refused. A table that init makes has these columns, of type text. For traces: " +
+			"traceparent and tracestate.",
 		bind: func(c *Config) value { return headersValue{&c.Headers} }},
 
 	{path: "slot", def: "outflow", want: "1 to 63 characters of a-z 0-9 _",

@@ -205,6 +205,7 @@ var sections = []struct {
 			`^(nats_up|jetstream_.*|stream_(messages|bytes|limit|last|exists|read|replica).*)$`)},
 	{"Consumers", "As JetStream knows them, whoever wrote them. The metrics of package `consumer` are " +
 		"[its own](consumer.md).\n", regexp.MustCompile(`^stream_consumer.*$`)},
+	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},
 	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +
 		`resumptions_total)$`)},
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/gclimit"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
+	"github.com/outflowhq/outflow/internal/app/tracing"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -180,11 +181,20 @@ func Catalog(cfg config.Config) catalog.Config {
 	return c
 }
 
-// Setup is the configuration for making objects in PostgreSQL, with the columns that a new table gets.
+// Setup is the configuration for making objects in PostgreSQL, with the columns that a new table gets: those
+// with a role, and those of mapped headers.
 func Setup(cfg config.Config) catalog.SetupConfig {
 	c := cfg.Columns
+	known := []string{"id", "doc_id", "actor_id", "counter", "span", "seq_key", "payload", "created_at",
+		c.ID.Name, c.Doc.Name, c.Actor.Name, c.Counter.Name, c.Span.Name, c.Key.Name, c.Payload.Name}
+	var further []string
+	for _, h := range cfg.Headers {
+		if !slices.Contains(known, h.Column) && !slices.Contains(further, h.Column) {
+			further = append(further, h.Column)
+		}
+	}
 	return catalog.SetupConfig{
-		Config: Catalog(cfg), ID: c.ID.Name,
+		Config: Catalog(cfg), ID: c.ID.Name, Further: further,
 		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name,
 			Span: c.Span.Name,
 			Key:  c.Key.Name, Payload: c.Payload.Name},
@@ -391,6 +401,8 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	for _, reason := range sink.Reasons {
 		o.deadLetters.WithLabelValues(string(reason))
 	}
+	o.tracer = tracing.Start(tracing.Config{Slot: cfg.Slot, Stream: cfg.Stream, Template: cfg.Subject,
+		Registerer: metrics, Logger: log})
 	inForce, stop := gclimit.Start(cfg.Reorder.Settings(), cfg.Sink.MaxPayload)
 	pc := pipeline.Config{
 		Open: o.open, Settings: cfg.Reorder.Settings(), Heartbeats: cfg.Reorder.Tick == config.TickWAL,
@@ -410,6 +422,7 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	return pipeline.New(pc), func() {
 		stop()
 		writer.Close()
+		o.tracer.Stop()
 	}
 }
 
@@ -419,6 +432,7 @@ type opener struct {
 	log    *slog.Logger
 	check  func(*Layout) error // of each session's layout
 	writer *replication.Writer
+	tracer *tracing.Tracer
 
 	mu     sync.Mutex
 	layout *Layout // as the last session had it
@@ -484,8 +498,13 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	if err := o.checkWriter(ctx, session); err != nil {
 		return nil, err
 	}
+	observer, err := o.observer(now)
+	if err != nil {
+		return nil, err
+	}
 	publishing := new(publishing)
 	return &pipeline.Conns{
+		Observer:  observer,
 		Source:    &source{session, now.Needed()},
 		JetStream: o.jetStream(conn, publishing, now),
 		Store:     store,
@@ -501,6 +520,18 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 		Decoder:    Decoder(o.cfg, now),
 		Binary:     now.Binary,
 	}, nil
+}
+
+// observer is what reports the session's spans; nil: none are.
+func (o *opener) observer(l *Layout) (pipeline.Observer, error) {
+	if o.tracer == nil {
+		return nil, nil
+	}
+	sc, err := Sink(o.cfg, l, o.log)
+	if err != nil {
+		return nil, err
+	}
+	return o.tracer.Observer(sc)
 }
 
 // openJetStream opens the side of NATS.

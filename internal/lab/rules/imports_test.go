@@ -136,7 +136,8 @@ func TestOutboxIsTheStandardLibraryOnly(t *testing.T) {
 func TestProducerIsAloneWithOutbox(t *testing.T) {
 	t.Parallel()
 	for _, path := range of(t, list(t, "Deps"), "producer") {
-		if path != module+"/outbox" && path != module+"/internal/jsontext" && within(path, module) {
+		if path != module+"/outbox" && path != module+"/internal/jsontext" &&
+			path != module+"/internal/traceparent" && within(path, module) {
 			t.Errorf("producer reaches %s", path)
 		}
 	}
@@ -158,6 +159,26 @@ func TestProducerBringsOnlyTheDriver(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("producer needs the modules %q, want %q", got, want)
+	}
+}
+
+// One package knows OpenTelemetry. A service that writes or reads events brings its own, or none.
+func TestOpenTelemetryIsKnownToOnePackage(t *testing.T) {
+	t.Parallel()
+	const otel, knows = "go.opentelemetry.io", module + "/internal/app/tracing"
+	for pkg, imports := range list(t, "Imports") {
+		known := slices.ContainsFunc(imports, func(path string) bool { return within(path, otel) })
+		if known != (pkg == knows) {
+			t.Errorf("%s imports OpenTelemetry, or %s does not", pkg, knows)
+		}
+	}
+	all := list(t, "Deps")
+	for _, name := range []string{"outbox", "producer", "consumer", "consumer/consumertest", "pipeline"} {
+		for _, path := range of(t, all, name) {
+			if within(path, otel) {
+				t.Errorf("%s reaches %s", name, path)
+			}
+		}
 	}
 }
 
