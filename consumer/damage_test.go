@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -151,9 +152,13 @@ func TestAGapEndsRunUnlessItIsAccepted(t *testing.T) {
 		src.removeTo(60)
 		w.fails(w.config(src), ErrGap, "sequences 41 to 60", "outflow replay", "AcceptGap")
 		w.exactly(all[:40])
-		cfg := w.config(src)
-		cfg.AcceptGap = true
+		cfg, reg := w.config(src), prometheus.NewRegistry()
+		cfg.AcceptGap, cfg.Registerer = true, reg
 		w.readAll(cfg, slices.Concat(all[:40], all[60:]))
+		name := "outflow_consumer_gap_messages_total consumer=" + cfg.Name
+		if counted := gather(t, reg)[name]; counted != 20 {
+			t.Errorf("%v messages are counted as missing, want 20", counted)
+		}
 	})
 	t.Run("removed after it was read", func(t *testing.T) {
 		t.Parallel()

@@ -39,6 +39,8 @@ type runner struct {
 	holderSince time.Time
 
 	progress bool // the session has moved an offset
+
+	gapTo uint64 // up to where missing messages that a session found at its start are counted
 }
 
 func (r *runner) loop(ctx context.Context) error {
@@ -247,6 +249,10 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 			r.cfg.Name, st.Filter, r.cfg.Filter)
 	}
 	r.loss = ""
+	if from := max(check.gapFrom, r.gapTo+1); from <= check.gapTo { // a session that fails finds it again
+		r.met.gap(check.gapTo - from + 1)
+		r.gapTo = check.gapTo
+	}
 	changed := fresh || check.changed || st.Filter != r.cfg.Filter || !check.created.Equal(st.Created[live])
 	st.Filter, st.Created[live] = r.cfg.Filter, check.created
 	return check, r.settle(ctx, st, live, changed)

@@ -32,6 +32,9 @@ type streamCheck struct {
 	republishing bool
 	lastLost     offset
 	changed      bool // offsets were marked as lost, which has to be stored
+
+	// The sequences that were removed before they were read, as Config.AcceptGap allows. 0: none.
+	gapFrom, gapTo uint64
 }
 
 // checkStream compares the offsets with the stream's state, and marks offsets as lost.
@@ -61,8 +64,9 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 		if !cfg.AcceptGap {
 			return c, gapFault(cfg, at.Seq+1, now.First-1, true)
 		}
+		c.gapFrom, c.gapTo = at.Seq+1, now.First-1
 		cfg.Log.Warn("messages were removed before they were read: going on, as AcceptGap says", "from",
-			at.Seq+1, "to", now.First-1)
+			c.gapFrom, "to", c.gapTo)
 	}
 	return c, nil
 }
