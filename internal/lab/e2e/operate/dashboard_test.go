@@ -11,8 +11,10 @@ import (
 	"net/url"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -130,13 +132,16 @@ func limitStorage(t *testing.T, ns *natsserver.Server, bytes int64) {
 		map[string]server.JetStreamAccountLimits{"": limits}))
 }
 
-// consumeWith runs a consumer of package consumer until the test ends, and returns where its metrics are.
+// ignore is a handler without effects.
+func ignore(context.Context, pgx.Tx, *consume.Event) error { return nil }
+
+// consumeWith runs a consumer of package consumer until it is stopped or the test ends, and serves its
+// metrics.
 func consumeWith(t *testing.T, f *harness.Installation, cfg consume.Config,
-	h consume.Handler) (listen string) {
+	h consume.Handler) (listen string, stop func()) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), f.URL)
 	harness.Must(t, err)
-	t.Cleanup(pool.Close)
 	registry := prometheus.NewRegistry()
 	cfg.Name, cfg.Stream, cfg.Registerer = "orders", f.Stream, registry
 	con, err := consume.New(f.JS, consume.Postgres(pool), cfg)
@@ -150,12 +155,14 @@ func consumeWith(t *testing.T, f *harness.Installation, cfg consume.Config,
 		}
 	}()
 	page := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		<-ended
 		page.Close()
+		pool.Close()
 	})
-	return page.Listener.Addr().String()
+	t.Cleanup(stop)
+	return page.Listener.Addr().String(), stop
 }
 
 // TestEachQueryOfTheDashboardHasDataOnAHealthyPair: a Prometheus scrapes a pair and a consumer and takes each
@@ -170,13 +177,11 @@ func TestEachQueryOfTheDashboardHasDataOnAHealthyPair(t *testing.T) {
 	f := harness.NewInstallation(t, pg, ns.URL(), "pair", "REORDER_HORIZON=0s", "INIT_MAX_BYTES=100MiB")
 	f.Init()
 	other := harness.New(t, f.URL, ns.URL(), f.Slot)
-	other.Env = append(f.Env, "OUTFLOW_LISTEN="+other.Listen)
+	other.Env = append(slices.Clone(f.Env), "OUTFLOW_LISTEN="+other.Listen)
 	f.Start()
 	other.Start()
 	harness.AwaitRoles(f.Outflow, other)
-	service := consumeWith(t, f, consume.Config{}, func(context.Context, pgx.Tx, *consume.Event) error {
-		return nil
-	})
+	service, _ := consumeWith(t, f, consume.Config{}, ignore)
 	prom, running := startPrometheus(t, map[string][]string{
 		"outflow": {f.Listen, other.Listen}, "service": {service},
 	})
