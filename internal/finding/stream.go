@@ -19,7 +19,7 @@ var stream = []Finding{
 		Hint:  fromBackup,
 		Runbook: "`outflow repair` accepts a backup that has everything that is confirmed, and " +
 			"publishes nothing. Otherwise it keeps the slot and fills the gap from the table. [NATS " +
-			"restored from a backup](upgrades.md#nats-restored-from-a-backup)."},
+			"restored from a backup](maintenance.md#nats-restored-from-a-backup)."},
 	{Code: "stream_shortened", Severity: Critical, Classes: gap,
 		Title: "The stream lost messages that counted as durable",
 		Hint: "Find out what happened to the NATS server, and whether sink.durable_after is longer than " +

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,13 +44,17 @@ type upkeep struct {
 	written int
 	// what systemctl does with a service: its verbs
 	services map[string]map[string]func()
+	before   func() // behind the first events; nil: nothing
+	consumed int    // by the durable consumer
+	backups  map[string]*harness.Backup
 }
 
 // newUpkeep makes the configuration and what the reader has. The addresses are those of the reader and the
 // app, and outflow's unless it is configured otherwise.
 func newUpkeep(t *testing.T, pgURL, natsURL string) *upkeep {
 	t.Helper()
-	w := &upkeep{t: t, p: newPageRun(t, "maintenance", pgURL, natsURL), table: "outbox"}
+	w := &upkeep{t: t, p: newPageRun(t, "maintenance", pgURL, natsURL), table: "outbox",
+		backups: map[string]*harness.Backup{}}
 	w.Outflow = harness.New(t, pgURL, natsURL, "outflow")
 	own := []string{"POSTGRES_URL", "NATS_URL", "SLOT", "PUBLICATION"}
 	w.Env = slices.DeleteFunc(w.Env, func(e string) bool {
@@ -153,6 +158,73 @@ func withNKeys(t *testing.T, pg *pgserver.Server) *upkeep {
 	return w
 }
 
+// withTwoNATS is an outflow that is to go from one NATS server to another, and a durable consumer of its
+// stream.
+func withTwoNATS(t *testing.T, pg *pgserver.Server) *upkeep {
+	t.Helper()
+	old, next := natstest.Server(t).URL(), natstest.Server(t).URL()
+	w := newUpkeep(t, pgtest.Database(t, pg), old)
+	w.p.env = append(w.p.env, "OLD_NATS="+old, "NEW_NATS="+next)
+	w.before = func() { w.consume(50) }
+	w.services["outflow"]["start"] = func() {
+		w.js = harness.JetStream(t, next)
+		w.begin()
+		w.consume(0)
+	}
+	return w
+}
+
+// withBackup is an outflow that confirms at once: what came behind a backup is in the table only.
+func withBackup(t *testing.T, pg *pgserver.Server) *upkeep {
+	w := plainUpkeep(t, pg)
+	w.Set("SINK_DURABLE_AFTER=0s")
+	w.p.env = append(w.p.env, "OUTFLOW_SINK_DURABLE_AFTER=0s")
+	return w
+}
+
+// consume lets a durable consumer read n messages, and makes sure that it goes on where it was.
+func (w *upkeep) consume(n int) {
+	w.t.Helper()
+	c, err := w.js.CreateOrUpdateConsumer(w.t.Context(), w.Stream, jetstream.ConsumerConfig{Durable: "worker",
+		AckPolicy: jetstream.AckExplicitPolicy})
+	harness.Must(w.t, err)
+	if got := int(c.CachedInfo().AckFloor.Stream); got != w.consumed {
+		w.t.Errorf("the consumer is at %d, want %d", got, w.consumed)
+	}
+	if n == 0 {
+		return
+	}
+	batch, err := c.Fetch(n)
+	harness.Must(w.t, err)
+	for m := range batch.Messages() {
+		harness.Must(w.t, m.DoubleAck(w.t.Context()))
+		w.consumed++
+	}
+	harness.Must(w.t, batch.Error())
+}
+
+// nats does what the tool of that name does with streams. Where there is such a tool, it does it itself.
+func (w *upkeep) nats(args []string) {
+	w.t.Helper()
+	if len(args) < 5 || args[0] != "--server" || args[2] != "stream" {
+		w.t.Fatalf("nobody plays nats %v", args)
+	}
+	nc := harness.JetStream(w.t, args[1]).Conn()
+	switch args[3] {
+	case "backup":
+		w.backups[args[5]] = harness.TakeBackup(w.t, nc, args[4])
+	case "restore":
+		b := w.backups[args[4]]
+		b.Restore(w.t, nc, b.Stream(w.t))
+	case "rm":
+		js, err := jetstream.New(nc)
+		harness.Must(w.t, err)
+		harness.Must(w.t, js.DeleteStream(w.t.Context(), args[4]))
+	default:
+		w.t.Fatalf("nobody plays nats %v", args)
+	}
+}
+
 // run plays the section: with events before it, and behind it.
 func (w *upkeep) run(section string) {
 	w.t.Helper()
@@ -160,6 +232,9 @@ func (w *upkeep) run(section string) {
 	w.begin()
 	w.write()
 	w.publishing()
+	if w.before != nil {
+		w.before()
+	}
 	w.p.play(section)
 	if w.load == nil {
 		w.t.Fatal("the page leaves the app stopped")
@@ -182,9 +257,12 @@ func (w *upkeep) begin() {
 	w.AwaitReady()
 }
 
-// stop comes back when much was written that was not published.
+// stop has much published before, and comes back when much was written that is not.
 func (w *upkeep) stop() {
 	w.t.Helper()
+	if w.load != nil {
+		w.publishing()
+	}
 	w.MustStop(w.t)
 	if w.load != nil {
 		w.writes(100)
@@ -256,7 +334,11 @@ func (w *upkeep) stage() {
 	})
 	script := fmt.Sprintf("#!/usr/bin/env bash\nset -eu\nexec 3<>/dev/tcp/127.0.0.1/%d\n"+
 		"echo \"${0##*/} $*\" >&3\nread -r code <&3\ncat <&3\nexit \"$code\"\n", l.Addr().(*net.TCPAddr).Port)
-	for _, name := range []string{"systemctl", "journalctl"} {
+	names := []string{"systemctl", "journalctl"}
+	if _, err := exec.LookPath("nats"); err != nil {
+		names = append(names, "nats")
+	}
+	for _, name := range names {
 		w.p.write(filepath.Join(w.p.base, "bin", name), script, 0o700)
 	}
 }
@@ -275,6 +357,9 @@ func (w *upkeep) answer(c net.Conn) {
 		switch {
 		case words[0] == "journalctl" && slices.Equal(words[1:3], []string{"-u", "outflow"}):
 			fmt.Fprintf(c, "0\n%s", w.Said())
+		case words[0] == "nats":
+			w.nats(words[1:])
+			fmt.Fprintln(c, "0")
 		case words[0] == "systemctl" && len(words) == 3 && w.services[words[2]][words[1]] != nil:
 			w.services[words[2]][words[1]]()
 			fmt.Fprintln(c, "0")

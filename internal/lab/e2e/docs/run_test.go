@@ -58,6 +58,8 @@ func TestMaintenanceWorksAsWritten(t *testing.T) {
 		{"A password in PostgreSQL", withPassword},
 		{"Credentials in NATS", withNKeys},
 		{"Another name for the table", withView},
+		{"NATS on another server", withTwoNATS},
+		{"NATS restored from a backup", withBackup},
 	} {
 		t.Run(section.title, func(t *testing.T) { section.world(t, pg).run(section.title) })
 	}

@@ -1,14 +1,11 @@
 package maintenance
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
@@ -16,105 +13,6 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
-
-// backup is what `nats stream backup` keeps: the stream's configuration and state, and the server's archive
-// in chunks.
-type backup struct {
-	Config json.RawMessage `json:"config"`
-	State  json.RawMessage `json:"state"`
-	chunks [][]byte
-}
-
-// apiAnswer is what all answers of the JetStream API have.
-type apiAnswer struct {
-	Error *jetstream.APIError `json:"error"`
-}
-
-// ask makes a request of the JetStream API.
-func ask(t *testing.T, nc *nats.Conn, subject string, request, answer any) {
-	t.Helper()
-	body, err := json.Marshal(request)
-	harness.Must(t, err)
-	m, err := nc.Request("$JS.API."+subject, body, harness.Patience)
-	harness.Must(t, err)
-	var failed apiAnswer
-	harness.Must(t, json.Unmarshal(m.Data, &failed))
-	if failed.Error != nil {
-		t.Fatalf("%s: %v", subject, failed.Error)
-	}
-	harness.Must(t, json.Unmarshal(m.Data, answer))
-}
-
-// takeBackup takes a backup of a stream, consumers included, while it is written to. The server gives up when
-// it is not told for 5 s that a chunk has come: then it is taken again.
-func takeBackup(t *testing.T, nc *nats.Conn, stream string) *backup {
-	t.Helper()
-	for try := 1; ; try++ {
-		b, whole := takeBackupOnce(t, nc, stream)
-		if whole {
-			return b
-		}
-		if try == harness.Tries {
-			t.Fatal("the server sends no whole backup")
-		}
-	}
-}
-
-func takeBackupOnce(t *testing.T, nc *nats.Conn, stream string) (b *backup, whole bool) {
-	t.Helper()
-	inbox := nats.NewInbox()
-	sub, err := nc.SubscribeSync(inbox)
-	harness.Must(t, err)
-	defer sub.Unsubscribe() //nolint:errcheck // the connection is the test's
-	b = &backup{}
-	ask(t, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox}, b)
-	for {
-		m, err := sub.NextMsg(harness.Patience)
-		harness.Must(t, err)
-		if len(m.Data) == 0 {
-			status := m.Header.Get("Status")
-			return b, status == "" || status == "204"
-		}
-		b.chunks = append(b.chunks, m.Data)
-		if m.Reply != "" {
-			harness.Must(t, m.Respond(nil)) // the server waits for it, now and then
-		}
-	}
-}
-
-// restore puts a backup back, as `nats stream restore` does. There must be no stream of the name. The server
-// gives up when no chunk comes for seconds, and answers no more: then it is put back from the beginning.
-func (b *backup) restore(t *testing.T, nc *nats.Conn, stream string) {
-	t.Helper()
-	for try := 1; !b.restoreOnce(t, nc, stream); try++ {
-		if try == harness.Tries {
-			t.Fatal("the server takes no backup")
-		}
-	}
-}
-
-func (b *backup) restoreOnce(t *testing.T, nc *nats.Conn, stream string) (whole bool) {
-	t.Helper()
-	var begun struct {
-		To string `json:"deliver_subject"`
-	}
-	ask(t, nc, "STREAM.RESTORE."+stream, b, &begun)
-	for _, chunk := range append(b.chunks, nil) {
-		m, err := nc.Request(begun.To, chunk, harness.AskTimeout)
-		if errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) {
-			return false
-		}
-		harness.Must(t, err)
-		var failed apiAnswer
-		if len(m.Data) > 0 {
-			harness.Must(t, json.Unmarshal(m.Data, &failed))
-		}
-		if failed.Error != nil {
-			t.Fatalf("restore stream %s: %v", stream, failed.Error)
-		}
-	}
-	return true
-}
 
 // restored is an outflow whose stream is restored from an older copy, and a durable consumer of it.
 type restored struct {
@@ -238,12 +136,12 @@ func TestARestoredStreamMustBeAccepted(t *testing.T) {
 			}
 			t.Parallel()
 			ns := natstest.Server(t)
-			var b *backup
+			var b *harness.Backup
 			r := beforeRestore(t, ns.URL(), "restored", func(r *restored) {
-				b = takeBackup(t, r.js.Conn(), r.Stream)
+				b = harness.TakeBackup(t, r.js.Conn(), r.Stream)
 			}, "SINK_DURABLE_AFTER="+durable)
 			harness.Must(t, r.js.DeleteStream(t.Context(), r.Stream))
-			b.restore(t, r.js.Conn(), r.Stream)
+			b.Restore(t, r.js.Conn(), r.Stream)
 			r.shortened()
 			if durable == "0s" {
 				r.MustFailInGap("stream_recreated", "run")
