@@ -23,7 +23,7 @@ func (c Class) String() string {
 
 // Fault is a failure with its class and a hint at the way out. Message and Hint are sentences for the
 // operator: Message names the object and its value, Hint what to do about it. From and To give the LSN range
-// that is affected; To 0 means none.
+// that is affected; From 0 means the beginning, To 0 that there is none.
 type Fault struct {
 	Class    Class
 	Code     string // a short stable word for logs and metrics, e.g. "slot_missing"
@@ -39,6 +39,9 @@ func (f *Fault) Error() string {
 	s := f.Message
 	if f.To != 0 {
 		s += fmt.Sprintf("; LSN range %v to %v", f.From, f.To)
+		if f.From == 0 {
+			s += ", which is all from the beginning"
+		}
 	}
 	if f.Err != nil {
 		s += ": " + f.Err.Error()

@@ -15,6 +15,11 @@ func TestAWrappedFaultIsFoundAndSaysItsHint(t *testing.T) {
 		"slot outflow is lost; LSN range 0/1 to 0/2: connection reset. Run x."; got != want {
 		t.Errorf("got %q", got)
 	}
+	all := &Fault{Message: "stream S does not exist", To: 2}
+	if got := all.Error(); got != "stream S does not exist; LSN range 0/0 to 0/2, which is all from the "+
+		"beginning" {
+		t.Errorf("got %q", got)
+	}
 	err := fmt.Errorf("session: %w", f)
 	if FaultOf(err) != f || ClassOf(err) != Gap || !errors.Is(err, cause) {
 		t.Error("a wrapped fault is not found")
