@@ -21,9 +21,10 @@ const (
 	MaxConsumers = 100
 
 	// A list of consumers makes the server ask the leader of each, so it is asked for less often, and of no
-	// more than so many.
-	listEvery  = 5 // readings
-	mostListed = 1024
+	// more than so many at a time: the next reading goes on from there, up to so many parts.
+	listEvery = 5 // readings
+	partSize  = 1024
+	mostParts = 64
 )
 
 // natsSide reads NATS. It belongs to one goroutine.
@@ -35,6 +36,16 @@ type natsSide struct {
 	conn    *sink.Conn // nil: none is open
 	reading int        // how many this connection has had
 	noList  bool       // the user may not list consumers: not asked again over this connection
+
+	size  int             // of a part of the list of consumers; 0: partSize
+	parts []consumersPart // as each was last read
+	next  int             // the part to read
+}
+
+// consumersPart is what is kept of a part of the list: those that may be among the farthest behind of all.
+type consumersPart struct {
+	kept []Consumer
+	over int // left out
 }
 
 func (n *natsSide) read(ctx context.Context) error {
@@ -48,7 +59,7 @@ func (n *natsSide) read(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		n.conn, n.reading, n.noList = conn, 0, false
+		n.conn, n.reading, n.noList, n.parts, n.next = conn, 0, false, nil, 0
 	}
 	if err := n.conn.Err(); err != nil {
 		return err
@@ -153,12 +164,13 @@ func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
 	return s, nil
 }
 
-// consumers lists the stream's durable consumers. Without that list everything else is still true, so an
-// error is only said beside it.
+// consumers lists the stream's durable consumers, of very many a part. Without that list everything else is
+// still true, so an error is only said beside it.
 func (n *natsSide) consumers(ctx context.Context) {
 	var all []Consumer
-	unread := 0
-	for offset := 0; ; {
+	size, total := cmp.Or(n.size, partSize), 0
+	end := (n.next + 1) * size
+	for offset := n.next * size; ; {
 		var page struct {
 			jsapi.Answer
 			Total     int            `json:"total"`
@@ -178,19 +190,40 @@ func (n *natsSide) consumers(ctx context.Context) {
 				all = append(all, c.consumer())
 			}
 		}
-		offset += len(page.Consumers)
-		if len(page.Consumers) == 0 || offset >= min(page.Total, mostListed) {
-			unread = max(page.Total-offset, 0)
+		offset, total = offset+len(page.Consumers), page.Total
+		if len(page.Consumers) == 0 || offset >= min(total, end) {
 			break
 		}
 	}
-	all, over := farthestBehind(all)
-	unread += over
+	all, left := n.merge(all)
+	left += max(total-len(n.parts)*size, 0) // not read yet
+	if n.next++; end >= total || n.next == mostParts {
+		n.parts, n.next = n.parts[:n.next], 0
+	}
 	now := time.Now()
 	n.w.update(func(r *Reading) {
-		r.Consumers, r.ConsumersLeftOut = all, unread
+		r.Consumers, r.ConsumersLeftOut = all, left
 		r.ConsumerList.fresh(now)
 	})
+}
+
+// merge returns the consumers that are farthest behind: of those in the part that was read now, and of those
+// in the other parts, as they were last read; and how many it leaves out.
+func (n *natsSide) merge(read []Consumer) (all []Consumer, left int) {
+	kept, over := farthestBehind(read)
+	if n.next == len(n.parts) {
+		n.parts = append(n.parts, consumersPart{})
+	}
+	n.parts[n.next] = consumersPart{kept, over}
+	all = slices.Clone(kept) // first: one that is in two parts counts as it was read now
+	for i := range n.parts {
+		left += n.parts[i].over
+		if i != n.next {
+			all = append(all, n.parts[i].kept...)
+		}
+	}
+	all, over = farthestBehind(all)
+	return all, left + over
 }
 
 // farthestBehind returns the consumers with the most pending messages, sorted by name, and how many it leaves

@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -149,6 +150,52 @@ func TestAConsumerOnTwoPagesIsOne(t *testing.T) {
 	if len(kept) != MaxConsumers || over != 10 || kept[0].Name != "c010" || kept[98].Name != "c108" ||
 		kept[99].Name != "c109" {
 		t.Errorf("%d consumers from %+v to %+v, %d left out", len(kept), kept[0], kept[len(kept)-1], over)
+	}
+}
+
+// Of more consumers than one reading asks for, those that are farthest behind are found nevertheless, by the
+// time that all parts of the list were read.
+func TestTheFarthestBehindOfVeryManyConsumersAreFound(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	js := outboxStream(t, ns.URL())
+	const parts, size = 3, 256 // a page of the server
+	for i := range (parts-1)*size + 10 {
+		_, err := js.CreateConsumer(t.Context(), "OUTBOX", jetstream.ConsumerConfig{
+			Durable: fmt.Sprintf("c%04d", i), MemoryStorage: true, DeliverPolicy: jetstream.DeliverNewPolicy})
+		must.Succeed(t, err)
+	}
+	_, err := js.CreateConsumer(t.Context(), "OUTBOX", jetstream.ConsumerConfig{Durable: "z"})
+	must.Succeed(t, err)
+	w := New(Config{Config: config.Config{Stream: "OUTBOX", NATS: config.NATS{URL: ns.URL()}}})
+	side := &natsSide{w: w, size: size}
+	defer side.close()
+	behind := func() (names []string) {
+		must.Succeed(t, side.read(t.Context()))
+		for _, c := range w.Reading().Consumers {
+			if c.Pending == 3 {
+				names = append(names, c.Name)
+			}
+		}
+		return names
+	}
+	all := []string{"audit", "z"}
+	for range parts * listEvery {
+		behind()
+	}
+	if got := behind(); !slices.Equal(got, all) {
+		t.Errorf("the farthest behind: %v", got)
+	}
+	r := w.Reading()
+	if len(r.Consumers) != MaxConsumers || r.ConsumersLeftOut < (parts-1)*size+10+3-MaxConsumers {
+		t.Errorf("%d consumers, %d left out", len(r.Consumers), r.ConsumersLeftOut)
+	}
+	must.Succeed(t, js.DeleteConsumer(t.Context(), "OUTBOX", "z"))
+	for range parts * listEvery {
+		behind()
+	}
+	if got := behind(); !slices.Equal(got, all[:1]) {
+		t.Errorf("one is gone: %v", got)
 	}
 }
 
