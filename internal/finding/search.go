@@ -37,9 +37,9 @@ func Search(text string) []Finding {
 			in[w]++
 		}
 	}
-	weight := map[string]float64{}
+	weight, wanted := map[string]float64{}, words(text)
 	for i, f := range all {
-		for _, w := range words(text) {
+		for _, w := range wanted {
 			rare := math.Log(float64(len(all)) / in[w])
 			if slices.Contains(bodies[i], w) {
 				weight[f.Code] += rare

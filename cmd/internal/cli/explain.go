@@ -49,7 +49,13 @@ It needs no connection.`,
 	}
 }
 
+// maxEcho is how much of a text that nothing was found for is said again, in bytes: it may be a whole log.
+const maxEcho = 200
+
 func unknownCode(text string) error {
+	if len(text) > maxEcho {
+		text = strings.ToValidUTF8(text[:maxEcho], "") + "…"
+	}
 	f := &outbox.Fault{Class: outbox.Usage, Code: "unknown_code",
 		Message: fmt.Sprintf("there is no code %q, and nothing has these words", text)}
 	if near := config.Nearest(text, codes()); near != "" {

@@ -39,6 +39,10 @@ func TestExplainFindsACode(t *testing.T) {
 		r.stderr != want {
 		t.Errorf("an unknown code: code %d, want 2 and %q\n%s", r.code, want, r.stderr)
 	}
+	r = outflow(t, nil, "explain", strings.Repeat("☃ß", 20_000))
+	if r.code != 2 || len(r.stderr) > 600 || !strings.Contains(r.stderr, "☃ß") {
+		t.Errorf("much of what is in no entry: code %d, %d bytes", r.code, len(r.stderr))
+	}
 }
 
 var update = flag.Bool("update", false, "write docs/troubleshooting.md")

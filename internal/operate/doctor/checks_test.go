@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -440,6 +443,29 @@ func TestWhatIsNotKnownIsNeverOK(t *testing.T) {
 			if all := found(f, c.name); len(all) != 1 || all[0].Status != Unknown {
 				t.Errorf("%s without the right to %s: %+v", c.name, s, all)
 			}
+		}
+	}
+}
+
+// A thousand consumers that nobody reads are a thousand results, and a few lines.
+func TestFindingsThatAreAlikeAreCounted(t *testing.T) {
+	t.Parallel()
+	rep := &Report{Slot: "s", Stream: "S"}
+	for i := range 1000 {
+		rep.Results = append(rep.Results, Result{Check: "consumers.reading", Status: "warning",
+			Code: "consumer_idle", Message: fmt.Sprintf("nobody reads from consumer c%d", i)})
+	}
+	rep.Results = append(rep.Results, Result{Check: "consumers.reading", Status: "note",
+		Code: "consumer_paused", Message: "consumer p is paused"})
+	var b strings.Builder
+	must.Succeed(t, rep.Write(&b))
+	for text, n := range map[string]int{
+		"nobody reads from consumer c": 3,
+		"  WARN   reading: 997 more such findings [consumer_idle]; --json has all\n": 1,
+		"consumer p is paused": 1, "1000 warnings": 1,
+	} {
+		if got := strings.Count(b.String(), text); got != n {
+			t.Errorf("%q %d times, want %d:\n%s", text, got, n, b.String())
 		}
 	}
 }

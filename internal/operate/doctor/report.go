@@ -23,7 +23,7 @@ var marks = map[Status]string{OK: "ok", Unknown: "?", "note": "note", "warning":
 // Write prints the report for people.
 func (r *Report) Write(w io.Writer) error {
 	b := &strings.Builder{}
-	subject := ""
+	subject, alike := "", 0
 	for i := 0; i < len(r.Results); i++ {
 		one := r.Results[i]
 		if one.Status == Skipped {
@@ -50,12 +50,33 @@ func (r *Report) Write(w io.Writer) error {
 			}
 			i++
 		}
-		writeOne(b, one, strings.ReplaceAll(check, "_", " "))
+		check = strings.ReplaceAll(check, "_", " ")
+		if i > 0 && one.alike(&r.Results[i-1]) {
+			alike++
+		} else {
+			alike = 0
+		}
+		if alike < fewNamed {
+			writeOne(b, one, check)
+		} else if i+1 == len(r.Results) || !one.alike(&r.Results[i+1]) {
+			more := count(alike-fewNamed+1, "more such finding")
+			fold(b, fmt.Sprintf("  %-5s  ", marks[one.Status]),
+				fmt.Sprintf("%s: %s [%s]; --json has all", check, more, one.Code))
+		}
 	}
 	b.WriteByte('\n')
 	fold(b, "", r.summary())
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// fewNamed is how many findings that differ only in what they are about are written out, each consumer's for
+// example.
+const fewNamed = 3
+
+// alike reports whether two results are the same finding.
+func (r *Result) alike(other *Result) bool {
+	return r.Code != "" && r.Check == other.Check && r.Code == other.Code && r.Status == other.Status
 }
 
 func writeOne(b *strings.Builder, one Result, check string) {
