@@ -1,7 +1,9 @@
 package alerts
 
 import (
+	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 )
+
+var update = flag.Bool("update", false, "copy the rules to the Helm chart")
 
 var root = filepath.Join("..", "..", "..")
 
@@ -41,6 +45,22 @@ func write(t *testing.T, name, content string) (path string) {
 func TestPrometheusTakesTheRules(t *testing.T) {
 	t.Parallel()
 	promtool(t, "check", "rules", filepath.Join(root, RulesFile))
+}
+
+// TestTheChartHasTheRules: Helm reads no file outside of a chart, and links get lost where files are copied.
+func TestTheChartHasTheRules(t *testing.T) {
+	t.Parallel()
+	rules, err := os.ReadFile(filepath.Join(root, RulesFile))
+	must.Succeed(t, err)
+	file := filepath.Join(root, "packaging", "chart", "outflow", "rules.yaml")
+	if *update {
+		must.Succeed(t, os.WriteFile(file, rules, 0o644))
+	}
+	chart, err := os.ReadFile(file)
+	must.Succeed(t, err)
+	if !bytes.Equal(rules, chart) {
+		t.Errorf("%s is not %s: go test ./internal/lab/alerts -update", file, RulesFile)
+	}
 }
 
 // TestEachAlertHasARunbook: whoever is called finds what to do, and no section is of an alert that is gone.
