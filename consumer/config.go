@@ -44,7 +44,15 @@ type Config struct {
 	MaxInFlight int // most messages read but not done. Default 1024
 	MaxBytes    int // most bytes of those messages (one message is always read). Default 64 MiB
 
-	MaxAttempts int           // attempts before a failing event is parked. Default 5
+	MaxAttempts int // attempts before a failing event is parked. Default 5
+	// ParkAfter is for how long an event must have failed as well: what it needs may be down for that long.
+	// It does not count for [Poison], nor where the database refuses the data (SQLSTATE 22..., 23...).
+	// Default 1 min
+	ParkAfter time.Duration
+	// ParkLimit is how many events are parked at most in 10 minutes for failing, those behind them not
+	// counted. Where more fail, something that all of them need is more likely to be down: they are tried
+	// again until they succeed, or until parking is allowed again. Default 100; below 0: no limit
+	ParkLimit   int
 	Backoff     Backoff       // between the attempts
 	Timeout     time.Duration // of one call of the handler. Default 30 s
 	StopTimeout time.Duration // how long Run waits for running handlers when it stops. Default 10 s
@@ -60,7 +68,10 @@ type Config struct {
 	// OnPoison is given an event that failed for good, if there is no database to park it in. If it is nil
 	// or returns an error, Run ends with an error.
 	OnPoison func(ctx context.Context, e *Event, cause error) error
-	Schema   *Schema // upcasters of old payloads
+	// DeadLetters is given dead letters: rows that Outflow could not publish ([Event.DeadLetter]), whose Data
+	// names the row and is not the payload. Without it they are parked, and never reach the handler.
+	DeadLetters Handler
+	Schema      *Schema // upcasters of old payloads
 
 	Isolation pgx.TxIsoLevel // of the transactions. Default: the database's
 	// DatabaseSchema is the PostgreSQL schema of the consumer's tables. Default: the first one in the
@@ -72,12 +83,13 @@ type Config struct {
 	Lease        time.Duration // how long after its last renewal an instance counts as dead. Default 10 s
 
 	Registerer prometheus.Registerer // nil: no metrics
-	Log        *slog.Logger          // nil: no log
+	Log        *slog.Logger          // nil: slog.Default()
 
 	hooks stream.Hooks // set by tests
 
 	poll     time.Duration // how often to look for parked documents to release; 2 s
 	interval time.Duration // how often the dispatcher does its periodic work; 1 s
+	hang     time.Duration // how long a handler may take to return after its context has ended; 5 s
 	confirm  time.Duration // how much later a loss must still be seen to be reported; 5 s
 }
 
@@ -141,15 +153,19 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	duration(&c.Backoff.First, "Backoff.First", 100*time.Millisecond, time.Nanosecond)
 	duration(&c.Backoff.Max, "Backoff.Max", max(10*time.Second, c.Backoff.First), c.Backoff.First)
+	duration(&c.ParkAfter, "ParkAfter", time.Minute, 0)
+	if c.ParkLimit == 0 {
+		c.ParkLimit = 100
+	}
 	duration(&c.Timeout, "Timeout", 30*time.Second, time.Millisecond)
 	duration(&c.StopTimeout, "StopTimeout", 10*time.Second, time.Millisecond)
 	duration(&c.Lease, "Lease", 10*time.Second, 100*time.Millisecond)
 	if c.Start > FromNow {
 		bad("Start %d: want FromFirst or FromNow", c.Start)
 	}
-	c.confirm, c.poll, c.interval = confirm, pollParked, dispatchInterval
+	c.hang, c.confirm, c.poll, c.interval = hangAfter, confirm, pollParked, dispatchInterval
 	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+		c.Log = slog.Default()
 	}
 	c.Log = c.Log.With("component", "consumer", "consumer", c.Name)
 	return c, errors.Join(wrong...)

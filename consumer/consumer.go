@@ -78,6 +78,14 @@ func (c *Consumer) Run(ctx context.Context, h Handler) error {
 		return errors.New("consumer: Run is running already: make another Consumer for another instance")
 	}
 	defer c.running.Store(false)
-	r := &runner{Consumer: c, handler: h}
+	if p, ok := c.offsets.(postgresOffsets); ok {
+		end, err := p.use()
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	r := &runner{Consumer: c, calls: &calls{handler: h, cfg: &c.cfg},
+		limit: &parkLimit{most: c.cfg.ParkLimit}}
 	return r.loop(ctx)
 }

@@ -66,10 +66,14 @@
 //
 // Any number of instances may run under one name. One of them is active, by a lease; the others stand by.
 //
-// An event that fails is tried again, while later events of its partition wait. After [Config.MaxAttempts] it
-// is parked: it and all later events of its document go to the table outflow_parked until an operator
-// releases them (outflow parked), and the other documents go on. Without a database it goes to
-// [Config.OnPoison].
+// An event that fails is tried again, while later events of its partition wait. After [Config.MaxAttempts]
+// and [Config.ParkAfter] it is parked: it and all later events of its document go to the table outflow_parked
+// until an operator releases them (outflow parked), and the other documents go on. Without a database it goes
+// to [Config.OnPoison]. Where many fail ([Config.ParkLimit]) nothing more is parked: all wait. A dead letter
+// is parked at once, unless there is a handler for it ([Config.DeadLetters]).
+//
+// A handler that does not return within a few seconds of the end of its context costs its instance the lease:
+// another instance takes over, and this one goes on when the handler has returned.
 //
 // Nothing is left out silently. If messages were removed before they were read, if the stream is another one,
 // or if it has a message that Outflow did not publish, [Consumer.Run] ends with an error that says what can

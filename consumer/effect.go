@@ -1,30 +1,48 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// invoke upcasts the event and calls the handler once. It returns a panic of the handler as an error, as well
-// as anything that the handler must not do with its transaction.
-func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (err error) {
-	if err := cfg.Schema.upcast(e); err != nil {
-		return err
+// calls are the calls of one handler.
+type calls struct {
+	handler Handler
+	cfg     *Config
+
+	mu   sync.Mutex
+	hung []*hangError // of this session
+}
+
+// invoke calls the handler once. It returns a panic of the handler as an error, as well as anything that the
+// handler must not do with its transaction.
+func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
+	e.Data = bytes.Clone(e.raw.Data) // the handler may write to it
+	h := c.handler
+	if e.DeadLetter != "" {
+		if h = c.cfg.DeadLetters; h == nil {
+			return Poison(&DeadLetterError{Reason: e.DeadLetter})
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	if tx == nil {
-		return call(ctx, h, nil, e)
-	}
-	if err := call(ctx, h, handlerTx{tx}, e); err != nil {
+	err = c.call(ctx, e, func() error {
+		if err := c.cfg.Schema.upcast(e); err != nil {
+			return err
+		}
+		if tx == nil {
+			return h(ctx, nil, e)
+		}
+		return h(ctx, handlerTx{tx}, e)
+	})
+	if err != nil || tx == nil {
 		return err
 	}
 	switch conn := tx.Conn().PgConn(); {
@@ -38,6 +56,113 @@ func invoke(ctx context.Context, cfg *Config, h Handler, tx pgx.Tx, e *Event) (e
 	return nil
 }
 
+// call runs the application's code on a goroutine of its own, so that code that ends its goroutine, or
+// doesn't return when ctx has ended, fails like any other.
+func (c *calls) call(ctx context.Context, e *Event, code func() error) error {
+	returned := make(chan error, 1)
+	go func() {
+		err := errExited
+		defer func() { returned <- err }()
+		defer recovered(&err)
+		err = readable(code())
+	}()
+	select {
+	case err := <-returned:
+		return err
+	case <-ctx.Done():
+	}
+	begun := time.Now()
+	late := time.NewTimer(c.cfg.hang)
+	defer late.Stop()
+	select {
+	case err := <-returned:
+		return err
+	case <-late.C:
+		hung := &hangError{document: e.Document, seq: e.seq, since: begun, returned: make(chan struct{})}
+		go func() {
+			<-returned
+			close(hung.returned)
+		}()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.hung = append(c.hung, hung)
+		return hung
+	}
+}
+
+// awaitHung waits after a session until its calls that hung have returned: until then nothing new may begin.
+// It returns an error if ctx ends before that.
+func (c *calls) awaitHung(ctx context.Context) error {
+	c.mu.Lock()
+	hung := c.hung
+	c.hung = nil
+	c.mu.Unlock()
+	remind := time.NewTicker(remindEvery)
+	defer remind.Stop()
+	for _, h := range hung {
+		c.cfg.Log.Error("a handler hangs: this instance gives up its lease, and goes on when it has returned",
+			"err", h)
+		for returned := false; !returned; {
+			select {
+			case <-h.returned:
+				returned = true
+			case <-ctx.Done():
+				return fault(ErrHandler, h, "Let it return when its context ends", "it was left behind")
+			case <-remind.C:
+				c.cfg.Log.Error("still waiting for a handler to return: nothing is read until then", "err", h)
+			}
+		}
+	}
+	return nil
+}
+
+const remindEvery = 30 * time.Second
+
+// readable panics if err can't be read, such as a nil pointer returned as an error.
+func readable(err error) error {
+	if err != nil {
+		_ = err.Error()
+		_ = errors.Is(err, errExited)
+	}
+	return err
+}
+
+// hangAfter is how long a handler may take to return after its context has ended.
+const hangAfter = 5 * time.Second
+
+// errExited: such as t.FailNow or log.Fatal's kin in a handler.
+var errExited = errors.New("the handler ended its goroutine (runtime.Goexit, as t.FailNow does) instead of " +
+	"returning")
+
+// hangError says that a handler did not return. It may still use its transaction, so nobody else may.
+type hangError struct {
+	document string
+	seq      uint64
+	since    time.Time // when its context ended
+	returned chan struct{}
+}
+
+func (h *hangError) Error() string {
+	return fmt.Sprintf("the handler has not returned %v after its context ended (document %q, sequence %d)",
+		time.Since(h.since).Round(time.Second), h.document, h.seq)
+}
+
+func hanging(err error) *hangError {
+	var h *hangError
+	errors.As(err, &h)
+	return h
+}
+
+// DeadLetterError is why a dead letter fails without [Config.DeadLetters].
+type DeadLetterError struct {
+	Reason string // why Outflow could not publish the row
+}
+
+// Error implements error.
+func (e *DeadLetterError) Error() string {
+	return "it is a dead letter, which the handler is not given (see Config.DeadLetters): " + e.Reason
+}
+
 // errSwallowed: the handler ignored an error of a statement. PostgreSQL would roll back at the commit.
 var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return " +
 	"that error, or run what may fail in a savepoint (tx.Begin)")
@@ -48,38 +173,8 @@ var errEnded = errors.New("the handler ended the transaction that it was given, 
 
 const hintEnded = "Leave the end of the transaction to the consumer: return nil or an error"
 
-func call(ctx context.Context, h Handler, tx pgx.Tx, e *Event) (err error) {
-	defer recovered(&err)
-	return h(ctx, tx, e)
-}
-
 // handlerTx is the transaction as a handler gets it: only the consumer may end it, together with the offset.
 type handlerTx struct{ pgx.Tx }
-
-// Exec implements [pgx.Tx]. It refuses what would end the transaction, which has already moved the offset.
-func (t handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if ends(sql) {
-		return pgconn.CommandTag{}, errEnded
-	}
-	return t.Tx.Exec(ctx, sql, args...)
-}
-
-// ends reports whether an SQL command ends the transaction, as far as its first words show that.
-func ends(sql string) bool {
-	words := strings.Fields(strings.ToUpper(strings.ReplaceAll(sql[:min(len(sql), 64)], ";", " ")))
-	if len(words) == 0 {
-		return false
-	}
-	switch words[0] {
-	case "COMMIT", "END", "ABORT":
-		return true
-	case "ROLLBACK":
-		return !slices.Contains(words, "TO")
-	case "PREPARE":
-		return len(words) > 1 && words[1] == "TRANSACTION"
-	}
-	return false
-}
 
 // Commit implements [pgx.Tx]. It only returns an error.
 func (handlerTx) Commit(context.Context) error {

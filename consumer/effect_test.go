@@ -3,11 +3,13 @@ package consumer
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -53,11 +55,19 @@ func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		},
+		"ended its goroutine": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			runtime.Goexit()
+			return nil
+		},
+		"panic: runtime error: invalid memory address": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			var failed *pgconn.PgError
+			return failed
+		},
 		"the connection broke": func(ctx context.Context, tx pgx.Tx, e *Event) error {
 			return tx.Conn().Close(ctx)
 		},
 	} {
-		cfg := Config{Timeout: time.Minute}
+		cfg := Config{Timeout: time.Minute, hang: time.Minute}
 		if strings.HasPrefix(want, "deadline") {
 			cfg.Timeout = time.Millisecond
 		}
@@ -65,7 +75,7 @@ func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = invoke(t.Context(), &cfg, h, tx, &Event{raw: &stream.Message{}})
+		err = (&calls{handler: h, cfg: &cfg}).invoke(t.Context(), tx, &Event{raw: &stream.Message{}})
 		if (err == nil) != (want == "") || err != nil &&
 			!strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
 			t.Errorf("%v, want %q", err, want)
@@ -81,8 +91,8 @@ func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context()) //nolint:errcheck // the test is over
-	err = invoke(t.Context(), &Config{Timeout: time.Minute},
-		func(ctx context.Context, tx pgx.Tx, e *Event) error {
+	nested := &calls{cfg: &Config{Timeout: time.Minute},
+		handler: func(ctx context.Context, tx pgx.Tx, e *Event) error {
 			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, "SELECT 1/0")
 				return err
@@ -94,8 +104,8 @@ func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 				_, err := tx.Exec(ctx, "SELECT 1")
 				return err
 			})
-		}, tx, &Event{raw: &stream.Message{}})
-	if err != nil {
+		}}
+	if err := nested.invoke(t.Context(), tx, &Event{raw: &stream.Message{}}); err != nil {
 		t.Error(err)
 	}
 }

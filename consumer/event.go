@@ -24,8 +24,7 @@ const (
 // typeHeaders are the mapped headers that may hold the event's type; the first one present counts.
 var typeHeaders = [...]string{"Event-Type", "event_type"}
 
-// Event is one message of the stream as a handler gets it. The handler may keep it, but must not write to
-// Data.
+// Event is one message of the stream as a handler gets it. The handler may keep it.
 type Event struct {
 	Document string // from the subject; a value too long for a subject is shortened, and still unique
 	ID       string // the event's id in the outbox; shortened likewise
@@ -33,8 +32,8 @@ type Event struct {
 	Subject  string // the public subject, also of a replayed event
 	Type     string // the mapped header Event-Type, else event_type, else empty
 
-	Data   []byte      // the payload; for a dead letter, JSON that names the row. Must not be written to
-	Header nats.Header // all headers of the message
+	Data   []byte      // the payload, the handler's own copy; for a dead letter, JSON that names the row
+	Header nats.Header // all headers of the message. Must not be written to
 
 	Position outbox.Position // where it was committed: unique, and the same at each delivery
 	Window   Window          // the window it was published in
@@ -44,7 +43,7 @@ type Event struct {
 	Schema     string // version of Data after all upcasters; empty without Config.Schema
 	Replayed   bool   // it comes from outflow replay: it was in the stream before
 	Attempt    int    // from 1; includes attempts before the event was parked
-	DeadLetter string // the reason, if this is a dead letter: the row could not be published
+	DeadLetter string // the reason, if this is a dead letter (see [Config.DeadLetters])
 
 	head   outbox.Header
 	hash   uint32          // of the document, which decides its partition

@@ -296,7 +296,7 @@ func handler(ctx context.Context, tx pgx.Tx, e *Event) error {
 func (w *harness) config(src stream.Source) Config {
 	return Config{
 		Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Log: w.log, Lease: time.Second,
-		Timeout: 10 * time.Second, StopTimeout: 5 * time.Second,
+		Timeout: 10 * time.Second, StopTimeout: 5 * time.Second, ParkAfter: 1, ParkLimit: -1,
 		Backoff: Backoff{First: time.Millisecond, Max: 2 * time.Millisecond},
 	}
 }

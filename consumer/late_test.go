@@ -160,7 +160,10 @@ func TestALateAnswerProvesNoOtherInstance(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				r := &runner{Consumer: consumer, store: &lateStore{inner, answers},
-					handler: func(context.Context, pgx.Tx, *Event) error { cancel(); return nil }}
+					calls: &calls{cfg: &consumer.cfg, handler: func(context.Context, pgx.Tx, *Event) error {
+						cancel()
+						return nil
+					}}}
 				if err := r.loop(ctx); err != nil {
 					t.Errorf("Run: %v", err)
 				}

@@ -112,7 +112,7 @@ func TestAnOldLayoutIsKeptUntilWhatComesAgainIsRead(t *testing.T) {
 		return offset{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Lost: seq == 100}
 	}
 	st := &forgetting{}
-	p := newDispatcher(&run{source: live, store: st,
+	p := newDispatcher(&run{cfg: &Config{}, source: live, store: st,
 		oldLayouts: []oldLayout{{Source: live, Offsets: []offset{at(61, 610), at(100, 1000)}}}}, 0, offset{})
 	l := newWorker(p.run, 0, at(105, 650))
 	p.workers = []*worker{l}
@@ -156,7 +156,8 @@ func TestAnIdleOffsetDoesNotMoveWhileEventsComeAgain(t *testing.T) {
 		"its message is there":              {false, true, offset{Seq: 110, Due: 650}, true},
 	} {
 		st := &moving{}
-		l := newWorker(&run{source: live, store: st}, 0, offset{Seq: 100, Due: 1000, N: 5, Lost: c.holed})
+		l := newWorker(&run{cfg: &Config{}, source: live, store: st}, 0,
+			offset{Seq: 100, Due: 1000, N: 5, Lost: c.holed})
 		if err := l.advance(item{to: c.to, republished: c.again}); err != nil || len(st.to) != b2i(c.moves) {
 			t.Errorf("%s: moved to %v, %v", name, st.to, err)
 		}

@@ -16,13 +16,26 @@ type metrics struct {
 	releasedEvents *prometheus.CounterVec // by how
 	drops          *prometheus.CounterVec // by reason
 
-	sessions, gaps             prometheus.Counter
-	lease, parkedDocuments     prometheus.Gauge
-	flowMessages, flowBytes    prometheus.Gauge
-	readSeq, doneSeq           prometheus.Gauge
-	lagMessages, lagTime       prometheus.Gauge
+	sessions, gaps, conflicts  prometheus.Counter
+	lease                      prometheus.Gauge
 	batchSize, commit, latency prometheus.Observer
+
+	// Of the active instance: one that isn't has none of them, as it knows nothing of these.
+	parkedDocuments, flowMessages, flowBytes, readSeq, doneSeq, lagMessages, lagTime activeGauge
+	active                                                                           []*activeGauge
 }
+
+// activeGauge is a gauge that has no series while the instance is not active.
+type activeGauge struct {
+	prometheus.Gauge
+	all      *prometheus.GaugeVec
+	consumer prometheus.Labels
+}
+
+func (g *activeGauge) begin() { g.Gauge = g.all.With(g.consumer) }
+
+// end: what is still set afterwards is not shown.
+func (g *activeGauge) end() { g.all.Delete(g.consumer) }
 
 type partitionMetrics struct {
 	events, effects, passed, attempts, failures, panics, replayed, transactions prometheus.Counter
@@ -55,17 +68,21 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 			"Sessions begun as the active instance; each error ends one.").With(nil),
 		gaps: f.counters("gap_messages_total",
 			"Messages that were removed before they were read, as Config.AcceptGap allows.").With(nil),
+		conflicts: f.counters(
+			"conflicts_total",
+			"Transactions that failed because of a concurrent one: deadlocks, serialization failures.",
+		).With(nil),
 		lease: f.gauge("lease_held",
 			"1 while this instance is the active one, 0 while it stands by or connects."),
-		parkedDocuments: f.gauge("parked_documents",
+		parkedDocuments: f.activeGauge("parked_documents",
 			"Documents that are parked, as far as they are kept in memory: 262144 at most."),
-		flowMessages: f.gauge("in_flight_messages", "Messages read and not done."),
-		flowBytes:    f.gauge("in_flight_bytes", "Bytes of the messages read and not done."),
-		readSeq:      f.gauge("read_sequence", "Sequence of the newest message read."),
-		doneSeq:      f.gauge("done_sequence", "Sequence up to which all messages are done."),
-		lagMessages: f.gauge("lag_messages",
+		flowMessages: f.activeGauge("in_flight_messages", "Messages read and not done."),
+		flowBytes:    f.activeGauge("in_flight_bytes", "Bytes of the messages read and not done."),
+		readSeq:      f.activeGauge("read_sequence", "Sequence of the newest message read."),
+		doneSeq:      f.activeGauge("done_sequence", "Sequence up to which all messages are done."),
+		lagMessages: f.activeGauge("lag_messages",
 			"Messages of the stream that are not done, as of the last look."),
-		lagTime: f.gauge("lag_seconds",
+		lagTime: f.activeGauge("lag_seconds",
 			"Age of the oldest message that was read and is not done; 0 if there is none."),
 		batchSize: f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
 		commit:    f.histogram("commit_seconds", "Time of a transaction's commit.", 0.00025, 18),
@@ -81,6 +98,12 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 			panics:   panics.WithLabelValues(label),
 			replayed: replayed.WithLabelValues(label), transactions: transactions.WithLabelValues(label),
 		})
+	}
+	m.active = []*activeGauge{&m.parkedDocuments, &m.flowMessages, &m.flowBytes, &m.readSeq, &m.doneSeq,
+		&m.lagMessages, &m.lagTime}
+	for _, g := range m.active {
+		g.begin()
+		g.end()
 	}
 	for _, cause := range []string{causePoison, causeBehind} {
 		m.parkedEvents.WithLabelValues(cause)
@@ -136,11 +159,17 @@ func (m *metrics) documents(n int) { m.parkedDocuments.Set(float64(n)) }
 
 // session sets whether this instance is active.
 func (m *metrics) session(active bool) {
-	if active {
-		m.sessions.Inc()
-		m.lease.Set(1)
-	} else {
+	if !active {
 		m.lease.Set(0)
+		for _, g := range m.active {
+			g.end()
+		}
+		return
+	}
+	m.sessions.Inc()
+	m.lease.Set(1)
+	for _, g := range m.active {
+		g.begin()
 	}
 }
 
@@ -149,6 +178,9 @@ func (m *metrics) dropped(reason string) { m.drops.WithLabelValues(reason).Inc()
 
 // gap counts missing messages that were accepted.
 func (m *metrics) gap(messages uint64) { m.gaps.Add(float64(messages)) }
+
+// conflict counts a transaction that failed because of a concurrent one.
+func (m *metrics) conflict() { m.conflicts.Inc() }
 
 func (m *metrics) inFlight(messages int, bytes int64) {
 	m.flowMessages.Set(float64(messages))
@@ -187,9 +219,16 @@ func (f *families) counters(name, help string, labels ...string) *prometheus.Cou
 }
 
 func (f *families) gauge(name, help string) prometheus.Gauge {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help},
-		[]string{"consumer"})
-	return registered(f, g).With(f.consumer)
+	return f.gaugeVec(name, help).With(f.consumer)
+}
+
+func (f *families) activeGauge(name, help string) activeGauge {
+	return activeGauge{all: f.gaugeVec(name, help), consumer: f.consumer}
+}
+
+func (f *families) gaugeVec(name, help string) *prometheus.GaugeVec {
+	return registered(f, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name,
+		Help: help}, []string{"consumer"}))
 }
 
 // histogram makes a histogram whose first bucket goes up to least and each further one to twice as much.

@@ -31,8 +31,8 @@ func TestConsumersShareARegistry(t *testing.T) {
 		m.passed(0)
 		m.parked(causeBehind)
 		m.released(releaseSkip)
-		m.documents(3)
 		m.session(true)
+		m.documents(3)
 		m.dropped("moved")
 		m.gap(5)
 		m.inFlight(4, 400)
@@ -40,8 +40,11 @@ func TestConsumersShareARegistry(t *testing.T) {
 		m.done(10)
 		m.behind(12, 10, time.Now().Add(-time.Hour))
 	}
-	all[1].session(false)
 	all[1].behind(9, 10, time.Time{})
+	if got := gather(t, reg); got["outflow_consumer_lag_messages consumer=stock"] != 0 {
+		t.Errorf("a lag of %v", got["outflow_consumer_lag_messages consumer=stock"])
+	}
+	all[1].session(false)
 	got := gather(t, reg)
 	for name, want := range map[string]float64{
 		`events_total consumer=orders partition=1`: 2, `events_total consumer=stock partition=1`: 1,
@@ -53,19 +56,24 @@ func TestConsumersShareARegistry(t *testing.T) {
 		`transactions_total consumer=stock partition=1`: 1, `passed_over_total consumer=stock partition=0`: 1,
 		`parked_total cause=behind consumer=orders`: 2, `parked_total cause=poison consumer=orders`: 0,
 		`released_total consumer=stock how=skip`: 1,
-		`parked_documents consumer=stock`:        3, `sessions_total consumer=orders`: 2,
+		`parked_documents consumer=orders`:       3, `sessions_total consumer=orders`: 2,
 		`sessions_dropped_total consumer=stock reason=moved`: 1,
 		`lease_held consumer=orders`:                         1, `lease_held consumer=stock`: 0,
 		`gap_messages_total consumer=stock`:  5,
 		`in_flight_messages consumer=orders`: 4, `in_flight_bytes consumer=orders`: 400,
 		`read_sequence consumer=orders`: 12,
 		`done_sequence consumer=orders`: 10, `lag_messages consumer=orders`: 2,
-		`lag_messages consumer=stock`: 0, `lag_seconds consumer=stock`: 0,
 		`batch_events consumer=orders`: 2, `commit_seconds consumer=orders`: 2,
 		`latency_seconds consumer=orders`: 4,
 	} {
 		if v, ok := got["outflow_consumer_"+name]; !ok || v != want {
 			t.Errorf("%s is %v (there: %v), want %v", name, v, ok, want)
+		}
+	}
+	for _, name := range []string{"lag_messages", "lag_seconds", "in_flight_messages", "done_sequence",
+		"parked_documents"} {
+		if v, there := got["outflow_consumer_"+name+" consumer=stock"]; there {
+			t.Errorf("%s of an instance that is not active is %v", name, v)
 		}
 	}
 	if v := got["outflow_consumer_lag_seconds consumer=orders"]; v < 3600 {

@@ -139,6 +139,8 @@ func (k *parking) release(ctx, stop context.Context, document string,
 				k.drop(document)
 			}
 			return s.left, s.more, nil
+		case hanging(cause) != nil:
+			return true, false, cause
 		case ctx.Err() != nil:
 			return true, false, context.Cause(ctx)
 		case s.at > 0: // release those before it first

@@ -52,7 +52,7 @@ func newWard(t testing.TB) *ward {
 func (w *ward) restart() {
 	w.t.Helper()
 	cfg, err := Config{
-		Name: "orders", Stream: "OUTBOX", MaxAttempts: 3,
+		Name: "orders", Stream: "OUTBOX", MaxAttempts: 3, ParkAfter: 1,
 		Backoff: Backoff{First: time.Nanosecond, Max: time.Nanosecond},
 	}.withDefaults()
 	if err != nil {

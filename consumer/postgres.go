@@ -8,6 +8,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,25 +42,57 @@ type postgres struct {
 	idle  time.Duration // how long a transaction may wait for the handler before the server ends it
 	slots chan struct{} // one for each connection that workers may use
 
+	checks       string        // SQL by which the server notices during a statement that this process is gone
+	transactions atomic.Uint64 // begun by moves
+
 	lease *pgxpool.Conn // reserved by the session, so that busy workers can't delay renewing the lease
 	epoch int64         // of the session
 }
 
 func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
-	if p.pool == nil {
-		return nil, errors.New("consumer: Postgres(nil): want a pool")
-	}
 	most := int(p.pool.Config().MaxConns)
-	if most < 2 {
-		return nil, fault(ErrSetup, nil, "Give it Partitions + 2, and 2 at least: pool_max_conns",
-			"the pool has %d connection", most)
-	}
 	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
 	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
+	const checks = "SET LOCAL client_connection_check_interval = 1000"
+	// Outside a transaction it only says whether the server's platform can do that.
+	if _, err := p.pool.Exec(ctx, checks); err == nil {
+		s.checks = checks + "; "
+	} else if sqlState(err) == "" {
+		return nil, err
+	}
 	if cfg.NoCreate {
 		return s, nil
 	}
 	return s, s.create(ctx)
+}
+
+// users are the consumers of this process that run, by pool.
+var users = struct {
+	sync.Mutex
+	of map[*pgxpool.Pool]int
+}{of: map[*pgxpool.Pool]int{}}
+
+// use counts another consumer that uses the pool, until the function that it returns is called. Each keeps a
+// connection for its lease: a pool that has nothing beside that would silently stop them all.
+func (p postgresOffsets) use() (end func(), err error) {
+	if p.pool == nil {
+		return nil, errors.New("consumer: Postgres(nil): want a pool")
+	}
+	users.Lock()
+	defer users.Unlock()
+	n, most := users.of[p.pool]+1, int(p.pool.Config().MaxConns)
+	if most < 2*n {
+		return nil, fault(ErrSetup, nil, "Give each consumer that shares the pool Partitions + 2, and 2 at "+
+			"least: pool_max_conns", "the pool has %d connections for %d consumers", most, n)
+	}
+	users.of[p.pool] = n
+	return func() {
+		users.Lock()
+		defer users.Unlock()
+		if users.of[p.pool]--; users.of[p.pool] == 0 {
+			delete(users.of, p.pool)
+		}
+	}, nil
 }
 
 // instanceName names this instance, so that operators can see which one has the lease.
@@ -86,7 +120,12 @@ func (s *postgres) acquire(ctx context.Context) (*state, error) {
 		return nil, err
 	}
 	st := &state{Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return s.acquireIn(ctx, tx, st) })
+	// An instance that freezes meanwhile must not keep the active one from renewing its lease.
+	frozen := fmt.Sprintf("BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d",
+		max(s.cfg.Lease/4, 100*time.Millisecond).Milliseconds())
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: frozen}, func(tx pgx.Tx) error {
+		return s.acquireIn(ctx, tx, st)
+	})
 	if err != nil {
 		conn.Release()
 		return nil, err
@@ -97,6 +136,17 @@ func (s *postgres) acquire(ctx context.Context) (*state, error) {
 
 func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	consumers, offsets := s.table("outflow_consumer"), s.table("outflow_mark")
+	// A stand-by locks nothing.
+	held := new(heldError)
+	err := tx.QueryRow(ctx, `SELECT owner, partitions FROM `+consumers+
+		` WHERE name = $1 AND stream = $3 AND expires > clock_timestamp() AND owner <> $2`, s.cfg.Name, s.me,
+		s.cfg.Stream).Scan(&held.owner, &held.partitions)
+	if err == nil {
+		return held
+	}
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
 	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+
 		` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
 		s.cfg.Name, s.cfg.Stream, s.cfg.Filter); err != nil {
@@ -106,7 +156,7 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	var created, replayed *time.Time
 	var owner *string
 	var replayedTo int64
-	err := tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text,
+	err = tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text,
 		replayed_to,
 		CASE WHEN expires > clock_timestamp() AND owner <> $2 THEN owner END FROM `+consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name, s.me).
 		Scan(&stream, &created, &replayed, &st.Filter, &st.Partitions, &before, &replayedTo, &owner)
@@ -271,34 +321,76 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.begin(source, partition, from, to)})
+	left := false
+	defer func() {
+		if !left {
+			conn.Release()
+		}
+	}()
+	mark := s.transactions.Add(1)
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.begin(mark, source, partition, from, to),
+		CommitQuery: commitQuery(mark)})
 	if err != nil {
 		return refusedMove(err)
 	}
 	if err := do(ctx, tx); err != nil {
-		s.rollback(ctx, tx)
+		if h := hanging(err); h != nil {
+			leave(conn, h)
+			left = true
+		} else {
+			s.rollback(ctx, tx)
+		}
 		return err
 	}
-	return s.commit(ctx, tx)
+	return s.commit(ctx, tx, partition, from, to)
+}
+
+func (s *postgres) shorten(ctx context.Context, tx pgx.Tx, source string, partition int, to offset) error {
+	_, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6,
+		lsn = $7::text::pg_lsn, i = $8, holed = $9 WHERE name = $1 AND source = $2 AND partition = $3`,
+		s.cfg.Name, source, partition, int64(to.Seq), to.Due.String(), int64(to.N), to.Pos.LSN.String(),
+		int64(to.Pos.Index), to.Lost)
+	return err
+}
+
+// leave leaves a connection to a handler that still uses it. The server ends the transaction when it sees
+// that the connection is gone.
+func leave(c *pgxpool.Conn, h *hangError) {
+	conn := c.Hijack()
+	_ = conn.PgConn().Conn().Close() // may be called while the handler uses the connection
+	go func() {
+		<-h.returned
+		_ = conn.Close(context.Background()) // the network connection is closed: this doesn't wait
+	}()
 }
 
 // begin is the SQL that begins a transaction and moves the offset, in one round trip. If the stored offset is
 // not the expected one, it divides by zero. The row stays locked until the transaction ends, so nobody else
-// works on this partition. All values are numbers, or names that Config has checked.
-func (s *postgres) begin(source string, partition int, from, to offset) string {
+// works on this partition. If this process is gone, the server notices that also during a statement. All
+// values are numbers, or names that Config has checked.
+func (s *postgres) begin(mark uint64, source string, partition int, from, to offset) string {
 	var b strings.Builder
 	b.WriteString("BEGIN")
 	if s.cfg.Isolation != "" {
 		b.WriteString(" ISOLATION LEVEL " + string(s.cfg.Isolation))
 	}
-	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; WITH moved AS (UPDATE %s SET "+
+	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; SELECT pg_catalog.set_config("+
+		"'statement_timeout', '%d', true) WHERE pg_catalog.current_setting('statement_timeout') = '0'; "+
+		"%sSET LOCAL outflow.transaction = %d; WITH moved AS (UPDATE %s SET "+
 		"seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
 		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) "+
 		"SELECT 1 / pg_catalog.count(*) FROM moved",
-		s.idle.Milliseconds(), s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index,
+		s.idle.Milliseconds(), s.idle.Milliseconds(), s.checks, mark,
+		s.table("outflow_mark"), to.Seq, to.Due, to.N, to.Pos.LSN, to.Pos.Index,
 		to.Lost, s.cfg.Name, source, partition, s.epoch, from.Seq)
 	return b.String()
+}
+
+// commitQuery is the SQL that commits a transaction, in one round trip, if it is still the one that begin
+// began: the setting ends with it. Otherwise it divides by zero.
+func commitQuery(mark uint64) string {
+	return fmt.Sprintf("SELECT 1 / (coalesce(pg_catalog.current_setting('outflow.transaction', true), '') "+
+		"= '%d')::pg_catalog.int4; COMMIT", mark)
 }
 
 // refusedMove returns what an error of begin means.
@@ -319,10 +411,16 @@ func sqlState(err error) string {
 
 // commit commits even if the consumer is stopping: the transaction is complete. After any error but a refusal
 // it may have been committed.
-func (s *postgres) commit(ctx context.Context, tx pgx.Tx) error {
+func (s *postgres) commit(ctx context.Context, tx pgx.Tx, partition int, from, to offset) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
 	defer cancel()
 	err := tx.Commit(ctx)
+	var e *pgconn.PgError
+	if errors.As(err, &e) && e.Code == "22012" && e.Where == "" { // not one of a deferred trigger
+		return fault(ErrHandler, errEnded, hintEnded, "partition %d, sequences %d to %d: if it was "+
+			"committed, all of them count as done, and those after the event in question are not",
+			partition, from.Seq+1, to.Seq)
+	}
 	if err == nil || refused(err) {
 		return err
 	}

@@ -18,7 +18,8 @@ type run struct {
 	cfg     *Config
 	dec     *decoder
 	met     *metrics
-	handler Handler
+	calls   *calls
+	limit   *parkLimit
 	store   store
 	parking *parking
 

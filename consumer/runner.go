@@ -26,8 +26,9 @@ const (
 // runner is one call of Run: a loop of sessions. Starting, reconnecting and recovering are the same thing.
 type runner struct {
 	*Consumer
-	handler Handler
-	store   store
+	calls *calls
+	limit *parkLimit
+	store store
 
 	// sessionBegan is when this session began, before any of its requests. An answer may be delayed, so how
 	// long a state has lasted is counted from the answer to one request to the sending of a later one.
@@ -48,6 +49,9 @@ func (r *runner) loop(ctx context.Context) error {
 		r.progress, r.sessionBegan = false, time.Now()
 		err := r.session(ctx)
 		r.met.session(false)
+		if err := r.calls.awaitHung(ctx); err != nil {
+			return err
+		}
 		if ctx.Err() != nil && !isCrash(err) {
 			return nil
 		}
@@ -108,6 +112,12 @@ func (r *runner) final(err error) error {
 			"the NATS connection is closed for good")
 	}
 	return nil
+}
+
+// leaves reports whether this instance can't go on at once after an error, so that another one should.
+func leaves(err error) bool {
+	var loss *possibleLoss
+	return hanging(err) != nil || outbox.FaultOf(err) != nil && !errors.As(err, &loss)
 }
 
 func isCrash(err error) bool {
@@ -181,7 +191,8 @@ func (r *runner) session(ctx context.Context) (err error) {
 	r.holder = ""
 	r.met.session(true)
 	defer func() {
-		if err != nil && (ctx.Err() == nil || isCrash(err)) {
+		// After most errors another session of this instance follows at once, which keeps its lease.
+		if err != nil && ctx.Err() == nil && !leaves(err) || isCrash(err) {
 			r.store.abandon()
 			return
 		}
@@ -293,8 +304,18 @@ func (r *runner) settle(ctx context.Context, st *state, source string, changed b
 }
 
 func (r *runner) newRun(st *state, source string, src stream.Source, parking *parking) *run {
-	p := &run{cfg: &r.cfg, dec: r.dec, met: r.met, handler: r.handler, store: r.store, parking: parking,
-		source: source, src: src, replayedTo: st.ReplayedTo}
+	p := &run{
+		cfg:        &r.cfg,
+		dec:        r.dec,
+		met:        r.met,
+		calls:      r.calls,
+		limit:      r.limit,
+		store:      r.store,
+		parking:    parking,
+		source:     source,
+		src:        src,
+		replayedTo: st.ReplayedTo,
+	}
 	for _, g := range st.OldLayouts {
 		if g.Source == source {
 			p.oldLayouts = append(p.oldLayouts, g)

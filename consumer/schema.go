@@ -171,11 +171,14 @@ func (s *Schema) upcast(e *Event) error {
 		}
 		version = s.Missing
 	}
-	data, err := s.Upcast(version, e.raw.Data)
-	if err != nil {
-		return Poison(err)
+	if version != s.Current {
+		data, err := s.Upcast(version, e.raw.Data)
+		if err != nil {
+			return Poison(err)
+		}
+		e.Data = data
 	}
-	e.Data, e.Schema = data, s.Current
+	e.Schema = s.Current
 	return nil
 }
 

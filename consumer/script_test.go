@@ -159,10 +159,11 @@ func (s *scripted) begin() error {
 	if err != nil {
 		return err
 	}
-	r := &runner{Consumer: c, store: s.store, handler: func(context.Context, pgx.Tx, *Event) error {
+	r := &runner{Consumer: c, store: s.store, calls: &calls{cfg: &c.cfg}}
+	r.calls.handler = func(context.Context, pgx.Tx, *Event) error {
 		s.applied = true
 		return nil
-	}}
+	}
 	st, err := s.store.acquire(ctx)
 	if err != nil {
 		return err

@@ -180,7 +180,7 @@ func TestWithoutADatabaseEventsComeAtLeastOnceInOrder(t *testing.T) {
 		return nil
 	}
 	crash := cfg
-	crash.hooks.Crash = (&crashAt{n: 90}).at
+	crash.hooks.Crash = (&crashAt{n: 40}).at
 	if err := run(crash).ends(); !errors.Is(err, errCrash) {
 		t.Errorf("Run: %v", err)
 	}

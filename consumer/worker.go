@@ -28,6 +28,7 @@ type worker struct {
 	*run
 	partition int
 	offset    offset // as it is stored
+	batch     batchSize
 
 	mu     sync.Mutex
 	queue  []item
@@ -37,7 +38,8 @@ type worker struct {
 }
 
 func newWorker(r *run, partition int, at offset) *worker {
-	return &worker{run: r, partition: partition, offset: at, shared: at, wake: make(chan struct{}, 1)}
+	return &worker{run: r, partition: partition, offset: at, shared: at, wake: make(chan struct{}, 1),
+		batch: batchSize{now: r.cfg.Batch, most: r.cfg.Batch, calm: calmFirst}}
 }
 
 func (w *worker) push(it item) {
@@ -117,7 +119,7 @@ func (w *worker) next() ([]item, error) {
 		}
 		if len(w.queue) > 0 && !stopping {
 			n := 1
-			for n < len(w.queue) && n < w.cfg.Batch && w.queue[0].event != nil && w.queue[n].event != nil {
+			for n < len(w.queue) && n < w.batch.now && w.queue[0].event != nil && w.queue[n].event != nil {
 				n++
 			}
 			items := w.queue[:n:n]
@@ -211,10 +213,10 @@ func (w *worker) applied(it item) (bool, error) {
 	return false, nil
 }
 
-// apply applies events in one transaction. If that fails, it uses smaller ones to find the event that fails.
+// apply applies events in few transactions. If one fails, it uses smaller ones to find the event that fails.
 func (w *worker) apply(items []item) error {
 	for len(items) > 0 {
-		n := len(items)
+		n := min(len(items), w.batch.now)
 		if !w.store.transactional() {
 			n = 1
 		}
@@ -223,21 +225,29 @@ func (w *worker) apply(items []item) error {
 				return err
 			}
 			items = items[1:]
+			w.batch.committed()
 			continue
 		}
-		at, cause, err := w.attempt(items)
+		at, cause, err := w.attempt(items[:n])
 		switch {
 		case err != nil:
 			return err
 		case cause == nil:
-			return nil
+			items = items[n:]
+			w.batch.committed()
+			continue
+		case conflict(cause):
+			w.met.conflict()
+			w.batch.conflicted(n)
+			continue
 		case at < 0: // the commit was refused
-			for _, it := range items {
+			for _, it := range items[:n] {
 				if err := w.applyOne(it); err != nil {
 					return err
 				}
 			}
-			return nil
+			items = items[n:]
+			continue
 		}
 		if err := w.apply(items[:at]); err != nil {
 			return err
@@ -251,21 +261,72 @@ func (w *worker) apply(items []item) error {
 	return nil
 }
 
+// batchSize is how many events may share a transaction. The more rows a transaction locks, the more likely is
+// a conflict with another partition's: each one halves the size, and makes the time until it grows again
+// longer.
+type batchSize struct {
+	now, most int
+	count     int // transactions committed since it changed
+	calm      int // so many are needed before it grows
+}
+
+const calmFirst, calmMost = 64, 1 << 20
+
+func (b *batchSize) conflicted(n int) {
+	b.now, b.count, b.calm = max(1, n/2), 0, min(2*b.calm, calmMost)
+}
+
+func (b *batchSize) committed() {
+	if b.now == b.most {
+		return
+	}
+	if b.count++; b.count >= b.calm {
+		b.now, b.count = min(2*b.now, b.most), 0
+	}
+}
+
 // applyOne applies one event, and parks it if all attempts fail.
 func (w *worker) applyOne(it item) error {
 	e := it.event
-	for {
+	var since time.Time // when it first failed
+	for conflicts, tries := 0, 0; ; {
 		_, cause, err := w.attempt([]item{it})
 		if err != nil || cause == nil {
 			return err
 		}
-		tries := e.Attempt
-		if isPoison(cause) || e.Attempt >= w.cfg.MaxAttempts && !conflict(cause) {
-			return w.park(it, cause)
+		if since.IsZero() {
+			since = time.Now()
 		}
-		if !conflict(cause) {
-			w.cfg.Log.Warn("an event failed", "document", e.Document, "seq", e.seq, "attempt", e.Attempt,
-				"err", cause)
+		if tries++; conflict(cause) {
+			w.met.conflict()
+			if conflicts++; conflicts >= 8 && conflicts&(conflicts-1) == 0 {
+				w.cfg.Log.Warn("an event conflicts with other transactions again and again", "document",
+					e.Document, "seq", e.seq, "times", conflicts, "err", cause)
+			}
+		} else {
+			if isPoison(cause) || e.Attempt >= w.cfg.MaxAttempts &&
+				(itsOwn(cause) || time.Since(since) >= w.cfg.ParkAfter) {
+				var dead *DeadLetterError
+				if errors.As(cause, &dead) || w.limit.allows(time.Now()) {
+					return w.park(it, cause)
+				}
+				w.cfg.Log.Error(
+					"an event failed for good, but too many were parked lately: it is tried again "+
+						"until it succeeds, or parking is allowed again (Config.ParkLimit)",
+					"document",
+					e.Document,
+					"seq",
+					e.seq,
+					"attempt",
+					e.Attempt,
+					"err",
+					cause,
+				)
+				tries = maxTries
+			} else {
+				w.cfg.Log.Warn("an event failed", "document", e.Document, "seq", e.seq, "attempt", e.Attempt,
+					"err", cause)
+			}
 			e.Attempt++
 		}
 		if err := w.cfg.Backoff.wait(w.wait, tries); err != nil {
@@ -274,11 +335,45 @@ func (w *worker) applyOne(it item) error {
 	}
 }
 
+const maxTries = 64 // from which on Backoff waits longest
+
+// parkLimit bounds how many events are parked for failing: where more fail, it is rather something that all
+// of them need.
+type parkLimit struct {
+	most int // in any parkWindow; below 0: no limit
+
+	mu    sync.Mutex
+	times []time.Time // of the newest ones
+}
+
+const parkWindow = 10 * time.Minute
+
+// allows reports whether another event may be parked now, and counts it if so.
+func (l *parkLimit) allows(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.most < 0 {
+		return true
+	}
+	for len(l.times) > 0 && now.Sub(l.times[0]) > parkWindow {
+		l.times = l.times[1:]
+	}
+	if len(l.times) >= l.most {
+		return false
+	}
+	l.times = append(l.times, now)
+	return true
+}
+
 // conflict reports whether a transaction failed because of a concurrent one, which is not the event's fault.
 func conflict(err error) bool {
 	code := sqlState(err)
 	return code == "40001" || code == "40P01"
 }
+
+// itsOwn reports whether the database refuses the event's data or what it breaks: nothing that passes by
+// itself.
+func itsOwn(err error) bool { return class(err) == "22" || class(err) == "23" }
 
 // attempt applies events and moves the offset in one transaction. It returns the index of the event that
 // failed and why; -1 if the commit was refused. err ends the session.
@@ -286,7 +381,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	if w.stop.Err() != nil {
 		return 0, nil, errStopping
 	}
-	last := items[len(items)-1].event
+	last, all := items[len(items)-1].event, len(items)
 	if err := w.crash(stream.AtBegin, items[0].event); err != nil {
 		return 0, nil, err
 	}
@@ -299,6 +394,13 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				return err
 			}
 			for i, it := range items {
+				if i > 0 && w.stop.Err() != nil { // commit what is done
+					to, items = offsetOf(items[i-1].event.seq, &items[i-1].event.head), items[:i]
+					if err := w.store.shorten(ctx, tx, w.source, w.partition, to); err != nil {
+						return err
+					}
+					break
+				}
 				if parked[it.event] {
 					continue
 				}
@@ -315,6 +417,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 		})
 	switch {
 	case err == nil:
+	case hanging(cause) != nil:
+		return 0, nil, cause
 	case w.work.Err() != nil:
 		return 0, nil, context.Cause(w.work)
 	case errors.Is(cause, errEnded):
@@ -330,6 +434,9 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 		return 0, nil, errUnknown
 	}
 	w.committed(items, to, parked, time.Since(handled))
+	if len(items) < all {
+		return 0, nil, errStopping
+	}
 	return 0, nil, w.crash(stream.AtDone, last)
 }
 
@@ -360,7 +467,7 @@ func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*
 }
 
 func (w *worker) handle(ctx context.Context, tx pgx.Tx, e *Event) error {
-	err := invoke(ctx, w.cfg, w.handler, tx, e)
+	err := w.calls.invoke(ctx, tx, e)
 	w.met.attempted(w.partition, err)
 	return err
 }

@@ -47,7 +47,11 @@ func newClinic(t *testing.T, slot string) *clinic {
 func (c *clinic) consume(t *testing.T) (stop func()) {
 	t.Helper()
 	con, err := consume.New(harness.JetStream(t, c.nats), consume.Postgres(c.pool), consume.Config{
-		Name: "orders", Stream: c.Stream, MaxAttempts: 2, Backoff: consume.Backoff{First: time.Millisecond,
+		Name:        "orders",
+		Stream:      c.Stream,
+		MaxAttempts: 2,
+		ParkAfter:   1,
+		Backoff: consume.Backoff{First: time.Millisecond,
 			Max: time.Millisecond},
 	})
 	harness.Must(t, err)

@@ -95,11 +95,13 @@ CREATE AGGREGATE public.first_value(pg_catalog.text) (SFUNC = public.planted_sta
 RESET ROLE`
 
 // called are functions of pg_catalog that the program uses.
-var called = strings.Fields(`array_agg array_position coalesce concat count current_database current_schemas current_setting encode format_type get_byte
+var called = strings.Fields(
+	`array_agg array_position coalesce concat count current_database current_schemas current_setting encode format_type get_byte
 	hash_array hashtext host json_object_agg jsonb_agg jsonb_array_elements jsonb_array_elements_text left length lower lpad max min
 	octet_length pg_advisory_xact_lock pg_control_checkpoint pg_current_wal_lsn pg_get_expr pg_has_role pg_get_userbyid
 	pg_is_in_recovery pg_logical_emit_message pg_partition_ancestors pg_table_is_visible pg_walfile_name quote_ident
-	set_config sha256 sum textcat textsend to_json to_jsonb to_regclass upper`)
+	set_config sha256 sum textcat textsend to_json to_jsonb to_regclass upper`,
+)
 
 // trapped makes a database in which a stranger has planted what it could, and a superuser whose search_path
 // is as given. The function that it returns fails the test if any of it was called.
@@ -220,7 +222,7 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 		until := func(enough func() bool, handler consume.Handler) {
 			t.Helper()
 			c, err := consume.New(harness.JetStream(t, ns.URL()), consume.Postgres(pool), consume.Config{
-				Name: "orders", Stream: o.Stream, MaxAttempts: 1,
+				Name: "orders", Stream: o.Stream, MaxAttempts: 1, ParkAfter: 1,
 				Backoff: consume.Backoff{First: time.Millisecond, Max: time.Millisecond},
 			})
 			harness.Must(t, err)

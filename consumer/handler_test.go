@@ -1,0 +1,468 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
+)
+
+// A handler that ignores its context costs its instance the lease, not the process: another instance goes on,
+// and the first one does nothing more until the handler has returned.
+func TestAHandlerThatNeverReturnsGivesItsLeaseUp(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(30, 3)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.Timeout = 50 * time.Millisecond
+	release, hangs := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	first := w.consumer(cfg)
+	first.cfg.hang = 50 * time.Millisecond
+	frozen := w.start(first, func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if e.seq == 10 {
+			once.Do(func() { close(hangs) })
+			<-release
+			_, _ = tx.Exec(context.Background(), "INSERT INTO effect VALUES ('never', 1, '')")
+			return nil
+		}
+		return handler(ctx, tx, e)
+	})
+	<-hangs
+	cfg.Timeout = 10 * time.Second
+	other := newMemoryStream().publish(all...)
+	other.created = src.created
+	cfg.hooks.Source = other
+	w.start(w.consumer(cfg), handler)
+	w.await(all)
+	frozen.stop()
+	if err := frozen.ends(); !errors.Is(err, ErrHandler) || !strings.Contains(err.Error(), "sequence 10") {
+		t.Errorf("Run: %v", err)
+	}
+	close(release)
+	w.exactly(all)
+}
+
+// When it does return, its instance goes on.
+func TestAnInstanceGoesOnWhenItsHandlerReturnsAtLast(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(30, 3)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.Timeout = 200 * time.Millisecond
+	c := w.consumer(cfg)
+	c.cfg.hang = 50 * time.Millisecond
+	var calls atomic.Int32
+	w.start(c, func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if e.seq == 10 && calls.Add(1) == 1 {
+			await.True(func() bool {
+				var owner *string
+				err := w.mine.QueryRow(
+					context.Background(),
+					"SELECT owner FROM outflow_consumer",
+				).Scan(
+					&owner,
+				)
+				return err == nil && owner == nil
+			})
+		}
+		return handler(ctx, tx, e)
+	})
+	w.await(all)
+}
+
+// What a handler does to the payload neither the next attempt nor the parked event sees.
+func TestThePayloadIsTheHandlersOwn(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	src.publish(s.events(1, 1)...)
+	cfg := w.config(src)
+	cfg.MaxAttempts = 3
+	var mu sync.Mutex
+	var seen []string
+	w.start(w.consumer(cfg), func(_ context.Context, _ pgx.Tx, e *Event) error {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, string(e.Data))
+		copy(e.Data, "XXXX")
+		return errors.New("refused")
+	})
+	var data []byte
+	await.Until(t, "the parked event", func() error {
+		return w.mine.QueryRow(t.Context(), "SELECT data FROM outflow_parked").Scan(&data)
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if fmt.Sprint(seen) != "[id-1 id-1 id-1]" || string(data) != "id-1" {
+		t.Errorf("the attempts saw %v, %q is parked", seen, data)
+	}
+}
+
+// A dead letter has no payload: a handler is not given one unless it is made for that.
+func TestADeadLetterIsParkedOrGoesToItsOwnHandler(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{false, true} {
+		t.Run(fmt.Sprint("own=", own), func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+			all := s.events(4, 1)
+			all[1].Header.Set(deadLetterHeader, "too large")
+			all[1].Data = []byte(`{"doc_id":"d0"}`)
+			src.publish(all...)
+			cfg := w.config(src)
+			cfg.MaxAttempts, cfg.ParkAfter, cfg.ParkLimit = 50, time.Hour, 1
+			wanted, parked := all[:1], 3
+			if own {
+				wanted, parked, cfg.DeadLetters = all, 0, handler
+			}
+			w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+				if e.DeadLetter != "" {
+					t.Errorf("the handler was given %v", e)
+				}
+				return handler(ctx, tx, e)
+			})
+			await.Until(t, "parked events", func() (err error) {
+				var n int
+				if err = w.mine.QueryRow(
+					t.Context(),
+					"SELECT count(*) FROM outflow_parked",
+				).Scan(
+					&n,
+				); n != parked {
+					err = fmt.Errorf("%d, %w", n, errors.Join(err, errors.New("not yet")))
+				}
+				return err
+			})
+			w.await(wanted)
+		})
+	}
+}
+
+// Transactions of many events lock many rows: where they deadlock, smaller ones follow, so that few do.
+func TestTransactionsThatConflictGetSmaller(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(4000, 300)
+	src.publish(all...)
+	w.exec("CREATE TABLE shared (id int PRIMARY KEY, n int NOT NULL); " +
+		"INSERT INTO shared SELECT g, 0 FROM generate_series(0, 9) g")
+	w.exec(
+		`DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = 20', current_database()); END$$`,
+	)
+	w.pool.Reset()
+	cfg := w.config(src)
+	var conflicts atomic.Int32
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if err := handler(ctx, tx, e); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "UPDATE shared SET n = n + 1 WHERE id = $1", e.seq%10)
+		if conflict(err) {
+			conflicts.Add(1)
+		}
+		return err
+	})
+	w.await(all)
+	var sum int
+	if err := w.mine.QueryRow(
+		t.Context(),
+		"SELECT sum(n) FROM shared",
+	).Scan(
+		&sum,
+	); err != nil ||
+		sum != len(all) {
+		t.Errorf("the shared rows add up to %d, %v", sum, err)
+	}
+	// Eight partitions of 150 events: without that each of their batches deadlocks, one after the other.
+	if n := conflicts.Load(); n > 150 {
+		t.Errorf("%d deadlocks", n)
+	}
+	t.Logf("%d deadlocks", conflicts.Load())
+}
+
+func TestABatchHalvesAtAConflictAndGrowsWhenItIsCalm(t *testing.T) {
+	t.Parallel()
+	b := batchSize{now: 64, most: 64, calm: calmFirst}
+	after := func(n int) int {
+		for range n {
+			b.committed()
+		}
+		return b.now
+	}
+	b.conflicted(64)
+	b.conflicted(3) // there were no more
+	first := b.now
+	got := []int{first, after(4*calmFirst - 1), after(1), after(8 * calmFirst), after(1 << 20)}
+	if fmt.Sprint(got) != "[1 1 2 8 64]" {
+		t.Errorf("sizes %v", got)
+	}
+}
+
+// An event that conflicts again and again is no failure, but it is told.
+func TestAnEventThatConflictsForeverIsTold(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(3, 1)
+	src.publish(all...)
+	cfg := w.config(src)
+	var log syncBuffer
+	cfg.Log, cfg.MaxAttempts = slog.New(slog.NewTextHandler(&log, nil)), 1
+	var calls atomic.Int32
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if e.seq == 2 && calls.Add(1) <= 20 {
+			return &pgconn.PgError{Code: "40001"}
+		}
+		return handler(ctx, tx, e)
+	})
+	w.await(all)
+	if n := strings.Count(log.String(), "again and again"); n != 2 { // 8 and 16
+		t.Errorf("it was told %d times: %s", n, log.String())
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// A stop in the middle of a batch commits what is done of it.
+func TestAStopCommitsWhatIsDone(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(40, 1)
+	src.publish(all...)
+	cfg := w.config(src)
+	var newest atomic.Pointer[running]
+	started := make(chan struct{})
+	r := w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		<-started
+		if e.seq == 1 && !await.True(func() bool { return src.read() == 40 }) {
+			return Poison(errors.New("nothing is read"))
+		}
+		if e.seq == 7 {
+			newest.Load().stop()
+		}
+		return handler(ctx, tx, e)
+	})
+	newest.Store(r)
+	close(started)
+	if err := r.ends(); err != nil {
+		t.Fatal(err)
+	}
+	w.exactly(all[:7])
+	w.readAll(cfg, all)
+}
+
+// What all events need may be down for longer than the attempts last: that parks nothing.
+func TestAnOutageParksNothing(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(40, 10)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.MaxAttempts, cfg.ParkAfter = 2, time.Hour
+	var calls atomic.Int32
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if calls.Add(1) <= 200 {
+			return errors.New("connection refused")
+		}
+		return handler(ctx, tx, e)
+	})
+	w.await(all)
+}
+
+// What the database refuses for its content will not pass.
+func TestDataThatTheDatabaseRefusesIsNoOutage(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(4, 2)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.MaxAttempts, cfg.ParkAfter = 2, time.Hour
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if e.Document == "d1" {
+			_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ('d1', NULL, '')")
+			return err
+		}
+		return handler(ctx, tx, e)
+	})
+	w.awaitOffsets(4)
+	w.exactly([]*stream.Message{all[0], all[2]})
+}
+
+// Where one event after the other fails for good, few are parked; the others wait.
+func TestNoMoreEventsAreParkedThanTheLimit(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(100, 50)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.ParkLimit, cfg.Partitions = 3, 1
+	var mended atomic.Bool
+	var refused atomic.Int32
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if !mended.Load() {
+			refused.Add(1)
+			return Poison(errors.New("refused"))
+		}
+		return handler(ctx, tx, e)
+	})
+	if !await.True(func() bool { return refused.Load() > 50 }) {
+		t.Fatal("it does not try again")
+	}
+	mended.Store(true)
+	if !await.True(func() bool { return w.offsets()[0] == 100 }) {
+		t.Fatal("it does not go on")
+	}
+	var documents int
+	if err := w.mine.QueryRow(t.Context(), "SELECT count(DISTINCT document) FROM outflow_parked").
+		Scan(&documents); err != nil || documents != 3 {
+		t.Errorf("%d documents are parked, %v", documents, err)
+	}
+}
+
+// When a process dies in a statement, the server ends that: the next instance does not wait for it.
+func TestAStatementEndsWithItsProcess(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	src.publish(s.events(1, 1)...)
+	cfg := w.config(src)
+	cfg.Timeout = time.Hour
+	w.readAll(cfg, []*stream.Message{src.held[1]})
+	instance := func() *postgres {
+		c := w.consumer(cfg)
+		opened, err := c.offsets.open(t.Context(), nil, &c.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return opened.(*postgres)
+	}
+	dead, next := instance(), instance()
+	st, err := dead.acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := w.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := conn.Hijack()
+	at := st.Offsets[live][0]
+	if _, err := session.Exec(t.Context(), dead.begin(1, live, 0, at, at)); err != nil {
+		t.Fatal(err)
+	}
+	process, err := session.PgConn().Hijack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	process.Frontend.SendQuery(&pgproto3.Query{String: "SELECT pg_sleep(3600)"})
+	if err := errors.Join(process.Frontend.Flush(), process.Conn.Close()); err != nil {
+		t.Fatal(err)
+	}
+	w.expire()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := next.acquire(ctx); err != nil {
+		t.Errorf("the next instance: %v", err)
+	}
+	next.abandon()
+	dead.abandon()
+}
+
+// A stand-by asks who is active without a lock: one that freezes then does not keep the active one from
+// renewing its lease, nor does a lock keep it waiting.
+func TestAStandByLocksNothing(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	src.publish(s.events(1, 1)...)
+	cfg := w.config(src)
+	cfg.Lease = time.Hour
+	w.start(w.consumer(cfg), handler)
+	w.awaitOffsets(1)
+	c := w.consumer(cfg)
+	store, err := c.offsets.open(t.Context(), nil, &c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := w.mine.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // the test is over
+	if _, err := tx.Exec(t.Context(), "SELECT FROM outflow_consumer FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	var held *heldError
+	if _, err := store.acquire(t.Context()); !errors.As(err, &held) {
+		t.Errorf("acquire: %v", err)
+	}
+}
+
+// A pool in which the leases would use up all connections is refused before that.
+func TestAPoolThatIsTooSmallForItsConsumersIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	for n := range 5 { // the pool has 8
+		cfg := w.config(newMemoryStream().publish((&publisher{}).events(1, 1)...))
+		cfg.Name = fmt.Sprint("c", n)
+		r := w.start(w.consumer(cfg), handler)
+		if n < 4 {
+			await.Until(t, "the consumer", func() error {
+				var owner string
+				return w.mine.QueryRow(t.Context(), "SELECT owner FROM outflow_consumer WHERE name = $1 AND "+
+					"owner IS NOT NULL", cfg.Name).Scan(&owner)
+			})
+			continue
+		}
+		if err := r.ends(); !errors.Is(err, ErrSetup) ||
+			!strings.Contains(err.Error(), "8 connections for 5") {
+			t.Errorf("Run: %v", err)
+		}
+	}
+}
+
+// Run that ends with an error gives the lease back: the next one need not wait until it ends.
+func TestAFaultGivesTheLeaseBack(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	m := s.event("a")
+	m.Header = nil
+	src.publish(s.event("a"), m)
+	cfg := w.config(src)
+	cfg.Lease = time.Hour
+	if err := w.start(w.consumer(cfg), handler).ends(); !errors.Is(err, ErrForeign) {
+		t.Fatalf("Run: %v", err)
+	}
+	var owner *string
+	if err := w.mine.QueryRow(t.Context(), "SELECT owner FROM outflow_consumer").Scan(&owner); err != nil ||
+		owner != nil {
+		t.Errorf("the lease is still %v's, %v", *owner, err)
+	}
+}
