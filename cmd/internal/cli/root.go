@@ -36,6 +36,7 @@ func (a *App) Service() []*cobra.Command {
 		a.parkedCommand(),
 		a.consumerCommand(),
 		a.uninstallCommand(),
+		a.supportCommand(),
 		a.configCommand(),
 		a.healthcheckCommand(),
 		a.explainCommand(),

@@ -272,7 +272,7 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
 	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "repair", "replay",
-		"snapshot", "status", "tail", "uninstall"}
+		"snapshot", "status", "support", "tail", "uninstall"}
 	all := list(t, "Imports")
 	for _, name := range commands {
 		of(t, all, "internal/operate/"+name)

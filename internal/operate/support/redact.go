@@ -1,0 +1,346 @@
+package support
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+)
+
+const hidden = "***"
+
+// shortest is the length from which on a secret is also looked for where nothing says that it is one. A
+// shorter one stands in any text by chance, and what is hidden would tell it.
+const shortest = 4
+
+// redactor hides secrets, and what rows hold. It looks for the secrets that it knows, wherever they stand,
+// and for what has the form of one.
+type redactor struct {
+	secrets *strings.Replacer
+	hosts   []*regexp.Regexp // nil: they are kept
+	names   map[string]string
+}
+
+func newRedactor(cfg config.Config, environ []string) *redactor {
+	public := common(cfg)
+	public[cfg.NATS.User] = true
+	for _, setting := range []string{cfg.Postgres.URL, cfg.Postgres.WriteURL} {
+		if c, err := pgconn.ParseConfig(setting); err == nil {
+			public[c.User], public[c.Database], public[c.Host] = true, true, true
+		}
+	}
+	var forms []string
+	for _, s := range knownSecrets(cfg, environ) {
+		// A password that is also a name can't be told from the name; where it stands as a password it is
+		// found by its form.
+		if len(s) >= shortest && !public[s] {
+			forms = append(forms, formsOf(s)...)
+		}
+	}
+	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // the longest first
+	var pairs []string
+	for _, f := range slices.Compact(forms) {
+		pairs = append(pairs, f, hidden)
+	}
+	return &redactor{secrets: strings.NewReplacer(pairs...)}
+}
+
+// common are words that stand everywhere: to hide them would hide nothing, and make the rest unreadable.
+func common(cfg config.Config) map[string]bool {
+	all := map[string]bool{"postgres": true, "nats": true, "outflow": true, "localhost": true, "true": true,
+		"false": true, "null": true}
+	for _, name := range []string{cfg.Slot, cfg.Stream, cfg.Publication, cfg.Table} {
+		all[name] = true
+	}
+	return all
+}
+
+// formsOf are a secret as it is, and as URLs, JSON, quotes and base64 write it.
+func formsOf(s string) []string {
+	var plain strings.Builder
+	e := json.NewEncoder(&plain)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(s) // a string always can be encoded
+	escaped, _ := json.Marshal(s)
+	inner := func(quoted string) string { return strings.Trim(strings.TrimSpace(quoted), `"`) }
+	all := []string{s, url.QueryEscape(s), url.PathEscape(s), url.UserPassword("", s).String()[1:],
+		inner(plain.String()), inner(string(escaped)), inner(strconv.Quote(s)),
+		inner(strconv.Quote(inner(strconv.Quote(s)))), inner(strconv.Quote(inner(plain.String()))),
+		base64.StdEncoding.EncodeToString([]byte(s))}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < shortest })
+}
+
+var (
+	keywordPassword = regexp.MustCompile(`(?i)password\s*=\s*('(?:\\.|[^'\\])*'|(?:\\.|[^\s\\&])+)`)
+	secretName      = regexp.MustCompile(`(?i)pass|secret|token|credential|seed|jwt`)
+	nameOfFile      = regexp.MustCompile(`(?i)(file|path|dir)$`)
+)
+
+// knownSecrets are those that the settings, the environment, and the files that they name hold.
+func knownSecrets(cfg config.Config, environ []string) (all []string) {
+	add := func(found ...string) { all = append(all, found...) }
+	password, token, _ := cfg.NATS.Login() // one that can't be read is not known to anybody
+	add(password, token, cfg.NATS.Password, cfg.NATS.Token)
+	ofText := func(text string) {
+		for _, m := range keywordPassword.FindAllStringSubmatch(text, -1) {
+			value := strings.NewReplacer(`\\`, `\`, `\'`, `'`).Replace(strings.Trim(m[1], "'"))
+			add(value)
+			if plain, err := url.QueryUnescape(value); err == nil {
+				add(plain)
+			}
+		}
+		for _, u := range strings.Split(text, ",") {
+			_, rest, isURL := strings.Cut(u, "://")
+			if at := strings.LastIndexByte(rest, '@'); isURL && at >= 0 {
+				user, pass, both := strings.Cut(rest[:at], ":")
+				if !both && !strings.HasPrefix(u, "postgres") {
+					pass = user // a token
+				}
+				add(pass)
+				if plain, err := url.PathUnescape(pass); err == nil {
+					add(plain)
+				}
+			}
+		}
+	}
+	for _, setting := range []string{cfg.Postgres.URL, cfg.Postgres.WriteURL} {
+		ofText(setting)
+		if c, err := pgconn.ParseConfig(setting); err == nil { // also from PGPASSWORD and a password file
+			add(c.Password)
+		}
+	}
+	ofText(cfg.NATS.URL)
+	home, _ := os.UserHomeDir()
+	passfile, settings := filepath.Join(home, ".pgpass"), home+"/.config"
+	for _, v := range environ {
+		name, value, _ := strings.Cut(v, "=")
+		switch {
+		case name == "PGPASSFILE":
+			passfile = value
+		case name == "XDG_CONFIG_HOME" && value != "":
+			settings = value
+		case secretName.MatchString(name) && !nameOfFile.MatchString(name):
+			add(value)
+		}
+		ofText(value)
+	}
+	if _, after, ok := strings.Cut(cfg.Postgres.URL, "passfile="); ok {
+		passfile, _, _ = strings.Cut(strings.Trim(after, "'"), "&")
+		passfile, _, _ = strings.Cut(passfile, " ")
+	}
+	for line := range strings.SplitSeq(fileText(passfile), "\n") {
+		if fields := strings.SplitN(strings.ReplaceAll(line, `\:`, "\x00"), ":", 5); len(fields) == 5 {
+			add(strings.NewReplacer("\x00", ":", `\\`, `\`).Replace(strings.TrimRight(fields[4], "\r")))
+		}
+	}
+	files := []string{cfg.NATS.Creds, cfg.NATS.NKey, cfg.NATS.PasswordFile, cfg.NATS.TokenFile,
+		cfg.NATS.TLS.Key}
+	if name := cfg.NATS.Context; name != "" {
+		if !strings.ContainsRune(name, filepath.Separator) {
+			name = filepath.Join(settings, "nats", "context", name+".json")
+		}
+		var fields map[string]any
+		if json.Unmarshal([]byte(fileText(name)), &fields) == nil {
+			for name, value := range fields {
+				text := fmt.Sprint(value)
+				if name == "creds" || name == "nkey" {
+					files = append(files, text)
+				} else if secretName.MatchString(name) {
+					add(text)
+				}
+				ofText(text)
+			}
+		}
+	}
+	for _, name := range files {
+		for line := range strings.SplitSeq(fileText(name), "\n") {
+			// not the lines that say what follows
+			if line = strings.TrimSpace(line); !strings.HasPrefix(line, "--") {
+				add(line)
+			}
+		}
+	}
+	return all
+}
+
+// fileText is the text of a file, "" if it can't be read.
+func fileText(name string) string {
+	if name == "" {
+		return ""
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	text, _ := readUpTo(f, 64<<10)
+	return string(text)
+}
+
+// What has the form of a secret. Quotes may be escaped: text is quoted within text.
+var forms = []struct {
+	form *regexp.Regexp
+	as   string
+}{
+	{regexp.MustCompile(`(?s)-----+BEGIN [A-Z0-9 ]*(?:PRIVATE KEY|SEED|JWT)-----.*?(?:-----+END[A-Z0-9 ]*-----+|\z)`),
+		hidden},
+	{regexp.MustCompile(`\bS[A-Z2-7]{57}\b`), hidden},                 // the seed of an nkey
+	{regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*`), hidden}, // a JWT
+	{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s"'<>\\]*@`), "${1}" + hidden + "@"},
+	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{12,}`), "${1} " + hidden},
+	{regexp.MustCompile(`\b_outflow\.\w+`), "_outflow." + hidden}, // the private ingress
+	{regexp.MustCompile(`(?i)(\bkey \([^)]*\)=\()[^)]*`), "${1}" + hidden},
+	{regexp.MustCompile(`(?i)(failing row contains \()[^)]*`), "${1}" + hidden},
+}
+
+// named and row are a name and its value, in the forms name=value, name: value and "name": "value". Those of
+// named are secret, those of row are what rows hold; in messages that is also: name "value".
+var (
+	named = pairs(`[\w.-]*(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|authorization|api_?key|` +
+		`private_?key|seed|jwt)[\w-]*`)
+	row = pairs(`doc|doc_id|docs|document|documents|actor|actor_id|key|seq_key|id|ids|event_id|payload|data|body|` +
+		`payload_base64|data_base64|subject|missing`)
+	told = regexp.MustCompile(`(?i)\b((?:doc|doc_id|document|actor|actor_id|key|seq_key|id|event|payload) )` +
+		`(\\*")(?:[^"\\]|\\[^"])*\\*"`)
+)
+
+func pairs(names string) *regexp.Regexp {
+	return regexp.MustCompile(`(?i)(^|[^\w.-])((?:` + names + `)\\*["']?\s*[=:]\s*)` +
+		`(\\+"(?:[^"\\]|\\[^"])*\\+"|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|` + "`[^`]*`" +
+		`|\{.*\}|[^\s,;&"'})\]\\{\[]+)`)
+}
+
+// hide replaces the values of pairs, and leaves their quotes and what is empty.
+func hide(text string, form *regexp.Regexp) string {
+	return form.ReplaceAllStringFunc(text, func(found string) string {
+		m := form.FindStringSubmatch(found)
+		name, value := m[2], m[3]
+		bare := strings.TrimRight(strings.TrimRight(name, " =:\t"), `"'\`)
+		switch quote := value[:len(value)-len(strings.TrimLeft(value, "\\\"'`"))]; {
+		case nameOfFile.MatchString(bare), strings.Trim(value, "\\\"'`") == "", value == "null",
+			value == "true", value == "false":
+			return found
+		case quote != "":
+			return m[1] + name + quote + hidden + quote
+		}
+		if strings.HasSuffix(strings.TrimRight(name, " :="), `"`) { // a number of JSON
+			return m[1] + name + `"` + hidden + `"`
+		}
+		return m[1] + name + hidden
+	})
+}
+
+// clean hides what is secret; rows says that the text may also say what rows hold.
+func (r *redactor) clean(text string, rows bool) string {
+	text = r.secrets.Replace(text)
+	for _, f := range forms {
+		text = f.form.ReplaceAllString(text, f.as)
+	}
+	text = hide(text, named)
+	if rows {
+		text = told.ReplaceAllString(hide(text, row), "${1}${2}"+hidden+"${2}")
+	}
+	return text
+}
+
+var (
+	hostField = regexp.MustCompile(`"(?:host|hostname|leader|cluster|server_name|client_hostname|holder_host)":\s*` +
+		`"([^"]+)"`)
+	hostOfInstance = regexp.MustCompile(`outflow/[^/\s"]+/([\w.-]+)`)
+	replicaName    = regexp.MustCompile(`"name":\s*"([^"]+)",\s*"current"`)
+	ipv4           = regexp.MustCompile(`\b(?:\d{1,3}\.){3}\d{1,3}\b`)
+	ipv6           = regexp.MustCompile(`\[?\b[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{0,4}){2,7}\b\]?`)
+)
+
+// learn finds the names of hosts, for [redactor.mask]: those of the settings, and those in what was read.
+func (r *redactor) learn(cfg config.Config, texts []string) {
+	found, public := map[string]bool{}, common(cfg)
+	add := func(name string) {
+		if host, _, err := net.SplitHostPort(name); err == nil {
+			name = host
+		}
+		name, _, _ = strings.Cut(name, "/") // the database follows
+		if host, _, err := net.SplitHostPort(name); err == nil {
+			name = host
+		}
+		// a socket's directory is no name
+		if len(name) > 1 && !public[name] && net.ParseIP(name) == nil {
+			found[name] = true
+		}
+	}
+	own, _ := os.Hostname()
+	add(own)
+	for _, setting := range []string{cfg.Postgres.URL, cfg.Postgres.WriteURL} {
+		if c, err := pgconn.ParseConfig(setting); err == nil {
+			add(c.Host)
+			for _, other := range c.Fallbacks {
+				add(other.Host)
+			}
+		}
+	}
+	for _, text := range strings.Split(cfg.NATS.URL, ",") {
+		_, rest, isURL := strings.Cut(text, "://")
+		if !isURL {
+			rest = text
+		}
+		add(strings.TrimSpace(rest[strings.LastIndexByte(rest, '@')+1:]))
+	}
+	add(cfg.Listen)
+	for name := range strings.SplitSeq(cfg.ListenHosts, ",") {
+		add(strings.TrimSpace(name))
+	}
+	for _, text := range texts {
+		for _, form := range []*regexp.Regexp{hostField, hostOfInstance, replicaName} {
+			for _, m := range form.FindAllStringSubmatch(text, -1) {
+				add(m[1])
+			}
+		}
+	}
+	names := make([]string, 0, len(found))
+	for name := range found {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if len(a) != len(b) {
+			return len(b) - len(a) // the longest first: one may be the beginning of another
+		}
+		return strings.Compare(a, b)
+	})
+	r.names = map[string]string{}
+	for i, name := range names {
+		r.names[strings.ToLower(name)] = fmt.Sprintf("host-%d", i+1)
+		r.hosts = append(r.hosts, regexp.MustCompile(`(?i)\b`+regexp.QuoteMeta(name)+`\b`))
+	}
+}
+
+// mask replaces names and addresses of hosts, the same one by the same word in all files.
+func (r *redactor) mask(text string) string {
+	for _, host := range r.hosts {
+		text = host.ReplaceAllStringFunc(text, func(found string) string {
+			return r.names[strings.ToLower(found)]
+		})
+	}
+	address := func(found string) string {
+		ip := net.ParseIP(strings.Trim(found, "[]"))
+		if ip == nil || ip.IsLoopback() || ip.IsUnspecified() {
+			return found
+		}
+		if r.names[found] == "" {
+			r.names[found] = fmt.Sprintf("address-%d", len(r.names)-len(r.hosts)+1)
+		}
+		return r.names[found]
+	}
+	return ipv6.ReplaceAllStringFunc(ipv4.ReplaceAllStringFunc(text, address), address)
+}
