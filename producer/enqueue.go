@@ -72,6 +72,7 @@ func (o *Outbox) enqueue(ctx context.Context, q querier, events []Event) (ids []
 	if len(events) == 0 {
 		return nil, nil
 	}
+	events = o.traced(ctx, events)
 	l, s, err := o.prepare(ctx, q, events)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -52,6 +53,17 @@ type Config struct {
 	MaxPayload int
 	// Headers is the setting headers, name and column: they count in the size of the message.
 	Headers map[string]string
+	// Inject, if it is given, puts the trace context of a call's ctx into a carrier: traceparent and
+	// tracestate of W3C Trace Context, under these names. The columns that Headers maps them to get them in
+	// all events of the call, but for events that name traceparent's column in their own Columns. What is not
+	// valid is left out. With OpenTelemetry:
+	//
+	//	Inject: func(ctx context.Context, to map[string]string) {
+	//		propagation.TraceContext{}.Inject(ctx, propagation.MapCarrier(to))
+	//	},
+	//
+	// It may be called from several goroutines.
+	Inject func(ctx context.Context, to map[string]string)
 	// Publication is the setting publication. If it is given, an event for a table that it does not publish
 	// is refused: it would be skipped in silence.
 	Publication string
@@ -70,7 +82,9 @@ type Outbox struct {
 	table   name
 	counter name
 	message bool
-	layout  atomic.Pointer[layout] // what the first call read of the table; nil: read it again
+	// where Inject's values go; state may be empty
+	parent, state string
+	layout        atomic.Pointer[layout] // what the first call read of the table; nil: read it again
 }
 
 // New checks a configuration. It connects to nothing: the first call reads the table's columns, over its own
@@ -103,6 +117,9 @@ func New(cfg Config) (*Outbox, error) {
 			return nil, fmt.Errorf("producer: Headers[%q] is %q. Give each header the name of a column",
 				header, cfg.Headers[header])
 		}
+	}
+	if err := o.bindTrace(); err != nil {
+		return nil, err
 	}
 	return o, nil
 }

@@ -3,6 +3,7 @@ package publish
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
@@ -26,6 +29,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/traceparent"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/producer"
 )
 
 // receiver is an OTLP collector that keeps what it gets.
@@ -139,7 +143,7 @@ func TestEachMessageOfASampledTraceHasASpan(t *testing.T) {
 	twin.Start()
 
 	begun := time.Now()
-	const trace = "0af7651916cd43dd8448eb211c80319c"
+	const traceID = "0af7651916cd43dd8448eb211c80319c"
 	n, sampled := 0, 0
 	write := func(parent any, isSampled bool) {
 		n++
@@ -150,15 +154,15 @@ func TestEachMessageOfASampledTraceHasASpan(t *testing.T) {
 			VALUES ('note ' || $1::int % 3, 'ann', $1, '{"n": 1}', $2, 'vendor=a,other=b')`, n, parent)
 	}
 	for i := range 20 {
-		write(fmt.Sprintf("00-%s-%016x-01", trace, i+1), true)
-		write(fmt.Sprintf("00-%s-%016x-00", trace, i+1), false)
-		write("00-"+trace+"-nonsense", false)
+		write(fmt.Sprintf("00-%s-%016x-01", traceID, i+1), true)
+		write(fmt.Sprintf("00-%s-%016x-00", traceID, i+1), false)
+		write("00-"+traceID+"-nonsense", false)
 		write(nil, false)
 	}
 	js := harness.JetStream(t, ns.URL())
 	harness.AwaitMessages(t, js, o.Stream, n)
-	any := func(*otlp.Span) bool { return true }
-	spans := collector.await(t, "a span for each sampled message", sampled, any)
+	each := func(*otlp.Span) bool { return true }
+	spans := collector.await(t, "a span for each sampled message", sampled, each)
 	all := harness.Messages(t, js, o.Stream)
 	want := map[string]*oracle.Message{} // by the id that the span must have
 	for _, m := range all {
@@ -225,7 +229,7 @@ func TestEachMessageOfASampledTraceHasASpan(t *testing.T) {
 
 	o.Kill()
 	o.Start()
-	write(fmt.Sprintf("00-%s-%016x-01", trace, 99), true)
+	write(fmt.Sprintf("00-%s-%016x-01", traceID, 99), true)
 	again := collector.await(t, "a message that was made again", 1, func(s *otlp.Span) bool {
 		return attribute(s, "outflow.made_again") != ""
 	})
@@ -289,5 +293,65 @@ func TestACollectorThatDoesNotAnswerChangesNothing(t *testing.T) {
 				t.Errorf("said %d times", got)
 			}
 		})
+	}
+}
+
+// TestWritersSetTheTraceContext: package producer takes it from the context of the call by OpenTelemetry's
+// own propagator, outflow.enqueue from its argument; what is not valid stops nobody.
+func TestWritersSetTheTraceContext(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "writers", traceHeaders, "SOURCE=both",
+		"REORDER_HORIZON=0s", "REORDER_SORT=commit")
+	o.MustRun("init", "--sql-api")
+	o.Start()
+
+	cfg := producer.Config{
+		Headers: map[string]string{"traceparent": "traceparent", "tracestate": "tracestate"},
+		Inject: func(ctx context.Context, to map[string]string) {
+			propagation.TraceContext{}.Inject(ctx, propagation.MapCarrier(to))
+		},
+	}
+	rows, err := producer.New(cfg)
+	harness.Must(t, err)
+	messages, err := producer.Message(cfg)
+	harness.Must(t, err)
+	state, err := trace.ParseTraceState("vendor=a")
+	harness.Must(t, err)
+	inSpan := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
+		TraceState: state}))
+	n := int64(0)
+	enqueue := func(ctx context.Context, to *producer.Outbox) {
+		t.Helper()
+		tx, err := conn.Begin(ctx)
+		harness.Must(t, err)
+		n++
+		_, err = to.Enqueue(ctx, tx,
+			producer.Event{Document: "d", Actor: "a", Counter: n, Payload: []byte("{}")})
+		harness.Must(t, err)
+		harness.Must(t, tx.Commit(ctx))
+	}
+	const written = "00-01000000000000000000000000000000-0200000000000000-01"
+	call := func(columns string) {
+		t.Helper()
+		n++
+		harness.Exec(t, conn, "SELECT outflow.enqueue('d', 'a', $1, '{}', $2)", n, columns)
+	}
+	enqueue(inSpan, rows)
+	enqueue(inSpan, messages)
+	enqueue(t.Context(), rows)
+	enqueue(t.Context(), messages)
+	call(`{"traceparent": "` + written + `", "tracestate": "vendor=a"}`)
+	call(`{"traceparent": "no such thing\nX: y"}`)
+	call(`{}`)
+	both, none := [2]string{written, "vendor=a"}, [2]string{}
+	want := [][2]string{both, both, none, none, both, {"no such thing X: y", ""}, none}
+	js := harness.JetStream(t, ns.URL())
+	harness.AwaitMessages(t, js, o.Stream, len(want))
+	for i, m := range harness.Messages(t, js, o.Stream) {
+		if got := [2]string{m.Header.Get("traceparent"), m.Header.Get("tracestate")}; got != want[i] {
+			t.Errorf("message %d has %q, want %q", i+1, got, want[i])
+		}
 	}
 }
