@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -161,4 +162,54 @@ func sampleQuery(shard relay.Shard, shardBy string, p part, m relay.Mapping, spa
 		"FROM ONLY %s WHERE ctid >= '(%d,0)'::tid AND %s IS NOT NULL%s ORDER BY ctid DESC LIMIT %d",
 		text(m.Doc), text(m.Actor), printed(m.Counter), strings.Join(all, ", "),
 		pgx.Identifier{p.Schema, p.Name}.Sanitize(), from, postgres.Quote(m.Doc), condition, limit)
+}
+
+// SizeSample is what the newest rows of the table measure, as text.
+type SizeSample struct {
+	Rows    int
+	Mean    float64 // bytes of payload, document, actor and key of a row
+	Largest int64   // of payload
+}
+
+// sampledSizes is how many rows a sample of sizes reads: 10,000 would be 10 GB of the largest.
+const sampledSizes = 1000
+
+// SampleSizes measures the newest rows, within the default limits of a sample. What the server refuses is no
+// error: there are no rows then.
+func (s *Setup) SampleSizes(ctx context.Context, t Table, m relay.Mapping) (sample SizeSample, err error) {
+	limits := DefaultSampleLimits
+	if _, err := s.conn.Exec(ctx, "BEGIN READ ONLY"); err != nil {
+		return sample, err
+	}
+	defer func() {
+		_, endErr := s.conn.Exec(ctx, "ROLLBACK")
+		if postgres.SQLState(err) != "" {
+			sample, err = SizeSample{}, nil
+		}
+		err = errors.Join(err, endErr)
+	}()
+	if _, err := s.conn.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d",
+		limits.Timeout.Milliseconds())); err != nil {
+		return sample, err
+	}
+	parts, err := s.newestParts(ctx, t)
+	if err != nil || len(parts) == 0 {
+		return sample, err
+	}
+	length := func(column string) string {
+		if column == "" {
+			return "0"
+		}
+		if c, ok := t.Column(column); ok && c.TypeOID == pgtype.ByteaOID {
+			return "coalesce(octet_length(" + postgres.Quote(column) + "), 0)"
+		}
+		return "octet_length(format('%s', " + postgres.Quote(column) + "))"
+	}
+	p := parts[0]
+	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*), coalesce(avg(payload + rest), 0)::float8, "+
+		"coalesce(max(payload), 0) FROM (SELECT %s AS payload, %s + %s + %s AS rest FROM ONLY %s "+
+		"WHERE ctid >= '(%d,0)'::tid ORDER BY ctid DESC LIMIT %d) r", length(m.Payload), length(m.Doc),
+		length(m.Actor), length(m.Key), pgx.Identifier{p.Schema, p.Name}.Sanitize(),
+		max(0, p.blocks-limits.Blocks), sampledSizes)).Scan(&sample.Rows, &sample.Mean, &sample.Largest)
+	return sample, err
 }

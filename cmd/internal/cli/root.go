@@ -35,6 +35,7 @@ func (a *App) Service() []*cobra.Command {
 		a.replayCommand(),
 		a.parkedCommand(),
 		a.consumerCommand(),
+		a.planCommand(),
 		a.uninstallCommand(),
 		a.supportCommand(),
 		a.configCommand(),

@@ -271,8 +271,8 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 // as conns or backfill.
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
-	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "repair", "replay",
-		"snapshot", "status", "support", "tail", "uninstall"}
+	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "plan",
+		"repair", "replay", "snapshot", "status", "support", "tail", "uninstall"}
 	all := list(t, "Imports")
 	for _, name := range commands {
 		of(t, all, "internal/operate/"+name)
