@@ -2,6 +2,7 @@ package docs
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -25,6 +26,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // upkeep is the world of a section of docs/maintenance.md: an installation as the packages make it, whose
@@ -45,6 +47,8 @@ type upkeep struct {
 	// what systemctl does with a service: its verbs
 	services map[string]map[string]func()
 	before   func() // behind the first events; nil: nothing
+	after    func() // behind the section; nil: nothing
+	lost     bool   // PostgreSQL loses commits that are published
 	consumed int    // by the durable consumer
 	backups  map[string]*harness.Backup
 }
@@ -182,6 +186,66 @@ func withBackup(t *testing.T, pg *pgserver.Server) *upkeep {
 	return w
 }
 
+// withNextPostgreSQL is an outflow whose database is replicated to another server, of a later major if there
+// is one here.
+func withNextPostgreSQL(t *testing.T, pg *pgserver.Server) *upkeep {
+	t.Helper()
+	all := pgserver.Installations()
+	next := pgtest.Own(t, all[len(all)-1].Major)
+	w := plainUpkeep(t, pg)
+	w.Init() // which makes the table
+	database := harness.Value[string](t, w.conn, "SELECT current_database()")
+	nextURL, err := next.CreateDatabase(t.Context(), database)
+	harness.Must(t, err)
+	w.p.env = append(w.p.env, "OLD_DATABASE_URL="+w.p.pgURL, "NEW_DATABASE_URL="+nextURL)
+	conn := harness.Connect(t, nextURL)
+	harness.Exec(t, conn, harness.GeneratedKey)
+	harness.Exec(t, conn, "ALTER TABLE outbox ADD created_at timestamptz NOT NULL DEFAULT now()")
+	harness.Exec(t, w.conn, "CREATE PUBLICATION move FOR TABLE outbox")
+	harness.Exec(t, conn, "CREATE SUBSCRIPTION move CONNECTION '"+w.p.pgURL+"' PUBLICATION move")
+	w.services["app"]["start"] = func() {
+		w.p.pgURL, w.conn = nextURL, conn
+		w.write()
+	}
+	return w
+}
+
+// withStandby is an outflow with a standby that synchronises the slot, and that commits wait for.
+func withStandby(t *testing.T, _ *pgserver.Server) *upkeep {
+	t.Helper()
+	all := pgserver.Installations()
+	major := all[len(all)-1].Major
+	if major < 17 {
+		tier.Missing(t, "pg17", "slots are synchronised from PostgreSQL 17 on")
+	}
+	pg := pgtest.Own(t, major)
+	database, err := pg.CreateDatabase(t.Context(), "app")
+	harness.Must(t, err)
+	ns := natstest.Server(t).URL()
+	w := newUpkeep(t, database, ns)
+	w.Init() // before the standby is made: it must know the slot's database
+	standby, err := pg.Standby(t.Context(), "standby", nil)
+	harness.Must(t, err)
+	t.Cleanup(func() { harness.Must(t, standby.Remove()) })
+	for _, sql := range []string{
+		"ALTER SYSTEM SET synchronous_standby_names = 'standby'",
+		"ALTER SYSTEM SET synchronized_standby_slots = 'standby'", "SELECT pg_reload_conf()",
+	} {
+		harness.Exec(t, w.conn, sql)
+	}
+	w.p.pgURL = fmt.Sprintf(
+		"postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/app?sslmode=disable&target_session_attrs=read-write",
+		pg.Port, standby.Port)
+	w.configure("postgres: {url: '"+w.p.pgURL+"'}", "nats: {url: '"+ns+"'}")
+	w.p.env = append(w.p.env, "DATABASE_URL="+w.p.pgURL, "STANDBY_URL="+standby.URL("app"))
+	w.services["postgresql"] = map[string]func(){"stop": func() {
+		w.publishing()
+		harness.Must(t, pg.Stop("fast"))
+	}}
+	w.after = func() { w.conn = harness.Connect(t, w.p.pgURL) }
+	return w
+}
+
 // consume lets a durable consumer read n messages, and makes sure that it goes on where it was.
 func (w *upkeep) consume(n int) {
 	w.t.Helper()
@@ -239,16 +303,31 @@ func (w *upkeep) run(section string) {
 	if w.load == nil {
 		w.t.Fatal("the page leaves the app stopped")
 	}
-	w.publishing()
-	w.quiet()
-	harness.AwaitMessages(w.t, w.js, w.Stream, w.written)
-	v, err := oracle.Compare(w.t.Context(), w.conn, w.table, w.js, w.Stream, 0)
-	harness.Must(w.t, err)
-	if w.t.Log(v.String()); !v.OK() {
-		w.t.Errorf("stream and table differ: %s", v.String())
+	if w.after != nil {
+		w.after()
 	}
+	w.quietly()
 	w.MustStop(w.t)
 	w.p.stop()
+}
+
+// quietly ends the app behind more events, and compares stream and table.
+func (w *upkeep) quietly() {
+	w.t.Helper()
+	w.writes(100)
+	w.quiet()
+	var v oracle.Verdict
+	harness.Eventually(w.t, "everything is published", func() (err error) {
+		v, err = oracle.Compare(w.t.Context(), w.conn, w.table, w.js, w.Stream, 0)
+		if err == nil && v.Missing > 0 {
+			err = errors.New(v.String())
+		}
+		return err
+	})
+	w.t.Log(v.String())
+	if v.Repeated+v.Changed > 0 || (v.Foreign > 0) != w.lost {
+		w.t.Errorf("stream and table differ: %s", v.String())
+	}
 }
 
 func (w *upkeep) begin() {

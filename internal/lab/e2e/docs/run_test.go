@@ -60,6 +60,8 @@ func TestMaintenanceWorksAsWritten(t *testing.T) {
 		{"Another name for the table", withView},
 		{"NATS on another server", withTwoNATS},
 		{"NATS restored from a backup", withBackup},
+		{"PostgreSQL on another server", withNextPostgreSQL},
+		{"Switchover to a standby", withStandby},
 	} {
 		t.Run(section.title, func(t *testing.T) { section.world(t, pg).run(section.title) })
 	}
