@@ -339,7 +339,18 @@ func TryConnections(ctx context.Context, cfg config.Config) (failed []error) {
 		}
 	}
 	c := Catalog(cfg)
-	try("postgres.url", reach(c.Target()))
+	target := c.Target()
+	try("postgres.url", func(ctx context.Context) error {
+		if err := reach(target)(ctx); err != nil {
+			return err
+		}
+		// The slot is read over one of these, which takes a right and a place of its own (max_wal_senders).
+		conn, err := target.ConnectReplication(ctx)
+		if err == nil {
+			postgres.Close(conn)
+		}
+		return err
+	})
 	if write := cfg.Postgres.WriteURL; write != cfg.Postgres.URL {
 		const setting = "postgres.write_url"
 		try(setting, reach(postgres.Target{Setting: setting, URL: write, Slot: cfg.Slot, Pooled: true}))

@@ -1,0 +1,41 @@
+package wiring
+
+import (
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func TestMain(m *testing.M) {
+	natstest.RunChild()
+	goleak.VerifyTestMain(pgtest.Tests(m))
+}
+
+// A role that may log in and not replicate is good for an ordinary connection only.
+func TestConnectionsAreTriedAsTheyAreUsed(t *testing.T) {
+	t.Parallel()
+	d := outboxdb.New(t, pgtest.Server(t))
+	d.Exec("CREATE ROLE wiring_no_replication LOGIN")
+	t.Cleanup(func() { d.Exec("DROP ROLE wiring_no_replication") })
+	cfg := config.Config{Slot: d.Slot, Stream: "OUTBOX", Subject: outbox.DefaultSubject,
+		NATS: config.NATS{URL: natstest.Server(t).URL()}}
+	cfg.Sink.MaxPayload = 1 << 20
+	for url, want := range map[string]string{
+		d.URL: "",
+		outboxdb.WithUser(t, d.URL, "wiring_no_replication"): "walsender",
+	} {
+		cfg.Postgres.URL, cfg.Postgres.WriteURL = url, url
+		failed := TryConnections(t.Context(), cfg)
+		if want == "" && len(failed) > 0 || want != "" && (len(failed) != 1 ||
+			!strings.Contains(failed[0].Error(), want)) {
+			t.Errorf("want %q: %v", want, failed)
+		}
+	}
+}
