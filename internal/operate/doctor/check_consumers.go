@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/finding"
 )
 
@@ -141,7 +142,7 @@ var consumerChecks = []check{
 				}
 				r.findAs(as, "events_parked", "consumer %s has %s parked in %s, the oldest for %s",
 					p.Consumer, count(p.Events, "event"), p.Table,
-					round(since)).Command = "outflow parked list " + finding.Word(p.Consumer)
+					units.Duration(since)).Command = "outflow parked list " + finding.Word(p.Consumer)
 			}
 		}},
 }

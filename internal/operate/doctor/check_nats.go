@@ -3,6 +3,7 @@ package doctor
 import (
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/finding"
 )
 
@@ -172,7 +173,7 @@ var recordChecks = []check{
 			if age > oldPlace && behind > oldWAL {
 				r.find("record_old", "the newest recorded place is %v old and %s of WAL behind, although "+
 					"slot %s "+
-					"is read", round(age), size(behind), f.Config.Slot).Command = "outflow status"
+					"is read", units.Duration(age), size(behind), f.Config.Slot).Command = "outflow status"
 			}
 			r.ok("%s of WAL behind the end", size(max(behind, 0)))
 		}},

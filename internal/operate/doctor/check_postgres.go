@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -130,10 +131,10 @@ var postgresChecks = []check{
 				lasts := seconds(float64(keep) / rate)
 				if lasts < leastKept {
 					r.find("wal_keep_short", "max_slot_wal_keep_size is %s, which lasts for an outage of "+
-						"%v at "+
-						"the average rate of %s a second", size(keep), round(lasts), size(int64(rate)))
+						"%v at the average rate of %s a second",
+						size(keep), units.Duration(lasts), size(int64(rate)))
 				}
-				r.ok("%s, about %v of WAL", size(keep), round(lasts))
+				r.ok("%s, about %v of WAL", size(keep), units.Duration(lasts))
 				return
 			}
 			r.ok("%s", size(keep))
@@ -167,7 +168,7 @@ var postgresChecks = []check{
 					as = finding.Error
 				}
 				r.findAs(as, "long_transaction", "%s in database %s has been open for %v", who,
-					postgres.Quote(t.Database), round(open)).Command = command
+					postgres.Quote(t.Database), units.Duration(open)).Command = command
 			}
 		}},
 	{name: "postgres.decoding", needs: []source{srcServer, srcSettings},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -84,7 +85,7 @@ var slotChecks = []check{
 			left, worst := "", finding.Note
 			if rate := f.walRate(); rate > 0 {
 				lasts := seconds(float64(safe) / rate)
-				left = ", about " + round(lasts) + " at the average rate of WAL"
+				left = ", about " + units.Duration(lasts) + " at the average rate of WAL"
 				if lasts < nearLoss && !s.Active {
 					worst = finding.Warning
 				}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -16,19 +17,6 @@ func seconds(n float64) time.Duration {
 		return math.MaxInt64
 	}
 	return time.Duration(n * float64(time.Second))
-}
-
-// round is a duration as people say it.
-func round(d time.Duration) string {
-	switch {
-	case d > 48*time.Hour:
-		return fmt.Sprintf("%.0f days", d.Hours()/24)
-	case d > 2*time.Hour:
-		return fmt.Sprintf("%.0f hours", d.Hours())
-	case d > 2*time.Minute:
-		return fmt.Sprintf("%.0f minutes", d.Minutes())
-	}
-	return fmt.Sprintf("%.0f s", d.Seconds())
 }
 
 // count is a number of things.
@@ -46,18 +34,8 @@ func short(d time.Duration) time.Duration {
 	return d.Round(10 * time.Microsecond)
 }
 
-// size prints bytes with a binary unit.
-func size(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, u := float64(n)/1024, 0
-	for v >= 1024 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	return fmt.Sprintf("%.1f %ciB", v, units[u])
-}
+// size prints bytes; what is below 0 is none.
+func size(n int64) string { return units.Size(uint64(max(n, 0))) }
 
 // number is a count that ends at a limit.
 func number(n, limit int) string {
