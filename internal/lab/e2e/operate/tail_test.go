@@ -284,6 +284,35 @@ func TestTailEndsWithItsReader(t *testing.T) {
 	mustHaveNoConsumers(t, f.JS, f.Stream)
 }
 
+// TestTailWaitsForASequenceThatIsToCome: the server begins at the stream's end instead.
+func TestTailWaitsForASequenceThatIsToCome(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "tailwait", "REORDER_HORIZON=0s")
+	f.Init()
+	f.Start()
+	shows, news := follow(t, f.Outflow, "--seq", "3", "--count", "1"), follow(t, f.Outflow, "--count", "1")
+	harness.Eventually(t, "both read", func() error {
+		s, err := f.JS.Stream(t.Context(), f.Stream)
+		if err == nil && s.CachedInfo().State.Consumers < 2 {
+			err = errors.New("not yet")
+		}
+		return err
+	}, shows.p, news.p)
+	for i := range 3 {
+		harness.Insert(t, f.Conn, "a", i+1, "{}")
+	}
+	harness.AwaitMessages(t, f.JS, f.Stream, 3)
+	for shown, by := range map[string]*following{"3": shows, "1": news} {
+		select {
+		case <-by.p.Done():
+		case <-time.After(harness.Patience):
+			t.Fatal("it does not end after --count messages")
+		}
+		by.await(shown)
+	}
+}
+
 // TestTailNamesTheMissingRight: and those of the documented user are enough.
 func TestTailNamesTheMissingRight(t *testing.T) {
 	t.Parallel()
