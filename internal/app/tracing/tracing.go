@@ -69,6 +69,7 @@ func Start(cfg Config) *Tracer {
 	quiet(cfg.Logger)
 	to, err := otlptracehttp.New(t.giveUp)
 	if err != nil {
+		t.cancel()
 		cfg.Logger.Warn("no spans are exported", "err", err)
 		return nil
 	}
