@@ -119,6 +119,43 @@ func (p *pageRun) module() {
 	p.write(filepath.Join(p.dir, "go.sum"), string(sums), 0o600)
 }
 
+// service is a program of the reader's that the page starts and stops with systemctl.
+type service struct {
+	p      *pageRun
+	wanted string // file: what systemctl was told last, start or stop
+	state  string // file: what the program is
+}
+
+// service makes the systemctl that a page calls for a unit.
+func (p *pageRun) service(unit, wanted string) *service {
+	p.t.Helper()
+	s := &service{p, filepath.Join(p.base, unit+".wanted"), filepath.Join(p.base, unit+".is")}
+	p.write(s.wanted, wanted, 0o600)
+	s.is("stop")
+	p.write(filepath.Join(p.base, "bin", "systemctl"), fmt.Sprintf(`#!/usr/bin/env bash
+set -eu
+[ "$2" = %[3]s ]
+printf %%s "$1" >%[1]q
+until [ "$(cat %[2]q)" = "$1" ]; do
+  [ "$(cat %[2]q)" != failed ]
+  sleep 0.05
+done
+`, s.wanted, s.state, unit), 0o700)
+	return s
+}
+
+// told is what the page wants it to do: start or stop.
+func (s *service) told() string {
+	b, err := os.ReadFile(s.wanted)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// is says what it does: start, stop, or failed.
+func (s *service) is(what string) { s.p.write(s.state, what, 0o600) }
+
 func (p *pageRun) write(path, text string, mode os.FileMode) {
 	p.t.Helper()
 	harness.Must(p.t, os.WriteFile(path, []byte(text), mode))

@@ -28,12 +28,11 @@ import (
 // reader comes from. Whatever the page does, nothing that was committed may be missing in the end, or be
 // there twice.
 type polling struct {
-	t      *testing.T
-	p      *pageRun
-	js     jetstream.JetStream
-	conn   *pgx.Conn // to look
-	wanted string    // file: what systemctl was told last, start or stop
-	is     string    // file: what the relay is
+	t       *testing.T
+	p       *pageRun
+	js      jetstream.JetStream
+	conn    *pgx.Conn // to look
+	service *service  // the relay
 
 	mu        sync.Mutex
 	committed map[int64]bool // ids of rows
@@ -53,19 +52,7 @@ const (
 // aroundPolling starts that world, and returns what is to happen behind the page's last block.
 func aroundPolling(t *testing.T, p *pageRun) (finish func()) {
 	w := &polling{t: t, p: p, js: harness.JetStream(t, p.natsURL), conn: harness.Connect(t, p.pgURL),
-		committed: map[int64]bool{}}
-	w.wanted, w.is = filepath.Join(p.base, "relay.wanted"), filepath.Join(p.base, "relay.is")
-	p.write(w.wanted, "start", 0o600)
-	p.write(w.is, "stop", 0o600)
-	p.write(filepath.Join(p.base, "bin", "systemctl"), fmt.Sprintf(`#!/usr/bin/env bash
-set -eu
-[ "$2" = relay ]
-printf %%s "$1" >%[1]q
-until [ "$(cat %[2]q)" = "$1" ]; do
-  [ "$(cat %[2]q)" != failed ]
-  sleep 0.05
-done
-`, w.wanted, w.is), 0o700)
+		committed: map[int64]bool{}, service: p.service("relay", "start")}
 	if _, err := w.js.CreateStream(t.Context(),
 		jetstream.StreamConfig{Name: oldStream, Subjects: []string{"events.>"}}); err != nil {
 		t.Fatal(err)
@@ -76,7 +63,7 @@ done
 	relay.Go(func() error {
 		err := w.relay(relaying)
 		if err != nil {
-			p.write(w.is, "failed", 0o600)
+			w.service.is("failed")
 		}
 		return err
 	})
@@ -204,7 +191,7 @@ func (w *polling) count() int {
 // waits for it.
 func (w *polling) linger(ctx context.Context) error {
 	return w.session(ctx, "batch", func(conn *pgx.Conn) error {
-		for w.told() != "stop" {
+		for w.service.told() != "stop" {
 			if err := pause(ctx, 5*time.Millisecond); err != nil {
 				return err
 			}
@@ -243,18 +230,10 @@ func (w *polling) linger(ctx context.Context) error {
 	})
 }
 
-func (w *polling) told() string {
-	b, err := os.ReadFile(w.wanted)
-	if err != nil {
-		return err.Error()
-	}
-	return string(b)
-}
-
 // relay does what the page says that the reader's relay does, while it is not stopped.
 func (w *polling) relay(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if w.told() != "start" {
+		if w.service.told() != "start" {
 			_ = pause(ctx, 10*time.Millisecond)
 			continue
 		}
@@ -267,7 +246,7 @@ func (w *polling) relay(ctx context.Context) error {
 			_ = pause(ctx, 10*time.Millisecond)
 		}
 		w.stopped()
-		w.p.write(w.is, "stop", 0o600)
+		w.service.is("stop")
 	}
 	return nil
 }
@@ -284,8 +263,8 @@ func (w *polling) relayOn(ctx context.Context, conn *pgx.Conn) error {
 		return fmt.Errorf("%d rows that were there when the page began to go over have been sent by nobody "+
 			"when it goes back", forgotten)
 	}
-	w.p.write(w.is, "start", 0o600)
-	for w.told() == "start" && ctx.Err() == nil {
+	w.service.is("start")
+	for w.service.told() == "start" && ctx.Err() == nil {
 		n, err := w.pass(context.WithoutCancel(ctx), conn)
 		if err != nil {
 			return err
@@ -365,7 +344,7 @@ func (w *polling) judge() {
 			w.t.Errorf("stream %s has %d messages, want %d at least: nothing was shown", name, n, between)
 		}
 	}
-	w.compare("the streams", streams)
+	compare(w.t, "the streams", w.committed, streams)
 	effects := map[int64]int{}
 	harness.Eventually(w.t, "the consumer has had everything", func() error {
 		clear(effects)
@@ -387,7 +366,7 @@ func (w *polling) judge() {
 		}
 		return lines.Err()
 	})
-	w.compare("the consumer's effects", effects)
+	compare(w.t, "the consumer's effects", w.committed, effects)
 	if !w.awaited || w.stops < 1 {
 		w.t.Errorf("the slot waited for an open transaction: %v; the relay was stopped %d times", w.awaited,
 			w.stops)
@@ -414,10 +393,11 @@ func (w *polling) ids(stream string, seen map[int64]int) (n int) {
 	return n
 }
 
-func (w *polling) compare(what string, seen map[int64]int) {
-	w.t.Helper()
+// compare compares what was committed with how often each of it was seen.
+func compare[ID comparable](t *testing.T, what string, committed map[ID]bool, seen map[ID]int) {
+	t.Helper()
 	missing, twice, foreign := 0, 0, 0
-	for id := range w.committed {
+	for id := range committed {
 		if seen[id] == 0 {
 			missing++
 		}
@@ -426,12 +406,12 @@ func (w *polling) compare(what string, seen map[int64]int) {
 		if n > 1 {
 			twice++
 		}
-		if !w.committed[id] {
+		if !committed[id] {
 			foreign++
 		}
 	}
 	if missing+twice+foreign > 0 {
-		w.t.Errorf("%s: of %d rows %d are missing, %d are there more than once; %d were never committed",
-			what, len(w.committed), missing, twice, foreign)
+		t.Errorf("%s: of %d rows %d are missing, %d are there more than once; %d were never committed",
+			what, len(committed), missing, twice, foreign)
 	}
 }

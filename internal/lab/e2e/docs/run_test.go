@@ -21,6 +21,9 @@ var docPages = []struct {
 	{name: "snapshot"},
 	{name: "ordering"},
 	{name: "from-polling", around: aroundPolling},
+	{name: "cut-over", around: aroundCutover},
+	{name: "from-debezium"},
+	{name: "from-wal-listener"},
 }
 
 // TestThePagesWorkAsWritten does what the pages say, block by block, against real servers, and sees what they
