@@ -101,5 +101,6 @@ var slot = []Finding{
 		Runbook: "[What a standby needs](postgres.md#failover-to-a-standby)."},
 	{Code: "slot_orphan", Severity: Warning,
 		Title: "Another slot that looks like Outflow's is read by nobody, and keeps WAL",
-		Hint:  "If it is another shard's or installation's, start that one. If nobody needs it, drop it."},
+		Hint: "If it is another shard's or installation's, start that one. If nobody needs it, `outflow " +
+			"uninstall` with its configuration removes it, or drop it."},
 }

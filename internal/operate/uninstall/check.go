@@ -129,6 +129,12 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 		if newest.Due >= u.slot.Confirmed {
 			from = newest
 		}
+		// what is not confirmed may still be lost with the end of the broker's files, and the WAL is what
+		// brings it back
+		if n := u.unconfirmed(); n > 0 && !u.o.Stream {
+			return refuse("%d messages have been in stream %s for less than sink.durable_after (%v): "+
+				"they are not confirmed", n, u.cfg.Stream, u.cfg.Sink.DurableAfter)
+		}
 	}
 	if mapping == nil {
 		return refuse("table and record are gone: which events slot %s holds can't be told", u.cfg.Slot)
@@ -163,6 +169,18 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 			found.Events, u.cfg.Slot, found.First.LSN, relay.CommitTime(found.First.Time))
 	}
 	return nil
+}
+
+// unconfirmed counts the messages behind the newest checkpoint that the slot's confirmed LSN shows to be
+// durable. Of several that start at that LSN it is the oldest.
+func (u *uninstall) unconfirmed() uint64 {
+	all := u.record.Checkpoints
+	for i, p := range slices.Backward(all) {
+		if p.Start() <= u.slot.Confirmed && (i == 0 || all[i-1].Start() < p.Start()) {
+			return u.stream.LastSeq - min(p.Seq, u.stream.LastSeq)
+		}
+	}
+	return 0 // no checkpoint covers it: a gap, and outflow run says which
 }
 
 // mapping is that of the record, else that of the configuration; nil if neither is known.

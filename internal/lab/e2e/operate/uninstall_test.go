@@ -87,19 +87,38 @@ func TestUninstallRemovesWhatInitHasMade(t *testing.T) {
 	harness.AwaitMessages(t, f.JS, f.Stream, 1)
 }
 
+// subjects are those that the stream takes messages from.
+func subjects(t *testing.T, f *harness.Installation) []string {
+	t.Helper()
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	return s.CachedInfo().Config.Subjects
+}
+
 // TestInitGoesOnBehindAStreamThatUninstallHasLeft: the stream stays, and what is written after the next init
 // follows what it has. What was written between is said not to.
 func TestInitGoesOnBehindAStreamThatUninstallHasLeft(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "kept", "SINK_DURABLE_AFTER=0s")
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "kept", "SINK_DURABLE_AFTER=1h")
 	f.Init()
+	f.Start()
 	harness.Insert(t, f.Conn, "doc", 1, "{}")
 	harness.Insert(t, f.Conn, "doc", 2, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 2)
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.MustFail(3, []string{"uninstall", "--yes"}, "uninstall_unpublished", "2 messages", "sink.durable_after",
+		"outflow drain")
+	f.Set("SINK_DURABLE_AFTER=0s")
 	f.Drain()
+	ingress := subjects(t, f)
 	f.MustContain("outflow uninstall", f.MustRun("uninstall"), "init goes on behind sequence 2",
 		"stream "+f.Stream+": stays (it has 2 messages")
 	f.MustRun("uninstall", "--yes")
+	if now := subjects(t, f); slices.Equal(now, ingress) {
+		t.Errorf("an outflow that was asleep can still publish to %v", now)
+	}
 	f.MustContain("the second time", f.MustRun("uninstall", "--yes"), "There is nothing to remove")
 	f.MustFail(3, []string{"run"}, "outflow uninstall has removed slot "+f.Slot, "outflow init")
 	harness.Insert(t, f.Conn, "doc", 3, "{}")
