@@ -32,6 +32,7 @@ type Report struct {
 	InStream int    `json:"in_stream"` // how many of Rows the stream has
 	InWAL    int    `json:"in_wal"`    // how many are still to come from the slot
 	Missing  int    `json:"missing"`   // how many are nowhere
+	Lost     int    `json:"lost"`      // messages of commits that the server lost, in a restore or a failover
 	First    *Event `json:"first,omitempty"`
 	Last     *Event `json:"last,omitempty"`
 	Compared bool   `json:"compared"` // whether table and stream were compared
@@ -79,6 +80,12 @@ func (r *Report) planned(p *plan) {
 		if s.foreign > 0 {
 			r.Notes = append(r.Notes,
 				fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.foreign))
+		}
+		if r.Lost = s.lost; s.lost > 0 {
+			r.Notes = append(r.Notes,
+				fmt.Sprintf("%d events are in the stream, the first at sequence %d, and not in this "+
+					"database: it left the timeline that they are of at %v. They stay, and consumers may "+
+					"have acted on them", s.lost, s.lostFrom, s.left))
 		}
 	}
 }

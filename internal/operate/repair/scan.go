@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -58,8 +59,11 @@ type scan struct {
 	first    *Event
 	last     *Event
 
-	withoutID int       // messages of ours without an event id
-	foreign   int       // messages without our header, above the record's base
+	withoutID int    // messages of ours without an event id
+	foreign   int    // messages without our header, above the record's base
+	lost      int    // messages of commits beyond the end of a timeline that the server left
+	lostFrom  uint64 // the first of them
+	left      outbox.LSN
 	newest    uint64    // the newest message that was read
 	newestAt  time.Time // when it was stored
 
@@ -180,6 +184,11 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	if rd.Record != nil {
 		base = rd.Record.Base
 	}
+	var history relay.History // of the timelines that the stream was made from, where they are this cluster's
+	if rd.Record != nil && rd.Record.SystemID == rd.Server.SystemID {
+		history = rd.Server.History
+	}
+	s.lost, s.lostFrom = 0, math.MaxUint64
 	var due outbox.LSN
 	read := 0
 	err := s.l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
@@ -210,6 +219,12 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
 			return nil
+		}
+		if end, left, _ := history.Left(h.Timeline); left && h.Pos.LSN > end {
+			if _, there := s.outcomes[id]; !there {
+				s.lost++
+				s.lostFrom, s.left = min(s.lostFrom, m.Seq), end
+			}
 		}
 		if !keep || m.Seq <= s.known {
 			return nil
