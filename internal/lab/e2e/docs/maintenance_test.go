@@ -246,6 +246,46 @@ func withStandby(t *testing.T, _ *pgserver.Server) *upkeep {
 	return w
 }
 
+// withPostgreSQLBackup is an outflow whose database is restored as it was some time before.
+func withPostgreSQLBackup(t *testing.T, _ *pgserver.Server) *upkeep {
+	t.Helper()
+	pg := pgtest.Own(t, 0)
+	database, err := pg.CreateDatabase(t.Context(), "app")
+	harness.Must(t, err)
+	w := newUpkeep(t, database, natstest.Server(t).URL())
+	var past *pgserver.Server
+	w.before = func() {
+		var err error
+		past, err = pg.Standby(t.Context(), "past", nil)
+		harness.Must(t, err)
+		t.Cleanup(func() { harness.Must(t, past.Remove()) })
+		w.publishing()
+		harness.Must(t, past.Detach(t.Context()))
+		harness.Eventually(t, "the backup is cut off", func() error {
+			if n := harness.Value[int](t, w.conn, "SELECT count(*) FROM pg_stat_replication WHERE "+
+				"application_name = 'past'"); n > 0 {
+				return fmt.Errorf("%d walsenders", n)
+			}
+			return nil
+		})
+		w.publishing()
+	}
+	w.services["postgresql"] = map[string]func(){
+		"stop": func() { harness.Must(t, pg.Stop("fast")) },
+		"start": func() {
+			copied := filepath.Join(t.TempDir(), "copy")
+			harness.Must(t, past.Promote(t.Context()))
+			harness.Must(t, past.Stop("fast"))
+			harness.Must(t, past.Backup(copied))
+			harness.Must(t, pg.Restore(copied))
+			harness.Must(t, pg.Start(t.Context()))
+		},
+	}
+	w.lost = true
+	w.after = func() { w.conn = harness.Connect(t, w.p.pgURL) }
+	return w
+}
+
 // consume lets a durable consumer read n messages, and makes sure that it goes on where it was.
 func (w *upkeep) consume(n int) {
 	w.t.Helper()

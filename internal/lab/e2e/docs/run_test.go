@@ -65,6 +65,8 @@ func TestMaintenanceWorksAsWritten(t *testing.T) {
 		{"NATS restored from a backup", withBackup},
 		{"PostgreSQL on another server", withNextPostgreSQL},
 		{"Switchover to a standby", withStandby},
+		{"PostgreSQL restored from a backup", withPostgreSQLBackup},
+		{"Both restored", withPostgreSQLBackup},
 	} {
 		t.Run(section.title, func(t *testing.T) { section.world(t, pg).run(section.title) })
 	}
