@@ -72,8 +72,10 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		decorate = append(decorate, a.faults.Decorate)
 		log.Warn("this outflow does harm to itself, as a test wants it to")
 	}
-	known := metrics.Info{Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Shard: cfg.Shard.String(),
-		MaxSpill: cfg.Reorder.MaxSpill}
+	known := metrics.Info{
+		Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Shard: cfg.Shard.String(),
+		MaxSpill: cfg.Reorder.MaxSpill, Started: time.Now(),
+	}
 	registry, own := metrics.New(known)
 	p, reload, closeWriter := wiring.Pipeline(cfg, log, own, decorate...)
 	defer closeWriter()

@@ -42,7 +42,9 @@ func everything(t *testing.T) []*dto.MetricFamily {
 			Replicas: []watch.Replica{{Name: "n2"}}},
 		Consumers: []watch.Consumer{{Name: "search"}}, ConsumerList: read,
 	}
-	info := Info{Slot: "outflow", MaxSpill: 1}
+	reading.Postgres.Certificates = []watch.Certificate{{Side: "server", Until: now}}
+	reading.NATS.Certificates = []watch.Certificate{{Side: "client", Until: now}}
+	info := Info{Slot: "outflow", MaxSpill: 1, Started: now}
 	registry, own := New(info)
 	_, _, stop := wiring.Pipeline(config.Config{}, slog.New(slog.DiscardHandler), own)
 	stop()
@@ -102,11 +104,11 @@ func TestWhatIsNotKnownHasNoSeries(t *testing.T) {
 	}
 	const always = "build_info gaps_open held_bytes held_events in_flight_bytes in_flight_limit_bytes " +
 		"in_flight_limit_messages in_flight_messages "
-	if got := names(); got != always+"slot_held state " {
+	if got := names(); got != always+"slot_held spill_bytes state " {
 		t.Errorf("before anything was read: %s", got)
 	}
 	reading.Postgres.FailingSince, reading.NATS.FailingSince = time.Now(), time.Now()
-	if got := names(); got != always+"nats_up postgres_up slot_held state " {
+	if got := names(); got != always+"nats_up postgres_up slot_held spill_bytes state " {
 		t.Errorf("both sides were down from the start: %s", got)
 	}
 }
@@ -193,7 +195,7 @@ var sections = []struct {
 	title, text string
 	names       *regexp.Regexp
 }{
-	{"State", "", regexp.MustCompile(`^(state|slot_held|fault|build_info)$`)},
+	{"State", "", regexp.MustCompile(`^(state|start_timestamp_seconds|slot_held|fault|build_info|certificate_.*)$`)},
 	{"Progress", "", regexp.MustCompile(`^(published_lsn|received_lsn|published_sequence|unpublished_.*|` +
 		`oldest_.*|caught_up.*|events_published_total|sent_bytes_total|commit_to_ack_seconds)$`)},
 	{"PostgreSQL and the slot", "Read by a connection of their own, whatever publishing does.\n",

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/sink"
@@ -21,6 +22,7 @@ import (
 type Info struct {
 	Version, Slot, Stream, Shard string
 	MaxSpill                     int64 // bytes; 0: no limit
+	Started                      time.Time
 }
 
 // New returns a registry of Go's and the process's metrics, and where Outflow's own are registered: there
@@ -109,6 +111,8 @@ var (
 		"stopping, fault (a person is needed), stopped.", "state")
 	slotHeld = describe("slot_held", "1 while this process holds the slot, else 0: 1 for one instance of a "+
 		"pair.")
+	started = describe("start_timestamp_seconds", "When the process started: changes() of it by slot counts "+
+		"restarts.")
 	fault = describe("fault", "1, while publishing has stopped until a person acts, with the fault's code. "+
 		"No series otherwise.", "code")
 
@@ -139,6 +143,8 @@ var (
 	heldLimitBytes = describe("held_limit_bytes",
 		"The most bytes that the buffer holds: reorder.max_bytes as "+
 			"in force. One transaction may exceed it, on disk.")
+	spilled = describe("spill_bytes",
+		"Bytes of scratch files, in which a transaction larger than the buffer is put in order.")
 	spillLimit = describe("spill_limit_bytes",
 		"The most bytes of scratch files at a time: reorder.max_spill. "+
 			"No series if there is no limit.")
@@ -161,6 +167,7 @@ func (g gauges) pipeline(s *pipeline.Status, info Info) {
 	for _, state := range pipeline.States {
 		g.is(stateDesc, s.State == state, strings.ReplaceAll(strings.ToLower(string(state)), " ", "_"))
 	}
+	g.time(started, info.Started)
 	g.is(slotHeld, s.Holds())
 	if s.Fault != nil {
 		g.set(fault, 1, s.Fault.Code)
@@ -183,6 +190,7 @@ func (g gauges) pipeline(s *pipeline.Status, info Info) {
 	g.some(heldLimit, float64(s.HeldLimit))
 	g.set(heldBytes, float64(s.HeldBytes))
 	g.some(heldLimitBytes, float64(s.HeldLimitBytes))
+	g.set(spilled, float64(tempfile.InUse()))
 	g.some(spillLimit, float64(info.MaxSpill))
 	g.set(inFlight, float64(s.InFlight))
 	g.set(inFlightLimit, sink.MaxInFlight)
@@ -228,6 +236,7 @@ func (g gauges) postgres(r *watch.Reading) {
 		return // not asked yet
 	}
 	g.is(postgresUp, r.Postgres.FailingSince.IsZero())
+	g.certificates("postgres", r.Postgres.Certificates)
 	if r.Postgres.At.IsZero() {
 		return
 	}
@@ -293,11 +302,22 @@ var (
 			"consumer has acknowledged everything.", "consumer")
 )
 
+var certificate = describe("certificate_expiry_timestamp_seconds", "When a certificate expires that the "+
+	"watcher's connection depends on: of the server (side server), or the client certificate that it is "+
+	"shown (side client). No series without TLS.", "peer", "side")
+
+func (g gauges) certificates(peer string, all []watch.Certificate) {
+	for _, c := range all {
+		g.time(certificate, c.Until, peer, c.Side)
+	}
+}
+
 func (g gauges) nats(r *watch.Reading) {
 	if r.NATS.At.IsZero() && r.NATS.FailingSince.IsZero() {
 		return
 	}
 	g.is(natsUp, r.NATS.FailingSince.IsZero())
+	g.certificates("nats", r.NATS.Certificates)
 	if r.NATS.At.IsZero() {
 		return
 	}

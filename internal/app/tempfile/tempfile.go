@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"sync/atomic"
 )
 
 // Dir is a directory for temporary files. The empty path is the system's directory for them.
@@ -39,7 +40,33 @@ func (d Dir) Create() (File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("temporary file in %s: %w", dir, err)
 	}
-	return f, nil
+	return &counted{f: f}, nil
+}
+
+var inUse atomic.Int64
+
+// InUse returns how many bytes all open files have. Safe for concurrent use.
+func InUse() int64 { return inUse.Load() }
+
+// counted is a file whose bytes count while it is open.
+type counted struct {
+	f *os.File
+	n int64
+}
+
+func (c *counted) ReadAt(b []byte, at int64) (int, error) { return c.f.ReadAt(b, at) }
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.f.Write(b)
+	c.n += int64(n)
+	inUse.Add(int64(n))
+	return n, err
+}
+
+func (c *counted) Close() error {
+	inUse.Add(-c.n)
+	c.n = 0
+	return c.f.Close()
 }
 
 func create(dir string) (*os.File, error) {

@@ -24,7 +24,7 @@ func TestFileHasNoName(t *testing.T) {
 	for what, c := range map[string]struct {
 		stat func() (fs.FileInfo, error)
 		want fs.FileMode
-	}{"file": {f.(*os.File).Stat, 0o600}, "directory": {func() (fs.FileInfo, error) { return os.Stat(dir) },
+	}{"file": {f.(*counted).f.Stat, 0o600}, "directory": {func() (fs.FileInfo, error) { return os.Stat(dir) },
 		0o700}} {
 		if info, err := c.stat(); err != nil || info.Mode().Perm() != c.want {
 			t.Errorf("the %s has mode %v, %v; want %v", what, info.Mode().Perm(), err, c.want)
@@ -68,5 +68,23 @@ func TestErrorNamesDirectory(t *testing.T) {
 	var path *fs.PathError
 	if err == nil || !errors.As(err, &path) || !strings.Contains(err.Error(), file) {
 		t.Fatalf("file %v, error %v; want one that names %s", f, err, file)
+	}
+}
+
+// It does not run beside others, which write files as well.
+func TestBytesOfOpenFilesAreCounted(t *testing.T) {
+	f, err := Dir(t.TempDir()).Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := InUse()
+	if n, err := f.Write(make([]byte, 1<<20)); n != 1<<20 || err != nil {
+		t.Fatal(n, err)
+	}
+	if got := InUse() - before; got != 1<<20 {
+		t.Errorf("%d bytes more", got)
+	}
+	if err := f.Close(); err != nil || InUse() != before {
+		t.Errorf("%v, %d bytes more after it was closed", err, InUse()-before)
 	}
 }

@@ -117,9 +117,14 @@ func (n *natsSide) account(ctx context.Context) (*NATS, error) {
 		return nil, err
 	}
 	nc := n.conn.NATS()
+	var certificates []Certificate
+	if state, err := nc.TLSConnectionState(); err == nil { // else there is no TLS
+		certificates = Certificates(state.PeerCertificates, nc.Opts.TLSConfig, nc.Opts.TLSCertCB)
+	}
 	return &NATS{
-		Server:  strings.TrimSpace(nc.ConnectedServerName() + " " + nc.ConnectedAddr()),
-		Version: nc.ConnectedServerVersion(), RoundTrip: time.Since(asked),
+		Certificates: certificates,
+		Server:       strings.TrimSpace(nc.ConnectedServerName() + " " + nc.ConnectedAddr()),
+		Version:      nc.ConnectedServerVersion(), RoundTrip: time.Since(asked),
 		Storage: answer.Storage, StorageLimit: uint64(max(answer.Limits.MaxStorage, 0)),
 	}, nil
 }

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"strconv"
@@ -63,7 +64,7 @@ func (p *postgresSide) read(ctx context.Context) error {
 	version, _, _ := strings.Cut(p.conn.PgConn().ParameterStatus("server_version"), " ")
 	p.w.update(func(r *Reading) {
 		r.Postgres = Postgres{Host: p.host(), Version: version, Standby: standby, RoundTrip: roundTrip,
-			WALEnd: end, WALRate: p.rate.perSecond()}
+			WALEnd: end, WALRate: p.rate.perSecond(), Certificates: p.certificates()}
 		r.Slot, r.Instances = slotOf(&slot, end), instances
 		r.Postgres.fresh(now)
 		r.Slot.fresh(now)
@@ -117,6 +118,14 @@ func (p *postgresSide) close() {
 		postgres.Close(p.conn)
 		p.conn = nil
 	}
+}
+
+func (p *postgresSide) certificates() []Certificate {
+	conn, ok := p.conn.PgConn().Conn().(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	return Certificates(conn.ConnectionState().PeerCertificates, p.conn.Config().TLSConfig, nil)
 }
 
 // host says where the connection ended: by name if the URL has one server, else by address.

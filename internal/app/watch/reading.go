@@ -42,6 +42,8 @@ type Postgres struct {
 	RoundTrip time.Duration `json:"round_trip"`         // of the last reading, nanoseconds
 	WALEnd    outbox.LSN    `json:"wal_end"`            // end of the WAL that is written
 	WALRate   float64       `json:"wal_bytes_a_second"` // over the last minutes; 0: not known yet
+	// of this connection; none without TLS
+	Certificates []Certificate `json:"certificates,omitempty"`
 }
 
 // Slot is the replication slot.
@@ -71,6 +73,9 @@ type Instance struct {
 // NATS is the server that the pipeline publishes to.
 type NATS struct {
 	Read
+	// of this connection; none without TLS
+	Certificates []Certificate `json:"certificates,omitempty"`
+
 	Server    string        `json:"server"` // name and address of the one that answered
 	Version   string        `json:"version"`
 	RoundTrip time.Duration `json:"round_trip"`

@@ -147,7 +147,8 @@ func (r *natsReader) connect(ctx context.Context) {
 		if state, err := nc.TLSConnectionState(); err == nil {
 			b.Link.TLS = true
 			b.Link.Verified = nc.Opts.TLSConfig == nil || !nc.Opts.TLSConfig.InsecureSkipVerify
-			b.Link.Certificates = certificates("NATS", state.PeerCertificates, nc.Opts.TLSConfig)
+			b.Link.Certificates = certificates("NATS", state.PeerCertificates, nc.Opts.TLSConfig,
+				nc.Opts.TLSCertCB)
 		}
 		if until := credentialsUntil(cfg); !until.IsZero() {
 			b.Link.Certificates = append(b.Link.Certificates,

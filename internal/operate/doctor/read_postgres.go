@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
@@ -250,19 +251,19 @@ func linkOf(conn net.Conn, settings *tls.Config, of string) Link {
 	}
 	l.TLS = true
 	l.Verified = settings != nil && !settings.InsecureSkipVerify
-	l.Certificates = certificates(of, t.ConnectionState().PeerCertificates, settings)
+	l.Certificates = certificates(of, t.ConnectionState().PeerCertificates, settings, nil)
 	return l
 }
 
 // certificates are the server's own, and ours.
-func certificates(of string, peer []*x509.Certificate, settings *tls.Config) (all []Certificate) {
-	if len(peer) > 0 {
-		all = append(all, Certificate{of + "'s certificate", peer[0].NotAfter})
-	}
-	if settings != nil && len(settings.Certificates) > 0 {
-		if c, err := x509.ParseCertificate(settings.Certificates[0].Certificate[0]); err == nil {
-			all = append(all, Certificate{"the client certificate for " + of, c.NotAfter})
+func certificates(of string, peer []*x509.Certificate, settings *tls.Config,
+	client func() (tls.Certificate, error)) (all []Certificate) {
+	for _, c := range watch.Certificates(peer, settings, client) {
+		what := of + "'s certificate"
+		if c.Side == "client" {
+			what = "the client certificate for " + of
 		}
+		all = append(all, Certificate{what, c.Until})
 	}
 	return all
 }
