@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"encoding/json"
 	"errors"
 	"os/exec"
 	"slices"
@@ -66,7 +67,15 @@ func TestUninstallRemovesWhatInitHasMade(t *testing.T) {
 	if now := footprint(t, f); !slices.Equal(now, installed) {
 		t.Errorf("without --yes something was changed: %v, %v", installed, now)
 	}
-	f.MustRun("uninstall", "--with-stream", "--sql-api", "--yes")
+	var report struct {
+		Done  bool
+		Parts []struct{ Part, Action string }
+	}
+	doc := f.MustRun("uninstall", "--with-stream", "--sql-api", "--yes", "--json")
+	harness.Must(t, json.Unmarshal([]byte(doc), &report))
+	if !report.Done || report.Parts[0].Part != "function" || report.Parts[0].Action != "remove" {
+		t.Errorf("%+v", report)
+	}
 	for _, s := range left(t, f, before) {
 		if !strings.HasPrefix(s, "relation outbox") && !strings.HasPrefix(s, "relation outflow_counter") {
 			t.Errorf("%s is left", s)
