@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/finding"
@@ -34,6 +35,8 @@ type App struct {
 	started bool           // the command line was valid, and a command runs
 	signals chan os.Signal // what is sent to it ends the command, as SIGTERM does
 
+	line *progress.Line // of the command that runs
+
 	load   func() (config.Config, error) // reads the settings of the command that runs, again
 	repeat finding.Options               // of its command line, in commands that are suggested
 	where  *wiring.Where                 // the servers of its settings; nil: it has none, or they are wrong
@@ -53,6 +56,7 @@ type Faults interface {
 // code.
 func Main(a *App, root func(a *App) *cobra.Command) {
 	a.Stdout, a.Stderr, a.environ = os.Stdout, os.Stderr, os.Environ()
+	a.throughLine()
 	ctx, signals, stop := interruptible(context.Background(), a.endAtOnce)
 	a.signals = signals
 	crash.Set(a.panicked)
@@ -69,6 +73,9 @@ func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []
 			return a.fail(err)
 		}
 	}
+	if a.line == nil { // a test
+		a.throughLine()
+	}
 	r := root(a)
 	r.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	cmd, err := r.ExecuteContextC(ctx)
@@ -81,7 +88,9 @@ func init() { cobra.EnableCommandSorting = false }
 // configure takes the settings of the command that runs from its command line.
 func (a *App) configure(args config.Args) (config.Config, error) {
 	a.load = func() (config.Config, error) { return config.Load(args, a.environ, checks...) }
-	a.repeat = args.Repeat(a.environ)
+	repeat := args.Repeat(a.environ)
+	a.repeat = repeat
+	a.line.SetPrint(func(u progress.Update) { fmt.Fprintln(a.line.Stderr(), repeat.In(u.Text)) })
 	cfg, err := a.load()
 	if err == nil {
 		where := wiring.WhereIs(cfg)

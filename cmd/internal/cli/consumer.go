@@ -84,6 +84,7 @@ where their database is at hand.`,
 			return err
 		}
 		defer closeAll()
+		defer wiring.WaitNATS(ctx, cfg)()
 		whileConnected, explain := conns.WhileConnected(ctx, w.Conn)
 		all, err := w.List(whileConnected)
 		err = explain(err)
@@ -183,6 +184,7 @@ can't be reached, 1 if a server is lost on the way: run it again.`,
 			}
 			return a.ask(ctx, fmt.Sprintf("Set consumer %s back?", p.Name))
 		}
+		defer wiring.WaitNATS(ctx, cfg)()
 		whileConnected, explain := conns.WhileConnected(ctx, w.Conn)
 		if err := explain(w.Rewind(whileConnected, r)); err != nil {
 			return err
@@ -211,6 +213,7 @@ func (a *App) ask(ctx context.Context, question string) error {
 	if !isTerminal(os.Stdin) {
 		return refused("nobody can be asked, standard input is no terminal")
 	}
+	defer a.line.Pause()()
 	fmt.Fprintf(a.Stdout, "%s [y/N] ", question)
 	answer := make(chan string, 1)
 	go func() { // reading a terminal can't be interrupted; the process ends with it

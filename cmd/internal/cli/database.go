@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -43,6 +44,7 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 	defer cancel()
 	// the search_path is the role's
 	target := postgres.Target{Setting: from, URL: cmp.Or(url, cfg.Postgres.URL), Pooled: true}
+	defer progress.Wait(ctx, "waiting for the consumer's database: "+target.String())()
 	return target.Connect(ctx, func(c *pgx.ConnConfig) {
 		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
 	})

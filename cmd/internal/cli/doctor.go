@@ -4,11 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,10 +49,7 @@ Exit code 0 if nothing is worse than a warning, 1 if not everything could be rea
 				Hint:    "Give more than 0, such as 5s"}
 		}
 		o.Log = slog.New(slog.DiscardHandler)
-		waiting := newWaitingLine(a.Stderr)
-		o.Progress = waiting.reading
 		report, err := doctor.Run(cmd.Context(), cfg, o)
-		waiting.stop()
 		if err = cmp.Or(err, context.Cause(cmd.Context())); err != nil {
 			return err
 		}
@@ -81,56 +74,4 @@ Exit code 0 if nothing is worse than a warning, 1 if not everything could be rea
 		"the URL of a standby: also check whether it can become the primary")
 	f.BoolVar(&strict, "strict", false, "exit code 3 for a warning, too")
 	return cmd
-}
-
-// waitingLine says on a terminal what is waited for, where that takes long.
-type waitingLine struct {
-	mu    sync.Mutex
-	what  []string
-	shown bool
-	w     io.Writer
-	done  chan struct{}
-	over  sync.WaitGroup
-}
-
-func newWaitingLine(w io.Writer) *waitingLine {
-	l := &waitingLine{w: w, done: make(chan struct{})}
-	file, ok := w.(*os.File)
-	if !ok || !isTerminal(file) {
-		return l
-	}
-	l.over.Go(func() {
-		ticks := time.NewTicker(time.Second)
-		defer ticks.Stop()
-		begun := time.Now()
-		for {
-			select {
-			case <-l.done:
-				return
-			case now := <-ticks.C:
-				l.mu.Lock()
-				fmt.Fprintf(w, "\r\x1b[Kreading %s (%d s)", strings.Join(l.what, ", "),
-					int(now.Sub(begun).Seconds()))
-				l.shown = true
-				l.mu.Unlock()
-			}
-		}
-	})
-	return l
-}
-
-func (l *waitingLine) reading(what string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.what = append(l.what, what); len(l.what) > 2 {
-		l.what = l.what[1:]
-	}
-}
-
-func (l *waitingLine) stop() {
-	close(l.done)
-	l.over.Wait()
-	if l.shown {
-		fmt.Fprint(l.w, "\r\x1b[K")
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -36,29 +35,24 @@ lost by that: run it again), 3 to 5 as of outflow run.`,
 	}, func(ctx context.Context, cfg config.Config) error {
 		return a.drain(ctx, cfg, timeout, asJSON)
 	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, at the end")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "give up after this time; 0: never")
 	return cmd
 }
 
 func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duration, asJSON bool) error {
-	say := a.Stdout
-	if asJSON {
-		say = io.Discard
-	}
-	fmt.Fprintf(say, "at %v\n", a.where)
-	fmt.Fprintln(say, "Stop the writers first: drain ends when no event is left, and goes on for as long "+
-		"as rows are written.")
+	a.line.Step("at %v", a.where)
+	a.line.Step("Stop the writers first: drain ends when no event is left, and goes on for as long as rows " +
+		"are written.")
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if timeout > 0 {
 		limited, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
 	if cfg.Log.Level == slog.LevelInfo {
-		cfg.Log.Level = slog.LevelWarn // the steps are printed
+		cfg.Log.Level = slog.LevelWarn // the steps are shown
 	}
-	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg),
-		paced(func(r drain.Report) { a.printf(say, "%v\n", r) }))
+	r, err := drain.Run(limited, cfg, newLogger(a.Stderr, cfg))
 	if errors.Is(err, context.DeadlineExceeded) && limited.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("not drained within %v: %s", timeout, r)
 	}
@@ -75,19 +69,4 @@ func (a *App) drain(ctx context.Context, cfg config.Config, timeout time.Duratio
 			"and those that stand by, before an upgrade.\n", r.Holder)
 	}
 	return nil
-}
-
-// paced passes a report on when a round begins, when another outflow takes over, when something goes wrong,
-// and every ten seconds.
-func paced(print func(drain.Report)) func(drain.Report) {
-	const interval = 10 * time.Second
-	var last drain.Report
-	var at time.Time
-	return func(r drain.Report) {
-		if r.Rounds != last.Rounds || r.Holder != last.Holder || r.Problem != last.Problem ||
-			time.Since(at) >= interval {
-			print(r)
-			last, at = r, time.Now()
-		}
-	}
 }

@@ -61,6 +61,7 @@ func (a *App) panicked(v any, stack []byte) {
 
 // endAtOnce ends the process without waiting for anything.
 func (a *App) endAtOnce(err error) {
+	a.line.Stop()
 	a.say(err, exitUnexpected)
 	os.Exit(exitUnexpected)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -48,6 +49,7 @@ func probe(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
+	defer progress.Wait(ctx, "waiting for "+url)()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err

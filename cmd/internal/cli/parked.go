@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/parked"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -112,6 +113,7 @@ func (a *App) onParked(cmd *cobra.Command, args cobra.PositionalArgs,
 			return err
 		}
 		defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
+		defer progress.Wait(ctx, "waiting for the consumer's database")()
 		return do(ctx, &parked.Command{Parked: consumer.NewParked(conn, d.schema), JSON: asJSON,
 			Out: a.Stdout, Log: a.Stderr}, given)
 	})

@@ -32,7 +32,7 @@ Exit code 0, 2 for a wrong option, 3 if PostgreSQL can't be reached.`,
 		if err := checkPlan(o); err != nil {
 			return err
 		}
-		o.Progress = func(format string, args ...any) { a.printf(a.Stderr, format+"\n", args...) }
+		o.Progress = a.line.Step
 		m, err := plan.Read(ctx, cfg, newLogger(a.Stderr, cfg), o)
 		if err != nil {
 			return err

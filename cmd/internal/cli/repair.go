@@ -44,12 +44,7 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs",
 			}
 		}
-		progress := a.Stdout
-		if asJSON {
-			progress = a.Stderr
-		}
-		o.Progress = func(format string, args ...any) { a.printf(progress, format+"\n", args...) }
-		o.Progress("at %v", a.where)
+		a.line.Step("at %v", a.where)
 		report, err := repair.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 		if report == nil {
 			return err
@@ -71,6 +66,6 @@ be published, 1 if it was interrupted or a server can't be reached.`,
 	f.StringVar(&o.AcceptLoss, "accept-loss", "",
 		"accept in words that events which were written as messages are lost: \"message events\"")
 	f.BoolVar(&o.NewSlot, "new-slot", false, "make the slot anew also where it could be kept")
-	f.BoolVar(&asJSON, "json", false, "print the report as JSON, progress on standard error")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
 }

@@ -79,7 +79,6 @@ server can't be reached, 5 if a row of the table can't be published.`,
 
 func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, asJSON bool) error {
 	o.Out = a.Stdout
-	o.Progress = func(format string, args ...any) { a.printf(a.Stderr, format+"\n", args...) }
 	report, err := replay.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 	if report == nil || o.To == "stdout" && !o.DryRun {
 		return err

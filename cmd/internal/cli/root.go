@@ -23,7 +23,7 @@ divergence that an operator has to decide about, 5 a row that cannot be publishe
 
 // Service returns the commands of the service and of those who operate it.
 func (a *App) Service() []*cobra.Command {
-	return []*cobra.Command{
+	all := []*cobra.Command{
 		a.initCommand(),
 		a.runCommand(),
 		a.statusCommand(),
@@ -43,6 +43,10 @@ func (a *App) Service() []*cobra.Command {
 		a.explainCommand(),
 		settingsTopic(),
 	}
+	for _, cmd := range all {
+		a.shown(cmd)
+	}
+	return all
 }
 
 // Root completes the root of a command line: what is the same in both binaries, and its commands.

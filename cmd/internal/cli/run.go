@@ -112,6 +112,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	n := newNotifier(p.Status, log)
 	defer context.AfterFunc(ctx, func() { _ = notify(daemon.SdNotifyStopping) })() // nothing depends on it
 	defer runBeside(ctx, func(ctx context.Context) { supervised(ctx, hangup.Signals(), reloads.reload, n) })()
+	defer runBeside(ctx, func(stopped context.Context) { a.showRun(ctx, stopped, log, p.Status) })()
 	if err = p.Run(ctx); err == nil {
 		log.Info("outflow stopped")
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -30,7 +31,11 @@ the output is not a terminal, in a line each.`,
 	}, func(ctx context.Context, cfg config.Config) error {
 		log := newLogger(a.Stderr, cfg)
 		if watching {
-			return status.Watch(ctx, cfg, log, func(r *status.Report) error { return a.show(r, asJSON) })
+			first := sync.OnceFunc(func() { a.line.Pause() }) // what is shown every 2 seconds is a word
+			return status.Watch(ctx, cfg, log, func(r *status.Report) error {
+				first()
+				return a.show(r, asJSON)
+			})
 		}
 		report, err := status.Read(ctx, cfg, log)
 		if ctx.Err() != nil {
@@ -79,7 +84,7 @@ func (a *App) show(r *status.Report, asJSON bool) error {
 
 // styleOf tells whether an output is a terminal, and how it shows reports.
 func styleOf(w io.Writer) (s status.Style, terminal bool) {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return s, false
 	}

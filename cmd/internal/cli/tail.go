@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -85,7 +84,7 @@ be, 3 if the stream can't be read.`,
 func whileRead(ctx context.Context, w io.Writer) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signal.Ignore(syscall.SIGPIPE)
-	file, ok := w.(*os.File)
+	file, ok := fileOf(w)
 	if !ok {
 		return ctx, cancel
 	}

@@ -42,7 +42,7 @@ be reached, 1 if a server was lost on the way: run it again.`,
 		if a.faults != nil {
 			o.Hit = a.faults.Hit
 		}
-		o.Progress = func(format string, args ...any) { a.printf(a.Stderr, format+"\n", args...) }
+		o.Progress = a.line.Step
 		o.Progress("at %v", a.where)
 		report, err := uninstall.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 		if report == nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/gclimit"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/tracing"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -247,6 +248,7 @@ func base(cfg config.Config, log *slog.Logger) (sink.Config, error) {
 
 // Connect connects to NATS; its error says which setting says where.
 func Connect(ctx context.Context, cfg config.Config, sc sink.Config) (*sink.Conn, error) {
+	defer WaitNATS(ctx, cfg)()
 	conn, err := sink.Connect(ctx, sc)
 	if err != nil {
 		return nil, at(cfg.NATS.Where(), err)
@@ -485,7 +487,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	}
 	rc := Replication(o.cfg, o.log)
 	rc.OwnOnly = layout.Mapping.OwnOnly
-	session, err := replication.Open(ctx, rc)
+	session, err := openReplication(ctx, o.cfg, rc)
 	if err != nil {
 		return nil, at("postgres.url", err)
 	}
@@ -612,9 +614,37 @@ func (o *opener) forget() {
 	o.layout = nil
 }
 
+// OpenSetup opens an ordinary connection to PostgreSQL.
+func OpenSetup(ctx context.Context, cfg config.Config, c catalog.SetupConfig) (*catalog.Setup, error) {
+	defer WaitPostgres(ctx, cfg)()
+	return catalog.OpenSetup(ctx, c)
+}
+
+// OpenReplication opens a replication session.
+func OpenReplication(ctx context.Context, cfg config.Config, log *slog.Logger) (*replication.Session, error) {
+	return openReplication(ctx, cfg, Replication(cfg, log))
+}
+
+func openReplication(ctx context.Context, cfg config.Config, rc replication.Config) (*replication.Session,
+	error) {
+	defer WaitPostgres(ctx, cfg)()
+	return replication.Open(ctx, rc)
+}
+
+// WaitPostgres shows that PostgreSQL is waited for until done is called, if that takes a while.
+func WaitPostgres(ctx context.Context, cfg config.Config) (done func()) {
+	return progress.Wait(ctx, "waiting for PostgreSQL at "+WhereIs(cfg).Postgres)
+}
+
+// WaitNATS shows that NATS is waited for until done is called, if that takes a while.
+func WaitNATS(ctx context.Context, cfg config.Config) (done func()) {
+	return progress.Wait(ctx, "waiting for NATS at "+WhereIs(cfg).NATS)
+}
+
 // ReadLayout reads the table over a connection of its own and applies the configuration to it.
 func ReadLayout(ctx context.Context, cfg config.Config) (*Layout, error) {
-	pg, err := catalog.OpenSetup(ctx, catalog.SetupConfig{Config: Catalog(cfg)})
+	defer WaitPostgres(ctx, cfg)()
+	pg, err := OpenSetup(ctx, cfg, catalog.SetupConfig{Config: Catalog(cfg)})
 	if err != nil {
 		return nil, at("postgres.url", err)
 	}

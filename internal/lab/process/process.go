@@ -28,7 +28,7 @@ func Start(cmd *exec.Cmd, death syscall.Signal) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Setpgid = true
+	cmd.SysProcAttr.Setpgid = !cmd.SysProcAttr.Setsid // a session has a group of its own already
 	dieWithParent(cmd.SysProcAttr, death)
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/conns"
@@ -51,9 +52,10 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 	}
 	l.CC, l.PGC = wiring.Checkpoint(cfg, l.Layout), wiring.Setup(cfg)
 	l.PGC.Columns = l.Layout.Needed()
-	if l.PG, err = catalog.OpenSetup(ctx, l.PGC); err != nil {
+	if l.PG, err = wiring.OpenSetup(ctx, cfg, l.PGC); err != nil {
 		return nil, err
 	}
+	defer wiring.WaitNATS(ctx, cfg)()
 	if err := l.NATS.CheckStream(ctx); err != nil {
 		return nil, err
 	}
@@ -118,6 +120,7 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 // AwaitSlot waits until nobody holds the slot. An outflow that holds it has found no gap, or is about to
 // stop.
 func (l *Conns) AwaitSlot(ctx context.Context) error {
+	defer progress.Wait(ctx, "waiting until nobody holds slot "+l.cfg.Slot)()
 	for begun := time.Now(); ; {
 		slot, err := l.PG.Slot(ctx)
 		if err != nil || !slot.Active {
@@ -161,10 +164,14 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	if err != nil {
 		return err
 	}
+	from = max(from, 1)
+	task := progress.Count(ctx, "reading stream "+l.cfg.Stream, "messages", int64(to-from+1))
+	defer task.End()
 	return jsapi.ReadStream(ctx, js, l.cfg.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: true,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: true,
 	}, to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		h := m.Headers()
+		task.Set(int64(meta.Sequence.Stream - from + 1))
 		return f(Message{
 			Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: h.Get(outbox.HeaderName),
 			DeadLetter: h.Get(sink.HeaderDeadLetter),

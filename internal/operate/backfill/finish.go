@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 )
@@ -45,11 +46,9 @@ func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 
 // AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be
 // confirmed to PostgreSQL already: for after if rows were published, otherwise for what is left of it since
-// the newest message was stored. stored is zero if there is no message. If it has to wait it calls announce
-// first.
+// the newest message was stored. stored is zero if there is no message.
 func (r *Readings) AwaitDurable(
 	ctx context.Context, after time.Duration, published uint64, stored time.Time,
-	announce func(left time.Duration),
 ) error {
 	left := after
 	switch {
@@ -63,7 +62,10 @@ func (r *Readings) AwaitDurable(
 	if left <= 0 {
 		return nil
 	}
-	announce(left.Round(time.Millisecond))
+	progress.Step(ctx, "waiting %v (sink.durable_after) until nothing of it can be lost any more; stopped "+
+		"meanwhile and run again, the command goes on", left.Round(time.Millisecond))
+	defer progress.Until(ctx, "waiting (sink.durable_after)", time.Now().Add(left),
+		"until it is durable").End()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()

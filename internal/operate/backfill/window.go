@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
@@ -25,8 +26,8 @@ type Window struct {
 	// What it remembers does not count.
 	Place relay.Checkpoint
 
-	Wanted   func(*relay.Event) bool // which rows of the query are published; nil: all
-	Progress func(done int)          // called after each row that was handed to the publisher; may be nil
+	Wanted func(*relay.Event) bool // which rows of the query are published; nil: all
+	Sent   func()                  // called after each row that was handed to the publisher; may be nil
 
 	memory *memory // nil unless gap mode is in force
 	done   uint64
@@ -67,6 +68,8 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	out := &writer{pub: l.NATS.Publisher(at.Seq), lost: l.NATS.Lost()}
+	task := progress.Count(ctx, "publishing", "rows", int64(w.Of))
+	defer task.End()
 	n := 0
 	h := outbox.Header{Of: w.Of, Due: at.Due, Thru: at.Due, Timeline: at.Timeline}
 	err = w.Snapshot.Rows(ctx, q, func(values [][]byte) error {
@@ -93,8 +96,10 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 				return err
 			}
 		}
-		if n++; w.Progress != nil {
-			w.Progress(n)
+		n++
+		task.Set(int64(n))
+		if w.Sent != nil {
+			w.Sent()
 		}
 		return nil
 	})

@@ -48,7 +48,7 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 		return nil, err
 	}
 	c.Store = wiring.Store(cfg, c.NATS)
-	if c.Session, err = replication.Open(ctx, wiring.Replication(cfg, log)); err != nil {
+	if c.Session, err = wiring.OpenReplication(ctx, cfg, log); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -70,16 +70,26 @@ func (c *Conns) Close() {
 // Reader reads everything but the publication, and lets the layout follow the record.
 func (c *Conns) Reader() *checkpoint.Reader {
 	return &checkpoint.Reader{
-		Slot: c.Session.Slot,
+		Slot: waiting(c.cfg, wiring.WaitPostgres, c.Session.Slot),
 		Record: func(ctx context.Context) (*checkpoint.Record, uint64, error) {
+			defer wiring.WaitNATS(ctx, c.cfg)()
 			rec, revision, err := c.Store.Load(ctx)
 			if err == nil {
 				c.Layout.Follow(c.cfg, rec)
 			}
 			return rec, revision, err
 		},
-		Stream: c.NATS.State,
-		Server: c.Session.Server,
+		Stream: waiting(c.cfg, wiring.WaitNATS, c.NATS.State),
+		Server: waiting(c.cfg, wiring.WaitPostgres, c.Session.Server),
+	}
+}
+
+// waiting is read, which shows that a server is waited for.
+func waiting[T any](cfg config.Config, wait func(context.Context, config.Config) func(),
+	read func(context.Context) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (T, error) {
+		defer wait(ctx, cfg)()
+		return read(ctx)
 	}
 }
 

@@ -31,8 +31,7 @@ type Options struct {
 	Deep       bool          // also what reads rows, or takes seconds
 	Standby    string        // connection URL of a server that is to become the primary; "": none
 
-	Progress func(reading string) // called when reading a source begins; nil: nobody wants to know
-	Log      *slog.Logger
+	Log *slog.Logger
 }
 
 // Status is what a check came to.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -244,8 +245,8 @@ func (r *reader) from(ctx context.Context, s source, do func(ctx context.Context
 		r.lacks(s, missing{err: why.err, below: cmp.Or(why.below, below[s])})
 		return
 	}
-	if r.o.Progress != nil {
-		r.o.Progress(string(s))
+	if !connections[s] { // they say themselves what they wait for
+		defer progress.Wait(ctx, "reading "+string(s))()
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.o.Timeout)
 	defer cancel()

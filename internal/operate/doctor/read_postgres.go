@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/outbox"
@@ -184,6 +185,7 @@ const most = 1000
 
 func (r *pgReader) connect(ctx context.Context) {
 	r.from(ctx, srcPostgres, func(ctx context.Context) error {
+		defer wiring.WaitPostgres(ctx, r.f.Config)()
 		conn, err := postgres.Connect(ctx, r.f.Config.Postgres.URL)
 		if err != nil {
 			return err
@@ -198,7 +200,7 @@ func (r *pgReader) connect(ctx context.Context) {
 	// before the replication connection is there, which counts
 	r.from(ctx, srcServer, r.readStats)
 	r.from(ctx, srcReplication, func(ctx context.Context) (err error) {
-		r.session, err = replication.Open(ctx, wiring.Replication(r.f.Config, r.log))
+		r.session, err = wiring.OpenReplication(ctx, r.f.Config, r.log)
 		return err
 	})
 }
@@ -350,13 +352,15 @@ func (r *pgReader) readRest(ctx context.Context) {
 // session setting may stay, and none is made.
 func (r *pgReader) readWriter(ctx context.Context) error {
 	cfg := r.f.Config
+	target := postgres.Target{Setting: "postgres.write_url", URL: cfg.Postgres.WriteURL, Slot: cfg.Slot,
+		Pooled: true}
+	defer progress.Wait(ctx, "waiting for "+target.String())()
 	w := replication.NewWriter(wiring.Replication(cfg, r.log))
 	defer w.Close()
 	if err := w.Check(ctx, r.f.Identity); err != nil {
 		return err
 	}
-	conn, err := postgres.Target{Setting: "postgres.write_url", URL: cfg.Postgres.WriteURL, Slot: cfg.Slot,
-		Pooled: true}.Connect(ctx)
+	conn, err := target.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -509,7 +513,9 @@ type Standby struct {
 }
 
 func (r *reader) readStandby(ctx context.Context) error {
-	conn, err := postgres.Target{Setting: "--standby", URL: r.o.Standby}.Connect(ctx)
+	target := postgres.Target{Setting: "--standby", URL: r.o.Standby}
+	defer progress.Wait(ctx, "waiting for the standby: "+target.String())()
+	conn, err := target.Connect(ctx)
 	if err != nil {
 		return err
 	}

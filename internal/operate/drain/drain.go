@@ -49,34 +49,26 @@ type Report struct {
 
 // drainer is one drain. Its fields belong to the goroutine that called Run.
 type drainer struct {
-	cfg      config.Config
-	log      *slog.Logger
-	progress func(Report)
+	cfg config.Config
+	log *slog.Logger
 
 	conns  *conns.Conns // nil: not open
 	own    *streamer    // nil: another outflow holds the slot
 	report Report
 	quiet  outbox.LSN // where the WAL ended when the goal was reached, 0: not yet
+	shower shower
 }
 
 // Run drains until nothing is left or ctx ends, and then returns what was reached last with ctx's error.
-// progress, which may be nil, is called whenever the report has changed. Faults that need a person are
-// returned as they are.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(Report)) (Report, error) {
-	if progress == nil {
-		progress = func(Report) {}
-	}
-	d := &drainer{cfg: cfg, log: log, progress: progress}
+// Faults that need a person are returned as they are.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger) (Report, error) {
+	d := &drainer{cfg: cfg, log: log, shower: shower{durable: cfg.Sink.DurableAfter}}
 	defer d.close()
 	for {
-		before := d.report
 		done, err := d.step(ctx)
 		if err != nil || done {
 			d.report.Drained = done && err == nil
 			return d.report, err
-		}
-		if d.report != before {
-			d.progress(d.report)
 		}
 		select {
 		case <-ctx.Done():
@@ -93,6 +85,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func
 }
 
 func (d *drainer) close() {
+	d.shower.task.End()
 	d.own.stop()
 	d.conns.Close()
 }
@@ -100,6 +93,11 @@ func (d *drainer) close() {
 // step reads everything once and reports whether everything is drained.
 func (d *drainer) step(ctx context.Context) (done bool, err error) {
 	r, err := d.read(ctx)
+	defer func() {
+		if err == nil && !done {
+			d.shower.show(ctx, d.report, r, max(d.report.Published, d.own.published()))
+		}
+	}()
 	if err != nil {
 		d.conns.Close()
 		d.conns = nil
@@ -217,18 +215,10 @@ func (d *drainer) read(ctx context.Context) (*checkpoint.Readings, error) {
 
 // String is the report in a line.
 func (r Report) String() string {
-	who := "drain publishes itself"
-	if r.Holder != 0 {
-		who = fmt.Sprintf("the outflow that holds the slot (pid %d) publishes", r.Holder)
-	}
 	s := fmt.Sprintf("waiting for %v: published and recorded up to %v, confirmed up to %v; %s", r.Goal,
-		r.Published, r.Confirmed, who)
-	if r.Meanwhile > 0 {
-		s += fmt.Sprintf("; %d events were written meanwhile: are the writers stopped?", r.Meanwhile)
-	}
+		r.Published, r.Confirmed, r.who())
 	if r.Holding > 0 {
-		s += fmt.Sprintf("; events of %d sequences are held back until the counters before them are "+
-			"committed, or reorder.bound has passed", r.Holding)
+		s += "; " + r.held()
 	}
 	if r.Problem != "" {
 		s += "; " + r.Problem

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
@@ -30,6 +31,14 @@ func stream(ctx context.Context, cfg config.Config, log *slog.Logger) *streamer 
 
 // standby reports whether another outflow took the slot.
 func (s *streamer) standby() bool { return s.p.Status().State == pipeline.StateStandby }
+
+// published is up to where it knows that everything is published; 0: nowhere.
+func (s *streamer) published() outbox.LSN {
+	if s == nil {
+		return 0
+	}
+	return s.p.Status().Published
+}
 
 func (s *streamer) done() <-chan error {
 	if s == nil {

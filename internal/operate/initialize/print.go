@@ -25,7 +25,7 @@ func Statements(ctx context.Context, cfg config.Config) ([]string, error) {
 	}
 	all = all[:len(all)-1]
 	publication := len(all) - 1
-	pg, err := catalog.OpenSetup(ctx, sc)
+	pg, err := wiring.OpenSetup(ctx, cfg, sc)
 	if err != nil {
 		if outbox.FaultOf(err) != nil && outbox.ClassOf(err) == outbox.Usage {
 			return nil, err

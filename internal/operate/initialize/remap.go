@@ -10,7 +10,6 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // remap changes the mapping, which is source and columns, in the record. Another mapping means another order,
@@ -44,7 +43,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	if r.Slot.Active {
 		return s.notYet("outflow is running (slot held by pid %d)", r.Slot.ActivePID)
 	}
-	if s.dry && s.progress == nil {
+	if s.dry && s.report == nil {
 		return nil // the real run does it as its last step, and it may take long
 	}
 	rec := *r.Record
@@ -114,7 +113,7 @@ func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, 
 	if pc.Table = ""; old.Source.Rows() {
 		pc.Table = old.Table
 	}
-	pg, err := catalog.OpenSetup(ctx, pc)
+	pg, err := wiring.OpenSetup(ctx, s.cfg, pc)
 	if err != nil {
 		return e, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/parts"
@@ -29,9 +30,9 @@ import (
 
 // setup is one run of init.
 type setup struct {
-	cfg      config.Config
-	log      *slog.Logger
-	progress func(format string, args ...any) // called with a line for each object; nil: not at all
+	cfg    config.Config
+	log    *slog.Logger
+	report func(format string, args ...any) // called with a line for each object; nil: not at all
 	// called with what the operator should know before anything is made
 	note     func(format string, args ...any)
 	snapshot bool     // a snapshot makes the slot
@@ -51,31 +52,31 @@ type setup struct {
 
 func silent(string, ...any) {}
 
-// Run makes what is missing, after a dry run has found that all of it can be made. progress is called with a
+// Run makes what is missing, after a dry run has found that all of it can be made. report is called with a
 // line for each step. A table that one of the roles acceptOwners owns may be used even if every role may
 // create objects in its schema.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger, progress func(format string, args ...any),
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(format string, args ...any),
 	acceptOwners []string) error {
-	return run(ctx, setup{cfg: cfg, log: log, progress: progress, accept: acceptOwners})
+	return run(ctx, setup{cfg: cfg, log: log, report: report, accept: acceptOwners})
 }
 
 // Prepare makes what has to exist before a snapshot makes the slot: table, publication, stream and bucket.
 func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger,
-	progress func(format string, args ...any), acceptOwners []string) error {
-	return run(ctx, setup{cfg: cfg, log: log, progress: progress, snapshot: true, accept: acceptOwners})
+	report func(format string, args ...any), acceptOwners []string) error {
+	return run(ctx, setup{cfg: cfg, log: log, report: report, snapshot: true, accept: acceptOwners})
 }
 
 // DryRun makes nothing. It reports what Run would make, what exists, and what does not fit; its error is the
 // one that Run would return.
 func DryRun(ctx context.Context, cfg config.Config, log *slog.Logger,
-	progress func(format string, args ...any), acceptOwners []string) error {
-	s := setup{cfg: cfg, log: log, progress: progress, note: progress, accept: acceptOwners, dry: true}
+	report func(format string, args ...any), acceptOwners []string) error {
+	s := setup{cfg: cfg, log: log, report: report, note: report, accept: acceptOwners, dry: true}
 	return s.steps(ctx)
 }
 
 func run(ctx context.Context, s setup) error {
 	dry := s
-	dry.dry, dry.progress, dry.note = true, nil, s.progress
+	dry.dry, dry.report, dry.note = true, nil, s.report
 	if err := dry.steps(ctx); err != nil {
 		return err
 	}
@@ -85,9 +86,22 @@ func run(ctx context.Context, s setup) error {
 
 func (s *setup) steps(ctx context.Context) error {
 	defer s.close()
-	for _, step := range []func(context.Context) error{s.open, s.table, s.connect, s.makePublication,
-		s.makeStream, s.makeSlot} {
-		if err := step(ctx); err != nil {
+	name := "table " + s.cfg.Table
+	for _, step := range []struct {
+		do      func(context.Context) error
+		waiting string // for what, if it takes a while; "": it says so itself
+	}{
+		{s.open, ""}, {s.table, "PostgreSQL, or a lock on " + name}, {s.connect, ""},
+		{s.makePublication, "PostgreSQL, or a lock on " + name},
+		{s.makeStream, "NATS: stream " + s.cfg.Stream}, {s.makeSlot, "slot " + s.cfg.Slot},
+	} {
+		done := func() {}
+		if step.waiting != "" {
+			done = progress.Wait(ctx, "waiting for "+step.waiting)
+		}
+		err := step.do(ctx)
+		done()
+		if err != nil {
 			return err
 		}
 	}
@@ -132,8 +146,8 @@ func (s *setup) reportMade(created bool, part parts.Part, name string) {
 }
 
 func (s *setup) reportState(state string, part parts.Part, name string) {
-	if s.progress != nil {
-		s.progress("%s: %s", part.Of(name), state)
+	if s.report != nil {
+		s.report("%s: %s", part.Of(name), state)
 	}
 }
 
@@ -141,13 +155,13 @@ func (s *setup) reportState(state string, part parts.Part, name string) {
 func (s *setup) open(ctx context.Context) (err error) {
 	pc := wiring.Setup(s.cfg)
 	pc.AcceptOwners = s.accept
-	if s.pg, err = catalog.OpenSetup(ctx, pc); err != nil {
+	if s.pg, err = wiring.OpenSetup(ctx, s.cfg, pc); err != nil {
 		return err
 	}
 	if err := s.pg.CheckServer(ctx); err != nil {
 		return err
 	}
-	if s.session, err = replication.Open(ctx, wiring.Replication(s.cfg, s.log)); err != nil {
+	if s.session, err = wiring.OpenReplication(ctx, s.cfg, s.log); err != nil {
 		return err
 	}
 	if s.dry {
@@ -314,7 +328,10 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	start := r.Slot.Confirmed
 	if !r.Slot.Exists {
-		if start, err = s.pg.CreateSlot(ctx); err != nil {
+		done := progress.Wait(ctx, "the server waits for the transactions that write now")
+		start, err = s.pg.CreateSlot(ctx)
+		done()
+		if err != nil {
 			return err
 		}
 	}

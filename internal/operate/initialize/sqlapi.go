@@ -17,11 +17,11 @@ const apiLock = "SELECT pg_advisory_xact_lock(hashtext('outflow.enqueue'))"
 
 // SQLAPI makes the function outflow.enqueue for the table as it is, and the table of counters. The function
 // is replaced each time; the counters are filled from the existing rows when their table is made.
-func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string, args ...any),
+func SQLAPI(ctx context.Context, cfg config.Config, report func(format string, args ...any),
 	acceptOwners []string) error {
 	pc := wiring.Setup(cfg)
 	pc.AcceptOwners = acceptOwners
-	pg, err := catalog.OpenSetup(ctx, pc)
+	pg, err := wiring.OpenSetup(ctx, cfg, pc)
 	if err != nil {
 		return err
 	}
@@ -39,6 +39,7 @@ func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string,
 			statements = append(statements, api.Counters...)
 		}
 	}
+	defer wiring.WaitPostgres(ctx, cfg)()
 	err = pg.Run(ctx, "make function "+sqlapi.Name,
 		"the right CREATE on the database, and on the schema of the table",
 		catalog.Auxiliary{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable},
@@ -48,18 +49,18 @@ func SQLAPI(ctx context.Context, cfg config.Config, progress func(format string,
 	}
 	switch {
 	case !there:
-		progress("%s: made", parts.Counters.Of(api.CounterTable))
+		report("%s: made", parts.Counters.Of(api.CounterTable))
 	case api.CounterTable != "":
-		progress("%s: there", parts.Counters.Of(api.CounterTable))
+		report("%s: there", parts.Counters.Of(api.CounterTable))
 	}
-	progress("%s: made", parts.Function.Of(sqlapi.Name))
+	report("%s: made", parts.Function.Of(sqlapi.Name))
 	return nil
 }
 
 // SQLAPIStatements returns the statements of SQLAPI, to be run by hand: for the table as it is, or as init
 // would make it.
 func SQLAPIStatements(ctx context.Context, cfg config.Config) ([]string, error) {
-	pg, err := catalog.OpenSetup(ctx, wiring.Setup(cfg))
+	pg, err := wiring.OpenSetup(ctx, cfg, wiring.Setup(cfg))
 	if err != nil {
 		return nil, err
 	}

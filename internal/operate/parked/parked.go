@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -184,6 +185,9 @@ func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 	defer timeout.Stop()
 	look := time.NewTicker(200 * time.Millisecond)
 	defer look.Stop()
+	task := progress.Count(ctx, "waiting for consumer "+r.Consumer, "documents released",
+		int64(len(results)))
+	defer task.End()
 	var open int
 	for late := false; ; {
 		open = 0
@@ -195,6 +199,7 @@ func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 				open++
 			}
 		}
+		task.Set(int64(len(results) - open))
 		if open == 0 || late {
 			break
 		}

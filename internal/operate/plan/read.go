@@ -12,10 +12,10 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -59,7 +59,10 @@ func (r *reader) close() {
 }
 
 func (r *reader) connect(ctx context.Context, log *slog.Logger) (err error) {
-	if r.conn, err = postgres.Connect(ctx, r.cfg.Postgres.URL); err != nil {
+	connected := wiring.WaitPostgres(ctx, r.cfg)
+	r.conn, err = postgres.Connect(ctx, r.cfg.Postgres.URL)
+	connected()
+	if err != nil {
 		return err
 	}
 	sc, err := wiring.Broker(r.cfg, log)
@@ -111,7 +114,7 @@ func (r *reader) sample(ctx context.Context) error {
 	if !r.cfg.Source.Rows() {
 		return nil
 	}
-	pg, err := catalog.OpenSetup(ctx, wiring.Setup(r.cfg))
+	pg, err := wiring.OpenSetup(ctx, r.cfg, wiring.Setup(r.cfg))
 	if err != nil {
 		return err
 	}
@@ -171,6 +174,7 @@ func (r *reader) rates(ctx context.Context) error {
 	r.o.Progress("measuring for %v (--measure)", r.o.Measure)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
+	defer progress.Until(ctx, "measuring how much is written", time.Now().Add(r.o.Measure), "left").End()
 	end := time.NewTimer(r.o.Measure)
 	defer end.Stop()
 	for done := false; !done; {

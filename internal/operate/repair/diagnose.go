@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -40,10 +41,10 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 	for n := 1; ; n++ {
 		f, err := r.readOnce(ctx)
 		switch {
-		case err != nil && (n == attempts || !retryable(err)):
+		case err != nil && (ctx.Err() != nil || n == attempts || !retryable(err)):
 			return nil, err
 		case err != nil:
-			r.progress("could not read everything, reading again: %v", err)
+			progress.Step(ctx, "could not read everything, reading again: %v", err)
 			last = nil
 		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished,
 			f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Checkpoints) == 0),
@@ -54,18 +55,20 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 				f.cause())
 		default:
 			last = f
-			r.progress("found %s: reading again in %v, as only what two readings find counts", f.cause(),
-				f.RecheckAfter())
+			progress.Step(ctx, "found %s: reading again in %v, as only what two readings find counts",
+				f.cause(), f.RecheckAfter())
 		}
 		pause := time.Second
 		if last != nil {
 			pause = last.RecheckAfter()
 		}
+		task := progress.Until(ctx, "waiting", time.Now().Add(pause), "until everything is read again")
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(pause):
 		}
+		task.End()
 	}
 }
 
@@ -219,7 +222,7 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 func (r *repair) findForeign(ctx context.Context, l *backfill.Conns, rd backfill.Readings) error {
 	var seq uint64
 	var n int
-	r.progress("no gap at the end of the stream; looking through its messages")
+	progress.Step(ctx, "no gap at the end of the stream; looking through its messages")
 	err := l.Messages(ctx, rd.Record.Base+1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 		if _, err := outbox.ParseHeader(m.Header); err != nil {
 			seq = m.Seq

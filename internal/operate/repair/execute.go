@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -90,7 +91,7 @@ func (r *repair) writeRecord(ctx context.Context, l *backfill.Conns, f *finding,
 		return err
 	}
 	r.rep.done(0)
-	r.progress("checkpoint record: written")
+	progress.Step(ctx, "checkpoint record: written")
 	return nil
 }
 
@@ -190,19 +191,21 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 		return err
 	}
 	if f.Slot.Exists {
-		r.progress("dropping slot %s", r.cfg.Slot)
+		progress.Step(ctx, "dropping slot %s", r.cfg.Slot)
 	}
 	failover, err := l.PG.DropSlot(ctx)
 	if err != nil {
 		return err
 	}
-	r.progress("making slot %s: the server waits for the transactions that write now", r.cfg.Slot)
+	progress.Step(ctx, "making slot %s: the server waits for the transactions that write now", r.cfg.Slot)
+	waited := progress.Wait(ctx, "the server waits for the transactions that write now")
 	slot, err := catalog.CreateSlotWithSnapshot(ctx, l.PGC, failover)
+	waited()
 	if err != nil {
 		return err
 	}
 	defer slot.Close()
-	r.progress("slot %s: made, at %v", r.cfg.Slot, slot.At)
+	progress.Step(ctx, "slot %s: made, at %v", r.cfg.Slot, slot.At)
 	snap, err := r.snapshot(ctx, l, f, p, slot.Snapshot)
 	if err != nil {
 		return err
@@ -234,6 +237,9 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan,
 	rec *checkpoint.Record) error {
 	w := r.window(l, s)
+	if w.Of > 0 {
+		progress.Step(ctx, "publishing %d events", w.Of)
+	}
 	published, err := w.Publish(ctx)
 	if err != nil {
 		return err
@@ -244,10 +250,7 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	if err := w.ReadBack(ctx); err != nil {
 		return err
 	}
-	err = f.AwaitDurable(ctx, r.cfg.Sink.DurableAfter, published, s.newestAt, func(left time.Duration) {
-		r.progress("waiting %v (sink.durable_after) until nothing of it can be lost any more; "+
-			"a repair that is stopped now goes on when it is run again", left)
-	})
+	err = f.AwaitDurable(ctx, r.cfg.Sink.DurableAfter, published, s.newestAt)
 	if err != nil {
 		return err
 	}
@@ -260,6 +263,7 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 		return err
 	}
 	r.rep.done(published)
-	r.progress("checkpoint record: written, outflow goes on from %v at sequence %d", place.Due, place.Seq)
+	progress.Step(ctx, "checkpoint record: written, outflow goes on from %v at sequence %d", place.Due,
+		place.Seq)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
@@ -320,12 +321,12 @@ func (r *repair) compare(ctx context.Context, l *backfill.Conns, f *finding, p *
 // run compares.
 func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if s.snap != nil {
-		s.r.progress("reading the ids of table %s", s.l.Layout.Mapping.Table)
+		progress.Step(ctx, "reading the ids of table %s", s.l.Layout.Mapping.Table)
 		if err := s.readCandidates(ctx); err != nil {
 			return err
 		}
 	}
-	s.r.progress("%d rows; reading the headers of stream %s", len(s.outcomes), s.r.cfg.Stream)
+	progress.Step(ctx, "%d rows; reading the headers of stream %s", len(s.outcomes), s.r.cfg.Stream)
 	if err := s.readStream(ctx, rd, keep); err != nil {
 		return err
 	}
@@ -344,7 +345,7 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 			return &untrusted{fmt.Sprintf("stream or record go up to %v, the WAL ends at %v", s.anchor.Due,
 				end)}
 		}
-		s.r.progress("reading what slot %s will bring", s.r.cfg.Slot)
+		progress.Step(ctx, "reading what slot %s will bring", s.r.cfg.Slot)
 		if err := s.readSlot(ctx); err != nil {
 			return err
 		}

@@ -40,6 +40,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -53,9 +54,6 @@ type Options struct {
 
 	// AcceptLoss is lossWords if the operator accepts that events which are in no table may be lost.
 	AcceptLoss string
-
-	// Progress is called with a line for each step.
-	Progress func(format string, args ...any)
 }
 
 // attempts is how often a repair is tried while connections are lost or somebody else publishes.
@@ -141,7 +139,7 @@ func (r *repair) execute(ctx context.Context, found *finding) error {
 		if ctx.Err() != nil || attempt == attempts || !retryable(err) {
 			return err
 		}
-		r.progress("begins again: %v", err)
+		progress.Step(ctx, "begins again: %v", err)
 		r.renewed = false // what this attempt has sent may still be on its way
 		select {
 		case <-ctx.Done():
@@ -159,10 +157,4 @@ func (r *repair) execute(ctx context.Context, found *finding) error {
 func retryable(err error) bool {
 	f := outbox.FaultOf(err)
 	return f == nil || f.Class == outbox.Transient || f.Class == outbox.Gap && f.Observed
-}
-
-func (r *repair) progress(format string, args ...any) {
-	if r.o.Progress != nil {
-		r.o.Progress(format, args...)
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -24,6 +25,7 @@ func openSnapshot(ctx context.Context, l *backfill.Conns, exported string) (*tab
 	if !l.Layout.Mapping.Source.Rows() {
 		return nil, nil
 	}
+	defer progress.Wait(ctx, "waiting for a snapshot of table "+l.Layout.Mapping.Table)()
 	return tablesnapshot.Open(ctx, l.PGC.Config, exported)
 }
 
@@ -118,6 +120,8 @@ func (s *scan) readCandidates(ctx context.Context) error {
 	column, _ := s.snap.Table().Column(name)
 	var none, double int
 	var example string
+	task := progress.Count(ctx, "reading table "+s.l.Layout.Mapping.Table, "rows", 0)
+	defer task.End()
 	err := s.snap.Rows(ctx, tablesnapshot.Query{
 		Mapping: s.l.Layout.Mapping, ID: name, Columns: append([]string{name}, s.identity.columns()...),
 		Where: s.r.o.Where,
@@ -127,6 +131,7 @@ func (s *scan) readCandidates(ctx context.Context) error {
 			none++
 			return nil
 		}
+		task.Add(1)
 		id := hashID(string(outbox.AppendHeaderValue(nil, raw)))
 		if _, twice := s.outcomes[id]; twice {
 			double++
@@ -190,11 +195,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	}
 	s.lost, s.lostFrom = 0, math.MaxUint64
 	var due outbox.LSN
-	read := 0
 	err := s.l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
-		if read++; read%1_000_000 == 0 {
-			s.r.progress("read %d messages of stream %s", read, s.r.cfg.Stream)
-		}
 		s.newest, s.newestAt = m.Seq, m.Stored
 		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
@@ -415,6 +416,7 @@ func (s *scan) findEdges(ctx context.Context) error {
 	if s.counts[missing] <= maxListed {
 		s.listed = make([]string, 0, s.counts[missing])
 	}
+	defer progress.Wait(ctx, "PostgreSQL sorts the missing rows of table "+s.l.Layout.Mapping.Table)()
 	return s.snap.Rows(ctx, tablesnapshot.Query{
 		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, tablesnapshot.SortDoc,
 			tablesnapshot.SortKey}, Where: s.r.o.Where, Sorted: true,

@@ -1,23 +1,15 @@
 package repair
 
 import (
-	"time"
-
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
-const progressEvery = 5 * time.Second
-
 // window is the window that the missing rows are published as.
 func (r *repair) window(l *backfill.Conns, s *scan) *backfill.Window {
 	of := s.counts[missing]
-	if of > 0 {
-		r.progress("publishing %d events", of)
-	}
-	said := time.Now()
 	return &backfill.Window{
 		Conns: l, Snapshot: s.snap,
 		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where,
@@ -26,12 +18,6 @@ func (r *repair) window(l *backfill.Conns, s *scan) *backfill.Window {
 		Wanted: func(e *relay.Event) bool {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing
-		},
-		Progress: func(done int) {
-			if time.Since(said) > progressEvery {
-				said = time.Now()
-				r.progress("%d of %d published", done, of)
-			}
 		},
 	}
 }

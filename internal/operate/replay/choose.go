@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -41,7 +42,7 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 			return choice{}, r.rangeGone(ctx, why)
 		}
 		if !holds {
-			r.progress("what was removed from the stream is not in it any more: %s", why)
+			progress.Step(ctx, "what was removed from the stream is not in it any more: %s", why)
 		}
 		return choice{source: FromStream, why: "--from stream; " + why}, nil
 	case r.streamErr != nil && r.cfg.Source.Messages():

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/sink"
@@ -31,8 +32,7 @@ type Options struct {
 	DryRun     bool
 	TimeColumn string // of the table; "": one of the usual names
 
-	Out      io.Writer
-	Progress func(format string, args ...any) // called with a line for each step; may be nil
+	Out io.Writer
 }
 
 // Report is what was done. The JSON names are stable.
@@ -70,9 +70,6 @@ var idForm = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}$`)
 // Run reads again what is selected.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (rep *Report, err error) {
 	r := &replay{cfg: cfg, log: log, o: o}
-	if r.o.Progress == nil {
-		r.o.Progress = func(string, ...any) {}
-	}
 	defer r.close()
 	if err := r.check(); err != nil {
 		return nil, err
@@ -110,8 +107,6 @@ func (r *replay) connect(ctx context.Context) (err error) {
 	r.js, err = r.conn.API().JetStream()
 	return err
 }
-
-func (r *replay) progress(format string, args ...any) { r.o.Progress(format, args...) }
 
 func (r *replay) check() (err error) {
 	if r.target, err = parseTarget(r.o.To); err != nil {
@@ -325,11 +320,12 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 	if r.o.DryRun {
 		return rep, nil
 	}
-	r.progress("from %s: %s", c.source, c.why)
+	progress.Step(ctx, "from %s: %s", c.source, c.why)
 	if r.resume != nil {
-		r.progress("replay %s goes on behind its first %d events", r.o.ID, rep.Before)
+		progress.Step(ctx, "replay %s goes on behind its first %d events", r.o.ID, rep.Before)
 	} else if r.pub != nil {
-		r.progress("replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)",
+		progress.Step(ctx,
+			"replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)",
 			r.o.ID, c.sum.Events, r.o.To, r.o.ID)
 	}
 	write, finish := r.writer(ctx, rep)
@@ -355,11 +351,10 @@ func (r *replay) allIDs(sum *Summary) error {
 		sum.Events, n), "Look with --dry-run --json which there are, and leave out the others")
 }
 
-const progressEvery = 5 * time.Second
-
 // writer returns a function that takes each message, and one to call after the last.
 func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) error, finish func() error) {
-	begun, said := time.Now(), time.Now()
+	begun := time.Now()
+	task := progress.Count(ctx, "replaying", "events", int64(rep.Events))
 	hash := r.hash()
 	var out *bufio.Writer
 	var b []byte
@@ -391,10 +386,8 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 				return err
 			}
 		}
-		if rep.Done++; time.Since(said) > progressEvery {
-			said = time.Now()
-			r.progress("%d of %d events", rep.Done, rep.Events)
-		}
+		rep.Done++
+		task.Set(int64(rep.Done))
 		return nil
 	}
 	return write, func() error {
@@ -402,7 +395,9 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 		if out != nil {
 			err = out.Flush()
 		}
-		r.progress("%d of %d events in %v", rep.Done, rep.Events, time.Since(begun).Round(time.Millisecond))
+		task.End()
+		progress.Step(ctx, "%d of %d events in %v", rep.Done, rep.Events,
+			time.Since(begun).Round(time.Millisecond))
 		return err
 	}
 }

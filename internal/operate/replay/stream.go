@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -35,6 +36,7 @@ type streamSource struct {
 
 // open reads the stream's state. A stream that does not exist is an empty one.
 func (s *streamSource) open(ctx context.Context) error {
+	defer progress.Wait(ctx, "waiting for NATS: stream "+s.name)()
 	st, err := s.js.Stream(ctx, s.name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		s.first = 1
@@ -221,6 +223,7 @@ func (s *streamSource) vanished(what string) error {
 
 // fetch reads messages one by one.
 func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Message) error) error {
+	defer progress.Wait(ctx, "waiting for NATS: messages of stream "+s.name)()
 	for _, seq := range sequences {
 		raw, err := s.stream.GetMsg(ctx, seq)
 		switch {
@@ -259,8 +262,11 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 		start := t.Add(-clockSlack)
 		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
 	}
+	task := progress.Count(ctx, "reading stream "+s.name, "messages", int64(to-from+1))
+	defer task.End()
 	return jsapi.ReadStream(ctx, s.js, s.name, oc, 0,
 		func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
+			task.Set(int64(min(meta.Sequence.Stream, to) - from + 1))
 			m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(),
 				Data: raw.Data(), Time: meta.Timestamp}
 			if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {

@@ -10,12 +10,12 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/args"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 	"github.com/outflowhq/outflow/sink"
@@ -47,7 +47,7 @@ func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiri
 	if t.enc, err = sink.NewEncoder(sc); err != nil {
 		return nil, err
 	}
-	session, err := replication.Open(ctx, wiring.Replication(cfg, log))
+	session, err := wiring.OpenReplication(ctx, cfg, log)
 	if err != nil {
 		return nil, err
 	}
@@ -57,6 +57,7 @@ func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiri
 		return nil, err
 	}
 	t.at = outbox.Header{Due: server.WALEnd, Thru: server.WALEnd, Timeline: server.History.At(server.WALEnd)}
+	defer wiring.WaitPostgres(ctx, cfg)()
 	if t.snap, err = tablesnapshot.Open(ctx, wiring.Catalog(cfg), ""); err != nil {
 		return nil, err
 	}
@@ -199,7 +200,10 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 		q.Columns = append(q.Columns, t.column)
 	}
 	sel := t.match.sel
+	task := progress.Count(ctx, "reading table "+t.layout.Mapping.Table, "rows", 0)
+	defer task.End()
 	return t.snap.Rows(ctx, q, func(v [][]byte) error {
+		task.Add(1)
 		e, err := rows.Event(v[:own])
 		if err != nil {
 			return err
@@ -251,6 +255,7 @@ func (t *tableSource) summarize(ctx context.Context, after *rowKey, sum *Summary
 // has counts how many of the ids rows of the table have.
 func (t *tableSource) has(ctx context.Context, ids []string) (n int, err error) {
 	found := map[string]bool{}
+	defer wiring.WaitPostgres(ctx, t.cfg)()
 	err = t.snap.Rows(ctx, tablesnapshot.Query{
 		Mapping: t.layout.Mapping, ID: t.layout.ID, Columns: []string{tablesnapshot.SortID},
 		Bounds: []tablesnapshot.Bound{{By: t.layout.ID, Op: "=", Values: ids}},

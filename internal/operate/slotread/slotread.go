@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -34,7 +35,10 @@ func decode(
 	var res decoder.Result
 	rc := wiring.Replication(cfg, log)
 	rc.OwnOnly = dc.Mapping.OwnOnly
+	task := progress.Count(ctx, "reading what slot "+cfg.Slot+" holds", "messages", 0)
+	defer task.End()
 	return replication.Peek(ctx, rc, limit, false, func(m replication.Message) error {
+		task.Add(1)
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -59,7 +60,9 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 		return err
 	}
 	defer reader.Close()
+	waited := progress.Wait(ctx, "waiting for a lock on table "+s.rep.Table)
 	lock, err := tablesnapshot.LockTable(ctx, l.PGC.Config)
+	waited()
 	if err != nil {
 		return err
 	}
@@ -98,7 +101,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	lock.Close()
 	if published > 0 {
 		s.rep.First, s.rep.Last = place.Seq+1, place.Seq+published
-		s.o.Progress("%d rows: published in %.1f s, sequences %d to %d; reading them back", published,
+		progress.Step(ctx, "%d rows: published in %.1f s, sequences %d to %d; reading them back", published,
 			s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
 	last := rd.Stream.NewestSeq
@@ -108,9 +111,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	if err := w.ReadBack(ctx); err != nil {
 		return err
 	}
-	err = rd.AwaitDurable(ctx, s.cfg.Sink.DurableAfter, published, newest, func(left time.Duration) {
-		s.o.Progress("waiting %v (sink.durable_after) until nothing of it can be lost any more", left)
-	})
+	err = rd.AwaitDurable(ctx, s.cfg.Sink.DurableAfter, published, newest)
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.R
 	}
 	s.o.Hit("snapshot.finished")
 	s.rep.Finished = true
-	s.o.Progress("checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due,
+	progress.Step(ctx, "checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due,
 		place.Seq)
 	return nil
 }
@@ -160,7 +161,7 @@ func (s *snapshot) reader(
 	if rd.Stream.NewestSeq == 0 {
 		return reader, newest, nil
 	}
-	s.o.Progress("stream %s has %d messages of a snapshot that did not finish: reading their ids",
+	progress.Step(ctx, "stream %s has %d messages of a snapshot that did not finish: reading their ids",
 		s.cfg.Stream, rd.Stream.Messages)
 	err = reader.LoadKnown(ctx, func(add func(tablesnapshot.IDHash) error) error {
 		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
@@ -204,8 +205,10 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill
 		return nil, err
 	}
 	s.o.Hit("snapshot.slot")
-	s.o.Progress("making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
+	progress.Step(ctx, "making slot %s: the server waits for the transactions that write now", s.cfg.Slot)
+	waited := progress.Wait(ctx, "the server waits for the transactions that write now")
 	slot, err := catalog.CreateSlotWithSnapshot(ctx, l.PGC, true)
+	waited()
 	if f := outbox.FaultOf(err); f != nil && f.Code == "slot_blocked" {
 		f.Hint = strings.Replace(f.Hint, "`outflow init`", "`outflow init --snapshot`", 1)
 	}
@@ -214,7 +217,7 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill
 	}
 	s.rep.At = slot.At
 	s.o.Hit("snapshot.made")
-	s.o.Progress("slot %s at %v: made", s.cfg.Slot, slot.At)
+	progress.Step(ctx, "slot %s at %v: made", s.cfg.Slot, slot.At)
 	return slot, nil
 }
 
@@ -251,6 +254,7 @@ func (s *snapshot) window(
 	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, place relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
+	defer progress.Wait(ctx, "PostgreSQL looks through table "+s.rep.Table)()
 	none, double, err := snap.CheckIDs(ctx, id)
 	if err != nil {
 		return nil, err
@@ -263,7 +267,7 @@ func (s *snapshot) window(
 				"tell which rows are published", s.rep.Table, none, id, double)
 	}
 	q := tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: id, SkipKnown: true, Sorted: true}
-	s.o.Progress("counting the rows of table %s", s.rep.Table)
+	progress.Step(ctx, "counting the rows of table %s", s.rep.Table)
 	of, err := snap.Count(ctx, q)
 	if err != nil {
 		return nil, err
@@ -273,20 +277,12 @@ func (s *snapshot) window(
 			"table %s has %d rows, a snapshot can have %d", s.rep.Table, of, uint32(maxRows))
 	}
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
-	s.o.Progress("publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
-	w := &backfill.Window{
+	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
+	return &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
 		Place: place, Index: outbox.RepairedIndex,
-	}
-	var p *reporter
-	w.Progress = func(done int) {
-		if p == nil {
-			p = newReporter(of, s.o.RowProgress) // the first row has come: the server has sorted
-		}
-		p.row(done)
-		s.o.Hit("snapshot.row")
-	}
-	return w, nil
+		Sent: func() { s.o.Hit("snapshot.row") },
+	}, nil
 }
 
 // order names the columns that the rows are sorted by.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -22,10 +23,7 @@ type Options struct {
 	// Prepare makes table, publication, stream and bucket if they are missing.
 	Prepare func(ctx context.Context) error
 
-	Progress func(format string, args ...any) // called with a line for each step
-	// called every few seconds while rows are published; may be nil
-	RowProgress func(RowProgress)
-	Hit         func(point string) // called at points where tests kill the process; may be nil
+	Hit func(point string) // called at points where tests kill the process; may be nil
 }
 
 // snapshot is one run of init --snapshot.
@@ -60,7 +58,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 			return s.rep, fmt.Errorf("%w. The snapshot did not finish: run `outflow init --snapshot` again, "+
 				"it goes on behind what is published", err)
 		}
-		s.o.Progress("begins again: %v", err)
+		progress.Step(ctx, "begins again: %v", err)
 		s.renewed = false // messages of this attempt may still be on their way
 		select {
 		case <-ctx.Done():

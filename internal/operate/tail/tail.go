@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/conns"
@@ -158,6 +159,9 @@ func (t *tail) session(ctx context.Context, connected func()) error {
 			return err
 		}
 		connected()
+		defer progress.Show(ctx, func(time.Time) string {
+			return "waiting for messages of stream " + t.cfg.Stream
+		}).End()
 		limit := []jetstream.PullMessagesOpt{jetstream.PullMaxMessages(bufferMessages)}
 		if t.o.Payload {
 			limit[0] = jetstream.PullMaxBytes(max(bufferBytes, 2*int(conn.NATS().MaxPayload()),

@@ -228,10 +228,10 @@ func (u *uninstall) open(ctx context.Context) error {
 		pc.Table, pc.Shard = u.record.Mapping.Table, u.record.Mapping.Shard
 	}
 	u.table = pc.Table
-	if u.pg, err = catalog.OpenSetup(ctx, pc); err != nil {
+	if u.pg, err = wiring.OpenSetup(ctx, u.cfg, pc); err != nil {
 		return err
 	}
-	u.repl, err = replication.Open(ctx, wiring.Replication(u.cfg, u.log))
+	u.repl, err = wiring.OpenReplication(ctx, u.cfg, u.log)
 	return err
 }
 
