@@ -56,18 +56,24 @@ func TestMaintenanceWorksAsWritten(t *testing.T) {
 	for _, section := range []struct {
 		title string
 		world func(t *testing.T, pg *pgserver.Server) *upkeep
+		own   bool // it has a server of its own
 	}{
-		{"Pause", plainUpkeep},
-		{"A password in PostgreSQL", withPassword},
-		{"Credentials in NATS", withNKeys},
-		{"Another name for the table", withView},
-		{"NATS on another server", withTwoNATS},
-		{"NATS restored from a backup", withBackup},
-		{"PostgreSQL on another server", withNextPostgreSQL},
-		{"Switchover to a standby", withStandby},
-		{"PostgreSQL restored from a backup", withPostgreSQLBackup},
-		{"Both restored", withPostgreSQLBackup},
+		{"Pause", plainUpkeep, false},
+		{"A password in PostgreSQL", withPassword, false},
+		{"Credentials in NATS", withNKeys, false},
+		{"Another name for the table", withView, false},
+		{"NATS on another server", withTwoNATS, false},
+		{"NATS restored from a backup", withBackup, false},
+		{"PostgreSQL on another server", withNextPostgreSQL, false},
+		{"Switchover to a standby", withStandby, true},
+		{"PostgreSQL restored from a backup", withPostgreSQLBackup, true},
+		{"Both restored", withPostgreSQLBackup, true},
 	} {
-		t.Run(section.title, func(t *testing.T) { section.world(t, pg).run(section.title) })
+		t.Run(section.title, func(t *testing.T) {
+			if section.own {
+				t.Parallel()
+			}
+			section.world(t, pg).run(section.title)
+		})
 	}
 }
