@@ -15,6 +15,9 @@ var (
 
 	// unconfigured are the commands without settings, and what is no command.
 	unconfigured = regexp.MustCompile(`^outflow (explain|version|completion|help)\b|^outflow( -.*)?$`)
+
+	// ofConsumers are the commands that read a consumer's database.
+	ofConsumers = regexp.MustCompile(`^outflow (parked|consumer)\b`)
 )
 
 // In returns a text in which each command of outflow that stands between backticks has the options.
@@ -35,6 +38,9 @@ func (o Options) To(command string) string {
 	}
 	for _, option := range o {
 		flag := option[:strings.IndexAny(option+" ", " =")]
+		if (flag == "--database" || flag == "--schema") && !ofConsumers.MatchString(command) {
+			continue
+		}
 		if !strings.Contains(command+" ", " "+flag+" ") && !strings.Contains(command, " "+flag+"=") {
 			command += " " + option
 		}

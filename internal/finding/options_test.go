@@ -6,12 +6,13 @@ import "testing"
 // nothing else of a text is touched.
 func TestSuggestedCommandsRepeatTheOptions(t *testing.T) {
 	t.Parallel()
-	o := Options{"--config '/etc/it'\\''s $1.yaml'", "--slot b"}
+	o := Options{"--config '/etc/it'\\''s $1.yaml'", "--slot b", "--schema=s"}
 	const all = " --config '/etc/it'\\''s $1.yaml' --slot b"
 	for text, want := range map[string]string{
 		"`outflow init`, or `outflow run`":        "`outflow init" + all + "`, or `outflow run" + all + "`",
 		"`outflow repair --where 'a = `b`'` does": "`outflow repair --where 'a = `b`'" + all + "` does",
 		"`outflow explain login`":                 "`outflow explain login`",
+		"`outflow parked list x`":                 "`outflow parked list x" + all + " --schema=s`",
 		"`nats stream rm X` and outflow init":     "`nats stream rm X` and outflow init",
 		"`outflow init --slot=a`":                 "`outflow init --slot=a --config '/etc/it'\\''s $1.yaml'`",
 		"`outflow --help`, or `outflow":           "`outflow --help`, or `outflow",

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -40,11 +41,18 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 	if url == "" {
 		from = "postgres.url"
 	}
+	if d.url != "" {
+		a.repeat = append(a.repeat, "--database="+finding.Word(config.HidePasswords(d.url)))
+	}
+	if d.schema != "" {
+		a.repeat = append(a.repeat, "--schema="+finding.Word(d.schema))
+	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	// the search_path is the role's
 	target := postgres.Target{Setting: from, URL: cmp.Or(url, cfg.Postgres.URL), Pooled: true}
 	defer progress.Wait(ctx, "waiting for the consumer's database: "+target.String())()
+	a.where.Consumers = target.String()
 	return target.Connect(ctx, func(c *pgx.ConnConfig) {
 		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
 	})

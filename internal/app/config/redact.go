@@ -128,6 +128,9 @@ func redactNATS(s string) string {
 	return strings.Join(urls, ",")
 }
 
+// HidePasswords returns a connection URL or keyword string of PostgreSQL without its passwords.
+func HidePasswords(url string) string { return postgresKey.show(url) }
+
 // Server says where NATS is, without secrets.
 func (n NATS) Server() string {
 	if n.Context != "" {

@@ -79,6 +79,8 @@ func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
 type Where struct {
 	Postgres string `json:"postgres"` // user@host:port/database; "" if the setting can't be read
 	NATS     string `json:"nats"`
+
+	Consumers string `json:"-"` // the database of a consumer, like Postgres; "": none is asked
 }
 
 // WhereIs returns where the configuration leads.
@@ -86,7 +88,13 @@ func WhereIs(cfg config.Config) Where {
 	return Where{Postgres: postgres.Target{URL: cfg.Postgres.URL}.String(), NATS: cfg.NATS.Server()}
 }
 
-func (w Where) String() string { return "PostgreSQL " + w.Postgres + ", NATS " + w.NATS }
+func (w Where) String() string {
+	s := "PostgreSQL " + w.Postgres + ", NATS " + w.NATS
+	if w.Consumers != "" {
+		s += ", consumers' database " + w.Consumers
+	}
+	return s
+}
 
 // ReadsTable reads a table's description.
 type ReadsTable interface {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	consume "github.com/outflowhq/outflow/consumer" // consumer is a helper of these tests
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -197,6 +198,8 @@ func TestParkedEventsAreRetriedAndSkippedInOrder(t *testing.T) {
 		{2, []string{"retry", "other", "a"}, []string{`no consumer "other"`}},
 		{2, []string{"retry", "orders", "a", "--wait"},
 			[]string{`document "a" of consumer orders is not parked`, "outflow parked list orders"}},
+		{2, []string{"retry", "orders", "a", "--database", c.pool.Config().ConnString()},
+			[]string{"`outflow parked list orders --database=" + finding.Word(c.pool.Config().ConnString())}},
 		{2, []string{"show", "orders", "a"}, []string{"is not parked"}},
 		{2, []string{"skip", "orders"}, []string{"--help"}},
 		{2, []string{"retry", "orders"}, []string{"--all"}},
