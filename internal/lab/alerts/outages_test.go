@@ -162,7 +162,7 @@ var outages = map[string][]phase{
 			"OutflowConsumerFailing": 12 * minute, "OutflowConsumerParked": 12 * minute,
 		}},
 		{begin: "all is well again"},
-		{begin: "the handler hangs", fires: in{"OutflowConsumerStuck": 17 * minute}},
+		{begin: "the handler hangs", fires: in{"OutflowConsumerStuck": 16 * minute}},
 		{begin: "it goes on, and messages are missing", fires: in{"OutflowConsumerGap": minute}},
 	},
 }
