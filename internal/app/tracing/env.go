@@ -3,6 +3,9 @@ package tracing
 import (
 	"fmt"
 	"strings"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
 // The variables that decide whether spans are exported. The SDK and the exporter read the others themselves.
@@ -40,3 +43,23 @@ func enabled(getenv func(string) string) (on bool, why string) {
 			envTracesProtocol, envTracesEndpoint)
 	}
 }
+
+// possible replaces what the OTEL_BSP_ variables must not say: the SDK takes a size as it is, and panics, or
+// asks for all memory; without a delay it never rests, and without a limit a silent collector is the last.
+func possible(o *sdktrace.BatchSpanProcessorOptions) {
+	if o.MaxQueueSize <= 0 || o.MaxQueueSize > maxQueue {
+		o.MaxQueueSize = sdktrace.DefaultMaxQueueSize
+	}
+	if o.MaxExportBatchSize <= 0 || o.MaxExportBatchSize > o.MaxQueueSize {
+		o.MaxExportBatchSize = min(sdktrace.DefaultMaxExportBatchSize, o.MaxQueueSize)
+	}
+	if o.BatchTimeout <= 0 {
+		o.BatchTimeout = sdktrace.DefaultScheduleDelay * time.Millisecond
+	}
+	if o.ExportTimeout <= 0 {
+		o.ExportTimeout = sdktrace.DefaultExportTimeout * time.Millisecond
+	}
+}
+
+// maxQueue is the greatest size of the SDK's queue, in spans of about a kilobyte.
+const maxQueue = 1 << 16

@@ -70,12 +70,15 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	if err := e.SpanExporter.ExportSpans(ctx, spans); err != nil {
 		e.tracer.metrics.failed.Add(float64(len(spans)))
 		e.failed.say(e.tracer.cfg.Logger, slog.LevelWarn, "spans can't be exported, and are dropped; "+
-			"publishing goes on", "spans", len(spans), "err", err)
+			"publishing goes on", "spans", len(spans), "err", bounded(err.Error(), maxError))
 		return nil
 	}
 	e.tracer.metrics.exported.Add(float64(len(spans)))
 	return nil
 }
+
+// maxError is how much of an error is logged, in bytes: it may hold all that a collector has answered.
+const maxError = 1000
 
 // quiet sends what the OpenTelemetry libraries have to say to the log, rarely, and without the values of
 // variables: OTEL_EXPORTER_OTLP_HEADERS holds secrets.
@@ -99,7 +102,7 @@ func (s *logSink) Error(err error, msg string, _ ...any) {
 	if quoted, ok := errors.AsType[*url.Error](err); ok { // with a password, maybe
 		err = quoted.Err
 	}
-	s.often.say(s.log, slog.LevelWarn, "tracing: "+msg, "err", err)
+	s.often.say(s.log, slog.LevelWarn, "tracing: "+msg, "err", bounded(err.Error(), maxError))
 }
 
 // rarely logs one kind of thing: the first one at once, then one a minute at most, with the number of those

@@ -2,6 +2,7 @@ package tracing
 
 import (
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -38,6 +39,15 @@ type observer struct {
 	head     int
 }
 
+// maxID is how much of an event's id is exported, in bytes.
+const maxID = 256
+
+// bounded is a copy of the beginning of a text: the text itself may keep the memory of many events alive, and
+// be larger than a span is worth. One that is no UTF-8 would cost all spans of its export.
+func bounded(text string, limit int) string {
+	return strings.Clone(strings.ToValidUTF8(text[:min(len(text), limit)], ""))
+}
+
 // begin starts a span; ok is false for what has none.
 func (o *observer) begin(e *relay.Event, h *outbox.Header, seq uint64, received time.Time) (s span, ok bool) {
 	text := o.parent(e)
@@ -54,9 +64,12 @@ func (o *observer) begin(e *relay.Event, h *outbox.Header, seq uint64, received 
 		return s, false
 	}
 	if o.state != nil {
-		s.state = o.state(e)
+		if state := o.state(e); len(state) <= traceparent.MaxState { // else no part of it is of use
+			s.state = bounded(state, traceparent.MaxState)
+		}
 	}
-	s.pos, s.id, s.seq, s.bytes, s.received = e.Pos, e.ID, seq, e.PayloadSize, received
+	s.pos, s.seq, s.bytes, s.received = e.Pos, seq, e.PayloadSize, received
+	s.id = bounded(e.ID, maxID)
 	s.commit = relay.CommitTime(e.Time)
 	s.subject, s.dead = o.enc.Subject(e, h)
 	return s, true

@@ -81,6 +81,63 @@ func TestAStopExportsTheRest(t *testing.T) {
 	}
 }
 
+// No value of an event costs other events their spans, or keeps much memory.
+func TestAHostileEventCostsNoOtherSpan(t *testing.T) {
+	tr, o := started(t, func(http.ResponseWriter, *http.Request) {})
+	large := strings.Repeat("x", 1<<20)
+	for i, e := range []struct{ id, state string }{
+		{"\xff\x00", "a=1"}, {large, large}, {"two", "a=\xff\r\nb"}, {"three", strings.Repeat("a=1,", 100)},
+	} {
+		of := event(sampled)
+		of.ID, of.Extra[1] = e.id, e.state
+		o.Sent(of, &outbox.Header{}, uint64(i+1), time.Time{})
+		if s := o.inFlight[i]; len(s.id) > maxID || len(s.state) > traceparent.MaxState {
+			t.Errorf("%d bytes of id, %d of tracestate", len(s.id), len(s.state))
+		}
+	}
+	o.Acked(4)
+	tr.Stop()
+	if got := testutil.ToFloat64(tr.metrics.exported); got != 4 {
+		t.Errorf("%v spans exported", got)
+	}
+}
+
+// A collector's answer is not the log's to keep.
+func TestALongAnswerIsLoggedInPart(t *testing.T) {
+	tr, o := started(t, func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, strings.Repeat("no\r\n", 1<<18), http.StatusBadRequest)
+	})
+	var said strings.Builder
+	tr.cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+	o.Sent(event(sampled), &outbox.Header{}, 1, time.Time{})
+	o.Acked(1)
+	tr.Stop()
+	if n := said.Len(); n < maxError || n > 3*maxError || strings.Count(said.String(), "\n") != 1 {
+		t.Errorf("%d bytes: %.200s", n, said.String())
+	}
+}
+
+// What the SDK would panic at, or never rest with, is no reason not to publish.
+func TestImpossibleSettingsOfTheSDK(t *testing.T) {
+	for _, value := range []string{"-1", "9000000000000000000"} {
+		for _, name := range []string{"MAX_QUEUE_SIZE", "MAX_EXPORT_BATCH_SIZE", "SCHEDULE_DELAY",
+			"EXPORT_TIMEOUT"} {
+			t.Setenv("OTEL_BSP_"+name, value)
+		}
+		tr, o := started(t, func(http.ResponseWriter, *http.Request) {})
+		o.Sent(event(sampled), &outbox.Header{}, 1, time.Time{})
+		o.Acked(1)
+		tr.Stop()
+		if got := testutil.ToFloat64(tr.metrics.exported); got != 1 {
+			t.Errorf("%s: %v spans exported", value, got)
+		}
+	}
+	var o sdktrace.BatchSpanProcessorOptions
+	if possible(&o); o.BatchTimeout <= 0 || o.ExportTimeout <= 0 || o.MaxQueueSize < o.MaxExportBatchSize {
+		t.Errorf("%+v", o)
+	}
+}
+
 // A stop gives up on a collector that never answers.
 func TestAStopDoesNotWaitForASilentCollector(t *testing.T) {
 	asked := make(chan struct{}, 100)

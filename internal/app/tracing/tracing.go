@@ -79,7 +79,7 @@ func Start(cfg Config) *Tracer {
 		cfg.Logger.Warn("what the environment says of the service is incomplete", "err", err)
 	}
 	t.sdk = sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithIDGenerator(t.ids),
-		sdktrace.WithBatcher(&exporter{SpanExporter: to, tracer: t}, sdktrace.WithBlocking()))
+		sdktrace.WithBatcher(&exporter{SpanExporter: to, tracer: t}, sdktrace.WithBlocking(), possible))
 	t.tracer = t.sdk.Tracer("github.com/outflowhq/outflow",
 		trace.WithSchemaURL(semconv.SchemaURL))
 	cfg.Logger.Info("spans of sampled traces are exported by OTLP")
@@ -128,9 +128,9 @@ func (t *Tracer) work() {
 // span is what is known of a message.
 type span struct {
 	parent traceparent.Context
-	state  string // the tracestate
+	state  string // the tracestate, valid or not; see bounded
 	pos    outbox.Position
-	id     string // the event's
+	id     string // the event's; see bounded
 	seq    uint64
 	bytes  int // of the payload
 
