@@ -154,3 +154,17 @@ func (s *Setup) Connected(ctx context.Context) ([]string, error) {
 			AND a.backend_start < own.backend_start ORDER BY a.pid LIMIT 16`,
 		postgres.NamePrefix(s.cfg.Slot))
 }
+
+// Writers names the open transactions, prepared ones among them, that may have written rows of a table or of
+// its partitions: those that hold the lock that writing takes.
+func (s *Setup) Writers(ctx context.Context, table uint32) ([]string, error) {
+	return s.texts(ctx, `WITH RECURSIVE tree AS (SELECT $1::oid AS relid
+			UNION SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relid)
+		SELECT DISTINCT CASE WHEN l.pid IS NULL THEN format('prepared transaction %L', p.gid)
+			ELSE format('server process %s', l.pid) END
+		FROM pg_locks l JOIN tree t ON t.relid = l.relation
+			LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || p.transaction
+		WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted
+			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		ORDER BY 1 LIMIT 16`, table)
+}

@@ -43,8 +43,13 @@ func (g *gathering) readLog() error {
 	if err != nil {
 		return err
 	}
-	if _, whole, ok := bytes.Cut(text, []byte("\n")); from > 0 && ok {
-		text = whole
+	if from > 0 { // the line in which it begins may be the second half of a secret
+		_, text, _ = bytes.Cut(text, []byte("\n"))
+	}
+	// a log that was truncated while it was written begins so
+	if text = bytes.TrimLeft(text, "\x00"); bytes.IndexByte(text, 0) >= 0 {
+		return errors.New("it is not text, in which secrets could be recognised: unpack it first, " +
+			"or write it as UTF-8")
 	}
 	g.add("log.txt", text, true, nil)
 	return nil
@@ -69,7 +74,7 @@ func (g *gathering) readPages(ctx context.Context) {
 				return
 			}
 			defer answer.Body.Close()
-			text, err = readUpTo(answer.Body, maxFile+1)
+			text, err = readUpTo(answer.Body, 2*maxFile)
 		})
 		return text, err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"html"
 	"net"
 	"net/url"
 	"os"
@@ -28,6 +29,7 @@ const shortest = 4
 // and for what has the form of one.
 type redactor struct {
 	secrets *strings.Replacer
+	servers string           // of NATS, as the settings or its context have them
 	hosts   []*regexp.Regexp // nil: they are kept
 	names   map[string]string
 }
@@ -41,7 +43,15 @@ func newRedactor(cfg config.Config, environ []string) *redactor {
 		}
 	}
 	var forms []string
-	for _, s := range knownSecrets(cfg, environ) {
+	known, servers := knownSecrets(cfg, environ)
+	for _, s := range known {
+		for line := range strings.SplitSeq(s, "\n") { // of a key, which a log may indent
+			if line = strings.TrimSpace(line); len(line) >= 2*shortest {
+				known = append(known, line)
+			}
+		}
+	}
+	for _, s := range known {
 		// A password that is also a name can't be told from the name; where it stands as a password it is
 		// found by its form.
 		if len(s) >= shortest && !public[s] {
@@ -53,7 +63,7 @@ func newRedactor(cfg config.Config, environ []string) *redactor {
 	for _, f := range slices.Compact(forms) {
 		pairs = append(pairs, f, hidden)
 	}
-	return &redactor{secrets: strings.NewReplacer(pairs...)}
+	return &redactor{secrets: strings.NewReplacer(pairs...), servers: servers}
 }
 
 // common are words that stand everywhere: to hide them would hide nothing, and make the rest unreadable.
@@ -66,7 +76,7 @@ func common(cfg config.Config) map[string]bool {
 	return all
 }
 
-// formsOf are a secret as it is, and as URLs, JSON, quotes and base64 write it.
+// formsOf are a secret as it is, and as URLs, JSON, SQL, HTML, quotes and base64 write it.
 func formsOf(s string) []string {
 	var plain strings.Builder
 	e := json.NewEncoder(&plain)
@@ -75,21 +85,29 @@ func formsOf(s string) []string {
 	escaped, _ := json.Marshal(s)
 	inner := func(quoted string) string { return strings.Trim(strings.TrimSpace(quoted), `"`) }
 	all := []string{s, url.QueryEscape(s), url.PathEscape(s), url.UserPassword("", s).String()[1:],
-		inner(plain.String()), inner(string(escaped)), inner(strconv.Quote(s)),
+		strings.ReplaceAll(url.QueryEscape(s), "+", "%20"), html.EscapeString(s),
+		strings.ReplaceAll(s, `'`, `''`), strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s),
+		strings.ReplaceAll(inner(plain.String()), `/`, `\/`), inner(plain.String()), inner(string(escaped)), inner(strconv.Quote(s)),
 		inner(strconv.Quote(inner(strconv.Quote(s)))), inner(strconv.Quote(inner(plain.String()))),
-		base64.StdEncoding.EncodeToString([]byte(s))}
+		base64.StdEncoding.EncodeToString([]byte(s)), base64.RawURLEncoding.EncodeToString([]byte(s))}
+	for _, f := range all {
+		all = append(all, percent.ReplaceAllStringFunc(f, strings.ToLower))
+	}
 	slices.Sort(all)
 	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < shortest })
 }
 
 var (
 	keywordPassword = regexp.MustCompile(`(?i)password\s*=\s*('(?:\\.|[^'\\])*'|(?:\\.|[^\s\\&])+)`)
-	secretName      = regexp.MustCompile(`(?i)pass|secret|token|credential|seed|jwt`)
+	secretName      = regexp.MustCompile(`(?i)pass|secret|token|credential|seed|jwt|(?:api|private)_?key`)
+	percent         = regexp.MustCompile(`%[0-9A-F]{2}`)
 	nameOfFile      = regexp.MustCompile(`(?i)(file|path|dir)$`)
 )
 
-// knownSecrets are those that the settings, the environment, and the files that they name hold.
-func knownSecrets(cfg config.Config, environ []string) (all []string) {
+// knownSecrets are those that the settings, the environment, and the files that they name hold. servers are
+// those of NATS.
+func knownSecrets(cfg config.Config, environ []string) (all []string, servers string) {
+	servers = cfg.NATS.URL
 	add := func(found ...string) { all = append(all, found...) }
 	password, token, _ := cfg.NATS.Login() // one that can't be read is not known to anybody
 	add(password, token, cfg.NATS.Password, cfg.NATS.Token)
@@ -121,7 +139,6 @@ func knownSecrets(cfg config.Config, environ []string) (all []string) {
 			add(c.Password)
 		}
 	}
-	ofText(cfg.NATS.URL)
 	home, _ := os.UserHomeDir()
 	passfile, settings := filepath.Join(home, ".pgpass"), home+"/.config"
 	for _, v := range environ {
@@ -133,6 +150,16 @@ func knownSecrets(cfg config.Config, environ []string) (all []string) {
 			settings = value
 		case secretName.MatchString(name) && !nameOfFile.MatchString(name):
 			add(value)
+		case strings.HasSuffix(name, "_HEADERS"): // such as OpenTelemetry's: name=value,name=value
+			for pair := range strings.SplitSeq(value, ",") {
+				_, text, _ := strings.Cut(pair, "=")
+				add(text)
+				if plain, err := url.PathUnescape(text); err == nil {
+					add(plain, plain[strings.LastIndexByte(plain, ' ')+1:]) // also without the word Basic
+				}
+			}
+		case name == "PGSERVICEFILE":
+			ofText(fileText(value))
 		}
 		ofText(value)
 	}
@@ -160,9 +187,18 @@ func knownSecrets(cfg config.Config, environ []string) (all []string) {
 				} else if secretName.MatchString(name) {
 					add(text)
 				}
+				if name == "url" {
+					servers = text
+				}
 				ofText(text)
 			}
 		}
+	}
+	for server := range strings.SplitSeq(servers, ",") {
+		if server = strings.TrimSpace(server); !strings.Contains(server, "://") {
+			server = "nats://" + server // as the client reads it
+		}
+		ofText(server)
 	}
 	for _, name := range files {
 		for line := range strings.SplitSeq(fileText(name), "\n") {
@@ -172,7 +208,7 @@ func knownSecrets(cfg config.Config, environ []string) (all []string) {
 			}
 		}
 	}
-	return all
+	return all, servers
 }
 
 // fileText is the text of a file, "" if it can't be read.
@@ -201,15 +237,19 @@ var forms = []struct {
 	{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s"'<>\\]*@`), "${1}" + hidden + "@"},
 	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{12,}`), "${1} " + hidden},
 	{regexp.MustCompile(`\b_outflow\.\w+`), "_outflow." + hidden}, // the private ingress
-	{regexp.MustCompile(`(?i)(\bkey \([^)]*\)=\()[^)]*`), "${1}" + hidden},
-	{regexp.MustCompile(`(?i)(failing row contains \()[^)]*`), "${1}" + hidden},
+	// the end of a key whose beginning is not in the text
+	{regexp.MustCompile(`(?:[\w+/=-]{8,}\s+)+-----+END [A-Z0-9 ]*(?:PRIVATE KEY|SEED|JWT)-----`), hidden},
+	{regexp.MustCompile(`(?i)(authorization\W{1,8}(?:\w+ +)?)[\w.~+/=-]{6,}`), "${1}" + hidden},
+	// what rows hold may have parentheses as well: it ends at the last one of the line
+	{regexp.MustCompile(`(?i)(\bkey \([^)\n]*\)=\()(?:.*\)|[^)]*)`), "${1}" + hidden + ")"},
+	{regexp.MustCompile(`(?i)(failing row contains \()(?:.*\)|[^)]*)`), "${1}" + hidden + ")"},
 }
 
 // named and row are a name and its value, in the forms name=value, name: value and "name": "value". Those of
 // named are secret, those of row are what rows hold; in messages that is also: name "value".
 var (
-	named = pairs(`[\w.-]*(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|authorization|api_?key|` +
-		`private_?key|seed|jwt)[\w-]*`)
+	named = pairs(`[\w.-]*(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|authorization|api[_-]?key|` +
+		`private[_-]?key|seed|jwt)[\w-]*`)
 	row = pairs(`doc|doc_id|docs|document|documents|actor|actor_id|key|seq_key|id|ids|event_id|payload|data|body|` +
 		`payload_base64|data_base64|subject|missing`)
 	told = regexp.MustCompile(`(?i)\b((?:doc|doc_id|document|actor|actor_id|key|seq_key|id|event|payload) )` +
@@ -290,7 +330,7 @@ func (r *redactor) learn(cfg config.Config, texts []string) {
 			}
 		}
 	}
-	for _, text := range strings.Split(cfg.NATS.URL, ",") {
+	for _, text := range strings.Split(r.servers, ",") {
 		_, rest, isURL := strings.Cut(text, "://")
 		if !isURL {
 			rest = text

@@ -195,11 +195,7 @@ func (g *gathering) add(name string, text []byte, rows bool, err error) {
 	if len(text) == 0 {
 		return
 	}
-	f := file{Name: name, text: text, rows: rows}
-	if f.Cut = len(text) > maxFile; f.Cut {
-		f.text = text[:maxFile]
-	}
-	g.files = append(g.files, f)
+	g.files = append(g.files, file{Name: name, text: text, rows: rows})
 }
 
 // json adds a value. A message in it may quote a row.
@@ -210,6 +206,14 @@ func (g *gathering) json(name string, value any, err error) {
 	}
 	text, failed := json.MarshalIndent(value, "", "  ")
 	g.add(name, append(text, '\n'), true, cmp.Or(err, failed))
+}
+
+// cut leaves whole lines of a text that is longer than a file may be.
+func cut(text []byte) (_ []byte, more bool) {
+	if len(text) <= maxFile {
+		return text, false
+	}
+	return text[:bytes.LastIndexByte(text[:maxFile], '\n')+1], true
 }
 
 // manifest redacts all that was read, and lists it.
@@ -233,7 +237,8 @@ func (g *gathering) manifest(now time.Time) *manifest {
 	}
 	for i := range g.files {
 		f := &g.files[i]
-		f.text = []byte(clean(string(f.text), f.rows))
+		// cut only now: half a secret is not recognised
+		f.text, f.Cut = cut([]byte(clean(string(f.text), f.rows)))
 		f.Bytes = len(f.text)
 	}
 	for i := range g.missing {

@@ -154,6 +154,13 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 		}
 		table = t.OID
 	}
+	// before the WAL is read, so that what commits meanwhile is found there
+	if open, err := u.pg.Writers(ctx, table); err != nil {
+		return fmt.Errorf("look for open transactions: %w", err)
+	} else if len(open) > 0 {
+		return refuse("what %s writes to table %s may not be committed yet, and would be in no message",
+			strings.Join(open, ", "), mapping.Table)
+	}
 	u.o.Progress("reading the %d bytes of WAL that slot %s holds", u.server.WALEnd-u.slot.Restart, u.cfg.Slot)
 	found, err := slotread.CountUnpublished(ctx, u.cfg, table, *mapping, from, u.log)
 	switch f := outbox.FaultOf(err); {

@@ -169,6 +169,10 @@ func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
 	f.MustFail(2, []string{"uninstall", "--accept", "slot_held"}, "uninstall_unpublished")
 	f.Drain()
 	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	harness.Exec(t, f.Conn, "BEGIN")
+	harness.Insert(t, f.Conn, "doc", 2, "{}")
+	refused("uninstall_unpublished", nil, "server process", "may not be committed yet")
+	harness.Exec(t, f.Conn, "ROLLBACK")
 
 	js, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
