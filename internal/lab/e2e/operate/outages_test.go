@@ -381,7 +381,7 @@ var outages = map[string]func(t *testing.T) *scene{
 			Timeout: time.Hour, ParkLimit: -1},
 			func(_ context.Context, _ pgx.Tx, e *consume.Event) error {
 				hang.RLock() // who holds it makes the handler hang
-				hang.RUnlock()
+				defer hang.RUnlock()
 				if strings.HasPrefix(e.Document, "bad") && !mended.Load() {
 					return consume.Poison(errors.New("the document is bad"))
 				}
