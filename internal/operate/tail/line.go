@@ -91,7 +91,8 @@ func (l *lines) filters(o Options) (all []string, err error) {
 			return nil, usage("--doc and --filter can't both be given", "Leave one of them out")
 		}
 		for token := range strings.SplitSeq(o.Filter, ".") {
-			if token == "" || strings.ContainsAny(token, " \t\r\n") {
+			if token == "" || strings.ContainsAny(token, " \t\r\n") ||
+				strings.Contains("."+o.Filter, ".>.") {
 				return nil, usage(fmt.Sprintf("--filter %q is no subject", o.Filter),
 					"Give tokens with dots between them; * stands for one, > at the end for one or more")
 			}

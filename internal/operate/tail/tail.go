@@ -68,7 +68,7 @@ type tail struct {
 	out     *output
 
 	created     time.Time // of the stream
-	first, last uint64    // its sequences when this session began
+	first, last uint64    // its sequences when this session began, or the last one that was shown since
 	next        uint64    // the sequence to go on with; 0: not known yet
 	skip        uint64    // so many messages are not shown: they are before the last ones
 	shown       int
@@ -175,7 +175,10 @@ func (t *tail) session(ctx context.Context, connected func()) error {
 type info struct {
 	jsapi.Answer
 	Created time.Time `json:"created"`
-	State   struct {
+	Cluster *struct {
+		Leader string `json:"leader"`
+	} `json:"cluster"`
+	State struct {
 		First uint64 `json:"first_seq"`
 		Last  uint64 `json:"last_seq"`
 	} `json:"state"`
@@ -195,6 +198,11 @@ func (t *tail) locate(ctx context.Context, api *jsapi.Client) error {
 	if err != nil {
 		return err
 	}
+	if now.Cluster != nil && now.Cluster.Leader == "" { // this one may lag, and seem to have lost messages
+		return &outbox.Fault{Class: outbox.Transient, Code: "no_leader",
+			Message: fmt.Sprintf("stream %s has no leader", t.cfg.Stream)}
+	}
+	before := t.last
 	t.first, t.last = max(now.State.First, 1), now.State.Last
 	switch {
 	case t.created.IsZero():
@@ -208,7 +216,7 @@ func (t *tail) locate(ctx context.Context, api *jsapi.Client) error {
 		t.o.Say("stream %s was made again at %s: its sequences begin anew", t.cfg.Stream,
 			now.Created.UTC().Format(time.RFC3339))
 		t.next = 1
-	case t.last+1 < t.next:
+	case t.last < before && t.last+1 < t.next && t.next <= before+1: // else next is still to come
 		t.o.Say("stream %s ends at sequence %d: it has lost what was shown behind that", t.cfg.Stream,
 			t.last)
 		t.next = t.last + 1
@@ -343,7 +351,7 @@ func (t *tail) show(ctx context.Context, m jetstream.Msg, meta *jetstream.MsgMet
 	if err := t.out.write(ctx, line); err != nil {
 		return err
 	}
-	t.next = seq + 1
+	t.next, t.last = seq+1, max(t.last, seq)
 	if t.shown++; t.shown == t.o.Count {
 		return errDone
 	}

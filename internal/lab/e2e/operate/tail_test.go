@@ -62,6 +62,17 @@ func mustHaveNoConsumers(t *testing.T, js jetstream.JetStream, stream string) {
 	}
 }
 
+func mustHaveConsumers(t *testing.T, f *harness.Installation, n int) {
+	t.Helper()
+	harness.Eventually(t, fmt.Sprint(n, " read"), func() error {
+		s, err := f.JS.Stream(t.Context(), f.Stream)
+		if err == nil && s.CachedInfo().State.Consumers < n {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+}
+
 func TestTailShowsWhatIsPublished(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -150,6 +161,7 @@ func TestTailShowsWhatIsPublished(t *testing.T) {
 	f.MustFail(2, []string{"tail", "--last", "1", "--seq", "1"}, "--last, --since and --seq")
 	f.MustFail(2, []string{"tail", "--since", "soon"}, "--since", "90m")
 	f.MustFail(2, []string{"tail", "--filter", "a b"}, "--filter", "tokens")
+	f.MustFail(2, []string{"tail", "--filter", "a.>.b"}, "--filter", "at the end")
 	f.MustFail(2, []string{"tail", "--filter", "a", "--doc", "b"}, "--doc and --filter")
 	f.Set("SUBJECT=all.{actor_id}")
 	f.MustFail(2, []string{"tail", "--doc", "b"}, "does not hold the document")
@@ -214,8 +226,10 @@ func TestTailGoesOnWhereNATSWasAway(t *testing.T) {
 	harness.Insert(t, f.Conn, "a", 1, "{}")
 	harness.Insert(t, f.Conn, "b", 2, "{}")
 	shows, some := follow(t, f.Outflow, "--seq", "1"), follow(t, f.Outflow, "--seq", "1", "--doc", "b")
+	later := follow(t, f.Outflow, "--seq", "6", "--count", "1")
 	shows.await("1 2")
 	some.await("2")
+	mustHaveConsumers(t, f, 3)
 
 	harness.Must(t, ns.Stop())
 	harness.Eventually(t, "that NATS is away is said", func() error {
@@ -254,6 +268,11 @@ func TestTailGoesOnWhereNATSWasAway(t *testing.T) {
 	shows.await("1 2 3 5")
 	if said := shows.errOut.String(); !strings.Contains(said, "sequence 4 is not in the stream any more") {
 		t.Errorf("%s", said)
+	}
+	harness.Insert(t, f.Conn, "b", 6, "{}")
+	later.await("6")
+	if said := later.errOut.String(); strings.Contains(said, "has lost") {
+		t.Errorf("it was never there: %s", said)
 	}
 	shows.stop()
 	some.stop()
