@@ -62,7 +62,8 @@ Exit code 0, 2 for a wrong option, 3 if PostgreSQL can't be reached.`,
 
 func checkPlan(o plan.Options) error {
 	wrong := func(message string) error {
-		return &outbox.Fault{Class: outbox.Usage, Code: "flags", Message: message}
+		return &outbox.Fault{Class: outbox.Usage, Code: "flags", Message: message,
+			Hint: "Give another value, or leave it out"}
 	}
 	if o.Measure < time.Second || o.Measure > time.Hour {
 		return wrong("--measure is not between 1s and 1h")

@@ -246,13 +246,16 @@ func (d *deriver) stream() {
 	if m.Stream {
 		replicas = m.Replicas
 	}
+	unknown, how := "", "events times their size, and a fifth more; each replica takes that much disk"
+	if rate == 0 { // 0 would be read as an answer, and by JetStream as no limit
+		unknown, how = "not known", "no event came: measure while they come, with --measure 5m"
+	}
 	d.add(Figure{Name: fmt.Sprintf("max_bytes of the stream for %d days", d.o.Days), Value: need,
-		Unit: "bytes", From: d.from, Now: now,
-		How: "events times their size, and a fifth more; each replica takes that much disk"})
+		Unit: "bytes", From: d.from, Now: now, How: how, text: unknown})
 	d.add(Figure{Name: "disk of NATS, all replicas", Value: need * float64(replicas), Unit: "bytes",
-		From: d.from, How: fmt.Sprintf("that, %d times", replicas)})
+		From: d.from, How: fmt.Sprintf("that, %d times", replicas), text: unknown})
 	out := rate * float64(m.Consumers+replicas-1)
-	d.add(Figure{Name: "network of NATS", Value: rate + out, Unit: "bytes/s", From: d.from,
+	d.add(Figure{Name: "network of NATS", Value: rate + out, Unit: "bytes/s", From: d.from, text: unknown,
 		How: fmt.Sprintf("in once, out to %d other replicas and %d consumers; after an outage as much as "+
 			"the network gives", replicas-1, m.Consumers)})
 	bucket := Figure{Name: "bucket of the checkpoint record", Value: recordSize, Unit: "bytes",

@@ -77,8 +77,9 @@ func TestNothingMeasuredIsSaidToBeAssumed(t *testing.T) {
 	if f := figure(t, all, "max_slot_wal_keep_size for 1 h"); !strings.Contains(f.Now, "no limit") {
 		t.Errorf("now %q", f.Now)
 	}
-	if f := figure(t, all, "max_bytes of the stream for 7 days"); !strings.Contains(f.Now, "no servers") {
-		t.Errorf("now %q", f.Now)
+	if f := figure(t, all, "max_bytes of the stream for 7 days"); !strings.Contains(f.Now, "no servers") ||
+		f.Text() != "not known" || !strings.Contains(f.How, "--measure") {
+		t.Errorf("now %q, %q: %s", f.Now, f.Text(), f.How)
 	}
 	sampled := Derive(Measured{Seconds: 10, SampledRows: 5, MeanRow: 700, Inserted: 1},
 		config.Config{}, Options{Days: 7})

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,11 +20,16 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
+// openFile does not wait for the other end of a pipe.
+func openFile(name string) (*os.File, error) {
+	return os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+}
+
 func readUpTo(r io.Reader, most int64) ([]byte, error) { return io.ReadAll(io.LimitReader(r, most)) }
 
 // readLog reads the last whole lines of the log.
 func (g *gathering) readLog() error {
-	f, err := os.Open(g.o.LogFile)
+	f, err := openFile(g.o.LogFile)
 	if err != nil {
 		return err
 	}

@@ -216,11 +216,14 @@ func fileText(name string) string {
 	if name == "" {
 		return ""
 	}
-	f, err := os.Open(name)
+	f, err := openFile(name)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "" // a pipe was read when the settings were
+	}
 	text, _ := readUpTo(f, 64<<10)
 	return string(text)
 }

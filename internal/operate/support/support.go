@@ -100,6 +100,10 @@ func Run(ctx context.Context, cfg config.Config, o Options, out io.Writer) error
 	now := time.Now().UTC()
 	name := cmp.Or(o.Output,
 		fmt.Sprintf("outflow-support-%s-%s.tar.gz", cfg.Slot, now.Format("20060102T150405Z")))
+	// a device or a pipe would be replaced by the file
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
+		return unusable("--output "+name, errors.New("it is there, and is not a regular file"))
+	}
 	temp, err := os.CreateTemp(filepath.Dir(name), ".outflow-support-*") // mode 0600
 	if err != nil {
 		return unusable("--output "+name, err)

@@ -45,7 +45,7 @@ func TestPlanMeasuresAndChangesNothing(t *testing.T) {
 		t.Errorf("plan made %v", now)
 	}
 	f.MustFail(2, []string{"plan", "--measure", "1ms"}, "--measure")
-	f.MustFail(2, []string{"plan", "--days", "0"}, "--days")
+	f.MustFail(2, []string{"plan", "--days", "0"}, "--days", "Give another value")
 
 	f.Init()
 	payload := `{"text": "` + strings.Repeat("x", 4000) + `"}`

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -248,6 +249,10 @@ func TestSupportWorksWhileServersAreAway(t *testing.T) {
 	o := harness.New(t, database, ns.URL(), harness.SlotName("supportargs"))
 	o.MustFail(2, []string{"support", "--log", "/nowhere/outflow.log"}, "--log", "/nowhere/outflow.log")
 	o.MustFail(2, []string{"support", "--output", "/nowhere/report.tar.gz"}, "--output", "/nowhere")
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	harness.Must(t, syscall.Mkfifo(pipe, 0o600))
+	o.MustFail(2, []string{"support", "--log", pipe}, "--log "+pipe, "not a regular file")
+	o.MustFail(2, []string{"support", "--output", pipe}, "--output "+pipe, "not a regular file")
 	o.MustFail(2, []string{"support", "--timeout", "0s"}, "--timeout")
 }
 
