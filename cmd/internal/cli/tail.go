@@ -34,8 +34,8 @@ named there as well; with --doc or --filter only those that were removed from th
 latency is from the time that a mapped header says (headers: {Created: created_at}) to that at which the stream stored
 the message; without such a header it is left out, because the Outflow header has no time.
 
-Exit code 0 after --count messages, at Ctrl-C, and when the reader of the output has gone; 2 for options that can't
-be, 3 if the stream can't be read.`,
+Exit code 0 after --count messages, at Ctrl-C, and when the reader of the output has gone; 2 for options that
+contradict each other, 3 if the stream can't be read.`,
 		Example: "  outflow tail --doc note-17 --payload\n  outflow tail --last 100 --json\n" +
 			"  outflow tail --since 10m --filter 'outbox.*'",
 	}, func(ctx context.Context, cfg config.Config) error {

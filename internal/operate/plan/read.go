@@ -195,8 +195,10 @@ func (r *reader) rates(ctx context.Context) error {
 		if c.last >= first.last && first.last > 0 {
 			m.Published = float64(c.last - first.last)
 		}
-		r.o.Progress("%.0f of %.0f s: %s of WAL, %.0f rows", m.Seconds, r.o.Measure.Seconds(),
-			units.Size(bytes(m.WALBytes)), m.Inserted)
+		if !done { // the figures follow
+			r.o.Progress("%.0f of %.0f s: %s of WAL, %.0f rows", m.Seconds, r.o.Measure.Seconds(),
+				units.Size(bytes(m.WALBytes)), m.Inserted)
+		}
 	}
 	return nil
 }
