@@ -32,6 +32,7 @@ const (
 	StateLockNotAvailable           = "55P03"
 	StateNotInPrerequisiteState     = "55000"
 	StateDiskFull                   = "53100"
+	StateTooManyConnections         = "53300"
 	StateConfigurationLimitExceeded = "53400"
 	StateQueryCanceled              = "57014"
 	StateUndefinedFile              = "58P01"

@@ -359,6 +359,9 @@ func TryConnections(ctx context.Context, cfg config.Config) (failed []error) {
 		if err == nil {
 			postgres.Close(conn)
 		}
+		if postgres.SQLState(err) == postgres.StateTooManyConnections {
+			return nil // the last place may be the one that is open, and that says nothing about credentials
+		}
 		return err
 	})
 	if write := cfg.Postgres.WriteURL; write != cfg.Postgres.URL {

@@ -7,10 +7,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 func TestMain(m *testing.M) {
@@ -37,5 +39,23 @@ func TestConnectionsAreTriedAsTheyAreUsed(t *testing.T) {
 			!strings.Contains(failed[0].Error(), want)) {
 			t.Errorf("want %q: %v", want, failed)
 		}
+	}
+}
+
+// A server that has a place for one replication connection alone, which is open, is as it should be.
+func TestTheOpenReplicationConnectionIsNotMissed(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Own(t, 0, "max_wal_senders=1")
+	cfg := config.Config{Slot: "outflow", Stream: "OUTBOX", Subject: outbox.DefaultSubject,
+		NATS: config.NATS{URL: natstest.Server(t).URL()}}
+	cfg.Sink.MaxPayload = 1 << 20
+	cfg.Postgres.URL = pgtest.Database(t, s)
+	cfg.Postgres.WriteURL = cfg.Postgres.URL
+	c := Catalog(cfg)
+	conn, err := c.Target().ConnectReplication(t.Context())
+	must.Succeed(t, err)
+	defer postgres.Close(conn)
+	if failed := TryConnections(t.Context(), cfg); len(failed) > 0 {
+		t.Error(failed)
 	}
 }
