@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -72,6 +73,7 @@ func (m *monitor) check(st *states) error {
 func untilLost(ctx context.Context, js JetStream) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
+		defer crash.Guard()
 		select {
 		case <-js.Lost():
 			cancel()

@@ -168,6 +168,7 @@ func abandon(answer chan *probe) {
 		return
 	}
 	go func() {
+		defer crash.Guard()
 		if pr := <-answer; pr.err == nil {
 			pr.js.Close()
 		}

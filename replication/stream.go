@@ -155,6 +155,7 @@ func (s *stream) stop(ctx context.Context) error {
 	s.stopOnce.Do(func() { close(s.drain) })
 	done := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		s.tasks.Wait()
 		close(done)
 	}()

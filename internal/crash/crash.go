@@ -18,9 +18,9 @@ var (
 // Set makes f end the process at a panic: with what was panicked with, and the stack of the goroutine.
 func Set(f func(v any, stack []byte)) { end.Store(&f) }
 
-// Guard is deferred by main and by goroutines that do work, first of all, so that their other deferred
-// functions run before it. Where nothing is set, as in tests, the panic goes on. A panic in a goroutine of a
-// library, and what Go does not let anybody recover from, end the process in Go's own way.
+// Guard is deferred by main and by each goroutine that the program starts, first of all, so that their other
+// deferred functions run before it. Where nothing is set, as in tests, the panic goes on. A panic in a
+// goroutine of a library, and what Go does not let anybody recover from, end the process in Go's own way.
 func Guard() {
 	v := recover()
 	if v == nil {

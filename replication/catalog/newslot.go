@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -84,6 +85,7 @@ func cancelUntil(ctx context.Context, conn canceller, patience time.Duration) (s
 	ctx, stopped := context.WithCancel(ctx)
 	var asking sync.WaitGroup
 	asking.Go(func() {
+		defer crash.Guard()
 		for wait := patience; ; wait = cancelAgain {
 			select {
 			case <-ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -28,6 +29,7 @@ func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error
 	pr, pw := io.Pipe()
 	filled := make(chan error, 1)
 	go func() {
+		defer crash.Guard()
 		w := bufio.NewWriterSize(pw, 64<<10)
 		line := make([]byte, 0, 2*len(IDHash{})+1)
 		err := fill(func(id IDHash) error {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/relay"
 )
@@ -54,6 +55,7 @@ func (s *Stream) messages(ctx context.Context, first, last uint64) ([]*jsapi.Mes
 	for i := range found {
 		asked.Add(1)
 		go func() {
+			defer crash.Guard()
 			defer asked.Done()
 			m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Seq: first + uint64(i)})
 			if err != nil {

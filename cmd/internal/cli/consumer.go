@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
 	"github.com/outflowhq/outflow/outbox"
@@ -217,6 +218,7 @@ func (a *App) ask(ctx context.Context, question string) error {
 	fmt.Fprintf(a.Stdout, "%s [y/N] ", question)
 	answer := make(chan string, 1)
 	go func() { // reading a terminal can't be interrupted; the process ends with it
+		defer crash.Guard()
 		line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
 		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()

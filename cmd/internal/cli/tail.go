@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/operate/args"
 	"github.com/outflowhq/outflow/internal/operate/tail"
 	"github.com/outflowhq/outflow/outbox"
@@ -89,6 +90,7 @@ func whileRead(ctx context.Context, w io.Writer) (_ context.Context, stop func()
 		return ctx, cancel
 	}
 	go func() {
+		defer crash.Guard()
 		look := time.NewTicker(time.Second)
 		defer look.Stop()
 		for {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/reorder"
 )
@@ -67,6 +68,7 @@ func (l *limiter) base(least int64) {
 }
 
 func (l *limiter) follow(done <-chan struct{}) {
+	defer crash.Guard()
 	ticks := time.NewTicker(interval)
 	defer ticks.Stop()
 	for {

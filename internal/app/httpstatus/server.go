@@ -97,7 +97,10 @@ func serve(l net.Listener, handler http.Handler, limits limits) *Server {
 		ReadTimeout:  limits.header,
 		WriteTimeout: limits.write, IdleTimeout: limits.idle,
 	}
-	go func() { s.served <- s.http.Serve(netutil.LimitListener(l, limits.connections)) }()
+	go func() {
+		defer crash.Guard()
+		s.served <- s.http.Serve(netutil.LimitListener(l, limits.connections))
+	}()
 	return s
 }
 

@@ -51,8 +51,12 @@ func New(cfg Config) *Watcher {
 // Run reads until ctx ends, and has closed both connections when it returns.
 func (w *Watcher) Run(ctx context.Context) {
 	var sides sync.WaitGroup
-	sides.Go(func() { w.repeat(ctx, &postgresSide{w: w}) })
-	sides.Go(func() { w.repeat(ctx, &natsSide{w: w}) })
+	for _, s := range []side{&postgresSide{w: w}, &natsSide{w: w}} {
+		sides.Go(func() {
+			defer crash.Guard()
+			w.repeat(ctx, s)
+		})
+	}
 	sides.Wait()
 }
 
@@ -82,6 +86,7 @@ func (w *Watcher) Once(ctx context.Context) {
 	var sides sync.WaitGroup
 	for _, s := range []side{&postgresSide{w: w}, &natsSide{w: w}} {
 		sides.Go(func() {
+			defer crash.Guard()
 			defer s.close()
 			w.attempt(ctx, s)
 		})
@@ -91,7 +96,6 @@ func (w *Watcher) Once(ctx context.Context) {
 
 // repeat reads one side until ctx ends.
 func (w *Watcher) repeat(ctx context.Context, s side) {
-	defer crash.Guard()
 	defer s.close()
 	next := time.NewTimer(0)
 	defer next.Stop()

@@ -3,6 +3,8 @@ package rules
 import (
 	"go/scanner"
 	"go/token"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -37,6 +39,25 @@ func TestLinesFitOnAScreen(t *testing.T) {
 		for line := range strings.Lines(source) {
 			if n++; columns(strings.TrimSuffix(line, "\n")) > maxColumns && !raw[n] {
 				t.Errorf("%s:%d has %d columns, %d are allowed", name, n, columns(line), maxColumns)
+			}
+		}
+	}
+}
+
+// A goroutine that panics would end the program with Go's own exit code, which is that of a wrong option. The
+// packages that services import leave that to the service.
+func TestGoroutinesAreGuarded(t *testing.T) {
+	t.Parallel()
+	begins := regexp.MustCompile(`(\bgo|\.Go\()\s*func\(\).*\{.*(\n.*)?`)
+	for name, source := range files(t, ".go") {
+		root, _, _ := strings.Cut(name, "/")
+		if strings.HasSuffix(name, "_test.go") || within(name, "internal/lab") ||
+			!slices.Contains([]string{"cmd", "internal", "pipeline", "sink", "replication"}, root) {
+			continue
+		}
+		for _, begin := range begins.FindAllString(source, -1) {
+			if !strings.HasSuffix(begin, "\tdefer crash.Guard()") {
+				t.Errorf("%s: begin it with defer crash.Guard():\n%s", name, begin)
 			}
 		}
 	}

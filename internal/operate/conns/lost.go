@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -14,6 +15,7 @@ func WhileConnected(ctx context.Context, conn *sink.Conn) (context.Context, func
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		select {
 		case <-conn.Lost():
 			cancel(conn.Err())

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -25,7 +26,10 @@ func stream(ctx context.Context, cfg config.Config, log *slog.Logger) *streamer 
 	ctx, cancel := context.WithCancel(ctx)
 	s := &streamer{cancel: cancel, ended: make(chan error, 1)}
 	s.p, s.close = wiring.Drainer(cfg, log, prometheus.NewRegistry())
-	go func() { s.ended <- s.p.Run(ctx) }()
+	go func() {
+		defer crash.Guard()
+		s.ended <- s.p.Run(ctx)
+	}()
 	return s
 }
 

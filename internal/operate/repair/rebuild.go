@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -188,6 +189,7 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	}
 	messages, ended := make(chan read, 256), make(chan error, 1)
 	go func() {
+		defer crash.Guard()
 		defer close(messages)
 		ended <- l.Messages(ctx, place.Seq+1, end, func(m backfill.Message) error {
 			h, err := outbox.ParseHeader(m.Header)

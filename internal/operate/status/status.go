@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -74,7 +75,10 @@ const (
 func Read(ctx context.Context, cfg config.Config, log *slog.Logger) (*Report, error) {
 	w := newWatcher(cfg)
 	var both sync.WaitGroup
-	both.Go(func() { w.Once(ctx) })
+	both.Go(func() {
+		defer crash.Guard()
+		w.Once(ctx)
+	})
 	s := readStart(ctx, cfg, log)
 	both.Wait()
 	return report(cfg, w.Reading(), s), s.failed
@@ -87,9 +91,13 @@ func Watch(ctx context.Context, cfg config.Config, log *slog.Logger, show func(*
 	defer readers.Wait()
 	defer cancel()
 	w := newWatcher(cfg)
-	readers.Go(func() { w.Run(ctx) })
+	readers.Go(func() {
+		defer crash.Guard()
+		w.Run(ctx)
+	})
 	starts := make(chan *start)
 	readers.Go(func() {
+		defer crash.Guard()
 		for ctx.Err() == nil {
 			select {
 			case starts <- readStart(ctx, cfg, log):

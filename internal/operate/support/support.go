@@ -24,6 +24,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -146,6 +147,7 @@ func (g *gathering) gather(ctx context.Context) {
 		g.waiting = append(g.waiting, name)
 		g.mu.Unlock()
 		group.Go(func() {
+			defer crash.Guard()
 			read()
 			g.mu.Lock()
 			defer g.mu.Unlock()
@@ -165,6 +167,7 @@ func (g *gathering) gather(ctx context.Context) {
 	source("the process at listen", func() { g.readPages(ctx) })
 	done := make(chan struct{})
 	go func() {
+		defer crash.Guard()
 		group.Wait()
 		close(done)
 	}()

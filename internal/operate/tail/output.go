@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"syscall"
+
+	"github.com/outflowhq/outflow/internal/crash"
 )
 
 // output writes lines. A reader that does not read keeps whoever has the next line waiting, until its context
@@ -19,6 +21,7 @@ type output struct {
 func newOutput(w io.Writer) *output {
 	o := &output{lines: make(chan []byte), failed: make(chan struct{}), done: make(chan struct{})}
 	go func() {
+		defer crash.Guard()
 		defer close(o.done)
 		for line := range o.lines {
 			if _, err := w.Write(line); err != nil {
