@@ -281,4 +281,6 @@ func (s *documentStore) move(ctx context.Context, source string, partition int, 
 }
 
 // shorten is never needed: a move has one event.
-func (s *documentStore) shorten(context.Context, pgx.Tx, string, int, offset) error { return nil }
+func (s *documentStore) shorten(context.Context, pgx.Tx, string, int, offset, offset) error {
+	return nil
+}

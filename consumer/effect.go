@@ -24,7 +24,6 @@ type calls struct {
 // invoke calls the handler once. It returns a panic of the handler as an error, as well as anything that the
 // handler must not do with its transaction.
 func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
-	e.Data = bytes.Clone(e.raw.Data) // the handler may write to it
 	h := c.handler
 	if e.DeadLetter != "" {
 		if h = c.cfg.DeadLetters; h == nil {
@@ -33,7 +32,7 @@ func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	err = c.call(ctx, e, func() error {
+	err = c.call(ctx, e, func(e *Event) error {
 		if err := c.cfg.Schema.upcast(e); err != nil {
 			return err
 		}
@@ -57,14 +56,17 @@ func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
 }
 
 // call runs the application's code on a goroutine of its own, so that code that ends its goroutine, or
-// doesn't return when ctx has ended, fails like any other.
-func (c *calls) call(ctx context.Context, e *Event, code func() error) error {
+// doesn't return when ctx has ended, fails like any other. The event is the code's own as well: it may change
+// it, and keep it.
+func (c *calls) call(ctx context.Context, e *Event, code func(e *Event) error) error {
 	returned := make(chan error, 1)
+	own := *e
+	own.Data = bytes.Clone(e.raw.Data)
 	go func() {
 		err := errExited
 		defer func() { returned <- err }()
 		defer recovered(&err)
-		err = readable(code())
+		err = readable(code(&own))
 	}()
 	select {
 	case err := <-returned:
@@ -107,6 +109,12 @@ func (c *calls) awaitHung(ctx context.Context) error {
 			case <-h.returned:
 				returned = true
 			case <-ctx.Done():
+				select {
+				case <-h.returned:
+					returned = true
+					continue
+				default:
+				}
 				return fault(ErrHandler, h, "Let it return when its context ends", "it was left behind")
 			case <-remind.C:
 				c.cfg.Log.Error("still waiting for a handler to return: nothing is read until then", "err", h)

@@ -24,7 +24,8 @@ const (
 // typeHeaders are the mapped headers that may hold the event's type; the first one present counts.
 var typeHeaders = [...]string{"Event-Type", "event_type"}
 
-// Event is one message of the stream as a handler gets it. The handler may keep it.
+// Event is one message of the stream as a handler gets it: a copy at each call, which the handler may change
+// and keep, but for Header.
 type Event struct {
 	Document string // from the subject; a value too long for a subject is shortened, and still unique
 	ID       string // the event's id in the outbox; shortened likewise

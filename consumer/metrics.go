@@ -23,6 +23,8 @@ type metrics struct {
 	// Of the active instance: one that isn't has none of them, as it knows nothing of these.
 	parkedDocuments, flowMessages, flowBytes, readSeq, doneSeq, lagMessages, lagTime activeGauge
 	active                                                                           []*activeGauge
+
+	begun bool // a session that has not ended
 }
 
 // activeGauge is a gauge that has no series while the instance is not active.
@@ -32,10 +34,18 @@ type activeGauge struct {
 	consumer prometheus.Labels
 }
 
-func (g *activeGauge) begin() { g.Gauge = g.all.With(g.consumer) }
+func (g *activeGauge) begin() {
+	g.all.Delete(g.consumer)
+	g.Gauge = g.all.With(g.consumer)
+}
 
-// end: what is still set afterwards is not shown.
-func (g *activeGauge) end() { g.all.Delete(g.consumer) }
+// end: what is still set afterwards is not shown. Another instance in this process may be active by now: the
+// series is its own then.
+func (g *activeGauge) end() {
+	if g.all.With(g.consumer) == g.Gauge {
+		g.all.Delete(g.consumer)
+	}
+}
 
 type partitionMetrics struct {
 	events, effects, passed, attempts, failures, panics, replayed, transactions prometheus.Counter
@@ -102,8 +112,7 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 	m.active = []*activeGauge{&m.parkedDocuments, &m.flowMessages, &m.flowBytes, &m.readSeq, &m.doneSeq,
 		&m.lagMessages, &m.lagTime}
 	for _, g := range m.active {
-		g.begin()
-		g.end()
+		g.Gauge = prometheus.NewGauge(prometheus.GaugeOpts{Name: "none"})
 	}
 	for _, cause := range []string{causePoison, causeBehind} {
 		m.parkedEvents.WithLabelValues(cause)
@@ -160,12 +169,16 @@ func (m *metrics) documents(n int) { m.parkedDocuments.Set(float64(n)) }
 // session sets whether this instance is active.
 func (m *metrics) session(active bool) {
 	if !active {
-		m.lease.Set(0)
-		for _, g := range m.active {
-			g.end()
+		if m.begun {
+			m.lease.Set(0)
+			for _, g := range m.active {
+				g.end()
+			}
 		}
+		m.begun = false
 		return
 	}
+	m.begun = true
 	m.sessions.Inc()
 	m.lease.Set(1)
 	for _, g := range m.active {

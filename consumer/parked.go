@@ -141,6 +141,10 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			return s.left, s.more, nil
 		case hanging(cause) != nil:
 			return true, false, cause
+		case errors.Is(err, errEnded):
+			return true, false, fault(ErrHandler, err, hintEnded,
+				"document %q, sequence %d, which was parked", document,
+				s.rows[s.at].message.Sequence)
 		case ctx.Err() != nil:
 			return true, false, context.Cause(ctx)
 		case s.at > 0: // release those before it first
@@ -151,10 +155,6 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			continue
 		}
 		row, attempts := s.rows[0], s.rows[0].attempts+tries
-		if errors.Is(cause, errEnded) {
-			return true, false, fault(ErrHandler, cause, hintEnded,
-				"document %q, sequence %d, which was parked", document, row.message.Sequence)
-		}
 		if isPoison(cause) || tries >= k.cfg.MaxAttempts && !conflict(cause) {
 			err := within(ctx, func(ctx context.Context, tx pgx.Tx) error {
 				return k.table.failed(ctx, tx, row, attempts, cause)

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,8 +42,7 @@ type postgres struct {
 	idle  time.Duration // how long a transaction may wait for the handler before the server ends it
 	slots chan struct{} // one for each connection that workers may use
 
-	checks       string        // SQL by which the server notices during a statement that this process is gone
-	transactions atomic.Uint64 // begun by moves
+	checks string // SQL by which the server notices during a statement that this process is gone
 
 	lease *pgxpool.Conn // reserved by the session, so that busy workers can't delay renewing the lease
 	epoch int64         // of the session
@@ -57,7 +56,7 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 	// Outside a transaction it only says whether the server's platform can do that.
 	if _, err := p.pool.Exec(ctx, checks); err == nil {
 		s.checks = checks + "; "
-	} else if sqlState(err) == "" {
+	} else if class(err) != "22" && class(err) != "42" { // it can't be asked now
 		return nil, err
 	}
 	if cfg.NoCreate {
@@ -327,7 +326,7 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 			conn.Release()
 		}
 	}()
-	mark := s.transactions.Add(1)
+	mark := rand.Int64()
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.begin(mark, source, partition, from, to),
 		CommitQuery: commitQuery(mark)})
 	if err != nil {
@@ -339,17 +338,25 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 			left = true
 		} else {
 			s.rollback(ctx, tx)
+			if s.committed(ctx, conn, mark) {
+				return fmt.Errorf("%w: %w", errEnded, err)
+			}
 		}
 		return err
 	}
 	return s.commit(ctx, tx, partition, from, to)
 }
 
-func (s *postgres) shorten(ctx context.Context, tx pgx.Tx, source string, partition int, to offset) error {
-	_, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6,
-		lsn = $7::text::pg_lsn, i = $8, holed = $9 WHERE name = $1 AND source = $2 AND partition = $3`,
+func (s *postgres) shorten(ctx context.Context, tx pgx.Tx, source string, partition int,
+	planned, to offset) error {
+	tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_mark")+` SET seq = $4, due = $5::text::pg_lsn, n = $6,
+		lsn = $7::text::pg_lsn, i = $8, holed = $9 WHERE name = $1 AND source = $2 AND partition = $3
+		AND epoch = $10 AND seq = $11`,
 		s.cfg.Name, source, partition, int64(to.Seq), to.Due.String(), int64(to.N), to.Pos.LSN.String(),
-		int64(to.Pos.Index), to.Lost)
+		int64(to.Pos.Index), to.Lost, s.epoch, int64(planned.Seq))
+	if err == nil && tag.RowsAffected() != 1 { // such as with the search path or the role of the handler
+		err = errors.New("the transaction does not see its own mark any more")
+	}
 	return err
 }
 
@@ -368,7 +375,7 @@ func leave(c *pgxpool.Conn, h *hangError) {
 // not the expected one, it divides by zero. The row stays locked until the transaction ends, so nobody else
 // works on this partition. If this process is gone, the server notices that also during a statement. All
 // values are numbers, or names that Config has checked.
-func (s *postgres) begin(mark uint64, source string, partition int, from, to offset) string {
+func (s *postgres) begin(mark int64, source string, partition int, from, to offset) string {
 	var b strings.Builder
 	b.WriteString("BEGIN")
 	if s.cfg.Isolation != "" {
@@ -376,7 +383,8 @@ func (s *postgres) begin(mark uint64, source string, partition int, from, to off
 	}
 	fmt.Fprintf(&b, "; SET LOCAL idle_in_transaction_session_timeout = %d; SELECT pg_catalog.set_config("+
 		"'statement_timeout', '%d', true) WHERE pg_catalog.current_setting('statement_timeout') = '0'; "+
-		"%sSET LOCAL outflow.transaction = %d; WITH moved AS (UPDATE %s SET "+
+		"%sSET LOCAL outflow.transaction = '%[4]d'; SET outflow.committed = '%[4]d'; "+
+		"WITH moved AS (UPDATE %s SET "+
 		"seq = %d, due = '%v', n = %d, lsn = '%v', i = %d, holed = %t, updated_at = now()"+
 		" WHERE name = '%s' AND source = '%s' AND partition = %d AND epoch = %d AND seq = %d RETURNING 1) "+
 		"SELECT 1 / pg_catalog.count(*) FROM moved",
@@ -388,7 +396,7 @@ func (s *postgres) begin(mark uint64, source string, partition int, from, to off
 
 // commitQuery is the SQL that commits a transaction, in one round trip, if it is still the one that begin
 // began: the setting ends with it. Otherwise it divides by zero.
-func commitQuery(mark uint64) string {
+func commitQuery(mark int64) string {
 	return fmt.Sprintf("SELECT 1 / (coalesce(pg_catalog.current_setting('outflow.transaction', true), '') "+
 		"= '%d')::pg_catalog.int4; COMMIT", mark)
 }
@@ -437,4 +445,15 @@ func (s *postgres) rollback(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	_ = tx.Rollback(ctx) // a connection that can't is closed, which rolls back as well
+}
+
+// committed reports whether a transaction of ours that was to be rolled back was committed, which only its
+// handler can have done: begin's second setting outlives a commit only. Without an answer it says no.
+func (s *postgres) committed(ctx context.Context, conn *pgxpool.Conn, mark int64) (is bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err := conn.QueryRow(ctx,
+		"SELECT coalesce(pg_catalog.current_setting('outflow.committed', true), '') = $1",
+		strconv.FormatInt(mark, 10)).Scan(&is)
+	return err == nil && is
 }

@@ -38,7 +38,7 @@ type store interface {
 	move(ctx context.Context, source string, partition int, from, to offset,
 		do func(ctx context.Context, tx pgx.Tx) error) error
 	// shorten sets the offset that a transaction of move is to leave to an earlier one.
-	shorten(ctx context.Context, tx pgx.Tx, source string, partition int, to offset) error
+	shorten(ctx context.Context, tx pgx.Tx, source string, partition int, planned, to offset) error
 	// read runs do in a transaction that moves no offset.
 	read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error
 	// transactional reports whether effects and offsets share a transaction: exactly once.

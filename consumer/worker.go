@@ -387,6 +387,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	}
 	var parked map[*Event]bool
 	var handled time.Time
+	rest := 1 // from where on a stop may leave the items to the next session
 	to := offsetOf(last.seq, &last.head)
 	err = w.store.move(w.work, w.source, w.partition, w.offset, to,
 		func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -394,9 +395,17 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				return err
 			}
 			for i, it := range items {
-				if i > 0 && w.stop.Err() != nil { // commit what is done
-					to, items = offsetOf(items[i-1].event.seq, &items[i-1].event.head), items[:i]
-					if err := w.store.shorten(ctx, tx, w.source, w.partition, to); err != nil {
+				if parked[it.event] { // it is in the table: the offset must move past it
+					rest = i + 1
+				}
+			}
+			for i, it := range items {
+				if i >= rest && w.stop.Err() != nil { // commit what is done
+					last = items[i-1].event
+					items = items[:i]
+					planned := to
+					to = offsetOf(last.seq, &last.head)
+					if err := w.store.shorten(ctx, tx, w.source, w.partition, planned, to); err != nil {
 						return err
 					}
 					break
@@ -421,8 +430,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 		return 0, nil, cause
 	case w.work.Err() != nil:
 		return 0, nil, context.Cause(w.work)
-	case errors.Is(cause, errEnded):
-		return 0, nil, fault(ErrHandler, cause, hintEnded, "%s", endedAt(items, at))
+	case cause != nil && errors.Is(err, errEnded):
+		return 0, nil, fault(ErrHandler, err, hintEnded, "%s", endedAt(items, at))
 	case cause != nil:
 		return at, cause, nil
 	case !handled.IsZero() && refused(err), conflict(err):
@@ -519,7 +528,14 @@ func (w *worker) onPoison(e *Event, cause error) error {
 	if w.cfg.OnPoison == nil {
 		return failed
 	}
-	if err := w.cfg.OnPoison(w.work, e, cause); err != nil {
+	err := w.calls.call(w.work, e, func(e *Event) error {
+		_ = w.cfg.Schema.upcast(e) // that may be why it failed
+		return w.cfg.OnPoison(w.work, e, cause)
+	})
+	if hanging(err) != nil {
+		return err
+	}
+	if err != nil {
 		failed.Message += ": Config.OnPoison: " + err.Error()
 		return failed
 	}
