@@ -19,6 +19,7 @@ type PublicationUse struct {
 	OID    uint32
 	// what tells it from one that `outflow init` makes for the configured table; "": nothing
 	Differs string
+	Owned   bool     // the role may drop it
 	Readers []string // application_name and pid of processes that stream it for another slot
 	Slots   []string // further pgoutput slots of the database; which publications they read nobody knows
 }
@@ -34,11 +35,12 @@ func (s *Setup) PublicationUse(ctx context.Context) (u PublicationUse, err error
 	var tables []string
 	err = s.conn.QueryRow(ctx, `SELECT p.oid, p.puballtables,
 			p.pubinsert AND NOT p.pubupdate AND NOT p.pubdelete AND NOT p.pubtruncate, `+schemas+`,
+			pg_has_role(p.pubowner, 'USAGE'),
 			ARRAY(SELECT concat(n.nspname, '.', c.relname) FROM pg_publication_rel r
 				JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 				WHERE r.prpubid = p.oid ORDER BY 1 LIMIT 100)
 		FROM pg_publication p WHERE p.pubname = $1`, s.cfg.Publication).
-		Scan(&u.OID, &all, &insertOnly, &inSchemas, &tables)
+		Scan(&u.OID, &all, &insertOnly, &inSchemas, &u.Owned, &tables)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return u, nil
 	}
@@ -160,10 +162,12 @@ func (s *Setup) Connected(ctx context.Context) ([]string, error) {
 func (s *Setup) Writers(ctx context.Context, table uint32) ([]string, error) {
 	return s.texts(ctx, `WITH RECURSIVE tree AS (SELECT $1::oid AS relid
 			UNION SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relid)
-		SELECT DISTINCT CASE WHEN l.pid IS NULL THEN format('prepared transaction %L', p.gid)
+		SELECT DISTINCT CASE WHEN l.pid IS NULL THEN format('prepared transaction %s', p.gid)
 			ELSE format('server process %s', l.pid) END
 		FROM pg_locks l JOIN tree t ON t.relid = l.relation
-			LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || p.transaction
+			LEFT JOIN pg_locks own ON own.pid IS NULL AND own.virtualtransaction = l.virtualtransaction
+				AND own.locktype = 'transactionid' AND own.mode = 'ExclusiveLock'
+			LEFT JOIN pg_prepared_xacts p ON p.transaction = own.transactionid
 		WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted
 			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 		ORDER BY 1 LIMIT 16`, table)

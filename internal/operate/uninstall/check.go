@@ -158,8 +158,11 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 	if open, err := u.pg.Writers(ctx, table); err != nil {
 		return fmt.Errorf("look for open transactions: %w", err)
 	} else if len(open) > 0 {
-		return refuse("what %s writes to table %s may not be committed yet, and would be in no message",
+		u.refuse(codeUnpublished, "Let them end (`COMMIT PREPARED` or `ROLLBACK PREPARED` those that are "+
+			"prepared), run `outflow drain`, then run the command again",
+			"what %s writes to table %s may not be committed yet, and would be in no message",
 			strings.Join(open, ", "), mapping.Table)
+		return nil
 	}
 	u.o.Progress("reading the %d bytes of WAL that slot %s holds", u.server.WALEnd-u.slot.Restart, u.cfg.Slot)
 	found, err := slotread.CountUnpublished(ctx, u.cfg, table, *mapping, from, u.log)

@@ -135,6 +135,10 @@ func (u *uninstall) publication(ctx context.Context) (Step, error) {
 	}
 	if s.Action == Remove {
 		s.do = u.pg.DropPublication
+		if !use.Owned { // else the slot would be gone before the server says so
+			u.refuse("no_right", "Run it as the owner of the publication",
+				"the role may not drop publication %s", u.cfg.Publication)
+		}
 	}
 	return s, nil
 }

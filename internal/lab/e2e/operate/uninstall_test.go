@@ -174,6 +174,9 @@ func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
 	refused("uninstall_unpublished", nil, "server process", "may not be committed yet")
 	harness.Exec(t, f.Conn, "ROLLBACK")
 
+	// a role that may drop the slot and not the publication
+	refused("no_right", []string{"--postgres.url", role(t, f, "REPLICATION")}, "may not drop publication")
+
 	js, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
 	_, err = js.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "search"})
