@@ -28,6 +28,7 @@ type End struct {
 	Host    string    `json:"host,omitempty"`
 	PID     int       `json:"pid"`
 	Version string    `json:"version,omitempty"`
+	Stored  time.Time `json:"-"` // when it was stored, by the broker's clock; only LastEnd says so
 }
 
 // NewEnd returns what there is to say of a fault; the process adds itself.
@@ -95,6 +96,7 @@ func (s *Store) LastEnd(ctx context.Context) (*End, error) {
 	if err := json.Unmarshal(end.Data, e); err != nil {
 		return nil, fmt.Errorf("read %s: %w", s.endSubject(), err)
 	}
+	e.Stored = end.Time
 	return e, nil
 }
 

@@ -96,9 +96,9 @@ func (r *Report) Print(w io.Writer, style Style) error {
 // printEnd prints at what a process has stopped publishing: it waits there, or it has ended.
 func (r *Report) printEnd(p *printer, e *checkpoint.End, now time.Time) {
 	process := fmt.Sprintf("pid %d on %s", e.PID, e.Host)
-	switch held := r.held(now); {
+	switch held, since := r.held(now); {
 	case held != nil:
-		p.line("held", "%s, by %s, for %s, since %s", e.Code, process, units.Duration(now.Sub(held.Since)),
+		p.line("held", "%s, by %s, for %s, since %s", e.Code, process, units.Duration(since),
 			held.Since.Format(time.RFC3339))
 		p.more("", fmt.Sprintf("it runs, and tries again every %v; last at %s", pipeline.HoldPause,
 			e.At.Format(time.RFC3339)))

@@ -3,7 +3,9 @@ package status
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
 )
@@ -21,5 +23,33 @@ func TestAConsumersNameSendsNothingToTheTerminal(t *testing.T) {
 	if got := b.String(); strings.ContainsAny(got, "\x1b\u009b") || !strings.Contains(got, "a?[2Jb?:") ||
 		!strings.Contains(got, "c?[2Jd") {
 		t.Errorf("%q", got)
+	}
+}
+
+// The clocks of the process, of NATS and of this host may differ by any amount: a fault is held while NATS
+// was told of it a moment ago.
+func TestAHeldFaultIsAsOldAsNATSSays(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, of := range []struct {
+		process, broker, ago time.Duration // clocks against this host's; since the last attempt
+		held                 bool
+	}{
+		{0, 0, time.Minute, true},
+		{0, 0, time.Hour, false},
+		{24 * time.Hour, time.Hour, time.Hour, false}, // killed, and its clock is ahead
+		{-24 * time.Hour, time.Hour, time.Minute, true},
+	} {
+		at := now.Add(of.process - of.ago)
+		r := &Report{broker: now.Add(of.broker), LastEnd: &checkpoint.End{Code: "x", Held: true, At: at,
+			Since: at.Add(-time.Minute), Stored: now.Add(of.broker - of.ago)}}
+		f, since := r.held(now)
+		if (f != nil) != of.held || of.held && since != of.ago+time.Minute {
+			t.Errorf("%+v: %v for %v", of, f, since)
+		}
+	}
+	r := &Report{LastEnd: &checkpoint.End{Held: true, At: now.Add(-time.Minute)}} // NATS's clock is not known
+	if f, since := r.held(now); f == nil || since != time.Minute {
+		t.Errorf("%v for %v", f, since)
 	}
 }

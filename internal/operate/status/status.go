@@ -40,19 +40,29 @@ type Report struct {
 	// why the last process stopped publishing, or holds a fault; absent: it did not stop at a fault, another
 	// one publishes, or that can't be read
 	LastEnd *checkpoint.End `json:"last_end,omitempty"`
+
+	broker time.Time // NATS's clock when it was asked; zero: not known
 }
 
 // silent is after how long without an attempt a process that held a fault is taken to be gone: nothing says
 // so of one that was killed. An attempt may take as long as the pause before it.
 const silent = 4 * pipeline.HoldPause
 
-// held returns the fault at which a process waits, nil if none does.
-func (r *Report) held(now time.Time) *pipeline.Fault {
+// held returns the fault at which a process waits, nil if none does, and for how long it has.
+func (r *Report) held(now time.Time) (f *pipeline.Fault, since time.Duration) {
 	e := r.LastEnd
-	if e == nil || !e.Held || now.Sub(e.At) > silent {
-		return nil
+	if e == nil || !e.Held {
+		return nil, 0
 	}
-	return &pipeline.Fault{Code: e.Code, Message: e.Message, Hint: e.Hint, Since: cmp.Or(e.Since, e.At)}
+	ago := now.Sub(e.At)
+	if !r.broker.IsZero() && !e.Stored.IsZero() { // else the clocks of two hosts have to do
+		ago = r.broker.Sub(e.Stored)
+	}
+	if ago > silent {
+		return nil, 0
+	}
+	f = &pipeline.Fault{Code: e.Code, Message: e.Message, Hint: e.Hint, Since: cmp.Or(e.Since, e.At)}
+	return f, max(0, ago) + e.At.Sub(f.Since)
 }
 
 // Stream is the stream's health.
@@ -228,7 +238,8 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	if rep.Stream.Loss != "" || fault != nil && fault.Code == "stream_shortened" {
 		rep.Stream.DurablesAffected = r.Stream.Durables
 	}
-	held := rep.held(now)
+	rep.broker = r.Stream.Now
+	held, _ := rep.held(now)
 	rep.OfHealth(problem, rep.Slot.Active || r.Slot.Active, held)
 	switch {
 	case fault != nil:
