@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -241,4 +242,26 @@ func TestAPanicOfOnPoisonIsAnError(t *testing.T) {
 	if !errors.Is(err, ErrPoison) || !strings.Contains(err.Error(), "no disk") {
 		t.Errorf("Run: %v", err)
 	}
+}
+
+// A nil pointer may also be inside of an error: that fails the event, not the process.
+func TestANilPointerInsideOfAnErrorIsAnError(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(3, 3)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.MaxAttempts = 2
+	var none *pgconn.PgError
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		switch e.seq {
+		case 1:
+			return fmt.Errorf("insert: %w", none)
+		case 2:
+			panic(none)
+		}
+		return handler(ctx, tx, e)
+	})
+	w.awaitOffsets(3)
+	w.exactly(all[2:])
 }

@@ -411,7 +411,7 @@ func refusedMove(err error) error {
 
 func sqlState(err error) string {
 	var e *pgconn.PgError
-	if errors.As(err, &e) {
+	if errors.As(err, &e) && e != nil { // a handler's error may wrap a nil pointer
 		return e.Code
 	}
 	return ""
