@@ -429,11 +429,11 @@ func TestAStandByLocksNothing(t *testing.T) {
 func TestAPoolThatIsTooSmallForItsConsumersIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	for n := range 5 { // the pool has 8
+	for n := range 8 { // the pool has 8
 		cfg := w.config(newMemoryStream().publish((&publisher{}).events(1, 1)...))
 		cfg.Name = fmt.Sprint("c", n)
 		r := w.start(w.consumer(cfg), handler)
-		if n < 4 {
+		if n < 7 {
 			await.Until(t, "the consumer", func() error {
 				var owner string
 				return w.mine.QueryRow(t.Context(), "SELECT owner FROM outflow_consumer WHERE name = $1 AND "+
@@ -442,7 +442,7 @@ func TestAPoolThatIsTooSmallForItsConsumersIsRefused(t *testing.T) {
 			continue
 		}
 		if err := r.ends(); !errors.Is(err, ErrSetup) ||
-			!strings.Contains(err.Error(), "8 connections for 5") {
+			!strings.Contains(err.Error(), "8 connections for 8") {
 			t.Errorf("Run: %v", err)
 		}
 	}

@@ -80,9 +80,10 @@ func (p postgresOffsets) use() (end func(), err error) {
 	users.Lock()
 	defer users.Unlock()
 	n, most := users.of[p.pool]+1, int(p.pool.Config().MaxConns)
-	if most < 2*n {
-		return nil, fault(ErrSetup, nil, "Give each consumer that shares the pool Partitions + 2, and 2 at "+
-			"least: pool_max_conns", "the pool has %d connections for %d consumers", most, n)
+	if most <= n {
+		return nil, fault(ErrSetup, nil, "Give it Partitions + 2 for each consumer that shares it, and one "+
+			"more than there are consumers at least: pool_max_conns",
+			"the pool has %d connections for %d consumers", most, n)
 	}
 	users.of[p.pool] = n
 	return func() {

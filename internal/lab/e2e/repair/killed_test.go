@@ -81,7 +81,7 @@ func TestARepairKilledAtAnyStepPublishesEachEventOnce(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	publishingOften := []string{"publishing", "publishing", "publishing", "reading the headers", "publishing",
-		"waiting"}
+		"durable_after"}
 	cases := []killing{
 		// the slot is made anew
 		{gaps[0], append([]string{"making slot", "made, at"}, publishingOften...)},
@@ -186,7 +186,7 @@ func repairUnfinished(t *testing.T, natsURL string) {
 		f = stopWhenPublished(publishing(t, natsURL, "half"), t)
 		f.DropSlot(t)
 		harness.Insert(t, f.Conn, "lost", 1000, "{}")
-		if killedAt(f, t, "slot_missing", "waiting", 0) {
+		if killedAt(f, t, "slot_missing", "durable_after", 0) {
 			break
 		}
 		if try == harness.Tries {
