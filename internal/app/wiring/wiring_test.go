@@ -31,7 +31,7 @@ func TestConnectionsAreTriedAsTheyAreUsed(t *testing.T) {
 	cfg.Sink.MaxPayload = 1 << 20
 	for url, want := range map[string]string{
 		d.URL: "",
-		outboxdb.WithUser(t, d.URL, "wiring_no_replication"): "walsender",
+		outboxdb.WithUser(t, d.URL, "wiring_no_replication"): "connect for replication",
 	} {
 		cfg.Postgres.URL, cfg.Postgres.WriteURL = url, url
 		failed := TryConnections(t.Context(), cfg)
