@@ -75,7 +75,7 @@ func testMessageOnly(t *testing.T, pg *pgserver.Server) {
 		return nil
 	})
 	harness.Eventually(t, "the page", func() error {
-		if _, text := o.Get("/"); !strings.Contains(text, "logical messages</b> →") {
+		if _, text := o.Get("/"); !strings.Contains(text, "<b>logical messages</b> at <b>") {
 			return fmt.Errorf("%s", text)
 		}
 		return nil
