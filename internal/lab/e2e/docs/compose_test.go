@@ -35,7 +35,6 @@ type composeService struct {
 // TestTheComposeFileWorks runs, without Docker, what docker-compose.yml says: its SQL, its NATS configuration
 // and command line, and outflow with its settings. Nobody who connects is superuser.
 func TestTheComposeFileWorks(t *testing.T) {
-	t.Parallel()
 	content, err := os.ReadFile(harness.Path("docker-compose.yml"))
 	harness.Must(t, err)
 	var compose struct{ Services map[string]composeService }
@@ -63,15 +62,6 @@ func TestTheComposeFileWorks(t *testing.T) {
 		t.Errorf("%d services build the image, want one", builds)
 	}
 
-	pg := pgtest.Own(t, 0)
-	super := harness.Connect(t, pg.URL("postgres"))
-	harness.Exec(t, super, "CREATE DATABASE app")
-	sql, err := os.ReadFile(harness.Path("docs", "samples", "compose.sql"))
-	harness.Must(t, err)
-	for statement := range strings.SplitSeq(string(sql), ";\n") {
-		harness.Exec(t, super, statement)
-	}
-
 	ns := compose.Services["nats"]
 	conf, err := os.ReadFile(harness.Path("docs", "samples", "nats-accounts.conf"))
 	harness.Must(t, err)
@@ -85,7 +75,19 @@ func TestTheComposeFileWorks(t *testing.T) {
 	quiet := func() {}
 	opts, err := server.ConfigureOptions(flag.NewFlagSet("nats-server", flag.ContinueOnError), args, quiet,
 		quiet, quiet)
+	server.FlagSnapshot = nil // else these options would hold for any server of this process that reloads
 	harness.Must(t, err)
+	t.Parallel()
+
+	pg := pgtest.Own(t, 0)
+	super := harness.Connect(t, pg.URL("postgres"))
+	harness.Exec(t, super, "CREATE DATABASE app")
+	sql, err := os.ReadFile(harness.Path("docs", "samples", "compose.sql"))
+	harness.Must(t, err)
+	for statement := range strings.SplitSeq(string(sql), ";\n") {
+		harness.Exec(t, super, statement)
+	}
+
 	if opts.Host != "0.0.0.0" || opts.Port != 4222 || opts.StoreDir != "/data" || opts.HTTPPort != 8222 ||
 		!opts.JetStream {
 		t.Errorf("the server would have %+v", opts)
