@@ -115,6 +115,14 @@ func (r *report) take(e event, out io.Writer) {
 		r.skipped[why] = append(r.skipped[why], name)
 		delete(r.output, name)
 	case "fail", "build-fail":
+		if e.Test == "" { // a test that ran when the process ended has no result, but often the reason
+			for _, open := range slices.Sorted(maps.Keys(r.output)) {
+				if strings.HasPrefix(open, name+" ") && !slices.Contains(r.failed, open) {
+					r.failed = append(r.failed, open)
+					fmt.Fprintf(out, "FAIL  %s did not end\n", open)
+				}
+			}
+		}
 		r.failed = append(r.failed, name)
 		if e.Test != "" {
 			fmt.Fprintf(out, "FAIL  %s\n", name)

@@ -16,6 +16,7 @@ const run = `{"Action":"start","Package":"github.com/outflowhq/outflow/sink"}
 {"Action":"fail","Package":"github.com/outflowhq/outflow/sink","Test":"TestB","Elapsed":7.25}
 {"Action":"output","Package":"github.com/outflowhq/outflow/sink","Test":"TestC","Output":"    c_test.go:9: psql is not here\n"}
 {"Action":"skip","Package":"github.com/outflowhq/outflow/sink","Test":"TestC","Elapsed":0}
+{"Action":"output","Package":"github.com/outflowhq/outflow/sink","Test":"TestD","Output":"goroutine 7 [chan receive, 15 minutes]:\n"}
 {"Action":"output","Package":"github.com/outflowhq/outflow/sink","Output":"standstill: 2s\n"}
 {"Action":"fail","Package":"github.com/outflowhq/outflow/sink","Elapsed":9}
 go: downloading something
@@ -30,7 +31,7 @@ func TestARunIsSummedUp(t *testing.T) {
 	var out strings.Builder
 	must.Succeed(t, r.read(strings.NewReader(run), &out))
 	r.print(&out)
-	if want := []string{"sink TestB", "sink", "broken"}; !slices.Equal(r.failed, want) {
+	if want := []string{"sink TestB", "sink TestD", "sink", "broken"}; !slices.Equal(r.failed, want) {
 		t.Errorf("failed: %v, want %v", r.failed, want)
 	}
 	if names := r.skipped["psql is not here"]; !slices.Equal(names, []string{"sink TestC"}) {
@@ -41,7 +42,7 @@ func TestARunIsSummedUp(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	_, failed, _ := strings.Cut(out.String(), "== failed")
-	for _, want := range []string{"the stream has 3 messages", "expected package"} {
+	for _, want := range []string{"the stream has 3 messages", "expected package", "15 minutes"} {
 		if !strings.Contains(failed, want) {
 			t.Errorf("the end does not say %q:\n%s", want, out.String())
 		}
