@@ -21,26 +21,32 @@ import (
 // benchmarks say which of them it is.
 func BenchmarkPipeline(b *testing.B) {
 	const horizon = 20 * time.Millisecond
+	gap := relay.Settings{Sort: outbox.ByGap, Gap: relay.Gap{Bound: 10 * time.Second,
+		Cold: 100 * time.Millisecond, Memory: 16_384, First: 1}}
+	window := func(horizon time.Duration) relay.Settings { return relay.Settings{Horizon: horizon} }
 	for _, c := range []struct {
-		name    string
-		horizon time.Duration
+		name string
+		set  relay.Settings
 		flow
 	}{
-		{"tx=1", 0, flow{docs: 1000, rows: 1, payload: 200}},
-		{"tx=100", 0, flow{docs: 1000, rows: 100, payload: 200}},
-		{"tx=100,binary", 0, flow{docs: 1000, rows: 100, payload: 200, binary: true}},
-		{"tx=100,payload=1KB", 0, flow{docs: 1000, rows: 100, payload: 1 << 10}},
-		{"tx=100,payload=10KB", 0, flow{docs: 1000, rows: 100, payload: 10 << 10}},
-		{"tx=100,docs=1", 0, flow{docs: 1, rows: 100, payload: 200}},
-		{"tx=100,docs=100000", 0, flow{docs: 100_000, rows: 100, payload: 200}},
-		{"tx=1,horizon=20ms", horizon, flow{docs: 1000, rows: 1, payload: 200}},
-		{"tx=100,horizon=20ms", horizon, flow{docs: 1000, rows: 100, payload: 200}},
-		{"tx=1,trace", 0, flow{rows: 1}},
-		{"tx=100,trace", 0, flow{rows: 100}},
+		{"tx=1", window(0), flow{docs: 1000, rows: 1, payload: 200}},
+		{"tx=100", window(0), flow{docs: 1000, rows: 100, payload: 200}},
+		{"tx=100,binary", window(0), flow{docs: 1000, rows: 100, payload: 200, binary: true}},
+		{"tx=100,payload=1KB", window(0), flow{docs: 1000, rows: 100, payload: 1 << 10}},
+		{"tx=100,payload=10KB", window(0), flow{docs: 1000, rows: 100, payload: 10 << 10}},
+		{"tx=100,docs=1", window(0), flow{docs: 1, rows: 100, payload: 200}},
+		{"tx=100,docs=100000", window(0), flow{docs: 100_000, rows: 100, payload: 200}},
+		{"tx=1,horizon=20ms", window(horizon), flow{docs: 1000, rows: 1, payload: 200}},
+		{"tx=100,horizon=20ms", window(horizon), flow{docs: 1000, rows: 100, payload: 200}},
+		{"tx=1,gap", gap, flow{docs: 1000, rows: 1, payload: 200}},
+		{"tx=100,gap", gap, flow{docs: 1000, rows: 100, payload: 200}},
+		{"tx=100,gap,docs=100000", gap, flow{docs: 100_000, rows: 100, payload: 200}},
+		{"tx=1,trace", window(0), flow{rows: 1}},
+		{"tx=100,trace", window(0), flow{rows: 100}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			set := relay.Settings{Horizon: c.horizon, MaxEvents: relay.DefaultMaxEvents,
-				MaxBytes: relay.DefaultMaxBytes}
+			set := c.set
+			set.MaxEvents, set.MaxBytes = relay.DefaultMaxEvents, relay.DefaultMaxBytes
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
 			s := newSource(b, c.flow)
@@ -60,8 +66,8 @@ func BenchmarkPipeline(b *testing.B) {
 			if err := p.Run(ctx); err != nil {
 				b.Fatal(err)
 			}
-			if pub.last < pub.want {
-				b.Fatalf("%d of %d events came out", pub.last, pub.want)
+			if pub.last < pub.want || pub.late > 0 {
+				b.Fatalf("%d of %d events came out, %d late", pub.last, pub.want, pub.late)
 			}
 		})
 	}
@@ -75,11 +81,22 @@ type flow struct {
 	binary  bool
 }
 
-// inserts are the messages of the flow's rows. They come again and again.
-func (f flow) inserts(b *testing.B) (all [][]byte) {
+// lap is the beginning of each actor's name, which insert replaces: rows come again and again, each time of
+// other actors, so that their counters are always the next ones.
+const lap = "lap00000"
+
+// insert is the message of a row.
+type insert struct {
+	data []byte
+	lap  int // where lap is in it
+}
+
+// inserts are the messages of the flow's rows.
+func (f flow) inserts(b *testing.B) (all []insert) {
 	add := func(r row) {
 		x := transaction{rows: []row{r}}
-		all = append(all, x.messages(false, oidText, f.binary)[1].Data)
+		data := x.messages(false, oidText, f.binary)[1].Data
+		all = append(all, insert{data, bytes.Index(data, []byte(lap))})
 	}
 	if f.docs == 0 {
 		ops, err := recording.Load(recording.FriendsForever)
@@ -87,14 +104,16 @@ func (f flow) inserts(b *testing.B) (all [][]byte) {
 			b.Fatal(err)
 		}
 		for _, op := range ops {
-			add(row{op.Doc, op.Actor, fmt.Sprintf("%s:%020d", op.Actor, op.Counter), string(op.Payload)})
+			actor := lap + op.Actor
+			add(row{op.Doc, actor, fmt.Sprintf("%s:%020d", op.Actor, op.Counter), string(op.Payload)})
 		}
 		return all
 	}
 	payload := string(bytes.Repeat([]byte{'x'}, f.payload))
 	for i := range min(1<<17, 64<<20/(f.payload+150)) {
 		doc := i * 7919 % f.docs
-		add(row{fmt.Sprintf("document-%06d", doc), "author-01", fmt.Sprintf("author-01:%020d", i), payload})
+		key := fmt.Sprintf("author-01:%020d", i/f.docs+1) // each document comes once in f.docs rows
+		add(row{fmt.Sprintf("document-%06d", doc), lap + "author-01", key, payload})
 	}
 	return all
 }
@@ -104,8 +123,9 @@ const firstLSN = outbox.LSN(0x1000000)
 // source is a server that sends transactions without end, as fast as they are taken.
 type source struct {
 	flow
-	rows    [][]byte
+	rows    []insert
 	next    int // row
+	laps    int
 	lsn     outbox.LSN
 	now     int64
 	batches chan *relay.Batch
@@ -167,10 +187,13 @@ func (s *source) transaction(p *parcel, relation relay.WALMessage) (size int) {
 		add(0, relation.Data)
 	}
 	for range s.flow.rows {
-		add(start, s.rows[s.next])
+		from, row := len(p.ends), s.rows[s.next]
+		p.ends = append(p.ends, row.data...)
+		copy(p.ends[from+row.lap:], fmt.Appendf(nil, "lap%05d", s.laps))
+		add(start, p.ends[from:])
 		s.now += 10
 		if s.next++; s.next == len(s.rows) { // the keys begin again: everything before leaves
-			s.next, s.now = 0, s.now+1_000_000
+			s.next, s.laps, s.now = 0, s.laps+1, s.now+1_000_000
 		}
 	}
 	from = len(p.ends)
@@ -217,6 +240,7 @@ func (s *source) Close() {}
 // counter is a broker that acknowledges at once what was flushed, and every 50th message.
 type counter struct {
 	last, want uint64
+	late       uint64
 	acked      atomic.Uint64 // the checkpointer asks too
 	enough     func()
 	notify     chan struct{}
@@ -254,7 +278,10 @@ type counting struct{ *counter }
 
 func (c counting) Full() bool { return false }
 
-func (c counting) Publish(*relay.Event, *outbox.Header) error {
+func (c counting) Publish(_ *relay.Event, h *outbox.Header) error {
+	if h.Counter.Late {
+		c.late++
+	}
 	if c.last++; c.last%50 == 0 {
 		c.acked.Store(c.last)
 	}
