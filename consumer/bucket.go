@@ -125,7 +125,7 @@ type document struct {
 	Version    int                  `json:"v"`
 	Stream     string               `json:"stream"`
 	Created    map[string]time.Time `json:"created"`
-	Filter     string               `json:"filter"`
+	Filters    []string             `json:"filters"`
 	Partitions int                  `json:"partitions"`
 	OldLayouts []oldLayout          `json:"before,omitempty"`
 	ReplayedTo uint64               `json:"replayed_to,omitempty"`
@@ -173,7 +173,7 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := document{Version: 1, Stream: s.cfg.Stream, Filter: s.cfg.Filter}
+	d := document{Version: 1, Stream: s.cfg.Stream, Filters: s.cfg.Filters}
 	if value != nil {
 		if err := json.Unmarshal(value, &d); err != nil || d.Version != 1 {
 			return nil, fault(ErrSetup, err,
@@ -194,7 +194,7 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	if err := s.writeLocked(ctx); err != nil {
 		return nil, err
 	}
-	st := &state{Filter: d.Filter, Partitions: d.Partitions, OldLayouts: d.OldLayouts,
+	st := &state{Filters: d.Filters, Partitions: d.Partitions, OldLayouts: d.OldLayouts,
 		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
 	maps.Copy(st.Created, d.Created)
 	for source, offsets := range d.Offsets {
@@ -225,8 +225,8 @@ func (s *documentStore) writeLocked(ctx context.Context) error {
 func (s *documentStore) save(ctx context.Context, st *state) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc.Filter, s.doc.Partitions, s.doc.OldLayouts, s.doc.Created = st.Filter, st.Partitions, st.OldLayouts,
-		maps.Clone(st.Created)
+	s.doc.Filters, s.doc.Partitions = st.Filters, st.Partitions
+	s.doc.OldLayouts, s.doc.Created = st.OldLayouts, maps.Clone(st.Created)
 	s.doc.Offsets = map[string][]offset{}
 	for source, offsets := range st.Offsets {
 		s.doc.Offsets[source] = slices.Clone(offsets)

@@ -31,8 +31,9 @@ type Config struct {
 	Name   string // key of the offsets and name of the durable: 1 to 64 of [A-Za-z0-9_-]
 	Stream string // the JetStream stream
 
-	// Filter is a subject filter: only messages that match it are read. Default ">", all.
-	Filter string
+	// Filters are subject filters: only messages that match one of them are read. No subject may match two
+	// of them. Default: all messages.
+	Filters []string
 	// Subject is the subject template of Outflow's configuration, which says where the document is. Default
 	// outbox.{doc_id}.
 	Subject string
@@ -58,8 +59,8 @@ type Config struct {
 	StopTimeout time.Duration // how long Run waits for running handlers when it stops. Default 10 s
 
 	Start Start // where a consumer without offsets begins
-	// AcceptFilter lets a consumer continue from offsets that were made with a different Filter. Earlier
-	// messages that the old filter left out are never read.
+	// AcceptFilter lets a consumer continue from offsets that were made with other Filters. Earlier messages
+	// that those left out are never read.
 	AcceptFilter bool
 	// AcceptGap continues where messages were removed from the stream before they were read. By default that
 	// is an error.
@@ -124,9 +125,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Stream == "" || strings.ContainsAny(c.Stream, " .*>/\\\t\r\n") {
 		bad("Stream %q: want the name of a stream, as `outflow config` prints it", c.Stream)
 	}
-	if c.Filter == "" {
-		c.Filter = ">"
-	}
 	if c.Subject == "" {
 		c.Subject = outbox.DefaultSubject
 	}
@@ -160,6 +158,10 @@ func (c Config) withDefaults() (Config, error) {
 	duration(&c.Timeout, "Timeout", 30*time.Second, time.Millisecond)
 	duration(&c.StopTimeout, "StopTimeout", 10*time.Second, time.Millisecond)
 	duration(&c.Lease, "Lease", 10*time.Second, 100*time.Millisecond)
+	filters, err := checkFilters(c.Filters)
+	if c.Filters = filters; err != nil {
+		wrong = append(wrong, err)
+	}
 	if c.Start > FromNow {
 		bad("Start %d: want FromFirst or FromNow", c.Start)
 	}
@@ -170,3 +172,6 @@ func (c Config) withDefaults() (Config, error) {
 	c.Log = c.Log.With("component", "consumer", "consumer", c.Name)
 	return c, errors.Join(wrong...)
 }
+
+// readsAll reports whether no message is filtered out.
+func (c *Config) readsAll() bool { return len(c.Filters) == 1 && c.Filters[0] == ">" }

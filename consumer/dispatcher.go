@@ -191,7 +191,7 @@ func (d *dispatcher) inspect(f flowState) error {
 	if !st.Created.Equal(d.check.created) {
 		return fmt.Errorf("stream %s was made anew", d.cfg.Stream) // the next session finds out why
 	}
-	if d.cfg.Filter == ">" {
+	if d.cfg.readsAll() {
 		return nil // each message shows whether any before it are missing
 	}
 	if known := max(handed, d.at.Seq); st.First > known+1 {
@@ -303,7 +303,7 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 		return nil
 	}
 	jumped := here.Seq > d.at.Seq+1
-	if jumped && d.cfg.Filter == ">" {
+	if jumped && d.cfg.readsAll() {
 		if err := d.explainJump(here); err != nil {
 			return err
 		}
@@ -311,7 +311,7 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if here.order(d.at) <= 0 {
 		return d.explainOrder(d.at, here)
 	}
-	if d.cfg.Filter == ">" && !prev.Pos.Repaired() && !h.Pos.Repaired() && missing(prev, h) {
+	if d.cfg.readsAll() && !prev.Pos.Repaired() && !h.Pos.Repaired() && missing(prev, h) {
 		return d.gap(here.Seq, here.Seq, false)
 	}
 	return nil

@@ -100,6 +100,11 @@ func newDecoder(cfg *Config) (*decoder, error) {
 			"for the column that holds the "+
 			"document, or Config.Document if the document is not in the subject", wrong, documentColumn)
 	}
+	if cfg.DeadLetters == nil { // which may have any subject
+		if err := matchesTemplate(cfg.Filters, subject, cfg.Stream); err != nil {
+			return nil, err
+		}
+	}
 	d.subject = subject
 	return d, nil
 }
@@ -118,7 +123,7 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 			Hint: hint}
 	}
 	const notOurs = "Something else than outflow publishes here: take its right to do so, and keep these " +
-		"messages from the consumer with Config.Filter"
+		"messages from the consumer with Config.Filters"
 	packed := m.Header[outbox.HeaderName]
 	if len(packed) != 1 {
 		return nil, foreign(notOurs, "it has %d headers %s, not one", len(packed), outbox.HeaderName)
@@ -153,7 +158,7 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 		if e.Document, ok = d.subject.Value(e.Subject, documentColumn); !ok {
 			return nil, foreign("Give the consumer the subject of outflow's configuration "+
 				"(Config.Subject), with {doc_id} where the document is, or Config.Document, or keep such "+
-				"messages from it with Config.Filter", "the template %q makes no such subject", d.subject)
+				"messages from it with Config.Filters", "the template %q makes no such subject", d.subject)
 		}
 	}
 	e.hash = partitionHash(e.Document)

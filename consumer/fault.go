@@ -17,7 +17,7 @@ var (
 	ErrRepeat     = kind(outbox.Gap, "consumer_repeat", "an event is in the stream twice")
 	ErrPartitions = kind(outbox.Fatal, "consumer_partitions",
 		"another instance runs with another number of partitions")
-	ErrFilter  = kind(outbox.Fatal, "consumer_filter", "the marks were made with another filter")
+	ErrFilter  = kind(outbox.Fatal, "consumer_filter", "the marks were made with other filters")
 	ErrPoison  = kind(outbox.Poison, "consumer_poison", "an event failed for good")
 	ErrHandler = kind(outbox.Fatal, "consumer_handler", "the handler ended the transaction itself")
 	ErrSetup   = kind(outbox.Fatal, "consumer_setup",

@@ -20,7 +20,7 @@ import (
 type streamSource struct {
 	js       jetstream.JetStream
 	stream   string
-	filter   string // ">": everything
+	filters  []string // {">"}: everything
 	durable  string
 	window   int               // most unacknowledged messages
 	metadata map[string]string // of the durable, for `outflow consumer`
@@ -128,16 +128,22 @@ func (s *streamSource) Get(ctx context.Context, seq uint64) (*stream.Message, er
 }
 
 func (s *streamSource) Next(ctx context.Context, seq uint64) (uint64, error) {
-	m, err := s.stored(ctx, map[string]any{"seq": seq, "next_by_subj": s.filter})
-	if m == nil {
-		return 0, err
+	next := uint64(0)
+	for _, filter := range s.filters {
+		m, err := s.stored(ctx, map[string]any{"seq": seq, "next_by_subj": filter})
+		if err != nil {
+			return 0, err
+		}
+		if m != nil && (next == 0 || m.Sequence < next) {
+			next = m.Sequence
+		}
 	}
-	return m.Sequence, nil
+	return next, nil
 }
 
-// last returns the sequence of the newest message that matches the filter; 0 if there is none.
+// last returns the sequence of the newest message that matches the one filter; 0 if there is none.
 func (s *streamSource) last(ctx context.Context) (uint64, error) {
-	m, err := s.stored(ctx, map[string]any{"last_by_subj": s.filter})
+	m, err := s.stored(ctx, map[string]any{"last_by_subj": s.filters[0]})
 	if m == nil {
 		return 0, err
 	}
@@ -158,8 +164,8 @@ func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, e
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
 		AckPolicy: jetstream.AckAllPolicy, AckWait: ackWait, MaxAckPending: s.window,
 	}
-	if s.filter != ">" {
-		config.FilterSubject = s.filter
+	if len(s.filters) > 1 || s.filters[0] != ">" {
+		config.FilterSubjects = s.filters
 	}
 	cons, err := s.js.CreateConsumer(ctx, s.stream, config)
 	if err != nil {

@@ -83,7 +83,7 @@ func TestAFilteredConsumerIsNotMisledByALaterLoss(t *testing.T) {
 		}
 		heads[i] = h
 	}
-	cfg := &Config{Name: "orders", Stream: "OUTBOX", Filter: "outbox.d1"}
+	cfg := &Config{Name: "orders", Stream: "OUTBOX", Filters: []string{"outbox.d1"}}
 	p := newDispatcher(&run{cfg: cfg, source: live, src: src}, 0, offset{})
 	p.work = t.Context()
 	p.at = offsetOf(30, &heads[29]) // as idle leaves it

@@ -55,8 +55,8 @@ type oldLayout struct {
 
 // state is what a store holds of a consumer, as a session finds it after taking the lease.
 type state struct {
-	Filter     string
-	Partitions int // 0: the consumer is new
+	Filters    []string // sorted
+	Partitions int      // 0: the consumer is new
 	OldLayouts []oldLayout
 	ReplayedTo uint64               // live events at or below this sequence are marked as replayed
 	Created    map[string]time.Time // of the streams that the offsets refer to, by source

@@ -149,17 +149,17 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	}
 	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+
 		` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
-		s.cfg.Name, s.cfg.Stream, s.cfg.Filter); err != nil {
+		s.cfg.Name, s.cfg.Stream, strings.Join(s.cfg.Filters, " ")); err != nil {
 		return err
 	}
-	var stream, before string
+	var stream, filters, before string
 	var created, replayed *time.Time
 	var owner *string
 	var replayedTo int64
 	err = tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text,
 		replayed_to,
 		CASE WHEN expires > clock_timestamp() AND owner <> $2 THEN owner END FROM `+consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name, s.me).
-		Scan(&stream, &created, &replayed, &st.Filter, &st.Partitions, &before, &replayedTo, &owner)
+		Scan(&stream, &created, &replayed, &filters, &st.Partitions, &before, &replayedTo, &owner)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
 	if err := json.Unmarshal([]byte(before), &st.OldLayouts); err != nil {
 		return fmt.Errorf("%s.before of %s: %w", consumers, s.cfg.Name, err)
 	}
-	st.ReplayedTo = uint64(replayedTo)
+	st.ReplayedTo, st.Filters = uint64(replayedTo), strings.Fields(filters)
 	for source, at := range map[string]*time.Time{live: created, replay: replayed} {
 		if at != nil {
 			st.Created[source] = at.UTC()
@@ -246,7 +246,7 @@ func (s *postgres) save(ctx context.Context, st *state) error {
 	}
 	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET stream_created = $3, replay_created = $4, filter = $5, partitions = $6,
-			before = $7::jsonb WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch, at(live), at(replay), st.Filter, st.Partitions, string(before))
+			before = $7::jsonb WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch, at(live), at(replay), strings.Join(st.Filters, " "), st.Partitions, string(before))
 		if err == nil && tag.RowsAffected() != 1 {
 			err = errMoved
 		}

@@ -249,23 +249,24 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 			at.Seq = now.Last
 		}
 		st.Offsets[live] = []offset{at}
-		st.Filter = r.cfg.Filter
+		st.Filters = r.cfg.Filters
 	} else if check, err = checkStream(ctx, &r.cfg, src, st); err != nil {
 		return check, r.missing(err)
 	}
-	if st.Filter != r.cfg.Filter && !r.cfg.AcceptFilter {
+	refiltered := !slices.Equal(st.Filters, r.cfg.Filters)
+	if refiltered && !r.cfg.AcceptFilter {
 		return check, fault(ErrFilter, nil,
 			"Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other "+
-				"subjects are never read then", "consumer %s: its marks were made with the filter %q, not %q",
-			r.cfg.Name, st.Filter, r.cfg.Filter)
+				"subjects are never read then", "consumer %s: its marks were made with the filters %q, not "+
+				"%q", r.cfg.Name, st.Filters, r.cfg.Filters)
 	}
 	r.loss = ""
 	if from := max(check.gapFrom, r.gapTo+1); from <= check.gapTo { // a session that fails finds it again
 		r.met.gap(check.gapTo - from + 1)
 		r.gapTo = check.gapTo
 	}
-	changed := fresh || check.changed || st.Filter != r.cfg.Filter || !check.created.Equal(st.Created[live])
-	st.Filter, st.Created[live] = r.cfg.Filter, check.created
+	changed := fresh || check.changed || refiltered || !check.created.Equal(st.Created[live])
+	st.Filters, st.Created[live] = r.cfg.Filters, check.created
 	return check, r.settle(ctx, st, live, changed)
 }
 
@@ -325,7 +326,7 @@ func (r *runner) newRun(st *state, source string, src stream.Source, parking *pa
 }
 
 func (r *runner) liveSource() *streamSource {
-	return &streamSource{js: r.js, stream: r.cfg.Stream, filter: r.cfg.Filter, durable: r.cfg.Name,
+	return &streamSource{js: r.js, stream: r.cfg.Stream, filters: r.cfg.Filters, durable: r.cfg.Name,
 		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
 }
 
@@ -336,7 +337,7 @@ func (r *runner) metadata() map[string]string {
 		offsets = "postgres"
 	}
 	return map[string]string{"outflow.marks": offsets, "outflow.partitions": fmt.Sprint(r.cfg.Partitions),
-		"outflow.filter": r.cfg.Filter}
+		"outflow.filter": strings.Join(r.cfg.Filters, " ")}
 }
 
 // readReplays reads the events that were replayed to this consumer, until there are no more.
@@ -345,7 +346,8 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		return nil
 	}
 	src := &streamSource{
-		js: r.js, stream: replayStream(r.cfg.Stream), filter: replayPrefix(r.cfg.Stream, r.cfg.Name) + ">",
+		js: r.js, stream: replayStream(r.cfg.Stream),
+		filters: []string{replayPrefix(r.cfg.Stream, r.cfg.Name) + ">"},
 		durable: r.cfg.Name + "-replay",
 		window:  aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
 	}

@@ -109,18 +109,18 @@ func TestAFilterLeavesTheOtherSubjectsOut(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
-	all := s.events(30, 3)
+	all := s.events(40, 4)
 	publish(t, js, all...)
 	var mine []*stream.Message
 	for _, m := range all {
-		if m.Subject == "outbox.d1" {
+		if m.Subject == "outbox.d1" || m.Subject == "outbox.d2" {
 			mine = append(mine, m)
 		}
 	}
-	filter := func(c *Config) { c.Filter = "outbox.d1" }
+	filter := func(c *Config) { c.Filters = []string{"outbox.d2", "outbox.d1"} }
 	r := w.start(w.onStream(js, filter), handler)
 	w.await(mine)
-	w.awaitOffsets(30) // it moves on over what it does not see
+	w.awaitOffsets(40) // it moves on over what it does not see
 	r.stopped()
 	if err := w.start(w.onStream(js, nil), handler).ends(); !errors.Is(err, ErrFilter) {
 		t.Errorf("Run: %v", err)

@@ -34,7 +34,7 @@ func reserve(ctx context.Context, natsURL string, pool *pgxpool.Pool, outbox *pr
 		return err
 	}
 	c, err := consumer.New(js, consumer.Postgres(pool), consumer.Config{
-		Name: "reserve", Stream: "SHOP", Filter: prefix + "orders.>", Lease: lease, Log: log,
+		Name: "reserve", Stream: "SHOP", Filters: []string{prefix + "orders.>"}, Lease: lease, Log: log,
 		Document: func(subject string, _ nats.Header) string { return strings.TrimPrefix(subject, prefix) },
 	})
 	if err != nil {

@@ -25,7 +25,7 @@ var consumers = []Finding{
 			"marks are taken over.",
 		Runbook: "[Another number of partitions](consumer.md#another-number-of-partitions)."},
 	{Code: "consumer_filter", Severity: Error, Classes: fatal,
-		Title: "The consumer's marks were made with another filter",
+		Title: "The consumer's marks were made with other filters",
 		Hint: "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on " +
 			"other subjects are never read then."},
 	{Code: "consumer_poison", Severity: Critical, Classes: poison,

@@ -159,7 +159,7 @@ func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer
 		var name, filter string
 		_, err = pgx.ForEachRow(rows, []any{&name, &filter}, func() error {
 			if !there[name] {
-				all = append(all, Consumer{Name: name, Durable: true, Filters: []string{filter},
+				all = append(all, Consumer{Name: name, Durable: true, Filters: strings.Fields(filter),
 					Offsets: InPostgres, Note: "its durable is not there: it makes it when it starts"})
 			}
 			return nil

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,7 +41,7 @@ const live = "live"
 // state is the stored state of a consumer of package consumer.
 type state struct {
 	partitions int
-	filter     string
+	filters    []string
 	stream     string
 	oldLayouts []oldLayout
 	replayedTo uint64
@@ -118,16 +119,17 @@ func (d *database) load(ctx context.Context, q consumer.DB, name string, lock bo
 		sql += ` FOR UPDATE`
 	}
 	s := &state{}
-	var before string
+	var filters, before string
 	var replayedTo int64
 	var owner *string
-	err := q.QueryRow(ctx, sql, name).Scan(&s.stream, &s.filter, &s.partitions, &before, &replayedTo, &owner)
+	err := q.QueryRow(ctx, sql, name).Scan(&s.stream, &filters, &s.partitions, &before, &replayedTo, &owner)
 	if errors.Is(err, pgx.ErrNoRows) || missingTable(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read consumer %s: %w", name, err)
 	}
+	s.filters = strings.Fields(filters)
 	if s.replayedTo = uint64(replayedTo); owner != nil {
 		s.owner = *owner
 	}
@@ -250,7 +252,7 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 	var known struct {
 		Version    int                 `json:"v"`
 		Stream     string              `json:"stream"`
-		Filter     string              `json:"filter"`
+		Filters    []string            `json:"filters"`
 		Partitions int                 `json:"partitions"`
 		Before     []oldLayout         `json:"before"`
 		ReplayedTo uint64              `json:"replayed_to"`
@@ -268,7 +270,7 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 	}
 	d.lease = known.Lease
 	d.state = state{
-		stream: known.Stream, filter: known.Filter, partitions: known.Partitions, oldLayouts: known.Before,
+		stream: known.Stream, filters: known.Filters, partitions: known.Partitions, oldLayouts: known.Before,
 		replayedTo: known.ReplayedTo,
 		offsets:    known.Marks[live], owner: known.Owner,
 	}

@@ -303,7 +303,7 @@ func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewi
 	if err != nil {
 		return nil, err
 	}
-	p, err := a.plan(ctx, stream, r.Name, offsets, s.furthest(), to, []string{s.filter})
+	p, err := a.plan(ctx, stream, r.Name, offsets, s.furthest(), to, s.filters)
 	if p != nil {
 		p.Replayed, p.Exact = true, s.lowest().Seq == s.furthest()
 	}
