@@ -104,6 +104,7 @@ type shape struct {
 	long        bool
 	minutes     bool            // it lasts two minutes or more
 	settings    oracle.Settings // those in force at first
+	columns     oracle.Columns  // of the table
 }
 
 func shapeOf(o *Options) shape {
@@ -111,7 +112,7 @@ func shapeOf(o *Options) shape {
 		victims: o.Victims, replicas: o.Replicas, ownPostgres: o.PostgresURL == "", ownNATS: o.NATSURL == "",
 		pgLink: proxyablePostgres(o.PostgresURL), natsLink: proxyableNATS(o.NATSURL), clock: clockLibrary(o),
 		long: o.Duration >= longRun || o.Kills >= 200, minutes: o.Duration >= 2*time.Minute || o.Kills >= 200,
-		settings: settingsOf(o),
+		settings: settingsOf(o), columns: columnsOf(o),
 	}
 }
 

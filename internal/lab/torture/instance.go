@@ -64,6 +64,9 @@ func newInstance(v *victim, n int, pgURL, natsURL string, replicas int) (*instan
 		"OUTFLOW_SINK_DURABLE_AFTER="+durableAfter.String(), "OUTFLOW_REORDER_MAX_BYTES="+
 			strconv.Itoa(maxBytes),
 		"OUTFLOW_REORDER_SPILL_DIR="+spill, "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(replicas))
+	if column := v.w.shape.columns.Span; column != "" {
+		i.env = append(i.env, "OUTFLOW_COLUMNS_SPAN="+column)
+	}
 	return i, nil
 }
 

@@ -31,6 +31,7 @@ func newTruth(ctx context.Context, w *harness) (*truth, error) {
 	t := &truth{w: w, slot: w.name + "_truth"}
 	t.reader = oracle.NewReader(oracle.Source{
 		Slot: t.slot, Events: oracle.Origin(w.o.Source), Tables: []string{"public." + w.table},
+		Columns: w.shape.columns,
 		Subject: func(r oracle.Row) string { return w.name + "." + oracle.Token(r.Text("doc_id")) },
 	})
 	return t, t.with(ctx, func(conn *pgx.Conn) error { return oracle.CreateSlot(ctx, conn, t.slot) })
@@ -65,7 +66,7 @@ func (a *attack) judge(ctx context.Context) (*Report, error) {
 			return err
 		}
 		check, err := w.truth.reader.Truth().CheckTable(ctx, conn, "public."+quoted(w.table),
-			oracle.DefaultColumns)
+			w.shape.columns)
 		r.Table = check.First
 		r.Rows = check.Rows
 		if err == nil && !check.OK(false) && r.Table == "" {

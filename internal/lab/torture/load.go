@@ -48,7 +48,7 @@ const (
 func newLoad(w *harness) (*load, error) {
 	ops, err := newOperations()
 	if err == nil {
-		ops.gaps = w.o.Mode == modeGap
+		ops.gaps, ops.spans = w.o.Mode == modeGap, w.shape.columns.Span != ""
 	}
 	return &load{w: w, rate: w.o.Rate, limit: w.o.Operations, ops: ops, wanted: make(chan struct{}, 1)}, err
 }

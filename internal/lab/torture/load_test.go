@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // writing is a load on a table of a database of the test.
 func writing(t *testing.T, url, table string) *load {
 	t.Helper()
-	w := &harness{o: &Options{Seed: 1, Rate: 1000, Writers: 3, Source: "table"}, pgURL: url,
+	w := &harness{shape: &shape{}, o: &Options{Seed: 1, Rate: 1000, Writers: 3, Source: "table"}, pgURL: url,
 		name: "outflow_torture_test", table: table}
 	l, err := newLoad(w)
 	must.Succeed(t, err)

@@ -75,7 +75,7 @@ type Kills struct {
 func (a *attack) report() *Report {
 	o := a.w.o
 	r := &Report{
-		Seed: o.Seed, Settings: fmt.Sprintf("%s source=%s replicas=%d", textOf(a.w.shape.settings),
+		Seed: o.Seed, Settings: fmt.Sprintf("%s source=%s replicas=%d", textOf(a.w.shape),
 			o.Source, o.Replicas),
 		Took: time.Since(a.begun), CatchUp: a.catchUp, RolledBack: a.w.load.rolled.Load(),
 		Large: a.w.load.large.Load(), LeftOut: a.leftOut,

@@ -168,6 +168,20 @@ func TestOperationsRepeatWithOtherDocuments(t *testing.T) {
 	}
 }
 
+// The counters that operations with spans take are all there, as those of the recording are.
+func TestSpansLeaveNoGap(t *testing.T) {
+	t.Parallel()
+	next := int64(1)
+	for recorded := int64(1); recorded < 100; recorded++ {
+		first, span := spanned(recorded)
+		if first != next || span < 1 {
+			t.Fatalf("operation %d takes %d counters from %d on, and the next one is %d", recorded, span,
+				first, next)
+		}
+		next = first + span
+	}
+}
+
 // What lasts long is bounded: in number, in the time between two, and to runs that are long enough.
 func TestStandstillsAreBounded(t *testing.T) {
 	t.Parallel()

@@ -38,7 +38,7 @@ func (s *screen) head(o *Options, shape *shape, kinds []chosen, plan []Entry) {
 	}
 	s.line("seed      %d", o.Seed)
 	s.line("attack    %s: %d faults of %d kinds on %d victims with %d replicas, %s",
-		until, len(plan), len(kinds), shape.victims, shape.replicas, textOf(shape.settings))
+		until, len(plan), len(kinds), shape.victims, shape.replicas, textOf(shape))
 	var out []string
 	for _, f := range all {
 		if !f.possible(shape) {

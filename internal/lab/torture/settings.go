@@ -27,6 +27,15 @@ func settingsOf(o *Options) oracle.Settings {
 	return s
 }
 
+// columnsOf are the table's columns: in gap mode events take several counters with half of the seeds.
+func columnsOf(o *Options) oracle.Columns {
+	c := oracle.DefaultColumns
+	if o.Mode == modeGap && rand.New(rand.NewPCG(o.Seed, 1<<36)).IntN(2) == 0 {
+		c.Span = "span"
+	}
+	return c
+}
+
 func horizonSettings() oracle.Settings {
 	s := oracle.DefaultSettings
 	s.MaxBytes = maxBytes
@@ -74,12 +83,12 @@ func environOf(s oracle.Settings) string {
 	return fmt.Sprintf("OUTFLOW_REORDER_HORIZON=%v OUTFLOW_REORDER_SORT=%v", s.Horizon, s.Sort)
 }
 
-// textOf are ordering settings in a report.
-func textOf(s oracle.Settings) string {
+// textOf says in a report how the outflows order.
+func textOf(w *shape) string {
+	s := w.settings
 	if s.Sort == oracle.ByGap {
-		return fmt.Sprintf("mode=gap bound=%v cold=%v memory=%d scope=%s", s.Gap.Bound, s.Gap.Cold,
-			s.Gap.Memory,
-			scopeOf(s))
+		return fmt.Sprintf("mode=gap bound=%v cold=%v memory=%d scope=%s spans=%t", s.Gap.Bound, s.Gap.Cold,
+			s.Gap.Memory, scopeOf(s), w.columns.Span != "")
 	}
 	return fmt.Sprintf("horizon=%v sort=%v", s.Horizon, s.Sort)
 }

@@ -37,23 +37,34 @@ var totalWeight = func() (n int) {
 	return n
 }()
 
-var columns = []string{"doc_id", "actor_id", "counter", "payload"}
-
-func insert(table string, rows int) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "INSERT INTO %s (%s) VALUES ", pgx.Identifier{table}.Sanitize(),
-		strings.Join(columns, ", "))
-	for i := range rows {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		n := i * len(columns)
-		fmt.Fprintf(&b, "($%d, $%d, $%d, $%d)", n+1, n+2, n+3, n+4)
+func (op *operation) columns() []string {
+	names := []string{"doc_id", "actor_id", "counter", "payload", "span"}
+	if op.span == 0 {
+		names = names[:4]
 	}
-	return b.String()
+	return names
 }
 
-func (op *operation) values() []any { return []any{op.doc, op.actor, op.counter, string(op.payload)} }
+func (op *operation) values() []any {
+	return []any{op.doc, op.actor, op.counter, string(op.payload), op.span}[:len(op.columns())]
+}
+
+// insert is a statement that inserts so many rows with the columns of op.
+func insert(table string, op *operation, rows int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "INSERT INTO %s (%s) VALUES ", pgx.Identifier{table}.Sanitize(),
+		strings.Join(op.columns(), ", "))
+	n, separator := 0, "("
+	for range rows {
+		for range op.columns() {
+			n++
+			fmt.Fprintf(&b, "%s$%d", separator, n)
+			separator = ", "
+		}
+		separator = "), ("
+	}
+	return b.String() + ")"
+}
 
 func queue(batch *pgx.Batch, table string, op *operation) {
 	sql, args := op.statement(table)
@@ -62,7 +73,7 @@ func queue(batch *pgx.Batch, table string, op *operation) {
 
 // single is a statement that is a transaction.
 func single(ctx context.Context, conn *pgx.Conn, table string, ops []operation, _ *rand.Rand) (int, error) {
-	_, err := conn.Exec(ctx, insert(table, 1), ops[0].values()...)
+	_, err := conn.Exec(ctx, insert(table, &ops[0], 1), ops[0].values()...)
 	return 0, err
 }
 
@@ -86,7 +97,7 @@ func manyValues(ctx context.Context, conn *pgx.Conn, table string, ops []operati
 		ops[i].message = false
 		args = append(args, ops[i].values()...)
 	}
-	_, err := conn.Exec(ctx, insert(table, len(ops)), args...)
+	_, err := conn.Exec(ctx, insert(table, &ops[0], len(ops)), args...)
 	return 0, err
 }
 
@@ -95,10 +106,8 @@ func copyIn(ctx context.Context, conn *pgx.Conn, table string, ops []operation, 
 	for i := range ops {
 		ops[i].message = false
 	}
-	_, err := conn.CopyFrom(ctx, pgx.Identifier{table}, columns,
-		pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) {
-			return []any{ops[i].doc, ops[i].actor, ops[i].counter, ops[i].payload}, nil
-		}))
+	_, err := conn.CopyFrom(ctx, pgx.Identifier{table}, ops[0].columns(),
+		pgx.CopyFromSlice(len(ops), func(i int) ([]any, error) { return ops[i].values(), nil }))
 	return 0, err
 }
 
