@@ -12,6 +12,7 @@ type kind string
 const (
 	drain   kind = "drain"   // publish a backlog that was written while nobody read
 	latency kind = "latency" // publish a steady rate; the delay counts
+	restart kind = "restart" // kill -9 behind a backlog, and a start at once; the delay counts
 )
 
 // Case is what the contenders are given.
@@ -41,7 +42,7 @@ func (c *Case) title() string {
 	}
 	what += fmt.Sprintf(", %s a transaction", count(c.PerTx, "row"))
 	switch c.Kind {
-	case drain:
+	case drain, restart:
 		what += fmt.Sprintf(", %s", count(c.Rows, "row"))
 	case latency:
 		what += fmt.Sprintf(", %d commits/s", c.Rate)

@@ -19,7 +19,7 @@ const (
 
 // Names are those of all cases, in the order in which they are measured.
 var Names = []string{"drain", "latency", "payload", "shape", "documents", "actors", "horizon", "replicas",
-	"sync"}
+	"sync", "restart"}
 
 // Default are the cases of a run that names none.
 var Default = []string{"drain", "latency"}
@@ -107,13 +107,16 @@ func (o *Options) points(name string) (all []*Case) {
 		for _, n := range []int{1, 100} {
 			add("", func(c *Case) { c.PerTx, c.Sync, c.Rows = n, true, min(c.Rows, 50_000) })
 		}
+	case "restart":
+		// More rows than reorder.memory, which a start in gap mode reads back.
+		add("", func(c *Case) { c.Kind, c.Rows = restart, min(c.Rows, 20_000) })
 	}
 	return all
 }
 
 // round makes the rows fit: whole transactions, and no more bytes than a machine likes to keep.
 func (c *Case) round() {
-	if c.Kind != drain {
+	if c.Kind == latency {
 		c.Rows = 0
 		return
 	}

@@ -46,8 +46,8 @@ func (w *harness) fill(ctx context.Context, c *Case) (backlog, error) {
 		return backlog{}, err
 	}
 	b.wal = float64(b.end-begin) / float64(c.Rows)
-	var there int
-	if err := w.query(ctx, []any{&there}, "SELECT count(*) FROM "+outboxName); err != nil {
+	there, err := w.rows(ctx)
+	if err != nil {
 		return backlog{}, err
 	}
 	if there != c.Rows {
@@ -62,6 +62,11 @@ func (w *harness) fill(ctx context.Context, c *Case) (backlog, error) {
 		err = w.exec(ctx, "CHECKPOINT")
 	}
 	return b, err
+}
+
+// rows is how many the table has.
+func (w *harness) rows(ctx context.Context) (n int, err error) {
+	return n, w.query(ctx, []any{&n}, "SELECT count(*) FROM "+outboxName)
 }
 
 // call runs the procedure, which takes as long as it takes.

@@ -131,6 +131,40 @@ func (s *streamer) drain(ctx context.Context, c *Case, b backlog) (sample, error
 	return got, s.w.verify(ctx, b.rows, s.stream())
 }
 
+// restart measures from kill -9 to the first new message, which somebody writes meanwhile. What was published
+// before stays: each repetition has its own backlog, and each build a row more.
+func (s *streamer) restart(ctx context.Context, c *Case) (sample, error) {
+	rows, err := s.w.rows(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.run(c); err != nil {
+		return nil, err
+	}
+	if _, err := s.w.awaitMessages(ctx, rows, s.died, s.stream()); err != nil {
+		return nil, errors.Join(err, fmt.Errorf("the log of %s ends with:\n%s", s.build.Name, s.log))
+	}
+	begun := time.Now()
+	if err := s.child.Kill(); err != nil {
+		return nil, err
+	}
+	if err := s.w.exec(ctx, fmt.Sprintf("CALL fill(%d, 1, 1, %d, %d, %d)", rows, c.Documents, c.Actors,
+		c.Payload)); err != nil {
+		return nil, err
+	}
+	if err := s.run(c); err != nil {
+		return nil, err
+	}
+	ended, err := s.w.awaitMessages(ctx, rows+1, s.died, s.stream())
+	if err != nil {
+		return nil, errors.Join(err, fmt.Errorf("the log of %s ends with:\n%s", s.build.Name, s.log))
+	}
+	if err := s.stop(ctx); err != nil {
+		return nil, err
+	}
+	return sample{restartTime: milliseconds(ended.Sub(begun))}, s.w.verify(ctx, rows+1, s.stream())
+}
+
 func (s *streamer) start(_ context.Context, c *Case) (string, error) { return outboxName, s.run(c) }
 
 // stop ends it cleanly.

@@ -41,6 +41,7 @@ const (
 	consumerP50 metric = "commit_to_consumer_p50_ms"
 	consumerP99 metric = "commit_to_consumer_p99_ms"
 	consumer999 metric = "commit_to_consumer_p99.9_ms"
+	restartTime metric = "kill_to_first_message_ms"
 )
 
 // sample is what one run gave. What could not be measured is not in it.

@@ -25,6 +25,9 @@ func (r *CaseReport) table() string {
 			of(streamP99, "p99", spread("%.3f", "")), of(streamP999, "p99.9", spread("%.2f", "")),
 			of(consumerP50, "to a consumer: p50", spread("%.3f", "")),
 			of(consumerP99, "p99", spread("%.3f", "")), of(consumer999, "p99.9", spread("%.2f", "")))
+	case restart:
+		columns = append(columns, of(restartTime, "from kill -9 to the first new message, ms",
+			spread("%.0f", "")))
 	}
 	columns = append(columns,
 		of(cpuPostgres, "PostgreSQL µs", decimal("%.1f")), of(cpuNATS, "NATS µs", decimal("%.1f")),

@@ -22,6 +22,9 @@ func (w *harness) contenders(c *Case) (all []contender) {
 	for _, b := range builds {
 		all = append(all, &streamer{w: w, build: b})
 	}
+	if c.Kind == restart {
+		return all
+	}
 	if path, ok := w.recvLogical(); ok {
 		all = append(all, &recvLogical{w: w, path: path})
 	}
@@ -72,7 +75,7 @@ func (w *harness) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, 
 	if err := w.emptyTables(ctx); err != nil {
 		return nil, b, err
 	}
-	if c.Kind == drain {
+	if c.Kind != latency {
 		// All slots begin before the first row.
 		for _, p := range all {
 			if err := p.prepare(ctx, c); err != nil {
@@ -87,10 +90,13 @@ func (w *harness) turn(ctx context.Context, c *Case, n int) (t turn, b backlog, 
 	for i := range all {
 		p := all[(i+n)%len(all)]
 		var got sample
-		if c.Kind == drain {
+		switch c.Kind {
+		case drain:
 			got, err = p.(drainer).drain(ctx, c, b)
-		} else {
+		case latency:
 			got, err = w.follow(ctx, c, p.(follower))
+		case restart:
+			got, err = p.(*streamer).restart(ctx, c)
 		}
 		if err != nil {
 			return nil, b, fmt.Errorf("%s: %w", p.name(), err)
@@ -106,6 +112,9 @@ func (s sample) line(k kind) string {
 	if k == latency {
 		return fmt.Sprintf("to the stream %.3f ms (p50), %.3f ms (p99); to a consumer %.3f and %.3f ms",
 			s[streamP50], s[streamP99], s[consumerP50], s[consumerP99])
+	}
+	if k == restart {
+		return fmt.Sprintf("%.0f ms", s[restartTime])
 	}
 	return thousands(s[eventRate]) + " events/s"
 }
