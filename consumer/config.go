@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,15 +17,6 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
 )
-
-// Handler applies one event. With [Postgres], tx is the transaction that also moves the offset, so what the
-// handler writes through it takes effect exactly once. The handler must not commit it, roll it back or use it
-// after returning. Without a database tx is nil, and an event may be delivered again after a crash.
-//
-// Events of one document are handled one at a time, in stream order; different documents are handled
-// concurrently. An error, a panic or a timeout rolls the transaction back, and the event is tried again
-// ([Config.MaxAttempts]).
-type Handler func(ctx context.Context, tx pgx.Tx, e *Event) error
 
 // Config is the configuration of a consumer. Name and Stream are required.
 type Config struct {
@@ -66,6 +58,13 @@ type Config struct {
 	// is an error.
 	AcceptGap bool
 
+	// Use are wrapped around the handler and around DeadLetters, the first one outermost. They see the event
+	// before its payload is upcast, which happens behind them: one that decrypts writes to Data.
+	Use []Middleware
+	// OnParked is told of each event that was parked because it failed, once that is committed, with the
+	// error. After a crash at that moment it is not. The events behind it are parked without a call. Its
+	// context ends after Timeout, and the partition waits for it.
+	OnParked func(ctx context.Context, e *Event, cause error)
 	// OnPoison is given an event that failed for good, if there is no database to park it in. If it is nil
 	// or returns an error, Run ends with an error.
 	OnPoison func(ctx context.Context, e *Event, cause error) error
@@ -161,6 +160,9 @@ func (c Config) withDefaults() (Config, error) {
 	filters, err := checkFilters(c.Filters)
 	if c.Filters = filters; err != nil {
 		wrong = append(wrong, err)
+	}
+	if slices.ContainsFunc(c.Use, func(m Middleware) bool { return m == nil }) {
+		bad("Use: one of them is nil")
 	}
 	if c.Start > FromNow {
 		bad("Start %d: want FromFirst or FromNow", c.Start)

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ type Consumer struct {
 	cfg     Config
 	dec     *decoder
 	met     *metrics
+	state   *tracker
 
 	running atomic.Bool
 }
@@ -48,7 +50,7 @@ func New(js jetstream.JetStream, offsets Offsets, cfg Config) (*Consumer, error)
 	if err != nil {
 		return nil, fmt.Errorf("consumer: metrics: %w", err)
 	}
-	return &Consumer{js: js, offsets: offsets, cfg: cfg, dec: dec, met: met}, nil
+	return &Consumer{js: js, offsets: offsets, cfg: cfg, dec: dec, met: met, state: newTracker()}, nil
 }
 
 func init() {
@@ -70,7 +72,7 @@ func (c *Consumer) partition(m *stream.Message) (int, error) {
 // Run reads events and calls the handler until ctx ends, and then returns nil after a clean stop. While
 // another instance with the same name is active it stands by. It reconnects forever; an error means that
 // somebody has to decide (see [ErrGap]).
-func (c *Consumer) Run(ctx context.Context, h Handler) error {
+func (c *Consumer) Run(ctx context.Context, h Handler) (err error) {
 	if h == nil {
 		return errors.New("consumer: no handler")
 	}
@@ -78,6 +80,8 @@ func (c *Consumer) Run(ctx context.Context, h Handler) error {
 		return errors.New("consumer: Run is running already: make another Consumer for another instance")
 	}
 	defer c.running.Store(false)
+	c.state.set(Connecting, nil, errNotConnected)
+	defer func() { c.state.set(Stopped, nil, cmp.Or(err, errReturned)) }()
 	if p, ok := c.offsets.(postgresOffsets); ok {
 		end, err := p.use()
 		if err != nil {
@@ -85,7 +89,7 @@ func (c *Consumer) Run(ctx context.Context, h Handler) error {
 		}
 		defer end()
 	}
-	r := &runner{Consumer: c, calls: &calls{handler: h, cfg: &c.cfg},
+	r := &runner{Consumer: c, calls: newCalls(h, &c.cfg),
 		limit: &parkLimit{most: c.cfg.ParkLimit}}
 	return r.loop(ctx)
 }

@@ -14,11 +14,21 @@ import (
 
 // calls are the calls of one handler.
 type calls struct {
-	handler Handler
-	cfg     *Config
+	handler     Handler // within the middleware, as is deadLetters; nil: there is none
+	deadLetters Handler
+	cfg         *Config
 
 	mu   sync.Mutex
 	hung []*hangError // of this session
+}
+
+// newCalls wraps the handler: Config.Use outermost, then the upcasters.
+func newCalls(h Handler, cfg *Config) *calls {
+	c := &calls{cfg: cfg, handler: wrapped(cfg.Schema.before(h), cfg.Use)}
+	if cfg.DeadLetters != nil {
+		c.deadLetters = wrapped(cfg.DeadLetters, cfg.Use)
+	}
+	return c
 }
 
 // invoke calls the handler once. It returns a panic of the handler as an error, as well as anything that the
@@ -26,16 +36,13 @@ type calls struct {
 func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
 	h := c.handler
 	if e.DeadLetter != "" {
-		if h = c.cfg.DeadLetters; h == nil {
+		if h = c.deadLetters; h == nil {
 			return Poison(&DeadLetterError{Reason: e.DeadLetter})
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	err = c.call(ctx, e, func(e *Event) error {
-		if err := c.cfg.Schema.upcast(e); err != nil {
-			return err
-		}
 		if tx == nil {
 			return h(ctx, nil, e)
 		}
@@ -195,14 +202,18 @@ func (handlerTx) Rollback(context.Context) error {
 		"the handler")
 }
 
-// wait waits after the n-th failed attempt, from 1, or until ctx ends.
-func (b Backoff) wait(ctx context.Context, n int) error {
+// pause is how long to wait after the n-th failed attempt, from 1.
+func (b Backoff) pause(n int) time.Duration {
 	pause := b.First
 	for ; n > 1 && pause < b.Max; n-- {
 		pause *= 2
 	}
 	pause = min(pause, b.Max)
-	pause += time.Duration((rand.Float64() - 0.5) * 0.4 * float64(pause))
+	return pause + time.Duration((rand.Float64()-0.5)*0.4*float64(pause))
+}
+
+// pauseFor waits before the next attempt, or until ctx ends.
+func pauseFor(ctx context.Context, pause time.Duration) error {
 	if sleep(ctx, pause) != nil {
 		return fmt.Errorf("while waiting for the next attempt: %w", context.Cause(ctx))
 	}

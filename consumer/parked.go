@@ -154,8 +154,9 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			n = 1
 			continue
 		}
-		row, attempts := s.rows[0], s.rows[0].attempts+tries
-		if isPoison(cause) || tries >= k.cfg.MaxAttempts && !conflict(cause) {
+		row, attempts, advised := s.rows[0], s.rows[0].attempts+tries, adviceOf(cause)
+		counts := !conflict(cause) && !advised.waits()
+		if advised.how == parked || tries >= k.cfg.MaxAttempts && counts {
 			err := within(ctx, func(ctx context.Context, tx pgx.Tx) error {
 				return k.table.failed(ctx, tx, row, attempts, cause)
 			})
@@ -165,10 +166,16 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			}
 			return true, false, err
 		}
-		if k.cfg.Backoff.wait(stop, tries) != nil {
+		pause := k.cfg.Backoff.pause(tries)
+		if advised.waits() {
+			pause = max(pause, advised.after)
+			k.cfg.Log.Warn("a parked event that is released has to wait", "document", document, "seq",
+				row.message.Sequence, "after", pause, "err", cause)
+		}
+		if pauseFor(stop, pause) != nil {
 			return true, false, nil // the next session finds it again
 		}
-		if n = 1; !conflict(cause) {
+		if n = 1; counts {
 			tries++
 		}
 	}

@@ -1,29 +1,9 @@
 package consumer
 
 import (
-	"errors"
 	"fmt"
 	"runtime/debug"
 )
-
-// Poison wraps an error of a handler to say that trying the event again is useless: it is parked at once.
-func Poison(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &poison{err}
-}
-
-type poison struct{ err error }
-
-func (p *poison) Error() string { return p.err.Error() }
-func (p *poison) Unwrap() error { return p.err }
-
-// isPoison reports whether err is or wraps an error made by Poison.
-func isPoison(err error) bool {
-	var p *poison
-	return errors.As(err, &p)
-}
 
 // PanicError is a panic of a handler, which is treated like any other error. Its text includes the stack.
 type PanicError struct {

@@ -49,6 +49,10 @@ func (r *runner) loop(ctx context.Context) error {
 		r.progress, r.sessionBegan = false, time.Now()
 		err := r.session(ctx)
 		r.met.session(false)
+		var held *heldError
+		if err != nil && !errors.As(err, &held) {
+			r.state.set(Retrying, nil, err)
+		}
 		if err := r.calls.awaitHung(ctx); err != nil {
 			return err
 		}
@@ -59,8 +63,7 @@ func (r *runner) loop(ctx context.Context) error {
 			failures = -1 // a replay has ended
 			continue
 		}
-		var held *heldError
-		if errors.As(err, &held) {
+		if held != nil {
 			if err := r.standBy(ctx, held); err != nil {
 				return err
 			}
@@ -146,6 +149,7 @@ func reason(err error) string {
 
 // standBy waits briefly because another instance is active.
 func (r *runner) standBy(ctx context.Context, held *heldError) error {
+	r.state.set(Standby, nil, nil)
 	if r.holder != held.owner {
 		r.holder, r.holderSince = held.owner, time.Now()
 		r.cfg.Log.Info("standing by", "active", held.owner)
@@ -190,6 +194,11 @@ func (r *runner) session(ctx context.Context) (err error) {
 	}
 	r.holder = ""
 	r.met.session(true)
+	all := make([]int, r.cfg.Partitions)
+	for i := range all {
+		all[i] = i
+	}
+	r.state.set(Active, all, nil)
 	defer func() {
 		// After most errors another session of this instance follows at once, which keeps its lease.
 		if err != nil && ctx.Err() == nil && !leaves(err) || isCrash(err) {
@@ -311,6 +320,7 @@ func (r *runner) newRun(st *state, source string, src stream.Source, parking *pa
 		met:        r.met,
 		calls:      r.calls,
 		limit:      r.limit,
+		track:      r.state,
 		store:      r.store,
 		parking:    parking,
 		source:     source,

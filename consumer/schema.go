@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 )
 
@@ -155,7 +157,22 @@ func (u Up) apply(data []byte) (_ []byte, err error) {
 	return u.Do(data)
 }
 
-// upcast sets Data from what was read. Its error is poison. A dead letter has no payload and stays as it is.
+// before is a handler with the upcasters before it. The event that it is given stays as it is: middleware may
+// call it again.
+func (s *Schema) before(h Handler) Handler {
+	if s == nil {
+		return h
+	}
+	return func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		own := *e
+		if err := s.upcast(&own); err != nil {
+			return err
+		}
+		return h(ctx, tx, &own)
+	}
+}
+
+// upcast converts Data. Its error is poison. A dead letter has no payload and stays as it is.
 func (s *Schema) upcast(e *Event) error {
 	if s == nil || e.DeadLetter != "" {
 		return nil
@@ -172,7 +189,7 @@ func (s *Schema) upcast(e *Event) error {
 		version = s.Missing
 	}
 	if version != s.Current {
-		data, err := s.Upcast(version, e.raw.Data)
+		data, err := s.Upcast(version, e.Data)
 		if err != nil {
 			return Poison(err)
 		}
@@ -184,5 +201,5 @@ func (s *Schema) upcast(e *Event) error {
 
 func (s *Schema) version(e *Event) (version string, err error) {
 	defer recovered(&err)
-	return s.From(e.Header, e.raw.Data)
+	return s.From(e.Header, e.Data)
 }

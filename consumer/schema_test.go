@@ -1,13 +1,13 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
-
-	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
 func suffix(s string) func([]byte) ([]byte, error) {
@@ -15,8 +15,10 @@ func suffix(s string) func([]byte) ([]byte, error) {
 }
 
 func ofData(data string) *Event {
-	return &Event{Data: []byte(data), Header: nats.Header{}, raw: &stream.Message{Data: []byte(data)}}
+	return &Event{Data: []byte(data), Header: nats.Header{}}
 }
+
+func poison(err error) bool { return adviceOf(err).how == parked }
 
 func someSchema() *Schema {
 	return &Schema{
@@ -42,12 +44,14 @@ func TestUpcastersAreChained(t *testing.T) {
 	}
 	// it writes to what it gets
 	s.Up["1"] = Up{"2", func(data []byte) ([]byte, error) { data[0]++; return data, nil }}
-	for attempt := range 2 {
-		e := ofData("x")
-		if err := errors.Join(s.upcast(e), s.upcast(e)); err != nil || string(e.Data) != "y+3" ||
-			string(e.raw.Data) != "x" {
-			t.Errorf("attempt %d: %s of %s, %v", attempt, e.Data, e.raw.Data, err)
-		}
+	e, read := ofData("x"), ""
+	h := s.before(func(_ context.Context, _ pgx.Tx, e *Event) error {
+		read += string(e.Data) + " "
+		return nil
+	})
+	err := errors.Join(h(t.Context(), nil, e), h(t.Context(), nil, e)) // as middleware may
+	if err != nil || read != "y+3 y+3 " || string(e.Data) != "x" {
+		t.Errorf("the handler read %sof %s, %v", read, e.Data, err)
 	}
 	dead := &Event{Data: []byte("x"), DeadLetter: "too_large"}
 	if err := s.upcast(dead); err != nil || string(dead.Data) != "x" || dead.Schema != "" {
@@ -73,20 +77,20 @@ func TestWhatNoUpcastCouldChangeIsPoison(t *testing.T) {
 		e := ofData("x")
 		e.Header["schema_version"] = []string{version}
 		err := s.upcast(e)
-		if !isPoison(err) || !strings.Contains(err.Error(), want) || string(e.Data) != "x" {
-			t.Errorf("version %s: poison %v, data %s: %v", version, isPoison(err), e.Data, err)
+		if !poison(err) || !strings.Contains(err.Error(), want) || string(e.Data) != "x" {
+			t.Errorf("version %s: poison %v, data %s: %v", version, poison(err), e.Data, err)
 		}
 		if version == "4" && !errors.Is(err, ErrUnknownVersion) || version == "0" && !errors.Is(err, refuse) {
 			t.Errorf("version %s: %v hides its cause", version, err)
 		}
 	}
 	s.Missing = ""
-	err := s.upcast(&Event{raw: &stream.Message{}})
-	if !isPoison(err) || !errors.Is(err, ErrUnknownVersion) || !strings.Contains(err.Error(), "Missing") {
+	err := s.upcast(&Event{})
+	if !poison(err) || !errors.Is(err, ErrUnknownVersion) || !strings.Contains(err.Error(), "Missing") {
 		t.Errorf("no version: %v", err)
 	}
 	s.From = func(nats.Header, []byte) (string, error) { panic("from") }
-	if err := s.upcast(&Event{raw: &stream.Message{}}); !isPoison(err) ||
+	if err := s.upcast(&Event{}); !poison(err) ||
 		!strings.Contains(err.Error(), "panic: from") {
 		t.Errorf("a panic of From: %v", err)
 	}
@@ -141,7 +145,7 @@ func FuzzFieldVersion(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := someSchema()
 		s.From = FieldVersion("v")
-		if err := s.upcast(&Event{raw: &stream.Message{Data: data}}); err != nil && !isPoison(err) {
+		if err := s.upcast(&Event{Data: data}); err != nil && !poison(err) {
 			t.Error(err)
 		}
 	})

@@ -221,7 +221,7 @@ func (w *worker) apply(items []item) error {
 			n = 1
 		}
 		if n == 1 {
-			if err := w.applyOne(items[0]); err != nil {
+			if err := w.applyOne(items[0], nil); err != nil {
 				return err
 			}
 			items = items[1:]
@@ -242,7 +242,7 @@ func (w *worker) apply(items []item) error {
 			continue
 		case at < 0: // the commit was refused
 			for _, it := range items[:n] {
-				if err := w.applyOne(it); err != nil {
+				if err := w.applyOne(it, nil); err != nil {
 					return err
 				}
 			}
@@ -252,8 +252,13 @@ func (w *worker) apply(items []item) error {
 		if err := w.apply(items[:at]); err != nil {
 			return err
 		}
-		items[at].event.Attempt++
-		if err := w.applyOne(items[at]); err != nil {
+		if adviceOf(cause).waits() {
+			err = w.applyOne(items[at], cause)
+		} else {
+			items[at].event.Attempt++
+			err = w.applyOne(items[at], nil)
+		}
+		if err != nil {
 			return err
 		}
 		items = items[at+1:]
@@ -285,53 +290,89 @@ func (b *batchSize) committed() {
 	}
 }
 
-// applyOne applies one event, and parks it if all attempts fail.
-func (w *worker) applyOne(it item) error {
-	e := it.event
-	var since time.Time // when it first failed
-	for conflicts, tries := 0, 0; ; {
-		_, cause, err := w.attempt([]item{it})
-		if err != nil || cause == nil {
-			return err
+// applyOne applies one event, and parks it if all attempts fail. cause is why an attempt has failed already,
+// if the next one is to wait for that.
+func (w *worker) applyOne(it item, cause error) error {
+	f := failing{FailingEvent: FailingEvent{Partition: w.partition, Document: it.event.Document,
+		Sequence: it.event.seq}}
+	defer func() {
+		if !f.Since.IsZero() {
+			w.track.passed(w.partition)
 		}
-		if since.IsZero() {
-			since = time.Now()
-		}
-		if tries++; conflict(cause) {
-			w.met.conflict()
-			if conflicts++; conflicts >= 8 && conflicts&(conflicts-1) == 0 {
-				w.cfg.Log.Warn("an event conflicts with other transactions again and again", "document",
-					e.Document, "seq", e.seq, "times", conflicts, "err", cause)
+	}()
+	for {
+		if cause == nil {
+			var err error
+			if _, cause, err = w.attempt([]item{it}); err != nil || cause == nil {
+				return err
 			}
-		} else {
-			if isPoison(cause) || e.Attempt >= w.cfg.MaxAttempts &&
-				(itsOwn(cause) || time.Since(since) >= w.cfg.ParkAfter) {
-				var dead *DeadLetterError
-				if errors.As(cause, &dead) || w.limit.allows(time.Now()) {
-					return w.park(it, cause)
-				}
-				w.cfg.Log.Error(
-					"an event failed for good, but too many were parked lately: it is tried again "+
-						"until it succeeds, or parking is allowed again (Config.ParkLimit)",
-					"document",
-					e.Document,
-					"seq",
-					e.seq,
-					"attempt",
-					e.Attempt,
-					"err",
-					cause,
-				)
-				tries = maxTries
-			} else {
-				w.cfg.Log.Warn("an event failed", "document", e.Document, "seq", e.seq, "attempt", e.Attempt,
-					"err", cause)
-			}
-			e.Attempt++
 		}
-		if err := w.cfg.Backoff.wait(w.wait, tries); err != nil {
+		pause, park := w.failed(it.event, cause, &f)
+		if park {
+			return w.park(it, cause)
+		}
+		if err := pauseFor(w.wait, pause); err != nil {
 			return w.cause(errStopping)
 		}
+		cause = nil
+	}
+}
+
+// failing is an event that fails, as its worker knows it.
+type failing struct {
+	FailingEvent
+	tries, conflicts int
+	told             time.Time // when the log last had that it is held
+}
+
+// failed decides what comes after a failed attempt: a pause before the next one, or parking. It says so in
+// the log and in the state.
+func (w *worker) failed(e *Event, cause error, f *failing) (pause time.Duration, park bool) {
+	if f.Since.IsZero() {
+		f.Since = time.Now()
+	}
+	f.tries++
+	about := []any{"document", e.Document, "seq", e.seq, "attempt", e.Attempt, "err", cause}
+	pause, f.Held = w.cfg.Backoff.pause(f.tries), false
+	switch a := adviceOf(cause); {
+	case a.how == halt:
+		f.Held = true
+		w.held(f, "a handler halts its partition: the event is tried again until it succeeds", about)
+	case a.how == later:
+		if a.after > 0 {
+			pause = a.after
+		}
+		w.cfg.Log.Info("an event is to be tried again later", append(about, "after", pause)...)
+	case conflict(cause):
+		w.met.conflict()
+		if f.conflicts++; f.conflicts >= 8 && f.conflicts&(f.conflicts-1) == 0 {
+			w.cfg.Log.Warn("an event conflicts with other transactions again and again",
+				append(about, "times", f.conflicts)...)
+		}
+	case a.how == parked || e.Attempt >= w.cfg.MaxAttempts &&
+		(itsOwn(cause) || time.Since(f.Since) >= w.cfg.ParkAfter):
+		var dead *DeadLetterError
+		if errors.As(cause, &dead) || w.limit.allows(time.Now()) {
+			return 0, true
+		}
+		f.Held, pause = true, w.cfg.Backoff.pause(maxTries)
+		w.held(f, "an event failed for good, but too many were parked lately: it is tried again until it "+
+			"succeeds, or parking is allowed again (Config.ParkLimit)", about)
+		e.Attempt++
+	default:
+		w.cfg.Log.Warn("an event failed", about...)
+		e.Attempt++
+	}
+	f.Attempt, f.Err = e.Attempt, cause
+	w.track.failed(f.FailingEvent)
+	return pause, false
+}
+
+// held tells that a partition is held, at first and now and then.
+func (w *worker) held(f *failing, what string, about []any) {
+	if time.Since(f.told) >= remindEvery {
+		f.told = time.Now()
+		w.cfg.Log.Error(what, append(about, "since", f.Since)...)
 	}
 }
 
@@ -509,6 +550,9 @@ func (w *worker) park(it item, cause error) error {
 		w.met.parked(causePoison)
 		w.cfg.Log.Error("an event failed for good: its document is parked", "document", e.Document, "seq",
 			e.seq, "position", e.Position, "attempts", e.Attempt, "err", cause)
+		if err := w.onParked(e, cause); err != nil {
+			return err
+		}
 	} else if err := w.onPoison(e, cause); err != nil {
 		return err
 	} else if err := w.store.move(w.work, w.source, w.partition, w.offset, to, nothing); err != nil {
@@ -517,6 +561,25 @@ func (w *worker) park(it item, cause error) error {
 	w.setOffset(to)
 	w.flow.finish(it.number)
 	return nil
+}
+
+// onParked tells Config.OnParked. It only fails if that hangs.
+func (w *worker) onParked(e *Event, cause error) error {
+	if w.cfg.OnParked == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(w.work, w.cfg.Timeout)
+	defer cancel()
+	err := w.calls.call(ctx, e, func(e *Event) error {
+		_ = w.cfg.Schema.upcast(e) // that may be why it failed
+		w.cfg.OnParked(ctx, e, cause)
+		return nil
+	})
+	if err != nil && hanging(err) == nil {
+		w.cfg.Log.Error("Config.OnParked failed", "document", e.Document, "seq", e.seq, "err", err)
+		return nil
+	}
+	return err
 }
 
 // onPoison passes an event that failed for good to Config.OnPoison.
