@@ -18,8 +18,8 @@ type statement struct {
 	sql  string
 	args []any
 	ids  []string // those known already, else nil
-	// what the statement returns for each event
-	returnsID, returnsCounter bool
+	// whether it returns each event's counter beside its id
+	returnsCounter bool
 }
 
 // rowBuilder collects a call's events column by column.
@@ -55,7 +55,7 @@ func (o *Outbox) build(l *layout, events []Event) (statement, error) {
 			return statement{}, bad
 		}
 	}
-	s := statement{sql: b.sql(), returnsID: l.id != nil, returnsCounter: o.cfg.NextCounter}
+	s := statement{sql: b.sql(), returnsCounter: o.cfg.NextCounter}
 	for _, list := range b.lists {
 		s.args = append(s.args, list.param())
 	}
@@ -178,8 +178,6 @@ func (o *Outbox) judgeAlways(e *Event) *Invalid {
 	case e.Counter != 0 && o.cfg.NextCounter:
 		return invalid("Counter", counter, "NextCounter takes the counter",
 			"Leave it 0, or turn NextCounter off")
-	case e.CounterTo != nil && !o.cfg.NextCounter:
-		return invalid("CounterTo", "(set)", "no counter is taken", "Turn NextCounter on, or leave it nil")
 	case e.Payload == nil:
 		return invalid("Payload", "nil", "it is missing",
 			"Give the event's content; an empty one is []byte{}")

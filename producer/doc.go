@@ -26,9 +26,12 @@
 //			if _, err := tx.Exec(ctx, "UPDATE note SET body = 'hello' WHERE id = 'note'"); err != nil {
 //				return err
 //			}
-//			_, err := outbox.Enqueue(ctx, tx, producer.Event{
-//				Document: "note", Actor: "alice", Counter: 7, Payload: []byte(`{"text": "hello"}`),
-//			})
+//			event, err := producer.JSONEvent("note", map[string]string{"text": "hello"})
+//			if err != nil {
+//				return err
+//			}
+//			event.Actor, event.Counter = "alice", 7
+//			_, err = outbox.Enqueue(ctx, tx, event)
 //			return err
 //		})
 //		if err != nil {
@@ -38,7 +41,8 @@
 //
 // The package never opens a connection, and never begins, commits or rolls back a transaction. An event is
 // published if and only if the service's transaction commits. That is PostgreSQL's guarantee, and nothing
-// here may weaken it, so there is no queue, no retry and no goroutine, only a statement.
+// here may weaken it, so there is no queue, no retry and no goroutine, only a statement; and a pool, or a
+// connection without a transaction, is refused.
 //
 // # What is checked, and when
 //

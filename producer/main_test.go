@@ -85,27 +85,27 @@ func outboxOf(t testing.TB, cfg Config) *Outbox {
 }
 
 // inTx runs a call in a transaction of its own of either kind, which commits if the call succeeds.
-type inTx func(ctx context.Context, o *Outbox, events ...Event) ([]string, error)
+type inTx func(ctx context.Context, o *Outbox, events ...Event) ([]Receipt, error)
 
-func (d *database) pgx(ctx context.Context, o *Outbox, events ...Event) (ids []string, err error) {
+func (d *database) pgx(ctx context.Context, o *Outbox, events ...Event) (receipts []Receipt, err error) {
 	err = pgx.BeginFunc(ctx, d.conn, func(tx pgx.Tx) (err error) {
-		ids, err = o.Enqueue(ctx, tx, events...)
+		receipts, err = o.Enqueue(ctx, tx, events...)
 		return err
 	})
-	return ids, err
+	return receipts, err
 }
 
-func (d *database) std(ctx context.Context, o *Outbox, events ...Event) ([]string, error) {
+func (d *database) std(ctx context.Context, o *Outbox, events ...Event) ([]Receipt, error) {
 	tx, err := d.sql.BeginTx(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	ids, err := o.EnqueueSQL(ctx, tx, events...)
+	receipts, err := o.EnqueueSQL(ctx, tx, events...)
 	if err != nil {
 		_ = tx.Rollback() // the call's error counts
 		return nil, err
 	}
-	return ids, tx.Commit()
+	return receipts, tx.Commit()
 }
 
 // both runs a test with either kind of transaction.
@@ -114,11 +114,30 @@ func (d *database) both(t *testing.T, test func(t *testing.T, call inTx)) {
 	t.Run("database/sql", func(t *testing.T) { test(t, d.std) })
 }
 
-func mustCall(t testing.TB, call inTx, o *Outbox, events ...Event) []string {
+func mustCall(t testing.TB, call inTx, o *Outbox, events ...Event) []Receipt {
 	t.Helper()
-	ids, err := call(t.Context(), o, events...)
+	receipts, err := call(t.Context(), o, events...)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(receipts) != len(events) {
+		t.Fatalf("%d receipts for %d events", len(receipts), len(events))
+	}
+	return receipts
+}
+
+// idsOf returns the ids of receipts.
+func idsOf(receipts []Receipt) (ids []string) {
+	for _, r := range receipts {
+		ids = append(ids, r.ID)
+	}
 	return ids
+}
+
+// countersOf returns the counters of receipts.
+func countersOf(receipts []Receipt) (counters []int64) {
+	for _, r := range receipts {
+		counters = append(counters, r.Counter)
+	}
+	return counters
 }

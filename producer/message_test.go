@@ -70,10 +70,14 @@ func TestAnEventIsOneMessageWithTheDocumentedContent(t *testing.T) {
 	d.both(t, func(t *testing.T, call inTx) {
 		o := messageOf(t, Config{Headers: map[string]string{"Event-Type": "event_type"}})
 		payload := "{ \"n\" : 1.10,\t\"big\":9007199254740993, \"u\":\"\\u00e9\\u0000\" }"
-		ids := mustCall(t, call, o,
+		receipts := mustCall(t, call, o,
 			Event{Document: odd, Actor: odd, Counter: 1<<63 - 1, ID: odd, Key: odd, Payload: []byte(payload),
 				Columns: map[string]any{"z": odd, "a": 3, "no": nil}},
 			Event{Document: "d", Payload: []byte("1")}, Event{Document: "d", Payload: []byte("2")})
+		ids := idsOf(receipts)
+		if receipts[0].Counter != 1<<63-1 || receipts[1].Counter != 0 {
+			t.Errorf("receipts %+v, want the events' own counters", receipts)
+		}
 		_, err := call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 3, Payload: []byte("3")},
 			Event{Document: "d", Actor: "a", Counter: 3, Payload: []byte("4")})
 		if !errors.Is(err, ErrTaken) {
@@ -129,21 +133,20 @@ func TestMessagesTakeTheirCountersFromTheSameTable(t *testing.T) {
 	o := messageOf(t, Config{NextCounter: true, CounterTable: "counters"})
 	d.exec(o.Schema())
 	d.both(t, func(t *testing.T, call inTx) {
-		var last int64
 		events := []Event{
 			{Document: "d", Actor: "a", ID: "1", Payload: []byte("1")},
 			{Document: "d", ID: "2", Payload: []byte("2")},
-			{Document: "d", Actor: "a", ID: "3", Payload: []byte("3"), CounterTo: &last},
+			{Document: "d", Actor: "a", ID: "3", Payload: []byte("3")},
 		}
-		mustCall(t, call, o, events...)
+		told := mustCall(t, call, o, events...)
 		got, _ := d.messages(slot)
 		want := []string{
 			`{"doc_id":"d","actor_id":"a","counter":1,"id":"1","payload":1}`,
 			`{"doc_id":"d","actor_id":"","counter":1,"id":"2","payload":2}`,
 			`{"doc_id":"d","actor_id":"a","counter":2,"id":"3","payload":3}`,
 		}
-		if !slices.Equal(got, want) || last != 2 {
-			t.Errorf("got %q, told %d", got, last)
+		if !slices.Equal(got, want) || !slices.Equal(told, []Receipt{{"1", 1}, {"2", 1}, {"3", 2}}) {
+			t.Errorf("got %q, told %+v", got, told)
 		}
 		d.exec("TRUNCATE counters")
 	})
@@ -195,8 +198,6 @@ func TestAMessageThatCannotHoldTheEventIsRefused(t *testing.T) {
 		{Event{Document: "d", Counter: -1, Payload: []byte("1")}, Config{}, "Counter", "below 0"},
 		{Event{Document: "d", Counter: 1, Payload: []byte("1")}, Config{NextCounter: true}, "Counter",
 			"NextCounter takes"},
-		{Event{Document: "d", CounterTo: new(int64), Payload: []byte("1")}, Config{}, "CounterTo",
-			"Turn NextCounter on"},
 		{Event{Document: "d", Key: "\x00", Payload: []byte("1")}, Config{}, "Key", "byte 0"},
 		{Event{Document: "d", ID: "\xff", Payload: []byte("1")}, Config{}, "ID", "UTF-8"},
 		{Event{Document: "d", Payload: []byte("1"), Columns: map[string]any{"a": []byte{0xFF}}}, Config{},

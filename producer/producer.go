@@ -2,6 +2,7 @@ package producer
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,11 +15,8 @@ type Event struct {
 	Document string // never empty
 	Actor    string // who wrote it; only where the table has the column
 	// 0 or more, the actor's own; only where the table has the column. With NextCounter it is taken, and must
-	// be 0 here
+	// be 0 here: the receipt has it
 	Counter int64
-	// CounterTo, if not nil, is where the counter is stored that NextCounter took. It is not valid before the
-	// transaction has committed.
-	CounterTo *int64
 	// Key orders the document's events. It is given only where the table has a plain column for it. There,
 	// and empty, it is made from Actor and Counter if the table has both; else it must be given.
 	Key string
@@ -31,6 +29,16 @@ type Event struct {
 	// a number, a bool, a time, a driver.Valuer or an encoding.TextMarshaler. With [Message] they are the
 	// event's headers.
 	Columns map[string]any
+}
+
+// JSONEvent returns an event of a document whose payload is v, as json.Marshal prints it; what else the event
+// has is set by the caller. An error is that of json.Marshal.
+func JSONEvent(document string, v any) (Event, error) {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		return Event{}, fmt.Errorf("producer: the payload of document %s, a %T: %w", shown(document), v, err)
+	}
+	return Event{Document: document, Payload: payload}, nil
 }
 
 // DefaultMaxPayload is the default of sink.max_payload.

@@ -3,13 +3,17 @@ package producer
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestACounterOrIDThatIsTakenNamesTheEvent: where a unique constraint watches, a counter or an id that was
@@ -27,9 +31,9 @@ func TestACounterOrIDThatIsTakenNamesTheEvent(t *testing.T) {
 		if !errors.Is(err, ErrTaken) {
 			t.Error("not ErrTaken")
 		}
-		_, err = call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 8, ID: first[0],
+		_, err = call(t.Context(), o, Event{Document: "d", Actor: "a", Counter: 8, ID: first[0].ID,
 			Payload: []byte("1")})
-		wantError(t, err, `event 0 (Document "d"`, first[0], "outbox_pkey")
+		wantError(t, err, `event 0 (Document "d"`, first[0].ID, "outbox_pkey")
 		if got := d.texts("SELECT counter::text FROM outbox"); len(got) != 1 {
 			t.Errorf("counters %q", got)
 		}
@@ -246,4 +250,63 @@ func many(n int, nextCounter bool) []Event {
 		}
 	}
 	return all
+}
+
+// TestOnlyATransactionTakesEvents: a pool and a connection without a transaction are refused before anything
+// is sent, as the events would be published without the caller's change; a transaction that was begun by hand
+// on a connection is one.
+func TestOnlyATransactionTakesEvents(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, defaultTable)
+	o := outboxOf(t, Config{})
+	e := Event{Document: "d", Actor: "a", Counter: 1, Payload: []byte("1")}
+	pool, err := pgxpool.New(t.Context(), d.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	pooled, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pooled.Release()
+	const refused = "no transaction is open"
+	for _, q := range []Querier{pool, pooled, d.conn} {
+		_, err := o.Enqueue(t.Context(), q, e)
+		wantError(t, err, refused, fmt.Sprintf("%T", q))
+	}
+	_, err = o.EnqueueSQL(t.Context(), d.sql, e)
+	wantError(t, err, refused, "*sql.DB")
+	if got := d.texts("SELECT doc_id FROM outbox"); len(got) > 0 {
+		t.Fatalf("the table has %q", got)
+	}
+	for _, q := range []interface {
+		Querier
+		Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	}{pooled, d.conn} {
+		for _, end := range []string{"ROLLBACK", "COMMIT"} {
+			if _, err := q.Exec(t.Context(), "BEGIN"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := o.Enqueue(t.Context(), q, e); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := q.Exec(t.Context(), end); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := d.texts("SELECT doc_id FROM outbox"); len(got) != 2 {
+		t.Errorf("%d events are there, want 2", len(got))
+	}
+}
+
+// TestAValueThatIsNoJSONMakesNoEvent: the error names the document, and is that of encoding/json.
+func TestAValueThatIsNoJSONMakesNoEvent(t *testing.T) {
+	t.Parallel()
+	e, err := JSONEvent("d", func() {})
+	wantError(t, err, `document "d"`, "func()")
+	if other := (*json.UnsupportedTypeError)(nil); !errors.As(err, &other) || e.Payload != nil {
+		t.Errorf("%v, %+v", err, e)
+	}
 }

@@ -44,13 +44,14 @@ func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (al
 				Payload: op.Payload}
 		}
 		keep := turn%10 > 1
-		ids, err := call(t.Context(), conn, std, o, events, turn%2 == 0, keep)
+		receipts, err := call(t.Context(), conn, std, o, events, turn%2 == 0, keep)
 		harness.Must(t, err)
 		if !keep {
 			continue
 		}
-		for i, id := range ids {
-			all = append(all, produced{id, events[i]})
+		for i, r := range receipts {
+			events[i].Counter = r.Counter
+			all = append(all, produced{r.ID, events[i]})
 		}
 		ops = ops[n:]
 	}
@@ -59,27 +60,27 @@ func write(t *testing.T, url string, o *producer.Outbox, ops []recording.Op) (al
 
 // call is one transaction of a service.
 func call(ctx context.Context, conn *pgx.Conn, std *sql.DB, o *producer.Outbox, events []producer.Event,
-	native, keep bool) (ids []string, err error) {
+	native, keep bool) (receipts []producer.Receipt, err error) {
 	if native {
 		tx, err := conn.Begin(ctx)
 		if err != nil {
 			return nil, err
 		}
-		ids, err = o.Enqueue(ctx, tx, events...)
+		receipts, err = o.Enqueue(ctx, tx, events...)
 		if err != nil || !keep {
-			return ids, joined(err, tx.Rollback(ctx))
+			return receipts, joined(err, tx.Rollback(ctx))
 		}
-		return ids, tx.Commit(ctx)
+		return receipts, tx.Commit(ctx)
 	}
 	tx, err := std.BeginTx(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	ids, err = o.EnqueueSQL(ctx, tx, events...)
+	receipts, err = o.EnqueueSQL(ctx, tx, events...)
 	if err != nil || !keep {
-		return ids, joined(err, tx.Rollback())
+		return receipts, joined(err, tx.Rollback())
 	}
-	return ids, tx.Commit()
+	return receipts, tx.Commit()
 }
 
 func joined(err, after error) error {
@@ -171,7 +172,11 @@ func TestTheStreamIsWhatTheProducerEnqueued(t *testing.T) {
 			printed := column(t, conn, "SELECT id::text, payload::text FROM outbox")
 			for i := range want {
 				next[want[i].Actor]++
-				want[i].Counter, want[i].Payload = next[want[i].Actor], []byte(printed[want[i].id])
+				if want[i].Counter != next[want[i].Actor] {
+					t.Errorf("the receipt of event %d says counter %d, want %d", i, want[i].Counter,
+						next[want[i].Actor])
+				}
+				want[i].Payload = []byte(printed[want[i].id])
 			}
 			mustHave(o, t, ns.URL(), want)
 		})
