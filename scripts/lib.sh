@@ -14,6 +14,10 @@ has() { command -v "$1" >/dev/null 2>&1; }
 # shellcheck disable=SC2034 # the scripts read it
 everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,python,prometheus,race,shellcheck
 
+# The Go modules beside the root whose tests are among all tests. packaging, which takes minutes to fetch, has scripts/check-packaging.
+# shellcheck disable=SC2034 # the scripts read it
+modules=(examples otelconsumer)
+
 # required tells whether OUTFLOW_TEST_REQUIRE names a thing.
 required() { [[ ",${OUTFLOW_TEST_REQUIRE:-}," == *",$1,"* ]]; }
 
