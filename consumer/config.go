@@ -18,16 +18,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Config is the configuration of a consumer. Name and Stream are required.
+// Config is the configuration of a consumer. Only Name is required.
 type Config struct {
 	Name   string // key of the offsets and name of the durable: 1 to 64 of [A-Za-z0-9_-]
-	Stream string // the JetStream stream
+	Stream string // the JetStream stream. Default OUTBOX, as in Outflow's configuration
 
 	// Filters are subject filters: only messages that match one of them are read. No subject may match two
 	// of them. Default: all messages.
 	Filters []string
-	// Subject is the subject template of Outflow's configuration, which says where the document is. Default
-	// outbox.{doc_id}.
+	// Subject is the subject template of Outflow's configuration, with {doc_id} or {doc_id:subject} for the
+	// column that holds the document. Default outbox.{doc_id}.
 	Subject string
 	// Document returns the document of a message, for templates without {doc_id}. Default: by Subject.
 	Document func(subject string, header nats.Header) string
@@ -108,7 +108,10 @@ const (
 	FromNow                // at the next message published
 )
 
-const maxPartitions = 4096
+const (
+	defaultStream = "OUTBOX"
+	maxPartitions = 4096
+)
 
 var names = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
@@ -121,7 +124,10 @@ func (c Config) withDefaults() (Config, error) {
 	if !names.MatchString(c.Name) {
 		bad("Name %q: want 1 to 64 of A-Z, a-z, 0-9, _ and -", c.Name)
 	}
-	if c.Stream == "" || strings.ContainsAny(c.Stream, " .*>/\\\t\r\n") {
+	if c.Stream == "" {
+		c.Stream = defaultStream
+	}
+	if strings.ContainsAny(c.Stream, " .*>/\\\t\r\n") {
 		bad("Stream %q: want the name of a stream, as `outflow config` prints it", c.Stream)
 	}
 	if c.Subject == "" {

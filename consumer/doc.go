@@ -6,48 +6,29 @@
 //	import (
 //		"context"
 //		"log"
-//		"os"
-//		"os/signal"
 //
 //		"github.com/jackc/pgx/v5"
-//		"github.com/jackc/pgx/v5/pgxpool"
-//		"github.com/nats-io/nats.go"
-//		"github.com/nats-io/nats.go/jetstream"
 //
 //		"github.com/outflowhq/outflow/consumer"
 //	)
 //
+//	type edit struct{ Text string }
+//
 //	func main() {
-//		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-//		defer stop()
-//		pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.MaxReconnects(-1))
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		js, err := jetstream.New(nc)
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		cfg := consumer.Config{Name: "counts", Stream: "OUTBOX"}
-//		c, err := consumer.New(js, consumer.Postgres(pool), cfg)
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		if err := c.Run(ctx, count); err != nil { // nil after a clean stop
+//		cfg := consumer.Config{Name: "usage"}
+//		if err := consumer.Main(context.Background(), cfg, consumer.JSON(count)); err != nil {
 //			log.Fatal(err)
 //		}
 //	}
 //
-//	// count has its effect through tx.
-//	func count(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
-//		_, err := tx.Exec(ctx, `INSERT INTO counts VALUES ($1, 1)
-//			ON CONFLICT (doc_id) DO UPDATE SET n = counts.n + 1`, e.Document)
+//	// count has its effect through tx: exactly once for each event.
+//	func count(ctx context.Context, tx pgx.Tx, e *consumer.Event, edit edit) error {
+//		_, err := tx.Exec(ctx, "UPDATE usage SET n = n + $2 WHERE doc_id = $1", e.Document, len(edit.Text))
 //		return err
 //	}
+//
+// [Main] takes the addresses of the servers from DATABASE_URL and NATS_URL; [New] and [Consumer.Run] take
+// connections of your own. A service whose events have several types gives [Mux] a handler for each.
 //
 // # What it promises
 //
@@ -66,7 +47,8 @@
 //
 // Any number of instances may run under one name. One of them is active, by a lease; the others stand by.
 //
-// An event that fails is tried again, while later events of its partition wait. After [Config.MaxAttempts]
+// An event that fails is tried again, while later events of its partition wait, unless the handler says that
+// this is useless ([Poison]) or not the event's fault ([RetryAfter], [Halt]). After [Config.MaxAttempts]
 // and [Config.ParkAfter] it is parked: it and all later events of its document go to the table outflow_parked
 // until an operator releases them (outflow parked), and the other documents go on. Without a database it goes
 // to [Config.OnPoison]. Where many fail ([Config.ParkLimit]) nothing more is parked: all wait. A dead letter

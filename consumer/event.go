@@ -89,11 +89,10 @@ func newDecoder(cfg *Config) (*decoder, error) {
 	}
 	subject, err := outbox.ParseSubjectTemplate(cfg.Subject)
 	wrong := ""
-	switch {
-	case err != nil:
+	if err != nil {
 		wrong = outbox.FaultOf(err).Message
-	case !subject.HasToken(documentColumn):
-		wrong = fmt.Sprintf("subject %q: {%s} is no token of it", cfg.Subject, documentColumn)
+	} else if _, ok := subject.Encoded(documentColumn, ""); !ok {
+		wrong = fmt.Sprintf("subject %q does not hold {%s}", cfg.Subject, documentColumn)
 	}
 	if wrong != "" {
 		return nil, fmt.Errorf("Config.Subject: %s. Give the subject of outflow's configuration with {%s} "+
@@ -155,7 +154,7 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 		e.Document = d.document(e.Subject, e.Header)
 	} else {
 		var ok bool
-		if e.Document, ok = d.subject.Value(e.Subject, documentColumn); !ok {
+		if e.Document, ok = d.documentOf(e.Subject); !ok {
 			return nil, foreign("Give the consumer the subject of outflow's configuration "+
 				"(Config.Subject), with {doc_id} where the document is, or Config.Document, or keep such "+
 				"messages from it with Config.Filters", "the template %q makes no such subject", d.subject)
@@ -163,6 +162,26 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 	}
 	e.hash = partitionHash(e.Document)
 	return e, nil
+}
+
+// documentOf reads the document out of a subject; ok is false if the template made no such subject.
+func (d *decoder) documentOf(subject string) (document string, ok bool) {
+	if d.subject.HasToken(documentColumn) {
+		return d.subject.Value(subject, documentColumn)
+	}
+	readable := true // {doc_id:subject}: several tokens
+	ok = d.subject.Parse(subject, func(column, encoded string) {
+		tokens := strings.Split(encoded, ".")
+		for i, token := range tokens {
+			var valid bool
+			tokens[i], valid = outbox.ParseToken(token)
+			readable = readable && valid
+		}
+		if column == documentColumn {
+			document = strings.Join(tokens, ".")
+		}
+	})
+	return document, ok && readable
 }
 
 // eventOverhead is what an event counts in addition to its bytes.

@@ -111,7 +111,7 @@ func TestTheDocumentIsReadFromTheSubject(t *testing.T) {
 		}
 	}
 	for template, want := range map[string]string{"outbox.*": "token",
-		"outbox.{topic}": "{doc_id} is no token"} {
+		"outbox.{topic}": "does not hold {doc_id}"} {
 		_, err := newDecoder(&Config{Subject: template})
 		if text := fmt.Sprint(err); !strings.Contains(text, want) ||
 			!strings.Contains(text, "or Config.Document") {
@@ -128,6 +128,26 @@ func TestTheDocumentIsReadFromTheSubject(t *testing.T) {
 		Header: nats.Header{"Outflow": {packed}, "X": {"1"}}})
 	if err != nil || e.Document != "outbox.t1" {
 		t.Errorf("%+v, %v", e, err)
+	}
+}
+
+// A topic with dots is a document as well.
+func TestADocumentMayTakeSeveralTokens(t *testing.T) {
+	t.Parallel()
+	d := mustDecoder(t, "shop.{doc_id:subject}.v-{kind}")
+	for document, subject := range map[string]string{
+		"orders.tea": "shop.orders.tea.v-x", "a": "shop.a.v-x", "a b.c": "shop.a=20b.c.v-x",
+	} {
+		e, err := d.event(&stream.Message{Subject: subject, Header: nats.Header{"Outflow": {packed}}})
+		if err != nil || e.Document != document {
+			t.Errorf("%s: %+v, %v", subject, e, err)
+		}
+	}
+	for _, subject := range []string{"shop.v-x", "other.a.v-x", "shop.a", "shop.a=zz.v-x"} {
+		e, err := d.event(&stream.Message{Subject: subject, Header: nats.Header{"Outflow": {packed}}})
+		if err == nil {
+			t.Errorf("%s is read as document %q", subject, e.Document)
+		}
 	}
 }
 

@@ -135,7 +135,7 @@ func TestEachAttemptHasASpan(t *testing.T) {
 func value(s trace.ReadOnlySpan, name string) string {
 	for _, a := range s.Attributes() {
 		if a.Key == attribute.Key(name) {
-			return a.Value.Emit()
+			return a.Value.String()
 		}
 	}
 	return ""
