@@ -1,16 +1,48 @@
 package consumer_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/consumer/consumertest"
+	"github.com/outflowhq/outflow/outbox"
 )
+
+// handle runs a handler over events, with stream and offsets in memory. It returns why one of them failed.
+func handle(cfg consumer.Config, h consumer.Handler, events ...consumertest.Event) (failed error) {
+	ctx, stop := context.WithCancel(context.Background())
+	stream := consumertest.NewStream()
+	last := stream.Add(events...)
+	cfg.Log = slog.New(slog.DiscardHandler)
+	cfg.OnPoison = func(_ context.Context, _ *consumer.Event, cause error) error {
+		failed = cause
+		stop()
+		return nil
+	}
+	c, err := consumertest.NewConsumer(stream, nil, consumer.Memory(), cfg)
+	if err != nil {
+		return err
+	}
+	err = c.Run(ctx, func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
+		err := h(ctx, tx, e)
+		if err == nil && e.Sequence == last {
+			stop()
+		}
+		return err
+	})
+	return cmp.Or(err, failed)
+}
 
 // Each document's events come in their order. A service reads a JetStream stream with [consumer.New] and
 // gives it consumer.Postgres(pool); here the stream and the offsets are in memory.
@@ -37,6 +69,150 @@ func ExampleConsumer_Run() {
 	fmt.Println(text, err)
 	// Output:
 	// hello, world <nil>
+}
+
+// The shortest program: addresses from the environment, an end by a signal. count adds up the characters of
+// each document, exactly once.
+func ExampleMain() {
+	type edit struct{ Text string }
+	count := func(ctx context.Context, tx pgx.Tx, e *consumer.Event, edit edit) error {
+		_, err := tx.Exec(ctx, "UPDATE usage SET n = n + $2 WHERE doc_id = $1", e.Document, len(edit.Text))
+		return err
+	}
+	os.Unsetenv("DATABASE_URL")
+	err := consumer.Main(context.Background(), consumer.Config{Name: "usage"}, consumer.JSON(count))
+	fmt.Println(errors.Is(err, consumer.ErrSetup), outbox.FaultOf(err).Message)
+	// Output:
+	// true consumer: DATABASE_URL is not set
+}
+
+// Each type of event has a handler, which gets its payload decoded.
+func ExampleMux() {
+	type movement struct{ Quantity int }
+	stock := 0
+	add := func(sign int) consumer.Handler {
+		return consumer.JSON(func(_ context.Context, _ pgx.Tx, _ *consumer.Event, m movement) error {
+			stock += sign * m.Quantity
+			return nil
+		})
+	}
+	mux := consumer.Mux{
+		Types:   map[string]consumer.Handler{"received": add(1), "shipped": add(-1)},
+		Unknown: consumer.Skip, // such as "inspected"; without it they are parked
+	}
+	err := handle(consumer.Config{Name: "stock"}, mux.Handle,
+		consumertest.Event{Document: "tea", Type: "received", Data: []byte(`{"quantity": 12}`)},
+		consumertest.Event{Document: "tea", Type: "inspected", Data: []byte(`{}`)},
+		consumertest.Event{Document: "tea", Type: "shipped", Data: []byte(`{"quantity": 5}`)},
+	)
+	fmt.Println(stock, err)
+	// Output:
+	// 7 <nil>
+}
+
+// A payload that is no JSON of the type is Poison.
+func ExampleJSON() {
+	type edit struct{ Text string }
+	text := ""
+	err := handle(consumer.Config{Name: "texts"},
+		consumer.JSON(func(_ context.Context, _ pgx.Tx, _ *consumer.Event, e edit) error {
+			text += e.Text
+			return nil
+		}),
+		consumertest.Event{Document: "note", Data: []byte(`{"text": "hello"}`)},
+		consumertest.Event{Document: "note", Data: []byte(`"hello"`)},
+	)
+	fmt.Println(text)
+	fmt.Println(err)
+	// Output:
+	// hello
+	// decode the payload: json: cannot unmarshal string into Go value of type consumer_test.edit
+}
+
+// Middleware does what all events need: here it says how long each took.
+func ExampleMiddleware() {
+	timed := func(next consumer.Handler) consumer.Handler {
+		return func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
+			begun := time.Now()
+			err := next(ctx, tx, e)
+			fmt.Println(e.Document, time.Since(begun) < time.Hour, err)
+			return err
+		}
+	}
+	err := handle(consumer.Config{Name: "texts", Use: []consumer.Middleware{timed}}, consumer.Skip,
+		consumertest.Event{Document: "note"})
+	fmt.Println(err)
+	// Output:
+	// note true <nil>
+	// <nil>
+}
+
+// The event is tried again until it may have its effect. That counts as no attempt.
+func ExampleRetryAfter() {
+	calls := 0
+	err := handle(consumer.Config{Name: "mails", MaxAttempts: 1},
+		func(_ context.Context, _ pgx.Tx, e *consumer.Event) error {
+			if calls++; calls < 4 {
+				return consumer.RetryAfter(errors.New("too many mails in this second"), time.Millisecond)
+			}
+			fmt.Println("attempt", e.Attempt)
+			return nil
+		}, consumertest.Event{Document: "note"})
+	fmt.Println(calls, "calls,", err)
+	// Output:
+	// attempt 1
+	// 4 calls, <nil>
+}
+
+// A circuit breaker: what all events need is down, so the partition waits. State says so meanwhile.
+func ExampleHalt() {
+	down := true
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	stream := consumertest.NewStream()
+	stream.Add(consumertest.Event{Document: "note"})
+	c, err := consumertest.NewConsumer(stream, nil, consumer.Memory(), consumer.Config{Name: "mails",
+		Log: slog.New(slog.DiscardHandler), Partitions: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = c.Run(ctx, func(_ context.Context, _ pgx.Tx, e *consumer.Event) error {
+		if down {
+			if state := c.State(); len(state.Failing) > 0 { // it has failed before
+				f := state.Failing[0]
+				fmt.Println(state.Status, "held:", f.Held, "document:", f.Document, "error:", f.Err)
+				down = false
+			}
+			return consumer.Halt(errors.New("no route to the mail server"))
+		}
+		stop()
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// active held: true document: note error: no route to the mail server
+	// <nil>
+}
+
+// An answer to a question for the service's health: not while the consumer can't work.
+func ExampleConsumer_State() {
+	c, err := consumertest.NewConsumer(consumertest.NewStream(), nil, consumer.Memory(),
+		consumer.Config{Name: "usage"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	health := func(w http.ResponseWriter, _ *http.Request) {
+		if err := c.State().Err; err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	}
+	answer := httptest.NewRecorder()
+	health(answer, nil)
+	fmt.Println(answer.Code, answer.Body)
+	// Output:
+	// 503 consumer: Run was not called
 }
 
 // An event that no attempt can mend is given to OnPoison at once. With PostgreSQL it would be parked, with
