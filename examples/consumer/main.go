@@ -19,26 +19,28 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func main() {
-	server := flag.String("server", nats.DefaultURL, "NATS server")
-	stream := flag.String("stream", "OUTBOX", "JetStream stream")
-	prefix := flag.String("prefix", "outbox",
+var (
+	server = flag.String("server", nats.DefaultURL, "NATS server")
+	stream = flag.String("stream", "OUTBOX", "JetStream stream")
+	prefix = flag.String("prefix", "outbox",
 		"what the subject template has before the document: outbox for outbox.{doc_id}")
-	doc := flag.String("doc", "", "document to read")
-	durable := flag.String("durable", "",
+	doc     = flag.String("doc", "", "document to read")
+	durable = flag.String("durable", "",
 		"name of a durable consumer, which goes on where it was; empty: read from the beginning")
-	count := flag.Int("count", 0, "stop after so many events; 0: go on until interrupted")
+	count = flag.Int("count", 0, "stop after so many events; 0: go on until interrupted")
+)
+
+func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := read(ctx, *server, *stream, subject(*prefix, *doc), *durable, *count); err != nil &&
-		ctx.Err() == nil {
+	if err := read(ctx); err != nil && ctx.Err() == nil {
 		log.Fatal(err)
 	}
 }
 
-func read(ctx context.Context, server, stream, subject, durable string, count int) error {
-	nc, err := nats.Connect(server)
+func read(ctx context.Context) error {
+	nc, err := nats.Connect(*server)
 	if err != nil {
 		return err
 	}
@@ -47,7 +49,7 @@ func read(ctx context.Context, server, stream, subject, durable string, count in
 	if err != nil {
 		return err
 	}
-	consumer, err := subscribe(ctx, js, stream, subject, durable)
+	consumer, err := subscribe(ctx, js, string(outbox.AppendToken([]byte(*prefix+"."), *doc)))
 	if err != nil {
 		return err
 	}
@@ -56,7 +58,7 @@ func read(ctx context.Context, server, stream, subject, durable string, count in
 		return err
 	}
 	defer messages.Stop()
-	for n := 0; count == 0 || n < count; n++ {
+	for n := 0; *count == 0 || n < *count; n++ {
 		msg, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {
 			return err
@@ -66,7 +68,7 @@ func read(ctx context.Context, server, stream, subject, durable string, count in
 			return err
 		}
 		fmt.Printf("%s %s\n", h.Key, msg.Data()) // your work; then acknowledge
-		if durable == "" {
+		if *durable == "" {
 			continue // an ordered consumer needs no acknowledgements
 		}
 		if err := msg.DoubleAck(ctx); err != nil {
@@ -76,20 +78,13 @@ func read(ctx context.Context, server, stream, subject, durable string, count in
 	return nil
 }
 
-// subject is the document's: its id, encoded as one token.
-func subject(prefix, doc string) string {
-	return string(outbox.AppendToken([]byte(prefix+"."), doc))
-}
-
-// subscribe filters by the document's subject.
-func subscribe(ctx context.Context, js jetstream.JetStream, stream, subject,
-	durable string) (jetstream.Consumer, error) {
-	if durable == "" {
-		return js.OrderedConsumer(ctx, stream,
+func subscribe(ctx context.Context, js jetstream.JetStream, subject string) (jetstream.Consumer, error) {
+	if *durable == "" {
+		return js.OrderedConsumer(ctx, *stream,
 			jetstream.OrderedConsumerConfig{FilterSubjects: []string{subject}})
 	}
-	return js.CreateOrUpdateConsumer(ctx, stream, jetstream.ConsumerConfig{
-		Durable: durable, FilterSubject: subject, AckPolicy: jetstream.AckExplicitPolicy,
+	return js.CreateOrUpdateConsumer(ctx, *stream, jetstream.ConsumerConfig{
+		Durable: *durable, FilterSubject: subject, AckPolicy: jetstream.AckExplicitPolicy,
 		MaxAckPending: 1, // one at a time: a message that comes again cannot come behind a later one
 	})
 }

@@ -28,17 +28,13 @@ func project(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, sc
 	g, ctx := errgroup.WithContext(ctx)
 	for _, p := range projections {
 		c, err := consumer.New(js, consumer.Postgres(pool), consumer.Config{
-			Name: consumerName(schema, p), Stream: outflowStream, Log: log, Batch: 64,
-			Lease: lease,
+			Name: consumerName(schema, p), Stream: outflowStream, Lease: lease, Log: log,
 		})
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 		g.Go(func() error {
-			if err := c.Run(ctx, p.handle); err != nil {
-				return fmt.Errorf("%s: %w", p.name, err)
-			}
-			return nil
+			return c.Run(ctx, p.handle)
 		})
 	}
 	return g.Wait()

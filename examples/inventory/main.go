@@ -13,13 +13,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outflowhq/outflow/consumer"
 )
 
 func main() {
@@ -48,10 +49,8 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
-	for _, name := range []string{"DATABASE_URL", "NATS_URL"} {
-		if os.Getenv(name) == "" {
-			return fmt.Errorf("%s is not set", name)
-		}
+	if args[0] == "stock" {
+		return consumer.Main(ctx, counting(*lease), counter(*deploy, *bug))
 	}
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
@@ -61,9 +60,6 @@ func run(ctx context.Context, args []string) error {
 	switch args[0] {
 	case "move":
 		return move(ctx, pool, *events, *format)
-	case "stock":
-		log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-		return count(ctx, os.Getenv("NATS_URL"), pool, counter{deploy: *deploy, bug: *bug}, *lease, log)
 	case "undo":
 		return undo(ctx, pool, *deploy)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,7 +18,6 @@ import (
 type shop struct {
 	pool   *pgxpool.Pool
 	outbox *producer.Outbox
-	log    *slog.Logger
 }
 
 const (
@@ -26,7 +26,13 @@ const (
 )
 
 // serve answers until ctx ends.
-func serve(ctx context.Context, listen string, s *shop) error {
+func serve(ctx context.Context, listen string, outbox *producer.Outbox) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	s := &shop{pool: pool, outbox: outbox}
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT /orders/{id}", s.put)
 	server := &http.Server{Addr: listen, Handler: mux, ReadHeaderTimeout: stopTimeout}
@@ -36,7 +42,7 @@ func serve(ctx context.Context, listen string, s *shop) error {
 		defer cancel()
 		stopped <- server.Shutdown(last)
 	})
-	err := server.ListenAndServe()
+	err = server.ListenAndServe()
 	if !errors.Is(err, http.ErrServerClosed) || stop() {
 		return err
 	}
@@ -58,7 +64,7 @@ func (s *shop) put(w http.ResponseWriter, r *http.Request) {
 	placed, err := s.place(r.Context(), o)
 	switch {
 	case err != nil:
-		s.log.Error("an order was not placed", "order", o.ID, "err", err)
+		slog.Error("an order was not placed", "order", o.ID, "err", err)
 		http.Error(w, "try again", http.StatusServiceUnavailable)
 	case placed:
 		w.WriteHeader(http.StatusCreated)

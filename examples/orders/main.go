@@ -12,14 +12,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/producer"
 )
 
@@ -43,26 +41,15 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
-	for _, name := range []string{"DATABASE_URL", "NATS_URL"} {
-		if os.Getenv(name) == "" {
-			return fmt.Errorf("%s is not set", name)
-		}
-	}
-	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
 	outbox, err := newOutbox()
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	switch args[0] {
 	case "api":
-		return serve(ctx, *listen, &shop{pool: pool, outbox: outbox, log: log})
+		return serve(ctx, *listen, outbox)
 	case "reserve":
-		return reserve(ctx, os.Getenv("NATS_URL"), pool, outbox, *lease, log)
+		return consumer.Main(ctx, reserving(*lease), reserver(outbox))
 	}
 	return fmt.Errorf("%s is none of api, reserve", args[0])
 }

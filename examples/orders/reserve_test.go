@@ -3,13 +3,11 @@ package main
 import (
 	_ "embed"
 	"fmt"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
 
-	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/consumer/consumertest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
@@ -42,16 +40,14 @@ func TestReserve(t *testing.T) {
 	for i := range 5 {
 		item := []string{"tea", "milk"}[i%2]
 		events = append(events, consumertest.Event{
-			Document: "orders." + item, Subject: prefix + "orders." + item,
+			Document: "orders." + item, Subject: "shop.orders." + item,
 			Data: fmt.Appendf(nil, `{"order": "00000000-0000-4000-8000-%012d", "item": %q, "quantity": %d}`,
 				i, item, 1+i%3),
 		})
 	}
 	kit := consumertest.Kit{
 		Handler: reserver(outbox), Pool: pool, Events: events,
-		Config: consumer.Config{Document: func(subject string, _ nats.Header) string {
-			return strings.TrimPrefix(subject, prefix)
-		}},
+		Config: reserving(10 * time.Second),
 		Effects: consumertest.Query(pool,
 			"TRUNCATE reservation, outbox, stock; INSERT INTO stock VALUES ('tea', 100), ('milk', 5)",
 			"SELECT * FROM stock ORDER BY item",
