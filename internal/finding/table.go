@@ -147,4 +147,29 @@ var table = []Finding{
 		Hint: "PostgreSQL sends every change of the database to Outflow. A publication FOR TABLE saves " +
 			"that, but changing it " +
 			"needs a repair: plan it with the next change of the set-up."},
+	{Code: "partition_unpublished", Severity: Error, Classes: gap,
+		Title: "A partition that is to go has rows that were never published",
+		Hint: "They are older than init, were attached with the partition, or were written to it when it was " +
+			"detached. Publish them, or let them go with `outflow partition apply --accept-unpublished N`.",
+		Runbook: "[Rows that were never published](retention.md#rows-that-were-never-published)."},
+	{Code: "partition_key", Severity: Error, Classes: fatal,
+		Title: "The outbox is not partitioned by ranges of time",
+		Hint: "Partition it by range of one column of type timestamptz, timestamp or date (init.partition.by " +
+			"for a new one), or set retain.table.method to delete.",
+		Runbook: "[Which tables](retention.md#which-tables)."},
+	{Code: "partition_partman", Severity: Error, Classes: fatal,
+		Title: "pg_partman drops partitions of the outbox, and asks nobody",
+		Hint: "Set retention_keep_table to true in part_config: pg_partman then detaches them, and Outflow " +
+			"drops what everybody has.",
+		Runbook: "[With pg_partman](retention.md#with-pg_partman)."},
+	{Code: "partition_locked", Severity: Warning, Classes: transient,
+		Title: "A lock on the outbox was not to be had in time",
+		Hint:  "Nothing was changed. Run the command again, when fewer long transactions are open."},
+	{Code: "partition_busy", Severity: Note, Classes: transient,
+		Title: "Another run of outflow partition works on the outbox",
+		Hint:  "Let it finish. If its process is gone or stands still, pg_terminate_backend(pid) ends it."},
+	{Code: "partition_name", Severity: Error, Classes: fatal,
+		Title: "Another table is in a partition's way",
+		Hint: "A table has the name that a new partition would get, or rows of its range are in the default " +
+			"partition: the message says which. Rename, move or drop them."},
 }

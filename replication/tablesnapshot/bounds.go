@@ -76,7 +76,8 @@ func (s *Snapshot) CountAt(ctx context.Context, q Query, p Cursor) (n int, err e
 	}
 	conditions := append(s.shardCondition(), fmt.Sprintf(`%s = %s AND %s = %s AND %s`,
 		s.sortDoc(q.Mapping), text(p.Doc), s.sortKey(q.Mapping), text(p.Key), id))
-	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.table.Only()+" WHERE "+
+	err = s.conn.QueryRow(ctx, "SELECT count(*) FROM "+s.rows()+" AS "+
+		postgres.Quote(s.table.Name)+" WHERE "+
 		strings.Join(conditions, " AND ")).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)

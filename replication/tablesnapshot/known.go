@@ -7,24 +7,34 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/outflowhq/outflow/internal/crash"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // IDHash stands for an event id: the first half of the SHA-256 of the bytes that an event has as its id.
 type IDHash [16]byte
 
-// knownTable holds what a reader knows. It is temporary: the server drops it with the connection, and no WAL
-// is written for it.
-const knownTable = "pg_temp.outflow_known"
+// KnownTable holds what a connection knows: the hash of each id, in column sum. It is temporary: the server
+// drops it with the connection, and no WAL is written for it.
+const KnownTable = "pg_temp.outflow_known"
 
-// LoadKnown tells the reader the ids of what is published: fill calls add with each. The server keeps them in
-// a temporary table, so memory does not grow with them. Call it once, and before the snapshot that the reader
-// takes is exported, which would not see them.
+// LoadKnown tells the reader the ids of what is published, as the function of that name does. Call it once,
+// and before the snapshot that the reader takes is exported, which would not see them.
 func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
-	if _, err := r.conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
-		return r.knownFault(err)
+	err := LoadKnown(ctx, r.conn, fill)
+	r.known = err == nil
+	return err
+}
+
+// LoadKnown makes [KnownTable] on a connection: fill calls add with the hash of each id that is published. The
+// server keeps them, so memory does not grow with them.
+func LoadKnown(ctx context.Context, conn *pgx.Conn, fill func(add func(IDHash) error) error) error {
+	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
+		return knownFault(err)
 	}
 	pr, pw := io.Pipe()
 	filled := make(chan error, 1)
@@ -43,22 +53,21 @@ func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error
 		pw.CloseWithError(err) // nil: the end
 		filled <- err
 	}()
-	_, err := r.conn.PgConn().CopyFrom(ctx, pr, "COPY "+knownTable+" FROM STDIN")
+	_, err := conn.PgConn().CopyFrom(ctx, pr, "COPY "+KnownTable+" FROM STDIN")
 	pr.CloseWithError(err) // ends fill, with the same error, where the server has refused something
 	if fillErr := <-filled; fillErr != nil {
 		err = fillErr
 	}
 	if err != nil {
-		return r.knownFault(err)
+		return knownFault(err)
 	}
-	if _, err := r.conn.Exec(ctx, "ANALYZE "+knownTable); err != nil {
-		return r.knownFault(err)
+	if _, err := conn.Exec(ctx, "ANALYZE "+KnownTable); err != nil {
+		return knownFault(err)
 	}
-	r.known = true
 	return nil
 }
 
-func (r *Reader) knownFault(err error) error {
+func knownFault(err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
 		return postgres.Fatal(err, "no_right",
@@ -74,9 +83,17 @@ func (r *Reader) knownFault(err error) error {
 
 // idHash is the IDHash of a row: of the bytes that the decoder makes of the column.
 func (s *Snapshot) idHash(id string) string {
-	bytes := "textsend(" + printed(id) + ")"
-	if c, _ := s.table.Column(id); c.TypeOID == pgtype.ByteaOID {
-		bytes = "coalesce(" + postgres.Quote(id) + ", '')"
+	c, _ := s.table.Column(id)
+	return HashOf(s.table.Name, c)
+}
+
+// HashOf is the IDHash of a row of the table that FROM calls by that name, as SQL: of the bytes that the
+// decoder makes of the column.
+func HashOf(table string, id catalog.Column) string {
+	column := postgres.Quote(table) + "." + postgres.Quote(id.Name)
+	bytes := "textsend(concat(" + column + "))"
+	if id.TypeOID == pgtype.ByteaOID {
+		bytes = "coalesce(" + column + ", '')"
 	}
 	return "left(encode(sha256(" + bytes + "), 'hex'), 32)::uuid"
 }
@@ -108,7 +125,7 @@ func (s *Snapshot) CheckIDs(ctx context.Context, id string) (none, double int, e
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the indexes of %s.%s: %w", s.table.Schema, s.table.Name, err)
 	}
-	if unique && c.NotNull {
+	if unique && c.NotNull && len(s.detached) == 0 {
 		return 0, 0, nil
 	}
 	where := ""
@@ -118,7 +135,7 @@ func (s *Snapshot) CheckIDs(ctx context.Context, id string) (none, double int, e
 	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) - count(%[1]s), count(%[1]s) - count(DISTINCT "+
 		"%[2]s) FROM %[3]s",
 		postgres.Quote(id), "CASE WHEN "+postgres.Quote(id)+" IS NOT NULL THEN "+printed(id)+
-			" COLLATE \"C\" END", s.table.Only()+where)).Scan(&none, &double)
+			" COLLATE \"C\" END", s.rows()+" AS "+postgres.Quote(s.table.Name)+where)).Scan(&none, &double)
 	if err != nil {
 		return 0, 0, s.rowsFault(Query{}, err)
 	}

@@ -27,6 +27,8 @@ type Snapshot struct {
 	known  bool // see [Reader.LoadKnown]
 	table  catalog.Table
 	former *catalog.Table // see [Snapshot.IncludeFormer]
+	// partitions that were detached, and not dropped yet: their rows are the outbox's as before
+	detached []catalog.Table
 	// columns of the publication; nil below PostgreSQL 18, which lists generated ones but doesn't publish
 	// them
 	published []string
@@ -103,16 +105,28 @@ func (r *Reader) Snapshot(ctx context.Context, exported string) (_ *Snapshot, er
 			s.Close()
 		}
 	}()
+	if s.table, err = catalog.ReadTable(ctx, s.conn, s.cfg.Table); err != nil {
+		return nil, err
+	}
 	begin := []string{"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"}
 	if exported != "" {
 		begin = append(begin, "SET TRANSACTION SNAPSHOT "+postgres.Literal(exported))
 	}
+	if s.table.Partitioned { // so that no partition is detached from now on
+		begin = append(begin, "LOCK TABLE ONLY "+s.table.Quoted()+" IN ACCESS SHARE MODE")
+	}
 	for _, sql := range begin {
 		if _, err := s.conn.Exec(ctx, sql); err != nil {
+			if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
+				return nil, s.rowsFault(Query{}, err)
+			}
 			return nil, fmt.Errorf("take a snapshot: %w", err)
 		}
 	}
 	if s.table, err = catalog.ReadTable(ctx, s.conn, s.cfg.Table); err != nil { // the first query takes it
+		return nil, err
+	}
+	if err := s.findDetached(ctx); err != nil {
 		return nil, err
 	}
 	err = s.conn.QueryRow(ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(to_jsonb(p)->'attnames'))
@@ -124,6 +138,28 @@ func (r *Reader) Snapshot(ctx context.Context, exported string) (_ *Snapshot, er
 		return nil, fmt.Errorf("read the published columns of %s.%s: %w", s.table.Schema, s.table.Name, err)
 	}
 	return s, nil
+}
+
+// findDetached finds the partitions that queries of the outbox no longer read, and keeps them from being
+// dropped.
+func (s *Snapshot) findDetached(ctx context.Context) (err error) {
+	if !s.table.Partitioned {
+		return nil
+	}
+	if s.detached, err = catalog.DetachedPartitions(ctx, s.conn, s.table); err != nil {
+		return err
+	}
+	for _, p := range s.detached {
+		if _, err := s.conn.Exec(ctx, "LOCK TABLE "+p.Quoted()+" IN ACCESS SHARE MODE"); err != nil {
+			if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
+				return postgres.Fatal(err, "no_right",
+					fmt.Sprintf("GRANT SELECT ON %s to it, for as long as the command runs", p.Quoted()),
+					"the role may not read the detached partition %s.%s", p.Schema, p.Name)
+			}
+			return fmt.Errorf("lock the detached partition %s: %w", p.Quoted(), err)
+		}
+	}
+	return nil
 }
 
 // Close ends the transaction and the connection.
@@ -175,7 +211,7 @@ func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) 
 	}
 	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM %s AS %s WHERE %s AND EXISTS (SELECT FROM "+
 		"%s AS f WHERE f.%[5]s = %[2]s.%[5]s AND (%[6]s))",
-		s.table.Only(), postgres.Quote(s.table.Name), where, s.former.Only(), postgres.Quote(q.ID),
+		s.rows(), postgres.Quote(s.table.Name), where, s.former.Only(), postgres.Quote(q.ID),
 		strings.Join(differ, " OR "))).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)
@@ -329,7 +365,7 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from(q)
 	conditions := s.shardCondition()
 	if q.SkipKnown && s.known {
-		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+knownTable+" WHERE sum = "+s.idHash(q.ID)+
+		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+KnownTable+" WHERE sum = "+s.idHash(q.ID)+
 			")")
 	}
 	if q.Where != "" {
@@ -364,22 +400,38 @@ func (s *Snapshot) shardCondition() []string {
 
 // from is the table, and under its name what it is read with.
 func (s *Snapshot) from(q Query) string {
+	name := postgres.Quote(s.table.Name)
 	if s.former == nil {
+		return s.rows() + " AS " + name
+	}
+	return fmt.Sprintf("(SELECT * FROM %s AS t UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT FROM %[1]s "+
+		"AS n WHERE n.%[4]s = f.%[4]s)) AS %[5]s",
+		s.rows(), s.columnsOf(*s.former), s.former.Only(), postgres.Quote(q.ID), name)
+}
+
+// rows is the table, and the partitions that are detached, without a name.
+func (s *Snapshot) rows() string {
+	if len(s.detached) == 0 && s.former == nil {
 		return s.table.Only()
 	}
-	var now, before []string
+	all := []string{"SELECT " + s.columnsOf(s.table) + " FROM " + s.table.Only()}
+	for _, p := range s.detached {
+		all = append(all, "SELECT "+s.columnsOf(p)+" FROM "+p.Only())
+	}
+	return "(" + strings.Join(all, " UNION ALL ") + ")"
+}
+
+// columnsOf are the columns of the outbox, as another table has them: NULL where it lacks one.
+func (s *Snapshot) columnsOf(t catalog.Table) string {
+	var all []string
 	for _, c := range s.table.Columns {
 		name := postgres.Quote(c.Name)
-		now = append(now, name)
-		if _, ok := s.former.Column(c.Name); !ok {
-			name = "NULL"
+		if _, ok := t.Column(c.Name); !ok {
+			name = "NULL AS " + name
 		}
-		before = append(before, name)
+		all = append(all, name)
 	}
-	return fmt.Sprintf("(SELECT %s FROM %s UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT FROM "+
-		"%[2]s AS n WHERE n.%[5]s = f.%[5]s)) AS %[6]s",
-		strings.Join(now, ", "), s.table.Only(), strings.Join(before, ", "), s.former.Only(),
-		postgres.Quote(q.ID), postgres.Quote(s.table.Name))
+	return strings.Join(all, ", ")
 }
 
 // tiebreaker orders what has the same key. Where no row has one it is all the order there is: a number or a

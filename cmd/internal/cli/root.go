@@ -36,6 +36,7 @@ func (a *App) Service() []*cobra.Command {
 		a.parkedCommand(),
 		a.consumerCommand(),
 		a.planCommand(),
+		a.partitionCommand(),
 		a.uninstallCommand(),
 		a.supportCommand(),
 		a.configCommand(),

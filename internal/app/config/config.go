@@ -34,6 +34,7 @@ type Config struct {
 	Reorder     Reorder
 	Sink        Sink
 	Init        Init
+	Retain      Retain
 	Listen      string // host:port; "": no listener
 	ListenHosts string // further names that requests may name, separated by commas
 	Log         Log
@@ -175,6 +176,31 @@ type Init struct {
 	MaxAge   time.Duration
 	MaxBytes int64 // 0: no limit
 }
+
+// Retain says what goes from the database, and when.
+type Retain struct {
+	PostgresURL string   // as the table's owner; postgres.url if it was not given
+	OtherSlots  []string // that do not count
+	Table       RetainTable
+}
+
+// RetainTable says what goes from the table. Age, Size and Rows choose how much, 0: no limit.
+type RetainTable struct {
+	Method string
+	Keep   time.Duration
+	Age    time.Duration
+	Size   int64 // bytes
+	Rows   int
+	Every  time.Duration // whole seconds; 0: as the newest partition
+	Ahead  int           // 2 to 64
+	Slack  time.Duration
+}
+
+// The values of retain.table.method.
+const (
+	RetainPartition = "partition"
+	RetainDelete    = "delete"
+)
 
 // The values of on_fault.
 const (

@@ -36,7 +36,7 @@ key is made of actor and counter; without those as well, events keep commit orde
 var documentSections = map[string]string{
 	"postgres": "PostgreSQL", "replication": "Replication", "nats": "NATS", "columns": "Columns",
 	"reorder": "Order", "sink": "Publishing and confirming",
-	"init": "How init makes the stream", "log": "Log", "": "Names",
+	"init": "How init makes the stream", "retain": "What goes from the database", "log": "Log", "": "Names",
 }
 
 // Document returns docs/configuration.md.

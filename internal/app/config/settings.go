@@ -273,6 +273,49 @@ var settings = []setting{
 		doc:  "How large the stream may grow before the oldest messages are removed. 0: no limit.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Init.MaxBytes, 0, math.MaxInt64} }},
 
+	{path: "retain.postgres_url", defDoc: "postgres.url", secret: postgresKey,
+		want: "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
+		doc: "The same database, as the role that owns the table: outflow partition makes and drops over " +
+			"this connection. outflow run never uses it.",
+		bind: func(c *Config) value { return textValue{&c.Retain.PostgresURL, postgresURL} }},
+	{path: "retain.other_slots", want: "names of slots, separated by commas",
+		doc: "Replication slots that rows need not wait for. All other slots of the database that use pgoutput " +
+			"have to confirm a row before outflow partition lets it go, also those that nobody reads.",
+		bind: func(c *Config) value { return listValue{&c.Retain.OtherSlots, slotName} }},
+	{path: "retain.table.method", def: RetainPartition, want: "partition or delete",
+		choices: []string{RetainPartition, RetainDelete},
+		doc: "How outflow partition keeps the table small. partition: it makes, detaches and drops " +
+			"partitions. delete: it deletes rows of a table that is not partitioned.",
+		bind: func(c *Config) value {
+			return choiceValue{&c.Retain.Table.Method, []string{RetainPartition, RetainDelete}}
+		}},
+	{path: "retain.table.keep", def: "168h", want: "a duration of 0s or more, such as 168h",
+		doc:  "How long rows stay for a repair after everybody has them, where there is no archive.",
+		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Keep, 0, longest, 0} }},
+	{path: "retain.table.age", def: "0s", want: "a duration of 0s or more, such as 720h",
+		doc: "Rows go when they are older. Where age, size and rows are 0, all go that may. None of the " +
+			"three lets a row go that somebody still needs.",
+		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Age, 0, longest, 0} }},
+	{path: "retain.table.size", def: "0", want: "a size, " + wantSize,
+		doc:  "The oldest partitions go while the table, with its indexes, is larger. 0: no limit.",
+		bind: func(c *Config) value { return sizeValue[int64]{&c.Retain.Table.Size, 0, math.MaxInt64} }},
+	{path: "retain.table.rows", def: "0", want: "a whole number of rows",
+		doc:  "The oldest partitions go while the table has more rows. 0: no limit.",
+		bind: func(c *Config) value { return intValue{&c.Retain.Table.Rows, 0, math.MaxInt} }},
+	{path: "retain.table.every", def: "0s", want: "0s or a duration of 1s or more, such as 24h",
+		doc: "What each new partition spans. 0s: as much as the newest one.",
+		bind: func(c *Config) value {
+			return durationValue{&c.Retain.Table.Every, 0, longest, time.Second}
+		}},
+	{path: "retain.table.ahead", def: "4", want: "a number from 2 to 64",
+		doc: "How many partitions are made ahead. Without one the services' inserts fail, so doctor warns of " +
+			"fewer than 2.",
+		bind: func(c *Config) value { return intValue{&c.Retain.Table.Ahead, 2, 64} }},
+	{path: "retain.table.slack", def: "1h", want: "a duration of 0s or more, such as 1h",
+		doc: "How long a partition stays attached after its range has ended, and after the last insert into " +
+			"it: an insert into the range of a detached one fails.",
+		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Slack, 0, longest, 0} }},
+
 	{path: "listen", def: "127.0.0.1:7422", want: `host:port, or "" for none`,
 		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",
 		bind: func(c *Config) value { return textValue{&c.Listen, listenAddress} }},

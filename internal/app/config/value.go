@@ -42,6 +42,27 @@ func (v textValue) set(s string) error {
 func (v textValue) text() string { return *v.p }
 func (v textValue) kind() string { return "string" }
 
+// listValue is a list of texts that ok accepts, separated by commas.
+type listValue struct {
+	p  *[]string
+	ok func(string) bool
+}
+
+func (v listValue) set(s string) error {
+	var all []string
+	for one := range strings.SplitSeq(s, ",") {
+		if one = strings.TrimSpace(one); s != "" && !v.ok(one) {
+			return errWant
+		} else if s != "" {
+			all = append(all, one)
+		}
+	}
+	*v.p = all
+	return nil
+}
+func (v listValue) text() string { return strings.Join(*v.p, ",") }
+func (v listValue) kind() string { return "list" }
+
 // columnValue is the name of a column; where it came from is recorded by Load.
 type columnValue struct {
 	p        *Column

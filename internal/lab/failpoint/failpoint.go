@@ -35,6 +35,15 @@
 //	snapshot.row                    a row was handed to the publisher
 //	snapshot.published, .durable    all is acknowledged; nothing of it can be lost any more
 //	snapshot.finished               the record is complete
+//
+// Those of outflow partition apply:
+//
+//	partition.made, .attached       a partition is made, and not attached yet; it is
+//	partition.detaching, .detached  before and after DETACH
+//	partition.sealing, .sealed      the fence is set; that is committed
+//	partition.durable, .archived    every slot has confirmed the fence; the archive has it
+//	partition.compared, .verified   all rows are published; before the lock that it is dropped under
+//	partition.dropping, .dropped    it is dropped; that is committed
 package failpoint
 
 import (
@@ -71,6 +80,9 @@ var steps = []string{
 	"uninstall.bucket",
 	"snapshot.begin", "snapshot.begun", "snapshot.known", "snapshot.slot", "snapshot.made", "snapshot.taken",
 	"snapshot.row", "snapshot.published", "snapshot.durable", "snapshot.finished",
+	"partition.made", "partition.attached", "partition.detaching", "partition.detached", "partition.sealing",
+	"partition.sealed", "partition.durable", "partition.archived", "partition.compared", "partition.verified",
+	"partition.dropping", "partition.dropped",
 }
 
 // Names returns the points at which outflow run can kill itself.

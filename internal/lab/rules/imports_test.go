@@ -110,7 +110,7 @@ func TestOnlyOnePackageConnectsToPostgreSQL(t *testing.T) {
 	for name, source := range files(t, ".go") {
 		one := within(name, "replication/postgres")
 		if strings.HasSuffix(name, "_test.go") || !one && !within(name, "replication") &&
-			!within(name, "internal/operate") &&
+			!within(name, "internal/operate") && !within(name, "internal/lifecycle") &&
 			!within(name, "internal/app") && !within(name, "cmd/outflow") && !within(name, "cmd/internal") {
 			continue
 		}
@@ -231,11 +231,11 @@ func TestTheServiceHasNoLaboratory(t *testing.T) {
 	}
 }
 
-// Each group of internal may use the ones before it, app, operate, lab, and never one behind it. What is on
+// Each group of internal may use the ones before it, app, lifecycle, operate, lab, and never one behind it. What is on
 // top of the tree uses none.
 func TestGroupsOfInternal(t *testing.T) {
 	t.Parallel()
-	groups := []string{"internal/app", "internal/operate", "internal/lab"}
+	groups := []string{"internal/app", "internal/lifecycle", "internal/operate", "internal/lab"}
 	for pkg, imports := range list(t, "Imports") {
 		rank := slices.IndexFunc(groups, func(g string) bool { return within(pkg, module+"/"+g) })
 		if within(pkg, module+"/cmd") {
@@ -271,8 +271,8 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 // as conns or backfill.
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
-	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked", "plan",
-		"repair", "replay", "snapshot", "status", "support", "tail", "uninstall"}
+	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked",
+		"partition", "plan", "repair", "replay", "snapshot", "status", "support", "tail", "uninstall"}
 	all := list(t, "Imports")
 	for _, name := range commands {
 		of(t, all, "internal/operate/"+name)

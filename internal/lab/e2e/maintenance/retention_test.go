@@ -1,0 +1,194 @@
+package maintenance
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+)
+
+// retained is an installation on an outbox that is partitioned by day, with partitions of three days long ago.
+type retained struct {
+	*harness.Installation
+	t       *testing.T
+	counter int
+}
+
+func newRetained(t *testing.T, pg *pgserver.Server, name string, settings ...string) *retained {
+	t.Helper()
+	r := &retained{t: t, Installation: harness.NewInstallation(t, pg, natstest.Server(t).URL(), name,
+		append([]string{"RETAIN_TABLE_KEEP=0s", "RETAIN_TABLE_SLACK=0s", "RETAIN_TABLE_EVERY=24h",
+			"SINK_DURABLE_AFTER=0s"}, settings...)...)}
+	harness.Exec(t, r.Conn, `CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+		actor_id text NOT NULL, counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS
+		(actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL,
+		created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)) PARTITION BY RANGE (created_at)`)
+	for day := 1; day <= 3; day++ {
+		harness.Exec(t, r.Conn, fmt.Sprintf("CREATE TABLE day_%d PARTITION OF outbox FOR VALUES FROM "+
+			"('2024-05-0%[1]d') TO ('2024-05-0%d')", day, day+1))
+	}
+	return r
+}
+
+// write writes rows into the range of a day.
+func (r *retained) write(day, rows int) {
+	r.t.Helper()
+	harness.Exec(r.t, r.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at)
+		SELECT 'doc' || n % 3, 'a', n, '{}', make_timestamptz(2024, 5, $1, 12, 0, 0, 'UTC')
+		FROM generate_series($2::bigint, $3) n`, day, r.counter+1, r.counter+rows)
+	r.counter += rows
+}
+
+// settle waits until everything that is written is confirmed.
+func (r *retained) settle() {
+	r.t.Helper()
+	r.AwaitConfirmed(r.Conn, harness.WALEnd(r.t, r.Conn))
+}
+
+// left are the partitions of the three days that still exist, attached or not.
+func (r *retained) left() string {
+	r.t.Helper()
+	return harness.Value[string](r.t, r.Conn, "SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), '') "+
+		"FROM pg_class WHERE relname LIKE 'day~_%' ESCAPE '~' AND relkind = 'r'")
+}
+
+// TestOldPartitionsGoWhenTheStreamHasThem: apply makes the partitions to come, and takes the old ones away in
+// its own time, while outflow run publishes; what is in the stream is what was written, once.
+func TestOldPartitionsGoWhenTheStreamHasThem(t *testing.T) {
+	t.Parallel()
+	r := newRetained(t, pgtest.Server(t), "retained")
+	r.Init()
+	r.write(1, 20)
+	out := r.MustRun("partition", "apply")
+	r.MustContain("before outflow runs", out, "create ", "detach ", "slot "+r.Slot+" has confirmed",
+		"nobody reads it")
+	if got := r.left(); got != "day_1 day_2 day_3" {
+		t.Fatalf("left: %s", got)
+	}
+	r.Start()
+	r.settle()
+	var report struct {
+		Table string
+		Steps []struct{ Partition, Action string }
+	}
+	if err := json.Unmarshal([]byte(r.MustRun("partition", "plan", "--json")), &report); err != nil ||
+		report.Table != "public.outbox" || len(report.Steps) < 7 || report.Steps[0].Action == "" {
+		t.Fatalf("%v, %+v", err, report)
+	}
+	dry := r.MustRun("partition", "apply", "--dry-run")
+	if got := r.left(); got != "day_1 day_2 day_3" {
+		t.Fatalf("a dry run left %s: %s", got, dry)
+	}
+	r.MustRun("partition", "apply")
+	if got := r.left(); got != "" {
+		t.Fatalf("left: %s", got)
+	}
+	harness.Insert(t, r.Conn, "now", 1, "{}")
+	harness.AwaitMessages(t, r.JS, r.Stream, 21)
+	r.MustStop(t)
+}
+
+// TestRepairReadsPartitionsThatAreDetached: while they wait for their end, a repair finds their rows.
+func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
+	t.Parallel()
+	r := newRetained(t, pgtest.Server(t), "detached", "RETAIN_TABLE_KEEP=1h")
+	r.Init()
+	r.Start()
+	r.write(1, 10)
+	r.write(2, 10)
+	harness.AwaitMessages(t, r.JS, r.Stream, 20)
+	r.settle()
+	r.MustRun("partition", "apply")
+	if got := harness.Value[string](t, r.Conn, "SELECT string_agg(state, ' ') FROM outflow_partitions WHERE name "+
+		"LIKE '%day%'"); got != "sealed sealed sealed" {
+		t.Fatal(got)
+	}
+	r.MustStop(t)
+	harness.AwaitSlotFree(t, r.Conn, r.Slot)
+	harness.Must(t, r.JS.DeleteStream(t.Context(), r.Stream))
+	harness.Insert(t, r.Conn, "now", 1, "{}")
+	// nothing goes while the stream is gone, and none of it while it is repaired
+	r.MustFailInGap("stream_missing", "partition", "apply")
+	if report, stderr, code := r.Repair("--accept", "stream_missing"); code != 0 {
+		t.Fatalf("exit code %d: %+v\n%s", code, report, stderr)
+	}
+	r.Start()
+	harness.AwaitMessages(t, r.JS, r.Stream, 21)
+	r.settle()
+	r.MustStop(t)
+}
+
+// points are those at which outflow partition apply can be killed in this test.
+var points = []string{"made", "attached", "detaching", "detached", "sealing", "sealed", "durable", "compared",
+	"verified", "dropping", "dropped"}
+
+// TestApplyKilledBetweenAnyTwoSteps: killed at each point, then run again, it ends where it would have ended.
+// Nothing is lost: no partition goes before its rows are in the stream, and none stays half done.
+func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
+	t.Parallel()
+	harness.SkipIfShort(t)
+	r := newRetained(t, pgtest.Server(t), "killed")
+	r.Init()
+	r.Start()
+	rounds := harness.Sized(46, 1) // 46 times 11 points are 506 kills
+	kills := 0
+	for round := range rounds {
+		for i, point := range points {
+			at := fmt.Sprintf("partition.%s:1", point)
+			for day := 1; day <= 3; day++ { // as at the beginning
+				harness.Exec(t, r.Conn, fmt.Sprintf("CREATE TABLE IF NOT EXISTS day_%d PARTITION OF outbox FOR VALUES "+
+					"FROM ('2024-05-0%[1]d') TO ('2024-05-0%d')", day, day+1))
+			}
+			if newest := harness.Value[*string](t, r.Conn, "SELECT max(c.oid::regclass::text) FROM pg_inherits "+
+				"JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = 'outbox'::regclass AND relname LIKE "+
+				"'outbox%'"); newest != nil { // one is to be made again
+				harness.Exec(t, r.Conn, "DROP TABLE "+*newest)
+			}
+			r.write(1+i%3, 5)
+			harness.AwaitMessages(t, r.JS, r.Stream, r.counter)
+			r.Set("FAILPOINT=" + at)
+			killed := false
+			for try := 0; try < 4 && !killed; try++ {
+				cmd := exec.CommandContext(t.Context(), harness.Program(r.Env), "partition", "apply")
+				cmd.Env = r.Env
+				out, err := cmd.CombinedOutput()
+				if killed = err != nil && strings.Contains(err.Error(), "killed"); !killed && err != nil {
+					t.Fatalf("%s: %v\n%s", at, err, out)
+				}
+				r.settle()
+			}
+			r.Env = r.Env[:len(r.Env)-1]
+			if !killed {
+				t.Errorf("round %d: it never came to %s", round, at)
+				continue
+			}
+			kills++
+			for try := 0; try < 3 && r.left() != ""; try++ {
+				r.settle()
+				r.MustRun("partition", "apply")
+			}
+			if got := r.left(); got != "" {
+				t.Fatalf("after %s: left: %s; %s", at, got, r.MustRun("partition", "plan"))
+			}
+			rest := harness.Value[[]string](t, r.Conn, "SELECT array_agg(DISTINCT state) FROM outflow_partitions")
+			slices.Sort(rest)
+			if got := strings.Join(rest, " "); got != "ahead attached dropped" {
+				t.Fatalf("after %s the states are %s", at, got)
+			}
+			if n := harness.Value[int](t, r.Conn, "SELECT count(*) FROM pg_inherits WHERE inhparent = "+
+				"'outbox'::regclass"); n < 4 || n > 5 {
+				t.Fatalf("after %s there are %d partitions", at, n)
+			}
+		}
+	}
+	t.Logf("%d kills", kills)
+	harness.AwaitMessages(t, r.JS, r.Stream, r.counter)
+	r.MustStop(t)
+}

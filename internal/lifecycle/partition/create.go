@@ -1,0 +1,150 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// defaultEvery is what a partition spans where there is none to go by.
+const defaultEvery = 24 * time.Hour
+
+// maxName is the longest name that PostgreSQL keeps, in bytes.
+const maxName = 63
+
+// missing returns the partitions that have to be made, so that the number that is asked for lies ahead.
+func (m *Manager) missing(s *situation) ([]*Partition, error) {
+	if s.partman.manages {
+		return nil, nil
+	}
+	var newest *Partition
+	for _, p := range s.all {
+		if !p.Attached && !p.Pending || p.Default || p.Odd != "" {
+			continue
+		}
+		if p.Upper.IsZero() {
+			return nil, nil // it takes everything that is to come
+		}
+		if newest == nil || p.Upper.After(newest.Upper) {
+			newest = p
+		}
+	}
+	every := m.cfg.Every
+	if every == 0 && newest != nil && !newest.Lower.IsZero() {
+		every = newest.Upper.Sub(newest.Lower)
+	}
+	if every == 0 {
+		every = defaultEvery
+	}
+	if m.root.KeyType == pgtype.DateOID && every%(24*time.Hour) != 0 {
+		return nil, postgres.Fatal(nil, codeKey, "Set retain.table.every to whole days",
+			"partitions of %v can't be made of column %s, which holds days", every, m.root.Key)
+	}
+	now := s.Now.UTC()
+	at := now.Truncate(every)
+	if newest != nil {
+		if at = newest.Upper; at.Before(now) {
+			at = at.Add(now.Sub(at).Truncate(every))
+		}
+	}
+	var all []*Partition
+	for until := now.Add(time.Duration(m.cfg.Ahead) * every); at.Before(until); at = at.Add(every) {
+		all = append(all, &Partition{Name: quoted(m.root.Schema, partitionName(m.root.Name, at, every)),
+			Lower: at, Upper: at.Add(every), Made: true, State: Ahead, System: s.System})
+	}
+	return all, nil
+}
+
+// partitionName is the outbox's name, and when the range begins.
+func partitionName(root string, lower time.Time, every time.Duration) string {
+	suffix := "_p" + lower.Format("20060102")
+	if every%(24*time.Hour) != 0 || lower.Truncate(24*time.Hour) != lower {
+		suffix += lower.Format("_150405")
+	}
+	cut := root[:min(len(root), maxName-len(suffix))]
+	for len(cut) < len(root) && len(cut) > 0 && root[len(cut)]&0xC0 == 0x80 {
+		cut = cut[:len(cut)-1] // not within a character
+	}
+	return cut + suffix
+}
+
+func (p *Partition) create() Step {
+	return Step{Partition: p.Name, Action: Create, Why: fmt.Sprintf("for %s to %s", stamp(p.Lower),
+		stamp(p.Upper))}
+}
+
+// create makes a partition and attaches it, in one transaction: LIKE and then ATTACH, because PARTITION OF
+// would lock out the writers. It is empty, so there is nothing to check.
+func (m *Manager) create(ctx context.Context, p *Partition) error {
+	err := m.inTx(ctx, func(tx pgx.Tx) error {
+		readers, err := m.readers(ctx, tx)
+		if err != nil {
+			return err
+		}
+		statements := []string{
+			"CREATE TABLE " + p.Name + " (LIKE " + m.root.Quoted() + " INCLUDING ALL EXCLUDING IDENTITY)",
+			"ALTER TABLE " + p.Name + " OWNER TO " + postgres.Quote(m.root.Owner),
+		}
+		for _, role := range readers { // who reads the outbox reads it when it is detached, too
+			statements = append(statements, "GRANT SELECT ON "+p.Name+" TO "+role)
+		}
+		for _, sql := range statements {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		if err := tx.QueryRow(ctx, "SELECT $1::regclass::oid", p.Name).Scan(&p.OID); err != nil {
+			return err
+		}
+		if err := m.note(ctx, tx, p); err != nil {
+			return err
+		}
+		m.o.Hit("partition.made")
+		_, err = tx.Exec(ctx, fmt.Sprintf("ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)",
+			m.root.Quoted(), p.Name, bound(p.Lower), bound(p.Upper)))
+		return err
+	})
+	switch postgres.SQLState(err) {
+	case stateDuplicateTable:
+		return postgres.Fatal(err, codeTaken, "Rename or drop it, if nobody needs it", "a table %s exists, and "+
+			"is no partition of %s", p.Name, m.root.Quoted())
+	case stateCheckViolation:
+		return postgres.Fatal(err, codeTaken, "Move them: detach the default partition, insert its rows of "+
+			"that range into the outbox's new partition by hand, which publishes them again, or leave the "+
+			"range to it", "the default partition has rows from %s to %s, so that no partition can take that "+
+			"range", stamp(p.Lower), stamp(p.Upper))
+	}
+	if err != nil {
+		return m.explain("make partition "+p.Name, err)
+	}
+	m.o.Hit("partition.attached")
+	return nil
+}
+
+const (
+	stateDuplicateTable = "42P07"
+	stateCheckViolation = "23514"
+	stateDeadlock       = "40P01"
+	stateUndefinedTable = "42P01"
+)
+
+func bound(t time.Time) string {
+	return postgres.Literal(t.UTC().Format("2006-01-02 15:04:05.999999+00"))
+}
+
+// readers are the roles that may read the outbox, quoted.
+func (m *Manager) readers(ctx context.Context, tx pgx.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT CASE WHEN a.grantee = 0 THEN 'PUBLIC'
+			ELSE quote_ident(pg_get_userbyid(a.grantee)) END
+		FROM pg_class c, aclexplode(c.relacl) a
+		WHERE c.oid = $1 AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner`, m.root.OID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

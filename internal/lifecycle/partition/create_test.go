@@ -1,0 +1,119 @@
+package partition
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// TestPartitionsAreMadeAhead: as many as are asked for lie ahead, rows of now and later find them, and a second
+// run makes none. What is planned is what is made.
+func TestPartitionsAreMadeAhead(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		w := newWorld(t, srv, 2)
+		w.cfg.Slack, w.cfg.Ahead = 1000000*time.Hour, 4
+		w.Exec("GRANT SELECT ON outbox TO pg_monitor")
+		var planned []string
+		for _, s := range w.plan() {
+			if s.Action == Create {
+				planned = append(planned, s.Partition)
+			}
+		}
+		if len(planned) < 4 || len(planned) > 5 {
+			t.Fatalf("it plans %v", planned)
+		}
+		if w.Text("SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'outbox'::regclass") != "2" {
+			t.Fatal("a plan made something")
+		}
+		var made []string
+		for _, s := range w.apply() {
+			if s.Action == Create {
+				made = append(made, s.Partition)
+			}
+		}
+		if strings.Join(made, " ") != strings.Join(planned, " ") {
+			t.Errorf("it made %v, of %v", made, planned)
+		}
+		for _, at := range []string{"now()", "now() + interval '3 days 23 hours'"} {
+			w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', " +
+				at + ")")
+		}
+		if got := w.Text("SELECT has_table_privilege('pg_monitor', $1, 'SELECT')::text", made[0]); got != "true" {
+			t.Error("who reads the outbox may not read the partition")
+		}
+		if got := w.Text("SELECT state FROM outflow_partitions WHERE name = $1", made[len(made)-1]); got !=
+			string(Ahead) {
+			t.Errorf("the last one is %s", got)
+		}
+		for _, s := range w.apply() {
+			if s.Action.does() {
+				t.Errorf("the second run: %v", s)
+			}
+		}
+	})
+}
+
+func TestWhatIsInTheWayOfAPartitionIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	name := partitionName("outbox", time.Now().UTC().Truncate(24*time.Hour), 24*time.Hour)
+	w.Exec("CREATE TABLE " + name + " (x int)")
+	_, err := w.try()
+	if f := wantFault(t, err, outbox.Fatal, codeTaken); !strings.Contains(f.Message, name) {
+		t.Error(f)
+	}
+	w.Exec("DROP TABLE " + name)
+	w.Exec("CREATE TABLE rest PARTITION OF outbox DEFAULT")
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
+	_, err = w.try()
+	if f := wantFault(t, err, outbox.Fatal, codeTaken); !strings.Contains(f.Message, "default partition has rows") {
+		t.Error(f)
+	}
+}
+
+func TestATableWithoutRangesOfTimeIsRefused(t *testing.T) {
+	t.Parallel()
+	for key, table := range map[string]string{
+		"not partitioned":       "CREATE TABLE outbox (id uuid)",
+		"by ranges of time":     "CREATE TABLE outbox (id uuid) PARTITION BY RANGE (id)",
+		"not partitioned by ra": "CREATE TABLE outbox (id uuid, at timestamptz) PARTITION BY RANGE (id, at)",
+		"partitioned by ranges": "CREATE TABLE outbox (id uuid, at timestamptz) PARTITION BY LIST (at)",
+	} {
+		w := &world{DB: outboxdb.New(t, pgtest.Server(t))}
+		w.Exec(table)
+		other := newWorld(t, pgtest.Server(t), 0)
+		w.cfg, w.o = other.cfg, other.o
+		_, err := w.try()
+		if f := wantFault(t, err, outbox.Fatal, codeKey); !strings.Contains(f.Message, key) {
+			t.Errorf("%s: %v", table, f)
+		}
+	}
+}
+
+func TestNamesOfPartitionsFit(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("ü", 31) // 62 bytes
+	for _, c := range []struct {
+		root  string
+		lower time.Time
+		every time.Duration
+		want  string
+	}{
+		{"outbox", day, 24 * time.Hour, "outbox_p20240501"},
+		{"outbox", day.Add(time.Hour), time.Hour, "outbox_p20240501_010000"},
+		{"outbox", day.Add(time.Hour), 24 * time.Hour, "outbox_p20240501_010000"},
+		{long, day, 24 * time.Hour, strings.Repeat("ü", 26) + "_p20240501"},
+		{long, day, time.Minute, strings.Repeat("ü", 23) + "_p20240501_000000"},
+	} {
+		if got := partitionName(c.root, c.lower, c.every); got != c.want || len(got) > maxName {
+			t.Errorf("%s: got %s (%d bytes), want %s", c.root, got, len(got), c.want)
+		}
+	}
+}

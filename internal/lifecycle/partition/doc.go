@@ -1,0 +1,31 @@
+// Package partition keeps the outbox table small: it makes partitions ahead of time, and lets the oldest go
+// when somebody else durably has their rows and nobody needs them here.
+//
+// # What may go
+//
+// A partition is dropped, and a row of a plain table deleted, only while all clauses of rule.go hold. None of
+// them believes a time stamp or an id of a row:
+//
+//  1. It is detached, and a fence lies behind its rows. DETACH waits for every transaction that holds the
+//     table, prepared ones too, and whoever writes to the detached table itself is kept out by a SHARE lock
+//     while the fence F is read: the end of WAL. So each of its rows was committed below F.
+//  2. Every slot that reads rows from this database (pgoutput, less those that the operator names) has
+//     confirmed F. For Outflow's own that means: all of it is durable in the stream.
+//  3. Its rows are verified to be there: those whose ids are in no message were never published. They are
+//     refused until the operator accepts their number.
+//  4. It is in the archive or, without one, was sealed longer ago than the time that a repair has to work
+//     with.
+//  5. No record says that a repair or a snapshot is under way, and the stream is the one that was verified.
+//
+// Age, size and number of rows choose how much goes, never whether it may.
+//
+// # Killed at any point
+//
+// A partition's state is a row of outflow_partitions, beside the outbox. It is written before what it
+// announces, and what was done is read from the catalogs: an interrupted DETACH leaves inhdetachpending, which
+// FINALIZE ends, and a fence is only ever moved on. The last step is one transaction: lock, check every clause
+// again, DROP. Two runs are kept apart by an advisory lock of the session that does the work; a run whose
+// session is gone can't do anything any more.
+//
+// It is internal to Outflow: its API may change at any time.
+package partition

@@ -1,0 +1,560 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// TestAPartitionGoesWhenEverySlotHasConfirmedIt: the way of a partition from its first look to its end, with
+// what it waits for at each point, and each step only once.
+func TestAPartitionGoesWhenEverySlotHasConfirmedIt(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		w := newWorld(t, srv, 2)
+		other := w.Slot + "_debezium"
+		w.slot(other)
+		w.insert(0, 30, true)
+		w.insert(1, 10, true)
+		if got := of(w.plan(), 0); got != "wait" { // nothing is known of inserts yet
+			t.Errorf("planned at first: %s", got)
+		}
+		w.confirm(w.Slot)
+		steps := w.apply()
+		w.want(0, Sealed)
+		w.want(1, Sealed)
+		wantWhy(t, steps, 0, other, "nobody reads it")
+		if strings.Contains(why(steps, 0), w.Slot+" has") && !strings.Contains(why(steps, 0), "slot "+w.Slot+" ") {
+			t.Error(why(steps, 0))
+		}
+		w.confirm(w.Slot)
+		wantWhy(t, w.apply(), 0, "slot "+other+" has confirmed")
+		if !w.exists(0) {
+			t.Fatal("it is gone, and a slot has not confirmed it")
+		}
+		w.confirm(other)
+		w.cfg.Keep = time.Hour
+		steps = w.apply()
+		wantWhy(t, steps, 0, "retain.table.keep")
+		w.want(0, Verified)
+		w.want(1, Verified)
+		if len(w.reads) != 1 {
+			t.Errorf("the stream was read %d times", len(w.reads))
+		}
+		w.cfg.Keep = 0
+		if got := of(w.plan(), 0); got != "drop" {
+			t.Errorf("planned at the end: %s", got)
+		}
+		if steps = w.apply(); of(steps, 0) != "drop" || of(steps, 1) != "drop" {
+			t.Errorf("at the end: %v", steps)
+		}
+		if w.exists(0) || w.exists(1) {
+			t.Error("it is still there")
+		}
+		w.want(0, Dropped)
+		if got := w.Text("SELECT concat(rows, ' ', state) FROM outflow_partitions WHERE name = $1",
+			quoted("public", old(0))); got != "30 dropped" {
+			t.Errorf("what stays is %q", got)
+		}
+	})
+}
+
+func TestASlotThatDoesNotCountIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.slot(w.Slot + "_other")
+	w.insert(0, 3, true)
+	w.cfg.OtherSlots = []string{w.Slot + "_other"}
+	w.apply()
+	w.confirm(w.Slot)
+	w.apply()
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
+	}
+}
+
+func TestWithoutOutflowsSlotNothingGoes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 3, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.cfg.Slot = "another"
+	wantWhy(t, w.apply(), 0, "slot another does not exist")
+	if !w.exists(0) {
+		t.Fatal("it is gone")
+	}
+}
+
+// TestWhatAPartitionWaitsForBeforeItIsDetached: the range, the slack behind it, inserts, and how much is to go.
+func TestWhatAPartitionWaitsForBeforeItIsDetached(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 3)
+	for i := range 3 {
+		w.insert(i, 1000, true)
+	}
+	w.Exec("ANALYZE outbox")
+	w.flushed(0, 1000)
+	w.flushed(2, 1000)
+	w.cfg.Slack = 1000000 * time.Hour
+	wantWhy(t, w.apply(), 0, "retain.table.slack")
+	w.cfg.Slack = time.Hour
+	wantWhy(t, w.apply(), 0, "rows were written", "retain.table.slack")
+	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since - interval '2 h'")
+	w.insert(1, 1, true)
+	w.flushed(1, 1001)
+	w.cfg.Rows = 2500
+	steps := w.apply()
+	if got := of(steps, 0); !strings.HasPrefix(got, "detach seal") {
+		t.Errorf("the oldest: %s", got)
+	}
+	wantWhy(t, steps, 1, "within retain.table")
+	wantWhy(t, steps, 2, "within retain.table")
+	w.cfg.Rows = 0
+	steps = w.apply()
+	wantWhy(t, steps, 1, "rows were written") // the insert above
+	if got := of(steps, 2); !strings.HasPrefix(got, "detach seal") {
+		t.Errorf("the third: %s", got)
+	}
+}
+
+// flushed waits until the statistics say that so many rows were inserted.
+func (w *world) flushed(i, rows int) {
+	w.T.Helper()
+	outboxdb.Eventually(w.T, "the statistics know the rows", func() bool {
+		return w.Text("SELECT n_tup_ins::text FROM pg_stat_user_tables WHERE relname = $1", old(i)) == fmt.Sprint(rows)
+	})
+}
+
+// TestADefaultPartitionIsKeptAndDetachesTheOthersPlainly: CONCURRENTLY is refused beside it.
+func TestADefaultPartitionIsKeptAndDetachesTheOthersPlainly(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		w := newWorld(t, srv, 1)
+		w.Exec("CREATE TABLE rest PARTITION OF outbox DEFAULT")
+		w.insert(0, 5, true)
+		w.cfg.Slack = time.Hour
+		w.apply()
+		w.cfg.Slack = 0
+		planned := w.plan()
+		wantWhy(t, planned, 0, "not CONCURRENTLY")
+		if of(planned, 0) != "detach" {
+			t.Errorf("planned: %v", planned)
+		}
+		// a writer is in the way at first
+		tx, err := w.other().Begin(outboxdb.Within(t))
+		must.Succeed(t, err)
+		_, err = tx.Exec(outboxdb.Within(t), "SELECT FROM outbox LIMIT 1")
+		must.Succeed(t, err)
+		wantWhy(t, w.apply(), 0, "open transactions hold it", "server process")
+		must.Succeed(t, tx.Rollback(outboxdb.Within(t)))
+		w.apply()
+		w.want(0, Sealed)
+		w.confirm(w.Slot)
+		w.apply()
+		if w.exists(0) || w.Text("SELECT count(*)::text FROM rest") != "0" {
+			t.Errorf("it is %s", w.state(0))
+		}
+	})
+}
+
+// other is a further connection.
+func (w *world) other() *pgx.Conn {
+	w.T.Helper()
+	conn, err := pgx.Connect(outboxdb.Within(w.T), w.URL)
+	must.Succeed(w.T, err)
+	w.T.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// TestAnOpenWriterIsWaitedFor: a transaction that wrote to the partition is open, or prepared, while it is
+// detached. The fence lies behind its commit, and its row is verified.
+func TestAnOpenWriterIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	for _, prepared := range []bool{false, true} {
+		t.Run(fmt.Sprintf("prepared=%v", prepared), func(t *testing.T) {
+			t.Parallel()
+			for _, major := range pgtest.Majors(t) {
+				srv := pgtest.Own(t, major, "max_prepared_transactions=5", "wal_level=logical")
+				w := newWorld(t, srv, 1)
+				w.insert(0, 5, true)
+				const id = "11111111-1111-4111-8111-111111111111"
+				writer := w.other()
+				run := func(sql string) {
+					t.Helper()
+					_, err := writer.Exec(outboxdb.Within(t), sql)
+					must.Succeed(t, err)
+				}
+				run("BEGIN")
+				run("INSERT INTO outbox (id, doc_id, actor_id, counter, payload, created_at) VALUES ('" + id +
+					"', 'd', 'a', 1, '{}', '2024-05-01 01:00:00Z')")
+				who := "server process"
+				if prepared {
+					run("PREPARE TRANSACTION 'late'")
+					who = "prepared transaction 'late'"
+				}
+				wantWhy(t, w.apply(), 0, who)
+				w.want(0, Detaching)
+				if w.Text("SELECT inhdetachpending::text FROM pg_inherits WHERE inhrelid = $1::regclass", old(0)) !=
+					"true" {
+					t.Fatal("the DETACH is not pending")
+				}
+				if got := of(w.plan(), 0); got != "finalize" {
+					t.Errorf("planned: %s", got)
+				}
+				if prepared {
+					run("COMMIT PREPARED 'late'")
+				} else {
+					run("COMMIT")
+				}
+				committed := w.Text("SELECT pg_current_wal_insert_lsn()::text")
+				steps := w.apply()
+				if got := of(steps, 0); got != "finalize seal wait" {
+					t.Errorf("then: %s: %v", got, steps)
+				}
+				if w.Text("SELECT (fence >= $1::text::pg_lsn)::text FROM outflow_partitions WHERE state = 'sealed'",
+					committed) != "true" {
+					t.Error("the fence lies before the commit")
+				}
+				w.confirm(w.Slot)
+				_, err := w.try() // its row is in no message yet
+				wantFault(t, err, outbox.Gap, codeUnpublished)
+				w.published[id] = true
+				w.apply()
+				if w.exists(0) {
+					t.Errorf("it is %s", w.state(0))
+				}
+			}
+		})
+	}
+}
+
+// TestRowsThatWereNeverPublishedStay: they are counted and named, however old, and only their exact number lets
+// the partition go.
+func TestRowsThatWereNeverPublishedStay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 20, true)
+	w.insert(1, 20, true)
+	w.Exec("CREATE TABLE brought (LIKE outbox INCLUDING ALL)")
+	w.Exec(`INSERT INTO brought (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', n, '{}',
+		'2024-04-30 12:00Z' FROM generate_series(1, 13) n`)
+	w.Exec("ALTER TABLE outbox ATTACH PARTITION brought FOR VALUES FROM ('2024-04-30') TO ('2024-05-01')")
+	w.apply()
+	w.confirm(w.Slot)
+	_, err := w.try()
+	f := wantFault(t, err, outbox.Gap, codeUnpublished)
+	named := 0
+	for _, id := range strings.Fields(w.Text("SELECT string_agg(id::text, ' ') FROM brought")) {
+		if strings.Contains(f.Message, id) {
+			named++
+		}
+	}
+	if !strings.Contains(f.Message, "13 rows of partition \"public\".\"brought\"") || named != 10 ||
+		!strings.Contains(f.Hint, "--accept-unpublished 13") {
+		t.Errorf("%d are named: %v", named, f)
+	}
+	if w.exists(0) || w.exists(1) {
+		t.Error("the others did not go")
+	}
+	if len(w.reads) != 2 || w.reads[1] != (time.Time{}) || w.reads[0].IsZero() {
+		t.Errorf("before rows are said to be missing the whole stream is read: %v", w.reads)
+	}
+	w.o.AcceptUnpublished = 12
+	_, err = w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	w.o.AcceptUnpublished = 13
+	w.apply()
+	if w.Text("SELECT (to_regclass('brought') IS NULL)::text") != "true" {
+		t.Error("it did not go")
+	}
+}
+
+// TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished: retention has removed the messages
+// of a partition that Outflow made, and of one that it did not.
+func TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 2, false)
+	w.cfg.Every, w.cfg.Slack = time.Second, 1000000*time.Hour
+	w.apply() // makes some of a second each
+	made := w.Text("SELECT name FROM outflow_partitions WHERE made ORDER BY lower LIMIT 1")
+	w.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1, '{}', lower
+		FROM outflow_partitions WHERE name = $1`, made)
+	w.cfg.Slack = 0
+	outboxdb.Eventually(t, "the made one is over", func() bool {
+		return w.Text("SELECT (upper < now())::text FROM outflow_partitions WHERE name = $1", made) == "true"
+	})
+	w.seen.Oldest, w.seen.Removed = time.Now().Add(time.Hour), true
+	w.apply()
+	w.confirm(w.Slot)
+	for range 2 {
+		_, err := w.try()
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+	}
+	if !w.exists(0) || w.Text("SELECT state FROM outflow_partitions WHERE name = $1", made) != string(Dropped) {
+		t.Errorf("the one that was there: %s, the one that was made: %s", w.state(0), w.Text(
+			"SELECT state FROM outflow_partitions WHERE name = $1", made))
+	}
+}
+
+// TestWhatIsWrittenToADetachedPartitionIsFound: a row that came after the fence, and even after the
+// verification, keeps the partition from being dropped.
+func TestWhatIsWrittenToADetachedPartitionIsFound(t *testing.T) {
+	t.Parallel()
+	for _, after := range []State{Sealed, Verified} {
+		t.Run(string(after), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, pgtest.Server(t), 1)
+			w.insert(0, 5, true)
+			w.apply()
+			w.cfg.Keep = time.Hour
+			if after == Verified {
+				w.confirm(w.Slot)
+				w.apply()
+			}
+			w.want(0, after)
+			w.Exec(`INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) VALUES
+				('d', 'a', 9, '{}', '2024-05-01 02:00Z')`)
+			w.cfg.Keep = 0
+			w.confirm(w.Slot)
+			wantWhy(t, w.apply(), 0, map[State]string{Sealed: "it was written to after it was sealed",
+				Verified: "its rows are not those that were verified"}[after])
+			w.apply()
+			w.confirm(w.Slot)
+			_, err := w.try()
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+			if !w.exists(0) {
+				t.Error("it is gone")
+			}
+		})
+	}
+}
+
+// TestAFenceInTheFutureStopsEverything: the database is older than its table of states, or another one.
+func TestAFenceInTheFutureStopsEverything(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0' WHERE name = $1", quoted("public", old(0)))
+	_, err := w.try()
+	if f := wantFault(t, err, outbox.Gap, "server_behind"); !strings.Contains(f.Message, old(0)) {
+		t.Error(f)
+	}
+	if !w.exists(0) || !w.exists(1) {
+		t.Error("something is gone")
+	}
+}
+
+// TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else.
+func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
+	steps := w.apply()
+	if got := of(steps, 0); got != "seal wait" {
+		t.Errorf("%s: %v", got, steps)
+	}
+	if w.Text("SELECT (fence > '0/1' AND oid = 'outbox_0'::regclass)::text FROM outflow_partitions WHERE name = $1",
+		quoted("public", old(0))) != "true" {
+		t.Error("the fence is the old one")
+	}
+}
+
+// TestWhatSomebodyElseDetachedIsTheirs, and what they attach again begins anew.
+func TestWhatSomebodyElseDetachedIsTheirs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 5, true)
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
+	w.Exec("DROP TABLE outbox_1")
+	w.cfg.Slack = 0
+	wantWhy(t, w.apply(), 0, "somebody else detached it")
+	w.want(0, Kept)
+	if got := w.state(1); got != "none" {
+		t.Errorf("the one that was dropped is %s", got)
+	}
+	w.confirm(w.Slot)
+	w.apply()
+	if !w.exists(0) {
+		t.Fatal("it was dropped")
+	}
+	w.Exec("ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
+	w.apply()
+	w.want(0, Sealed)
+}
+
+// TestARecordThatSaysRepairingKeepsEverything.
+func TestARecordThatSaysRepairingKeepsEverything(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.out.Repairing = "outflow repair --accept slot_missing"
+	wantWhy(t, w.apply(), 0, "outflow repair --accept slot_missing has not finished")
+	w.want(0, Verified)
+	// somebody made the stream anew: it is compared again
+	w.out.Repairing, w.out.Stream.Created = "", w.out.Stream.Created.Add(time.Minute)
+	w.seen.Stream = w.out.Stream
+	clear(w.published)
+	_, err := w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if !w.exists(0) {
+		t.Error("it is gone")
+	}
+}
+
+// TestTheArchiveIsWaitedFor: with one, nothing goes that it does not have, and the time for a repair is its
+// matter.
+func TestTheArchiveIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	has := false
+	var asked []outbox.LSN
+	w.cfg.Archive, w.cfg.Keep = true, time.Hour
+	w.o.Archived = func(_ context.Context, fence outbox.LSN) (bool, error) {
+		asked = append(asked, fence)
+		return has, nil
+	}
+	w.apply()
+	w.confirm(w.Slot)
+	wantWhy(t, w.apply(), 0, "the archive does not have it")
+	w.want(0, Durable)
+	has = true
+	w.apply()
+	if w.exists(0) || asked[0].String() != w.Text("SELECT fence::text FROM outflow_partitions WHERE name = $1",
+		quoted("public", old(0))) {
+		t.Errorf("it is %s; asked for %v", w.state(0), asked)
+	}
+}
+
+// TestPgPartmanIsLeftItsWork: Outflow neither makes nor detaches, and takes up what it moved away.
+func TestPgPartmanIsLeftItsWork(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 5, true)
+	w.Exec("CREATE SCHEMA partman")
+	w.Exec("CREATE SCHEMA old")
+	w.Exec("CREATE TABLE partman.part_config (parent_table text, retention text, retention_keep_table boolean, " +
+		"retention_schema text)")
+	w.Exec("INSERT INTO partman.part_config VALUES ('public.outbox', '30 days', false, NULL)")
+	_, err := w.try()
+	wantFault(t, err, outbox.Fatal, codePartman)
+	w.Exec("UPDATE partman.part_config SET retention_keep_table = true, retention_schema = 'old'")
+	steps := w.apply()
+	wantWhy(t, steps, 0, "pg_partman detaches it")
+	for _, s := range steps {
+		if s.Action.does() {
+			t.Errorf("it did %v", s)
+		}
+	}
+	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
+	w.Exec("ALTER TABLE outbox_0 SET SCHEMA old")
+	w.apply()
+	if got := w.Text("SELECT concat(state, ' ', name) FROM outflow_partitions WHERE oid = 'old.outbox_0'::regclass"); got !=
+		`sealed "old"."outbox_0"` {
+		t.Errorf("it is %s", got)
+	}
+	w.confirm(w.Slot)
+	w.apply()
+	if w.Text("SELECT (to_regclass('old.outbox_0') IS NULL)::text") != "true" || !w.exists(1) {
+		t.Errorf("it is still there")
+	}
+}
+
+// TestTheTableOfStatesOfSomebodyElseIsNotBelieved.
+func TestTheTableOfStatesOfSomebodyElseIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	role := w.Text("SELECT quote_ident('stranger_' || current_database())")
+	w.Exec("CREATE ROLE " + role)
+	t.Cleanup(func() { w.Exec("DROP OWNED BY " + role); w.Exec("DROP ROLE " + role) })
+	w.apply()
+	w.Exec("ALTER TABLE outflow_partitions OWNER TO " + role)
+	_, err := w.try()
+	wantFault(t, err, outbox.Fatal, "foreign_owner")
+}
+
+// TestASecondRunEndsAtOnce, and one whose session was ended drops nothing when it wakes up.
+func TestASecondRunEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	asleep, wake := make(chan struct{}), make(chan struct{})
+	first := w.o
+	first.Hit = func(point string) {
+		if point == "partition.verified" {
+			close(asleep)
+			<-wake
+		}
+	}
+	m, err := Open(outboxdb.Within(t), w.target(), w.cfg, first)
+	must.Succeed(t, err)
+	defer m.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := m.Apply(context.Background())
+		ended <- err
+	}()
+	<-asleep // verified, and about to drop
+	_, err = w.try()
+	f := wantFault(t, err, outbox.Transient, codeBusy)
+	pid := fmt.Sprint(m.conn.PgConn().PID())
+	if !strings.Contains(f.Message, pid) {
+		t.Errorf("the process %s is not named: %v", pid, f)
+	}
+	// somebody writes to it meanwhile, and a run after that finds it
+	w.Exec(`INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 9, '{}',
+		'2024-05-01 02:00Z')`)
+	w.Exec("SELECT pg_terminate_backend($1::text::int)", pid)
+	wantWhy(t, w.apply(), 0, "its rows are not those that were verified")
+	close(wake)
+	if err := <-ended; err == nil {
+		t.Error("the first run succeeded")
+	}
+	if !w.exists(0) {
+		t.Error("it is gone")
+	}
+}
+
+// TestTheDropVerifiesAgain: the first run only sleeps between the verification and the drop.
+func TestTheDropVerifiesAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.o.Hit = func(point string) {
+		if point == "partition.verified" {
+			w.Exec(`INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 9,
+				'{}', '2024-05-01 02:00Z')`)
+			w.o.Hit = nil
+		}
+	}
+	wantWhy(t, w.apply(), 0, "its rows are not those that were verified")
+	if w.Text("SELECT count(*)::text FROM outbox_0") != "6" {
+		t.Error("a row is gone")
+	}
+}

@@ -1,0 +1,230 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// Action is what is done with a partition.
+type Action string
+
+// The actions.
+const (
+	Create   Action = "create"
+	Detach   Action = "detach"
+	Finalize Action = "finalize" // end a DETACH that was interrupted
+	Seal     Action = "seal"     // set the fence
+	Confirm  Action = "confirm"  // note that every slot has confirmed the fence
+	Archive  Action = "archive"  // note that the archive has it
+	Verify   Action = "verify"   // compare its rows with the stream
+	Drop     Action = "drop"
+	Forget   Action = "forget" // somebody else has dropped it
+	Wait     Action = "wait"   // for what Why says
+	Refuse   Action = "refuse" // until the operator decides
+	Leave    Action = "leave"  // Outflow does nothing with it
+	Delete   Action = "delete" // rows of a plain table
+)
+
+// does reports whether the action changes something.
+func (a Action) does() bool { return a != Wait && a != Refuse && a != Leave }
+
+// Step is what is to be done next with a partition, or was done. The JSON names are stable.
+type Step struct {
+	Partition string `json:"partition"`
+	Action    Action `json:"action"`
+	Why       string `json:"why,omitempty"`
+	Rows      int64  `json:"rows,omitempty"`
+	// ids of rows that were never published, at most ten
+	Unpublished []string `json:"unpublished,omitempty"`
+	Clause      string   `json:"clause,omitempty"` // of Wait: the condition that does not hold
+}
+
+// String is the step in a line.
+func (s Step) String() string {
+	text := string(s.Action) + " " + s.Partition
+	if s.Why != "" {
+		text += ": " + s.Why
+	}
+	return text
+}
+
+// situation is everything that is read before something is decided.
+type situation struct {
+	*Facts
+	all     []*Partition // oldest first
+	partman partman
+	chosen  map[*Partition]bool // by age, size and number of rows
+}
+
+func (s *situation) byDefault() *Partition {
+	for _, p := range s.all {
+		if p.Default && (p.Attached || p.Pending) {
+			return p
+		}
+	}
+	return nil
+}
+
+// look reads the situation.
+func (m *Manager) look(ctx context.Context) (*situation, error) {
+	f, err := m.facts(ctx, m.conn)
+	if err != nil {
+		return nil, err
+	}
+	s := &situation{Facts: f}
+	if m.root.Key == "" {
+		return nil, m.badKey()
+	}
+	if s.all, err = m.read(ctx, f.System); err != nil {
+		return nil, err
+	}
+	for _, p := range s.all {
+		if p.Fence > f.WALEnd {
+			return nil, &outbox.Fault{Class: outbox.Gap, Code: codeBehind,
+				Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of partition %s", f.WALEnd,
+					p.Name), From: f.WALEnd, To: p.Fence,
+				Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another server: "+
+					"correct postgres.url, or run `outflow repair`. Then set state = 'detaching', fence = NULL "+
+					"where that is so in table %s", m.ledger())}
+		}
+	}
+	if s.partman, err = m.readPartman(ctx); err != nil {
+		return nil, err
+	}
+	if s.partman.drops {
+		return nil, postgres.Fatal(nil, codePartman, fmt.Sprintf("UPDATE part_config SET retention_keep_table "+
+			"= true WHERE parent_table = '%s.%s': pg_partman then detaches, and Outflow drops what everybody "+
+			"has", m.root.Schema, m.root.Name),
+			"pg_partman drops old partitions of %s (retention_keep_table = false), and asks nobody whether "+
+				"their rows are published", m.root.Quoted())
+	}
+	var attached []*Partition
+	for _, p := range s.all {
+		if (p.Attached || p.Pending) && !p.Default && p.Odd == "" {
+			attached = append(attached, p)
+		}
+	}
+	s.chosen = wanted(&m.cfg, f.Now, attached)
+	return s, nil
+}
+
+func (m *Manager) badKey() error {
+	if m.root.Strategy == "" {
+		return postgres.Fatal(nil, codeKey, "Set retain.table.method to delete, or make a new outbox with "+
+			"init.partition.by", "table %s is not partitioned", m.root.Quoted())
+	}
+	return postgres.Fatal(nil, codeKey, "Partition it by range of one column of type timestamptz, timestamp "+
+		"or date, or leave retention of this table to somebody else",
+		"table %s is not partitioned by ranges of time", m.root.Quoted())
+}
+
+// Plan says what Apply would begin with, and changes nothing.
+func (m *Manager) Plan(ctx context.Context) ([]Step, error) {
+	s, err := m.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var steps []Step
+	missing, err := m.missing(s)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range missing {
+		steps = append(steps, p.create())
+	}
+	for _, p := range s.all {
+		steps = append(steps, m.next(s, p))
+	}
+	return steps, nil
+}
+
+// next says what is to be done with a partition.
+func (m *Manager) next(s *situation, p *Partition) Step {
+	step := func(a Action, format string, args ...any) Step {
+		return Step{Partition: p.Name, Action: a, Why: fmt.Sprintf(format, args...), Rows: p.SealedSum.Rows}
+	}
+	switch {
+	case !p.Exists:
+		return step(Forget, "it is gone")
+	case p.State == Kept && !p.Attached:
+		return step(Leave, "somebody else detached it")
+	case p.Pending:
+		return step(Finalize, "its DETACH was interrupted")
+	case p.Attached:
+		return m.nextAttached(s, p, step)
+	case (p.State == Ahead || p.State == Attached) && !s.partman.manages:
+		return step(Leave, "somebody else detached it")
+	case p.State == Ahead || p.State == Attached:
+		return step(Seal, "pg_partman detached it")
+	case p.State == Detaching:
+		return step(Seal, "it is detached")
+	case p.System != s.System:
+		return step(Seal, "its fence is of another database cluster")
+	}
+	return m.nextSealed(s, p, step)
+}
+
+func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
+	after := func(t time.Time) time.Time { return t.Add(m.cfg.Slack) }
+	switch {
+	case p.Default:
+		return step(Leave, "it takes what no other partition does; because of it the others can only be "+
+			"detached under a lock that writers wait for, 2 s at most each time")
+	case p.Odd != "":
+		return step(Leave, "%s", p.Odd)
+	case s.partman.manages:
+		return step(Leave, "pg_partman detaches it")
+	case p.Upper.IsZero():
+		return step(Leave, "its range has no end")
+	case s.Now.Before(p.Upper):
+		return step(Leave, "its range ends at %s", stamp(p.Upper))
+	case s.Now.Before(after(p.Upper)):
+		return step(Wait, "its range has ended; until %s rows may still come (retain.table.slack)",
+			stamp(after(p.Upper)))
+	case !s.chosen[p]:
+		return step(Leave, "the table is within retain.table.age, size and rows")
+	case p.Inserts == nil || *p.Inserts != p.Written:
+		return step(Wait, "it is watched for inserts from now on (retain.table.slack)")
+	case s.Now.Before(after(p.QuietSince)):
+		return step(Wait, "rows were written to it at %s or before; until %s more may come "+
+			"(retain.table.slack)", stamp(p.QuietSince), stamp(after(p.QuietSince)))
+	case s.byDefault() != nil:
+		return step(Detach, "not CONCURRENTLY, because %s takes what no other partition does: writers wait "+
+			"meanwhile, 2 s at most", s.byDefault().Name)
+	}
+	return step(Detach, "its range has ended")
+}
+
+func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
+	if why := durable(&m.cfg, s.Facts, p); why != "" {
+		w := step(Wait, "%s", why)
+		w.Clause = "slots"
+		return w
+	}
+	switch {
+	case p.State == Sealed:
+		return step(Confirm, "every slot has confirmed %v", p.Fence)
+	case m.cfg.Archive && !p.Archived:
+		return step(Archive, "")
+	case p.Verified == nil && m.cfg.ID == "":
+		return step(Verify, "there is no id column: that it was written below %v is all that shows that its "+
+			"rows are published", p.Fence)
+	case p.Verified == nil:
+		return step(Verify, "its rows are compared with the stream")
+	}
+	before := *p
+	before.Found = p.Verified // they are counted under the lock
+	switch name, why := mayGo(&m.cfg, s.Facts, &before); {
+	case name == "stream":
+		return step(Verify, "%s", why)
+	case why != "":
+		w := step(Wait, "%s", why)
+		w.Clause = name
+		return w
+	}
+	return step(Drop, "its %d rows are in the stream", p.SealedSum.Rows)
+}

@@ -1,0 +1,199 @@
+package partition
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Config says how the table is kept small.
+type Config struct {
+	Table string // schema.name
+	Slot  string // Outflow's own
+	ID    string // the id column; "": there is none, and rows can't be compared with the stream
+
+	Every time.Duration // what a new partition spans; 0: as much as the newest one
+	Ahead int           // so many partitions are made ahead
+
+	Slack time.Duration // so long a partition is left alone after its range, and after its last insert
+	Keep  time.Duration // without an archive: so long after the fence was set, a repair finds the rows here
+
+	// how much goes: what is older, or beyond that size or number. All zero: all that may
+	Age  time.Duration
+	Size int64
+	Rows int64
+
+	OtherSlots  []string      // slots that do not count
+	LockTimeout time.Duration // how long a lock on the outbox is waited for each time; 0: 2 s
+	Archive     bool          // there is one
+}
+
+// Slot is a slot that reads rows from the database.
+type Slot struct {
+	Name      string
+	Confirmed outbox.LSN
+	Active    bool
+	Lost      string // why it can't be read any more; "": it can
+}
+
+// Outside is what others know: the checkpoint record and the stream.
+type Outside struct {
+	Repairing string // what is under way by a record; "": nothing
+	Stream    Stream
+}
+
+// Stream identifies the stream that has the messages.
+type Stream struct {
+	Created time.Time // zero: there is none
+	LastSeq uint64
+}
+
+// Facts are what a decision is made from, read at one moment.
+type Facts struct {
+	Now    time.Time // by PostgreSQL's clock
+	WALEnd outbox.LSN
+	System string // system identifier
+	Slots  []Slot // those that count
+	Outside
+}
+
+// Sum stands for the rows of a table: how many there are, and the sum of the hashes of their ids.
+type Sum struct {
+	Rows int64
+	Hash string
+}
+
+// clause is a condition of what may go.
+type clause struct {
+	name string
+	// fails says why it does not hold; "": it does
+	fails func(c *Config, f *Facts, p *Partition) string
+}
+
+// clauses are all of them. A partition is dropped while all hold, under the lock that keeps its rows as they
+// are.
+var clauses = []clause{
+	{"detached", func(_ *Config, _ *Facts, p *Partition) string {
+		if p.Attached || p.Pending {
+			return "it is attached"
+		}
+		return ""
+	}},
+	{"server", func(_ *Config, f *Facts, p *Partition) string {
+		switch {
+		case p.Fence == 0:
+			return "it has no fence"
+		case p.System != f.System:
+			return "its fence is of another database cluster"
+		case p.Fence > f.WALEnd:
+			return fmt.Sprintf("its fence %v lies behind the end of WAL at %v", p.Fence, f.WALEnd)
+		}
+		return ""
+	}},
+	{"own slot", func(c *Config, f *Facts, _ *Partition) string {
+		if !slices.ContainsFunc(f.Slots, func(s Slot) bool { return s.Name == c.Slot }) {
+			return fmt.Sprintf("slot %s does not exist", c.Slot)
+		}
+		return ""
+	}},
+	{"slots", func(_ *Config, f *Facts, p *Partition) string {
+		var behind []string
+		for _, s := range f.Slots {
+			if s.Confirmed < p.Fence {
+				behind = append(behind, s.behind(p.Fence))
+			}
+		}
+		return strings.Join(behind, ", ")
+	}},
+	{"archive", func(c *Config, _ *Facts, p *Partition) string {
+		if c.Archive && !p.Archived {
+			return "the archive does not have it yet"
+		}
+		return ""
+	}},
+	{"keep", func(c *Config, f *Facts, p *Partition) string {
+		if !c.Archive && f.Now.Before(p.Sealed.Add(c.Keep)) {
+			return fmt.Sprintf("a repair may need it until %s (retain.table.keep)", stamp(p.Sealed.Add(c.Keep)))
+		}
+		return ""
+	}},
+	{"verified", func(_ *Config, _ *Facts, p *Partition) string {
+		switch {
+		case p.Verified == nil:
+			return "it is not verified"
+		case p.Found == nil || *p.Found != *p.Verified:
+			return "its rows are not those that were verified"
+		}
+		return ""
+	}},
+	{"repairing", func(_ *Config, f *Facts, _ *Partition) string {
+		if f.Repairing != "" {
+			return f.Repairing + " has not finished"
+		}
+		return ""
+	}},
+	{"stream", func(_ *Config, f *Facts, p *Partition) string {
+		if f.Stream.Created.IsZero() || !f.Stream.Created.Equal(p.Stream.Created) ||
+			f.Stream.LastSeq < p.Stream.LastSeq {
+			return "the stream is not the one that it was verified by"
+		}
+		return ""
+	}},
+}
+
+func (s Slot) behind(fence outbox.LSN) string {
+	why := fmt.Sprintf("slot %s has confirmed %v, not %v", s.Name, s.Confirmed, fence)
+	switch {
+	case s.Lost != "":
+		why += " (it is lost: " + s.Lost + ")"
+	case !s.Active:
+		why += " (nobody reads it)"
+	}
+	return why
+}
+
+// mayGo says by which clause, and why, a partition may not go.
+func mayGo(c *Config, f *Facts, p *Partition) (name, why string) {
+	for _, clause := range clauses {
+		if why := clause.fails(c, f, p); why != "" {
+			return clause.name, why
+		}
+	}
+	return "", ""
+}
+
+// durable says why the rows below the fence may not be in the stream yet.
+func durable(c *Config, f *Facts, p *Partition) string {
+	for _, clause := range clauses {
+		if slices.Contains([]string{"server", "own slot", "slots"}, clause.name) {
+			if why := clause.fails(c, f, p); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
+}
+
+// wanted says which of the partitions, oldest first, are to go, as far as age, size and number of rows say
+// so.
+func wanted(c *Config, now time.Time, all []*Partition) map[*Partition]bool {
+	chosen := map[*Partition]bool{}
+	var size, rows int64
+	for _, p := range all {
+		size, rows = size+p.Size, rows+p.Rows
+	}
+	for _, p := range all {
+		any := c.Age == 0 && c.Size == 0 && c.Rows == 0
+		if !any && !(c.Age > 0 && !now.Before(p.Upper.Add(c.Age)) || c.Size > 0 && size > c.Size ||
+			c.Rows > 0 && rows > c.Rows) {
+			break
+		}
+		chosen[p], size, rows = true, size-p.Size, rows-p.Rows
+	}
+	return chosen
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }

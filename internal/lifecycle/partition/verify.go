@@ -1,0 +1,185 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
+)
+
+// margin is how much earlier than the range of a partition the stream is read from: clocks differ. If rows are
+// missing then, all of it is read.
+const margin = time.Hour
+
+// maxNamed is how many rows a refusal names.
+const maxNamed = 10
+
+// published is what the connection's temporary table has of the stream.
+type published struct {
+	since time.Time
+	whole bool
+	seen  Seen
+}
+
+// load reads the ids of the stream's events since a time; zero: of all.
+func (m *Manager) load(ctx context.Context, since time.Time) error {
+	if _, err := m.conn.Exec(ctx, "DROP TABLE IF EXISTS "+tablesnapshot.KnownTable); err != nil {
+		return fmt.Errorf("drop the temporary table of what is published: %w", err)
+	}
+	p := &published{since: since, whole: since.IsZero()}
+	err := tablesnapshot.LoadKnown(ctx, m.conn, func(add func(tablesnapshot.IDHash) error) (err error) {
+		p.seen, err = m.o.Published(ctx, since, func(id [16]byte) error { return add(id) })
+		p.seen.Stream.Created = p.seen.Stream.Created.Truncate(time.Microsecond)
+		return err
+	})
+	if err == nil {
+		m.published = p
+	}
+	return err
+}
+
+// verify compares a partition's rows with what is published, while nobody writes to it.
+func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
+	if m.cfg.ID == "" {
+		m.published = &published{whole: true, seen: Seen{Stream: s.Stream}}
+	} else if m.published == nil {
+		since := p.Lower
+		for _, q := range s.all {
+			if q.State == Durable || q.State == Archived {
+				since = earlier(since, q.Lower)
+			}
+		}
+		if !since.IsZero() {
+			since = since.Add(-margin)
+		}
+		if err := m.load(ctx, since); err != nil {
+			return step, err
+		}
+	}
+	for {
+		s.Stream = m.published.seen.Stream // the newest that is known of it
+		instead, missing, err := m.compare(ctx, p)
+		switch {
+		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
+			return m.held(ctx, p)
+		case err != nil:
+			return step, m.explain("verify partition "+p.Name, err)
+		case instead.Action != "":
+			return instead, nil
+		case missing.count == 0 || missing.count == m.o.AcceptUnpublished:
+			m.o.Hit("partition.compared")
+			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
+			step.Why = fmt.Sprintf("all of its %d rows are published", p.SealedSum.Rows)
+			switch {
+			case m.cfg.ID == "":
+				step.Why = "there is no id column: only the fence shows it"
+			case missing.count > 0:
+				step.Why = fmt.Sprintf("%d of its %d rows were never published, which is accepted", missing.count,
+					p.SealedSum.Rows)
+			case missing.aged > 0:
+				step.Why = fmt.Sprintf("%d of its %d rows are published; the others are older than the "+
+					"stream's oldest message, and the fence shows that they were", p.SealedSum.Rows-missing.aged,
+					p.SealedSum.Rows)
+			}
+			return step, nil
+		case !m.published.whole:
+			if err := m.load(ctx, time.Time{}); err != nil {
+				return step, err
+			}
+			continue
+		}
+		return step, &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished,
+			Message: fmt.Sprintf("%d rows of partition %s were never published: no message has their %s; %s",
+				missing.count, p.Name, m.cfg.ID, strings.Join(missing.ids, ", ")),
+			Hint: fmt.Sprintf("They are older than init, were attached with the partition, or written to it "+
+				"when it was detached. Publish them (`outflow repair --check`), or let them go with `outflow "+
+				"partition apply --accept-unpublished %d`", missing.count)}
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// missing are rows whose ids no message has.
+type missing struct {
+	count int64
+	ids   []string
+	aged  int64 // how many more are older than the oldest message, and were written when they were published
+}
+
+// compare looks for rows that are not published, and if there are none, or as many as are accepted, notes
+// that.
+func (m *Manager) compare(ctx context.Context, p *Partition) (instead Step, gone missing, err error) {
+	err = m.retry(ctx, func() error {
+		instead, gone = Step{}, missing{}
+		return m.inTx(ctx, func(tx pgx.Tx) error {
+			if err := m.lock(ctx, tx, p, "SHARE"); err != nil {
+				return err
+			}
+			found, err := m.sum(ctx, tx, p)
+			if err != nil {
+				return err
+			}
+			if found != p.SealedSum { // below which LSN the new rows were committed nobody knows
+				p.State = Detaching
+				instead = Step{Partition: p.Name, Action: Wait, Clause: "verified",
+					Why: "it was written to after it was sealed, and is sealed again"}
+				return m.note(ctx, tx, p)
+			}
+			if m.cfg.ID != "" {
+				if gone, err = m.unpublished(ctx, tx, p); err != nil {
+					return err
+				}
+			}
+			if gone.count > 0 && gone.count != m.o.AcceptUnpublished {
+				return nil
+			}
+			p.State, p.Verified, p.Stream, p.Accepted = Verified, &found, m.published.seen.Stream, gone.count
+			return m.note(ctx, tx, p)
+		})
+	})
+	return instead, gone, err
+}
+
+// unpublished looks for rows whose ids are in no message. Where retention has removed the oldest messages,
+// rows that are older than what is left are not missed in a partition that Outflow made: all of its rows came
+// by way of the WAL, and the fence shows that they were published.
+func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gone missing, err error) {
+	t, err := catalog.ReadTable(ctx, tx, p.Name)
+	if err != nil {
+		return gone, err
+	}
+	c, ok := t.Column(m.cfg.ID)
+	if !ok {
+		return gone, postgres.Fatal(nil, "column_missing", "Set columns.id", "partition %s has no column %q",
+			p.Name, m.cfg.ID)
+	}
+	aged := "false"
+	if seen := m.published.seen; p.Made && seen.Removed {
+		aged = "t." + postgres.Quote(m.root.Key) + " < " + bound(seen.Oldest)
+		if seen.Oldest.IsZero() {
+			aged = "true"
+		}
+	}
+	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
+			FROM ONLY %[3]s t WHERE NOT EXISTS (SELECT FROM %[4]s k WHERE k.sum = %[5]s))
+		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
+			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[6]d) FROM gone`,
+		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.KnownTable, tablesnapshot.HashOf("t", c), maxNamed)).
+		Scan(&gone.count, &gone.aged, &gone.ids)
+	if err != nil {
+		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)
+	}
+	return gone, nil
+}

@@ -1,0 +1,183 @@
+// Package partition is `outflow partition`: it says, or does, what keeps the outbox table small. What may go is
+// decided in internal/lifecycle/partition; this package tells it what the checkpoint record and the stream say.
+//
+// It is internal to Outflow: its API may change at any time.
+package partition
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// Options say what to do.
+type Options struct {
+	Apply             bool  // do it; otherwise only say what would be done
+	AcceptUnpublished int64 // partitions with exactly so many rows that were never published may go
+
+	Step func(partition.Step) // called after each step
+	Hit  func(point string)   // called at points where tests kill the process; may be nil
+}
+
+// Report says what was done and where each partition stands, or what would be done. The JSON names are stable.
+type Report struct {
+	Table   string           `json:"table"`
+	Applied bool             `json:"applied"`
+	Steps   []partition.Step `json:"steps"`
+	Notes   []string         `json:"notes,omitempty"`
+}
+
+// command is one run.
+type command struct {
+	cfg config.Config
+	log *slog.Logger
+	l   *backfill.Conns
+}
+
+// Run plans or applies. The report is nil only where nothing could be found out.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	if !cfg.Source.Rows() {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "source",
+			Message: "source is message: there is no outbox table", Hint: "There is nothing to keep small"}
+	}
+	l, err := backfill.Open(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	c := &command{cfg: cfg, log: log, l: l}
+	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
+	if url := cfg.Retain.PostgresURL; url != "" {
+		target.Setting, target.URL = "retain.postgres_url", url
+	}
+	m, err := partition.Open(ctx, target, c.config(), partition.Options{
+		Outside: c.outside, Published: c.published, Step: o.Step, Hit: o.Hit,
+		AcceptUnpublished: o.AcceptUnpublished,
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	rep := &Report{Table: l.Layout.Mapping.Table, Applied: o.Apply}
+	if l.Layout.ID == "" {
+		rep.Notes = append(rep.Notes, "there is no id column: rows can't be compared with the stream, and only "+
+			"the fence shows that they are published")
+	}
+	if !cfg.Shard.Whole() {
+		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: they are "+
+			"not compared, and only the fence shows that they are published", cfg.Shard))
+	}
+	if o.Apply {
+		rep.Steps, err = m.Apply(ctx)
+	} else {
+		rep.Steps, err = m.Plan(ctx)
+	}
+	return rep, err
+}
+
+func (c *command) config() partition.Config {
+	r := c.cfg.Retain
+	pc := partition.Config{
+		Table: c.l.PGC.Table, Slot: c.cfg.Slot, ID: c.l.Layout.ID, Every: r.Table.Every, Ahead: r.Table.Ahead,
+		Slack: r.Table.Slack, Keep: r.Table.Keep, Age: r.Table.Age, Size: r.Table.Size,
+		Rows: int64(r.Table.Rows), OtherSlots: r.OtherSlots,
+	}
+	return pc
+}
+
+// outside reads what a start of outflow run reads: where that finds a gap, nothing may go.
+func (c *command) outside(ctx context.Context) (o partition.Outside, err error) {
+	rd, err := c.l.Read(ctx)
+	if err != nil {
+		return o, err
+	}
+	if rd.Corrupt != nil {
+		return o, rd.Corrupt
+	}
+	if rd.Record != nil {
+		o.Repairing = unfinished(rd.Record.Repairing)
+	}
+	others, err := c.l.Store.Others(ctx)
+	if err != nil {
+		return o, fmt.Errorf("read the records of other slots: %w", err)
+	}
+	for _, other := range others {
+		r := other.Record
+		if r != nil && r.SystemID == rd.Server.SystemID && r.Database == rd.Server.Database &&
+			r.Repairing != "" && o.Repairing == "" {
+			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
+		}
+	}
+	if rd.Stream.Exists {
+		o.Stream = partition.Stream{Created: rd.Stream.Created, LastSeq: rd.Stream.LastSeq}
+	}
+	if o.Repairing != "" { // what a start says of it is no news
+		return o, nil
+	}
+	_, err = checkpoint.Resolve(c.l.CC, rd.Readings)
+	return o, err
+}
+
+func unfinished(repairing string) string {
+	switch repairing {
+	case "":
+		return ""
+	case "snapshot":
+		return "outflow init --snapshot"
+	}
+	return "outflow repair --accept " + repairing
+}
+
+// published reads the ids of the stream's events.
+func (c *command) published(ctx context.Context, since time.Time, add func(id [16]byte) error) (
+	seen partition.Seen, err error) {
+	st, err := c.l.NATS.State(ctx)
+	if err != nil {
+		return seen, err
+	}
+	seen.Stream = partition.Stream{Created: st.Created, LastSeq: st.LastSeq}
+	js, err := c.l.NATS.API().JetStream()
+	if err != nil {
+		return seen, err
+	}
+	s, err := js.Stream(ctx, c.cfg.Stream)
+	if err != nil {
+		return seen, fmt.Errorf("stream %s: %w", c.cfg.Stream, err)
+	}
+	first := s.CachedInfo().State
+	seen.Oldest, seen.Removed = first.FirstTime, first.FirstSeq > 1
+	if first.Msgs == 0 {
+		seen.Oldest, seen.Removed = time.Time{}, st.LastSeq > 0
+	}
+	if st.NewestSeq == 0 {
+		return seen, nil
+	}
+	oc := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true}
+	if !since.IsZero() && since.Before(s.CachedInfo().State.LastTime) {
+		oc.DeliverPolicy, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
+	}
+	task := progress.Count(ctx, "reading the event ids of stream "+c.cfg.Stream, "messages", 0)
+	defer task.End()
+	err = jsapi.ReadStream(ctx, js, c.cfg.Stream, oc, st.NewestSeq, func(m jetstream.Msg,
+		_ *jetstream.MsgMetadata) error {
+		task.Add(1)
+		header := m.Headers().Get(outbox.HeaderName)
+		if outbox.HeaderID(header) == "" {
+			return nil
+		}
+		return add(outbox.HeaderIDSum(header))
+	})
+	return seen, err
+}
