@@ -124,14 +124,12 @@ var table = []Finding{
 	{Code: "table_grows", Severity: Warning,
 		Title: "The outbox table is large, or full of dead rows",
 		Hint: "Delete old rows, or drop old partitions: what is published is in the stream. Keep as many " +
-			"as a repair may " +
-			"need.",
+			"as a repair may need.",
 		Runbook: "[Deleting old rows](postgres.md#deleting-old-rows)."},
 	{Code: "counter_gaps", Severity: Warning,
 		Title: "Counters are missing in the newest rows",
 		Hint: "In gap mode events wait for a missing counter up to reorder.bound. Find the writer that " +
-			"leaves counters " +
-			"out; rows that were deleted look the same.",
+			"leaves counters out; rows that were deleted look the same.",
 		Runbook: "[What gap mode needs](ordering.md)."},
 	{Code: "key_order", Severity: Error,
 		Title: "Keys do not sort as their counters do",
@@ -140,22 +138,21 @@ var table = []Finding{
 	{Code: "payload_large", Severity: Warning,
 		Title: "Payloads come near sink.max_payload",
 		Hint: "Raise max_payload of the NATS server and sink.max_payload, or write smaller events: a " +
-			"larger one can't be " +
-			"published (sink.on_poison)."},
+			"larger one can't be published (sink.on_poison)."},
 	{Code: "publication_all_tables", Severity: Note,
 		Title: "The publication publishes all tables",
 		Hint: "PostgreSQL sends every change of the database to Outflow. A publication FOR TABLE saves " +
-			"that, but changing it " +
-			"needs a repair: plan it with the next change of the set-up."},
+			"that, but changing it needs a repair: plan it with the next change of the set-up."},
 	{Code: "partition_unpublished", Severity: Error, Classes: gap,
 		Title: "A partition that is to go has rows that were never published",
-		Hint: "They are older than init, were attached with the partition, or were written to it when it was " +
-			"detached. Publish them, or let them go with `outflow partition apply --accept-unpublished N`.",
+		Hint: "They are older than init, were attached with the partition, or were written to it when it " +
+			"was detached. Publish them, or let them go with `outflow partition apply " +
+			"--accept-unpublished N`.",
 		Runbook: "[Rows that were never published](retention.md#rows-that-were-never-published)."},
 	{Code: "partition_key", Severity: Error, Classes: fatal,
 		Title: "The outbox is not partitioned by ranges of time",
-		Hint: "Partition it by range of one column of type timestamptz, timestamp or date (init.partition.by " +
-			"for a new one), or set retain.table.method to delete.",
+		Hint: "Partition it by range of one column of type timestamptz, timestamp or date " +
+			"(init.partition.by for a new one), or set retain.table.method to delete.",
 		Runbook: "[Which tables](retention.md#which-tables)."},
 	{Code: "partition_partman", Severity: Error, Classes: fatal,
 		Title: "pg_partman drops partitions of the outbox, and asks nobody",
@@ -170,6 +167,6 @@ var table = []Finding{
 		Hint:  "Let it finish. If its process is gone or stands still, pg_terminate_backend(pid) ends it."},
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
-		Hint: "A table has the name that a new partition would get, or rows of its range are in the default " +
-			"partition: the message says which. Rename, move or drop them."},
+		Hint: "A table has the name that a new partition would get, or rows of its range are in the " +
+			"default partition: the message says which. Rename, move or drop them."},
 }

@@ -30,8 +30,8 @@ func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error
 	return err
 }
 
-// LoadKnown makes [KnownTable] on a connection: fill calls add with the hash of each id that is published. The
-// server keeps them, so memory does not grow with them.
+// LoadKnown makes [KnownTable] on a connection: fill calls add with the hash of each id that is published.
+// The server keeps them, so memory does not grow with them.
 func LoadKnown(ctx context.Context, conn *pgx.Conn, fill func(add func(IDHash) error) error) error {
 	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
 		return knownFault(err)

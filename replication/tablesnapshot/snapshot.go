@@ -404,8 +404,8 @@ func (s *Snapshot) from(q Query) string {
 	if s.former == nil {
 		return s.rows() + " AS " + name
 	}
-	return fmt.Sprintf("(SELECT * FROM %s AS t UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT FROM %[1]s "+
-		"AS n WHERE n.%[4]s = f.%[4]s)) AS %[5]s",
+	return fmt.Sprintf("(SELECT * FROM %s AS t UNION ALL SELECT %s FROM %s AS f WHERE NOT EXISTS (SELECT "+
+		"FROM %[1]s AS n WHERE n.%[4]s = f.%[4]s)) AS %[5]s",
 		s.rows(), s.columnsOf(*s.former), s.former.Only(), postgres.Quote(q.ID), name)
 }
 

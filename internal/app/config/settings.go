@@ -168,8 +168,8 @@ var settings = []setting{
 
 	{path: "reorder.mode", def: ModeHorizon, want: "horizon or gap", choices: []string{ModeHorizon, ModeGap},
 		doc: "horizon: every event waits for the horizon, and windows are sorted. gap: an event waits only " +
-			"if " +
-			"its counter shows that an earlier one of its sequence is missing; counters must have no gaps.",
+			"if its counter shows that an earlier one of its sequence is missing; counters must have no " +
+			"gaps.",
 		bind: func(c *Config) value {
 			return choiceValue{&c.Reorder.Mode, []string{ModeHorizon, ModeGap}}
 		}},
@@ -279,8 +279,9 @@ var settings = []setting{
 			"this connection. outflow run never uses it.",
 		bind: func(c *Config) value { return textValue{&c.Retain.PostgresURL, postgresURL} }},
 	{path: "retain.other_slots", want: "names of slots, separated by commas",
-		doc: "Replication slots that rows need not wait for. All other slots of the database that use pgoutput " +
-			"have to confirm a row before outflow partition lets it go, also those that nobody reads.",
+		doc: "Replication slots that rows need not wait for. All other slots of the database that use " +
+			"pgoutput have to confirm a row before outflow partition lets it go, also those that nobody " +
+			"reads.",
 		bind: func(c *Config) value { return listValue{&c.Retain.OtherSlots, slotName} }},
 	{path: "retain.table.method", def: RetainPartition, want: "partition or delete",
 		choices: []string{RetainPartition, RetainDelete},
@@ -308,12 +309,12 @@ var settings = []setting{
 			return durationValue{&c.Retain.Table.Every, 0, longest, time.Second}
 		}},
 	{path: "retain.table.ahead", def: "4", want: "a number from 2 to 64",
-		doc: "How many partitions are made ahead. Without one the services' inserts fail, so doctor warns of " +
-			"fewer than 2.",
+		doc: "How many partitions are made ahead. Without one the services' inserts fail, so doctor warns " +
+			"of fewer than 2.",
 		bind: func(c *Config) value { return intValue{&c.Retain.Table.Ahead, 2, 64} }},
 	{path: "retain.table.slack", def: "1h", want: "a duration of 0s or more, such as 1h",
-		doc: "How long a partition stays attached after its range has ended, and after the last insert into " +
-			"it: an insert into the range of a detached one fails.",
+		doc: "How long a partition stays attached after its range has ended, and after the last insert " +
+			"into it: an insert into the range of a detached one fails.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Slack, 0, longest, 0} }},
 
 	{path: "listen", def: "127.0.0.1:7422", want: `host:port, or "" for none`,

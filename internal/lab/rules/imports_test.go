@@ -231,8 +231,8 @@ func TestTheServiceHasNoLaboratory(t *testing.T) {
 	}
 }
 
-// Each group of internal may use the ones before it, app, lifecycle, operate, lab, and never one behind it. What is on
-// top of the tree uses none.
+// Each group of internal may use the ones before it, app, lifecycle, operate, lab, and never one behind it.
+// What is on top of the tree uses none.
 func TestGroupsOfInternal(t *testing.T) {
 	t.Parallel()
 	groups := []string{"internal/app", "internal/lifecycle", "internal/operate", "internal/lab"}

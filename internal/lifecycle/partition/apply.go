@@ -89,7 +89,8 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 	return steps, worst(failed)
 }
 
-// worst is the error that decides the exit code: that of a decision that somebody has to make, else the first.
+// worst is the error that decides the exit code: that of a decision that somebody has to make, else the
+// first.
 func worst(all []error) error {
 	for _, err := range all {
 		if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap {
@@ -122,7 +123,8 @@ func (m *Manager) begin(ctx context.Context) error {
 			return fmt.Errorf("look who holds the advisory lock: %w", err)
 		}
 		return &outbox.Fault{Class: outbox.Transient, Code: codeBusy,
-			Message: fmt.Sprintf("another run works on table %s (server process %s)", m.root.Quoted(), holder),
+			Message: fmt.Sprintf("another run works on table %s (server process "+
+				"%s)", m.root.Quoted(), holder),
 			Hint: "Let it finish. Is its process gone, or does it stand still? " +
 				"pg_terminate_backend(pid) ends it"}
 	}
@@ -261,8 +263,8 @@ func null(t time.Time) *time.Time {
 // maxSteps is more than a partition takes from one end to the other.
 const maxSteps = 12
 
-// advance takes a partition as far as it goes now; unless far, up to where every slot has confirmed it. What it
-// does not do any more is the rest: nil where the partition is gone.
+// advance takes a partition as far as it goes now; unless far, up to where every slot has confirmed it. What
+// it does not do any more is the rest: nil where the partition is gone.
 func (m *Manager) advance(ctx context.Context, s *situation, p *Partition, far bool) (done []Step, rest *Step,
 	err error) {
 	for range maxSteps {
@@ -473,7 +475,8 @@ func (m *Manager) lock(ctx context.Context, tx pgx.Tx, p *Partition, mode string
 	}
 	if err == nil && attached {
 		err = &outbox.Fault{Class: outbox.Transient, Code: codeBusy,
-			Message: fmt.Sprintf("partition %s was attached meanwhile", p.Name), Hint: "Run the command again"}
+			Message: fmt.Sprintf("partition %s was attached meanwhile", p.Name), Hint: "Run the command " +
+				"again"}
 	}
 	return err
 }
@@ -534,9 +537,10 @@ func (m *Manager) drop(ctx context.Context, p *Partition, step Step) (Step, erro
 				return err
 			}
 			m.o.Hit("partition.dropping")
-			_, err = tx.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' AND name NOT "+
-				"IN (SELECT name FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' ORDER BY changed_at DESC "+
-				"LIMIT $2)", m.root.Quoted(), maxHistory)
+			_, err = tx.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' AND "+
+				"name NOT IN (SELECT name FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' "+
+				"ORDER BY "+
+				"changed_at DESC LIMIT $2)", m.root.Quoted(), maxHistory)
 			return err
 		})
 	})

@@ -111,13 +111,13 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 	})
 	switch postgres.SQLState(err) {
 	case stateDuplicateTable:
-		return postgres.Fatal(err, codeTaken, "Rename or drop it, if nobody needs it", "a table %s exists, and "+
-			"is no partition of %s", p.Name, m.root.Quoted())
+		return postgres.Fatal(err, codeTaken, "Rename or drop it, if nobody needs it", "a table %s "+
+			"exists, and is no partition of %s", p.Name, m.root.Quoted())
 	case stateCheckViolation:
 		return postgres.Fatal(err, codeTaken, "Move them: detach the default partition, insert its rows of "+
 			"that range into the outbox's new partition by hand, which publishes them again, or leave the "+
-			"range to it", "the default partition has rows from %s to %s, so that no partition can take that "+
-			"range", stamp(p.Lower), stamp(p.Upper))
+			"range to it", "the default partition has rows from %s to %s, so that no partition can take "+
+			"that range", stamp(p.Lower), stamp(p.Upper))
 	}
 	if err != nil {
 		return m.explain("make partition "+p.Name, err)

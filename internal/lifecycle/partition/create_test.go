@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestPartitionsAreMadeAhead: as many as are asked for lie ahead, rows of now and later find them, and a second
-// run makes none. What is planned is what is made.
+// TestPartitionsAreMadeAhead: as many as are asked for lie ahead, rows of now and later find them, and a
+// second run makes none. What is planned is what is made.
 func TestPartitionsAreMadeAhead(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
@@ -42,10 +42,12 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 			t.Errorf("it made %v, of %v", made, planned)
 		}
 		for _, at := range []string{"now()", "now() + interval '3 days 23 hours'"} {
-			w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', " +
+			w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', " +
+				"1, '{}', " +
 				at + ")")
 		}
-		if got := w.Text("SELECT has_table_privilege('pg_monitor', $1, 'SELECT')::text", made[0]); got != "true" {
+		if got := w.Text("SELECT has_table_privilege('pg_monitor', $1, "+
+			"'SELECT')::text", made[0]); got != "true" {
 			t.Error("who reads the outbox may not read the partition")
 		}
 		if got := w.Text("SELECT state FROM outflow_partitions WHERE name = $1", made[len(made)-1]); got !=
@@ -73,7 +75,8 @@ func TestWhatIsInTheWayOfAPartitionIsNamed(t *testing.T) {
 	w.Exec("CREATE TABLE rest PARTITION OF outbox DEFAULT")
 	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
 	_, err = w.try()
-	if f := wantFault(t, err, outbox.Fatal, codeTaken); !strings.Contains(f.Message, "default partition has rows") {
+	if f := wantFault(t, err, outbox.Fatal, codeTaken); !strings.Contains(f.Message, "default partition "+
+		"has rows") {
 		t.Error(f)
 	}
 }

@@ -22,10 +22,10 @@
 // # Killed at any point
 //
 // A partition's state is a row of outflow_partitions, beside the outbox. It is written before what it
-// announces, and what was done is read from the catalogs: an interrupted DETACH leaves inhdetachpending, which
-// FINALIZE ends, and a fence is only ever moved on. The last step is one transaction: lock, check every clause
-// again, DROP. Two runs are kept apart by an advisory lock of the session that does the work; a run whose
-// session is gone can't do anything any more.
+// announces, and what was done is read from the catalogs: an interrupted DETACH leaves inhdetachpending,
+// which FINALIZE ends, and a fence is only ever moved on. The last step is one transaction: lock, check every
+// clause again, DROP. Two runs are kept apart by an advisory lock of the session that does the work; a run
+// whose session is gone can't do anything any more.
 //
 // It is internal to Outflow: its API may change at any time.
 package partition

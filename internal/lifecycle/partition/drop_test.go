@@ -35,7 +35,8 @@ func TestAPartitionGoesWhenEverySlotHasConfirmedIt(t *testing.T) {
 		w.want(0, Sealed)
 		w.want(1, Sealed)
 		wantWhy(t, steps, 0, other, "nobody reads it")
-		if strings.Contains(why(steps, 0), w.Slot+" has") && !strings.Contains(why(steps, 0), "slot "+w.Slot+" ") {
+		if strings.Contains(why(steps, 0), w.Slot+" "+
+			"has") && !strings.Contains(why(steps, 0), "slot "+w.Slot+" ") {
 			t.Error(why(steps, 0))
 		}
 		w.confirm(w.Slot)
@@ -97,7 +98,8 @@ func TestWithoutOutflowsSlotNothingGoes(t *testing.T) {
 	}
 }
 
-// TestWhatAPartitionWaitsForBeforeItIsDetached: the range, the slack behind it, inserts, and how much is to go.
+// TestWhatAPartitionWaitsForBeforeItIsDetached: the range, the slack behind it, inserts, and how much is to
+// go.
 func TestWhatAPartitionWaitsForBeforeItIsDetached(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 3)
@@ -133,7 +135,8 @@ func TestWhatAPartitionWaitsForBeforeItIsDetached(t *testing.T) {
 func (w *world) flushed(i, rows int) {
 	w.T.Helper()
 	outboxdb.Eventually(w.T, "the statistics know the rows", func() bool {
-		return w.Text("SELECT n_tup_ins::text FROM pg_stat_user_tables WHERE relname = $1", old(i)) == fmt.Sprint(rows)
+		return w.Text("SELECT n_tup_ins::text FROM pg_stat_user_tables WHERE relname = "+
+			"$1", old(i)) == fmt.Sprint(rows)
 	})
 }
 
@@ -207,7 +210,8 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 				}
 				wantWhy(t, w.apply(), 0, who)
 				w.want(0, Detaching)
-				if w.Text("SELECT inhdetachpending::text FROM pg_inherits WHERE inhrelid = $1::regclass", old(0)) !=
+				if w.Text("SELECT inhdetachpending::text FROM pg_inherits WHERE inhrelid = "+
+					"$1::regclass", old(0)) !=
 					"true" {
 					t.Fatal("the DETACH is not pending")
 				}
@@ -224,7 +228,8 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 				if got := of(steps, 0); got != "finalize seal wait" {
 					t.Errorf("then: %s: %v", got, steps)
 				}
-				if w.Text("SELECT (fence >= $1::text::pg_lsn)::text FROM outflow_partitions WHERE state = 'sealed'",
+				if w.Text("SELECT (fence >= $1::text::pg_lsn)::text FROM outflow_partitions WHERE state = "+
+					"'sealed'",
 					committed) != "true" {
 					t.Error("the fence lies before the commit")
 				}
@@ -241,8 +246,8 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestRowsThatWereNeverPublishedStay: they are counted and named, however old, and only their exact number lets
-// the partition go.
+// TestRowsThatWereNeverPublishedStay: they are counted and named, however old, and only their exact number
+// lets the partition go.
 func TestRowsThatWereNeverPublishedStay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 2)
@@ -282,8 +287,8 @@ func TestRowsThatWereNeverPublishedStay(t *testing.T) {
 	}
 }
 
-// TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished: retention has removed the messages
-// of a partition that Outflow made, and of one that it did not.
+// TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished: retention has removed the
+// messages of a partition that Outflow made, and of one that it did not.
 func TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)
@@ -304,7 +309,8 @@ func TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished(t
 		_, err := w.try()
 		wantFault(t, err, outbox.Gap, codeUnpublished)
 	}
-	if !w.exists(0) || w.Text("SELECT state FROM outflow_partitions WHERE name = $1", made) != string(Dropped) {
+	if !w.exists(0) || w.Text("SELECT state FROM outflow_partitions WHERE name = "+
+		"$1", made) != string(Dropped) {
 		t.Errorf("the one that was there: %s, the one that was made: %s", w.state(0), w.Text(
 			"SELECT state FROM outflow_partitions WHERE name = $1", made))
 	}
@@ -371,7 +377,8 @@ func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
 	if got := of(steps, 0); got != "seal wait" {
 		t.Errorf("%s: %v", got, steps)
 	}
-	if w.Text("SELECT (fence > '0/1' AND oid = 'outbox_0'::regclass)::text FROM outflow_partitions WHERE name = $1",
+	if w.Text("SELECT (fence > '0/1' AND oid = 'outbox_0'::regclass)::text FROM outflow_partitions WHERE "+
+		"name = $1",
 		quoted("public", old(0))) != "true" {
 		t.Error("the fence is the old one")
 	}
@@ -442,7 +449,8 @@ func TestTheArchiveIsWaitedFor(t *testing.T) {
 	w.want(0, Durable)
 	has = true
 	w.apply()
-	if w.exists(0) || asked[0].String() != w.Text("SELECT fence::text FROM outflow_partitions WHERE name = $1",
+	if w.exists(0) || asked[0].String() != w.Text("SELECT fence::text FROM outflow_partitions WHERE name "+
+		"= $1",
 		quoted("public", old(0))) {
 		t.Errorf("it is %s; asked for %v", w.state(0), asked)
 	}
@@ -455,8 +463,8 @@ func TestPgPartmanIsLeftItsWork(t *testing.T) {
 	w.insert(0, 5, true)
 	w.Exec("CREATE SCHEMA partman")
 	w.Exec("CREATE SCHEMA old")
-	w.Exec("CREATE TABLE partman.part_config (parent_table text, retention text, retention_keep_table boolean, " +
-		"retention_schema text)")
+	w.Exec("CREATE TABLE partman.part_config (parent_table text, retention text, retention_keep_table " +
+		"boolean, retention_schema text)")
 	w.Exec("INSERT INTO partman.part_config VALUES ('public.outbox', '30 days', false, NULL)")
 	_, err := w.try()
 	wantFault(t, err, outbox.Fatal, codePartman)
@@ -471,7 +479,8 @@ func TestPgPartmanIsLeftItsWork(t *testing.T) {
 	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
 	w.Exec("ALTER TABLE outbox_0 SET SCHEMA old")
 	w.apply()
-	if got := w.Text("SELECT concat(state, ' ', name) FROM outflow_partitions WHERE oid = 'old.outbox_0'::regclass"); got !=
+	if got := w.Text("SELECT concat(state, ' ', name) FROM outflow_partitions WHERE oid = " +
+		"'old.outbox_0'::regclass"); got !=
 		`sealed "old"."outbox_0"` {
 		t.Errorf("it is %s", got)
 	}

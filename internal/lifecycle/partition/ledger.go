@@ -71,6 +71,7 @@ func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
 	for _, sql := range []string{
 		"CREATE TABLE IF NOT EXISTS " + m.ledger() + " (" + ledgerColumns + "\n)",
 		"ALTER TABLE " + m.ledger() + " OWNER TO " + postgres.Quote(m.root.Owner),
+		"GRANT SELECT ON " + m.ledger() + " TO PUBLIC", // who repairs has to know what is detached
 	} {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return m.explain("make table "+m.ledger(), err)
@@ -93,8 +94,8 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 		return nil, fmt.Errorf("read the owner of table %s: %w", m.ledger(), err)
 	}
 	if owner != m.root.Owner {
-		return nil, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or give "+
-			"it to "+m.root.Owner+" with ALTER TABLE ... OWNER TO",
+		return nil, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or "+
+			"give it to "+m.root.Owner+" with ALTER TABLE ... OWNER TO",
 			"table %s belongs to role %q, the outbox to %q", m.ledger(), owner, m.root.Owner)
 	}
 	m.hasLedger = true

@@ -79,7 +79,8 @@ func (w *world) slot(name string) {
 	w.T.Helper()
 	w.Exec("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", name)
 	w.T.Cleanup(func() {
-		w.Exec("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1", name)
+		w.Exec("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "+
+			"$1", name)
 	})
 }
 

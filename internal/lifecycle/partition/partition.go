@@ -299,8 +299,8 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	return f, nil
 }
 
-// ReadSlots reads the slots that count: all of the plugin pgoutput in this database, less others. The catalogs
-// do not say which publication a slot reads.
+// ReadSlots reads the slots that count: all of the plugin pgoutput in this database, less others. The
+// catalogs do not say which publication a slot reads.
 func ReadSlots(ctx context.Context, q catalog.Querier, others []string) ([]Slot, error) {
 	rows, err := q.Query(ctx, `SELECT slot_name, coalesce(confirmed_flush_lsn, '0/0')::text, active,
 			CASE WHEN wal_status = 'lost' THEN coalesce(to_jsonb(s)->>'invalidation_reason',
@@ -327,7 +327,8 @@ func ReadSlots(ctx context.Context, q catalog.Querier, others []string) ([]Slot,
 func (m *Manager) explain(doing string, err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
-		return postgres.Fatal(err, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, which owns "+
+		return postgres.Fatal(err, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, "+
+			"which owns "+
 			"the outbox, with the right CREATE on schema %s", m.root.Owner, postgres.Quote(m.root.Schema)),
 			"the role may not %s", doing)
 	case postgres.StateLockNotAvailable:
@@ -358,8 +359,8 @@ type partman struct {
 	retention string // the schema that it moves old partitions to; "": it leaves them where they are
 }
 
-// readPartman looks for the outbox in pg_partman's configuration. A table of that name counts where it belongs
-// to the outbox's owner, the extension's or the database's.
+// readPartman looks for the outbox in pg_partman's configuration. A table of that name counts where it
+// belongs to the outbox's owner, the extension's or the database's.
 func (m *Manager) readPartman(ctx context.Context) (found partman, err error) {
 	var schema string
 	err = m.conn.QueryRow(ctx, `SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -85,20 +85,22 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 	for _, p := range s.all {
 		if p.Fence > f.WALEnd {
 			return nil, &outbox.Fault{Class: outbox.Gap, Code: codeBehind,
-				Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of partition %s", f.WALEnd,
+				Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of partition "+
+					"%s", f.WALEnd,
 					p.Name), From: f.WALEnd, To: p.Fence,
-				Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another server: "+
-					"correct postgres.url, or run `outflow repair`. Then set state = 'detaching', fence = NULL "+
-					"where that is so in table %s", m.ledger())}
+				Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another "+
+					"server: correct postgres.url, or run `outflow repair`. Then set state = 'detaching', "+
+					"fence = NULL where that is so in table %s", m.ledger())}
 		}
 	}
 	if s.partman, err = m.readPartman(ctx); err != nil {
 		return nil, err
 	}
 	if s.partman.drops {
-		return nil, postgres.Fatal(nil, codePartman, fmt.Sprintf("UPDATE part_config SET retention_keep_table "+
-			"= true WHERE parent_table = '%s.%s': pg_partman then detaches, and Outflow drops what everybody "+
-			"has", m.root.Schema, m.root.Name),
+		return nil, postgres.Fatal(nil, codePartman, fmt.Sprintf("UPDATE part_config SET "+
+			"retention_keep_table = true WHERE parent_table = '%s.%s': pg_partman then detaches, and "+
+			"Outflow drops what "+
+			"everybody has", m.root.Schema, m.root.Name),
 			"pg_partman drops old partitions of %s (retention_keep_table = false), and asks nobody whether "+
 				"their rows are published", m.root.Quoted())
 	}

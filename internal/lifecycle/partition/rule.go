@@ -116,7 +116,8 @@ var clauses = []clause{
 	}},
 	{"keep", func(c *Config, f *Facts, p *Partition) string {
 		if !c.Archive && f.Now.Before(p.Sealed.Add(c.Keep)) {
-			return fmt.Sprintf("a repair may need it until %s (retain.table.keep)", stamp(p.Sealed.Add(c.Keep)))
+			return fmt.Sprintf("a repair may need it until %s "+
+				"(retain.table.keep)", stamp(p.Sealed.Add(c.Keep)))
 		}
 		return ""
 	}},

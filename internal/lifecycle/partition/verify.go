@@ -14,8 +14,8 @@ import (
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
-// margin is how much earlier than the range of a partition the stream is read from: clocks differ. If rows are
-// missing then, all of it is read.
+// margin is how much earlier than the range of a partition the stream is read from: clocks differ. If rows
+// are missing then, all of it is read.
 const margin = time.Hour
 
 // maxNamed is how many rows a refusal names.
@@ -81,11 +81,13 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			case m.cfg.ID == "":
 				step.Why = "there is no id column: only the fence shows it"
 			case missing.count > 0:
-				step.Why = fmt.Sprintf("%d of its %d rows were never published, which is accepted", missing.count,
+				step.Why = fmt.Sprintf("%d of its %d rows were never published, which is "+
+					"accepted", missing.count,
 					p.SealedSum.Rows)
 			case missing.aged > 0:
 				step.Why = fmt.Sprintf("%d of its %d rows are published; the others are older than the "+
-					"stream's oldest message, and the fence shows that they were", p.SealedSum.Rows-missing.aged,
+					"stream's oldest message, and the fence shows that they "+
+					"were", p.SealedSum.Rows-missing.aged,
 					p.SealedSum.Rows)
 			}
 			return step, nil
@@ -99,8 +101,8 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			Message: fmt.Sprintf("%d rows of partition %s were never published: no message has their %s; %s",
 				missing.count, p.Name, m.cfg.ID, strings.Join(missing.ids, ", ")),
 			Hint: fmt.Sprintf("They are older than init, were attached with the partition, or written to it "+
-				"when it was detached. Publish them (`outflow repair --check`), or let them go with `outflow "+
-				"partition apply --accept-unpublished %d`", missing.count)}
+				"when it was detached. Publish them (`outflow repair --check`), or let them go with "+
+				"`outflow partition apply --accept-unpublished %d`", missing.count)}
 	}
 }
 
@@ -176,7 +178,8 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 			FROM ONLY %[3]s t WHERE NOT EXISTS (SELECT FROM %[4]s k WHERE k.sum = %[5]s))
 		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
 			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[6]d) FROM gone`,
-		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.KnownTable, tablesnapshot.HashOf("t", c), maxNamed)).
+		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.KnownTable, tablesnapshot.HashOf("t", c),
+		maxNamed)).
 		Scan(&gone.count, &gone.aged, &gone.ids)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)

@@ -1,5 +1,6 @@
-// Package partition is `outflow partition`: it says, or does, what keeps the outbox table small. What may go is
-// decided in internal/lifecycle/partition; this package tells it what the checkpoint record and the stream say.
+// Package partition is `outflow partition`: it says, or does, what keeps the outbox table small. What may go
+// is decided in internal/lifecycle/partition; this package tells it what the checkpoint record and the stream
+// say.
 //
 // It is internal to Outflow: its API may change at any time.
 package partition
@@ -31,7 +32,8 @@ type Options struct {
 	Hit  func(point string)   // called at points where tests kill the process; may be nil
 }
 
-// Report says what was done and where each partition stands, or what would be done. The JSON names are stable.
+// Report says what was done and where each partition stands, or what would be done. The JSON names are
+// stable.
 type Report struct {
 	Table   string           `json:"table"`
 	Applied bool             `json:"applied"`
@@ -49,7 +51,7 @@ type command struct {
 // Run plans or applies. The report is nil only where nothing could be found out.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
 	if !cfg.Source.Rows() {
-		return nil, &outbox.Fault{Class: outbox.Usage, Code: "source",
+		return nil, &outbox.Fault{Class: outbox.Usage,
 			Message: "source is message: there is no outbox table", Hint: "There is nothing to keep small"}
 	}
 	l, err := backfill.Open(ctx, cfg, log)
@@ -72,12 +74,12 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	defer m.Close()
 	rep := &Report{Table: l.Layout.Mapping.Table, Applied: o.Apply}
 	if l.Layout.ID == "" {
-		rep.Notes = append(rep.Notes, "there is no id column: rows can't be compared with the stream, and only "+
-			"the fence shows that they are published")
+		rep.Notes = append(rep.Notes, "there is no id column: rows can't be compared with the stream, and "+
+			"only the fence shows that they are published")
 	}
 	if !cfg.Shard.Whole() {
-		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: they are "+
-			"not compared, and only the fence shows that they are published", cfg.Shard))
+		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: "+
+			"they are not compared, and only the fence shows that they are published", cfg.Shard))
 	}
 	if o.Apply {
 		rep.Steps, err = m.Apply(ctx)

@@ -1,5 +1,6 @@
-// Package parts names everything that `outflow init` makes. Init reports by these names what it makes, and
-// uninstall has to say of each what becomes of it: so neither can know a part that the other one does not.
+// Package parts names everything that `outflow init` makes, and `outflow partition`. Init reports by these
+// names what it makes, and uninstall has to say of each what becomes of it: so neither can know a part that
+// the other one does not.
 //
 // It is internal to Outflow: its API may change at any time.
 package parts
@@ -17,11 +18,12 @@ const (
 	Record      Part = "checkpoint record"
 	Counters    Part = "table of counters" // of --sql-api, and of package producer
 	Function    Part = "function"          // of --sql-api, with its schema
+	States      Part = "table of states"   // of outflow partition
 )
 
 // All lists them in the order in which init makes them.
 func All() []Part {
-	return []Part{Table, Publication, Stream, Bucket, Slot, Record, Counters, Function}
+	return []Part{Table, Publication, Stream, Bucket, Slot, Record, Counters, Function, States}
 }
 
 // Of names an object: the kind, and the name if it has one.

@@ -26,12 +26,13 @@ var inverses = map[parts.Part]func(u *uninstall, ctx context.Context) (Step, err
 	parts.Record:      (*uninstall).removeRecord,
 	parts.Bucket:      (*uninstall).bucket,
 	parts.Counters:    (*uninstall).counters,
+	parts.States:      (*uninstall).states,
 	parts.Table:       (*uninstall).keepTable,
 }
 
 // order is that of the removal, which the comment of the package argues. What stays comes last.
 var order = []parts.Part{parts.Function, parts.Slot, parts.Publication, parts.Stream, parts.Record,
-	parts.Bucket, parts.Counters, parts.Table}
+	parts.Bucket, parts.Counters, parts.States, parts.Table}
 
 func (u *uninstall) plan(ctx context.Context) error {
 	for _, part := range order {
@@ -261,6 +262,21 @@ func (u *uninstall) counters(ctx context.Context) (Step, error) {
 	there, err := u.pg.HasTable(ctx, name)
 	if err == nil && there {
 		s.Action, s.Why = Keep, "where the counters of package producer and outflow.enqueue are"
+	}
+	return s, err
+}
+
+func (u *uninstall) states(ctx context.Context) (Step, error) {
+	s := Step{Action: None}
+	schema, _, err := catalog.SplitTable(cmp.Or(u.table, u.cfg.Table))
+	if err != nil {
+		return s, err
+	}
+	s.Name = pgx.Identifier{schema, catalog.PartitionStates}.Sanitize()
+	there, err := u.pg.HasTable(ctx, s.Name)
+	if err == nil && there {
+		s.Action, s.Why = Keep, "it says which detached partitions there are, and that their rows are "+
+			"published"
 	}
 	return s, err
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// retained is an installation on an outbox that is partitioned by day, with partitions of three days long ago.
+// retained is an installation on an outbox that is partitioned by day, with partitions of three days long
+// ago.
 type retained struct {
 	*harness.Installation
 	t       *testing.T
@@ -55,8 +56,8 @@ func (r *retained) settle() {
 // left are the partitions of the three days that still exist, attached or not.
 func (r *retained) left() string {
 	r.t.Helper()
-	return harness.Value[string](r.t, r.Conn, "SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), '') "+
-		"FROM pg_class WHERE relname LIKE 'day~_%' ESCAPE '~' AND relkind = 'r'")
+	return harness.Value[string](r.t, r.Conn, "SELECT coalesce(string_agg(relname, ' ' ORDER BY relname), "+
+		"'') FROM pg_class WHERE relname LIKE 'day~_%' ESCAPE '~' AND relkind = 'r'")
 }
 
 // TestOldPartitionsGoWhenTheStreamHasThem: apply makes the partitions to come, and takes the old ones away in
@@ -106,8 +107,8 @@ func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
 	harness.AwaitMessages(t, r.JS, r.Stream, 20)
 	r.settle()
 	r.MustRun("partition", "apply")
-	if got := harness.Value[string](t, r.Conn, "SELECT string_agg(state, ' ') FROM outflow_partitions WHERE name "+
-		"LIKE '%day%'"); got != "sealed sealed sealed" {
+	if got := harness.Value[string](t, r.Conn, "SELECT string_agg(state, ' ') FROM outflow_partitions "+
+		"WHERE name LIKE '%day%'"); got != "sealed sealed sealed" {
 		t.Fatal(got)
 	}
 	r.MustStop(t)
@@ -143,11 +144,12 @@ func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
 		for i, point := range points {
 			at := fmt.Sprintf("partition.%s:1", point)
 			for day := 1; day <= 3; day++ { // as at the beginning
-				harness.Exec(t, r.Conn, fmt.Sprintf("CREATE TABLE IF NOT EXISTS day_%d PARTITION OF outbox FOR VALUES "+
-					"FROM ('2024-05-0%[1]d') TO ('2024-05-0%d')", day, day+1))
+				harness.Exec(t, r.Conn, fmt.Sprintf("CREATE TABLE IF NOT EXISTS day_%d PARTITION OF "+
+					"outbox FOR VALUES FROM ('2024-05-0%[1]d') TO ('2024-05-0%d')", day, day+1))
 			}
-			if newest := harness.Value[*string](t, r.Conn, "SELECT max(c.oid::regclass::text) FROM pg_inherits "+
-				"JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = 'outbox'::regclass AND relname LIKE "+
+			if newest := harness.Value[*string](t, r.Conn, "SELECT max(c.oid::regclass::text) FROM "+
+				"pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = 'outbox'::regclass "+
+				"AND relname LIKE "+
 				"'outbox%'"); newest != nil { // one is to be made again
 				harness.Exec(t, r.Conn, "DROP TABLE "+*newest)
 			}
@@ -177,7 +179,8 @@ func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
 			if got := r.left(); got != "" {
 				t.Fatalf("after %s: left: %s; %s", at, got, r.MustRun("partition", "plan"))
 			}
-			rest := harness.Value[[]string](t, r.Conn, "SELECT array_agg(DISTINCT state) FROM outflow_partitions")
+			rest := harness.Value[[]string](t, r.Conn, "SELECT array_agg(DISTINCT state) FROM "+
+				"outflow_partitions")
 			slices.Sort(rest)
 			if got := strings.Join(rest, " "); got != "ahead attached dropped" {
 				t.Fatalf("after %s the states are %s", at, got)
