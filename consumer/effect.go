@@ -43,13 +43,20 @@ func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	err = c.call(ctx, e, func(e *Event) error {
-		if tx == nil {
+		switch t := tx.(type) {
+		case nil:
+			return h(ctx, nil, e)
+		case *sqlTx:
+			e.sqlTx = t.tx
 			return h(ctx, nil, e)
 		}
 		return h(ctx, handlerTx{tx}, e)
 	})
 	if err != nil || tx == nil {
 		return err
+	}
+	if t, ok := tx.(*sqlTx); ok {
+		return t.left(ctx)
 	}
 	switch conn := tx.Conn().PgConn(); {
 	case conn.IsClosed():

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
@@ -52,6 +53,7 @@ type Event struct {
 	seq    uint64          // in the source's stream: for a replayed event not the same as Sequence
 	size   int             // what it counts against Config.MaxBytes
 	raw    *stream.Message // as it was read
+	sqlTx  *sql.Tx         // with PostgresSQL
 }
 
 // Window is an event's index in the window that it was published in.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/consumer/consumertest"
@@ -213,6 +215,25 @@ func ExampleConsumer_State() {
 	fmt.Println(answer.Code, answer.Body)
 	// Output:
 	// 503 consumer: Run was not called
+}
+
+// A service that uses database/sql, here with pgx's driver, has its effects exactly once as well.
+func ExamplePostgresSQL() {
+	db := stdlib.OpenDB(pgx.ConnConfig{}) // or sql.Open("pgx", os.Getenv("DATABASE_URL"))
+	defer db.Close()
+	count := func(ctx context.Context, _ pgx.Tx, e *consumer.Event) error {
+		_, err := e.SQLTx().ExecContext(ctx, "UPDATE usage SET n = n + 1 WHERE doc_id = $1", e.Document)
+		return err
+	}
+	var js jetstream.JetStream // of your connection to NATS
+	c, err := consumer.New(js, consumer.PostgresSQL(db), consumer.Config{Name: "usage"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(c.Run(context.Background(), count))
+	// Output:
+	// consumer: no JetStream context
 }
 
 // An event that no attempt can mend is given to OnPoison at once. With PostgreSQL it would be parked, with

@@ -26,9 +26,14 @@ import (
 //
 // The pool needs at least two connections; with Partitions + 2, all partitions can work concurrently. Each of
 // several consumers that share a pool needs that many: one is held for as long as the lease.
-func Postgres(pool *pgxpool.Pool) Offsets { return postgresOffsets{pool} }
+func Postgres(pool *pgxpool.Pool) Offsets {
+	if pool == nil {
+		return postgresOffsets{}
+	}
+	return postgresOffsets{pgxDatabase{pool}}
+}
 
-type postgresOffsets struct{ pool *pgxpool.Pool }
+type postgresOffsets struct{ pool database } // nil if the user's is
 
 // postgres is the store of one consumer in a database.
 //
@@ -36,7 +41,7 @@ type postgresOffsets struct{ pool *pgxpool.Pool }
 // operators that somebody has planted in one of those schemas. So each one either names its schema, or is one
 // that pg_catalog has for exactly these types, which PostgreSQL finds first.
 type postgres struct {
-	pool  *pgxpool.Pool
+	pool  database
 	cfg   *Config
 	me    string        // this instance
 	idle  time.Duration // how long a transaction may wait for the handler before the server ends it
@@ -44,12 +49,15 @@ type postgres struct {
 
 	checks string // SQL by which the server notices during a statement that this process is gone
 
-	lease *pgxpool.Conn // reserved by the session, so that busy workers can't delay renewing the lease
-	epoch int64         // of the session
+	lease connection // reserved by the session, so that busy workers can't delay renewing the lease
+	epoch int64      // of the session
 }
 
 func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
-	most := int(p.pool.Config().MaxConns)
+	most := p.pool.most()
+	if most == 0 {
+		most = cfg.Partitions + 2
+	}
 	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
 	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
 	const checks = "SET LOCAL client_connection_check_interval = 1000"
@@ -68,29 +76,30 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 // users are the consumers of this process that run, by pool.
 var users = struct {
 	sync.Mutex
-	of map[*pgxpool.Pool]int
-}{of: map[*pgxpool.Pool]int{}}
+	of map[any]int
+}{of: map[any]int{}}
 
 // use counts another consumer that uses the pool, until the function that it returns is called. Each keeps a
 // connection for its lease: a pool that has nothing beside that would silently stop them all.
 func (p postgresOffsets) use() (end func(), err error) {
 	if p.pool == nil {
-		return nil, errors.New("consumer: Postgres(nil): want a pool")
+		return nil, errors.New("consumer: Postgres or PostgresSQL of nil: want a pool")
 	}
 	users.Lock()
 	defer users.Unlock()
-	n, most := users.of[p.pool]+1, int(p.pool.Config().MaxConns)
-	if most <= n {
+	key := p.pool.key()
+	n, most := users.of[key]+1, p.pool.most()
+	if most > 0 && most <= n {
 		return nil, fault(ErrSetup, nil, "Give it Partitions + 2 for each consumer that shares it, and one "+
 			"more than there are consumers at least: pool_max_conns",
 			"the pool has %d connections for %d consumers", most, n)
 	}
-	users.of[p.pool] = n
+	users.of[key] = n
 	return func() {
 		users.Lock()
 		defer users.Unlock()
-		if users.of[p.pool]--; users.of[p.pool] == 0 {
-			delete(users.of, p.pool)
+		if users.of[key]--; users.of[key] == 0 {
+			delete(users.of, key)
 		}
 	}, nil
 }
@@ -335,7 +344,7 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 	}
 	if err := do(ctx, tx); err != nil {
 		if h := hanging(err); h != nil {
-			leave(conn, h)
+			conn.leave(h)
 			left = true
 		} else {
 			s.rollback(ctx, tx)
@@ -359,17 +368,6 @@ func (s *postgres) shorten(ctx context.Context, tx pgx.Tx, source string, partit
 		err = errors.New("the transaction does not see its own mark any more")
 	}
 	return err
-}
-
-// leave leaves a connection to a handler that still uses it. The server ends the transaction when it sees
-// that the connection is gone.
-func leave(c *pgxpool.Conn, h *hangError) {
-	conn := c.Hijack()
-	_ = conn.PgConn().Conn().Close() // may be called while the handler uses the connection
-	go func() {
-		<-h.returned
-		_ = conn.Close(context.Background()) // the network connection is closed: this doesn't wait
-	}()
 }
 
 // begin is the SQL that begins a transaction and moves the offset, in one round trip. If the stored offset is
@@ -410,12 +408,14 @@ func refusedMove(err error) error {
 	return err
 }
 
-func sqlState(err error) string {
-	var e *pgconn.PgError
-	if errors.As(err, &e) && e != nil { // a handler's error may wrap a nil pointer
-		return e.Code
+// sqlState is the SQLSTATE of an error of any driver, if it has one.
+func sqlState(err error) (code string) {
+	defer func() { _ = recover() }() // a handler's error may wrap a nil pointer
+	var e interface{ SQLState() string }
+	if errors.As(err, &e) {
+		code = e.SQLState()
 	}
-	return ""
+	return code
 }
 
 // commit commits even if the consumer is stopping: the transaction is complete. After any error but a refusal
@@ -439,7 +439,17 @@ func (s *postgres) commit(ctx context.Context, tx pgx.Tx, partition int, from, t
 // refused reports whether the server rolled back instead of committing, such as for a deferred constraint.
 func refused(err error) bool {
 	var e *pgconn.PgError
-	return errors.Is(err, pgx.ErrTxCommitRollback) || errors.As(err, &e) && e.SeverityUnlocalized == "ERROR"
+	switch {
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return true
+	case errors.As(err, &e) && e != nil:
+		return e.SeverityUnlocalized == "ERROR"
+	}
+	switch class(err) { // of another driver
+	case "", "08", "53", "57", "58", "XX": // those may have cost the connection
+		return false
+	}
+	return true
 }
 
 func (s *postgres) rollback(ctx context.Context, tx pgx.Tx) {
@@ -450,7 +460,7 @@ func (s *postgres) rollback(ctx context.Context, tx pgx.Tx) {
 
 // committed reports whether a transaction of ours that was to be rolled back was committed, which only its
 // handler can have done: begin's second setting outlives a commit only. Without an answer it says no.
-func (s *postgres) committed(ctx context.Context, conn *pgxpool.Conn, mark int64) (is bool) {
+func (s *postgres) committed(ctx context.Context, conn connection, mark int64) (is bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	err := conn.QueryRow(ctx,

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/puddle/v2"
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -107,7 +106,7 @@ func (r *runner) final(err error) error {
 	case class == "42" || class == "28" || class == "3D" || class == "3F":
 		return fault(ErrSetup, err, "Look at the rights of the role, and at search_path; consumer.Tables "+
 			"has the SQL of the tables", "the database refuses")
-	case errors.Is(err, puddle.ErrClosedPool):
+	case closedPool(err):
 		return fault(ErrSetup, err, "Close it after Run has returned", "the pool is closed")
 	case errors.Is(err, nats.ErrConnectionClosed):
 		return fault(ErrSetup, err,

@@ -3,6 +3,7 @@ package consumertest
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -27,6 +28,7 @@ type Kit struct {
 	Start func() consumer.Handler
 
 	Pool    *pgxpool.Pool // database of the handler's effects and the offsets
+	SQL     *sql.DB       // the same database, for a handler that uses Event.SQLTx; otherwise nil
 	Events  []Event
 	Effects Effects
 
@@ -182,7 +184,11 @@ func (k Kit) run(ctx context.Context, s script) (snapshot string, err error) {
 func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, err error) {
 	cfg := k.Config
 	cfg.Batch = s.batch
-	c, err := newConsumer(events, s.crash, consumer.Postgres(k.Pool), cfg)
+	offsets := consumer.Postgres(k.Pool)
+	if k.SQL != nil {
+		offsets = consumer.PostgresSQL(k.SQL)
+	}
+	c, err := newConsumer(events, s.crash, offsets, cfg)
 	if err != nil {
 		return false, err
 	}

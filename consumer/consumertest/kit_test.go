@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -98,6 +99,33 @@ func TestARecordedSessionHasItsEffectExactlyOnce(t *testing.T) {
 	k := Kit{Pool: pool, Events: events, Effects: Tables(pool, "text"), Handler: edit, MaxCrashes: 20}
 	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// With database/sql as with pgx.
+func TestHandlersOfDatabaseSQLAreHeldToExactlyOnce(t *testing.T) {
+	t.Parallel()
+	pool := stock(t)
+	db := stdlib.OpenDB(*pool.Config().ConnConfig)
+	t.Cleanup(func() { _ = db.Close() })
+	k := Kit{Pool: pool, SQL: db, Events: some(7), Effects: Tables(pool, "stock")}
+	k.Handler = func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
+		if tx != nil {
+			return consumer.Poison(errors.New("it has two transactions"))
+		}
+		_, err := e.SQLTx().ExecContext(ctx, count, e.Document, len(e.Data))
+		return err
+	}
+	if err := k.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	k.Handler = func(ctx context.Context, _ pgx.Tx, e *consumer.Event) error {
+		_, err := db.ExecContext(ctx, count, e.Document, len(e.Data))
+		return err
+	}
+	var d *Difference
+	if err := k.Check(t.Context()); !errors.As(err, &d) {
+		t.Errorf("an effect outside of the transaction: %v", err)
 	}
 }
 

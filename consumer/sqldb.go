@@ -1,0 +1,272 @@
+package consumer
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/puddle/v2"
+)
+
+// PostgresSQL is [Postgres] for services that use database/sql, also through an ORM: each event takes effect
+// exactly once. The handler's tx is nil, and [Event.SQLTx] is the transaction. Any driver for PostgreSQL will
+// do whose errors tell their SQLSTATE by a method SQLState, such as pgx's own (pgx/v5/stdlib) and lib/pq.
+//
+// The pool needs at least two connections, as does that of Postgres (SetMaxOpenConns; there is no limit by
+// default). A transaction takes two more round trips than with Postgres.
+func PostgresSQL(db *sql.DB) Offsets {
+	if db == nil {
+		return postgresOffsets{}
+	}
+	return postgresOffsets{sqlDatabase{db, runnerSQL{db}}}
+}
+
+// SQLTx is the transaction that also moves the offset, with [PostgresSQL]; otherwise nil. The handler must
+// not commit it, roll it back or use it after returning.
+func (e *Event) SQLTx() *sql.Tx { return e.sqlTx }
+
+// statements is what a sql.DB, a sql.Conn and a sql.Tx have in common.
+type statements interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// runnerSQL runs statements as a DB of pgx does. It passes what not all drivers know as text.
+type runnerSQL struct{ to statements }
+
+func (r runnerSQL) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	done, err := r.to.ExecContext(ctx, query, asText(args)...)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	n, err := done.RowsAffected()
+	return pgconn.NewCommandTag("ROWS " + strconv.FormatInt(n, 10)), err
+}
+
+func (r runnerSQL) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	rows, err := r.to.QueryContext(ctx, query, asText(args)...)
+	if err != nil {
+		return nil, err
+	}
+	return sqlRows{rows: rows}, nil
+}
+
+func (r runnerSQL) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	rows, err := r.to.QueryContext(ctx, query, asText(args)...)
+	return sqlRow{rows, err}
+}
+
+// asText turns arguments into what every driver passes on; the statements say the types.
+func asText(args []any) []any {
+	all := make([]any, len(args))
+	for i, arg := range args {
+		switch v := arg.(type) {
+		case time.Duration:
+			all[i] = strconv.FormatInt(v.Microseconds(), 10) + " microseconds"
+		case []int64:
+			all[i] = array(v, func(n int64) string { return strconv.FormatInt(n, 10) })
+		case []int:
+			all[i] = array(v, strconv.Itoa)
+		case []string:
+			all[i] = array(v, func(s string) string { return s })
+		case [][]byte:
+			all[i] = array(v, func(b []byte) string { return `\x` + hex.EncodeToString(b) })
+		case []time.Time:
+			all[i] = array(v, func(t time.Time) string { return t.Format(time.RFC3339Nano) })
+		default:
+			all[i] = arg
+		}
+	}
+	return all
+}
+
+// array is the text of an array.
+func array[T any](values []T, text func(T) string) string {
+	var b strings.Builder
+	b.WriteByte('{')
+	for i, v := range values {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteByte('"')
+		b.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text(v)))
+		b.WriteByte('"')
+	}
+	b.WriteByte('}')
+	return b.String()
+}
+
+// sqlRows are rows as those of pgx.
+type sqlRows struct {
+	pgx.Rows // nil: what it has beside is not used
+	rows     *sql.Rows
+}
+
+func (r sqlRows) Close()                        { _ = r.rows.Close() } // Err has it
+func (r sqlRows) Err() error                    { return r.rows.Err() }
+func (r sqlRows) Next() bool                    { return r.rows.Next() }
+func (r sqlRows) Scan(dest ...any) error        { return r.rows.Scan(dest...) }
+func (r sqlRows) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
+
+type sqlRow struct {
+	rows *sql.Rows
+	err  error
+}
+
+func (r sqlRow) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	return errors.Join(r.rows.Scan(dest...), r.rows.Close())
+}
+
+// sqlDatabase is a pool of database/sql.
+type sqlDatabase struct {
+	db *sql.DB
+	runnerSQL
+}
+
+func (d sqlDatabase) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := d.db.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &sqlTx{runnerSQL: runnerSQL{tx}, tx: tx}, nil
+}
+
+func (d sqlDatabase) Acquire(ctx context.Context) (connection, error) {
+	conn, err := d.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &sqlConn{runnerSQL: runnerSQL{conn}, conn: conn}, nil
+}
+
+func (d sqlDatabase) most() int { return d.db.Stats().MaxOpenConnections }
+
+func (d sqlDatabase) key() any { return d.db }
+
+type sqlConn struct {
+	runnerSQL
+	conn *sql.Conn
+	end  context.CancelFunc // of the newest transaction
+}
+
+func (c *sqlConn) Begin(ctx context.Context) (pgx.Tx, error) {
+	return c.BeginTx(ctx, pgx.TxOptions{BeginQuery: "BEGIN"})
+}
+
+func (c *sqlConn) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) {
+	begin, further, _ := strings.Cut(o.BeginQuery, ";")
+	if mode := strings.TrimPrefix(begin, "BEGIN"); mode != "" {
+		further = "SET TRANSACTION" + mode + ";" + further
+	}
+	own, end := context.WithCancel(ctx)
+	tx, err := c.conn.BeginTx(own, nil)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	c.end = end
+	t := &sqlTx{runnerSQL: runnerSQL{tx}, tx: tx, check: strings.TrimSuffix(o.CommitQuery, "; COMMIT")}
+	if further != "" {
+		if _, err := t.Exec(ctx, further); err != nil {
+			_ = tx.Rollback()
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func (c *sqlConn) Release() {
+	if c.end != nil {
+		c.end()
+	}
+	_ = c.conn.Close() // gives it back to the pool
+}
+
+// leave has database/sql roll the transaction back, for which a statement of the handler that still runs has
+// to end first: its context has ended.
+func (c *sqlConn) leave(h *hangError) {
+	c.end()
+	go func() {
+		<-h.returned
+		c.Release()
+	}()
+}
+
+// sqlTx is a transaction of database/sql as the consumer uses it. The handler gets tx itself.
+type sqlTx struct {
+	runnerSQL
+	pgx.Tx // nil: what it has beside is not used
+
+	tx *sql.Tx
+	// SQL that divides by zero if the transaction is not the one that began; "": nobody can end it
+	check string
+}
+
+func (t *sqlTx) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	return t.runnerSQL.Exec(ctx, query, args...)
+}
+
+func (t *sqlTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	return t.runnerSQL.Query(ctx, query, args...)
+}
+
+func (t *sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	return t.runnerSQL.QueryRow(ctx, query, args...)
+}
+
+func (t *sqlTx) Commit(ctx context.Context) error {
+	if t.check != "" {
+		if _, err := t.Exec(ctx, t.check); err != nil {
+			_ = t.tx.Rollback()
+			if sqlState(err) == "22012" {
+				return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "22012", Message: err.Error()}
+			}
+			return err
+		}
+	}
+	return t.tx.Commit()
+}
+
+func (t *sqlTx) Rollback(context.Context) error {
+	err := t.tx.Rollback()
+	if errors.Is(err, sql.ErrTxDone) {
+		return pgx.ErrTxClosed
+	}
+	return err
+}
+
+// left returns an error if the handler has left the transaction as it must not be.
+func (t *sqlTx) left(ctx context.Context) error {
+	_, err := t.Exec(ctx, t.check)
+	switch state := sqlState(err); {
+	case err == nil:
+		return nil
+	case state == "25P02":
+		return errSwallowed
+	case state == "22012" || errors.Is(err, sql.ErrTxDone):
+		return errEnded
+	}
+	return fmt.Errorf("the connection broke while the handler ran: %w", err)
+}
+
+// closedPool reports whether a pool was closed. The error of database/sql has no name.
+func closedPool(err error) bool {
+	return errors.Is(err, puddle.ErrClosedPool) || strings.Contains(err.Error(), "sql: database is closed")
+}
