@@ -20,7 +20,8 @@ import (
 // do whose errors tell their SQLSTATE by a method SQLState, such as pgx's own (pgx/v5/stdlib) and lib/pq.
 //
 // The pool needs at least two connections, as does that of Postgres (SetMaxOpenConns; there is no limit by
-// default). A transaction takes two more round trips than with Postgres.
+// default). A transaction takes two more round trips than with Postgres; with another driver than pgx's each
+// event takes one, too.
 func PostgresSQL(db *sql.DB) Offsets {
 	if db == nil {
 		return postgresOffsets{}
@@ -182,7 +183,8 @@ func (c *sqlConn) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) 
 		return nil, err
 	}
 	c.end = end
-	t := &sqlTx{runnerSQL: runnerSQL{tx}, tx: tx, check: strings.TrimSuffix(o.CommitQuery, "; COMMIT")}
+	t := &sqlTx{runnerSQL: runnerSQL{tx}, tx: tx, conn: c.conn,
+		check: strings.TrimSuffix(o.CommitQuery, "; COMMIT")}
 	if further != "" {
 		if _, err := t.Exec(ctx, further); err != nil {
 			_ = tx.Rollback()
@@ -214,7 +216,8 @@ type sqlTx struct {
 	runnerSQL
 	pgx.Tx // nil: what it has beside is not used
 
-	tx *sql.Tx
+	tx   *sql.Tx
+	conn *sql.Conn // nil for a transaction without handlers
 	// SQL that divides by zero if the transaction is not the one that began; "": nobody can end it
 	check string
 }
@@ -252,8 +255,24 @@ func (t *sqlTx) Rollback(context.Context) error {
 	return err
 }
 
-// left returns an error if the handler has left the transaction as it must not be.
+// left returns an error if the handler has left the transaction as it must not be. pgx's driver knows that by
+// itself; others have to ask the server.
 func (t *sqlTx) left(ctx context.Context) error {
+	status := byte(0)
+	_ = t.conn.Raw(func(driver any) error {
+		if c, ok := driver.(interface{ Conn() *pgx.Conn }); ok && !c.Conn().IsClosed() {
+			status = c.Conn().PgConn().TxStatus()
+		}
+		return nil
+	})
+	switch status {
+	case 'T':
+		return nil
+	case 'E':
+		return errSwallowed
+	case 'I':
+		return errEnded
+	}
 	_, err := t.Exec(ctx, t.check)
 	switch state := sqlState(err); {
 	case err == nil:
