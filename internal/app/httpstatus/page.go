@@ -55,7 +55,7 @@ type instance struct {
 	This  bool
 }
 
-// reader is a durable consumer.
+// reader is a durable consumer, or one of package consumer.
 type reader struct {
 	watch.Consumer
 	Level                         overview.Level

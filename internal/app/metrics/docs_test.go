@@ -205,8 +205,10 @@ var sections = []struct {
 	{"NATS and the stream", "Read by a connection of their own, whatever publishing does.\n",
 		regexp.MustCompile(
 			`^(nats_up|jetstream_.*|stream_(messages|bytes|limit|last|exists|read|replica).*)$`)},
-	{"Consumers", "As JetStream knows them, whoever wrote them. The metrics of package `consumer` are " +
-		"[its own](consumer.md).\n", regexp.MustCompile(`^stream_consumer.*$`)},
+	{"Consumers", "As JetStream knows them: durable ones, whoever wrote them, and those of package " +
+		"`consumer`, as long as an instance reads. How far these are is in their database, and in [their " +
+		"own metrics](consumer.md): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
+		regexp.MustCompile(`^stream_consumer.*$`)},
 	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},
 	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +
 		`resumptions_total)$`)},

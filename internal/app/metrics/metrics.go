@@ -288,11 +288,13 @@ var (
 			"were last read, every fifth time that the stream is. No series without the right to "+
 			"CONSUMER.LIST.")
 	consumersLeftOut = describe("stream_consumers_left_out",
-		"Durable consumers that have no series: there are "+
+		"Consumers that have no series: there are "+
 			"at most 100, of those with the most pending messages.")
 	pending = describe("stream_consumer_pending_messages",
 		"Messages of the stream that the durable consumer "+
-			"was not given yet.", "consumer")
+			"was not given yet; of package consumer, that the instance which is farthest behind has not "+
+			"read.",
+		"consumer")
 	ackPending = describe("stream_consumer_ack_pending_messages", "Messages that the durable consumer was "+
 		"given and has not acknowledged.", "consumer")
 	redelivered = describe("stream_consumer_redelivered_messages", "Messages among them that it was given "+

@@ -238,7 +238,7 @@ func ConsumerLevel(c *watch.Consumer) (Level, string) {
 	switch {
 	case c.Paused:
 		return Idle, "paused"
-	case c.Pending > 0 && c.Waiting == 0 && c.AckPending == 0:
+	case c.Readers == 0 && c.Pending > 0 && c.Waiting == 0 && c.AckPending == 0:
 		return Warning, "nobody reads"
 	case c.Pending > keepsUp:
 		return Warning, "behind"

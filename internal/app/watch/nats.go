@@ -169,10 +169,11 @@ func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
 	return s, nil
 }
 
-// consumers lists the stream's durable consumers, of very many a part. Without that list everything else is
-// still true, so an error is only said beside it.
+// consumers lists the stream's durable consumers and the readers of package consumer, of very many a part.
+// Without that list everything else is still true, so an error is only said beside it.
 func (n *natsSide) consumers(ctx context.Context) {
 	var all []Consumer
+	seen := map[string]bool{} // others may come between two pages, and move one to the next
 	size, total := cmp.Or(n.size, partSize), 0
 	end := (n.next + 1) * size
 	for offset := n.next * size; ; {
@@ -191,8 +192,10 @@ func (n *natsSide) consumers(ctx context.Context) {
 			return
 		}
 		for i := range page.Consumers {
-			if c := &page.Consumers[i]; c.Config.Durable != "" {
+			c := &page.Consumers[i]
+			if of := c.Config.Durable + c.Config.Metadata.Of; of != "" && !seen[c.Name] {
 				all = append(all, c.consumer())
+				seen[c.Name] = true
 			}
 		}
 		offset, total = offset+len(page.Consumers), page.Total
@@ -232,11 +235,21 @@ func (n *natsSide) merge(read []Consumer) (all []Consumer, left int) {
 }
 
 // farthestBehind returns the consumers with the most pending messages, sorted by name, and how many it leaves
-// out. A consumer that pages of a list have twice, because others came meanwhile, is one.
+// out. One that two parts of a list have, because others came meanwhile, is one, and so are the readers of a
+// consumer.
 func farthestBehind(all []Consumer) (kept []Consumer, over int) {
 	byName := func(a, b Consumer) int { return cmp.Compare(a.Name, b.Name) }
-	slices.SortStableFunc(all, byName)
-	all = slices.CompactFunc(all, func(a, b Consumer) bool { return a.Name == b.Name })
+	slices.SortStableFunc(all, func(a, b Consumer) int { // a durable goes before readers of its name
+		return cmp.Or(byName(a, b), cmp.Compare(min(a.Readers, 1), min(b.Readers, 1)))
+	})
+	for i := range all {
+		if n := len(kept); n == 0 || kept[n-1].Name != all[i].Name {
+			kept = append(kept, all[i])
+		} else if kept[n-1].Readers > 0 && all[i].Readers > 0 {
+			kept[n-1].join(&all[i])
+		}
+	}
+	all = kept
 	slices.SortStableFunc(all, func(a, b Consumer) int { return cmp.Compare(b.Pending, a.Pending) })
 	if over = len(all) - MaxConsumers; over > 0 {
 		all = all[:MaxConsumers]
@@ -249,7 +262,10 @@ func farthestBehind(all []Consumer) (kept []Consumer, over int) {
 type consumerInfo struct {
 	Name   string `json:"name"`
 	Config struct {
-		Durable string `json:"durable_name"`
+		Durable  string `json:"durable_name"`
+		Metadata struct {
+			Of string `json:"outflow.consumer"` // the consumer of package consumer that reads with it
+		} `json:"metadata"`
 	} `json:"config"`
 	AckFloor struct {
 		Seq  uint64    `json:"stream_seq"`
@@ -263,6 +279,20 @@ type consumerInfo struct {
 }
 
 func (c *consumerInfo) consumer() Consumer {
-	return Consumer{Name: c.Name, Pending: c.Pending, AckPending: c.AckPending, Redelivered: c.Redelivered,
+	made := Consumer{Name: c.Name, Pending: c.Pending, AckPending: c.AckPending, Redelivered: c.Redelivered,
 		Waiting: c.Waiting, AckFloor: c.AckFloor.Seq, LastAck: c.AckFloor.Last, Paused: c.Paused}
+	if c.Config.Durable == "" {
+		made.Name, made.Readers = c.Config.Metadata.Of, 1
+	}
+	return made
+}
+
+// join adds another reader of the same consumer. It is as far as the one that is farthest behind.
+func (c *Consumer) join(other *Consumer) {
+	c.Readers += other.Readers
+	c.Pending, c.AckFloor = max(c.Pending, other.Pending), min(c.AckFloor, other.AckFloor)
+	c.AckPending, c.Waiting = c.AckPending+other.AckPending, c.Waiting+other.Waiting
+	if other.LastAck.After(c.LastAck) {
+		c.LastAck = other.LastAck
+	}
 }

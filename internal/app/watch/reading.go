@@ -106,11 +106,13 @@ type Replica struct {
 	Lag     uint64 `json:"lag"` // operations
 }
 
-// Consumer is a durable consumer of the stream, as JetStream knows it.
+// Consumer is a durable consumer of the stream, as JetStream knows it, or one of package consumer whose
+// instances read the stream each by itself: as much of it as they have read.
 type Consumer struct {
 	Name        string    `json:"name"`
-	Pending     uint64    `json:"pending"`     // messages that it has not been given yet
-	AckPending  int       `json:"ack_pending"` // given and not acknowledged
+	Readers     int       `json:"readers,omitempty"` // instances that read; 0: it is a durable
+	Pending     uint64    `json:"pending"`           // messages that it has not been given yet
+	AckPending  int       `json:"ack_pending"`       // given and not acknowledged
 	Redelivered int       `json:"redelivered"`
 	Waiting     int       `json:"waiting"` // pull requests that wait: somebody reads
 	AckFloor    uint64    `json:"ack_floor"`

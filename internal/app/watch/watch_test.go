@@ -153,6 +153,33 @@ func TestAConsumerOnTwoPagesIsOne(t *testing.T) {
 	}
 }
 
+// The instances of a consumer of package consumer read by themselves, each with a reader that says whose it
+// is: they are one consumer, as far as the one that is farthest behind. A durable of that name goes before
+// them: two series of one name would be an error instead of all metrics.
+func TestTheReadersOfAConsumerAreOne(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	js := outboxStream(t, ns.URL())
+	for i, of := range []string{"texts", "texts", "search"} {
+		c, err := js.CreateConsumer(t.Context(), "OUTBOX", jetstream.ConsumerConfig{
+			AckPolicy: jetstream.AckNonePolicy, Metadata: map[string]string{"outflow.consumer": of}})
+		must.Succeed(t, err)
+		for range i {
+			_, err := c.Next()
+			must.Succeed(t, err)
+		}
+	}
+	w := New(Config{Config: config.Config{Stream: "OUTBOX", NATS: config.NATS{URL: ns.URL()}}})
+	side := &natsSide{w: w}
+	defer side.close()
+	must.Succeed(t, side.read(t.Context()))
+	r := w.Reading()
+	if c := r.Consumers; len(c) != 3 || c[1].Name != "search" || c[1].Readers != 0 || c[2].Name != "texts" ||
+		c[2].Readers != 2 || c[2].Pending != 3 || c[2].AckFloor != 0 || r.ConsumersLeftOut != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
 // Of more consumers than one reading asks for, those that are farthest behind are found nevertheless, by the
 // time that all parts of the list were read.
 func TestTheFarthestBehindOfVeryManyConsumersAreFound(t *testing.T) {

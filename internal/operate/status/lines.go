@@ -57,6 +57,11 @@ func (r *Report) Print(w io.Writer, style Style) error {
 	for i := range r.Consumers {
 		c := &r.Consumers[i]
 		level, word := overview.ConsumerLevel(c)
+		if c.Readers > 0 { // package consumer acknowledges nothing
+			p.line("", "%s %s: %s, %s not read, read by %d", p.shape(level), printable(c.Name), word,
+				units.Count(c.Pending), c.Readers)
+			continue
+		}
 		p.line("", "%s %s: %s, %s pending, %s to be acknowledged", p.shape(level), printable(c.Name), word,
 			units.Count(c.Pending), units.Count(c.AckPending))
 	}
