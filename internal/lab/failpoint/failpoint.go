@@ -44,6 +44,7 @@
 //	partition.durable, .archived    every slot has confirmed the fence; the archive has it
 //	partition.compared, .verified   all rows are published; before the lock that it is dropped under
 //	partition.dropping, .dropped    it is dropped; that is committed
+//	partition.deleted               rows of a plain table are deleted
 package failpoint
 
 import (
@@ -82,7 +83,7 @@ var steps = []string{
 	"snapshot.row", "snapshot.published", "snapshot.durable", "snapshot.finished",
 	"partition.made", "partition.attached", "partition.detaching", "partition.detached", "partition.sealing",
 	"partition.sealed", "partition.durable", "partition.archived", "partition.compared", "partition.verified",
-	"partition.dropping", "partition.dropped",
+	"partition.dropping", "partition.dropped", "partition.deleted",
 }
 
 // Names returns the points at which outflow run can kill itself.

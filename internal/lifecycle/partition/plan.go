@@ -84,13 +84,7 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 	}
 	for _, p := range s.all {
 		if p.Fence > f.WALEnd {
-			return nil, &outbox.Fault{Class: outbox.Gap, Code: codeBehind,
-				Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of partition "+
-					"%s", f.WALEnd,
-					p.Name), From: f.WALEnd, To: p.Fence,
-				Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another "+
-					"server: correct postgres.url, or run `outflow repair`. Then set state = 'detaching', "+
-					"fence = NULL where that is so in table %s", m.ledger())}
+			return nil, m.behind(f, p)
 		}
 	}
 	if s.partman, err = m.readPartman(ctx); err != nil {
@@ -112,6 +106,17 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 	}
 	s.chosen = wanted(&m.cfg, f.Now, attached)
 	return s, nil
+}
+
+// behind is the fault of a fence in the future.
+func (m *Manager) behind(f *Facts, p *Partition) error {
+	return &outbox.Fault{Class: outbox.Gap, Code: codeBehind,
+		Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of %s", f.WALEnd, p.Name),
+		From:    f.WALEnd, To: p.Fence,
+		Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another server: "+
+			"correct "+
+			"postgres.url, or run `outflow repair`. Then set state = 'detaching', fence = NULL where that is so in "+
+			"table %s", m.ledger())}
 }
 
 func (m *Manager) badKey() error {

@@ -3,12 +3,10 @@ package partition
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
@@ -97,12 +95,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			}
 			continue
 		}
-		return step, &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished,
-			Message: fmt.Sprintf("%d rows of partition %s were never published: no message has their %s; %s",
-				missing.count, p.Name, m.cfg.ID, strings.Join(missing.ids, ", ")),
-			Hint: fmt.Sprintf("They are older than init, were attached with the partition, or written to it "+
-				"when it was detached. Publish them (`outflow repair --check`), or let them go with "+
-				"`outflow partition apply --accept-unpublished %d`", missing.count)}
+		return step, m.refuse("partition "+p.Name, missing)
 	}
 }
 
@@ -175,11 +168,10 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		}
 	}
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
-			FROM ONLY %[3]s t WHERE NOT EXISTS (SELECT FROM %[4]s k WHERE k.sum = %[5]s))
+			FROM ONLY %[3]s t WHERE NOT %[4]s)
 		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
-			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[6]d) FROM gone`,
-		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.KnownTable, tablesnapshot.HashOf("t", c),
-		maxNamed)).
+			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
+		postgres.Quote(m.cfg.ID), aged, p.Name, known(tablesnapshot.HashOf("t", c)), maxNamed)).
 		Scan(&gone.count, &gone.aged, &gone.ids)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)

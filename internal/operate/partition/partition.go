@@ -81,10 +81,23 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: "+
 			"they are not compared, and only the fence shows that they are published", cfg.Shard))
 	}
-	if o.Apply {
-		rep.Steps, err = m.Apply(ctx)
-	} else {
-		rep.Steps, err = m.Plan(ctx)
+	run := m.Plan
+	switch byRows := cfg.Retain.Table.Method == config.RetainDelete; {
+	case byRows && o.Apply:
+		run = m.Delete
+	case byRows:
+		run = m.PlanDelete
+	case o.Apply:
+		run = m.Apply
+	}
+	if rep.Steps, err = run(ctx); err != nil || cfg.Retain.Table.Method != config.RetainDelete {
+		return rep, err
+	}
+	set, err := m.Autovacuum(ctx)
+	if set != "" {
+		rep.Notes = append(rep.Notes, "rows are deleted all the time, and the table's autovacuum is that "+
+			"of the "+
+			"server: "+set)
 	}
 	return rep, err
 }

@@ -1,0 +1,273 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// newPlain makes an outbox that is not partitioned, on a server of its own: transactions of other tests are as
+// good as those of services, and what is older than none of them stays.
+func newPlain(t *testing.T, major int) *world {
+	t.Helper()
+	w := newWorld(t, pgtest.Own(t, major, "wal_level=logical", "autovacuum=off"), 0)
+	w.Exec("DROP TABLE outbox")
+	w.Exec(`CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+		actor_id text NOT NULL, counter bigint NOT NULL, payload jsonb NOT NULL,
+		created_at timestamptz NOT NULL DEFAULT now())`)
+	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
+	return w
+}
+
+// remove runs delete once.
+func (w *world) remove() (Step, error) {
+	w.T.Helper()
+	m := w.manager()
+	defer m.Close()
+	steps, err := m.Delete(outboxdb.Within(w.T))
+	if len(steps) != 1 {
+		must.Succeed(w.T, err)
+		w.T.Fatalf("%d steps", len(steps))
+	}
+	return steps[0], err
+}
+
+func (w *world) mustRemove() Step {
+	w.T.Helper()
+	s, err := w.remove()
+	must.Succeed(w.T, err)
+	return s
+}
+
+// rows counts them.
+func (w *world) rows() string {
+	w.T.Helper()
+	return w.Text("SELECT count(*)::text FROM outbox")
+}
+
+// TestRowsAreDeletedBehindAFence: not before every slot has confirmed it, and not those of transactions that
+// were open then, nor rows that were updated since.
+func TestRowsAreDeletedBehindAFence(t *testing.T) {
+	t.Parallel()
+	for _, major := range pgtest.Majors(t) {
+		w := newPlain(t, major)
+		w.insert(0, 3000, true)
+		writer := w.other()
+		within := outboxdb.Within(t)
+		tx, err := writer.Begin(within)
+		must.Succeed(t, err)
+		_, err = tx.Exec(within, "SAVEPOINT s")
+		must.Succeed(t, err)
+		_, err = tx.Exec(within, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('open', "+
+			"'a', 1, '{}')")
+		must.Succeed(t, err)
+		w.insert(0, 7, true) // of a transaction that is younger than the open one
+		if s := w.mustRemove(); s.Action != Wait || !strings.Contains(s.Why, w.Slot) {
+			t.Errorf("before the slot has confirmed it: %v", s)
+		}
+		if got := w.rows(); got != "3007" {
+			t.Fatalf("%s rows", got)
+		}
+		must.Succeed(t, tx.Commit(within))
+		w.Exec("UPDATE outbox SET payload = '[]' WHERE counter = 5 AND doc_id = 'd'")
+		w.confirm(w.Slot)
+		w.Exec("SELECT pg_logical_emit_message(true, 'x', 'x')") // the next fence is not confirmed yet
+		s := w.mustRemove()
+		// of the 2 with counter 5 one lies behind the fence, and was updated after it
+		if got := w.rows(); s.Action != Delete || s.Rows != 2999 || got != "9" {
+			t.Errorf("%v, %d; %s rows are left", s, s.Rows, got)
+		}
+		if got := w.Text("SELECT count(*)::text FROM outbox WHERE doc_id = 'open'"); got != "1" {
+			t.Error("a row of the open transaction is gone")
+		}
+		w.published[w.Text("SELECT id::text FROM outbox WHERE doc_id = 'open'")] = true
+		for range 2 {
+			w.confirm(w.Slot)
+			w.mustRemove()
+		}
+		if got := w.rows(); got != "0" {
+			t.Errorf("%s rows at the end", got)
+		}
+	}
+}
+
+// TestRowsOlderThanTheFirstRunAreComparedWithTheStream: those in no message stay, and are named; younger ones
+// need no message any more.
+func TestRowsOlderThanTheFirstRunAreComparedWithTheStream(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 12, false)
+	w.insert(0, 40, true)
+	w.mustRemove()
+	w.insert(0, 25, false) // the stream's retention has removed them
+	w.confirm(w.Slot)
+	w.Exec("SELECT pg_logical_emit_message(true, 'x', 'x')") // the next fence is not confirmed yet
+	_, err := w.remove()
+	f := wantFault(t, err, outbox.Gap, codeUnpublished)
+	if !strings.Contains(f.Message, "12 rows of") || strings.Count(f.Message, "-4") < 10 {
+		t.Error(f)
+	}
+	if got := w.rows(); got != "37" {
+		t.Errorf("%s rows are left", got)
+	}
+	w.confirm(w.Slot)
+	_, err = w.remove()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if got := w.rows(); got != "12" {
+		t.Errorf("%s rows are left", got)
+	}
+	w.o.AcceptUnpublished = 12
+	w.confirm(w.Slot)
+	if s := w.mustRemove(); s.Rows != 12 || w.rows() != "0" {
+		t.Errorf("%v; %s rows are left", s, w.rows())
+	}
+	w.o.AcceptUnpublished = 0
+	reads := len(w.reads)
+	w.insert(0, 3, false)
+	for range 3 {
+		w.mustRemove()
+		w.confirm(w.Slot)
+	}
+	if got := w.rows(); got != "0" || len(w.reads) != reads {
+		t.Errorf("%s rows are left, the stream was read %d times", got, len(w.reads)-reads)
+	}
+}
+
+// TestRowsThatAreLockedAreLeftForTheNextRun.
+func TestRowsThatAreLockedAreLeftForTheNextRun(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 10, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	tx, err := w.other().Begin(outboxdb.Within(t))
+	must.Succeed(t, err)
+	_, err = tx.Exec(outboxdb.Within(t), "SELECT FROM outbox WHERE counter <= 4 FOR UPDATE")
+	must.Succeed(t, err)
+	if s := w.mustRemove(); s.Rows != 6 {
+		t.Errorf("%v", s)
+	}
+	must.Succeed(t, tx.Rollback(outboxdb.Within(t)))
+	w.confirm(w.Slot)
+	w.mustRemove()
+	if got := w.rows(); got != "0" {
+		t.Errorf("%s rows are left", got)
+	}
+}
+
+func TestRowsStayAsLongAsARepairMayNeedThem(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	w.insert(0, 10, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	if s := w.mustRemove(); s.Action != Wait || !strings.Contains(s.Why, "retain.table.keep") {
+		t.Errorf("%v", s)
+	}
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+	w.out.Repairing = "outflow repair --accept x"
+	if s := w.mustRemove(); s.Action != Wait || !strings.Contains(s.Why, "has not finished") {
+		t.Errorf("%v", s)
+	}
+	w.out.Repairing = ""
+	w.cfg.Age = 24 * time.Hour
+	if s := w.mustRemove(); s.Action != Wait || !strings.Contains(s.Why, "retain.table.age") {
+		t.Errorf("%v", s)
+	}
+	w.cfg.Age = 0
+	if s := w.mustRemove(); s.Rows != 10 {
+		t.Errorf("%v", s)
+	}
+	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0'")
+	m := w.manager()
+	_, err := m.Delete(outboxdb.Within(t))
+	wantFault(t, err, outbox.Gap, codeBehind)
+}
+
+// TestTheTableStaysSmallWhileItIsWrittenTo: rows come without a pause, the slot confirms, rows go, and vacuum
+// runs as the printed settings would let it. The table is not much larger than what it has to hold.
+func TestTheTableStaysSmallWhileItIsWrittenTo(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	m := w.manager()
+	set, err := m.Autovacuum(outboxdb.Within(t))
+	must.Succeed(t, err)
+	w.Exec(set)
+	if again, err := m.Autovacuum(outboxdb.Within(t)); again != "" || err != nil {
+		t.Errorf("it is set, and %q, %v", again, err)
+	}
+	m.Close()
+	w.mustRemove()
+	round := func() {
+		w.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT 'd', 'a', n,
+			jsonb_build_object('text', repeat('x', 200)) FROM generate_series(1, 5000) n`)
+		w.confirm(w.Slot)
+		w.mustRemove()
+		w.Exec("VACUUM (TRUNCATE false) outbox")
+	}
+	size := func() (n int64) {
+		must.Succeed(t, w.Conn.QueryRow(outboxdb.Within(t), "SELECT pg_relation_size('outbox')").Scan(&n))
+		return n
+	}
+	for range 3 {
+		round()
+	}
+	settled := size()
+	for range 6 {
+		round()
+	}
+	var live int64
+	must.Succeed(t, w.Conn.QueryRow(outboxdb.Within(t), "SELECT count(*) FROM outbox").Scan(&live))
+	if after := size(); after*10 > settled*13 {
+		t.Errorf("it grew from %d to %d bytes, with %d rows", settled, after, live)
+	}
+	t.Logf("settled at %d bytes, %d after 30,000 more rows, %d rows are in it", settled, size(), live)
+}
+
+// TestDeleteKilledOnTheWayGoesOn: the session ends between two batches, and the next run deletes the rest.
+func TestDeleteKilledOnTheWayGoesOn(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 2500, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	for _, point := range []string{"partition.sealed", "partition.verified", "partition.deleted"} {
+		killed := false
+		var m *Manager
+		w.o.Hit = func(at string) {
+			if at == point && !killed {
+				killed = true
+				w.Exec("SELECT pg_terminate_backend($1::text::int, 10000)", fmt.Sprint(m.conn.PgConn().PID()))
+			}
+		}
+		m = w.manager()
+		if _, err := m.Delete(context.Background()); !killed || err == nil && point != "partition.verified" {
+			t.Errorf("%s: %v, %v", point, killed, err)
+		}
+		m.Close()
+	}
+	w.o.Hit = nil
+	if got := w.rows(); got != "1500" && got != "2500" {
+		t.Errorf("%s rows", got)
+	}
+	w.mustRemove()
+	if got := w.rows(); got != "0" {
+		t.Errorf("%s rows are left", got)
+	}
+}
+
+func TestAPartitionedTableIsNotDeletedFrom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	m := w.manager()
+	_, err := m.Delete(outboxdb.Within(t))
+	wantFault(t, err, outbox.Fatal, codeKey)
+}
