@@ -143,6 +143,16 @@ var table = []Finding{
 		Title: "The publication publishes all tables",
 		Hint: "PostgreSQL sends every change of the database to Outflow. A publication FOR TABLE saves " +
 			"that, but changing it needs a repair: plan it with the next change of the set-up."},
+	{Code: "partitions_ahead", Severity: Error,
+		Title: "The outbox is about to have no partition for new rows",
+		Hint: "Run `outflow partition apply`, and every hour from then on: without a partition the " +
+			"services' own transactions fail.",
+		Runbook: "[Retention](retention.md)."},
+	{Code: "partition_blocked", Severity: Warning,
+		Title: "Old rows stay in the outbox, because a slot is behind",
+		Hint: "Let the slot's reader catch up. Does nobody need the slot? Drop it, or name it in " +
+			"retain.other_slots.",
+		Runbook: "[What may go](retention.md#what-may-go)."},
 	{Code: "partition_unpublished", Severity: Error, Classes: gap,
 		Title: "A partition that is to go has rows that were never published",
 		Hint: "They are older than init, were attached with the partition, or were written to it when it " +

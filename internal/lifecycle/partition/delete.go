@@ -375,8 +375,8 @@ func (m *Manager) refuse(where string, gone missing) error {
 			m.cfg.ID, strings.Join(gone.ids, ", ")),
 		Hint: fmt.Sprintf("They are older than init, were attached with a partition, or written to it "+
 			"when it "+
-			"was detached. Publish them (`outflow repair --check`), or let them go with `outflow partition apply "+
-			"--accept-unpublished %d`", gone.count)}
+			"was detached. Publish them (`outflow repair --check`), or let them go "+
+			"with `outflow partition apply --accept-unpublished %d`", gone.count)}
 }
 
 // Autovacuum says how the table's autovacuum is to be set where rows are deleted from it all the time; ""

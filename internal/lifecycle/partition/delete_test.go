@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// newPlain makes an outbox that is not partitioned, on a server of its own: transactions of other tests are as
-// good as those of services, and what is older than none of them stays.
+// newPlain makes an outbox that is not partitioned, on a server of its own: transactions of other tests are
+// as good as those of services, and what is older than none of them stays.
 func newPlain(t *testing.T, major int) *world {
 	t.Helper()
 	w := newWorld(t, pgtest.Own(t, major, "wal_level=logical", "autovacuum=off"), 0)

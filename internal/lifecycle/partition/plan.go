@@ -115,8 +115,8 @@ func (m *Manager) behind(f *Facts, p *Partition) error {
 		From:    f.WALEnd, To: p.Fence,
 		Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another server: "+
 			"correct "+
-			"postgres.url, or run `outflow repair`. Then set state = 'detaching', fence = NULL where that is so in "+
-			"table %s", m.ledger())}
+			"postgres.url, or run `outflow repair`. Then set state = 'detaching', fence = NULL where that "+
+			"is so in table %s", m.ledger())}
 }
 
 func (m *Manager) badKey() error {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/outflowhq/outflow/internal/finding"
 )
@@ -10,6 +11,9 @@ const (
 	manyRows = 10_000_000
 	mostDead = 20 // percent
 	someDead = 100_000
+
+	fewAhead    = 2
+	longBlocked = time.Hour
 )
 
 var tableChecks = []check{
@@ -47,6 +51,28 @@ var tableChecks = []check{
 					f.Layout.Mapping.Table, t.Dead, t.Rows)
 			}
 			r.ok("about %d rows", t.Rows)
+		}},
+	{name: "table.partitions", needs: []source{srcPartitions},
+		about: func(f *Facts) bool {
+			return f.hasTable() && (f.Partitions.Ranges || len(f.Partitions.Blocked) > 0)
+		},
+		run: func(f *Facts, r *reporter) {
+			p := f.Partitions
+			// who makes partitions in another way may make each when its time has come
+			if p.Ranges && (p.Ahead == 0 || p.Managed && p.Ahead < fewAhead) {
+				r.find("partitions_ahead", "table %s has %d partitions ahead of now, and takes no row of "+
+					"%s or later",
+					f.Layout.Mapping.Table, p.Ahead, p.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
+			}
+			blocked := map[string]bool{} // slots
+			for _, b := range p.Blocked {
+				if f.Now.Sub(b.Since) > longBlocked && !blocked[b.Slot] {
+					blocked[b.Slot] = true
+					r.find("partition_blocked", "%s can't go since %s: slot %s has not confirmed %v", b.Name,
+						b.Since.UTC().Format("2006-01-02 15:04:05 UTC"), b.Slot, b.Fence)
+				}
+			}
+			r.ok("%d ahead", p.Ahead)
 		}},
 	{name: "table.counters", deep: true, needs: []source{srcRows}, about: (*Facts).hasCounters,
 		run: func(f *Facts, r *reporter) {

@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -67,6 +68,7 @@ func healthy(t *testing.T) *Facts {
 		Stats: Stats{Connections: 20, Senders: 2, Standbys: 1, Instances: 2, WALBytes: 3600 << 20,
 			WALSeconds: 3600 * 24,
 			TotalBytes: 1000},
+		Partitions:  partition.Survey{Ranges: true, Ahead: 4, Until: now.Add(96 * time.Hour)},
 		Table:       TableStats{Rows: 5000, Dead: 10},
 		Publication: publication{Identity: published},
 		Rows:        Rows{Looked: 100, Largest: 5000},
@@ -259,6 +261,14 @@ var harm = []struct {
 	{"table.nulls", "column_nullable", "note", func(f *Facts) { f.Layout.Table.Columns[4].NotNull = false }},
 	{"table.growth", "table_grows", "warning", func(f *Facts) { f.Table.Rows = 10_000_001 }},
 	{"table.growth", "table_grows", "warning", func(f *Facts) { f.Table.Dead = 1_000_000 }},
+	{"table.partitions", "partitions_ahead", "error", func(f *Facts) { f.Partitions.Ahead = 0 }},
+	{"table.partitions", "partitions_ahead", "error", func(f *Facts) {
+		f.Partitions.Managed, f.Partitions.Ahead = true, 1
+	}},
+	{"table.partitions", "partition_blocked", "warning", func(f *Facts) {
+		f.Partitions.Blocked = []partition.Blocked{{Name: "outbox_p20240501", Slot: "debezium", Fence: 5,
+			Since: now.Add(-2 * time.Hour)}}
+	}},
 	{"table.counters", "counter_gaps", "warning", func(f *Facts) {
 		f.Rows.Gaps = []Sequence{{After: 4, At: 7}}
 	}},

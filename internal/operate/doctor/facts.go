@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -34,6 +35,7 @@ const (
 	srcServer      source = "PostgreSQL's statistics"
 	srcTable       source = "the table"
 	srcTableStats  source = "the table's statistics"
+	srcPartitions  source = "the table's partitions"
 	srcPublication source = "the publication"
 	srcRows        source = "the table's newest rows"
 	srcParked      source = "parked events"
@@ -71,6 +73,7 @@ var below = map[source]source{
 	srcReplication: srcPostgres, srcWriter: srcReplication, srcSettings: srcPostgres, srcSlots: srcPostgres,
 	srcActivity: srcPostgres,
 	srcServer:   srcPostgres, srcParked: srcPostgres, srcTable: srcPostgres, srcTableStats: srcTable,
+	srcPartitions:  srcTable,
 	srcPublication: srcTable, srcRows: srcTable,
 	srcAccount: srcNATS, srcStream: srcNATS, srcRecord: srcNATS, srcConsumers: srcNATS,
 }
@@ -123,6 +126,7 @@ type Facts struct {
 	Activity    Activity          // srcActivity
 	Stats       Stats             // srcServer
 	Table       TableStats        // srcTableStats
+	Partitions  partition.Survey  // srcPartitions
 	Publication publication       // srcPublication
 	Rows        Rows              // srcRows
 	Parked      []Parked          // srcParked

@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -343,6 +344,7 @@ func (r *pgReader) readRest(ctx context.Context) {
 	r.from(ctx, srcActivity, r.readActivity)
 	r.from(ctx, srcTable, r.readTable)
 	r.from(ctx, srcTableStats, r.readTableStats)
+	r.from(ctx, srcPartitions, r.readPartitions)
 	r.from(ctx, srcPublication, r.readPublication)
 	r.from(ctx, srcParked, r.readParked)
 	r.from(ctx, srcRows, r.readRows)
@@ -380,6 +382,16 @@ func (r *pgReader) readTable(ctx context.Context) error {
 			l.Follow(r.f.Config, r.f.Readings.Record)
 			r.f.Layout = l
 		}
+		return err
+	})
+}
+
+func (r *pgReader) readPartitions(ctx context.Context) error {
+	if !r.f.hasTable() {
+		return nil
+	}
+	return r.reading(ctx, func(q catalog.Querier) (err error) {
+		r.f.Partitions, err = partition.Look(ctx, q, r.f.Layout.Table, r.f.Config.Retain.OtherSlots)
 		return err
 	})
 }

@@ -1,0 +1,108 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+)
+
+// Survey is how a partitioned outbox is, as far as everybody may see it.
+type Survey struct {
+	Ranges  bool      // it is partitioned by ranges of time, each of which ends
+	Ahead   int       // so many partitions begin later than now
+	Until   time.Time // where the last one ends; zero: there is none
+	Managed bool      // outflow partition has been run
+	Blocked []Blocked // partitions, or the rows of a plain table, that wait for a slot, oldest first
+}
+
+// Blocked is a fence that a slot has not confirmed.
+type Blocked struct {
+	Name  string
+	Slot  string
+	Fence outbox.LSN
+	Since time.Time // when the fence was set
+}
+
+// Look makes a survey. others are slots that do not count.
+func Look(ctx context.Context, q catalog.Querier, t catalog.Table, others []string) (s Survey, err error) {
+	if err := s.ranges(ctx, q, t); err != nil {
+		return s, fmt.Errorf("read the partitions of %s: %w", t.Quoted(), err)
+	}
+	states := pgx.Identifier{t.Schema, catalog.PartitionStates}.Sanitize()
+	err = q.QueryRow(ctx, `SELECT coalesce(has_table_privilege(c.oid, 'SELECT'), false) FROM (VALUES
+		(to_regclass($1))) c(oid)`, states).Scan(&s.Managed)
+	if err != nil || !s.Managed {
+		return s, err
+	}
+	slots, err := ReadSlots(ctx, q, others)
+	if err != nil {
+		return s, err
+	}
+	rows, err := q.Query(ctx, `SELECT name, fence::text, sealed_at FROM `+states+` WHERE root = $1
+		AND state IN ('sealed', 'durable', 'archived', 'verified') AND fence IS NOT NULL AND sealed_at IS NOT NULL
+		AND name <> $2 ORDER BY sealed_at LIMIT 1000`, t.Quoted(), baseline)
+	if err != nil {
+		return s, fmt.Errorf("read table %s: %w", states, err)
+	}
+	var name, text string
+	var since time.Time
+	_, err = pgx.ForEachRow(rows, []any{&name, &text, &since}, func() error {
+		fence, err := outbox.ParseLSN(text)
+		for _, slot := range slots {
+			if slot.Confirmed < fence {
+				s.Blocked = append(s.Blocked, Blocked{name, slot.Name, fence, since})
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return s, fmt.Errorf("read table %s: %w", states, err)
+	}
+	return s, nil
+}
+
+func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table) error {
+	if !t.Partitioned {
+		return nil
+	}
+	var now time.Time
+	var key uint32
+	err := q.QueryRow(ctx, `SELECT clock_timestamp(), coalesce((SELECT a.atttypid FROM pg_partitioned_table p
+		JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum > 0 AND a.attnum = p.partattrs[0]
+		WHERE p.partrelid = $1 AND p.partstrat = 'r' AND p.partnatts = 1), 0)`, t.OID).Scan(&now, &key)
+	if err != nil || !slices.Contains(keyTypes, key) {
+		return err
+	}
+	rows, err := q.Query(ctx, `SELECT coalesce(pg_get_expr(c.relpartbound, c.oid), '') FROM pg_inherits i
+		JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = $1 AND NOT i.inhdetachpending`, t.OID)
+	if err != nil {
+		return err
+	}
+	bounds, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	s.Ranges = true
+	for _, bound := range bounds {
+		p := Partition{}
+		if p.readBound(bound); p.Default {
+			continue
+		}
+		if p.Odd != "" || p.Upper.IsZero() {
+			s.Ranges = false
+		}
+		if p.Lower.After(now) {
+			s.Ahead++
+		}
+		if p.Upper.After(s.Until) {
+			s.Until = p.Upper
+		}
+	}
+	return nil
+}
