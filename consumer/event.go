@@ -38,7 +38,6 @@ type Event struct {
 	Header nats.Header // all headers of the message. Must not be written to
 
 	Position outbox.Position // where it was committed: unique, and the same at each delivery
-	Window   Window          // the window it was published in
 	Sequence uint64          // in the stream; if replayed, the original one, or 0 if it came from the table
 	Time     time.Time       // when the stream stored it
 
@@ -54,12 +53,6 @@ type Event struct {
 	size   int             // what it counts against Config.MaxBytes
 	raw    *stream.Message // as it was read
 	sqlTx  *sql.Tx         // with PostgresSQL
-}
-
-// Window is an event's index in the window that it was published in.
-type Window struct {
-	N, Of     int        // the event is number N, from 0, of so many
-	Due, Thru outbox.LSN // where the window ended, and up to where the WAL was read when it closed
 }
 
 // ForeignError says that Outflow did not publish a message, or that the template does not produce its
@@ -135,9 +128,8 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 			". If a newer outflow published it, this consumer needs the newer library", "%v", err)
 	}
 	e.Position, e.ID, e.Key = e.head.Pos, e.head.ID, e.head.Key
-	e.Window = Window{N: e.head.N, Of: e.head.Of, Due: e.head.Due, Thru: e.head.Thru}
-	if e.Window.N >= e.Window.Of {
-		return nil, foreign(notOurs, "its header says n=%d of=%d", e.Window.N, e.Window.Of)
+	if e.head.N >= e.head.Of {
+		return nil, foreign(notOurs, "its header says n=%d of=%d", e.head.N, e.head.Of)
 	}
 	for _, name := range typeHeaders {
 		if v := m.Header[name]; len(v) > 0 {

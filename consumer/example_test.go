@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
@@ -44,6 +45,40 @@ func handle(cfg consumer.Config, h consumer.Handler, events ...consumertest.Even
 		return err
 	})
 	return cmp.Or(err, failed)
+}
+
+// New says what can't be meant, such as a filter that no subject matches.
+func ExampleNew() {
+	var js jetstream.JetStream // of your connection to NATS
+	_, err := consumer.New(js, consumer.JetStream(), consumer.Config{
+		Name: "accounts", Subject: "outbox.{kind}.{doc_id}", Filters: []string{"outbox.acct-*"},
+	})
+	fmt.Println(strings.Contains(err.Error(), "can match nothing"))
+	_, err = consumer.New(js, consumer.JetStream(), consumer.Config{
+		Name: "accounts", Subject: "outbox.{kind}.{doc_id}", Filters: []string{"outbox.acct.*"},
+	})
+	fmt.Println(err)
+	// Output:
+	// true
+	// consumer: no JetStream context
+}
+
+// A row that Outflow could not publish comes as a dead letter, whose data is not the payload. It never
+// reaches the handler.
+func ExampleConfig_deadLetters() {
+	var told string
+	cfg := consumer.Config{Name: "usage"}
+	cfg.DeadLetters = func(_ context.Context, _ pgx.Tx, e *consumer.Event) error {
+		told = fmt.Sprintf("a row of %s could not be published: %s", e.Document, e.DeadLetter)
+		return nil
+	}
+	err := handle(cfg, consumer.Skip,
+		consumertest.Event{Data: []byte(`{"doc_id": "note"}`),
+			Header: nats.Header{"Outflow-Dead-Letter": {"too_large"}}},
+		consumertest.Event{Document: "note"})
+	fmt.Println(told, err)
+	// Output:
+	// a row of note could not be published: too_large <nil>
 }
 
 // Each document's events come in their order. A service reads a JetStream stream with [consumer.New] and
