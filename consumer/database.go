@@ -24,7 +24,7 @@ type connection interface {
 	DB
 	Begin(ctx context.Context) (pgx.Tx, error)
 	// BeginTx begins a transaction by the SQL in BeginQuery, which begins with BEGIN, and ends it by that in
-	// CommitQuery, which ends with COMMIT.
+	// CommitQuery, which ends with COMMIT. Without BeginQuery, IsoLevel counts.
 	BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error)
 	Release()
 	// leave leaves the connection to a handler that still uses it, instead of Release. The server ends the

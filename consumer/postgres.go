@@ -56,7 +56,7 @@ type postgres struct {
 func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
 	most := p.pool.most()
 	if most == 0 {
-		most = cfg.Partitions + 2
+		most = maxPartitions + 2
 	}
 	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
 	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))

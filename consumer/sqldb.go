@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/puddle/v2"
 )
 
@@ -73,6 +74,8 @@ func asText(args []any) []any {
 			all[i] = strconv.FormatInt(v.Microseconds(), 10) + " microseconds"
 		case []int64:
 			all[i] = array(v, func(n int64) string { return strconv.FormatInt(n, 10) })
+		case []int32:
+			all[i] = array(v, func(n int32) string { return strconv.Itoa(int(n)) })
 		case []int:
 			all[i] = array(v, strconv.Itoa)
 		case []string:
@@ -104,6 +107,18 @@ func array[T any](values []T, text func(T) string) string {
 	return b.String()
 }
 
+// fromText has arrays, which database/sql does not know, read by pgx.
+func fromText(dest []any) []any {
+	all := make([]any, len(dest))
+	for i, d := range dest {
+		switch all[i] = d; d.(type) {
+		case *[]string, *[]int32, *[]int64:
+			all[i] = pgtype.NewMap().SQLScanner(d)
+		}
+	}
+	return all
+}
+
 // sqlRows are rows as those of pgx.
 type sqlRows struct {
 	pgx.Rows // nil: what it has beside is not used
@@ -113,7 +128,7 @@ type sqlRows struct {
 func (r sqlRows) Close()                        { _ = r.rows.Close() } // Err has it
 func (r sqlRows) Err() error                    { return r.rows.Err() }
 func (r sqlRows) Next() bool                    { return r.rows.Next() }
-func (r sqlRows) Scan(dest ...any) error        { return r.rows.Scan(dest...) }
+func (r sqlRows) Scan(dest ...any) error        { return r.rows.Scan(fromText(dest)...) }
 func (r sqlRows) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
 
 type sqlRow struct {
@@ -132,7 +147,7 @@ func (r sqlRow) Scan(dest ...any) error {
 		}
 		return pgx.ErrNoRows
 	}
-	return errors.Join(r.rows.Scan(dest...), r.rows.Close())
+	return errors.Join(r.rows.Scan(fromText(dest)...), r.rows.Close())
 }
 
 // sqlDatabase is a pool of database/sql.
@@ -173,6 +188,9 @@ func (c *sqlConn) Begin(ctx context.Context) (pgx.Tx, error) {
 
 func (c *sqlConn) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) {
 	begin, further, _ := strings.Cut(o.BeginQuery, ";")
+	if begin == "" && o.IsoLevel != "" {
+		begin = "BEGIN ISOLATION LEVEL " + string(o.IsoLevel)
+	}
 	if mode := strings.TrimPrefix(begin, "BEGIN"); mode != "" {
 		further = "SET TRANSACTION" + mode + ";" + further
 	}

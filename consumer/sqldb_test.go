@@ -49,6 +49,43 @@ func sqlHandler(ctx context.Context, tx pgx.Tx, e *Event) error {
 	return err
 }
 
+// What pgx has beside the types of database/sql, in both directions.
+func TestArraysAndDurationsPassThroughDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	conn, err := sqlDatabase{w.sql(), runnerSQL{w.sql()}}.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	repeatable := pgx.TxOptions{IsoLevel: pgx.RepeatableRead}
+	err = pgx.BeginTxFunc(t.Context(), conn, repeatable, func(tx pgx.Tx) error {
+		var words []string
+		var small []int32
+		var large []int64
+		var took, level string
+		at := time.Unix(1, 5000).UTC()
+		err := tx.QueryRow(t.Context(), `SELECT $1::text[], $2::int[], $3::bigint[], $4::interval::text,
+			current_setting('transaction_isolation') WHERE $5::timestamptz[] = ARRAY[$6::timestamptz]
+			AND $7::bytea[] = ARRAY['\x00ff'::bytea] AND $8::int[] = ARRAY[7]`,
+			[]string{`a"\{},`, "", "NULL"}, []int{1, -2}, []int64{1 << 40}, 90*time.Second, []time.Time{at}, at,
+			[][]byte{{0, 255}}, []int32{7}).
+			Scan(&words, &small, &large, &took, &level)
+		if got := fmt.Sprintf("%q %v %v %s %s", words, small, large, took, level); err != nil ||
+			got != `["a\"\\{}," "" "NULL"] [1 -2] [1099511627776] 00:01:30 repeatable read` {
+			t.Errorf("%s, %v", got, err)
+		}
+		err = tx.QueryRow(t.Context(), "SELECT 1 WHERE false").Scan(&level)
+		if !errors.Is(err, pgx.ErrNoRows) {
+			t.Errorf("no row: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // What a handler may not do with its transaction is found with database/sql as well, also in a batch.
 func TestHandlersOfDatabaseSQLMustNotEndTheirTransaction(t *testing.T) {
 	t.Parallel()
