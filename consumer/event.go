@@ -52,7 +52,9 @@ type Event struct {
 	seq    uint64          // in the source's stream: for a replayed event not the same as Sequence
 	size   int             // what it counts against Config.MaxBytes
 	raw    *stream.Message // as it was read
-	sqlTx  *sql.Tx         // with PostgresSQL
+
+	parkedBefore bool    // replayed, and in the table of parked events already
+	sqlTx        *sql.Tx // with PostgresSQL
 }
 
 // ForeignError says that Outflow did not publish a message, or that the template does not produce its

@@ -47,7 +47,7 @@ type ParkedDocument struct {
 
 // ParkedRow is a parked event.
 type ParkedRow struct {
-	Order    int64       `json:"order"`  // events of a document are released in this order
+	Order    int64       `json:"order"`  // events are released in this order, replayed ones first
 	Source   string      `json:"source"` // live or replay
 	Sequence int64       `json:"sequence"`
 	Position string      `json:"position"`
@@ -90,8 +90,9 @@ func (p *Parked) List(ctx context.Context, consumer string, limit int) ([]Parked
 		)
 		SELECT d.name, d.document, `+rowColumns+`, f.release,
 			(SELECT count(*) FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document),
-			(SELECT t.parked_at FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document ORDER BY t.ord DESC LIMIT 1)
-		FROM d, LATERAL (SELECT * FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document ORDER BY t.ord LIMIT 1) AS f
+			(SELECT max(t.parked_at) FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document)
+		FROM d, LATERAL (SELECT * FROM `+p.table+` t WHERE t.name = d.name AND t.document = d.document ORDER BY `+
+		parkedOrder+` LIMIT 1) AS f
 		LIMIT $2`, consumer, limit)
 	if err != nil {
 		return nil, p.explain(err)
@@ -122,8 +123,9 @@ func (p *Parked) Document(ctx context.Context, consumer, document string) (*Park
 	d := ParkedDocument{Consumer: consumer, Document: storable(document)}
 	err := p.db.QueryRow(ctx, `SELECT `+rowColumns+`, f.release,
 			(SELECT count(*) FROM `+p.table+` t WHERE t.name = f.name AND t.document = f.document),
-			(SELECT t.parked_at FROM `+p.table+` t WHERE t.name = f.name AND t.document = f.document ORDER BY t.ord DESC LIMIT 1)
-		FROM `+p.table+` f WHERE f.name = $1 AND f.document = $2 ORDER BY f.ord LIMIT 1`, consumer, d.Document).
+			(SELECT max(t.parked_at) FROM `+p.table+` t WHERE t.name = f.name AND t.document = f.document)
+		FROM `+p.table+` f WHERE f.name = $1 AND f.document = $2 ORDER BY `+parkedOrder+` LIMIT 1`,
+		consumer, d.Document).
 		Scan(append(d.First.columns(), &d.Release, &d.Events, &d.Last)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, notParked(consumer, document)
@@ -143,7 +145,7 @@ func notParked(consumer, document string) error {
 // Events returns the first events of a parked document, with headers and data, at most limit.
 func (p *Parked) Events(ctx context.Context, consumer, document string, limit int) ([]ParkedRow, error) {
 	rows, err := p.db.Query(ctx, `SELECT `+rowColumns+`, f.headers, f.data FROM `+p.table+` f WHERE f.name = $1 AND f.document = $2
-		ORDER BY f.ord LIMIT $3`, consumer, storable(document), limit)
+		ORDER BY `+parkedOrder+` LIMIT $3`, consumer, storable(document), limit)
 	if err != nil {
 		return nil, p.explain(err)
 	}
@@ -172,7 +174,8 @@ func (p *Parked) release(ctx context.Context, consumer, document, how string) er
 		return err
 	}
 	tag, err := p.db.Exec(ctx, `UPDATE `+p.table+` SET release = $3 WHERE ord =
-		(SELECT min(ord) FROM `+p.table+` WHERE name = $1 AND document = $2)`, consumer, storable(document), how)
+		(SELECT ord FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY `+parkedOrder+` LIMIT 1)`,
+		consumer, storable(document), how)
 	if err == nil && tag.RowsAffected() == 0 {
 		return notParked(consumer, document)
 	}

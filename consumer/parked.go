@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"maps"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -98,11 +99,24 @@ func (k *parking) may(document string) bool {
 
 func (k *parking) hash(document string) uint64 { return maphash.String(k.seed, storable(document)) }
 
-// parkBehind adds the events whose document is parked to the table, in one round trip, in the transaction
-// that moves the offset past them. It returns which they are: the others are to be handled. All events are of
-// one source, in order.
+// parkBehind adds the events whose document is parked to the table, in the transaction that moves the offset
+// past them. It returns which they are, and those that it has already: the others are to be handled. All
+// events are of one source, in order.
+//
+// All later events of a parked document are in the table. So a replayed one at or behind the first of them is
+// what waits there already: parked again, it would have its effect twice when the document is released. One
+// before that had had its effect, and has it again.
 func (k *parking) parkBehind(ctx context.Context, tx pgx.Tx, events []*Event) (map[*Event]bool, error) {
-	return k.table.add(ctx, tx, events, nil)
+	if len(events) == 0 || events[0].source != replay {
+		return k.table.add(ctx, tx, events, nil)
+	}
+	parked, behind, err := k.table.replayed(ctx, tx, events)
+	if err != nil {
+		return nil, err
+	}
+	added, err := k.table.add(ctx, tx, behind, nil)
+	maps.Copy(parked, added)
+	return parked, err
 }
 
 // park adds an event that failed for good to the table, in the transaction that moves the offset past it. The

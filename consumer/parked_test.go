@@ -31,6 +31,7 @@ type ward struct {
 	refuse  func(e *Event) error
 	tried   []string // attempts, committed or not
 	next    uint64
+	replays uint64
 }
 
 func newWard(t testing.TB) *ward {
@@ -103,7 +104,8 @@ func (w *ward) handle(_ context.Context, _ pgx.Tx, e *Event) error {
 // event is the next event of a document.
 func (w *ward) event(document string) *Event {
 	w.t.Helper()
-	h := outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(w.next), Index: 1}, Of: 1, ID: "id", Key: "k"}
+	h := outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(w.next), Index: 1}, Of: 1,
+		ID: fmt.Sprint("id ", w.next), Key: "k"}
 	e, err := w.dec.event(&stream.Message{
 		Subject: "outbox." + string(outbox.AppendToken(nil, document)), Sequence: w.next, Time: time.Now(),
 		Data:   []byte(`{"a": 1}`),
@@ -153,7 +155,8 @@ func (w *ward) come(documents ...string) {
 func (w *ward) word(document, how string) {
 	w.t.Helper()
 	tag, err := w.pool.Exec(w.t.Context(), `UPDATE outflow_parked SET release = $2
-		WHERE ord = (SELECT min(ord) FROM outflow_parked WHERE document = $1)`, document, how)
+		WHERE ord = (SELECT ord FROM outflow_parked WHERE document = $1 ORDER BY source DESC, ord LIMIT 1)`,
+		document, how)
 	if err != nil || tag.RowsAffected() != 1 {
 		w.t.Fatal(tag, err)
 	}
@@ -394,6 +397,83 @@ func TestAParkedEventThatComesAgainIsNotParkedTwice(t *testing.T) {
 	w.want("", "a1 poison 3, a2 behind 0, a3 behind 0")
 }
 
+// replayed lets events of a document come by that are replayed: those of the stream's sequences, each in a
+// transaction of its own, from the stream or from the table. Those that fail for good are parked.
+func (w *ward) replayed(document string, fromTable bool, seqs ...uint64) {
+	w.t.Helper()
+	for _, seq := range seqs {
+		h := outbox.Header{Pos: outbox.Position{LSN: outbox.LSN(seq), Index: 1}, Of: 1,
+			ID: fmt.Sprint("id ", seq)}
+		m := &stream.Message{Subject: replayPrefix("OUTBOX", "orders") + "outbox." + document,
+			Sequence: w.replays + 1, Replay: true, Time: time.Now(), Data: []byte("{}"),
+			Header: nats.Header{replayHeader: {"again"}}}
+		if w.replays++; fromTable {
+			h.Pos = outbox.Position{}
+		} else {
+			m.Header.Set(replaySequenceHeader, fmt.Sprint(seq))
+		}
+		m.Header.Set("Outflow", h.String())
+		e, err := w.dec.event(m)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		e.seq = seq // for the test to tell them by
+		failed := w.within(w.t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			parked, err := w.parkBehind(ctx, tx, []*Event{e})
+			if err == nil && !parked[e] {
+				err = w.handle(ctx, tx, e)
+			}
+			return err
+		})
+		if failed != nil {
+			w.tx(func(ctx context.Context, tx pgx.Tx) error { return w.park(ctx, tx, e, failed) })
+			w.add(document)
+		}
+	}
+}
+
+// A replayed event at or behind the first parked one of its document is what waits there: released, each has
+// its effect once. One before it has its effect again, and if it fails, it and what follows in the replay go
+// before what was parked.
+func TestAReplayDoesNotRepeatWhatIsParked(t *testing.T) {
+	t.Parallel()
+	for _, fromTable := range []bool{false, true} {
+		w := newWard(t)
+		w.come("a", "b", "a")
+		w.fail("a")
+		w.come("b", "a", "a") // 4 is poison, 6 and 7 are behind it
+		w.effects = nil
+		w.replayed("a", fromTable, 1, 3, 4, 6, 7)
+		w.replayed("b", fromTable, 2, 5)
+		w.want("a1 a3 b2 b5", "a4 poison 3, a6 behind 0, a7 behind 0")
+		w.restart()
+		w.word("a", releaseRetry)
+		w.out()
+		w.want("a1 a3 b2 b5 a4 a6 a7", "")
+	}
+
+	w := newWard(t)
+	w.come("a", "a", "a")
+	w.fail("a")
+	w.come("a")
+	w.effects = nil
+	w.refuse = func(e *Event) error {
+		if e.Replayed && e.Sequence == 2 {
+			return errors.New("no good")
+		}
+		return nil
+	}
+	w.replayed("a", false, 1, 2, 3, 4, 5)
+	const rows = "a4 poison 3, a5 behind 0, a2 poison 1, a3 behind 0"
+	w.want("a1", rows)
+	w.replayed("a", false, 1, 2, 3, 4, 5) // again
+	w.want("a1 a1", rows)
+	w.refuse = nil
+	w.word("a", releaseRetry)
+	w.out()
+	w.want("a1 a1 a2 a3 a4 a5", "")
+}
+
 // What memory says too much the table corrects.
 func TestTheTableCorrectsWhatMemoryTakesForParked(t *testing.T) {
 	t.Parallel()
@@ -441,7 +521,7 @@ func TestBytesThatPostgreSQLCannotHoldAreParkedUnchanged(t *testing.T) {
 	}
 	for i, e := range events {
 		if e.Document != documents[i/2] || !slices.Equal(e.Header["Bad"], []string{"\xff\x00", "a"}) ||
-			string(e.Data) != `{"a": 1}` || e.ID != "id" {
+			string(e.Data) != `{"a": 1}` || e.ID != fmt.Sprint("id ", e.seq) {
 			t.Errorf("%+v", e)
 		}
 	}

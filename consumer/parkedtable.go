@@ -17,9 +17,9 @@ import (
 )
 
 // parkedSchema creates the table of parked events; %s is its schema with a dot. Of a parked document it holds
-// the first event, whose cause is poison, and all later ones, in the order of ord. release, which is only set
-// in the document's first row, asks the running consumer to release it. hash is the document's: modulo the
-// number of partitions it is the partition.
+// the first event, whose cause is poison, and all later ones, in the order of parkedOrder. release, which is
+// only set in the document's first row, asks the running consumer to release it. hash is the document's:
+// modulo the number of partitions it is the partition.
 const parkedSchema = `CREATE TABLE IF NOT EXISTS %soutflow_parked (
   ord bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   name text NOT NULL, document text NOT NULL, hash bigint NOT NULL, source text NOT NULL, seq bigint NOT NULL,
@@ -31,9 +31,13 @@ const parkedSchema = `CREATE TABLE IF NOT EXISTS %soutflow_parked (
   release text NOT NULL DEFAULT '' CHECK (release IN ('', 'retry', 'skip')),
   UNIQUE (name, source, seq, position)
 );
-CREATE INDEX IF NOT EXISTS outflow_parked_document ON %soutflow_parked (name, document, ord);
+CREATE INDEX IF NOT EXISTS outflow_parked_document ON %soutflow_parked (name, document, source DESC, ord);
 CREATE INDEX IF NOT EXISTS outflow_parked_release ON %soutflow_parked (name, ord) WHERE release <> '';
 `
+
+// parkedOrder is the order of a document's rows. A replayed event is only parked before the live ones of its
+// document: see [parking.parkBehind].
+const parkedOrder = "source DESC, ord" // replay, live
 
 // How much is released in one transaction.
 const (
@@ -131,6 +135,47 @@ func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *fail
 	return parked, nil
 }
 
+// replayed says of replayed events which of them are parked already, and which are to be parked because an
+// earlier event of the same replay is. Where an event's sequence in the stream is known, it decides; of one
+// that was read from the outbox table its id does, or nothing.
+func (p parkedTable) replayed(ctx context.Context, tx DB, events []*Event) (already map[*Event]bool,
+	behind []*Event, err error) {
+	var seqs []int64
+	var documents, positions, ids []string
+	for _, e := range events {
+		seqs, documents = append(seqs, int64(e.Sequence)), append(documents, storable(e.Document))
+		positions, ids = append(positions, e.Position.String()), append(ids, storable(e.ID))
+	}
+	rows, err := tx.Query(ctx, `SELECT
+			coalesce(bool_or(CASE WHEN u.seq = 0 THEN p.event_id = u.event_id AND u.event_id <> ''
+				WHEN p.source = 'live' THEN p.seq <= u.seq ELSE p.position = u.position END), false),
+			coalesce(bool_or(CASE WHEN p.source = 'live' THEN u.seq = 0 AND u.event_id = ''
+				ELSE u.seq = 0 OR coalesce((p.headers -> '`+replaySequenceHeader+`' ->> 0)::bigint, 0) < u.seq END), false)
+		FROM unnest($2::bigint[], $3::text[], $4::text[], $5::text[])
+			WITH ORDINALITY AS u (seq, document, position, event_id, place)
+		LEFT JOIN `+p.table+` p ON p.name = $1 AND p.document = u.document
+		GROUP BY u.place ORDER BY u.place`, p.name, seqs, documents, positions, ids)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for %d replayed events among what is parked: %w", len(events), err)
+	}
+	already = map[*Event]bool{}
+	var known, waits bool
+	i := 0
+	_, err = pgx.ForEachRow(rows, []any{&known, &waits}, func() error {
+		if e := events[i]; known {
+			already[e], e.parkedBefore = true, true
+		} else if waits {
+			behind = append(behind, e)
+		}
+		i++
+		return nil
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for %d replayed events among what is parked: %w", len(events), err)
+	}
+	return already, behind, nil
+}
+
 // parkedRow is a parked event.
 type parkedRow struct {
 	ord      int64
@@ -146,9 +191,9 @@ func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) (
 		published_at FROM (
 			SELECT *, row_number() OVER w AS place, sum(octet_length(data)) OVER w
 			AS bytes, pg_catalog.first_value(release) OVER w AS word FROM (
-				SELECT * FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY ord LIMIT $3
-			) AS head WINDOW w AS (ORDER BY ord)
-		) AS batch WHERE word <> '' AND (place = 1 OR bytes <= $4) ORDER BY ord`, p.name, storable(document), n, releaseBytes)
+				SELECT * FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY `+parkedOrder+` LIMIT $3
+			) AS head WINDOW w AS (ORDER BY `+parkedOrder+`)
+		) AS batch WHERE word <> '' AND (place = 1 OR bytes <= $4) ORDER BY place`, p.name, storable(document), n, releaseBytes)
 	if err != nil {
 		return nil, fmt.Errorf("read what is parked of document %q: %w", document, err)
 	}
@@ -187,7 +232,8 @@ func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []pa
 	}
 	if err == nil {
 		tag, err = tx.Exec(ctx, `UPDATE `+p.table+` SET release = 'retry' WHERE release = '' AND ord =
-			(SELECT min(ord) FROM `+p.table+` WHERE name = $1 AND document = $2)`, p.name, storable(document))
+			(SELECT ord FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY `+parkedOrder+` LIMIT 1)`,
+			p.name, storable(document))
 	}
 	if err != nil {
 		return false, fmt.Errorf("remove what was parked of document %q: %w", document, err)

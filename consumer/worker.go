@@ -502,7 +502,7 @@ func endedAt(items []item, at int) string {
 	return s
 }
 
-// parkBehind parks the events whose document is parked already.
+// parkBehind parks the events whose document is parked already. See [parking.parkBehind].
 func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*Event]bool, error) {
 	if tx == nil {
 		return nil, nil
@@ -527,7 +527,9 @@ func (w *worker) committed(items []item, to offset, parked map[*Event]bool, took
 	events := make([]*Event, 0, len(items))
 	for _, it := range items {
 		if parked[it.event] {
-			w.met.parked(causeBehind)
+			if !it.event.parkedBefore {
+				w.met.parked(causeBehind)
+			}
 		} else {
 			events = append(events, it.event)
 		}
