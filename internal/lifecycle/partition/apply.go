@@ -426,6 +426,12 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 		return m.inTx(ctx, func(tx pgx.Tx) (err error) {
 			sealed.reset()
 			sealed.Made = p.Made
+			switch {
+			case p.Sealed.IsZero():
+				sealed.Stream = s.Stream // the one that its rows went to
+			case p.System == s.System:
+				sealed.Stream = p.Stream
+			} // else nobody knows, and without ids nothing shows it
 			if err := m.lock(ctx, tx, p, "SHARE"); err != nil {
 				return err
 			}

@@ -373,9 +373,8 @@ func (m *Manager) refuse(where string, gone missing) error {
 		Message: fmt.Sprintf("%d rows of %s were never published: no message has their %s; "+
 			"%s", gone.count, where,
 			m.cfg.ID, strings.Join(gone.ids, ", ")),
-		Hint: fmt.Sprintf("They are older than init, were attached with a partition, or written to it "+
-			"when it "+
-			"was detached. Publish them (`outflow repair --check`), or let them go "+
+		Hint: fmt.Sprintf("They are older than init, were attached with a partition, or written to it when "+
+			"it was detached. Publish them (`outflow repair --check`), or let them go "+
 			"with `outflow partition apply --accept-unpublished %d`", gone.count)}
 }
 

@@ -567,3 +567,69 @@ func TestTheDropVerifiesAgain(t *testing.T) {
 		t.Error("a row is gone")
 	}
 }
+
+// TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts: rows can't be compared, so after stream or cluster were
+// made anew nothing shows that they are published.
+func TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"same", "stream", "cluster"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, pgtest.Server(t), 1)
+			w.cfg.ID = ""
+			w.insert(0, 5, false)
+			w.apply()
+			switch what {
+			case "stream":
+				w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+			case "cluster":
+				w.Exec("UPDATE outflow_partitions SET system_id = '1' WHERE state = 'sealed'")
+				w.apply()
+			}
+			w.confirm(w.Slot)
+			_, err := w.try()
+			if what == "same" {
+				must.Succeed(t, err)
+			} else {
+				wantFault(t, err, outbox.Gap, codeUnpublished)
+			}
+			if w.exists(0) == (what == "same") {
+				t.Errorf("it is %s", w.state(0))
+			}
+		})
+	}
+}
+
+// TestADetachThatWasCutIsFinalized: the session ends while DETACH waits for an open writer.
+func TestADetachThatWasCutIsFinalized(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		w := newWorld(t, srv, 1)
+		w.insert(0, 5, true)
+		within := outboxdb.Within(t)
+		tx, err := w.other().Begin(within)
+		must.Succeed(t, err)
+		_, err = tx.Exec(within, "SELECT FROM outbox LIMIT 1")
+		must.Succeed(t, err)
+		w.cfg.LockTimeout = time.Hour
+		m := w.manager()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := m.Apply(context.Background())
+			ended <- err
+		}()
+		outboxdb.Eventually(t, "the DETACH is pending", func() bool {
+			return w.Text("SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)::text") == "true"
+		})
+		w.Exec("SELECT pg_terminate_backend($1::text::int)", fmt.Sprint(m.conn.PgConn().PID()))
+		if err := <-ended; err == nil {
+			t.Error("it succeeded")
+		}
+		must.Succeed(t, tx.Rollback(within))
+		w.cfg.LockTimeout = 0
+		if got := of(w.apply(), 0); got != "finalize seal wait" {
+			t.Errorf("then: %s", got)
+		}
+	})
+}

@@ -78,8 +78,10 @@ type Options struct {
 	// Outside reads the checkpoint record and the stream. It fails where outflow run could not start: then
 	// nothing goes.
 	Outside func(ctx context.Context) (Outside, error)
-	// Published calls add with the hash of each event id that is in the stream, or in the archive, of events
-	// that were stored since that time; zero: of all. The end is that of the stream when it is called.
+	// Published calls add with the hash of each event id that is in the stream, of messages that were stored
+	// since that time; zero: of all. The end is that of the stream when it is called. Where there is an
+	// archive, they are those of the archive: a row that a repair published late lies behind its fence in the
+	// stream, and need not be in the archive when that has reached the fence.
 	Published func(ctx context.Context, since time.Time, add func(id [16]byte) error) (Seen, error)
 	// Archived reports whether the archive has everything below the fence. nil: there is no archive.
 	Archived func(ctx context.Context, fence outbox.LSN) (bool, error)

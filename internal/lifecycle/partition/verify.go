@@ -132,7 +132,9 @@ func (m *Manager) compare(ctx context.Context, p *Partition) (instead Step, gone
 					Why: "it was written to after it was sealed, and is sealed again"}
 				return m.note(ctx, tx, p)
 			}
-			if m.cfg.ID != "" {
+			if m.cfg.ID == "" && !p.Stream.Created.Equal(m.published.seen.Stream.Created) {
+				gone.count = found.Rows // the fence shows nothing of this stream
+			} else if m.cfg.ID != "" {
 				if gone, err = m.unpublished(ctx, tx, p); err != nil {
 					return err
 				}
