@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -168,7 +169,9 @@ func TestAHaltedPartitionWaitsAndSaysSo(t *testing.T) {
 	all := s.events(20, 2)
 	src.publish(all...)
 	cfg := w.config(src)
-	cfg.MaxAttempts = 1
+	reg := prometheus.NewRegistry()
+	cfg.MaxAttempts, cfg.Registerer = 1, reg
+	held := func() float64 { return gather(t, reg)["outflow_consumer_held_partitions consumer=orders"] }
 	down, calls := errors.New("the bank is down"), atomic.Int32{}
 	var mended atomic.Bool
 	c := w.consumer(cfg)
@@ -197,10 +200,16 @@ func TestAHaltedPartitionWaitsAndSaysSo(t *testing.T) {
 		!errors.Is(f.Err, down) || f.Since.IsZero() {
 		t.Errorf("%+v", f)
 	}
+	if n := held(); n != 1 {
+		t.Errorf("%v partitions are held by the metrics", n)
+	}
 	mended.Store(true)
 	w.await(all)
-	if !await.True(func() bool { st = c.State(); return st.Err == nil && len(st.Failing) == 0 }) {
-		t.Errorf("%+v", st)
+	if !await.True(func() bool {
+		st = c.State()
+		return st.Err == nil && len(st.Failing) == 0 && held() == 0
+	}) {
+		t.Errorf("%+v, %v held", st, held())
 	}
 }
 

@@ -22,6 +22,7 @@ type metrics struct {
 
 	// Of the active instance: one that isn't has none of them, as it knows nothing of these.
 	parkedDocuments, flowMessages, flowBytes, readSeq, doneSeq, lagMessages, lagTime activeGauge
+	heldPartitions                                                                   activeGauge
 	active                                                                           []*activeGauge
 
 	begun bool // a session that has not ended
@@ -92,6 +93,8 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		doneSeq:      f.activeGauge("done_sequence", "Sequence up to which all messages are done."),
 		lagMessages: f.activeGauge("lag_messages",
 			"Messages of the stream that are not done, as of the last look."),
+		heldPartitions: f.activeGauge("held_partitions",
+			"Partitions that wait at an event which fails and is not parked: Halt, or Config.ParkLimit."),
 		lagTime: f.activeGauge("lag_seconds",
 			"Age of the oldest message that was read and is not done; 0 if there is none."),
 		batchSize: f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
@@ -110,7 +113,7 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		})
 	}
 	m.active = []*activeGauge{&m.parkedDocuments, &m.flowMessages, &m.flowBytes, &m.readSeq, &m.doneSeq,
-		&m.lagMessages, &m.lagTime}
+		&m.lagMessages, &m.lagTime, &m.heldPartitions}
 	for _, g := range m.active {
 		g.Gauge = prometheus.NewGauge(prometheus.GaugeOpts{Name: "none"})
 	}
@@ -188,6 +191,9 @@ func (m *metrics) session(active bool) {
 
 // dropped counts a session that ended with an error: moved, source or database.
 func (m *metrics) dropped(reason string) { m.drops.WithLabelValues(reason).Inc() }
+
+// held sets how many partitions are held at an event.
+func (m *metrics) held(n int) { m.heldPartitions.Set(float64(n)) }
 
 // gap counts missing messages that were accepted.
 func (m *metrics) gap(messages uint64) { m.gaps.Add(float64(messages)) }

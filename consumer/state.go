@@ -98,18 +98,29 @@ func (t *tracker) set(status Status, partitions []int, err error) {
 	})
 }
 
-// failed sets the event that fails in a partition.
-func (t *tracker) failed(f FailingEvent) {
+// failed sets the event that fails in a partition. It returns how many are held.
+func (t *tracker) failed(f FailingEvent) (held int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if slices.Contains(t.now.Partitions, f.Partition) {
 		t.failing[f.Partition] = f
 	}
+	return t.heldLocked()
 }
 
-// passed: nothing fails in a partition any more.
-func (t *tracker) passed(partition int) {
+// passed: nothing fails in a partition any more. It returns how many are held.
+func (t *tracker) passed(partition int) (held int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.failing, partition)
+	return t.heldLocked()
+}
+
+func (t *tracker) heldLocked() (n int) {
+	for _, f := range t.failing {
+		if f.Held {
+			n++
+		}
+	}
+	return n
 }

@@ -297,7 +297,7 @@ func (w *worker) applyOne(it item, cause error) error {
 		Sequence: it.event.seq}}
 	defer func() {
 		if !f.Since.IsZero() {
-			w.track.passed(w.partition)
+			w.met.held(w.track.passed(w.partition))
 		}
 	}()
 	for {
@@ -364,7 +364,7 @@ func (w *worker) failed(e *Event, cause error, f *failing) (pause time.Duration,
 		e.Attempt++
 	}
 	f.Attempt, f.Err = e.Attempt, cause
-	w.track.failed(f.FailingEvent)
+	w.met.held(w.track.failed(f.FailingEvent))
 	return pause, false
 }
 
