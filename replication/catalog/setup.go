@@ -32,6 +32,9 @@ type SetupConfig struct {
 	Patience  time.Duration // how long CreateSlot waits for transactions that write; 0: 30 s
 	CreatedAt string        // name of the column with the time of the insert; "": created_at
 
+	// A table that has to be made is partitioned by that column into ranges of this length; 0: it is not.
+	PartitionEvery time.Duration
+
 	AcceptOwners []string // further roles whose objects are used
 }
 
@@ -185,7 +188,9 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err = s.exec(ctx, createTable(s.cfg, pgx.Identifier{schema, name})); err != nil {
+	statements := append([]string{createTable(s.cfg, pgx.Identifier{schema, name})},
+		firstPartitions(s.cfg, schema, name, time.Now())...)
+	if err = s.exec(ctx, strings.Join(statements, ";\n")); err != nil {
 		return false, s.explain("make table "+schema+"."+name, "the right to create tables in its schema",
 			err)
 	}
@@ -237,9 +242,10 @@ func hiddenFault(id relay.PublicationIdentity) error {
 	return nil
 }
 
+// exec runs one or several statements, all of them or none.
 func (s *Setup) exec(ctx context.Context, sql string) error {
 	return s.withSavepoint(ctx, func() error {
-		_, err := s.conn.Exec(ctx, sql)
+		_, err := s.conn.PgConn().Exec(ctx, sql).ReadAll()
 		return err
 	})
 }

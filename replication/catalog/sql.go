@@ -3,6 +3,7 @@ package catalog
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -24,11 +25,8 @@ func Statements(cfg SetupConfig) ([]string, error) {
 		return nil, err
 	}
 	table := pgx.Identifier{schema, name}
-	return []string{
-		createTable(cfg, table),
-		createPublication(cfg, table),
-		slot,
-	}, nil
+	all := append([]string{createTable(cfg, table)}, firstPartitions(cfg, schema, name, time.Now())...)
+	return append(all, createPublication(cfg, table), slot), nil
 }
 
 // createTable is the outbox as documented, with the columns that the mapping names. seq_key is made from
@@ -44,7 +42,11 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 			columns = append(columns, "  "+postgres.Quote(name)+" "+definition)
 		}
 	}
-	add(cfg.ID, "uuid PRIMARY KEY DEFAULT gen_random_uuid()")
+	key, partitioned := " PRIMARY KEY", cfg.PartitionEvery > 0
+	if partitioned {
+		key = ""
+	}
+	add(cfg.ID, "uuid"+key+" DEFAULT gen_random_uuid()")
 	add(m.Doc, "text NOT NULL")
 	add(m.Actor, "text NOT NULL")
 	add(m.Counter, "bigint NOT NULL")
@@ -62,7 +64,59 @@ func createTable(cfg SetupConfig, table pgx.Identifier) string {
 		add(name, "text")
 	}
 	add(created, "timestamptz NOT NULL DEFAULT now()")
-	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)"
+	by := ""
+	if partitioned {
+		by = "\nPARTITION BY RANGE (" + postgres.Quote(created) + ")"
+		if cfg.ID != "" { // a unique key has to hold the column that the partitions go by
+			columns = append(columns, "  PRIMARY KEY "+
+				"("+postgres.Quote(cfg.ID)+", "+postgres.Quote(created)+")")
+		}
+	}
+	return "CREATE TABLE " + table.Sanitize() + " (\n" + strings.Join(columns, ",\n") + "\n)" + by
+}
+
+// firstAhead is how many partitions a new table gets beside the one of now, until `outflow partition apply`
+// is run for the first time.
+const firstAhead = 4
+
+// firstPartitions are the statements that make the first partitions of a new table; none where it has none.
+func firstPartitions(cfg SetupConfig, schema, root string, now time.Time) (statements []string) {
+	if cfg.PartitionEvery == 0 {
+		return nil
+	}
+	at := now.UTC().Truncate(cfg.PartitionEvery)
+	for range firstAhead + 1 {
+		name := PartitionName(root, at, cfg.PartitionEvery)
+		upper := at.Add(cfg.PartitionEvery)
+		statements = append(statements, fmt.Sprintf("CREATE TABLE %s PARTITION OF %s FOR VALUES FROM (%s) "+
+			"TO (%s)",
+			pgx.Identifier{schema, name}.Sanitize(), pgx.Identifier{schema, root}.Sanitize(),
+			PartitionBound(at),
+			PartitionBound(upper)))
+		at = upper
+	}
+	return statements
+}
+
+// maxName is the longest name that PostgreSQL keeps, in bytes.
+const maxName = 63
+
+// PartitionName is the name of a partition: the outbox's, and when the range begins.
+func PartitionName(root string, lower time.Time, every time.Duration) string {
+	suffix := "_p" + lower.Format("20060102")
+	if every%(24*time.Hour) != 0 || lower.Truncate(24*time.Hour) != lower {
+		suffix += lower.Format("_150405")
+	}
+	cut := root[:min(len(root), maxName-len(suffix))]
+	for len(cut) < len(root) && len(cut) > 0 && root[len(cut)]&0xC0 == 0x80 {
+		cut = cut[:len(cut)-1] // not within a character
+	}
+	return cut + suffix
+}
+
+// PartitionBound is an end of a partition's range in SQL, for a key of timestamptz, timestamp or date.
+func PartitionBound(t time.Time) string {
+	return postgres.Literal(t.UTC().Format("2006-01-02 15:04:05.999999+00"))
 }
 
 // PlannedTable is the description of the table that init would make.
@@ -71,7 +125,8 @@ func PlannedTable(cfg SetupConfig) (Table, error) {
 	if err != nil {
 		return Table{}, err
 	}
-	t, m, created := Table{Schema: schema, Name: name}, cfg.Mapping, cfg.CreatedAt
+	t, m, created := Table{Schema: schema, Name: name, Partitioned: cfg.PartitionEvery > 0}, cfg.Mapping,
+		cfg.CreatedAt
 	if created == "" {
 		created = "created_at"
 	}

@@ -73,6 +73,17 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"init.partition.by", "columns", "headers"}, func(c Config) error {
+		by := c.Init.Partition.By
+		for _, role := range []Column{c.Columns.ID, c.Columns.Doc, c.Columns.Actor, c.Columns.Counter,
+			c.Columns.Span, c.Columns.Key, c.Columns.Payload} {
+			if by != "" && role.Name == by {
+				return usageFault(c.describe("init.partition.by")+" is the column of another role as well",
+					"Give the column of the time when a row was written, such as created_at")
+			}
+		}
+		return nil
+	}},
 	{[]string{"init.max_age"}, func(c Config) error {
 		if age := c.Init.MaxAge; age > 0 && age < 100*time.Millisecond {
 			return usageFault("JetStream refuses less than 100ms", "Give "+byPath["init.max_age"].want)

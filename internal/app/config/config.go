@@ -175,6 +175,14 @@ type Init struct {
 	Storage  string // file or memory
 	MaxAge   time.Duration
 	MaxBytes int64 // 0: no limit
+
+	Partition InitPartition
+}
+
+// InitPartition says how init makes a table. By is "" for one that is not partitioned.
+type InitPartition struct {
+	By    string        // the column of the insert's time
+	Every time.Duration // whole seconds, at least one
 }
 
 // Retain says what goes from the database, and when.

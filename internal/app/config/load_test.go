@@ -60,7 +60,7 @@ func TestDefaults(t *testing.T) {
 			DurableAfter: 150 * time.Second, OnPoison: PoisonStop, DeadLetterSubject: "OUTBOX.dead_letter",
 			MaxPayload: 1 << 20,
 		},
-		Init: Init{Replicas: 1, Storage: "file"},
+		Init: Init{Replicas: 1, Storage: "file", Partition: InitPartition{Every: 24 * time.Hour}},
 		Retain: Retain{Table: RetainTable{Method: RetainPartition, Keep: 168 * time.Hour, Ahead: 4,
 			Slack: time.Hour}},
 		Listen: "127.0.0.1:7422", Log: Log{Format: "text", Level: slog.LevelInfo},

@@ -27,6 +27,8 @@ func identifier(s string) bool {
 		!strings.ContainsFunc(s, unicode.IsControl)
 }
 
+func emptyOrIdentifier(s string) bool { return s == "" || identifier(s) }
+
 // tableName accepts schema.name and name.
 func tableName(s string) bool {
 	schema, name, qualified := strings.Cut(s, ".")

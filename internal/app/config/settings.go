@@ -273,6 +273,17 @@ var settings = []setting{
 		doc:  "How large the stream may grow before the oldest messages are removed. 0: no limit.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Init.MaxBytes, 0, math.MaxInt64} }},
 
+	{path: "init.partition.by", want: `the name of a column, or "" for a plain table`,
+		doc: "The column of the insert's time, by whose ranges a table that init makes is partitioned. " +
+			"Usually " +
+			"created_at. Its key is then the id and this column.",
+		bind: func(c *Config) value { return textValue{&c.Init.Partition.By, emptyOrIdentifier} }},
+	{path: "init.partition.every", def: "24h", want: "a duration of 1s or more in whole seconds, such as 24h",
+		doc: "What each partition of that table spans.",
+		bind: func(c *Config) value {
+			return durationValue{&c.Init.Partition.Every, time.Second, longest, time.Second}
+		}},
+
 	{path: "retain.postgres_url", defDoc: "postgres.url", secret: postgresKey,
 		want: "a URL postgres://user@host:5432/database or keywords host=... dbname=...",
 		doc: "The same database, as the role that owns the table: outflow partition makes and drops over " +

@@ -195,19 +195,24 @@ func Catalog(cfg config.Config) catalog.Config {
 func Setup(cfg config.Config) catalog.SetupConfig {
 	c := cfg.Columns
 	known := []string{"id", "doc_id", "actor_id", "counter", "span", "seq_key", "payload", "created_at",
-		c.ID.Name, c.Doc.Name, c.Actor.Name, c.Counter.Name, c.Span.Name, c.Key.Name, c.Payload.Name}
+		c.ID.Name, c.Doc.Name, c.Actor.Name, c.Counter.Name, c.Span.Name, c.Key.Name, c.Payload.Name,
+		cfg.Init.Partition.By}
 	var further []string
 	for _, h := range cfg.Headers {
 		if !slices.Contains(known, h.Column) && !slices.Contains(further, h.Column) {
 			further = append(further, h.Column)
 		}
 	}
-	return catalog.SetupConfig{
+	sc := catalog.SetupConfig{
 		Config: Catalog(cfg), ID: c.ID.Name, Further: further,
 		Mapping: relay.Mapping{Doc: c.Doc.Name, Actor: c.Actor.Name, Counter: c.Counter.Name,
 			Span: c.Span.Name,
 			Key:  c.Key.Name, Payload: c.Payload.Name},
 	}
+	if p := cfg.Init.Partition; p.By != "" {
+		sc.CreatedAt, sc.PartitionEvery = p.By, p.Every
+	}
+	return sc
 }
 
 // Sink is the configuration of the JetStream side.

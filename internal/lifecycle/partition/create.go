@@ -8,14 +8,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // defaultEvery is what a partition spans where there is none to go by.
 const defaultEvery = 24 * time.Hour
-
-// maxName is the longest name that PostgreSQL keeps, in bytes.
-const maxName = 63
 
 // missing returns the partitions that have to be made, so that the number that is asked for lies ahead.
 func (m *Manager) missing(s *situation) ([]*Partition, error) {
@@ -54,23 +52,11 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 	}
 	var all []*Partition
 	for until := now.Add(time.Duration(m.cfg.Ahead) * every); at.Before(until); at = at.Add(every) {
-		all = append(all, &Partition{Name: quoted(m.root.Schema, partitionName(m.root.Name, at, every)),
+		all = append(all, &Partition{Name: quoted(m.root.Schema, catalog.PartitionName(m.root.Name, at,
+			every)),
 			Lower: at, Upper: at.Add(every), Made: true, State: Ahead, System: s.System})
 	}
 	return all, nil
-}
-
-// partitionName is the outbox's name, and when the range begins.
-func partitionName(root string, lower time.Time, every time.Duration) string {
-	suffix := "_p" + lower.Format("20060102")
-	if every%(24*time.Hour) != 0 || lower.Truncate(24*time.Hour) != lower {
-		suffix += lower.Format("_150405")
-	}
-	cut := root[:min(len(root), maxName-len(suffix))]
-	for len(cut) < len(root) && len(cut) > 0 && root[len(cut)]&0xC0 == 0x80 {
-		cut = cut[:len(cut)-1] // not within a character
-	}
-	return cut + suffix
 }
 
 func (p *Partition) create() Step {
@@ -106,7 +92,7 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 		}
 		m.o.Hit("partition.made")
 		_, err = tx.Exec(ctx, fmt.Sprintf("ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)",
-			m.root.Quoted(), p.Name, bound(p.Lower), bound(p.Upper)))
+			m.root.Quoted(), p.Name, catalog.PartitionBound(p.Lower), catalog.PartitionBound(p.Upper)))
 		return err
 	})
 	switch postgres.SQLState(err) {
@@ -132,10 +118,6 @@ const (
 	stateDeadlock       = "40P01"
 	stateUndefinedTable = "42P01"
 )
-
-func bound(t time.Time) string {
-	return postgres.Literal(t.UTC().Format("2006-01-02 15:04:05.999999+00"))
-}
 
 // readers are the roles that may read the outbox, quoted.
 func (m *Manager) readers(ctx context.Context, tx pgx.Tx) ([]string, error) {

@@ -10,6 +10,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // TestPartitionsAreMadeAhead: as many as are asked for lie ahead, rows of now and later find them, and a
@@ -66,7 +67,7 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 func TestWhatIsInTheWayOfAPartitionIsNamed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)
-	name := partitionName("outbox", time.Now().UTC().Truncate(24*time.Hour), 24*time.Hour)
+	name := catalog.PartitionName("outbox", time.Now().UTC().Truncate(24*time.Hour), 24*time.Hour)
 	w.Exec("CREATE TABLE " + name + " (x int)")
 	_, err := w.try()
 	if f := wantFault(t, err, outbox.Fatal, codeTaken); !strings.Contains(f.Message, name) {
@@ -116,7 +117,7 @@ func TestNamesOfPartitionsFit(t *testing.T) {
 		{long, day, 24 * time.Hour, strings.Repeat("ü", 26) + "_p20240501"},
 		{long, day, time.Minute, strings.Repeat("ü", 23) + "_p20240501_000000"},
 	} {
-		if got := partitionName(c.root, c.lower, c.every); got != c.want || len(got) > maxName {
+		if got := catalog.PartitionName(c.root, c.lower, c.every); got != c.want || len(got) > 63 {
 			t.Errorf("%s: got %s (%d bytes), want %s", c.root, got, len(got), c.want)
 		}
 	}

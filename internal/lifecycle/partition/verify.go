@@ -164,7 +164,7 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 	}
 	aged := "false"
 	if seen := m.published.seen; p.Made && seen.Removed {
-		aged = "t." + postgres.Quote(m.root.Key) + " < " + bound(seen.Oldest)
+		aged = "t." + postgres.Quote(m.root.Key) + " < " + catalog.PartitionBound(seen.Oldest)
 		if seen.Oldest.IsZero() {
 			aged = "true"
 		}

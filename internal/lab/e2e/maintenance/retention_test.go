@@ -195,3 +195,31 @@ func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
 	harness.AwaitMessages(t, r.JS, r.Stream, r.counter)
 	r.MustStop(t)
 }
+
+// TestInitMakesAPartitionedOutbox: with partitions of now and the days to come, its key ends in the column
+// that they go by, it is published as a whole, and partition apply goes on where init ended.
+func TestInitMakesAPartitionedOutbox(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "ranges",
+		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY=12h", "SINK_DURABLE_AFTER=0s")
+	f.MustContain("init --print", f.MustRun("init", "--print"), `PARTITION BY RANGE ("written_at")`,
+		`PRIMARY KEY ("id", "written_at")`, "PARTITION OF \"public\".\"outbox\"")
+	f.MustRun("init", "--sql-api")
+	f.MustContain("init again", f.MustRun("init"), "there")
+	f.Start()
+	harness.Insert(t, f.Conn, "a", 1, "{}")
+	harness.Exec(t, f.Conn, "SELECT outflow.enqueue('b', 'x', NULL, '{}')")
+	harness.Exec(t, f.Conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload, written_at) VALUES "+
+		"('c', 'x', 1, '{}', now() + interval '40 hours')")
+	harness.AwaitMessages(t, f.JS, f.Stream, 3)
+	f.AwaitReady()
+	out := f.MustRun("partition", "apply")
+	f.MustContain("partition apply", out, "its range ends at")
+	n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM pg_inherits WHERE inhparent = "+
+		"'outbox'::regclass")
+	if n < 5 || n > 6 { // 6: the half of a day has just begun
+		t.Errorf("%d partitions: %s", n, out)
+	}
+	f.MustStop(t)
+	f.MustRun("uninstall")
+}
