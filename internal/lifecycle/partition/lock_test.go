@@ -90,15 +90,24 @@ func TestApplyDoesNotStopWriters(t *testing.T) {
 	t.Logf("with %d partitions made, detached and dropped: longest insert %v, 99 %% within %v, of "+
 		"%d", dropped,
 		longest, p99, n)
+	longestWait := func() (waits int, most float64) {
+		for _, found := range waited.FindAllStringSubmatch(srv.Log(), -1) {
+			ms, err := strconv.ParseFloat(found[1], 64)
+			must.Succeed(t, err)
+			waits, most = waits+1, max(most, ms)
+		}
+		return waits, most
+	}
+	waits, most := longestWait()
+	t.Logf("inserts waited %d times for more than 1 ms for a lock on a table, %v ms at most", waits, most)
+	// would it be seen?
+	w.Exec("BEGIN; LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(0.05); COMMIT")
+	outboxdb.Eventually(t, "the server's log says that writers waited", func() bool {
+		again, _ := longestWait()
+		return again > waits
+	})
 	stop.Store(true)
 	writers.Wait()
-	waits, most := 0, 0.0
-	for _, found := range waited.FindAllStringSubmatch(srv.Log(), -1) {
-		ms, err := strconv.ParseFloat(found[1], 64)
-		must.Succeed(t, err)
-		waits, most = waits+1, max(most, ms)
-	}
-	t.Logf("inserts waited %d times for more than 1 ms for a lock on a table, %v ms at most", waits, most)
 	if dropped != rounds {
 		t.Errorf("%d of %d partitions were dropped", dropped, rounds)
 	}

@@ -69,6 +69,16 @@ func (s *situation) byDefault() *Partition {
 	return nil
 }
 
+// pending is the partition that is half detached; nil: there is none.
+func (s *situation) pending() *Partition {
+	for _, p := range s.all {
+		if p.Pending {
+			return p
+		}
+	}
+	return nil
+}
+
 // look reads the situation.
 func (m *Manager) look(ctx context.Context) (*situation, error) {
 	f, err := m.facts(ctx, m.conn)
@@ -199,6 +209,8 @@ func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, str
 	case s.Now.Before(after(p.QuietSince)):
 		return step(Wait, "rows were written to it at %s or before; until %s more may come "+
 			"(retain.table.slack)", stamp(p.QuietSince), stamp(after(p.QuietSince)))
+	case s.pending() != nil: // PostgreSQL allows one at a time
+		return step(Wait, "the DETACH of %s has not ended", s.pending().Name)
 	case s.byDefault() != nil:
 		return step(Detach, "not CONCURRENTLY, because %s takes what no other partition does: writers wait "+
 			"meanwhile, 2 s at most", s.byDefault().Name)

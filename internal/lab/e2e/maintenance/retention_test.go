@@ -138,7 +138,8 @@ func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
 	r := newRetained(t, pgtest.Server(t), "killed")
 	r.Init()
 	r.Start()
-	rounds := harness.Sized(46, 1) // 46 times 11 points are 506 kills
+	rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(46,
+		1)) // 46 times 11 points are 506 kills
 	kills := 0
 	for round := range rounds {
 		for i, point := range points {
