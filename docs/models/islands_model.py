@@ -1,0 +1,247 @@
+"""A runnable model of clusters that share nothing: each has a database and a NATS, and their rows are replicated to one another in order.
+
+A home publishes its own events at once, and writes watermarks: up to here I have published. The others hold its events until a watermark
+covers them, or until they may claim them. A claim is a row as well, for a range of one home's events; who wrote it publishes them.
+- A home that is silent may be claimed from. Its silence is the time since its newest row was read, by the clock of who reads, in slots of
+  `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first half, if it has read its own WAL to the end.
+  Who was down itself begins to count when it is back.
+- A home whose own NATS is away for `delay` writes a yield: the next cluster may claim at once, and goes on doing so. From there on the
+  silence counts from the newest claim, whatever else the home writes.
+- A home that has returned, or has yielded, says hello when it can publish again, and publishes nothing until each other cluster has echoed
+  that: what they have claimed comes before their echo. Meanwhile it gives signs of life. It leaves out what was claimed.
+
+The claims, with one thing broken at a time (a cluster down, or a NATS away) and `delay` above four lags: nothing is lost; no
+cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
+acknowledgement had not come when the NATS went away. With `cut` links between living clusters fail as well, and things break together: then
+nothing is lost all the same, and what is there twice is counted.
+
+Run: python3 islands_model.py [trials [first seed]]      random trials
+     python3 islands_model.py mutations                  takes away one rule after the other: each must fail
+"""
+import random, sys
+
+MUTATIONS = {
+    "echo": "a home that returns publishes at once",
+    "life": "a home gives no signs of life while it waits for echoes",
+    "token": "an echo of an earlier hello counts",
+    "leave": "a home that returns publishes what was claimed as well",
+    "watermark": "who claims claims also what a watermark covers",
+    "claimed": "who claims claims also what others have claimed",
+    "rank": "a slot belongs to everybody",
+    "half": "a claim may come at the end of a slot",
+    "read": "a claim may come before the own WAL is read to its end",
+    "fresh": "who returns counts silence from before its return",
+    "range": "a claim's range is greater than what is published for it",
+    "order": "rows are not replicated in their order",
+    "away": "a home that has yielded publishes again as soon as its NATS is back",
+    "turn": "everybody may claim as soon as a yield is read",
+    "over": "a hello does not end a yield",
+    "unread": "a home that returns does not read what its NATS has stored",
+    "forget": "what was claimed and could not be published is forgotten",
+}
+bent = None                                                             # the rule that is taken away
+
+
+class Cluster:
+    def __init__(s, c, n):
+        s.c, s.up, s.wal, s.read = c, True, [], 0
+        s.links = {}                                                    # to -> rows on their way: (arrives at, row)
+        s.written = s.done = 0                                          # own events; and those published or left out
+        s.todo, s.duty, s.held = [], [], [[] for _ in range(n)]         # own events, claimed ones, and foreign ones that are held
+        s.mark, s.seen, s.yielded = [0] * n, [0] * n, [None] * n        # by home: watermark, when its newest row was read, and its yield
+        s.claims = [[] for _ in range(n)]                               # by home: ranges, both ends included
+        s.token, s.echoes, s.sent = 0, None, 0                          # echoes: who has echoed, None: none are awaited; sent: the last watermark
+        s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: without an acknowledgement; gave: it has yielded
+
+    def claimed(s, h, p): return any(lo <= p <= hi for lo, hi in s.claims[h])
+
+
+class World:
+    def __init__(s, seed, cut):
+        s.rnd = rnd = random.Random(seed)
+        s.cut, s.now, s.calm = cut, 0, False
+        s.n, s.lag, s.beat = rnd.choice([2, 3, 4]), rnd.choice([2, 10, 20]), rnd.choice([1, 5, 15])
+        s.delay = 4 * (s.lag + s.beat) + 10
+        s.clusters = [Cluster(c, s.n) for c in range(s.n)]
+        s.by, s.unsure, s.broken, s.faults = {}, set(), set(), {}       # by: event -> who has published it; faults: cluster -> (which, until)
+        s.count = dict(claims=0, yields=0, downs=0)
+
+    def write(s, c, *row):
+        """A commit of c: into its WAL, and on its way to the others."""
+        c.wal.append((c.c, row))
+        for d in s.clusters:
+            if d is not c: c.links.setdefault(d.c, []).append((s.now + s.rnd.randint(1, s.lag), row))
+
+    def publish(s, c, h, p): s.by.setdefault((h, p), []).append(c.c)
+
+    # what breaks
+    def fail(s, c, kind):
+        s.faults[c.c] = kind, s.now + s.rnd.choice([5, 50, 200, 500])
+        if kind == "down":
+            s.count["downs"] += 1
+            c.up = False
+            s.unsure |= {(c.c, p) for p in range(c.sent + 1, c.done + 1)}
+            for d in c.links:                                           # what was on its way stays in its slot
+                c.links[d] = [(1 << 30, r) for _, r in c.links[d]]
+                top = max([r[1] for _, r in c.links[d] if r[0] == "watermark"], default=0)
+                s.unsure |= {(c.c, p) for p in range(s.clusters[d].mark[c.c] + 1, top + 1)}
+            return
+        c.nats, c.away = False, s.now
+        if c.echoes is not None or c.gave: return
+        for p in c.todo[:s.rnd.choice([0, 0, 1, 3])]:                   # sent and stored, and the acknowledgement did not come
+            if not c.claimed(c.c, p):
+                s.publish(c, c.c, p)
+                c.stored.add(p)
+                s.unsure.add((c.c, p))
+
+    def mend(s, c):
+        kind, _ = s.faults.pop(c.c)
+        if kind == "nats":
+            c.nats = True
+            return
+        c.up = True
+        for d in c.links: c.links[d] = [(s.now + s.rnd.randint(1, s.lag), r) for _, r in c.links[d]]
+        for d in s.clusters:                                            # what the others have for it comes when the connections are there again
+            if c.c in d.links:
+                at = s.now + s.rnd.randint(1, s.lag)
+                d.links[c.c] = [(max(t, at), r) for t, r in d.links[c.c]]
+        if bent != "fresh":
+            c.seen, c.yielded = [s.now] * s.n, [None if y is None else s.now for y in c.yielded]
+        s.hello(c)
+
+    def hello(s, c):
+        c.token, c.echoes, c.gave = c.token + 1, set(), False
+        s.write(c, "hello", c.token)
+
+    # a cluster
+    def take(s, c, home, row):
+        """One row of the WAL."""
+        kind, own = row[0], home == c.c
+        c.seen[home] = s.now
+        if kind == "event": (c.todo if own else c.held[home]).append(row[1])
+        elif own and kind != "claim": return
+        elif kind == "watermark":
+            c.mark[home] = max(c.mark[home], row[1])
+            if bent != "watermark": c.held[home] = [p for p in c.held[home] if p > row[1]]
+        elif kind == "claim" and not own:
+            _, h, lo, hi = row
+            c.claims[h].append((lo, hi))
+            c.seen[h] = s.now
+            if c.yielded[h] is not None: c.yielded[h] = s.now
+            if bent != "claimed": c.held[h] = [p for p in c.held[h] if not lo <= p <= hi]
+        elif kind == "yield": c.yielded[home] = s.now
+        elif kind == "hello":
+            if bent != "over": c.yielded[home] = None
+            s.write(c, "echo", home, row[1])
+        elif kind == "echo" and row[1] == c.c and c.echoes is not None and (row[2] == c.token or bent == "token"): c.echoes.add(home)
+
+    def own(s, c):
+        """Publishes own events and what was claimed, and writes what the others have to know."""
+        if c.echoes is not None and (len(c.echoes) == s.n - 1 or bent == "echo"): c.echoes = None
+        if not c.nats and not c.gave and c.echoes is None and s.now - c.away >= s.delay:
+            s.write(c, "watermark", c.done)
+            s.write(c, "yield")
+            s.count["yields"] += 1
+            c.gave = True
+        if c.nats and c.gave:
+            if bent == "away": c.gave = False
+            else: s.hello(c)
+        if s.now % s.beat == 0 and not (bent == "life" and c.echoes is not None):
+            c.sent = c.done
+            s.write(c, "watermark", c.done)
+        if not c.nats: return
+        while c.duty and s.rnd.random() < .9: s.publish(c, *c.duty.pop(0))
+        if c.echoes is not None or c.gave: return
+        while c.todo and s.rnd.random() < .9:
+            p = c.todo.pop(0)
+            if (p not in c.stored or bent == "unread") and (not c.claimed(c.c, p) or bent == "leave"): s.publish(c, c.c, p)
+            c.done = p
+
+    def claim(s, c, h):
+        since = c.seen[h] if c.yielded[h] is None else c.yielded[h] - s.delay      # a yield is a slot of silence
+        slot, into = divmod(s.now - since, s.delay)
+        turn = (slot - 1) % (s.n - 1) + 1 == (c.c - h) % s.n or bent == "rank" or bent == "turn" and c.yielded[h] is not None
+        if slot < 1 or not turn or into >= s.delay / 2 and bent != "half" or c.read < len(c.wal) and bent != "read": return
+        lo = max([c.mark[h] if bent != "watermark" else 0] + [hi for _, hi in c.claims[h] if bent != "claimed"]) + 1
+        mine = [p for p in c.held[h] if p >= lo]
+        if not mine: return
+        hi = mine[-1] + (2 if bent == "range" else 0)
+        s.write(c, "claim", h, lo, hi)
+        s.count["claims"] += 1
+        c.claims[h].append((lo, hi))
+        c.seen[h], c.held[h] = s.now, []
+        if c.yielded[h] is not None: c.yielded[h] = s.now
+        if bent == "forget" and s.rnd.random() < .1: return
+        c.duty += [(h, p) for p in mine]
+
+    # all of them
+    def step(s):
+        rnd = s.rnd
+        s.now += 1
+        for c in s.clusters:
+            if c.c in s.faults and (s.calm or s.now >= s.faults[c.c][1]): s.mend(c)
+        if not s.calm and rnd.random() < .004 and (s.cut or not s.faults):
+            c = rnd.choice(s.clusters)
+            if c.c not in s.faults: s.fail(c, rnd.choice(["down", "down", "nats"]))
+        if s.cut and not s.calm and rnd.random() < .01: s.broken ^= {(rnd.randrange(s.n), rnd.randrange(s.n))}
+        if s.calm: s.broken = set()
+        for c in s.clusters:
+            if not c.up: continue
+            if not s.calm and rnd.random() < .1:
+                c.written += 1
+                s.write(c, "event", c.written)
+            for d in s.clusters:
+                q = d.links.get(c.c, [])
+                if not d.up or (d.c, c.c) in s.broken: continue
+                if bent == "order" and len(q) > 1 and rnd.random() < .1: q[0], q[1] = q[1], q[0]
+                while q and q[0][0] <= s.now: c.wal.append((d.c, q.pop(0)[1]))
+            while c.read < len(c.wal) and (s.calm or rnd.random() < .9):
+                c.read += 1
+                s.take(c, *c.wal[c.read - 1])
+            s.own(c)
+            for h in range(s.n):
+                if h != c.c and c.nats: s.claim(c, h)
+
+
+def trial(seed, cut):
+    w = World(seed, cut)
+    for _ in range(600): w.step()
+    w.calm = True                                                       # everything is mended and nobody writes: it must come to rest
+    for _ in range(10 * w.delay): w.step()
+    events = {(c.c, p) for c in w.clusters for p in range(1, c.written + 1)}
+    assert set(w.by) == events, "lost: %s" % sorted(events - set(w.by))[:5]
+    assert all(len(set(who)) == len(who) for who in w.by.values()), "twice by the same cluster"
+    double = {e for e, who in w.by.items() if len(who) > 1}
+    if not cut:
+        assert double <= w.unsure, "twice without a reason: %s" % [(e, w.by[e]) for e in sorted(double - w.unsure)[:5]]
+        assert all(len(who) <= 2 for who in w.by.values()), "two successors"
+    return dict(w.count, events=len(events), twice=len(double), copies=sum(len(who) - 1 for who in w.by.values()))
+
+
+def trials(n, first=0, cut=False):
+    total = {}
+    for seed in range(first, first + n):
+        try: r = trial(seed, cut)
+        except AssertionError as err: raise AssertionError("seed %d: %s" % (seed, err)) from err
+        for k, v in r.items(): total[k] = total.get(k, 0) + v
+    return total
+
+
+def mutations(n=2000):
+    global bent
+    alive = []
+    for bent, what in MUTATIONS.items():
+        try: trials(n)
+        except AssertionError as err: print("%-9s fails: %s: %s" % (bent, err, what), flush=True)
+        else: alive.append(bent); print("%-9s SURVIVES %d trials: %s" % (bent, n, what), flush=True)
+    if alive: sys.exit("these are not missed: " + ", ".join(alive))
+
+
+def main():
+    if sys.argv[1:] == ["mutations"]: return mutations()
+    n, first = [int(a) for a in sys.argv[1:] + ["300", "0"][max(0, len(sys.argv) - 1):]]
+    for cut, what in (False, "one thing broken at a time"), (True, "links cut as well"):
+        print("%s: %d trials from seed %d: every claim holds; %s" % (what, n, first, trials(n, first, cut)), flush=True)
+
+
+if __name__ == "__main__": main()
