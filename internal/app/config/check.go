@@ -50,6 +50,20 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"cluster.id", "cluster.count"}, func(c Config) error {
+		if c.Cluster.Count > 0 && (c.Cluster.ID == 0 || c.Cluster.ID > c.Cluster.Count) {
+			return usageFault("not one of "+c.describe("cluster.count"),
+				"Give each cluster a number of its own, from 1 to the count")
+		}
+		return nil
+	}},
+	{[]string{"replication.origin", "cluster.id"}, func(c Config) error {
+		if c.Cluster.ID > 0 && c.Replication.Origin == OriginAny {
+			return usageFault("rows of other clusters would be published here as well as there: "+
+				c.describe("cluster.id")+" is one of several", "Leave replication.origin out")
+		}
+		return nil
+	}},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+

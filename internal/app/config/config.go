@@ -27,6 +27,7 @@ type Config struct {
 	Shard       relay.Shard
 	Columns     Columns
 	Headers     []Header // ascending by name
+	Cluster     Cluster
 	Slot        string
 	Publication string
 	Stream      string
@@ -63,6 +64,13 @@ const (
 	OriginOwn = "own" // only transactions that were written on this server
 	OriginAny = "any" // also those that were replicated from another one
 )
+
+// Cluster says which of several active databases this is, whose rows are replicated to one another.
+type Cluster struct {
+	ID           int // from 1 on; 0: there is one database
+	Count        int // 0: not said
+	MaximumDelay time.Duration
+}
 
 // NATS says how NATS is reached. At most one way to authenticate is set.
 type NATS struct {

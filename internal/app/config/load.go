@@ -181,7 +181,7 @@ func (l *loader) load(args Args, checks []Check) (Config, error) {
 	for i := range settings {
 		l.apply(&c, &settings[i])
 	}
-	c.Replication.Explicit = c.explicit("replication.origin")
+	c.Replication.Explicit = c.explicit("replication.origin") || c.Cluster.ID > 0
 	l.complete(&c)
 	for _, check := range append(rules[:len(rules):len(rules)], checks...) {
 		l.check(c, check)

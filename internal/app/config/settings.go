@@ -45,6 +45,8 @@ const (
 	wantDir      = "the path of a directory"
 	wantSize     = "in bytes or with a unit such as KiB, MiB, MB"
 	longest      = time.Duration(math.MaxInt64)
+
+	maxClusters = 64
 )
 
 var settings = []setting{
@@ -64,6 +66,21 @@ var settings = []setting{
 			"are. If it is not set, an existing checkpoint record decides.",
 		bind: func(c *Config) value {
 			return choiceValue{&c.Replication.Origin, []string{OriginOwn, OriginAny}}
+		}},
+
+	{path: "cluster.id", def: "0", fallback: []string{"CLUSTER_ID"}, want: "a number from 1 to 64, or 0",
+		doc: "Which of several active databases this is; their rows are replicated to one another. Only " +
+			"rows written here are published, whatever an older record says. 0: there is one database.",
+		bind: func(c *Config) value { return intValue{&c.Cluster.ID, 0, maxClusters} }},
+	{path: "cluster.count", def: "0", fallback: []string{"CLUSTERS_COUNT"},
+		want: "a number from 1 to 64, or 0",
+		doc:  "How many such databases there are. 0: not said.",
+		bind: func(c *Config) value { return intValue{&c.Cluster.Count, 0, maxClusters} }},
+	{path: "cluster.maximum_delay", def: "0s", fallback: []string{"MAXIMUM_DELAY"}, want: "from 0s to 24h",
+		doc: "After which silence of a cluster another one is to publish its rows. No version does that " +
+			"yet: it is read and checked, and has no effect.",
+		bind: func(c *Config) value {
+			return durationValue{&c.Cluster.MaximumDelay, 0, 24 * time.Hour, time.Millisecond}
 		}},
 
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,
