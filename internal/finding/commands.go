@@ -16,6 +16,26 @@ var commands = []Finding{
 		Hint:  "If that is accepted, say so with the --accept-loss of the message. Nothing was changed.",
 		Runbook: "Events that were written as logical messages are in no table: [what a repair " +
 			"does](operations.md#what-a-repair-does)."},
+	{Code: "archive_damaged", Severity: Error, Classes: gap,
+		Title: "An object of the archive is lost, or is not what was written",
+		Hint: "Bring the object back from a copy or an older version of it. Nothing is archived behind it " +
+			"until then.",
+		Runbook: "[What to do](archive.md#an-object-is-lost-or-damaged)."},
+	{Code: "archive_differs", Severity: Error, Classes: gap,
+		Title: "The stream has other messages than the archive under the same sequences",
+		Hint: "Find out which of the two is older than it should be: a NATS server or an archive was " +
+			"restored from a backup. Until then nothing is archived."},
+	{Code: "archive_gap", Severity: Error, Classes: gap,
+		Title: "Messages were removed from the stream before they were archived",
+		Hint: "If the loss is accepted, give the range to `outflow archive run --accept-gap`; raise the " +
+			"stream's limits, or archive more often.",
+		Runbook: "[What a gap is](archive.md#a-gap)."},
+	{Code: "archive_record", Severity: Error, Classes: fatal,
+		Title: "The checkpoint record does not say up to where the stream is confirmed",
+		Hint:  "See what `outflow status` says, and let `outflow run` come to run. Then archive again."},
+	{Code: "archive_url", Severity: Error, Classes: usage,
+		Title: "Where the archive is, is not set or can't be used",
+		Hint:  "Set archive.url, for example to file:///var/lib/outflow/archive."},
 	{Code: "database", Severity: Error, Classes: fatal,
 		Title: "The checkpoint record is of another database",
 		Hint:  "Point postgres.url at the database that holds the outbox."},

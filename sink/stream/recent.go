@@ -27,7 +27,7 @@ const leastPage = 1024
 func (s *Stream) Recent(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error) {
 	var all []outbox.Counter // newest first
 	for span := n; len(all) < n && upTo > above; span = max(2*(n-len(all)), leastPage) {
-		newest, err := s.atOrBelow(ctx, upTo)
+		newest, err := s.AtOrBelow(ctx, upTo)
 		if err != nil || newest <= above {
 			return all, err
 		}
@@ -43,8 +43,8 @@ func (s *Stream) Recent(ctx context.Context, above, upTo uint64, n int) ([]outbo
 	return all, nil
 }
 
-// atOrBelow asks the leader for the newest sequence up to one that has a message; 0: there is none.
-func (s *Stream) atOrBelow(ctx context.Context, upTo uint64) (uint64, error) {
+// AtOrBelow asks the leader for the newest sequence up to one that has a message; 0: there is none.
+func (s *Stream) AtOrBelow(ctx context.Context, upTo uint64) (uint64, error) {
 	m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Seq: upTo})
 	if m == nil && err == nil {
 		m, err = s.newestBelow(ctx, 1, upTo)

@@ -37,6 +37,7 @@ func (a *App) Service() []*cobra.Command {
 		a.consumerCommand(),
 		a.planCommand(),
 		a.partitionCommand(),
+		a.archiveCommand(),
 		a.uninstallCommand(),
 		a.supportCommand(),
 		a.configCommand(),

@@ -36,6 +36,7 @@ type Config struct {
 	Sink        Sink
 	Init        Init
 	Retain      Retain
+	Archive     Archive
 	Listen      string // host:port; "": no listener
 	ListenHosts string // further names that requests may name, separated by commas
 	Log         Log
@@ -210,6 +211,13 @@ type RetainTable struct {
 	Every  time.Duration // whole seconds; 0: as the newest partition
 	Ahead  int           // 2 to 64
 	Slack  time.Duration
+}
+
+// Archive says where the cold part of the stream is kept, and in what pieces.
+type Archive struct {
+	URL         string // "": there is none
+	SegmentSize int64  // bytes, compressed
+	SegmentAge  time.Duration
 }
 
 // The values of retain.table.method.

@@ -98,6 +98,13 @@ func postgresURL(s string) bool {
 	return strings.Contains(s, "=")
 }
 
+// archiveURL accepts the URL of a local folder, and "".
+func archiveURL(s string) bool {
+	u, err := url.Parse(s)
+	return s == "" || err == nil && u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") &&
+		u.RawQuery == "" && u.Fragment == ""
+}
+
 // natsURLs accepts one or more servers, separated by commas, and "".
 func natsURLs(s string) bool {
 	if s == "" {

@@ -345,6 +345,20 @@ var settings = []setting{
 			"into it: an insert into the range of a detached one fails.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Slack, 0, longest, 0} }},
 
+	{path: "archive.url", want: "file:///path/of/a/folder",
+		doc: "Where outflow archive keeps the cold part of the stream. Empty: nowhere. outflow run never " +
+			"uses it.",
+		bind: func(c *Config) value { return textValue{&c.Archive.URL, archiveURL} }},
+	{path: "archive.segment_size", def: "64MiB", want: "a size from 64KiB to 512MiB, " + wantSize,
+		doc: "How large a segment of the archive may get, compressed, before the next one begins. One is " +
+			"kept in memory while it is made.",
+		bind: func(c *Config) value {
+			return sizeValue[int64]{&c.Archive.SegmentSize, 64 << 10, 512 << 20}
+		}},
+	{path: "archive.segment_age", def: "1h", want: "a duration of 0s or more, such as 1h",
+		doc:  "How old a smaller segment's first message is before it is archived.",
+		bind: func(c *Config) value { return durationValue{&c.Archive.SegmentAge, 0, longest, 0} }},
+
 	{path: "listen", def: "127.0.0.1:7422", want: `host:port, or "" for none`,
 		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",
 		bind: func(c *Config) value { return textValue{&c.Listen, listenAddress} }},

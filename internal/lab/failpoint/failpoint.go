@@ -45,6 +45,11 @@
 //	partition.compared, .verified   all rows are published; before the lock that it is dropped under
 //	partition.dropping, .dropped    it is dropped; that is committed
 //	partition.deleted               rows of a plain table are deleted
+//
+// Those of outflow archive run:
+//
+//	archive.begin, .written         before and after a segment's messages are written
+//	archive.verified, .manifest     they were read back; the manifest is there
 package failpoint
 
 import (
@@ -84,6 +89,7 @@ var steps = []string{
 	"partition.made", "partition.attached", "partition.detaching", "partition.detached", "partition.sealing",
 	"partition.sealed", "partition.durable", "partition.archived", "partition.compared", "partition.verified",
 	"partition.dropping", "partition.dropped", "partition.deleted",
+	"archive.begin", "archive.written", "archive.verified", "archive.manifest",
 }
 
 // Names returns the points at which outflow run can kill itself.

@@ -271,7 +271,7 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 // as conns or backfill.
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
-	commands := []string{"consumeradmin", "drain", "initialize", "inspect", "parked",
+	commands := []string{"archive", "consumeradmin", "drain", "initialize", "inspect", "parked",
 		"partition", "plan", "repair", "replay", "snapshot", "status", "support", "tail", "uninstall"}
 	all := list(t, "Imports")
 	for _, name := range commands {

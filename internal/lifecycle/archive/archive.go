@@ -1,0 +1,341 @@
+package archive
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// The codes of what can be wrong with an archive.
+const (
+	CodeGap     = "archive_gap"     // messages were gone before they were archived
+	CodeDamaged = "archive_damaged" // an object is lost or is not what was written
+	CodeDiffers = "archive_differs" // the stream has another message than the archive
+)
+
+// root is the folder of everything; its name is the format's version.
+const root = "v1/"
+
+const createdLayout = "20060102T150405.000000000Z"
+
+var folderName = regexp.MustCompile(`^([A-Za-z0-9_-]+)-(\d{8}T\d{6}\.\d{9}Z)$`)
+
+// FolderOf returns the name of a stream's folder. Names that Outflow's settings accept need no quoting.
+func FolderOf(stream string, created time.Time) string {
+	return stream + "-" + created.UTC().Format(createdLayout)
+}
+
+// Archive is the archive of one stream: its segments, as far as they form a chain. One goroutine uses it.
+type Archive struct {
+	Segments []*Manifest // ascending
+
+	store   Store
+	folder  string // with a slash at its end
+	stream  string
+	created time.Time
+	hit     func(point string)
+}
+
+// Folders lists the names of the folders of a stream, oldest first. A stream that was made again has a
+// folder of its own.
+func Folders(ctx context.Context, store Store, stream string) ([]string, error) {
+	names, err := store.List(ctx, root)
+	var found []string
+	for _, n := range names {
+		n, isFolder := strings.CutSuffix(n, "/")
+		if parts := folderName.FindStringSubmatch(n); isFolder && parts != nil && parts[1] == stream {
+			found = append(found, n)
+		}
+	}
+	return found, err
+}
+
+// Load reads the manifests of a folder and checks their chain. hit is called at points where tests kill the
+// process, and may be nil.
+func Load(ctx context.Context, store Store, folder string, hit func(point string)) (*Archive, error) {
+	parts := folderName.FindStringSubmatch(folder)
+	if parts == nil {
+		return nil, fmt.Errorf("archive: %q is no folder of a stream", folder)
+	}
+	created, err := time.Parse(createdLayout, parts[2])
+	if err != nil {
+		return nil, fmt.Errorf("archive: %q is no folder of a stream: %w", folder, err)
+	}
+	if hit == nil {
+		hit = func(string) {}
+	}
+	a := &Archive{store: store, folder: root + folder + "/", stream: parts[1], created: created, hit: hit}
+	return a, a.Refresh(ctx)
+}
+
+// Refresh reads the manifests that have come since.
+func (a *Archive) Refresh(ctx context.Context) error {
+	names, err := a.store.List(ctx, a.folder)
+	if err != nil {
+		return err
+	}
+	for {
+		text, err := a.store.Read(ctx, a.manifestName(a.Next()), maxManifest)
+		if errors.Is(err, ErrMissing) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		m, err := parseManifest(text)
+		if err == nil {
+			err = a.follows(m)
+		}
+		if err != nil {
+			return a.damaged(a.manifestName(a.Next()), err)
+		}
+		a.Segments = append(a.Segments, m)
+	}
+	// A manifest behind the end of the chain means that one before it is lost.
+	for _, n := range names {
+		if strings.HasSuffix(n, ".json") && n > fmt.Sprintf("%020d.json", a.Next()) {
+			return a.damaged(a.manifestName(a.Next()), errors.New("it is lost: there are later ones"))
+		}
+	}
+	return nil
+}
+
+// follows checks that a manifest goes on where the chain ends.
+func (a *Archive) follows(m *Manifest) error {
+	var prev Hash
+	if n := len(a.Segments); n > 0 {
+		prev = a.Segments[n-1].Chain
+	}
+	switch {
+	case m.Stream != a.stream || !m.Created.Equal(a.created):
+		return fmt.Errorf("it is of stream %s, made at %v", m.Stream, m.Created)
+	case m.First != a.Next():
+		return fmt.Errorf("it begins at %d", m.First)
+	case m.Prev != prev:
+		return errors.New("it does not have the hash of the one before it")
+	}
+	return nil
+}
+
+// Next is the first sequence that is not archived.
+func (a *Archive) Next() uint64 {
+	if n := len(a.Segments); n > 0 {
+		return a.Segments[n-1].Last + 1
+	}
+	return 1
+}
+
+// Complete reports whether all events below a fence are archived.
+func (a *Archive) Complete(fence outbox.LSN) bool {
+	return slices.ContainsFunc(a.Segments, func(m *Manifest) bool { return m.Complete >= fence })
+}
+
+func (a *Archive) manifestName(first uint64) string {
+	return fmt.Sprintf("%s%020d.json", a.folder, first)
+}
+
+// ObjectName is the name of a segment's messages in the store.
+func (a *Archive) ObjectName(m *Manifest) string {
+	return fmt.Sprintf("%s%020d-%020d.jsonl.zst", a.folder, m.First, m.Last)
+}
+
+// Unfinished returns where a segment behind the chain ends whose messages were written and whose manifest was
+// not: a run was killed there, and the next one makes the same segment. 0: there is none.
+func (a *Archive) Unfinished(ctx context.Context) (last uint64, err error) {
+	names, err := a.store.List(ctx, a.folder)
+	if err != nil {
+		return 0, err
+	}
+	for _, n := range names {
+		ends, isObject := strings.CutSuffix(n, ".jsonl.zst")
+		ends, isNext := strings.CutPrefix(ends, fmt.Sprintf("%020d-", a.Next()))
+		if to, err := strconv.ParseUint(ends, 10, 64); isObject && isNext && err == nil && last == 0 {
+			last = to
+		}
+	}
+	return last, nil
+}
+
+func (a *Archive) damaged(name string, err error) error {
+	return &outbox.Fault{Class: outbox.Gap, Code: CodeDamaged,
+		Message: fmt.Sprintf("archive: %s: %v", name, err), Err: err}
+}
+
+// NewSegment begins the segment behind the last one.
+func (a *Archive) NewSegment() (*Segment, error) {
+	m := Manifest{Version: version, Stream: a.stream, Created: a.created, First: a.Next()}
+	if n := len(a.Segments); n > 0 {
+		m.Prev = a.Segments[n-1].Chain
+	}
+	return newSegment(m)
+}
+
+// ErrOvertaken: another archiver has created the manifest of this segment.
+var ErrOvertaken = errors.New("another archiver was here first")
+
+// Append ends the segment, writes it, reads it back, and creates its manifest. complete is the manifest's. A
+// run that was killed before, or another archiver, may have left the same messages: then those are checked
+// and kept.
+func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) error {
+	s.m.Complete = complete
+	m, object, err := s.finish()
+	if err != nil {
+		return err
+	}
+	name := a.ObjectName(m)
+	a.hit("archive.begin")
+	switch err := a.store.Create(ctx, name, object); {
+	case err == nil:
+	case errors.Is(err, ErrExists):
+		// Another version of the library may have compressed the same messages to other bytes.
+		there, err := a.store.Read(ctx, name, maxObject)
+		if err != nil {
+			return err
+		}
+		m.Bytes, m.Object = int64(len(there)), sha256.Sum256(there)
+	default:
+		return err
+	}
+	a.hit("archive.written")
+	if err := a.Verify(ctx, m, nil); err != nil {
+		return err
+	}
+	a.hit("archive.verified")
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxManifest {
+		return fmt.Errorf("archive: the manifest of %s has %d bytes", name, len(text))
+	}
+	err = a.store.Create(ctx, a.manifestName(m.First), text)
+	a.hit("archive.manifest")
+	if errors.Is(err, ErrExists) {
+		return ErrOvertaken
+	}
+	if err != nil {
+		return err
+	}
+	return a.Refresh(ctx) // what is stored counts
+}
+
+// Verify reads a segment whole and checks it against its manifest: the object's hash, each message's, their
+// sequences and their Merkle root. It calls f, if that is not nil, with each message; what f has seen is
+// right so far as each line has its hash and the object its own. An error of f ends it and is returned.
+func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) error) error {
+	name := a.ObjectName(m)
+	object, err := a.store.Read(ctx, name, maxObject)
+	switch {
+	case errors.Is(err, ErrMissing):
+		return a.damaged(name, errors.New("it is lost"))
+	case err != nil:
+		return err
+	case int64(len(object)) != m.Bytes:
+		return a.damaged(name, fmt.Errorf("it has %d bytes, not %d", len(object), m.Bytes))
+	case sha256.Sum256(object) != m.Object:
+		return a.damaged(name, errors.New("it does not have its hash: a bit was flipped, or it was replaced"))
+	}
+	var stop error
+	err = readObject(ctx, object, m, func(msg *Message) error {
+		if f == nil {
+			return nil
+		}
+		stop = f(msg)
+		return stop
+	})
+	switch {
+	case stop != nil:
+		return stop
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return a.damaged(name, err)
+	}
+	return nil
+}
+
+// readObject reads an object's messages and compares them with the manifest.
+func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message) error) error {
+	dec, err := zstd.NewReader(bytes.NewReader(object), zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderMaxMemory(maxRaw))
+	if err != nil {
+		return err
+	}
+	defer dec.Close()
+	lines := bufio.NewScanner(dec)
+	lines.Buffer(make([]byte, 0, frameSize), maxLine)
+	var (
+		tree    merkle
+		raw     int64
+		next    = m.First
+		missing = m.Missing
+		last    Hash
+	)
+	for lines.Scan() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if raw += int64(len(lines.Bytes())) + 1; raw > m.Raw {
+			return fmt.Errorf("it has more than %d bytes of lines", m.Raw)
+		}
+		msg, h, err := parseLine(lines.Bytes())
+		if err != nil {
+			return err
+		}
+		for len(missing) > 0 && missing[0].From == next {
+			next, missing = missing[0].To+1, missing[1:]
+		}
+		if msg.Seq != next {
+			return fmt.Errorf("message %d where %d was expected", msg.Seq, next)
+		}
+		tree.add(h)
+		next, last = next+1, h
+		if err := f(msg); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	switch {
+	case tree.n != m.Count || next != m.Last+1 || len(missing) > 0:
+		return fmt.Errorf("it has %d messages up to %d, not %d up to %d", tree.n, next-1, m.Count, m.Last)
+	case raw != m.Raw:
+		return fmt.Errorf("it has %d bytes of lines, not %d", raw, m.Raw)
+	case tree.root() != m.Root || last != m.End:
+		return errors.New("its messages do not have the root of the manifest")
+	}
+	return nil
+}
+
+// Read calls f with the archived messages from a sequence on, in order, until it returns an error, which is
+// returned. It ends with a fault where a segment is lost or damaged, before f sees a message of it.
+func (a *Archive) Read(ctx context.Context, from uint64, f func(*Message) error) error {
+	for _, m := range a.Segments {
+		if m.Last < from {
+			continue
+		}
+		if err := a.Verify(ctx, m, func(msg *Message) error {
+			if msg.Seq < from {
+				return nil
+			}
+			return f(msg)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package archive
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Range is a range of sequences, both ends included.
+type Range struct {
+	From uint64 `json:"from"`
+	To   uint64 `json:"to"`
+}
+
+// Manifest says what a segment holds. It is written once, after the segment was read back whole.
+type Manifest struct {
+	Version int       `json:"v"`
+	Stream  string    `json:"stream"`
+	Created time.Time `json:"created"` // the stream
+
+	// the sequences that the segment is about; First is directly behind the segment before it
+	First uint64 `json:"first"`
+	Last  uint64 `json:"last"`
+	Count uint64 `json:"count"` // messages
+	// Missing are the sequences without a message, ascending. Those of Gaps were lost before they could be
+	// archived, which was accepted; the others were deleted from within the stream.
+	Missing []Range `json:"missing,omitempty"`
+	Gaps    []Range `json:"gaps,omitempty"`
+
+	From time.Time `json:"from"` // when its first message was stored
+	To   time.Time `json:"to"`   // when its last message was stored
+	// the least and the greatest position of its events; absent: it has none
+	Least    *outbox.Position `json:"least,omitempty"`
+	Greatest *outbox.Position `json:"greatest,omitempty"`
+	// Complete: the archive has, with this segment, all events below it. 0: the segment does not end at a
+	// checkpoint.
+	Complete outbox.LSN `json:"complete,omitempty"`
+
+	Root Hash `json:"root"` // Merkle root of the hashes of its messages, in order
+	End  Hash `json:"end"`  // the hash of the last message
+	Prev Hash `json:"prev"` // Chain of the manifest before it; zero: it is the first
+	// Chain is the hash of all of the above. What is below may change with an erasure.
+	Chain Hash `json:"chain"`
+
+	Bytes   int64    `json:"bytes"`  // of the object
+	Raw     int64    `json:"raw"`    // of its lines
+	Object  Hash     `json:"sha256"` // of the object
+	Docs    []string `json:"documents"`
+	Erasure []string `json:"erasures"`
+}
+
+const version = 1
+
+// Bounds on what is read.
+const (
+	maxManifest = 64 << 20
+	maxObject   = 1 << 30
+	maxRaw      = 64 << 30
+	maxMissing  = 1 << 20 // ranges in a manifest
+)
+
+// chained is the hash of what no erasure changes.
+func (m *Manifest) chained() (Hash, error) {
+	c := *m
+	c.Chain, c.Bytes, c.Raw, c.Object, c.Docs, c.Erasure = Hash{}, 0, 0, Hash{}, nil, nil
+	text, err := json.Marshal(&c)
+	return sha256.Sum256(text), err
+}
+
+// parseManifest reads a manifest and checks that it is whole: its chain hash, and that its numbers agree.
+func parseManifest(text []byte) (*Manifest, error) {
+	m := &Manifest{}
+	if err := json.Unmarshal(text, m); err != nil {
+		return nil, err
+	}
+	if m.Version != version {
+		return nil, fmt.Errorf("version %d is not known", m.Version)
+	}
+	sum, err := m.chained()
+	switch {
+	case err != nil:
+		return nil, err
+	case sum != m.Chain:
+		return nil, fmt.Errorf("it does not have its own hash")
+	case m.First == 0 || m.Last < m.First || m.Count == 0:
+		return nil, fmt.Errorf("sequences %d to %d with %d messages", m.First, m.Last, m.Count)
+	case m.Bytes <= 0 || m.Bytes > maxObject || m.Raw <= 0 || m.Raw > maxRaw:
+		return nil, fmt.Errorf("%d bytes of %d", m.Bytes, m.Raw)
+	}
+	missing, next := uint64(0), m.First
+	for _, r := range m.Missing {
+		if r.From < next || r.To < r.From || r.To >= m.Last { // the last one is a message
+			return nil, fmt.Errorf("missing are %d to %d of %d to %d", r.From, r.To, m.First, m.Last)
+		}
+		missing += r.To - r.From + 1
+		next = r.To + 1
+	}
+	if m.Count != m.Last-m.First+1-missing {
+		return nil, fmt.Errorf("%d messages in %d to %d, with %d missing", m.Count, m.First, m.Last, missing)
+	}
+	return m, nil
+}

@@ -1,0 +1,178 @@
+package archive
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/url"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Store is where objects are kept. It may be used from any goroutine. Names are paths with slashes.
+type Store interface {
+	// Create makes the object if there is none of that name, whole or not at all. When it returns nil the
+	// object is durable; [ErrExists]: there is one. After any other error it may exist.
+	Create(ctx context.Context, name string, data []byte) error
+	// Read returns the object, [ErrMissing] if there is none, or an error if it has more than limit bytes.
+	Read(ctx context.Context, name string, limit int64) ([]byte, error)
+	// List returns the names directly below a folder, sorted, those of folders with a slash at their end.
+	List(ctx context.Context, folder string) ([]string, error)
+	// Close lets it go.
+	Close() error
+}
+
+// What a store says of an object.
+var (
+	ErrExists  = errors.New("the object exists")
+	ErrMissing = errors.New("there is no such object")
+)
+
+// Open opens the store with a URL: file:///path, a folder that is made if it does not exist.
+func Open(at string) (Store, error) {
+	u, err := url.Parse(at)
+	if err != nil || u.Scheme != "file" || u.Host != "" || !path.IsAbs(u.Path) {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
+			Message: "archive.url is not file:///path/of/a/folder"}
+	}
+	if err := os.MkdirAll(u.Path, 0o700); err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	root, err := os.OpenRoot(u.Path)
+	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	return &folder{root}, nil
+}
+
+// folder is a Store in a local folder. Nothing outside of it can be reached, by names or by links.
+type folder struct{ root *os.Root }
+
+func (f *folder) Close() error { return f.root.Close() }
+
+// Create writes a hidden file and links it to its name: a link is made only where there is no file, by one
+// call, also between processes and on NFS.
+func (f *folder) Create(ctx context.Context, name string, data []byte) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	dir := path.Dir(name)
+	if err := f.makeDir(dir); err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	temp := path.Join(dir, ".new-"+rand.Text())
+	if err := f.write(temp, data); err != nil {
+		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
+	}
+	switch err := f.root.Link(temp, name); {
+	case errors.Is(err, fs.ErrExist):
+		return errors.Join(ErrExists, f.root.Remove(temp))
+	case err != nil:
+		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
+	}
+	if err := f.root.Remove(temp); err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	return f.sync(dir)
+}
+
+func (f *folder) write(name string, data []byte) error {
+	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err = file.Write(data); err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
+}
+
+// makeDir makes a folder and those above it, each of them durable.
+func (f *folder) makeDir(dir string) error {
+	if dir == "." {
+		return nil
+	}
+	if _, err := f.root.Stat(dir); err == nil {
+		return nil
+	}
+	if err := f.makeDir(path.Dir(dir)); err != nil {
+		return err
+	}
+	if err := f.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return f.sync(path.Dir(dir))
+}
+
+func (f *folder) sync(dir string) error {
+	d, err := f.root.Open(dir)
+	if err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func (f *folder) Read(ctx context.Context, name string, limit int64) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	file, err := f.root.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrMissing
+	}
+	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("archive: %w", err)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("archive: %s is no file", name)
+	case info.Size() > limit:
+		return nil, fmt.Errorf("archive: %s has %d bytes, more than %d", name, info.Size(), limit)
+	}
+	data := make([]byte, info.Size())
+	if _, err := io.ReadFull(file, data); err != nil {
+		return nil, fmt.Errorf("archive: read %s: %w", name, err)
+	}
+	return data, nil
+}
+
+func (f *folder) List(ctx context.Context, dir string) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	d, err := f.root.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	defer func() { _ = d.Close() }()
+	entries, err := d.ReadDir(-1)
+	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		switch {
+		case strings.HasPrefix(e.Name(), "."):
+		case e.IsDir():
+			names = append(names, e.Name()+"/")
+		default:
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}

@@ -1,0 +1,326 @@
+// Package archive is `outflow archive`: it writes the cold part of the stream to the archive, and says what
+// is there. What an archive is, is in internal/lifecycle/archive; this package tells it what the checkpoint
+// record and the stream say.
+//
+// It is internal to Outflow: its API may change at any time.
+package archive
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
+)
+
+// Options say what to do.
+type Options struct {
+	Now       bool          // also archive what is younger than a segment has to be
+	AcceptGap archive.Range // sequences whose messages may be lost
+
+	Hit func(point string) // called at points where tests kill the process; may be nil
+}
+
+// Report says what was archived. The JSON names are stable.
+type Report struct {
+	Folder   string    `json:"folder"`
+	Segments []Segment `json:"segments"`  // that this run has written
+	Archived uint64    `json:"archived"`  // the sequence up to which all is archived
+	Stands   uint64    `json:"confirmed"` // the newest message that may be archived
+}
+
+// Segment is a segment of the archive. The JSON names are stable.
+type Segment struct {
+	First    uint64          `json:"first"`
+	Last     uint64          `json:"last"`
+	Messages uint64          `json:"messages"`
+	Missing  uint64          `json:"missing"`
+	Gaps     []archive.Range `json:"gaps,omitempty"`
+	From     time.Time       `json:"from"`
+	To       time.Time       `json:"to"`
+	Bytes    int64           `json:"bytes"`
+	Raw      int64           `json:"raw_bytes"`
+	Object   string          `json:"object"`
+}
+
+func segmentOf(a *archive.Archive, m *archive.Manifest) Segment {
+	return Segment{
+		First: m.First, Last: m.Last, Messages: m.Count, Missing: m.Last - m.First + 1 - m.Count,
+		Gaps: m.Gaps,
+		From: m.From, To: m.To, Bytes: m.Bytes, Raw: m.Raw, Object: a.ObjectName(m),
+	}
+}
+
+func (s Segment) String() string {
+	text := fmt.Sprintf("%d to %d: %d messages", s.First, s.Last, s.Messages)
+	if s.Missing > 0 {
+		text += fmt.Sprintf(", %d missing", s.Missing)
+	}
+	for _, g := range s.Gaps {
+		text += fmt.Sprintf(", gap %d-%d accepted", g.From, g.To)
+	}
+	return text + fmt.Sprintf(", %v to %v, %d bytes of %d", s.From.Format(time.RFC3339),
+		s.To.Format(time.RFC3339), s.Bytes, s.Raw)
+}
+
+// open opens the store of the settings.
+func open(cfg config.Config) (archive.Store, error) {
+	if cfg.Archive.URL == "" {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url", Message: "archive.url is not set"}
+	}
+	return archive.Open(cfg.Archive.URL)
+}
+
+// command is one run.
+type command struct {
+	cfg      config.Config
+	o        Options
+	api      *jsapi.Client
+	a        *archive.Archive
+	upTo     uint64     // the confirmed sequence
+	to       uint64     // the newest message that may be archived
+	now      time.Time  // by the broker's clock
+	complete outbox.LSN // all events below it are at or below to
+	report   *Report
+}
+
+// Run archives what is confirmed. The report is nil only where nothing could be found out.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	store, err := open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = store.Close() }()
+	sc, err := wiring.Broker(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := wiring.Connect(ctx, cfg, sc)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, lost := conns.WhileConnected(ctx, conn)
+	c := &command{cfg: cfg, o: o, api: conn.API()}
+	err = lost(c.run(ctx, store, conn, log))
+	return c.report, err
+}
+
+func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn, log *slog.Logger) error {
+	st, err := conn.State(ctx)
+	if err != nil {
+		return err
+	}
+	rec, _, err := wiring.Store(c.cfg, conn).Load(ctx)
+	if err != nil {
+		return err
+	}
+	unready := func(format string, args ...any) error {
+		return &outbox.Fault{Class: outbox.Fatal, Code: "archive_record",
+			Message: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case !st.Exists:
+		return unready("stream %s does not exist", c.cfg.Stream)
+	case rec == nil:
+		return unready("slot %s has no checkpoint record: nothing is confirmed", c.cfg.Slot)
+	case !rec.Created.Equal(st.Created):
+		return unready("the checkpoint record of slot %s is of another stream %s, made at %v and not at %v",
+			c.cfg.Slot, c.cfg.Stream, rec.Created, st.Created)
+	case rec.Repairing != "":
+		return unready("a repair or a snapshot of slot %s has not finished", c.cfg.Slot)
+	case rec.Stopped != "":
+		return unready("outflow run has stopped with %s", rec.Stopped)
+	}
+	folder := archive.FolderOf(c.cfg.Stream, st.Created)
+	if c.a, err = archive.Load(ctx, store, folder, c.o.Hit); err != nil {
+		return err
+	}
+	c.report = &Report{Folder: folder, Segments: []Segment{}, Archived: c.a.Next() - 1}
+	if len(rec.Checkpoints) == 0 {
+		return nil
+	}
+	// Only the oldest checkpoint is confirmed: what is behind it may come again under the same sequences.
+	confirmed := rec.Checkpoints[0]
+	if st.LastSeq < confirmed.Seq {
+		return unready("stream %s ends at %d, before the confirmed %d: it has lost its end", c.cfg.Stream,
+			st.LastSeq, confirmed.Seq)
+	}
+	if c.a.Next() > confirmed.Seq+1 {
+		return differs(c.a, fmt.Sprintf("the archive ends at %d, behind the confirmed %d", c.a.Next()-1,
+			confirmed.Seq))
+	}
+	c.upTo, c.complete, c.now = confirmed.Seq, confirmed.Start(), st.Now
+	if c.to, err = stream.New(c.api, c.cfg.Stream, log).AtOrBelow(ctx, confirmed.Seq); err != nil {
+		return err
+	}
+	c.report.Stands = c.to
+	if err := c.agrees(ctx); err != nil {
+		return err
+	}
+	if next := c.a.Next(); next > c.to && next <= c.upTo {
+		// There is no message to archive. Were they deleted, or did the limits take all?
+		if lost, err := c.front(ctx, next); err != nil || lost.To > 0 {
+			return cmp.Or(err, c.gap(lost))
+		}
+	}
+	for c.a.Next() <= c.to {
+		switch err := c.pass(ctx); {
+		case errors.Is(err, archive.ErrOvertaken):
+			if err := c.a.Refresh(ctx); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+func differs(a *archive.Archive, message string) error {
+	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeDiffers, Message: message}
+}
+
+// agrees compares the archive's last message with the stream's, if that still has it.
+func (c *command) agrees(ctx context.Context) error {
+	if len(c.a.Segments) == 0 {
+		return nil
+	}
+	last := c.a.Segments[len(c.a.Segments)-1]
+	stored, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: last.Last})
+	if err != nil || stored == nil {
+		return err
+	}
+	m := archive.Message{Seq: stored.Seq, Time: stored.Time, Subject: stored.Subject, Data: stored.Data}
+	if len(stored.Header) > 0 {
+		if m.Header, err = nats.DecodeHeadersMsg(stored.Header); err != nil {
+			return fmt.Errorf("message %d: %w", stored.Seq, err)
+		}
+	}
+	if m.Hash() != last.End {
+		return differs(c.a, fmt.Sprintf("stream %s has another message at %d than the archive", c.cfg.Stream,
+			last.Last))
+	}
+	return nil
+}
+
+// front returns the lost sequences from next on, if the front of the stream has come beyond it. It asks the
+// leader.
+func (c *command) front(ctx context.Context, next uint64) (lost archive.Range, err error) {
+	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: 1, Next: ">"})
+	switch {
+	case err != nil:
+		return lost, err
+	case m == nil:
+		return archive.Range{From: next, To: c.upTo}, nil
+	case m.Seq > next:
+		return archive.Range{From: next, To: min(m.Seq-1, c.upTo)}, nil
+	}
+	return lost, nil
+}
+
+func (c *command) gap(lost archive.Range) error {
+	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeGap,
+		Message: fmt.Sprintf("stream %s has removed messages %d to %d, which are not archived", c.cfg.Stream,
+			lost.From, lost.To),
+		Hint: fmt.Sprintf("If that is accepted: `outflow archive run --accept-gap %d-%d`. Then raise the "+
+			"stream's limits, or archive more often.", lost.From, lost.To)}
+}
+
+// pass makes segments, from the first sequence that is not archived.
+func (c *command) pass(ctx context.Context) error {
+	s, err := c.a.NewSegment()
+	if err != nil {
+		return err
+	}
+	until, err := c.a.Unfinished(ctx)
+	if err != nil {
+		return err
+	}
+	js, err := c.api.JetStream()
+	if err != nil {
+		return err
+	}
+	end := func(last uint64) error {
+		var complete outbox.LSN
+		if last == c.to {
+			complete = c.complete
+		}
+		if err := c.a.Append(ctx, s, complete); err != nil {
+			return err
+		}
+		m := c.a.Segments[len(c.a.Segments)-1]
+		c.report.Segments = append(c.report.Segments, segmentOf(c.a, m))
+		c.report.Archived = m.Last
+		s, err = c.a.NewSegment()
+		return err
+	}
+	first := c.a.Next()
+	if lost, err := c.front(ctx, first); err != nil || lost.To >= c.to {
+		if err == nil && lost.To > 0 {
+			err = c.gap(lost)
+		}
+		return err
+	}
+	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
+	defer task.End()
+	err = jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
+	}, c.to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		seq := meta.Sequence.Stream
+		if seq < s.Next() {
+			return nil // a replica that lags begins below it
+		}
+		if seq > c.to {
+			return fmt.Errorf("message %d of stream %s was removed while it was read: run it again", c.to,
+				c.cfg.Stream)
+		}
+		if seq > s.Next() {
+			// Deleted from within, which is nobody's loss, or taken by the stream's limits?
+			lost, err := c.front(ctx, s.Next())
+			switch accept := c.o.AcceptGap; {
+			case err != nil:
+				return err
+			case lost.To == 0:
+			case lost.From < accept.From || min(lost.To, seq-1) > accept.To:
+				if !s.Empty() {
+					if err := end(s.Next() - 1); err != nil {
+						return err
+					}
+				}
+				return c.gap(lost)
+			default:
+				s.Gap(min(lost.To, seq-1))
+			}
+		}
+		task.Set(int64(seq - first + 1))
+		err := s.Add(&archive.Message{
+			Seq: seq, Time: meta.Timestamp, Subject: m.Subject(), Header: m.Headers(), Data: m.Data(),
+		})
+		if err == nil && (s.Size() >= c.cfg.Archive.SegmentSize || s.Full() || seq == until) {
+			err = end(seq)
+		}
+		return err
+	})
+	if err != nil || s.Empty() {
+		return err
+	}
+	if c.o.Now || c.now.Sub(s.First()) >= c.cfg.Archive.SegmentAge {
+		return end(c.to)
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+package archive
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// world is a stream with a record that the test writes.
+type world struct {
+	t      *testing.T
+	js     jetstream.JetStream
+	s      jetstream.Stream
+	store  *checkpoint.Store
+	cfg    config.Config
+	record uint64 // its revision
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	url := natstest.Server(t).URL()
+	nc, err := nats.Connect(url)
+	must.Succeed(t, err)
+	t.Cleanup(nc.Close)
+	w := &world{t: t}
+	w.js, err = jetstream.New(nc)
+	must.Succeed(t, err)
+	w.makeStream(1)
+	w.store = checkpoint.NewStore(jsapi.New(nc, ""),
+		checkpoint.StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
+	must.Succeed(t, w.store.EnsureBucket(t.Context(), 1, jetstream.FileStorage))
+	cfg, err := config.Load(config.Args{"nats.url": url, "stream": "OUTBOX", "slot": "outflow",
+		"archive.url": "file://" + t.TempDir()}, nil)
+	must.Succeed(t, err)
+	w.cfg = cfg
+	return w
+}
+
+func (w *world) makeStream(first uint64) {
+	w.t.Helper()
+	var err error
+	w.s, err = w.js.CreateStream(w.t.Context(), jetstream.StreamConfig{
+		Name: "OUTBOX", Subjects: []string{"outbox.>"}, FirstSeq: first, AllowDirect: true,
+	})
+	must.Succeed(w.t, err)
+}
+
+func (w *world) publish(n int) {
+	w.t.Helper()
+	for range n {
+		info, err := w.s.Info(w.t.Context())
+		must.Succeed(w.t, err)
+		seq := max(info.State.LastSeq+1, info.State.FirstSeq)
+		_, err = w.js.PublishMsg(w.t.Context(), &nats.Msg{
+			Subject: fmt.Sprintf("outbox.doc%d", seq%3), Header: nats.Header{"By": {"anna"}, "a": {"1", "2"}},
+			Data: fmt.Appendf(nil, `{"n": %d}`, seq),
+		})
+		must.Succeed(w.t, err)
+	}
+}
+
+// confirm says that all up to a sequence is confirmed, and what is behind it is in a newer checkpoint.
+func (w *world) confirm(seq uint64) {
+	w.t.Helper()
+	at := func(seq uint64) checkpoint.StoredCheckpoint {
+		return checkpoint.StoredCheckpoint{Checkpoint: relay.Checkpoint{
+			Due: outbox.LSN(1000 + seq), Seq: seq, Settings: w.cfg.Reorder.Settings(),
+			Timeline: 1}, Since: time.Now()}
+	}
+	info, err := w.s.Info(w.t.Context())
+	must.Succeed(w.t, err)
+	rec := &checkpoint.Record{
+		Version: 2, Slot: "outflow", Database: "d", SystemID: "1", Stream: "OUTBOX", Created: info.Created,
+		Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Key: "seq_key", Payload: "payload"},
+		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{
+			OID: 16401, Xmin: 730,
+			RelOID: 16402, RelXmin: 730}, Seen: 1},
+		Checkpoints: []checkpoint.StoredCheckpoint{at(seq), at(seq + 5)},
+	}
+	w.record, err = w.store.Save(w.t.Context(), rec, w.record)
+	must.Succeed(w.t, err)
+}
+
+func (w *world) run(o Options) (*Report, error) {
+	w.t.Helper()
+	return Run(w.t.Context(), w.cfg, slog.New(slog.DiscardHandler), o)
+}
+
+func (w *world) mustRun(o Options) *Report {
+	w.t.Helper()
+	r, err := w.run(o)
+	must.Succeed(w.t, err)
+	return r
+}
+
+func (w *world) archived() (seqs []uint64) {
+	w.t.Helper()
+	must.Succeed(w.t, each(w.t.Context(), w.cfg, func(_ string, a *archive.Archive) error {
+		return a.Read(w.t.Context(), 1, func(m *archive.Message) error {
+			seqs = append(seqs, m.Seq)
+			return nil
+		})
+	}))
+	return seqs
+}
+
+func (w *world) wantFault(err error, code string) {
+	w.t.Helper()
+	if f := outbox.FaultOf(err); f == nil || f.Code != code {
+		w.t.Fatalf("got %v, want code %s", err, code)
+	}
+}
+
+// TestOnlyWhatIsConfirmedIsArchived: what is behind the oldest checkpoint may be lost and come again as
+// something else.
+func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(20)
+	w.confirm(12)
+	if r := w.mustRun(Options{}); r.Archived != 0 {
+		t.Errorf("archived up to %d before it is old enough", r.Archived)
+	}
+	if r := w.mustRun(Options{Now: true}); r.Archived != 12 || len(w.archived()) != 12 {
+		t.Fatalf("archived up to %d", r.Archived)
+	}
+	// The end is lost and comes again.
+	for seq := uint64(20); seq > 12; seq-- {
+		must.Succeed(t, w.s.DeleteMsg(t.Context(), seq))
+	}
+	w.publish(3)
+	w.confirm(22)
+	if r := w.mustRun(Options{Now: true}); r.Archived != 22 {
+		t.Fatalf("archived up to %d", r.Archived)
+	}
+	v, err := Verify(t.Context(), w.cfg, 0)
+	must.Succeed(t, err)
+	if v.Messages != 14 || v.Read != 2 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// TestMessagesThatTheLimitsTookAreAGap: it stops with the range until that is accepted, and the manifest says
+// so. Messages that were deleted from within are only missing.
+func TestMessagesThatTheLimitsTookAreAGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(30)
+	must.Succeed(t, w.s.DeleteMsg(t.Context(), 5))
+	w.confirm(10)
+	if r := w.mustRun(Options{Now: true}); r.Segments[0].Missing != 1 || len(r.Segments[0].Gaps) != 0 {
+		t.Fatalf("%+v", r)
+	}
+	must.Succeed(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(16)))
+	w.confirm(25)
+	_, err := w.run(Options{Now: true})
+	w.wantFault(err, archive.CodeGap)
+	_, err = w.run(Options{Now: true, AcceptGap: archive.Range{From: 12, To: 15}})
+	w.wantFault(err, archive.CodeGap)
+	r := w.mustRun(Options{Now: true, AcceptGap: archive.Range{From: 11, To: 15}})
+	if s := r.Segments[0]; s.First != 11 || s.Last != 25 || len(s.Gaps) != 1 || s.Missing != 5 {
+		t.Fatalf("%+v", r)
+	}
+	must.Succeed(t, w.s.Purge(t.Context()))
+	w.confirm(28)
+	_, err = w.run(Options{Now: true})
+	w.wantFault(err, archive.CodeGap)
+}
+
+// TestTwoArchiversAtOnceMakeOneArchive: the second one runs while the first one is about to create its
+// manifest, for more messages.
+func TestTwoArchiversAtOnceMakeOneArchive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(30)
+	w.confirm(10)
+	slept := false
+	r := w.mustRun(Options{Now: true, Hit: func(p string) {
+		if p != "archive.begin" || slept {
+			return
+		}
+		slept = true
+		w.confirm(20)
+		w.mustRun(Options{Now: true})
+	}})
+	if !slept || len(r.Segments) != 0 || len(w.archived()) != 20 {
+		t.Errorf("%+v, %v", r, w.archived())
+	}
+}
+
+func TestAnotherStreamThanTheArchivesIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(30)
+	_, err := w.run(Options{Now: true})
+	w.wantFault(err, "archive_record")
+	w.confirm(10)
+	w.mustRun(Options{Now: true})
+	// As of a server that was restored from a backup: the record is older than the archive.
+	w.confirm(5)
+	_, err = w.run(Options{Now: true})
+	w.wantFault(err, archive.CodeDiffers)
+	must.Succeed(t, w.js.DeleteStream(context.WithoutCancel(t.Context()), "OUTBOX"))
+	w.makeStream(1)
+	_, err = w.run(Options{Now: true})
+	w.wantFault(err, "archive_record")
+}
