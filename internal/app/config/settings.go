@@ -292,8 +292,7 @@ var settings = []setting{
 
 	{path: "init.partition.by", want: `the name of a column, or "" for a plain table`,
 		doc: "The column of the insert's time, by whose ranges a table that init makes is partitioned. " +
-			"Usually " +
-			"created_at. Its key is then the id and this column.",
+			"Usually created_at. Its key is then the id and this column.",
 		bind: func(c *Config) value { return textValue{&c.Init.Partition.By, emptyOrIdentifier} }},
 	{path: "init.partition.every", def: "24h", want: "a duration of 1s or more in whole seconds, such as 24h",
 		doc: "What each partition of that table spans.",

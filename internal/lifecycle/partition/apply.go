@@ -545,8 +545,7 @@ func (m *Manager) drop(ctx context.Context, p *Partition, step Step) (Step, erro
 			m.o.Hit("partition.dropping")
 			_, err = tx.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' AND "+
 				"name NOT IN (SELECT name FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' "+
-				"ORDER BY "+
-				"changed_at DESC LIMIT $2)", m.root.Quoted(), maxHistory)
+				"ORDER BY changed_at DESC LIMIT $2)", m.root.Quoted(), maxHistory)
 			return err
 		})
 	})

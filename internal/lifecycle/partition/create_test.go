@@ -45,8 +45,7 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 		}
 		for _, at := range []string{"now()", "now() + interval '3 days 23 hours'"} {
 			w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', " +
-				"1, '{}', " +
-				at + ")")
+				"1, '{}', " + at + ")")
 		}
 		if got := w.Text("SELECT has_table_privilege('pg_monitor', $1, "+
 			"'SELECT')::text", made[0]); got != "true" {

@@ -330,8 +330,8 @@ func (m *Manager) explain(doing string, err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
 		return postgres.Fatal(err, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, "+
-			"which owns "+
-			"the outbox, with the right CREATE on schema %s", m.root.Owner, postgres.Quote(m.root.Schema)),
+			"which owns the outbox, with the right CREATE on schema %s", m.root.Owner,
+			postgres.Quote(m.root.Schema)),
 			"the role may not %s", doing)
 	case postgres.StateLockNotAvailable:
 		return &outbox.Fault{Class: outbox.Transient, Code: codeLock, Err: err,

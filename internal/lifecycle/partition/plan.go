@@ -124,9 +124,8 @@ func (m *Manager) behind(f *Facts, p *Partition) error {
 		Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of %s", f.WALEnd, p.Name),
 		From:    f.WALEnd, To: p.Fence,
 		Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another server: "+
-			"correct "+
-			"postgres.url, or run `outflow repair`. Then set state = 'detaching', fence = NULL where that "+
-			"is so in table %s", m.ledger())}
+			"correct postgres.url, or run `outflow repair`. Then set state = 'detaching', "+
+			"fence = NULL where that is so in table %s", m.ledger())}
 }
 
 func (m *Manager) badKey() error {

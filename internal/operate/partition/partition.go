@@ -96,8 +96,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	set, err := m.Autovacuum(ctx)
 	if set != "" {
 		rep.Notes = append(rep.Notes, "rows are deleted all the time, and the table's autovacuum is that "+
-			"of the "+
-			"server: "+set)
+			"of the server: "+set)
 	}
 	return rep, err
 }
