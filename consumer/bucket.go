@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,8 +14,9 @@ import (
 )
 
 // JetStream keeps the offsets in a key-value bucket, outflow-consumers-<stream>, for handlers whose effect is
-// not in PostgreSQL. What was handled shortly before a crash is handled again, in the same order: at least
-// once. An event that fails for good goes to [Config.OnPoison], as there is no table to park it in.
+// not in PostgreSQL. One instance has all partitions, the others stand by. What was handled shortly before a
+// crash is handled again, in the same order: at least once. An event that fails for good goes to
+// [Config.OnPoison], as there is no table to park it in.
 func JetStream() Offsets { return bucketOffsets{} }
 
 type bucketOffsets struct{}
@@ -120,16 +120,19 @@ func (c *memoryCell) save(_ context.Context, value []byte, revision uint64) (uin
 	return c.revision, nil
 }
 
+const documentVersion = 2
+
 // document is the JSON of one consumer.
 type document struct {
 	Version    int                  `json:"v"`
 	Stream     string               `json:"stream"`
 	Created    map[string]time.Time `json:"created"`
 	Filters    []string             `json:"filters"`
-	Partitions int                  `json:"partitions"`
-	OldLayouts []oldLayout          `json:"before,omitempty"`
+	Layout     layout               `json:"layout"`
+	Wanted     *layout              `json:"wanted,omitempty"`
+	Barrier    uint64               `json:"barrier,omitempty"`
 	ReplayedTo uint64               `json:"replayed_to,omitempty"`
-	Offsets    map[string][]offset  `json:"marks"`
+	Offsets    map[string]offsets   `json:"marks"`           // by source and partition
 	Owner      string               `json:"owner,omitempty"` // empty: nobody has the lease
 	Lease      time.Duration        `json:"lease,omitempty"` // of the owner
 }
@@ -173,11 +176,12 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := document{Version: 1, Stream: s.cfg.Stream, Filters: s.cfg.Filters}
+	d := document{Version: documentVersion, Stream: s.cfg.Stream, Filters: s.cfg.Filters}
 	if value != nil {
-		if err := json.Unmarshal(value, &d); err != nil || d.Version != 1 {
+		if err := json.Unmarshal(value, &d); err != nil || d.Version != documentVersion {
 			return nil, fault(ErrSetup, err,
-				"A newer outflow may have written it: run the same version everywhere",
+				"Another version of this package has written it: run the same one everywhere, or delete the "+
+					"key to begin anew",
 				"key %s of bucket %s can't be read (version %d)", s.cfg.Name, Bucket(s.cfg.Stream), d.Version)
 		}
 	}
@@ -186,21 +190,40 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 			s.watched, s.watchedSince = revision, time.Now()
 		}
 		if time.Since(s.watchedSince) < max(d.Lease, s.cfg.Lease) {
-			return nil, &heldError{owner: d.Owner, partitions: d.Partitions}
+			return nil, &heldError{why: fmt.Sprintf("instance %s is active", d.Owner)}
 		}
 	}
 	d.Owner, d.Lease = s.me, s.cfg.Lease
+	all := &state{Offsets: d.Offsets}
+	if d.Wanted != nil {
+		if at := newest(d.Offsets[live].list()); at.Seq > d.Barrier {
+			d.Barrier = at.Seq
+		} else if switchable(all, d.Layout, d.Barrier) {
+			for source, old := range d.Offsets {
+				d.Offsets[source] = offsetsAt(newest(old.list()), d.Wanted.Partitions)
+			}
+			d.Layout, d.Wanted, d.Barrier = *d.Wanted, nil, 0
+		}
+	}
 	s.doc, s.revision, s.superseded = d, revision, false
 	if err := s.writeLocked(ctx); err != nil {
 		return nil, err
 	}
-	st := &state{Filters: d.Filters, Partitions: d.Partitions, OldLayouts: d.OldLayouts,
-		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
+	st := &state{Filters: d.Filters, Layout: d.Layout, Wanted: d.Wanted, Barrier: d.Barrier,
+		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string]offsets{}}
 	maps.Copy(st.Created, d.Created)
 	for source, offsets := range d.Offsets {
-		st.Offsets[source] = slices.Clone(offsets)
+		st.Offsets[source] = maps.Clone(offsets)
 	}
 	return st, nil
+}
+
+func offsetsAt(at offset, partitions int) offsets {
+	all := offsets{}
+	for p := range partitions {
+		all[p] = at
+	}
+	return all
 }
 
 // writeLocked writes the document. After an error it may have been stored or not, so the session is over.
@@ -222,24 +245,42 @@ func (s *documentStore) writeLocked(ctx context.Context) error {
 	return nil
 }
 
-func (s *documentStore) save(ctx context.Context, st *state) error {
+func (s *documentStore) change(ctx context.Context, change func(d *document)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc.Filters, s.doc.Partitions = st.Filters, st.Partitions
-	s.doc.OldLayouts, s.doc.Created = st.OldLayouts, maps.Clone(st.Created)
-	s.doc.Offsets = map[string][]offset{}
-	for source, offsets := range st.Offsets {
-		s.doc.Offsets[source] = slices.Clone(offsets)
-	}
+	change(&s.doc)
 	return s.writeLocked(ctx)
 }
 
-func (s *documentStore) dropOldLayouts(ctx context.Context, source string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.doc.OldLayouts = withoutSource(s.doc.OldLayouts, source)
-	return s.writeLocked(ctx)
+func (s *documentStore) begin(ctx context.Context, l layout, filters []string, at offset,
+	created time.Time) error {
+	return s.change(ctx, func(d *document) {
+		d.Layout, d.Filters, d.Created = l, filters, map[string]time.Time{live: created}
+		d.Offsets = map[string]offsets{live: offsetsAt(at, l.Partitions)}
+	})
 }
+
+func (s *documentStore) beginReplay(ctx context.Context, created time.Time) error {
+	return s.change(ctx, func(d *document) {
+		d.Created[replay], d.Offsets[replay] = created, offsetsAt(offset{}, d.Layout.Partitions)
+	})
+}
+
+func (s *documentStore) want(ctx context.Context, l layout, barrier uint64) error {
+	return s.change(ctx, func(d *document) { d.Wanted, d.Barrier = &l, max(d.Barrier, barrier) })
+}
+
+func (s *documentStore) save(ctx context.Context, st *state) error {
+	return s.change(ctx, func(d *document) {
+		d.Filters, d.Created[live] = st.Filters, st.Created[live]
+		d.Offsets[live] = maps.Clone(st.Offsets[live])
+	})
+}
+
+// due is never so: one instance has all partitions.
+func (s *documentStore) due(context.Context) (bool, error) { return false, nil }
+
+func (s *documentStore) dueEvery() time.Duration { return time.Hour }
 
 func (s *documentStore) renew(ctx context.Context) error {
 	s.mu.Lock()
@@ -255,6 +296,9 @@ func (s *documentStore) renew(ctx context.Context) error {
 func (s *documentStore) release(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.doc.Owner != s.me {
+		return nil
+	}
 	s.doc.Owner, s.doc.Lease = "", 0
 	return s.writeLocked(ctx)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -20,7 +21,7 @@ import (
 
 // Config is the configuration of a consumer. Only Name is required.
 type Config struct {
-	Name   string // key of the offsets and name of the durable: 1 to 64 of [A-Za-z0-9_-]
+	Name   string // key of the offsets: 1 to 64 of [A-Za-z0-9_-]
 	Stream string // the JetStream stream. Default OUTBOX, as in Outflow's configuration
 
 	// Filters are subject filters: only messages that match one of them are read. No subject may match two
@@ -31,8 +32,22 @@ type Config struct {
 	Subject string
 	// Document returns the document of a message, for templates without {doc_id}. Default: by Subject.
 	Document func(subject string, header nats.Header) string
+	// Keying names what Document does: it is stored with the offsets, and has to change when Document does.
+	// Default: Subject, or "Document" if that is set.
+	Keying string
+	// AcceptKeying lets a consumer go on from offsets that were made with another Keying. First all that is
+	// in the stream by then is done by all instances as it was, which those with the old Keying have to do;
+	// then they stand by, and those with the new one work.
+	AcceptKeying bool
 
-	Partitions  int // number of workers among which documents are divided, each with an offset. Default 8
+	// Partitions is the number of workers among which documents are divided, each with an offset. A new
+	// consumer has 8 if it is not set. Of a consumer that has offsets it changes the number: when all
+	// instances have come to what is the end of the stream now, they go on with the other one.
+	Partitions int
+	// OnAssigned and OnRevoked are told of partitions that this instance has from now on, or no longer. It
+	// does not handle events meanwhile. Another instance may have a revoked one already.
+	OnAssigned, OnRevoked func(ctx context.Context, partitions []int)
+
 	Batch       int // most events of a partition in one transaction; 1: each event alone. Default 64
 	MaxInFlight int // most messages read but not done. Default 1024
 	MaxBytes    int // most bytes of those messages (one message is always read). Default 64 MiB
@@ -86,6 +101,8 @@ type Config struct {
 	Log        *slog.Logger          // nil: slog.Default()
 
 	hooks stream.Hooks // set by tests
+
+	partitionsSet bool // Partitions was set
 
 	poll     time.Duration // how often to look for parked documents to release; 2 s
 	interval time.Duration // how often the dispatcher does its periodic work; 1 s
@@ -141,7 +158,16 @@ func (c Config) withDefaults() (Config, error) {
 			bad("%s %d: want 1 to %d", name, *v, most)
 		}
 	}
+	c.partitionsSet = c.Partitions != 0
 	number(&c.Partitions, "Partitions", 8, maxPartitions)
+	if c.Keying == "" && c.Document != nil {
+		c.Keying = "Document"
+	} else if c.Keying == "" {
+		c.Keying = c.Subject
+	}
+	if len(c.Keying) > 1000 || !utf8.ValidString(c.Keying) || strings.ContainsRune(c.Keying, 0) {
+		bad("Keying: want a name of at most 1000 bytes")
+	}
 	number(&c.Batch, "Batch", 64, 10_000)
 	number(&c.MaxInFlight, "MaxInFlight", 1024, 100_000)
 	number(&c.MaxBytes, "MaxBytes", 64<<20, 4<<30)
@@ -180,6 +206,9 @@ func (c Config) withDefaults() (Config, error) {
 	c.Log = c.Log.With("component", "consumer", "consumer", c.Name)
 	return c, errors.Join(wrong...)
 }
+
+// layout is the configuration's layout.
+func (c *Config) layout() layout { return layout{Keying: c.Keying, Partitions: c.Partitions} }
 
 // readsAll reports whether no message is filtered out.
 func (c *Config) readsAll() bool { return len(c.Filters) == 1 && c.Filters[0] == ">" }

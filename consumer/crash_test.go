@@ -163,7 +163,7 @@ func randomFaults(t *testing.T, rnd *rand.Rand) {
 		}
 		for _, r := range instances {
 			r.stop()
-			if err := r.ends(); err != nil && !errors.Is(err, errCrash) && !errors.Is(err, ErrPartitions) {
+			if err := r.ends(); err != nil && !errors.Is(err, errCrash) {
 				t.Fatalf("step %d: Run: %v", step, err)
 			}
 		}

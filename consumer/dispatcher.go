@@ -26,18 +26,15 @@ type dispatcher struct {
 
 	at       offset         // the newest message read, or a later one up to which the filter has nothing
 	header   *outbox.Header // of the newest message read; nil before the first
-	seen     []uint64       // by worker: the newest message that it was given, or told to advance to
-	acked    uint64
-	notified offset // value of at when idle workers were last told to advance
+	notified offset         // value of at when idle workers were last told to advance
 
 	intervals int
 	busy      bool   // a message was read since the last inspection
-	dropped   bool   // the old layouts were dropped
 	candidate offset // at the last inspection the filter had nothing between at and this message
 }
 
 func newDispatcher(r *run, until uint64, at offset) *dispatcher {
-	return &dispatcher{run: r, until: until, at: at, notified: at, seen: make([]uint64, len(r.workers))}
+	return &dispatcher{run: r, until: until, at: at, notified: at}
 }
 
 // close ends reading. The next session reads the messages that the source still hands out.
@@ -50,6 +47,9 @@ func (d *dispatcher) close() {
 // loop reads until the consumer stops or, if until is set, has been reached.
 func (d *dispatcher) loop() (err error) {
 	if d.reader, err = d.src.Open(d.work, d.at.Seq); err != nil {
+		return err
+	}
+	if err := d.skipToBarrier(); err != nil {
 		return err
 	}
 	for {
@@ -83,11 +83,20 @@ func (d *dispatcher) readFor(interval context.Context) (more bool, err error) {
 		if err != nil {
 			continue
 		}
-		if err := d.dispatch(m); err != nil {
+		if err := d.take(m); err != nil {
 			return false, err
 		}
 	}
 	return false, nil
+}
+
+// take dispatches a message, unless it is beyond the sequence to stop at: then there is nothing more before
+// that.
+func (d *dispatcher) take(m *stream.Message) error {
+	if d.until > 0 && m.Sequence > d.until {
+		return d.skipToBarrier()
+	}
+	return d.dispatch(m)
 }
 
 // dispatch gives a message to its worker once the flow has room for it.
@@ -105,18 +114,21 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 			e.Replayed = true
 		}
 	}
+	partition := partitionOf(e.hash, d.layout.Partitions)
+	w := d.workers[partition]
+	if w == nil { // another instance has it
+		d.at, d.header, d.busy = here, &e.head, true
+		d.met.read(m.Sequence)
+		return nil
+	}
 	number, err := d.awaitRoom(e)
 	if err != nil {
 		return err
 	}
-	partition := partitionOf(e.hash, len(d.workers))
-	d.at, d.header, d.busy, d.seen[partition] = here, &e.head, true, m.Sequence
+	d.at, d.header, d.busy, w.given = here, &e.head, true, m.Sequence
 	d.met.got(partition)
 	d.met.read(m.Sequence)
-	d.workers[partition].push(item{event: e, number: number, republished: d.check.republishing})
-	if done := d.flow.state().done; done > d.acked && done-d.acked >= uint64(d.cfg.MaxInFlight)/4 {
-		d.ack()
-	}
+	w.push(item{event: e, number: number, republished: d.check.republishing})
 	return nil
 }
 
@@ -141,21 +153,11 @@ func (d *dispatcher) awaitRoom(e *Event) (uint64, error) {
 	}
 }
 
-func (d *dispatcher) ack() {
-	if d.reader == nil {
-		return
-	}
-	done := d.flow.state().done
-	if done > d.acked {
-		if err := d.reader.Ack(done); err == nil { // the next one covers for one that gets lost
-			d.acked = done
-		}
-	}
-}
-
-// maintain acknowledges, updates the metrics and, every few times, inspects the stream.
+// maintain updates the metrics and, every few times, inspects the stream.
 func (d *dispatcher) maintain() error {
-	d.ack()
+	if err := d.skipToBarrier(); err != nil {
+		return err
+	}
 	f := d.flow.state()
 	d.met.inFlight(f.messages, f.bytes)
 	d.met.done(f.done)
@@ -167,7 +169,13 @@ func (d *dispatcher) maintain() error {
 	}
 	d.busy = false
 	d.advanceIdle()
-	return d.dropOldLayouts()
+	if d.source == live && d.replays != nil {
+		if due, err := d.replays(d.work); err != nil || due {
+			d.finish()
+			return err
+		}
+	}
+	return nil
 }
 
 // inspect asks for the stream's state, and checks that everything the source handed out arrived here.
@@ -186,7 +194,7 @@ func (d *dispatcher) inspect(f flowState) error {
 	}
 	d.met.behind(st.Last, done, f.oldest)
 	if d.source != live {
-		return d.endPurgedReplay()
+		return nil
 	}
 	if !st.Created.Equal(d.check.created) {
 		return fmt.Errorf("stream %s was made anew", d.cfg.Stream) // the next session finds out why
@@ -203,15 +211,34 @@ func (d *dispatcher) inspect(f flowState) error {
 	return d.skipFiltered(st)
 }
 
-// endPurgedReplay ends a replay of which nothing is left in the stream: it was purged, or is too old.
-func (d *dispatcher) endPurgedReplay() error {
+// skipToBarrier moves to the sequence to stop at, if there is nothing more to read up to it: the filter
+// leaves out the rest, or it was removed.
+func (d *dispatcher) skipToBarrier() error {
+	if d.until == 0 || d.at.Seq >= d.until {
+		return nil
+	}
 	next, err := d.src.Next(d.work, d.at.Seq+1)
-	if err == nil && (next == 0 || next > d.until) {
+	if err != nil || next != 0 && next <= d.until {
+		return err
+	}
+	if d.source != live {
 		d.cfg.Log.Warn("the rest of a replay was removed before it was read", "from", d.at.Seq+1, "to",
 			d.until)
 		d.at, d.header = offset{Seq: d.until}, nil
+		return nil
 	}
-	return err
+	m, err := d.src.Get(d.work, d.until)
+	if err != nil {
+		return err
+	}
+	at := offset{Seq: d.until}
+	if m != nil {
+		if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil {
+			at = offsetOf(d.until, &h)
+		}
+	}
+	d.at, d.header = at, nil
+	return nil
 }
 
 // skipFiltered skips messages that the filter leaves out while there is nothing else to read. Otherwise their
@@ -246,33 +273,13 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 
 // advanceIdle moves the offsets of workers that have had nothing to do since the last inspection.
 func (d *dispatcher) advanceIdle() {
-	for i, w := range d.workers {
-		if d.seen[i] <= d.notified.Seq && d.seen[i] < d.at.Seq {
+	for _, w := range d.workers {
+		if w.given <= d.notified.Seq && w.given < d.at.Seq {
 			w.push(item{to: d.at, republished: d.check.republishing})
-			d.seen[i] = d.at.Seq
+			w.given = d.at.Seq
 		}
 	}
 	d.notified = d.at
-}
-
-// dropOldLayouts deletes the old layouts once all offsets are beyond them.
-func (d *dispatcher) dropOldLayouts() error {
-	if d.check.republishing || len(d.oldLayouts) == 0 || d.dropped {
-		return nil
-	}
-	offsets := make([]offset, len(d.workers))
-	for i, w := range d.workers {
-		w.mu.Lock()
-		offsets[i] = w.shared
-		w.mu.Unlock()
-	}
-	for i := range d.oldLayouts {
-		if !d.oldLayouts[i].obsolete(offsets) {
-			return nil
-		}
-	}
-	d.dropped = true
-	return d.store.dropOldLayouts(d.work, d.source)
 }
 
 // gap returns an error because messages are missing or, with AcceptGap, logs that.

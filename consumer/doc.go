@@ -42,10 +42,11 @@
 // crash the events of that time come again, in the same order: at least once.
 //
 // The events of one document come one after the other, in the order of the stream. Documents are divided into
-// partitions by a hash ([Config.Partitions]); each has a worker and an offset, in the table outflow_mark. The
-// number may be changed between two runs.
+// partitions by a hash ([Config.Partitions]); each has a worker and an offset, in the table outflow_mark.
 //
-// Any number of instances may run under one name. One of them is active, by a lease; the others stand by.
+// Any number of instances may run under one name. They share the partitions evenly, and rebalance when one
+// comes, leaves, or has not renewed its lease ([Config.Lease]). With [JetStream] one of them works, and the
+// others stand by.
 //
 // An event that fails is tried again, while later events of its partition wait, unless the handler says that
 // this is useless ([Poison]) or not the event's fault ([RetryAfter], [Halt]). After [Config.MaxAttempts]
@@ -54,8 +55,8 @@
 // to [Config.OnPoison]. Where many fail ([Config.ParkLimit]) nothing more is parked: all wait. A dead letter
 // is parked at once, unless there is a handler for it ([Config.DeadLetters]).
 //
-// A handler that does not return within a few seconds of the end of its context costs its instance the lease:
-// another instance takes over, and this one goes on when the handler has returned.
+// A handler that does not return within a few seconds of the end of its context costs its instance its
+// partitions: others take them, and this one goes on when the handler has returned.
 //
 // Nothing is left out silently. If messages were removed before they were read, if the stream is another one,
 // or if it has a message that Outflow did not publish, [Consumer.Run] ends with an error that says what can

@@ -11,12 +11,11 @@ import (
 // [outbox.Fault] with the code of one of these; its Hint says what can be done. Other errors of Run come from
 // [Config.OnPoison].
 var (
-	ErrGap        = kind(outbox.Gap, "consumer_gap", "messages were removed before they were read")
-	ErrForeign    = kind(outbox.Fatal, "consumer_foreign", "a message that Outflow did not publish")
-	ErrStream     = kind(outbox.Gap, "consumer_stream", "the stream is not the one that the marks count in")
-	ErrRepeat     = kind(outbox.Gap, "consumer_repeat", "an event is in the stream twice")
-	ErrPartitions = kind(outbox.Fatal, "consumer_partitions",
-		"another instance runs with another number of partitions")
+	ErrGap     = kind(outbox.Gap, "consumer_gap", "messages were removed before they were read")
+	ErrForeign = kind(outbox.Fatal, "consumer_foreign", "a message that Outflow did not publish")
+	ErrStream  = kind(outbox.Gap, "consumer_stream", "the stream is not the one that the marks count in")
+	ErrRepeat  = kind(outbox.Gap, "consumer_repeat", "an event is in the stream twice")
+	ErrKeying  = kind(outbox.Fatal, "consumer_keying", "the marks were made with another keying")
 	ErrFilter  = kind(outbox.Fatal, "consumer_filter", "the marks were made with other filters")
 	ErrPoison  = kind(outbox.Poison, "consumer_poison", "an event failed for good")
 	ErrHandler = kind(outbox.Fatal, "consumer_handler", "the handler ended the transaction itself")
@@ -49,15 +48,14 @@ func (l *possibleLoss) Unwrap() error { return l.Fault }
 var (
 	errMoved   = errors.New("another instance has taken over")
 	errUnknown = errors.New("the answer to a commit was lost")
+	errAnew    = errors.New("another session is to follow") // at once
 )
 
-// heldError says that another instance is active.
-type heldError struct {
-	owner      string
-	partitions int
-}
+// heldError says that there is nothing for this instance to do: others have all partitions, or have to reach
+// the barrier first.
+type heldError struct{ why string }
 
-func (h *heldError) Error() string { return fmt.Sprintf("instance %s is active", h.owner) }
+func (h *heldError) Error() string { return h.why }
 
 // crashError is a crash that a test asked for: the session ends without releasing its lease.
 type crashError struct{ err error }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // A handler that ignores its context costs its instance the lease, not the process: another instance goes on,
@@ -74,7 +75,7 @@ func TestAnInstanceGoesOnWhenItsHandlerReturnsAtLast(t *testing.T) {
 				var owner *string
 				err := w.mine.QueryRow(
 					context.Background(),
-					"SELECT owner FROM outflow_consumer",
+					"SELECT min(instance) FROM outflow_member",
 				).Scan(
 					&owner,
 				)
@@ -375,7 +376,7 @@ func TestAStatementEndsWithItsProcess(t *testing.T) {
 	}
 	session := conn.Hijack()
 	at := st.Offsets[live][0]
-	if _, err := session.Exec(t.Context(), dead.begin(1, live, 0, at, at)); err != nil {
+	if _, err := session.Exec(t.Context(), dead.beginQuery(1, live, 0, at, at)); err != nil {
 		t.Fatal(err)
 	}
 	process, err := session.PgConn().Hijack()
@@ -396,21 +397,16 @@ func TestAStatementEndsWithItsProcess(t *testing.T) {
 	dead.abandon()
 }
 
-// A stand-by asks who is active without a lock: one that freezes then does not keep the active one from
-// renewing its lease, nor does a lock keep it waiting.
-func TestAStandByLocksNothing(t *testing.T) {
+// An instance that freezes while it claims does not keep another one from renewing its lease, or from
+// working.
+func TestAFrozenInstanceStopsNobody(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
-	src.publish(s.events(1, 1)...)
+	all := s.events(1, 1)
+	src.publish(all...)
 	cfg := w.config(src)
-	cfg.Lease = time.Hour
-	w.start(w.consumer(cfg), handler)
+	r := w.start(w.consumer(cfg), handler)
 	w.awaitOffsets(1)
-	c := w.consumer(cfg)
-	store, err := c.offsets.open(t.Context(), nil, &c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
 	tx, err := w.mine.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -419,10 +415,24 @@ func TestAStandByLocksNothing(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "SELECT FROM outflow_consumer FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	var held *heldError
-	if _, err := store.acquire(t.Context()); !errors.As(err, &held) {
-		t.Errorf("acquire: %v", err)
+	var joined, expires time.Time
+	if !await.True(func() bool {
+		err := w.mine.QueryRow(
+			t.Context(),
+			"SELECT joined, expires FROM outflow_member",
+		).Scan(
+			&joined,
+			&expires,
+		)
+		return err == nil && expires.Sub(joined) > 3*cfg.Lease
+	}) {
+		t.Fatalf("the lease is not renewed: it expires %v after the start", expires.Sub(joined))
 	}
+	more := s.events(5, 1)
+	src.publish(more...)
+	w.await(append(all, more...))
+	must.Succeed(t, tx.Rollback(t.Context()))
+	r.stopped()
 }
 
 // A pool in which the leases would use up all connections is refused before that.
@@ -436,8 +446,8 @@ func TestAPoolThatIsTooSmallForItsConsumersIsRefused(t *testing.T) {
 		if n < 7 {
 			await.Until(t, "the consumer", func() error {
 				var owner string
-				return w.mine.QueryRow(t.Context(), "SELECT owner FROM outflow_consumer WHERE name = $1 AND "+
-					"owner IS NOT NULL", cfg.Name).Scan(&owner)
+				return w.mine.QueryRow(t.Context(), "SELECT instance FROM outflow_member WHERE name = $1",
+					cfg.Name).Scan(&owner)
 			})
 			continue
 		}
@@ -461,7 +471,12 @@ func TestAFaultGivesTheLeaseBack(t *testing.T) {
 		t.Fatalf("Run: %v", err)
 	}
 	var owner *string
-	if err := w.mine.QueryRow(t.Context(), "SELECT owner FROM outflow_consumer").Scan(&owner); err != nil ||
+	if err := w.mine.QueryRow(
+		t.Context(),
+		"SELECT min(instance) FROM outflow_member",
+	).Scan(
+		&owner,
+	); err != nil ||
 		owner != nil {
 		t.Errorf("the lease is still %v's, %v", *owner, err)
 	}

@@ -6,30 +6,29 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 )
 
-// streamSource is a JetStream stream, read through a durable pull consumer.
+// streamSource is a JetStream stream. Each session reads it by itself, through an ephemeral pull consumer
+// that acknowledges nothing: what is done is in the offsets.
 type streamSource struct {
 	js       jetstream.JetStream
 	stream   string
-	filters  []string // {">"}: everything
-	durable  string
-	window   int               // most unacknowledged messages
-	metadata map[string]string // of the durable, for `outflow consumer`
+	filters  []string          // {">"}: everything
+	name     string            // the beginning of the ephemeral consumers' names
+	metadata map[string]string // of those, for `outflow consumer`
 	replay   bool
 }
 
-// ackWait is long because a session never relies on redelivery: the next session reads from the offset. A
-// message that is not done in that time is redelivered, which ends the session.
-const ackWait = 12 * time.Hour
+// readerLives is how long the server keeps the ephemeral consumer of an instance that is gone, or that does
+// not read because its workers are busy: that one makes another.
+const readerLives = 30 * time.Second
 
 // apiTimeout bounds each request to JetStream's API.
 const apiTimeout = 5 * time.Second
@@ -150,31 +149,37 @@ func (s *streamSource) last(ctx context.Context) (uint64, error) {
 	return m.Sequence, nil
 }
 
-// Open deletes the durable and creates it anew, which cuts off any earlier reader.
 func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*apiTimeout)
-	defer cancel()
-	if err := s.js.DeleteConsumer(ctx, s.stream, s.durable); err != nil &&
-		!errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return nil, fmt.Errorf("durable %s: delete: %w", s.durable, err)
+	r := &streamReader{source: s, last: after}
+	r.open, r.close = context.WithCancel(context.Background())
+	if err := r.make(ctx); err != nil {
+		r.close()
+		return nil, err
 	}
+	r.status = s.js.Conn().StatusChanged(nats.RECONNECTING, nats.CLOSED)
+	return r, nil
+}
+
+// make makes a consumer that begins behind what was read.
+func (r *streamReader) make(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	s := r.source
 	config := jetstream.ConsumerConfig{
-		Durable: s.durable, Description: "Outflow consumer: made anew by it at each start",
+		Name: s.name + "-" + nuid.Next(), Description: "an instance of an Outflow consumer reads with it",
 		Metadata:      s.metadata,
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
-		AckPolicy: jetstream.AckAllPolicy, AckWait: ackWait, MaxAckPending: s.window,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.last + 1,
+		AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: readerLives, MemoryStorage: true, Replicas: 1,
 	}
 	if len(s.filters) > 1 || s.filters[0] != ">" {
 		config.FilterSubjects = s.filters
 	}
 	cons, err := s.js.CreateConsumer(ctx, s.stream, config)
 	if err != nil {
-		return nil, fmt.Errorf("durable %s: %w", s.durable, err)
+		return fmt.Errorf("stream %s: make a consumer to read with: %w", s.stream, err)
 	}
-	r := &streamReader{source: s, cons: cons, last: after,
-		status: s.js.Conn().StatusChanged(nats.RECONNECTING, nats.CLOSED)}
-	r.open, r.close = context.WithCancel(context.Background())
-	return r, nil
+	r.cons, r.name, r.gone, r.delivered, r.overdue = cons, config.Name, false, 0, 0
+	return nil
 }
 
 // A pull asks for this many messages or bytes, whichever is reached first; the largest message always fits.
@@ -187,20 +192,37 @@ const (
 // pull asks for the next messages. Only one pull is outstanding at a time, and the client has room for all
 // that it may bring: the client silently drops messages for which it has no room.
 func (r *streamReader) pull() error {
+	if r.gone {
+		if err := r.make(r.open); err != nil {
+			return err
+		}
+	}
 	most := max(pullBytes, int(r.source.js.Conn().MaxPayload())+64<<10)
-	pulled, err := r.cons.Fetch(min(pullMessages, r.source.window), jetstream.FetchMaxBytes(most),
+	pulled, err := r.cons.Fetch(pullMessages, jetstream.FetchMaxBytes(most),
 		jetstream.FetchHeartbeat(pullHeartbeat), jetstream.FetchContext(r.open))
 	if err != nil {
-		return fmt.Errorf("durable %s: %w", r.source.durable, err)
+		return r.failed(err)
 	}
 	r.pulled = pulled
 	return nil
 }
 
-// streamReader reads from a durable. The durable's own sequence shows whether every message came here: it
-// rises by one with each delivery, whoever the receiver is.
+// isGone reports whether an error says that a consumer is gone, or may be.
+func isGone(err error) bool {
+	return errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) ||
+		errors.Is(err, jetstream.ErrNoHeartbeat) || errors.Is(err, nats.ErrNoResponders)
+}
+
+// failed says which stream could not be read.
+func (r *streamReader) failed(err error) error {
+	return fmt.Errorf("stream %s: read: %w", r.source.stream, err)
+}
+
+// streamReader reads with an ephemeral consumer, whose own sequence shows whether every message came here: it
+// rises by one with each delivery.
 type streamReader struct {
 	source *streamSource
+	name   string
 	cons   jetstream.Consumer
 	open   context.Context // until Close
 	close  context.CancelFunc
@@ -209,17 +231,9 @@ type streamReader struct {
 	pulled jetstream.MessageBatch // nil: no pull is outstanding
 
 	last      uint64 // stream sequence of the newest message read
-	delivered atomic.Uint64
-	waiting   atomic.Bool   // Read is waiting
-	overdue   atomic.Uint64 // the delivery that Check last found handed out but not read; 0: none
-
-	mu      sync.Mutex
-	replies []reply // of unacknowledged messages
-}
-
-type reply struct {
-	seq     uint64
-	subject string
+	gone      bool   // the consumer is: the next pull needs another one
+	delivered uint64 // of the consumer's messages, those that were read
+	overdue   uint64 // the delivery that Check last found handed out but not read; 0: none
 }
 
 // next waits for the next message of the outstanding pull, and pulls again when that has ended.
@@ -236,11 +250,12 @@ func (r *streamReader) next(ctx context.Context) (jetstream.Msg, error) {
 				return msg, nil
 			}
 			err := r.pulled.Error()
-			if r.pulled = nil; err != nil {
-				return nil, fmt.Errorf("durable %s: %w", r.source.durable, err)
+			r.pulled = nil
+			if r.gone = r.gone || isGone(err); err != nil && !r.gone {
+				return nil, r.failed(err)
 			}
 		case status := <-r.status:
-			return nil, fmt.Errorf("durable %s: the connection to NATS is %v", r.source.durable, status)
+			return nil, r.failed(fmt.Errorf("the connection to NATS is %v", status))
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -248,76 +263,64 @@ func (r *streamReader) next(ctx context.Context) (jetstream.Msg, error) {
 }
 
 func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
-	r.waiting.Store(true)
 	msg, err := r.next(ctx)
-	r.waiting.Store(false)
 	if err != nil {
 		return nil, err
 	}
 	meta, err := msg.Metadata()
-	if err != nil {
-		return nil, err
-	}
-	want := r.delivered.Load() + 1
 	switch {
-	case meta.Sequence.Consumer != want:
-		return nil, fmt.Errorf("durable %s: delivery %d where %d was due: something else reads from it",
-			r.source.durable, meta.Sequence.Consumer, want)
-	case meta.NumDelivered != 1:
-		return nil, fmt.Errorf("durable %s: sequence %d was delivered %d times", r.source.durable,
-			meta.Sequence.Stream, meta.NumDelivered)
+	case err != nil:
+		return nil, err
+	case meta.Sequence.Consumer != r.delivered+1:
+		return nil, r.failed(
+			fmt.Errorf("delivery %d came where %d was due", meta.Sequence.Consumer, r.delivered+1),
+		)
 	case meta.Sequence.Stream <= r.last:
-		return nil, fmt.Errorf("durable %s: sequence %d after %d", r.source.durable, meta.Sequence.Stream,
-			r.last)
+		return nil, r.failed(fmt.Errorf("sequence %d came after %d", meta.Sequence.Stream, r.last))
 	}
-	r.delivered.Store(want)
+	r.delivered++
 	r.last = meta.Sequence.Stream
-	r.mu.Lock()
-	r.replies = append(r.replies, reply{r.last, msg.Reply()})
-	r.mu.Unlock()
 	return &stream.Message{
 		Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Sequence: r.last,
 		Time: meta.Timestamp, Replay: r.source.replay,
 	}, nil
 }
 
-func (r *streamReader) Ack(seq uint64) error {
-	r.mu.Lock()
-	n := 0
-	for n < len(r.replies) && r.replies[n].seq <= seq {
-		n++
-	}
-	if n == 0 {
-		r.mu.Unlock()
-		return nil
-	}
-	subject := r.replies[n-1].subject
-	r.replies = append(r.replies[:0], r.replies[n:]...)
-	r.mu.Unlock()
-	return r.source.js.Conn().Publish(subject, []byte("+ACK"))
-}
-
-// Check asks the durable what it has delivered. A message that is still on its way has until the next call.
+// Check asks the server what it has delivered. A message that is still on its way has until the next call.
 func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	before := r.delivered.Load()
-	info, err := r.cons.Info(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("durable %s: %w", r.source.durable, err)
+	if r.gone {
+		return r.last, nil
 	}
-	if !r.waiting.Load() || info.Delivered.Consumer <= before {
-		r.overdue.Store(0)
-	} else if r.overdue.Swap(before+1) == before+1 && r.delivered.Load() == before {
-		return 0, fmt.Errorf("durable %s: delivery %d never came: something else reads from it",
-			r.source.durable, before+1)
+	info, err := r.cons.Info(ctx)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		r.gone = true
+		return r.last, nil
+	}
+	if err != nil {
+		return 0, r.failed(err)
+	}
+	if info.Delivered.Consumer <= r.delivered || r.buffered() {
+		r.overdue = 0
+	} else if r.overdue == r.delivered+1 {
+		return 0, r.failed(fmt.Errorf("delivery %d never came", r.overdue))
+	} else {
+		r.overdue = r.delivered + 1
 	}
 	return info.Delivered.Stream, nil
 }
 
+// buffered reports whether messages have come that were not read yet.
+func (r *streamReader) buffered() bool { return r.pulled != nil && len(r.pulled.Messages()) > 0 }
+
+// Close lets the server remove the consumer. If it is not asked, it does that by itself after a while.
 func (r *streamReader) Close() {
 	r.close()
 	r.source.js.Conn().RemoveStatusListener(r.status)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = r.source.js.DeleteConsumer(ctx, r.source.stream, r.name)
 }
 
 // replayStream is the stream into which events of a stream are replayed.

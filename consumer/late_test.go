@@ -55,18 +55,17 @@ func TestALateAnswerConfirmsNoLoss(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		kind  error
-		asked int // so many questions for the state until a session sees it
 		seems func(st *stream.State) error
 	}{
-		"gap": {ErrGap, 2, func(st *stream.State) error {
+		"gap": {ErrGap, func(st *stream.State) error {
 			st.First = st.Last - uint64(time.Now().UnixMilli()%7) // retention goes on
 			return nil
 		}},
-		"another stream": {ErrStream, 2, func(st *stream.State) error {
+		"another stream": {ErrStream, func(st *stream.State) error {
 			st.Created, st.First, st.Last = time.Now().Add(time.Hour), 1, 0
 			return nil
 		}},
-		"no stream": {jetstream.ErrStreamNotFound, 1, func(*stream.State) error {
+		"no stream": {jetstream.ErrStreamNotFound, func(*stream.State) error {
 			return jetstream.ErrStreamNotFound
 		}},
 	} {
@@ -102,14 +101,14 @@ func TestALateAnswerConfirmsNoLoss(t *testing.T) {
 					}
 					src.publish(s.events(20, 3)...)
 					damaged := &lateStream{memoryStream: src, begun: time.Now(), wrong: wrong, seems: c.seems,
-						late: late * c.asked}
+						late: late}
 					cfg.hooks.Source = damaged
 					if err := run(); err != nil || handled != 40 {
 						t.Fatalf("a loss that does not last: Run: %v, %d events", err, handled)
 					}
 					src.publish(s.events(20, 3)...)
 					*damaged = lateStream{memoryStream: src, begun: time.Now(), wrong: time.Hour,
-						seems: c.seems, late: late * c.asked}
+						seems: c.seems, late: late}
 					if err := run(); !errors.Is(err, c.kind) {
 						t.Errorf("a loss that lasts: Run: %v, want %v", err, c.kind)
 					}
@@ -119,55 +118,5 @@ func TestALateAnswerConfirmsNoLoss(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// lateStore is one whose lease another instance has, with another number of partitions; its answers come at
-// set times.
-type lateStore struct {
-	store
-	answers []time.Duration
-}
-
-func (s *lateStore) acquire(ctx context.Context) (*state, error) {
-	if len(s.answers) == 0 {
-		return s.store.acquire(ctx) // the other one has stopped
-	}
-	time.Sleep(s.answers[0])
-	s.answers = s.answers[1:]
-	return nil, &heldError{owner: "another", partitions: 3}
-}
-
-// An instance with another number of partitions lives when it is seen again a lease later. A late answer says
-// nothing of that.
-func TestALateAnswerProvesNoOtherInstance(t *testing.T) {
-	t.Parallel()
-	lease := 10 * time.Second
-	for name, answers := range map[string][]time.Duration{"first": {2 * lease, 0, 0},
-		"second": {0, 2 * lease}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				src := newMemoryStream().publish((&publisher{}).events(1, 1)...)
-				consumer, err := New(nil, Memory(),
-					Config{Name: "orders", Stream: "OUTBOX", hooks: stream.Hooks{Source: src}, Lease: lease})
-				if err != nil {
-					t.Fatal(err)
-				}
-				inner, err := consumer.offsets.open(t.Context(), nil, &consumer.cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				r := &runner{Consumer: consumer, store: &lateStore{inner, answers},
-					calls: &calls{cfg: &consumer.cfg, handler: func(context.Context, pgx.Tx, *Event) error {
-						cancel()
-						return nil
-					}}}
-				if err := r.loop(ctx); err != nil {
-					t.Errorf("Run: %v", err)
-				}
-			})
-		})
 	}
 }

@@ -93,38 +93,6 @@ func TestAFilteredConsumerIsNotMisledByALaterLoss(t *testing.T) {
 	}
 }
 
-// forgetting is a store that only forgets.
-type forgetting struct {
-	store
-	forgot bool
-}
-
-func (f *forgetting) dropOldLayouts(context.Context, string) error {
-	f.forgot = true
-	return nil
-}
-
-// What an old layout says of messages that come again is forgotten when all offsets are beyond these, not
-// only beyond its sequences.
-func TestAnOldLayoutIsKeptUntilWhatComesAgainIsRead(t *testing.T) {
-	t.Parallel()
-	at := func(seq uint64, due outbox.LSN) offset {
-		return offset{Seq: seq, Due: due, Pos: outbox.Position{LSN: due}, Lost: seq == 100}
-	}
-	st := &forgetting{}
-	p := newDispatcher(&run{cfg: &Config{}, source: live, store: st,
-		oldLayouts: []oldLayout{{Source: live, Offsets: []offset{at(61, 610), at(100, 1000)}}}}, 0, offset{})
-	l := newWorker(p.run, 0, at(105, 650))
-	p.workers = []*worker{l}
-	if err := p.dropOldLayouts(); err != nil || st.forgot {
-		t.Errorf("the generation is forgotten while its messages come again (%v)", err)
-	}
-	l.setOffset(at(141, 1010))
-	if err := p.dropOldLayouts(); err != nil || !st.forgot {
-		t.Errorf("the generation is kept (%v)", err)
-	}
-}
-
 // moving is a store that only moves offsets.
 type moving struct {
 	store
@@ -161,8 +129,8 @@ func TestAnIdleOffsetDoesNotMoveWhileEventsComeAgain(t *testing.T) {
 		if err := l.advance(item{to: c.to, republished: c.again}); err != nil || len(st.to) != b2i(c.moves) {
 			t.Errorf("%s: moved to %v, %v", name, st.to, err)
 		}
-		if c.moves != (l.offset == c.to && l.shared == c.to) {
-			t.Errorf("%s: the mark is %v, others see %v", name, l.offset, l.shared)
+		if c.moves != (l.offset == c.to) {
+			t.Errorf("%s: the mark is %v", name, l.offset)
 		}
 	}
 }

@@ -11,13 +11,15 @@ import (
 // metrics are one consumer's. Several consumers in a process share the metric families, labelled by their
 // names. All methods may be called from any goroutine.
 type metrics struct {
-	partitions     []partitionMetrics
+	partitions     []partitionMetrics // grows between sessions
+	byPartition    []*prometheus.CounterVec
 	parkedEvents   *prometheus.CounterVec // by cause
 	releasedEvents *prometheus.CounterVec // by how
 	drops          *prometheus.CounterVec // by reason
 
 	sessions, gaps, conflicts  prometheus.Counter
-	lease                      prometheus.Gauge
+	rebalances                 prometheus.Counter
+	lease, assigned            prometheus.Gauge
 	batchSize, commit, latency prometheus.Observer
 
 	// Of the active instance: one that isn't has none of them, as it knows nothing of these.
@@ -57,17 +59,6 @@ const namespace = "outflow_consumer"
 // newMetrics makes the metrics of a consumer, and registers them unless reg is nil.
 func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metrics, error) {
 	f := families{reg: reg, consumer: prometheus.Labels{"consumer": name}}
-	events := f.counters("events_total", "Events read from the stream.", "partition")
-	effects := f.counters("effects_total", "Events whose effect is committed; released ones count as well.",
-		"partition")
-	passed := f.counters("passed_over_total", "Events passed over, since they had had their effect.",
-		"partition")
-	attempts := f.counters("attempts_total", "Calls of the handler.", "partition")
-	failures := f.counters("failures_total", "Calls of the handler that failed; panics count as well.",
-		"partition")
-	panics := f.counters("panics_total", "Calls of the handler that panicked.", "partition")
-	replayed := f.counters("replayed_total", "Effects of events that were replayed.", "partition")
-	transactions := f.counters("transactions_total", "Transactions committed.", "partition")
 	m := &metrics{
 		parkedEvents: f.counters("parked_total",
 			"Events parked: poison, or behind an event of their document that is.", "cause"),
@@ -83,8 +74,11 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 			"conflicts_total",
 			"Transactions that failed because of a concurrent one: deadlocks, serialization failures.",
 		).With(nil),
+		rebalances: f.counters("rebalances_total",
+			"How often this instance had other partitions than before.").With(nil),
 		lease: f.gauge("lease_held",
-			"1 while this instance is the active one, 0 while it stands by or connects."),
+			"1 while this instance has partitions and works, 0 while it stands by or connects."),
+		assigned: f.gauge("partitions_assigned", "Partitions that this instance has."),
 		parkedDocuments: f.activeGauge("parked_documents",
 			"Documents that are parked, as far as they are kept in memory: 262144 at most."),
 		flowMessages: f.activeGauge("in_flight_messages", "Messages read and not done."),
@@ -102,16 +96,19 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		latency: f.histogram("latency_seconds",
 			"From when the stream stored an event to the commit of its effect.", 0.001, 20),
 	}
-	for p := range partitions {
-		label := strconv.Itoa(p)
-		m.partitions = append(m.partitions, partitionMetrics{
-			events: events.WithLabelValues(label), effects: effects.WithLabelValues(label),
-			passed:   passed.WithLabelValues(label),
-			attempts: attempts.WithLabelValues(label), failures: failures.WithLabelValues(label),
-			panics:   panics.WithLabelValues(label),
-			replayed: replayed.WithLabelValues(label), transactions: transactions.WithLabelValues(label),
-		})
+	for _, c := range []struct{ name, help string }{
+		{"events_total", "Events read from the stream."},
+		{"effects_total", "Events whose effect is committed; released ones count as well."},
+		{"passed_over_total", "Events passed over, since they had had their effect."},
+		{"attempts_total", "Calls of the handler."},
+		{"failures_total", "Calls of the handler that failed; panics count as well."},
+		{"panics_total", "Calls of the handler that panicked."},
+		{"replayed_total", "Effects of events that were replayed."},
+		{"transactions_total", "Transactions committed."},
+	} {
+		m.byPartition = append(m.byPartition, f.counters(c.name, c.help, "partition"))
 	}
+	m.grow(partitions)
 	m.active = []*activeGauge{&m.parkedDocuments, &m.flowMessages, &m.flowBytes, &m.readSeq, &m.doneSeq,
 		&m.lagMessages, &m.lagTime, &m.heldPartitions}
 	for _, g := range m.active {
@@ -125,6 +122,24 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 	}
 	return m, f.err
 }
+
+// grow makes the metrics of so many partitions. No session runs meanwhile.
+func (m *metrics) grow(partitions int) {
+	for p := len(m.partitions); p < partitions; p++ {
+		c := make([]prometheus.Counter, len(m.byPartition))
+		for i, vec := range m.byPartition {
+			c[i] = vec.WithLabelValues(strconv.Itoa(p))
+		}
+		m.partitions = append(m.partitions, partitionMetrics{events: c[0], effects: c[1], passed: c[2],
+			attempts: c[3], failures: c[4], panics: c[5], replayed: c[6], transactions: c[7]})
+	}
+}
+
+// owned sets how many partitions this instance has.
+func (m *metrics) owned(n int) { m.assigned.Set(float64(n)) }
+
+// rebalanced counts that this instance has other partitions than before.
+func (m *metrics) rebalanced() { m.rebalances.Inc() }
 
 // got counts an event that was read from the stream.
 func (m *metrics) got(partition int) { m.partitions[partition].events.Inc() }

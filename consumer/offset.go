@@ -2,6 +2,8 @@ package consumer
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -46,37 +48,56 @@ func (m offset) order(o offset) int {
 	return cmp.Compare(m.N, o.N)
 }
 
-// oldLayout holds the offsets of an earlier number of partitions: an event is done if it is not beyond the
-// offset that its document had then. It never changes.
-type oldLayout struct {
-	Source  string   `json:"source"`
-	Offsets []offset `json:"marks"` // by partition
+// layout says how documents are divided into partitions.
+type layout struct {
+	Keying     string `json:"keying,omitempty"` // how the document of a message is found: Config.keying
+	Partitions int    `json:"partitions"`       // 0: the consumer is new
 }
 
-// state is what a store holds of a consumer, as a session finds it after taking the lease.
+// offsets are those of the partitions that an instance has.
+type offsets map[int]offset
+
+// list returns them by partition.
+func (o offsets) list() []offset {
+	all := make([]offset, 0, len(o))
+	for _, p := range o.partitions() {
+		all = append(all, o[p])
+	}
+	return all
+}
+
+// partitions returns them in ascending order.
+func (o offsets) partitions() []int { return slices.Sorted(maps.Keys(o)) }
+
+// state is what a store holds of a consumer, as a session finds it when it has claimed its partitions.
 type state struct {
-	Filters    []string // sorted
-	Partitions int      // 0: the consumer is new
-	OldLayouts []oldLayout
+	Filters []string // sorted
+	Layout  layout
+	// Wanted is the layout that is to follow; nil: none. Nothing is done beyond Barrier, a sequence of the
+	// live stream, until all offsets stand there.
+	Wanted     *layout
+	Barrier    uint64
 	ReplayedTo uint64               // live events at or below this sequence are marked as replayed
 	Created    map[string]time.Time // of the streams that the offsets refer to, by source
-	Offsets    map[string][]offset  // by source and partition; none if the source was never read
+	// by source, of this instance's partitions; none if the source was never read
+	Offsets map[string]offsets
 }
 
-// all returns a source's offsets, including those of its old layouts.
-func (s *state) all(source string) []*offset {
-	var all []*offset
-	for i := range s.Offsets[source] {
-		all = append(all, &s.Offsets[source][i])
-	}
-	for i := range s.OldLayouts {
-		if s.OldLayouts[i].Source == source {
-			for j := range s.OldLayouts[i].Offsets {
-				all = append(all, &s.OldLayouts[i].Offsets[j])
+// switchable reports whether all offsets of a layout stand at the barrier, and those of a replay at one
+// place.
+func switchable(st *state, l layout, barrier uint64) bool {
+	for source, all := range st.Offsets {
+		at := newest(all.list()).Seq
+		if source == live && at != barrier || len(all) != l.Partitions {
+			return false
+		}
+		for _, m := range all {
+			if m.Seq != at || m.Lost {
+				return false
 			}
 		}
 	}
-	return all
+	return len(st.Offsets[live]) > 0
 }
 
 // partitionOf is the partition of a document's hash.
@@ -95,42 +116,6 @@ func extreme(offsets []offset, sign int) offset {
 	}
 	return best
 }
-
-// repartition returns offsets for another number of partitions. Up to the oldest offset everything is done,
-// for all documents. What is done beyond it is in the old offsets, which become an old layout. If the oldest
-// offset by sequence is not also the oldest by its header (events are published again under new sequences, or
-// the database was moved), the new offsets have only a sequence.
-func repartition(source string, offsets []offset, partitions int) ([]offset, oldLayout) {
-	at := oldest(offsets)
-	for _, m := range offsets {
-		if !at.known() || !m.known() || m.order(at) < 0 {
-			at = offset{Seq: at.Seq}
-		}
-	}
-	fresh := make([]offset, partitions)
-	for i := range fresh {
-		fresh[i] = at
-	}
-	return fresh, oldLayout{Source: source, Offsets: offsets}
-}
-
-// obsolete reports whether all offsets are beyond an old layout, so that it can be deleted.
-func (g *oldLayout) obsolete(offsets []offset) bool {
-	for _, at := range offsets {
-		if !at.known() || at.Seq < newest(g.Offsets).Seq {
-			return false
-		}
-		for _, m := range g.Offsets {
-			if m.Lost && at.order(m) < 0 {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// forHash is the old layout's offset for a document.
-func (g *oldLayout) forHash(hash uint32) offset { return g.Offsets[partitionOf(hash, len(g.Offsets))] }
 
 // covers reports whether a message is done by this offset. If it may have been published again under a new
 // sequence, the header of a lost offset decides.

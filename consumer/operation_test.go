@@ -134,7 +134,8 @@ func TestLongHandlerKeepsTheLease(t *testing.T) {
 	r := w.start(w.consumer(cfg), handler)
 	var first, now time.Time
 	expires := func() (at time.Time) {
-		if err := w.mine.QueryRow(t.Context(), `SELECT expires FROM outflow_consumer`).Scan(&at); err != nil {
+		if err := w.mine.QueryRow(t.Context(), `SELECT expires FROM outflow_member
+			ORDER BY joined LIMIT 1`).Scan(&at); err != nil {
 			t.Fatal(err)
 		}
 		return at
@@ -258,7 +259,7 @@ func TestALeaseThatCannotBeRenewedStopsNewEvents(t *testing.T) {
 	if _, err := st.acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	st.doc.Offsets = map[string][]offset{live: {{}}}
+	st.doc.Offsets = map[string]offsets{live: {0: {}}}
 	if !await.True(func() bool {
 		return errors.Is(st.move(t.Context(), live, 0, offset{}, offset{}, nothing), errMoved)
 	}) {

@@ -126,9 +126,10 @@ func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) er
 	return err
 }
 
-// toRelease returns documents that are to be released, at most maxReleases.
-func (k *parking) toRelease(ctx context.Context, tx pgx.Tx) ([]parkedDocument, error) {
-	return k.table.toRelease(ctx, tx, maxReleases)
+// toRelease returns documents of some of so many partitions that are to be released, at most maxReleases.
+func (k *parking) toRelease(ctx context.Context, tx pgx.Tx, partitions int, own []int64) ([]parkedDocument,
+	error) {
+	return k.table.toRelease(ctx, tx, maxReleases, partitions, own)
 }
 
 // release takes one step in the release of a document, on the goroutine of its worker: it handles the first

@@ -166,7 +166,10 @@ func (w *ward) word(document, how string) {
 func (w *ward) out() {
 	w.t.Helper()
 	var wanted []parkedDocument
-	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.toRelease(ctx, tx); return err })
+	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) {
+		wanted, err = w.toRelease(ctx, tx, 1, []int64{0})
+		return err
+	})
 	for _, d := range wanted {
 		for again := true; again; {
 			var err error
@@ -509,7 +512,10 @@ func TestBytesThatPostgreSQLCannotHoldAreParkedUnchanged(t *testing.T) {
 	var events []*Event
 	w.refuse = func(e *Event) error { events = append(events, e); return nil }
 	var wanted []parkedDocument
-	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) { wanted, err = w.toRelease(ctx, tx); return err })
+	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) {
+		wanted, err = w.toRelease(ctx, tx, 1, []int64{0})
+		return err
+	})
 	for i, d := range wanted {
 		if want := partitionHash(documents[i]); d.hash != want {
 			t.Errorf("%q is looked for in the partition of hash %d, not %d", documents[i], d.hash, want)

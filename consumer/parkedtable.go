@@ -286,10 +286,13 @@ type parkedDocument struct {
 	hash     uint32 // decides its partition
 }
 
-// toRelease returns documents that are to be released, at most n, in the order in which they were parked.
-func (p parkedTable) toRelease(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
+// toRelease returns documents of some of so many partitions that are to be released, at most n, in the order
+// in which they were parked.
+func (p parkedTable) toRelease(ctx context.Context, db DB, n, partitions int, own []int64) ([]parkedDocument,
+	error) {
 	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+
-		` WHERE name = $1 AND release <> '' ORDER BY ord LIMIT $2`, p.name, n)
+		` WHERE name = $1 AND release <> '' AND hash % $3::bigint = ANY ($4::bigint[]) ORDER BY ord LIMIT $2`,
+		p.name, n, partitions, own)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are to be released: %w", err)
 	}

@@ -2,11 +2,12 @@ package consumer
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,9 @@ import (
 
 // Postgres keeps the offsets in the database that the handler writes to, in the handler's transactions: each
 // event takes effect exactly once.
+//
+// Instances share the partitions: each has the same number of them, or one more. One that comes, leaves or
+// dies makes the others give or take.
 //
 // The pool needs at least two connections; with Partitions + 2, all partitions can work concurrently. Each of
 // several consumers that share a pool needs that many: one is held for as long as the lease.
@@ -50,7 +54,8 @@ type postgres struct {
 	checks string // SQL by which the server notices during a statement that this process is gone
 
 	lease connection // reserved by the session, so that busy workers can't delay renewing the lease
-	epoch int64      // of the session
+	epoch int64      // of the session's claims
+	share share      // what the session has claimed
 }
 
 func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
@@ -59,7 +64,7 @@ func (p postgresOffsets) open(ctx context.Context, _ jetstream.JetStream, cfg *C
 		most = maxPartitions + 2
 	}
 	s := &postgres{pool: p.pool, cfg: cfg, me: instanceName(), idle: cfg.Timeout + 5*time.Second}
-	s.slots = make(chan struct{}, max(1, min(cfg.Partitions, most-2)))
+	s.slots = make(chan struct{}, max(1, min(maxPartitions, most-2)))
 	const checks = "SET LOCAL client_connection_check_interval = 1000"
 	// Outside a transaction it only says whether the server's platform can do that.
 	if _, err := p.pool.Exec(ctx, checks); err == nil {
@@ -120,21 +125,107 @@ func (s *postgres) renewEvery() time.Duration { return s.cfg.Lease / 3 }
 // table is the name of a table of ours in SQL.
 func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSchema, name) }
 
-// acquire asks for the lease. If it gets it, it writes a new epoch to the consumer and all its offsets. That
-// waits for open transactions of earlier sessions, and none of theirs can begin afterwards, so the offsets
-// that it returns are final.
+// share is what an instance has, and what it had to know to decide that.
+type share struct {
+	layout  layout
+	barrier uint64
+	mine    int          // partitions
+	locked  map[int]bool // partitions that could not be claimed: a transaction of an earlier claim is open
+	until   time.Time    // for how long locked ones are left alone
+}
+
+// group is the consumer's members and partitions, as one query sees them.
+type group struct {
+	layout  layout
+	wanted  *layout
+	barrier uint64
+	members []string       // this one and those that have not expired, as they joined
+	owners  map[int]string // by partition; "" if nobody has it, or its owner is no member
+}
+
+// quota is how many partitions an instance is to have: those that joined first have what is left over.
+func (g *group) quota(me string) int {
+	at, n := slices.Index(g.members, me), len(g.members)
+	if at < 0 {
+		return 0
+	}
+	quota := len(g.owners) / n
+	if at < len(g.owners)%n {
+		quota++
+	}
+	return quota
+}
+
+// has returns the partitions of an owner, ascending.
+func (g *group) has(owner string) (all []int) {
+	for _, p := range slices.Sorted(maps.Keys(g.owners)) {
+		if g.owners[p] == owner {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (s *postgres) readGroup(ctx context.Context, db DB) (*group, error) {
+	g := &group{owners: map[int]string{}}
+	var keying *string
+	var partitions *int
+	var barrier *int64
+	err := db.QueryRow(ctx, `SELECT keying, partitions, wanted_keying, wanted_partitions, barrier FROM `+
+		s.table("outflow_consumer")+` WHERE name = $1`, s.cfg.Name).Scan(&g.layout.Keying, &g.layout.Partitions,
+		&keying, &partitions, &barrier)
+	if err != nil {
+		return nil, err
+	}
+	if barrier != nil && keying != nil && partitions != nil {
+		g.wanted, g.barrier = &layout{Keying: *keying, Partitions: *partitions}, uint64(*barrier)
+	}
+	rows, err := db.Query(ctx, `SELECT instance FROM `+s.table("outflow_member")+` WHERE name = $1
+		AND (expires > clock_timestamp() OR instance = $2) ORDER BY joined, instance`, s.cfg.Name, s.me)
+	if err != nil {
+		return nil, err
+	}
+	if g.members, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return nil, err
+	}
+	rows, err = db.Query(ctx, `SELECT partition, coalesce(owner, '') FROM `+s.table("outflow_mark")+
+		` WHERE name = $1 AND source = 'live'`, s.cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	var partition int
+	var owner string
+	_, err = pgx.ForEachRow(rows, []any{&partition, &owner}, func() error {
+		if !slices.Contains(g.members, owner) {
+			owner = ""
+		}
+		g.owners[partition] = owner
+		return nil
+	})
+	return g, err
+}
+
+// acquire claims partitions: it writes this instance and a new epoch into their rows. A row that an open
+// transaction of an earlier claim has locked is left alone until that has ended, and after the claim none can
+// begin. So the offsets that it returns are final.
 func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	st := &state{Created: map[string]time.Time{}, Offsets: map[string][]offset{}}
-	// An instance that freezes meanwhile must not keep the active one from renewing its lease.
-	frozen := fmt.Sprintf("BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d",
-		max(s.cfg.Lease/4, 100*time.Millisecond).Milliseconds())
-	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: frozen}, func(tx pgx.Tx) error {
-		return s.acquireIn(ctx, tx, st)
+	st := &state{Created: map[string]time.Time{}, Offsets: map[string]offsets{}}
+	var held *heldError
+	// An instance that freezes meanwhile, or waits, must not keep the others from claiming.
+	most := min(max(s.cfg.Lease/4, 100*time.Millisecond), 5*time.Second)
+	frozen := fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = %[1]d; "+
+		"SET LOCAL idle_in_transaction_session_timeout = %[1]d", most.Milliseconds())
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: frozen}, func(tx pgx.Tx) (err error) {
+		held, err = s.acquireIn(ctx, tx, st)
+		return err
 	})
+	if err == nil && held != nil {
+		err = held
+	}
 	if err != nil {
 		conn.Release()
 		return nil, err
@@ -143,68 +234,158 @@ func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	return st, nil
 }
 
-func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) error {
-	consumers, offsets := s.table("outflow_consumer"), s.table("outflow_mark")
-	// A stand-by locks nothing.
-	held := new(heldError)
-	err := tx.QueryRow(ctx, `SELECT owner, partitions FROM `+consumers+
-		` WHERE name = $1 AND stream = $3 AND expires > clock_timestamp() AND owner <> $2`, s.cfg.Name, s.me,
-		s.cfg.Stream).Scan(&held.owner, &held.partitions)
-	if err == nil {
-		return held
+func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) (*heldError, error) {
+	consumers, marks := s.table("outflow_consumer"), s.table("outflow_mark")
+	members := s.table("outflow_member")
+	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filters, keying, partitions)
+		VALUES ($1, $2, $3, '', 0) ON CONFLICT (name) DO NOTHING`,
+		s.cfg.Name, s.cfg.Stream, s.cfg.Filters); err != nil {
+		return nil, err
 	}
-	if !errors.Is(err, pgx.ErrNoRows) {
-		return err
-	}
-	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+
-		` (name, stream, filter, partitions) VALUES ($1, $2, $3, 0) ON CONFLICT (name) DO NOTHING`,
-		s.cfg.Name, s.cfg.Stream, strings.Join(s.cfg.Filters, " ")); err != nil {
-		return err
-	}
-	var stream, filters, before string
+	var stream string
 	var created, replayed *time.Time
-	var owner *string
 	var replayedTo int64
-	err = tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filter, partitions, before::text,
-		replayed_to,
-		CASE WHEN expires > clock_timestamp() AND owner <> $2 THEN owner END FROM `+consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name, s.me).
-		Scan(&stream, &created, &replayed, &filters, &st.Partitions, &before, &replayedTo, &owner)
+	err := tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filters, replayed_to FROM `+
+		consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name).
+		Scan(&stream, &created, &replayed, &st.Filters, &replayedTo)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if stream != s.cfg.Stream {
-		return fault(ErrStream, nil, "Give the new consumer another name: marks belong to a stream",
+		return nil, fault(ErrStream, nil, "Give the new consumer another name: marks belong to a stream",
 			"consumer %s reads stream %s, not %s", s.cfg.Name, stream, s.cfg.Stream)
 	}
-	if owner != nil {
-		return &heldError{owner: *owner, partitions: st.Partitions}
+	if _, err := tx.Exec(ctx, `DELETE FROM `+members+` WHERE name = $1 AND instance <> $2
+		AND expires < clock_timestamp()`, s.cfg.Name, s.me); err != nil {
+		return nil, err
 	}
-	if err := json.Unmarshal([]byte(before), &st.OldLayouts); err != nil {
-		return fmt.Errorf("%s.before of %s: %w", consumers, s.cfg.Name, err)
+	if _, err := tx.Exec(ctx, `INSERT INTO `+members+` VALUES ($1, $2, clock_timestamp(),
+		clock_timestamp() + $3::interval) ON CONFLICT (name, instance) DO UPDATE SET expires = excluded.expires`,
+		s.cfg.Name, s.me, s.cfg.Lease); err != nil {
+		return nil, err
 	}
-	st.ReplayedTo, st.Filters = uint64(replayedTo), strings.Fields(filters)
+	g, err := s.readGroup(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	if len(g.owners) != g.layout.Partitions {
+		return nil, fault(ErrStream, nil, "Somebody changed the table: put it back, or delete the consumer "+
+			"to begin anew (`outflow consumer delete`)", "outflow_mark has the marks of %d partitions of "+
+			"consumer %s, not of %d", len(g.owners), s.cfg.Name, g.layout.Partitions)
+	}
+	if g.wanted != nil {
+		switched, err := s.switchLayout(ctx, tx, g)
+		if err != nil {
+			return nil, err
+		}
+		if switched {
+			if g, err = s.readGroup(ctx, tx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	st.Layout, st.Wanted, st.Barrier, st.ReplayedTo = g.layout, g.wanted, g.barrier, uint64(replayedTo)
 	for source, at := range map[string]*time.Time{live: created, replay: replayed} {
 		if at != nil {
 			st.Created[source] = at.UTC()
 		}
 	}
-	err = tx.QueryRow(ctx, `UPDATE `+consumers+` SET owner = $2, expires = clock_timestamp() + $3::interval,
-		epoch = epoch + 1 WHERE name = $1
-		RETURNING epoch`, s.cfg.Name, s.me, s.cfg.Lease).Scan(&s.epoch)
-	if err != nil {
-		return err
+	s.share = share{layout: g.layout, barrier: g.barrier, locked: map[int]bool{},
+		until: time.Now().Add(time.Second)}
+	if g.layout.Partitions == 0 {
+		return nil, nil
 	}
-	rows, err := tx.Query(ctx, `UPDATE `+offsets+
-		` SET epoch = $2 WHERE name = $1 RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
-		s.cfg.Name, s.epoch)
-	if err != nil {
-		return err
+	mine, free, quota := g.has(s.me), g.has(""), g.quota(s.me)
+	if len(mine) > quota {
+		if _, err := tx.Exec(ctx, `UPDATE `+marks+` SET owner = NULL WHERE name = $1 AND partition = ANY ($2)`,
+			s.cfg.Name, mine[quota:]); err != nil {
+			return nil, err
+		}
+		mine = mine[:quota]
 	}
-	return scanOffsets(rows, st)
+	wanted := append(mine, free[:min(len(free), quota-len(mine))]...)
+	rows, err := tx.Query(ctx, `SELECT partition FROM `+marks+` WHERE name = $1 AND source = 'live'
+		AND partition = ANY ($2) FOR UPDATE SKIP LOCKED`, s.cfg.Name, wanted)
+	if err != nil {
+		return nil, err
+	}
+	claimed, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range wanted {
+		s.share.locked[p] = !slices.Contains(claimed, p)
+	}
+	if s.share.mine = len(claimed); len(claimed) == 0 && len(wanted) > 0 {
+		return &heldError{why: "transactions of instances that are gone are still open"}, nil
+	}
+	if len(claimed) == 0 {
+		return &heldError{why: fmt.Sprintf("%d other instances have all %d partitions", len(g.members)-1,
+			g.layout.Partitions)}, nil
+	}
+	err = tx.QueryRow(ctx, `UPDATE `+consumers+` SET epoch = epoch + 1 WHERE name = $1 RETURNING epoch`,
+		s.cfg.Name).Scan(&s.epoch)
+	if err != nil {
+		return nil, err
+	}
+	rows, err = tx.Query(ctx, `UPDATE `+marks+` SET epoch = $2, owner = $4 WHERE name = $1 AND partition = ANY ($3)
+		RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`, s.cfg.Name, s.epoch, claimed, s.me)
+	if err != nil {
+		return nil, err
+	}
+	return nil, scanOffsets(rows, st)
+}
+
+// switchLayout makes the wanted layout the layout, if all offsets are at the barrier. A transaction that had
+// begun before somebody wanted it may have moved an offset beyond the barrier: that becomes the barrier.
+func (s *postgres) switchLayout(ctx context.Context, tx pgx.Tx, g *group) (bool, error) {
+	marks, consumers := s.table("outflow_mark"), s.table("outflow_consumer")
+	rows, err := tx.Query(ctx, `SELECT source, partition, seq, due::text, n, lsn::text, i, holed FROM `+marks+
+		` WHERE name = $1 FOR UPDATE SKIP LOCKED`, s.cfg.Name)
+	if err != nil {
+		return false, err
+	}
+	all := &state{Offsets: map[string]offsets{}}
+	if err := scanOffsets(rows, all); err != nil {
+		return false, err
+	}
+	at := newest(all.Offsets[live].list())
+	if at.Seq > g.barrier {
+		_, err := tx.Exec(ctx, `UPDATE `+consumers+` SET barrier = $2 WHERE name = $1`, s.cfg.Name, int64(at.Seq))
+		g.barrier = at.Seq
+		return false, err
+	}
+	if !switchable(all, g.layout, g.barrier) {
+		return false, nil
+	}
+	if err := tx.QueryRow(ctx, `UPDATE `+consumers+` SET epoch = epoch + 1, keying = wanted_keying,
+		partitions = wanted_partitions, wanted_keying = NULL, wanted_partitions = NULL, barrier = NULL
+		WHERE name = $1 RETURNING epoch`, s.cfg.Name).Scan(&s.epoch); err != nil {
+		return false, err
+	}
+	if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1`, s.cfg.Name); err != nil {
+		return false, err
+	}
+	for source, old := range all.Offsets {
+		if err := s.insert(ctx, tx, source, g.wanted.Partitions, newest(old.list())); err != nil {
+			return false, err
+		}
+	}
+	s.cfg.Log.Info("another layout", "partitions", g.wanted.Partitions, "before", g.layout.Partitions,
+		"keying", g.wanted.Keying, "at", g.barrier)
+	return true, nil
+}
+
+// insert makes the offsets of all partitions in a source. Nobody has claimed them.
+func (s *postgres) insert(ctx context.Context, tx pgx.Tx, source string, partitions int, at offset) error {
+	_, err := tx.Exec(ctx, `INSERT INTO `+s.table("outflow_mark")+` (name, source, partition, epoch, seq, due, n,
+		lsn, i) SELECT $1, $2, p, $3, $4, $5::text::pg_lsn, $6, $7::text::pg_lsn, $8
+		FROM pg_catalog.generate_series(0, $9::int - 1) p`, s.cfg.Name, source, s.epoch, int64(at.Seq),
+		at.Due.String(), int64(at.N), at.Pos.LSN.String(), int64(at.Pos.Index), partitions)
+	return err
 }
 
 func scanOffsets(rows pgx.Rows, st *state) error {
-	found := map[string]map[int]offset{}
 	var source, due, lsn string
 	var partition int
 	var seq, n, index int64
@@ -216,94 +397,131 @@ func scanOffsets(rows pgx.Rows, st *state) error {
 			var err, also error
 			m.Due, err = outbox.ParseLSN(due)
 			m.Pos.LSN, also = outbox.ParseLSN(lsn)
-			if found[source] == nil {
-				found[source] = map[int]offset{}
+			if st.Offsets[source] == nil {
+				st.Offsets[source] = offsets{}
 			}
-			found[source][partition] = m
+			st.Offsets[source][partition] = m
 			return errors.Join(err, also)
 		})
-	if err != nil {
-		return err
-	}
-	for source, offsets := range found {
-		all := make([]offset, len(offsets))
-		for p := range all {
-			m, ok := offsets[p]
-			if !ok || len(offsets) != st.Partitions {
-				return fault(ErrStream, nil, "Somebody changed the table: put it back, or delete the "+
-					"consumer's rows in outflow_consumer and outflow_mark to begin anew",
-					"outflow_mark has %d marks (%s), not those of %d partitions", len(offsets), source,
-					st.Partitions)
-			}
-			all[p] = m
-		}
-		st.Offsets[source] = all
-	}
-	return nil
+	return err
 }
 
-func (s *postgres) save(ctx context.Context, st *state) error {
-	before, err := json.Marshal(append([]oldLayout{}, st.OldLayouts...))
-	if err != nil {
-		return err
-	}
-	at := func(source string) *time.Time {
-		if t, ok := st.Created[source]; ok {
-			return &t
+// locked runs do in a transaction that holds the consumer's row.
+func (s *postgres) locked(ctx context.Context, do func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, s.lease, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT FROM `+s.table("outflow_consumer")+` WHERE name = $1 FOR UPDATE`,
+			s.cfg.Name); err != nil {
+			return err
 		}
-		return nil
-	}
-	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET stream_created = $3, replay_created = $4, filter = $5, partitions = $6,
-			before = $7::jsonb WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch, at(live), at(replay), strings.Join(st.Filters, " "), st.Partitions, string(before))
-		if err == nil && tag.RowsAffected() != 1 {
-			err = errMoved
+		return do(tx)
+	})
+}
+
+func (s *postgres) begin(ctx context.Context, l layout, filters []string, at offset,
+	created time.Time) error {
+	return s.locked(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `UPDATE `+s.table("outflow_consumer")+` SET keying = $2, partitions = $3,
+			filters = $4, stream_created = $5, epoch = epoch + 1 WHERE name = $1 AND partitions = 0 RETURNING epoch`,
+			s.cfg.Name, l.Keying, l.Partitions, filters, created).Scan(&s.epoch)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM `+s.table("outflow_mark")+` WHERE name = $1`,
+		return s.insert(ctx, tx, live, l.Partitions, at)
+	})
+}
+
+func (s *postgres) beginReplay(ctx context.Context, created time.Time) error {
+	marks := s.table("outflow_mark")
+	return s.locked(ctx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET replay_created = $2 WHERE name = $1
+			AND replay_created IS DISTINCT FROM $2`, s.cfg.Name, created)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1 AND source = 'replay'`,
 			s.cfg.Name); err != nil {
 			return err
 		}
-		for source, offsets := range st.Offsets {
-			for p, m := range offsets {
-				if _, err := tx.Exec(ctx, `INSERT INTO `+s.table("outflow_mark")+` (name, source, partition, epoch, seq, due, n, lsn, i, holed)
-					VALUES ($1, $2, $3, $4, $5, $6::text::pg_lsn, $7, $8::text::pg_lsn, $9, $10)`, s.cfg.Name, source, p, s.epoch,
-					int64(m.Seq), m.Due.String(), int64(m.N), m.Pos.LSN.String(), int64(m.Pos.Index),
-					m.Lost); err != nil {
-					return err
-				}
+		_, err = tx.Exec(ctx, `INSERT INTO `+marks+` (name, source, partition, owner, epoch, seq, due, n, lsn, i)
+			SELECT name, 'replay', partition, owner, epoch, 0, '0/0', 0, '0/0', 0 FROM `+marks+`
+			WHERE name = $1 AND source = 'live'`, s.cfg.Name)
+		return err
+	})
+}
+
+func (s *postgres) want(ctx context.Context, l layout, barrier uint64) error {
+	_, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET wanted_keying = $2,
+		wanted_partitions = $3, barrier = greatest(barrier, $4) WHERE name = $1`, s.cfg.Name, l.Keying,
+		l.Partitions, int64(barrier))
+	return err
+}
+
+func (s *postgres) save(ctx context.Context, st *state) error {
+	return s.locked(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET stream_created = $2, filters = $3
+			WHERE name = $1`, s.cfg.Name, st.Created[live], st.Filters); err != nil {
+			return err
+		}
+		for p, m := range st.Offsets[live] {
+			if !m.Lost {
+				continue
+			}
+			tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_mark")+` SET holed = true WHERE name = $1
+				AND source = 'live' AND partition = $2 AND epoch = $3`, s.cfg.Name, p, s.epoch)
+			if err == nil && tag.RowsAffected() != 1 {
+				err = errMoved
+			}
+			if err != nil {
+				return err
 			}
 		}
 		return nil
 	})
 }
 
-func (s *postgres) dropOldLayouts(ctx context.Context, source string) error {
-	_, err := s.pool.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET before =
-		(SELECT coalesce(pg_catalog.jsonb_agg(g), '[]') FROM pg_catalog.jsonb_array_elements(before) g
-			WHERE pg_catalog.jsonb_extract_path_text(g, 'source') <> $3) WHERE name = $1 AND epoch = $2`,
-		s.cfg.Name, s.epoch, source)
-	return err
+func (s *postgres) due(ctx context.Context) (bool, error) {
+	g, err := s.readGroup(ctx, s.lease)
+	if err != nil {
+		return false, err
+	}
+	if g.layout != s.share.layout || g.barrier != s.share.barrier {
+		return true, nil
+	}
+	quota, free := g.quota(s.me), 0
+	for _, p := range append(g.has(""), g.has(s.me)...) {
+		if !s.share.locked[p] || time.Now().After(s.share.until) {
+			free++
+		}
+	}
+	return s.share.mine > quota || s.share.mine < min(quota, free), nil
 }
+
+func (s *postgres) dueEvery() time.Duration { return min(250*time.Millisecond, s.cfg.Lease/4) }
 
 func (s *postgres) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Lease)
 	defer cancel()
-	tag, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+
-		` SET expires = clock_timestamp() + $3::interval WHERE name = $1 AND epoch = $2`,
-		s.cfg.Name, s.epoch, s.cfg.Lease)
+	tag, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_member")+
+		` SET expires = clock_timestamp() + $3::interval WHERE name = $1 AND instance = $2`,
+		s.cfg.Name, s.me, s.cfg.Lease)
 	if err == nil && tag.RowsAffected() != 1 {
 		err = errMoved
 	}
 	return err
 }
 
+// release leaves the group: what somebody has claimed who is no member is free.
 func (s *postgres) release(ctx context.Context) error {
 	defer s.abandon()
-	_, err := s.lease.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+
-		` SET owner = NULL, expires = NULL WHERE name = $1 AND epoch = $2`, s.cfg.Name, s.epoch)
+	var db DB = s.pool
+	if s.lease != nil {
+		db = s.lease
+	}
+	_, err := db.Exec(ctx, `DELETE FROM `+s.table("outflow_member")+` WHERE name = $1 AND instance = $2`,
+		s.cfg.Name, s.me)
 	return err
 }
 
@@ -337,7 +555,7 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 		}
 	}()
 	mark := rand.Int64()
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.begin(mark, source, partition, from, to),
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.beginQuery(mark, source, partition, from, to),
 		CommitQuery: commitQuery(mark)})
 	if err != nil {
 		return refusedMove(err)
@@ -370,11 +588,11 @@ func (s *postgres) shorten(ctx context.Context, tx pgx.Tx, source string, partit
 	return err
 }
 
-// begin is the SQL that begins a transaction and moves the offset, in one round trip. If the stored offset is
-// not the expected one, it divides by zero. The row stays locked until the transaction ends, so nobody else
-// works on this partition. If this process is gone, the server notices that also during a statement. All
-// values are numbers, or names that Config has checked.
-func (s *postgres) begin(mark int64, source string, partition int, from, to offset) string {
+// beginQuery is the SQL that begins a transaction and moves the offset, in one round trip. If the stored
+// offset is not the expected one, it divides by zero. The row stays locked until the transaction ends, so
+// nobody else works on this partition. If this process is gone, the server notices that also during a
+// statement. All values are numbers, or names that Config has checked.
+func (s *postgres) beginQuery(mark int64, source string, partition int, from, to offset) string {
 	var b strings.Builder
 	b.WriteString("BEGIN")
 	if s.cfg.Isolation != "" {

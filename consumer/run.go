@@ -26,17 +26,21 @@ type run struct {
 
 	source     string
 	src        stream.Source
-	oldLayouts []oldLayout // of this source
+	layout     layout
 	check      streamCheck // the dispatcher's
 	replayedTo uint64      // live events up to here are marked as replayed
+	// replays reports whether there are replayed events to read; nil: none can come
+	replays func(ctx context.Context) (bool, error)
 
-	stop context.Context // ends when nothing new may begin
-	work context.Context // ends when everything must be abandoned; its cause says why
-	wait context.Context // ends with either
+	stop   context.Context // ends when nothing new may begin
+	finish func()          // ends stop: another session is to follow
+	work   context.Context // ends when everything must be abandoned; its cause says why
+	wait   context.Context // ends with either
 
+	reached   bool // the sequence to stop at
 	flow      *flow
-	workers   []*worker
-	releasing sync.Map // documents whose release a worker has been given
+	workers   map[int]*worker // by partition
+	releasing sync.Map        // documents whose release a worker has been given
 }
 
 // pollParked is how often the session looks for parked documents to release.
@@ -44,13 +48,9 @@ const pollParked = 2 * time.Second
 
 // read reads until ctx ends or, if until is not 0, up to that sequence. It returns when all workers have
 // stopped; nil after a clean stop.
-func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
+func (r *run) read(ctx context.Context, until uint64, offsets offsets) error {
 	work, drop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer drop(nil)
-	wait, wake := context.WithCancel(ctx)
-	defer wake()
-	r.stop, r.work, r.wait = ctx, work, wait
-	defer context.AfterFunc(work, wake)()
 	late := context.AfterFunc(ctx, func() {
 		timer := time.NewTimer(r.cfg.StopTimeout)
 		defer timer.Stop()
@@ -61,6 +61,12 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 		}
 	})
 	defer late()
+	stop, finish := context.WithCancel(ctx) // to finish does not hurry handlers
+	defer finish()
+	wait, wake := context.WithCancel(stop)
+	defer wake()
+	defer context.AfterFunc(work, wake)()
+	r.stop, r.finish, r.work, r.wait = stop, finish, work, wait
 
 	all, fail := &errgroup.Group{}, func(err error) error {
 		if err != nil {
@@ -77,12 +83,13 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	var leaseErr error
 	lease.Go(func() { leaseErr = fail(r.keepLease(leaseCtx)) })
 
-	d := newDispatcher(r, until, oldest(offsets))
+	d := newDispatcher(r, until, oldest(offsets.list()))
 	err := d.loop()
 	if errors.Is(err, errStopping) {
 		err = nil
 	}
 	_ = fail(err)
+	r.reached = err == nil && until > 0 && d.at.Seq >= until
 	d.close()
 	for _, w := range r.workers {
 		if err == nil {
@@ -93,27 +100,30 @@ func (r *run) read(ctx context.Context, until uint64, offsets []offset) error {
 	if workers := all.Wait(); err == nil {
 		err = workers
 	}
-	d.ack()
 	endLease()
 	lease.Wait()
 	return cmp.Or(context.Cause(work), err, leaseErr)
 }
 
 // prepare makes the workers, each with its offset.
-func (r *run) prepare(offsets []offset) {
-	r.flow = newFlow(r.cfg.MaxInFlight, r.cfg.MaxBytes, oldest(offsets).Seq)
-	for i, o := range offsets {
-		r.workers = append(r.workers, newWorker(r, i, o))
+func (r *run) prepare(offsets offsets) {
+	r.flow = newFlow(r.cfg.MaxInFlight, r.cfg.MaxBytes, oldest(offsets.list()).Seq)
+	r.workers = map[int]*worker{}
+	for p, o := range offsets {
+		r.workers[p] = newWorker(r, p, o)
 	}
 }
 
-// keepLease renews the lease and looks for parked documents to release. When ctx ends it finishes what it has
+// keepLease renews the lease, looks whether partitions are to be claimed or given back, and for parked
+// documents to release. When ctx ends it finishes what it has
 // begun: cancelling that would cost the connection over which the lease is given back.
 func (r *run) keepLease(ctx context.Context) error {
 	renew := time.NewTicker(r.store.renewEvery())
 	defer renew.Stop()
 	poll := time.NewTicker(r.cfg.poll)
 	defer poll.Stop()
+	look := time.NewTicker(r.store.dueEvery())
+	defer look.Stop()
 	for {
 		var err error
 		select {
@@ -121,6 +131,11 @@ func (r *run) keepLease(ctx context.Context) error {
 			return nil
 		case <-renew.C:
 			err = r.store.renew(r.work)
+		case <-look.C:
+			var due bool
+			if due, err = r.store.due(r.work); due {
+				r.finish()
+			}
 		case <-poll.C:
 			err = r.store.read(r.work, r.queueReleases)
 		}
@@ -137,13 +152,17 @@ func (r *run) queueReleases(ctx context.Context, tx pgx.Tx) error {
 	if tx == nil {
 		return nil
 	}
-	documents, err := r.parking.toRelease(ctx, tx)
+	var own []int64
+	for p := range r.workers {
+		own = append(own, int64(p))
+	}
+	documents, err := r.parking.toRelease(ctx, tx, r.layout.Partitions, own)
 	if err != nil {
 		return err
 	}
 	for _, d := range documents {
 		if _, loaded := r.releasing.LoadOrStore(d.document, true); !loaded {
-			r.workers[partitionOf(d.hash, len(r.workers))].push(item{release: &d})
+			r.workers[partitionOf(d.hash, r.layout.Partitions)].push(item{release: &d})
 		}
 	}
 	return nil

@@ -33,10 +33,12 @@ type runner struct {
 	// long a state has lasted is counted from the answer to one request to the sending of a later one.
 	sessionBegan time.Time
 
-	loss        string    // what seems to be missing from the stream
-	lossSince   time.Time // when a session had seen that
-	holder      string    // the active instance, if this one stands by
-	holderSince time.Time
+	loss      string    // what seems to be missing from the stream
+	lossSince time.Time // when a session had seen that
+	waits     string    // why this instance stands by
+	asked     bool      // it has asked for the layout of its configuration
+	fits      bool      // a session had the keying of its configuration
+	owned     []int     // partitions of the newest session
 
 	progress bool // the session has moved an offset
 
@@ -56,16 +58,15 @@ func (r *runner) loop(ctx context.Context) error {
 			return err
 		}
 		if ctx.Err() != nil && !isCrash(err) {
+			r.leave(ctx)
 			return nil
 		}
 		if err == nil {
-			failures = -1 // a replay has ended
+			failures = -1 // it has other partitions from now on, or something else to read
 			continue
 		}
 		if held != nil {
-			if err := r.standBy(ctx, held); err != nil {
-				return err
-			}
+			r.standBy(ctx, held)
 			failures = -1
 			continue
 		}
@@ -146,23 +147,66 @@ func reason(err error) string {
 	return "source"
 }
 
-// standBy waits briefly because another instance is active.
-func (r *runner) standBy(ctx context.Context, held *heldError) error {
+// standBy waits briefly because there is nothing to do for this instance.
+func (r *runner) standBy(ctx context.Context, held *heldError) {
+	r.assign(ctx, nil)
 	r.state.set(Standby, nil, nil)
-	if r.holder != held.owner {
-		r.holder, r.holderSince = held.owner, time.Now()
-		r.cfg.Log.Info("standing by", "active", held.owner)
-	}
-	// An instance that was killed looks active until its lease ends.
-	if held.partitions != 0 && held.partitions != r.cfg.Partitions &&
-		r.sessionBegan.Sub(r.holderSince) > r.cfg.Lease {
-		return fault(ErrPartitions, nil, "Give all instances the same Partitions. To change them, stop all "+
-			"instances first: the marks are "+
-			"taken over", "consumer %s: instance %s is active with %d partitions, this one has %d",
-			r.cfg.Name, held.owner, held.partitions, r.cfg.Partitions)
+	if r.waits != held.why {
+		r.waits = held.why
+		r.cfg.Log.Info("standing by", "why", held.why)
 	}
 	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
-	return nil
+}
+
+// leave gives back what this instance has when Run ends.
+func (r *runner) leave(ctx context.Context) {
+	r.assign(ctx, nil)
+	if r.store == nil {
+		return
+	}
+	give, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+	defer cancel()
+	if err := r.store.release(give); err != nil {
+		r.cfg.Log.Warn("the partitions are left until the lease ends", "err", err)
+	}
+}
+
+// assign tells the application which partitions this instance has from now on.
+func (r *runner) assign(ctx context.Context, partitions []int) {
+	without := func(all, some []int) (rest []int) {
+		for _, p := range all {
+			if !slices.Contains(some, p) {
+				rest = append(rest, p)
+			}
+		}
+		return rest
+	}
+	revoked, assigned := without(r.owned, partitions), without(partitions, r.owned)
+	r.owned = partitions
+	r.met.owned(len(partitions))
+	if len(revoked)+len(assigned) == 0 {
+		return
+	}
+	r.cfg.Log.Info("partitions", "revoked", revoked, "assigned", assigned, "now", len(partitions))
+	r.met.rebalanced()
+	r.tell(ctx, r.cfg.OnRevoked, revoked)
+	r.tell(ctx, r.cfg.OnAssigned, assigned)
+}
+
+func (r *runner) tell(ctx context.Context, to func(context.Context, []int), partitions []int) {
+	if to == nil || len(partitions) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Timeout)
+	defer cancel()
+	var err error
+	func() {
+		defer recovered(&err)
+		to(ctx, partitions)
+	}()
+	if err != nil {
+		r.cfg.Log.Error("Config.OnAssigned or OnRevoked failed", "err", err)
+	}
 }
 
 func jitter(d time.Duration) time.Duration {
@@ -179,7 +223,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// session takes the lease, reads any replay for this consumer, and then the stream.
+// session claims partitions, reads any replay for this consumer, and then the stream.
 func (r *runner) session(ctx context.Context) (err error) {
 	if r.store == nil {
 		if r.store, err = r.offsets.open(ctx, r.js, &r.cfg); err != nil {
@@ -191,25 +235,30 @@ func (r *runner) session(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	r.holder = ""
-	r.met.session(true)
-	all := make([]int, r.cfg.Partitions)
-	for i := range all {
-		all[i] = i
-	}
-	r.state.set(Active, all, nil)
 	defer func() {
-		// After most errors another session of this instance follows at once, which keeps its lease.
-		if err != nil && ctx.Err() == nil && !leaves(err) || isCrash(err) {
+		// After most errors another session of this instance follows at once, which keeps its partitions.
+		if isCrash(err) || !leaves(err) {
 			r.store.abandon()
 			return
 		}
 		give, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 		defer cancel()
 		if lost := r.store.release(give); lost != nil {
-			r.cfg.Log.Warn("the lease is left to end by itself", "err", lost)
+			r.cfg.Log.Warn("the partitions are left until the lease ends", "err", lost)
 		}
 	}()
+	if st.Layout.Partitions == 0 {
+		return r.begin(ctx)
+	}
+	if err := r.checkLayout(ctx, st); err != nil {
+		return err
+	}
+	r.waits = ""
+	own := st.Offsets[live].partitions()
+	r.met.grow(st.Layout.Partitions)
+	r.met.session(true)
+	r.state.set(Active, own, nil)
+	r.assign(ctx, own)
 	parking := newParking(&r.cfg, r.dec, r.met)
 	load := func(ctx context.Context, tx pgx.Tx) error {
 		if tx == nil {
@@ -221,44 +270,131 @@ func (r *runner) session(ctx context.Context) (err error) {
 		return err
 	}
 	if err := r.readReplays(ctx, st, parking); err != nil {
+		if errors.Is(err, errAnew) {
+			return nil
+		}
 		return err
 	}
 	return r.readLive(ctx, st, parking)
 }
 
+// live is the live stream as this consumer sees it.
+func (r *runner) live() stream.Source {
+	if r.cfg.hooks.Source != nil {
+		return r.cfg.hooks.Source
+	}
+	return &streamSource{js: r.js, stream: r.cfg.Stream, filters: r.cfg.Filters, name: r.cfg.Name,
+		metadata: r.metadata()}
+}
+
+// begin makes the offsets of a new consumer.
+func (r *runner) begin(ctx context.Context) error {
+	now, err := stateOf(ctx, r.live())
+	if err != nil {
+		return r.missing(err)
+	}
+	at := offset{Seq: now.First - 1}
+	if r.cfg.Start == FromNow {
+		at.Seq = now.Last
+	}
+	return r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
+}
+
+// checkLayout compares the layout with the configuration's. Another number of partitions is asked for once,
+// so that the instance that was started last decides; all others follow.
+func (r *runner) checkLayout(ctx context.Context, st *state) error {
+	mine, next := r.cfg.layout(), st.Layout
+	if st.Wanted != nil {
+		next = *st.Wanted
+	}
+	if !r.cfg.partitionsSet {
+		mine.Partitions = next.Partitions
+	}
+	if !r.asked && mine != next && (mine.Keying == next.Keying || r.cfg.AcceptKeying) {
+		now, err := stateOf(ctx, r.live())
+		if err != nil {
+			return r.missing(err)
+		}
+		r.asked = true
+		r.cfg.Log.Info("another layout is asked for", "partitions", mine.Partitions, "before",
+			st.Layout.Partitions, "keying", mine.Keying)
+		if err := r.store.want(ctx, mine, max(now.Last, newest(st.Offsets[live].list()).Seq)); err != nil {
+			return err
+		}
+		return &heldError{why: "another layout begins"}
+	}
+	r.asked = true
+	if st.Layout.Keying == mine.Keying {
+		r.fits = true
+		return nil
+	}
+	if r.fits || st.Wanted != nil && st.Wanted.Keying == mine.Keying {
+		return &heldError{why: fmt.Sprintf("the marks are those of the keying %q", st.Layout.Keying)}
+	}
+	return fault(ErrKeying, nil, "Put Subject, Document and Keying back. If they are to change, set "+
+		"AcceptKeying: then all that is in the stream is done with the marks as they are, and after that "+
+		"they are made anew", "consumer %s: its marks were made with the keying %q, not %q", r.cfg.Name,
+		st.Layout.Keying, mine.Keying)
+}
+
 // readLive reads the live stream.
 func (r *runner) readLive(ctx context.Context, st *state, parking *parking) error {
-	src := r.cfg.hooks.Source
-	if src == nil {
-		src = r.liveSource()
-	}
+	src := r.live()
 	check, err := r.prepareLive(ctx, st, src)
 	if err != nil {
 		return err
 	}
 	reading := r.newRun(st, live, src, parking)
 	reading.check = check
-	err = reading.read(ctx, 0, st.Offsets[live])
-	r.progress = reading.flow.state().done > oldest(st.Offsets[live]).Seq
+	if r.js != nil && r.cfg.hooks.Source == nil {
+		reading.replays = func(ctx context.Context) (bool, error) {
+			_, _, due, err := r.replayed(ctx, st)
+			return due, err
+		}
+	}
+	err = reading.read(ctx, st.Barrier, st.Offsets[live])
+	if err == nil && reading.reached {
+		err = errBarrier // what the broker lost may have to come again
+	}
+	r.progress = reading.flow.state().done > oldest(st.Offsets[live].list()).Seq
 	return err
 }
 
-// prepareLive compares the offsets with the stream and stores what has changed; a new consumer gets offsets.
-func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
-	now, err := stateOf(ctx, src)
-	if err != nil {
-		return streamCheck{}, r.missing(err)
+// checkBarrier returns a *heldError if this instance is at the barrier. While the broker has lost a message
+// that an offset names, or that of the barrier, the barrier moves with the end of the stream: up to there all
+// that was lost comes again.
+func (r *runner) checkBarrier(ctx context.Context, st *state, src stream.Source, last uint64) error {
+	if st.Wanted == nil {
+		return nil
 	}
-	fresh := st.Offsets[live] == nil
-	check := streamCheck{created: now.Created, last: now.Last}
-	if fresh {
-		at := offset{Seq: now.First - 1}
-		if r.cfg.Start == FromNow {
-			at.Seq = now.Last
+	own := st.Offsets[live].list()
+	moves := slices.ContainsFunc(own, func(m offset) bool { return m.Lost })
+	if !moves {
+		at, err := src.Get(ctx, st.Barrier)
+		if err != nil {
+			return err
 		}
-		st.Offsets[live] = []offset{at}
-		st.Filters = r.cfg.Filters
-	} else if check, err = checkStream(ctx, &r.cfg, src, st); err != nil {
+		moves = at == nil
+	}
+	if moves && last > st.Barrier {
+		if err := r.store.want(ctx, *st.Wanted, last); err != nil {
+			return err
+		}
+		st.Barrier = last
+	}
+	if oldest(own).Seq >= st.Barrier {
+		return errBarrier
+	}
+	return nil
+}
+
+var errBarrier = &heldError{why: "all instances have to come to where another layout begins"}
+
+// prepareLive compares the offsets with the stream and stores what has changed. It returns a *heldError if
+// all that may be done before another layout is done.
+func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
+	check, err := checkStream(ctx, &r.cfg, src, st)
+	if err != nil {
 		return check, r.missing(err)
 	}
 	refiltered := !slices.Equal(st.Filters, r.cfg.Filters)
@@ -273,9 +409,14 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 		r.met.gap(check.gapTo - from + 1)
 		r.gapTo = check.gapTo
 	}
-	changed := fresh || check.changed || refiltered || !check.created.Equal(st.Created[live])
+	changed := check.changed || refiltered || !check.created.Equal(st.Created[live])
 	st.Filters, st.Created[live] = r.cfg.Filters, check.created
-	return check, r.settle(ctx, st, live, changed)
+	if changed {
+		if err := r.store.save(ctx, st); err != nil {
+			return check, err
+		}
+	}
+	return check, r.checkBarrier(ctx, st, src, check.last)
 }
 
 // missing turns an error that the stream does not exist into a fault.
@@ -285,31 +426,6 @@ func (r *runner) missing(err error) error {
 	}
 	return &possibleLoss{fault(ErrSetup, err, "Make it with `outflow init`, or look at Stream and at the "+
 		"account of the NATS connection", "there is no stream %s", r.cfg.Stream), "no stream"}
-}
-
-// settle converts the state to the configured number of partitions, drops obsolete old layouts, and stores
-// the state if it has changed.
-func (r *runner) settle(ctx context.Context, st *state, source string, changed bool) error {
-	for s, offsets := range st.Offsets {
-		if len(offsets) == r.cfg.Partitions {
-			continue
-		}
-		fresh, before := repartition(s, offsets, r.cfg.Partitions)
-		if len(offsets) > 1 {
-			st.OldLayouts = append(st.OldLayouts, before)
-			r.cfg.Log.Info("another number of partitions", "source", s, "before", len(offsets), "now",
-				len(fresh))
-		}
-		st.Offsets[s], changed = fresh, true
-	}
-	layouts := slices.DeleteFunc(slices.Clone(st.OldLayouts), func(g oldLayout) bool {
-		return g.Source == source && g.obsolete(st.Offsets[source])
-	})
-	if len(layouts) == len(st.OldLayouts) && !changed && st.Partitions == r.cfg.Partitions {
-		return nil
-	}
-	st.OldLayouts, st.Partitions = layouts, r.cfg.Partitions
-	return r.store.save(ctx, st)
 }
 
 func (r *runner) newRun(st *state, source string, src stream.Source, parking *parking) *run {
@@ -325,18 +441,9 @@ func (r *runner) newRun(st *state, source string, src stream.Source, parking *pa
 		source:     source,
 		src:        src,
 		replayedTo: st.ReplayedTo,
-	}
-	for _, g := range st.OldLayouts {
-		if g.Source == source {
-			p.oldLayouts = append(p.oldLayouts, g)
-		}
+		layout:     st.Layout,
 	}
 	return p
-}
-
-func (r *runner) liveSource() *streamSource {
-	return &streamSource{js: r.js, stream: r.cfg.Stream, filters: r.cfg.Filters, durable: r.cfg.Name,
-		window: aheadOf * r.cfg.MaxInFlight, metadata: r.metadata()}
 }
 
 // metadata tells the `outflow consumer` commands where the offsets are.
@@ -345,8 +452,44 @@ func (r *runner) metadata() map[string]string {
 	if r.store.transactional() {
 		offsets = "postgres"
 	}
-	return map[string]string{"outflow.marks": offsets, "outflow.partitions": fmt.Sprint(r.cfg.Partitions),
-		"outflow.filter": strings.Join(r.cfg.Filters, " ")}
+	return map[string]string{
+		"outflow.consumer": r.cfg.Name,
+		"outflow.marks":    offsets,
+		"outflow.partitions": fmt.Sprint(
+			r.cfg.Partitions,
+		),
+		"outflow.filter": strings.Join(r.cfg.Filters, " "),
+	}
+}
+
+// replay is the stream with the events that were replayed to this consumer.
+func (r *runner) replay() *streamSource {
+	return &streamSource{
+		js: r.js, stream: replayStream(r.cfg.Stream),
+		filters: []string{replayPrefix(r.cfg.Stream, r.cfg.Name) + ">"},
+		name:    r.cfg.Name + "-replay", metadata: r.metadata(), replay: true,
+	}
+}
+
+// replayed returns when the stream of replays was made, and its newest event for this consumer; due reports
+// whether this instance has events of it to read.
+func (r *runner) replayed(ctx context.Context, st *state) (created time.Time, last uint64, due bool,
+	err error) {
+	src := r.replay()
+	now, err := stateOf(ctx, src)
+	if notFound(err) {
+		return created, 0, false, nil
+	}
+	if err == nil {
+		last, err = src.last(ctx)
+	}
+	if err != nil || last == 0 {
+		return created, 0, false, err
+	}
+	at := st.Offsets[replay]
+	return now.Created, last, at == nil || !st.Created[replay].Equal(now.Created) ||
+			oldest(at.list()).Seq < last,
+		nil
 }
 
 // readReplays reads the events that were replayed to this consumer, until there are no more.
@@ -354,47 +497,28 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 	if r.js == nil || r.cfg.hooks.Source != nil {
 		return nil
 	}
-	src := &streamSource{
-		js: r.js, stream: replayStream(r.cfg.Stream),
-		filters: []string{replayPrefix(r.cfg.Stream, r.cfg.Name) + ">"},
-		durable: r.cfg.Name + "-replay",
-		window:  aheadOf * r.cfg.MaxInFlight, metadata: r.metadata(), replay: true,
-	}
 	for {
-		now, err := stateOf(ctx, src)
-		if notFound(err) {
-			return nil
-		}
-		if err != nil {
+		created, last, due, err := r.replayed(ctx, st)
+		if err != nil || !due {
 			return err
 		}
-		last, err := src.last(ctx)
-		if err != nil || last == 0 {
-			return err
+		if st.Offsets[replay] == nil || !st.Created[replay].Equal(created) {
+			if err := r.store.beginReplay(ctx, created); err != nil {
+				return err
+			}
+			return errAnew
 		}
-		changed := false
-		if st.Offsets[replay] == nil || !st.Created[replay].Equal(now.Created) {
-			st.Offsets[replay], st.Created[replay], changed = make([]offset,
-				max(1, st.Partitions)), now.Created, true
-			st.OldLayouts = withoutSource(st.OldLayouts, replay)
-		}
-		if oldest(st.Offsets[replay]).Seq >= last {
-			return nil
-		}
-		if err := r.settle(ctx, st, replay, changed); err != nil {
-			return err
-		}
+		src := r.replay()
 		r.cfg.Log.Info("reading a replay", "stream", src.stream, "to", last)
 		p := r.newRun(st, replay, src, parking)
-		if err := p.read(ctx, last, st.Offsets[replay]); err != nil || ctx.Err() != nil {
+		if err := p.read(ctx, last, st.Offsets[replay]); err != nil {
 			return err
 		}
-		for i, l := range p.workers {
-			st.Offsets[replay][i] = l.offset
+		if !p.reached {
+			return errAnew
+		}
+		for partition, w := range p.workers {
+			st.Offsets[replay][partition] = w.offset
 		}
 	}
-}
-
-func withoutSource(all []oldLayout, source string) []oldLayout {
-	return slices.DeleteFunc(slices.Clone(all), func(g oldLayout) bool { return g.Source == source })
 }

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -100,11 +101,7 @@ func (s *scripted) do(verb string, args []string) error {
 		s.ended(s.read())
 	case "look":
 		s.reading.advanceIdle()
-		err := s.work()
-		if err == nil {
-			err = s.reading.dropOldLayouts()
-		}
-		s.ended(err)
+		s.ended(s.work())
 	case "stop":
 		for _, w := range s.session.workers {
 			w.push(item{to: s.reading.at, republished: s.session.check.republishing})
@@ -121,6 +118,10 @@ func (s *scripted) do(verb string, args []string) error {
 func (s *scripted) ended(err error) {
 	if err != nil {
 		why := "another one follows"
+		var held *heldError
+		if errors.As(err, &held) {
+			why = held.why
+		}
 		if f := outbox.FaultOf(err); f != nil {
 			why = f.Code
 		}
@@ -130,9 +131,10 @@ func (s *scripted) ended(err error) {
 	if renewed := s.store.renew(s.t.Context()); renewed != nil {
 		s.t.Fatal(renewed)
 	}
-	fmt.Fprintf(&s.Out, "> offsets%s\n", offsetText(s.store.doc.Offsets[live]))
-	for _, l := range s.store.doc.OldLayouts {
-		fmt.Fprintf(&s.Out, "> old layout%s\n", offsetText(l.Offsets))
+	fmt.Fprintf(&s.Out, "> offsets%s\n", offsetText(s.store.doc.Offsets[live].list()))
+	if s.store.doc.Wanted != nil {
+		fmt.Fprintf(&s.Out, "> wanted: %d partitions, from sequence %d on\n", s.store.doc.Wanted.Partitions,
+			s.store.doc.Barrier)
 	}
 }
 
@@ -165,6 +167,14 @@ func (s *scripted) begin() error {
 		return nil
 	}
 	st, err := s.store.acquire(ctx)
+	if err == nil && st.Layout.Partitions == 0 {
+		if err = r.begin(ctx); err == nil {
+			st, err = s.store.acquire(ctx)
+		}
+	}
+	if err == nil {
+		err = r.checkLayout(ctx, st)
+	}
 	if err != nil {
 		return err
 	}
@@ -176,24 +186,27 @@ func (s *scripted) begin() error {
 	s.session.check = check
 	s.session.stop, s.session.work, s.session.wait = ctx, ctx, ctx
 	s.session.prepare(st.Offsets[live])
-	s.reading = newDispatcher(s.session, 0, oldest(st.Offsets[live]))
+	s.reading = newDispatcher(s.session, st.Barrier, oldest(st.Offsets[live].list()))
 	s.reading.reader, err = s.stream.Open(ctx, s.reading.at.Seq)
 	return err
 }
 
 // read dispatches what there is, and has the workers do it, one message at a time.
 func (s *scripted) read() error {
-	for s.stream.more() {
+	for s.stream.more() && (s.reading.until == 0 || s.reading.at.Seq < s.reading.until) {
 		m, err := s.reading.reader.Read(s.t.Context())
 		if err != nil {
 			return err
 		}
-		if err := s.reading.dispatch(m); err != nil {
+		if err := s.reading.take(m); err != nil {
 			return err
 		}
 		s.applied = false
 		if err := s.work(); err != nil {
 			return err
+		}
+		if m.Sequence > s.reading.at.Seq {
+			return nil // beyond the barrier
 		}
 		what := "is passed over"
 		if s.applied {

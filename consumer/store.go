@@ -14,21 +14,30 @@ type Offsets interface {
 }
 
 // store keeps the offsets of a consumer. One session uses it at a time. The workers of the session call move
-// concurrently, each for its own partition; beside them only renew, read and dropOldLayouts are called.
+// concurrently, each for its own partition; beside them only due, renew and read are called.
 type store interface {
-	// acquire takes the lease, or returns a *heldError. From then on every move of an earlier holder fails.
+	// acquire claims the partitions that are this instance's share, and gives back what is more than that.
+	// From then on every move of an earlier claim on them fails. It returns a *heldError if there is nothing
+	// for this instance. Where a layout is wanted and all offsets are at its barrier, it becomes the layout.
 	acquire(ctx context.Context) (*state, error)
-	// save replaces the consumer's state. It is durable when save returns.
+	// begin makes the offsets of a new consumer, if nobody has made them meanwhile.
+	begin(ctx context.Context, l layout, filters []string, at offset, created time.Time) error
+	// beginReplay makes the offsets of all partitions in a replay's stream that was made at that time.
+	beginReplay(ctx context.Context, created time.Time) error
+	// want asks for another layout, once all offsets are at a barrier, or moves that barrier.
+	want(ctx context.Context, l layout, barrier uint64) error
+	// save stores filters, the time of creation of the live stream, and which offsets are lost.
 	save(ctx context.Context, s *state) error
-	// dropOldLayouts drops a source's old layouts. Unlike save it may be called beside move and renew.
-	dropOldLayouts(ctx context.Context, source string) error
-	// renew extends the lease and makes all moves durable; errMoved if another instance has the lease.
+	// due reports whether acquire would do something else than it did for this session.
+	due(ctx context.Context) (bool, error)
+	// renew extends the lease and makes all moves durable; errMoved if others count this instance as dead.
 	renew(ctx context.Context) error
-	// renewEvery is how often renew has to be called.
+	// renewEvery is how often renew has to be called, dueEvery how often due.
 	renewEvery() time.Duration
-	// release gives the lease back after a last renew.
+	dueEvery() time.Duration
+	// release gives all partitions back.
 	release(ctx context.Context) error
-	// abandon ends the session without giving the lease back.
+	// abandon ends the session without giving anything back.
 	abandon()
 	// move runs do in a transaction that moves a partition's offset. It returns errMoved if the stored offset
 	// is not from, or another instance has the lease; that is checked also if to equals from. do gets a nil

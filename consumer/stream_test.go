@@ -33,8 +33,8 @@ func (w *harness) onStream(js jetstream.JetStream, change func(*Config)) *Consum
 	return c
 }
 
-// Somebody else takes messages from the durable: in the midst, and at the end.
-func TestMessagesThatSomebodyElseTakesAreReadAgain(t *testing.T) {
+// Somebody deletes the consumer with which an instance reads, or all of the stream's.
+func TestAnInstanceGoesOnWhenItsReaderIsDeleted(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
@@ -42,23 +42,39 @@ func TestMessagesThatSomebodyElseTakesAreReadAgain(t *testing.T) {
 	publish(t, js, all...)
 	r := w.start(w.onStream(js, nil), handler)
 	w.await(all)
-	for _, n := range []int{30, 1} {
-		thief, err := js.Consumer(t.Context(), "OUTBOX", "orders")
-		if err != nil {
-			t.Fatal(err)
+	for range 3 {
+		for name := range readers(t, js) {
+			if err := js.DeleteConsumer(t.Context(), "OUTBOX", name); err != nil {
+				t.Fatal(err)
+			}
 		}
-		stolen, err := thief.Messages(jetstream.PullMaxMessages(2))
-		if err != nil {
-			t.Fatal(err)
-		}
-		more := s.events(n, 7)
+		more := s.events(30, 7)
 		publish(t, js, more...)
 		all = append(all, more...)
 		w.await(all)
-		stolen.Stop()
 	}
 	r.stopped()
 	w.exactly(all)
+	for name := range readers(t, js) {
+		t.Errorf("consumer %s is left", name)
+	}
+}
+
+// readers are the consumers of the stream, by name.
+func readers(t *testing.T, js jetstream.JetStream) map[string]*jetstream.ConsumerInfo {
+	t.Helper()
+	st, err := js.Stream(t.Context(), "OUTBOX")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, list := map[string]*jetstream.ConsumerInfo{}, st.ListConsumers(t.Context())
+	for info := range list.Info() {
+		all[info.Name] = info
+	}
+	if list.Err() != nil {
+		t.Fatal(list.Err())
+	}
+	return all
 }
 
 func TestRunGoesOnWhenNATSRestarts(t *testing.T) {

@@ -12,12 +12,13 @@ import (
 // streamCheck is what a session finds out about the live stream before it reads: whether it is still the
 // stream that the offsets refer to.
 //
-// The newest offset names the newest message that was done. If the stream has that message, the broker has
-// lost nothing that was done: whatever is beyond an offset has not been applied, and sequences alone decide.
-// Otherwise the fields below say why.
+// Each offset names the newest message up to which its partition is done. If the stream has that message, the
+// broker has lost nothing that was done in the partition: whatever is beyond the offset has not been applied,
+// and the sequence alone decides. That is asked for each of them: other instances may have moved another one
+// since the broker lost what this one names. Of the newest one the fields below say why it is missing.
 type streamCheck struct {
 	created time.Time
-	newest  offset // of all offsets
+	newest  offset // of this instance's offsets
 	last    uint64 // the stream's last sequence at the time of the check
 
 	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the
@@ -44,23 +45,26 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 		return streamCheck{}, fmt.Errorf("stream %s: %w", cfg.Stream, err)
 	}
 	c := streamCheck{created: now.Created, last: now.Last}
-	all := st.all(live)
-	for _, m := range all {
+	all := st.Offsets[live]
+	for _, m := range all.list() {
 		if m.Seq > c.newest.Seq || m.Seq == c.newest.Seq && m.known() {
-			c.newest = *m
+			c.newest = m
 		}
 	}
 	if c.newest.Seq > 0 {
-		if err := c.compare(ctx, cfg, src, now, st.Created[live], all); err != nil {
+		if err := c.compare(ctx, cfg, src, now, st.Created[live]); err != nil {
+			return c, err
+		}
+		if err := c.findLost(ctx, cfg, src, now, all); err != nil {
 			return c, err
 		}
 	}
-	for _, m := range all {
+	for _, m := range all.list() {
 		if m.Lost && (!c.republishing || m.order(c.lastLost) > 0) {
-			c.republishing, c.lastLost = true, *m
+			c.republishing, c.lastLost = true, m
 		}
 	}
-	if at := oldest(st.Offsets[live]); now.First > at.Seq+1 && !(c.shorter && now.Last < now.First) {
+	if at := oldest(all.list()); now.First > at.Seq+1 && !(c.shorter && now.Last < now.First) {
 		if !cfg.AcceptGap {
 			return c, gapFault(cfg, at.Seq+1, now.First-1, true)
 		}
@@ -72,7 +76,7 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 }
 
 func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
-	created time.Time, all []*offset) error {
+	created time.Time) error {
 	m, err := src.Get(ctx, c.newest.Seq)
 	switch {
 	case err != nil:
@@ -100,17 +104,17 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 	default:
 		cfg.Log.Warn("the stream has lost the newest message that was read: what comes again under new "+
 			"sequences is passed over", "mark", c.newest.Seq)
-		return c.findLost(ctx, cfg, src, now.First, all)
 	}
 	return nil
 }
 
 // findLost marks the offsets whose message the broker has lost.
-func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, first uint64,
-	all []*offset) error {
+func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
+	all offsets) error {
 	stored := map[uint64]bool{}
-	for _, m := range all {
-		if m.Seq < first || !m.known() {
+	for _, p := range all.partitions() {
+		m := all[p]
+		if m.Seq < now.First || m.Seq > now.Last || !m.known() || m.Lost {
 			continue
 		}
 		if _, asked := stored[m.Seq]; !asked {
@@ -120,8 +124,9 @@ func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Sour
 			}
 			stored[m.Seq] = message != nil
 		}
-		if !stored[m.Seq] && !m.Lost {
+		if !stored[m.Seq] {
 			m.Lost, c.changed = true, true
+			all[p] = m
 		}
 	}
 	return nil

@@ -28,17 +28,17 @@ type worker struct {
 	*run
 	partition int
 	offset    offset // as it is stored
+	given     uint64 // the dispatcher's: the newest message that it gave, or told to advance to
 	batch     batchSize
 
 	mu     sync.Mutex
 	queue  []item
 	closed bool
-	shared offset // offset, for other goroutines
 	wake   chan struct{}
 }
 
 func newWorker(r *run, partition int, at offset) *worker {
-	return &worker{run: r, partition: partition, offset: at, shared: at, wake: make(chan struct{}, 1),
+	return &worker{run: r, partition: partition, offset: at, wake: make(chan struct{}, 1),
 		batch: batchSize{now: r.cfg.Batch, most: r.cfg.Batch, calm: calmFirst}}
 }
 
@@ -47,14 +47,6 @@ func (w *worker) push(it item) {
 	w.queue = append(w.queue, it)
 	w.mu.Unlock()
 	w.signal()
-}
-
-// setOffset records that the stored offset has moved.
-func (w *worker) setOffset(to offset) {
-	w.offset = to
-	w.mu.Lock()
-	w.shared = to
-	w.mu.Unlock()
 }
 
 // close is called after the last push.
@@ -174,7 +166,7 @@ func (w *worker) advance(it item) error {
 	if err != nil {
 		return w.cause(err)
 	}
-	w.setOffset(it.to)
+	w.offset = it.to
 	return nil
 }
 
@@ -202,15 +194,7 @@ func (w *worker) applied(it item) (bool, error) {
 	if m.Seq == w.offset.Seq && w.offset.known() && m.Pos != w.offset.Pos {
 		return false, otherMessage(w.cfg, m.Seq, w.offset, m)
 	}
-	if w.offset.covers(m, it.republished) {
-		return true, nil
-	}
-	for i := range w.oldLayouts {
-		if w.oldLayouts[i].forHash(it.event.hash).covers(m, it.republished) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return w.offset.covers(m, it.republished), nil
 }
 
 // apply applies events in few transactions. If one fails, it uses smaller ones to find the event that fails.
@@ -523,7 +507,7 @@ func (w *worker) handle(ctx context.Context, tx pgx.Tx, e *Event) error {
 }
 
 func (w *worker) committed(items []item, to offset, parked map[*Event]bool, took time.Duration) {
-	w.setOffset(to)
+	w.offset = to
 	events := make([]*Event, 0, len(items))
 	for _, it := range items {
 		if parked[it.event] {
@@ -560,7 +544,7 @@ func (w *worker) park(it item, cause error) error {
 	} else if err := w.store.move(w.work, w.source, w.partition, w.offset, to, nothing); err != nil {
 		return w.cause(err)
 	}
-	w.setOffset(to)
+	w.offset = to
 	w.flow.finish(it.number)
 	return nil
 }

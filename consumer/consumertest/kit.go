@@ -224,7 +224,7 @@ func (k Kit) process(ctx context.Context, s script, events *Stream) (done bool, 
 				return false, cmp.Or(err, context.Cause(ctx), errors.New("the consumer ended by itself"))
 			}
 			// It has not given its lease back. Don't wait until that runs out.
-			_, err = k.Pool.Exec(ctx, "UPDATE "+k.table("outflow_consumer")+" SET expires = now()")
+			_, err = k.Pool.Exec(ctx, "UPDATE "+k.table("outflow_member")+" SET expires = now()")
 			return false, err
 		case <-look.C:
 			all, at, err := k.done(ctx, last)

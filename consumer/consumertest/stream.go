@@ -128,8 +128,6 @@ func (r *reader) Read(ctx context.Context) (*stream.Message, error) {
 	}
 }
 
-func (r *reader) Ack(uint64) error { return nil }
-
 func (r *reader) Check(context.Context) (uint64, error) { return r.at, nil }
 
 func (r *reader) Close() { r.once.Do(func() { close(r.closed) }) }

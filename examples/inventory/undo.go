@@ -46,8 +46,8 @@ func undo(ctx context.Context, pool *pgxpool.Pool, deploy string) error {
 // open.
 func stopped(ctx context.Context, tx pgx.Tx) error {
 	var active bool
-	const sql = "SELECT owner IS NOT NULL AND expires > clock_timestamp() FROM outflow_consumer WHERE name " +
-		"= $1 FOR UPDATE"
+	const sql = "SELECT EXISTS (SELECT FROM outflow_member m WHERE m.name = c.name AND expires > " +
+		"clock_timestamp()) FROM outflow_consumer c WHERE name = $1 FOR UPDATE"
 	err := tx.QueryRow(ctx, sql, name).Scan(&active)
 	if err == nil && active {
 		return fmt.Errorf("consumer %s runs: stop all its instances, and start them again behind `outflow "+

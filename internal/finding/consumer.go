@@ -19,11 +19,15 @@ var consumers = []Finding{
 	{Code: "consumer_repeat", Severity: Critical, Classes: gap,
 		Title: "An event is in the stream twice",
 		Hint:  "Something copies messages into the stream: read the stream that outflow publishes to."},
-	{Code: "consumer_partitions", Severity: Error, Classes: fatal,
-		Title: "Another instance of the consumer runs with another number of partitions",
-		Hint: "Give all instances the same Partitions. To change them, stop all instances first: the " +
-			"marks are taken over.",
-		Runbook: "[Another number of partitions](consumer.md#another-number-of-partitions)."},
+	{
+		Code:     "consumer_keying",
+		Severity: Error,
+		Classes:  fatal,
+		Title:    "The consumer's marks were made with another keying",
+		Hint: "Put Subject, Document and Keying back as they were, or set AcceptKeying: then what is in " +
+			"the stream is done as it was, and the marks are made anew behind it.",
+		Runbook: "[Another layout](consumer.md#another-layout).",
+	},
 	{Code: "consumer_filter", Severity: Error, Classes: fatal,
 		Title: "The consumer's marks were made with other filters",
 		Hint: "Give it another Name, or set AcceptFilter to go on from the marks: earlier events on " +

@@ -27,7 +27,7 @@ type State struct {
 }
 
 // Source is a stream as one consumer sees it: the messages that match its filter. Its methods and those of
-// its [Reader] are called from one goroutine at a time, except that Ack may be called during Read.
+// its [Reader] are called from one goroutine at a time.
 type Source interface {
 	// State reads the stream's state from its leader.
 	State(ctx context.Context) (State, error)
@@ -35,7 +35,7 @@ type Source interface {
 	Get(ctx context.Context, seq uint64) (*Message, error)
 	// Next returns the sequence of the filter's first message at or after seq; 0 if there is none.
 	Next(ctx context.Context, seq uint64) (uint64, error)
-	// Open begins to read after a sequence. An earlier reader is cut off, or notices that it misses messages.
+	// Open begins to read after a sequence.
 	Open(ctx context.Context, after uint64) (Reader, error)
 }
 
@@ -44,13 +44,10 @@ type Reader interface {
 	// Read waits for the next message. Sequences ascend, and no message is missing or repeated: a reader that
 	// can no longer be sure of that returns an error.
 	Read(ctx context.Context) (*Message, error)
-	// Ack says that all messages up to a sequence are done, so that more may come. It does not wait, and
-	// correctness does not depend on it.
-	Ack(seq uint64) error
 	// Check returns the sequence of the newest message that the source has handed out to this reader, read or
 	// not, and an error if it has handed out messages that Read never saw.
 	Check(ctx context.Context) (handed uint64, err error)
-	// Close ends reading, including a Read in progress. Ack may still be called.
+	// Close ends reading, including a Read in progress.
 	Close()
 }
 

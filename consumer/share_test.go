@@ -1,0 +1,217 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
+)
+
+// shares are how many partitions each instance has, ascending.
+func (w *harness) shares() []int {
+	w.t.Helper()
+	rows, err := w.mine.Query(w.t.Context(), `SELECT count(m.partition)::int FROM outflow_member i LEFT JOIN
+		outflow_mark m ON m.name = i.name AND m.owner = i.instance AND source = 'live'
+		GROUP BY i.instance ORDER BY 1`)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return all
+}
+
+func (w *harness) awaitShares(want ...int) {
+	w.t.Helper()
+	var got []int
+	if !await.True(func() bool { got = w.shares(); return slices.Equal(got, want) }) {
+		w.t.Fatalf("the instances have %v partitions, want %v", got, want)
+	}
+}
+
+// Instances share the partitions evenly, also when one comes or leaves, and events are handled all the time.
+func TestInstancesShareThePartitions(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	var all []*stream.Message
+	publish := func() {
+		more := s.events(40, 20)
+		all = append(all, more...)
+		src.publish(more...)
+	}
+	var instances []*running
+	come := func() { instances = append(instances, w.start(w.consumer(w.config(src)), handler)) }
+	for _, want := range [][]int{{8}, {4, 4}, {2, 3, 3}} {
+		publish()
+		come()
+		w.awaitShares(want...)
+	}
+	publish()
+	w.await(all)
+	for _, want := range [][]int{{4, 4}, {8}} {
+		publish()
+		instances[0].stopped()
+		instances = instances[1:]
+		w.awaitShares(want...)
+		publish()
+		w.await(all)
+	}
+}
+
+// With more instances than partitions some stand by, and take over when one leaves.
+func TestMoreInstancesThanPartitionsStandBy(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(20, 10)
+	src.publish(all...)
+	cfg := w.config(src)
+	cfg.Partitions = 2
+	var instances []*running
+	for range 3 {
+		instances = append(instances, w.start(w.consumer(cfg), handler))
+	}
+	w.awaitShares(0, 1, 1)
+	instances[0].stopped()
+	w.awaitShares(1, 1)
+	more := s.events(20, 10)
+	src.publish(more...)
+	w.await(append(all, more...))
+}
+
+// The application is told which partitions it has and has no longer.
+func TestAnInstanceIsToldItsPartitions(t *testing.T) {
+	t.Parallel()
+	w, src := newHarness(t), newMemoryStream()
+	src.publish((&publisher{}).events(1, 1)...)
+	var mu sync.Mutex
+	has := map[int]bool{}
+	cfg := w.config(src)
+	cfg.OnAssigned = func(_ context.Context, partitions []int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, p := range partitions {
+			has[p] = true
+		}
+	}
+	cfg.OnRevoked = func(_ context.Context, partitions []int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, p := range partitions {
+			delete(has, p)
+		}
+	}
+	told := func(want int) {
+		t.Helper()
+		n := 0
+		if !await.True(func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			n = len(has)
+			return n == want
+		}) {
+			t.Fatalf("told of %d partitions, want %d", n, want)
+		}
+	}
+	first := w.start(w.consumer(cfg), handler)
+	told(8)
+	second := w.start(w.consumer(w.config(src)), handler)
+	told(4)
+	second.stopped()
+	told(8)
+	first.stopped()
+	told(0)
+}
+
+// While instances come, go, crash, lose their connections and their leases, and ask for other numbers of
+// partitions, and while the broker loses its end, each document has its events once, in order.
+func TestSharedPartitionsSurviveEverything(t *testing.T) {
+	t.Parallel()
+	first := *seed
+	if first == 0 {
+		first = uint64(time.Now().UnixNano())
+	}
+	for i := range uint64(*trials) {
+		t.Run(fmt.Sprint("seed-", first+i), func(t *testing.T) {
+			t.Parallel()
+			shared(t, rand.New(rand.NewPCG(first+i, 7)))
+		})
+	}
+}
+
+func shared(t *testing.T, rnd *rand.Rand) {
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	var all []*stream.Message // what outflow publishes
+	published := 0            // so many of them are in the stream, without what the broker lost
+	publish := func(n int) {
+		for range n {
+			all = append(all, s.event(fmt.Sprintf("d%d", rnd.IntN(30))))
+		}
+		src.publish(all[published:]...)
+		published = len(all)
+	}
+	publish(50)
+	var instances []*running
+	lossy := true // one loss at a time, and the next when all is back
+	for range 40 {
+		switch n := rnd.IntN(12); {
+		case n < 3 && len(instances) < 5:
+			cfg := w.config(src)
+			cfg.Batch = 1 + rnd.IntN(6)
+			if rnd.IntN(3) == 0 {
+				cfg.Partitions = 1 + rnd.IntN(9)
+			}
+			if rnd.IntN(2) == 0 {
+				cfg.hooks.Crash = (&crashAt{n: 1 + rnd.IntN(150), answers: true}).at
+			}
+			instances = append(instances, w.start(w.consumer(cfg), handler))
+		case n == 3 && len(instances) > 0:
+			i := rnd.IntN(len(instances))
+			instances[i].stop()
+			_ = instances[i].ends()
+			instances = slices.Delete(instances, i, i+1)
+		case n == 4:
+			w.expire()
+		case n == 5:
+			src.change(func() { src.steal = 1 })
+		case n == 6:
+			w.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
+				AND application_name <> 'test' AND random() < 0.3`)
+		case n == 7 && lossy:
+			src.mu.Lock()
+			from, lost := src.last+1, 0
+			for n := 1 + rnd.IntN(25); lost < n && lost < len(src.held)-1; {
+				if from--; src.held[from] != nil {
+					lost++
+				}
+			}
+			src.mu.Unlock()
+			published -= lost
+			src.lose(from, rnd.IntN(2) == 0)
+			lossy = false
+		default:
+			publish(rnd.IntN(20))
+		}
+		if !lossy && published == len(all) {
+			lossy = true
+		}
+		time.Sleep(time.Duration(rnd.IntN(40)) * time.Millisecond) // faults at any moment
+	}
+	publish(5)
+	w.newest = w.start(w.consumer(w.config(src)), handler)
+	w.await(all)
+	for _, r := range instances {
+		r.stop()
+		_ = r.ends()
+	}
+	w.exactly(all)
+}
