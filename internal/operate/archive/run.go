@@ -151,8 +151,8 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		return err
 	}
 	c.report = &Report{Folder: folder, Segments: []Segment{}, Archived: c.a.Next() - 1}
-	if len(rec.Checkpoints) == 0 {
-		return nil
+	if len(rec.Checkpoints) == 0 || rec.Checkpoints[0].Seq == 0 && c.a.Next() == 1 {
+		return nil // nothing is confirmed yet
 	}
 	// Only the oldest checkpoint is confirmed: what is behind it may come again under the same sequences.
 	confirmed := rec.Checkpoints[0]

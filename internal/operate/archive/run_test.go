@@ -131,6 +131,10 @@ func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.publish(20)
+	w.confirm(0)
+	if r := w.mustRun(Options{Now: true}); r.Archived != 0 {
+		t.Errorf("archived up to %d, and nothing is confirmed", r.Archived)
+	}
 	w.confirm(12)
 	if r := w.mustRun(Options{}); r.Archived != 0 {
 		t.Errorf("archived up to %d before it is old enough", r.Archived)
