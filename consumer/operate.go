@@ -24,15 +24,15 @@ type DB interface {
 // running consumer. The command outflow parked uses it. Errors that concern the operator are an
 // [outbox.Fault].
 type Parked struct {
-	db               DB
-	consumers, table string // quoted
+	db                        DB
+	consumers, members, table string // quoted
 }
 
 // NewParked returns the parked events of the consumers whose tables are in a schema of a database; if it is
 // empty, the connection's search_path decides.
 func NewParked(db DB, schema string) *Parked {
 	return &Parked{db: db, consumers: inSchema(schema, "outflow_consumer"),
-		table: inSchema(schema, "outflow_parked")}
+		members: inSchema(schema, "outflow_member"), table: inSchema(schema, "outflow_parked")}
 }
 
 // ParkedDocument is a parked document. The JSON names are stable.
@@ -182,14 +182,15 @@ func (p *Parked) release(ctx context.Context, consumer, document, how string) er
 	return p.explain(err)
 }
 
-// Running returns which instance of a consumer is active; "" if none is.
-func (p *Parked) Running(ctx context.Context, consumer string) (instance string, err error) {
-	err = p.db.QueryRow(ctx, `SELECT coalesce(CASE WHEN expires > clock_timestamp() THEN owner END, '') FROM `+p.consumers+`
-		WHERE name = $1`, consumer).Scan(&instance)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return "", nil
+// Running lists the instances of a consumer that run.
+func (p *Parked) Running(ctx context.Context, consumer string) ([]string, error) {
+	rows, err := p.db.Query(ctx, `SELECT instance FROM `+p.members+` WHERE name = $1
+		AND expires > pg_catalog.clock_timestamp() ORDER BY instance`, consumer)
+	if err != nil {
+		return nil, p.explain(err)
 	}
-	return instance, p.explain(err)
+	instances, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return instances, p.explain(err)
 }
 
 // Known returns an error if the database has no such consumer.
@@ -229,8 +230,8 @@ func (p *Parked) explain(err error) error {
 	case "42501":
 		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right",
 			Message: "the role may not read or change the consumer's tables", Err: err,
-			Hint: "Connect as the consumer's role, or grant SELECT on outflow_consumer, and SELECT and " +
-				"UPDATE on outflow_parked"}
+			Hint: "Connect as the consumer's role, or grant SELECT on outflow_consumer and " +
+				"outflow_member, and SELECT and UPDATE on outflow_parked"}
 	}
 	return err
 }

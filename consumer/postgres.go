@@ -490,6 +490,9 @@ func (s *postgres) due(ctx context.Context) (bool, error) {
 	if g.layout != s.share.layout || g.barrier != s.share.barrier {
 		return true, nil
 	}
+	if len(g.has(s.me)) < s.share.mine { // `outflow consumer rewind` has taken them, to set them back
+		return true, nil
+	}
 	quota, free := g.quota(s.me), 0
 	for _, p := range append(g.has(""), g.has(s.me)...) {
 		if !s.share.locked[p] || time.Now().After(s.share.until) {

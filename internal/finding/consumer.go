@@ -52,7 +52,25 @@ var consumers = []Finding{
 	{Code: "consumer_running", Severity: Error, Classes: fatal,
 		Title: "The consumer runs",
 		Hint: "Stop all its instances first; one that was killed counts as dead when its lease has run " +
-			"out."},
+			"out. A rewind with --running does not need that."},
+	{Code: "consumer_busy", Severity: Error, Classes: fatal,
+		Title: "A handler's transaction does not let go of the consumer's marks",
+		Hint:  "Run the command again, or stop the consumer's instances first. Nothing was changed.",
+		Runbook: "`SELECT * FROM pg_stat_activity WHERE state <> 'idle'` shows the transaction. The " +
+			"consumer ends its own after Config.Timeout and some seconds."},
+	{Code: "consumer_tables", Severity: Error, Classes: fatal,
+		Title: "The consumers' tables are those of another version",
+		Hint:  "A consumer brings them up to date when it starts: start one that has this version."},
+	{Code: "consumer_parked", Severity: Error, Classes: fatal,
+		Title: "The consumer that is to be deleted has parked events",
+		Hint: "Look at them with `outflow parked list CONSUMER`, and release them; or delete them with the " +
+			"consumer: --force. Their effects never happen then.",
+		Runbook: "[A consumer has parked events](operations.md#a-consumer-has-parked-events)."},
+	{Code: "consumer_layout", Severity: Error, Classes: usageFatal,
+		Title: "A consumer can't be divided like that, or not now",
+		Hint: "`outflow consumer list` shows how it is divided, and what it is on its way to; `outflow " +
+			"consumer repartition CONSUMER --cancel` takes that back.",
+		Runbook: "[More or fewer partitions](operations.md#more-or-fewer-partitions)."},
 	{Code: "consumer_database", Severity: Error, Classes: fatal,
 		Title: "The consumer's marks are in a PostgreSQL database, and not in this one",
 		Hint: "Give the consumer's own database with --database, and --schema if its tables are not on " +
@@ -87,6 +105,28 @@ var consumers = []Finding{
 	{Code: "consumer_idle", Severity: Warning,
 		Title: "Messages wait, and nobody reads from the consumer",
 		Hint:  "Start the service that reads from it. If nobody needs it any more, remove it."},
+	{Code: "consumer_unowned", Severity: Warning,
+		Title: "Nobody works on some of a consumer's partitions",
+		Hint: "While instances come and go that is so for a moment: look again. If it stays, read their " +
+			"logs: a handler may hang, or a transaction of an instance that is gone be open."},
+	{Code: "consumer_silent", Severity: Warning,
+		Title: "An instance of a consumer was killed, or stands still",
+		Hint: "Its partitions are taken by the others within the lease, if there are any. What runs again " +
+			"takes another name, and its row goes when the next instance claims something."},
+	{Code: "consumer_databases", Severity: Warning,
+		Title: "More instances of a consumer read than its database knows",
+		Hint: "Two databases may have a consumer of this name, which then has its effects in both. Give " +
+			"one of them another Config.Name, unless that is meant."},
+	{Code: "consumer_change", Severity: Note,
+		Title: "A consumer is on its way to another layout",
+		Hint: "It happens when all partitions are done up to the barrier. `outflow consumer repartition " +
+			"CONSUMER --cancel` takes it back.",
+		Runbook: "[More or fewer partitions](operations.md#more-or-fewer-partitions)."},
+	{Code: "consumer_holed", Severity: Note,
+		Title: "A stream has lost messages that a consumer had done",
+		Hint: "Nothing is to be done: Outflow publishes them again, and the consumer recognizes them and " +
+			"passes over them.",
+		Runbook: "[A stream that lost its end](consumer.md#a-stream-that-lost-its-end)."},
 	{Code: "consumer_paused", Severity: Note,
 		Title: "A consumer is paused",
 		Hint:  "`nats consumer resume STREAM CONSUMER` lets it go on before its time."},

@@ -97,6 +97,8 @@ var (
 	gap       = []outbox.Class{outbox.Gap}
 	poison    = []outbox.Class{outbox.Poison}
 	fatalGap  = []outbox.Class{outbox.Fatal, outbox.Gap}
+
+	usageFatal = []outbox.Class{outbox.Usage, outbox.Fatal}
 )
 
 // Message is what an error says to an operator: with the catalogue's hint where its fault has none.

@@ -9,9 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
 	"github.com/outflowhq/outflow/internal/operate/replay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -21,6 +24,7 @@ func (a *App) replayCommand() *cobra.Command {
 	var r replay.Ranges
 	var ids []string
 	var asJSON bool
+	var d consumerDatabase
 	cmd := a.configured(&cobra.Command{
 		Use:   "replay",
 		Short: "Read events again: to standard output, to another stream, or to one consumer",
@@ -30,7 +34,7 @@ live ones. It reads from the stream while that still has all of them, else from 
 
 --to stdout prints a line of JSON for each event; stream:NAME publishes under NAME's subjects (the stream is made if
 there is none); subject:again.> to another stream's subjects; consumer:NAME to one consumer of package consumer
-alone, whose next run handles them, marked as replayed, before it goes on with the live ones. Messages have the
+alone (--database is that of its marks), which handles them, marked as replayed, before it goes on with the live ones. Messages have the
 header Outflow-Replay. A replay that was interrupted goes on with --replay-id.
 
 Ranges are from..to, both included, either may be left out. Times are RFC 3339, or how long ago: 2h, 7d.
@@ -50,8 +54,9 @@ server can't be reached, 5 if a row of the table can't be published.`,
 		if err := o.Selection.SetRanges(r, time.Now()); err != nil {
 			return err
 		}
-		return a.replay(ctx, cfg, o, asJSON)
+		return a.replay(ctx, cfg, &d, o, asJSON)
 	})
+	d.flags(cmd)
 	f := cmd.Flags()
 	f.StringArrayVar(&o.Selection.Docs, "doc", nil, "events of this document; may be given several times")
 	f.StringArrayVar(&o.Selection.Actors, "actor", nil, "events by this actor; may be given several times")
@@ -77,8 +82,20 @@ server can't be reached, 5 if a row of the table can't be published.`,
 	return cmd
 }
 
-func (a *App) replay(ctx context.Context, cfg config.Config, o replay.Options, asJSON bool) error {
+func (a *App) replay(ctx context.Context, cfg config.Config, d *consumerDatabase, o replay.Options,
+	asJSON bool) error {
 	o.Out = a.Stdout
+	o.Filters = func(ctx context.Context, js jetstream.JetStream, api *jsapi.Client, name string) ([]string,
+		error) {
+		w := &consumeradmin.Admin{Stream: cfg.Stream, JS: js, API: api, Schema: d.schema,
+			From: "the consumer's database"}
+		var err error
+		if w.DB, err = d.connect(ctx, a, cfg); err != nil {
+			return nil, err
+		}
+		defer w.DB.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
+		return w.Filters(ctx, name)
+	}
 	report, err := replay.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 	if report == nil || o.To == "stdout" && !o.DryRun {
 		return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,14 +16,13 @@ import (
 
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/sink"
 )
 
 // Admin lists and rewinds the consumers of a stream.
 type Admin struct {
 	Stream string
 	JS     jetstream.JetStream
-	Conn   *sink.Conn
+	API    *jsapi.Client
 	DB     *pgx.Conn // a consumer's database; nil: not given
 	Schema string    // of its tables; "": the search path
 	From   string    // the setting that names the database
@@ -32,7 +32,7 @@ func (a *Admin) database() *database {
 	if a.DB == nil {
 		return nil
 	}
-	return &database{a.DB, a.Schema}
+	return &database{a.DB, a.Schema, a.From}
 }
 
 // The metadata of the durable of a consumer of package consumer.
@@ -55,20 +55,80 @@ type Consumer struct {
 	Filters []string `json:"filters,omitempty"`
 	Offsets string   `json:"marks"` // postgres, jetstream, or plain: it is not one of package consumer
 
-	Pending    uint64 `json:"pending"`     // messages not yet delivered
+	// Messages of its filters behind Sequence; of a durable those that were not delivered yet
+	Pending    uint64 `json:"pending"`
 	AckPending int    `json:"ack_pending"` // delivered but not acknowledged
 
 	Sequence uint64           `json:"sequence"`           // everything up to here is done
 	Position *outbox.Position `json:"position,omitempty"` // of that message, if it can be read
 	Running  bool             `json:"running"`            // a client is reading from it
-	Owner    string           `json:"owner,omitempty"`    // the instance that has the lease
+	Owner    string           `json:"owner,omitempty"`    // of marks in JetStream: the instance that has the lease
 
 	Partitions int     `json:"partitions,omitempty"`
 	Least      *uint64 `json:"least_mark,omitempty"`
 	Most       *uint64 `json:"most_mark,omitempty"`
-	Parked     *int    `json:"parked,omitempty"` // events; absent: not known
+
+	Keying string  `json:"keying,omitempty"` // how the document of a message is found
+	Holed  []int   `json:"holed,omitempty"`  // partitions whose newest done message the broker has lost
+	Change *Change `json:"change,omitempty"` // of the layout, under way
+
+	// Of marks in PostgreSQL
+	Members         []Member `json:"members,omitempty"`
+	Unowned         []int    `json:"unowned,omitempty"` // partitions that nobody works on
+	Parked          *int     `json:"parked,omitempty"`  // events; absent: not known
+	ParkedDocuments *int     `json:"parked_documents,omitempty"`
 
 	Note string `json:"note,omitempty"`
+}
+
+// Lines are the details that a line of the list has no room for.
+func (c *Consumer) Lines() (lines []string) {
+	for _, m := range c.Members {
+		state := "works on partitions " + ranges(m.Partitions)
+		switch {
+		case !m.Alive:
+			state = "did not renew itself since " + m.Expires.UTC().Format(time.RFC3339)
+		case len(m.Partitions) == 0:
+			state = "has no partition"
+		}
+		lines = append(lines, fmt.Sprintf("instance %s, since %s: %s", m.Instance,
+			m.Joined.UTC().Format(time.RFC3339), state))
+	}
+	if len(c.Unowned) > 0 {
+		lines = append(lines, "nobody works on partitions "+ranges(c.Unowned))
+	}
+	if len(c.Holed) > 0 {
+		lines = append(lines, "the stream has lost the newest done message of partitions "+ranges(c.Holed)+
+			": what comes again is recognized")
+	}
+	if c.Change != nil {
+		lines = append(lines, fmt.Sprintf("on its way to %d partitions (%s): %d of %d partitions are done "+
+			"up "+
+			"to sequence %d", c.Change.Partitions, c.Change.Keying, c.Change.Reached, c.Partitions,
+			c.Change.Barrier))
+	}
+	if c.Note != "" {
+		lines = append(lines, c.Note)
+	}
+	return lines
+}
+
+// ranges writes ascending numbers as 0-3, 5.
+func ranges(all []int) string {
+	var parts []string
+	for i := 0; i < len(all); {
+		j := i
+		for j+1 < len(all) && all[j+1] == all[j]+1 {
+			j++
+		}
+		if part := strconv.Itoa(all[i]); i == j {
+			parts = append(parts, part)
+		} else {
+			parts = append(parts, part+"-"+strconv.Itoa(all[j]))
+		}
+		i = j + 1
+	}
+	return strings.Join(parts, ", ")
 }
 
 // List reads the consumers of the stream.
@@ -91,11 +151,11 @@ func (a *Admin) List(ctx context.Context) ([]Consumer, error) {
 	if err := lister.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
 		return nil, fmt.Errorf("list the consumers of stream %s: %w", a.Stream, err)
 	}
-	if all, err = a.addFromDatabase(ctx, all); err != nil {
+	if all, err = a.addStored(ctx, all, kv); err != nil {
 		return nil, err
 	}
 	for i := range all {
-		if err := a.addOffsets(ctx, &all[i], kv); err != nil {
+		if err := a.addOffsets(ctx, stream, &all[i], kv); err != nil {
 			return nil, err
 		}
 	}
@@ -139,9 +199,48 @@ func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 	return c, true
 }
 
-// addFromDatabase adds the database's consumers that have no durable now, and drops the records of those
-// that have one again.
-func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer, error) {
+// Filters are the subject filters of a consumer of package consumer: only what they let through may be
+// replayed to it.
+func (a *Admin) Filters(ctx context.Context, name string) ([]string, error) {
+	_, kind, err := a.find(ctx, name)
+	if f := outbox.FaultOf(err); f != nil && f.Code == "consumer_missing" {
+		hint := "One that was never started has all before it: start it"
+		if a.DB == nil {
+			hint = "Name its database with --database"
+		}
+		return nil, fatal("replay_consumer", f.Message,
+			"`outflow consumer list` names those that there are. "+hint)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var s *state
+	switch kind {
+	case InPostgres:
+		if s, err = a.inDatabase(ctx, a.DB, name, free); err != nil {
+			return nil, err
+		}
+	case InJetStream:
+		kv, err := openBucket(ctx, a.JS, a.Stream)
+		if err != nil {
+			return nil, err
+		}
+		doc, err := kv.load(ctx, name)
+		if err != nil || doc == nil {
+			return nil, err
+		}
+		s = &doc.state
+	default:
+		return nil, fatal("replay_consumer", fmt.Sprintf("consumer %s of stream %s is not one of package "+
+			"consumer: it does not know of replays", name, a.Stream),
+			"Replay to a subject or stream that it reads, or set it back with `outflow consumer rewind`")
+	}
+	return everything(s.filters), nil
+}
+
+// addStored adds the consumers that the database or the bucket has and that have no durable, and drops the
+// records of those that have one again.
+func (a *Admin) addStored(ctx context.Context, all []Consumer, kv *bucket) ([]Consumer, error) {
 	there := map[string]bool{}
 	for _, c := range all {
 		if c.Note == "" {
@@ -149,63 +248,68 @@ func (a *Admin) addFromDatabase(ctx context.Context, all []Consumer) ([]Consumer
 		}
 	}
 	all = slices.DeleteFunc(all, func(c Consumer) bool { return c.Note != "" && there[c.Name] })
-	if a.DB == nil {
-		return all, nil
-	}
-	d := a.database()
-	rows, err := a.DB.Query(ctx, `SELECT name, filter FROM `+d.table("outflow_consumer")+` WHERE stream = $1`,
-		a.Stream)
-	if err == nil {
-		var name, filter string
-		_, err = pgx.ForEachRow(rows, []any{&name, &filter}, func() error {
-			if !there[name] {
-				all = append(all, Consumer{Name: name, Durable: true, Filters: strings.Fields(filter),
-					Offsets: InPostgres, Note: "its durable is not there: it makes it when it starts"})
+	add := func(kind string, names []string) {
+		for _, name := range names {
+			if i := slices.IndexFunc(all, func(c Consumer) bool { return c.Name == name }); i >= 0 {
+				all[i].Offsets = cmp.Or(kind, all[i].Offsets)
+				continue
 			}
-			return nil
-		})
+			all = append(all, Consumer{Name: name, Durable: true, Offsets: kind})
+		}
 	}
-	if err != nil && !missingTable(err) {
-		return nil, fmt.Errorf("%s: read the consumers: %w", a.From, err)
+	if a.DB != nil {
+		names, err := a.database().names(ctx, a.Stream)
+		if err != nil {
+			return nil, err
+		}
+		add(InPostgres, names)
 	}
+	names, err := kv.names(ctx)
+	if err != nil {
+		return nil, err
+	}
+	add(InJetStream, names)
 	return all, nil
 }
 
 // addOffsets adds the offsets and the position.
-func (a *Admin) addOffsets(ctx context.Context, c *Consumer, kv *bucket) error {
+func (a *Admin) addOffsets(ctx context.Context, stream jetstream.Stream, c *Consumer, kv *bucket) error {
 	var s *state
+	var err error
 	switch d := a.database(); {
 	case c.Offsets == InPostgres && d != nil:
-		var err error
-		if s, err = d.load(ctx, a.DB, c.Name, false); err != nil {
+		if s, err = d.load(ctx, a.DB, c.Name, free); err != nil {
 			return err
 		}
 		if s == nil {
 			c.Note = "this database has no marks of it: give its own with --database"
 			break
 		}
-		parked := 0
-		err = a.DB.QueryRow(ctx, `SELECT count(*) FROM `+d.table("outflow_parked")+` WHERE name = $1`,
-			c.Name).Scan(&parked)
-		if err != nil && !missingTable(err) {
-			return fmt.Errorf("%s: count what is parked: %w", a.From, err)
+		events, documents, err := d.parked(ctx, a.DB, c.Name)
+		if err != nil {
+			return err
 		}
-		c.Parked = &parked
+		c.Parked, c.ParkedDocuments = &events, &documents
+		c.Members = s.members
+		c.Unowned, c.Running = s.unowned(), len(s.alive()) > 0
 	case c.Offsets == InJetStream:
 		doc, err := kv.load(ctx, c.Name)
 		if err != nil {
 			return err
 		}
 		if doc != nil {
-			s = &doc.state
+			s, c.Owner = &doc.state, doc.owner
 		}
 	}
 	if s != nil {
 		least, most := s.lowest().Seq, s.furthest()
-		c.Partitions, c.Owner, c.Sequence = s.partitions, s.owner, least
-		c.Running = c.Running || s.owner != "" && c.Offsets == InPostgres
+		c.Partitions, c.Sequence, c.Filters = s.partitions, least, s.filters
+		c.Keying, c.Change, c.Holed = s.keying, s.change, s.holed()
 		if len(s.offsets) > 0 {
 			c.Least, c.Most = &least, &most
+			if c.Pending, err = a.behind(ctx, stream, least, s.filters); err != nil {
+				return err
+			}
 		}
 	}
 	m, err := a.message(ctx, c.Sequence)
@@ -216,6 +320,43 @@ func (a *Admin) addOffsets(ctx context.Context, c *Consumer, kv *bucket) error {
 		c.Position = &m.outflow.Pos
 	}
 	return nil
+}
+
+// behind counts the messages of the filters behind a sequence.
+func (a *Admin) behind(ctx context.Context, stream jetstream.Stream, seq uint64, filters []string) (uint64,
+	error) {
+	if len(everything(filters)) > 0 {
+		return a.count(ctx, stream, seq+1, filters)
+	}
+	info, err := stream.Info(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("stream %s: %w", a.Stream, err)
+	}
+	if seq < info.State.FirstSeq {
+		return info.State.Msgs, nil
+	}
+	return info.State.LastSeq - min(seq, info.State.LastSeq), nil
+}
+
+// everything is nil for the filter that lets everything through, which is stored as >.
+func everything(filters []string) []string {
+	if slices.Equal(filters, []string{">"}) {
+		return nil
+	}
+	return filters
+}
+
+// count is how many messages of the filters there are from a sequence on.
+func (a *Admin) count(ctx context.Context, stream jetstream.Stream, from uint64, filters []string) (uint64,
+	error) {
+	c, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from,
+		FilterSubjects: everything(filters), HeadersOnly: true,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count the messages of stream %s: %w", a.Stream, err)
+	}
+	return c.CachedInfo().NumPending, stream.DeleteConsumer(ctx, c.CachedInfo().Name)
 }
 
 func filtersOf(c *jetstream.ConsumerConfig) []string {
@@ -263,7 +404,7 @@ const askTimeout = 5 * time.Second
 func (a *Admin) ask(ctx context.Context, request jsapi.MessageRequest) (*stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	found, err := a.Conn.API().Message(ctx, a.Stream, request)
+	found, err := a.API.Message(ctx, a.Stream, request)
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: read a message: %w", a.Stream, err)
 	}

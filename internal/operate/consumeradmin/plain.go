@@ -75,7 +75,7 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 		return err
 	}
 	p.Exact = true
-	if err := r.Confirm(p); err != nil {
+	if err := r.Confirm(p); err != nil || r.DryRun {
 		return err
 	}
 	if anew && rec.To == to {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,8 +18,10 @@ import (
 
 // Rewind says which consumer is set back, and where to.
 type Rewind struct {
-	Name string
-	To   string // start, seq:N, position:P or time:T
+	Name    string
+	To      string // start, seq:N, position:P or time:T
+	Running bool   // also while instances run, which then go on from there
+	DryRun  bool   // only Confirm is called
 
 	// Confirm is called with the plan; nothing is changed if it returns an error.
 	Confirm func(p *Plan) error
@@ -38,8 +41,9 @@ type Plan struct {
 	Position *outbox.Position `json:"first_position,omitempty"`
 	Stored   *time.Time       `json:"first_stored,omitempty"`
 	// parked events that are delivered again as well, and no longer parked
-	Parked   int  `json:"parked"`
-	Replayed bool `json:"replayed"` // they are marked as replayed
+	Parked   int      `json:"parked"`
+	Replayed bool     `json:"replayed"` // they are marked as replayed
+	Running  []string `json:"running,omitempty"`
 }
 
 // Lines is the plan in words.
@@ -61,6 +65,10 @@ func (p *Plan) Lines() []string {
 	if p.Parked > 0 {
 		lines = append(lines, fmt.Sprintf("parked   %d of them are parked: they come again in their order, "+
 			"and are taken out of the table", p.Parked))
+	}
+	if len(p.Running) > 0 {
+		lines = append(lines, fmt.Sprintf("runs     %s: what is not committed yet is given up, and comes "+
+			"again", strings.Join(p.Running, ", ")))
 	}
 	if p.Replayed {
 		lines = append(lines, "marked   Event.Replayed is true for them")
@@ -85,7 +93,7 @@ func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	}
 	switch offsets {
 	case InPostgres:
-		return a.rewindDatabase(ctx, stream, r, info)
+		return a.rewindDatabase(ctx, stream, r)
 	case InJetStream:
 		return a.rewindBucket(ctx, stream, r, info)
 	default:
@@ -93,31 +101,21 @@ func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	}
 }
 
-// find looks for the consumer and returns its kind. The durable may be missing.
+// find looks for the consumer and returns its kind, and its durable if it has one.
 func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo, string, error) {
+	var info *jetstream.ConsumerInfo
 	c, err := a.JS.Consumer(ctx, a.Stream, name)
-	if err == nil {
-		info := c.CachedInfo()
-		switch kind := info.Config.Metadata[metadataOffsets]; {
-		case kind != "":
-			return info, kind, nil
-		case info.Config.Durable == "":
-			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not "+
-				"durable: it begins where its program says", name, a.Stream), "Start it anew from there")
-		}
-		return info, Plain, nil
-	}
-	if !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrInvalidConsumerName) {
+	switch {
+	case err == nil:
+		info = c.CachedInfo()
+	case !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrInvalidConsumerName):
 		return nil, "", fmt.Errorf("consumer %s of stream %s: %w", name, a.Stream, err)
 	}
-	if _, err := a.JS.Consumer(ctx, a.Stream, recordName(name)); err == nil {
-		return nil, Plain, nil
-	}
 	if a.DB != nil {
-		if s, err := a.database().load(ctx, a.DB, name, false); err != nil {
-			return nil, "", fmt.Errorf("%s: %w", a.From, err)
+		if s, err := a.database().load(ctx, a.DB, name, free); err != nil {
+			return nil, "", err
 		} else if s != nil && s.stream == a.Stream {
-			return nil, InPostgres, nil
+			return info, InPostgres, nil
 		}
 	}
 	kv, err := openBucket(ctx, a.JS, a.Stream)
@@ -127,7 +125,20 @@ func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 	if doc, err := kv.load(ctx, name); err != nil {
 		return nil, "", err
 	} else if doc != nil {
-		return nil, InJetStream, nil
+		return info, InJetStream, nil
+	}
+	if info != nil {
+		switch kind := info.Config.Metadata[metadataOffsets]; {
+		case kind != "":
+			return info, kind, nil
+		case info.Config.Durable == "":
+			return nil, "", fatal("consumer_ephemeral", fmt.Sprintf("consumer %s of stream %s is not "+
+				"durable: it begins where its program says", name, a.Stream), "Start it anew from there")
+		}
+		return info, Plain, nil
+	}
+	if _, err := a.JS.Consumer(ctx, a.Stream, recordName(name)); err == nil {
+		return nil, Plain, nil
 	}
 	return nil, "", fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, name),
 		"`outflow consumer list` names those that there are")
@@ -136,7 +147,7 @@ func (a *Admin) find(ctx context.Context, name string) (*jetstream.ConsumerInfo,
 // runningFault is the error for a consumer that is running.
 func runningFault(name, how string) error {
 	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name, how),
-		"Stop all its instances first; one that was killed counts as dead when its lease has run out")
+		hintStop)
 }
 
 // refuseInUse returns an error if a client is waiting for messages from the durable.
@@ -234,24 +245,11 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 			"up to there lies behind this place (sequence %d)", name, was, to+1),
 			"A rewind only goes back: name an earlier place")
 	}
-	if slices.Equal(filters, []string{">"}) {
-		filters = nil
-	}
-	count := func(from uint64) (uint64, error) {
-		c, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, FilterSubjects: filters,
-			HeadersOnly: true,
-		})
-		if err != nil {
-			return 0, fmt.Errorf("count the messages of stream %s: %w", a.Stream, err)
-		}
-		return c.CachedInfo().NumPending, stream.DeleteConsumer(ctx, c.CachedInfo().Name)
-	}
-	from, err := count(to + 1)
+	from, err := a.count(ctx, stream, to+1, filters)
 	if err != nil {
 		return nil, err
 	}
-	rest, err := count(was + 1)
+	rest, err := a.count(ctx, stream, was+1, filters)
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +257,7 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	if p.Again == 0 {
 		return p, nil
 	}
-	first, err := a.firstFrom(ctx, to+1, filters)
+	first, err := a.firstFrom(ctx, to+1, everything(filters))
 	if err != nil {
 		return nil, err
 	}
@@ -310,33 +308,47 @@ func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewi
 	return p, err
 }
 
-// rewindDatabase lowers the offsets in a consumer's database, in one transaction.
-func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind,
-	info *jetstream.ConsumerInfo) error {
+// inDatabase reads a consumer whose offsets are in the database.
+func (a *Admin) inDatabase(ctx context.Context, q consumer.DB, name string, h hold) (*state, error) {
 	if a.DB == nil {
-		return fatal("consumer_database", fmt.Sprintf("consumer %s keeps its marks in PostgreSQL", r.Name),
+		return nil, fatal("consumer_database", fmt.Sprintf("consumer %s keeps its marks in PostgreSQL", name),
 			"Say where with --database")
 	}
-	if err := refuseInUse(r.Name, info); err != nil {
-		return err
+	s, err := a.database().load(ctx, q, name, h)
+	if err == nil && (s == nil || s.stream != a.Stream) {
+		err = fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of "+
+			"consumer %s of stream %s", a.From, name, a.Stream),
+			"Give the consumer's own database with --database, and --schema if its tables are not on "+
+				"the search path")
 	}
+	return s, err
+}
+
+// refuseAlive returns an error if an instance of a consumer runs.
+func refuseAlive(name, hint string, s *state) error {
+	alive := s.alive()
+	if len(alive) == 0 {
+		return nil
+	}
+	return fatal("consumer_running", fmt.Sprintf("consumer %s runs: %s", name,
+		strings.Join(alive, ", ")), hint)
+}
+
+const hintStop = "Stop all its instances first; one that was killed counts as dead when its lease has run out"
+
+// rewindDatabase lowers the offsets in a consumer's database, in one transaction that also fences its
+// instances.
+func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r Rewind) error {
 	d := a.database()
-	look := func(q consumer.DB, lock bool) (*state, []int64, error) {
-		s, err := d.load(ctx, q, r.Name, lock)
-		switch {
-		case err != nil:
-			return nil, nil, fmt.Errorf("%s: %w", a.From, err)
-		case s == nil || s.stream != a.Stream:
-			return nil, nil, fatal("consumer_database", fmt.Sprintf("%s: this database has no marks of "+
-				"consumer %s of stream %s", a.From, r.Name, a.Stream),
-				"Give the consumer's own database with --database, and --schema if its tables are not on "+
-					"the search path")
-		case s.owner != "":
-			return nil, nil, runningFault(r.Name, "instance "+s.owner+" has the lease")
+	look := func(q consumer.DB, h hold) (*state, error) {
+		s, err := a.inDatabase(ctx, q, r.Name, h)
+		if err == nil && !r.Running {
+			err = refuseAlive(r.Name, hintStop+". If its effects bear it, --running sets it back while it "+
+				"runs", s)
 		}
-		return s, nil, nil
+		return s, err
 	}
-	s, _, err := look(a.DB, false)
+	s, err := look(a.DB, free)
 	if err != nil {
 		return err
 	}
@@ -344,39 +356,50 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	if err != nil {
 		return err
 	}
+	p.Running = s.alive()
 	parked, err := d.parkedBehind(ctx, a.DB, r.Name, p.To)
 	if err != nil {
 		return err
 	}
-	if parked, err = a.inStream(ctx, parked); err != nil {
+	kept, err := a.inStream(ctx, parked)
+	if err != nil {
 		return err
 	}
-	p.Parked = len(parked)
-	if err := r.Confirm(p); err != nil {
+	p.Parked = len(kept)
+	if err := r.Confirm(p); err != nil || r.DryRun {
 		return err
 	}
 	to, err := a.offsetAt(ctx, p.To)
 	if err != nil {
 		return err
 	}
-	return pgx.BeginFunc(ctx, a.DB, func(tx pgx.Tx) error {
-		now, _, err := look(tx, true)
+	return d.change(ctx, r.Name, func(tx pgx.Tx) error {
+		now, err := look(tx, moves)
+		switch {
+		case err != nil:
+			return err
+		case now.partitions != s.partitions || now.keying != s.keying,
+			!r.Running && now.furthest() != s.furthest():
+			return fatal("consumer_running", fmt.Sprintf("consumer %s has moved meanwhile", r.Name), hintStop)
+		}
+		all, err := d.parkedBehind(ctx, tx, r.Name, p.To)
 		if err != nil {
 			return err
 		}
-		if now.furthest() != s.furthest() || now.partitions != s.partitions {
-			return runningFault(r.Name, "it has moved meanwhile")
+		all = slices.DeleteFunc(all, func(seq int64) bool { return slices.Contains(parked, seq) })
+		more, err := a.inStream(ctx, all) // nothing is parked any more while the offsets are locked
+		if err != nil {
+			return err
 		}
-		now.lower(to)
-		if err := d.save(ctx, tx, r.Name, now); err != nil {
+		if err := d.lower(ctx, tx, r.Name, now, to); err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, `DELETE FROM `+d.table("outflow_parked")+
-			` WHERE name = $1 AND source = $2 AND seq = ANY($3)`, r.Name, live, parked)
-		if err != nil && !missingTable(err) {
+			` WHERE name = $1 AND source = $2 AND seq = ANY($3)`, r.Name, live, append(kept, more...))
+		if err != nil {
 			return fmt.Errorf("take out what is parked: %w", err)
 		}
-		return nil
+		return d.fence(ctx, tx, r.Name)
 	})
 }
 
@@ -414,7 +437,7 @@ func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rew
 	if err != nil {
 		return err
 	}
-	if err := r.Confirm(p); err != nil {
+	if err := r.Confirm(p); err != nil || r.DryRun {
 		return err
 	}
 	to, err := a.offsetAt(ctx, p.To)

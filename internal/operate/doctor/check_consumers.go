@@ -39,6 +39,45 @@ func (f *Facts) durables() (all []*Consumer) {
 	return all
 }
 
+// eachShared makes a check of what is looked at of each consumer that shares its partitions.
+func eachShared(name string, look func(f *Facts, r *reporter, c *Shared)) check {
+	return check{name: name, needs: []source{srcMarks, srcStream, srcConsumers},
+		about: func(f *Facts) bool { return len(f.Shared) > 0 },
+		run: func(f *Facts, r *reporter) {
+			for i := range f.Shared {
+				look(f, r, &f.Shared[i])
+			}
+		}}
+}
+
+// lag is how many messages of the stream lie behind the slowest partition. Of one with filters that is not
+// known here: it is 0.
+func (c *Shared) lag(f *Facts) uint64 {
+	if len(c.Filters) != 1 || c.Filters[0] != ">" {
+		return 0
+	}
+	st := f.Stream.State
+	if c.Least < st.First {
+		return st.Messages
+	}
+	return st.Last - min(c.Least, st.Last)
+}
+
+// ofConsumer is in the metadata of what an instance of package consumer reads with.
+const ofConsumer = "outflow.consumer"
+
+// readersOf counts the instances of a consumer that wait for messages now: one that was killed leaves its
+// reader behind for some minutes.
+func (f *Facts) readersOf(name string) (n int) {
+	for i := range f.Consumers {
+		c := &f.Consumers[i]
+		if c.Config.Durable == "" && c.Config.Metadata[ofConsumer] == name && c.Waiting > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // earlier is what the first of two readings has of a consumer; nil: there was none.
 func (f *Facts) earlier(name string) *Consumer {
 	for i := range f.Earlier {
@@ -133,6 +172,47 @@ var consumerChecks = []check{
 			}
 			r.ok("%s", count(len(f.durables()), "durable consumer"))
 		}},
+	eachShared("consumers.instances", func(f *Facts, r *reporter, c *Shared) {
+		lag, where := c.lag(f), c.Consumer+" ("+c.Table+")"
+		list := "outflow consumer list"
+		switch {
+		case c.Running == 0 && lag > 0:
+			r.find("consumer_idle", "no instance of consumer %s runs, with %s behind its slowest "+
+				"partition", where,
+				count(lag, "message")).Command = list
+		case c.Running > 0 && c.Unowned > 0:
+			r.find("consumer_unowned", "nobody works on %d of %d partitions of consumer %s; instances: %d",
+				c.Unowned, c.Partitions, where, c.Running).Command = list
+		}
+		if len(c.Silent) > 0 {
+			r.find("consumer_silent", "of consumer %s, %s", where, strings.Join(c.Silent, ", "+
+				"")).Command = list
+		}
+		if reading := f.readersOf(c.Consumer); c.Running > 0 && reading > c.Running {
+			r.find("consumer_databases", "%d instances of consumer %s read the stream, and %s knows "+
+				"%d", reading,
+				c.Consumer, c.Table, c.Running).Command = list
+		}
+		if lag > manyPending {
+			r.find("consumer_behind", "consumer %s has %d messages behind its slowest "+
+				"partition", where, lag).Command =
+				list
+		}
+	}),
+	eachShared("consumers.layout", func(_ *Facts, r *reporter, c *Shared) {
+		if c.Wanted > 0 {
+			r.find("consumer_change", "consumer %s (%s) is on its way to %d partitions, at sequence %d: its "+
+				"slowest partition is at %d, and %s", c.Consumer, c.Table, c.Wanted, c.Barrier, c.Least,
+				count(c.Running, "instance")+" run").Command = "outflow consumer list"
+		}
+	}),
+	eachShared("consumers.lost_end", func(_ *Facts, r *reporter, c *Shared) {
+		if c.Holed > 0 {
+			r.find("consumer_holed", "the stream has lost the newest done message of %d partitions of "+
+				"consumer "+
+				"%s (%s)", c.Holed, c.Consumer, c.Table)
+		}
+	}),
 	{name: "consumers.parked", needs: []source{srcParked},
 		run: func(f *Facts, r *reporter) {
 			for _, p := range f.Parked {

@@ -76,7 +76,9 @@ func healthy(t *testing.T) *Facts {
 			Cluster: "c", Link: link},
 		Account:   Account{Storage: 10, Limits: AccountLimits{Storage: 100}},
 		Consumers: []Consumer{{Name: "search", Waiting: 1}},
-		Host:      Host{SpillDir: "/var/spill", SpillFree: 50 << 30, MemoryLimit: 4 << 30},
+		Shared: []Shared{{Consumer: "texts", Table: "public.outflow_consumer", Filters: []string{">"},
+			Partitions: 8, Running: 2, Least: 30}},
+		Host: Host{SpillDir: "/var/spill", SpillFree: 50 << 30, MemoryLimit: 4 << 30},
 		Process: Process{Listens: true, Slot: named{cfg.Slot}, Stream: named{cfg.Stream}, Outflow: true,
 			Ready: true},
 	}
@@ -365,6 +367,23 @@ var harm = []struct {
 	{"consumers.rewind", "rewind_unfinished", "error", func(f *Facts) {
 		f.Consumers[0].Config.Metadata = map[string]string{rewindMark: "{}"}
 	}},
+	{"consumers.instances", "consumer_idle", "warning", func(f *Facts) {
+		f.Shared[0].Running, f.Shared[0].Least = 0, 29
+	}},
+	{"consumers.instances", "consumer_unowned", "warning", func(f *Facts) { f.Shared[0].Unowned = 1 }},
+	{"consumers.instances", "consumer_silent", "warning", func(f *Facts) {
+		f.Shared[0].Silent = []string{"db1-77"}
+	}},
+	{"consumers.instances", "consumer_databases", "warning", func(f *Facts) {
+		reader := Consumer{Name: "texts-1", Waiting: 1}
+		reader.Config.Metadata = map[string]string{ofConsumer: "texts"}
+		f.Consumers = append(f.Consumers, reader, reader, reader)
+	}},
+	{"consumers.instances", "consumer_behind", "warning", func(f *Facts) {
+		f.Stream.State.Last, f.Readings.Stream.LastSeq = 10_031, 10_031
+	}},
+	{"consumers.layout", "consumer_change", "note", func(f *Facts) { f.Shared[0].Wanted = 16 }},
+	{"consumers.lost_end", "consumer_holed", "note", func(f *Facts) { f.Shared[0].Holed = 2 }},
 	{"consumers.parked", "events_parked", "warning", func(f *Facts) {
 		f.Parked = []Parked{{Consumer: "search", Events: 1}}
 	}},

@@ -39,6 +39,7 @@ const (
 	srcPublication source = "the publication"
 	srcRows        source = "the table's newest rows"
 	srcParked      source = "parked events"
+	srcMarks       source = "the marks of consumers"
 
 	srcNATS      source = "the connection to NATS"
 	srcAccount   source = "the JetStream account"
@@ -72,8 +73,8 @@ var connections = map[source]bool{srcPostgres: true, srcReplication: true, srcWr
 var below = map[source]source{
 	srcReplication: srcPostgres, srcWriter: srcReplication, srcSettings: srcPostgres, srcSlots: srcPostgres,
 	srcActivity: srcPostgres,
-	srcServer:   srcPostgres, srcParked: srcPostgres, srcTable: srcPostgres, srcTableStats: srcTable,
-	srcPartitions:  srcTable,
+	srcServer:   srcPostgres, srcParked: srcPostgres, srcMarks: srcPostgres, srcTable: srcPostgres,
+	srcTableStats: srcTable, srcPartitions: srcTable,
 	srcPublication: srcTable, srcRows: srcTable,
 	srcAccount: srcNATS, srcStream: srcNATS, srcRecord: srcNATS, srcConsumers: srcNATS,
 }
@@ -130,6 +131,7 @@ type Facts struct {
 	Publication publication       // srcPublication
 	Rows        Rows              // srcRows
 	Parked      []Parked          // srcParked
+	Shared      []Shared          // srcMarks
 	NATS        *Broker           // srcNATS
 	Account     Account           // srcAccount
 	Stream      Stream            // srcStream

@@ -128,6 +128,22 @@ type Parked struct {
 	Seconds  float64 `json:"seconds"` // since the oldest was parked
 }
 
+// Shared is a consumer of the stream whose instances share its partitions, in the database that postgres.url
+// names.
+type Shared struct {
+	Table      string   `json:"-"`
+	Consumer   string   `json:"name"`
+	Filters    []string `json:"filters"`
+	Partitions int      `json:"partitions"`
+	Wanted     int      `json:"wanted"`  // partitions that it is to have; 0: no change is under way
+	Barrier    uint64   `json:"barrier"` // where it happens
+	Running    int      `json:"running"` // instances
+	Silent     []string `json:"silent"`  // instances that neither run nor ended
+	Unowned    int      `json:"unowned"` // partitions that nobody works on
+	Holed      int      `json:"holed"`   // partitions whose newest done message the broker has lost
+	Least      uint64   `json:"least"`   // the slowest partition is done up to here
+}
+
 // pgReader reads from PostgreSQL.
 type pgReader struct {
 	*reader
@@ -347,6 +363,7 @@ func (r *pgReader) readRest(ctx context.Context) {
 	r.from(ctx, srcPartitions, r.readPartitions)
 	r.from(ctx, srcPublication, r.readPublication)
 	r.from(ctx, srcParked, r.readParked)
+	r.from(ctx, srcMarks, r.readShared)
 	r.from(ctx, srcRows, r.readRows)
 }
 
@@ -482,25 +499,70 @@ func (r *pgReader) readPublication(ctx context.Context) error {
 	})
 }
 
-// readParked reads the tables of parked events of this database, in whichever schema consumers have them.
-func (r *pgReader) readParked(ctx context.Context) error {
+// tables lists the schemas in which consumers have a table, and fails without the right to read one.
+func (r *pgReader) tables(ctx context.Context, name string) (schemas []string, err error) {
 	var tables []struct {
 		Schema  string `json:"nspname"`
-		Name    string `json:"relname"`
 		Allowed bool   `json:"allowed"`
 	}
-	err := query(ctx, r.conn, &tables, many(`SELECT n.nspname, c.relname,
+	err = query(ctx, r.conn, &tables, many(fmt.Sprintf(`SELECT n.nspname,
 			has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AS allowed
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relname = 'outflow_parked' AND c.relkind = 'r' ORDER BY 1 LIMIT 16`))
+		WHERE c.relname = '%s' AND c.relkind = 'r' ORDER BY 1 LIMIT 16`, name)))
+	for _, t := range tables {
+		if !t.Allowed {
+			return nil, noRight(fmt.Sprintf("GRANT SELECT ON %s TO %s",
+				pgx.Identifier{t.Schema, name}.Sanitize(), postgres.Quote(r.f.Postgres.Role)))
+		}
+		schemas = append(schemas, t.Schema)
+	}
+	return schemas, err
+}
+
+// readShared reads the consumers of the stream that share their partitions, in whichever schema they have
+// their tables. Those of an earlier version, without a table of instances, are left out.
+func (r *pgReader) readShared(ctx context.Context) error {
+	var schemas []string
+	for _, table := range []string{"outflow_consumer", "outflow_mark", "outflow_member"} {
+		var err error
+		if schemas, err = r.tables(ctx, table); err != nil {
+			return err
+		}
+	}
+	for _, schema := range schemas {
+		table := func(name string) string { return pgx.Identifier{schema, name}.Sanitize() }
+		var found []Shared
+		err := query(ctx, r.conn, &found, many(fmt.Sprintf(`SELECT c.name, c.filters, c.partitions,
+				coalesce(c.wanted_partitions, 0) AS wanted, coalesce(c.barrier, 0) AS barrier, m.*, k.*
+			FROM %s c, LATERAL (
+				SELECT count(*) FILTER (WHERE expires > clock_timestamp()) AS running,
+					coalesce(jsonb_agg(instance) FILTER (WHERE expires <= clock_timestamp()), '[]') AS silent
+				FROM %[2]s WHERE name = c.name) m, LATERAL (
+				SELECT count(*) FILTER (WHERE holed) AS holed, coalesce(min(seq), 0) AS least,
+					count(*) FILTER (WHERE NOT EXISTS (SELECT FROM %[2]s o WHERE o.name = c.name
+						AND o.instance = owner AND o.expires > clock_timestamp())) AS unowned
+				FROM %s WHERE name = c.name AND source = 'live') k
+			WHERE c.stream = %s AND c.partitions > 0 ORDER BY c.name LIMIT %d`, table("outflow_consumer"),
+			table("outflow_member"), table("outflow_mark"), postgres.Literal(r.f.Config.Stream), most)))
+		if err != nil {
+			return err
+		}
+		for _, s := range found {
+			s.Table = table("outflow_consumer")
+			r.f.Shared = append(r.f.Shared, s)
+		}
+	}
+	return nil
+}
+
+// readParked reads the tables of parked events of this database, in whichever schema consumers have them.
+func (r *pgReader) readParked(ctx context.Context) error {
+	schemas, err := r.tables(ctx, "outflow_parked")
 	if err != nil {
 		return err
 	}
-	for _, t := range tables {
-		quoted := pgx.Identifier{t.Schema, t.Name}.Sanitize()
-		if !t.Allowed {
-			return noRight(fmt.Sprintf("GRANT SELECT ON %s TO %s", quoted, postgres.Quote(r.f.Postgres.Role)))
-		}
+	for _, schema := range schemas {
+		quoted := pgx.Identifier{schema, "outflow_parked"}.Sanitize()
 		var found []Parked
 		if err := query(ctx, r.conn, &found, many(fmt.Sprintf(`SELECT name, count(*) AS events,
 				extract(epoch FROM clock_timestamp() - min(parked_at)) AS seconds

@@ -165,11 +165,11 @@ func (c *Command) Release(ctx context.Context, r Release) error {
 		}
 		results = append(results, Result{Document: document, State: asked})
 	}
-	instance, err := c.Parked.Running(ctx, r.Consumer)
+	running, err := c.Parked.Running(ctx, r.Consumer)
 	if err != nil {
 		return err
 	}
-	if instance == "" {
+	if len(running) == 0 {
 		fmt.Fprintf(c.Log, "Consumer %s does not run at present: it is done when it runs again.\n",
 			r.Consumer)
 	}

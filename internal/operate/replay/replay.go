@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -33,6 +33,10 @@ type Options struct {
 	TimeColumn string // of the table; "": one of the usual names
 
 	Out io.Writer
+
+	// Filters returns the subject filters of a consumer that is replayed to; none: it reads everything.
+	Filters func(ctx context.Context, js jetstream.JetStream, api *jsapi.Client, name string) ([]string,
+		error)
 }
 
 // Report is what was done. The JSON names are stable.
@@ -154,8 +158,12 @@ func (r *replay) open(ctx context.Context) (err error) {
 	}
 	var bounds [][]string
 	if r.target.kind == toConsumer {
-		if bounds, err = r.consumerFilters(ctx); err != nil {
+		filters, err := r.o.Filters(ctx, r.js, r.conn.API(), r.target.name)
+		if err != nil {
 			return err
+		}
+		if len(filters) > 0 {
+			bounds = [][]string{filters}
 		}
 	}
 	if r.match, r.streamErr = newMatcher(r.extractor, &r.o.Selection, bounds); r.streamErr != nil {
@@ -175,37 +183,6 @@ func (r *replay) open(ctx context.Context) (err error) {
 	}
 	return r.openTarget(ctx)
 }
-
-// consumerFilters are the filters of the consumer that is replayed to.
-func (r *replay) consumerFilters(ctx context.Context) ([][]string, error) {
-	c, err := r.js.Consumer(ctx, r.cfg.Stream, r.target.name)
-	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fatal("replay_consumer", fmt.Sprintf("stream %s has no consumer %s", r.cfg.Stream,
-			r.target.name),
-			"`outflow consumer list` names those that there are. One that was never started has all before "+
-				"it: start it")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("consumer %s of stream %s: %w", r.target.name, r.cfg.Stream, err)
-	}
-	cc := c.CachedInfo().Config
-	if cc.Metadata[metadataMarks] == "" {
-		return nil, fatal("replay_consumer", fmt.Sprintf("consumer %s of stream %s is not one of package "+
-			"consumer: it does not know of replays", r.target.name, r.cfg.Stream),
-			"Replay to a subject or stream that it reads, or set it back with `outflow consumer rewind`")
-	}
-	filters := cc.FilterSubjects
-	if cc.FilterSubject != "" {
-		filters = append(slices.Clone(filters), cc.FilterSubject)
-	}
-	if len(filters) == 0 {
-		return nil, nil
-	}
-	return [][]string{filters}, nil
-}
-
-// MetadataMarks is set on the durable of a consumer of package consumer: it says where its marks are.
-const metadataMarks = "outflow.marks"
 
 // openTarget opens the target and finds this replay's last message in it.
 func (r *replay) openTarget(ctx context.Context) error {

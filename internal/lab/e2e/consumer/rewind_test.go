@@ -63,7 +63,7 @@ func TestARebuiltProjectionIsTheSameByteForByte(t *testing.T) {
 				FROM generate_series(1, $2::int) d`, i, docs)
 	}
 	harness.Eventually(t, "the consumer runs", func() error {
-		if c := consumers(o)["chain"]; c == nil || c["owner"] == nil {
+		if c := consumers(o)["chain"]; c == nil || c["members"] == nil {
 			return fmt.Errorf("%v", c)
 		}
 		return nil

@@ -1,0 +1,165 @@
+package consumeradmin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer"
+)
+
+// bucket has the offsets of consumers without a database.
+type bucket struct {
+	js jetstream.JetStream
+	kv jetstream.KeyValue
+}
+
+// openBucket finds it; nil if there is none.
+func openBucket(ctx context.Context, js jetstream.JetStream, stream string) (*bucket, error) {
+	kv, err := js.KeyValue(ctx, consumer.Bucket(stream))
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", consumer.Bucket(stream), err)
+	}
+	return &bucket{js, kv}, nil
+}
+
+// names lists the consumers that have a document.
+func (b *bucket) names(ctx context.Context) (all []string, err error) {
+	if b == nil {
+		return nil, nil
+	}
+	subjects := "$KV." + b.kv.Bucket() + "."
+	var info *jetstream.StreamInfo
+	stream, err := b.js.Stream(ctx, "KV_"+b.kv.Bucket())
+	if err == nil {
+		info, err = stream.Info(ctx, jetstream.WithSubjectFilter(subjects+">"))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the keys of bucket %s: %w", b.kv.Bucket(), err)
+	}
+	for subject := range info.State.Subjects {
+		name := strings.TrimPrefix(subject, subjects)
+		if doc, err := b.load(ctx, name); err != nil {
+			return nil, err
+		} else if doc != nil { // else it was deleted
+			all = append(all, name)
+		}
+	}
+	return all, nil
+}
+
+// documentVersion is that of the documents that package consumer writes.
+const documentVersion = 2
+
+// layout is the layout of a document.
+type layout struct {
+	Keying     string `json:"keying"`
+	Partitions int    `json:"partitions"`
+}
+
+// document is a consumer's document in the bucket. Fields that this version does not know are preserved.
+type document struct {
+	revision uint64
+	fields   map[string]json.RawMessage
+	lease    time.Duration
+	state
+}
+
+func (b *bucket) load(ctx context.Context, name string) (*document, error) {
+	if b == nil {
+		return nil, nil
+	}
+	e, err := b.kv.Get(ctx, name)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
+	}
+	var known struct {
+		Version int      `json:"v"`
+		Stream  string   `json:"stream"`
+		Filters []string `json:"filters"`
+		Layout  layout   `json:"layout"`
+		Wanted  *layout  `json:"wanted"`
+		Barrier uint64   `json:"barrier"`
+
+		ReplayedTo uint64                    `json:"replayed_to"`
+		Marks      map[string]map[int]offset `json:"marks"` // by source and partition
+		Owner      string                    `json:"owner"`
+		Lease      time.Duration             `json:"lease"`
+	}
+	d := &document{revision: e.Revision()}
+	err = errors.Join(json.Unmarshal(e.Value(), &known), json.Unmarshal(e.Value(), &d.fields))
+	if err == nil && known.Version != documentVersion {
+		err = fmt.Errorf("version %d", known.Version)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
+	}
+	d.lease = known.Lease
+	d.state = state{stream: known.Stream, filters: known.Filters, partitions: known.Layout.Partitions,
+		keying: known.Layout.Keying, replayedTo: known.ReplayedTo, owner: known.Owner}
+	for p := range len(known.Marks[live]) {
+		m, ok := known.Marks[live][p]
+		if !ok {
+			return nil, fmt.Errorf("key %s of bucket %s: partition %d is missing", name, b.kv.Bucket(), p)
+		}
+		d.offsets = append(d.offsets, m)
+	}
+	if known.Wanted != nil {
+		d.change = d.changeTo(known.Wanted.Partitions, known.Wanted.Keying, known.Barrier)
+	}
+	return d, nil
+}
+
+// save writes what lower has changed, unless somebody else has written to the document.
+func (b *bucket) save(ctx context.Context, name string, d *document) error {
+	var offsets map[string]json.RawMessage
+	err := json.Unmarshal(d.fields["marks"], &offsets)
+	set := func(fields map[string]json.RawMessage, key string, v any) {
+		text, e := json.Marshal(v)
+		fields[key] = text
+		err = errors.Join(err, e)
+	}
+	if offsets == nil {
+		offsets = map[string]json.RawMessage{}
+	}
+	byPartition := map[int]offset{}
+	for p, m := range d.offsets {
+		byPartition[p] = m
+	}
+	set(offsets, live, byPartition)
+	set(d.fields, "marks", offsets)
+	set(d.fields, "replayed_to", d.replayedTo)
+	delete(d.fields, "owner")
+	delete(d.fields, "lease")
+	value, e := json.Marshal(d.fields)
+	if err = errors.Join(err, e); err != nil {
+		return err
+	}
+	if _, err := b.kv.Update(ctx, name, value, d.revision); err != nil {
+		return fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
+	}
+	return nil
+}
+
+// lower moves every offset beyond another one back to it, and records up to where events are replayed. One
+// that stays keeps what is known of its message: if the broker has lost that, events that come again are
+// recognized by it.
+func (s *state) lower(to offset) {
+	s.replayedTo = max(s.replayedTo, s.furthest())
+	for i := range s.offsets {
+		if s.offsets[i].Seq > to.Seq {
+			s.offsets[i] = to
+		}
+	}
+}
