@@ -22,7 +22,6 @@ import random, sys
 
 MUTATIONS = {
     "echo": "a home that returns publishes at once",
-    "life": "a home gives no signs of life while it waits for echoes",
     "token": "an echo of an earlier hello counts",
     "leave": "a home that returns publishes what was claimed as well",
     "watermark": "who claims claims also what a watermark covers",
@@ -146,7 +145,7 @@ class World:
         if c.nats and c.gave:
             if bent == "away": c.gave = False
             else: s.hello(c)
-        if s.now % s.beat == 0 and not (bent == "life" and c.echoes is not None):
+        if s.now % s.beat == 0:                                         # also while it waits for echoes: a sign of life
             c.sent = c.done
             s.write(c, "watermark", c.done)
         if not c.nats: return
