@@ -69,9 +69,9 @@ func (c *Consumer) partition(m *stream.Message) (int, error) {
 	return partitionOf(e.hash, c.cfg.Partitions), nil
 }
 
-// Run reads events and calls the handler until ctx ends, and then returns nil after a clean stop. While
-// another instance with the same name is active it stands by. It reconnects forever; an error means that
-// somebody has to decide (see [ErrGap]).
+// Run reads events and calls the handler until ctx ends, and then returns nil after a clean stop. Instances
+// of the same name share the partitions, or one works and the others stand by: see [Postgres] and
+// [JetStream]. It reconnects forever; an error means that somebody has to decide (see [ErrGap]).
 func (c *Consumer) Run(ctx context.Context, h Handler) (err error) {
 	if h == nil {
 		return errors.New("consumer: no handler")

@@ -34,9 +34,9 @@
 //
 // With [Postgres], what the handler writes through its transaction is committed together with the consumer's
 // offset. So each event has its effect exactly once: after a crash at any point, a redelivery, a lost
-// acknowledgement or commit answer, with two instances that both believe they are active, and when a broker
-// has lost the end of its stream and Outflow has published it again. What leaves the transaction, such as a
-// mail or a call to another service, may happen more than once.
+// acknowledgement or commit answer, with two instances that both believe they have a partition, and when a
+// broker has lost the end of its stream and Outflow has published it again. What leaves the transaction, such
+// as a mail or a call to another service, may happen more than once.
 //
 // With [JetStream] there is no transaction: the offset is written up to a second after the effect. After a
 // crash the events of that time come again, in the same order: at least once.

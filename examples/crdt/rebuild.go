@@ -68,11 +68,6 @@ func (j *judge) rebuild(ctx context.Context) (v Verdict, err error) {
 	if err != nil {
 		return v, fmt.Errorf("rebuild: %w", err)
 	}
-	for _, p := range projections {
-		if err := j.js.DeleteConsumer(ctx, outflowStream, consumerName(rebuilt, p)); err != nil {
-			j.log.Warn("the rebuild's consumer stays", "consumer", p.name, "err", err)
-		}
-	}
 	v.Took = time.Since(begun)
 	j.mu.Lock()
 	j.verdict = &v
