@@ -212,6 +212,9 @@ func (s *documentStore) acquire(ctx context.Context) (*state, error) {
 	st := &state{Filters: d.Filters, Layout: d.Layout, Wanted: d.Wanted, Barrier: d.Barrier,
 		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string]offsets{}}
 	maps.Copy(st.Created, d.Created)
+	if !s.cfg.worksWith(d.Layout.Keying) {
+		return st, nil
+	}
 	for source, offsets := range d.Offsets {
 		st.Offsets[source] = maps.Clone(offsets)
 	}

@@ -36,8 +36,9 @@ type Config struct {
 	// Default: Subject, or "Document" if that is set.
 	Keying string
 	// AcceptKeying lets a consumer go on from offsets that were made with another Keying. First all that is
-	// in the stream by then is done by all instances as it was, which those with the old Keying have to do;
-	// then they stand by, and those with the new one work.
+	// in the stream by then is divided as it was; then instances with the old Keying stand by. If the old
+	// one names a function, only instances that have it can do that: one of them has to run until then.
+	// Release what is parked before.
 	AcceptKeying bool
 
 	// Partitions is the number of workers among which documents are divided, each with an offset. A new
@@ -209,6 +210,21 @@ func (c Config) withDefaults() (Config, error) {
 
 // layout is the configuration's layout.
 func (c *Config) layout() layout { return layout{Keying: c.Keying, Partitions: c.Partitions} }
+
+// worksWith reports whether this configuration can divide documents as offsets of a keying do: it is its own
+// or, on its way out, a template.
+func (c *Config) worksWith(keying string) bool {
+	return keying == c.Keying || c.AcceptKeying && templateOf(keying) != nil
+}
+
+// templateOf is the subject template that a keying is; nil if it is none.
+func templateOf(keying string) *outbox.SubjectTemplate {
+	t, err := outbox.ParseSubjectTemplate(keying)
+	if err != nil || !t.HasToken(documentColumn) {
+		return nil
+	}
+	return t
+}
 
 // readsAll reports whether no message is filtered out.
 func (c *Config) readsAll() bool { return len(c.Filters) == 1 && c.Filters[0] == ">" }

@@ -76,6 +76,17 @@ type decoder struct {
 	subject  *outbox.SubjectTemplate                    // where the document is, if document is nil
 	document func(subject string, h nats.Header) string // Config.Document
 	prefix   string                                     // of a replayed message's public subject
+	divided  *outbox.SubjectTemplate                    // by which documents are divided; nil: as they are found
+}
+
+// dividedBy returns a decoder for offsets of a keying.
+func (d *decoder) dividedBy(cfg *Config, keying string) *decoder {
+	if keying == cfg.Keying {
+		return d
+	}
+	other := *d
+	other.divided = templateOf(keying)
+	return &other
 }
 
 // newDecoder returns the decoder for the settings Subject and Document.
@@ -156,7 +167,13 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 				"messages from it with Config.Filters", "the template %q makes no such subject", d.subject)
 		}
 	}
-	e.hash = partitionHash(e.Document)
+	by := e.Document
+	if d.divided != nil && e.DeadLetter == "" {
+		if v, ok := d.divided.Value(e.Subject, documentColumn); ok {
+			by = v
+		}
+	}
+	e.hash = partitionHash(by)
 	return e, nil
 }
 

@@ -295,6 +295,10 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) (*heldEr
 	if g.layout.Partitions == 0 {
 		return nil, nil
 	}
+	if !s.cfg.worksWith(g.layout.Keying) {
+		_, err := tx.Exec(ctx, `DELETE FROM `+members+` WHERE name = $1 AND instance = $2`, s.cfg.Name, s.me)
+		return nil, err
+	}
 	mine, free, quota := g.has(s.me), g.has(""), g.quota(s.me)
 	if len(mine) > quota {
 		if _, err := tx.Exec(ctx, `UPDATE `+marks+` SET owner = NULL WHERE name = $1 AND partition = ANY ($2)`,

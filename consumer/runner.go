@@ -324,7 +324,7 @@ func (r *runner) checkLayout(ctx context.Context, st *state) error {
 		return &heldError{why: "another layout begins"}
 	}
 	r.asked = true
-	if st.Layout.Keying == mine.Keying {
+	if len(st.Offsets[live]) > 0 {
 		r.fits = true
 		return nil
 	}
@@ -431,7 +431,7 @@ func (r *runner) missing(err error) error {
 func (r *runner) newRun(st *state, source string, src stream.Source, parking *parking) *run {
 	p := &run{
 		cfg:        &r.cfg,
-		dec:        r.dec,
+		dec:        r.dec.dividedBy(&r.cfg, st.Layout.Keying),
 		met:        r.met,
 		calls:      r.calls,
 		limit:      r.limit,

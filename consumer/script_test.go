@@ -55,7 +55,8 @@ type scripted struct {
 
 func newScript(t *testing.T, out *script.Script) *scripted {
 	s := &scripted{Script: out, t: t, stream: newMemoryStream(),
-		cfg: Config{Name: "orders", Stream: "OUTBOX", Partitions: 2, Lease: time.Hour}}
+		cfg: Config{Name: "orders", Stream: "OUTBOX", Keying: outbox.DefaultSubject, Partitions: 2,
+			Lease: time.Hour}}
 	s.stream.created = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s.cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	s.store = newDocumentStore(&memoryCell{}, &s.cfg)

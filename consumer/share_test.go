@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -214,4 +215,73 @@ func shared(t *testing.T, rnd *rand.Rand) {
 		_ = r.ends()
 	}
 	w.exactly(all)
+}
+
+// Another keying begins behind what is in the stream, whether an instance with the old one runs or not; each
+// event has its effect once.
+func TestAnotherKeyingBeginsAtABarrier(t *testing.T) {
+	t.Parallel()
+	for name, together := range map[string]bool{"after the old one": false, "beside the old one": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+			total := 0
+			publish := func(n int) {
+				for range n {
+					m := s.event("")
+					m.Subject = fmt.Sprintf("outbox.d%d.x%d", total%7, total%5)
+					src.publish(m)
+					total++
+				}
+			}
+			byID := func(ctx context.Context, tx pgx.Tx, e *Event) error {
+				_, err := tx.Exec(ctx, `INSERT INTO effect VALUES ($1, 1, '') ON CONFLICT (document) DO UPDATE
+					SET n = effect.n + 1`, e.ID)
+				return err
+			}
+			once := func() {
+				t.Helper()
+				var events, effects int
+				if !await.True(func() bool {
+					err := w.mine.QueryRow(t.Context(), "SELECT count(*), coalesce(sum(n), 0) FROM effect").
+						Scan(&events, &effects)
+					return err == nil && events == total
+				}) || effects != total {
+					t.Fatalf("%d events have %d effects, want %d", events, effects, total)
+				}
+			}
+			old := w.config(src)
+			old.Subject = "outbox.{doc_id}.{x}"
+			changed := w.config(src)
+			changed.Subject = "outbox.{x}.{doc_id}"
+			publish(40)
+			first := w.start(w.consumer(old), byID)
+			once()
+			publish(20)
+			if !together {
+				first.stopped()
+			}
+			if err := w.start(w.consumer(changed), byID).ends(); !errors.Is(err, ErrKeying) {
+				t.Fatalf("Run: %v", err)
+			}
+			changed.AcceptKeying = true
+			second := w.start(w.consumer(changed), byID)
+			if !await.True(func() bool {
+				publish(3)
+				var keying string
+				err := w.mine.QueryRow(t.Context(), "SELECT keying FROM outflow_consumer").Scan(&keying)
+				return err == nil && keying == changed.Subject
+			}) {
+				t.Fatal("the keying is still the old one")
+			}
+			publish(30)
+			once()
+			w.awaitShares(8)
+			if together {
+				first.stopped()
+			}
+			second.stopped()
+			once()
+		})
+	}
 }

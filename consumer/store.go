@@ -18,7 +18,8 @@ type Offsets interface {
 type store interface {
 	// acquire claims the partitions that are this instance's share, and gives back what is more than that.
 	// From then on every move of an earlier claim on them fails. It returns a *heldError if there is nothing
-	// for this instance. Where a layout is wanted and all offsets are at its barrier, it becomes the layout.
+	// for this instance, and a state without offsets if it can't work with the layout's keying. Where a
+	// layout is wanted and all offsets are at its barrier, it becomes the layout.
 	acquire(ctx context.Context) (*state, error)
 	// begin makes the offsets of a new consumer, if nobody has made them meanwhile.
 	begin(ctx context.Context, l layout, filters []string, at offset, created time.Time) error
