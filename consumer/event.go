@@ -76,7 +76,7 @@ type decoder struct {
 	subject  *outbox.SubjectTemplate                    // where the document is, if document is nil
 	document func(subject string, h nats.Header) string // Config.Document
 	prefix   string                                     // of a replayed message's public subject
-	divided  *outbox.SubjectTemplate                    // by which documents are divided; nil: as they are found
+	divided  *outbox.SubjectTemplate                    // divides documents; nil: as they are found
 }
 
 // dividedBy returns a decoder for offsets of a keying.
