@@ -13,9 +13,9 @@ import (
 // Auxiliary is what is made beside the outbox: it is found or made, and used with the rights of those who
 // write events.
 type Auxiliary struct {
-	Schema   string // with all functions of that name in it
-	Function string
-	Table    string // quoted; "" for none
+	Schema    string // with all functions of these names in it
+	Functions []string
+	Table     string // quoted; "" for none
 }
 
 // owner lists roles and whether their objects may be used. A role is trusted if it could do what it likes
@@ -63,12 +63,12 @@ func checkAuxiliary(ctx context.Context, tx pgx.Tx, cfg SetupConfig, b Auxiliary
 	rows, err := tx.Query(ctx, `WITH owner AS (`+owner+`), things AS (
 			SELECT 1 AS n, concat('schema ', quote_ident(nspname)) AS what, nspowner AS owner FROM pg_namespace WHERE nspname = $1
 			UNION ALL SELECT 2, concat('function ', p.oid::regprocedure), proowner
-				FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = $2
+				FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = ANY($2)
 			UNION ALL SELECT 3, concat('table ', c.oid::regclass), relowner FROM pg_class c WHERE c.oid = to_regclass(nullif($3, ''))
 		)
 		SELECT t.what, o.rolname FROM things t JOIN owner o ON o.oid = t.owner
 		WHERE NOT o.trusted AND o.rolname <> ALL($4) AND o.oid IS DISTINCT FROM (SELECT relowner FROM pg_class WHERE oid = to_regclass(nullif($5, '')))
-		ORDER BY t.n, t.what LIMIT 1`, b.Schema, b.Function, b.Table, append([]string{}, cfg.AcceptOwners...), table)
+		ORDER BY t.n, t.what LIMIT 1`, b.Schema, b.Functions, b.Table, append([]string{}, cfg.AcceptOwners...), table)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&what, &name}, func() error {
 			return foreignOwner(what, name, "who can change it at any time")

@@ -42,7 +42,8 @@ func SQLAPI(ctx context.Context, cfg config.Config, report func(format string, a
 	defer wiring.WaitPostgres(ctx, cfg)()
 	err = pg.Run(ctx, "make function "+sqlapi.Name,
 		"the right CREATE on the database, and on the schema of the table",
-		catalog.Auxiliary{Schema: sqlapi.Schema, Function: sqlapi.Function, Table: api.CounterTable},
+		catalog.Auxiliary{Schema: sqlapi.Schema, Table: api.CounterTable,
+			Functions: append(sqlapi.ConsumerFunctions(), sqlapi.Function)},
 		statements)
 	if err != nil {
 		return err

@@ -7,5 +7,9 @@
 // PostgreSQL's own. It is SECURITY INVOKER: a role that can't insert into the table can't enqueue, and the
 // right to execute it, which PostgreSQL grants to everybody, gives nothing away.
 //
+// It also makes the functions with which a service in any language is an instance of a consumer: see
+// consumer.sql. They work on the tables of package consumer in the schema outflow, with the rights of the
+// caller.
+//
 // It is internal to Outflow: its API may change at any time.
 package sqlapi

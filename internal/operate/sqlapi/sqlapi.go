@@ -26,7 +26,7 @@ const (
 type API struct {
 	CounterTable string   // quoted; "" if the table has no column for a counter
 	Counters     []string // the statements that make it, and fill it from the rows that there are
-	Function     []string // the statements that make schema and function
+	Function     []string // the statements that make the schema and the functions
 	Needs        []string // columns that each call has to name in its argument columns
 }
 
@@ -180,5 +180,5 @@ func (w *writer) create(comment, body string) {
 			"RETURNS text LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp "+
 			"AS "+dollars("#variable_conflict use_column\n"+body),
 		"COMMENT ON FUNCTION "+arguments(w.payload)+" IS "+literal(comment))
-	w.api.Function = all
+	w.api.Function = append(all, consumerStatements()...)
 }

@@ -92,6 +92,15 @@ func (u *uninstall) function(ctx context.Context) (Step, error) {
 		s.Why = "services may call it; --sql-api removes it"
 	default:
 		s.Action = Remove
+		for _, name := range sqlapi.ConsumerFunctions() {
+			all, err := u.pg.Functions(ctx, sqlapi.Schema, name, "")
+			if err != nil {
+				return s, err
+			}
+			for _, f := range all {
+				ours = append(ours, f.Signature)
+			}
+		}
 		s.do = func(ctx context.Context) error { return u.pg.DropFunctions(ctx, sqlapi.Schema, ours) }
 	}
 	return s, nil
