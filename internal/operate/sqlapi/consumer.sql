@@ -45,8 +45,8 @@ BEGIN
   RETURN true;
 END $outflow$;
 
-CREATE OR REPLACE FUNCTION outflow.claim(name text, instance text, lease interval) RETURNS TABLE (source text,
-  partition int, partitions int, epoch bigint, seq bigint, barrier bigint, due pg_lsn, n bigint, holed boolean)
+CREATE OR REPLACE FUNCTION outflow.claim(name text, instance text, keying text, lease interval)
+RETURNS TABLE (source text, partition int, partitions int, epoch bigint, seq bigint, barrier bigint, due pg_lsn, n bigint, holed boolean)
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $outflow$
 #variable_conflict use_column
 -- Joins, or stays, takes this instance's share of the partitions under a new epoch, and returns their marks.
@@ -91,6 +91,11 @@ BEGIN
         SELECT at.name, at.source, p, c.epoch, at.seq, at.due, at.n, at.lsn, at.i
         FROM at, generate_series(0, c.partitions - 1) p;
     END IF;
+  END IF;
+  IF c.keying <> claim.keying THEN
+    RAISE EXCEPTION USING ERRCODE = 'OF004', MESSAGE = format('outflow.claim: consumer %s has keying %s, not %s',
+        claim.name, quote_literal(c.keying), quote_literal(claim.keying)),
+      HINT = 'Documents are divided in another way: whoever divides them so takes part.';
   END IF;
   SELECT c.partitions / count(*) + CASE WHEN count(*) FILTER (WHERE (t.joined, t.instance) < (me.joined,
       me.instance)) < c.partitions % count(*) THEN 1 ELSE 0 END INTO quota

@@ -29,9 +29,13 @@ func newConsumer(t *testing.T, s *pgserver.Server) *database {
 }
 
 func (d *database) claim(instance string) []string {
+	return d.claimAs(instance, "subject outbox.{doc_id}")
+}
+
+func (d *database) claimAs(instance, keying string) []string {
 	d.t.Helper()
-	return d.texts("SELECT partition || '@' || epoch FROM outflow.claim('c', $1, '1 hour') "+
-		"ORDER BY partition", instance)
+	return d.texts("SELECT partition || '@' || epoch FROM outflow.claim('c', $1, $2, '1 hour') "+
+		"ORDER BY partition", instance, keying)
 }
 
 func (d *database) refuses(code, statement string, args ...any) {
@@ -116,7 +120,8 @@ func TestAnotherLayoutBeginsInSQLWhenAllMarksAreAtTheBarrier(t *testing.T) {
 		t.Errorf("claimed %q while a mark was before the barrier", got)
 	}
 	d.exec(advance, 3, 3, 0, 9, header("0/9", 0))
-	if got := d.claim("a"); !slices.Equal(got, []string{"0@5", "1@5"}) {
+	d.refuses("OF004", "SELECT outflow.claim('c', 'a', 'subject outbox.{doc_id}', '1 hour')")
+	if got := d.claimAs("a", "k"); !slices.Equal(got, []string{"0@5", "1@5"}) {
 		t.Errorf("claimed %q", got)
 	}
 	got := d.texts("SELECT concat_ws(' ', seq, due, keying, wanted_keying, barrier) " +
@@ -146,7 +151,8 @@ func TestAClaimLeavesAPartitionAloneWhoseTransactionIsOpen(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	got := d.texts("SELECT seq::text FROM outflow.claim('c', 'b', '1 hour') WHERE partition = 2")
+	got := d.texts("SELECT seq::text FROM outflow.claim('c', 'b', 'subject outbox.{doc_id}', '1 hour') " +
+		"WHERE partition = 2")
 	if !slices.Equal(got, []string{"5"}) {
 		t.Errorf("mark %q", got)
 	}
@@ -231,7 +237,7 @@ func TestConsumersInSQLHaveTheRightsOfTheCaller(t *testing.T) {
 	d.exec("GRANT USAGE ON SCHEMA outflow TO " + role)
 	d.exec("CREATE SCHEMA evil AUTHORIZATION " + role)
 	d.exec("SET ROLE " + role)
-	d.refuses("42501", "SELECT outflow.claim('c', 'a', '1 hour')")
+	d.refuses("42501", "SELECT outflow.claim('c', 'a', '', '1 hour')")
 	d.exec("RESET ROLE")
 	d.exec("GRANT SELECT, INSERT, UPDATE, DELETE ON outflow.outflow_consumer, outflow.outflow_member, " +
 		"outflow.outflow_mark, outflow.outflow_parked TO " + role)
