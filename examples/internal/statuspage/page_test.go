@@ -32,7 +32,9 @@ func TestMain(m *testing.M) {
 		dir, err := os.MkdirTemp("", "outflow-page-test-")
 		if err == nil {
 			binary := filepath.Join(dir, "outflow")
-			err = exec.Command("go", "build", "-o", binary, "github.com/outflowhq/outflow/cmd/outflow").Run()
+			build := exec.Command("go", "build", "-o", binary, "./cmd/outflow")
+			build.Dir = filepath.Join("..", "..", "..") // by the sums of that module
+			err = build.Run()
 			_ = os.Setenv("OUTFLOW_TEST_BINARY", binary)
 		}
 		if err != nil {

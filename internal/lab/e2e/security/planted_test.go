@@ -218,7 +218,8 @@ func TestNothingPlantedIsCalledForConsumers(t *testing.T) {
 			t.Fatalf("tables that a stranger has prepared: %v", err)
 		}
 		harness.Exec(t, conn,
-			"DROP TABLE public.outflow_consumer, public.outflow_mark, public.outflow_parked")
+			"DROP TABLE public.outflow_consumer, public.outflow_member, public.outflow_mark, "+
+				"public.outflow_parked")
 		until := func(enough func() bool, handler consume.Handler) {
 			t.Helper()
 			c, err := consume.New(harness.JetStream(t, ns.URL()), consume.Postgres(pool), consume.Config{
