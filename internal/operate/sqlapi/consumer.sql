@@ -92,7 +92,7 @@ BEGIN
         FROM at, generate_series(0, c.partitions - 1) p;
     END IF;
   END IF;
-  IF c.keying <> claim.keying THEN
+  IF c.keying IS DISTINCT FROM claim.keying THEN
     RAISE EXCEPTION USING ERRCODE = 'OF004', MESSAGE = format('outflow.claim: consumer %s has keying %s, not %s',
         claim.name, quote_literal(c.keying), quote_literal(claim.keying)),
       HINT = 'Documents are divided in another way: whoever divides them so takes part.';

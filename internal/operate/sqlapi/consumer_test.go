@@ -120,6 +120,7 @@ func TestAnotherLayoutBeginsInSQLWhenAllMarksAreAtTheBarrier(t *testing.T) {
 		t.Errorf("claimed %q while a mark was before the barrier", got)
 	}
 	d.exec(advance, 3, 3, 0, 9, header("0/9", 0))
+	d.refuses("OF004", "SELECT outflow.claim('c', 'a', NULL, '1 hour')")
 	d.refuses("OF004", "SELECT outflow.claim('c', 'a', 'subject outbox.{doc_id}', '1 hour')")
 	if got := d.claimAs("a", "k"); !slices.Equal(got, []string{"0@5", "1@5"}) {
 		t.Errorf("claimed %q", got)
