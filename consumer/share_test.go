@@ -14,6 +14,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // shares are how many partitions each instance has, ascending.
@@ -283,5 +284,43 @@ func TestAnotherKeyingBeginsAtABarrier(t *testing.T) {
 			second.stopped()
 			once()
 		})
+	}
+}
+
+// What an instance has claimed and another one has claimed since, it can't move, whatever both know of it.
+func TestAnEarlierClaimMovesNothing(t *testing.T) {
+	t.Parallel()
+	w, src := newHarness(t), newMemoryStream()
+	all := (&publisher{}).events(3, 3)
+	src.publish(all...)
+	r := w.start(w.consumer(w.config(src)), handler)
+	w.await(all)
+	r.stopped()
+	claim := func() (store, *state) {
+		c := w.consumer(w.config(src))
+		st, err := c.offsets.open(t.Context(), nil, &c.cfg)
+		must.Succeed(t, err)
+		claimed, err := st.acquire(t.Context())
+		must.Succeed(t, err)
+		t.Cleanup(st.abandon)
+		return st, claimed
+	}
+	earlier, known := claim()
+	w.expire()
+	later, same := claim()
+	if len(same.Offsets[live]) != 8 {
+		t.Fatalf("claimed: %v", same.Offsets)
+	}
+	for _, p := range known.Offsets[live].partitions() {
+		at := known.Offsets[live][p]
+		if at != same.Offsets[live][p] {
+			t.Fatalf("partition %d: %v and %v", p, at, same.Offsets[live][p])
+		}
+		if err := earlier.move(t.Context(), live, p, at, at, nothing); !errors.Is(err, errMoved) {
+			t.Errorf("partition %d: the earlier claim moves it: %v", p, err)
+		}
+		if err := later.move(t.Context(), live, p, at, at, nothing); err != nil {
+			t.Errorf("partition %d: the later claim does not move it: %v", p, err)
+		}
 	}
 }
