@@ -27,7 +27,6 @@ MUTATIONS = {
     "watermark": "who claims claims also what a watermark covers",
     "claimed": "who claims claims also what others have claimed",
     "rank": "a slot belongs to everybody",
-    "half": "a claim may come at the end of a slot",
     "read": "a claim may come before the own WAL is read to its end",
     "fresh": "who returns counts silence from before its return",
     "range": "a claim's range is greater than what is published for it",
@@ -161,7 +160,7 @@ class World:
         since = c.seen[h] if c.yielded[h] is None else c.yielded[h] - s.delay      # a yield is a slot of silence
         slot, into = divmod(s.now - since, s.delay)
         turn = (slot - 1) % (s.n - 1) + 1 == (c.c - h) % s.n or bent == "rank" or bent == "turn" and c.yielded[h] is not None
-        if slot < 1 or not turn or into >= s.delay / 2 and bent != "half" or c.read < len(c.wal) and bent != "read": return
+        if slot < 1 or not turn or into >= s.delay / 2 or c.read < len(c.wal) and bent != "read": return
         lo = max([c.mark[h] if bent != "watermark" else 0] + [hi for _, hi in c.claims[h] if bent != "claimed"]) + 1
         mine = [p for p in c.held[h] if p >= lo]
         if not mine: return
