@@ -65,7 +65,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		target.Setting, target.URL = "retain.postgres_url", url
 	}
 	m, err := partition.Open(ctx, target, c.config(), partition.Options{
-		Outside: c.outside, Published: c.published, Step: o.Step, Hit: o.Hit,
+		Outside: c.outside, Published: c.published, Archived: notYet, Step: o.Step, Hit: o.Hit,
 		AcceptUnpublished: o.AcceptUnpublished,
 	})
 	if err != nil {
@@ -76,6 +76,10 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if l.Layout.ID == "" {
 		rep.Notes = append(rep.Notes, "there is no id column: rows can't be compared with the stream, and "+
 			"only the fence shows that they are published")
+	}
+	if cfg.Archive.URL != "" {
+		rep.Notes = append(rep.Notes, "archive.url is set, and rows are not compared with an archive yet: "+
+			"they stay, until it is unset and they have been kept for retain.table.keep")
 	}
 	if !cfg.Shard.Whole() {
 		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: "+
@@ -106,10 +110,13 @@ func (c *command) config() partition.Config {
 	pc := partition.Config{
 		Table: c.l.PGC.Table, Slot: c.cfg.Slot, ID: c.l.Layout.ID, Every: r.Table.Every, Ahead: r.Table.Ahead,
 		Slack: r.Table.Slack, Keep: r.Table.Keep, Age: r.Table.Age, Size: r.Table.Size,
-		Rows: int64(r.Table.Rows), OtherSlots: r.OtherSlots,
+		Rows: int64(r.Table.Rows), OtherSlots: r.OtherSlots, Archive: c.cfg.Archive.URL != "",
 	}
 	return pc
 }
+
+// notYet keeps all rows where there is an archive: nothing compares them with it.
+func notYet(context.Context, outbox.LSN) (bool, error) { return false, nil }
 
 // outside reads what a start of outflow run reads: where that finds a gap, nothing may go.
 func (c *command) outside(ctx context.Context) (o partition.Outside, err error) {

@@ -96,6 +96,26 @@ func TestOldPartitionsGoWhenTheStreamHasThem(t *testing.T) {
 	r.MustStop(t)
 }
 
+// TestNothingGoesThatAnArchiveMayLack: with one, partitions are made and detached, and stay until they can be
+// compared with it.
+func TestNothingGoesThatAnArchiveMayLack(t *testing.T) {
+	t.Parallel()
+	r := newRetained(t, pgtest.Server(t), "archived", "ARCHIVE_URL=file://"+t.TempDir())
+	r.Init()
+	r.Start()
+	r.write(1, 10)
+	harness.AwaitMessages(t, r.JS, r.Stream, 10)
+	r.settle()
+	r.MustRun("partition", "apply") // detaches
+	r.settle()
+	r.MustContain("with an archive", r.MustRun("partition", "apply"), "the archive does not have it",
+		"archive.url is set")
+	if got := r.left(); got != "day_1 day_2 day_3" {
+		t.Fatalf("left: %s", got)
+	}
+	r.MustStop(t)
+}
+
 // TestRepairReadsPartitionsThatAreDetached: while they wait for their end, a repair finds their rows.
 func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
 	t.Parallel()
