@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,6 +42,7 @@ type runner struct {
 	owned     []int     // partitions of the newest session
 
 	progress bool // the session has moved an offset
+	doubtful bool // the newest session has ended with an error: can the stream be reached?
 
 	gapTo uint64 // up to where missing messages that a session found at its start are counted
 }
@@ -76,6 +78,8 @@ func (r *runner) loop(ctx context.Context) error {
 		if r.progress {
 			failures = 0
 		}
+		var loss *possibleLoss
+		r.doubtful = !errors.As(err, &loss)
 		r.cfg.Log.Warn("the session ended, another one follows", "err", err)
 		r.met.dropped(reason(err))
 		if sleep(ctx, jitter(min(pauseMost, pauseFirst<<min(failures, 10)))) != nil {
@@ -231,6 +235,9 @@ func (r *runner) session(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := r.checkReach(ctx); err != nil {
+		return err
+	}
 	st, err := r.store.acquire(ctx)
 	if err != nil {
 		return err
@@ -276,6 +283,26 @@ func (r *runner) session(ctx context.Context) (err error) {
 		return err
 	}
 	return r.readLive(ctx, st, parking)
+}
+
+// checkReach gives the partitions back if the stream can't be reached after a session has failed: other
+// instances may reach it.
+func (r *runner) checkReach(ctx context.Context) error {
+	if !r.doubtful {
+		return nil
+	}
+	_, err := stateOf(ctx, r.live())
+	if err == nil || notFound(err) || ctx.Err() != nil {
+		r.doubtful = false
+		return nil
+	}
+	give, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+	defer cancel()
+	if lost := r.store.release(give); lost != nil {
+		r.cfg.Log.Warn("the partitions are left until the lease ends", "err", lost)
+	}
+	r.assign(ctx, nil)
+	return err
 }
 
 // live is the live stream as this consumer sees it.
@@ -453,12 +480,9 @@ func (r *runner) metadata() map[string]string {
 		offsets = "postgres"
 	}
 	return map[string]string{
-		"outflow.consumer": r.cfg.Name,
-		"outflow.marks":    offsets,
-		"outflow.partitions": fmt.Sprint(
-			r.cfg.Partitions,
-		),
-		"outflow.filter": strings.Join(r.cfg.Filters, " "),
+		"outflow.consumer": r.cfg.Name, "outflow.marks": offsets,
+		"outflow.partitions": strconv.Itoa(r.cfg.Partitions),
+		"outflow.filter":     strings.Join(r.cfg.Filters, " "),
 	}
 }
 

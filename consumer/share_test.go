@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -323,4 +324,42 @@ func TestAnEarlierClaimMovesNothing(t *testing.T) {
 			t.Errorf("partition %d: the later claim does not move it: %v", p, err)
 		}
 	}
+}
+
+// cutStream is a stream that one instance can't reach while it is cut.
+type cutStream struct {
+	*memoryStream
+	cut atomic.Bool
+}
+
+var errCut = errors.New("the stream can't be reached")
+
+func (s *cutStream) State(ctx context.Context) (stream.State, error) {
+	if s.cut.Load() {
+		return stream.State{}, errCut
+	}
+	return s.memoryStream.State(ctx)
+}
+
+// An instance that does not reach the stream leaves its partitions to those that do, until it reaches it
+// again.
+func TestAnInstanceThatIsCutOffGivesItsPartitionsUp(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(40, 20)
+	src.publish(all...)
+	away := &cutStream{memoryStream: src}
+	for _, from := range []stream.Source{away, src} {
+		cfg := w.config(from)
+		cfg.Lease = time.Hour // it is not what ends the claims
+		w.start(w.consumer(cfg), handler)
+	}
+	w.awaitShares(4, 4)
+	away.cut.Store(true)
+	w.awaitShares(8)
+	more := s.events(40, 20)
+	src.publish(more...)
+	w.await(append(all, more...))
+	away.cut.Store(false)
+	w.awaitShares(4, 4)
 }
